@@ -121,7 +121,7 @@ pub(crate) fn serve(kind: &str, host: &str) -> Result<(), String> {
             println!("{} 0 0", hex(server.endpoint().address()));
             loop {
                 server.progress();
-                while let Some(event) = server.next_happening() {
+                while let Some(event) = server.next_event() {
                     if let CallEvent::Asked { ticket, .. } = event {
                         let nothing = Message::Answer(Ok(Reply::Count(0)));
                         server.answer(&ticket, &nothing).map_err(code("an answer"))?;
@@ -213,7 +213,7 @@ fn requests(asker: &mut Calls, address: &[u8], askers: usize) -> Result<f64, Str
         if asker.progress() == 0 {
             asker.wait(WAIT);
         }
-        while let Some(event) = asker.next_happening() {
+        while let Some(event) = asker.next_event() {
             if let CallEvent::Answered { outcome, .. } = event {
                 outcome.map_err(|failed| failed.why)?;
                 started.get_or_insert_with(Instant::now);

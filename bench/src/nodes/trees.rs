@@ -34,7 +34,7 @@ enum Place {
     Wide,
 }
 
-const PLACES: [(Place, &str); 3] =
+const EAGER_BUFFERS: [(Place, &str); 3] =
     [(Place::Own, "own directories"), (Place::One, "one directory"), (Place::Wide, "one wide directory")];
 const CALLS: &str = "calls";
 /// What requests are held to, of the call layer's own rate.
@@ -55,12 +55,12 @@ pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
         ),
         unit: "operations/s",
         more_is_better: true,
-        columns: PLACES.map(|(_, words)| words.into()).to_vec(),
+        columns: EAGER_BUFFERS.map(|(_, words)| words.into()).to_vec(),
         rows: Vec::new(),
     };
     for _ in 0..sizes.repetitions {
         for clients in NODES {
-            for (column, (place, _)) in PLACES.into_iter().enumerate() {
+            for (column, (place, _)) in EAGER_BUFFERS.into_iter().enumerate() {
                 let rates = together(&hosts, clients, place, (1, |client| client + 1))?;
                 for (phase, rate) in PHASES.iter().zip(rates) {
                     table.add(&format!("{phase}: {clients}"), column, rate, Vec::new);

@@ -11,7 +11,7 @@ use forebay_types::{BackingId, BackingOp, Code, Entry, Layout, Request, TimeSet,
 use crate::ahead::Ahead;
 use crate::attributes::timespec;
 use crate::errno;
-use crate::making::PLACES;
+use crate::making::EAGER_BUFFERS;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
 use crate::read_ahead::ReadAhead;
@@ -263,7 +263,7 @@ impl Pool {
                     // An open that fails leaves no name behind.
                     let _ = self.unlink_in(dir.ino, name.as_bytes());
                     // One of the nodes that were chosen does not answer: others are, where nobody named them.
-                    if is_placed || code != Code::Io || attempt == PLACES {
+                    if is_placed || code != Code::Io || attempt == EAGER_BUFFERS {
                         return Err(code.into());
                     }
                 }

@@ -16,7 +16,7 @@ use crate::walk::{permits, Dir, Name, EXECUTE, WRITE};
 
 /// So many places are tried for a file whose data others are to have: the daemon learns of one that does not answer by
 /// the first.
-pub(crate) const PLACES: u32 = 3;
+pub(crate) const EAGER_BUFFERS: u32 = 3;
 const OWNER_READS_AND_WRITES: u32 = 0o600;
 
 /// What became of a request to make a file.
@@ -158,7 +158,7 @@ impl Pool {
             };
             // Out of descriptors or of space: an open that fails leaves no name behind.
             let _ = self.unlink_in(dir.ino, name.as_bytes());
-            if !elsewhere || attempt == PLACES || code == Code::NotSupported {
+            if !elsewhere || attempt == EAGER_BUFFERS || code == Code::NotSupported {
                 return Err(code);
             }
             // The node that was to have its data does not answer: they lie here, or on another where this one has no
@@ -230,7 +230,7 @@ impl Pool {
         by_mount: &mut PathBuffer,
     ) -> Result<Option<Made>, Code> {
         let me = caller();
-        for attempt in 0..PLACES {
+        for attempt in 0..EAGER_BUFFERS {
             let layout = self.layout_to_open(above)?;
             if self.is_one_here(&layout) {
                 let file = NewFile { layout: Some(layout), ahead: false, ..*file };
@@ -249,7 +249,7 @@ impl Pool {
                 Err(code) => {
                     let _ = self.unlink_in(file.parent, file.name);
                     // Where the directory names its targets there is no other place.
-                    if above.layout.is_placed() || attempt + 1 == PLACES {
+                    if above.layout.is_placed() || attempt + 1 == EAGER_BUFFERS {
                         return Err(code);
                     }
                 }
@@ -412,7 +412,7 @@ impl Pool {
                 Ok(()) => return Ok((entry, true, None)),
                 Err(code) => {
                     let _ = self.unlink_in(parent, name);
-                    if is_placed || attempt == PLACES {
+                    if is_placed || attempt == EAGER_BUFFERS {
                         return Err(code);
                     }
                 }

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use crate::host::Host;
 
 /// Where systemd looks for settings, first come first served.
-const PLACES: &[&str] = &["/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd"];
+const EAGER_BUFFERS: &[&str] =
+    &["/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd"];
 /// Users below it are the system's (systemd's SYSTEM_UID_MAX).
 const FIRST_USER: u32 = 1000;
 
@@ -53,7 +54,7 @@ fn lingers(host: &Host, uid: u32) -> bool {
 }
 
 fn removes_ipc(host: &Host) -> bool {
-    let main = PLACES.iter().find_map(|place| host.read(Path::new(place).join("logind.conf")).ok());
+    let main = EAGER_BUFFERS.iter().find_map(|place| host.read(Path::new(place).join("logind.conf")).ok());
     let mut setting = main.as_deref().and_then(remove_ipc_in);
     for path in drop_ins(host).into_values() {
         let found = std::fs::read(path).ok().and_then(|text| remove_ipc_in(&String::from_utf8_lossy(&text)));
@@ -65,7 +66,7 @@ fn removes_ipc(host: &Host) -> bool {
 /// The drop-ins that count, by name.
 fn drop_ins(host: &Host) -> BTreeMap<OsString, PathBuf> {
     let mut found = BTreeMap::new();
-    for place in PLACES {
+    for place in EAGER_BUFFERS {
         let Ok(entries) = std::fs::read_dir(host.path(Path::new(place).join("logind.conf.d"))) else {
             continue;
         };

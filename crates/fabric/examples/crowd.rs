@@ -70,7 +70,7 @@ impl Crowd {
         let started = worked();
         for calls in &mut self.nodes {
             calls.progress();
-            while let Some(event) = calls.next_happening() {
+            while let Some(event) = calls.next_event() {
                 match event {
                     CallEvent::Asked { ticket, .. } => {
                         let answer = Message::Answer(Ok(Reply::Done));

@@ -143,7 +143,7 @@ fn serve(o: &Options) {
             }
             b'c' => {
                 server.progress();
-                while let Some(event) = server.next_happening() {
+                while let Some(event) = server.next_event() {
                     if let CallEvent::Asked { ticket, .. } = event {
                         server.answer(&ticket, &Message::Answer(Ok(Reply::Count(0)))).expect("an answer");
                     }
@@ -331,7 +331,7 @@ fn main() {
                 if asker.progress() == 0 {
                     asker.wait(Duration::from_millis(50));
                 }
-                while let Some(event) = asker.next_happening() {
+                while let Some(event) = asker.next_event() {
                     if let CallEvent::Answered { outcome, .. } = event {
                         outcome.expect("an answer");
                         left -= 1;

@@ -10,7 +10,7 @@ use forebay_fabric::{
     Identity, Local, Region, Ticket, Transfer,
 };
 use forebay_types::{BackingId, Caller, Code, Ino, NodeId, Reply, Request};
-use forebay_wire::{Memory, Message, Place, Secret, Stamp};
+use forebay_wire::{DataLocation, Memory, Message, Secret, Stamp};
 
 const CALLER: Caller = Caller { uid: 1, gid: 2 };
 /// A short request, and a short answer.
@@ -103,7 +103,7 @@ impl Room {
         }
         for (node, happened) in self.nodes.iter_mut().zip(&mut self.happened) {
             node.progress();
-            while let Some(event) = node.next_happening() {
+            while let Some(event) = node.next_event() {
                 happened.push(event);
             }
         }
@@ -216,7 +216,7 @@ fn what_cannot_be_asked_or_answered_is_refused(bed: Bed) {
     assert_eq!(call(NodeId(2), stamp, DONE), Err(Code::Invalid), "an answer");
     assert_eq!(call(NodeId(2), Stamp { slot: 5000, ..stamp }, PING), Err(Code::Invalid));
     let stripe = BackingId { target: 1 << 16, ino: Ino(1), number: 9, stripe: 0 };
-    let read = Message::ReadStripe { id: stripe, offset: 0, bytes: 1, to: Place::Inline(&[]) };
+    let read = Message::ReadStripe { id: stripe, offset: 0, bytes: 1, to: DataLocation::Inline(&[]) };
     assert_eq!(call(NodeId(2), stamp, read), Err(Code::Invalid), "no such backing file");
     let own = room.nodes[0].endpoint().address().to_vec();
     assert_eq!(room.nodes[0].add_node(NodeId(1), &own), Err(Code::Invalid), "itself");
@@ -261,7 +261,7 @@ fn data_go_by_rma_between_asker_and_server(bed: Bed) {
     let asker = room.nodes[0].endpoint().register(mine.clone(), Access::BOTH).unwrap();
     let server = room.nodes[1].endpoint().register(bounce.clone(), Access::LOCAL).unwrap();
     let stripe = BackingId { target: 1 << 16, ino: Ino(77), number: 0, stripe: 3 };
-    let place = Place::Remote(asker.remote);
+    let place = DataLocation::Remote(asker.remote);
     for (sequence, writes) in [(1, true), (2, false)] {
         let message = if writes {
             Message::WriteStripe { id: stripe, append: false, offset: 0, bytes: BYTES as u64, from: place }
@@ -271,8 +271,8 @@ fn data_go_by_rma_between_asker_and_server(bed: Bed) {
         let id = room.ask(0, 2, sequence, &message);
         let (ticket, event) = room.asked(1);
         let (direction, remote) = match message_of(&event) {
-            Message::WriteStripe { from: Place::Remote(memory), .. } => (Direction::Read, memory),
-            Message::ReadStripe { to: Place::Remote(memory), .. } => (Direction::Write, memory),
+            Message::WriteStripe { from: DataLocation::Remote(memory), .. } => (Direction::Read, memory),
+            Message::ReadStripe { to: DataLocation::Remote(memory), .. } => (Direction::Write, memory),
             other => panic!("{other:?}"),
         };
         let deadline = room.nodes[1].now() + Duration::from_secs(5);
@@ -323,7 +323,7 @@ fn strangers_are_neither_heard_nor_harmful(bed: Bed) {
         loop {
             room.turn();
             calls.progress();
-            while let Some(event) = calls.next_happening() {
+            while let Some(event) = calls.next_event() {
                 if let CallEvent::Answered { outcome: Err(failed), .. } = event {
                     return failed;
                 }

@@ -43,7 +43,7 @@ fn child() {
     println!("\naddress {address}");
     loop {
         calls.progress();
-        while let Some(event) = calls.next_happening() {
+        while let Some(event) = calls.next_event() {
             let CallEvent::Asked { ticket, body } = event else { continue };
             let Message::Ask(_, Request::Lookup { name, .. }) = body.message() else { continue };
             let mut place = memory.address.to_le_bytes().to_vec();
@@ -129,7 +129,7 @@ impl Asker {
 
     fn turn(&mut self) {
         self.calls.progress();
-        while let Some(event) = self.calls.next_happening() {
+        while let Some(event) = self.calls.next_event() {
             self.happened.push(event);
         }
         self.calls.wait(Duration::from_millis(5));

@@ -235,7 +235,7 @@ impl World {
             }
             let Some(calls) = &mut self.nodes[node].calls else { continue };
             calls.progress();
-            while let Some(event) = self.nodes[node].calls.as_mut().and_then(Calls::next_happening) {
+            while let Some(event) = self.nodes[node].calls.as_mut().and_then(Calls::next_event) {
                 if is_server(node) {
                     self.serve(node, event);
                 } else {

@@ -12,11 +12,13 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 /// Where Debian and others put what is not for everybody's PATH.
-const PLACES: &str = "/usr/lib/postgresql /usr/pgsql /usr/lib64/pgsql /usr/local/pgsql /usr/local /usr";
+const EAGER_BUFFERS: &str =
+    "/usr/lib/postgresql /usr/pgsql /usr/lib64/pgsql /usr/local/pgsql /usr/local /usr";
 
 /// The newest server's directory of programs, if one is installed.
 fn programs() -> Option<PathBuf> {
-    let line = format!("ls -d $(for p in {PLACES}; do echo $p/bin $p/*/bin; done) 2>/dev/null | sort -rV");
+    let line =
+        format!("ls -d $(for p in {EAGER_BUFFERS}; do echo $p/bin $p/*/bin; done) 2>/dev/null | sort -rV");
     let said = Command::new("sh").args(["-c", &line]).output().ok()?.stdout;
     let all = |dir: &&str| {
         ["initdb", "postgres", "pgbench", "psql"].iter().all(|p| Path::new(dir).join(p).is_file())

@@ -208,12 +208,12 @@ impl Notifier {
 
     /// True when it has written what [`Notifier::hear`] has not heard of.
     #[inline]
-    pub(crate) fn has_news(&self) -> bool {
+    pub(crate) fn has_written(&self) -> bool {
         self.packets.front().is_some_and(|(number, _)| *number <= self.written())
     }
 
     /// Forgets what was written, and sends on; the number of the last packet that was written.
-    pub(crate) fn hear(&mut self) -> u64 {
+    pub(crate) fn collect_written(&mut self) -> u64 {
         let written = self.written();
         while self.packets.pop_front_if(|(number, _)| *number <= written).is_some() {
             self.sent = self.sent.saturating_sub(1);
@@ -295,7 +295,7 @@ mod tests {
                 assert_eq!(read[4..], *format!("{number:064}").as_bytes());
             }
         });
-        wait_for(|| notifier.hear() == 5000);
+        wait_for(|| notifier.collect_written() == 5000);
         assert!(notifier.packets.is_empty() && notifier.sent == 0);
         reads.join().unwrap();
     }
@@ -307,7 +307,7 @@ mod tests {
         for number in 1..=3 {
             notifier.notify(number, [message("a"), message("b")].into_iter());
         }
-        wait_for(|| notifier.hear() == 3);
+        wait_for(|| notifier.collect_written() == 3);
         let mut read = [0; 64];
         assert_eq!(pipe.read(&mut read).unwrap(), 10);
     }
@@ -316,12 +316,12 @@ mod tests {
     fn notifier_that_has_ended_is_followed_by_one_that_writes_what_was_left() {
         let (mut notifier, mut pipe) = notifier();
         notifier.notify(1, [message("one")].into_iter());
-        wait_for(|| notifier.hear() == 1);
+        wait_for(|| notifier.collect_written() == 1);
         rustix::net::shutdown(&notifier.socket, rustix::net::Shutdown::Both).unwrap();
         notifier.notify(2, [message("two")].into_iter());
-        assert_eq!(notifier.hear(), 1);
+        assert_eq!(notifier.collect_written(), 1);
         notifier.revive();
-        wait_for(|| notifier.hear() == 2);
+        wait_for(|| notifier.collect_written() == 2);
         let mut read = [0; 64];
         assert_eq!(pipe.read(&mut read).unwrap(), 14);
         // One that lives is left alone.

@@ -232,7 +232,7 @@ impl PoolFile {
         for (i, node) in file.node.into_iter().enumerate() {
             nodes.push(checked(node, i as u16 + 1, path).map_err(wrong)?);
         }
-        find_twins(&nodes).map_err(wrong)?;
+        find_duplicates(&nodes).map_err(wrong)?;
         nodes.sort_by_key(|n| n.number);
         if let Some(first) = nodes.iter().find(|n| n.number == NodeId::FIRST.0 && n.is_shard_only()) {
             return Err(wrong(format!(
@@ -384,7 +384,7 @@ fn checked_target(target: TargetText, at: &str) -> std::result::Result<TargetEnt
 }
 
 /// Nothing may be two nodes'.
-fn find_twins(nodes: &[NodeEntry]) -> std::result::Result<(), String> {
+fn find_duplicates(nodes: &[NodeEntry]) -> std::result::Result<(), String> {
     let mut seen: BTreeMap<String, &str> = BTreeMap::new();
     for node in nodes {
         let targets = node.targets.iter().chain(&node.state).map(|target| {

@@ -49,7 +49,7 @@ impl Traffic {
     fn hear(&mut self, mut keep: impl FnMut(u64, Reply<'_>)) {
         self.calls.progress();
         let mut some = false;
-        while let Some(event) = self.calls.next_happening() {
+        while let Some(event) = self.calls.next_event() {
             some = true;
             match event {
                 CallEvent::Answered { call, outcome, .. } => {

@@ -76,7 +76,7 @@ impl Liar {
         let asked = self.begin(request);
         loop {
             self.calls.progress();
-            match self.calls.next_happening() {
+            match self.calls.next_event() {
                 Some(CallEvent::Answered { call, outcome, .. }) if call == asked => {
                     return match outcome.map_err(|failed| failed.code)?.message() {
                         Message::Answer(reply) => Ok(encoded(reply)),
@@ -236,7 +236,7 @@ fn peer_of_another_version_is_told_both_versions_and_so_is_the_log() {
     let refused = liar.ask(Request::GetAttr { ino: Ino::ROOT }).unwrap_err();
     assert_eq!(refused, Code::NotPermitted);
     while liar.whys.is_empty() {
-        let event = liar.calls.next_happening().expect("it is told why");
+        let event = liar.calls.next_event().expect("it is told why");
         liar.hear(event);
     }
     let theirs =
@@ -250,7 +250,7 @@ fn peer_of_another_version_is_told_both_versions_and_so_is_the_log() {
         let asking = scope.spawn(|| daemon.status().unwrap().more["nodes"].clone());
         while !asking.is_finished() {
             liar.calls.progress();
-            while let Some(event) = liar.calls.next_happening() {
+            while let Some(event) = liar.calls.next_event() {
                 liar.hear(event);
             }
             liar.calls.wait(Duration::from_millis(10));

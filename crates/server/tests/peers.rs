@@ -16,13 +16,13 @@ use forebay_ring::{
     KIND_ATTACH, KIND_BUFFER, KIND_ERROR,
 };
 use forebay_types::limits::{
-    BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_BYTES_MAX, PLACES, PLACE_BYTES, RING_SLOTS,
+    BUFFER_BYTES, EAGER_BUFFERS, EAGER_BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_BYTES_MAX, RING_SLOTS,
 };
 use forebay_types::{
     BackingId, BackingOp, Caller, Class, Code, Ino, Kind, Layout, Move, MoveKind, NodeId, Outcome, Part,
     Reply, Request, TxId,
 };
-use forebay_wire::{Memory, Message, Place as Where, Secret, Stamp};
+use forebay_wire::{DataLocation, Memory, Message, Secret, Stamp};
 use support::{skipped, Daemon};
 
 mod support;
@@ -152,7 +152,7 @@ fn peer_with_the_secret_that_asks_anything_is_answered_and_harms_nothing() {
         under_way.insert(calls.call(NodeId(1), stamp, &message, deadline).unwrap(), round);
         while under_way.len() >= 48 || round == ROUNDS - 1 && !under_way.is_empty() {
             calls.progress();
-            while let Some(event) = calls.next_happening() {
+            while let Some(event) = calls.next_event() {
                 match event {
                     // What the daemon asks of it, it has never heard of, and changes of its own neither.
                     CallEvent::Asked { ticket, body } => {
@@ -205,7 +205,7 @@ fn peers_without_the_secret_are_not_answered() {
     calls.call(NodeId(1), Stamp::default(), &message, deadline).unwrap();
     let failed = loop {
         calls.progress();
-        match calls.next_happening() {
+        match calls.next_event() {
             Some(CallEvent::Answered { outcome, .. }) => break outcome.unwrap_err(),
             Some(_) => {}
             None => calls.wait(Duration::from_millis(20)),
@@ -238,7 +238,7 @@ fn answer(
     let id = calls.call(NodeId(1), stamp, message, deadline).unwrap();
     loop {
         calls.progress();
-        match calls.next_happening() {
+        match calls.next_event() {
             Some(CallEvent::Answered { call, outcome, .. }) if call == id => {
                 let body = outcome.map_err(|failed| (failed.code, failed.why))?;
                 let Message::Answer(reply) = body.message() else { panic!("{body:?}") };
@@ -275,7 +275,8 @@ fn peer_moves_data_of_a_file_by_its_own_memory_and_by_no_other() {
     let mut calls = daemon.peer(&daemon.secret());
     let region = Arc::new(Region::new(BUFFER_BYTES).unwrap());
     let mine = calls.endpoint().register(Arc::clone(&region), Access::BOTH).unwrap().remote;
-    let at = |offset: usize| Where::Remote(Memory { address: mine.address + offset as u64, key: mine.key });
+    let at =
+        |offset: usize| DataLocation::Remote(Memory { address: mine.address + offset as u64, key: mine.key });
     let whole = MOVE_BYTES_MAX as u64;
     let read = |id, offset, bytes, to| Message::ReadStripe { id, offset, bytes, to };
     let write = |offset, append, bytes, from| Message::WriteStripe { id, offset, append, bytes, from };
@@ -314,10 +315,10 @@ fn peer_moves_data_of_a_file_by_its_own_memory_and_by_no_other() {
     assert_eq!(long.0, Code::TooBig, "{long:?}");
     // Memory that is not its own: the transport refuses it, and the next request is served as ever.
     let wrong = [
-        Where::Remote(Memory { address: mine.address, key: mine.key ^ 0x55 }),
+        DataLocation::Remote(Memory { address: mine.address, key: mine.key ^ 0x55 }),
         at(BUFFER_BYTES),
         at(BUFFER_BYTES - 5),
-        Where::Remote(Memory { address: u64::MAX - 100_000, key: mine.key }),
+        DataLocation::Remote(Memory { address: u64::MAX - 100_000, key: mine.key }),
     ];
     for (i, memory) in wrong.into_iter().enumerate() {
         let sequence = 30 + 10 * i as u64;
@@ -356,19 +357,22 @@ fn data_that_a_peer_sends_ahead_are_written_where_they_have_come_and_fetched_whe
     };
 
     let mut calls = daemon.peer(&daemon.secret());
-    let region = Arc::new(Region::new(PLACE_BYTES).unwrap());
+    let region = Arc::new(Region::new(EAGER_BUFFER_BYTES).unwrap());
     let mine = calls.endpoint().register(Arc::clone(&region), Access::BOTH).unwrap();
-    let places = |calls: &mut Calls, grant, sequence| {
+    let eager_buffers = |calls: &mut Calls, grant, sequence| {
         let stamp = Stamp { session: 2 << 48 | 5, slot: 4, sequence };
         let deadline = calls.now() + Duration::from_secs(20);
-        let id = calls.call(NodeId(1), stamp, &Message::PlacesTake { grant }, deadline).unwrap();
+        let id = calls.call(NodeId(1), stamp, &Message::TakeEagerBuffers { grant }, deadline).unwrap();
         loop {
             calls.progress();
-            match calls.next_happening() {
+            match calls.next_event() {
                 Some(CallEvent::Answered { call, outcome, .. }) if call == id => {
                     return outcome.map_err(|failed| failed.code).map(|body| match body.message() {
-                        Message::PlacesGrant { memory, places, bytes } => {
-                            assert_eq!((usize::from(places), bytes as usize), (PLACES, PLACE_BYTES));
+                        Message::GrantEagerBuffers { memory, buffers, bytes } => {
+                            assert_eq!(
+                                (usize::from(buffers), bytes as usize),
+                                (EAGER_BUFFERS, EAGER_BUFFER_BYTES)
+                            );
                             memory
                         }
                         other => panic!("{other:?}"),
@@ -379,65 +383,65 @@ fn data_that_a_peer_sends_ahead_are_written_where_they_have_come_and_fetched_whe
             }
         }
     };
-    let bring = |calls: &mut Calls, memory: Memory, place: usize| {
-        let end = memory.address + ((place + 1) * PLACE_BYTES) as u64;
+    let transfer = |calls: &mut Calls, memory: Memory, buffer: usize| {
+        let end = memory.address + ((buffer + 1) * EAGER_BUFFER_BYTES) as u64;
         let remote = Memory { address: end - BYTES as u64, key: memory.key };
         let (direction, local) = (Direction::Write, mine.local);
-        let transfer = Transfer { direction, local, local_offset: 0, remote, bytes: BYTES };
+        let order = Transfer { direction, local, local_offset: 0, remote, bytes: BYTES };
         let deadline = calls.now() + Duration::from_secs(20);
-        calls.transfer(NodeId(1), &transfer, 1, deadline).unwrap();
+        calls.transfer(NodeId(1), &order, 1, deadline).unwrap();
     };
-    let turn = std::cell::Cell::new(0);
-    let write = |grant, place: usize| Message::WriteStripe {
+    let generation = std::cell::Cell::new(0);
+    let write = |grant, buffer: usize| Message::WriteStripe {
         id,
         append: false,
         offset: 0,
         bytes: BYTES as u64,
-        from: Where::Sent {
+        from: DataLocation::Eager {
             memory: mine.remote,
             grant,
-            place: place as u16,
-            turn: turn.replace(turn.get() + 1) + 1,
+            buffer: buffer as u16,
+            generation: generation.replace(generation.get() + 1) + 1,
         },
     };
     let done = Ok(Ok(BYTES as u64));
 
-    let first = places(&mut calls, 7, 1).unwrap();
-    assert_eq!(places(&mut calls, 7, 2).unwrap(), first, "a retry");
-    // They are there. That they are fetched is seen by what the peer's own memory holds meanwhile.
+    let first = eager_buffers(&mut calls, 7, 1).unwrap();
+    assert_eq!(eager_buffers(&mut calls, 7, 2).unwrap(), first, "a retry");
+    // Whether the data are fetched shows in what the peer's own memory holds meanwhile.
     region.write_at(0, &[1; BYTES]).unwrap();
     let ahead = calls.endpoint().limits().in_order;
     if ahead {
-        bring(&mut calls, first, 3);
+        transfer(&mut calls, first, 3);
         assert_eq!(
             answer(
                 &mut calls,
                 1,
-                &Message::ReadStripe { id, offset: 0, bytes: 1, to: Where::Remote(mine.remote) }
+                &Message::ReadStripe { id, offset: 0, bytes: 1, to: DataLocation::Remote(mine.remote) }
             ),
             Ok(Ok(0))
         );
         region.write_at(0, &[2; BYTES]).unwrap();
         assert_eq!(answer(&mut calls, 2, &write(7, 3)), done);
-        assert!(stored() == [1; BYTES], "what had come");
+        assert!(stored() == [1; BYTES], "the data that had arrived");
     }
-    // Nothing was brought: not anew, not ever, not in that grant, not to a place that there is.
-    for (i, (grant, place)) in [(7, 3), (7, 4), (7, 4), (6, 5), (7, PLACES)].into_iter().enumerate() {
+    // Nothing was transferred: not again, not ever, not in that grant, not to a buffer that exists.
+    for (i, (grant, buffer)) in [(7, 3), (7, 4), (7, 4), (6, 5), (7, EAGER_BUFFERS)].into_iter().enumerate() {
         let byte = 10 + i as u8;
         region.write_at(0, &[byte; BYTES]).unwrap();
-        assert_eq!(answer(&mut calls, 10 + i as u64, &write(grant, place)), done);
+        assert_eq!(answer(&mut calls, 10 + i as u64, &write(grant, buffer)), done);
         assert!(stored() == [byte; BYTES], "{i}: fetched");
     }
-    // A new grant is other memory, and the old one is nobody's any more.
-    let second = places(&mut calls, 8, 3).unwrap();
+    // A new grant is other memory, and the old one is retired.
+    let second = eager_buffers(&mut calls, 8, 3).unwrap();
     assert_ne!(second.key, first.key);
-    assert_eq!(places(&mut calls, 7, 4), Err(Code::Stale));
+    assert_eq!(eager_buffers(&mut calls, 7, 4), Err(Code::Stale));
     region.write_at(0, &[20; BYTES]).unwrap();
-    bring(&mut calls, second, 0);
+    transfer(&mut calls, second, 0);
     assert_eq!(answer(&mut calls, 20, &write(8, 0)), done);
-    assert_eq!(answer(&mut calls, 20, &write(8, 0)), done, "a retry, whose place is its owner's again");
+    assert_eq!(answer(&mut calls, 20, &write(8, 0)), done, "a retry, whose buffer was released");
     assert!(stored() == [20; BYTES]);
-    bring(&mut calls, first, 0);
+    transfer(&mut calls, first, 0);
     region.write_at(0, &[21; BYTES]).unwrap();
     assert_eq!(answer(&mut calls, 21, &write(7, 0)), done);
     assert!(stored() == [21; BYTES], "fetched, when the link was made anew");

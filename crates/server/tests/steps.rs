@@ -15,8 +15,8 @@ use forebay_ring::{memfd_sealed, Claim, Doorbell, Mapping, Removal, Ring, Seal};
 use forebay_server::stepped::{session_of, Keeper, Moment, Node, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
 use forebay_types::limits::{
-    BUFFERS_RESTING_MAX, BUFFER_BYTES, BUFFER_REST_MS, FILE_BYTES_MAX, LEASE_MS, LOCKS_OF_UNREACHED_MS,
-    NODE_TIMEOUT_MS, SESSIONS_PERIOD_MS,
+    BUFFERS_QUARANTINED_MAX, BUFFER_BYTES, FILE_BYTES_MAX, LEASE_MS, LOCKS_OF_UNREACHED_MS, NODE_TIMEOUT_MS,
+    QUARANTINE_MS, SESSIONS_PERIOD_MS,
 };
 use forebay_types::{
     Answer, Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Error, Ino, Layout, LockKind, LockWish,
@@ -200,7 +200,7 @@ impl Scene {
         while node.sweep() {}
         for peer in self.peers.values_mut() {
             peer.calls.progress();
-            while let Some(event) = peer.calls.next_happening() {
+            while let Some(event) = peer.calls.next_event() {
                 match event {
                     CallEvent::Asked { ticket, body } => match body.message() {
                         Message::ReadStripe { .. } => peer.moves.push(ticket),
@@ -964,13 +964,13 @@ fn buffers_at_rest_are_bounded_and_give_their_memory_back() {
     let (ring, session) = s.process(5);
     // Of a node that is down nothing was asked, and no buffer is in doubt.
     s.network.kill(3);
-    for number in 1..BUFFERS_RESTING_MAX as u64 + 2 {
+    for number in 1..BUFFERS_QUARANTINED_MAX as u64 + 2 {
         s.give_buffer(session, number);
         let claim = post_read(&ring, 3, number);
         assert_eq!(s.take(claim), Err(Code::Io));
     }
     let mut last = None;
-    for number in 1000..1000 + BUFFERS_RESTING_MAX as u64 {
+    for number in 1000..1000 + BUFFERS_QUARANTINED_MAX as u64 {
         let memory = s.give_buffer(session, number);
         memory.store(8192, b"what was in it");
         let claim = post_read(&ring, 2, number);
@@ -994,7 +994,7 @@ fn buffers_at_rest_are_bounded_and_give_their_memory_back() {
     s.pass(SOON);
     assert!(!resident(&last), "nobody looks at it any more");
     // All of it is let go of in time.
-    s.pass(Duration::from_millis(BUFFER_REST_MS));
+    s.pass(Duration::from_millis(QUARANTINE_MS));
     let (ring, session) = s.process(6);
     s.give_buffer(session, 1);
     let (claim, ticket) = (post_read(&ring, 2, 1), s.asked_move(2));

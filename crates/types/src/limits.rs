@@ -57,13 +57,13 @@ pub const BUFFER_BYTES: usize = 16 << 20;
 /// Processes of a node that have such buffers, which take memory as far as they are used; those of others go by
 /// requests.
 pub const BUFFERS_MAX: usize = 128;
-/// So long a buffer's memory is kept after a request on it ended whose fate nobody told: a transfer may be under way
-/// yet, which the file's node begins within [`NODE_TIMEOUT_MS`] of being asked and ends within it, as clients' requests
-/// end in [`CALL_TIMEOUT_MS`].
-pub const BUFFER_REST_MS: u64 = CALL_TIMEOUT_MS + 2 * NODE_TIMEOUT_MS;
-/// When so many are kept no process gets another buffer: a network that loses much costs address space, not without
-/// bound. The memory behind them goes with their process, or when it has taken what it had in them.
-pub const BUFFERS_RESTING_MAX: usize = 64;
+/// How long a buffer's memory stays in quarantine after a request on it ended with an unknown outcome. A transfer may
+/// still be in flight: the file's node starts it within [`NODE_TIMEOUT_MS`] of the request and ends it within the same
+/// time, and clients' requests end within [`CALL_TIMEOUT_MS`].
+pub const QUARANTINE_MS: u64 = CALL_TIMEOUT_MS + 2 * NODE_TIMEOUT_MS;
+/// Buffers in quarantine. With so many, no process gets another buffer, so that a network that loses much costs bounded
+/// address space. Their memory is freed when their process ends, or when it has taken its data out of them.
+pub const BUFFERS_QUARANTINED_MAX: usize = 64;
 /// Bytes that are read ahead of who reads another node's file in order and says so: at first, and at most: by more no
 /// reader gains.
 pub const READ_AHEAD_BYTES_MIN: usize = 256 * 1024;
@@ -75,17 +75,17 @@ pub const READ_AHEAD_OF_MAX: usize = READ_AHEAD_BYTES_MAX / 2;
 pub const READ_AHEAD_MS: u64 = 1_000;
 /// Bytes of the memory through which a node's backing files pass to and from other nodes' buffers.
 pub const BOUNCE_BYTES: usize = 32 << 20;
-/// Places that a node grants another one, which writes data into them ahead of their requests: more than a call has
-/// under way.
-pub const PLACES: usize = 16;
-/// Bytes of a place: more than goes within a request, and less than the parts of a call that has several, of which one
-/// is fetched while another is on its way.
-pub const PLACE_BYTES: usize = MOVE_BYTES_MIN / 2;
-/// Nodes that have places of a daemon's at the same time, which take memory as far as they are used; data of others are
+/// Eager buffers that a node grants another node, which writes data into them before it sends the request: more than a
+/// call has in flight.
+pub const EAGER_BUFFERS: usize = 16;
+/// Bytes of an eager buffer: more than fits into a request, and less than the parts of a call that has several, of
+/// which one is fetched while another is on its way.
+pub const EAGER_BUFFER_BYTES: usize = MOVE_BYTES_MIN / 2;
+/// Nodes that have eager buffers of a daemon at the same time. Only the used part takes memory. Data of other nodes are
 /// fetched.
-pub const GRANTS_MAX: usize = 16;
-/// When the memory of so many grants is kept that nobody uses any more, as data may come late, nobody gets new ones.
-pub const GRANTS_RESTING_MAX: usize = 16;
+pub const EAGER_GRANTS_MAX: usize = 16;
+/// Retired grants whose memory is in quarantine because data may still arrive. With so many, no node gets a new grant.
+pub const EAGER_GRANTS_QUARANTINED_MAX: usize = 16;
 /// Data requests that one call of a door has under way, in slots of its own: enough to keep a link busy, few enough to
 /// leave slots to other threads.
 pub const BACKING_AHEAD: usize = 8;

@@ -44,9 +44,9 @@ pub enum Kind {
     /// A request could not be served.
     Failure = 23,
     /// Asks for memory of the receiver's to send data to ahead of their requests.
-    PlacesTake = 24,
+    TakeEagerBuffers = 24,
     /// Grants it.
-    PlacesGrant = 25,
+    GrantEagerBuffers = 25,
 }
 
 impl Kind {
@@ -64,8 +64,8 @@ impl Kind {
         Kind::Alive,
         Kind::Goodbye,
         Kind::Failure,
-        Kind::PlacesTake,
-        Kind::PlacesGrant,
+        Kind::TakeEagerBuffers,
+        Kind::GrantEagerBuffers,
     ];
 
     /// The kind of a byte.
@@ -80,12 +80,12 @@ impl Kind {
 
     /// True for what must be answered.
     pub fn asks(self) -> bool {
-        matches!(self, Kind::Ask | Kind::ReadStripe | Kind::WriteStripe | Kind::PlacesTake)
+        matches!(self, Kind::Ask | Kind::ReadStripe | Kind::WriteStripe | Kind::TakeEagerBuffers)
     }
 
     /// True for what answers a request.
     pub fn answers(self) -> bool {
-        matches!(self, Kind::Answer | Kind::PlacesGrant | Kind::Failure)
+        matches!(self, Kind::Answer | Kind::GrantEagerBuffers | Kind::Failure)
     }
 }
 

@@ -33,6 +33,6 @@ pub use frame::{Header, Kind, Stamp};
 pub use handshake::{respond, respond_unless, Answer, Initiator, Refusal, Response};
 pub use hello::Hello;
 pub use limits::{HEADER_BYTES, MAC_BYTES, PROTOCOL_MAX, PROTOCOL_MIN};
-pub use message::{Memory, Message, Place};
+pub use message::{DataLocation, Memory, Message};
 pub use secret::{Secret, SECRET_BYTES};
 pub use session::Session;

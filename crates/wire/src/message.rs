@@ -17,22 +17,22 @@ pub struct Memory {
 
 /// Where the bytes of a data request are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place<'a> {
+pub enum DataLocation<'a> {
     /// In the message itself: of a write the bytes, of a read none yet, for they come in the answer.
     Inline(&'a [u8]),
     /// In the asker's registered memory.
     Remote(Memory),
-    /// In the asker's registered memory, and of a write also on their way into a place that the receiver has granted,
-    /// where they end with its last byte.
-    Sent {
-        /// Where they are if they do not come.
+    /// In the requester's registered memory. The bytes of a write are also on their way into an eager buffer that the
+    /// receiver granted, where they end with its last byte.
+    Eager {
+        /// Where the bytes are if the transfer fails.
         memory: Memory,
-        /// The number of [`Message::PlacesTake`].
+        /// The number of [`Message::TakeEagerBuffers`].
         grant: u32,
-        /// Which of its places.
-        place: u16,
-        /// Rises with each use of the place.
-        turn: u32,
+        /// The index of the buffer in the grant.
+        buffer: u16,
+        /// Rises with each use of the buffer.
+        generation: u32,
     },
 }
 
@@ -54,7 +54,7 @@ pub enum Message<'a> {
         /// At most 64 KiB inline, 64 MiB by RMA; not 0.
         bytes: u64,
         /// Inline (empty here), or where to put them.
-        to: Place<'a>,
+        to: DataLocation<'a>,
     },
     /// Writes `bytes` at `offset` of a backing file. → `Answer`, with a count
     WriteStripe {
@@ -67,20 +67,20 @@ pub enum Message<'a> {
         /// At most 64 KiB inline, 64 MiB by RMA; not 0.
         bytes: u64,
         /// The bytes, or where to get them.
-        from: Place<'a>,
+        from: DataLocation<'a>,
     },
-    /// Asks for places: memory of the receiver's that the sender writes by RMA, each ahead of the request that names
-    /// it. What the receiver granted under another number is not used any more. → `PlacesGrant`
-    PlacesTake {
+    /// Asks for eager buffers: memory of the receiver into which the sender writes by RMA before the request that names
+    /// the buffer. The sender does not use what was granted under an earlier number any more. → `GrantEagerBuffers`
+    TakeEagerBuffers {
         /// The sender's number of the grant, greater than those before.
         grant: u32,
     },
-    /// Grants so many places, one behind the other.
-    PlacesGrant {
+    /// Grants eager buffers, which lie one behind the other.
+    GrantEagerBuffers {
         /// Where the first begins.
         memory: Memory,
         /// How many: not 0.
-        places: u16,
+        buffers: u16,
         /// Bytes of each: not 0.
         bytes: u32,
     },
@@ -140,7 +140,7 @@ struct Transfer<'a> {
     offset: u64,
     append: bool,
     bytes: u64,
-    place: Place<'a>,
+    place: DataLocation<'a>,
 }
 
 impl<'a> Transfer<'a> {
@@ -158,13 +158,13 @@ impl<'a> Transfer<'a> {
             return Err(Code::Invalid);
         }
         match self.place {
-            Place::Inline(_) if self.bytes > INLINE_BYTES_MAX as u64 => Err(Code::TooBig),
-            Place::Inline(data) if reads && !data.is_empty() => Err(Code::Malformed),
-            Place::Inline(data) if !reads && data.len() as u64 != self.bytes => Err(Code::Malformed),
-            Place::Remote(_) if self.bytes > DATA_BYTES_MAX => Err(Code::TooBig),
-            Place::Sent { .. } if reads || self.append => Err(Code::Invalid),
-            Place::Sent { .. } if self.bytes > DATA_BYTES_MAX => Err(Code::TooBig),
-            Place::Remote(memory) | Place::Sent { memory, .. }
+            DataLocation::Inline(_) if self.bytes > INLINE_BYTES_MAX as u64 => Err(Code::TooBig),
+            DataLocation::Inline(data) if reads && !data.is_empty() => Err(Code::Malformed),
+            DataLocation::Inline(data) if !reads && data.len() as u64 != self.bytes => Err(Code::Malformed),
+            DataLocation::Remote(_) if self.bytes > DATA_BYTES_MAX => Err(Code::TooBig),
+            DataLocation::Eager { .. } if reads || self.append => Err(Code::Invalid),
+            DataLocation::Eager { .. } if self.bytes > DATA_BYTES_MAX => Err(Code::TooBig),
+            DataLocation::Remote(memory) | DataLocation::Eager { memory, .. }
                 if memory.address.checked_add(self.bytes).is_none() =>
             {
                 Err(Code::Invalid)
@@ -179,22 +179,22 @@ impl<'a> Transfer<'a> {
         w.u64(self.id.ino.0)?;
         w.u8(self.id.number)?;
         let place = match self.place {
-            Place::Inline(_) => 0,
-            Place::Remote(_) => 1,
-            Place::Sent { .. } => 4,
+            DataLocation::Inline(_) => 0,
+            DataLocation::Remote(_) => 1,
+            DataLocation::Eager { .. } => 4,
         };
         w.u8(place | u8::from(self.append) << 1)?;
         w.u16(self.id.stripe)?;
         w.u64(self.offset)?;
         w.u64(self.bytes)?;
         match self.place {
-            Place::Inline(data) => w.put(data),
-            Place::Remote(memory) => put_memory(w, memory),
-            Place::Sent { memory, grant, place, turn } => {
+            DataLocation::Inline(data) => w.put(data),
+            DataLocation::Remote(memory) => put_memory(w, memory),
+            DataLocation::Eager { memory, grant, buffer, generation } => {
                 put_memory(w, memory)?;
                 w.u32(grant)?;
-                w.u16(place)?;
-                w.u32(turn)
+                w.u16(buffer)?;
+                w.u32(generation)
             }
         }
     }
@@ -205,9 +205,14 @@ impl<'a> Transfer<'a> {
         let (offset, bytes) = (r.u64()?, r.u64()?);
         let (append, place) = (how & 2 != 0, how & !2);
         let place = match place {
-            0 => Place::Inline(r.take(r.rest().len())?),
-            1 => Place::Remote(memory(r)?),
-            4 => Place::Sent { memory: memory(r)?, grant: r.u32()?, place: r.u16()?, turn: r.u32()? },
+            0 => DataLocation::Inline(r.take(r.rest().len())?),
+            1 => DataLocation::Remote(memory(r)?),
+            4 => DataLocation::Eager {
+                memory: memory(r)?,
+                grant: r.u32()?,
+                buffer: r.u16()?,
+                generation: r.u32()?,
+            },
             _ => return Err(Code::Malformed),
         };
         let transfer = Transfer { id, offset, append, bytes, place };
@@ -225,8 +230,8 @@ impl<'a> Message<'a> {
             Message::Answer(_) => Kind::Answer,
             Message::ReadStripe { .. } => Kind::ReadStripe,
             Message::WriteStripe { .. } => Kind::WriteStripe,
-            Message::PlacesTake { .. } => Kind::PlacesTake,
-            Message::PlacesGrant { .. } => Kind::PlacesGrant,
+            Message::TakeEagerBuffers { .. } => Kind::TakeEagerBuffers,
+            Message::GrantEagerBuffers { .. } => Kind::GrantEagerBuffers,
             Message::Heartbeat { .. } => Kind::Heartbeat,
             Message::Alive { .. } => Kind::Alive,
             Message::Goodbye { .. } => Kind::Goodbye,
@@ -238,7 +243,7 @@ impl<'a> Message<'a> {
     fn guess(&self) -> usize {
         const FIXED: usize = 512;
         match self {
-            Message::WriteStripe { from: Place::Inline(data), .. } => FIXED + data.len(),
+            Message::WriteStripe { from: DataLocation::Inline(data), .. } => FIXED + data.len(),
             Message::Answer(Ok(Reply::Bytes(bytes))) => FIXED + bytes.len(),
             Message::Answer(Ok(Reply::Entries(entries))) => FIXED + entries.bytes.len(),
             Message::Ask(_, Request::SetXattr { value, .. }) => FIXED + NAME_MAX + value.len(),
@@ -285,10 +290,10 @@ impl<'a> Message<'a> {
             Message::WriteStripe { id, offset, append, bytes, from } => {
                 Transfer { id, offset, append, bytes, place: from }.encode(&mut w, false)?;
             }
-            Message::PlacesTake { grant } => w.u32(grant)?,
-            Message::PlacesGrant { memory, places, bytes } => {
+            Message::TakeEagerBuffers { grant } => w.u32(grant)?,
+            Message::GrantEagerBuffers { memory, buffers, bytes } => {
                 put_memory(&mut w, memory)?;
-                w.u16(places)?;
+                w.u16(buffers)?;
                 w.u32(bytes)?;
             }
             Message::Heartbeat { clock_us } => w.u64(clock_us)?,
@@ -356,14 +361,14 @@ impl<'a> Message<'a> {
                     from: t.place,
                 }
             }
-            Kind::PlacesTake => Message::PlacesTake { grant: r.u32()? },
-            Kind::PlacesGrant => {
-                let (memory, places, bytes) = (memory(&mut r)?, r.u16()?, r.u32()?);
-                let all = u64::from(places) * u64::from(bytes);
+            Kind::TakeEagerBuffers => Message::TakeEagerBuffers { grant: r.u32()? },
+            Kind::GrantEagerBuffers => {
+                let (memory, buffers, bytes) = (memory(&mut r)?, r.u16()?, r.u32()?);
+                let all = u64::from(buffers) * u64::from(bytes);
                 if all == 0 || memory.address.checked_add(all).is_none() {
                     return Err(Code::Malformed);
                 }
-                Message::PlacesGrant { memory, places, bytes }
+                Message::GrantEagerBuffers { memory, buffers, bytes }
             }
             Kind::Heartbeat => Message::Heartbeat { clock_us: r.u64()? },
             Kind::Alive => Message::Alive { echo_us: r.u64()?, clock_us: r.u64()? },

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use forebay_types::{BackingId, Caller, Code, Ino, NodeId, Request};
-use forebay_wire::{exercise, Frames, Hello, Initiator, Kind, Memory, Message, Place, Secret};
+use forebay_wire::{exercise, DataLocation, Frames, Hello, Initiator, Kind, Memory, Message, Secret};
 
 /// A stream of numbers (splitmix64, Steele et al. 2014): a seed replays it.
 struct Numbers(u64);
@@ -36,18 +36,29 @@ fn corpus() -> Vec<Vec<u8>> {
             id: stripe,
             offset: 5,
             bytes: 6,
-            to: Place::Remote(Memory { address: 7, key: 8 }),
+            to: DataLocation::Remote(Memory { address: 7, key: 8 }),
         },
-        Message::WriteStripe { id: stripe, append: false, offset: 5, bytes: 4, from: Place::Inline(b"data") },
         Message::WriteStripe {
             id: stripe,
             append: false,
             offset: 5,
             bytes: 4,
-            from: Place::Sent { memory: Memory { address: 7, key: 8 }, grant: 9, place: 10, turn: 11 },
+            from: DataLocation::Inline(b"data"),
         },
-        Message::PlacesTake { grant: 9 },
-        Message::PlacesGrant { memory: Memory { address: 7, key: 8 }, places: 3, bytes: 4 },
+        Message::WriteStripe {
+            id: stripe,
+            append: false,
+            offset: 5,
+            bytes: 4,
+            from: DataLocation::Eager {
+                memory: Memory { address: 7, key: 8 },
+                grant: 9,
+                buffer: 10,
+                generation: 11,
+            },
+        },
+        Message::TakeEagerBuffers { grant: 9 },
+        Message::GrantEagerBuffers { memory: Memory { address: 7, key: 8 }, buffers: 3, bytes: 4 },
         Message::Alive { echo_us: 1, clock_us: 2 },
         Message::Goodbye { detail: b"down" },
         Message::Failure { code: Code::Io, detail: b"why" },

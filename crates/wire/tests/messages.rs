@@ -8,7 +8,8 @@ use forebay_types::{
 };
 use forebay_wire::limits::*;
 use forebay_wire::{
-    respond, Answer, Header, Hello, Initiator, Kind, Memory, Message, Place, Response, Secret, Session, Stamp,
+    respond, Answer, DataLocation, Header, Hello, Initiator, Kind, Memory, Message, Response, Secret,
+    Session, Stamp,
 };
 use proptest::prelude::*;
 
@@ -223,21 +224,21 @@ fn messages(s: &Seed) -> Vec<Message<'_>> {
     let caller = Caller { uid: s.c, gid: !s.c };
     let bytes = 1 + s.b % DATA_BYTES_MAX;
     let offset = s.a % (FILE_BYTES_MAX - DATA_BYTES_MAX);
-    let memory = Place::Remote(Memory { address: s.a >> 1, key: s.b });
+    let memory = DataLocation::Remote(Memory { address: s.a >> 1, key: s.b });
     let inline = 1 + s.b % INLINE_BYTES_MAX as u64;
     let (stripe, detail) = (s.stripe, &s.data[..s.data.len().min(DETAIL_BYTES_MAX)]);
     let mut all: Vec<Message<'_>> = requests(s).into_iter().map(|r| Message::Ask(caller, r)).collect();
     all.extend(replies(s).into_iter().map(Message::Answer));
     all.extend([
         Message::Finish,
-        Message::ReadStripe { id: stripe, offset, bytes: inline, to: Place::Inline(&[]) },
+        Message::ReadStripe { id: stripe, offset, bytes: inline, to: DataLocation::Inline(&[]) },
         Message::ReadStripe { id: stripe, offset, bytes, to: memory },
         Message::WriteStripe {
             id: stripe,
             append: s.flag,
             offset,
             bytes: s.data.len() as u64,
-            from: Place::Inline(&s.data),
+            from: DataLocation::Inline(&s.data),
         },
         Message::WriteStripe { id: stripe, append: s.flag, offset, bytes, from: memory },
         Message::WriteStripe {
@@ -245,17 +246,17 @@ fn messages(s: &Seed) -> Vec<Message<'_>> {
             append: false,
             offset,
             bytes,
-            from: Place::Sent {
+            from: DataLocation::Eager {
                 memory: Memory { address: s.a >> 1, key: s.b },
                 grant: s.c,
-                place: s.b as u16,
-                turn: s.c ^ 1,
+                buffer: s.b as u16,
+                generation: s.c ^ 1,
             },
         },
-        Message::PlacesTake { grant: s.c },
-        Message::PlacesGrant {
+        Message::TakeEagerBuffers { grant: s.c },
+        Message::GrantEagerBuffers {
             memory: Memory { address: s.a >> 1, key: s.b },
-            places: 1 + s.c as u16 % 1000,
+            buffers: 1 + s.c as u16 % 1000,
             bytes: 1 + s.c % 1000,
         },
         Message::Heartbeat { clock_us: s.a },
@@ -306,7 +307,7 @@ fn refused(message: Message<'_>) -> Code {
 #[test]
 fn data_request_beyond_any_bound_is_refused_both_ways() {
     let stripe = BackingId { target: 1 << 16, ino: Ino(1), number: 0, stripe: 0 };
-    let memory = Place::Remote(Memory { address: 4096, key: 1 });
+    let memory = DataLocation::Remote(Memory { address: 4096, key: 1 });
     let read = |stripe, offset, bytes, to| Message::ReadStripe { id: stripe, offset, bytes, to };
     let good = read(stripe, 9, 8, memory);
     let mut body = vec![0; 100];
@@ -328,22 +329,35 @@ fn data_request_beyond_any_bound_is_refused_both_ways() {
     assert_eq!(change(24, &0u64.to_le_bytes()), Code::Invalid);
     assert_eq!(change(24, &(DATA_BYTES_MAX + 1).to_le_bytes()), Code::TooBig);
     assert_eq!(change(32, &(u64::MAX - 7).to_le_bytes()), Code::Invalid);
-    assert_eq!(refused(read(stripe, 0, INLINE_BYTES_MAX as u64 + 1, Place::Inline(&[]))), Code::TooBig);
-    assert_eq!(refused(read(stripe, 0, 1, Place::Inline(b"x"))), Code::Malformed);
-    let write =
-        Message::WriteStripe { id: stripe, append: false, offset: 0, bytes: 3, from: Place::Inline(b"xx") };
+    assert_eq!(
+        refused(read(stripe, 0, INLINE_BYTES_MAX as u64 + 1, DataLocation::Inline(&[]))),
+        Code::TooBig
+    );
+    assert_eq!(refused(read(stripe, 0, 1, DataLocation::Inline(b"x"))), Code::Malformed);
+    let write = Message::WriteStripe {
+        id: stripe,
+        append: false,
+        offset: 0,
+        bytes: 3,
+        from: DataLocation::Inline(b"xx"),
+    };
     assert_eq!(refused(write), Code::Malformed);
     // Writes alone are sent ahead, and not to an end that only their node knows.
-    let sent = |address| Place::Sent { memory: Memory { address, key: 1 }, grant: 2, place: 3, turn: 4 };
+    let sent = |address| DataLocation::Eager {
+        memory: Memory { address, key: 1 },
+        grant: 2,
+        buffer: 3,
+        generation: 4,
+    };
     assert_eq!(refused(read(stripe, 0, 1, sent(0))), Code::Invalid);
     let write = |append, bytes, from| Message::WriteStripe { id: stripe, append, offset: 0, bytes, from };
     assert_eq!(refused(write(true, 1, sent(0))), Code::Invalid);
     assert_eq!(refused(write(false, DATA_BYTES_MAX + 1, sent(0))), Code::TooBig);
     assert_eq!(refused(write(false, 8, sent(u64::MAX - 7))), Code::Invalid);
-    for (address, places, bytes) in [(0, 0, 1), (0, 1, 0), (u64::MAX - 7, 2, 4)] {
-        let grant = Message::PlacesGrant { memory: Memory { address, key: 1 }, places, bytes };
+    for (address, buffers, bytes) in [(0, 0, 1), (0, 1, 0), (u64::MAX - 7, 2, 4)] {
+        let grant = Message::GrantEagerBuffers { memory: Memory { address, key: 1 }, buffers, bytes };
         let n = grant.encode(&mut body).unwrap();
-        assert_eq!(Message::decode(Kind::PlacesGrant, &body[..n]), Err(Code::Malformed));
+        assert_eq!(Message::decode(Kind::GrantEagerBuffers, &body[..n]), Err(Code::Malformed));
     }
     let n = good.encode(&mut body).unwrap();
     let mut long = body[..n].to_vec();
@@ -381,8 +395,8 @@ fn names_and_details_out_of_bounds_are_refused() {
 fn frame_of_a_kind_that_is_no_more_is_refused() {
     let (mut mine, _) = sessions();
     let mut frame = Vec::new();
-    mine.seal(1, Stamp::default(), &Message::PlacesTake { grant: 1 }, &mut frame).unwrap();
-    assert_eq!(Header::peek(&frame).map(|header| header.kind), Ok(Kind::PlacesTake));
+    mine.seal(1, Stamp::default(), &Message::TakeEagerBuffers { grant: 1 }, &mut frame).unwrap();
+    assert_eq!(Header::peek(&frame).map(|header| header.kind), Ok(Kind::TakeEagerBuffers));
     for kind in 14..=19 {
         assert_eq!(Kind::from_u8(kind), Err(Code::Malformed));
         frame[6] = kind;
@@ -517,7 +531,7 @@ fn frames_that_overtake_one_another_open_once() {
     let frames: Vec<Vec<u8>> = (0..200)
         .map(|n| {
             let mut frame = Vec::new();
-            mine.seal(n, Stamp::default(), &Message::PlacesTake { grant: 1 }, &mut frame).unwrap();
+            mine.seal(n, Stamp::default(), &Message::TakeEagerBuffers { grant: 1 }, &mut frame).unwrap();
             frame
         })
         .collect();

@@ -10,7 +10,7 @@
 //! link:  idle ─call─► asking ─Welcome─► up ─silence, failed send─► asking anew, the old one still heard ─► up | down
 //! call:  waiting for the link ─► sent ─► answered | deadline: timed out | node unreachable: EIO, naming it
 //! ```
-//! Nothing here blocks or has a thread: the user calls [`Calls::progress`] and takes what happened from [`Calls::next_happening`]; or
+//! Nothing here blocks or has a thread: the user calls [`Calls::progress`] and takes what happened from [`Calls::next_event`]; or
 //! gives it to a [`CallsThread`]. Faults survived: any loss, delay, duplicate or reordering of messages; peers that stop, die
 //! and come back. Tests: `tests/calls.rs`, `tests/simulation.rs`, `tests/death.rs`.
 
@@ -296,7 +296,7 @@ impl Calls {
     }
 
     /// The next thing that happened.
-    pub fn next_happening(&mut self) -> Option<CallEvent> {
+    pub fn next_event(&mut self) -> Option<CallEvent> {
         self.state.happened.pop_front()
     }
 

@@ -41,7 +41,7 @@ impl CallsThread {
                 }
             }
             let mut busy = calls.progress() > 0;
-            while let Some(event) = calls.next_happening() {
+            while let Some(event) = calls.next_event() {
                 busy = true;
                 handler(&mut calls, event);
             }

@@ -42,7 +42,7 @@ fn child() {
     println!("\naddress {address}");
     loop {
         calls.progress();
-        while let Some(event) = calls.next_happening() {
+        while let Some(event) = calls.next_event() {
             let CallEvent::Asked { ticket, body } = event else { continue };
             let Message::Ask(_, Request::Lookup { name, .. }) = body.message() else { continue };
             let again = calls.statistics().opened_again.to_string();
@@ -113,7 +113,7 @@ impl Asker {
             loop {
                 self.calls.progress();
                 let mut answered = None;
-                while let Some(event) = self.calls.next_happening() {
+                while let Some(event) = self.calls.next_event() {
                     match event {
                         CallEvent::Answered { call, outcome, .. } if call == id => answered = Some(outcome),
                         _ => {}

@@ -7,7 +7,7 @@ use forebay_types::limits::MESSAGE_BYTES_MAX;
 use forebay_types::{Answer, Code, Reply, REPLY_HEADER_BYTES};
 
 use super::leases::Wait;
-use super::notifier::Note;
+use super::notifier::Invalidation;
 
 /// Replies collected before what they tell is published: bytes of ordinary ones. A batch is published early when the
 /// next reply might not fit.
@@ -24,7 +24,7 @@ pub(super) struct Ack {
     pub(super) is_error: bool,
     reply: Range<usize>,
     /// What the kernel is told first.
-    pub(super) notes: Vec<Note>,
+    pub(super) invalidations: Vec<Invalidation>,
     /// The leases that are revoked first.
     pub(super) wait: Option<Wait>,
 }
@@ -109,7 +109,7 @@ impl Acks {
         is_error: bool,
         reply: Range<usize>,
     ) -> &mut Ack {
-        let ack = Ack { session, client, is_error, reply, notes: Vec::new(), wait: None };
+        let ack = Ack { session, client, is_error, reply, invalidations: Vec::new(), wait: None };
         self.acks.push(ack);
         let last = self.acks.len() - 1;
         &mut self.acks[last]

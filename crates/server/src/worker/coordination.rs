@@ -18,7 +18,7 @@ use forebay_types::{Code, NodeId, Outcome, Part, Request, Result, Timestamp};
 use super::call::Call;
 use super::cross_check::CrossCheck;
 use super::leases::Wait;
-use super::notifier::Note;
+use super::notifier::Invalidation;
 use super::session_id::{daemon_session, new_daemon_session, random_number};
 
 /// What the request's reply becomes when it does not go the common way.
@@ -44,7 +44,7 @@ pub(super) struct Parked {
 #[derive(Debug, Default)]
 pub(super) struct Late {
     /// The kernel is told this.
-    pub(super) notes: Vec<Note>,
+    pub(super) invalidations: Vec<Invalidation>,
     /// Then leases have run out of which nothing is known.
     pub(super) wait: Option<Wait>,
 }
@@ -186,17 +186,18 @@ pub(super) fn end_of_waiting(parked: &Parked) -> Duration {
 }
 
 /// What the kernel may believe wrongly after a step that had these effects.
-pub(super) fn notes_of_step(request: &Request<'_>, effects: Since<'_>) -> Vec<Note> {
-    let mut notes: Vec<Note> = effects.inodes().iter().map(|(ino, _)| Note::Inode(*ino)).collect();
-    notes.extend(effects.names().map(|n| Note::Name(n.parent, n.name.to_vec())));
+pub(super) fn step_invalidations(request: &Request<'_>, effects: Since<'_>) -> Vec<Invalidation> {
+    let mut invalidations: Vec<Invalidation> =
+        effects.inodes().iter().map(|(ino, _)| Invalidation::Inode(*ino)).collect();
+    invalidations.extend(effects.names().map(|n| Invalidation::Name(n.parent, n.name.to_vec())));
     if let Request::Prepare {
         part: Part::Leave { parent, name, .. } | Part::Enter { parent, name, .. },
         ..
     } = *request
     {
-        notes.push(Note::Name(parent, name.to_vec()));
+        invalidations.push(Invalidation::Name(parent, name.to_vec()));
     }
-    notes
+    invalidations
 }
 
 /// True when a daemon of `node` may say this.

@@ -29,7 +29,7 @@ use forebay_types::limits::{BOARD_NAME_MAX, LEASED_MAX, LEASE_MS};
 use forebay_types::{Answer, Code, Entry, Ino, Kind, NodeId, Part, Reply, Request, TxId, RENAME_NOREPLACE};
 use forebay_wire::Stamp;
 
-use super::notifier::{Note, Whose};
+use super::notifier::{HeldReply, Invalidation};
 use super::session_id::node_of_session;
 
 pub(super) const LEASE_NS: u64 = LEASE_MS * 1_000_000;
@@ -60,8 +60,8 @@ pub(super) enum Revocation {
 /// An acknowledgement that waits for revocations.
 #[derive(Debug)]
 pub(super) struct Held {
-    pub(super) whose: Whose,
-    pub(super) notes: Vec<Note>,
+    pub(super) held_reply: HeldReply,
+    pub(super) invalidations: Vec<Invalidation>,
     wait: Wait,
 }
 
@@ -289,8 +289,8 @@ impl Leases {
     }
 
     /// Holds the acknowledgement of a request of this session, slot and sequence back.
-    pub(super) fn hold(&mut self, whose: Whose, notes: Vec<Note>, wait: Wait) {
-        self.held.push(Held { whose, notes, wait });
+    pub(super) fn hold(&mut self, held_reply: HeldReply, invalidations: Vec<Invalidation>, wait: Wait) {
+        self.held.push(Held { held_reply, invalidations, wait });
     }
 
     /// Acknowledgements that need not wait any more.

@@ -59,7 +59,7 @@ pub enum Planted {
     /// Nor whose turn it is to append to a file of several backing files.
     ForgottenTurns,
     /// Data that other nodes send ahead of their requests are taken for there without a look.
-    TrustedPlaces,
+    TrustedCanaries,
 }
 
 /// What a worker has left, by tag.
@@ -146,7 +146,7 @@ pub struct Setup<'a> {
 }
 
 /// Jobs that are looked at by the I/O workers at the same time: one for each of its threads.
-const CREW: usize = 4;
+const IO_WORKERS: usize = 4;
 
 /// A node, between two rounds. See the module.
 pub struct Node {
@@ -235,7 +235,7 @@ impl Node {
         let takes_files = has_target(&setup.node);
         let (sender, commands) = mpsc::channel();
         let to_network = Commands::new(sender, calls.endpoint().waker().clone());
-        let (to_crew, jobs) = queue();
+        let (to_io_workers, jobs) = queue();
         let mut known_parts = KnownParts::default();
         let kept = Arc::new(match setup.keeper {
             Some(keeper) => {
@@ -256,11 +256,11 @@ impl Node {
         });
         let io_worker = IoWorker::new(Arc::clone(&targets), Arc::clone(&kept), to_network.clone());
         let mut network =
-            NetworkThread::new(calls, setup.node, members, commands, to_shard.clone(), (to_crew, kept))
+            NetworkThread::new(calls, setup.node, members, commands, to_shard.clone(), (to_io_workers, kept))
                 .with_targets(target_nodes.clone())
                 .with_addresses(&setup.others);
-        if setup.planted == Some(Planted::TrustedPlaces) {
-            network.trust_places();
+        if setup.planted == Some(Planted::TrustedCanaries) {
+            network.trust_canaries();
         }
         let (to_sweeper, sweeps) = mpsc::channel();
         let sweeper = Sweeper {
@@ -388,7 +388,7 @@ impl Node {
     /// Serves one of the requests for backing files that the I/O workers have at hand, as `choose` picks among so many;
     /// false when there is none.
     pub fn serve_data(&mut self, choose: impl FnOnce(usize) -> usize) -> bool {
-        while self.at_hand.len() < CREW {
+        while self.at_hand.len() < IO_WORKERS {
             let Some(job) = self.jobs.try_take() else { break };
             self.at_hand.push_back(job);
         }

@@ -2,8 +2,8 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use forebay_client::Pool;
 use forebay_types::limits::READ_AHEAD_MS;
@@ -226,7 +226,7 @@ fn large_reads_and_writes_go_on_when_workers_are_killed() {
     c.check();
 }
 
-/// An append is done once, though the worker that does it is killed; where nobody can tell it is EIO.
+/// An append is done once and whole, though the worker that does it is killed; where nobody can tell it is EIO.
 #[test]
 fn appends_are_done_once_though_the_worker_that_has_the_file_is_killed() {
     const SIZES: [usize; 2] = [3_000, 68_000];
@@ -236,11 +236,11 @@ fn appends_are_done_once_though_the_worker_that_has_the_file_is_killed() {
     c.tell(2, "mkdir /forebay/d; : > /forebay/d/log0; : > /forebay/d/log1");
     let pool = Pool::attach(&c.pool(1)).unwrap();
     let dir = pool.lookup(Ino::ROOT, b"d").unwrap().attr.ino;
-    let stop = AtomicBool::new(false);
+    let (stop, appended) = (AtomicBool::new(false), AtomicU32::new(0));
     // What each append was told: the numbers of those that are there, and of those in doubt.
     let told: Vec<(Vec<u32>, Vec<u32>)> = std::thread::scope(|scope| {
         let append = |which: usize| {
-            let stop = &stop;
+            let (stop, appended) = (&stop, &appended);
             scope.spawn(move || {
                 let entry = pool.lookup(dir, format!("log{which}").as_bytes()).unwrap();
                 let file = pool.open_file(&entry, true).unwrap();
@@ -252,20 +252,30 @@ fn appends_are_done_once_though_the_worker_that_has_the_file_is_killed() {
                         Err(Code::Io) => doubtful.push(number),
                         other => panic!("append {number}: {other:?}"),
                     }
+                    appended.fetch_add(1, Ordering::Relaxed);
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
                 }
+                appended.store(2 * RECORDS, Ordering::Relaxed);
                 (there, doubtful)
             })
         };
         let writers = [append(0), append(1)];
-        for _ in 0..5 {
-            std::thread::sleep(Duration::from_millis(250));
+        // In the middle of the appends: a worker is killed when it has done some.
+        let mut kills = 0;
+        for some in [20, 35, 50, 5, 40, 30, 60, 25] {
+            let goal = appended.load(Ordering::Relaxed) + some;
+            let end = Instant::now() + Duration::from_secs(60);
+            while appended.load(Ordering::Relaxed) < goal {
+                assert!(Instant::now() < end, "no append is done");
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            kills += u32::from(appended.load(Ordering::Relaxed) < 2 * RECORDS);
             c.kill_worker(2);
             until("the next worker", || c.status(2)["pids"]["worker"].as_u64());
         }
-        std::thread::sleep(Duration::from_millis(250));
+        assert!(kills > 2, "the appends were over");
         stop.store(true, Ordering::Relaxed);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     });

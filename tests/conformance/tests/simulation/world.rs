@@ -235,7 +235,7 @@ impl World {
                 Some(Defect::ForgetsAppends) => Some(Planted::ForgottenAppends),
                 Some(Defect::ForgetsLocks) => Some(Planted::ForgottenLocks),
                 Some(Defect::ForgetsTurns) => Some(Planted::ForgottenTurns),
-                Some(Defect::TrustsPlaces) => Some(Planted::TrustedPlaces),
+                Some(Defect::TrustsPlaces) => Some(Planted::TrustedCanaries),
                 _ => None,
             },
             kernel: None,

@@ -2,8 +2,8 @@
 
 use super::state::ShardThread;
 use crate::worker::notifier::Held;
+use crate::worker::notifier::HeldReply;
 use crate::worker::notifier::MountedKernel;
-use crate::worker::notifier::Whose;
 use crate::worker::notifier::STUCK;
 use crate::worker::statistics::Statistics;
 use forebay_types::{Code, Error, Result};
@@ -12,9 +12,9 @@ use std::os::fd::OwnedFd;
 
 impl ShardThread<'_> {
     /// Sends the acknowledgements whose invalidations are written.
-    pub(in crate::worker) fn acknowledge_told(&mut self) {
-        let Some(mount) = self.mount.as_mut().filter(|mount| mount.has_news()) else { return };
-        mount.hear();
+    pub(in crate::worker) fn acknowledge_written(&mut self) {
+        let Some(mount) = self.mount.as_mut().filter(|mount| mount.has_written()) else { return };
+        mount.collect_written();
         self.acknowledge_held(|held| !held.by_inodes && !held.by_names);
     }
 
@@ -23,20 +23,20 @@ impl ShardThread<'_> {
         let (through, held) = mount.held.drain(..).partition::<VecDeque<_>, _>(which);
         mount.held = held;
         for held in through {
-            self.acknowledge_whose(held.whose);
+            self.release_held(held.held_reply);
         }
     }
 
     /// Sends an acknowledgement that waits for nothing any more.
-    pub(in crate::worker) fn acknowledge_whose(&mut self, whose: Whose) {
-        match whose {
-            Whose::Client { client, reply } => self.answer_client(client, &reply),
-            Whose::Step { flight, reply } => self.step_told(flight, Ok(*reply)),
+    pub(in crate::worker) fn release_held(&mut self, held_reply: HeldReply) {
+        match held_reply {
+            HeldReply::Client { client, reply } => self.answer_client(client, &reply),
+            HeldReply::Step { flight, reply } => self.step_told(flight, Ok(*reply)),
         }
     }
 
     /// Sends acknowledgements that have waited too long.
-    pub(in crate::worker) fn acknowledge_late(&mut self) {
+    pub(in crate::worker) fn acknowledge_overdue(&mut self) {
         let Some(mount) = &mut self.mount else { return };
         if mount.held.is_empty() && mount.inodes.is_behind() {
             mount.inodes.revive();
@@ -44,8 +44,8 @@ impl ShardThread<'_> {
         if mount.next_timeout().is_none_or(|left| !left.is_zero()) {
             return;
         }
-        let late = mount.mind_late();
-        Statistics::add(&self.statistics.told_late, late);
+        let overdue = mount.handle_overdue();
+        Statistics::add(&self.statistics.told_late, overdue);
         self.acknowledge_held(|held| !held.by_names && !held.by_inodes || held.since.elapsed() >= STUCK);
     }
 

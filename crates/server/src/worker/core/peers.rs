@@ -16,7 +16,7 @@ use crate::worker::call::Call;
 use crate::worker::coordination::CrossNode;
 use crate::worker::message::Message;
 use crate::worker::network::{Command, Network};
-use crate::worker::notifier::Whose;
+use crate::worker::notifier::HeldReply;
 use crate::worker::own_answers;
 use crate::worker::remote::{Door, RemoteSlots};
 use crate::worker::session::{created, Session};
@@ -230,9 +230,9 @@ impl ShardThread<'_> {
             let reply = kept.clone();
             if let Ok(kept) = Reply::decode(&reply) {
                 self.remove_again(&kept)?;
-                let whose = Whose::Client { client, reply: reply.clone() };
+                let held_reply = HeldReply::Client { client, reply: reply.clone() };
                 let held = self.answer_when_delivered(&call, &kept, &[])
-                    || self.hold_cautiously(whose, call.request(), &[]);
+                    || self.hold_cautiously(held_reply, call.request(), &[]);
                 if held {
                     if let Door::Remote(slots) = &self.sessions[i].door {
                         slots.put_served(slot, ticket);

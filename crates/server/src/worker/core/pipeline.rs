@@ -16,10 +16,10 @@ use crate::worker::acks::{Ack, ReplyBuf};
 use crate::worker::backing_files::layout_of_number;
 use crate::worker::batch::Taken;
 use crate::worker::call::Call;
-use crate::worker::coordination::{notes_of_step, Interception};
+use crate::worker::coordination::{step_invalidations, Interception};
 use crate::worker::moments::Moment;
 use crate::worker::network::all_here;
-use crate::worker::notifier::{notes_of, Note, Whose};
+use crate::worker::notifier::{invalidations_of, HeldReply, Invalidation};
 use crate::worker::own_answers;
 use crate::worker::recorder::InFlight;
 use crate::worker::session::{created, relaid, reserve_behind};
@@ -67,7 +67,7 @@ impl ShardThread<'_> {
         let call = match call {
             Ok(call) => call,
             Err(code) => {
-                self.acknowledge_later(session, client, &Err(code.into()));
+                self.acknowledge_overduer(session, client, &Err(code.into()));
                 return Ok(());
             }
         };
@@ -234,7 +234,7 @@ impl ShardThread<'_> {
                 leases.told(&client, call.request(), answer);
             }
             match self.redirect(session, &client, Some(&call), answer) {
-                None => self.acknowledge_later(session, client, answer),
+                None => self.acknowledge_overduer(session, client, answer),
                 Some(Redirect::Answer(reply)) => self.acknowledge_encoded(session, client, &reply),
                 Some(Redirect::Ask(call)) => self.serve_anew(call),
                 Some(Redirect::Wait) => {}
@@ -245,7 +245,7 @@ impl ShardThread<'_> {
         let reply = self.pipeline.acks.encode(answer);
         let Ok(made) = answer else { unreachable!("a change was made") };
         self.note_change(session, &client, made, &reply, before);
-        let notes = match &self.mount {
+        let invalidations = match &self.mount {
             Some(mount) if mount.session != client.session => self.notes_for_mount(&call, made, before),
             _ => Vec::new(),
         };
@@ -256,13 +256,13 @@ impl ShardThread<'_> {
         let wait = self.revoke(call.request(), before);
         if self.owes(client, made, before) {
             // Answered when the other node knows; then the kernel is told too.
-            return self.note_for_late_answer(client, notes);
+            return self.note_for_late_answer(client, invalidations);
         }
         let ack = self.pipeline.acks.add(session, client, false, reply);
-        (ack.notes, ack.wait) = (notes, wait);
+        (ack.invalidations, ack.wait) = (invalidations, wait);
     }
 
-    fn acknowledge_later(&mut self, session: usize, client: Client, answer: &Answer<'_>) {
+    fn acknowledge_overduer(&mut self, session: usize, client: Client, answer: &Answer<'_>) {
         let reply = self.pipeline.acks.encode(answer);
         self.pipeline.acks.add(session, client, answer.is_err(), reply);
     }
@@ -274,10 +274,10 @@ impl ShardThread<'_> {
 
     /// Invalidations that are written before a change is acknowledged.
     #[cold]
-    fn notes_for_mount(&self, call: &Call, reply: &Reply<'_>, before: Mark) -> Vec<Note> {
+    fn notes_for_mount(&self, call: &Call, reply: &Reply<'_>, before: Mark) -> Vec<Invalidation> {
         let (request, effects) = (call.request(), self.effects.since(before));
         if request.class() == Class::Step {
-            return notes_of_step(request, effects);
+            return step_invalidations(request, effects);
         }
         let moved: Vec<Ino> = match *request {
             Request::Rename { parent, name, new_parent, new_name, .. } => {
@@ -289,7 +289,7 @@ impl ShardThread<'_> {
             }
             _ => Vec::new(),
         };
-        notes_of(request, reply, &moved)
+        invalidations_of(request, reply, &moved)
     }
 
     /// Keeps the reply of a change, and records what the client does after it: it makes a backing file, or unlinks
@@ -375,12 +375,14 @@ impl ShardThread<'_> {
     fn acknowledge(&mut self) {
         let (mut errors, has_suspects) = (0, self.recorder.has_suspects());
         let ShardThread { pipeline, sessions, leases, mount, recorder, .. } = self;
-        pipeline.acks.release(|Ack { session, client, is_error, notes, wait, .. }, reply| {
+        pipeline.acks.release(|Ack { session, client, is_error, invalidations, wait, .. }, reply| {
             errors += u64::from(is_error);
-            let whose = |reply: &[u8]| Whose::Client { client, reply: reply.to_vec() };
+            let held_reply = |reply: &[u8]| HeldReply::Client { client, reply: reply.to_vec() };
             match (leases.as_mut(), mount.as_mut(), wait) {
-                (Some(leases), _, Some(wait)) => return leases.hold(whose(reply), notes, wait),
-                (_, Some(mount), None) if !notes.is_empty() => mount.hold(whose(reply), notes),
+                (Some(leases), _, Some(wait)) => return leases.hold(held_reply(reply), invalidations, wait),
+                (_, Some(mount), None) if !invalidations.is_empty() => {
+                    mount.hold(held_reply(reply), invalidations)
+                }
                 _ => sessions[session].answer_if_waiting(client.slot, client.seq, reply),
             }
             if has_suspects {

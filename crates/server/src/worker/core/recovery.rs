@@ -26,7 +26,7 @@ use crate::worker::acks::ReplyBuf;
 use crate::worker::backing_files::layout_of_number;
 use crate::worker::journal::{damaged, Journal, MARK_SESSION};
 use crate::worker::network::all_here;
-use crate::worker::notifier::{notes_of, Whose};
+use crate::worker::notifier::{invalidations_of, HeldReply};
 use crate::worker::recorder::InFlight;
 use crate::worker::remote::{Door, RemoteSlots};
 use crate::worker::session::{created, decode_kept, encode_kept, relaid, reserve_behind, Session};
@@ -196,22 +196,22 @@ impl ShardThread<'_> {
                         Ok(call) => moved_by(call.request(), self.batch()?),
                         Err(_) => Vec::new(),
                     };
-                    let notes = match (&self.mount, &call) {
+                    let invalidations = match (&self.mount, &call) {
                         (Some(mount), Ok(call)) if mount.session != session.id => {
-                            notes_of(call.request(), &kept, &moved)
+                            invalidations_of(call.request(), &kept, &moved)
                         }
                         _ => Vec::new(),
                     };
-                    let whose = || Whose::Client { client, reply: reply.to_vec() };
+                    let held_reply = || HeldReply::Client { client, reply: reply.to_vec() };
                     let held = call.is_ok_and(|call| {
-                        self.answer_when_delivered(&call, &kept, &notes)
-                            || self.hold_cautiously(whose(), call.request(), &notes)
+                        self.answer_when_delivered(&call, &kept, &invalidations)
+                            || self.hold_cautiously(held_reply(), call.request(), &invalidations)
                     });
                     // It was done: what is held back must not be taken for a request that nobody has served.
-                    held_slots |= u64::from(held || !notes.is_empty()) << slot;
+                    held_slots |= u64::from(held || !invalidations.is_empty()) << slot;
                     match &mut self.mount {
                         _ if held => {}
-                        Some(mount) if !notes.is_empty() => mount.hold(whose(), notes),
+                        Some(mount) if !invalidations.is_empty() => mount.hold(held_reply(), invalidations),
                         _ => session.answer(slot, reply),
                     }
                     self.recorder.clear(InFlight::of(&client));

@@ -8,7 +8,7 @@ use crate::worker::leases::Revocation;
 use crate::worker::leases::Wait;
 use crate::worker::leases::LEASE_NS;
 use crate::worker::network::Command;
-use crate::worker::notifier::{Note, Whose};
+use crate::worker::notifier::{HeldReply, Invalidation};
 use forebay_fabric::Ticket;
 use forebay_meta::Mark;
 use forebay_ring::lease_clock;
@@ -103,13 +103,13 @@ impl ShardThread<'_> {
     /// held.
     pub(in crate::worker) fn hold_cautiously(
         &mut self,
-        whose: Whose,
+        held_reply: HeldReply,
         request: &Request<'_>,
-        notes: &[Note],
+        invalidations: &[Invalidation],
     ) -> bool {
         let Some(leases) = &mut self.leases else { return false };
         let Some(wait) = leases.caution(request) else { return false };
-        leases.hold(whose, notes.to_vec(), wait);
+        leases.hold(held_reply, invalidations.to_vec(), wait);
         true
     }
 
@@ -133,9 +133,11 @@ impl ShardThread<'_> {
     pub(in crate::worker) fn acknowledge_revoked(&mut self) {
         let Some(leases) = self.leases.as_mut().filter(|leases| !leases.held.is_empty()) else { return };
         for held in leases.due(lease_clock()) {
-            match (&mut self.mount, held.whose) {
-                (Some(mount), whose) if !held.notes.is_empty() => mount.hold(whose, held.notes),
-                (_, whose) => self.acknowledge_whose(whose),
+            match (&mut self.mount, held.held_reply) {
+                (Some(mount), held_reply) if !held.invalidations.is_empty() => {
+                    mount.hold(held_reply, held.invalidations)
+                }
+                (_, held_reply) => self.release_held(held_reply),
             }
         }
     }

@@ -44,7 +44,7 @@ impl ShardThread<'_> {
         self.has_left()
             || self.has_released_calls()
             || self.sessions.iter().any(|s| s.door.has_pending())
-            || self.mount.as_ref().is_some_and(MountedKernel::has_news)
+            || self.mount.as_ref().is_some_and(MountedKernel::has_written)
     }
 
     /// True when a message waits for the shard thread itself.
@@ -57,8 +57,8 @@ impl ShardThread<'_> {
             self.commit()?;
             return Ok(Round::Stopped);
         }
-        self.acknowledge_told();
-        self.acknowledge_late();
+        self.acknowledge_written();
+        self.acknowledge_overdue();
         self.stop_waiting_for_removals()?;
         if self.cross_node.is_some() {
             self.drive_steps()?;
@@ -101,8 +101,9 @@ impl ShardThread<'_> {
         };
         let held = self.mount.as_ref().and_then(MountedKernel::next_timeout);
         let timeout = held.map_or(timeout, |left| timeout.min(left.as_millis() as u64 + 1));
-        let steps = self.cross_node.as_ref().map(|steps| steps.next_timeout().as_millis().min(1000) as u64);
-        let timeout = steps.map_or(timeout, |left| timeout.min(left + 1));
+        let cross_node =
+            self.cross_node.as_ref().map(|cross_node| cross_node.next_timeout().as_millis().min(1000) as u64);
+        let timeout = cross_node.map_or(timeout, |left| timeout.min(left + 1));
         let timeout = self.next_release_ms().map_or(timeout, |left| timeout.min(left));
         let leased = self.leases.as_ref().and_then(Leases::next_timeout_ms);
         leased.map_or(timeout, |left| timeout.min(left))

@@ -120,7 +120,7 @@ impl<'a> ShardThread<'a> {
         if let Some(network) = &mut network {
             network.commands = network.commands.without_waking();
         }
-        let steps = match &network {
+        let cross_node = match &network {
             Some(network) => Some(CrossNode::new(network.node)?),
             None => None,
         };
@@ -146,7 +146,7 @@ impl<'a> ShardThread<'a> {
             sessions: Vec::new(),
             remote_sessions: 0,
             network,
-            cross_node: steps,
+            cross_node,
             leases,
             wide: Wide::default(),
             turn: 0,

@@ -6,7 +6,7 @@ use crate::worker::acks::ReplyBuf;
 use crate::worker::call::Call;
 use crate::worker::coordination::end_of_waiting;
 use crate::worker::coordination::is_said_by;
-use crate::worker::coordination::notes_of_step;
+use crate::worker::coordination::step_invalidations;
 use crate::worker::coordination::Interception;
 use crate::worker::coordination::Late;
 use crate::worker::coordination::Parked;
@@ -15,7 +15,7 @@ use crate::worker::coordination::OF_LISTING;
 use crate::worker::coordination::QUESTION_BITS;
 use crate::worker::cross_check::CrossCheck;
 use crate::worker::network::Command;
-use crate::worker::notifier::{Note, Whose};
+use crate::worker::notifier::{HeldReply, Invalidation};
 use crate::worker::session_id::{is_of_daemon, node_of_session, session_on};
 use crate::worker::wide::Redirect;
 use forebay_meta::{Act, Client, Delivery, Mark};
@@ -29,7 +29,7 @@ impl ShardThread<'_> {
     /// Checks whether a call is a step, needs several nodes, or meets a hold.
     pub(in crate::worker) fn intercept(&mut self, session: usize, call: &Call) -> Result<Interception> {
         self.batch()?;
-        let (Some(batch), Some(steps)) = (&mut self.batch, &mut self.cross_node) else {
+        let (Some(batch), Some(cross_node)) = (&mut self.batch, &mut self.cross_node) else {
             return Ok(Interception::No);
         };
         let (client, request) = (call.client, call.request());
@@ -38,9 +38,9 @@ impl ShardThread<'_> {
             if !is_daemon || !is_said_by(request, node_of_session(client.session)) {
                 return Ok(Interception::Refused(Code::NotPermitted));
             }
-            steps.moved |= matches!(request, Request::Prepare { .. } | Request::Finish { .. });
+            cross_node.moved |= matches!(request, Request::Prepare { .. } | Request::Finish { .. });
             return Ok(match *request {
-                Request::AskOutcome { tx } if steps.transactions.is_undecided(tx) => {
+                Request::AskOutcome { tx } if cross_node.transactions.is_undecided(tx) => {
                     Interception::Outcome(Outcome::Undecided)
                 }
                 _ => Interception::No,
@@ -54,9 +54,9 @@ impl ShardThread<'_> {
             _ => Vec::new(),
         };
         if batch.must_wait(request) {
-            let parked = Parked { call: call.clone(), since: steps.first_asked(client) };
-            if steps.now() < end_of_waiting(&parked) {
-                steps.parked.push(parked);
+            let parked = Parked { call: call.clone(), since: cross_node.first_asked(client) };
+            if cross_node.now() < end_of_waiting(&parked) {
+                cross_node.parked.push(parked);
                 return Ok(Interception::Later);
             }
             if matches!(request, Request::ReadDirectory { .. }) {
@@ -69,21 +69,21 @@ impl ShardThread<'_> {
         }
         Ok(match batch.plan(request, &nodes) {
             Ok(None) => {
-                if !steps.since.is_empty() {
-                    steps.since.remove(&(client.session, client.slot));
+                if !cross_node.since.is_empty() {
+                    cross_node.since.remove(&(client.session, client.slot));
                 }
                 Interception::No
             }
             Ok(Some(plan)) => {
-                let (since, now) = (steps.first_asked(client), steps.now());
-                steps.transactions.begin(client, call.caller(), call.bytes(), plan, since, now);
+                let (since, now) = (cross_node.first_asked(client), cross_node.now());
+                cross_node.transactions.begin(client, call.caller(), call.bytes(), plan, since, now);
                 if self.sessions[session].is_here() {
                     self.sessions[session].remember_sent(call);
                 }
                 Interception::Later
             }
             Err(code) => {
-                steps.first_asked(client);
+                cross_node.first_asked(client);
                 Interception::Refused(code)
             }
         })
@@ -92,22 +92,28 @@ impl ShardThread<'_> {
     /// Begins the deliveries that a change owes other nodes. True when its reply waits for them.
     pub(in crate::worker) fn owes(&mut self, client: Client, reply: &Reply<'_>, before: Mark) -> bool {
         let deliveries = self.effects.since(before).deliveries();
-        let Some(steps) = self.cross_node.as_mut().filter(|_| !deliveries.is_empty()) else { return false };
+        let Some(cross_node) = self.cross_node.as_mut().filter(|_| !deliveries.is_empty()) else {
+            return false;
+        };
         let drops: Vec<Delivery> =
             deliveries.iter().copied().filter(|d| matches!(d, Delivery::DropLink(..))).collect();
         let waits = !drops.is_empty() && !is_of_daemon(client.session);
         if let (true, Some(reply)) = (waits, reply.owned()) {
-            steps.transactions.answer_after(client, reply, &drops);
+            cross_node.transactions.answer_after(client, reply, &drops);
         }
-        let now = steps.now();
-        steps.transactions.deliver(deliveries, now);
+        let now = cross_node.now();
+        cross_node.transactions.deliver(deliveries, now);
         waits
     }
 
     /// Keeps the invalidations that are written before such a reply.
-    pub(in crate::worker) fn note_for_late_answer(&mut self, client: Client, notes: Vec<Note>) {
-        if let Some(steps) = self.cross_node.as_mut().filter(|_| !notes.is_empty()) {
-            steps.late.insert((client.session, client.slot), Late { notes, wait: None });
+    pub(in crate::worker) fn note_for_late_answer(
+        &mut self,
+        client: Client,
+        invalidations: Vec<Invalidation>,
+    ) {
+        if let Some(cross_node) = self.cross_node.as_mut().filter(|_| !invalidations.is_empty()) {
+            cross_node.late.insert((client.session, client.slot), Late { invalidations, wait: None });
         }
     }
 
@@ -117,19 +123,19 @@ impl ShardThread<'_> {
         &mut self,
         call: &Call,
         reply: &Reply<'_>,
-        notes: &[Note],
+        invalidations: &[Invalidation],
     ) -> bool {
         let request = call.request();
-        let Some(steps) = self.cross_node.as_mut().filter(|_| request.may_take_several_nodes()) else {
+        let Some(cross_node) = self.cross_node.as_mut().filter(|_| request.may_take_several_nodes()) else {
             return false;
         };
         let Some(reply) = reply.owned() else { return false };
-        if !steps.transactions.answer_after_inherited(call.client, reply) {
+        if !cross_node.transactions.answer_after_inherited(call.client, reply) {
             return false;
         }
         let wait = self.leases.as_ref().and_then(|leases| leases.caution(request));
         let Client { session, slot, .. } = call.client;
-        steps.late.insert((session, slot), Late { notes: notes.to_vec(), wait });
+        cross_node.late.insert((session, slot), Late { invalidations: invalidations.to_vec(), wait });
         true
     }
 
@@ -140,7 +146,7 @@ impl ShardThread<'_> {
         }
         let batch = self.batch()?;
         let (prepared, deliveries) = (batch.prepared(), batch.deliveries()?);
-        if let Some(steps) = &mut self.cross_node {
+        if let Some(cross_node) = &mut self.cross_node {
             if !prepared.is_empty() || !deliveries.is_empty() {
                 tracing::info!(
                     "{} changes over several nodes are in doubt, {} deliveries are to be made",
@@ -148,26 +154,26 @@ impl ShardThread<'_> {
                     deliveries.len()
                 );
             }
-            let now = steps.now();
-            steps.transactions.resume(&prepared, &deliveries, now);
+            let now = cross_node.now();
+            cross_node.transactions.resume(&prepared, &deliveries, now);
         }
         Ok(())
     }
 
     /// The answer of another node, or its failure.
     pub(in crate::worker) fn stepped(&mut self, slot: usize, reply: std::result::Result<Vec<u8>, Code>) {
-        let Some(steps) = &mut self.cross_node else { return };
-        let Some(flight) = steps.flying.remove(&slot) else { return };
-        steps.free |= 1 << slot;
-        let now = steps.now();
+        let Some(cross_node) = &mut self.cross_node else { return };
+        let Some(flight) = cross_node.flying.remove(&slot) else { return };
+        cross_node.free |= 1 << slot;
+        let now = cross_node.now();
         let answer = reply.as_deref().map(Reply::decode_answer).map_err(|code| *code);
         if flight & OF_CHECK != 0 {
             let number = (flight & !OF_CHECK) >> QUESTION_BITS;
             let question = flight & ((1 << QUESTION_BITS) - 1);
-            if let Some(check) = steps.checks.get_mut(&number) {
+            if let Some(check) = cross_node.checks.get_mut(&number) {
                 let reply = answer.and_then(|answer| answer.map_err(|refusal| refusal.code()));
                 if check.answered(question, reply) && check.conclude(now) {
-                    steps.checks.remove(&number);
+                    cross_node.checks.remove(&number);
                 }
             }
             return;
@@ -176,7 +182,7 @@ impl ShardThread<'_> {
             let answer = answer.unwrap_or_else(|code| Err(code.into()));
             return self.told_ahead(flight & !OF_LISTING, &answer);
         }
-        steps.transactions.answered(flight, answer, now);
+        cross_node.transactions.answered(flight, answer, now);
     }
 
     /// This node's part of a check is done: asks the other nodes, if there are any.
@@ -186,10 +192,10 @@ impl ShardThread<'_> {
         reply: Sender<Result<Value>>,
     ) {
         match (&self.network, &mut self.cross_node, report) {
-            (Some(network), Some(steps), Ok(report)) if !network.others.is_empty() => {
+            (Some(network), Some(cross_node), Ok(report)) if !network.others.is_empty() => {
                 let check = CrossCheck::new(network.node, network.others.clone(), report, reply);
-                steps.checks_begun += 1;
-                steps.checks.insert(steps.checks_begun, check);
+                cross_node.checks_begun += 1;
+                cross_node.checks.insert(cross_node.checks_begun, check);
             }
             (_, _, report) => {
                 let _ = reply.send(report);
@@ -199,14 +205,14 @@ impl ShardThread<'_> {
 
     /// True while a check searches the whole shard for references to other nodes.
     pub(in crate::worker) fn is_checking(&self) -> bool {
-        self.cross_node.as_ref().is_some_and(|steps| !steps.checks.is_empty())
+        self.cross_node.as_ref().is_some_and(|cross_node| !cross_node.checks.is_empty())
     }
 
     /// Begins the searches that are due, and sends the questions of checks.
     fn drive_checks(&mut self) -> Result<()> {
-        let Some(steps) = &mut self.cross_node else { return Ok(()) };
-        let now = steps.now();
-        let due: Vec<u64> = steps
+        let Some(cross_node) = &mut self.cross_node else { return Ok(()) };
+        let now = cross_node.now();
+        let due: Vec<u64> = cross_node
             .checks
             .iter()
             .filter(|(_, c)| c.next_at.is_some_and(|at| at <= now))
@@ -214,22 +220,22 @@ impl ShardThread<'_> {
             .collect();
         for number in due {
             let beyond = self.batch()?.beyond();
-            let Some(steps) = &mut self.cross_node else { return Ok(()) };
-            match (beyond, steps.checks.get_mut(&number)) {
+            let Some(cross_node) = &mut self.cross_node else { return Ok(()) };
+            match (beyond, cross_node.checks.get_mut(&number)) {
                 (Ok(beyond), Some(check)) => check.begin(beyond),
                 // What is damaged is in the report already.
                 (Err(_), Some(check)) => {
                     check.give_up();
-                    steps.checks.remove(&number);
+                    cross_node.checks.remove(&number);
                 }
                 (_, None) => {}
             }
         }
-        let Some(steps) = &mut self.cross_node else { return Ok(()) };
-        for (number, check) in &mut steps.checks {
+        let Some(cross_node) = &mut self.cross_node else { return Ok(()) };
+        for (number, check) in &mut cross_node.checks {
             while let Some((question, node, message)) = check.next_question() {
                 let flight = OF_CHECK | number << QUESTION_BITS | question;
-                steps.waiting.push_back((flight, node, message));
+                cross_node.waiting.push_back((flight, node, message));
             }
         }
         Ok(())
@@ -237,9 +243,9 @@ impl ShardThread<'_> {
 
     /// A node can be reached again.
     pub(in crate::worker) fn reached(&mut self, node: NodeId) {
-        if let Some(steps) = &mut self.cross_node {
-            let now = steps.now();
-            steps.transactions.hurry(node, now);
+        if let Some(cross_node) = &mut self.cross_node {
+            let now = cross_node.now();
+            cross_node.transactions.hurry(node, now);
         }
     }
 
@@ -249,37 +255,39 @@ impl ShardThread<'_> {
             self.drive_checks()?;
         }
         loop {
-            let Some(steps) = &mut self.cross_node else { return Ok(()) };
-            let now = steps.now();
-            if std::mem::take(&mut steps.moved) {
+            let Some(cross_node) = &mut self.cross_node else { return Ok(()) };
+            let now = cross_node.now();
+            if std::mem::take(&mut cross_node.moved) {
                 let prepared = self.batch()?.prepared();
-                let Some(steps) = &mut self.cross_node else { return Ok(()) };
-                steps.transactions.note_prepared(&prepared, now);
-                steps.anew.extend(steps.parked.drain(..));
+                let Some(cross_node) = &mut self.cross_node else { return Ok(()) };
+                cross_node.transactions.note_prepared(&prepared, now);
+                cross_node.anew.extend(cross_node.parked.drain(..));
             }
-            let Some(steps) = &mut self.cross_node else { return Ok(()) };
-            let late: Vec<_> = steps.parked.extract_if(.., |parked| end_of_waiting(parked) <= now).collect();
-            steps.anew.extend(late);
-            if steps.transactions.next_timeout(now).is_zero() {
-                steps.transactions.tick(now);
+            let Some(cross_node) = &mut self.cross_node else { return Ok(()) };
+            let late: Vec<_> =
+                cross_node.parked.extract_if(.., |parked| end_of_waiting(parked) <= now).collect();
+            cross_node.anew.extend(late);
+            if cross_node.transactions.next_timeout(now).is_zero() {
+                cross_node.transactions.tick(now);
             }
-            while steps.free != 0 {
-                let Some((flight, node, message)) = steps.waiting.pop_front() else { break };
-                let slot = steps.free.trailing_zeros() as usize;
+            while cross_node.free != 0 {
+                let Some((flight, node, message)) = cross_node.waiting.pop_front() else { break };
+                let slot = cross_node.free.trailing_zeros() as usize;
                 debug_assert!(slot < RING_SLOTS);
-                steps.free &= !(1 << slot);
-                steps.flying.insert(slot, flight);
-                steps.sequence += 1;
-                let stamp = Stamp { session: steps.session, slot: slot as u16, sequence: steps.sequence };
+                cross_node.free &= !(1 << slot);
+                cross_node.flying.insert(slot, flight);
+                cross_node.sequence += 1;
+                let stamp =
+                    Stamp { session: cross_node.session, slot: slot as u16, sequence: cross_node.sequence };
                 if let Some(network) = &self.network {
                     network.commands.give(Command::Step { node, stamp, message });
                 }
             }
-            let Some(act) = steps.transactions.next_act() else { return Ok(()) };
+            let Some(act) = cross_node.transactions.next_act() else { return Ok(()) };
             match act {
-                Act::Ask { flight, node, message } => steps.waiting.push_back((flight, node, message)),
+                Act::Ask { flight, node, message } => cross_node.waiting.push_back((flight, node, message)),
                 Act::Again { client, message, since } => match Call::parse(client, message) {
-                    Ok(call) => steps.anew.push_back(Parked { call, since }),
+                    Ok(call) => cross_node.anew.push_back(Parked { call, since }),
                     Err(code) => self.answer_late(client, &Err(code.into())),
                 },
                 Act::Settle(delivery) => {
@@ -305,14 +313,15 @@ impl ShardThread<'_> {
             }
         }
         let reply = reply.bytes;
-        let Some(steps) = &mut self.cross_node else { return };
-        let Late { notes, wait } = steps.late.remove(&(client.session, client.slot)).unwrap_or_default();
-        let whose = || Whose::Client { client, reply: reply.clone() };
+        let Some(cross_node) = &mut self.cross_node else { return };
+        let Late { invalidations, wait } =
+            cross_node.late.remove(&(client.session, client.slot)).unwrap_or_default();
+        let held_reply = || HeldReply::Client { client, reply: reply.clone() };
         let is_mounts = self.mount.as_ref().is_none_or(|mount| mount.session == client.session);
-        let notes = if is_mounts { Vec::new() } else { notes };
+        let invalidations = if is_mounts { Vec::new() } else { invalidations };
         match (&mut self.leases, &mut self.mount, wait) {
-            (Some(leases), _, Some(wait)) => leases.hold(whose(), notes, wait),
-            (_, Some(mount), None) if !notes.is_empty() => mount.hold(whose(), notes),
+            (Some(leases), _, Some(wait)) => leases.hold(held_reply(), invalidations, wait),
+            (_, Some(mount), None) if !invalidations.is_empty() => mount.hold(held_reply(), invalidations),
             _ => self.answer_client(client, &reply),
         }
     }
@@ -326,9 +335,9 @@ impl ShardThread<'_> {
 
     /// A step on this node is done, and its invalidations are written.
     pub(in crate::worker) fn step_told(&mut self, flight: u64, answer: Answer<'_>) {
-        if let Some(steps) = &mut self.cross_node {
-            let now = steps.now();
-            steps.transactions.answered(flight, Ok(answer), now);
+        if let Some(cross_node) = &mut self.cross_node {
+            let now = cross_node.now();
+            cross_node.transactions.answered(flight, Ok(answer), now);
         }
     }
 
@@ -359,7 +368,7 @@ impl ShardThread<'_> {
     /// Handles the answer of a step as the pipeline does: journal, orphans, board, deliveries, leases, invalidations.
     fn follow_step(&mut self, flight: u64, step: &Call, now: Timestamp, answer: Answer<'static>) {
         let request = step.request();
-        let (mut notes, mut wait) = (Vec::new(), None);
+        let (mut invalidations, mut wait) = (Vec::new(), None);
         if let Ok(reply) = answer {
             if request.changes() {
                 self.uncommitted += 1;
@@ -367,7 +376,7 @@ impl ShardThread<'_> {
             }
             // A step on behalf of the mount's own session makes no notes, unless it is nobody's.
             if self.mount.as_ref().is_some_and(|mount| mount.session != step.client.session) {
-                notes = notes_of_step(request, self.effects.since(Mark::default()));
+                invalidations = step_invalidations(request, self.effects.since(Mark::default()));
             }
             if let Some(watched) = &mut self.watched {
                 watched.note(request, self.effects.since(Mark::default()));
@@ -382,17 +391,17 @@ impl ShardThread<'_> {
             wait = self.revoke(request, Mark::default());
         }
         self.publish();
-        if let Some(steps) = &mut self.cross_node {
-            steps.moved |= matches!(request, Request::Prepare { .. } | Request::Finish { .. });
-            let now = steps.now();
-            steps.transactions.deliver(self.effects.deliveries(), now);
+        if let Some(cross_node) = &mut self.cross_node {
+            cross_node.moved |= matches!(request, Request::Prepare { .. } | Request::Finish { .. });
+            let now = cross_node.now();
+            cross_node.transactions.deliver(self.effects.deliveries(), now);
         }
         match (answer, &mut self.leases, &mut self.mount, wait) {
             (Ok(reply), Some(leases), _, Some(wait)) => {
-                leases.hold(Whose::Step { flight, reply: Box::new(reply) }, notes, wait);
+                leases.hold(HeldReply::Step { flight, reply: Box::new(reply) }, invalidations, wait);
             }
-            (Ok(reply), _, Some(mount), None) if !notes.is_empty() => {
-                mount.hold(Whose::Step { flight, reply: Box::new(reply) }, notes);
+            (Ok(reply), _, Some(mount), None) if !invalidations.is_empty() => {
+                mount.hold(HeldReply::Step { flight, reply: Box::new(reply) }, invalidations);
             }
             _ => self.step_told(flight, answer),
         }

@@ -159,7 +159,7 @@ impl Scene {
                 serve(&self.handoff);
             }
             self.peer.progress();
-            while let Some(event) = self.peer.next_happening() {
+            while let Some(event) = self.peer.next_event() {
                 match event {
                     CallEvent::Answered { call, outcome, .. } => {
                         let body = match outcome {

@@ -6,14 +6,14 @@ use std::os::fd::AsFd;
 const HOME: NodeId = NodeId(1);
 const HOLDER: NodeId = NodeId(2);
 
-fn of(session: u64, slot: usize, seq: u64, reply: &[u8]) -> Whose {
-    Whose::Client { client: Client { session, slot, seq }, reply: reply.to_vec() }
+fn of(session: u64, slot: usize, seq: u64, reply: &[u8]) -> HeldReply {
+    HeldReply::Client { client: Client { session, slot, seq }, reply: reply.to_vec() }
 }
 
-fn slot_of(whose: &Whose) -> usize {
-    match whose {
-        Whose::Client { client, .. } => client.slot,
-        Whose::Step { .. } => panic!("no step was held"),
+fn slot_of(held_reply: &HeldReply) -> usize {
+    match held_reply {
+        HeldReply::Client { client, .. } => client.slot,
+        HeldReply::Step { .. } => panic!("no step was held"),
     }
 }
 
@@ -79,7 +79,7 @@ fn a_change_waits_for_the_recall_of_what_was_told_while_the_lease_ran() {
     l.hold(of(1, 3, 3, b"second"), Vec::new(), also);
     assert!(l.due(400).is_empty());
     l.revoked(numbers[1], true);
-    assert_eq!(l.due(400).iter().map(|h| slot_of(&h.whose)).collect::<Vec<_>>(), [3]);
+    assert_eq!(l.due(400).iter().map(|h| slot_of(&h.held_reply)).collect::<Vec<_>>(), [3]);
     l.revoked(numbers[0], false);
     assert!(l.due(500).is_empty(), "it was not answered");
     assert_eq!(l.due(101 + LEASE_NS).len(), 1, "but nobody believes it any more");

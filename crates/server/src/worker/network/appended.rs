@@ -2,9 +2,11 @@
 //! the worker: an append, unlike a write at an offset, is not to be done twice, and what is under way when a worker is
 //! killed is asked of the next.
 //!
-//! The last append of each slot ([`ReplyCache`]). Its entry is written before the append, and marked behind it; who is
-//! killed between the two leaves it to the file's size whether anything was written, and where that does not tell, the
-//! process is told EIO.
+//! The last append of each slot ([`ReplyCache`]). Its entry is written before the append, and marked behind it. When a
+//! worker was killed between the two, the file tells what became of the append, and the repeated request has its bytes:
+//! an append that is not in the file is done, a torn one is completed. Appends to one file go one after the other, so
+//! that no other one of this module's is found in its place. Programs of this node append without the worker: where one
+//! of them has meanwhile, the process is told EIO.
 //!
 //! Behind it, in the same memory, are the inodes of other nodes whose backing files were removed last: a request to
 //! make one of them that comes late, or again, makes nothing, whichever worker it meets.
@@ -44,9 +46,45 @@ pub(super) enum Before {
     Done(u64),
 }
 
-/// An append that was begun, by its number.
-#[derive(Debug)]
-pub(super) struct Entry(u64);
+/// A backing file, as an append needs it.
+pub(super) trait AppendFile {
+    /// Its bytes.
+    fn size(&self) -> std::result::Result<u64, Code>;
+    /// Reads at an offset; how many bytes, fewer at the end.
+    fn read(&self, bytes: &mut [u8], at: u64) -> std::result::Result<usize, Code>;
+    /// Writes at the end as it is then; where the first byte went.
+    fn append(&self, bytes: &[u8]) -> std::result::Result<u64, Code>;
+}
+
+/// How much of an append that was begun is in its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Found {
+    /// So many of its first bytes, and the file ends there.
+    First(usize),
+    /// All bytes.
+    All,
+    /// Something else is in its place.
+    Other,
+}
+
+/// Looks for bytes that were to be appended when the file ended at `at`.
+fn find(file: &impl AppendFile, bytes: &[u8], at: u64) -> std::result::Result<Found, Code> {
+    let Some(there) = file.size()?.checked_sub(at) else { return Ok(Found::Other) };
+    let there = bytes.len().min(usize::try_from(there).unwrap_or(usize::MAX));
+    let (mut done, mut piece) = (0, [0; 16 * 1024]);
+    while done < there {
+        let most = piece.len().min(there - done);
+        let n = file.read(&mut piece[..most], at + done as u64)?;
+        if n == 0 || piece[..n] != bytes[done..done + n] {
+            return Ok(Found::Other);
+        }
+        done += n;
+    }
+    Ok(if there == bytes.len() { Found::All } else { Found::First(there) })
+}
+
+/// Locks that keep appends to one file apart. Two files may have the same one.
+const FILE_LOCKS: usize = 64;
 
 /// The last append of each slot, and what was removed.
 #[derive(Debug)]
@@ -54,11 +92,14 @@ pub(in crate::worker) struct Appended {
     /// None: nothing outlives this (tests).
     memory: Option<Mapping>,
     last: Mutex<ReplyCache>,
+    /// Taken before `last`.
+    files: [Mutex<()>; FILE_LOCKS],
 }
 
 impl Default for Appended {
     fn default() -> Appended {
-        Appended { memory: None, last: Mutex::new(ReplyCache::new(0, REPLIES_KEPT)) }
+        let last = Mutex::new(ReplyCache::new(0, REPLIES_KEPT));
+        Appended { memory: None, last, files: [const { Mutex::new(()) }; FILE_LOCKS] }
     }
 }
 
@@ -99,7 +140,7 @@ impl Appended {
         let what = "cannot see which appends are done";
         let memory = Mapping::new(fd, APPENDS_BYTES, true).map_err(|e| Error::io(what, &e))?;
         let last = Mutex::new(ReplyCache::restored(&memory, 0, REPLIES_KEPT));
-        Ok(Appended { memory: Some(memory), last })
+        Ok(Appended { memory: Some(memory), last, ..Appended::default() })
     }
 
     fn last(&self) -> MutexGuard<'_, ReplyCache> {
@@ -133,19 +174,24 @@ impl Appended {
 
     /// What was done of an append that is asked again; none of one that was never begun.
     pub(super) fn before(&self, stamp: &Stamp, id: &BackingId) -> Option<Before> {
+        self.numbered_before(stamp, id).map(|(_, before)| before)
+    }
+
+    fn numbered_before(&self, stamp: &Stamp, id: &BackingId) -> Option<(u64, Before)> {
         let last = self.last();
         let kept = last.get(stamp).filter(|kept| kept.words[..2] == [id.ino.0, packed(id)])?;
-        Some(if kept.state == DONE { Before::Done(kept.words[2]) } else { Before::Begun(kept.words[2]) })
+        let at = kept.words[2];
+        Some((kept.number, if kept.state == DONE { Before::Done(at) } else { Before::Begun(at) }))
     }
 
-    /// An append begins on a file that is so long.
-    pub(super) fn begin(&self, stamp: &Stamp, id: &BackingId, size: u64) -> Entry {
-        Entry(self.last().put(self.memory.as_ref(), stamp, BEGUN, [id.ino.0, packed(id), size]))
+    /// An append begins on a file that is so long; its number.
+    fn begin(&self, stamp: &Stamp, id: &BackingId, size: u64) -> u64 {
+        self.last().put(self.memory.as_ref(), stamp, BEGUN, [id.ino.0, packed(id), size])
     }
 
-    /// It is done: its first byte went there.
-    pub(super) fn done(&self, entry: &Entry, at: u64) {
-        self.last().advance(self.memory.as_ref(), entry.0, DONE, at);
+    /// The append of this number is done: its first byte went there.
+    fn done(&self, number: u64, at: u64) {
+        self.last().advance(self.memory.as_ref(), number, DONE, at);
     }
 
     /// The processes whose appends are kept.
@@ -158,28 +204,43 @@ impl Appended {
         self.last().end(self.memory.as_ref(), session);
     }
 
-    /// Does an append, unless it was done before; where its first byte went. `size` is the file's, and `append` does
-    /// it.
+    /// Does an append, or the rest of it, unless it was done before; where its first byte went.
     ///
     /// # Errors
-    /// What `size` and `append` fail with; [`Code::Io`] when an earlier worker was killed in the middle of it, and the file
-    /// has grown or gone since; [`Code::Stale`] when its slot has begun a later one.
+    /// What the file's calls fail with; [`Code::Io`] when an earlier worker was killed in the middle of it, and another
+    /// program has appended since or the file is shorter or gone; [`Code::Stale`] when its slot has begun a later one.
     pub(super) fn once(
         &self,
         stamp: &Stamp,
         id: &BackingId,
-        size: impl Fn() -> std::result::Result<u64, Code>,
-        append: impl FnOnce() -> std::result::Result<u64, Code>,
+        bytes: &[u8],
+        file: &impl AppendFile,
     ) -> std::result::Result<u64, Code> {
-        match self.before(stamp, id) {
-            Some(Before::Done(at)) => return Ok(at),
-            Some(Before::Begun(then)) if size() != Ok(then) => return Err(Code::Io),
+        let lock = &self.files[id.ino.0 as usize % FILE_LOCKS];
+        let _apart = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.numbered_before(stamp, id) {
+            Some((_, Before::Done(at))) => return Ok(at),
+            Some((number, Before::Begun(at))) => match find(file, bytes, at).map_err(|_| Code::Io)? {
+                Found::First(0) if !bytes.is_empty() => {}
+                Found::First(n) => {
+                    if file.append(&bytes[n..])? != at + n as u64 {
+                        return Err(Code::Io);
+                    }
+                    self.done(number, at);
+                    return Ok(at);
+                }
+                Found::All => {
+                    self.done(number, at);
+                    return Ok(at);
+                }
+                Found::Other => return Err(Code::Io),
+            },
             None if self.last().is_overtaken(stamp) => return Err(Code::Stale),
-            _ => {}
+            None => {}
         }
-        let entry = self.begin(stamp, id, size()?);
-        let at = append()?;
-        self.done(&entry, at);
+        let number = self.begin(stamp, id, file.size()?);
+        let at = file.append(bytes)?;
+        self.done(number, at);
         Ok(at)
     }
 }
@@ -187,39 +248,94 @@ impl Appended {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
+
+    const ID: BackingId = BackingId { target: u32::MAX, ino: Ino(u64::MAX - 5), number: 3, stripe: u16::MAX };
 
     fn stamp(slot: u16, sequence: u64) -> Stamp {
         Stamp { session: u64::MAX - 1, slot, sequence }
     }
 
-    #[test]
-    fn next_worker_knows_what_was_begun_and_what_is_done() {
+    /// A file in memory; none that is gone.
+    struct Fake(RefCell<Option<Vec<u8>>>);
+
+    impl Fake {
+        fn with(bytes: &[u8]) -> Fake {
+            Fake(RefCell::new(Some(bytes.to_vec())))
+        }
+
+        fn bytes(&self) -> Vec<u8> {
+            self.0.borrow().clone().unwrap()
+        }
+    }
+
+    impl AppendFile for Fake {
+        fn size(&self) -> std::result::Result<u64, Code> {
+            self.0.borrow().as_ref().map(|bytes| bytes.len() as u64).ok_or(Code::NotFound)
+        }
+
+        fn read(&self, bytes: &mut [u8], at: u64) -> std::result::Result<usize, Code> {
+            let file = self.0.borrow();
+            let found = file.as_ref().and_then(|file| file.get(at as usize..)).ok_or(Code::NotFound)?;
+            let n = found.len().min(bytes.len());
+            bytes[..n].copy_from_slice(&found[..n]);
+            Ok(n)
+        }
+
+        fn append(&self, bytes: &[u8]) -> std::result::Result<u64, Code> {
+            let at = self.size()?;
+            self.0.borrow_mut().as_mut().ok_or(Code::NotFound)?.extend_from_slice(bytes);
+            Ok(at)
+        }
+    }
+
+    /// What the next worker says of an append of "abcd", and what is in the file then: the first one was killed between
+    /// the entry and its end, when the file was `then` and is `now`.
+    fn repeated(then: &[u8], now: &[u8]) -> (std::result::Result<u64, Code>, Vec<u8>) {
         let (fd, memory) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
         let first = Appended { memory: Some(memory), ..Appended::default() };
-        let id = BackingId { target: u32::MAX, ino: Ino(u64::MAX - 5), number: 3, stripe: u16::MAX };
-        let other = BackingId { stripe: 1, ..id };
-        assert_eq!(first.once(&stamp(63, 7), &id, || Ok(100), || Ok(100)), Ok(100));
-        let entry = first.begin(&stamp(1, 7), &id, 110);
-        first.begin(&stamp(2, 8), &id, 110);
-        first.done(&entry, 120);
+        first.begin(&stamp(2, 7), &ID, then.len() as u64);
+        let (next, file) = (Appended::open(fd.as_fd()).unwrap(), Fake::with(now));
+        let told = next.once(&stamp(2, 7), &ID, b"abcd", &file);
+        if let Ok(at) = told {
+            assert_eq!(Appended::open(fd.as_fd()).unwrap().before(&stamp(2, 7), &ID), Some(Before::Done(at)));
+        }
+        assert_eq!(next.once(&stamp(2, 7), &ID, b"abcd", &file), told, "asked again");
+        (told, file.bytes())
+    }
+
+    #[test]
+    fn append_whose_worker_was_killed_is_done_once_and_completed_where_it_is_torn() {
+        assert_eq!(repeated(b"xyz", b"xyz"), (Ok(3), b"xyzabcd".to_vec()));
+        for n in 1..=4 {
+            assert_eq!(repeated(b"xyz", &b"xyzabcd"[..3 + n]), (Ok(3), b"xyzabcd".to_vec()), "{n}");
+        }
+        assert_eq!(repeated(b"", b"abcdmore"), (Ok(0), b"abcdmore".to_vec()), "others' behind it");
+    }
+
+    #[test]
+    fn append_whose_worker_was_killed_fails_where_another_program_has_changed_the_file() {
+        for now in [&b"xyzother"[..], b"xyzabx", b"xyzaxcd", b"xy", b""] {
+            assert_eq!(repeated(b"xyz", now), (Err(Code::Io), now.to_vec()));
+        }
+    }
+
+    #[test]
+    fn next_worker_knows_what_is_done_also_of_a_file_that_is_gone() {
+        let (fd, memory) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
+        let first = Appended { memory: Some(memory), ..Appended::default() };
+        let (file, gone) = (Fake::with(b"xyz"), Fake(RefCell::new(None)));
+        assert_eq!(first.once(&stamp(63, 7), &ID, b"ab", &file), Ok(3));
+        first.begin(&stamp(2, 8), &ID, 5);
         let next = Appended::open(fd.as_fd()).unwrap();
-        assert_eq!(next.before(&stamp(63, 7), &id), Some(Before::Done(100)));
-        assert_eq!(next.before(&stamp(1, 7), &id), Some(Before::Done(120)));
-        assert_eq!(next.before(&stamp(2, 8), &id), Some(Before::Begun(110)));
-        assert!([stamp(2, 9), stamp(3, 7)].iter().all(|of| next.before(of, &id).is_none()));
-        assert_eq!(next.before(&stamp(63, 7), &other), None);
-        // Done is not done again; what was begun is where nothing was written, and is in doubt where something was.
-        let not = || -> std::result::Result<u64, Code> { panic!("it is done") };
-        assert_eq!(next.once(&stamp(1, 7), &id, || Ok(500), not), Ok(120));
-        assert_eq!(next.once(&stamp(2, 8), &id, || Ok(111), not), Err(Code::Io));
-        // Of a file that is gone since, the one is known, and of the other nothing.
-        assert_eq!(next.once(&stamp(1, 7), &id, || Err(Code::NotFound), not), Ok(120));
-        assert_eq!(next.once(&stamp(2, 8), &id, || Err(Code::NotFound), not), Err(Code::Io));
-        assert_eq!(next.once(&stamp(2, 8), &id, || Ok(110), || Ok(110)), Ok(110));
-        // And the worker after it knows the last of each.
-        let third = Appended::open(fd.as_fd()).unwrap();
-        assert_eq!(third.before(&stamp(2, 8), &id), Some(Before::Done(110)));
-        assert_eq!(third.before(&stamp(1, 7), &id), Some(Before::Done(120)));
+        assert_eq!(next.before(&stamp(63, 7), &ID), Some(Before::Done(3)));
+        assert_eq!(next.before(&stamp(2, 8), &ID), Some(Before::Begun(5)));
+        assert!([stamp(2, 9), stamp(3, 7)].iter().all(|of| next.before(of, &ID).is_none()));
+        assert_eq!(next.before(&stamp(63, 7), &BackingId { stripe: 1, ..ID }), None);
+        assert_eq!(next.once(&stamp(63, 7), &ID, b"ab", &gone), Ok(3));
+        assert_eq!(next.once(&stamp(2, 8), &ID, b"ab", &gone), Err(Code::Io));
+        assert_eq!(next.once(&stamp(4, 1), &ID, b"ab", &gone), Err(Code::NotFound));
+        assert_eq!(file.bytes(), b"xyzab");
     }
 
     #[test]
@@ -249,16 +365,16 @@ mod tests {
     fn append_whose_reply_was_lost_is_known_though_others_append_many_times() {
         let (fd, memory) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
         let first = Appended { memory: Some(memory), ..Appended::default() };
-        let id = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
-        first.once(&stamp(1, 1), &id, || Ok(0), || Ok(0)).unwrap();
+        let file = Fake::with(b"");
+        first.once(&stamp(1, 1), &ID, b"a", &file).unwrap();
         for sequence in 0..REPLIES_KEPT as u64 + 10 {
-            first.once(&stamp(0, sequence), &id, || Ok(sequence), || Ok(sequence)).unwrap();
+            first.once(&stamp(0, sequence), &ID, b"b", &file).unwrap();
         }
-        let next = Appended::open(fd.as_fd()).unwrap();
-        let not = || -> std::result::Result<u64, Code> { panic!("it is not to be done again") };
-        assert_eq!(next.once(&stamp(1, 1), &id, || Ok(500), not), Ok(0));
-        assert_eq!(next.once(&stamp(0, 3), &id, || Ok(500), not), Err(Code::Stale), "its slot went on");
+        let (next, before) = (Appended::open(fd.as_fd()).unwrap(), file.bytes());
+        assert_eq!(next.once(&stamp(1, 1), &ID, b"a", &file), Ok(0));
+        assert_eq!(next.once(&stamp(0, 3), &ID, b"b", &file), Err(Code::Stale), "its slot went on");
+        assert!(file.bytes() == before);
         next.end(stamp(0, 0).session);
-        assert!(Appended::open(fd.as_fd()).unwrap().before(&stamp(1, 1), &id).is_none());
+        assert!(Appended::open(fd.as_fd()).unwrap().before(&stamp(1, 1), &ID).is_none());
     }
 }

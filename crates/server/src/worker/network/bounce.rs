@@ -9,7 +9,7 @@ use forebay_fabric::{Access, Endpoint, Local, Region};
 use forebay_types::limits::{BOUNCE_BYTES, MOVE_BYTES_MAX};
 use forebay_types::Code;
 
-use super::places::Arrived;
+use super::eager_buffers::Arrived;
 
 const PIECES: usize = BOUNCE_BYTES / MOVE_BYTES_MAX;
 /// So many pieces that the provider may have kept, and the rest is left for new memory.
@@ -37,18 +37,18 @@ pub(in crate::worker) struct Piece {
 #[derive(Debug)]
 pub(in crate::worker) enum DataBuffer {
     Piece(Piece),
-    /// In a place, which the asker has written.
-    Place(Arrived),
+    /// In an eager buffer, which the requester has written.
+    Eager(Arrived),
 }
 
 impl DataBuffer {
-    /// Its first bytes, to be read. Others may change what is in a place.
+    /// Its first bytes, to be read. The peer may change what is in an eager buffer.
     pub(super) fn start(&self, len: usize) -> NonNull<u8> {
         let (memory, at) = match self {
             DataBuffer::Piece(piece) => (&piece.memory, piece.at()),
-            DataBuffer::Place(arrived) => (&arrived.memory, arrived.at),
+            DataBuffer::Eager(arrived) => (&arrived.memory, arrived.at),
         };
-        memory.at(at, len).unwrap_or_else(|code| panic!("{len} bytes of a piece or a place: {code}"))
+        memory.at(at, len).unwrap_or_else(|code| panic!("{len} bytes of a piece or an eager buffer: {code}"))
     }
 }
 

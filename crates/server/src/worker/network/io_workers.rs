@@ -16,7 +16,7 @@ use forebay_wire::Stamp;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::appended::Before;
+use super::appended::{AppendFile, Before};
 use super::bounce::DataBuffer;
 use super::commands::{Command, Commands};
 use super::jobs::{queue, Asker, Job, Jobs, Moving};
@@ -174,8 +174,8 @@ impl Files {
             (MoveKind::Append, DataBuffer::Piece(piece)) => {
                 self.append_once(&moving.ticket.stamp, &moving.id, piece.bytes(len)).map(|_| len)
             }
-            // Writes alone come into places.
-            (_, DataBuffer::Place(_)) => Err(Code::Malformed),
+            // Only writes use eager buffers.
+            (_, DataBuffer::Eager(_)) => Err(Code::Malformed),
         }
     }
 
@@ -197,12 +197,10 @@ impl Files {
         Ok(stat.st_size as u64)
     }
 
-    /// Appends, if no earlier worker has: the file of one that is done may be gone, and is not looked for.
+    /// Appends, unless it was done before: the file of an append that is done may be gone, and is not looked for.
     fn append_once(&self, stamp: &Stamp, id: &BackingId, bytes: &[u8]) -> std::result::Result<u64, Code> {
-        let opened = LazyCell::new(|| self.open(stamp.session, id));
-        let file = || opened.as_ref().map_err(|code| *code);
-        let size = || rustix::fs::fstat(&**file()?).map(|stat| stat.st_size as u64).map_err(code);
-        self.kept.appended.once(stamp, id, size, || append(file()?, bytes))
+        let file = LazyCell::new(|| self.open(stamp.session, id));
+        self.kept.appended.once(stamp, id, bytes, &Opening(file))
     }
 
     fn serve<'r>(
@@ -366,6 +364,29 @@ unsafe fn write_from(
         }
     }
     Ok(())
+}
+
+/// A backing file that is opened when it is needed.
+struct Opening<F>(LazyCell<std::result::Result<Arc<OwnedFd>, Code>, F>);
+
+impl<F: FnOnce() -> std::result::Result<Arc<OwnedFd>, Code>> Opening<F> {
+    fn file(&self) -> std::result::Result<&OwnedFd, Code> {
+        self.0.as_ref().map(Arc::as_ref).map_err(|code| *code)
+    }
+}
+
+impl<F: FnOnce() -> std::result::Result<Arc<OwnedFd>, Code>> AppendFile for Opening<F> {
+    fn size(&self) -> std::result::Result<u64, Code> {
+        rustix::fs::fstat(self.file()?).map(|stat| stat.st_size as u64).map_err(code)
+    }
+
+    fn read(&self, bytes: &mut [u8], at: u64) -> std::result::Result<usize, Code> {
+        read(self.file()?, bytes, at)
+    }
+
+    fn append(&self, bytes: &[u8]) -> std::result::Result<u64, Code> {
+        append(self.file()?, bytes)
+    }
 }
 
 /// Writes at the end, as the kernel has it, who lets no other write come between; where the first byte went.

@@ -155,7 +155,7 @@ pub(in crate::worker) fn start(
     let io_worker = io_workers::IoWorker::new(Arc::clone(&targets), Arc::clone(&kept), to_me.clone());
     let jobs = io_workers::start(targets, Arc::clone(&kept), to_me.clone())?;
     let thread = NetworkThread::new(calls, NodeId(me.number), members, commands, to_shard, (jobs, kept));
-    let thread = thread.with_hand(handoff.are_in_memory().then_some(io_worker));
+    let thread = thread.with_io_worker(handoff.are_in_memory().then_some(io_worker));
     let (answer, answered) = mpsc::channel();
     let thread = thread.with_targets(target_nodes.clone());
     let thread = thread.with_met(met, membership.fresh.then_some((answer, membership.instead_of.is_some())));

@@ -126,8 +126,8 @@ impl ReplyCache {
             // No state while the rest is not all of one change.
             self.word(memory, entry, 0).store(FREE, Ordering::SeqCst);
             compiler_fence(Ordering::SeqCst);
-            let whose = [number, stamp.session, stamp.slot.into(), stamp.sequence];
-            whose.into_iter().chain(words).enumerate().for_each(|(i, value)| store(1 + i, value));
+            let owner = [number, stamp.session, stamp.slot.into(), stamp.sequence];
+            owner.into_iter().chain(words).enumerate().for_each(|(i, value)| store(1 + i, value));
             self.word(memory, entry, 0).store(state, Ordering::SeqCst);
         }
         let kept = Kept { number, sequence: stamp.sequence, state, words };

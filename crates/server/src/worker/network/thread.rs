@@ -111,8 +111,8 @@ impl NetworkThread {
 
     fn go_round(&mut self) -> Round {
         let mut busy = false;
-        // A link that is another by now: before anything is brought to places of the last.
-        while let Some(event) = self.calls.next_happening() {
+        // A link may be a new one by now: this is known before data are written to eager buffers of the old one.
+        while let Some(event) = self.calls.next_event() {
             busy = true;
             self.hear(event);
         }
@@ -127,7 +127,7 @@ impl NetworkThread {
             busy |= self.execute(order);
         }
         busy |= self.calls.progress() > 0;
-        while let Some(event) = self.calls.next_happening() {
+        while let Some(event) = self.calls.next_event() {
             busy = true;
             self.hear(event);
         }
@@ -140,7 +140,7 @@ impl NetworkThread {
             self.renew_lease(node);
         }
         self.introduce_again();
-        self.wake_rested(now);
+        self.end_quarantines(now);
         if now >= self.review_at {
             self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);
             self.tell(Message::ReviewSessions(None));
@@ -198,7 +198,7 @@ impl NetworkThread {
                     self.backlog.push_back(Command::EndSession(session, nodes));
                     return false;
                 }
-                self.leave_buffers(session, true);
+                self.retire_buffers(session, true);
                 self.end_served(session);
                 // Also what an earlier worker knew of.
                 self.kept.locks.end(session);
@@ -212,7 +212,7 @@ impl NetworkThread {
                     let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);
                 }
             }
-            Command::Moved(moving, result) => self.crew_moved(*moving, result),
+            Command::Moved(moving, result) => self.piece_moved(*moving, result),
             Command::Buffer { session, number, memory } => self.add_buffer(session, number, memory),
             Command::RenewLease(node) => self.renewals.want(node, self.calls.now()),
             Command::Revocation { node, number, message } => return self.revoke(node, number, message),
@@ -220,15 +220,15 @@ impl NetworkThread {
                 self.tell_which_are_there(&ticket, &sessions, there)
             }
             Command::Review(node, sessions) => self.review(node, sessions),
-            Command::Survey(reply) => self.look_around(reply),
+            Command::Survey(reply) => self.survey(reply),
             Command::Space { stamp, own } => {
-                self.refresh_surroundings();
+                self.refresh_space_map();
                 if let Some(space) = self.space_map.space(self.calls.now(), stamp, own) {
                     self.answered_with(stamp, Ok(Reply::Space(space)));
                 }
             }
             Command::Place { stamp, stripe_count, own } => {
-                self.refresh_surroundings();
+                self.refresh_space_map();
                 let targets = self.space_map.place(&own, stripe_count);
                 self.answered_with(stamp, Ok(Reply::Placed(targets)));
             }
@@ -242,7 +242,7 @@ impl NetworkThread {
         match event {
             CallEvent::Up { node, incarnation, clock_ahead_us, .. } => {
                 self.whys.remove(&node);
-                self.moves.taken.leave(node);
+                self.moves.taken.drop_grant(node);
                 self.saw(node, true);
                 self.space_map.found(node);
                 if self.starts.insert(node, incarnation).is_some_and(|before| before != incarnation) {
@@ -262,7 +262,7 @@ impl NetworkThread {
             }
             // The calls have told of it.
             CallEvent::Down { node, failed } => {
-                self.moves.taken.leave(node);
+                self.moves.taken.drop_grant(node);
                 self.saw(node, false);
                 self.whys.insert(node, failed.why);
                 self.space_map.lost(node);
@@ -274,7 +274,7 @@ impl NetworkThread {
             }
             CallEvent::Left { node, incarnation, why } => {
                 let now = self.calls.now();
-                self.moves.granted.leave(self.calls.endpoint(), now, node, incarnation);
+                self.moves.granted.revoke(self.calls.endpoint(), now, node, incarnation);
                 self.saw(node, false);
                 tracing::info!("node {node} has left: {why}");
             }

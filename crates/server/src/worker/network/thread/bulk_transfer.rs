@@ -6,8 +6,9 @@
 //!  file's node:    read:  piece ─► a worker fills it ─► transfer to the buffer, and the answer right behind it
 //!                  write: piece ─► transfer from the buffer ─► a worker writes it ─► answer
 //! ```
-//! A write that is short goes without being fetched, where the file's node has granted places (`places.rs`): the client's node starts the transfer, and
-//! the request goes right behind it; it says where the buffer is too, for data that did not come.
+//! Short writes are not fetched where the file's node has granted eager buffers (`eager_buffers.rs`): the client's node
+//! starts the transfer, and the request follows it at once. The request also says where the client's buffer is, for
+//! data that did not arrive.
 //!
 //! Who names a buffer, and which of it, was checked at its node before anything is sent; a peer can reach the buffers
 //! that it was told of, and only by their keys. A request whose answer is not known leaves its buffer to rest: it is
@@ -15,7 +16,7 @@
 //!
 //! The answer to a read does not wait for the word that the data have arrived, where messages keep their place behind
 //! transfers. A connection that breaks between the two may lose the data and not the answer: so the client's node
-//! writes a byte where the last one is to come ([`Mark`]), and when it finds the same byte there with the answer it
+//! writes a byte where the last one is to come ([`Canary`]), and when it finds the same byte there with the answer it
 //! asks again. The second answer is what the file's node has kept, when the transfer has ended; where that has another
 //! worker since, which may have answered ahead too, it is none.
 
@@ -27,41 +28,43 @@ use std::time::Duration;
 
 use forebay_fabric::{Access, Body, Direction, Failed, Local, Region, Registered, Ticket, Transfer};
 use forebay_types::limits::{
-    BACKING_AHEAD, BUFFERS_MAX, BUFFERS_RESTING_MAX, BUFFER_REST_MS, MOVE_BYTES_MAX, PLACES, PLACE_BYTES,
+    BACKING_AHEAD, BUFFERS_MAX, BUFFERS_QUARANTINED_MAX, EAGER_BUFFERS, EAGER_BUFFER_BYTES, MOVE_BYTES_MAX,
+    QUARANTINE_MS,
 };
 use forebay_types::{BackingId, Code, Move, MoveKind, NodeId, Reply};
-use forebay_wire::{Memory, Message as Wire, Place};
+use forebay_wire::{DataLocation, Memory, Message as Wire};
 
 use super::flights::Flight;
-use super::moves::{Asked, Asking, Buffer, Mark};
+use super::moves::{Asked, Asking, Buffer, Canary};
 use super::state::{NetworkThread, NODE_TIMEOUT, SHORT_REPLY_BYTES};
 use crate::worker::call::Call;
 use crate::worker::network::bounce::{Bounce, DataBuffer};
 use crate::worker::network::commands::Command;
+use crate::worker::network::eager_buffers::{end_quarantine, Arrived, BufferUse, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::{Job, Moving};
-use crate::worker::network::places::{bury_rested, Arrived, Taken, Use, Used};
 
 /// How long memory is kept that a peer may write yet: longer than any request is served.
-const REST: Duration = Duration::from_millis(BUFFER_REST_MS);
+const QUARANTINE: Duration = Duration::from_millis(QUARANTINE_MS);
 
 impl NetworkThread {
     // --- for this node's clients
 
     /// A process has got a buffer, in place of the one that it had.
     pub(super) fn add_buffer(&mut self, session: u64, number: u64, memory: Region) {
-        self.leave_buffers(session, false);
-        if self.moves.buffers.len() >= BUFFERS_MAX || self.moves.resting.len() >= BUFFERS_RESTING_MAX {
+        self.retire_buffers(session, false);
+        if self.moves.buffers.len() >= BUFFERS_MAX || self.moves.quarantined.len() >= BUFFERS_QUARANTINED_MAX
+        {
             return tracing::debug!(
                 "{} processes have buffers and {} are at rest: another's data go by requests",
                 self.moves.buffers.len(),
-                self.moves.resting.len()
+                self.moves.quarantined.len()
             );
         }
         let memory = Arc::new(memory);
         match self.calls.endpoint().register(Arc::clone(&memory), Access::BOTH) {
             Ok(registered) => {
-                let (left, in_doubt, orphaned) = (false, false, false);
-                let buffer = Buffer { session, memory, registered, flights: 0, left, in_doubt, orphaned };
+                let (retired, in_doubt, orphaned) = (false, false, false);
+                let buffer = Buffer { session, memory, registered, flights: 0, retired, in_doubt, orphaned };
                 self.moves.buffers.insert(number, buffer);
             }
             Err(code) => tracing::warn!("cannot register a client's buffer: {code}"),
@@ -69,7 +72,7 @@ impl NetworkThread {
     }
 
     /// A process needs its buffers no more; `over`: nor does it look at what it had in them.
-    pub(super) fn leave_buffers(&mut self, session: u64, over: bool) {
+    pub(super) fn retire_buffers(&mut self, session: u64, over: bool) {
         let theirs = self.moves.buffers.iter_mut().filter(|(_, buffer)| buffer.session == session);
         let theirs: Vec<u64> = theirs
             .map(|(number, buffer)| {
@@ -78,10 +81,10 @@ impl NetworkThread {
             })
             .collect();
         for number in theirs {
-            self.leave_buffer(number, false);
+            self.retire_buffer(number, false);
         }
         if over {
-            let theirs = self.moves.resting.iter().filter(|(_, of, _)| *of == session);
+            let theirs = self.moves.quarantined.iter().filter(|(_, of, _)| *of == session);
             theirs.for_each(|(.., memory)| memory.discard());
         }
     }
@@ -92,15 +95,15 @@ impl NetworkThread {
         for flight in self.flights.values() {
             let Flight::Move(asking) = flight else { continue };
             if let Some(buffer) = self.moves.buffers.get_mut(&asking.buffer).filter(|_| asking.node == node) {
-                (buffer.left, buffer.in_doubt) = (true, true);
+                (buffer.retired, buffer.in_doubt) = (true, true);
             }
         }
     }
 
     /// No more requests with it; it goes when those under way have ended.
-    fn leave_buffer(&mut self, number: u64, in_doubt: bool) {
+    fn retire_buffer(&mut self, number: u64, in_doubt: bool) {
         let Some(buffer) = self.moves.buffers.get_mut(&number) else { return };
-        buffer.left = true;
+        buffer.retired = true;
         buffer.in_doubt |= in_doubt;
         if buffer.flights > 0 {
             return;
@@ -112,21 +115,21 @@ impl NetworkThread {
                 // A live process gives its memory back by itself, when it has taken what it had in it.
                 buffer.memory.discard();
             }
-            self.moves.resting.push((self.calls.now() + REST, buffer.session, buffer.memory));
+            self.moves.quarantined.push((self.calls.now() + QUARANTINE, buffer.session, buffer.memory));
         }
     }
 
     /// Lets go of memory that has rested.
-    pub(super) fn wake_rested(&mut self, now: Duration) {
-        self.moves.granted.wake_rested(now);
-        bury_rested(&mut self.moves.resting, |(until, ..)| *until <= now, |(.., memory)| memory);
+    pub(super) fn end_quarantines(&mut self, now: Duration) {
+        self.moves.granted.end_quarantines(now);
+        end_quarantine(&mut self.moves.quarantined, |(until, ..)| *until <= now, |(.., memory)| memory);
     }
 
     /// Asks the file's node for a move of a client's. False: later.
     pub(super) fn forward_move(&mut self, node: NodeId, id: BackingId, wish: Move, call: Call) -> bool {
         let stamp = call.stamp();
         let buffer = self.moves.buffers.get_mut(&wish.buffer);
-        let buffer = buffer.filter(|b| b.session == stamp.session && !b.left);
+        let buffer = buffer.filter(|b| b.session == stamp.session && !b.retired);
         let end = u64::from(wish.at) + u64::from(wish.bytes);
         let Some(buffer) = buffer.filter(|b| end <= b.memory.len() as u64) else {
             self.answered(stamp, Err(Code::Fault));
@@ -134,25 +137,25 @@ impl NetworkThread {
         };
         let Registered { local, remote, .. } = buffer.registered;
         let to = Memory { address: remote.address + u64::from(wish.at), key: remote.key };
-        let mut memory = Place::Remote(to);
+        let mut memory = DataLocation::Remote(to);
         let (offset, bytes) = (wish.offset, u64::from(wish.bytes));
         let mut last = [0];
         let goes_ahead = wish.kind == MoveKind::Write
-            && Taken::is_for(bytes)
+            && RemoteBuffers::fits(bytes)
             && buffer.memory.read_at(end as usize - 1, &mut last).is_ok();
-        let mut place = None;
+        let mut eager = None;
         if goes_ahead {
-            // Who helps copies one place's bytes: others wait for it.
+            // A thread that helps copies the bytes of one eager buffer at most: others wait for it.
             if self.helps && self.moves.are_under_way() {
                 self.leaves = true;
                 self.backlog.push_back(Command::Forward { node, call });
                 return false;
             }
             let from = (local, wish.at as usize);
-            place = self.bring(node, from, bytes, last[0]);
+            eager = self.start_eager_transfer(node, from, bytes, last[0]);
         }
-        if let Some(Used { of: Use { grant, place, turn }, .. }) = place {
-            memory = Place::Sent { memory: to, grant, place, turn };
+        if let Some(UsedBuffer { of: BufferUse { grant, buffer, generation }, .. }) = eager {
+            memory = DataLocation::Eager { memory: to, grant, buffer, generation };
         }
         let Some(buffer) = self.moves.buffers.get_mut(&wish.buffer) else { return true };
         let message_to = match wish.kind {
@@ -161,45 +164,51 @@ impl NetworkThread {
             MoveKind::Append => Wire::WriteStripe { id, offset, append: true, bytes, from: memory },
         };
         let deadline = self.calls.now() + NODE_TIMEOUT;
-        let mut mark = None;
+        let mut canary = None;
         if wish.kind == MoveKind::Read && bytes > 0 {
             let at = end as usize - 1;
-            self.moves.marked += 1;
-            let byte = Mark::byte(self.moves.marked);
+            self.moves.canaries += 1;
+            let byte = Canary::byte(self.moves.canaries);
             // Before anybody is asked.
             if buffer.memory.write_at(at, &[byte]).is_ok() {
-                mark = Some(Mark { byte, at, id, offset, bytes, to, deadline });
+                canary = Some(Canary { byte, at, id, offset, bytes, to, deadline });
             }
         }
         match self.calls.call(node, stamp, &message_to, deadline) {
             Ok(asked) => {
                 buffer.flights += 1;
-                let asking = Asking { node, stamp, buffer: wish.buffer, mark, place, again: false };
+                let asking = Asking { node, stamp, buffer: wish.buffer, canary, eager, again: false };
                 self.flights.insert(asked, Flight::Move(asking));
             }
             Err(Code::Busy) => {
-                self.give_up(place);
+                self.retire_eager(eager);
                 self.backlog.push_back(Command::Forward { node, call });
                 return false;
             }
             Err(code) => {
                 tracing::warn!("cannot ask node {node}: {code}");
-                self.give_up(place);
+                self.retire_eager(eager);
                 self.answered(stamp, Err(Code::Io));
             }
         }
         true
     }
 
-    /// Starts to bring so many bytes of this node's memory, which end in `last`, to a place of the node that is to
-    /// write them. None: that has no place for them now.
-    fn bring(&mut self, node: NodeId, (local, at): (Local, usize), bytes: u64, last: u8) -> Option<Used> {
+    /// Starts to transfer so many bytes of this node's memory, which end in `last`, to an eager buffer of the node that
+    /// is to write them. None where no buffer is free now.
+    fn start_eager_transfer(
+        &mut self,
+        node: NodeId,
+        (local, at): (Local, usize),
+        bytes: u64,
+        last: u8,
+    ) -> Option<UsedBuffer> {
         if !self.calls.endpoint().limits().in_order {
             return None;
         }
         let now = self.calls.now();
-        if let Some(number) = self.moves.taken.asks(node, now) {
-            self.take_places(node, number);
+        if let Some(number) = self.moves.taken.next_request(node, now) {
+            self.request_eager_buffers(node, number);
         }
         if !self.calls.has_room(node) {
             return None;
@@ -211,40 +220,40 @@ impl NetworkThread {
         let token = self.moves.token;
         match self.calls.transfer(node, &transfer, token, now + NODE_TIMEOUT) {
             Ok(()) => {
-                self.moves.brought.insert(token, used);
+                self.moves.eager_transfers.insert(token, used);
                 Some(used)
             }
             Err(_) => {
-                self.moves.taken.unused(used);
+                self.moves.taken.cancelled(used);
                 None
             }
         }
     }
 
-    /// What is brought to a place no request says.
-    fn give_up(&mut self, place: Option<Used>) {
-        if let Some(used) = place {
-            self.moves.taken.lost(used);
+    /// No request names the buffer that data are transferred to.
+    fn retire_eager(&mut self, eager: Option<UsedBuffer>) {
+        if let Some(used) = eager {
+            self.moves.taken.retire(used);
         }
     }
 
-    /// Asks a node for places.
-    fn take_places(&mut self, node: NodeId, grant: u32) {
+    /// Requests eager buffers of a node.
+    fn request_eager_buffers(&mut self, node: NodeId, grant: u32) {
         let (stamp, deadline) = self.own_call(NODE_TIMEOUT);
-        if let Ok(id) = self.calls.call(node, stamp, &Wire::PlacesTake { grant }, deadline) {
-            self.flights.insert(id, Flight::Places(grant));
+        if let Ok(id) = self.calls.call(node, stamp, &Wire::TakeEagerBuffers { grant }, deadline) {
+            self.flights.insert(id, Flight::EagerBuffers(grant));
         }
     }
 
-    /// A node has granted places, or not.
-    pub(super) fn places_granted(&mut self, node: NodeId, number: u32, outcome: Result<Body, Failed>) {
-        self.moves.taken.was_answered(node, number, self.calls.now());
+    /// A node has granted buffers, or not.
+    pub(super) fn eager_buffers_granted(&mut self, node: NodeId, number: u32, outcome: Result<Body, Failed>) {
+        self.moves.taken.request_ended(node, number, self.calls.now());
         match outcome.as_ref().map(Body::message) {
-            Ok(Wire::PlacesGrant { memory, places, bytes }) => {
-                self.moves.taken.granted(node, number, memory, places, bytes);
+            Ok(Wire::GrantEagerBuffers { memory, buffers, bytes }) => {
+                self.moves.taken.add_grant(node, number, memory, buffers, bytes);
             }
             Ok(_) => {}
-            Err(failed) => tracing::debug!("node {node} grants no places: {}", failed.why),
+            Err(failed) => tracing::debug!("node {node} grants no eager buffers: {}", failed.why),
         }
     }
 
@@ -255,15 +264,15 @@ impl NetworkThread {
     pub(super) fn move_ended(&mut self, mut asking: Asking, reply: Result<Vec<u8>, Code>, sent: bool) {
         let (stamp, number) = (asking.stamp, asking.buffer);
         let mut reply = reply;
-        if let Some(used) = asking.place.take() {
+        if let Some(used) = asking.eager.take() {
             match reply {
-                Ok(_) => self.moves.taken.heard(used),
-                Err(_) => self.moves.taken.lost(used),
+                Ok(_) => self.moves.taken.completed(used),
+                Err(_) => self.moves.taken.retire(used),
             }
         }
-        if let (Some(mark), Ok(told)) = (asking.mark.take(), &reply) {
-            if self.moves.buffers.get(&number).is_some_and(|buffer| mark.is_there(told, &buffer.memory)) {
-                match self.calls.call(asking.node, stamp, &mark.asks(), mark.deadline) {
+        if let (Some(canary), Ok(told)) = (asking.canary.take(), &reply) {
+            if self.moves.buffers.get(&number).is_some_and(|buffer| canary.is_there(told, &buffer.memory)) {
+                match self.calls.call(asking.node, stamp, &canary.asks(), canary.deadline) {
                     Ok(call) => {
                         asking.again = true;
                         self.flights.insert(call, Flight::Move(asking));
@@ -283,27 +292,31 @@ impl NetworkThread {
         let mut left = in_doubt;
         if let Some(buffer) = self.moves.buffers.get_mut(&number) {
             buffer.flights -= 1;
-            left |= buffer.left;
+            left |= buffer.retired;
         }
         if left {
-            self.leave_buffer(number, in_doubt);
+            self.retire_buffer(number, in_doubt);
         }
         self.answered(stamp, reply);
     }
 
     // --- for other nodes
 
-    /// Another node asks for places to bring data to.
-    pub(super) fn grant_places(&mut self, ticket: &Ticket, number: u32) {
+    /// Another node requests eager buffers.
+    pub(super) fn grant_eager_buffers(&mut self, ticket: &Ticket, number: u32) {
         let now = self.calls.now();
         match self.moves.granted.grant(self.calls.endpoint(), now, ticket, number) {
             Ok(memory) => {
-                let grant = Wire::PlacesGrant { memory, places: PLACES as u16, bytes: PLACE_BYTES as u32 };
+                let grant = Wire::GrantEagerBuffers {
+                    memory,
+                    buffers: EAGER_BUFFERS as u16,
+                    bytes: EAGER_BUFFER_BYTES as u32,
+                };
                 if let Err(code) = self.calls.answer(ticket, &grant) {
                     tracing::error!("cannot answer node {}: {code}", ticket.node);
                 }
             }
-            Err(code) => self.refuse(ticket, code, "there are no places for it"),
+            Err(code) => self.refuse(ticket, code, "there are no eager buffers for it"),
         }
     }
 
@@ -313,10 +326,10 @@ impl NetworkThread {
             return self.refuse(&asked.ticket, Code::TooBig, "more than a piece of memory holds");
         }
         if self.was_served(&asked.ticket) {
-            return arrived.iter().for_each(|arrived| self.moves.granted.give_back(arrived));
+            return arrived.iter().for_each(|arrived| self.moves.granted.release(arrived));
         }
         if let Some(arrived) = arrived {
-            return self.have_served(asked.into_moving(DataBuffer::Place(arrived)));
+            return self.have_served(asked.into_moving(DataBuffer::Eager(arrived)));
         }
         self.moves.waiting.push_back(asked);
         self.begin_moves();
@@ -357,7 +370,7 @@ impl NetworkThread {
             let filled =
                 self.io_worker.as_ref().and_then(|io_worker| io_worker.fill_at_once(&mut moving, idle));
             match (kind, filled) {
-                (_, Some(result)) => self.crew_moved(moving, result),
+                (_, Some(result)) => self.piece_moved(moving, result),
                 (MoveKind::Read, None) => self.have_served(moving),
                 (MoveKind::Write | MoveKind::Append, None) => self.start_transfer(moving, true),
             }
@@ -396,7 +409,7 @@ impl NetworkThread {
                 self.moves.under_way.insert(token, moving);
             }
             // The memory of this node was given up meanwhile, the provider has too much to do, or who asked is gone,
-            // and the place that it named with it: nothing was moved.
+            // and its eager buffer with it: nothing was transferred.
             Err(Code::Fault | Code::Busy | Code::Stale) => self.end_move(moving, Err(Code::Interrupted)),
             Err(code) => {
                 self.refuse(&moving.ticket, code, "the transfer cannot be started");
@@ -409,15 +422,15 @@ impl NetworkThread {
         match (moving.room, &mut self.moves.bounce) {
             (DataBuffer::Piece(piece), Some(bounce)) => bounce.give_back(piece),
             (DataBuffer::Piece(_), None) => {}
-            (DataBuffer::Place(arrived), _) => self.moves.granted.give_back(&arrived),
+            (DataBuffer::Eager(arrived), _) => self.moves.granted.release(&arrived),
         }
         self.begin_moves();
     }
 
     /// The I/O workers have filled a piece from a backing file, or written it to one.
-    pub(super) fn crew_moved(&mut self, mut moving: Moving, result: Result<usize, Code>) {
+    pub(super) fn piece_moved(&mut self, mut moving: Moving, result: Result<usize, Code>) {
         match result {
-            // There is nothing to be brought to the other node.
+            // There is nothing to be transferred to the other node.
             Ok(n) if moving.kind != MoveKind::Read || n == 0 => self.end_move(moving, Ok(n as u64)),
             Ok(n) => {
                 let whole = n == moving.bytes;
@@ -430,10 +443,10 @@ impl NetworkThread {
 
     /// A transfer has ended.
     pub(super) fn transferred(&mut self, token: u64, outcome: Result<(), Failed>) {
-        if let Some(used) = self.moves.brought.remove(&token) {
+        if let Some(used) = self.moves.eager_transfers.remove(&token) {
             return match outcome {
-                Ok(()) => self.moves.taken.heard(used),
-                Err(_) => self.moves.taken.lost(used),
+                Ok(()) => self.moves.taken.completed(used),
+                Err(_) => self.moves.taken.retire(used),
             };
         }
         let Some(moving) = self.moves.under_way.remove(&token) else { return };
@@ -463,7 +476,7 @@ impl NetworkThread {
 
     fn end_move(&mut self, moving: Moving, result: Result<u64, Code>) {
         let ticket = moving.ticket;
-        // A place has its mark again before its owner may use it.
+        // The canary is back before the writer may use the buffer again.
         self.free(moving);
         self.tell_moved(&ticket, result);
     }

@@ -26,7 +26,7 @@ fn said(reply: Vec<u8>) -> Result<SpaceReport, Code> {
 
 impl NetworkThread {
     /// Asks the other nodes for theirs, unless that was just done.
-    pub(super) fn refresh_surroundings(&mut self) {
+    pub(super) fn refresh_space_map(&mut self) {
         let nodes = self.space_map.next_round(self.calls.now());
         self.ask_all(nodes);
     }
@@ -60,7 +60,7 @@ impl NetworkThread {
     // --- status
 
     /// Tells who wants to know how all nodes are, when all have said it or did not answer.
-    pub(super) fn look_around(&mut self, reply: Sender<Value>) {
+    pub(super) fn survey(&mut self, reply: Sender<Value>) {
         self.surveyors.push(reply);
         let nodes = self.space_map.round_now(self.calls.now());
         self.ask_all(nodes);

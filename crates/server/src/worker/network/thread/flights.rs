@@ -29,6 +29,6 @@ pub(super) enum Flight {
     Lease(NodeId, u64),
     /// A revocation, by its number.
     Revocation(u64),
-    /// A grant of places, by its number.
-    Places(u32),
+    /// A grant of buffers, by its number.
+    EagerBuffers(u32),
 }

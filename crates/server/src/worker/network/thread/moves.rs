@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use forebay_fabric::{Region, Registered, Ticket};
 use forebay_types::{BackingId, MoveKind, NodeId, Reply};
-use forebay_wire::{Memory, Message as Wire, Place, Stamp};
+use forebay_wire::{DataLocation, Memory, Message as Wire, Stamp};
 
 use crate::worker::network::bounce::{Bounce, DataBuffer};
+use crate::worker::network::eager_buffers::{GrantedBuffers, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::Moving;
-use crate::worker::network::places::{Granted, Taken, Used};
 
 /// A request for a client's data that is under way.
 #[derive(Debug)]
@@ -20,16 +20,16 @@ pub(super) struct Asking {
     pub(super) stamp: Stamp,
     /// By which the data move.
     pub(super) buffer: u64,
-    pub(super) mark: Option<Mark>,
-    /// The place of the file's node that the data were brought to.
-    pub(super) place: Option<Used>,
+    pub(super) canary: Option<Canary>,
+    /// The eager buffer that the data were written to.
+    pub(super) eager: Option<UsedBuffer>,
     /// The first answer came without its data.
     pub(super) again: bool,
 }
 
 /// What stands where the last byte of a read is to come, until it has come.
 #[derive(Debug)]
-pub(super) struct Mark {
+pub(super) struct Canary {
     pub(super) byte: u8,
     /// Where in the buffer.
     pub(super) at: usize,
@@ -41,7 +41,7 @@ pub(super) struct Mark {
     pub(super) deadline: Duration,
 }
 
-impl Mark {
+impl Canary {
     /// The byte of the n-th: neighbours have different ones, and none is 0, of which files are full.
     pub(super) fn byte(n: u64) -> u8 {
         (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).max(1) as u8
@@ -55,7 +55,12 @@ impl Mark {
     }
 
     pub(super) fn asks(&self) -> Wire<'_> {
-        Wire::ReadStripe { id: self.id, offset: self.offset, bytes: self.bytes, to: Place::Remote(self.to) }
+        Wire::ReadStripe {
+            id: self.id,
+            offset: self.offset,
+            bytes: self.bytes,
+            to: DataLocation::Remote(self.to),
+        }
     }
 }
 
@@ -68,7 +73,7 @@ pub(super) struct Buffer {
     /// Requests under way that name it.
     pub(super) flights: usize,
     /// It is not to be used any more.
-    pub(super) left: bool,
+    pub(super) retired: bool,
     /// Whether a request was served was not told.
     pub(super) in_doubt: bool,
     /// Its process is over.
@@ -81,7 +86,7 @@ pub(super) struct Moves {
     /// Buffers of this node's processes, by their numbers.
     pub(super) buffers: HashMap<u64, Buffer>,
     /// Memory that a peer may write yet: until when, and whose process's it was.
-    pub(super) resting: Vec<(Duration, u64, Arc<Region>)>,
+    pub(super) quarantined: Vec<(Duration, u64, Arc<Region>)>,
     /// This node's own, once another node has asked for data.
     pub(super) bounce: Option<Bounce>,
     /// What waits for a piece of it.
@@ -91,14 +96,14 @@ pub(super) struct Moves {
     /// Transfers under way.
     pub(super) under_way: HashMap<u64, Moving>,
     pub(super) token: u64,
-    /// Reads that were marked.
-    pub(super) marked: u64,
+    /// Reads that were canaries.
+    pub(super) canaries: u64,
     /// Places of this node that others write.
-    pub(super) granted: Granted,
+    pub(super) granted: GrantedBuffers,
     /// Places of others that this node writes.
-    pub(super) taken: Taken,
+    pub(super) taken: RemoteBuffers,
     /// Transfers into those that are under way.
-    pub(super) brought: HashMap<u64, Used>,
+    pub(super) eager_transfers: HashMap<u64, UsedBuffer>,
 }
 
 /// A request for data.

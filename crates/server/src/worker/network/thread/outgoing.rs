@@ -137,8 +137,8 @@ impl NetworkThread {
             // What this node gives out under its number is another's for the others.
             self.tell(Message::Unwelcome(failed.why.clone()));
         }
-        if let Flight::Places(number) = flight {
-            return self.places_granted(node, number, outcome);
+        if let Flight::EagerBuffers(number) = flight {
+            return self.eager_buffers_granted(node, number, outcome);
         }
         let reply = outcome.map_err(|failed| failed.code).and_then(|body| match body.message() {
             Wire::Answer(_) => Ok(body.bytes().to_vec()),
@@ -190,7 +190,7 @@ impl NetworkThread {
                 }
             }
             Flight::Targets(node) => self.heard_targets(node, reply),
-            Flight::Places(_) => {}
+            Flight::EagerBuffers(_) => {}
         }
     }
 

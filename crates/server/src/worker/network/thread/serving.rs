@@ -8,7 +8,7 @@ use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, SESSIONS_ASKED_MAX};
 use forebay_types::{
     BackingId, BackingOp, Class, Code, GroupOp, MoveKind, NodeId, Reply, Request, REPLY_HEADER_BYTES,
 };
-use forebay_wire::{Message as Wire, Place};
+use forebay_wire::{DataLocation, Message as Wire};
 
 use super::flights::Flight;
 use super::moves::Asked;
@@ -16,8 +16,8 @@ use super::served::{Served, State};
 use super::state::{NetworkThread, NODE_TIMEOUT, SHORT_REPLY_BYTES};
 use crate::worker::message::Message;
 use crate::worker::network::commands::Command;
+use crate::worker::network::eager_buffers::BufferUse;
 use crate::worker::network::jobs::{Asker, Job};
-use crate::worker::network::places::Use;
 use crate::worker::session_id::node_of_session;
 
 impl NetworkThread {
@@ -75,25 +75,30 @@ impl NetworkThread {
         }
         let request = match body.message() {
             Wire::Ask(_, request) => request,
-            Wire::ReadStripe { id, offset, bytes, to: Place::Remote(memory) } => {
+            Wire::ReadStripe { id, offset, bytes, to: DataLocation::Remote(memory) } => {
                 let (kind, until) = (MoveKind::Read, self.calls.now() + NODE_TIMEOUT);
                 return self.asked_move(Asked { ticket, id, kind, offset, bytes, memory, until }, None);
             }
-            Wire::WriteStripe { id, offset, append, bytes, from: Place::Remote(memory) } => {
+            Wire::WriteStripe { id, offset, append, bytes, from: DataLocation::Remote(memory) } => {
                 let kind = if append { MoveKind::Append } else { MoveKind::Write };
                 let until = self.calls.now() + NODE_TIMEOUT;
                 return self.asked_move(Asked { ticket, id, kind, offset, bytes, memory, until }, None);
             }
             Wire::WriteStripe {
-                id, offset, bytes, from: Place::Sent { memory, grant, place, turn }, ..
+                id,
+                offset,
+                bytes,
+                from: DataLocation::Eager { memory, grant, buffer, generation },
+                ..
             } => {
                 let (kind, until) = (MoveKind::Write, self.calls.now() + NODE_TIMEOUT);
-                // Whatever comes of the request: only who has looked may mark the place anew.
-                let arrived = self.moves.granted.claim(&ticket, bytes, Use { grant, place, turn });
+                // Claimed whatever becomes of the request: the buffer gets its canary again only after it was claimed.
+                let arrived =
+                    self.moves.granted.claim(&ticket, bytes, BufferUse { grant, buffer, generation });
                 let asked = Asked { ticket, id, kind, offset, bytes, memory, until };
                 return self.asked_move(asked, arrived);
             }
-            Wire::PlacesTake { grant } => return self.grant_places(&ticket, grant),
+            Wire::TakeEagerBuffers { grant } => return self.grant_eager_buffers(&ticket, grant),
             _ => return self.refuse(&ticket, Code::NotSupported, "this version does not serve that"),
         };
         let message = body.bytes().to_vec();

@@ -159,7 +159,7 @@ impl NetworkThread {
     }
 
     /// Reads by itself what is short and in memory.
-    pub(in crate::worker::network) fn with_hand(mut self, io_worker: Option<IoWorker>) -> NetworkThread {
+    pub(in crate::worker::network) fn with_io_worker(mut self, io_worker: Option<IoWorker>) -> NetworkThread {
         self.io_worker = io_worker;
         self
     }
@@ -183,8 +183,8 @@ impl NetworkThread {
     }
 
     /// A defect: data are taken for there without a look.
-    pub(in crate::worker) fn trust_places(&mut self) {
-        self.moves.granted.trusting = true;
+    pub(in crate::worker) fn trust_canaries(&mut self) {
+        self.moves.granted.trusts_canaries = true;
     }
 
     /// Tells the shard thread something.

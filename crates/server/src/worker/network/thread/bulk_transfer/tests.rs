@@ -71,10 +71,10 @@ fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
             network.set_faults(faults);
             let DataBuffer::Piece(piece) = &mut moving.room else { panic!("a read into a place") };
             piece.bytes(file_bytes).fill(FILLED);
-            files.crew_moved(*moving, Ok(file_bytes));
+            files.piece_moved(*moving, Ok(file_bytes));
         }
         // What is lost once is enough.
-        if client.flights.values().any(|f| matches!(f, Flight::Move(asking) if asking.mark.is_none())) {
+        if client.flights.values().any(|f| matches!(f, Flight::Move(asking) if asking.canary.is_none())) {
             seen.asked_again = true;
             network.set_faults(Faults::NONE);
         }
@@ -86,7 +86,7 @@ fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
             // Right now: nothing that comes later is waited for.
             seen.memory = vec![0; BYTES];
             let memory = client.moves.buffers.get(&5).map(|buffer| Arc::clone(&buffer.memory));
-            let rested = || client.moves.resting.first().map(|(_, _, memory)| Arc::clone(memory));
+            let rested = || client.moves.quarantined.first().map(|(_, _, memory)| Arc::clone(memory));
             memory.or_else(rested).unwrap().read_at(4096, &mut seen.memory).unwrap();
         }
     }
@@ -168,15 +168,15 @@ struct Written {
     wrong: u32,
 }
 
-fn write(seed: u64, faults: Faults, trusting: bool) -> Written {
+fn write(seed: u64, faults: Faults, trusts_canaries: bool) -> Written {
     let network = Network::new(seed, Faults::NONE);
     let (mut client, told, _no_jobs) = thread(&network, CLIENTS, seed);
     let (mut files, _told, jobs) = thread(&network, FILES, seed + 1);
-    files.moves.granted.trusting = trusting;
+    files.moves.granted.trusts_canaries = trusts_canaries;
     let id = BackingId { target: u32::from(FILES.0) << 16, ino: Ino(5), number: 0, stripe: 0 };
     let (mut seen, mut buffer, session) = (Written::default(), 0, session_on(CLIENTS, 9));
     for n in 1..=40u8 {
-        if !client.moves.buffers.contains_key(&buffer) || client.moves.buffers[&buffer].left {
+        if !client.moves.buffers.contains_key(&buffer) || client.moves.buffers[&buffer].retired {
             buffer += 1;
             client.add_buffer(session, buffer, Region::new(BUFFER_BYTES).unwrap());
         }
@@ -186,7 +186,7 @@ fn write(seed: u64, faults: Faults, trusting: bool) -> Written {
         let wish = Move { kind: MoveKind::Write, offset: 0, bytes: BYTES as u32, buffer, at: 0 };
         assert!(client.forward_move(FILES, id, wish, call(stamp, id, wish)));
         let flying = client.flights.values();
-        let is_sent = flying.clone().any(|f| matches!(f, Flight::Move(asking) if asking.place.is_some()));
+        let is_sent = flying.clone().any(|f| matches!(f, Flight::Move(asking) if asking.eager.is_some()));
         // The first makes the link, and asks for places.
         network.set_faults(if n > 2 { faults } else { Faults::NONE });
         let end = network.now() + 3 * NODE_TIMEOUT;
@@ -199,9 +199,9 @@ fn write(seed: u64, faults: Faults, trusting: bool) -> Written {
                 // SAFETY: of memory that lives as long as the room; nobody else runs.
                 let bytes = unsafe { std::slice::from_raw_parts(moving.room.start(BYTES).as_ptr(), BYTES) };
                 seen.wrong += u32::from(bytes.iter().any(|byte| *byte != n));
-                seen.ahead += u32::from(matches!(moving.room, DataBuffer::Place(_)));
+                seen.ahead += u32::from(matches!(moving.room, DataBuffer::Eager(_)));
                 seen.fetched += u32::from(is_sent && matches!(moving.room, DataBuffer::Piece(_)));
-                files.crew_moved(*moving, Ok(BYTES));
+                files.piece_moved(*moving, Ok(BYTES));
             }
             reply = told.try_iter().find_map(|message| match message {
                 Message::Answered { stamp: of, reply } if of == stamp => Some(reply),
@@ -230,22 +230,24 @@ fn writes_go_ahead_of_their_requests_as_soon_as_there_are_places() {
 #[test]
 fn data_that_did_not_come_ahead_are_fetched_and_places_that_are_not_looked_at_hold_others() {
     let faults = Faults { drop_permille: 60, reorder: true, ..Faults::NONE };
-    let sum = |trusting| {
-        (0..60).map(|seed| write(seed, faults, trusting)).fold(Written::default(), |all, one| Written {
-            done: all.done + one.done,
-            undone: all.undone + one.undone,
-            ahead: all.ahead + one.ahead,
-            fetched: all.fetched + one.fetched,
-            wrong: all.wrong + one.wrong,
+    let sum = |trusts_canaries| {
+        (0..60).map(|seed| write(seed, faults, trusts_canaries)).fold(Written::default(), |all, one| {
+            Written {
+                done: all.done + one.done,
+                undone: all.undone + one.undone,
+                ahead: all.ahead + one.ahead,
+                fetched: all.fetched + one.fetched,
+                wrong: all.wrong + one.wrong,
+            }
         })
     };
     let seen = sum(false);
     assert!(seen.wrong == 0 && seen.done > 1000 && seen.ahead > 200 && seen.fetched > 200, "{seen:?}");
-    let trusting = sum(true);
-    assert!(trusting.wrong > 50, "the defect does not show: {trusting:?}");
+    let trusts_canaries = sum(true);
+    assert!(trusts_canaries.wrong > 50, "the defect does not show: {trusts_canaries:?}");
 }
 
 #[test]
 fn marks_of_neighbours_differ_and_none_is_zero() {
-    assert!((0..2000).all(|n| Mark::byte(n) != 0 && Mark::byte(n) != Mark::byte(n + 1)));
+    assert!((0..2000).all(|n| Canary::byte(n) != 0 && Canary::byte(n) != Canary::byte(n + 1)));
 }
