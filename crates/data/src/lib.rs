@@ -1,4 +1,4 @@
-//! Backing files of one target: the one door to the media.
+//! Backing files of one target: the only access to the media.
 //!
 //! A [`Target`] is a directory on tmpfs, a DAX file system, XFS or ext4; what it holds is sparse backing files, named
 //! by inode ([`BackingName`]). The daemon works on it through the trait [`Media`], which the [`FaultyMedium`]

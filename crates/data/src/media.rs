@@ -1,4 +1,4 @@
-//! The one door to the media: what the daemon may do with the backing files of one target.
+//! The only access to the media: what the daemon may do with the backing files of one target.
 //!
 //! The daemon goes through [`Media`] alone, so that its crash tests run against a [`crate::FaultyMedium`] instead of a
 //! disk, and a paced medium can stand in front of a real one. Programs do not: their data goes through descriptors.

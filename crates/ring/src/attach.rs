@@ -29,7 +29,7 @@ pub const KIND_BOARD: u16 = 3;
 /// Is a session known? The body is its number; answered with an empty KIND_ALIVE or an error.
 pub const KIND_ALIVE: u16 = 5;
 /// This process serves the pool's mount: the body is its session; one byte follows with the FUSE device's descriptor,
-/// by which the kernel is told of changes that other doors make. Answered with KIND_MOUNT and one byte, [`MOUNT_ALONE`]
+/// by which the kernel is notified of changes that other interfaces make. Answered with KIND_MOUNT and one byte, [`MOUNT_ALONE`]
 /// or [`MOUNT_SHARED`], or with an error: the descriptor is not of /dev/fuse, or a living process serves the mount
 /// already. The connection stays: the daemon writes one of the two whenever that changes, and waits for the byte to
 /// come back after [`MOUNT_SHARED`]. Without it in time the daemon closes the connection, and the process is to say so

@@ -164,7 +164,7 @@ fn be_node(options: &mut PoolOptions, file: &PoolFile, node: Option<&str>) -> Re
     Ok(())
 }
 
-/// A daemon that is preloaded with its own door would wait for itself: start again without.
+/// A daemon that is preloaded with the preload library would wait for itself: it starts again without.
 fn shed_preload() {
     if std::env::var_os("LD_PRELOAD").is_some() {
         let e = std::process::Command::new("/proc/self/exe")

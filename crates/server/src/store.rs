@@ -167,7 +167,7 @@ impl FdStore {
         FdStore { socket }
     }
 
-    /// Another door to the same store.
+    /// Another end of the same store.
     pub(crate) fn try_clone(&self) -> Result<FdStore> {
         let socket = self.socket.try_clone();
         socket.map(FdStore::new).map_err(|e| Error::io("cannot duplicate the supervisor's socket", &e))

@@ -86,7 +86,7 @@ pub const EAGER_BUFFER_BYTES: usize = MOVE_BYTES_MIN / 2;
 pub const EAGER_GRANTS_MAX: usize = 16;
 /// Retired grants whose memory is in quarantine because data may still arrive. With so many, no node gets a new grant.
 pub const EAGER_GRANTS_QUARANTINED_MAX: usize = 16;
-/// Data requests that one call of a door has under way, in slots of its own: enough to keep a link busy, few enough to
+/// Data requests that one call of a client has in flight, in slots of its own: enough to keep a link busy, few enough to
 /// leave slots to other threads.
 pub const BACKING_AHEAD: usize = 8;
 /// Appends in pieces that a daemon gathers at the same time for processes of other nodes, each of [`MOVE_BYTES_MAX`] at

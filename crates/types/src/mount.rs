@@ -1,4 +1,4 @@
-//! Where a pool is mounted, as the mount's process tells the other doors: a symbolic link in the pool's directory.
+//! Where a pool is mounted, as the mount's process tells the other interfaces: a symbolic link in the pool's directory.
 
 /// The link's name. What it holds is no path: it is read, not followed.
 pub const MOUNT_LINK: &str = "mounted";

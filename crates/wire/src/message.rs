@@ -41,7 +41,7 @@ pub enum DataLocation<'a> {
 pub enum Message<'a> {
     /// The initiator's proof that it has the session's key.
     Finish,
-    /// A request of a door, with its caller. → `Answer`
+    /// A client's or a daemon's request, with its caller. → `Answer`
     Ask(Caller, Request<'a>),
     /// What the owner answers.
     Answer(Answer<'a>),

@@ -4,14 +4,14 @@ use forebay_types::limits::RING_SLOTS;
 use forebay_types::{Ino, Kind, Layout, NodeId, Reply, Request};
 
 use super::call::Call;
-use super::remote::Door;
+use super::channel::Channel;
 use super::wide::Listing;
 
 /// A process that is attached.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) id: u64,
-    pub(super) door: Door,
+    pub(super) channel: Channel,
     pub(super) slots: Box<[Slot; RING_SLOTS]>,
     /// The shard has a note of it: it has, or had, a reply to keep.
     pub(super) noted: bool,
@@ -55,9 +55,9 @@ pub(super) struct Slot {
 }
 
 impl Session {
-    pub(super) fn new(id: u64, door: Door) -> Session {
+    pub(super) fn new(id: u64, channel: Channel) -> Session {
         let slots = Box::new(std::array::from_fn(|_| Slot::default()));
-        Session { id, door, slots, noted: false, asked_nodes: Vec::new(), owing: 0, at_rest: 0 }
+        Session { id, channel, slots, noted: false, asked_nodes: Vec::new(), owing: 0, at_rest: 0 }
     }
 
     /// Inodes are without links, and the client unlinks their backing files: those of the slot's last request.
@@ -110,14 +110,14 @@ impl Session {
 
     /// True for a process of this node.
     pub(super) fn is_here(&self) -> bool {
-        self.door.ring().is_some()
+        self.channel.ring().is_some()
     }
 
     /// False for a request of another node's process that it has given up.
     pub(super) fn is_waiting(&self, slot: usize, seq: u64) -> bool {
-        match &self.door {
-            Door::Remote(slots) => slots.is_waiting(slot, seq),
-            Door::Ring(_) => true,
+        match &self.channel {
+            Channel::Remote(slots) => slots.is_waiting(slot, seq),
+            Channel::Ring(_) => true,
         }
     }
 
@@ -145,7 +145,7 @@ impl Session {
     #[inline]
     pub(super) fn answer(&self, slot: usize, reply: &[u8]) {
         let (last, kept) = &self.slots[slot].last_change;
-        self.door.answer(slot, reply, if kept.is_empty() { 0 } else { *last });
+        self.channel.answer(slot, reply, if kept.is_empty() { 0 } else { *last });
     }
 }
 
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn orphans_are_settled_a_request_late_and_not_by_a_request_that_is_served_again() {
         let layout = Layout::single(NodeId(1), 0);
-        let mut session = Session::new(1, Door::Ring(forebay_ring::ServedRing::create().unwrap().1));
+        let mut session = Session::new(1, Channel::Ring(forebay_ring::ServedRing::create().unwrap().1));
         let mut settled = Vec::new();
         session.owes(3, [(Ino(7), layout)]);
         session.moves_on(3, 2, &mut settled);

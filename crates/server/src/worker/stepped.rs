@@ -29,6 +29,7 @@ use serde_json::Value;
 use crate::notifier::Starter;
 use crate::store::{self, receive, FdStore, Kept, Message as StoreMessage};
 
+use super::channel::Channel;
 use super::coordination::CrossNode;
 use super::core::state::{Round, ShardThread};
 use super::journal::Journal;
@@ -39,7 +40,6 @@ use super::network::{
     RemoteLocks, Round as NetworkRound, Taker, TargetNode, APPENDS_TAG, LOCK_TAG, TURN_TAG,
 };
 use super::recorder::FlightRecorder;
-use super::remote::Door;
 use super::session::Session;
 use super::statistics::Statistics;
 use super::sweeper::{Sweep, Sweeper};
@@ -93,7 +93,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// The next worker's door, and what the last one has left.
+    /// The next worker's end of the store, and what the last worker left in it.
     fn open(&mut self) -> Result<(FdStore, Left)> {
         self.collect()?;
         let (ours, theirs) = store::pair()?;
@@ -305,7 +305,7 @@ impl Node {
         let mut sessions = Vec::new();
         for (id, ring) in setup.rings {
             let ring = ServedRing::reopen(ring.as_fd()).map_err(failed("cannot map a ring"))?;
-            sessions.push(Session::new(id, Door::Ring(ring)));
+            sessions.push(Session::new(id, Channel::Ring(ring)));
         }
         shard_thread.recover(sessions)?;
         if setup.planted == Some(Planted::ForgottenReplies) {
@@ -417,7 +417,7 @@ impl Node {
     pub fn attach(&mut self, session: u64) -> Result<OwnedFd> {
         let (fd, ring) = ServedRing::create().map_err(failed("cannot make a ring"))?;
         ring.set_epoch(self.epoch);
-        let session = Session::new(session, Door::Ring(ring));
+        let session = Session::new(session, Channel::Ring(ring));
         // The receiver is in this node.
         let _ = self.to_shard.send(Message::Attached(Box::new(session)));
         Ok(fd)

@@ -16,7 +16,7 @@ pub const XATTR_CREATE: u32 = 1;
 /// `setxattr`: fail with ENODATA if it is not.
 pub const XATTR_REPLACE: u32 = 2;
 
-/// On whose behalf a request is made: owner and group of what it creates. Permission was checked at the door.
+/// On whose behalf a request is made: owner and group of what it creates. The client checked permission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caller {
     /// File-system user id.

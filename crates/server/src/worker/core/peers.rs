@@ -13,12 +13,12 @@ use forebay_wire::Stamp;
 use super::state::ShardThread;
 use crate::worker::acks::ReplyBuf;
 use crate::worker::call::Call;
+use crate::worker::channel::{Channel, RemoteSlots};
 use crate::worker::coordination::CrossNode;
 use crate::worker::message::Message;
 use crate::worker::network::{Command, Network};
 use crate::worker::notifier::HeldReply;
 use crate::worker::own_answers;
-use crate::worker::remote::{Door, RemoteSlots};
 use crate::worker::session::{created, Session};
 use crate::worker::session_id::{is_of_daemon, node_of_session};
 use crate::worker::shard_queries::has_inode;
@@ -211,13 +211,13 @@ impl ShardThread<'_> {
                 self.remote_sessions += 1;
                 self.sessions.push(Session::new(
                     stamp.session,
-                    Door::Remote(RemoteSlots::new(network.commands.clone())),
+                    Channel::Remote(RemoteSlots::new(network.commands.clone())),
                 ));
                 self.sessions.len() - 1
             }
         };
         let session = &self.sessions[i];
-        let Door::Remote(slots) = &session.door else {
+        let Channel::Remote(slots) = &session.channel else {
             return refuse(Code::Malformed);
         };
         let (last, kept) = &session.slots[slot].last_change;
@@ -234,7 +234,7 @@ impl ShardThread<'_> {
                 let held = self.answer_when_delivered(&call, &kept, &[])
                     || self.hold_cautiously(held_reply, call.request(), &[]);
                 if held {
-                    if let Door::Remote(slots) = &self.sessions[i].door {
+                    if let Channel::Remote(slots) = &self.sessions[i].channel {
                         slots.put_served(slot, ticket);
                     }
                     return Ok(());

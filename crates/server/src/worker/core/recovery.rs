@@ -24,11 +24,11 @@ use forebay_types::{Caller, Ino, Reply, Request, Result};
 use super::state::ShardThread;
 use crate::worker::acks::ReplyBuf;
 use crate::worker::backing_files::layout_of_number;
+use crate::worker::channel::{Channel, RemoteSlots};
 use crate::worker::journal::{damaged, Journal, MARK_SESSION};
 use crate::worker::network::all_here;
 use crate::worker::notifier::{invalidations_of, HeldReply};
 use crate::worker::recorder::InFlight;
-use crate::worker::remote::{Door, RemoteSlots};
 use crate::worker::session::{created, decode_kept, encode_kept, relaid, reserve_behind, Session};
 use crate::worker::session_id::{is_of_daemon, node_of_session};
 use crate::worker::shard_queries::{has_inode, reserved_for};
@@ -152,7 +152,7 @@ impl ShardThread<'_> {
         let mut owed: HashSet<Ino> = HashSet::new();
         // All clients turn to the new board before any is answered: what one learns from its answer, the others see.
         for session in &sessions {
-            if let Some(ring) = session.door.ring() {
+            if let Some(ring) = session.channel.ring() {
                 ring.set_epoch(self.epoch);
             }
         }
@@ -189,7 +189,7 @@ impl ShardThread<'_> {
                 }
                 owed.extend(orphan.map(|(ino, _)| ino));
                 session.owes(slot, orphan);
-                let taken = session.door.take(session.id, slot, &mut scratch);
+                let taken = session.channel.take(session.id, slot, &mut scratch);
                 if let Some((client, call)) = taken.filter(|(client, _)| client.seq == seq) {
                     // Whether the kernel was told before the crash is not known.
                     let moved = match &call {
@@ -218,7 +218,7 @@ impl ShardThread<'_> {
                     Statistics::add(&self.statistics.replayed, 1);
                 }
             }
-            if let Some(ring) = session.door.ring() {
+            if let Some(ring) = session.channel.ring() {
                 ring.repend(held_slots);
             }
             self.sessions.push(session);
@@ -250,7 +250,7 @@ impl ShardThread<'_> {
     /// backing file.
     fn created_elsewhere(&self, session: &Session, slot: usize, scratch: &mut [u8]) -> Option<Ino> {
         let here = self.network.as_ref()?.node;
-        let answer = session.door.ring()?.last_answer(slot, scratch)?;
+        let answer = session.channel.ring()?.last_answer(slot, scratch)?;
         let (ino, _) = created(&Reply::decode(answer).ok()?)?;
         Some(ino).filter(|ino| ino.birth_node() != here)
     }
@@ -262,7 +262,7 @@ impl ShardThread<'_> {
         let mut theirs: Vec<u64> = noted.iter().copied().filter(|id| node_of_session(*id) != here).collect();
         theirs.sort_unstable();
         for id in theirs {
-            let mut session = Session::new(id, Door::Remote(RemoteSlots::new(commands.clone())));
+            let mut session = Session::new(id, Channel::Remote(RemoteSlots::new(commands.clone())));
             session.noted = true;
             for slot in 0..RING_SLOTS {
                 let batch = self.batch()?;

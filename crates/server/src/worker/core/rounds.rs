@@ -43,7 +43,7 @@ impl ShardThread<'_> {
         self.left.extend(self.messages.try_recv().ok());
         self.has_left()
             || self.has_released_calls()
-            || self.sessions.iter().any(|s| s.door.has_pending())
+            || self.sessions.iter().any(|s| s.channel.has_pending())
             || self.mount.as_ref().is_some_and(MountedKernel::has_written)
     }
 
@@ -131,12 +131,12 @@ impl ShardThread<'_> {
                 self.turn = i;
                 return;
             }
-            let Session { id, door, .. } = &self.sessions[i];
-            let mut bits = door.take_pending(room.min(BATCH_PER_RING));
+            let Session { id, channel, .. } = &self.sessions[i];
+            let mut bits = channel.take_pending(room.min(BATCH_PER_RING));
             while bits != 0 {
                 let slot = bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                if let Some((client, call)) = door.take(*id, slot, &mut self.scratch) {
+                if let Some((client, call)) = channel.take(*id, slot, &mut self.scratch) {
                     self.pipeline.taken.push_back(Taken { session: i, client, call });
                 }
             }

@@ -1,10 +1,10 @@
-//! A process of another node, as the shard thread sees it: like a ring, but what it asks comes by the network, and is
-//! answered there. One request a slot is under way; a later one of the same slot says that its process has given the
-//! earlier up.
+//! Where a session's requests come from and where its replies go: the ring of a process of this node, or the network
+//! for a process of another node. Of a process of another node, each slot has one request in progress. A request with a
+//! later sequence replaces it: its process has given the earlier one up.
 //!
-//! What a process asks its daemon may take several questions to other nodes (a wide directory's parts, `wide.rs`), all
-//! with the process's stamp. A worker that starts anew begins with the first of them again, while this node may be at
-//! the last one: so a question with the same stamp is another one where its message is.
+//! One request of a process may take several requests from its daemon to other nodes (for the parts of a wide
+//! directory, `wide.rs`), all with the process's stamp. When that daemon's worker restarts, it sends the first of them
+//! again, while this node may have received the last one. So requests with one stamp are compared by their bytes too.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,28 +18,28 @@ use super::acks::ReplyBuf;
 use super::call::Call;
 use super::network::{Command, Commands};
 
-/// Questions with one stamp whose refusals are remembered: more than a process's daemon asks for one request
+/// Refused requests with one stamp that are remembered: more than a daemon sends for one request of a process
 /// (`wide.rs`).
 const REFUSALS_KEPT: usize = 8;
 
-/// A request that came, and is not answered.
+/// A request that is not answered yet.
 #[derive(Debug)]
 struct Waiting {
     seq: u64,
     ticket: Ticket,
-    /// None: what was asked was done before, and its reply is held back.
+    /// None: the request was carried out before, and its reply is held back.
     call: Option<Call>,
     taken: bool,
-    /// With the same stamp something else was asked since it was taken.
+    /// Another request with the same stamp that arrived after this one was taken.
     instead: Option<Call>,
 }
 
-/// What a slot was told last. A change that was made is kept in the shard; one that was refused must not be made by a
-/// message that comes twice, when its process has been told and things are otherwise.
+/// The last refusals of a slot. The reply to a change that was made is kept in the shard. A change that was refused must
+/// not be made by a duplicate that arrives later, when it would succeed.
 #[derive(Debug, Default)]
-struct Told {
+struct Refused {
     seq: u64,
-    /// What was asked with this stamp and refused, with the replies: no more than a process's daemon asks.
+    /// The requests with this stamp that were refused, and the replies.
     refused: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -48,28 +48,28 @@ struct Told {
 pub(super) struct RemoteSlots {
     commands: Commands,
     waiting: RefCell<BTreeMap<usize, Waiting>>,
-    told: RefCell<BTreeMap<usize, Told>>,
+    last: RefCell<BTreeMap<usize, Refused>>,
 }
 
 impl RemoteSlots {
     pub(super) fn new(commands: Commands) -> RemoteSlots {
-        RemoteSlots { commands, waiting: RefCell::default(), told: RefCell::default() }
+        RemoteSlots { commands, waiting: RefCell::default(), last: RefCell::default() }
     }
 
-    /// A request came, perhaps again.
+    /// A request has arrived, perhaps as a duplicate.
     pub(super) fn put(&self, ticket: Ticket, call: Call) {
         let slot = call.client.slot;
         let (seq, mut waiting) = (ticket.stamp.sequence, self.waiting.borrow_mut());
-        if let Some(told) = self.told.borrow().get(&slot).filter(|told| told.seq >= seq) {
-            if told.seq > seq {
+        if let Some(last) = self.last.borrow().get(&slot).filter(|last| last.seq >= seq) {
+            if last.seq > seq {
                 return self.overtaken(ticket);
             }
-            if let Some((_, reply)) = told.refused.iter().find(|(asked, _)| *asked == call.bytes()) {
+            if let Some((_, reply)) = last.refused.iter().find(|(request, _)| *request == call.bytes()) {
                 return self.commands.give(Command::Answer { ticket, reply: reply.clone() });
             }
         }
         match waiting.get_mut(&slot) {
-            // Its answer goes to who asked last: its daemon, or that one's successor.
+            // The reply goes to the last sender: the process's daemon may have a new worker.
             Some(w) if w.seq == seq => {
                 w.ticket = ticket;
                 match (w.call.as_ref().is_none_or(|known| known.bytes() == call.bytes()), w.taken) {
@@ -85,17 +85,17 @@ impl RemoteSlots {
         }
     }
 
-    /// A request came whose process has asked something else since.
+    /// Refuses a request whose slot has sent a later one.
     fn overtaken(&self, ticket: Ticket) {
         self.commands.give(Command::Answer { ticket, reply: ReplyBuf::from(Code::Stale).bytes });
     }
 
-    /// True when this very request came and is not answered.
+    /// True when this request has arrived and is not answered.
     pub(super) fn is_waiting(&self, slot: usize, seq: u64) -> bool {
         self.waiting.borrow().get(&slot).is_some_and(|w| w.seq == seq)
     }
 
-    /// A request came whose answer is known, and will be given later.
+    /// A request has arrived whose reply is known, and will be sent later.
     pub(super) fn put_served(&self, slot: usize, ticket: Ticket) {
         let served = Waiting { seq: ticket.stamp.sequence, ticket, call: None, taken: true, instead: None };
         self.waiting.borrow_mut().insert(slot, served);
@@ -112,8 +112,8 @@ impl RemoteSlots {
         w.call.clone()
     }
 
-    /// Answers what was taken, unless something else was asked instead, which is to be taken then. A reply that is
-    /// `kept` under the stamp is that of a change, which is done once whatever led to it: it answers both.
+    /// Answers the request that was taken, unless another one with its stamp has replaced it, which is then to be taken.
+    /// A reply that is `kept` under the stamp is that of a change, which is made once: it answers both.
     fn answer(&self, slot: usize, reply: &[u8], kept: u64) {
         let mut waiting = self.waiting.borrow_mut();
         let Some(mut w) = waiting.remove(&slot) else { return };
@@ -128,35 +128,35 @@ impl RemoteSlots {
         }
     }
 
-    /// Remembers what a slot is told, if it was to change something and did not.
+    /// Remembers the refusal of a change.
     fn remember(&self, slot: usize, seq: u64, call: Option<Call>, reply: &[u8], kept: u64) {
-        let mut all = self.told.borrow_mut();
-        let told = all.entry(slot).or_default();
-        if told.seq != seq {
-            *told = Told { seq, refused: Vec::new() };
+        let mut all = self.last.borrow_mut();
+        let last = all.entry(slot).or_default();
+        if last.seq != seq {
+            *last = Refused { seq, refused: Vec::new() };
         }
         let change = call.filter(|call| seq != kept && call.request().changes());
-        if let Some(call) = change.filter(|_| told.refused.len() < REFUSALS_KEPT) {
-            told.refused.push((call.bytes().to_vec(), reply.to_vec()));
+        if let Some(call) = change.filter(|_| last.refused.len() < REFUSALS_KEPT) {
+            last.refused.push((call.bytes().to_vec(), reply.to_vec()));
         }
     }
 }
 
-/// How a process asks.
+/// Where a session's requests come from, and where its replies go.
 #[derive(Debug)]
-pub(super) enum Door {
-    /// By its ring.
+pub(super) enum Channel {
+    /// The ring of a process of this node.
     Ring(ServedRing),
-    /// By the network.
+    /// The network.
     Remote(RemoteSlots),
 }
 
-impl Door {
+impl Channel {
     /// The ring of a process of this node.
     pub(super) fn ring(&self) -> Option<&ServedRing> {
         match self {
-            Door::Ring(ring) => Some(ring),
-            Door::Remote(_) => None,
+            Channel::Ring(ring) => Some(ring),
+            Channel::Remote(_) => None,
         }
     }
 
@@ -164,8 +164,8 @@ impl Door {
     #[inline]
     pub(super) fn has_pending(&self) -> bool {
         match self {
-            Door::Ring(ring) => ring.has_pending(),
-            Door::Remote(slots) => slots.bits() != 0,
+            Channel::Ring(ring) => ring.has_pending(),
+            Channel::Remote(slots) => slots.bits() != 0,
         }
     }
 
@@ -173,9 +173,9 @@ impl Door {
     #[inline]
     pub(super) fn take_pending(&self, most: usize) -> u64 {
         match self {
-            Door::Ring(ring) => ring.take_pending(most),
-            // What is taken out of its slot does not come again.
-            Door::Remote(slots) => {
+            Channel::Ring(ring) => ring.take_pending(most),
+            // A request that is taken is no longer pending.
+            Channel::Remote(slots) => {
                 let mut bits = slots.bits();
                 while bits.count_ones() as usize > most {
                     bits &= bits - 1;
@@ -185,7 +185,7 @@ impl Door {
         }
     }
 
-    /// Takes a request out of a slot of this session, once: whose it is, and the call, or why it is none.
+    /// Takes the request of a slot of this session, once: its client, and the call, or why it cannot be parsed.
     #[inline]
     pub(super) fn take(
         &self,
@@ -194,12 +194,12 @@ impl Door {
         buffer: &mut [u8],
     ) -> Option<(Client, Result<Call, Code>)> {
         match self {
-            Door::Ring(ring) => {
+            Channel::Ring(ring) => {
                 let (seq, request) = ring.take(slot, buffer)?;
                 let client = Client { session, slot, seq };
                 Some((client, request.and_then(|r| Call::parse(client, buffer[..r.len].to_vec()))))
             }
-            Door::Remote(slots) => slots.take(slot).map(|call| (call.client, Ok(call))),
+            Channel::Remote(slots) => slots.take(slot).map(|call| (call.client, Ok(call))),
         }
     }
 
@@ -207,8 +207,8 @@ impl Door {
     #[inline]
     pub(super) fn answer(&self, slot: usize, reply: &[u8], kept: u64) {
         match self {
-            Door::Ring(ring) => ring.answer(slot, reply),
-            Door::Remote(slots) => slots.answer(slot, reply, kept),
+            Channel::Ring(ring) => ring.answer(slot, reply),
+            Channel::Remote(slots) => slots.answer(slot, reply, kept),
         }
     }
 }
