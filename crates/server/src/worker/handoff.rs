@@ -365,7 +365,7 @@ impl Core {
             }
         }
         let due = Instant::now() + Duration::from_millis(self.thread.next_timeout_ms(1));
-        match !self.thread.has_left() && self.asleep.is_none_or(|(_, until)| until <= due + LATE) {
+        match !self.thread.has_unhandled() && self.asleep.is_none_or(|(_, until)| until <= due + LATE) {
             true => Service::Done { gave },
             false => Service::Left,
         }

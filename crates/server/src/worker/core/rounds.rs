@@ -1,4 +1,4 @@
-//! Rounds: what the shard thread does each time it is woken. It hears messages, takes a batch of calls and serves it.
+//! Rounds: what the shard thread does each time it wakes. It handles messages, takes a batch of calls and serves it.
 
 use super::state::{Round, ShardThread};
 use crate::worker::batch::Taken;
@@ -19,20 +19,20 @@ const IDLE_COMMIT_MS: u64 = 2;
 impl ShardThread<'_> {
     /// Does what there is to do now, once: messages, then a batch of calls.
     pub(in crate::worker) fn round(&mut self) -> Result<Round> {
-        while let Some(message) = self.left.pop_front().or_else(|| self.messages.try_recv().ok()) {
-            self.hear(message)?;
+        while let Some(message) = self.unhandled.pop_front().or_else(|| self.messages.try_recv().ok()) {
+            self.handle(message)?;
         }
         self.serve_what_waits()
     }
 
     /// The same by the network thread: messages from the network, and calls. Other messages may take long and are left.
     pub(in crate::worker) fn round_for_network(&mut self) -> Result<Round> {
-        while let Some(message) = self.left.pop_front().or_else(|| self.messages.try_recv().ok()) {
+        while let Some(message) = self.unhandled.pop_front().or_else(|| self.messages.try_recv().ok()) {
             if !message.is_of_network() {
-                self.left.push_front(message);
+                self.unhandled.push_front(message);
                 break;
             }
-            self.hear(message)?;
+            self.handle(message)?;
         }
         self.serve_what_waits()
     }
@@ -40,16 +40,16 @@ impl ShardThread<'_> {
     /// True when there is a message or a request.
     #[inline]
     pub(in crate::worker) fn has_work(&mut self) -> bool {
-        self.left.extend(self.messages.try_recv().ok());
-        self.has_left()
+        self.unhandled.extend(self.messages.try_recv().ok());
+        self.has_unhandled()
             || self.has_released_calls()
             || self.sessions.iter().any(|s| s.channel.has_pending())
             || self.mount.as_ref().is_some_and(MountedKernel::has_written)
     }
 
     /// True when a message waits for the shard thread itself.
-    pub(in crate::worker) fn has_left(&self) -> bool {
-        !self.left.is_empty()
+    pub(in crate::worker) fn has_unhandled(&self) -> bool {
+        !self.unhandled.is_empty()
     }
 
     fn serve_what_waits(&mut self) -> Result<Round> {
@@ -125,10 +125,10 @@ impl ShardThread<'_> {
         self.take_released_calls(most);
         let n = self.sessions.len();
         for k in 0..n {
-            let i = (self.turn + k) % n;
+            let i = (self.first_session + k) % n;
             let room = most.saturating_sub(self.pipeline.taken.len());
             if room == 0 {
-                self.turn = i;
+                self.first_session = i;
                 return;
             }
             let Session { id, channel, .. } = &self.sessions[i];
@@ -142,11 +142,11 @@ impl ShardThread<'_> {
             }
         }
         if n > 0 {
-            self.turn = (self.turn + 1) % n;
+            self.first_session = (self.first_session + 1) % n;
         }
     }
 
-    fn hear(&mut self, message: Message) -> Result<()> {
+    fn handle(&mut self, message: Message) -> Result<()> {
         match message {
             Message::Attached(session) => {
                 self.sessions.push(*session);

@@ -61,7 +61,7 @@ pub(in crate::worker) struct ShardThread<'a> {
     pub(in crate::worker) recorder: FlightRecorder,
     pub(in crate::worker) messages: Receiver<Message>,
     /// Messages that were received and not handled yet.
-    pub(in crate::worker) left: VecDeque<Message>,
+    pub(in crate::worker) unhandled: VecDeque<Message>,
     /// For messages to this thread.
     pub(in crate::worker) to_self: Sender<Message>,
     /// The kernel that has the pool mounted.
@@ -86,7 +86,7 @@ pub(in crate::worker) struct ShardThread<'a> {
     /// The wide directories whose parts are known.
     pub(in crate::worker) wide: Wide,
     /// The session that the next batch starts with.
-    pub(in crate::worker) turn: usize,
+    pub(in crate::worker) first_session: usize,
     /// Memory into which a request is copied out of its ring.
     pub(in crate::worker) scratch: Vec<u8>,
     pub(in crate::worker) effects: Effects,
@@ -135,7 +135,7 @@ impl<'a> ShardThread<'a> {
             board,
             recorder,
             messages,
-            left: VecDeque::new(),
+            unhandled: VecDeque::new(),
             to_self,
             mount: None,
             notifiers: None,
@@ -149,7 +149,7 @@ impl<'a> ShardThread<'a> {
             cross_node,
             leases,
             wide: Wide::default(),
-            turn: 0,
+            first_session: 0,
             effects: Effects::new(),
             late: LateRemovals::default(),
             pipeline: Pipeline::new(),

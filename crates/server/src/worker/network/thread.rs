@@ -114,7 +114,7 @@ impl NetworkThread {
         // A link may be a new one by now: this is known before data are written to eager buffers of the old one.
         while let Some(event) = self.calls.next_event() {
             busy = true;
-            self.hear(event);
+            self.handle(event);
         }
         let waiting = self.backlog.len();
         for n in 0.. {
@@ -129,7 +129,7 @@ impl NetworkThread {
         busy |= self.calls.progress() > 0;
         while let Some(event) = self.calls.next_event() {
             busy = true;
-            self.hear(event);
+            self.handle(event);
         }
         let now = self.calls.now();
         let due = self.removals.due(now);
@@ -237,11 +237,11 @@ impl NetworkThread {
         true
     }
 
-    /// Something happened.
-    fn hear(&mut self, event: CallEvent) {
+    /// Handles an event of the calls to other nodes.
+    fn handle(&mut self, event: CallEvent) {
         match event {
             CallEvent::Up { node, incarnation, clock_ahead_us, .. } => {
-                self.whys.remove(&node);
+                self.failures.remove(&node);
                 self.moves.taken.drop_grant(node);
                 self.saw(node, true);
                 self.space_map.found(node);
@@ -264,7 +264,7 @@ impl NetworkThread {
             CallEvent::Down { node, failed } => {
                 self.moves.taken.drop_grant(node);
                 self.saw(node, false);
-                self.whys.insert(node, failed.why);
+                self.failures.insert(node, failed.why);
                 self.space_map.lost(node);
             }
             CallEvent::Joined { node, incarnation, ref address, .. } => {

@@ -97,7 +97,7 @@ impl NetworkThread {
                 told["since_s"] = self.calls.now().saturating_sub(*since).as_secs_f64().into();
             }
             if told["state"] != "up" {
-                told["why"] = self.whys.get(node).map(String::as_str).into();
+                told["why"] = self.failures.get(node).map(String::as_str).into();
             }
             // What the pool file says of them, as long as they say nothing themselves.
             if told["media"].is_null() {

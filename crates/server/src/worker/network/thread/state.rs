@@ -51,7 +51,7 @@ pub(in crate::worker) struct NetworkThread {
     /// Nodes that were up when they were seen last, or were not, and since when.
     pub(super) states: HashMap<NodeId, (bool, Duration)>,
     /// Why nodes that are not reached are not.
-    pub(super) whys: HashMap<NodeId, String>,
+    pub(super) failures: HashMap<NodeId, String>,
     /// Which start of each node was reached last.
     pub(super) starts: HashMap<NodeId, u64>,
     pub(super) commands: Receiver<Command>,
@@ -119,7 +119,7 @@ impl NetworkThread {
             me,
             members,
             states: HashMap::new(),
-            whys: HashMap::new(),
+            failures: HashMap::new(),
             starts: HashMap::new(),
             commands,
             backlog: VecDeque::new(),
