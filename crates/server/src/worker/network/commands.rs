@@ -1,4 +1,4 @@
-//! What the network thread is told to do.
+//! The commands of the network thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -12,28 +12,28 @@ use serde_json::Value;
 use super::jobs::Moving;
 use crate::worker::call::Call;
 
-/// What others ask of the network thread.
+/// A command to the network thread.
 #[derive(Debug)]
 pub(in crate::worker) enum Command {
-    /// Ask a node for a client.
+    /// Send a client's request to a node.
     Forward {
-        /// Whom.
+        /// The node.
         node: NodeId,
-        /// What the client asks.
+        /// The request.
         call: Call,
     },
-    /// Ask a node for a change over several.
+    /// Send a node a step of a cross-node transaction.
     Step {
-        /// Whom.
+        /// The node.
         node: NodeId,
         /// The worker's session at other nodes, slot and sequence.
         stamp: Stamp,
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Answer a node.
+    /// Answer another node's request.
     Answer {
-        /// What it asked.
+        /// The request.
         ticket: Ticket,
         /// The encoded reply.
         reply: Vec<u8>,
@@ -45,15 +45,15 @@ pub(in crate::worker) enum Command {
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Serve a client of this node, or have the I/O workers do it: locks, appends and groups, which are for all nodes
-    /// to see.
+    /// Serve a request of a client of this node, here or in the I/O workers: locks, appends and groups, which clients
+    /// of all nodes share.
     ServeHere {
         /// The client's session, slot and sequence.
         stamp: Stamp,
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// What the I/O workers served for a client of this node is answered.
+    /// The I/O workers have served a request of a client of this node.
     AnswerHere {
         /// The client's session, slot and sequence.
         stamp: Stamp,
@@ -62,88 +62,87 @@ pub(in crate::worker) enum Command {
     },
     /// The I/O workers have filled a piece of memory from a backing file, or written it to one.
     Moved(Box<Moving>, Result<usize, Code>),
-    /// A client has got a buffer by which data pass to and from other nodes, in place of what it had.
+    /// A client has a new buffer for data to and from other nodes, in place of the one it had.
     Buffer {
         /// The client's session.
         session: u64,
-        /// What it calls the buffer.
+        /// The buffer's number.
         number: u64,
         /// The buffer.
         memory: Region,
     },
-    /// Have the backing files of inodes that are gone removed where they are, in time.
+    /// Remove the backing files of deleted inodes on other nodes.
     Remove(Vec<(Ino, Layout)>),
-    /// A client is gone, which asked these nodes for what they keep for it.
+    /// A client has ended. These nodes keep state for it.
     EndSession(u64, Vec<NodeId>),
-    /// Tell another node which of these processes of here are there: 1 for each that is.
+    /// Answer which of these processes of this node live: 1 for each that does.
     AreThere {
         /// To answer by.
         ticket: Ticket,
         /// Their sessions.
         sessions: Vec<u64>,
-        /// As far as the shard thread knows.
+        /// What the shard thread knows of each.
         there: Vec<u8>,
     },
     /// Renew the lease from a node when a third of it has passed.
     RenewLease(NodeId),
-    /// Take back what a node was told of a directory.
+    /// Revoke a node's lease on a directory.
     Revocation {
-        /// Whom.
+        /// The node.
         node: NodeId,
         /// Its number.
         number: u64,
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Ask the node, or all, which of these processes of theirs are there, and of those that the I/O workers keep files
-    /// open for.
+    /// Ask a node, or all, which of these processes of theirs live, and of those that have files open here.
     Review(Option<NodeId>, Vec<u64>),
-    /// How are the others?
+    /// Report the status of all nodes.
     Survey(Sender<Value>),
-    /// A client asks for the space of all nodes; this one's is given.
+    /// A client requests the space of all nodes. This node's space is given.
     Space {
         /// The client's session, slot and sequence.
         stamp: Stamp,
         /// This node's.
         own: PoolSpace,
     },
-    /// A client asks for targets of a new file.
+    /// A client requests targets for a new file.
     Place {
         /// The client's session, slot and sequence.
         stamp: Stamp,
-        /// Backing files.
+        /// The number of backing files.
         stripe_count: u16,
         /// This node's targets.
         own: Vec<TargetSpace>,
     },
-    /// Say goodbye and end.
+    /// Leave the pool and end.
     Stop,
 }
 
-/// By which the network thread is told what to do.
+/// The sending end of the network thread's commands.
 #[derive(Clone, Debug)]
 pub(in crate::worker) struct Commands {
     sender: Sender<Command>,
     waker: Waker,
-    /// Set by those who give and do not wake.
+    /// Set when a command was sent without a wake-up.
     given: Option<Arc<AtomicBool>>,
 }
 
 impl Commands {
-    /// To the thread that takes commands from the sender's other end and is woken by the waker.
+    /// For the thread that receives from the sender's other end and is woken by the waker.
     pub(in crate::worker) fn new(sender: Sender<Command>, waker: Waker) -> Commands {
         Commands { sender, waker, given: None }
     }
 
-    /// For who sees to it that they are executed when it has given several ([`Commands::take_given`]).
+    /// A copy that does not wake the thread: its user checks [`Commands::take_given`] after several commands.
     pub(in crate::worker) fn without_waking(&self) -> Commands {
         let given = Some(Arc::new(AtomicBool::new(false)));
         Commands { sender: self.sender.clone(), waker: self.waker.clone(), given }
     }
 
-    /// True when some were given that nobody was woken for.
+    /// True when commands were sent without a wake-up since the last call.
     pub(in crate::worker) fn take_given(&self) -> bool {
-        // Only who gives and who has its state asks, one after the other.
+        // The threads that send and that check do so one after the other.
         self.given.as_ref().is_some_and(|given| {
             let is_given = given.load(Ordering::Relaxed);
             if is_given {
@@ -158,9 +157,9 @@ impl Commands {
         self.waker.wake();
     }
 
-    /// Gives an order.
+    /// Sends a command.
     pub(in crate::worker) fn give(&self, order: Command) {
-        // The thread outlives all who give commands, unless it panicked; then the worker ends.
+        // The thread outlives all senders, unless it panicked; then the worker ends.
         let _ = self.sender.send(order);
         match &self.given {
             Some(given) => given.store(true, Ordering::Relaxed),

@@ -1,5 +1,5 @@
-//! What the I/O workers are to do: a queue whose takers sleep beside each other, so that a job wakes one of them. (By a
-//! channel behind a lock it wakes two: who takes the job, and who waits for the lock to wait in its stead.)
+//! The queue of the I/O workers' jobs. A job wakes one of them. (A channel behind a lock would wake two: the one that
+//! takes the job, and the one that takes its place at the lock.)
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,12 +10,12 @@ use forebay_wire::{Memory, Stamp};
 
 use super::bounce::DataBuffer;
 
-/// What the I/O workers are to do.
+/// A job of the I/O workers.
 #[derive(Debug)]
 pub(in crate::worker) enum Job {
     /// Serve a request for a backing file.
     Serve {
-        /// Who asks.
+        /// Where the reply goes.
         asker: Asker,
         /// The encoded request.
         message: Vec<u8>,
@@ -24,7 +24,7 @@ pub(in crate::worker) enum Job {
     Move(Box<Moving>),
 }
 
-/// Data on their way between a backing file and another node.
+/// Data in transit between a backing file and another node.
 #[derive(Debug)]
 pub(in crate::worker) struct Moving {
     pub(super) ticket: Ticket,
@@ -32,20 +32,20 @@ pub(in crate::worker) struct Moving {
     pub(super) kind: MoveKind,
     pub(super) offset: u64,
     pub(super) bytes: usize,
-    /// Where they are, or are to be, on the other node.
+    /// Their memory on the other node.
     pub(super) memory: Memory,
-    /// And on this one.
+    /// Their memory on this node.
     pub(super) room: DataBuffer,
-    /// When who asked gives it up.
+    /// When the requester gives up.
     pub(super) until: std::time::Duration,
 }
 
-/// Who asked for it.
+/// The requester.
 #[derive(Debug)]
 pub(in crate::worker) enum Asker {
     /// A process of another node.
     There(Ticket),
-    /// One of this node.
+    /// A process of this node.
     Here(Stamp),
 }
 
@@ -62,7 +62,7 @@ impl Asker {
 struct State {
     jobs: VecDeque<Job>,
     takers: usize,
-    /// Nobody gives any more.
+    /// The sender is gone.
     over: bool,
 }
 
@@ -78,15 +78,15 @@ impl Queue {
     }
 }
 
-/// Who gives jobs; takers end when this is gone and all are taken.
+/// The sending end. The workers end when it is dropped and all jobs are taken.
 #[derive(Debug)]
 pub(in crate::worker) struct Jobs(Arc<Queue>);
 
-/// Who takes jobs.
+/// A receiving end.
 #[derive(Debug)]
 pub(in crate::worker) struct Taker(Arc<Queue>);
 
-/// A queue, and its first taker.
+/// A queue, and its first receiving end.
 pub(in crate::worker) fn queue() -> (Jobs, Taker) {
     let queue = Arc::new(Queue::default());
     queue.state().takers = 1;
@@ -94,7 +94,7 @@ pub(in crate::worker) fn queue() -> (Jobs, Taker) {
 }
 
 impl Jobs {
-    /// Gives a job; it comes back when there is no taker.
+    /// Sends a job. Returns it when there is no worker.
     pub(super) fn give(&self, job: Job) -> Result<(), Job> {
         let mut state = self.0.state();
         if state.takers == 0 {
@@ -115,7 +115,7 @@ impl Drop for Jobs {
 }
 
 impl Taker {
-    /// Waits for a job; none when there will be no other.
+    /// Waits for a job. None when there will be no more.
     pub(super) fn take(&self) -> Option<Job> {
         let mut state = self.0.state();
         loop {
@@ -129,7 +129,7 @@ impl Taker {
         }
     }
 
-    /// A job, if there is one.
+    /// Takes a job, if there is one.
     pub(in crate::worker) fn try_take(&self) -> Option<Job> {
         self.0.state().jobs.pop_front()
     }

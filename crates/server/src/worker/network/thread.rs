@@ -1,5 +1,5 @@
-//! The network thread: takes commands, drives the calls, and hands what other nodes ask to who serves it. Which thread
-//! runs its rounds, and how it sleeps, is in `handoff.rs`.
+//! The network thread: executes commands, drives the calls to other nodes, and passes requests of other nodes to the
+//! thread that serves them. Which thread runs its rounds, and how it sleeps, is in `handoff.rs`.
 
 mod bulk_transfer;
 mod cluster_status;
@@ -25,26 +25,26 @@ use state::NODE_TIMEOUT;
 
 pub(in crate::worker) use state::{Member, NetworkThread};
 
-/// Clocks that differ by more are told of: what a node's handshake takes to arrive is less.
+/// Clocks that differ by more are logged. A handshake takes less time to arrive.
 const CLOCKS_APART_US: i64 = 2_000_000;
-/// Rounds that another thread does in this one's place.
+/// Rounds that another thread runs in place of this one.
 const HELPS: usize = 4;
-/// A timer that is this much before the sleeper wakes anyway is worth no wake-up of its own.
+/// A timer that expires this much before the sleeping thread wakes anyway needs no wake-up of its own.
 const LATE: Duration = Duration::from_millis(2);
 
-/// What a round of the thread came to.
+/// The result of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::worker) enum Round {
-    /// There may be more to do.
+    /// There may be more work.
     Busy,
-    /// Nothing is to be done for so long, unless something comes.
+    /// There is no work for so long, unless an event arrives.
     Idle(Duration),
-    /// It was told to stop, and has said goodbye.
+    /// The thread was told to stop, and has left the pool.
     Stopped,
 }
 
 impl NetworkThread {
-    /// True when there is an order or something has come.
+    /// True when there is a command or an event.
     pub(in crate::worker) fn has_work(&mut self) -> bool {
         let order = self.commands.try_recv().ok();
         let found = order.is_some();
@@ -52,27 +52,27 @@ impl NetworkThread {
         found || self.calls.progress() > 0
     }
 
-    /// True when the shard thread was told something since this was asked last.
+    /// True when a message was sent to the shard thread since the last call.
     pub(in crate::worker) fn take_told(&mut self) -> bool {
         std::mem::take(&mut self.told)
     }
 
-    /// Begins to sleep: None when there is something to do.
+    /// Begins to sleep. None when there is work.
     pub(in crate::worker) fn falls_asleep(&mut self, next_timeout: Duration) -> Option<Sleep> {
         let sleep = self.calls.falls_asleep(next_timeout);
         self.sleeps_until = sleep.as_ref().map(|sleep| self.calls.now() + sleep.timeout());
         sleep
     }
 
-    /// True while data are moved, which is done within rounds: nobody is to wait for those.
+    /// True while data are transferred. The rounds copy data, so no other thread should run them.
     pub(in crate::worker) fn moves_data(&self) -> bool {
         self.moves.are_under_way()
     }
 
-    /// What another thread does that has commands to give, while this one sleeps: it sends them itself, and hears what
-    /// has come. False when the sleeper is to be woken for the rest.
+    /// Runs some rounds in another thread while this one sleeps: that thread has commands, sends them itself, and
+    /// handles the events that have arrived. False when this thread must be woken for the rest.
     pub(in crate::worker) fn help(&mut self) -> bool {
-        // Data are copied within these rounds, for which nobody else is to wait.
+        // Rounds copy data, which the other thread should not wait for.
         if self.moves_data() {
             return false;
         }
@@ -98,7 +98,7 @@ impl NetworkThread {
         false
     }
 
-    /// What there is to do now, once; it never waits.
+    /// Does the work that there is now, once. Never waits.
     pub(in crate::worker) fn round(&mut self) -> Round {
         if self.stopped {
             return Round::Stopped;
@@ -152,12 +152,12 @@ impl NetworkThread {
         Round::Idle(next_timeout.min(Duration::from_secs(1)))
     }
 
-    /// A node has been met.
+    /// Notes the data of a node that was reached or has joined.
     fn meet(&mut self, node: NodeId, incarnation: u64, address: Option<&[u8]>) {
         let data = Calls::data_of(incarnation);
         let Some(news) = self.met.meet(node, data, address) else { return };
         self.calls.expect_data(node, data);
-        // One in the place of another, whose data are gone.
+        // The node replaces another one, whose data are lost.
         let (Some(old), Some(address)) = (news.instead_of, address) else { return };
         if self.calls.add_node(node, address).is_err() {
             return tracing::error!("cannot use the address of node {node}");
@@ -173,7 +173,7 @@ impl NetworkThread {
         }
     }
 
-    /// Does what an order says, or keeps it for later: false then.
+    /// Executes a command. False when it must wait, and is kept.
     fn execute(&mut self, order: Command) -> bool {
         match order {
             Command::Forward { node, call } => return self.forward(node, call),
@@ -193,21 +193,21 @@ impl NetworkThread {
             Command::AnswerHere { stamp, reply } => self.answered(stamp, Ok(reply)),
             Command::Remove(orphans) => self.remove(&orphans),
             Command::EndSession(session, nodes) => {
-                // What it asked last must not come behind the word that it is gone.
+                // Its last requests must not arrive after the message that it has ended.
                 if self.asks_for(session) {
                     self.backlog.push_back(Command::EndSession(session, nodes));
                     return false;
                 }
                 self.retire_buffers(session, true);
                 self.end_served(session);
-                // Also what an earlier worker knew of.
+                // Also state of an earlier worker.
                 self.kept.locks.end(session);
                 self.kept.groups.end(session);
                 self.kept.groups.forget_steps(session);
                 self.kept.appended.end(session);
                 let me = self.me;
                 for node in nodes.into_iter().filter(|node| *node != me) {
-                    // One that is down asks when it is back.
+                    // A node that is down asks when it is up again.
                     let request = Request::EndSession { session };
                     let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);
                 }
@@ -260,7 +260,7 @@ impl NetworkThread {
                 self.removals.hurry(node);
                 self.tell(Message::Reached(node));
             }
-            // The calls have told of it.
+            // The calls have logged it.
             CallEvent::Down { node, failed } => {
                 self.moves.taken.drop_grant(node);
                 self.saw(node, false);

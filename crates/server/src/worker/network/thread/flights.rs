@@ -1,4 +1,4 @@
-//! Calls to other nodes that are under way.
+//! Calls to other nodes in flight.
 
 use std::sync::mpsc::Sender;
 
@@ -7,28 +7,28 @@ use forebay_wire::Stamp;
 
 use super::moves::Asking;
 
-/// What another node says to this node's new data: why it refuses them.
+/// Another node's reply to this node's new data: why it refuses them.
 pub(in crate::worker::network) type Introduced = Result<(), String>;
 
-/// What a call that is under way is for.
+/// The purpose of a call in flight.
 #[derive(Debug)]
 pub(super) enum Flight {
     Forward(Stamp),
-    /// Data move for a client.
+    /// A client's data request.
     Move(Asking),
     Step(Stamp),
-    /// Backing files of these.
+    /// The removal of backing files of these inodes.
     Removals(Vec<Ino>),
     EndSession,
-    /// Whether these processes are there.
+    /// The question which of these processes live.
     Review(Vec<u64>),
-    /// Where to say whether this node's data are refused.
+    /// The introduction of new data: to which node, and where its reply goes.
     Introduction(NodeId, Option<Sender<Introduced>>),
     Targets(NodeId),
-    /// A lease from this node, asked for at this time.
+    /// A lease from this node, requested at this time.
     Lease(NodeId, u64),
     /// A revocation, by its number.
     Revocation(u64),
-    /// A grant of buffers, by its number.
+    /// A grant of eager buffers, by its number.
     EagerBuffers(u32),
 }

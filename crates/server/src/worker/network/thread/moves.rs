@@ -1,5 +1,5 @@
-//! Data that the network moves, as both sides keep them: buffers of this node's processes, requests under way, and what
-//! other nodes ask for. What is done with them is in `bulk_transfer.rs`.
+//! The state of data transfers: buffers of this node's processes, requests in flight, and requests of other nodes.
+//! Their protocol is in `bulk_transfer.rs`.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use crate::worker::network::bounce::{Bounce, DataBuffer};
 use crate::worker::network::eager_buffers::{GrantedBuffers, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::Moving;
 
-/// A request for a client's data that is under way.
+/// A client's data request in flight.
 #[derive(Debug)]
 pub(super) struct Asking {
     pub(super) node: NodeId,
     pub(super) stamp: Stamp,
-    /// By which the data move.
+    /// The client's buffer.
     pub(super) buffer: u64,
     pub(super) canary: Option<Canary>,
     /// The eager buffer that the data were written to.
     pub(super) eager: Option<UsedBuffer>,
-    /// The first answer came without its data.
+    /// The first reply arrived without its data, and the request was repeated.
     pub(super) again: bool,
 }
 
-/// What stands where the last byte of a read is to come, until it has come.
+/// The canary of a read: the value at the place of its last byte until the data have arrived.
 #[derive(Debug)]
 pub(super) struct Canary {
     pub(super) byte: u8,
-    /// Where in the buffer.
+    /// Its offset in the buffer.
     pub(super) at: usize,
-    /// The read, to be asked for again.
+    /// The read, to be repeated.
     pub(super) id: BackingId,
     pub(super) offset: u64,
     pub(super) bytes: u64,
@@ -42,12 +42,12 @@ pub(super) struct Canary {
 }
 
 impl Canary {
-    /// The byte of the n-th: neighbours have different ones, and none is 0, of which files are full.
+    /// The value of the n-th canary. Neighbours have different ones. None is 0, a byte that files are full of.
     pub(super) fn byte(n: u64) -> u8 {
         (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).max(1) as u8
     }
 
-    /// True when an answer says that all was read, and the last byte may not have come.
+    /// True when a reply says that all bytes were read, and the last byte may not have arrived.
     pub(super) fn is_there(&self, reply: &[u8], memory: &Region) -> bool {
         let mut last = [0];
         Reply::decode(reply) == Ok(Reply::Count(self.bytes))
@@ -70,43 +70,43 @@ pub(super) struct Buffer {
     pub(super) session: u64,
     pub(super) memory: Arc<Region>,
     pub(super) registered: Registered,
-    /// Requests under way that name it.
+    /// Requests in flight that name it.
     pub(super) flights: usize,
-    /// It is not to be used any more.
+    /// No new request may use it.
     pub(super) retired: bool,
-    /// Whether a request was served was not told.
+    /// The outcome of a request is unknown.
     pub(super) in_doubt: bool,
-    /// Its process is over.
+    /// Its process has ended.
     pub(super) orphaned: bool,
 }
 
-/// Both sides' state.
+/// The state of both sides.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     /// Buffers of this node's processes, by their numbers.
     pub(super) buffers: HashMap<u64, Buffer>,
-    /// Memory that a peer may write yet: until when, and whose process's it was.
+    /// Memory in quarantine: until when, and its session.
     pub(super) quarantined: Vec<(Duration, u64, Arc<Region>)>,
-    /// This node's own, once another node has asked for data.
+    /// The bounce buffer, made when another node first requests data.
     pub(super) bounce: Option<Bounce>,
-    /// What waits for a piece of it.
+    /// Requests that wait for a piece of the bounce buffer.
     pub(super) waiting: VecDeque<Asked>,
-    /// What waits is being begun.
+    /// Waiting requests are being started.
     pub(super) beginning: bool,
-    /// Transfers under way.
+    /// Transfers in flight.
     pub(super) under_way: HashMap<u64, Moving>,
     pub(super) token: u64,
-    /// Reads that were canaries.
+    /// The number of canaries written.
     pub(super) canaries: u64,
-    /// Places of this node that others write.
+    /// Eager buffers that this node granted to others.
     pub(super) granted: GrantedBuffers,
-    /// Places of others that this node writes.
+    /// Eager buffers that other nodes granted to this one.
     pub(super) taken: RemoteBuffers,
-    /// Transfers into those that are under way.
+    /// Transfers into eager buffers that are in flight.
     pub(super) eager_transfers: HashMap<u64, UsedBuffer>,
 }
 
-/// A request for data.
+/// A data request of another node.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) ticket: Ticket,
@@ -115,7 +115,7 @@ pub(super) struct Asked {
     pub(super) offset: u64,
     pub(super) bytes: u64,
     pub(super) memory: Memory,
-    /// By when it is to have begun: who asks waits no longer, and may have given the memory to something else.
+    /// When the request expires: its sender waits no longer, and may have reused the memory.
     pub(super) until: Duration,
 }
 
@@ -127,7 +127,7 @@ impl Asked {
 }
 
 impl Moves {
-    /// True while data are moved, or are about to be.
+    /// True while data are transferred, or are about to be.
     pub(super) fn are_under_way(&self) -> bool {
         !self.under_way.is_empty() || !self.waiting.is_empty() || self.buffers.values().any(|b| b.flights > 0)
     }

@@ -1,4 +1,4 @@
-//! What this node asks of others: for its clients, for the shard thread, for itself; and what comes of it.
+//! Requests to other nodes: of clients, of the shard thread, and of the daemon itself; and their replies.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::worker::message::Message;
 use crate::worker::network::commands::Command;
 use crate::worker::network::lease_renewal::LEASE;
 
-/// The daemon asks for itself on behalf of nobody.
+/// The caller of the daemon's own requests.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 
 impl NetworkThread {
-    /// Asks a node for the daemon itself: what is repeated without harm.
+    /// Sends a request of the daemon itself, which may be repeated without harm.
     pub(super) fn ask(
         &mut self,
         node: NodeId,
@@ -34,7 +34,7 @@ impl NetworkThread {
         Ok(())
     }
 
-    /// The stamp of a call of the daemon's own, and its deadline.
+    /// The stamp and the deadline of a request of the daemon itself.
     pub(super) fn own_call(&mut self, within: Duration) -> (Stamp, Duration) {
         self.sequence += 1;
         let stamp = Stamp { session: self.session, slot: 0, sequence: self.sequence };
@@ -42,7 +42,7 @@ impl NetworkThread {
     }
 
     pub(super) fn renew_lease(&mut self, node: NodeId) {
-        // The lease counts from here: from before it is asked for.
+        // The lease counts from before the request is sent.
         if self.ask(node, &Request::RenewLease, LEASE, Flight::Lease(node, lease_clock())).is_err() {
             self.tell(Message::LeaseRenewed(node, None));
         }
@@ -86,7 +86,7 @@ impl NetworkThread {
         }
     }
 
-    /// Asks for the shard thread itself.
+    /// Sends a request of the shard thread, a step of a cross-node transaction.
     pub(super) fn step(&mut self, node: NodeId, stamp: Stamp, message: Vec<u8>) -> bool {
         let deadline = self.calls.now() + Duration::from_millis(STEP_TIMEOUT_MS);
         let asked = match Request::decode(&message) {
@@ -104,7 +104,7 @@ impl NetworkThread {
             Err(code) => {
                 let code = match code {
                     _ if self.met.is_gone(node) => Code::NoDevice,
-                    // One that the pool file has not: that says nothing of whether there is one.
+                    // A node that the pool file lacks may still exist.
                     Code::NoDevice | Code::Invalid => Code::Io,
                     code => code,
                 };
@@ -134,7 +134,7 @@ impl NetworkThread {
         }
         let failed = outcome.as_ref().err().cloned();
         if let Some(failed) = failed.as_ref().filter(|failed| self.is_new && failed.code == Code::Stale) {
-            // What this node gives out under its number is another's for the others.
+            // Other nodes know this node's number with other data.
             self.tell(Message::Unwelcome(failed.why.clone()));
         }
         if let Flight::EagerBuffers(number) = flight {
@@ -146,7 +146,7 @@ impl NetworkThread {
         });
         match flight {
             Flight::Forward(stamp) => {
-                // What the other side says of the network is an I/O error to a program.
+                // A network failure is an I/O error to a program.
                 let reply = reply.map_err(|code| match code {
                     Code::Busy | Code::TimedOut | Code::Malformed | Code::NotPermitted | Code::Stale => {
                         Code::Io
@@ -158,7 +158,7 @@ impl NetworkThread {
             Flight::Move(asking) => self.move_ended(asking, reply, sent),
             Flight::Step(stamp) => {
                 let reply = reply.map_err(|code| match code {
-                    // Whether it came to be served is not known.
+                    // It is unknown whether the request was served.
                     Code::TimedOut | Code::Malformed | Code::NotPermitted | Code::NoDevice => Code::Io,
                     code => code,
                 });
@@ -200,14 +200,14 @@ impl NetworkThread {
                 let until = asked + LEASE.as_nanos() as u64;
                 self.tell(Message::LeaseRenewed(node, Some((term, until))));
             }
-            // A revocation from here is under way there: as soon as it is answered.
+            // The other node handles a revocation of this node: the lease is renewed as soon as that is answered.
             Ok(Err(Code::Busy)) => self.renewals.want(node, self.calls.now()),
             _ => self.tell(Message::LeaseRenewed(node, None)),
         }
     }
 
-    /// Has the stripes of inodes removed that lie on other nodes. Those of a node whose place another has taken went
-    /// with its data.
+    /// Requests the removal of inodes' stripes on other nodes. The stripes of a node that was replaced are lost with
+    /// its data.
     pub(super) fn remove(&mut self, orphans: &[(Ino, Layout)]) {
         let (mut by_node, mut swept) = (BTreeMap::<NodeId, Vec<BackingId>>::new(), Vec::new());
         for (ino, layout) in orphans {
@@ -237,7 +237,8 @@ impl NetworkThread {
         }
     }
 
-    /// A request for one backing file of each of these has ended; `done` says which are gone: without it none is.
+    /// A request to remove a backing file of each of these inodes has ended. `done` says which are removed: none
+    /// without it.
     fn removals_ended(&mut self, inos: &[Ino], done: &[u8]) {
         let now = self.calls.now();
         let mut swept = Vec::new();

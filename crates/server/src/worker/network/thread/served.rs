@@ -2,8 +2,8 @@
 
 use forebay_fabric::Ticket;
 
-/// A change to a backing file, so that a retry is answered and not repeated, and one that comes late is not done over a
-/// newer one.
+/// The last change to a backing file that a slot requested. A retry of it is answered and not repeated, and a late
+/// duplicate is not done over a newer change.
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) sequence: u64,
@@ -12,12 +12,12 @@ pub(super) struct Served {
 
 #[derive(Debug)]
 pub(super) enum State {
-    /// It is under way; the answer goes to who asked last, whose daemon may have started anew.
+    /// It is in progress. The reply goes to the last requester: its daemon may have a new worker.
     Running {
         asker: Ticket,
-        /// It was sent ahead, behind the data that it tells of, and nobody has asked since.
+        /// The reply was sent when its transfer had started, and there was no retry since.
         told: bool,
     },
-    /// The answer.
+    /// The reply.
     Done(Vec<u8>),
 }

@@ -1,4 +1,4 @@
-//! What other nodes ask of this one: handed to who serves it, or answered here.
+//! Requests of other nodes: passed to the thread that serves them, or answered here.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::worker::network::jobs::{Asker, Job};
 use crate::worker::session_id::node_of_session;
 
 impl NetworkThread {
-    /// Answers a node.
+    /// Answers another node's request.
     pub(super) fn answer(&mut self, ticket: &Ticket, reply: &[u8]) {
         let (stamp, mut ticket) = (ticket.stamp, *ticket);
         if let Some(served) = self.served.get_mut(&(stamp.session, stamp.slot)) {
@@ -38,8 +38,8 @@ impl NetworkThread {
         self.send_answer(&ticket, reply);
     }
 
-    /// Answers a node ahead: what it asked for is on its way, and arrives before this, or its daemon finds that it has
-    /// not. Only what was done in the end is kept for a retry.
+    /// Answers a read as soon as its transfer has started. The data arrive before the reply, or the requester finds
+    /// that they have not. The final reply is kept for a retry.
     pub(super) fn answer_ahead(&mut self, ticket: &Ticket, reply: &[u8]) {
         let key = (ticket.stamp.session, ticket.stamp.slot);
         let running = self.served.get_mut(&key).filter(|s| s.sequence == ticket.stamp.sequence);
@@ -64,11 +64,11 @@ impl NetworkThread {
         if self.served.get(&key).is_some_and(fails) {
             self.served.remove(&key);
         }
-        // An asker that is gone is not told.
+        // A requester that is gone gets no reply.
         let _ = self.calls.answer(ticket, &Wire::Failure { code, detail: why.as_bytes() });
     }
 
-    /// A node asks.
+    /// Handles a request of another node.
     pub(super) fn asked(&mut self, ticket: Ticket, body: &Body) {
         if self.ended.has(ticket.stamp.session) {
             return self.refuse(&ticket, Code::Stale, "its process is over");
@@ -117,7 +117,7 @@ impl NetworkThread {
                 for id in BackingId::listed(ids) {
                     self.kept.appended.note_removed(&mut self.removed, id.ino);
                 }
-                // A client may be about to make one: the shard thread knows.
+                // The shard thread knows whether a client may be creating one.
                 self.tell(Message::RemoveBackings { ticket, message });
             }
             request if request.class() == Class::Peer => self.tell(Message::LeaseAsked { ticket, message }),
@@ -161,7 +161,7 @@ impl NetworkThread {
         self.serve(ticket, message);
     }
 
-    /// What processes have in common that opened a file together: answered at once.
+    /// Serves an operation on a group of processes that opened a file together.
     fn serve_group(&mut self, ticket: &Ticket, id: &BackingId, key: u64, op: GroupOp) {
         let served = match id.node() == self.me {
             true => self.kept.groups.serve(ticket.stamp, id, key, op),
@@ -174,8 +174,8 @@ impl NetworkThread {
         }
     }
 
-    /// True when a change was served before, or is under way, or was overtaken: its asker is answered from what was
-    /// kept, or when it is done. Else it is kept from here on that it is under way.
+    /// True when a change was made before, is in progress, or has been overtaken by a later one of its slot: it is
+    /// answered from the kept reply, when it is done, or refused. Otherwise it is noted as in progress.
     pub(super) fn was_served(&mut self, ticket: &Ticket) -> bool {
         let stamp = ticket.stamp;
         match self.served.get_mut(&(stamp.session, stamp.slot)) {
@@ -215,7 +215,7 @@ impl NetworkThread {
         }
     }
 
-    /// A process of another node is gone.
+    /// A process of another node has ended.
     pub(super) fn session_ended(&mut self, session: u64) {
         self.ended.note(session);
         self.unreached.remove(&session);
@@ -224,8 +224,8 @@ impl NetworkThread {
         self.tell(Message::EndedElsewhere(node_of_session(session), session));
     }
 
-    /// Tells which processes of here are there: also those that are gone, while what they have asked is under way. Who
-    /// keeps replies for them would forget that it has done it, and do it again when it is asked again.
+    /// Answers which processes of this node live. A process with a request in flight counts as living: a node that
+    /// forgot its kept replies would repeat the change when the request is repeated.
     pub(super) fn tell_which_are_there(&mut self, ticket: &Ticket, sessions: &[u64], mut there: Vec<u8>) {
         let asking: HashSet<u64> = self.asking().collect();
         for (there, session) in there.iter_mut().zip(sessions) {
@@ -236,12 +236,12 @@ impl NetworkThread {
         self.answer(ticket, &reply[..n]);
     }
 
-    /// True while something is under way that a process of here has asked of another node.
+    /// True while a request of this process to another node is in flight.
     pub(super) fn asks_for(&self, session: u64) -> bool {
         self.asking().any(|of| of == session)
     }
 
-    /// Whose such requests are under way, one for each of them.
+    /// The sessions of this node's requests to other nodes in flight, one for each request.
     fn asking(&self) -> impl Iterator<Item = u64> + '_ {
         let flying = self.flights.values().filter_map(|flight| match flight {
             Flight::Forward(stamp) => Some(stamp.session),
@@ -255,8 +255,7 @@ impl NetworkThread {
         flying.chain(waiting)
     }
 
-    /// The node of these processes does not answer. After a time it is taken for dead, and what they have locked is
-    /// free.
+    /// The node of these processes does not reply. After a time it counts as dead, and their locks are released.
     pub(super) fn not_reviewed(&mut self, sessions: &[u64]) {
         let now = self.calls.now();
         for session in sessions {
@@ -268,7 +267,7 @@ impl NetworkThread {
         }
     }
 
-    /// Asks which of these processes of other nodes are there, and of those that have something open here.
+    /// Asks which of these processes of other nodes live, and which of those that have files open or replies kept here.
     pub(super) fn review(&mut self, node: Option<NodeId>, sessions: Vec<u64>) {
         let kept = self.kept.sessions().into_iter().chain(self.served.keys().map(|(of, _)| *of));
         let mut by_node: BTreeMap<NodeId, BTreeSet<u64>> = BTreeMap::new();
@@ -280,7 +279,7 @@ impl NetworkThread {
         }
         for (node, sessions) in by_node {
             if self.met.is_gone(node) {
-                // No node of this number will ever answer.
+                // No node of this number exists any more.
                 sessions.into_iter().for_each(|session| self.session_ended(session));
                 continue;
             }
@@ -288,7 +287,7 @@ impl NetworkThread {
             for some in sessions.chunks(SESSIONS_ASKED_MAX) {
                 let words: Vec<u8> = some.iter().flat_map(|session| session.to_le_bytes()).collect();
                 let request = Request::AreThere { sessions: &words };
-                // A node that is down is asked again in time.
+                // A node that is down is asked again later.
                 let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::Review(some.to_vec()));
             }
         }

@@ -1,5 +1,4 @@
-//! What the network thread keeps, and what all of its parts need: to tell the shard thread something, and to answer a
-//! client.
+//! The network thread's state, and what all of its parts need: messages to the shard thread, and replies to clients.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender};
@@ -29,16 +28,16 @@ use crate::worker::session_id::session_on;
 
 /// How long another node may take to answer.
 pub(super) const NODE_TIMEOUT: Duration = Duration::from_millis(NODE_TIMEOUT_MS);
-/// Room for a reply that is found here: numbers.
+/// Bytes of a reply that is made here: numbers.
 pub(super) const SHORT_REPLY_BYTES: usize = 64;
 
-/// A node of the pool, as people know it.
+/// A node of the pool, as it is shown to users.
 #[derive(Debug)]
 pub(in crate::worker) struct Member {
     pub(in crate::worker) node: NodeId,
     pub(in crate::worker) name: String,
     pub(in crate::worker) host: String,
-    /// Of each of its targets.
+    /// The medium of each target.
     pub(in crate::worker) media: Vec<String>,
 }
 
@@ -46,59 +45,59 @@ pub(in crate::worker) struct Member {
 pub(in crate::worker) struct NetworkThread {
     pub(super) calls: Calls,
     pub(super) me: NodeId,
-    /// Every node.
+    /// All nodes of the pool.
     pub(super) members: Vec<Member>,
-    /// Nodes that were up when they were seen last, or were not, and since when.
+    /// Whether each node is up, and since when.
     pub(super) states: HashMap<NodeId, (bool, Duration)>,
-    /// Why nodes that are not reached are not.
+    /// Why a node cannot be reached.
     pub(super) failures: HashMap<NodeId, String>,
-    /// Which start of each node was reached last.
+    /// The last incarnation of each node that was reached.
     pub(super) starts: HashMap<NodeId, u64>,
     pub(super) commands: Receiver<Command>,
-    /// What the calls have no room for.
+    /// Commands that the calls have no room for.
     pub(super) backlog: VecDeque<Command>,
     pub(super) to_shard: Sender<Message>,
     pub(super) jobs: Jobs,
-    /// For what the thread reads itself: where backing files are in memory.
+    /// Reads short data in this thread, where backing files are in memory.
     pub(super) io_worker: Option<IoWorker>,
     /// What the I/O workers keep open for processes of other nodes.
     pub(super) kept: Arc<KeptOpen>,
     pub(super) flights: HashMap<CallId, Flight>,
     pub(super) removals: Removals,
     pub(super) renewals: Renewals,
-    /// The last change to a backing file that each session's slot asked for.
+    /// The last change to a backing file of each slot of each session.
     pub(super) served: HashMap<(u64, u16), Served>,
-    /// Data that the network moves by itself.
+    /// Data transfers.
     pub(super) moves: Moves,
     pub(super) removed: VecDeque<Ino>,
-    /// Processes of other nodes that are over.
+    /// Processes of other nodes that have ended.
     pub(super) ended: Ended,
-    /// Who wants to know how all nodes are.
+    /// Requests for the status of all nodes.
     pub(super) surveyors: Vec<Sender<Value>>,
     pub(super) met: MetNodes,
-    /// New data are introduced at the start: where the answer goes, and whether all are told.
+    /// A node with new data introduces itself at the start: where the result goes, and whether to all nodes.
     pub(super) introduction: Option<(Sender<Introduced>, bool)>,
-    /// True where the data are new: another node may refuse them at any time.
+    /// This node's data are new: another node may refuse them at any time.
     pub(super) is_new: bool,
-    /// Nodes that have not answered to that, and when they are asked again.
+    /// Nodes that have not replied to the introduction, and when it is sent again.
     pub(super) introduce_at: BTreeMap<NodeId, Duration>,
     pub(super) space_map: SpaceMap,
-    /// When the other nodes are asked next which of their processes are there.
+    /// When the other nodes are next asked which of their processes live.
     pub(super) review_at: Duration,
-    /// Since when a process's node could not be asked.
+    /// Since when the node of a process could not be asked.
     pub(super) unreached: HashMap<u64, Duration>,
-    /// The session of what the daemon asks for itself.
+    /// The session of the daemon's own requests.
     pub(super) session: u64,
     pub(super) sequence: u64,
-    /// The shard thread was told something.
+    /// A message was sent to the shard thread.
     pub(super) told: bool,
-    /// When the thread wakes if nothing comes.
+    /// When the thread wakes if no event arrives.
     pub(super) sleeps_until: Option<Duration>,
-    /// Another thread met the order to stop.
+    /// Another thread has executed the command to stop.
     pub(super) stopped: bool,
-    /// Another thread does these rounds.
+    /// Another thread runs the rounds.
     pub(super) helps: bool,
-    /// It left something that is this one's.
+    /// That thread left work that this one must do.
     pub(super) leaves: bool,
 }
 
@@ -152,19 +151,19 @@ impl NetworkThread {
         }
     }
 
-    /// How many targets each node has; without this it is one.
+    /// Sets the number of targets of each node, which is one otherwise.
     pub(in crate::worker) fn with_targets(mut self, target_nodes: Vec<TargetNode>) -> NetworkThread {
         self.space_map = SpaceMap::new(self.me, target_nodes);
         self
     }
 
-    /// Reads by itself what is short and in memory.
+    /// Makes the thread itself read what is short and in memory.
     pub(in crate::worker::network) fn with_io_worker(mut self, io_worker: Option<IoWorker>) -> NetworkThread {
         self.io_worker = io_worker;
         self
     }
 
-    /// Remembers which data nodes are met with; a node with new data introduces itself.
+    /// Sets the record of which data each node has. A node with new data introduces itself.
     pub(in crate::worker::network) fn with_met(
         mut self,
         met: MetNodes,
@@ -176,32 +175,33 @@ impl NetworkThread {
         self
     }
 
-    /// Has a node that comes from one of these addresses under another number taken the place of the one listed.
+    /// Sets the addresses of the nodes. A node that joins from one of them under another number replaces the node
+    /// listed.
     pub(in crate::worker) fn with_addresses(mut self, listed: &[(NodeId, Vec<u8>)]) -> NetworkThread {
         listed.iter().for_each(|(node, address)| self.met.set_address(node.0, address));
         self
     }
 
-    /// A defect: data are taken for there without a look.
+    /// Plants a defect: canaries are not checked.
     pub(in crate::worker) fn trust_canaries(&mut self) {
         self.moves.granted.trusts_canaries = true;
     }
 
-    /// Tells the shard thread something.
+    /// Sends the shard thread a message.
     pub(super) fn tell(&mut self, message: Message) {
         // The shard thread outlives this one.
         let _ = self.to_shard.send(message);
         self.told = true;
     }
 
-    /// A client's request has an answer that was found here.
+    /// Answers a client's request that was served here.
     pub(super) fn answered_with(&mut self, stamp: Stamp, reply: Result<Reply<'_>, Code>) {
         let mut bytes = [0; SHORT_REPLY_BYTES];
         let reply = Reply::encode(&reply, &mut bytes).map(|n| bytes[..n].to_vec());
         self.answered(stamp, reply);
     }
 
-    /// A client's request has its answer.
+    /// Passes the reply to a client's request on.
     pub(super) fn answered(&mut self, stamp: Stamp, reply: Result<Vec<u8>, Code>) {
         let reply = reply.unwrap_or_else(|code| {
             let mut bytes = [0; 8];
