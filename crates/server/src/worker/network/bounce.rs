@@ -1,6 +1,6 @@
-//! Registered memory through which data of this node's backing files pass to and from other nodes: a piece a request,
-//! used by the network or by one of the I/O workers, never by both at once. Backing files are never mapped: a client
-//! could cut one under it.
+//! Registered memory through which data of this node's backing files pass to and from other nodes. A request has one
+//! piece, which either the network or an I/O worker uses, never both at once. Backing files are never mapped: a client
+//! could truncate a mapped file.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use forebay_types::Code;
 use super::eager_buffers::Arrived;
 
 const PIECES: usize = BOUNCE_BYTES / MOVE_BYTES_MAX;
-/// So many pieces that the provider may have kept, and the rest is left for new memory.
+/// Retired pieces after which the memory is replaced.
 const LOST_MAX: usize = PIECES / 2;
 
-/// The memory, and which pieces of it are free. Those that were used last are used next, as they are near.
+/// The memory and its free pieces. The pieces used last are used next, because they are in the cache.
 #[derive(Debug)]
 pub(super) struct Bounce {
     memory: Arc<Region>,
@@ -28,12 +28,12 @@ pub(super) struct Bounce {
 #[derive(Debug)]
 pub(in crate::worker) struct Piece {
     memory: Arc<Region>,
-    /// As the endpoint knows the memory.
+    /// The endpoint's handle of the memory.
     pub(super) local: Local,
     piece: usize,
 }
 
-/// Where a request's data are on this node.
+/// The memory of a request's data on this node.
 #[derive(Debug)]
 pub(in crate::worker) enum DataBuffer {
     Piece(Piece),
@@ -53,7 +53,7 @@ impl DataBuffer {
 }
 
 impl Piece {
-    /// Where in the memory it begins.
+    /// Its offset in the memory.
     pub(super) fn at(&self) -> usize {
         self.piece * MOVE_BYTES_MAX
     }
@@ -73,7 +73,7 @@ impl Bounce {
     /// Registers memory.
     ///
     /// # Errors
-    /// What the endpoint says.
+    /// The endpoint's errors.
     pub(super) fn new(endpoint: &mut dyn Endpoint) -> Result<Bounce, Code> {
         let memory = Arc::new(Region::new(BOUNCE_BYTES)?);
         let registered = endpoint.register(Arc::clone(&memory), Access::LOCAL)?;
@@ -86,15 +86,15 @@ impl Bounce {
         Some(Piece { memory: Arc::clone(&self.memory), local: self.local, piece })
     }
 
-    /// Nobody uses a piece any more.
+    /// Frees a piece.
     pub(super) fn give_back(&mut self, piece: Piece) {
         if Arc::ptr_eq(&self.memory, &piece.memory) {
             self.free.push(piece.piece);
         }
     }
 
-    /// A transfer with a piece has failed, and the provider may have it still. True when too many are lost, and all is
-    /// to be left for new memory; what is in use of the old is kept by who uses it.
+    /// Retires a piece whose transfer failed: the provider may still use it. True when too many are retired, and the
+    /// memory is to be replaced. Pieces in use keep the old memory.
     pub(super) fn lose(&mut self, piece: &Piece) -> bool {
         if Arc::ptr_eq(&self.memory, &piece.memory) {
             self.lost += 1;

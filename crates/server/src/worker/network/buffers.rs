@@ -1,4 +1,4 @@
-//! Buffers for data of other nodes, as processes of this node are given them (docs/decisions/0018).
+//! Buffers of this node's processes for data of other nodes (docs/decisions/0018).
 
 use std::os::fd::OwnedFd;
 
@@ -9,8 +9,8 @@ use forebay_types::{Error, Result};
 
 use super::commands::{Command, Commands};
 
-/// Makes a session's process a buffer of [`BUFFER_BYTES`] in place of the one that it has, and has the network know it,
-/// by the time a request names it, under this number.
+/// Creates a buffer of [`BUFFER_BYTES`] for a session's process, which replaces the one it has. The network thread
+/// knows it under this number before a request can name it.
 pub(in crate::worker) fn give_buffer(commands: &Commands, session: u64, number: u64) -> Result<OwnedFd> {
     let memory = memfd_sealed(c"forebay-buffer", BUFFER_BYTES, Seal::Size);
     let (fd, mapping) = memory.map_err(|e| Error::io("cannot give a process a buffer", &e))?;

@@ -1,7 +1,7 @@
-//! Processes of other nodes that are over: what they asked may still come, as a message that was sent again because its
-//! answer took long, behind the word that they are gone. Who has nothing of them any more would do it a second time.
+//! Processes of other nodes that have ended. A repeated request of theirs may arrive behind the message that they have
+//! ended. A node that has forgotten their replies would execute it a second time.
 //!
-//! In memory alone: the next worker has other links, by which nothing comes that was sent to this one.
+//! In memory alone: the next worker has new links, on which no message to this worker arrives.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -9,7 +9,7 @@ use forebay_types::limits::SESSIONS_ENDED_KEPT;
 
 use crate::worker::session_id::is_of_process;
 
-/// Those that ended last.
+/// The processes that ended last.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     all: HashSet<u64>,
@@ -17,7 +17,7 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// A process is over; no other will have its session. Daemons' sessions are not processes'.
+    /// A process has ended. No other process gets its session. Sessions of daemons are not noted.
     pub(super) fn note(&mut self, session: u64) {
         if !is_of_process(session) || !self.all.insert(session) {
             return;
@@ -30,7 +30,7 @@ impl Ended {
         }
     }
 
-    /// True of one that is known to be over.
+    /// True for a process that has ended.
     pub(super) fn has(&self, session: u64) -> bool {
         self.all.contains(&session)
     }

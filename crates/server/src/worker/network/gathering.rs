@@ -1,8 +1,8 @@
-//! Appends of processes of other nodes that are too large for one request and come in pieces, as their processes have
-//! no buffer or all of it is in use: kept here until the last piece, so that they go into the file as a whole.
+//! Appends of processes of other nodes that are too large for one request, and arrive in pieces because their process
+//! has no free buffer. They are kept here until the last piece has arrived, so that they are written as a whole.
 //!
-//! In memory alone: a process whose pieces were lost with a worker begins anew. Lock order: none is taken with the
-//! table's.
+//! The pieces are in memory alone: a process whose pieces were lost with a worker starts again. Lock order: no other
+//! lock is taken with the table's.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use forebay_ring::call_clock;
 use forebay_types::limits::{GATHERED_MAX, GATHERED_MS};
 use forebay_types::Code;
 
-/// So long what is gathered is kept while others want its room.
+/// How long an append without new pieces is kept when its room is needed.
 const KEPT_NS: u64 = GATHERED_MS * 1_000_000;
 
 /// A process and its number for the append.
@@ -21,11 +21,11 @@ type Key = (u64, u64);
 struct Gathered {
     bytes: Vec<u8>,
     total: usize,
-    /// When a piece came last, by [`call_clock`].
+    /// When the last piece arrived, by [`call_clock`].
     touched_ns: u64,
 }
 
-/// All that is gathered.
+/// All appends in pieces.
 #[derive(Debug, Default)]
 pub(super) struct Gathering(Mutex<HashMap<Key, Gathered>>);
 
@@ -34,7 +34,7 @@ impl Gathering {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a piece that begins at `at` of `total` bytes; all of it with the last one, which is forgotten here.
+    /// Adds a piece that begins at `at` of `total` bytes. With the last piece it returns and forgets the whole append.
     ///
     /// # Errors
     /// [`Code::Interrupted`] when the pieces before it are not here, [`Code::Busy`] when there is no room for another append.
@@ -65,7 +65,7 @@ impl Gathering {
             all.insert(of, Gathered { bytes: Vec::with_capacity(total), total, touched_ns: now });
         }
         let gathered = all.get_mut(&of).ok_or(Code::Interrupted)?;
-        // A piece that comes again is here already.
+        // A duplicate: the piece is here already.
         let known = gathered.bytes.len();
         if gathered.total != total || at > known || (at < known && at + piece.len() > known) {
             all.remove(&of);
@@ -81,7 +81,7 @@ impl Gathering {
         Ok(all.remove(&of).map(|gathered| gathered.bytes))
     }
 
-    /// A process is over.
+    /// A process has ended.
     pub(super) fn end(&self, session: u64) {
         self.all().retain(|(of, _), _| *of != session);
     }

@@ -1,13 +1,13 @@
-//! What processes that opened a file together over several nodes have in common, for files whose first backing file is
-//! here: MPI's shared file pointer, and the locks of its atomic mode, which no program's own locks meet.
+//! The shared state of processes of several nodes that opened a file together, for files whose first backing file is on
+//! this node: MPI's shared file pointer, and the locks of its atomic mode, which are separate from programs' own locks.
 //!
-//! All is in memory that the supervisor keeps over the worker: a table of groups, one of locks, and the last step, a move
-//! or a seek, of each slot that asked for one ([`ReplyCache`]). A step is done when its entry says so, by one store; the
-//! table of groups follows. So the next worker knows where each pointer is, and a step that is asked again is answered
-//! and not done again. A lock is in its table before it is granted. What waits for a lock is in this process's memory alone: it asks
-//! again.
+//! All of it is in memory that the supervisor keeps over the worker: a table of groups, one of locks, and the last step
+//! (a move or a seek) of each slot ([`ReplyCache`]). One store of its entry commits a step; the table of groups
+//! follows. So the next worker knows where each pointer is, and a repeated step is answered and not executed again. A
+//! lock is in its table before it is granted. Waiters for locks are in this process's memory alone: they send their
+//! requests again.
 //!
-//! The network thread serves this by itself. Nothing waits here. Lock order: none is taken with the table's.
+//! The network thread serves this by itself, and nothing blocks. Lock order: no other lock is taken with the table's.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,7 +24,7 @@ use crate::store::FdStore;
 
 /// The tag of the memory in the supervisor's store.
 const TAG: &str = "groups";
-/// So long who waits for a lock has a place among those who do.
+/// How long a waiter keeps its place in the queue without sending its request again.
 const PLACE_NS: u64 = GROUP_PLACE_MS * 1_000_000;
 /// Words of an entry of each table.
 const WORDS: usize = 8;
@@ -32,11 +32,11 @@ const WORDS: usize = 8;
 const STEPS_AT: usize = GROUPS_MAX;
 const LOCKS_AT: usize = STEPS_AT + REPLIES_KEPT;
 const MEMORY_BYTES: usize = (LOCKS_AT + GROUP_LOCKS_MAX) * ENTRY_BYTES;
-/// The state of a step that is done. Its words: the group's key, and where the pointer was and is.
+/// The state of a step that is done. Its words: the group's key, and the pointer before and after the step.
 const DONE: u64 = 1;
 
-/// Words of a group: its state (1: it is there), key, maker, target with number and stripe, inode, where its pointer
-/// is, and which steps are in that: all before this number.
+/// Words of a group: its state (1: it exists), key, the session that made it, target with number and stripe, inode, the
+/// pointer, and the number of the first step that is not in the pointer.
 const POSITION: usize = 5;
 const APPLIED: usize = 6;
 
@@ -106,7 +106,7 @@ fn word(memory: &Mapping, entry: usize, index: usize) -> &AtomicU64 {
     memory.word64((entry * WORDS + index) * 8)
 }
 
-/// Writes an entry and, when all else of it is there, its state.
+/// Writes an entry, its state last.
 fn put(memory: &Option<Mapping>, entry: usize, words: &[u64]) {
     let Some(memory) = memory else { return };
     word(memory, entry, 0).store(0, Ordering::SeqCst);
@@ -123,7 +123,7 @@ fn set(memory: &Option<Mapping>, entry: usize, index: usize, value: u64) {
 }
 
 impl State {
-    /// Lets go of the locks of which `which` is true, and has those wait no longer.
+    /// Releases the locks of which `which` is true, and removes such waiters.
     fn release(&mut self, memory: &Option<Mapping>, key: u64, which: impl Fn(u64, &LockWish) -> bool) {
         let Some(group) = self.groups.get_mut(&key) else { return };
         for held in group.held.extract_if(.., |held| which(held.session, &held.wish)) {
@@ -143,7 +143,7 @@ impl State {
 }
 
 impl Groups {
-    /// Those that the last worker left with the supervisor, taken out of `left`, or new memory that is put there.
+    /// The groups that the last worker left with the supervisor, taken out of `left`, or new memory that is put there.
     ///
     /// # Errors
     /// No memory; the supervisor is gone.
@@ -189,7 +189,7 @@ impl Groups {
         for step in steps.in_order() {
             let [key, _, after] = step.words;
             if let Some(group) = state.groups.get_mut(&key) {
-                // Its worker was killed before it could say so in the table.
+                // The worker was killed before it wrote the table.
                 if step.number >= load(group.entry, APPLIED) {
                     group.position = after;
                     word(&memory, group.entry, POSITION).store(after, Ordering::SeqCst);
@@ -204,7 +204,7 @@ impl Groups {
             let wish = LockWish { owner, flock: false, kind, start, end };
             match state.groups.get_mut(&load(entry, 1)) {
                 Some(group) => group.held.push(Held { entry, session: load(entry, 2), wish }),
-                // The group was being ended.
+                // The group was being removed.
                 None => {
                     word(&memory, entry, 0).store(0, Ordering::SeqCst);
                     state.free_locks.push(entry);
@@ -219,7 +219,7 @@ impl Groups {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what a process asks for; see [`GroupOp`].
+    /// Serves an operation of a process; see [`GroupOp`].
     pub(super) fn serve(
         &self,
         stamp: Stamp,
@@ -267,15 +267,15 @@ impl Groups {
         position: u64,
     ) -> std::result::Result<(), Code> {
         let entry = state.free_groups.pop().ok_or(Code::NoResources)?;
-        // Steps of a number that was given before are none of its.
+        // Steps of an earlier group with the same key do not belong to this one.
         put(&self.memory, entry, &[key, session, packed(id), id.ino.0, position, state.steps.next_number()]);
         let (held, waiting) = (Vec::new(), VecDeque::new());
         state.groups.insert(key, Group { entry, session, id: *id, position, held, waiting });
         Ok(())
     }
 
-    /// Moves a pointer to where `after` says for where it is, unless that was done; where it was. None is farther than
-    /// files go.
+    /// Moves a pointer from where it is to where `after` says, unless the step was done before; where it was.
+    /// [`Code::FileTooLarge`] beyond the largest file.
     fn step(
         &self,
         state: &mut State,
@@ -340,12 +340,12 @@ impl Groups {
         Ok(())
     }
 
-    /// A process is over, and asks for nothing again.
+    /// A process has ended: it repeats no step.
     pub(super) fn forget_steps(&self, session: u64) {
         self.state().steps.end(self.memory.as_ref(), session);
     }
 
-    /// A process is over, or taken for dead: what it made ends, and what it holds or waits for in others.
+    /// A process has ended, or counts as dead: removes the groups that it made, and its locks and waiters in others.
     pub(super) fn end(&self, session: u64) {
         let mut state = self.state();
         let keys: Vec<u64> = state.groups.keys().copied().collect();
@@ -380,12 +380,12 @@ mod tests {
 
     const ID: BackingId = BackingId { target: u32::MAX, ino: Ino(u64::MAX - 5), number: 3, stripe: 255 };
 
-    /// Of a request that is asked again: its slot is used for nothing else.
+    /// A stamp for requests that are repeated: their slot is used for nothing else.
     fn stamp(session: u64, sequence: u64) -> Stamp {
         Stamp { session, slot: 63, sequence }
     }
 
-    /// Each with a stamp of its own.
+    /// Sends each operation with a stamp of its own.
     struct Asker<'a>(&'a Groups, u64);
 
     impl Asker<'_> {
@@ -451,7 +451,7 @@ mod tests {
         a.ask(9, 1, wish(1, LockKind::Read, 5, 9)).unwrap();
         assert_eq!(a.ask(8, 1, wish(2, LockKind::Read, 19, 19)), Err(Code::Busy));
         assert_eq!(a.ask(9, 1, all(2)), Err(Code::Busy));
-        // Who asked first goes first.
+        // Waiters are served in order.
         a.ask(7, 1, off(1)).unwrap();
         assert_eq!(a.ask(7, 1, wish(3, LockKind::Read, 19, 19)), Err(Code::Busy), "another waits for that");
         a.ask(8, 1, wish(2, LockKind::Read, 19, 19)).unwrap();
@@ -495,7 +495,7 @@ mod tests {
         for key in 1..=3 {
             a.ask(7, key, GroupOp::Make { position: 10 * key }).unwrap();
         }
-        // A step whose reply is lost, before more of another process than steps are kept.
+        // A step whose reply is lost, followed by more steps of another process than entries are kept.
         let lost = |groups: &Groups| groups.serve(stamp(10, 5), &ID, 1, GroupOp::Move { by: 0x10 });
         assert_eq!(lost(&first), Ok(Reply::Count(10)));
         for _ in 0..REPLIES_KEPT + 10 {
@@ -511,7 +511,7 @@ mod tests {
         a.ask(8, 1, wish(10, LockKind::Unlock, 0, 0)).unwrap();
         let end = 10 + 0x10 + 2 * (REPLIES_KEPT as u64 + 10);
         assert_eq!(first.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 1 }), Ok(Reply::Count(end)));
-        // As the next one finds it, and as it would be had this one been killed right after the step's entry.
+        // As the next worker finds it, and as if this one had been killed right after the step's entry.
         let entry = first.state().groups[&1].entry;
         let number = first.state().steps.next_number() - 1;
         for killed in [false, true] {

@@ -1,6 +1,6 @@
-//! The I/O workers: threads that read and write backing files for other nodes. None of them knows of the shard: whether
-//! a file is there is for the target to say. A request that comes twice does no harm, but for an append, which the
-//! network thread answers from what it kept, or this from what an earlier worker has noted (`appended`).
+//! The I/O workers: threads that read and write backing files for other nodes. They do not use the shard: the target
+//! knows whether a backing file exists. Duplicates of requests are harmless, except for appends, which the network
+//! thread answers from the replies that it kept, or these threads from what an earlier worker recorded (`appended`).
 
 use forebay_sys::descriptor;
 use std::cell::LazyCell;
@@ -22,13 +22,13 @@ use super::commands::{Command, Commands};
 use super::jobs::{queue, Asker, Job, Jobs, Moving};
 use super::kept::KeptOpen;
 
-/// Threads: enough to keep a medium busy while others wait for it.
+/// The number of threads: enough to keep a medium busy while some wait for it.
 const THREADS: usize = 4;
 
-/// What is read from memory in less time than a thread takes to be woken for it.
+/// Bytes that are read from memory in less time than the wake-up of a thread takes.
 const AT_ONCE_BYTES: usize = 64 * 1024;
 
-/// The command by which a job's asker is answered.
+/// The command that sends a job's reply.
 fn answer(asker: Asker, reply: Vec<u8>) -> Command {
     match asker {
         Asker::There(ticket) => Command::Answer { ticket, reply },
@@ -36,7 +36,7 @@ fn answer(asker: Asker, reply: Vec<u8>) -> Command {
     }
 }
 
-/// Starts the I/O workers; they end when what is given back is dropped.
+/// Starts the I/O workers. They end when the result is dropped.
 pub(super) fn start(targets: Arc<NodeTargets>, kept: Arc<KeptOpen>, commands: Commands) -> Result<Jobs> {
     let (jobs, taker) = queue();
     for _ in 0..THREADS {
@@ -73,7 +73,7 @@ impl IoWorker {
         IoWorker { files: Files { targets, kept }, commands, room: buffer(), out: buffer() }
     }
 
-    /// Serves a request and has it answered.
+    /// Serves a job and sends its reply.
     pub(in crate::worker) fn serve(&mut self, job: Job) {
         let (asker, message) = match job {
             Job::Serve { asker, message } => (asker, message),
@@ -97,8 +97,8 @@ impl IoWorker {
         &self.out[..n]
     }
 
-    /// For who must not wait: the reply to a short read, which waits for nobody where backing files are in memory. A
-    /// write may wait for another that is long, and what frees space takes as long as there is of it.
+    /// For a thread that must not block: the reply to a short read, which never blocks where backing files are in
+    /// memory. A write may wait for a long one, and freeing space takes time in proportion to the space.
     pub(super) fn reply_at_once(&mut self, stamp: Stamp, message: &[u8]) -> Option<&[u8]> {
         match Request::decode(message) {
             Ok((_, Request::Backing { op: BackingOp::Read { bytes, .. }, .. }))
@@ -110,8 +110,8 @@ impl IoWorker {
         }
     }
 
-    /// The same of a piece that is to be filled. `idle` says that the network has little else to do: then also of a
-    /// part of a longer call.
+    /// The same for a piece that is to be filled. `idle`: the network has little else to do, so that parts of longer
+    /// calls are filled too.
     pub(super) fn fill_at_once(
         &self,
         moving: &mut Moving,
@@ -127,14 +127,14 @@ fn code(e: Errno) -> Code {
     Code::from_errno(e.raw_os_error())
 }
 
-/// The backing files of this node, by name and by what is kept open.
+/// The backing files of this node, by name and by descriptors that are kept open.
 struct Files {
     targets: Arc<NodeTargets>,
     kept: Arc<KeptOpen>,
 }
 
 impl Files {
-    /// A descriptor: the one that is kept open for the session, or a new one.
+    /// A descriptor: the one kept open for the session, or a new one.
     fn open(&self, session: u64, id: &BackingId) -> std::result::Result<Arc<OwnedFd>, Code> {
         match self.kept.get(session, id) {
             Some(file) => Ok(file),
@@ -142,8 +142,8 @@ impl Files {
         }
     }
 
-    /// The target that has it; another node's, and one of data that are gone, is [`Code::Stale`]. One that this node
-    /// has not is [`Code::NoDevice`], and never was here: no node starts without a target that it had.
+    /// The target of a backing file. [`Code::Stale`] for a target of another node or of lost data. [`Code::NoDevice`]
+    /// for a target that this node lacks and never had: no node starts without a target that it had.
     fn target(&self, id: &BackingId) -> std::result::Result<&Target, Code> {
         let is_ours = id.node() == node_of(self.targets.first().target());
         self.targets.get(id.target).map_err(|code| if is_ours { code } else { Code::Stale })
@@ -153,14 +153,14 @@ impl Files {
         self.target(id)?.open(id.ino, usize::from(id.number), id.stripe, Access::ReadWrite)
     }
 
-    /// A descriptor of an open file of its own, also of one that has lost its name.
+    /// A descriptor with an open file description of its own, also of a file without a name.
     fn open_anew(&self, session: u64, id: &BackingId) -> std::result::Result<OwnedFd, Code> {
         let Some(kept) = self.kept.get(session, id) else { return self.open_by_name(id) };
         rustix::fs::open(descriptor::path(&*kept), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(code)
     }
 
-    /// Fills a piece of memory, or writes it; how many bytes.
+    /// Fills a piece of memory, or writes it to a file; how many bytes.
     fn move_piece(&self, moving: &mut Moving) -> std::result::Result<usize, Code> {
         self.target(&moving.id)?;
         let file = || self.open(moving.ticket.stamp.session, &moving.id);
@@ -179,13 +179,13 @@ impl Files {
         }
     }
 
-    /// Unlinks the backing files of a list; which of them are gone.
+    /// Unlinks a list of backing files; which of them are gone.
     fn remove_all<'r>(&self, ids: &[u8], room: &'r mut [u8]) -> Reply<'r> {
         let mut count = 0;
         for (done, id) in room.iter_mut().zip(BackingId::listed(ids)) {
             let target = self.target(&id);
             let removed = target.and_then(|target| target.remove(id.ino, usize::from(id.number), id.stripe));
-            // A file whose layout names a target that is not there would stay an orphan for ever.
+            // A file whose layout names a missing target would otherwise stay an orphan for ever.
             *done = u8::from(matches!(removed, Ok(()) | Err(Code::NoDevice)));
             count += 1;
         }
@@ -214,7 +214,7 @@ impl Files {
         let (ino, number, stripe) = (id.ino, usize::from(id.number), id.stripe);
         let session = stamp.session;
         match *op {
-            // Of this node's inodes the shard knows whether they are there.
+            // The shard knows which inodes of this node exist.
             BackingOp::Make if ino.birth_node() == id.node() => Err(Code::Invalid),
             BackingOp::Make => target.create(ino, number, stripe).map(|()| Reply::Done),
             BackingOp::Open { handle } => {
@@ -240,7 +240,7 @@ impl Files {
                 self.kept.locks.end_append(session, id, handle);
                 Ok(Reply::Done)
             }
-            // A client asks its own daemon for that, which asks otherwise.
+            // Only a client sends this, to its own daemon, which sends other requests.
             BackingOp::Move(_) => Err(Code::Malformed),
             // The network thread serves it.
             BackingOp::Group { .. } => Err(Code::Malformed),
@@ -270,7 +270,7 @@ impl Files {
                 match self.kept.gathering.add((session, handle), (at, total), bytes) {
                     Ok(None) => Ok(Reply::Count(0)),
                     Ok(Some(whole)) => self.append_once(&stamp, id, &whole).map(Reply::Count),
-                    // The pieces went with the worker that had them all, and perhaps has written them.
+                    // The pieces were lost with a worker that may have written them.
                     Err(Code::Interrupted) => match self.kept.appended.before(&stamp, id) {
                         Some(Before::Done(at)) => Ok(Reply::Count(at)),
                         Some(Before::Begun(size)) if self.size(session, id) != Ok(size) => Err(Code::Io),
@@ -354,7 +354,7 @@ unsafe fn write_from(
             libc::pwrite(file.as_raw_fd(), from, len - done, (offset + done as u64) as libc::off_t)
         };
         match n {
-            // A medium that takes nothing and does not say why.
+            // The medium accepts no byte and gives no reason.
             0 => return Err(Code::Io),
             n if n > 0 => done += n as usize,
             _ => match Errno::from_io_error(&std::io::Error::last_os_error()) {
@@ -389,9 +389,9 @@ impl<F: FnOnce() -> std::result::Result<Arc<OwnedFd>, Code>> AppendFile for Open
     }
 }
 
-/// Writes at the end, as the kernel has it, who lets no other write come between; where the first byte went.
+/// Writes at the end with O_APPEND, where the kernel lets no other write between; where the first byte went.
 fn append(file: &OwnedFd, bytes: &[u8]) -> std::result::Result<u64, Code> {
-    // Opened anew, as an offset of its own and the flag are the open file's.
+    // Opened again, because the flag and the offset belong to the open file description.
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
     let file = rustix::fs::open(descriptor::path(file), flags, Mode::empty()).map_err(code)?;
     let written = loop {
@@ -402,7 +402,7 @@ fn append(file: &OwnedFd, bytes: &[u8]) -> std::result::Result<u64, Code> {
         }
     };
     let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::Current(0)).map_err(code)?;
-    // A medium that is full in the middle of it: what went in stays in, as after a write that was cut short.
+    // The medium is full in the middle of it. The bytes written stay, as after a short write.
     if written < bytes.len() {
         return Err(Code::NoSpace);
     }
@@ -485,7 +485,7 @@ mod tests {
         ask(&id, BackingOp::Write { offset: 3, append: false, bytes: b"abc" }).unwrap();
         let appended = ask(&id, BackingOp::Write { offset: 0, append: true, bytes: b"def" }).unwrap();
         assert_eq!(appended.0, 6);
-        // In pieces: nobody sees one before all are there.
+        // In pieces: none is visible before all have arrived.
         let piece = |at, bytes| BackingOp::AppendPiece { handle: 3, at, total: 4, bytes };
         ask(&id, piece(0, b"gh")).unwrap();
         assert_eq!(ask(&id, BackingOp::Stat).unwrap().0, 9);
@@ -502,7 +502,7 @@ mod tests {
         assert_eq!(ask(&other, BackingOp::Stat), Err(Code::Stale), "another node's target");
         let absent = BackingId { target: id.target + 1, ..id };
         assert_eq!(ask(&absent, BackingOp::Stat), Err(Code::NoDevice));
-        // What is kept open outlives its name.
+        // A file that is kept open outlives its name.
         ask(&id, BackingOp::Open { handle: 1 }).unwrap();
         let elsewhere = BackingId { target: 3 << 16, ..id };
         for _ in 0..2 {

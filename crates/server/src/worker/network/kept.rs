@@ -1,7 +1,8 @@
-//! Backing files that processes of other nodes have open. Each is one descriptor for all opens of one process, so that
-//! it stays when the file is unlinked, as the kernel keeps what a process of this node has open.
+//! Backing files that processes of other nodes have open: one descriptor for all opens of a process. So the file stays
+//! when it is unlinked, as the kernel keeps the open files of this node's processes.
 //!
-//! Kept in memory alone: what a killed worker kept is opened anew by name, and a file that has none any more is gone.
+//! The descriptors are in memory alone: after a worker's death, files are opened by name again, and a file without a
+//! name is gone.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -21,22 +22,22 @@ struct Kept {
     handles: HashSet<u64>,
 }
 
-/// All that are open.
+/// All of them, with the rest of what is kept for processes of other nodes.
 #[derive(Debug, Default)]
 pub(in crate::worker) struct KeptOpen {
-    /// Their locks.
+    /// The locks of these processes.
     pub(super) locks: RemoteLocks,
-    /// Their appends that were done.
+    /// Their last appends.
     pub(super) appended: Appended,
-    /// Appends of theirs of which not all pieces are here.
+    /// Their appends of which not all pieces have arrived.
     pub(super) gathering: Gathering,
-    /// What those of them have in common that opened a file together, with this node's.
+    /// The groups of processes of all nodes that opened a file together.
     pub(super) groups: Groups,
     all: Mutex<HashMap<(u64, BackingId), Kept>>,
 }
 
 impl KeptOpen {
-    /// With what the last worker left.
+    /// With the state that the last worker left.
     pub(in crate::worker) fn restored(locks: RemoteLocks, appended: Appended, groups: Groups) -> KeptOpen {
         KeptOpen { locks, appended, groups, gathering: Gathering::default(), all: Mutex::default() }
     }
@@ -86,7 +87,7 @@ impl KeptOpen {
         drop(gone);
     }
 
-    /// The sessions that have something open or locked, or whose changes are known.
+    /// The sessions that have files open, locks or kept replies.
     pub(super) fn sessions(&self) -> Vec<u64> {
         let mut sessions = self.locks.sessions();
         sessions.extend(self.groups.sessions());
@@ -96,7 +97,7 @@ impl KeptOpen {
         sessions
     }
 
-    /// A session is over, and its locks go.
+    /// A session has ended: releases all that is kept for it.
     pub(super) fn end(&self, session: u64) {
         self.locks.end(session);
         self.groups.end(session);

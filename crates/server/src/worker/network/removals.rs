@@ -1,32 +1,33 @@
-//! Backing files on other nodes that are to go: their inode is gone, and its record stays among the orphans until they
-//! are too. A node that is down gets its turn when it is back; a restart of this one begins anew from the records.
+//! Removal of backing files on other nodes whose inode was deleted. The inode's orphan record stays until all its
+//! backing files are removed. A node that is down is asked again when it is up. After a restart of this node, the
+//! removals start again from the records.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use forebay_types::{Ino, Layout, NodeId};
 
-/// A removal that failed is tried again after so long, or when a node that was away is back.
+/// The pause before a failed removal is retried; it is also retried when a node is up again.
 const AGAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct Removal {
     layout: Layout,
-    /// Requests that are not answered.
+    /// Requests in flight.
     left: usize,
     failed: bool,
-    /// When it is tried again; none while requests are under way.
+    /// When it is retried; none while requests are in flight.
     again_at: Option<Duration>,
 }
 
-/// All that are under way or wait for a node.
+/// All removals in progress.
 #[derive(Debug, Default)]
 pub(super) struct Removals {
     all: BTreeMap<u64, Removal>,
 }
 
 impl Removals {
-    /// Requests for so many backing files of an inode are sent.
+    /// Notes that requests for so many backing files of an inode are sent.
     pub(super) fn begin(&mut self, ino: Ino, layout: &Layout, requests: usize) {
         if requests == 0 {
             self.all.remove(&ino.0);
@@ -36,7 +37,7 @@ impl Removals {
         self.all.insert(ino.0, removal);
     }
 
-    /// One of them has ended. The inode, when it was the last and none failed.
+    /// Notes the end of a request. The inode, when it was the last request and none failed.
     pub(super) fn ended(&mut self, ino: Ino, done: bool, now: Duration) -> Option<Ino> {
         let removal = self.all.get_mut(&ino.0)?;
         removal.failed |= !done;
@@ -52,7 +53,7 @@ impl Removals {
         Some(ino)
     }
 
-    /// A node is back: what waits for it need not wait any longer.
+    /// A node is up again: its removals are retried now.
     pub(super) fn hurry(&mut self, node: NodeId) {
         for removal in self.all.values_mut().filter(|r| r.again_at.is_some()) {
             let on: HashSet<u32> = removal
@@ -66,13 +67,13 @@ impl Removals {
         }
     }
 
-    /// Those that are to be tried again now.
+    /// The removals to be retried now.
     pub(super) fn due(&mut self, now: Duration) -> Vec<(Ino, Layout)> {
         let due = self.all.iter().filter(|(_, r)| r.again_at.is_some_and(|at| at <= now));
         due.map(|(ino, r)| (Ino(*ino), r.layout)).collect()
     }
 
-    /// How long there is nothing to do.
+    /// The time until the next retry.
     pub(super) fn next_timeout(&self, now: Duration) -> Duration {
         let next = self.all.values().filter_map(|r| r.again_at).min();
         next.map_or(Duration::MAX, |at| at.saturating_sub(now))

@@ -1,24 +1,25 @@
-//! Data that the network moves by itself, between a client's buffer on its node and the bounce buffer of the node that
-//! has the backing file (docs/decisions/0018). The client's node tells where, the file's node starts the transfer.
+//! Transfers of data between a client's buffer on its node and the bounce buffer of the node that has the backing file
+//! (docs/decisions/0018). The client's node sends the address, the file's node starts the transfer.
 //!
 //! ```text
-//!  client's node:  Move ─► where the buffer is ─► ReadStripe, WriteStripe ─────────────────────────► answer ─► client
-//!  file's node:    read:  piece ─► a worker fills it ─► transfer to the buffer, and the answer right behind it
-//!                  write: piece ─► transfer from the buffer ─► a worker writes it ─► answer
+//!  client's node:  Move ─► address of the buffer ─► ReadStripe, WriteStripe ───────────────────────► reply ─► client
+//!  file's node:    read:  piece ─► an I/O worker fills it ─► transfer to the buffer, and the reply right behind it
+//!                  write: piece ─► transfer from the buffer ─► an I/O worker writes it ─► reply
 //! ```
 //! Short writes are not fetched where the file's node has granted eager buffers (`eager_buffers.rs`): the client's node
 //! starts the transfer, and the request follows it at once. The request also says where the client's buffer is, for
 //! data that did not arrive.
 //!
-//! Who names a buffer, and which of it, was checked at its node before anything is sent; a peer can reach the buffers
-//! that it was told of, and only by their keys. A request whose answer is not known leaves its buffer to rest: it is
-//! unregistered, refused from then on, and kept in memory until no transfer can be under way any more.
+//! The client's node checks the session and the range of a buffer before it sends anything. A peer can reach only the
+//! buffers whose address it received, and only with their keys. A buffer whose request ended with an unknown outcome
+//! goes into quarantine: it is unregistered, refused from then on, and kept in memory until no transfer can be in
+//! flight.
 //!
-//! The answer to a read does not wait for the word that the data have arrived, where messages keep their place behind
-//! transfers. A connection that breaks between the two may lose the data and not the answer: so the client's node
-//! writes a byte where the last one is to come ([`Canary`]), and when it finds the same byte there with the answer it
-//! asks again. The second answer is what the file's node has kept, when the transfer has ended; where that has another
-//! worker since, which may have answered ahead too, it is none.
+//! Where messages keep their order behind transfers, the reply to a read is sent before the transfer has completed. A
+//! connection that breaks between the two may lose the data and not the reply. Therefore the client's node writes a
+//! canary where the last byte will arrive ([`Canary`]). When it finds the canary there with the reply, it repeats the
+//! request. The second reply is the one that the file's node kept when the transfer had ended. If the file's node has a
+//! new worker since, which may also have replied early, the second reply does not count.
 
 #[cfg(test)]
 mod tests;
@@ -43,13 +44,13 @@ use crate::worker::network::commands::Command;
 use crate::worker::network::eager_buffers::{end_quarantine, Arrived, BufferUse, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::{Job, Moving};
 
-/// How long memory is kept that a peer may write yet: longer than any request is served.
+/// How long memory that a peer may still write stays in quarantine: longer than any request is served.
 const QUARANTINE: Duration = Duration::from_millis(QUARANTINE_MS);
 
 impl NetworkThread {
     // --- for this node's clients
 
-    /// A process has got a buffer, in place of the one that it had.
+    /// Adds a process's buffer, which replaces the one it had.
     pub(super) fn add_buffer(&mut self, session: u64, number: u64, memory: Region) {
         self.retire_buffers(session, false);
         if self.moves.buffers.len() >= BUFFERS_MAX || self.moves.quarantined.len() >= BUFFERS_QUARANTINED_MAX
@@ -71,7 +72,7 @@ impl NetworkThread {
         }
     }
 
-    /// A process needs its buffers no more; `over`: nor does it look at what it had in them.
+    /// Retires a process's buffers. `over`: the process has ended, and does not read what is in them either.
     pub(super) fn retire_buffers(&mut self, session: u64, over: bool) {
         let theirs = self.moves.buffers.iter_mut().filter(|(_, buffer)| buffer.session == session);
         let theirs: Vec<u64> = theirs
@@ -89,8 +90,8 @@ impl NetworkThread {
         }
     }
 
-    /// A node's worker is another than the one that was asked. What that had begun may still come, behind what the new
-    /// one does: the buffers of what was asked of it are left when that has ended.
+    /// A node has a new worker. Transfers of the old one may still arrive, behind those of the new one: the buffers of
+    /// requests to it are retired when these have ended.
     pub(super) fn doubt_moves(&mut self, node: NodeId) {
         for flight in self.flights.values() {
             let Flight::Move(asking) = flight else { continue };
@@ -100,7 +101,7 @@ impl NetworkThread {
         }
     }
 
-    /// No more requests with it; it goes when those under way have ended.
+    /// Retires a buffer. It is removed when the requests in flight have ended.
     fn retire_buffer(&mut self, number: u64, in_doubt: bool) {
         let Some(buffer) = self.moves.buffers.get_mut(&number) else { return };
         buffer.retired = true;
@@ -112,20 +113,20 @@ impl NetworkThread {
         self.calls.endpoint().unregister(buffer.registered.local);
         if buffer.in_doubt {
             if buffer.orphaned {
-                // A live process gives its memory back by itself, when it has taken what it had in it.
+                // A live process frees its memory itself, when it has read what is in it.
                 buffer.memory.discard();
             }
             self.moves.quarantined.push((self.calls.now() + QUARANTINE, buffer.session, buffer.memory));
         }
     }
 
-    /// Lets go of memory that has rested.
+    /// Frees memory whose quarantine is over.
     pub(super) fn end_quarantines(&mut self, now: Duration) {
         self.moves.granted.end_quarantines(now);
         end_quarantine(&mut self.moves.quarantined, |(until, ..)| *until <= now, |(.., memory)| memory);
     }
 
-    /// Asks the file's node for a move of a client's. False: later.
+    /// Sends a client's data request to the file's node. False when it must wait.
     pub(super) fn forward_move(&mut self, node: NodeId, id: BackingId, wish: Move, call: Call) -> bool {
         let stamp = call.stamp();
         let buffer = self.moves.buffers.get_mut(&wish.buffer);
@@ -169,7 +170,7 @@ impl NetworkThread {
             let at = end as usize - 1;
             self.moves.canaries += 1;
             let byte = Canary::byte(self.moves.canaries);
-            // Before anybody is asked.
+            // Before the request is sent.
             if buffer.memory.write_at(at, &[byte]).is_ok() {
                 canary = Some(Canary { byte, at, id, offset, bytes, to, deadline });
             }
@@ -245,7 +246,7 @@ impl NetworkThread {
         }
     }
 
-    /// A node has granted buffers, or not.
+    /// Handles the reply to a request for eager buffers.
     pub(super) fn eager_buffers_granted(&mut self, node: NodeId, number: u32, outcome: Result<Body, Failed>) {
         self.moves.taken.request_ended(node, number, self.calls.now());
         match outcome.as_ref().map(Body::message) {
@@ -257,10 +258,10 @@ impl NetworkThread {
         }
     }
 
-    /// A move has its answer, or none. [`Code::Interrupted`]: the file's node has not done it, as the network failed,
-    /// but may write the piece yet; by [`Code::Fault`] the client does it again, with another buffer, as it does when
-    /// another worker than the first may have given the second answer. By EIO it knows the same of its piece, unless
-    /// the request was never `sent`.
+    /// A data request has ended. [`Code::Interrupted`]: the file's node has not served it, because the network failed,
+    /// but a transfer may still write the piece. [`Code::Fault`] makes the client repeat the request with another
+    /// buffer, as when the second reply may be another worker's. EIO tells the client the same of its piece, unless the
+    /// request was never `sent`.
     pub(super) fn move_ended(&mut self, mut asking: Asking, reply: Result<Vec<u8>, Code>, sent: bool) {
         let (stamp, number) = (asking.stamp, asking.buffer);
         let mut reply = reply;
@@ -282,7 +283,7 @@ impl NetworkThread {
                 }
             }
         }
-        // No mark can be put for the second answer: data that come late may be there already.
+        // No canary can be written for the second reply: late data may be there already.
         let is_unproven =
             asking.again && self.moves.buffers.get(&number).is_some_and(|buffer| buffer.in_doubt);
         let undone =
@@ -320,7 +321,7 @@ impl NetworkThread {
         }
     }
 
-    /// Another node asks for data to be moved, of which some have come already.
+    /// Handles a data request of another node, whose data may have arrived already.
     pub(super) fn asked_move(&mut self, asked: Asked, arrived: Option<Arrived>) {
         if asked.bytes > MOVE_BYTES_MAX as u64 {
             return self.refuse(&asked.ticket, Code::TooBig, "more than a piece of memory holds");
@@ -335,9 +336,9 @@ impl NetworkThread {
         self.begin_moves();
     }
 
-    /// Begins what waits, as long as there are pieces.
+    /// Starts waiting requests, as long as there are free pieces.
     fn begin_moves(&mut self) {
-        // One that is done at once frees its piece in here.
+        // A request that is served at once frees its piece within this call.
         if !std::mem::replace(&mut self.moves.beginning, true) {
             self.begin_waiting();
             self.moves.beginning = false;
@@ -365,7 +366,7 @@ impl NetworkThread {
             };
             let kind = asked.kind;
             let mut moving = asked.into_moving(DataBuffer::Piece(piece));
-            // One call's parts, not many calls'.
+            // The parts of one call, not of many calls.
             let idle = self.moves.under_way.len() < BACKING_AHEAD;
             let filled =
                 self.io_worker.as_ref().and_then(|io_worker| io_worker.fill_at_once(&mut moving, idle));
@@ -383,7 +384,7 @@ impl NetworkThread {
         }
     }
 
-    /// `whole` says that it is all that was asked for.
+    /// Starts a transfer. `whole`: it has all bytes of the request.
     fn start_transfer(&mut self, moving: Moving, whole: bool) {
         let reads = moving.kind == MoveKind::Read;
         let DataBuffer::Piece(piece) = &moving.room else { return self.have_served(moving) };
@@ -408,8 +409,8 @@ impl NetworkThread {
                 }
                 self.moves.under_way.insert(token, moving);
             }
-            // The memory of this node was given up meanwhile, the provider has too much to do, or who asked is gone,
-            // and its eager buffer with it: nothing was transferred.
+            // This node's memory was retired meanwhile, the provider is busy, or the requester is gone and its buffer
+            // with it: nothing was transferred.
             Err(Code::Fault | Code::Busy | Code::Stale) => self.end_move(moving, Err(Code::Interrupted)),
             Err(code) => {
                 self.refuse(&moving.ticket, code, "the transfer cannot be started");
@@ -455,13 +456,13 @@ impl NetworkThread {
                 let bytes = moving.bytes as u64;
                 self.end_move(moving, Ok(bytes));
             }
-            // Too late to be written: who asked was told that it failed, and may have written something newer.
+            // Too late to be written: the requester was told of a failure, and may have written newer data.
             (Ok(()), _) if self.calls.now() >= moving.until => self.end_move(moving, Err(Code::Interrupted)),
             (Ok(()), _) => self.have_served(moving),
             (Err(failed), _) => {
                 tracing::debug!("a transfer with node {} failed: {}", moving.ticket.node, failed.why);
-                // Kept as an answer is: the message may be lost with the connection, and the retry is not to break the
-                // next one.
+                // Kept as a reply: the message may be lost with the connection, and the retry must not break the next
+                // connection.
                 self.tell_moved(&moving.ticket, Err(Code::Interrupted));
                 let DataBuffer::Piece(piece) = &moving.room else { return };
                 if self.moves.bounce.as_mut().is_some_and(|bounce| bounce.lose(piece)) {
