@@ -106,8 +106,28 @@ impl ServedRing {
         while taken.count_ones() as usize > most {
             taken &= !(1 << (63 - taken.leading_zeros()));
         }
-        pending.fetch_and(!taken, Ordering::Acquire);
-        taken
+        // Another thread of the daemon may take some of them too: each slot goes to one.
+        pending.fetch_and(!taken, Ordering::Acquire) & taken
+    }
+
+    /// The slots with new requests for which `is_wanted` is true, as bits. `is_wanted` gets the slot and the first byte
+    /// of its request. The client may still change that byte.
+    #[inline]
+    pub fn pending_where(&self, is_wanted: impl Fn(usize, u8) -> bool) -> u64 {
+        let (mut left, mut wanted) = (self.mapping.word64(PENDING_OFFSET).load(Ordering::Acquire), 0);
+        while left != 0 {
+            let slot = left.trailing_zeros() as usize;
+            let first = self.mapping.word64(slot_offset(slot) + MESSAGE_OFFSET).load(Ordering::Relaxed);
+            wanted |= u64::from(is_wanted(slot, first.to_le_bytes()[0])) << slot;
+            left &= left - 1;
+        }
+        wanted
+    }
+
+    /// Takes the slots of `slots` that still have new requests, as bits.
+    #[inline]
+    pub fn take_slots(&self, slots: u64) -> u64 {
+        self.mapping.word64(PENDING_OFFSET).fetch_and(!slots, Ordering::Acquire) & slots
     }
 
     /// Marks every slot that waits as pending, but for those whose answer is being held back: after a crash, the bits

@@ -64,7 +64,7 @@ impl Liar {
 
     fn begin(&mut self, request: Request<'_>) -> CallId {
         self.sequence += 1;
-        let daemons = if request.class() != Class::Client { 1 << 47 } else { 0 };
+        let daemons = if matches!(request.class(), Class::Step | Class::Peer) { 1 << 47 } else { 0 };
         let stamp = Stamp { session: 2 << 48 | daemons | 5, slot: 0, sequence: self.sequence };
         let deadline = self.calls.now() + TIMEOUT;
         let message = Message::Ask(Caller { uid: 0, gid: 0 }, request);

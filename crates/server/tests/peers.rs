@@ -143,8 +143,8 @@ fn peer_with_the_secret_that_asks_anything_is_answered_and_harms_nothing() {
         // Sessions of this node and of others, slots that there are and others, sequences that go back.
         let node = [2, 2, 2, 1, 9][random.next() as usize % 5];
         // Some of them a daemon's.
-        let session =
-            (node << 48) | (random.next() % 3) | if request.class() != Class::Client { 1 << 47 } else { 0 };
+        let daemons = if matches!(request.class(), Class::Step | Class::Peer) { 1 << 47 } else { 0 };
+        let session = (node << 48) | (random.next() % 3) | daemons;
         let slot = (random.next() % (RING_SLOTS as u64 + 4)) as u16;
         let stamp = Stamp { session, slot, sequence: round - random.next() % (round + 1).min(3) };
         let message = Message::Ask(Caller { uid: 5, gid: 5 }, request);

@@ -42,8 +42,8 @@ pub use reply::{
     REPLY_HEADER_BYTES,
 };
 pub use request::{
-    may_change, Caller, Class, Request, RequestInfo, RENAME_EXCHANGE, RENAME_NOREPLACE, REQUESTS,
-    XATTR_CREATE, XATTR_REPLACE,
+    is_for_data, may_change, Caller, Class, Request, RequestInfo, RENAME_EXCHANGE, RENAME_NOREPLACE,
+    REQUESTS, XATTR_CREATE, XATTR_REPLACE,
 };
 pub use set_attr::{SetAttr, TimeSet};
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};

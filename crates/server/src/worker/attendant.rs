@@ -24,7 +24,6 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use super::attached_programs::{AttachedPrograms, Newcomer, PROGRAMS_TAG};
-use super::channel::Channel;
 use super::message::Message;
 use super::mounter::{self, Mounter};
 use super::network::{give_buffer, Command, Commands};
@@ -156,7 +155,7 @@ impl Attendant {
                 continue;
             };
             let ring = ServedRing::reopen(ring.as_fd()).map_err(|e| Error::io(what, &e))?;
-            sessions.push(Session::new(id, Channel::Ring(ring)));
+            sessions.push(Session::local(id, ring));
             processes.push((id, process));
         }
         let mounter::Left { serving: mount, mounter, forgotten } =
@@ -592,7 +591,7 @@ impl Talk<'_> {
         self.desk.setup.store.put(&store_tag(id), &[ring_fd.as_fd(), process.as_fd()])?;
         // The shard thread hears of it before it looks for the client's first request, which will wake it.
         self.to_shard
-            .send(Message::Attached(Box::new(Session::new(id, Channel::Ring(ring)))))
+            .send(Message::Attached(Box::new(Session::local(id, ring))))
             .map_err(|_| Error::new(Code::PoolGone, "cannot attach a process"))?;
         if self.desk.attached_programs.joins(who, id) {
             // Any descriptor will do: the tag is what the next worker looks for.

@@ -8,13 +8,14 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use forebay_fabric::Ticket;
 use forebay_meta::Client;
-use forebay_ring::ServedRing;
 use forebay_types::Code;
 
 use super::acks::ReplyBuf;
+use super::attached_ring::AttachedRing;
 use super::call::Call;
 use super::network::{Command, Commands};
 
@@ -146,14 +147,14 @@ impl RemoteSlots {
 #[derive(Debug)]
 pub(super) enum Channel {
     /// The ring of a process of this node.
-    Ring(ServedRing),
+    Ring(Arc<AttachedRing>),
     /// The network.
     Remote(RemoteSlots),
 }
 
 impl Channel {
     /// The ring of a process of this node.
-    pub(super) fn ring(&self) -> Option<&ServedRing> {
+    pub(super) fn ring(&self) -> Option<&Arc<AttachedRing>> {
         match self {
             Channel::Ring(ring) => Some(ring),
             Channel::Remote(_) => None,

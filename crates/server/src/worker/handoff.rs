@@ -166,6 +166,11 @@ impl Handoff {
                     }
                 }
             }
+            // Requests for data need the network alone.
+            if asked && network.serve_data_requests() {
+                strange = 0;
+                asked = minds && self.is_asked();
+            }
             if told || asked {
                 let gave = self.serve_for_shard_thread() == Service::Done { gave: true };
                 strange = if gave || told { 0 } else { strange + 1 };

@@ -27,6 +27,7 @@
 mod acks;
 mod adaptive_spin;
 mod attached_programs;
+mod attached_ring;
 mod attendant;
 mod backing_files;
 mod batch;
@@ -188,6 +189,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
                 network::Appended::restored(&setup.store, &mut setup.restored)?,
                 network::Groups::restored(&setup.store, &mut setup.restored)?,
             ),
+            &statistics,
         )?),
     };
     let known_parts = match &network {

@@ -1,8 +1,12 @@
 //! Sessions: one attached process each, with its ring, and what is owed to the shard when it moves on or dies.
 
-use forebay_types::limits::RING_SLOTS;
-use forebay_types::{Ino, Kind, Layout, NodeId, Reply, Request};
+use std::sync::Arc;
 
+use forebay_ring::ServedRing;
+use forebay_types::limits::RING_SLOTS;
+use forebay_types::{Ino, Kind, Layout, NodeId, Reply};
+
+use super::attached_ring::AttachedRing;
 use super::call::Call;
 use super::channel::Channel;
 use super::wide::Listing;
@@ -55,6 +59,11 @@ pub(super) struct Slot {
 }
 
 impl Session {
+    /// A process of this node.
+    pub(super) fn local(id: u64, ring: ServedRing) -> Session {
+        Session::new(id, Channel::Ring(Arc::new(AttachedRing::new(ring))))
+    }
+
     pub(super) fn new(id: u64, channel: Channel) -> Session {
         let slots = Box::new(std::array::from_fn(|_| Slot::default()));
         Session { id, channel, slots, noted: false, asked_nodes: Vec::new(), owing: 0, at_rest: 0 }
@@ -108,6 +117,18 @@ impl Session {
         self.owing &= !slots;
     }
 
+    /// Has the shard thread take the slot's next request, whatever it is for, while its client has something to finish.
+    #[inline]
+    pub(super) fn note_obligation(&self, slot: usize) {
+        if let Channel::Ring(ring) = &self.channel {
+            let Slot { pending_create, relaid, .. } = &self.slots[slot];
+            ring.set_obliged(
+                slot,
+                pending_create.is_some() || !relaid.is_empty() || self.owing >> slot & 1 != 0,
+            );
+        }
+    }
+
     /// True for a process of this node.
     pub(super) fn is_here(&self) -> bool {
         self.channel.ring().is_some()
@@ -130,8 +151,7 @@ impl Session {
 
     /// Remembers a call that may turn out to name a wide directory, until it is answered.
     pub(super) fn remember_sent(&mut self, call: &Call) {
-        let is_of_a_file = matches!(call.request(), Request::Backing { .. });
-        self.slots[call.client.slot].sent = (!is_of_a_file).then(|| call.clone());
+        self.slots[call.client.slot].sent = Some(call.clone());
     }
 
     /// Answers a request late: only if its process has not given it up.
@@ -144,6 +164,7 @@ impl Session {
     /// Answers a request.
     #[inline]
     pub(super) fn answer(&self, slot: usize, reply: &[u8]) {
+        self.note_obligation(slot);
         let (last, kept) = &self.slots[slot].last_change;
         self.channel.answer(slot, reply, if kept.is_empty() { 0 } else { *last });
     }
@@ -263,7 +284,7 @@ mod tests {
     #[test]
     fn orphans_are_settled_a_request_late_and_not_by_a_request_that_is_served_again() {
         let layout = Layout::single(NodeId(1), 0);
-        let mut session = Session::new(1, Channel::Ring(forebay_ring::ServedRing::create().unwrap().1));
+        let mut session = Session::local(1, ServedRing::create().unwrap().1);
         let mut settled = Vec::new();
         session.owes(3, [(Ino(7), layout)]);
         session.moves_on(3, 2, &mut settled);

@@ -8,6 +8,9 @@ use serde_json::{json, Value};
 pub(super) struct Statistics {
     /// Requests served.
     pub(super) requests: AtomicU64,
+    /// Requests for data of other nodes, and for locks and appends that all nodes share. The network thread counts those
+    /// that it takes.
+    pub(super) data_requests: AtomicU64,
     /// Requests answered with an error.
     pub(super) errors: AtomicU64,
     /// Batches answered.
@@ -31,6 +34,11 @@ pub(super) struct Statistics {
 }
 
 impl Statistics {
+    /// Adds to a counter that the network thread writes, in whichever thread runs its round.
+    pub(super) fn count(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+
     pub(super) fn add(counter: &AtomicU64, n: u64) {
         // One writer a counter: no read-modify-write is needed.
         counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
@@ -39,7 +47,7 @@ impl Statistics {
     pub(super) fn to_json(&self) -> Value {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         json!({
-            "requests": get(&self.requests),
+            "requests": get(&self.requests) + get(&self.data_requests),
             "errors": get(&self.errors),
             "batches": get(&self.batches),
             "commits": get(&self.commits),

@@ -29,7 +29,6 @@ use serde_json::Value;
 use crate::notifier::Starter;
 use crate::store::{self, receive, FdStore, Kept, Message as StoreMessage};
 
-use super::channel::Channel;
 use super::coordination::CrossNode;
 use super::core::state::{Round, ShardThread};
 use super::journal::Journal;
@@ -305,7 +304,7 @@ impl Node {
         let mut sessions = Vec::new();
         for (id, ring) in setup.rings {
             let ring = ServedRing::reopen(ring.as_fd()).map_err(failed("cannot map a ring"))?;
-            sessions.push(Session::new(id, Channel::Ring(ring)));
+            sessions.push(Session::local(id, ring));
         }
         shard_thread.recover(sessions)?;
         if setup.planted == Some(Planted::ForgottenReplies) {
@@ -417,7 +416,7 @@ impl Node {
     pub fn attach(&mut self, session: u64) -> Result<OwnedFd> {
         let (fd, ring) = ServedRing::create().map_err(failed("cannot make a ring"))?;
         ring.set_epoch(self.epoch);
-        let session = Session::new(session, Channel::Ring(ring));
+        let session = Session::local(session, ring);
         // The receiver is in this node.
         let _ = self.to_shard.send(Message::Attached(Box::new(session)));
         Ok(fd)

@@ -42,6 +42,9 @@ macro_rules! class {
     (client) => {
         Class::Client
     };
+    (data) => {
+        Class::Data
+    };
     (step) => {
         Class::Step
     };

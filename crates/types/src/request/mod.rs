@@ -5,7 +5,7 @@ mod expand;
 mod fields;
 mod table;
 
-pub use table::{may_change, Class, Request, RequestInfo, REQUESTS};
+pub use table::{is_for_data, may_change, Class, Request, RequestInfo, REQUESTS};
 
 /// `renameat2`: fail with EEXIST rather than replace.
 pub const RENAME_NOREPLACE: u32 = 1;

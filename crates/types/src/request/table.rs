@@ -29,6 +29,8 @@ use super::Caller;
 pub enum Class {
     /// Programs, tools and mounts ask for it.
     Client,
+    /// The same, for a backing file: a daemon serves it without its shard.
+    Data,
     /// A daemon asks it of another daemon's shard, as a step of a change over several nodes.
     Step,
     /// A daemon asks it of another daemon, whose network side or leases serve it.
@@ -326,7 +328,7 @@ requests! {
         ino: Ino,
     }
     /// An operation on a backing file of another node.
-    Backing = 32: client read at(id) by backing -> "as the operation says" {
+    Backing = 32: data read at(id) by backing -> "as the operation says" {
         /// The backing file.
         id: BackingId,
         /// The operation.
@@ -460,6 +462,23 @@ static CHANGES: [bool; 256] = {
 #[inline]
 pub fn may_change(message: &[u8]) -> bool {
     message.first().is_some_and(|number| CHANGES[usize::from(*number)])
+}
+
+/// By number: whether it is for data.
+static DATA: [bool; 256] = {
+    let mut data = [false; 256];
+    let mut i = 0;
+    while i < REQUESTS.len() {
+        data[REQUESTS[i].number as usize] = matches!(REQUESTS[i].class, Class::Data);
+        i += 1;
+    }
+    data
+};
+
+/// True when a request whose message begins with this byte is of [`Class::Data`].
+#[inline]
+pub fn is_for_data(number: u8) -> bool {
+    DATA[usize::from(number)]
 }
 
 /// Bytes in front of every request: number, flags, reserved, uid, gid.

@@ -3,11 +3,12 @@
 
 use crate::worker::network::all_here;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use forebay_fabric::Ticket;
 use forebay_meta::Client;
 use forebay_types::limits::RING_SLOTS;
-use forebay_types::{BackingId, BackingOp, Class, Code, Ino, Layout, NodeId, Reply, Request, Result};
+use forebay_types::{BackingId, Class, Code, Ino, Layout, NodeId, Reply, Request, Result};
 use forebay_wire::Stamp;
 
 use super::state::ShardThread;
@@ -27,37 +28,6 @@ use crate::worker::wide::Redirect;
 /// Limit of processes of other nodes whose replies are kept: enough for a large pool whose processes all use one
 /// directory.
 const REMOTE_SESSIONS_MAX: usize = 65_536;
-
-/// True for locks, appends and groups. The file's node serves them for all nodes, its own clients included.
-fn is_for_all_nodes(op: &BackingOp<'_>) -> bool {
-    matches!(
-        op,
-        BackingOp::Lock(_)
-            | BackingOp::TestLock(_)
-            | BackingOp::BeginAppend { .. }
-            | BackingOp::EndAppend { .. }
-            | BackingOp::Group { .. }
-    )
-}
-
-/// True when the node that serves a request keeps state for the client, and must be notified when the client ends.
-fn keeps_something(request: &Request<'_>) -> bool {
-    let by_op = |op: &BackingOp<'_>| {
-        matches!(
-            op,
-            BackingOp::Open { .. }
-                | BackingOp::Lock(_)
-                | BackingOp::BeginAppend { .. }
-                | BackingOp::Write { .. }
-                | BackingOp::Truncate { .. }
-                | BackingOp::Allocate { .. }
-                | BackingOp::Move(_)
-                | BackingOp::AppendPiece { .. }
-                | BackingOp::Group { .. }
-        )
-    };
-    request.changes() || matches!(request, Request::Backing { op, .. } if by_op(op))
-}
 
 impl ShardThread<'_> {
     /// The node that serves a request, if it is not this one.
@@ -84,6 +54,13 @@ impl ShardThread<'_> {
             // Those of anybody but a daemon are refused where they are served.
             Class::Step if is_here => return Err(Code::NotPermitted),
             Class::Step => return Ok(false),
+            Class::Data if !is_here => return Err(Code::NotSupported),
+            Class::Data => {
+                if let Some(network) = &self.network {
+                    network.commands.give(Command::ServeClient(call.clone()));
+                }
+                return Ok(true);
+            }
             Class::Client => {}
         }
         match *request {
@@ -98,16 +75,6 @@ impl ShardThread<'_> {
                     stripe_count,
                     own,
                 }));
-            }
-            Request::Backing { id, ref op } if self.network.as_ref().is_some_and(|n| n.node == id.node()) => {
-                if !is_for_all_nodes(op) || !is_here {
-                    return Err(Code::NotSupported);
-                }
-                if keeps_something(request) {
-                    self.sessions[session].note_asked(id.node());
-                }
-                let message = call.bytes().to_vec();
-                return Ok(self.ask_network(session, call, |stamp| Command::ServeHere { stamp, message }));
             }
             _ => {}
         }
@@ -132,13 +99,20 @@ impl ShardThread<'_> {
             leases.looks(stamp, node, call.request());
         }
         let session = &mut self.sessions[session];
-        if keeps_something(call.request()) {
+        if call.request().changes() {
             session.note_asked(node);
         }
         session.slots[call.client.slot].forwarded = Some(call.client.seq);
         session.remember_sent(call);
         if let Some(network) = &self.network {
             network.commands.give(Command::Forward { node, call: call.clone() });
+        }
+    }
+
+    /// Has the network thread take the data requests of a client of this node.
+    pub(in crate::worker) fn give_ring_to_network(&self, session: &Session) {
+        if let (Some(network), Some(ring)) = (&self.network, session.channel.ring()) {
+            network.commands.give(Command::Attach(session.id, Arc::clone(ring)));
         }
     }
 

@@ -67,7 +67,7 @@ impl ShardThread<'_> {
         let call = match call {
             Ok(call) => call,
             Err(code) => {
-                self.acknowledge_overduer(session, client, &Err(code.into()));
+                self.acknowledge_later(session, client, &Err(code.into()));
                 return Ok(());
             }
         };
@@ -97,6 +97,7 @@ impl ShardThread<'_> {
                 self.backing.sweep(Sweep::Orphans(vec![orphan]));
             }
         }
+        session.note_obligation(client.slot);
     }
 
     /// Where a call goes: to another node, to the network thread, into a cross-node transaction, or to this node's
@@ -234,7 +235,7 @@ impl ShardThread<'_> {
                 leases.told(&client, call.request(), answer);
             }
             match self.redirect(session, &client, Some(&call), answer) {
-                None => self.acknowledge_overduer(session, client, answer),
+                None => self.acknowledge_later(session, client, answer),
                 Some(Redirect::Answer(reply)) => self.acknowledge_encoded(session, client, &reply),
                 Some(Redirect::Ask(call)) => self.serve_anew(call),
                 Some(Redirect::Wait) => {}
@@ -262,7 +263,7 @@ impl ShardThread<'_> {
         (ack.invalidations, ack.wait) = (invalidations, wait);
     }
 
-    fn acknowledge_overduer(&mut self, session: usize, client: Client, answer: &Answer<'_>) {
+    fn acknowledge_later(&mut self, session: usize, client: Client, answer: &Answer<'_>) {
         let reply = self.pipeline.acks.encode(answer);
         self.pipeline.acks.add(session, client, answer.is_err(), reply);
     }

@@ -221,6 +221,8 @@ impl ShardThread<'_> {
             if let Some(ring) = session.channel.ring() {
                 ring.repend(held_slots);
             }
+            (0..RING_SLOTS).for_each(|slot| session.note_obligation(slot));
+            self.give_ring_to_network(&session);
             self.sessions.push(session);
         }
         self.restore_remote(&noted)?;

@@ -149,6 +149,7 @@ impl ShardThread<'_> {
     fn handle(&mut self, message: Message) -> Result<()> {
         match message {
             Message::Attached(session) => {
+                self.give_ring_to_network(&session);
                 self.sessions.push(*session);
                 self.count_clients();
                 Statistics::add(&self.statistics.attached, 1);

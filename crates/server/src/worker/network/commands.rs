@@ -10,6 +10,7 @@ use forebay_wire::Stamp;
 use serde_json::Value;
 
 use super::jobs::Moving;
+use crate::worker::attached_ring::AttachedRing;
 use crate::worker::call::Call;
 
 /// A command to the network thread.
@@ -45,14 +46,10 @@ pub(in crate::worker) enum Command {
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Serve a request of a client of this node, here or in the I/O workers: locks, appends and groups, which clients
-    /// of all nodes share.
-    ServeHere {
-        /// The client's session, slot and sequence.
-        stamp: Stamp,
-        /// The encoded request.
-        message: Vec<u8>,
-    },
+    /// A client of this node has attached: take its data requests from its ring.
+    Attach(u64, Arc<AttachedRing>),
+    /// Serve a data request of a client of this node that the shard thread took from the ring, and answer its slot.
+    ServeClient(Call),
     /// The I/O workers have served a request of a client of this node.
     AnswerHere {
         /// The client's session, slot and sequence.

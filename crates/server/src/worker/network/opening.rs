@@ -22,6 +22,7 @@ use super::{io_workers, Network};
 use crate::pool_file::Membership;
 use crate::worker::handoff::Handoff;
 use crate::worker::message::Message;
+use crate::worker::statistics::Statistics;
 
 /// The provider of a pool that names none: every host has it.
 const DEFAULT_PROVIDER: &str = "tcp;ofi_rxm";
@@ -79,6 +80,7 @@ pub(in crate::worker) fn start(
     to_shard: Sender<Message>,
     handoff: &Arc<Handoff>,
     (locks, appended, groups): (RemoteLocks, Appended, Groups),
+    statistics: &Arc<Statistics>,
 ) -> Result<Network> {
     let me = membership.nodes.iter().find(|m| m.number == membership.node).ok_or_else(|| {
         Error::new(Code::Invalid, format!("node {} is not in its own pool file", membership.node))
@@ -155,6 +157,7 @@ pub(in crate::worker) fn start(
     let io_worker = io_workers::IoWorker::new(Arc::clone(&targets), Arc::clone(&kept), to_me.clone());
     let jobs = io_workers::start(targets, Arc::clone(&kept), to_me.clone())?;
     let thread = NetworkThread::new(calls, NodeId(me.number), members, commands, to_shard, (jobs, kept));
+    let thread = thread.with_statistics(Arc::clone(statistics));
     let thread = thread.with_io_worker(handoff.are_in_memory().then_some(io_worker));
     let (answer, answered) = mpsc::channel();
     let thread = thread.with_targets(target_nodes.clone());

@@ -5,20 +5,21 @@ mod bulk_transfer;
 mod cluster_status;
 mod flights;
 mod join;
+mod local_clients;
 mod moves;
 mod outgoing;
 mod served;
 mod serving;
 mod state;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_fabric::{CallEvent, Calls, Sleep};
 use forebay_types::limits::SESSIONS_PERIOD_MS;
-use forebay_types::{BackingOp, Code, NodeId, Reply, Request};
+use forebay_types::{NodeId, Reply, Request};
 
 use super::commands::Command;
-use super::jobs::{Asker, Job};
 use crate::worker::message::Message;
 use flights::Flight;
 use state::NODE_TIMEOUT;
@@ -49,7 +50,7 @@ impl NetworkThread {
         let order = self.commands.try_recv().ok();
         let found = order.is_some();
         self.backlog.extend(order);
-        found || self.calls.progress() > 0
+        found || self.has_data_requests() || self.calls.progress() > 0
     }
 
     /// True when a message was sent to the shard thread since the last call.
@@ -109,6 +110,17 @@ impl NetworkThread {
         round
     }
 
+    /// Serves the data requests that clients of this node have posted. True when there were any.
+    pub(in crate::worker) fn serve_data_requests(&mut self) -> bool {
+        if self.stopped || !self.has_data_requests() {
+            return false;
+        }
+        self.calls.gather();
+        let served = self.take_data_requests();
+        self.calls.send_gathered();
+        served
+    }
+
     fn go_round(&mut self) -> Round {
         let mut busy = false;
         // A link may be a new one by now: this is known before data are written to eager buffers of the old one.
@@ -126,6 +138,7 @@ impl NetworkThread {
             }
             busy |= self.execute(order);
         }
+        busy |= self.take_data_requests();
         busy |= self.calls.progress() > 0;
         while let Some(event) = self.calls.next_event() {
             busy = true;
@@ -180,24 +193,18 @@ impl NetworkThread {
             Command::Step { node, stamp, message } => return self.step(node, stamp, message),
             Command::Answer { ticket, reply } => self.answer(&ticket, &reply),
             Command::Serve { ticket, message } => self.serve(ticket, message),
-            Command::ServeHere { stamp, message } => {
-                if let Ok((_, Request::Backing { id, op: BackingOp::Group { key, op } })) =
-                    Request::decode(&message)
-                {
-                    let served = self.kept.groups.serve(stamp, &id, key, op);
-                    self.answered_with(stamp, served);
-                } else if self.jobs.give(Job::Serve { asker: Asker::Here(stamp), message }).is_err() {
-                    self.answered(stamp, Err(Code::Io));
-                }
-            }
-            Command::AnswerHere { stamp, reply } => self.answered(stamp, Ok(reply)),
+            Command::Attach(session, ring) => self.attach(session, ring),
+            Command::ServeClient(call) => return self.serve_client(call),
+            Command::AnswerHere { stamp, reply } => self.answered(stamp, Ok(&reply)),
             Command::Remove(orphans) => self.remove(&orphans),
             Command::EndSession(session, nodes) => {
+                self.stop_taking(session);
                 // Its last requests must not arrive after the message that it has ended.
                 if self.asks_for(session) {
                     self.backlog.push_back(Command::EndSession(session, nodes));
                     return false;
                 }
+                let nodes: BTreeSet<NodeId> = self.detach(session).into_iter().chain(nodes).collect();
                 self.retire_buffers(session, true);
                 self.end_served(session);
                 // Also state of an earlier worker.

@@ -298,7 +298,7 @@ impl NetworkThread {
         if left {
             self.retire_buffer(number, in_doubt);
         }
-        self.answered(stamp, reply);
+        self.answered(stamp, reply.as_deref().map_err(|code| *code));
     }
 
     // --- for other nodes

@@ -140,21 +140,20 @@ impl NetworkThread {
         if let Flight::EagerBuffers(number) = flight {
             return self.eager_buffers_granted(node, number, outcome);
         }
-        let reply = outcome.map_err(|failed| failed.code).and_then(|body| match body.message() {
-            Wire::Answer(_) => Ok(body.bytes().to_vec()),
+        let body = outcome.map_err(|failed| failed.code).and_then(|body| match body.message() {
+            Wire::Answer(_) => Ok(body),
             _ => Err(Code::Malformed),
         });
+        if let Flight::Forward(stamp) = flight {
+            // A network failure is an I/O error to a program.
+            let reply = body.as_ref().map(Body::bytes).map_err(|code| match code {
+                Code::Busy | Code::TimedOut | Code::Malformed | Code::NotPermitted | Code::Stale => Code::Io,
+                code => *code,
+            });
+            return self.answered(stamp, reply);
+        }
+        let reply = body.map(|body| body.bytes().to_vec());
         match flight {
-            Flight::Forward(stamp) => {
-                // A network failure is an I/O error to a program.
-                let reply = reply.map_err(|code| match code {
-                    Code::Busy | Code::TimedOut | Code::Malformed | Code::NotPermitted | Code::Stale => {
-                        Code::Io
-                    }
-                    code => code,
-                });
-                self.answered(stamp, reply);
-            }
             Flight::Move(asking) => self.move_ended(asking, reply, sent),
             Flight::Step(stamp) => {
                 let reply = reply.map_err(|code| match code {
@@ -190,7 +189,7 @@ impl NetworkThread {
                 }
             }
             Flight::Targets(node) => self.heard_targets(node, reply),
-            Flight::EagerBuffers(_) => {}
+            Flight::Forward(_) | Flight::EagerBuffers(_) => {}
         }
     }
 

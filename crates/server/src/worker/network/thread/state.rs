@@ -12,6 +12,7 @@ use forebay_wire::Stamp;
 use serde_json::Value;
 
 use super::flights::{Flight, Introduced};
+use super::local_clients::LocalClients;
 use super::moves::Moves;
 use super::served::Served;
 use crate::worker::message::Message;
@@ -25,6 +26,7 @@ use crate::worker::network::met::MetNodes;
 use crate::worker::network::removals::Removals;
 use crate::worker::network::target_selection::{SpaceMap, TargetNode};
 use crate::worker::session_id::session_on;
+use crate::worker::statistics::Statistics;
 
 /// How long another node may take to answer.
 pub(super) const NODE_TIMEOUT: Duration = Duration::from_millis(NODE_TIMEOUT_MS);
@@ -63,6 +65,9 @@ pub(in crate::worker) struct NetworkThread {
     /// What the I/O workers keep open for processes of other nodes.
     pub(super) kept: Arc<KeptOpen>,
     pub(super) flights: HashMap<CallId, Flight>,
+    pub(super) statistics: Arc<Statistics>,
+    /// The processes of this node, and their data requests in progress.
+    pub(super) clients: LocalClients,
     pub(super) removals: Removals,
     pub(super) renewals: Renewals,
     /// The last change to a backing file of each slot of each session.
@@ -127,6 +132,8 @@ impl NetworkThread {
             io_worker: None,
             kept,
             flights: HashMap::new(),
+            statistics: Arc::default(),
+            clients: LocalClients::default(),
             removals: Removals::default(),
             renewals: Renewals::default(),
             served: HashMap::new(),
@@ -154,6 +161,12 @@ impl NetworkThread {
     /// Sets the number of targets of each node, which is one otherwise.
     pub(in crate::worker) fn with_targets(mut self, target_nodes: Vec<TargetNode>) -> NetworkThread {
         self.space_map = SpaceMap::new(self.me, target_nodes);
+        self
+    }
+
+    /// Sets where data requests are counted.
+    pub(in crate::worker) fn with_statistics(mut self, statistics: Arc<Statistics>) -> NetworkThread {
+        self.statistics = statistics;
         self
     }
 
@@ -197,17 +210,19 @@ impl NetworkThread {
     /// Answers a client's request that was served here.
     pub(super) fn answered_with(&mut self, stamp: Stamp, reply: Result<Reply<'_>, Code>) {
         let mut bytes = [0; SHORT_REPLY_BYTES];
-        let reply = Reply::encode(&reply, &mut bytes).map(|n| bytes[..n].to_vec());
+        let reply = Reply::encode(&reply, &mut bytes).map(|n| &bytes[..n]);
         self.answered(stamp, reply);
     }
 
-    /// Passes the reply to a client's request on.
-    pub(super) fn answered(&mut self, stamp: Stamp, reply: Result<Vec<u8>, Code>) {
+    /// Answers the slot of a client whose request this thread has taken, or passes the reply on to the shard thread.
+    pub(super) fn answered(&mut self, stamp: Stamp, reply: Result<&[u8], Code>) {
+        let mut refusal = [0; 8];
         let reply = reply.unwrap_or_else(|code| {
-            let mut bytes = [0; 8];
-            let n = Reply::encode(&Err(code), &mut bytes).unwrap_or(0);
-            bytes[..n].to_vec()
+            let n = Reply::encode(&Err(code), &mut refusal).unwrap_or(0);
+            &refusal[..n]
         });
-        self.tell(Message::Answered { stamp, reply });
+        if !self.clients.answer(stamp, reply) {
+            self.tell(Message::Answered { stamp, reply: reply.to_vec() });
+        }
     }
 }
