@@ -19,7 +19,7 @@ pub const XATTR_LIST_MAX: usize = 65_536;
 pub const XATTR_TOTAL_MAX: usize = 128 * 1024;
 /// Bytes that each extended attribute counts besides its name and value.
 pub const XATTR_OVERHEAD: usize = 64;
-/// Names of one directory that may share a 56-bit hash: the discriminator has 7 bits.
+/// The greatest discriminator of a cookie, which has 7 bits: 128 names of one directory may share a 56-bit hash.
 pub const COLLISIONS_MAX: u8 = 127;
 /// Components of a layout: one for small files, one for the rest, as progressive file layouts use them.
 pub const COMPONENTS_MAX: usize = 2;
