@@ -46,7 +46,7 @@ fn check_name(name: &[u8], kind: Kind, writes: bool) -> Answer<()> {
 }
 
 impl Batch<'_> {
-    /// Number of pieces of a value of so many bytes.
+    /// Number of pieces of a value of `bytes` bytes.
     pub(crate) fn pieces_of(bytes: usize) -> u64 {
         bytes.div_ceil(PIECE_BYTES).max(1) as u64
     }

@@ -254,7 +254,7 @@ impl BackingId {
         all.map_while(|bytes| BackingId::decode(&mut Reader::new(bytes)).ok())
     }
 
-    /// True for a well-formed list of at most so many.
+    /// True for a well-formed list of at most `most` backing files.
     pub(crate) fn is_list(bytes: &[u8], most: usize) -> bool {
         bytes.len().is_multiple_of(BACKING_ID_BYTES)
             && bytes.len() <= most * BACKING_ID_BYTES

@@ -48,14 +48,14 @@ pub const MOVE_BYTES_MAX: usize = 1024 * 1024;
 /// A call shorter than [`BACKING_AHEAD`] pieces of [`MOVE_BYTES_MAX`] is cut into [`BACKING_AHEAD`] smaller pieces, but
 /// none smaller than this, so that some are copied while others are transferred.
 pub const MOVE_BYTES_MIN: usize = 128 * 1024;
-/// Longer data go by such a transfer, shorter data within the request: the transport needs several steps for longer
-/// messages.
+/// Data longer than this are transferred by the network itself, shorter data go within the request: the transport needs
+/// several steps for longer messages.
 pub const MOVE_ABOVE_BYTES: usize = 32 * 1024;
-/// Bytes of a process's buffer for such transfers: the pieces that one call has in flight ([`BACKING_AHEAD`]), for
-/// several threads.
+/// Bytes of a process's buffer for transfers by the network itself: the pieces that one call has in flight
+/// ([`BACKING_AHEAD`]), for several threads.
 pub const BUFFER_BYTES: usize = 16 << 20;
-/// Processes of a node that have such buffers. Only the used part of a buffer takes memory. Other processes' data go
-/// within requests.
+/// Processes of a node that have a buffer of [`BUFFER_BYTES`]. Only the used part of a buffer takes memory. Other
+/// processes' data go within requests.
 pub const BUFFERS_MAX: usize = 128;
 /// How long a buffer's memory stays in quarantine after a request on it ended with an unknown outcome. A transfer may
 /// still be in flight: the file's node starts it within [`NODE_TIMEOUT_MS`] of the request and ends it within the same
@@ -92,7 +92,7 @@ pub const BACKING_AHEAD: usize = 8;
 /// Appends in pieces that a daemon collects at the same time for processes of other nodes, each of [`MOVE_BYTES_MAX`]
 /// at most. Further ones wait.
 pub const GATHERED_MAX: usize = 32;
-/// A collected append that got no new piece for so long is dropped when another one needs its place. Longer than any
+/// A collected append that got no new piece for this long is dropped when another one needs its place. Longer than any
 /// request waits.
 pub const GATHERED_MS: u64 = 60_000;
 /// Slots of processes for which a daemon keeps, for its next worker, whether their last append to another node's file
@@ -111,34 +111,34 @@ pub const LOCK_OWNERS_OVER_KEPT: usize = 16_384;
 /// How long a process may keep others from writing at the end of a file of several backing files, if it does not report
 /// that it has written. Longer than an append may take: [`APPEND_MS`] to find the end, and a request's time to write.
 pub const APPEND_HOLD_MS: u64 = 60_000;
-/// A process gives up an append if it has not found the end, or has waited for another process's append, for so long.
+/// A process gives up an append if it has not found the end, or has waited for another process's append, for this long.
 pub const APPEND_MS: u64 = 20_000;
 /// Groups of processes that opened a file together over several nodes, per daemon that has the first backing file: 64
 /// bytes each. Further groups open the file too, but without a shared file pointer and atomic mode.
 pub const GROUPS_MAX: usize = 4096;
 /// Locks of groups that are held at a daemon at the same time, 64 bytes each. Further ones wait.
 pub const GROUP_LOCKS_MAX: usize = 4096;
-/// A process that waits for a group's lock and has not repeated its request for so long loses its place in the queue.
+/// A process that waits for a group's lock and has not repeated its request for this long loses its place in the queue.
 /// Many times the pause between two requests.
 pub const GROUP_PLACE_MS: u64 = 100;
 /// A process's locks on other nodes' files are released when those nodes cannot reach its node ([`SESSIONS_PERIOD_MS`])
-/// for so long: the process is assumed dead.
+/// for this long: the process is assumed dead.
 pub const LOCKS_OF_UNREACHED_MS: u64 = 60_000;
 /// Nodes of a pool: a bound against a mistaken pool file. Node numbers may be larger.
 pub const NODES_MAX: usize = 1024;
 /// Remote shells that `forebay up` and `down` run at the same time: 512 nodes take eight rounds of a second, and one
 /// host's process table and name service can handle so many.
 pub const REMOTE_SHELLS_MAX: usize = 64;
-/// A request to another node fails with EIO when it has no reply after so long: longer than it takes to declare a node
-/// unreachable (5 s), shorter than [`CALL_TIMEOUT_MS`].
+/// A request to another node fails with EIO when it has no reply after this time: longer than it takes to declare a
+/// node unreachable (5 s), shorter than [`CALL_TIMEOUT_MS`].
 pub const NODE_TIMEOUT_MS: u64 = 25_000;
-/// A request that meets a cross-node transaction in progress is tried again for so long, then it fails with EBUSY. Such
-/// a transaction takes a few messages, unless a node is down.
+/// A request that meets a cross-node transaction in progress is tried again for this long, then it fails with EBUSY.
+/// Such a transaction takes a few messages, unless a node is down.
 pub const TRANSACTION_TIMEOUT_MS: u64 = 8_000;
-/// A participant with a prepared part asks the coordinator for the outcome after so long without a message from it, and
-/// again each time: several times what a busy node takes.
+/// A participant with a prepared part asks the coordinator for the outcome after this time without a message from it,
+/// and again each time: several times what a busy node takes.
 pub const DOUBT_AFTER_MS: u64 = 1_000;
-/// A delivery that a node did not receive is sent again after so long, or as soon as the node is reached again.
+/// A delivery that a node did not receive is sent again after this time, or as soon as the node is reached again.
 pub const DELIVERY_AGAIN_MS: u64 = 2_000;
 /// Deliveries that a daemon has in flight: some of its 64 slots stay free for what its clients wait for.
 pub const DELIVERIES_AHEAD: usize = 48;
@@ -146,13 +146,13 @@ pub const DELIVERIES_AHEAD: usize = 48;
 pub const DELIVERIES_AHEAD_NODE: usize = 16;
 /// Deliveries in flight to nodes that did not answer last time, one each: most slots are for nodes that answer.
 pub const DELIVERIES_AHEAD_SILENT: usize = 8;
-/// A request that meets names held by a cross-node transaction waits for so long, then it fails with EIO: the nodes
+/// A request that meets names held by a cross-node transaction waits for this long, then it fails with EIO: the nodes
 /// that could end the transaction are down. Less than [`NODE_TIMEOUT_MS`].
 pub const HELD_TIMEOUT_MS: u64 = 10_000;
-/// A listing of a directory stops waiting for held names after so long and lists the directory as it is: an incomplete
-/// listing would be of no use.
+/// A listing of a directory waits this long for held names, then lists the directory as it is: an error would make the
+/// part already listed useless.
 pub const HELD_LIST_TIMEOUT_MS: u64 = 1_000;
-/// A step of a cross-node transaction on another node is given up after so long.
+/// A step of a cross-node transaction on another node is given up after this time.
 pub const STEP_TIMEOUT_MS: u64 = 10_000;
 /// How long a node may use what it cached of another node's directories. A node that dies delays a rename, removal or
 /// chmod of a directory by this much at most. Renewing takes a request every third of this for each pair of nodes.
@@ -187,7 +187,7 @@ pub const HIGH_WATER_PERCENT: u64 = 90;
 pub const ROOM_TO_SPARE_BYTES: u64 = 1 << 30;
 /// The same in inodes, on file systems that limit them.
 pub const ROOM_TO_SPARE_INODES: u64 = 1 << 16;
-/// How often a client that leaves backing files checks that their target still has that space.
+/// How often a client that leaves backing files checks that their target still has [`ROOM_TO_SPARE_BYTES`].
 pub const ROOM_LOOK_MS: u64 = 1;
 
 /// Longest name that the board holds; for longer ones clients send a request. With the fields in front of it, such a
@@ -205,7 +205,7 @@ pub const READDIR_REPLY_BYTES: usize = 32 * 1024;
 /// Pages (4 KiB) of the shard that are fallocated before a transaction that creates begins: a batch of
 /// [`BATCH_MAX`] operations touches fewer.
 pub const SHARD_PAGES_AHEAD: u64 = 4096;
-/// Pages that only removals may use, so that files can be removed when a pool is full.
+/// Pages that only removals may use, so that a full pool can always be emptied.
 pub const SHARD_PAGES_FOR_REMOVALS: u64 = 1024;
 
 /// Threads that execute a process's asynchronous reads and writes: enough to keep a node's memory busy from one
@@ -217,7 +217,7 @@ pub const ASYNC_QUEUE_MAX: usize = 4096;
 /// backing file, before it reports that the file is open elsewhere. A program that has just closed the file may have a
 /// child between fork and exec, which has it open that long.
 pub const LEASE_TRIES: u32 = 20;
-/// A call without a reply fails with EIO after so long, whatever it waits for: a free slot, its own node's worker,
+/// A call without a reply fails with EIO after this time, whatever it waits for: a free slot, its own node's worker,
 /// which may be stopped, or another node. Longer than a worker's restart on a loaded node.
 pub const CALL_TIMEOUT_MS: u64 = 30_000;
 /// How often a waiting client checks whether the daemon's socket still answers.
@@ -234,7 +234,7 @@ pub const CAPACITY_SSD_PERCENT: u64 = 80;
 /// Memory that a capacity leaves free, in percent of the node's or the cgroup's: what the daemon, its clients' buffers
 /// and the kernel's own tables need before writers would meet the OOM killer.
 pub const MEMORY_RESERVE_PERCENT: u64 = 6;
-/// Lower bound of that memory: the daemon's resident set with its board and rings.
+/// Lower bound of the memory in [`MEMORY_RESERVE_PERCENT`]: the daemon's resident set with its board and rings.
 pub const MEMORY_RESERVE_BYTES_MIN: u64 = 64 << 20;
 
 /// A backing file in memory that grows by small writes is preallocated in windows of at most this: a huge page of
@@ -253,10 +253,10 @@ pub const GAP_BYTES_MAX_ELSEWHERE: usize = 64 << 10;
 /// Small ranges that are near each other are read together in blocks of this length, into a buffer of the process: it
 /// stays in the cache.
 pub const SIEVE_BUFFER_BYTES: usize = 1 << 20;
-/// Number of ranges from which on the buffer is used.
+/// Number of ranges from which on a buffer of [`SIEVE_BUFFER_BYTES`] is used.
 pub const SIEVE_PIECES_MIN: usize = 4;
-/// Average length of ranges up to which the buffer is used: the kernel copies a longer range in less time than two
-/// copies take.
+/// Average length of ranges up to which a buffer of [`SIEVE_BUFFER_BYTES`] is used: the kernel copies a longer range in
+/// less time than two copies take.
 pub const SIEVE_BYTES_MAX: usize = 16 << 10;
 /// Number of pieces for one backing file from which on two system calls and a pipe for all cost less than one call for
 /// each.
@@ -278,7 +278,7 @@ pub const RUN_PIECES_MAX: usize = 4096;
 pub const LOCK_WAITS_MAX: usize = 1024;
 /// Owners of locks through a mount: each has a descriptor in the mount's process. Further ones fail with ENOLCK.
 pub const LOCK_OWNERS_MAX: usize = 16 * 1024;
-/// The same bound as a fraction of the process's descriptor limit, one in so many: open files need descriptors too.
+/// A second bound on these owners: the process's descriptor limit divided by this, as open files need descriptors too.
 pub const LOCK_OWNERS_PART: usize = 4;
 /// Interrupts through a mount that are remembered until the request that they name arrives. That request is already in
 /// transit, so only interrupts of those microseconds are in between.

@@ -1,5 +1,5 @@
-//! The symbolic link in the pool's directory by which the mount's process tells the other interfaces where the pool is
-//! mounted.
+//! The symbolic link in the pool's directory that records where the pool is mounted. The mount's process writes it; the
+//! other interfaces read it.
 
 /// The link's name. Its contents are not a path: the link is read, not followed.
 pub const MOUNT_LINK: &str = "mounted";

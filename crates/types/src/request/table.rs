@@ -412,8 +412,8 @@ requests! {
         sessions: &'a [u8] as Sessions,
     }
     /// Renews the sending node's lease on directories, names and permissions of the receiver, for
-    /// [`LEASE_MS`](crate::limits::LEASE_MS) from when it was sent. The lease covers replies before and after this
-    /// request. In a new term everything that the sender cached before is invalid.
+    /// [`crate::limits::LEASE_MS`] from when it was sent. The lease covers replies before and after this request. In a
+    /// new term everything that the sender cached before is invalid.
     RenewLease = 56: peer read anywhere -> "`Count`: the lease's term"
     /// Revokes the receiver's cached look-up of a name in a directory of the sending node.
     RevokeName = 57: peer read anywhere -> "`Done`" {
