@@ -1,7 +1,7 @@
-//! Requests a second of the shard, for batches of one, of 16, and for one long transaction, beside raw LMDB.
+//! Requests a second of the shard, for batches of one, batches of 16, and one long transaction, compared with raw LMDB.
 //!
-//! `cargo run --release -p forebay-meta --example shard_rate -- /dev/shm/NAME [FILES]` makes the directory, and removes
-//! it afterwards. Each change keeps its reply, as the daemon does.
+//! `cargo run --release -p forebay-meta --example shard_rate -- /dev/shm/NAME [FILES]` creates the directory, and
+//! removes it afterwards. Each change keeps its reply, as in the daemon.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -14,7 +14,7 @@ use heed::{Database, EnvFlags, EnvOpenOptions};
 const CALLER: Caller = Caller { uid: 1000, gid: 1000 };
 const MAP_BYTES: u64 = 8 << 30;
 
-/// Time that this thread has run: what others take of a busy machine is left out.
+/// CPU time of this thread, so that other processes on a busy machine do not count.
 fn clock() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
@@ -27,7 +27,7 @@ fn now() -> Timestamp {
     Timestamp { sec: t.as_secs() as i64, nsec: t.subsec_nanos() }
 }
 
-/// Applies `count` requests made by `request` from the index, `batch` in a transaction.
+/// Applies `count` requests, which `request` makes from their index, `batch` of them in a transaction.
 fn drive(
     shard: &Shard,
     count: usize,
@@ -76,11 +76,11 @@ fn remove_orphans(shard: &Shard) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Creates, looks up and unlinks `files` files; the rates of each.
+/// Creates, looks up and unlinks `files` files. Returns the rate of each.
 fn round(shard: &Shard, files: usize, batch: usize, parent: Ino) -> Result<[f64; 3], Failure> {
     use std::io::Write as _;
     let write_name = |i: usize, name: &mut Vec<u8>| {
-        // Not in the order of their making, as programs' files are not.
+        // Not in the order of creation, as in real programs.
         let _ = write!(name, "file.{:08}", i.wrapping_mul(7919) % files);
     };
     let create = drive(shard, files, batch, |i, name| {
@@ -107,12 +107,12 @@ fn round(shard: &Shard, files: usize, batch: usize, parent: Ino) -> Result<[f64;
     Ok([create, lookup, unlink].map(|t| files as f64 / t.as_secs_f64()))
 }
 
-/// What LMDB itself does: transactions that put the same bytes as a create, with nothing around them.
+/// The rate of LMDB alone: transactions that put the same bytes as a create.
 fn raw(dir: &Path, files: usize, batch: usize) -> Result<f64, Failure> {
     std::fs::create_dir(dir)?;
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(MAP_BYTES as usize);
-    // SAFETY: one thread of one process uses this environment, and it is thrown away.
+    // SAFETY: only one thread of one process uses this environment, and it is deleted afterwards.
     let env = unsafe {
         options.flags(EnvFlags::WRITE_MAP | EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC | EnvFlags::NO_LOCK);
         options.open(dir)?
@@ -155,7 +155,7 @@ fn measure(dir: &Path, files: usize) -> Result<(), Failure> {
             root_gid: 0,
         };
         let shard = Shard::create(&place, &options, now())?;
-        // Once to age it, once to measure.
+        // The first round fills free lists and caches, the second is measured.
         round(&shard, files, 64, Ino::ROOT)?;
         let [create, lookup, unlink] = round(&shard, files, batch, Ino::ROOT)?;
         let raw = raw(&dir.join(format!("raw{batch}")), files, batch)?;

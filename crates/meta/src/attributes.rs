@@ -1,4 +1,4 @@
-//! Attributes of one inode: reading, setting, the dirty mark; and the path of a directory.
+//! Attributes of one inode: reading, setting, the dirty flag; and the path of a directory.
 
 use forebay_types::limits::PATH_MAX;
 use forebay_types::{Code, Ino, Kind, Layout, Reply, SetAttr, FLAG_DIRTY};
@@ -8,8 +8,8 @@ use crate::keys;
 use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode};
 
-/// Directories above one another that are followed: a tree cannot be deeper than it has inodes, so this only ends a
-/// walk in a damaged shard.
+/// Bound on a walk from a directory up to the root, which ends the walk in a damaged shard. No tree is deeper than its
+/// number of inodes.
 const DEPTH_MAX: u64 = 1 << 24;
 
 impl Batch<'_> {
@@ -84,17 +84,18 @@ impl Batch<'_> {
         Ok(Reply::Entry(inode.entry()))
     }
 
-    /// True when `above` is `ino` or lies above it. [`Code::CrossDevice`] when that takes another node to tell.
+    /// True when `above` is `ino` or an ancestor of it. [`Code::CrossDevice`] when only other nodes can decide this.
     pub(crate) fn is_above(&mut self, above: Ino, ino: Ino) -> Answer<bool> {
         let (top, met) = self.top_of(ino, above)?;
-        // Two directories below one top cannot lie around it, whatever is above the top.
+        // Both directories have the same topmost ancestor here, so no path between them leaves this node.
         if met || top == Ino::ROOT || top == self.top_of(above, Ino(0))?.0 {
             return Ok(met);
         }
         Err(Code::CrossDevice)
     }
 
-    /// The highest directory above `ino` that is on this shard with all between, and whether `met` is among them.
+    /// The topmost ancestor of `ino` that is on this shard with all directories between, and whether `met` is among
+    /// them.
     fn top_of(&mut self, mut ino: Ino, met: Ino) -> Answer<(Ino, bool)> {
         for _ in 0..DEPTH_MAX {
             if ino == met || ino == Ino::ROOT {

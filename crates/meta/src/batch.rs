@@ -1,8 +1,8 @@
-//! A batch: one write transaction over any number of requests, from begin to commit.
+//! A batch: one write transaction for any number of requests, from begin to commit.
 //!
-//! A request is answered by [`Batch::apply`], which never fails itself: what goes wrong is the reply. A request that
-//! fails leaves no trace, as all that can refuse it is checked before its first write. If LMDB itself fails in the
-//! middle, the batch is broken: every further request is answered with that code, and the commit fails.
+//! [`Batch::apply`] answers a request and never fails itself: an error is the reply. A request that fails changes
+//! nothing, because everything that can refuse it is checked before its first write. If LMDB itself fails during a
+//! request, the batch is broken: every further request is answered with that code, and the commit fails.
 
 use std::cell::RefMut;
 
@@ -18,28 +18,28 @@ use crate::page_budget::{Class, Usage, Work};
 use crate::record::{Inode, INODE_BYTES_MAX, LEDGER_BYTES_MAX};
 use crate::shard::{Shard, State};
 
-/// The most bytes that a reply borrows.
+/// The largest number of bytes that a reply borrows.
 pub const PAYLOAD_BYTES_MAX: usize = MESSAGE_BYTES_MAX - REPLY_HEADER_BYTES;
 
-/// What an operation gives: a code on hot paths.
+/// The result of an operation; its error is a code, as on all hot paths.
 pub(crate) type Answer<T> = std::result::Result<T, Code>;
 
-/// One request's surroundings, handed down to its operation.
+/// The context of one request, passed to its operation.
 pub(crate) struct Context<'c> {
-    /// On whose behalf.
+    /// The user for whom the request is made.
     pub(crate) caller: Caller,
-    /// The time it is made at.
+    /// The present time.
     pub(crate) now: Timestamp,
-    /// Where it reports what it showed or changed.
+    /// Where the operation reports what it read or changed.
     pub(crate) effects: &'c mut Effects,
 }
 
-/// A write transaction on a [`Shard`]. Dropped without [`Batch::commit`] it leaves no trace.
+/// A write transaction on a [`Shard`]. If dropped without [`Batch::commit`] it changes nothing.
 pub struct Batch<'a> {
     pub(crate) shard: &'a Shard,
     pub(crate) tx: Transaction<'a>,
     pub(crate) state: RefMut<'a, State>,
-    /// The wide directory that the last request met.
+    /// The wide directory that the last request named.
     pub(crate) met_wide: Option<Parts>,
     usage: Option<Usage>,
     reserve_open: bool,
@@ -52,8 +52,8 @@ impl std::fmt::Debug for Batch<'_> {
 }
 
 impl Shard {
-    /// Begins a write transaction: a batch of requests that becomes permanent as a whole when it is committed. One at a
-    /// time: [`Code::Busy`] when there is one.
+    /// Begins a write transaction: a batch of requests that [`Batch::commit`] commits together. [`Code::Busy`] if one
+    /// is open already.
     pub fn begin(&self) -> Result<Batch<'_>> {
         let mut state = self.borrow("begin a batch")?;
         let txn = self.env.write_txn().map_err(|e| {
@@ -74,16 +74,16 @@ impl Shard {
 }
 
 impl<'a> Batch<'a> {
-    /// Applies one request on behalf of `caller` at the time `now`. Bytes that the reply borrows (a listing, a value, a
-    /// path) lie in `payload`, which should have [`PAYLOAD_BYTES_MAX`] bytes. What the request showed or changed is
-    /// added to `effects`.
+    /// Applies one request of `caller` at the time `now`. Bytes that the reply borrows (a listing, a value, a path) are
+    /// written to `payload`, which should have [`PAYLOAD_BYTES_MAX`] bytes. What the request read or changed is
+    /// appended to `effects`.
     ///
-    /// A `Create` with a number: the caller knows that this number was put in reserve; [`Code::Stale`] when it was not
-    /// counted yet, or an inode has it.
+    /// A `Create` with a number: the caller guarantees that the number was reserved. [`Code::Stale`] if it was never
+    /// assigned, or an inode has it.
     ///
-    /// `Ping`, `Space`, `Backing`, and what daemons ask each other: not answered here ([`Code::NotSupported`]).
-    /// `MakeBacking` is answered with the entry; making the files is the caller's. A request and the state before it
-    /// decide everything: the same requests at the same times give the same shard, inode numbers included.
+    /// `Ping`, `Space`, `Place`, `Targets`, `Backing` and requests of class `peer` get [`Code::NotSupported`].
+    /// `MakeBacking` returns the entry; the caller creates the files. The result depends only on the request, its time
+    /// and the state before it: the same requests at the same times give the same shard, including inode numbers.
     pub fn apply<'o>(
         &mut self,
         caller: Caller,
@@ -99,7 +99,7 @@ impl<'a> Batch<'a> {
         match (result, written) {
             (Ok(reply), Ok(())) => Ok(reply),
             (Err(code), _) | (_, Err(code)) => {
-                // A look-up that found nothing is an effect of its own: the board may hold it.
+                // A failed look-up is an effect too: the board may hold the name.
                 if !(code == Code::NotFound
                     && matches!(request, Request::Lookup { .. } | Request::GetAttr { .. }))
                 {
@@ -151,7 +151,7 @@ impl<'a> Batch<'a> {
             Request::Touch { ino } => self.touch(c, ino),
             Request::IsLed { ino, parent, link } => self.is_led(ino, parent, link),
             Request::LeadsTo { node, parent, cookie } => self.leads_to(node, (parent, cookie), payload),
-            // What takes several shards is planned, and does not come here.
+            // Requests that take several shards are planned, and do not reach this point.
             Request::MakeDirectoryAt { .. } | Request::MoveDirectory { .. } => Err(Code::CrossDevice),
             Request::SetWidth { .. } => Err(Code::NoDevice),
             Request::PartsOf { ino } => self.tell_parts(ino),
@@ -170,7 +170,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Counts what was written since the last call towards the pages that the transaction takes.
+    /// Adds the writes since the last call to the estimate of pages that the transaction takes.
     #[inline]
     pub(crate) fn count_writes(&mut self) -> Answer<()> {
         let (writes, deletions) = self.tx.take_counts();
@@ -183,7 +183,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Lets an operation begin that may write as much as `work`, or answers [`Code::NoSpace`].
+    /// Admits an operation that may write as much as `work`, or fails with [`Code::NoSpace`].
     #[inline]
     pub(crate) fn admit(&mut self, class: Class, work: Work) -> Answer<()> {
         let usage = match &mut self.usage {
@@ -198,13 +198,13 @@ impl<'a> Batch<'a> {
         self.state.space.admit(usage, class, work)
     }
 
-    /// Lets every request of this batch use the pages that are kept for removals: for requests that were acknowledged
-    /// before a crash and are applied again, which must not be refused for want of a few pages.
+    /// Lets every request of this batch use the pages reserved for removals. Requests that were acknowledged before a
+    /// crash are applied again this way: lack of a few pages must not refuse them.
     pub fn open_reserve(&mut self) {
         self.reserve_open = true;
     }
 
-    /// Entries of a directory in memory came or went, or its links changed.
+    /// Updates a directory in memory after its entries or links changed.
     #[inline]
     pub(crate) fn touch_directory(&mut self, c: &mut Context<'_>, slot: usize, entries: i64, links: i64) {
         let first = self.state.directories.touch(slot, entries, links, c.now);
@@ -212,7 +212,7 @@ impl<'a> Batch<'a> {
         c.effects.inode(self.state.directories.get(slot).entry());
     }
 
-    /// The commit will write one more record, if `first`.
+    /// If `first`, the commit will write one more record.
     #[inline]
     pub(crate) fn owe_write(&mut self, first: bool) {
         if let (true, Some(usage)) = (first, &mut self.usage) {
@@ -220,7 +220,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The commit will list one more orphan.
+    /// The commit will write one more orphan.
     #[inline]
     pub(crate) fn owe_orphan(&mut self) {
         if let Some(usage) = &mut self.usage {
@@ -228,8 +228,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The slot of a directory: [`Code::NotFound`] when there is no such inode, [`Code::NotDirectory`] when it is
-    /// something else.
+    /// The slot of a directory. [`Code::NotFound`] if there is no such inode, [`Code::NotDirectory`] if it is of
+    /// another kind.
     #[inline]
     pub(crate) fn directory(&mut self, ino: Ino) -> Answer<usize> {
         if let Some(slot) = self.state.directories.find(ino) {
@@ -246,13 +246,13 @@ impl<'a> Batch<'a> {
         Ok(self.state.directories.insert(inode))
     }
 
-    /// An inode as its record has it, which for a directory in memory may be old.
+    /// An inode's record. For a directory that is in memory it may be outdated.
     #[inline]
     fn stored_inode(&self, ino: Ino) -> Answer<Option<Inode>> {
         self.tx.get(&keys::inode(ino))?.map(|bytes| Inode::decode(ino, bytes)).transpose()
     }
 
-    /// An inode of any kind, or none.
+    /// An inode of any kind, if it exists.
     #[inline]
     pub(crate) fn find_inode(&self, ino: Ino) -> Answer<Option<Inode>> {
         match self.state.directories.peek(ino) {
@@ -261,19 +261,19 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// An inode that a request names: [`Code::NotFound`] when it is gone.
+    /// An inode that a request names; [`Code::NotFound`] if it is gone.
     #[inline]
     pub(crate) fn inode(&self, ino: Ino) -> Answer<Inode> {
         self.find_inode(ino)?.ok_or(Code::NotFound)
     }
 
-    /// An inode that an entry leads to: [`Code::Corrupt`] when there is none.
+    /// An inode that an entry leads to; [`Code::Corrupt`] if it does not exist.
     #[inline]
     pub(crate) fn entered_inode(&self, ino: Ino) -> Answer<Inode> {
         self.find_inode(ino)?.ok_or(Code::Corrupt)
     }
 
-    /// Stores an inode's record; a directory that is in memory is changed there and written at commit.
+    /// Stores an inode. A directory that is in memory is changed there and written at commit.
     pub(crate) fn store_inode(&mut self, inode: &Inode) -> Answer<()> {
         if inode.attr.is_directory() {
             let slot = self.directory(inode.attr.ino)?;
@@ -287,7 +287,7 @@ impl<'a> Batch<'a> {
         self.tx.put(&keys::inode(inode.attr.ino), &buffer[..n])
     }
 
-    /// Writes what memory holds of the batch: directories and the ledger.
+    /// Writes the batch's state in memory to records: orphans, directories and the ledger.
     fn write_back(&mut self) -> Answer<()> {
         self.write_orphans()?;
         let directories = &mut self.state.directories;
@@ -300,36 +300,36 @@ impl<'a> Batch<'a> {
         self.write_ledger()
     }
 
-    /// Writes the ledger, so that there is something to commit.
+    /// Writes the ledger.
     pub(crate) fn write_ledger(&mut self) -> Answer<()> {
         let mut buffer = [0; LEDGER_BYTES_MAX];
         let n = self.state.ledger.encode(self.state.directories.pending(), &mut buffer)?;
         self.tx.put(keys::LEDGER, &buffer[..n])
     }
 
-    /// Writes the ledger as it is, so that the batch has something to commit.
+    /// Writes the unchanged ledger, so that the batch has something to commit.
     pub(crate) fn rewrite_ledger(&mut self) -> Result<()> {
         self.write_back().map_err(|code| self.failed("write the ledger of", code))
     }
 
-    /// An error with words.
+    /// An error with text.
     pub(crate) fn failed(&self, verb: &str, code: Code) -> Error {
         Error::new(code, format!("cannot {verb} the shard {}", self.shard.dir().display()))
     }
 
-    /// True when the batch should be committed before it takes on more requests, as the next one might be refused
-    /// for want of pages that another transaction will find free. Ask before each request when batches are long or
-    /// space is short; a removal is refused for no other reason.
+    /// True when the batch should be committed before the next request: that request might fail for lack of pages that
+    /// another transaction will find free. Check this before each request when batches are long or space is short. A
+    /// removal fails with [`Code::NoSpace`] for no other reason.
     pub fn is_spent(&self) -> bool {
         self.usage.as_ref().is_some_and(|usage| self.state.space.is_spent(usage))
     }
 
-    /// True when something was written, so that there is something to commit.
+    /// True when the batch has something to commit.
     pub fn has_changes(&self) -> bool {
         self.tx.wrote() || self.state.directories.is_changed() || !self.state.new_orphans.is_empty()
     }
 
-    /// Makes all requests of the batch permanent, together. When it fails none of them was made.
+    /// Commits all requests of the batch. If it fails, none of them takes effect.
     pub fn commit(mut self) -> Result<()> {
         if !self.has_changes() {
             return Ok(());
@@ -344,7 +344,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Files without links whose backing files are still to be unlinked.
+    /// Inodes without links whose backing files are still to be unlinked, with their layouts.
     pub fn orphans(&self) -> Result<Vec<(Ino, Layout)>> {
         self.list_orphans().map_err(|code| self.failed("list the orphans of", code))
     }

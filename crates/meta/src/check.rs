@@ -1,7 +1,7 @@
-//! Checking a shard: one walk over all records, then what they must agree on.
+//! Checking a shard: one walk over all records, then comparisons between them.
 //!
-//! Nothing is repaired here; every problem becomes a line of text that names the inode or entry. The check reads with
-//! the same care as the operations, so that it can be run on a damaged shard.
+//! Nothing is repaired here. Every problem becomes a line of text that names the inode or entry. The check decodes as
+//! carefully as the operations do, so that it can be run on a damaged shard.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -21,10 +21,10 @@ use crate::record::{
 use crate::shard::Shard;
 use crate::wide::decode_place;
 
-/// Problems that are told in words; more are only counted.
+/// Problems that are reported in words; further ones are only counted.
 const PROBLEMS_TOLD_MAX: usize = 1000;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CheckReport {
     /// Inodes.
@@ -37,22 +37,22 @@ pub struct CheckReport {
     pub entries: u64,
     /// Orphans that are listed.
     pub orphans: u64,
-    /// Links of entries on other nodes.
+    /// Links from entries on other nodes.
     pub links: u64,
-    /// Parts of transactions over several nodes that are prepared.
+    /// Prepared parts of cross-node transactions.
     pub prepared: u64,
-    /// What other nodes have not acknowledged yet: decisions and debts.
+    /// Decisions and debts that other nodes have not acknowledged yet.
     pub deliveries: u64,
-    /// When the oldest of the last two was written, in seconds since 1970; 0: there is none.
+    /// When the oldest of these parts, decisions and debts was written, in seconds since 1970; 0: there is none.
     pub oldest_seconds: u64,
-    /// How many problems there are.
+    /// Number of problems.
     pub problem_count: u64,
-    /// The first of them in words.
+    /// The first of them, in words.
     pub problems: Vec<String>,
 }
 
 impl CheckReport {
-    /// True when there is no problem.
+    /// True when no problem was found.
     pub fn is_clean(&self) -> bool {
         self.problem_count == 0
     }
@@ -65,17 +65,17 @@ impl CheckReport {
     }
 }
 
-/// What entries say of an inode.
+/// An inode according to its entries.
 #[derive(Clone, Copy)]
 struct Led {
     links: u32,
     kind: Kind,
-    /// Where the last entry seen is: of a directory the only one.
+    /// The position of the last entry seen; a directory has only one.
     parent: Ino,
     cookie: Cookie,
 }
 
-/// What entries say of a directory that they are in.
+/// A directory according to its entries.
 #[derive(Clone, Copy, Default)]
 struct Content {
     entries: u64,
@@ -85,12 +85,12 @@ struct Content {
     hashes: Option<(u64, u64)>,
 }
 
-/// What values say of an inode.
+/// An inode according to its values.
 #[derive(Clone, Copy, Default)]
 struct Values {
     target_bytes: Option<u64>,
     xattr_bytes: usize,
-    /// What a directory's value of the empty name says.
+    /// The parts in a directory's value of the empty name.
     parts: Option<Parts>,
 }
 
@@ -103,15 +103,15 @@ struct Check {
     contents: HashMap<u64, Content>,
     values: HashMap<u64, Values>,
     orphans: HashSet<u64>,
-    /// Links of entries on other nodes, by inode.
+    /// Links from entries on other nodes, by inode.
     links: HashMap<u64, u32>,
     parents: HashMap<u64, Ino>,
-    /// Parts of wide directories that are or should be here, by number: whether a directory of here lists them, and
-    /// their directories as they say.
+    /// Parts of wide directories that are or should be on this node, by number: the directory here that lists the part,
+    /// and the directory in the part's own record.
     parts: BTreeMap<u64, (Option<Ino>, Option<Ino>)>,
     /// The last value's inode and name, and the piece that must follow.
     value: (u64, Vec<u8>, u32),
-    /// Directory and hash that the walk is at, and the names there, to find one that is there twice.
+    /// The directory and hash that the walk has reached, and the names there, to find duplicates.
     names: (u64, u64, Vec<Vec<u8>>),
     counter: u64,
 }
@@ -121,9 +121,11 @@ fn shown(name: &[u8]) -> String {
 }
 
 impl Shard {
-    /// Checks the whole shard; the attributes and layouts of all inodes with something on a target are given to
-    /// `each_file`, so that the caller can compare them with the backing files. Fails only when the shard cannot be
-    /// read at all, or a batch is open ([`Code::Busy`]).
+    /// Checks the whole shard. Passes attributes and layouts of all inodes that have something on a target to
+    /// `each_file`, so that the caller can compare them with the backing files.
+    ///
+    /// # Errors
+    /// If the shard cannot be read at all, or a batch is open ([`Code::Busy`]).
     pub fn check(&self, each_file: &mut dyn FnMut(&Entry)) -> Result<CheckReport> {
         let _state = self.borrow("run a check")?;
         let broken = |code: Code| {
@@ -132,7 +134,8 @@ impl Shard {
         };
         let txn = self.env.read_txn().map_err(|e| broken(code_of(&e)))?;
         let mut check = Check::default();
-        // Values first, though they lie last: an inode is held against its values, its entries and what is pending.
+        // Values first, though their keys are last: an inode is compared with its values, its entries and its pending
+        // attributes.
         let (first, last) = keys::all_values();
         for item in walk(self.tree, &txn, &first, &last).map_err(broken)? {
             let (key, bytes) = item.map_err(broken)?;
@@ -273,7 +276,7 @@ impl Check {
             });
         }
         if beyond {
-            return; // whether that inode is there, and counts the link, is for its node's check
+            return; // its node's check looks for that inode and the link
         }
         let led = self.led.entry(ino.0).or_insert(Led { links: 0, kind: record.kind, parent, cookie });
         led.links += 1;
@@ -355,7 +358,7 @@ impl Check {
         }
     }
 
-    /// What wide directories and their parts say of each other.
+    /// Compares wide directories and their parts.
     fn wide(&mut self, shard: &Shard, inode: &Inode, listed: Option<Parts>, content: Content) {
         let (attr, ino) = (&inode.attr, inode.attr.ino);
         if attr.width_log2 != 0 {
@@ -410,7 +413,7 @@ impl Check {
             }
             // A part has no entry; its directory lists it.
             None if ino.is_part() => {}
-            // Its entry is on another node, for whose check it is.
+            // Its entry is on another node, whose check covers it.
             None if attr.parent.birth_node() != shard.node() => {}
             None => self.report.problem(|| format!("directory {ino}: no entry leads to it")),
             Some(_) if ino == Ino::ROOT => {
@@ -433,7 +436,7 @@ impl Check {
         }
     }
 
-    /// What can be said only when all records were seen.
+    /// Checks that need all records.
     fn conclude(&mut self, node: NodeId) {
         let report = &mut self.report;
         for (ino, led) in &self.led {
@@ -459,7 +462,7 @@ impl Check {
                 (Some(of), _) => {
                     report.problem(|| format!("directory {of}: its part {part} is not there"));
                 }
-                // Whether another node's directory lists it is for a check over several.
+                // Whether a directory of another node lists it is a matter of the check over several nodes.
                 (None, Some(parent)) if here(parent) => {
                     report.problem(|| format!("part {part}: directory {parent} does not list it"));
                 }
@@ -500,7 +503,7 @@ impl Check {
         self.find_loops();
     }
 
-    /// Every directory must lie below the root.
+    /// Checks that every directory is below the root.
     fn find_loops(&mut self) {
         let mut done = HashSet::from([Ino::ROOT.0]);
         let mut path = HashSet::new();
@@ -514,11 +517,11 @@ impl Check {
                 }
                 match self.parents.get(&at) {
                     Some(parent) => at = parent.0,
-                    // Told as an entry or a directory that is not there.
+                    // Reported already, as an entry or a directory without an inode.
                     None => break,
                 }
             }
-            // Told once: what lies below is not told again.
+            // Reported once: directories below it are not reported again.
             done.extend(path.drain());
         }
     }

@@ -1,20 +1,21 @@
-//! What a change over several nodes takes, part by part: which node prepares what, in which order, and what its reply
-//! is. No I/O and no clock: [`crate::Transactions`] drives it.
+//! The plan of a cross-node transaction, part by part: which node prepares which part, in which order, and the reply.
+//! No I/O and no clock: [`crate::Transactions`] drives it.
 //!
 //! ```text
-//! (what is condemned and turns out to be wide: all its parts too)
-//! to widen         here: widen · each node: bear part · here: widen, with the parts
+//! (if a condemned directory is wide: condemn all its parts too)
+//! widen            here: widen · each node: bear part · here: widen, with the parts
 //! chmod … of a     here: change · each part: change
 //! wide directory
 //! link             home of the inode: count      · here: enter
 //! rmdir            here: leave                   · home of the directory: condemn
-//! mkdir            here: bear                    · home of the parent: enter · here: change, to take after the parent
+//! mkdir            here: create inode            · home of the parent: enter · here: change, to inherit from it
 //! … that is wide   (then) each node: bear part   · here: widen, with the parts
 //! rename, a file   here: leave                   · home of the destination: enter
 //! … a directory    home of the source: leave     · homes above the destination, up to the root: climb
 //! (root's home)    · home of the destination: enter · home of the directory: move · of what it replaces: condemn
 //! ```
-//! The parts follow one another; the first that is refused aborts all. Refusals come in the order in which Linux checks.
+//! The parts are prepared one after the other; the first refusal aborts the transaction. Refusals come in the order in
+//! which Linux checks.
 
 use forebay_types::{
     Caller, Change, Code, Entry, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, SetAttr, TxId,
@@ -26,35 +27,36 @@ use crate::namespace::S_ISGID;
 use crate::rename::removed_nothing;
 use crate::wide::{check_narrow, choose_nodes, nodes_of_new, width_log2};
 
-/// A change over several nodes, as it was found when it was asked for.
+/// The plan of a cross-node transaction: the request, with what this node found when it received it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan(Operation);
 
-/// The same.
+/// The operation of a [`Plan`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Operation {
-    /// A name here for a file of another node.
+    /// A new name here for a file of another node.
     Link { ino: Ino, parent: Ino, name: Vec<u8> },
-    /// A directory of another node whose entry is here.
+    /// A directory of another node with its entry here; or a wide directory.
     RemoveDirectory { parent: Ino, name: Vec<u8>, ino: Ino },
-    /// A directory of here in a parent of another node, or of here, if that has new ones wide; over some of these nodes
-    /// then.
+    /// A new directory of this node. Its parent is on another node, or is on this one and makes new directories wide,
+    /// over nodes of `pool`.
     MakeDirectory { parent: Ino, name: Vec<u8>, mode: u32, pool: Vec<NodeId> },
-    /// A file from a directory here to one of another node.
+    /// A file from a directory here to one on another node.
     RenameFile { from: (Ino, Vec<u8>), to: (Ino, Vec<u8>), flags: u32, ino: Ino, kind: Kind, link: TxId },
-    /// A directory, from and to wherever; for the root's home.
+    /// A directory between any two nodes; the root's home coordinates it.
     MoveDirectory { from: (Ino, Vec<u8>), to: (Ino, Vec<u8>), flags: u32, ino: Ino },
-    /// A directory of here becomes wide.
+    /// A directory of this node becomes wide.
     Widen { ino: Ino, nodes: Vec<NodeId> },
-    /// A change of a wide directory of here, and of its parts.
+    /// A change of a wide directory of this node, and of its parts.
     Change { parts: Box<Parts>, change: Box<Change> },
 }
 
 impl Batch<'_> {
-    /// How a request is to be done that this shard cannot do alone; none for all others. `nodes` are those of the pool.
+    /// The plan of a request that this shard cannot execute alone; none for all others. `nodes` are the nodes of the
+    /// pool.
     ///
     /// # Errors
-    /// What the request is refused for at once.
+    /// The code with which the request is refused at once.
     pub fn plan(
         &mut self,
         request: &Request<'_>,
@@ -98,7 +100,7 @@ impl Batch<'_> {
                 let slot = self.entries_for(parent, name)?;
                 let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
                 if found.kind == Kind::Directory {
-                    return Ok(None); // answered with what the root's home is to be asked for
+                    return Ok(None); // the reply sends the client to the root's home
                 }
                 Ok(Some(Plan(Operation::RenameFile {
                     from: (parent, name.to_vec()),
@@ -127,30 +129,30 @@ impl Batch<'_> {
         }
     }
 
-    /// Of a wide directory of here what its parts have too is changed with it.
+    /// A change of a wide directory of this node that applies to its parts too.
     fn plan_change(&mut self, ino: Ino, change: Change) -> std::result::Result<Option<Plan>, Code> {
         let parts = self.parts_if_wide(ino)?;
         Ok(parts.map(|parts| Plan(Operation::Change { parts: Box::new(parts), change: Box::new(change) })))
     }
 }
 
-/// What is done one after the other.
+/// Operations that run one at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Turn {
-    /// Moves of directories over nodes, in the whole pool.
+    /// Moves of directories between nodes, in the whole pool.
     Moves,
     /// Changes of this wide directory.
     ChangesOf(Ino),
 }
 
-/// What comes next.
+/// The next step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
-    /// A node is to prepare a part.
+    /// Send this message, a part to prepare, to the node.
     Prepare(NodeId, Vec<u8>),
-    /// All is prepared: this is the reply.
+    /// All parts are prepared: decide, with this reply.
     Decide(Reply<'static>),
-    /// There is nothing to do: what was prepared is dropped, and this is the answer.
+    /// Nothing needs to be done: drop what was prepared, and answer with this.
     Nothing(forebay_types::Answer<'static>),
 }
 
@@ -161,33 +163,34 @@ pub(crate) struct Coordinator {
     me: NodeId,
     caller: Caller,
     plan: Operation,
-    /// How many parts were asked for. A path that goes from node to node more often cannot be climbed.
+    /// Number of parts sent. A path that changes between nodes more often than this can count cannot be climbed.
     asked: u8,
-    /// What the next part is, by the plan.
+    /// The position in the plan.
     stage: u8,
     /// Nodes that may have prepared parts.
     pub(crate) nodes: Vec<NodeId>,
-    /// The node of the part that was asked for last.
+    /// The node of the last part sent.
     last: NodeId,
     reply: Reply<'static>,
-    /// Where a climb goes on.
+    /// The directory from which a climb continues; the new directory of a mkdir.
     at: Ino,
-    /// The kind of what is linked.
+    /// The kind of the inode that gets a link.
     kind: Kind,
     /// The directory that is replaced.
     victim: Option<Ino>,
-    /// Parts of a directory that goes, which go too, and how many were asked; or those that were made.
+    /// The parts of a wide directory that is removed, which are condemned too, and how many of these were sent; or the
+    /// parts created so far.
     parts: Vec<Ino>,
     parts_asked: usize,
-    /// How many parts of a directory that changes were asked.
+    /// How many parts of a directory that changes have been changed.
     asked_of_parts: usize,
-    /// The nodes of the parts of a directory that is being made.
+    /// The nodes of the parts of a directory that is being created.
     wide_on: Vec<NodeId>,
-    /// What the parts of a directory that becomes wide take after it, or a new directory after its parent.
+    /// What the parts of a directory inherit when it becomes wide, or a new directory inherits from its parent.
     like: Option<Change>,
 }
 
-/// What the parts of a directory take after it.
+/// What the parts of a directory inherit from it.
 fn like_for_parts(directory: &Entry) -> Change {
     let attr = &directory.attr;
     let (mode, uid, gid) = (Some(attr.mode & 0o7777), Some(attr.uid), Some(attr.gid));
@@ -224,7 +227,8 @@ impl Coordinator {
         }
     }
 
-    /// What may be under way once at a time here, if it is of such a sort: others of it would meet it and begin anew.
+    /// The sort of operation of which only one may run here at a time, if it is one: a second one would meet the first
+    /// and have to start again.
     pub(crate) fn turn(plan: &Plan) -> Option<Turn> {
         match &plan.0 {
             Operation::MoveDirectory { .. } => Some(Turn::Moves),
@@ -233,22 +237,22 @@ impl Coordinator {
         }
     }
 
-    /// True when what is moved was found by the client, and not by this node.
+    /// True when the client, not this node, looked up the inode to move.
     pub(crate) fn is_clients(&self) -> bool {
         matches!(self.plan, Operation::MoveDirectory { .. })
     }
 
-    /// What comes first.
+    /// The first step.
     pub(crate) fn begin(&mut self) -> Answer<Next> {
         self.next()
     }
 
-    /// The part that was asked for last is prepared, with this reply.
+    /// The last part sent is prepared, with this reply. Returns the next step.
     pub(crate) fn prepared(&mut self, reply: Reply<'_>) -> Answer<Next> {
-        // Each reply that is expected borrows nothing.
+        // No reply to a part borrows anything.
         let reply = reply.owned().ok_or(Code::Malformed)?;
         if self.parts_asked > 0 {
-            // A part of a directory that goes: nothing else comes behind.
+            // A part of a directory that is removed: these come last.
             return match reply {
                 Reply::Done => self.next(),
                 _ => Err(Code::Malformed),
@@ -277,7 +281,7 @@ impl Coordinator {
                 self.reply = Reply::Entry(born);
                 self.parts.clear();
             }
-            // Nothing was in the way.
+            // No entry had the name.
             (Operation::MoveDirectory { flags: RENAME_NOREPLACE, .. }, 2, Reply::Entry(_)) => {}
             (Operation::RemoveDirectory { ino, .. }, 0, Reply::Done) => {
                 let layout = Layout::single(ino.birth_node(), 0);
@@ -339,8 +343,8 @@ impl Coordinator {
         self.next()
     }
 
-    /// The node of the part that was asked for last is gone for good, as another has its place: none, if the change
-    /// cannot do without it. A wide directory whose part is lost can be removed and changed like others.
+    /// The node of the last part sent is gone for good: another node has its place. None if the transaction cannot do
+    /// without it. A wide directory that lost a part can still be removed and changed.
     pub(crate) fn lost(&mut self) -> Option<Answer<Next>> {
         let changes_part = matches!(self.plan, Operation::Change { .. }) && self.stage == 1;
         if self.parts_asked == 0 && !changes_part {
@@ -351,8 +355,8 @@ impl Coordinator {
         Some(self.prepared(Reply::Done))
     }
 
-    /// A directory that is being made is told its parent's attributes: it inherits group, set-group-id bit, layout and
-    /// the width of new ones, which is its own too.
+    /// Applies what a new directory inherits from its parent: group, set-group-id bit, layout, and the width of new
+    /// directories, which is also its own width.
     fn take_after(&mut self, above: &Entry) -> Answer<()> {
         let Reply::Entry(mut born) = self.reply else { return Err(Code::Malformed) };
         let inherits = above.attr.mode & S_ISGID != 0;
@@ -424,10 +428,10 @@ impl Coordinator {
             }
             Operation::MoveDirectory { from, to, flags, ino } => {
                 if self.stage == 1 && from.0 == to.0 {
-                    self.stage = 2; // nothing comes to lie below anything else
+                    self.stage = 2; // no directory becomes a descendant of another
                 }
                 if self.stage == 3 && ino.birth_node() == to.0.birth_node() {
-                    self.stage = 4; // its entry knows
+                    self.stage = 4; // the part that creates its entry updates it
                 }
                 match self.stage {
                     0 => Some(Part::Leave { parent: from.0, name: &from.1, ino: *ino, link: file }),

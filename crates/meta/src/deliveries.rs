@@ -1,7 +1,8 @@
-//! What is to be delivered to other nodes, and in which order: those that have waited for longest first, nodes in turn,
-//! and of each node so many at a time that no one of them, up or down, keeps the others waiting. No I/O and no clock.
+//! Deliveries to other nodes, and their order: the oldest first, nodes in turn, and a limited number at a time for each
+//! node, so that no node, up or down, delays the others. No I/O and no clock.
 //!
-//! A node that was not reached is *silent*: one delivery at a time is tried, until one arrives or the node is heard of.
+//! A node that was not reached is *silent*: it gets one delivery at a time, until one arrives or the node sends
+//! something.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -14,23 +15,23 @@ use forebay_types::NodeId;
 
 use crate::effects::Delivery;
 
-/// What became of a delivery that was under way.
+/// The result of a delivery.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ended {
-    /// It was made, or there is nobody to make it to.
+    /// It was acknowledged, or there is no longer a node to receive it.
     Made,
-    /// The node was reached and could not take it.
+    /// The node was reached and refused it.
     Refused,
     /// The node was not reached.
     NotReached,
 }
 
-/// What one node is owed.
+/// The deliveries to one node.
 #[derive(Debug, Default)]
 struct Owed {
-    /// When each is due; none while it is under way.
+    /// When each is due; none while it is in flight.
     all: BTreeMap<Delivery, Option<Duration>>,
-    /// Those that are not under way, by when they are due.
+    /// Those that are not in flight, by the time when they are due.
     due: BTreeSet<(Duration, Delivery)>,
     under_way: usize,
     silent: bool,
@@ -44,7 +45,7 @@ impl Owed {
         self.due.insert((until, delivery));
     }
 
-    /// How many may be under way.
+    /// How many may be in flight.
     fn ahead(&self) -> usize {
         if self.silent {
             1
@@ -54,13 +55,13 @@ impl Owed {
     }
 }
 
-/// See the module.
+/// All deliveries; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Deliveries {
     nodes: BTreeMap<NodeId, Owed>,
     under_way: usize,
     under_way_silent: usize,
-    /// Whose turn was last.
+    /// The node that got the last delivery.
     last: Option<NodeId>,
 }
 
@@ -73,7 +74,7 @@ impl Deliveries {
         self.nodes.get(&delivery.node()).is_some_and(|owed| owed.all.contains_key(delivery))
     }
 
-    /// Adds one that is due now, unless it is there. What is new is reason to try a silent node again.
+    /// Adds a delivery that is due now, unless it exists. A new delivery is a reason to try a silent node again.
     pub(crate) fn add(&mut self, delivery: Delivery, now: Duration) {
         let owed = self.nodes.entry(delivery.node()).or_default();
         if !owed.all.contains_key(&delivery) {
@@ -81,7 +82,7 @@ impl Deliveries {
         }
     }
 
-    /// What is to be delivered next; it is under way then.
+    /// The next delivery, which is in flight from now on.
     pub(crate) fn next(&mut self, now: Duration) -> Option<Delivery> {
         if self.under_way >= DELIVERIES_AHEAD {
             return None;
@@ -115,7 +116,7 @@ impl Deliveries {
         }
     }
 
-    /// One that was under way has ended: it is gone, or due again later.
+    /// A delivery in flight has ended: it is removed, or due again later.
     pub(crate) fn ended(&mut self, delivery: Delivery, how: Ended, now: Duration) {
         let node = delivery.node();
         let Some(owed) = self.nodes.get_mut(&node).filter(|owed| owed.all.get(&delivery) == Some(&None))
@@ -139,7 +140,7 @@ impl Deliveries {
         }
     }
 
-    /// A node is heard of: all that it is owed is due.
+    /// A node has sent something: all its deliveries are due.
     pub(crate) fn hurry(&mut self, node: NodeId, now: Duration) {
         self.set_silent(node, false);
         let Some(owed) = self.nodes.get_mut(&node) else { return };
@@ -149,7 +150,7 @@ impl Deliveries {
         }
     }
 
-    /// When there is something to do next, if that is a matter of time.
+    /// When the next delivery is due, if only time prevents it.
     pub(crate) fn next_at(&self) -> Option<Duration> {
         if self.under_way >= DELIVERIES_AHEAD {
             return None;

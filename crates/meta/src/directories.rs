@@ -1,9 +1,10 @@
-//! Directories in memory: the inode records of those in use, decoded, and what is pending of them.
+//! Directories in memory: the decoded inode records of directories in use, and their pending attributes.
 //!
 //! A create changes its parent's size and times. Rewriting the parent's record would copy one more path of the tree in
-//! every transaction, so of the [`PENDING_MAX`] directories that changed last these attributes are written to the
-//! ledger, and to the record only when another directory takes the place. A directory that is pending is always here,
-//! and what is here is always right: every read of an inode that may be a directory looks here first.
+//! every transaction. So for the [`PENDING_MAX`] directories that changed last these attributes are pending: they are
+//! written to the ledger, and to the record only when another directory takes the place in the ledger. A pending
+//! directory is always in memory, and directories in memory are always up to date: every read of an inode that may be a
+//! directory looks here first.
 //!
 //! A slot number stays valid until [`Directories::trim`], which is called between requests.
 
@@ -14,7 +15,7 @@ use forebay_types::{Ino, Timestamp};
 
 use crate::record::{Inode, Pending, PENDING_MAX};
 
-/// Directories that are kept in memory beyond those that are pending or changed.
+/// Directories that are kept in memory besides those that are pending or changed.
 const KEPT_MAX: usize = 4096;
 
 /// A directory in memory.
@@ -22,13 +23,13 @@ const KEPT_MAX: usize = 4096;
 pub(crate) struct Directory {
     /// Its inode, always up to date.
     pub(crate) inode: Inode,
-    /// What is pending in the ledger as committed, or will be at commit: the record may be older.
+    /// Its attributes are in the ledger, as committed or from the next commit on. The record may be older.
     pending: bool,
-    /// Size, links or times changed since the last commit.
+    /// Size, links or times have changed since the last commit.
     changed: bool,
-    /// Something else changed too, so the record must be written.
+    /// Other attributes have changed too, so the record must be written.
     whole: bool,
-    /// Order of the last change, to find the pending one that was idle longest.
+    /// Time of the last change, to find the pending directory that was idle longest.
     used: u64,
 }
 
@@ -44,7 +45,7 @@ pub(crate) struct Directories {
     last: (u64, usize),
 }
 
-/// Inode numbers are counters: one multiplication spreads them.
+/// A hash for inode numbers. They are counters, so one multiplication distributes them.
 #[derive(Default)]
 pub(crate) struct InoHasher(u64);
 
@@ -77,12 +78,12 @@ impl Directories {
         Some(slot)
     }
 
-    /// The inode of a directory that is in memory, without touching anything.
+    /// The inode of a directory that is in memory. Changes nothing, not even the cache of the last look-up.
     pub(crate) fn peek(&self, ino: Ino) -> Option<&Inode> {
         self.index.get(&ino.0).map(|slot| &self.slots[*slot].inode)
     }
 
-    /// Takes in a directory that was read from its record, or just made.
+    /// Adds a directory that was read from its record, or was just created.
     pub(crate) fn insert(&mut self, inode: Inode) -> usize {
         debug_assert!(!self.index.contains_key(&inode.attr.ino.0));
         let slot = self.slots.len();
@@ -91,7 +92,7 @@ impl Directories {
         slot
     }
 
-    /// Takes in a directory whose newest attributes are pending in the ledger.
+    /// Adds a directory whose newest attributes are pending in the ledger.
     pub(crate) fn insert_pending(&mut self, mut inode: Inode, pending: &Pending) {
         pending.apply(&mut inode.attr);
         let slot = self.insert(inode);
@@ -105,7 +106,7 @@ impl Directories {
         &self.slots[slot].inode
     }
 
-    /// The directory in a slot, to change its size, links or times; true when it was not changed in this batch yet.
+    /// The directory in a slot, to change its size, links or times. True when this is its first change in this batch.
     #[inline]
     pub(crate) fn change(&mut self, slot: usize) -> (&mut Inode, bool) {
         let first = !self.slots[slot].changed;
@@ -125,7 +126,7 @@ impl Directories {
         self.change(slot)
     }
 
-    /// Entries came or went: sets the times. True when it was not changed in this batch yet.
+    /// Updates size, links and times after entries changed. True when this is its first change in this batch.
     #[inline]
     pub(crate) fn touch(&mut self, slot: usize, entries: i64, links: i64, now: Timestamp) -> bool {
         let (inode, first) = self.change(slot);
@@ -137,7 +138,7 @@ impl Directories {
         first
     }
 
-    /// The directory was removed.
+    /// Drops a directory that was removed.
     pub(crate) fn remove(&mut self, ino: Ino) {
         let Some(slot) = self.index.remove(&ino.0) else { return };
         self.changed.retain(|s| *s != slot);
@@ -152,8 +153,8 @@ impl Directories {
         !self.changed.is_empty()
     }
 
-    /// Prepares a commit: decides which directories are pending from now on, and gives the inodes whose records must
-    /// be written to `write`.
+    /// Prepares a commit: chooses the directories that are pending from now on, and passes the inodes whose records
+    /// must be written to `write`.
     pub(crate) fn settle<E>(&mut self, mut write: impl FnMut(&Inode) -> Result<(), E>) -> Result<(), E> {
         let changed = std::mem::take(&mut self.changed);
         for &slot in &changed {
@@ -184,12 +185,12 @@ impl Directories {
         Ok(())
     }
 
-    /// What is pending, for the ledger.
+    /// The pending attributes, for the ledger.
     pub(crate) fn pending(&self) -> impl ExactSizeIterator<Item = Pending> + '_ {
         self.pending.iter().map(|slot| Pending::of(&self.slots[*slot].inode.attr))
     }
 
-    /// Between requests: forgets directories beyond the bound. Slot numbers change.
+    /// Drops directories above the bound. Called between requests: slot numbers change.
     #[inline]
     pub(crate) fn trim(&mut self) {
         if self.slots.len() > KEPT_MAX + self.changed.len() + self.pending.len() {

@@ -1,7 +1,8 @@
-//! What a request showed or changed, for the board: names, inodes, orphans. The server hands one [`Effects`] to every
-//! request of a batch, publishes it after the commit, and clears it; nothing is allocated once it has grown.
+//! What requests read or changed, for the board: names, inodes, orphans. The server passes one [`Effects`] to every
+//! request of a round, publishes it before it replies, and clears it. Once its buffers have grown, nothing is
+//! allocated.
 //!
-//! Of several reports on one name or inode the last one holds.
+//! If several reports name the same name or inode, the last one holds.
 
 use forebay_types::{Entry, Ino, Kind, Layout, NodeId, TxId};
 
@@ -10,9 +11,9 @@ use forebay_types::{Entry, Ino, Kind, Layout, NodeId, TxId};
 pub enum Delivery {
     /// A transaction was committed.
     Commit(TxId, NodeId),
-    /// An entry here, which led to an inode of that node, is gone.
+    /// An entry here that led to an inode of that node was removed.
     DropLink(Ino, TxId),
-    /// An entry here, which leads to an inode of that node, has another name.
+    /// An entry here that leads to an inode of that node was renamed.
     Touch(Ino, TxId),
 }
 
@@ -26,7 +27,7 @@ impl Delivery {
     }
 }
 
-/// What requests showed or changed.
+/// What requests read or changed.
 #[derive(Debug, Default)]
 pub struct Effects {
     arena: Vec<u8>,
@@ -45,18 +46,18 @@ struct NameRecord {
     entry: Option<(Ino, Kind)>,
 }
 
-/// A name and what it leads to.
+/// A name and the inode it leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NameEffect<'a> {
     /// Directory.
     pub parent: Ino,
     /// Name in it.
     pub name: &'a [u8],
-    /// The inode and its kind, or none: there is no such entry.
+    /// The inode and its kind; none if there is no such entry.
     pub entry: Option<(Ino, Kind)>,
 }
 
-/// A place among the reports, between those of two requests.
+/// A position between the reports of two requests.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Mark {
     arena: usize,
@@ -75,29 +76,29 @@ pub struct Since<'a> {
 }
 
 impl<'a> Since<'a> {
-    /// As [`Effects::names`].
+    /// See [`Effects::names`].
     pub fn names(&self) -> impl ExactSizeIterator<Item = NameEffect<'a>> {
         self.effects.names().skip(self.mark.names)
     }
 
-    /// As [`Effects::inodes`].
+    /// See [`Effects::inodes`].
     pub fn inodes(&self) -> &'a [(Ino, Option<Entry>)] {
         &self.effects.inodes[self.mark.inodes..]
     }
 
-    /// As [`Effects::orphaned`].
+    /// See [`Effects::orphaned`].
     pub fn orphaned(&self) -> &'a [(Ino, Layout)] {
         &self.effects.orphaned[self.mark.orphaned..]
     }
 
-    /// As [`Effects::deliveries`].
+    /// See [`Effects::deliveries`].
     pub fn deliveries(&self) -> &'a [Delivery] {
         &self.effects.deliveries[self.mark.deliveries..]
     }
 }
 
 impl Effects {
-    /// The reports behind a place.
+    /// The reports behind a position.
     pub fn since(&self, mark: Mark) -> Since<'_> {
         Since { effects: self, mark }
     }
@@ -107,7 +108,7 @@ impl Effects {
         Effects::default()
     }
 
-    /// Forgets all, keeps the memory.
+    /// Drops all reports, keeps the memory.
     pub fn clear(&mut self) {
         self.arena.clear();
         self.names.clear();
@@ -117,7 +118,7 @@ impl Effects {
         self.widened.clear();
     }
 
-    /// True when nothing was reported.
+    /// True when no name, inode or orphan was reported.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty() && self.inodes.is_empty() && self.orphaned.is_empty()
     }
@@ -131,24 +132,24 @@ impl Effects {
         })
     }
 
-    /// Inodes with their attributes, or none: the inode is gone. In the order of the reports.
+    /// Inodes with their attributes, in the order of the reports; none for an inode that is gone.
     pub fn inodes(&self) -> &[(Ino, Option<Entry>)] {
         &self.inodes
     }
 
-    /// Files that lost their last link: their backing files are to be unlinked, then
-    /// [`crate::Batch::remove_orphans`] called.
+    /// Files that lost their last link. The caller unlinks their backing files, then calls
+    /// [`crate::Batch::remove_orphans`].
     pub fn orphaned(&self) -> &[(Ino, Layout)] {
         &self.orphaned
     }
 
-    /// What other nodes are to be told, until they acknowledge it ([`crate::Batch::settle`]).
+    /// Notifications that other nodes must receive, until they acknowledge them ([`crate::Batch::settle`]).
     pub fn deliveries(&self) -> &[Delivery] {
         &self.deliveries
     }
 
-    /// Directories that have become wide: what was known of their names, and of which they do not have, is so no
-    /// longer.
+    /// Directories that have become wide. Everything cached about their names, including absent ones, is no longer
+    /// valid.
     pub fn all_widened(&self) -> &[Ino] {
         &self.widened
     }
@@ -161,7 +162,7 @@ impl Effects {
         self.deliveries.push(delivery);
     }
 
-    /// The place behind all reports.
+    /// The position behind all reports.
     pub fn mark(&self) -> Mark {
         Mark {
             arena: self.arena.len(),

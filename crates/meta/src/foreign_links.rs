@@ -1,9 +1,9 @@
-//! What the shard keeps of other nodes: links that their entries make to files here, decisions that they have not heard
-//! of, and what it owes them.
+//! Records about other nodes: links that their entries make to files here, decisions that they have not acknowledged,
+//! and debts to them.
 //!
 //! A file with an entry on another node has a record of that link, so that counting up and down can be repeated: the
-//! file's links are its entries here and these records. Decisions and debts are delivered until they are acknowledged,
-//! by whoever drives ([`crate::Transactions`]); their records go then.
+//! file's link count is the number of its entries here and of these records. Decisions and debts are delivered until
+//! they are acknowledged ([`crate::Transactions`]); then their records are removed.
 
 use forebay_types::{Code, Cookie, Ino, NodeId, Outcome, Reader, Reply, Result, TxId, Writer};
 
@@ -13,19 +13,19 @@ use crate::keys::{self, Key};
 use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode};
 
-/// What is owed to another node's inode.
+/// A notification that another node's inode is owed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Debt {
-    /// Its ctime.
+    /// An update of its ctime.
     Touch = 1,
-    /// A link less.
+    /// The removal of a link.
     Link = 2,
 }
 
 /// Bytes of a record of a debt or decision: kind, seconds since 1970.
 const DEBT_BYTES: usize = 9;
-/// Bytes of what [`Batch::leads_to`] tells of an entry in front of its name.
+/// Bytes that [`Batch::leads_to`] writes for an entry in front of its name.
 const LEADING_BYTES: usize = 8 + 8 + 8 + 8 + 1 + 2;
 
 fn dated(kind: u8, seconds: i64) -> [u8; DEBT_BYTES] {
@@ -34,19 +34,20 @@ fn dated(kind: u8, seconds: i64) -> [u8; DEBT_BYTES] {
     bytes
 }
 
-/// Kind and seconds of a record of a debt or decision.
+/// Kind and seconds in a record of a debt or decision.
 pub(crate) fn decode_dated(bytes: &[u8]) -> Answer<(u8, u64)> {
     let mut r = Reader::new(bytes);
     let mut read = || -> Answer<(u8, u64)> { Ok((r.u8()?, r.u64()?)) };
     read().map_err(|_| Code::Corrupt)
 }
 
-/// An entry that leads to another node's inode, as [`Request::LeadsTo`](forebay_types::Request::LeadsTo) tells of it.
+/// An entry that leads to another node's inode, from the reply to
+/// [`Request::LeadsTo`](forebay_types::Request::LeadsTo).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leading<'a> {
     /// Directory.
     pub parent: Ino,
-    /// Its place there.
+    /// Its position there.
     pub cookie: Cookie,
     /// The inode.
     pub ino: Ino,
@@ -57,7 +58,7 @@ pub struct Leading<'a> {
 }
 
 impl<'a> Leading<'a> {
-    /// Reads all of a reply's bytes.
+    /// Decodes all entries of a reply.
     pub fn decode_all(bytes: &'a [u8]) -> impl Iterator<Item = std::result::Result<Leading<'a>, Code>> + 'a {
         let mut r = Reader::new(bytes);
         std::iter::from_fn(move || {
@@ -77,18 +78,18 @@ impl<'a> Leading<'a> {
     }
 }
 
-/// What a shard and others have of each other, for a check over several nodes.
+/// References between a shard and other nodes, for a check over several nodes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Beyond {
-    /// Links of other nodes' entries that are counted here: inode, link.
+    /// Links from other nodes' entries that are counted here: inode, link.
     pub links: Vec<(Ino, TxId)>,
-    /// Directories of here whose entry is on another node, and their parents.
+    /// Directories of this node whose entry is on another node, and their parents.
     pub directories: Vec<(Ino, Ino)>,
-    /// Entries of here that lead to inodes of other nodes.
+    /// Entries of this node that lead to inodes of other nodes.
     pub entries: Vec<BeyondEntry>,
-    /// Parts of here whose wide directory is on another node, and that directory.
+    /// Parts on this node whose wide directory is on another node, and that directory.
     pub parts: Vec<(Ino, Ino)>,
-    /// Parts on other nodes of wide directories of here.
+    /// Parts on other nodes of wide directories of this node, and the directory.
     pub parts_elsewhere: Vec<(Ino, Ino)>,
 }
 
@@ -106,7 +107,7 @@ pub struct BeyondEntry {
 }
 
 impl Batch<'_> {
-    /// What this shard and others have of each other. Walks all entries and inodes.
+    /// References between this shard and other nodes. Walks all entries and inodes.
     pub fn beyond(&self) -> Result<Beyond> {
         let walk = || -> Answer<Beyond> {
             let mut beyond = Beyond::default();
@@ -164,7 +165,7 @@ impl Batch<'_> {
         ino.birth_node() == self.shard.node()
     }
 
-    /// Notes what another node is to be told of an inode of its.
+    /// Records a debt to another node's inode.
     pub(crate) fn owe(&mut self, c: &mut Context<'_>, ino: Ino, link: TxId, debt: Debt) -> Answer<()> {
         self.tx.put(&keys::owed(ino, link), &dated(debt as u8, c.now.sec))?;
         c.effects.delivery(match debt {
@@ -174,17 +175,17 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Makes a link's record: false when it is there.
+    /// Adds a link's record. False if it exists already.
     pub(crate) fn add_link(&mut self, ino: Ino, link: TxId) -> Answer<bool> {
         self.tx.insert(&keys::link(ino, link), &[])
     }
 
-    /// Does away with a link's record: false when there is none.
+    /// Removes a link's record. False if there is none.
     pub(crate) fn take_link(&mut self, ino: Ino, link: TxId) -> Answer<bool> {
         self.tx.delete(&keys::link(ino, link))
     }
 
-    /// Does away with a link, and with the inode if that was its last.
+    /// Removes a link, and the inode if that was its last link.
     pub(crate) fn end_link(&mut self, c: &mut Context<'_>, ino: Ino, link: TxId) -> Answer<()> {
         if let (true, Some(mut inode)) = (self.take_link(ino, link)?, self.find_inode(ino)?) {
             self.drop_link(c, &mut inode)?;
@@ -205,7 +206,7 @@ impl Batch<'_> {
         };
         self.admit(Class::Removal, work)?;
         self.end_link(c, ino, link)?;
-        // So that there is something to commit, and to keep the reply with.
+        // The batch needs something to commit, and to store the reply with.
         self.write_ledger()?;
         Ok(Reply::Done)
     }
@@ -220,10 +221,11 @@ impl Batch<'_> {
         Ok(Reply::Done)
     }
 
-    /// The coordinator's decision: these nodes are to hear of it, and the reply is the request's.
+    /// Records the coordinator's decision, of which these nodes must be notified, and returns the reply to the client's
+    /// request.
     ///
     /// # Errors
-    /// [`Code::Malformed`] when the reply is none of a change over several nodes.
+    /// [`Code::Malformed`] if `reply` is not the reply of a cross-node transaction.
     pub(crate) fn decide(
         &mut self,
         c: &mut Context<'_>,
@@ -246,14 +248,14 @@ impl Batch<'_> {
         Ok(Reply::Outcome(if decided { Outcome::Committed } else { Outcome::Aborted }))
     }
 
-    /// A node has acknowledged what it was told.
+    /// A node has acknowledged a delivery.
     pub fn settle(&mut self, delivery: &Delivery) -> Result<()> {
         let mut settle = || -> Answer<()> {
             self.admit(Class::Removal, Work::writes(1))?;
             match *delivery {
                 Delivery::Commit(tx, node) => self.tx.delete(&keys::decision(tx, node)).map(|_| ())?,
                 Delivery::DropLink(ino, link) => self.tx.delete(&keys::owed(ino, link)).map(|_| ())?,
-                // It may have come to be worse meanwhile.
+                // Meanwhile the debt may have become the removal of the link.
                 Delivery::Touch(ino, link) => {
                     let bytes = self.tx.get(&keys::owed(ino, link))?.map(decode_dated).transpose()?;
                     if bytes.is_some_and(|(kind, _)| kind == Debt::Touch as u8) {
@@ -266,7 +268,7 @@ impl Batch<'_> {
         settle().map_err(|code| self.failed("settle a delivery on", code))
     }
 
-    /// All that other nodes have not acknowledged.
+    /// Everything that other nodes have not acknowledged.
     pub fn deliveries(&self) -> Result<Vec<Delivery>> {
         let list = || -> Answer<Vec<Delivery>> {
             let (first, last) = keys::all_unsettled();
@@ -287,7 +289,7 @@ impl Batch<'_> {
         list().map_err(|code| self.failed("list the deliveries of", code))
     }
 
-    /// Entries behind a place that lead to inodes of `node`: as many as fit, none at the end.
+    /// Entries behind a position that lead to inodes of `node`, as many as fit; empty at the end.
     pub(crate) fn leads_to<'o>(
         &mut self,
         node: NodeId,
@@ -333,7 +335,7 @@ impl Batch<'_> {
         Err(Code::NotFound)
     }
 
-    /// Stores an inode and tells of it.
+    /// Stores an inode and reports it as an effect.
     pub(crate) fn store_and_show(&mut self, c: &mut Context<'_>, inode: &Inode) -> Answer<()> {
         self.store_inode(inode)?;
         c.effects.inode(inode.entry());

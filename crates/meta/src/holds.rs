@@ -1,8 +1,9 @@
-//! What prepared parts hold until their transaction is finished: names, which nobody may look up or change meanwhile,
-//! and directories, which must not move or go. In memory; read from the parts' records when the shard is opened.
+//! What prepared parts hold until their transaction is finished: names, which cannot be looked up or changed meanwhile,
+//! and directories, which cannot be moved or removed. Holds are in memory, and are read from the parts' records when
+//! the shard is opened.
 //!
-//! A part that meets what another transaction holds is refused with [`Code::Busy`], and its coordinator begins anew:
-//! parts never wait for one another, so there is no deadlock. Other requests wait, and hold nothing themselves.
+//! A part that meets a hold of another transaction is refused with [`Code::Busy`], and its coordinator starts again.
+//! Parts never wait for one another, so there is no deadlock. Other requests wait, and hold nothing themselves.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,25 +13,25 @@ use crate::keys::{self, Key};
 use crate::lmdb_txn::Transaction;
 use crate::record::Inode;
 
-/// Directories above one another that are followed: more than there can be, so that a damaged shard ends a walk too.
+/// Bound on a walk towards the root, above any possible depth, so that a walk in a damaged shard ends too.
 const DEPTH_MAX: u64 = 1 << 24;
 
 /// How a directory is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Hold {
-    /// It gets an entry: it must not go.
+    /// It gets an entry: it must not be removed.
     Entered,
-    /// It lies above where a directory goes: it must not go nor move.
+    /// It is an ancestor of the destination of a moving directory: it must not be removed or moved.
     Pinned,
-    /// It moves.
+    /// It is being moved.
     Moving,
-    /// It goes, and gets no entry.
+    /// It is being removed, and gets no entry.
     Condemned,
-    /// It is being made, and gets no entry: who makes it may change it.
+    /// It is being created, and gets no entry. Only the transaction that creates it may change it.
     Born,
-    /// It becomes wide, and gets no entry of its own.
+    /// It is becoming wide, and gets no entry of its own.
     Widening,
-    /// It is wide, and what its parts are to have too changes.
+    /// It is wide, and attributes that its parts share are being changed.
     Changing,
 }
 
@@ -45,16 +46,16 @@ impl Hold {
     }
 }
 
-/// All that is held.
+/// All holds.
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
     names: BTreeMap<(u64, Vec<u8>), TxId>,
     directories: HashMap<u64, Vec<(TxId, Hold)>>,
-    /// Transactions with prepared parts, and how many each has.
+    /// Transactions with prepared parts, and the number of parts of each.
     prepared: BTreeMap<TxId, u32>,
 }
 
-/// A prepared part's record: seconds since 1970, the inode that it made, the part.
+/// A prepared part's record: seconds since 1970, the inode that it created, the part.
 pub(crate) struct PreparedRecord<'a> {
     pub(crate) seconds: u64,
     pub(crate) born: Ino,
@@ -72,7 +73,7 @@ impl<'a> PreparedRecord<'a> {
 }
 
 impl Holds {
-    /// What the records say is held.
+    /// The holds of all prepared parts on record.
     pub(crate) fn read(tx: &Transaction<'_>, here: NodeId) -> Result<Holds, Code> {
         let mut holds = Holds::default();
         let (first, last) = keys::all_prepared();
@@ -113,8 +114,8 @@ impl Holds {
         self.names.keys().map(|(parent, name)| (Ino(*parent), name.as_slice()))
     }
 
-    /// Holds what a part holds that made `born`, if it made anything; of a climb, whose directories are its caller's,
-    /// nothing but that it is there.
+    /// Adds the holds of a prepared part, which created `born`, if anything. For [`Part::Climb`] the caller holds the
+    /// directories.
     pub(crate) fn note(&mut self, tx: TxId, part: &Part<'_>, born: Ino, here: NodeId) {
         *self.prepared.entry(tx).or_default() += 1;
         match *part {
@@ -130,7 +131,8 @@ impl Holds {
             Part::Condemn { ino } => self.hold_directory(tx, ino, Hold::Condemned),
             Part::Widen { ino, .. } => self.hold_directory(tx, ino, Hold::Widening),
             Part::Change { ino, .. } => self.hold_directory(tx, ino, Hold::Changing),
-            // Nobody knows its number yet; who guesses it is not to put anything into what may go.
+            // Its number is not known yet. A client that guesses it must not put an entry into a directory that may be
+            // removed.
             Part::CreateInode { .. } | Part::BearPart { .. } => self.hold_directory(tx, born, Hold::Born),
             Part::Count { .. } | Part::Climb { .. } => {}
         }
@@ -145,7 +147,7 @@ impl Holds {
         self.directories.entry(ino.0).or_default().push((tx, hold));
     }
 
-    /// Lets go of all that a transaction holds.
+    /// Releases all holds of a transaction.
     pub(crate) fn release(&mut self, tx: TxId) {
         self.names.retain(|_, holder| *holder != tx);
         self.directories.retain(|_, holders| {
@@ -165,21 +167,22 @@ impl Holds {
         self.names.range((parent.0, Vec::new())..).next().is_some_and(|((of, _), _)| *of == parent.0)
     }
 
-    /// True when a directory cannot be held so, as another than `tx` holds it otherwise; or `tx` itself, when it is to
-    /// go: no change both removes a directory and does something else with it.
+    /// True when `tx` cannot hold a directory this way because another transaction has a conflicting hold. Holds of
+    /// `tx` itself conflict only if one is [`Hold::Condemned`]: no transaction both removes a directory and does
+    /// something else with it.
     pub(crate) fn forbids(&self, tx: TxId, ino: Ino, hold: Hold) -> bool {
         let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);
         let counts = |of: TxId, other: Hold| of != tx || hold == Hold::Condemned || other == Hold::Condemned;
         holders.iter().any(|(holder, other)| counts(*holder, *other) && !hold.bears(*other))
     }
 
-    /// True for a directory that a change under way is making: nobody has looked into it.
+    /// True for a directory that a transaction in progress is creating: no client has seen it yet.
     pub(crate) fn is_born(&self, ino: Ino) -> bool {
         let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);
         holders.iter().any(|(_, hold)| matches!(hold, Hold::Born))
     }
 
-    /// True when a directory takes no entries, as it may be about to go, or to become wide.
+    /// True when a directory takes no entries, because it may be removed or become wide.
     pub(crate) fn is_condemned(&self, ino: Ino) -> bool {
         let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);
         holders.iter().any(|(_, hold)| matches!(hold, Hold::Condemned | Hold::Widening | Hold::Born))

@@ -1,10 +1,10 @@
 //! Keys of the shard's one LMDB database: a tag byte, then numbers in big-endian order, so that LMDB's byte order is
 //! the order in which the shard walks them. docs/disk-format.md lists them.
 //!
-//! The tags' order matters. What nearly every transaction writes (ledger, kept replies, orphans) is together at the
-//! front, so that it shares one leaf page. Pieces of values, two of which may fill a page, are last, so that those of a
-//! new inode, whose number is greater than all before it, are appended: inserted anywhere else at the end of a page
-//! they would leave every page behind them half empty. Small records fill their pages well either way.
+//! The order of tags matters. The records that nearly every transaction writes (ledger, kept replies, orphans) come
+//! first, so that they share one leaf page. Pieces of values, two of which may fill a page, come last: the pieces of a
+//! new inode, whose number is greater than all before it, are then appended. Inserted elsewhere at the end of a page
+//! they would leave every page behind them half empty. Small records fill their pages well in either order.
 
 use forebay_types::limits::XATTR_NAME_MAX;
 use forebay_types::{Cookie, Ino, NodeId, TxId, DISCRIMINATOR_BITS};
@@ -16,7 +16,7 @@ pub(crate) const LEDGER: &[u8] = &[2];
 const SESSION: u8 = 3;
 const REPLY: u8 = 4;
 const ORPHAN: u8 = 5;
-/// What concerns other nodes: rare, and of several kinds.
+/// Records that concern other nodes: rare, and of several kinds.
 const BEYOND: u8 = 6;
 const LINK: u8 = 1;
 const PREPARED: u8 = 2;
@@ -30,14 +30,14 @@ const VALUE: u8 = 9;
 pub(crate) type NumberKey = [u8; 9];
 /// Bytes of an entry's key: tag, parent, cookie.
 pub(crate) type EntryKey = [u8; 17];
-/// Bytes of a key of what concerns other nodes: tag, kind, two numbers.
+/// Bytes of the key of a record that concerns other nodes: tag, kind, two numbers.
 pub(crate) type BeyondKey = [u8; 18];
 /// Bytes of a kept reply's key: tag, session, slot.
 pub(crate) type ReplyKey = [u8; 10];
 /// Bytes of the longest key of a piece of a value: tag, inode, name, NUL, piece.
 pub(crate) const VALUE_KEY_BYTES: usize = 9 + XATTR_NAME_MAX + 3;
 
-/// What a key is of, for the check.
+/// A decoded key, for the check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Key<'a> {
     Format,
@@ -46,13 +46,13 @@ pub(crate) enum Key<'a> {
     Reply(u64, u8),
     Orphan(Ino),
     Value(Ino, &'a [u8], u16),
-    /// A link of an entry on another node.
+    /// A link from an entry on another node.
     Link(Ino, TxId),
-    /// A part that is prepared.
+    /// A prepared part.
     Prepared(TxId, u8),
-    /// A node that has not heard of a decision.
+    /// A node that has not acknowledged a decision.
     Decision(TxId, NodeId),
-    /// What another node is to be told of an inode of its.
+    /// A debt: a notification that another node's inode is owed.
     Owed(Ino, TxId),
     Entry(Ino, Cookie),
     Inode(Ino),
@@ -64,24 +64,24 @@ fn numbered(tag: u8, number: u64) -> NumberKey {
     key
 }
 
-/// A session.
+/// The key of a session.
 pub(crate) fn session(session: u64) -> NumberKey {
     numbered(SESSION, session)
 }
 
-/// The reply kept for a session's slot.
+/// The key of the reply kept for a session's slot.
 pub(crate) fn reply(session: u64, slot: u8) -> ReplyKey {
     let mut key = [slot; 10];
     key[..9].copy_from_slice(&numbered(REPLY, session));
     key
 }
 
-/// An inode without links whose backing files are still there.
+/// The key of an inode without links whose backing files still exist.
 pub(crate) fn orphan(ino: Ino) -> NumberKey {
     numbered(ORPHAN, ino.0)
 }
 
-/// A key of what concerns other nodes: two numbers behind its kind.
+/// The key of a record that concerns other nodes: two numbers behind its kind.
 fn beyond(kind: u8, a: u64, b: u64) -> BeyondKey {
     let mut key = [BEYOND; 18];
     key[1] = kind;
@@ -90,22 +90,22 @@ fn beyond(kind: u8, a: u64, b: u64) -> BeyondKey {
     key
 }
 
-/// A link of an entry on another node to an inode.
+/// The key of a link from an entry on another node to an inode.
 pub(crate) fn link(ino: Ino, link: TxId) -> BeyondKey {
     beyond(LINK, ino.0, link.0)
 }
 
-/// A part of a transaction that is prepared.
+/// The key of a prepared part of a transaction.
 pub(crate) fn prepared(tx: TxId, index: u8) -> BeyondKey {
     beyond(PREPARED, tx.0, u64::from(index))
 }
 
-/// A node that has not acknowledged that a transaction was committed.
+/// The key of a node that has not acknowledged that a transaction was committed.
 pub(crate) fn decision(tx: TxId, node: NodeId) -> BeyondKey {
     beyond(DECISION, tx.0, u64::from(node.0))
 }
 
-/// What another node is to be told of an inode of its.
+/// The key of a debt to another node's inode.
 pub(crate) fn owed(ino: Ino, link: TxId) -> BeyondKey {
     beyond(OWED, ino.0, link.0)
 }
@@ -125,17 +125,17 @@ pub(crate) fn all_prepared() -> (BeyondKey, BeyondKey) {
     (beyond(PREPARED, 0, 0), beyond(PREPARED, u64::MAX, u64::MAX))
 }
 
-/// First and last keys of all that other nodes have not acknowledged: decisions, and what is owed.
+/// First and last keys of everything that other nodes have not acknowledged: decisions and debts.
 pub(crate) fn all_unsettled() -> (BeyondKey, BeyondKey) {
     (beyond(DECISION, 0, 0), beyond(OWED, u64::MAX, u64::MAX))
 }
 
-/// An inode.
+/// The key of an inode.
 pub(crate) fn inode(ino: Ino) -> NumberKey {
     numbered(INODE, ino.0)
 }
 
-/// The entry at `cookie` in a directory.
+/// The key of the entry at `cookie` in a directory.
 pub(crate) fn entry(parent: Ino, cookie: Cookie) -> EntryKey {
     let mut key = [ENTRY; 17];
     key[1..9].copy_from_slice(&parent.0.to_be_bytes());
@@ -143,7 +143,7 @@ pub(crate) fn entry(parent: Ino, cookie: Cookie) -> EntryKey {
     key
 }
 
-/// Keys of all entries of a directory whose names have this hash.
+/// First and last keys of all entries of a directory whose names have this hash.
 pub(crate) fn entries_of_hash(parent: Ino, hash: u64) -> (EntryKey, EntryKey) {
     let first = hash << DISCRIMINATOR_BITS;
     (entry(parent, first), entry(parent, first | ((1 << DISCRIMINATOR_BITS) - 1)))
@@ -156,7 +156,8 @@ pub(crate) struct ValueKey {
 }
 
 impl ValueKey {
-    /// Piece 0 of the value `name` of an inode: an extended attribute, or with the empty name a symlink's target.
+    /// Piece 0 of the value `name` of an inode. An extended attribute; with the empty name a symlink's target or a wide
+    /// directory's parts.
     pub(crate) fn new(ino: Ino, name: &[u8]) -> ValueKey {
         let mut bytes = [0; VALUE_KEY_BYTES];
         bytes[..9].copy_from_slice(&numbered(VALUE, ino.0));
@@ -164,7 +165,7 @@ impl ValueKey {
         ValueKey { bytes, len: 9 + name.len() + 3 }
     }
 
-    /// Makes it the key of another piece.
+    /// Changes it to the key of another piece.
     pub(crate) fn set_piece(&mut self, piece: u16) {
         self.bytes[self.len - 2..self.len].copy_from_slice(&piece.to_be_bytes());
     }
@@ -175,7 +176,7 @@ impl ValueKey {
     }
 }
 
-/// First key of all values, and one behind them.
+/// First key of all values, and the one behind their last.
 pub(crate) fn all_values() -> ([u8; 1], [u8; 1]) {
     ([VALUE], [VALUE + 1])
 }
@@ -206,7 +207,7 @@ fn be(bytes: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// What a key is of; none for bytes that are no key of ours.
+/// Decodes a key; none for bytes that are no key of this format.
 pub(crate) fn decode(key: &[u8]) -> Option<Key<'_>> {
     let (&tag, rest) = key.split_first()?;
     Some(match tag {

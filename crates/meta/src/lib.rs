@@ -1,20 +1,20 @@
 //! The shard: the part of the namespace that a node owns, on LMDB.
 //!
 //! A [`Shard`] answers [`forebay_types::Request`]s in batches: [`Shard::begin`] opens a [`Batch`], one LMDB write
-//! transaction, [`Batch::apply`] answers a request in it, [`Batch::commit`] makes all of them permanent together. What
-//! a request showed or changed is told in [`Effects`], for the board.
+//! transaction; [`Batch::apply`] answers a request in it; [`Batch::commit`] commits all of them together. [`Effects`]
+//! lists what a request read or changed, for the board.
 //!
-//! What always holds, at every commit, and after a crash at any instant: an entry leads to an inode, and every inode is
-//! led to; link counts and directory sizes are right; no inode number is given twice; what lost its last link and has
-//! backing files is listed as an orphan. [`Shard::check`] checks all of it.
+//! Invariants at every commit, and after a crash at any instant: every entry leads to an inode, and every inode has an
+//! entry that leads to it; link counts and directory sizes are right; no inode number is assigned twice; an inode that
+//! lost its last link and has backing files is listed as an orphan. [`Shard::check`] checks all of this.
 //!
-//! Layers, top down: `namespace`, `rename`, `attributes`, `values` and `replies` are the operations; `batch` hands a
-//! request to one of them; `directories` keeps directories in memory; `page_budget` counts pages, so that a full medium
-//! is an error and never a signal; `record` and `keys` are what is stored; `lmdb_txn` is the only user of LMDB. The
-//! format is in docs/disk-format.md.
+//! Layers, top down: `namespace`, `rename`, `attributes`, `values` and `replies` are the operations; `batch` dispatches
+//! a request to one of them; `directories` caches directories in memory; `page_budget` counts pages, so that a full
+//! medium is an error and never a signal; `record` and `keys` define the stored records; `lmdb_txn` is the only user of
+//! LMDB. The format is in docs/disk-format.md.
 //!
-//! One thread has a shard. It does no I/O but page faults on its data file and a fallocate now and then, and a look-up
-//! or create that finds its directory in memory allocates nothing. Tests: in the modules, and crates/meta/tests: a
+//! One thread at a time uses a shard. It does no I/O except page faults on its data file and an occasional fallocate. A
+//! look-up or create whose directory is in memory allocates nothing. Tests: in the modules, and crates/meta/tests: a
 //! reference model, crashes, a full medium, damage.
 
 mod attributes;

@@ -1,7 +1,7 @@
-//! One LMDB write transaction over the shard's only database, in bytes: get, put, insert, append, delete, walk.
+//! One LMDB write transaction on the shard's only database, in bytes: get, put, insert, append, delete, walk.
 //!
-//! It counts what it writes, for [`crate::page_budget`], and remembers a failure of LMDB's: after one, nothing but
-//! dropping it is possible. Operations check all that can go wrong before their first write, so a failure here means a
+//! It counts its writes for [`crate::page_budget`], and remembers a failure of LMDB: after one, the transaction can
+//! only be dropped. Operations check everything that can fail before their first write, so such a failure means a
 //! broken medium or a broken tree.
 
 use std::ops::Bound;
@@ -18,7 +18,7 @@ pub(crate) type Tree = Database<Bytes, Bytes>;
 /// A key and its value.
 pub(crate) type Pair<'t> = (&'t [u8], &'t [u8]);
 
-/// The code for an error of LMDB's.
+/// The code for an LMDB error.
 pub(crate) fn code_of(e: &heed::Error) -> Code {
     match e {
         heed::Error::Io(e) => e.raw_os_error().map_or(Code::Io, Code::from_errno),
@@ -50,7 +50,7 @@ impl<'a> Transaction<'a> {
         Transaction { txn: Some(txn), tree, writes: 0, deletions: 0, wrote: false, broken: None }
     }
 
-    /// The transaction, to read from. There is one until it is committed, which consumes its batch.
+    /// The transaction, to read from. It exists until the commit, which consumes the batch.
     fn reading(&self) -> Result<&RwTxn<'a>, Code> {
         match (&self.txn, self.broken) {
             (Some(txn), None) => Ok(txn),
@@ -83,7 +83,7 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// Stores a value, over the old one if there is one.
+    /// Stores a value. Replaces the old one.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), Code> {
         let (txn, tree) = self.writing()?;
         let done = tree.put(txn, key, value);
@@ -91,7 +91,7 @@ impl<'a> Transaction<'a> {
         done.map_err(|e| self.fail(&e))
     }
 
-    /// Stores a value unless there is one: true when it did. What is there can then be read with
+    /// Stores a value unless the key exists. Returns true if it did. The existing value can then be read with
     /// [`Transaction::get`].
     pub(crate) fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Code> {
         let (txn, tree) = self.writing()?;
@@ -105,7 +105,7 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// Stores a value whose key should be greater than all others, which fills pages better; stores it in any case.
+    /// Stores a value. Pages are filled better if the key is greater than all others, as it should be.
     pub(crate) fn append(&mut self, key: &[u8], value: &[u8]) -> Result<(), Code> {
         let (txn, tree) = self.writing()?;
         match tree.put_with_flags(txn, PutFlags::APPEND, key, value) {
@@ -118,7 +118,7 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// Removes a key: true when it was there.
+    /// Removes a key. Returns true if it existed.
     pub(crate) fn delete(&mut self, key: &[u8]) -> Result<bool, Code> {
         let (txn, tree) = self.writing()?;
         let done = tree.delete(txn, key);
@@ -140,19 +140,19 @@ impl<'a> Transaction<'a> {
         self.range(first, last)?.next().transpose()
     }
 
-    /// How many writes and deletions were made since this was asked last.
+    /// The number of writes and deletions since the last call.
     #[inline]
     pub(crate) fn take_counts(&mut self) -> (u64, u64) {
         (std::mem::take(&mut self.writes), std::mem::take(&mut self.deletions))
     }
 
-    /// Pages of the tree as it is now.
+    /// Number of pages of the tree, at present.
     #[inline]
     pub(crate) fn pages(&self) -> Result<TreePages, Code> {
         pages(self.tree, self.reading()?)
     }
 
-    /// Makes all permanent.
+    /// Commits the transaction.
     pub(crate) fn commit(&mut self) -> Result<(), Code> {
         if let Some(code) = self.broken {
             return Err(code);
@@ -161,7 +161,7 @@ impl<'a> Transaction<'a> {
         txn.commit().map_err(|e| self.fail(&e))
     }
 
-    /// True once it was committed, or has nothing to commit.
+    /// True once the transaction was committed.
     pub(crate) fn is_over(&self) -> bool {
         self.txn.is_none() && self.broken.is_none()
     }
@@ -178,7 +178,7 @@ pub(crate) fn walk<'t>(
     Ok(range.map(|item| item.map_err(|e| code_of(&e))))
 }
 
-/// Pages of the tree.
+/// Number of pages of the tree.
 pub(crate) fn pages(tree: Tree, txn: &RoTxn) -> Result<TreePages, Code> {
     let stat = tree.stat(txn).map_err(|e| code_of(&e))?;
     Ok(TreePages {

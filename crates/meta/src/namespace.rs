@@ -1,8 +1,8 @@
-//! Entries and inodes: look up, create, link, remove, list.
+//! Entries and inodes: look-up, create, link, remove, list.
 //!
-//! Rules that hold behind every request: an entry leads to an inode; an inode's links are the entries that lead to it
-//! (a directory's: 2 and one for each directory in it); a directory's size is the number of its entries; a change of
-//! entries sets the directory's mtime and ctime, a change of links the inode's ctime.
+//! Invariants after every request: every entry leads to an inode; an inode's link count is the number of entries that
+//! lead to it (for a directory: 2, and one for each directory in it); a directory's size is the number of its entries.
+//! A change of entries sets the directory's mtime and ctime; a change of links sets the inode's ctime.
 
 use forebay_types::limits::{COLLISIONS_MAX, LINKS_MAX, NAME_MAX};
 use forebay_types::{
@@ -21,17 +21,17 @@ pub(crate) const S_ISGID: u32 = 0o2000;
 /// An entry that was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Found {
-    /// Its place in the directory.
+    /// Its position in the directory.
     pub(crate) cookie: Cookie,
     /// Its inode.
     pub(crate) ino: Ino,
     /// The inode's kind.
     pub(crate) kind: Kind,
-    /// A directory's home; of others the node that owns the inode.
+    /// A directory's home; for other kinds the node that owns the inode.
     pub(crate) home: NodeId,
     /// A directory's width as a power of two.
     pub(crate) width_log2: u8,
-    /// What the inode's node counts the entry as, if it leads to a file of another node.
+    /// The link under which the inode's node counts the entry, if it leads to a file of another node.
     pub(crate) link: TxId,
 }
 
@@ -43,17 +43,17 @@ impl Found {
     }
 }
 
-/// What entering a name came to.
+/// The result of [`Batch::enter`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Entered {
-    /// The entry was made, here.
+    /// The entry was created, with this cookie.
     New(Cookie),
-    /// The name is taken, by this.
+    /// The name exists already, with this entry.
     Taken(Found),
 }
 
-/// What making an inode came to.
-#[allow(clippy::large_enum_variant)] // Not boxed: this is the way of every create.
+/// The result of [`Batch::create_inode`].
+#[allow(clippy::large_enum_variant)] // Not boxed: every create takes this path.
 enum Born {
     New(Inode),
     Taken(Found),
@@ -79,7 +79,7 @@ impl Batch<'_> {
         Ok((record.name == name).then(|| found(cookie, &record)))
     }
 
-    /// Walks all entries of one hash: the one of this name, and which discriminators are in use.
+    /// Walks all entries of one hash. Returns the entry of this name, and the set of discriminators in use.
     fn probe(&self, parent: Ino, hash: u64, name: &[u8]) -> Answer<(Option<Found>, u128)> {
         let (first, last) = keys::entries_of_hash(parent, hash);
         let (mut hit, mut used) = (None, 0);
@@ -95,7 +95,7 @@ impl Batch<'_> {
         Ok((hit, used))
     }
 
-    /// Makes an entry unless the name is taken. Counts nothing: the caller touches the directory.
+    /// Creates an entry unless the name exists. Does not change the directory's counts: the caller does.
     pub(crate) fn enter(&mut self, slot: usize, record: &EntryRecord<'_>) -> Answer<Entered> {
         let directory = self.state.directories.get(slot);
         let (parent, marks) = (directory.attr.ino, directory.marks);
@@ -138,7 +138,7 @@ impl Batch<'_> {
         Ok(Reply::Entry(entry))
     }
 
-    /// Attributes of an inode about to be born in a directory; its number comes later.
+    /// Attributes of a new inode in a directory; its number is set later.
     fn attr_of_birth(&self, c: &Context<'_>, slot: usize, mode: u32) -> Attr {
         let parent = &self.state.directories.get(slot).attr;
         let directory = mode & 0o170_000 == Kind::Directory.mode_bits();
@@ -162,8 +162,8 @@ impl Batch<'_> {
         }
     }
 
-    /// Gives an inode a number, a record and its first entry, unless the name is taken. `extra` is what more will be
-    /// written for it.
+    /// Gives a new inode a number, a record and its first entry, unless the name exists. `extra` is the number of
+    /// further records that the caller will write for it.
     fn create_inode(
         &mut self,
         c: &mut Context<'_>,
@@ -175,7 +175,7 @@ impl Batch<'_> {
         self.bear_as(c, slot, name, inode, extra, None)
     }
 
-    /// [`Batch::bear`] with the number of the inode, if that is decided.
+    /// [`Batch::create_inode`] with the inode's number, if the request has a reserved one.
     fn bear_as(
         &mut self,
         c: &mut Context<'_>,
@@ -190,7 +190,7 @@ impl Batch<'_> {
             return self.find_entry(slot, name)?.map(Born::Taken).ok_or(code);
         }
         let next = self.state.ledger.next_counter;
-        // One may be put in reserve too.
+        // The request may reserve one more number.
         if next >= Ino::MAX_COUNTER {
             return Err(Code::NoSpace);
         }
@@ -227,7 +227,7 @@ impl Batch<'_> {
         Ok(Born::New(inode))
     }
 
-    /// Takes the next inode number out of the count.
+    /// Reserves the next inode number.
     pub(crate) fn reserve(&mut self) -> Answer<Reply<'static>> {
         // The kept reply, ledger.
         self.admit(Class::Growth, Work::writes(2))?;
@@ -241,7 +241,7 @@ impl Batch<'_> {
         Ok(Reply::Number(Ino::new(self.shard.node(), next)))
     }
 
-    /// A `Create`; [`Code::Invalid`] for any other request.
+    /// Executes a `Create`; [`Code::Invalid`] for any other request.
     pub(crate) fn create(&mut self, c: &mut Context<'_>, request: &Request<'_>) -> Answer<Reply<'static>> {
         let Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve } = *request
         else {
@@ -323,7 +323,7 @@ impl Batch<'_> {
         let layout = above.layout;
         let width = Some(above.attr.width_of_new()).filter(|width| *width != 0);
         if width.is_some() {
-            // Wide it becomes where there are other nodes (coordinator.rs).
+            // With several nodes the directory becomes wide by a plan (coordinator.rs).
             SetAttr { width_of_new: width, ..SetAttr::default() }.apply(&mut attr, c.now)?;
         }
         match self.create_inode(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
@@ -372,8 +372,8 @@ impl Batch<'_> {
         if !self.is_ours(ino) {
             return Err(Code::CrossDevice); // in a pool of several nodes it is planned
         }
-        // First, as in all that names a directory: who asks again is led to the part that keeps its reply, whatever
-        // became of the inode.
+        // The part is checked first, as in all requests that name a directory: a retry must be led to the part that
+        // keeps its reply, whatever has happened to the inode meanwhile.
         let slot = self.entries_for(parent, name)?;
         let mut inode = self.inode(ino)?;
         if inode.attr.is_directory() || inode.attr.nlink >= LINKS_MAX {
@@ -398,9 +398,8 @@ impl Batch<'_> {
         Ok(Reply::Entry(inode.entry()))
     }
 
-    /// Takes one link from an inode that is no directory; the last one takes the inode, and makes it an orphan
-    /// if it has something on a target.
-    /// True when it was the last.
+    /// Drops one link of an inode that is no directory. With the last link it removes the inode, which becomes an
+    /// orphan if a target has something of it. Returns whether the link was the last.
     pub(crate) fn drop_link(&mut self, c: &mut Context<'_>, inode: &mut Inode) -> Answer<bool> {
         inode.attr.nlink = inode.attr.nlink.saturating_sub(1);
         inode.attr.ctime = c.now;
@@ -417,8 +416,8 @@ impl Batch<'_> {
         Ok(true)
     }
 
-    /// An entry of something that is no directory is gone: takes the link from its inode, or has the inode's node take
-    /// it. Whether it was the last, as far as this node knows, and the layout.
+    /// Drops the link of a removed entry that did not lead to a directory: here, or by a debt to the inode's node.
+    /// Returns the layout, and whether the link is known to be the last.
     pub(crate) fn lose_entry(
         &mut self,
         c: &mut Context<'_>,
@@ -448,7 +447,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// What removing the last link of an inode may write.
+    /// The largest work of removing the last link of an inode.
     pub(crate) fn removal_work(inode: &Inode) -> Work {
         // Entry, inode, orphan, kept reply, ledger; all pieces of its values.
         Work { writes: 5, run: if inode.marks & MARK_VALUES != 0 { u64::MAX / 4 } else { 0 } }

@@ -1,17 +1,17 @@
-//! Pages: how many a transaction may still take, and fallocating them ahead.
+//! The page budget: how many pages a transaction may still take, and fallocating them in advance.
 //!
-//! A store through the map to a page that the medium cannot give is SIGBUS, and LMDB running out of map in the middle
-//! of an operation spoils the whole transaction. Neither must ever happen, so before each operation the worst that it
-//! can take is compared with what is surely there: pages behind the last used one that are allocated on the medium, and
-//! free pages that LMDB may use again.
+//! A store through the map to a page that the medium cannot provide is SIGBUS, and LMDB running out of map during an
+//! operation breaks the whole transaction. Neither must ever happen. So before each operation its worst case is
+//! compared with the pages that are certain: those behind the last used one that are allocated on the medium, and free
+//! pages that LMDB may use again.
 //!
-//! What a transaction has taken is bounded from above, not known: LMDB tells nobody. It takes a page for (a) each leaf
-//! that is written to the first time, at most one a write and one more a deletion, which may merge with a sibling; (b)
-//! each branch page likewise, at most as many as there are; (c) each page by which the tree grew. Pages that the last
-//! transaction freed cannot be used by the next one, so they are bounded in the same way.
+//! LMDB does not report how many pages a transaction has taken, so an upper bound is computed. It takes a page for (a)
+//! each leaf at the first write to it: at most one for each write, and a second one for each deletion, which may merge
+//! with a sibling; (b) each branch page likewise, at most as many as there are; (c) each page by which the tree grew.
+//! The next transaction cannot use pages that the last one freed, so these are bounded in the same way.
 //!
-//! Operations stop in three steps: what grows the shard first, then what changes it, then what removes from it, and
-//! each removal makes room for itself in the transactions after it.
+//! When space runs out, operations that grow the shard are refused first, then those that change it, then those that
+//! remove from it. Each removal frees pages for itself in the transactions after it.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -20,29 +20,30 @@ use forebay_types::limits::{SHARD_PAGES_AHEAD, SHARD_PAGES_FOR_REMOVALS, XATTR_T
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{fallocate, fstatvfs, FallocateFlags};
 
-/// Pages at the end of what is allocated that are not counted: LMDB's list of free pages may need some in one piece.
+/// Pages at the end of the allocated range that are not counted: LMDB may need some consecutive pages for its list of
+/// free pages.
 const TAIL_PAGES: u64 = 64;
 /// Pages that a commit may take for LMDB's list of free pages.
 const COMMIT_PAGES: u64 = 64;
 /// Pages that one more fallocate adds when an operation would not fit.
 const EXTEND_PAGES: u64 = 512;
-/// Pages that a transaction may take when it can only live on free pages: its record in LMDB's list of free pages then
-/// fits one page.
+/// Pages that a transaction may take when it has only free pages: its record in LMDB's list of free pages then fits one
+/// page.
 const SCATTERED_PAGES_MAX: u64 = 400;
 
-/// How an operation may use space.
+/// How an operation uses space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Class {
-    /// It adds something; stops first.
+    /// It adds records; refused first.
     Growth,
-    /// It changes what is there.
+    /// It changes records.
     Change,
-    /// It removes; stops last.
+    /// It removes records; refused last.
     Removal,
 }
 
 impl Class {
-    /// Pages that must be left behind an operation of this class.
+    /// Pages that must be left after an operation of this class.
     fn reserve(self) -> u64 {
         match self {
             Class::Growth => 2 * SHARD_PAGES_FOR_REMOVALS,
@@ -52,12 +53,12 @@ impl Class {
     }
 }
 
-/// What an operation may write.
+/// The largest number of records that an operation may write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Work {
-    /// Keys anywhere in the tree: each may take the path to its leaf, and as many pages for splits or siblings.
+    /// Keys anywhere in the tree: each may take the pages on the path to its leaf, and as many for splits or siblings.
     pub(crate) writes: u64,
-    /// Keys that lie side by side, as the pieces of an inode's values do.
+    /// Adjacent keys, like those of the pieces of an inode's values.
     pub(crate) run: u64,
 }
 
@@ -68,14 +69,15 @@ impl Work {
     }
 }
 
-/// Most pages that the values of one inode lie on, with their siblings: XATTR_TOTAL_MAX bytes on pages a quarter full.
+/// Most pages that hold the values of one inode, with their siblings: XATTR_TOTAL_MAX bytes on pages that are a quarter
+/// full.
 const RUN_PAGES_MAX: u64 = 2 * (XATTR_TOTAL_MAX as u64 / 1000 + 2);
-// What the largest removal takes lives on free pages alone, in a tree of up to seven levels.
+// The largest removal fits free pages alone, in a tree of up to seven levels.
 const _: () = assert!(RUN_PAGES_MAX + (2 + 6) * (2 * 7 + 2) <= SCATTERED_PAGES_MAX);
-/// The largest removal: the last link of an inode with all the values that it can have.
+/// The largest removal: the last link of an inode with the most values that it can have.
 const LARGEST_REMOVAL: Work = Work { writes: 6, run: u64::MAX / 4 };
 
-/// Sizes of the tree, as LMDB tells them.
+/// Sizes of the tree, as LMDB reports them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct TreePages {
     pub(crate) depth: u64,
@@ -98,16 +100,16 @@ pub(crate) struct Space {
     map_pages: u64,
     /// Pages from the start of the file that are allocated on the medium.
     backed_pages: u64,
-    /// At most so many pages were freed by the last commit.
+    /// Upper bound of the pages that the last commit freed.
     freed_last: u64,
-    /// A fallocate ahead of need failed at this many used pages: not tried again there.
+    /// A fallocate in advance failed at this number of used pages. It is not tried again at this number.
     refused_at: u64,
 }
 
-/// What one transaction has taken.
+/// The pages that one transaction has taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
-    /// Pages before the end when it began.
+    /// The file was used up to this page when it began.
     used: u64,
     room: u64,
     tail: u64,
@@ -115,15 +117,15 @@ pub(crate) struct Usage {
     peak: u64,
     leaf_touches: u64,
     branch_touches: u64,
-    /// Writes that the commit will make itself.
+    /// Writes that the commit will make.
     owed_writes: u64,
-    /// Writes that the commit will make side by side.
+    /// Adjacent writes that the commit will make.
     owed_run: u64,
     depth: u64,
 }
 
 impl Usage {
-    /// At most so many pages were taken, or will be by the commit.
+    /// Upper bound of the pages taken so far, and by the commit.
     fn taken(&self) -> u64 {
         let path = 2 * self.depth + 2;
         let run = if self.owed_run == 0 { 0 } else { self.owed_run + self.owed_run / 32 + 2 * path };
@@ -135,7 +137,7 @@ impl Usage {
             + COMMIT_PAGES
     }
 
-    /// Counts the writes and deletions that were made, after which the tree has these pages.
+    /// Counts writes and deletions. `tree` is the tree after them.
     #[inline]
     pub(crate) fn count(&mut self, writes: u64, deletions: u64, tree: TreePages) {
         let touches = writes + 2 * deletions;
@@ -151,13 +153,13 @@ impl Usage {
         self.owed_writes += 1;
     }
 
-    /// The commit will list one more orphan.
+    /// The commit will write one more orphan.
     #[inline]
     pub(crate) fn owe_orphan(&mut self) {
         self.owed_run += 1;
     }
 
-    /// What an operation may take at worst.
+    /// The worst case of an operation, in pages.
     #[inline]
     fn worst(&self, work: Work) -> u64 {
         let per_write = 2 * self.depth + 2;
@@ -167,8 +169,8 @@ impl Usage {
 }
 
 impl Space {
-    /// The pages of `file`, of which `used` are in use. Allocates those and as many behind them as there are up to
-    /// [`SHARD_PAGES_AHEAD`].
+    /// The pages of `file`, of which `used` are in use. Allocates these, and up to [`SHARD_PAGES_AHEAD`] behind them,
+    /// as many as the medium has.
     pub(crate) fn new(file: File, page_bytes: u64, map_pages: u64, used: u64) -> Result<Space> {
         let mut space = Space {
             file,
@@ -200,7 +202,7 @@ impl Space {
         Ok(space)
     }
 
-    /// Fails unless there is room for a shard that can still be emptied when it is full.
+    /// Fails unless there is enough space that a full shard can still be emptied.
     pub(crate) fn check_reserve(&self, used: u64) -> Result<()> {
         let needed = used + 2 * SHARD_PAGES_FOR_REMOVALS + TAIL_PAGES + COMMIT_PAGES;
         if self.backed_pages >= needed {
@@ -229,14 +231,14 @@ impl Space {
         }
     }
 
-    /// Allocates up to `end` if the medium seems to have so much. True when it did.
+    /// Allocates pages up to `end` if the medium seems to have them. True if it did.
     fn extend(&mut self, end: u64) -> bool {
         let end = end.min(self.map_pages);
         if end <= self.backed_pages {
             return false;
         }
         let more = (end - self.backed_pages) * self.page_bytes;
-        // A fallocate that fails half way is slow, and would take the last pages from others meanwhile.
+        // A fallocate that fails halfway is slow, and would take the last pages from others meanwhile.
         let there = fstatvfs(&self.file).is_ok_and(|s| s.f_bavail.saturating_mul(s.f_frsize) > more);
         let done = there && self.allocate(self.backed_pages, end).is_ok();
         if done {
@@ -245,7 +247,8 @@ impl Space {
         done
     }
 
-    /// Pages that a transaction can take when `used` pages lie before the end: behind them, and free among them.
+    /// Pages that a transaction can take when the file is used up to page `used`: allocated ones behind it; and these
+    /// plus the free ones before it.
     fn room(&self, used: u64, tree: TreePages) -> (u64, u64) {
         let end = self.backed_pages.min(self.map_pages - 1);
         let tail = end.saturating_sub(used + TAIL_PAGES);
@@ -255,7 +258,7 @@ impl Space {
         (tail, tail + free.saturating_sub(list + self.freed_last))
     }
 
-    /// Begins to count for a transaction on a tree of these pages, when `used` pages lie before the end.
+    /// Begins the count for a transaction on a tree of these pages, when the file is used up to page `used`.
     pub(crate) fn begin(&mut self, used: u64, tree: TreePages) -> Usage {
         if self.backed_pages < used + SHARD_PAGES_AHEAD / 2
             && self.backed_pages < self.map_pages
@@ -268,7 +271,7 @@ impl Space {
         Usage { used, room, tail, start: tree, peak: tree.all(), depth: tree.depth, ..Usage::default() }
     }
 
-    /// Lets an operation begin, or answers [`Code::NoSpace`].
+    /// Admits an operation, or fails with [`Code::NoSpace`].
     #[inline]
     pub(crate) fn admit(
         &mut self,
@@ -308,22 +311,22 @@ impl Space {
         }
     }
 
-    /// True when the transaction should be committed before it takes on more, as the next operation may not fit in it
-    /// though it would fit in another.
+    /// True when the transaction should be committed before it takes more: the next operation may not fit in it
+    /// although it would fit in another.
     #[inline]
     pub(crate) fn is_spent(&self, usage: &Usage) -> bool {
         let next = usage.taken() + usage.worst(LARGEST_REMOVAL);
         next > usage.tail && (next > SCATTERED_PAGES_MAX || next > usage.room)
     }
 
-    /// The transaction was committed; now `used` pages lie before the end.
+    /// The transaction was committed; the file is now used up to page `used`.
     pub(crate) fn committed(&mut self, usage: &Usage, used: u64) {
         debug_assert!(used <= usage.used + usage.taken(), "{used} pages: more were taken than {usage:?}");
         debug_assert!(used <= self.backed_pages, "{used} pages: beyond {self:?}");
         self.freed_last = usage.taken();
     }
 
-    /// Bytes that the data file takes on its medium.
+    /// Bytes of the data file on its medium.
     pub(crate) fn bytes_on_medium(&self) -> u64 {
         self.file.metadata().map_or(0, |m| m.blocks() * 512)
     }

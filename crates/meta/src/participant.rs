@@ -1,21 +1,21 @@
-//! A node's part in a transaction over several (docs/decisions/0016): preparing it, and finishing it.
+//! A node's parts in a cross-node transaction (docs/decisions/0016): preparing and finishing them.
 //!
-//! A part that is prepared can be made: whatever could refuse it was checked, and what could change that is held
-//! ([`crate::holds`]). It has a record, so that a restart forgets none. Finishing makes all parts of the transaction
-//! here, or drops them, in one step, and can be repeated.
+//! A prepared part can be committed: everything that could refuse it was checked, and everything that could change the
+//! result of these checks is held ([`crate::holds`]). Each prepared part has a record, so it survives a restart.
+//! Finishing commits or drops all parts of the transaction on this node, in one step, and can be repeated.
 //!
 //! | part | prepared | committed | aborted |
 //! |---|---|---|---|
-//! | leave | name held | entry gone; a file of here has a link in its place | |
-//! | enter | name held, directory cannot go | entry there, what it replaced has a link less | |
-//! | count | link counted | | link gone |
-//! | bear | directory made, gets no entry | | directory gone |
-//! | move | directory cannot move, go, or be passed by a climb | other parent | |
-//! | condemn | directory cannot get entries | directory gone | |
-//! | widen | directory cannot get entries or go | its entries are in its parts | |
-//! | bear part | part made | | part gone |
-//! | change | of a wide directory nobody changes the same | as wanted | |
-//! | climb | directories above cannot move or go | | |
+//! | leave | name held | entry removed; a file of this node gets a link in its place | |
+//! | enter | name held, directory cannot be removed | entry created, a replaced file loses a link | |
+//! | count | link counted | | link removed |
+//! | create inode | directory created, gets no entry | | directory removed |
+//! | move | directory cannot be moved, removed, or passed by a climb | other parent | |
+//! | condemn | directory cannot get entries | directory removed | |
+//! | widen | directory cannot get entries or be removed | its parts have its entries | |
+//! | bear part | part created | | part removed |
+//! | change | wide directory cannot get another such change | changed | |
+//! | climb | ancestors cannot be moved or removed | | |
 
 use forebay_types::limits::{LINKS_MAX, NAME_MAX};
 use forebay_types::{
@@ -33,7 +33,7 @@ use crate::wide::check_narrow;
 
 /// Bytes of the largest prepared part's record.
 const PREPARED_BYTES_MAX: usize = 16 + 128 + NAME_MAX;
-/// Directories above one another that are followed: more than there can be.
+/// Bound on a walk towards the root: above any possible depth.
 const DEPTH_MAX: u64 = 1 << 24;
 
 impl Batch<'_> {
@@ -54,7 +54,7 @@ impl Batch<'_> {
             | Request::Link { parent, name, .. } => {
                 holds.has_name(parent, name) || holds.is_condemned(parent)
             }
-            // Of a wide directory one change waits for the other.
+            // Two changes of a wide directory wait for each other.
             Request::SetAttr { ino, .. } | Request::SetLayout { ino, .. } => {
                 holds.forbids(TxId::NONE, ino, Hold::Changing)
             }
@@ -81,19 +81,19 @@ impl Batch<'_> {
         }
     }
 
-    /// True when a name leads to a directory that another transaction holds in a way that does not bear `hold`.
+    /// True when a name leads to a directory that a transaction holds in conflict with `hold`.
     fn leads_to_held(&mut self, parent: Ino, name: &[u8], hold: Hold) -> bool {
         let Ok(slot) = self.directory(parent) else { return false };
         let found = self.find_entry(slot, name).ok().flatten();
         found.is_some_and(|found| self.state.holds.forbids(TxId::NONE, found.ino, hold))
     }
 
-    /// Transactions with parts that are prepared here.
+    /// Transactions with parts that are prepared on this node.
     pub fn prepared(&self) -> Vec<TxId> {
         self.state.holds.transactions().collect()
     }
 
-    /// Names that prepared parts hold: nobody is to be shown what they lead to.
+    /// Names held by prepared parts. The board must not show their entries.
     pub fn held_names(&self) -> impl Iterator<Item = (Ino, &[u8])> {
         self.state.holds.names()
     }
@@ -135,7 +135,8 @@ impl Batch<'_> {
             Part::Enter { .. } => self.prepare_enter(tx, &part),
             Part::Count { ino, link } => self.prepare_count(c, ino, link),
             Part::CreateInode { parent, mode } => {
-                // What has its entry here is made with it, in one step, but by this node's own changes over several.
+                // A directory whose entry is on this node is created together with the entry, in one step, unless this
+                // node itself coordinates the transaction.
                 if self.is_ours(parent) && tx.coordinator() != self.shard.node() {
                     return Err(Code::Invalid);
                 }
@@ -193,12 +194,12 @@ impl Batch<'_> {
         let slot = self.entries_for(parent, name)?;
         self.check_name(parent, name)?;
         let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
-        // Something else has come to have the name since it was planned, or another link to the same file.
+        // Since the plan was made, the name has come to lead to another inode, or by another link to the same file.
         let foreign_file = found.kind != Kind::Directory && !self.is_ours(ino);
         if found.ino != ino || foreign_file && found.link != link {
             return Err(Code::Stale);
         }
-        // A file of here without an entry here needs a link in its place; a directory has none.
+        // A file of this node whose entry here is removed needs a link in its place; a directory has no link.
         let needs_link = found.kind != Kind::Directory && self.is_ours(ino);
         if needs_link && link == TxId::NONE || found.kind == Kind::Directory && link != TxId::NONE {
             return Err(Code::Invalid);
@@ -216,7 +217,7 @@ impl Batch<'_> {
             self.directory(ino)?;
             self.check_hold(tx, ino, Hold::Moving)?;
         }
-        // A file that comes home is counted by the link that its entry has elsewhere.
+        // A file that gets an entry on its own node was counted by the link of its entry elsewhere.
         if !directory && self.is_ours(ino) {
             let counted = self.tx.get(&keys::link(ino, link))?.is_some();
             if self.inode(ino)?.attr.kind() != kind || !counted {
@@ -228,7 +229,7 @@ impl Batch<'_> {
                 return Err(Code::TooManyLinks);
             }
             if directory && flags == RENAME_NOREPLACE {
-                // A new one takes after its parent.
+                // A new directory inherits from its parent.
                 let above = self.state.directories.get(slot).entry();
                 return Ok(Reply::Entry(above));
             }
@@ -261,7 +262,7 @@ impl Batch<'_> {
         Ok(Reply::Entry(inode.entry()))
     }
 
-    /// Makes a directory that no entry leads to yet.
+    /// Creates a directory without an entry.
     fn bear_detached(&mut self, c: &mut Context<'_>, parent: Ino, mode: u32) -> Answer<Inode> {
         let home = self.shard.node();
         let attr = self.attr_of_detached(c, Ino::new, parent, mode)?;
@@ -271,8 +272,8 @@ impl Batch<'_> {
         Ok(inode)
     }
 
-    /// Attributes of a directory of the caller's that gets the next number and no entry; `number` makes an inode number
-    /// of a count.
+    /// Attributes of a new directory of the caller, with the next number and no entry. `number` makes an inode number
+    /// from a counter.
     pub(crate) fn attr_of_detached(
         &self,
         c: &Context<'_>,
@@ -325,12 +326,12 @@ impl Batch<'_> {
                 if self.state.directories.get(slot).attr.size != 0 {
                     return Err(Code::NotEmpty);
                 }
-                // A wide one is empty when its parts are, which are asked next.
+                // A wide directory is empty when its parts are. The coordinator sends parts for these next.
                 if let Some(parts) = self.parts_if_wide(ino)? {
                     return Ok(Reply::Parts(parts));
                 }
             }
-            // An entry to nothing, as only damage leaves it: it can be removed.
+            // An entry without an inode is the result of damage: it can be removed.
             Err(Code::NotFound) => {}
             Err(code) => return Err(code),
         }
@@ -368,7 +369,7 @@ impl Batch<'_> {
             let (key, bytes) = item?;
             parts.push((key.to_vec(), bytes.to_vec()));
         }
-        // Kept reply and ledger; of each part its record, and what it makes.
+        // Kept reply and ledger; for each part its record, and what it writes.
         let mut work = Work::writes(2);
         for (_, bytes) in &parts {
             let more = self.work_of(&PreparedRecord::decode(bytes)?.part, commit)?;
@@ -379,7 +380,8 @@ impl Batch<'_> {
         for (_, bytes) in &parts {
             records.push(PreparedRecord::decode(bytes)?);
         }
-        // A directory that moves away leaves before another takes its place, and goes when nothing leads to it.
+        // A moved directory leaves its place before another one takes it. A directory is removed when no entry leads to
+        // it any longer.
         records.sort_by_key(|record| match record.part {
             Part::Leave { .. } => 0,
             Part::Condemn { .. } => 2,
@@ -396,14 +398,14 @@ impl Batch<'_> {
             self.tx.delete(key)?;
         }
         self.state.holds.release(tx);
-        // So that there is something to commit, and to keep the reply with.
+        // The batch needs something to commit, and to store the reply with.
         self.write_ledger()?;
         Ok(Reply::Done)
     }
 
-    /// True for a part of a change whose other parts here are what they must be. Of a coordinator that keeps to the
-    /// protocol all are; what another one claims must not leave this shard with an inode that nothing leads to, or with
-    /// two names of a directory.
+    /// True for a part whose transaction has all other parts on this node that it requires. A coordinator that follows
+    /// the protocol always sends them. One that does not must not leave this shard with an inode without an entry, or
+    /// with two names of a directory.
     fn is_whole(&mut self, part: &Part<'_>, all: &[PreparedRecord<'_>]) -> Answer<bool> {
         let goes = |of: Ino| all.iter().any(|r| matches!(r.part, Part::Condemn { ino } if ino == of));
         let moves = |of: Ino| {
@@ -432,7 +434,7 @@ impl Batch<'_> {
             Part::Move { ino, .. } => !self.is_entered_here(ino)?,
             Part::Condemn { ino } => {
                 let Some(inode) = self.find_inode(ino)? else { return Ok(true) };
-                // A wide directory goes with its parts.
+                // A wide directory is removed with its parts.
                 let parts = self.parts_if_wide(ino)?;
                 let of_here =
                     parts.iter().flat_map(|parts| parts.as_slice()).filter(|part| self.is_ours(**part));
@@ -455,7 +457,7 @@ impl Batch<'_> {
         })
     }
 
-    /// True for a directory that an entry of this shard leads to.
+    /// True for a directory with an entry in this shard.
     fn is_entered_here(&self, ino: Ino) -> Answer<bool> {
         let Some(inode) = self.find_inode(ino)?.filter(|inode| self.is_ours(inode.attr.parent)) else {
             return Ok(false);
@@ -464,7 +466,7 @@ impl Batch<'_> {
         Ok(entry.map(EntryRecord::decode).transpose()?.is_some_and(|record| record.ino == ino))
     }
 
-    /// What finishing a part may write.
+    /// The largest work of finishing a part.
     fn work_of(&mut self, part: &Part<'_>, commit: bool) -> Answer<Work> {
         let goes = match *part {
             Part::Enter { parent, name, .. } if commit => {
@@ -520,7 +522,7 @@ impl Batch<'_> {
     ) -> Answer<()> {
         let slot = self.directory(parent)?;
         let Some(found) = self.find_entry(slot, name)?.filter(|found| found.ino == ino) else {
-            return Ok(()); // as only a peer that breaks the protocol could have it
+            return Ok(()); // only a peer that breaks the protocol causes this
         };
         self.tx.delete(&keys::entry(parent, found.cookie))?;
         self.state.ledger.entries = self.state.ledger.entries.saturating_sub(1);
@@ -568,7 +570,7 @@ impl Batch<'_> {
         match (ours, directory) {
             (true, true) => self.commit_move(c, ino, parent, cookie),
             (true, false) => {
-                // Its entry here counts from now on, in the place of the link that it had elsewhere.
+                // From now on its entry here is counted, instead of the link of its entry elsewhere.
                 let Part::Enter { link, .. } = *part else { return Err(Code::Invalid) };
                 self.take_link(ino, link)?;
                 let Some(mut inode) = self.find_inode(ino)? else { return Ok(()) };

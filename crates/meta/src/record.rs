@@ -1,7 +1,7 @@
-//! Records of the shard and their encoding: inodes, entries, the ledger, orphans. Little-endian; what can be absent is
-//! left out, so that records stay small and many fit a page. docs/disk-format.md gives every offset.
+//! Records of the shard and their encoding: inodes, entries, the ledger, orphans. Little-endian. Absent fields are left
+//! out, so that records stay small and many fit a page. docs/disk-format.md gives every offset.
 //!
-//! Decoding never trusts what it reads: a record that contradicts itself is [`Code::Corrupt`].
+//! Decoding does not trust the bytes: an inconsistent record is [`Code::Corrupt`].
 
 use forebay_types::limits::{COMPONENTS_MAX, NAME_MAX, TARGETS_MAX};
 use forebay_types::{
@@ -10,9 +10,9 @@ use forebay_types::{
 
 /// Version byte of inode, entry and ledger records.
 pub(crate) const RECORD_VERSION: u8 = 1;
-/// Version byte of the record of an entry that leads to a file of another node: it has a link.
+/// Version byte of the record of an entry that leads to a file of another node: such an entry has a link.
 const LINKED_VERSION: u8 = 2;
-/// Bytes of the largest inode record: fixed part, a directory's place, and the layout.
+/// Bytes of the largest inode record: the fixed part, a directory's parent and cookie, and the layout.
 pub(crate) const INODE_BYTES_MAX: usize = 82 + 16 + COMPONENTS_MAX * (15 + 4 * TARGETS_MAX);
 /// Bytes of an entry record in front of the name.
 pub(crate) const ENTRY_HEADER_BYTES: usize = 21;
@@ -23,26 +23,26 @@ const LEDGER_HEADER_BYTES: usize = 2 + 4 * 8;
 /// Bytes of the largest ledger record; less than LMDB's largest in-page record.
 pub(crate) const LEDGER_BYTES_MAX: usize = LEDGER_HEADER_BYTES + PENDING_MAX * PENDING_BYTES;
 
-/// Mark of an inode: it has extended attributes or a symlink's target stored beside it.
+/// Mark of an inode with values: extended attributes, a symlink's target, or a wide directory's parts.
 pub(crate) const MARK_VALUES: u8 = 1;
-/// Mark of a directory: two of its names have or had the same hash, so a look-up must walk the discriminators.
+/// Mark of a directory in which two names have or had the same hash, so that a look-up must walk the discriminators.
 pub(crate) const MARK_COLLISIONS: u8 = 2;
 
 const _: () = assert!(LEDGER_BYTES_MAX < 2000);
 
-/// Bytes that contradict themselves.
+/// The code for an inconsistent record.
 fn corrupt(_: Code) -> Code {
     Code::Corrupt
 }
 
-/// An inode as it is stored.
+/// An inode in its stored form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Inode {
     /// Attributes.
     pub(crate) attr: Attr,
-    /// Layout of a file; of a directory the default for files made in it.
+    /// Layout of a file. For a directory, the layout of files created in it.
     pub(crate) layout: Layout,
-    /// Of a directory: the cookie of its own entry in its parent.
+    /// For a directory, the cookie of its entry in its parent. For a part of a wide directory see `place_of_part`.
     pub(crate) cookie: Cookie,
     /// [`MARK_VALUES`], [`MARK_COLLISIONS`].
     pub(crate) marks: u8,
@@ -91,12 +91,12 @@ fn layout(r: &mut Reader<'_>, count: usize) -> Result<Layout, Code> {
 }
 
 impl Inode {
-    /// Attributes and layout, as replies carry them.
+    /// Attributes and layout, the form in replies.
     pub(crate) fn entry(&self) -> Entry {
         Entry { attr: self.attr, layout: self.layout }
     }
 
-    /// Writes the record; its bytes.
+    /// Writes the record. Returns its length.
     pub(crate) fn encode(&self, buffer: &mut [u8; INODE_BYTES_MAX]) -> Result<usize, Code> {
         let a = &self.attr;
         let mut w = Writer::new(buffer);
@@ -177,25 +177,25 @@ impl Inode {
     }
 }
 
-/// A directory entry as it is stored; its key gives parent and cookie.
+/// A directory entry in its stored form. Its key has parent and cookie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct EntryRecord<'a> {
     /// Inode.
     pub(crate) ino: Ino,
     /// Its kind.
     pub(crate) kind: Kind,
-    /// A directory's home; of others the node that owns the inode.
+    /// A directory's home; for other kinds the node that owns the inode.
     pub(crate) home: NodeId,
     /// A directory's width as a power of two.
     pub(crate) width_log2: u8,
-    /// What the inode's node counts the entry as, if it leads to a file of another node.
+    /// The link under which the inode's node counts the entry, if it leads to a file of another node.
     pub(crate) link: TxId,
     /// Name.
     pub(crate) name: &'a [u8],
 }
 
 impl<'a> EntryRecord<'a> {
-    /// Writes the record; its bytes.
+    /// Writes the record. Returns its length.
     pub(crate) fn encode(&self, buffer: &mut [u8; ENTRY_HEADER_BYTES + NAME_MAX]) -> Result<usize, Code> {
         let mut w = Writer::new(buffer);
         w.u8(if self.link == TxId::NONE { RECORD_VERSION } else { LINKED_VERSION })?;
@@ -231,15 +231,15 @@ impl<'a> EntryRecord<'a> {
     }
 }
 
-/// What changes in a directory when entries come and go. Kept in the ledger for the directories that changed last, so
-/// that a create need not rewrite its parent's inode record, which lies on another page.
+/// The attributes of a directory that change with its entries. For the directories that changed last they are in the
+/// ledger, so that a create need not rewrite its parent's inode record, which is on another page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pending {
     /// The directory.
     pub(crate) ino: Ino,
-    /// Entries.
+    /// Number of entries.
     pub(crate) size: u64,
-    /// Links.
+    /// Link count.
     pub(crate) nlink: u32,
     /// Last change of entries.
     pub(crate) mtime: Timestamp,
@@ -248,12 +248,12 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// What is pending of a directory.
+    /// The pending attributes of a directory.
     pub(crate) fn of(attr: &Attr) -> Pending {
         Pending { ino: attr.ino, size: attr.size, nlink: attr.nlink, mtime: attr.mtime, ctime: attr.ctime }
     }
 
-    /// Lays it over the attributes that the inode record has.
+    /// Overwrites the attributes from the inode record.
     pub(crate) fn apply(&self, attr: &mut Attr) {
         attr.size = self.size;
         attr.nlink = self.nlink;
@@ -265,7 +265,7 @@ impl Pending {
 /// Counters of the shard, and pending attributes: one small record that every changing transaction writes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Ledger {
-    /// Counter of the next inode to be born: no number is given twice.
+    /// Counter of the next new inode. No number is assigned twice.
     pub(crate) next_counter: u64,
     /// Inodes that exist.
     pub(crate) inodes: u64,
@@ -276,7 +276,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Writes the record; its bytes.
+    /// Writes the record. Returns its length.
     pub(crate) fn encode(
         &self,
         pending: impl ExactSizeIterator<Item = Pending>,
@@ -349,7 +349,7 @@ pub(crate) fn decode_orphan(bytes: &[u8]) -> Result<Layout, Code> {
     Ok(found)
 }
 
-/// Version of the whole format, in the format record.
+/// Version of the whole format, stored in the format record.
 pub(crate) const FORMAT_VERSION: u32 = 5;
 
 /// Writes the format record: version, node number.
@@ -360,7 +360,7 @@ pub(crate) fn encode_format(version: u32, node: NodeId) -> [u8; 6] {
     bytes
 }
 
-/// Reads version and node number. Of a newer version only the first four bytes are looked at.
+/// Reads version and node number. For a newer version only the first four bytes are read.
 pub(crate) fn decode_format(bytes: &[u8]) -> Result<(u32, NodeId), Code> {
     let mut r = Reader::new(bytes);
     let version = r.u32().map_err(corrupt)?;

@@ -3,14 +3,15 @@
 //! Refusals are checked in the order in which Linux checks them, all before the first write:
 //!
 //! 1. the source must exist; with NOREPLACE the destination must not, with EXCHANGE it must;
-//! 2. a directory cannot go into itself or below (`Invalid`), nor replace what it lies in (`NotEmpty`);
+//! 2. a directory cannot be moved into itself or below (`Invalid`), nor replace one of its ancestors (`NotEmpty`);
 //! 3. two names of one inode: nothing to do;
 //! 4. a directory replaces only an empty directory, anything else only what is no directory.
 //!
-//! What takes several nodes is not done here (`coordinator.rs`): a file's rename to another node is planned before it
-//! comes here; a directory's, where it takes another node to tell what lies above it, is answered [`Reply::Elsewhere`].
-//! An entry that leads to another node's inode can get another name here, and a file's another directory. An exchange
-//! of two nodes' entries or inodes is [`Code::CrossDevice`], on which programs copy.
+//! Renames that take several nodes are not executed here (`coordinator.rs`). A file's rename to another node is planned
+//! before it gets here. A directory's rename is answered [`Reply::Elsewhere`] if other nodes must check its ancestors,
+//! or what it replaces is on another node or wide. An entry that leads to another node's inode can be renamed here, for
+//! a file also into another directory. An exchange of two nodes' entries or inodes fails with [`Code::CrossDevice`], on
+//! which programs copy.
 
 use forebay_types::limits::{LINKS_MAX, NAME_MAX};
 use forebay_types::{Code, Ino, Kind, Layout, Reply, RENAME_EXCHANGE, RENAME_NOREPLACE};
@@ -42,7 +43,7 @@ impl Batch<'_> {
         if !self.is_ours(to.0) {
             let source = self.find_entry(from.slot, from.name)?.ok_or(Code::NotFound)?;
             if source.kind != Kind::Directory || flags == RENAME_EXCHANGE {
-                return Err(Code::CrossDevice); // in a pool of several nodes a file's is planned
+                return Err(Code::CrossDevice); // in a pool of several nodes a file's rename is planned
             }
             return Ok(Reply::Elsewhere { ino: source.ino, kind: source.kind });
         }
@@ -82,7 +83,7 @@ impl Batch<'_> {
             match self.is_above(source.ino, to.parent) {
                 Ok(false) => {}
                 Ok(true) => return Err(Code::Invalid),
-                // It takes other nodes to tell.
+                // Only other nodes can decide this.
                 Err(Code::CrossDevice) if flags != RENAME_EXCHANGE => {
                     return Ok(Reply::Elsewhere { ino: source.ino, kind: source.kind });
                 }
@@ -95,7 +96,7 @@ impl Batch<'_> {
                     Ok(false) => {}
                     Ok(true) if flags == RENAME_EXCHANGE => return Err(Code::Invalid),
                     Ok(true) => return Err(Code::NotEmpty),
-                    // What is replaced must be empty anyway, and then it is above nothing.
+                    // The replaced directory must be empty anyway, and then it is no ancestor.
                     Err(Code::CrossDevice) if flags != RENAME_EXCHANGE => {}
                     Err(code) => return Err(code),
                 }
@@ -132,7 +133,7 @@ impl Batch<'_> {
             self.check_links(to.slot)?;
         }
         let run = victim.as_ref().and_then(|(_, v)| v.as_ref()).map_or(0, |v| Self::removal_work(v).run);
-        // Two entries, two inodes or what is owed to their nodes, an orphan, the kept reply.
+        // Two entries, two inodes or debts to their nodes, an orphan, the kept reply.
         self.admit(Class::Change, Work { writes: 6, run })?;
         let cookie = match target {
             Some(target) => {
@@ -191,7 +192,7 @@ impl Batch<'_> {
         to: Side<'_>,
         target: Found,
     ) -> Answer<Reply<'static>> {
-        // Directories that come to `to` less those that leave it.
+        // The number of directories that move to `to`, less those that leave it.
         let links = (source.kind == Kind::Directory) as i64 - (target.kind == Kind::Directory) as i64;
         let same_parent = from.slot == to.slot;
         if links != 0 && !same_parent {
@@ -215,7 +216,7 @@ impl Batch<'_> {
         Ok(removed_nothing(source.kind))
     }
 
-    /// The inode that a rename replaces, if it may be replaced; none for a file of another node.
+    /// Checks whether a rename may replace an inode, and returns it; none for a file of another node.
     fn replaceable(&self, moves_directory: bool, target: Found) -> Answer<Option<Inode>> {
         match (moves_directory, target.kind == Kind::Directory) {
             (true, false) => return Err(Code::NotDirectory),
@@ -245,7 +246,7 @@ impl Batch<'_> {
         self.tx.put(&keys::entry(parent, cookie), &buffer[..n])
     }
 
-    /// The inode's entry is in another place now.
+    /// Updates an inode whose entry has moved.
     fn move_inode(&mut self, c: &mut Context<'_>, mut inode: Inode, parent: Ino, cookie: u64) -> Answer<()> {
         inode.attr.ctime = c.now;
         if inode.attr.is_directory() {
@@ -258,7 +259,7 @@ impl Batch<'_> {
     }
 }
 
-/// The same, not encoded.
+/// The reply to a rename that replaced nothing.
 pub(crate) fn removed_nothing(kind: Kind) -> Reply<'static> {
     let layout = Layout::single(forebay_types::NodeId::FIRST, 0);
     Reply::Removed { ino: Ino(0), last: false, kind, layout }

@@ -1,5 +1,4 @@
-//! What belongs to requests rather than to the namespace: sessions, the last reply of each of their slots, and the
-//! list of orphans.
+//! Records of requests rather than of the namespace: sessions, the last reply of each slot, and the list of orphans.
 
 use forebay_types::{Code, Ino, Layout, Result};
 
@@ -8,13 +7,13 @@ use crate::keys::{self, Key};
 use crate::page_budget::{Class, Work};
 use crate::record::{decode_orphan, encode_orphan, ORPHAN_BYTES_MAX};
 
-/// Bytes of the largest reply that is kept: those of requests that change something are much smaller.
+/// Bytes of the largest kept reply. Replies to changes are much smaller.
 pub const KEPT_REPLY_BYTES_MAX: usize = 1024;
-/// Orphans that are removed before space is looked at again.
+/// Orphans that are removed before the space is checked again.
 const ORPHANS_AT_ONCE: usize = 16;
 
 impl Batch<'_> {
-    /// The reply that is kept for a session's slot, with the sequence number of its request.
+    /// The reply kept for a session's slot, with the sequence number of its request.
     pub fn kept_reply(&self, session: u64, slot: u8) -> Result<Option<(u64, &[u8])>> {
         let read = || -> Answer<Option<(u64, &[u8])>> {
             let Some(bytes) = self.tx.get(&keys::reply(session, slot))? else { return Ok(None) };
@@ -24,7 +23,7 @@ impl Batch<'_> {
         read().map_err(|code| self.failed("read a kept reply of", code))
     }
 
-    /// Keeps the reply to request `seq` of a session's slot, in place of the slot's last one.
+    /// Keeps the reply to request `seq` of a session's slot. It replaces the slot's last reply.
     pub fn keep_reply(&mut self, session: u64, slot: u8, seq: u64, reply: &[u8]) -> Result<()> {
         let mut keep = || -> Answer<()> {
             let mut buffer = [0; 8 + KEPT_REPLY_BYTES_MAX];
@@ -37,7 +36,7 @@ impl Batch<'_> {
         keep().map_err(|code| self.failed("keep a reply on", code))
     }
 
-    /// Takes note of a session, before the first reply is kept for it.
+    /// Records a session, before the first reply is kept for it.
     pub fn add_session(&mut self, session: u64) -> Result<()> {
         let mut add = || -> Answer<()> {
             self.admit(Class::Removal, Work::writes(1))?;
@@ -47,7 +46,7 @@ impl Batch<'_> {
         add().map_err(|code| self.failed("note a session on", code))
     }
 
-    /// All sessions that were noted and not forgotten.
+    /// All recorded sessions.
     pub fn sessions(&self) -> Result<Vec<u64>> {
         let list = || -> Answer<Vec<u64>> {
             let (first, last) = keys::all_sessions();
@@ -61,7 +60,7 @@ impl Batch<'_> {
         list().map_err(|code| self.failed("list the sessions of", code))
     }
 
-    /// Forgets a session and all replies that are kept for it.
+    /// Removes a session and all replies kept for it.
     pub fn forget_session(&mut self, session: u64) -> Result<()> {
         let mut forget = || -> Answer<()> {
             self.admit(Class::Removal, Work { writes: 1, run: 256 })?;
@@ -76,8 +75,8 @@ impl Batch<'_> {
         forget().map_err(|code| self.failed("forget a session of", code))
     }
 
-    /// Removes files from the list of orphans, once their backing files are unlinked. Those that are not listed are
-    /// skipped, so that it can be repeated.
+    /// Removes files from the list of orphans, after their backing files were unlinked. Inodes that are not listed are
+    /// skipped, so that the call can be repeated.
     pub fn remove_orphans(&mut self, inos: &[Ino]) -> Result<()> {
         let mut remove = || -> Answer<()> {
             for some in inos.chunks(ORPHANS_AT_ONCE) {
@@ -96,8 +95,8 @@ impl Batch<'_> {
         remove().map_err(|code| self.failed("remove orphans of", code))
     }
 
-    /// Lists an inode number as an orphan that no inode has: there may be a backing file under it. One that is listed
-    /// stays so: a number that was in reserve may have had an inode and lost it.
+    /// Lists an inode number without an inode as an orphan: a backing file may exist under it. An orphan that is
+    /// already listed keeps its layout: an inode may have been created under a reserved number, and removed.
     pub fn list_orphan(&mut self, ino: Ino, layout: &Layout) -> Result<()> {
         let mut list = || -> Answer<()> {
             self.admit(Class::Removal, Work::writes(1))?;
@@ -116,7 +115,7 @@ impl Batch<'_> {
         self.owe_orphan();
     }
 
-    /// Writes the orphans of the batch that are still to be listed.
+    /// Writes the orphans of the batch that still exist.
     pub(crate) fn write_orphans(&mut self) -> Answer<()> {
         for (ino, layout) in &self.state.new_orphans {
             let mut buffer = [0; ORPHAN_BYTES_MAX];

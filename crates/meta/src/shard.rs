@@ -1,11 +1,11 @@
-//! The shard's environment: making, opening, and its state in memory.
+//! The shard's environment: how it is created and opened, and its state in memory.
 //!
-//! The environment is opened WRITEMAP and NOSYNC: a commit is a few stores to the page cache, safe against the death of
-//! this process at any instant, not of the node. It is opened NOLOCK too, as one process alone has it, which an flock
-//! on the file `lock` beside it holds to: so there are no reader slots and no mutex that a killed process could leave
-//! behind, and no system call in a transaction.
+//! The environment is opened WRITEMAP and NOSYNC: a commit is a few stores to the page cache. It survives the death of
+//! this process at any instant, but not the loss of the node. NOLOCK is safe because only one process has the
+//! environment: an flock on the file `lock` beside it enforces this. So a killed process leaves no reader slots and no
+//! mutex behind, and a transaction makes no system call for locks.
 //!
-//! One thread at a time has the shard. Tests: here, and crates/meta/tests.
+//! One thread at a time uses the shard. Tests: here, and crates/meta/tests.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
@@ -30,12 +30,12 @@ use crate::record::{
 const DATA_FILE: &str = "data.mdb";
 const LOCK_FILE: &str = "lock";
 
-/// What a new shard is like.
+/// Options of a new shard.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardOptions {
     /// The node's number; the first node's shard has the pool's root directory.
     pub node: NodeId,
-    /// Bytes that the shard may grow to.
+    /// Size in bytes to which the shard may grow.
     pub map_bytes: u64,
     /// Permission bits of the root directory.
     pub root_mode: u32,
@@ -45,7 +45,7 @@ pub struct ShardOptions {
     pub root_gid: u32,
 }
 
-/// What a shard holds and takes.
+/// Statistics of a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ShardStatistics {
     /// Inodes.
@@ -58,11 +58,11 @@ pub struct ShardStatistics {
     pub page_bytes: u64,
     /// Pages that hold records.
     pub pages_used: u64,
-    /// Pages that were used and are free, or hold LMDB's own lists.
+    /// Pages that were used and are free now, or that hold LMDB's own lists.
     pub pages_free: u64,
     /// Pages that are allocated on the medium.
     pub pages_backed: u64,
-    /// Pages that the shard may grow to.
+    /// Number of pages to which the shard may grow.
     pub pages_max: u64,
     /// Height of the tree.
     pub depth: u64,
@@ -70,15 +70,15 @@ pub struct ShardStatistics {
     pub bytes: u64,
 }
 
-/// What the shard knows by heart. A batch has it while there is one.
+/// The shard's state in memory. An open batch borrows it.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) ledger: Ledger,
     pub(crate) directories: Directories,
-    /// Orphans of the batch: written at commit, unless their backing files are gone by then, as they mostly are when
-    /// the batch is long.
+    /// Orphans of the batch. They are written at commit, unless their backing files have been unlinked by then, as is
+    /// the rule in long batches.
     pub(crate) new_orphans: BTreeMap<u64, Layout>,
-    /// What transactions over several nodes hold.
+    /// Names and directories held by cross-node transactions.
     pub(crate) holds: Holds,
     pub(crate) space: Space,
     /// A batch was dropped: ledger and directories must be read again.
@@ -102,7 +102,7 @@ impl std::fmt::Debug for Shard {
     }
 }
 
-/// Takes the lock that keeps a second process away.
+/// Takes the lock that excludes other processes.
 fn take_lock(dir: &Path) -> Result<File> {
     let path = dir.join(LOCK_FILE);
     let what = || format!("cannot lock the shard {}", dir.display());
@@ -124,8 +124,8 @@ fn take_lock(dir: &Path) -> Result<File> {
 
 fn open_env(dir: &Path, map_bytes: Option<u64>) -> Result<Env<WithoutTls>> {
     let what = || format!("cannot open the shard {}", dir.display());
-    // heed opens by a path that it resolves, and a target that is mounted nowhere has none that leads there: the data
-    // file is named by its descriptor.
+    // heed opens by a path, and resolves it. A target that is mounted nowhere has no path, so the data file is opened
+    // by its descriptor's path in /proc.
     let data = File::options()
         .create(true)
         .truncate(false)
@@ -136,7 +136,7 @@ fn open_env(dir: &Path, map_bytes: Option<u64>) -> Result<Env<WithoutTls>> {
         .map_err(|e| Error::io(what(), &e).cure("check that the pool's directory exists and is yours"))?;
     let by_descriptor = forebay_sys::descriptor::path(&data);
     if let (Ok(ours), Ok(resolved)) = (data.metadata(), by_descriptor.canonicalize()) {
-        // A path that happens to exist in this process's tree must not be taken for the one within a private mount.
+        // The resolved path may exist in this process's tree and be another file than the one within a private mount.
         if !std::fs::metadata(&resolved).is_ok_and(|m| (m.dev(), m.ino()) == (ours.dev(), ours.ino())) {
             return Err(Error::new(Code::Busy, what())
                 .why(format!("{} is in the way of its private mount", resolved.display()))
@@ -153,9 +153,10 @@ fn open_env(dir: &Path, map_bytes: Option<u64>) -> Result<Env<WithoutTls>> {
         | EnvFlags::NO_LOCK
         | EnvFlags::NO_READ_AHEAD
         | EnvFlags::NO_SUB_DIR;
-    // SAFETY: NO_LOCK asks that no two processes have the environment and that no reader is older than the last two
-    // transactions: the flock that the caller holds sees to the first, and one thread, which has either one write
-    // transaction or one read transaction, to the second. NO_SYNC and WRITE_MAP give up what must survive the node.
+    // SAFETY: NO_LOCK requires that no second process has the environment, and that no reader is older than the last
+    // two transactions. The flock that the caller holds ensures the first; the second holds as only one thread uses it,
+    // with either one write transaction or one read transaction. NO_SYNC and WRITE_MAP only give up what must survive
+    // the loss of the node.
     unsafe { options.flags(flags) };
     // SAFETY: the map is of a file in a directory of mode 0700 that only this process changes, held by the flock.
     unsafe { options.open(&by_descriptor) }.map_err(|e| {
@@ -165,7 +166,7 @@ fn open_env(dir: &Path, map_bytes: Option<u64>) -> Result<Env<WithoutTls>> {
     })
 }
 
-/// Refuses what is no LMDB data file before LMDB maps it.
+/// Refuses a file that is not an LMDB data file before LMDB maps it.
 fn check_data_file(dir: &Path) -> Result<()> {
     const MAGIC_OFFSET: usize = 16;
     const MAGIC: [u8; 4] = 0xBEEF_C0DEu32.to_ne_bytes();
@@ -184,19 +185,21 @@ fn check_data_file(dir: &Path) -> Result<()> {
 }
 
 impl Shard {
-    /// Makes a shard in a directory that has none. The first node's has the root directory, made at `now`.
+    /// Creates a shard in a directory that has none. The first node's shard gets the root directory, created at `now`.
     pub fn create(dir: &Path, options: &ShardOptions, now: Timestamp) -> Result<Shard> {
         Shard::create_with_hash(dir, options, now, forebay_types::name_hash)
     }
 
-    /// Opens the shard in a directory. Refused: one that another process has open ([`Code::Busy`]), one that a newer
-    /// Forebay wrote ([`Code::NewerFormat`]), one whose first records are damaged ([`Code::Corrupt`]).
+    /// Opens the shard in a directory.
+    ///
+    /// # Errors
+    /// [`Code::Busy`] if another process has it open; [`Code::NewerFormat`] if a newer Forebay wrote it;
+    /// [`Code::Corrupt`] if its first records are damaged.
     pub fn open(dir: &Path) -> Result<Shard> {
         Shard::open_with_hash(dir, forebay_types::name_hash)
     }
 
-    /// [`Shard::open`] for [`Shard::check`]: opens a damaged shard too, as long as its format is known. A batch may
-    /// then be refused.
+    /// [`Shard::open`] for [`Shard::check`]: opens a damaged shard too, if its format is known. A batch on it may fail.
     pub fn open_for_check(dir: &Path) -> Result<Shard> {
         Shard::open_unsettled(dir, forebay_types::name_hash)
     }
@@ -222,18 +225,18 @@ impl Shard {
         let page = rustix::param::page_size() as u64;
         let made = make(dir, options, options.map_bytes / page * page, now, &what);
         let (env, tree, state) = made.inspect_err(|_| {
-            // What was begun is of no use to anybody, and would be in the way of the next attempt.
+            // An incomplete file is of no use, and the next attempt would fail because of it.
             let _ = std::fs::remove_file(dir.join(DATA_FILE));
         })?;
         let dir = dir.to_path_buf();
         Ok(Shard { env, tree, state: RefCell::new(state), hash, node: options.node, dir, _lock: lock })
     }
 
-    /// [`Shard::open`] for a shard that was made with another hash of names.
+    /// [`Shard::open`] for a shard that was created with another hash of names.
     #[doc(hidden)]
     pub fn open_with_hash(dir: &Path, hash: fn(&[u8]) -> u64) -> Result<Shard> {
         let shard = Shard::open_unsettled(dir, hash)?;
-        // One transaction that does nothing makes the pages that the last one freed usable again.
+        // An empty transaction makes the pages that the last one freed usable again.
         let mut batch = shard.begin()?;
         batch.rewrite_ledger()?;
         batch.commit()?;
@@ -291,7 +294,7 @@ impl Shard {
         Ok(Shard { env, tree, state: RefCell::new(state), hash, node, dir, _lock: lock })
     }
 
-    /// The node whose shard this is.
+    /// The node that owns the shard.
     pub fn node(&self) -> NodeId {
         self.node
     }
@@ -301,7 +304,7 @@ impl Shard {
         &self.dir
     }
 
-    /// What the shard holds and takes.
+    /// Counts of the shard, and its size.
     pub fn statistics(&self) -> Result<ShardStatistics> {
         let state = self.borrow("count")?;
         let broken = |code| Error::new(code, format!("cannot read the shard {}", self.dir.display()));
@@ -329,7 +332,7 @@ impl Shard {
         })
     }
 
-    /// Pages before the end of what was ever used, as of the last commit.
+    /// Pages up to the last one ever used, as of the last commit.
     pub(crate) fn used_pages(&self) -> u64 {
         self.env.info().last_page_number as u64 + 1
     }
@@ -343,7 +346,7 @@ impl Shard {
 }
 
 impl State {
-    /// Nothing read yet.
+    /// The initial state, before anything was read.
     fn new(ledger: Ledger, space: Space) -> State {
         let directories = Directories::default();
         State {
@@ -356,7 +359,7 @@ impl State {
         }
     }
 
-    /// Reads the ledger, and the directories of which something is pending.
+    /// Reads the ledger, and the directories with pending attributes.
     pub(crate) fn reload(&mut self, tx: &Transaction<'_>, node: NodeId) -> std::result::Result<(), Code> {
         let (ledger, pending) = Ledger::decode(tx.get(keys::LEDGER)?.ok_or(Code::Corrupt)?)?;
         let mut directories = Directories::default();
@@ -377,7 +380,7 @@ impl State {
     }
 }
 
-/// Makes the data file and the first records.
+/// Creates the data file and the first records.
 fn make(
     dir: &Path,
     options: &ShardOptions,

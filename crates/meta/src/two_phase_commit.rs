@@ -1,15 +1,15 @@
-//! Drives changes over several nodes: those that this node coordinates, what it has to deliver to others, and what it
-//! has prepared for others that say nothing. No I/O: the user does what [`Act`] says and tells what came of it.
+//! Drives cross-node transactions: those that this node coordinates, its deliveries to other nodes, and parts prepared
+//! here whose coordinator does not answer. No I/O: the caller executes each [`Act`] and reports the result.
 //!
 //! ```text
-//! begin ─► prepare, part by part ─► decide (a record here, with the reply) ─► deliver to all that prepared ─► answer
-//!              │ refused                                                          │ not reached: again, until it is
-//!              └─► drop on all; answer, or begin anew when it met another         └─► answer all the same: it is decided
+//! begin ─► prepare, part by part ─► decide (a record, with the reply) ─► deliver to participants ─► reply
+//!              │ refused                                                     │ not reached: retry until it is
+//!              └─► drop on all; reply, or start again on a conflict          └─► reply all the same: it is decided
 //! ```
-//! What is undecided is in memory alone, and a transaction that nobody knows was aborted; what is decided is in the shard
-//! until all have acknowledged it. So whoever dies, at any instant, the others finish by themselves. Deliveries are made
-//! again until they are acknowledged, and can be repeated. Tests: `tests/transactions`, which drops messages and restarts
-//! nodes at every step.
+//! An undecided transaction is only in memory: one that its coordinator does not know was aborted. A decided one is in
+//! the shard until all participants have acknowledged it. So when a node dies, at any instant, the others can finish.
+//! Deliveries are sent again until they are acknowledged, and can be repeated. Tests: `tests/transactions`, which drops
+//! messages and restarts nodes at every step.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
@@ -21,12 +21,12 @@ use crate::coordinator::{Coordinator, Next, Plan, Turn};
 use crate::deliveries::{Deliveries, Ended};
 use crate::effects::Delivery;
 
-/// The largest reply of a change over several nodes, encoded.
+/// The largest encoded reply of a cross-node transaction.
 const REPLY_BYTES_MAX: usize = 512;
-/// The daemon asks for itself on behalf of nobody.
+/// The daemon's own requests are made for no user.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 
-/// Whose request a transaction is: session, slot, sequence.
+/// The request of a client that started a transaction: session, slot, sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Client {
     /// The process's session.
@@ -37,50 +37,50 @@ pub struct Client {
     pub seq: u64,
 }
 
-/// What is to be done next, in this order.
+/// An action for the caller, in this order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
-    /// Apply a request to this node's shard, a [`Request::Decide`] as `client`'s change; then
+    /// Apply a request to this node's shard, a [`Request::Decide`] as `client`'s change. Then call
     /// [`Transactions::answered`].
     Local {
-        /// What is answered.
+        /// The number by which to report the answer.
         flight: u64,
         /// The encoded request.
         message: Vec<u8>,
-        /// On behalf of whom, if of anybody.
+        /// The client for which it is made, if any.
         client: Option<Client>,
     },
-    /// Ask another node; then [`Transactions::answered`], with [`Code::NoDevice`] when another node has its place for
-    /// good.
+    /// Send a request to another node. Then call [`Transactions::answered`], with [`Code::NoDevice`] if another node
+    /// has its place for good.
     Ask {
-        /// What is answered.
+        /// The number by which to report the answer.
         flight: u64,
-        /// Whom.
+        /// The node.
         node: NodeId,
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Answer a request.
+    /// Answer a client's request.
     Answer {
-        /// Whose.
+        /// The client.
         client: Client,
-        /// What it came to.
+        /// The result.
         answer: Box<Answer<'static>>,
     },
-    /// Serve a request anew, as what it met is gone by now.
+    /// Execute a client's request again: the transaction that it met is over by now.
     Again {
-        /// Whose.
+        /// The client.
         client: Client,
         /// The encoded request.
         message: Vec<u8>,
-        /// When it was asked first.
+        /// When the request first arrived.
         since: Duration,
     },
-    /// A delivery was acknowledged: [`crate::Batch::settle`].
+    /// A delivery was acknowledged: call [`crate::Batch::settle`].
     Settle(Delivery),
 }
 
-/// What an answer is to.
+/// What a request in flight is for.
 #[derive(Debug)]
 enum Flight {
     Prepare(TxId),
@@ -91,7 +91,7 @@ enum Flight {
     Resolve(TxId),
 }
 
-/// A request that asked for a change over several nodes.
+/// A client's request that needs a cross-node transaction.
 #[derive(Debug)]
 struct Asked {
     client: Client,
@@ -104,11 +104,11 @@ struct Asked {
 struct Deal {
     coordinator: Coordinator,
     asked: Asked,
-    /// Once it is decided.
+    /// Set when it is decided.
     reply: Reply<'static>,
 }
 
-/// A request that is answered when deliveries were made.
+/// A request that is answered after deliveries.
 #[derive(Debug)]
 struct Waiting {
     client: Client,
@@ -116,14 +116,14 @@ struct Waiting {
     left: Vec<Delivery>,
 }
 
-/// Something that is tried again at a time, unless it is under way.
+/// An action that is retried at a time, unless it is in flight.
 #[derive(Clone, Copy, Debug)]
 struct Due {
     at: Duration,
     under_way: bool,
 }
 
-/// See the module.
+/// All cross-node transactions of a node; see the module.
 #[derive(Debug)]
 pub struct Transactions {
     me: NodeId,
@@ -132,14 +132,14 @@ pub struct Transactions {
     acts: VecDeque<Act>,
     flights: HashMap<u64, Flight>,
     deals: HashMap<TxId, Deal>,
-    /// Those that are under way alone, and those that wait for their turn behind them.
+    /// Operations that run one at a time: the running transaction of each sort, and requests that wait for it.
     turns: HashMap<Turn, TxId>,
     queue: VecDeque<(Turn, Asked, Caller, Plan)>,
     /// Requests that met another transaction.
     again: Vec<(Duration, Asked)>,
     waiting: Vec<Waiting>,
     deliveries: Deliveries,
-    /// Those of the last worker that were not tried yet since.
+    /// Deliveries of the previous worker that have not been tried since.
     inherited: BTreeSet<Delivery>,
     doubts: BTreeMap<TxId, Due>,
 }
@@ -152,7 +152,7 @@ fn encoded(request: &Request<'_>) -> Vec<u8> {
 }
 
 impl Transactions {
-    /// Those of a node; `first` is a random number, so that no number comes twice.
+    /// The transactions of node `me`. `first` is a random number, so that no number is used twice.
     pub fn new(me: NodeId, first: u64) -> Transactions {
         Transactions {
             me,
@@ -171,17 +171,17 @@ impl Transactions {
         }
     }
 
-    /// What is to be done next.
+    /// The next action.
     pub fn next_act(&mut self) -> Option<Act> {
         self.acts.pop_front()
     }
 
-    /// True when there is something to be done.
+    /// True when there is an action.
     pub fn has_acts(&self) -> bool {
         !self.acts.is_empty()
     }
 
-    /// True when nothing is under way, owed or in doubt.
+    /// True when nothing is in progress, to be delivered or in doubt.
     pub fn is_idle(&self) -> bool {
         self.acts.is_empty()
             && self.deals.is_empty()
@@ -191,7 +191,8 @@ impl Transactions {
             && self.doubts.is_empty()
     }
 
-    /// Begins what was planned for a request; its answer comes as [`Act::Answer`]. `since`: when it was asked first.
+    /// Starts the transaction planned for a request; the result is an [`Act::Answer`]. `since`: when the request first
+    /// arrived.
     pub fn begin(
         &mut self,
         client: Client,
@@ -224,26 +225,27 @@ impl Transactions {
         self.go_on(tx, next, now);
     }
 
-    /// Requests that are answered with `reply` once these deliveries were made, or could not be.
+    /// Answers a request with `reply` when these deliveries were made, or could not be made.
     pub fn answer_after(&mut self, client: Client, reply: Reply<'static>, deliveries: &[Delivery]) {
         let waiting = Waiting { client, reply, left: deliveries.to_vec() };
         self.waiting.push(waiting);
         self.answer_waiting(|_| false);
     }
 
-    /// A change of the last worker's is asked for again, and its reply is known: it may be one that other nodes are
-    /// still to hear of. True: it is answered when all that the last worker left undelivered was tried.
+    /// A client repeats a change of the previous worker whose reply is known. The change may be one that other nodes
+    /// have not been notified of. If there are such deliveries, returns true: the request is answered when all
+    /// deliveries of the previous worker have been tried.
     pub fn answer_after_inherited(&mut self, client: Client, reply: Reply<'static>) -> bool {
         if self.inherited.is_empty() {
             return false;
         }
-        // Which of them are this change's is not known.
+        // Which of them belong to this change is not known.
         let left = self.inherited.iter().copied().collect();
         self.waiting.push(Waiting { client, reply, left });
         true
     }
 
-    /// These are to be delivered, from now until they are acknowledged.
+    /// Adds deliveries, which are sent until they are acknowledged.
     pub fn deliver(&mut self, deliveries: &[Delivery], now: Duration) {
         for delivery in deliveries {
             self.deliveries.add(*delivery, now);
@@ -251,17 +253,18 @@ impl Transactions {
         self.pump(now);
     }
 
-    /// These transactions have parts that are prepared here, and no others.
+    /// Sets the list of transactions with parts that are prepared on this node.
     pub fn note_prepared(&mut self, prepared: &[TxId], now: Duration) {
         self.doubts.retain(|tx, _| prepared.contains(tx));
         for tx in prepared {
-            // Of its own that are undecided it knows; all others were left by the last worker.
+            // Transactions that this node coordinates and has not decided are in `deals`; the previous worker left all
+            // others.
             let next_timeout = Duration::from_millis(DOUBT_AFTER_MS);
             self.doubts.entry(*tx).or_insert(Due { at: now + next_timeout, under_way: false });
         }
     }
 
-    /// The same at the start: what this node coordinates is undecided no more.
+    /// The same at the start, when this node coordinates no undecided transaction.
     pub fn resume(&mut self, prepared: &[TxId], deliveries: &[Delivery], now: Duration) {
         for tx in prepared {
             self.doubts.insert(*tx, Due { at: now, under_way: false });
@@ -271,12 +274,12 @@ impl Transactions {
         self.tick(now);
     }
 
-    /// True for a transaction of this node's that is not decided.
+    /// True for a transaction that this node coordinates and has not decided.
     pub fn is_undecided(&self, tx: TxId) -> bool {
         self.deals.contains_key(&tx)
     }
 
-    /// A node is back: what waits for it need not wait any longer.
+    /// A node is reachable again: deliveries to it and questions to it as a coordinator are due.
     pub fn hurry(&mut self, node: NodeId, now: Duration) {
         self.deliveries.hurry(node, now);
         for (tx, due) in &mut self.doubts {
@@ -286,7 +289,7 @@ impl Transactions {
         }
     }
 
-    /// Does what is due.
+    /// Executes what is due.
     pub fn tick(&mut self, now: Duration) {
         let (due, later): (Vec<_>, Vec<_>) = self.again.drain(..).partition(|(at, _)| *at <= now);
         self.again = later;
@@ -299,7 +302,8 @@ impl Transactions {
         for tx in due {
             if let Some(doubt) = self.doubts.get_mut(&tx) {
                 doubt.at = now + Duration::from_millis(DOUBT_AFTER_MS);
-                // What is undecided here, or on its way, needs no asking.
+                // If the transaction is undecided here, or its commit is being delivered to this node, the coordinator
+                // need not be asked.
                 let known =
                     self.deals.contains_key(&tx) || self.deliveries.contains(&Delivery::Commit(tx, self.me));
                 if !known {
@@ -310,7 +314,7 @@ impl Transactions {
         }
     }
 
-    /// How long there is nothing to do.
+    /// The time until something is due.
     pub fn next_timeout(&self, now: Duration) -> Duration {
         let due = self.doubts.values().filter(|d| !d.under_way).map(|d| d.at);
         let due = due.chain(self.deliveries.next_at());
@@ -318,11 +322,12 @@ impl Transactions {
         next.map_or(Duration::MAX, |at| at.saturating_sub(now))
     }
 
-    /// An act was answered, or there is no answer and this is why.
+    /// Reports the answer to an act; or the reason why there is none.
     pub fn answered(&mut self, flight: u64, answer: Result<Answer<'_>, Code>, now: Duration) {
         let Some(flight) = self.flights.remove(&flight) else { return };
         let reached = answer.is_ok();
-        // This node's word, and never another's: of a number that is no node's any more nothing comes, now or later.
+        // Only this node itself gives this code, never another node's reply: the number belongs to no node of the pool,
+        // so no message from it will arrive any more.
         let gone = answer == Err(Code::NoDevice);
         let reply = answer.unwrap_or_else(|code| Err(code.into()));
         match flight {
@@ -364,7 +369,7 @@ impl Transactions {
                 let silent = (how == Ended::NotReached).then_some(delivery.node());
                 let has_ended = |of: &Delivery| *of == delivery || Some(of.node()) == silent;
                 self.inherited.retain(|of| !has_ended(of));
-                // Who waits for a node that is not reached waits for no more than one try.
+                // A client that waits for a node that is not reached waits for one try only.
                 self.answer_waiting(has_ended);
                 self.pump(now);
             }
@@ -374,7 +379,7 @@ impl Transactions {
                 }
                 let commit = match reply {
                     Ok(Reply::Outcome(Outcome::Committed)) => true,
-                    // A coordinator that is no node of the pool any more tells nobody otherwise.
+                    // A coordinator that is no longer a node of the pool can never send another outcome.
                     Ok(Reply::Outcome(Outcome::Aborted)) => false,
                     Err(_) if gone => false,
                     _ => return,
@@ -427,11 +432,11 @@ impl Transactions {
         }
     }
 
-    /// Drops what was prepared; answers, or has the request served anew when it met another transaction.
+    /// Drops the prepared parts. Answers the request, or has it executed again if it met another transaction.
     fn abort(&mut self, tx: TxId, answer: Answer<'static>, now: Duration) {
         let Some(Deal { coordinator, asked, .. }) = self.deals.remove(&tx) else { return };
-        // What this node found when it planned is so no longer: it is planned anew. A plan of a client's is its own to
-        // make anew.
+        // [`Code::Stale`]: what this node found when it planned has changed, so the request is planned again. A client
+        // that made the look-up itself must repeat it.
         let answer = match answer {
             Err(Refusal::Code(Code::Stale)) if !coordinator.is_clients() => Err(Refusal::Code(Code::Busy)),
             answer => answer,
@@ -442,7 +447,7 @@ impl Transactions {
         let waited = now.saturating_sub(asked.since);
         match answer {
             Err(Refusal::Code(Code::Busy)) if waited < Duration::from_millis(TRANSACTION_TIMEOUT_MS) => {
-                // Longer and longer, and not in step with what it met.
+                // The pause grows, and varies so that two transactions that met do not meet again.
                 let pause = (waited / 4).clamp(Duration::from_millis(1), Duration::from_millis(100));
                 let pause = pause + pause * (tx.0.wrapping_mul(0x9e37_79b9) >> 16 & 7) as u32 / 8;
                 self.again.push((now + pause, asked));
@@ -455,7 +460,7 @@ impl Transactions {
         self.decided(tx, now);
     }
 
-    /// A transaction is no longer undecided: the next of those that are alone may begin.
+    /// A transaction is no longer undecided: the next request waiting for its [`Turn`] may start.
     fn decided(&mut self, tx: TxId, now: Duration) {
         let Some(turn) = self.turns.iter().find(|(_, of)| **of == tx).map(|(turn, _)| *turn) else { return };
         self.turns.remove(&turn);
@@ -470,7 +475,7 @@ impl Transactions {
         }
     }
 
-    /// Makes the deliveries that are due, as many at a time as may be.
+    /// Sends the deliveries that are due, up to the limits.
     fn pump(&mut self, now: Duration) {
         while let Some(delivery) = self.deliveries.next(now) {
             let request = match delivery {
@@ -482,7 +487,7 @@ impl Transactions {
         }
     }
 
-    /// Answers those that wait for nothing any more, as these deliveries have ended.
+    /// Answers the requests that wait for no other delivery, now that these have ended.
     fn answer_waiting(&mut self, have_ended: impl Fn(&Delivery) -> bool) {
         let (acts, mut left) = (&mut self.acts, Vec::new());
         for mut waiting in self.waiting.drain(..) {

@@ -1,8 +1,9 @@
-//! Values of inodes: extended attributes, and symlinks' targets, which are stored as the value of the empty name.
+//! Values of inodes: extended attributes, symlinks' targets, and the parts of wide directories. The latter two are
+//! stored as the value of the empty name.
 //!
-//! A value is cut into pieces that each fit an LMDB page, so that the shard never needs pages in a row: when it is
-//! nearly full there may be none. The values of an inode lie side by side and are bounded together, so all can be
-//! removed with the inode's last link.
+//! A value is cut into pieces that each fit an LMDB page. So the shard never needs consecutive pages, of which a nearly
+//! full shard may have none. The values of an inode are stored next to one another and have a common bound, so that one
+//! transaction can remove all of them with the inode's last link.
 
 use forebay_types::limits::{
     MESSAGE_BYTES_MAX, XATTR_NAME_MAX, XATTR_OVERHEAD, XATTR_TOTAL_MAX, XATTR_VALUE_MAX,
@@ -14,13 +15,14 @@ use crate::keys::{self, Key, ValueKey};
 use crate::page_budget::{Class, Work};
 use crate::record::MARK_VALUES;
 
-/// Bytes of a piece. With the longest key it stays below what LMDB keeps in a page, 2038 bytes of 4096.
+/// Bytes of a piece. With the longest key it stays below the largest record that LMDB keeps in a page, 2038 bytes of
+/// 4096.
 pub(crate) const PIECE_BYTES: usize = 1700;
 
 const _: () = assert!(PIECE_BYTES + keys::VALUE_KEY_BYTES + 8 <= 2038);
 const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + REPLY_HEADER_BYTES);
 
-/// Name spaces of extended attributes that are kept as they come.
+/// Refuses names outside the supported name spaces of extended attributes.
 fn check_name(name: &[u8], kind: Kind, writes: bool) -> Answer<()> {
     if name.is_empty() || name.len() > XATTR_NAME_MAX {
         return Err(Code::Range);
@@ -35,7 +37,7 @@ fn check_name(name: &[u8], kind: Kind, writes: bool) -> Answer<()> {
     match rest {
         None => Err(Code::NotSupported),
         Some(b"") => Err(Code::Invalid),
-        // As Linux does: the mode bits of other inodes do not say who may use their attributes.
+        // As on Linux: for other kinds the mode bits do not define who may use these attributes.
         Some(_) if name.starts_with(b"user.") && !matches!(kind, Kind::File | Kind::Directory) => {
             Err(if writes { Code::NotPermitted } else { Code::NoAttribute })
         }
@@ -44,12 +46,12 @@ fn check_name(name: &[u8], kind: Kind, writes: bool) -> Answer<()> {
 }
 
 impl Batch<'_> {
-    /// Pieces of a value of so many bytes.
+    /// Number of pieces of a value of `bytes` bytes.
     pub(crate) fn pieces_of(bytes: usize) -> u64 {
         bytes.div_ceil(PIECE_BYTES).max(1) as u64
     }
 
-    /// Stores a value, over the pieces of an old one; further pieces of that stay.
+    /// Stores a value over the pieces of an old one. Further pieces of the old one stay.
     pub(crate) fn put_value(&mut self, ino: Ino, name: &[u8], value: &[u8]) -> Answer<()> {
         let mut key = ValueKey::new(ino, name);
         if value.is_empty() {
@@ -71,7 +73,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Pieces and bytes of a value; none when it is not there.
+    /// Number of pieces and bytes of a value; zero if it does not exist.
     fn measure_value(&self, ino: Ino, name: &[u8]) -> Answer<(u64, usize)> {
         let (first, mut last) = (ValueKey::new(ino, name), ValueKey::new(ino, name));
         last.set_piece(u16::MAX);
@@ -83,7 +85,7 @@ impl Batch<'_> {
         Ok((pieces, bytes))
     }
 
-    /// The reply with a value; none when there is no value.
+    /// The reply with a value; none if it does not exist.
     fn reply_value<'o>(&self, ino: Ino, name: &[u8], payload: &'o mut [u8]) -> Answer<Option<Reply<'o>>> {
         let (first, mut last) = (ValueKey::new(ino, name), ValueKey::new(ino, name));
         last.set_piece(u16::MAX);
@@ -97,7 +99,7 @@ impl Batch<'_> {
         Ok(any.then_some(Reply::Bytes(&payload[..end])))
     }
 
-    /// What all extended attributes of an inode count towards their bound.
+    /// Bytes of all extended attributes of an inode that count towards their bound.
     fn xattr_total(&self, ino: Ino) -> Answer<usize> {
         let (first, last) = keys::values_of(ino);
         let mut total = 0;

@@ -1,17 +1,17 @@
 //! Wide directories (docs/decisions/0024): the directory's inode, whose value of the empty name lists its parts; and
-//! parts, which are directories but for what is said here.
+//! parts, which are directories except for these differences:
 //!
 //! | | the directory | a part |
 //! |---|---|---|
-//! | entries | none: who asks for one is refused with [`Code::Wide`] and the parts | those whose hashes fall to it |
+//! | entries | none: a request for one is refused with [`Code::Wide`] and the parts | those whose hashes belong to it |
 //! | entry that leads to it | in its parent | none: its parent is the directory |
-//! | cookie of its own entry | as any | which part it is, and of how many |
-//! | mode, owner, group, layout | what programs see | the same, for what is born in it |
+//! | cookie of its own entry | as any | its index, and the number of parts |
+//! | mode, owner, group, layout | visible to programs | the same, for what is created in it |
 //!
-//! Only changes of the directory change a part: what asks for attributes or a layout of a part is refused.
+//! Only changes of the directory change a part: a request that sets attributes or a layout of a part is refused.
 //!
-//! The parts are made, changed and removed with the directory, by changes over several nodes (`coordinator.rs`), and
-//! never move. So who has learnt of a directory's parts knows them for good, as no inode number comes twice.
+//! Cross-node transactions create, change and remove the parts together with the directory (`coordinator.rs`). Parts
+//! never move, and inode numbers are never used again, so a list of parts that a node has learned stays valid.
 
 use forebay_types::{
     name_hash, part_of_hash, Attr, Change, Code, Cookie, Ino, Layout, NodeId, Part, Parts, Reader, Refusal,
@@ -23,21 +23,22 @@ use crate::holds::Hold;
 use crate::keys::ValueKey;
 use crate::record::{Inode, MARK_VALUES};
 
-/// Bytes of an encoded list of parts, and more.
+/// Upper bound of the bytes of an encoded list of parts.
 const PARTS_BYTES_MAX: usize = 9 + 8 * forebay_types::limits::WIDTH_MAX;
 
-/// The place of a part, as its record has it where other directories have their entry's cookie.
+/// The index of a part and the number of parts. Its record has them in place of the cookie of other directories'
+/// entries.
 pub(crate) fn place_of_part(index: u8, width: u8) -> Cookie {
     Cookie::from(index) << 8 | Cookie::from(width)
 }
 
-/// Which part it is, and of how many.
+/// The index of a part, and the number of parts.
 pub(crate) fn decode_place(cookie: Cookie) -> (usize, usize) {
     ((cookie >> 8) as usize, (cookie & 0xff) as usize)
 }
 
 impl Batch<'_> {
-    /// The slot of a directory that has entries of its own. Of a wide one [`Code::Wide`], and its parts are remembered
+    /// The slot of a directory that has entries of its own. [`Code::Wide`] for a wide one; its parts are then stored
     /// for [`Batch::refusal`].
     #[inline]
     pub(crate) fn entries_of(&mut self, ino: Ino) -> Answer<usize> {
@@ -48,8 +49,8 @@ impl Batch<'_> {
         }
     }
 
-    /// The same of a directory that has a name or may get it: a part has those of its hashes alone. Who asks it for
-    /// others is refused with [`Code::Wide`], and with the parts where the directory is here too.
+    /// The same for a directory that has a name or may get it. A part refuses names whose hashes belong to another part
+    /// with [`Code::Wide`], and with the list of parts if the directory is on this node too.
     #[inline]
     pub(crate) fn entries_for(&mut self, ino: Ino, name: &[u8]) -> Answer<usize> {
         let slot = self.entries_of(ino)?;
@@ -76,7 +77,7 @@ impl Batch<'_> {
         Err(Code::Wide)
     }
 
-    /// The refusal of the last request: the code, and with [`Code::Wide`] the parts that it met.
+    /// The refusal of the last request: the code, and with [`Code::Wide`] the parts, if known.
     pub fn refusal(&mut self, code: Code) -> Refusal {
         match self.met_wide.take().filter(|_| code == Code::Wide) {
             Some(parts) => Refusal::Wide(parts),
@@ -84,14 +85,14 @@ impl Batch<'_> {
         }
     }
 
-    /// The parts of a directory that is wide.
+    /// The parts of a wide directory.
     pub(crate) fn parts_of(&self, ino: Ino) -> Answer<Parts> {
         let key = ValueKey::new(ino, b"");
         let bytes = self.tx.get(key.bytes())?.ok_or(Code::Corrupt)?;
         Parts::decode(&mut Reader::new(bytes)).map_err(|_| Code::Corrupt)
     }
 
-    /// The parts of a directory if it is one of here, and wide.
+    /// The parts of an inode that is a wide directory of this node.
     pub(crate) fn parts_if_wide(&mut self, ino: Ino) -> Answer<Option<Parts>> {
         match self.find_inode(ino)? {
             Some(inode) if inode.attr.is_directory() && inode.attr.width_log2 != 0 => {
@@ -101,7 +102,8 @@ impl Batch<'_> {
         }
     }
 
-    /// The directory under which programs know the names of a directory: of a part the wide one, of others itself.
+    /// The directory under which programs know the names in `parent`: for a part the wide directory, for others
+    /// `parent`.
     pub fn shown_parent(&self, parent: Ino) -> Ino {
         if !parent.is_part() {
             return parent;
@@ -125,7 +127,7 @@ impl Batch<'_> {
         }
     }
 
-    /// From now on the directory's entries are in its parts.
+    /// Commits that the directory is wide: from now on its parts have its entries.
     pub(crate) fn commit_widen(&mut self, c: &mut Context<'_>, parts: &Parts) -> Answer<()> {
         let slot = self.directory(parts.of)?;
         let mut bytes = [0; PARTS_BYTES_MAX];
@@ -146,14 +148,14 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Makes a part of a directory that is about to be wide.
+    /// Creates a part of a directory that is becoming wide.
     pub(crate) fn bear_part(&mut self, c: &mut Context<'_>, part: &Part<'_>) -> Answer<Inode> {
         let Part::BearPart { node, of, index, width, like } = *part else { return Err(Code::Invalid) };
         let home = self.shard.node();
         if node != home || of.is_part() {
             return Err(Code::Invalid);
         }
-        // Its owner is the directory's, not who asks.
+        // Its owner and group are those of the directory, not of the caller.
         let attr = Attr { uid: 0, gid: 0, ..self.attr_of_detached(c, Ino::part, of, 0)? };
         let layout = layout_of_part(like.layout.unwrap_or(Layout::single(of.birth_node(), 0)), of, home);
         let mut inode = Inode { attr, layout, cookie: place_of_part(index, width), marks: 0 };
@@ -185,7 +187,7 @@ impl Batch<'_> {
     pub(crate) fn commit_change(&mut self, c: &mut Context<'_>, ino: Ino, change: &Change) -> Answer<()> {
         let slot = match self.directory(ino) {
             Ok(slot) => slot,
-            Err(Code::NotFound) => return Ok(()), // as only a peer that breaks the protocol could have it
+            Err(Code::NotFound) => return Ok(()), // only a peer that breaks the protocol causes this
             Err(code) => return Err(code),
         };
         let after = changed(self.state.directories.get(slot).entry(), ino, change, c.now)?;
@@ -198,12 +200,12 @@ impl Batch<'_> {
     }
 }
 
-/// How attributes have a width.
+/// A number of parts in the encoding of attributes.
 pub(crate) fn width_log2(parts: usize) -> u8 {
     parts.next_power_of_two().ilog2() as u8
 }
 
-/// Only an empty directory becomes wide, once, and no part does.
+/// Checks that a directory may become wide: it must be empty, not wide yet, and no part.
 pub(crate) fn check_narrow(directory: &Inode) -> Answer<()> {
     let attr = &directory.attr;
     match () {
@@ -214,7 +216,7 @@ pub(crate) fn check_narrow(directory: &Inode) -> Answer<()> {
     }
 }
 
-/// The layout of a part whose directory has this one: where nothing is set, files are on the part's node.
+/// The layout of a part, from its directory's layout. If the directory has none, files are on the part's node.
 fn layout_of_part(layout: Layout, of: Ino, home: NodeId) -> Layout {
     match layout.is_set(of.birth_node()) {
         true => layout,
@@ -222,7 +224,7 @@ fn layout_of_part(layout: Layout, of: Ino, home: NodeId) -> Layout {
     }
 }
 
-/// What a directory is after a change.
+/// A directory's attributes and layout after a change.
 fn changed(
     mut entry: forebay_types::Entry,
     ino: Ino,
@@ -245,7 +247,7 @@ fn changed(
     Ok(entry)
 }
 
-/// The same for a new directory that is to be so wide, as far as there are nodes; none of one that cannot be wide.
+/// [`choose_nodes`] for a new directory of this width, or as near as the pool has nodes. Empty if it cannot be wide.
 pub(crate) fn nodes_of_new(home: NodeId, pool: &[NodeId], width: u8) -> Vec<NodeId> {
     let others = pool.iter().filter(|node| **node != home).count();
     match u16::from(width).min(others as u16 + 1) {
@@ -254,8 +256,8 @@ pub(crate) fn nodes_of_new(home: NodeId, pool: &[NodeId], width: u8) -> Vec<Node
     }
 }
 
-/// The nodes that a directory's entries are cut over: its home, and others of the pool, each directory beginning with
-/// its own so that narrow ones do not all meet on the pool's first nodes.
+/// The nodes over which a directory's entries are distributed: its home, and others of the pool. The list begins with
+/// the home, so that narrow directories do not all use the pool's first nodes.
 pub(crate) fn choose_nodes(home: NodeId, pool: &[NodeId], width: u16) -> Answer<Vec<NodeId>> {
     let mut all: Vec<NodeId> = pool.iter().copied().chain([home]).collect();
     all.sort_unstable();

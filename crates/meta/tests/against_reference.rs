@@ -15,12 +15,12 @@ use place::{Place, CALLER, OPTIONS};
 use proptest::prelude::*;
 use reference::{Expected, Reference};
 
-/// All names share three hashes, so that most directories have collisions.
+/// A hash with three values, so that most directories have collisions.
 fn weak_hash(name: &[u8]) -> u64 {
     1 + name.iter().map(|b| *b as u64).sum::<u64>() % 3
 }
 
-/// One step, in numbers that are resolved against what exists when it is made.
+/// One step. Its numbers are resolved against what exists when it is executed.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     op: u8,
@@ -61,7 +61,7 @@ fn xattr_name(number: u8) -> &'static [u8] {
 /// Directory and name.
 type Name = (u64, Vec<u8>);
 
-/// What the board would hold: applied from effects, it must always agree with the reference.
+/// The contents of a board, built from effects. They must always agree with the reference.
 #[derive(Default, Clone)]
 struct Board {
     names: BTreeMap<Name, Option<(Ino, Kind)>>,
@@ -96,7 +96,7 @@ struct Pair {
     board: Board,
     out: Vec<u8>,
     clock: i64,
-    /// Inode numbers that were ever given.
+    /// All inode numbers that were ever assigned.
     given: Vec<Ino>,
 }
 
@@ -106,7 +106,7 @@ impl Pair {
         Timestamp { sec: 1_700_000_000 + self.clock / 7, nsec: (self.clock % 7) as u32 }
     }
 
-    /// An inode number: mostly of something that exists, sometimes of what is gone or never was.
+    /// An inode number: mostly of an existing inode, sometimes of one that is gone or never existed.
     fn ino(&self, number: u16) -> Ino {
         match number % 31 {
             0 => self.given[number as usize / 31 % self.given.len()],
@@ -133,7 +133,7 @@ impl Pair {
         let long = vec![step.other; [0, 1, 100, 1700, 1701, 3400, 4095, 30_000, 65_536][flag as usize % 9]];
         let target = vec![b'x'; long.len().clamp(1, limits::PATH_MAX)];
         let layout = Layout::overstriped(NodeId::FIRST, 1, 1 + (flag % 9) as u16, 1 << 16).unwrap();
-        // Files are made by a directory's layout where it has one; a directory's may leave its targets open.
+        // A create yields to the directory's layout if there is one. A directory's layout may leave its targets open.
         let made = if flag & 16 != 0 { Layout::unless_set(target_of(NodeId(2), 1)) } else { layout };
         let set_layout =
             if flag & 16 != 0 { Layout::on_any(1 + (flag % 9) as u16, 1 << 16).unwrap() } else { layout };
@@ -229,7 +229,7 @@ impl Pair {
         }
     }
 
-    /// Every directory's entries, and every inode, through requests.
+    /// Compares every directory's entries and every inode, through requests.
     fn whole_tree(&mut self, batch: &mut Batch<'_>) {
         let mut effects = Effects::new();
         let now = self.now();

@@ -1,5 +1,6 @@
-//! A process that is killed while it applies batches: what it acknowledged is there, what it did not is there whole or
-//! not at all, and the shard is clean. No inode number is given twice: the reference knows which must come.
+//! A process that is killed while it applies batches: every acknowledged batch is in the shard, the next one is there
+//! completely or not at all, and the shard is clean. No inode number is assigned twice: the reference computes the same
+//! numbers.
 
 mod place;
 mod reference;
@@ -14,16 +15,16 @@ use reference::Reference;
 
 const DIR: &str = "FOREBAY_META_CRASH_DIR";
 const FIRST: &str = "FOREBAY_META_CRASH_FIRST";
-/// Requests of a batch.
+/// Requests in a batch.
 const BATCH: u64 = 5;
 const DIRECTORIES: u64 = 20;
 
-/// The inode of directory `d`: they are made first.
+/// The inode of directory `d`. The directories are created first.
 fn directory(d: u64) -> Ino {
     Ino(Ino::ROOT.0 + 1 + d % DIRECTORIES)
 }
 
-/// Request `i` of the stream, which is the same in the child and in the reference. Some fail, as they may.
+/// Request `i` of the stream, the same in the child and in the reference. Some requests fail, in both.
 fn with_request<T>(i: u64, f: impl FnOnce(&Request<'_>) -> T) -> T {
     let name = |n: u64| format!("file {}", n % 400).into_bytes();
     let (parent, file) = (directory(i), name(i));
@@ -61,8 +62,8 @@ fn with_request<T>(i: u64, f: impl FnOnce(&Request<'_>) -> T) -> T {
     }
 }
 
-/// The child: applies the stream from FIRST on, and tells the number of each batch behind its commit. Run by itself, as
-/// any test is, it has nothing to do.
+/// The child: applies the stream from FIRST on, and writes the number of each batch after its commit. When run as an
+/// ordinary test it does nothing.
 #[test]
 fn child_applies_batches_until_it_is_killed() {
     let Some(dir) = std::env::var_os(DIR) else { return };
@@ -82,14 +83,14 @@ fn child_applies_batches_until_it_is_killed() {
             batch.keep_reply(1, (i % 3) as u8, i, &out[..n]).unwrap();
         }
         batch.commit().unwrap();
-        // Standard error, as the test harness has the other. Fails when the parent is gone.
+        // Standard error, because the test harness uses standard output. The write fails when the parent is gone.
         if stderr.write_all(&number.to_le_bytes()).is_err() {
             return;
         }
     }
 }
 
-/// Kills the child when it is dropped too.
+/// A child that is killed when it is dropped.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -117,7 +118,7 @@ fn apply_to_reference(fs: &mut Reference, number: u64) {
     }
 }
 
-/// What differs between the shard and the reference, if anything does.
+/// The first difference between shard and reference, if there is one.
 fn difference(shard: &Shard, fs: &Reference) -> Option<String> {
     let mut batch = shard.begin().unwrap();
     let mut driver = Driver::new();
@@ -164,7 +165,7 @@ fn killed_process_leaves_all_that_it_acknowledged_and_a_clean_shard() {
             assert_eq!(u64::from_le_bytes(number), acknowledged, "round {round}");
             acknowledged += 1;
         }
-        // Into the middle of whatever it does: not at the acknowledgement, where it has just read the pipe.
+        // A random delay: without it every kill would come just behind an acknowledgement.
         for _ in 0..(random >> 32) % 100_000 {
             std::hint::spin_loop();
         }
@@ -184,13 +185,13 @@ fn killed_process_leaves_all_that_it_acknowledged_and_a_clean_shard() {
         let (kept, _) = batch.kept_reply(1, (last % 3) as u8).unwrap().unwrap();
         drop(batch);
         if kept != last {
-            // Committed, and killed before it could say so.
+            // The child had committed this batch when it was killed, and had not acknowledged it.
             apply_to_reference(&mut fs, next);
             next += 1;
             unacknowledged += 1;
         }
         assert_eq!(difference(&shard, &fs), None, "round {round}");
     }
-    // Not asserted, as it is chance: how often the kill came between commit and acknowledgement.
+    // Not asserted, because it depends on chance: how often the kill came between commit and acknowledgement.
     println!("{next} batches, {unacknowledged} of them committed and not acknowledged");
 }

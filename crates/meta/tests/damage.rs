@@ -14,10 +14,10 @@ use proptest::prelude::*;
 
 const ROOT: Ino = Ino::ROOT;
 
-/// Changes records behind the shard's back.
+/// Changes records while the shard is closed.
 fn tamper(dir: &Path, f: impl FnOnce(&mut heed::RwTxn<'_>, Database<Bytes, Bytes>)) {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
-    // SAFETY: no shard is open on the directory, and this thread alone uses the environment.
+    // SAFETY: no shard is open on the directory, and only this thread uses the environment.
     let env = unsafe { options.flags(EnvFlags::NO_LOCK).open(dir) }.unwrap();
     let mut txn = env.write_txn().unwrap();
     let tree = env.open_database(&txn, None).unwrap().unwrap();
@@ -37,7 +37,7 @@ fn inode_key(ino: Ino) -> Vec<u8> {
     [[8].as_slice(), &ino.0.to_be_bytes()].concat()
 }
 
-/// A shard with something of everything: /d/f with two links, /s, /d/e, an attribute, an orphan, a kept reply.
+/// Fills a shard with all kinds of records: /d/f with two links, /s, /d/e, an attribute, an orphan, a kept reply.
 fn furnish(dir: &Path) -> [Ino; 4] {
     let shard = Shard::create(dir, &OPTIONS, at(1)).unwrap();
     let mut driver = Driver::new();
@@ -103,7 +103,7 @@ fn open_of_a_newer_format_is_refused_with_its_version() {
     let place = Place::new();
     furnish(place.path());
     tamper(place.path(), |txn, tree| {
-        // A newer format may have anything behind the version.
+        // A newer format may have any bytes behind the version.
         tree.put(txn, &[1], &[9, 0, 0, 0]).unwrap();
     });
     let error = open_error(place.path());
@@ -160,7 +160,7 @@ fn shard_cut_short_is_refused_or_reported_and_survived() {
     }
 }
 
-/// One damage, and words that the check must find for it.
+/// A kind of damage, and the text that the check must report for it.
 type Damage = (&'static str, fn(&mut heed::RwTxn<'_>, Database<Bytes, Bytes>, [Ino; 4]));
 
 /// Changes bytes of an inode's record.
@@ -177,7 +177,7 @@ fn entry_key(txn: &heed::RwTxn<'_>, tree: Database<Bytes, Bytes>, ino: Ino) -> V
     found.unwrap().0.to_vec()
 }
 
-/// Removes the pending directories from the ledger, so that the records are what counts.
+/// Removes the pending directories from the ledger, so that their inode records count.
 fn forget_pending(txn: &mut heed::RwTxn<'_>, tree: Database<Bytes, Bytes>) {
     let mut ledger = tree.get(txn, &[2]).unwrap().unwrap()[..34].to_vec();
     ledger[1] = 0;
@@ -225,7 +225,7 @@ const DAMAGES: [Damage; 18] = [
     }),
 ];
 
-/// Asks everything about everything, and changes what can be changed: nothing may panic.
+/// Sends every kind of request for every inode: nothing may panic.
 fn exercise(shard: &Shard, inos: &[Ino]) {
     let mut driver = Driver::new();
     let Ok(mut batch) = shard.begin() else { return };
@@ -274,7 +274,7 @@ fn check_of_each_damage_finds_words_for_it() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// Any record replaced by any bytes: whatever happens, it is an answer.
+    /// Replaces any record by any bytes: every request still gets an answer.
     #[test]
     fn any_damage_to_records_is_survived(
         damages in proptest::collection::vec((any::<prop::sample::Index>(), 0u8..4, any::<u8>(),

@@ -1,4 +1,4 @@
-//! A shard on a mount that has no path: reached through /proc/self/fd, as the daemon reaches it.
+//! A shard on a mount without a path: opened through /proc/self/fd, as in the daemon.
 
 mod place;
 

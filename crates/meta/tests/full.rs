@@ -1,5 +1,6 @@
-//! A full shard: what grows it is refused with NoSpace, what is there can be read, changed and removed, and all of it
-//! can be removed. Never SIGBUS, and never LMDB out of pages in the middle of a batch, which would fail its commit.
+//! A full shard: requests that grow it are refused with NoSpace, the existing files can be read, changed and removed,
+//! and all of them can be removed. Never SIGBUS, and never LMDB out of pages within a batch, which would fail its
+//! commit.
 
 mod place;
 
@@ -11,15 +12,15 @@ use place::{at, Driver, Place, OPTIONS};
 
 const ROOT: Ino = Ino::ROOT;
 
-/// Little more than the least: what is kept for removals, and room for some thousand files.
+/// Little more than the minimum: the pages reserved for removals, and space for some thousand files.
 const SMALL: ShardOptions = ShardOptions { map_bytes: 14 << 20, ..OPTIONS };
 
 fn name(n: usize) -> Vec<u8> {
-    // Scattered, so that every page of the directory is written to again and again.
+    // Scattered, so that the test writes to every page of the directory again and again.
     format!("{:016x}.file", (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).into_bytes()
 }
 
-/// Runs batches as the daemon does: commits when a batch is long or spent.
+/// Runs batches like the daemon: commits when a batch is long or spent.
 struct Batches<'s> {
     shard: &'s Shard,
     batch: Option<Batch<'s>>,
@@ -50,7 +51,7 @@ impl<'s> Batches<'s> {
         }
     }
 
-    /// Makes files until even a fresh batch has no room for one more; the number of the next.
+    /// Creates files until even a new batch has no space for one more. Returns the number of the next file.
     fn fill(&mut self, from: usize) -> usize {
         let mut n = from;
         loop {
@@ -96,7 +97,7 @@ fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
         assert!(files >= files_min, "round {round}: only {files} files");
         assert!(files * 10 >= most * 9, "round {round}: space was lost, {files} files after {most}");
         most = most.max(files);
-        // Growth stays refused, of every kind; an existing name is still answered as such.
+        // Growth of every kind stays refused; an existing name is still reported as such.
         let first = name(0);
         let refused = [
             Request::MakeDirectory { parent: ROOT, name: b"d", mode: 0o755 },
@@ -118,7 +119,7 @@ fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
             reserve: false,
         };
         batches.with(|d, b| d.entry(b, open)).unwrap();
-        // What is there can be renamed and changed, many times.
+        // Existing files can be renamed and changed, many times.
         for n in 0..2000 {
             let (old, new) = (name(n % files), [b"renamed ".as_slice(), &name(n % files)].concat());
             for (name, new_name) in [(&old, &new), (&new, &old)] {
@@ -131,7 +132,7 @@ fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
             let ino = found.attr.ino;
             batches.with(|d, b| d.ask(b, Request::SetAttr { ino, set }).map(|_| ())).unwrap();
         }
-        // Half removed, and made again as far as it goes: the shard stays full, and usable.
+        // Half of the files are removed, and created again as far as possible: the shard stays full, and usable.
         for n in 0..files / 2 {
             batches.with(|d, b| d.unlink(b, ROOT, &name(n))).unwrap();
         }
@@ -152,7 +153,7 @@ fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
             shard = Shard::open(dir).unwrap();
             batches = Batches::new(&shard);
         }
-        // And all of it can be removed, in an order of its own.
+        // All files can be removed, in another order.
         let mut names = batches.with(|d, b| d.list(b, ROOT));
         names.sort_by_key(|n| n.0.wrapping_mul(0x2545_f491_4f6c_dd1d));
         for (_, name) in names {
@@ -237,7 +238,7 @@ fn one_long_batch_on_a_full_shard_refuses_and_still_commits() {
     while driver.file(&mut batch, ROOT, &name(made)).is_ok() {
         made += 1;
     }
-    // Without asking is_spent: removals may be refused here, and nothing else may happen.
+    // Without `is_spent`, removals may be refused here, but nothing else may happen.
     let removed = (0..made).filter(|n| driver.unlink(&mut batch, ROOT, &name(*n)).is_ok()).count();
     batch.commit().unwrap();
     assert!(made > 1000);
@@ -273,12 +274,12 @@ fn map_too_small_for_its_reserve_is_refused_and_leaves_nothing() {
     Shard::create(place.path(), &SMALL, at(1)).unwrap();
 }
 
-/// A tmpfs of its own in a mount namespace of this thread's own, so that it is gone with the thread. None where the
-/// machine does not permit it.
+/// Mounts a tmpfs in a private mount namespace of this thread, so that it is gone with the thread. None if the machine
+/// does not permit it.
 fn tiny_tmpfs(at: &Path, bytes: u64) -> Option<()> {
     use rustix::mount::{mount, mount_change, MountFlags, MountPropagationFlags};
     use rustix::thread::{unshare_unsafe, UnshareFlags};
-    // SAFETY: a mount namespace of this thread's own; file descriptors and memory stay shared.
+    // SAFETY: the mount namespace is this thread's own; file descriptors and memory stay shared.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.ok()?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).ok()?;
     let data = std::ffi::CString::new(format!("size={bytes}")).ok()?;
@@ -292,7 +293,7 @@ fn full_tmpfs_refuses_growth_and_can_be_emptied() {
         println!("not permitted to mount: the same on a small map is tested above");
         return;
     }
-    // The map is larger than the medium, so that it is the medium that is full.
+    // The map is larger than the medium, so that the medium runs full first.
     fill_use_and_empty(place.path(), &OPTIONS, 6000);
 }
 
@@ -305,7 +306,7 @@ fn tmpfs_filled_by_others_refuses_growth_until_they_give_way() {
     }
     let shard = Shard::create(place.path(), &OPTIONS, at(1)).unwrap();
     let other = place.path().join("data");
-    // All that is left, to the last page.
+    // Takes all free space, to the last page.
     let full = std::fs::write(&other, vec![1; 64 << 20]).unwrap_err();
     assert_eq!(full.raw_os_error(), Some(28));
     let mut batches = Batches::new(&shard);

@@ -1,4 +1,5 @@
-//! Names: collisions of hashes, listing while entries come and go, and the rules for each kind of request in examples.
+//! Names: hash collisions, listing while entries are created and removed, and examples of the rules for each kind of
+//! request.
 
 mod place;
 
@@ -175,7 +176,7 @@ fn rename_every_refusal_is_the_one_of_linux() {
     let before = driver.attr(&mut batch, ROOT).unwrap();
     driver.ask(&mut batch, rename((ROOT, b"f"), (ROOT, b"same"), 0)).unwrap();
     assert_eq!(driver.attr(&mut batch, ROOT).unwrap(), before, "two names of one inode: nothing changes");
-    // A directory over an empty one: one directory less in the root, and the moved one knows where it is.
+    // A directory replaces an empty one: the root has one directory less, and the moved directory has a new parent.
     match driver.ask(&mut batch, rename((a, b"b"), (ROOT, b"empty"), 0)) {
         Ok(Reply::Removed { last: true, kind: Kind::Directory, .. }) => {}
         other => panic!("{other:?}"),
@@ -243,7 +244,7 @@ fn path_of_a_directory_too_deep_for_a_path_is_refused() {
     }
 }
 
-/// Twenty bits of hash: a directory of hundreds of names has a few collisions.
+/// Eight bits of hash: some of the names in a directory of many hundreds collide.
 fn middling_hash(name: &[u8]) -> u64 {
     (forebay_types::name_hash(name) & 0xff) + 1
 }
@@ -251,7 +252,7 @@ fn middling_hash(name: &[u8]) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 25, ..ProptestConfig::default() })]
 
-    /// What is there from the start of a listing to its end is listed once, whatever comes and goes meanwhile.
+    /// An entry that exists throughout a listing is listed exactly once, whatever is created and removed meanwhile.
     #[test]
     fn listing_while_entries_come_and_go_misses_and_repeats_nothing(
         changes in proptest::collection::vec((0usize..3000, any::<bool>()), 1..200),
@@ -262,7 +263,7 @@ proptest! {
         let shard = Shard::create_with_hash(place.path(), &OPTIONS, at(1), hash).unwrap();
         let mut driver = Driver::new();
         let mut batch = shard.begin().unwrap();
-        // Even numbers stay from start to end; odd ones come and go.
+        // Entries with even numbers stay; those with odd numbers are created and removed.
         for n in (0..3000).step_by(2) {
             driver.file(&mut batch, ROOT, &numbered(n)).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Kept replies, sessions and orphans: what a retry and a restart rely on.
+//! Kept replies, sessions and orphans, which retries and restarts need.
 
 mod place;
 
@@ -43,7 +43,7 @@ fn orphan_that_is_listed_again_is_counted_once() {
         batch.commit().unwrap();
         assert_eq!(shard.statistics().unwrap().orphans, 1);
     }
-    // The batch had nothing else to commit.
+    // The batches had nothing else to commit.
     drop(shard);
     let shard = Shard::open(place.path()).unwrap();
     assert_eq!(shard.begin().unwrap().orphans().unwrap(), [(ino, layout)]);
@@ -102,7 +102,8 @@ fn orphan_is_listed_until_it_is_removed_in_its_batch_or_later() {
         driver.unlink(&mut batch, Ino::ROOT, name).unwrap();
         assert_eq!(driver.effects.orphaned(), [(orphans[orphans.len() - 1], layout)]);
     }
-    // The first within its own transaction, the second in the next, the third after a restart; the last stays.
+    // The first orphan is removed in its own transaction, the second in the next, the third after a restart; the last
+    // stays.
     for round in 0..3 {
         let removed = orphans.remove(0);
         batch.remove_orphans(&[removed, removed, Ino(12345)]).unwrap();

@@ -1,4 +1,4 @@
-//! Attributes of an inode, as the shard keeps them and the board shows them.
+//! Attributes of an inode, as they are stored in the shard and published on the board.
 
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
@@ -6,16 +6,16 @@ use crate::id::{Ino, NodeId};
 
 /// Encoded bytes of an [`Attr`].
 pub const ATTR_BYTES: usize = 104;
-/// Where mode, owner and group, 4 bytes each, lie in an encoded [`Attr`].
+/// Offset of mode, owner and group, 4 bytes each, in an encoded [`Attr`].
 pub const PERMISSIONS_OFFSET: usize = 32;
 
-/// The file may differ from its copy in the backing store: it must not be released. Set before any descriptor that
-/// can write is handed out.
+/// The file may differ from its copy in slow storage, so its data must not be dropped. The flag is set before any
+/// descriptor that can write is handed out.
 pub const FLAG_DIRTY: u32 = 1;
-/// The file's data is in its backing files. Clear when it was released and must be restored first.
+/// The file's data are in its backing files. The flag is clear when they were dropped and must be restored first.
 pub const FLAG_RESIDENT: u32 = 2;
 
-/// Where the flags of a directory have the width of directories made in it, and its bits there.
+/// The bits of a directory's flags that hold the width of new directories in it.
 const WIDTH_OF_NEW_SHIFT: u32 = 8;
 const WIDTH_OF_NEW: u32 = 0x1f << WIDTH_OF_NEW_SHIFT;
 
@@ -54,7 +54,7 @@ impl Kind {
         }
     }
 
-    /// The kind of its number in an encoding.
+    /// The kind that a number stands for in an encoding.
     pub fn from_u8(v: u8) -> Result<Kind, Code> {
         Ok(match v {
             1 => Kind::File,
@@ -81,8 +81,8 @@ impl Kind {
         }
     }
 
-    /// True when something of it lies on a target: a file's data, or the node that makes the kernel open a FIFO or
-    /// device.
+    /// True when a target has something for the inode: a file's data, or the node by which the kernel opens a FIFO,
+    /// socket or device.
     pub fn has_backing(self) -> bool {
         matches!(self, Kind::File | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice)
     }
@@ -104,17 +104,17 @@ pub struct Timestamp {
 
 /// Attributes of an inode.
 ///
-/// For a regular file `size` is a hint, and `atime`, `mtime` and part of `ctime` live in the backing files: see
-/// "Sizes, times" in docs/semantics.md.
+/// For a regular file `size` is a hint, and `atime`, `mtime` and part of `ctime` live in the backing files: see "Sizes,
+/// times" in docs/semantics.md.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attr {
     /// Inode number.
     pub ino: Ino,
-    /// Bytes: of a symlink's target exactly; of a file a hint; of a directory the number of its entries.
+    /// A symlink: bytes of its target. A file: a hint of its bytes. A directory: the number of its entries.
     pub size: u64,
     /// Device number (`dev_t`) of a device node, else 0.
     pub rdev: u64,
-    /// A directory's parent (the root's is itself); of others the zero inode.
+    /// The parent of a directory (the root is its own parent); else the zero inode.
     pub parent: Ino,
     /// Type and permission bits, as in `st_mode`.
     pub mode: u32,
@@ -122,11 +122,11 @@ pub struct Attr {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Hard links; of a directory 2 plus its subdirectories.
+    /// Hard links. A directory has 2, and one more for each subdirectory.
     pub nlink: u32,
-    /// [`FLAG_DIRTY`], [`FLAG_RESIDENT`]; of a directory [`Attr::width_of_new`].
+    /// [`FLAG_DIRTY`], [`FLAG_RESIDENT`]; for a directory [`Attr::width_of_new`].
     pub flags: u32,
-    /// A directory's home: the node that owns its entries. Of others the node that owns the inode.
+    /// A directory: its home, the node that owns its entries. Else: the node that owns the inode.
     pub home: NodeId,
     /// A directory's width as a power of two, rounded up: 0 is one node.
     pub width_log2: u8,
@@ -136,7 +136,7 @@ pub struct Attr {
     pub mtime: Timestamp,
     /// Last change of the inode.
     pub ctime: Timestamp,
-    /// Birth.
+    /// Creation.
     pub btime: Timestamp,
 }
 
@@ -155,7 +155,8 @@ impl Attr {
         Kind::from_mode(self.mode).unwrap_or(Kind::File)
     }
 
-    /// Of a directory: nodes that the entries of directories made in it are cut over, as they inherit it; 0: one.
+    /// For a directory: the number of nodes over which the entries of new directories in it are distributed. 0 means
+    /// one. A new directory inherits the value.
     pub fn width_of_new(&self) -> u8 {
         ((self.flags & WIDTH_OF_NEW) >> WIDTH_OF_NEW_SHIFT) as u8
     }
@@ -203,7 +204,7 @@ impl Attr {
     /// Reads [`ATTR_BYTES`] bytes; fails with [`Code::Malformed`] on a mode without a kind or a bad time.
     #[inline]
     pub fn decode(r: &mut Reader<'_>) -> Result<Attr, Code> {
-        // Taken at once, so that the length is checked once.
+        // The bytes are taken at once, so that the length is checked once.
         let mut r = Reader::new(r.array::<ATTR_BYTES>()?);
         let (ino, size, rdev, parent) = (Ino(r.u64()?), r.u64()?, r.u64()?, Ino(r.u64()?));
         let (mode, uid, gid, nlink, flags) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u32()?);

@@ -1,4 +1,4 @@
-//! Operations on one backing file, for those who cannot open it: it lies on another node's target.
+//! Operations on one backing file on another node's target, which the process cannot open itself.
 
 use crate::attr::Timestamp;
 use crate::bytes::{Reader, Writer};
@@ -15,7 +15,7 @@ use crate::set_attr::TimeSet;
 /// A backing file, by the target that holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BackingId {
-    /// The target, as layouts name it: node in the upper 16 bits, the node's target index in the lower.
+    /// The target, in the encoding of layouts: node in the upper 16 bits, the node's target index in the lower.
     pub target: u32,
     /// The file.
     pub ino: Ino,
@@ -25,45 +25,45 @@ pub struct BackingId {
     pub stripe: u16,
 }
 
-/// Bytes of one in a list.
+/// Encoded bytes of a [`BackingId`] in a list.
 const BACKING_ID_BYTES: usize = 15;
 
-/// What to do with a backing file.
+/// An operation on a backing file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BackingOp<'a> {
     /// Size, space and times. → `Backing`
     Stat,
-    /// Makes it, empty, unless it is there. [`Code::NotFound`] when it was removed before, [`Code::Invalid`] for an
-    /// inode of the node itself, whose shard makes it ([`crate::Request::MakeBacking`]). → `Done`
+    /// Creates it, empty, unless it exists. [`Code::NotFound`] when it was removed before; [`Code::Invalid`] for an
+    /// inode of the receiving node, whose shard creates it ([`crate::Request::MakeBacking`]). → `Done`
     Make,
-    /// Reads: fewer bytes than asked for only at its end. → `Bytes`
+    /// Reads. Returns fewer bytes than requested only at the end of the file. → `Bytes`
     Read {
-        /// Where.
+        /// Offset.
         offset: u64,
-        /// How much, at most [`BACKING_BYTES_MAX`].
+        /// Length, at most [`BACKING_BYTES_MAX`].
         bytes: u32,
     },
-    /// Writes all or fails. → `Count`: where the first byte went
+    /// Writes all bytes or fails. → `Count`: the offset of the first byte
     Write {
-        /// Where; with `append` not looked at.
+        /// Offset; ignored with `append`.
         offset: u64,
-        /// At the end, wherever that is when it is written: no other write comes between.
+        /// Write at the end of the file at the time of the write. No other write comes in between.
         append: bool,
-        /// What, at most [`BACKING_BYTES_MAX`].
+        /// Data, at most [`BACKING_BYTES_MAX`].
         bytes: &'a [u8],
     },
-    /// Cuts it, or lengthens it by a hole. → `Done`
+    /// Sets its length. → `Done`
     Truncate {
-        /// Its new size.
+        /// New length.
         bytes: u64,
     },
     /// `fallocate`. → `Done`
     Allocate {
-        /// As the system call has it.
+        /// `mode` of the system call.
         mode: u32,
-        /// Where.
+        /// Offset.
         offset: u64,
-        /// How much.
+        /// Length.
         bytes: u64,
     },
     /// Sets its times. → `Done`
@@ -75,85 +75,86 @@ pub enum BackingOp<'a> {
     },
     /// `fsync`. → `Done`
     Sync,
-    /// Keeps it open for the asking process, so that it stays when it is unlinked, until [`BackingOp::Close`] or the
+    /// Keeps it open for the requesting process, so that it survives an unlink, until [`BackingOp::Close`] or the
     /// process's end. → `Done`
     Open {
         /// The process's number for this open.
         handle: u64,
     },
-    /// Ends an open; one that is not known is fine. → `Done`
+    /// Ends an open. An unknown handle is no error. → `Done`
     Close {
-        /// As it was opened.
+        /// The handle of the open.
         handle: u64,
     },
-    /// Takes or drops a lock for the asking process, without waiting: it excludes those of the node's own programs, and
-    /// goes with the process. → `Done`, [`Code::Busy`] when another is in the way
+    /// Takes or releases a lock for the requesting process, without waiting. It excludes locks of programs on the
+    /// backing file's node too, and ends with the process. → `Done`, [`Code::Busy`] when another lock conflicts
     Lock(LockWish),
-    /// Which lock is in the way of this one? → `Done` for none, `Lock`
+    /// Looks for a lock that conflicts with this one. → `Done` for none, `Lock`
     TestLock(LockWish),
-    /// The asking process is about to write at the end of a file of which this is one backing file of several: nobody
-    /// else is until [`BackingOp::EndAppend`], the process's end, or [`crate::limits::APPEND_HOLD_MS`] have passed. →
-    /// `Done`, [`Code::Busy`] when somebody is
+    /// Reserves the end of a file for a write of the requesting process; this is one of the file's several backing
+    /// files. No other process may append until [`BackingOp::EndAppend`], the process's end, or
+    /// [`crate::limits::APPEND_HOLD_MS`] have passed. → `Done`, [`Code::Busy`] when another process has the end
+    /// reserved
     BeginAppend {
         /// The process's number for this append.
         handle: u64,
     },
-    /// It has. One that is not known is fine. → `Done`
+    /// Ends the reservation. An unknown handle is no error. → `Done`
     EndAppend {
-        /// As it was begun.
+        /// The handle of the [`BackingOp::BeginAppend`].
         handle: u64,
     },
-    /// A piece of an append that is too large for one request; the last one has it written at the end, as a whole: no
-    /// other write comes between. [`Code::Interrupted`] when the pieces before it are not known (any more),
-    /// [`Code::Busy`] when too many appends are gathered: then from the first piece on. → `Count`: where the first byte
-    /// went; 0 of pieces before the last
+    /// A piece of an append that is too large for one request. With the last piece the whole append is written at the
+    /// end; no other write comes in between. [`Code::Interrupted`] when the pieces before it are not, or no longer,
+    /// known; [`Code::Busy`] when too many appends are being collected: in both cases the process starts again from the
+    /// first piece. → `Count`: the offset of the first byte; 0 for pieces before the last
     AppendPiece {
         /// The process's number for this append.
         handle: u64,
-        /// Where in the append this begins: where the piece before it ended.
+        /// Where this piece begins in the append: at the end of the piece before.
         at: u32,
-        /// Bytes of the append: 1 to [`MOVE_BYTES_MAX`].
+        /// Bytes of the whole append: 1 to [`MOVE_BYTES_MAX`].
         total: u32,
-        /// What, 1 to [`BACKING_BYTES_MAX`] bytes.
+        /// Data, 1 to [`BACKING_BYTES_MAX`] bytes.
         bytes: &'a [u8],
     },
-    /// Moves data between it and the asking process's buffer. [`Code::Fault`] when the process has no such buffer, or
-    /// none any more. Asked of the process's own daemon alone. → `Count`: the bytes moved; fewer than asked for are
-    /// read at its end, and written never
+    /// Transfers data between it and the requesting process's buffer. Sent only to the process's own daemon.
+    /// [`Code::Fault`] when the process has no such buffer, or no longer. → `Count`: the bytes transferred; a read
+    /// returns fewer than requested at the end of the file, a write never
     Move(Move),
-    /// Does something with what a group of processes has in common that opened the file of which this is the first
-    /// backing file. It need not be there any more. → what [`GroupOp`] says
+    /// Operates on the state of a group of processes that opened the file together. This is the file's first backing
+    /// file; it need not exist any longer. → see [`GroupOp`]
     Group {
-        /// The group's number, of its first process's drawing.
+        /// The group's number, which its first process drew.
         key: u64,
-        /// What to do.
+        /// The operation.
         op: GroupOp,
     },
 }
 
-/// Which way data are moved.
+/// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MoveKind {
     /// From the backing file into the buffer.
     Read,
     /// From the buffer into the backing file.
     Write,
-    /// The same, at its end: no other write comes between.
+    /// From the buffer to the end of the backing file. No other write comes in between.
     Append,
 }
 
-/// Data to be moved through a process's buffer.
+/// A transfer of data through a process's buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
-    /// Which way.
+    /// Its direction.
     pub kind: MoveKind,
-    /// Where in the backing file; of an append not looked at.
+    /// Offset in the backing file; ignored for an append.
     pub offset: u64,
-    /// How much: 1 to [`MOVE_BYTES_MAX`].
+    /// Length: 1 to [`MOVE_BYTES_MAX`].
     pub bytes: u32,
-    /// The buffer, as the daemon numbered it.
+    /// The number that the daemon gave the buffer.
     pub buffer: u64,
-    /// Where in the buffer.
+    /// Offset in the buffer.
     pub at: u32,
 }
 
@@ -200,24 +201,24 @@ impl Move {
 pub struct BackingAttr {
     /// Bytes up to its end.
     pub bytes: u64,
-    /// Bytes of the medium that it takes.
+    /// Bytes that it takes on the medium.
     pub allocated_bytes: u64,
     /// Last access.
     pub atime: Timestamp,
     /// Last change of content.
     pub mtime: Timestamp,
-    /// Last change of anything.
+    /// Last change of the inode.
     pub ctime: Timestamp,
 }
 
 impl BackingId {
-    /// A backing file of a layout.
+    /// The backing file of a layout's stripe.
     pub fn of(ino: Ino, layout: &Layout, component: usize, stripe: u16) -> BackingId {
         let target = layout.components()[component].target(stripe);
         BackingId { target, ino, number: layout.file_number(component) as u8, stripe }
     }
 
-    /// The node that has it.
+    /// The node of its target.
     pub fn node(&self) -> NodeId {
         NodeId((self.target >> 16) as u16)
     }
@@ -237,22 +238,23 @@ impl BackingId {
         Ok(id)
     }
 
-    /// The bytes of a list of them, 15 each.
+    /// Encodes a list of them, 15 bytes each.
     pub fn list(ids: &[BackingId]) -> Vec<u8> {
         let mut bytes = vec![0; ids.len() * BACKING_ID_BYTES];
         let mut w = Writer::new(&mut bytes);
-        // There is room for all of them.
+        // The buffer has space for all of them.
         let _ = ids.iter().try_for_each(|id| id.encode(&mut w));
         bytes
     }
 
-    /// The backing files of a list, as far as it is one: what is decoded from a message is.
+    /// Decodes a list, up to the first entry that is malformed. Lists in decoded messages have none
+    /// ([`BackingId::is_list`]).
     pub fn listed(bytes: &[u8]) -> impl Iterator<Item = BackingId> + '_ {
         let all = bytes.chunks_exact(BACKING_ID_BYTES);
         all.map_while(|bytes| BackingId::decode(&mut Reader::new(bytes)).ok())
     }
 
-    /// True for bytes that are a list of at most so many.
+    /// True for a well-formed list of at most `most` backing files.
     pub(crate) fn is_list(bytes: &[u8], most: usize) -> bool {
         bytes.len().is_multiple_of(BACKING_ID_BYTES)
             && bytes.len() <= most * BACKING_ID_BYTES
@@ -335,7 +337,7 @@ impl<'a> BackingOp<'a> {
         }
     }
 
-    /// Decodes and checks: offsets and lengths are within a file's bounds behind this point.
+    /// Decodes and checks: in the result offsets and lengths are within a file's bounds.
     pub(crate) fn decode(r: &mut Reader<'a>) -> Result<(BackingId, BackingOp<'a>), Code> {
         let id = BackingId::decode(r)?;
         let within = |offset: u64, bytes: u64| match offset.checked_add(bytes) {

@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
         self.take(n)
     }
 
-    /// What has not been read.
+    /// The bytes that have not been read.
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
@@ -106,7 +106,7 @@ impl<'a> Writer<'a> {
         self.buffer.len() - self.len
     }
 
-    /// Appends `bytes` as they are.
+    /// Appends `bytes` without a length.
     #[inline]
     pub fn put(&mut self, bytes: &[u8]) -> Result<(), Code> {
         let end = self.len + bytes.len();

@@ -1,15 +1,15 @@
-//! Errors: a stable code for every outcome, its errno, and the one struct that crosses crate borders.
+//! Errors: a stable code for each kind, its errno, and the one struct that crosses crate borders.
 
 use std::fmt;
 
 /// Why an operation failed. Codes are stable: they travel by ring and wire and are printed by `--json`. On hot paths
-/// the code alone is the error; an [`Error`] adds the words for people.
+/// the code alone is the error; an [`Error`] adds text for people.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u16)]
 pub enum Code {
     /// No such entry, inode, task or pool.
     NotFound = 1,
-    /// The name is taken.
+    /// The name exists already.
     Exists = 2,
     /// A component that must be a directory is not one.
     NotDirectory = 3,
@@ -27,11 +27,11 @@ pub enum Code {
     NotPermitted = 9,
     /// The mode bits do not allow it (EACCES).
     AccessDenied = 10,
-    /// An argument makes no sense.
+    /// An argument is not valid.
     Invalid = 11,
     /// Too many symbolic links.
     TooManySymlinks = 12,
-    /// The inode has as many links as it can.
+    /// The inode has the largest possible number of links.
     TooManyLinks = 13,
     /// Source and destination are not in one file system.
     CrossDevice = 14,
@@ -41,9 +41,9 @@ pub enum Code {
     Range = 16,
     /// The value, request or list is too large.
     TooBig = 17,
-    /// The file system does not do this.
+    /// The file system does not support this operation.
     NotSupported = 18,
-    /// The inode existed and is gone.
+    /// The inode existed and was removed.
     Stale = 19,
     /// It is in use: a mount point, a pool that is up.
     Busy = 20,
@@ -61,24 +61,24 @@ pub enum Code {
     Malformed = 26,
     /// Interrupted by a signal.
     Interrupted = 27,
-    /// The descriptor is not open, or not for this.
+    /// The descriptor is not open, or not open for this operation.
     BadDescriptor = 28,
-    /// Out of descriptors, threads, or what else is counted but memory.
+    /// Too few descriptors, threads, or other resources that are counted, except memory.
     NoResources = 29,
     /// The session is not known: attach again.
     UnknownSession = 30,
-    /// A running program's file cannot be written.
+    /// A file that a running program executes cannot be written.
     TextBusy = 31,
-    /// A pointer of the caller's is bad.
+    /// A pointer of the caller is invalid.
     Fault = 32,
     /// The file is too large for the medium.
     FileTooLarge = 33,
     /// Read-only file system.
     ReadOnly = 34,
-    /// No such device or address: a socket that is opened, a FIFO that nobody reads.
+    /// No such device or address: an open of a socket, or of a FIFO without a reader.
     NoDevice = 35,
-    /// The directory's entries lie in parts, and one of those is to be asked for ([`crate::Refusal::Wide`]). Between
-    /// daemons; programs do not see it.
+    /// The directory is wide, and the request must name one of its parts ([`crate::Refusal::Wide`]). Only between
+    /// daemons; programs never get it.
     Wide = 36,
     /// Out of memory or address space.
     NoMemory = 37,
@@ -126,7 +126,7 @@ impl Code {
         Code::NoMemory,
     ];
 
-    /// The code of a number that came by ring or wire; unknown numbers are [`Code::Malformed`].
+    /// The code for a number that came by ring or wire; [`Code::Malformed`] for unknown numbers.
     pub fn from_u16(v: u16) -> Code {
         v.checked_sub(1).and_then(|i| Code::ALL.get(i as usize).copied()).unwrap_or(Code::Malformed)
     }
@@ -174,7 +174,7 @@ impl Code {
         }
     }
 
-    /// The code nearest to an errno that the kernel gave; unknown ones are [`Code::Io`].
+    /// The code nearest to an errno from the kernel; [`Code::Io`] for unknown ones.
     pub fn from_errno(errno: i32) -> Code {
         match errno {
             1 => Code::NotPermitted,
@@ -261,7 +261,7 @@ impl fmt::Display for Code {
     }
 }
 
-/// An error with words: what was tried, on what, why it failed, and what the user can do. It crosses crate borders
+/// An error with text: what was tried, on what, why it failed, and what the user can do. It crosses crate borders
 /// wherever a person may read it; hot paths carry only the [`Code`].
 #[derive(Debug)]
 pub struct Error {
@@ -275,7 +275,7 @@ pub struct Error {
     pub cure: String,
 }
 
-/// A result whose error has words.
+/// A result whose error has text.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -296,7 +296,7 @@ impl Error {
         self
     }
 
-    /// An I/O error met while doing `what`: the code from its errno, its text as the reason.
+    /// An I/O error in the operation `what`: the code from its errno, the system's text as the reason.
     pub fn io(what: impl Into<String>, e: &std::io::Error) -> Error {
         let code = e.raw_os_error().map_or(Code::Io, Code::from_errno);
         Error::new(code, what).why(e)

@@ -11,20 +11,20 @@ use crate::lock::LockWish;
 /// [`GroupOp::End`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupOp {
-    /// Makes the group, which ends with the asking process if not before. → `Done`, [`Code::Exists`] when another
-    /// process has one of this number, [`Code::NoResources`] when there are too many
+    /// Makes the group. It ends with the requesting process, if not before. → `Done`, [`Code::Exists`] when another
+    /// process has a group of this number, [`Code::NoResources`] when there are too many groups
     Make {
-        /// Where its pointer begins.
+        /// The pointer's first value.
         position: u64,
     },
-    /// Moves the pointer on. → `Count`: where it was
+    /// Advances the pointer. → `Count`: its value before
     Move {
-        /// By how much; 0 asks for its position.
+        /// The distance; 0 reads the pointer.
         by: u64,
     },
-    /// Puts the pointer somewhere. → `Done`
+    /// Sets the pointer. → `Done`
     Seek {
-        /// Where.
+        /// Its new value.
         position: u64,
     },
     /// Takes an owner's one lock, without waiting, or releases it; `flock` is ignored. Conflicting locks are granted in
@@ -57,7 +57,7 @@ impl GroupOp {
         }
     }
 
-    /// Decodes and checks: positions are within a file's bounds behind this point.
+    /// Decodes and checks: in the result positions are within a file's bounds.
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<GroupOp, Code> {
         let within = |value: u64| match value {
             0..=FILE_BYTES_MAX => Ok(value),

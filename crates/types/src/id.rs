@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// A node's number within a pool, 1 to 32767. A node that lost its shard rejoins under a new number, so a number names
-/// one shard for ever.
+/// A node's number within a pool, 1 to 32767. A node that lost its shard rejoins under a new number, so a number always
+/// names the same shard.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct NodeId(pub u16);
 
@@ -18,9 +18,9 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// An inode number: the birth node's number in the upper 16 bits, that node's counter in the lower 48. Never used
-/// again, not even after a crash. The upper bits keep it apart from the small numbers that other file systems give, so
-/// that (st_dev, st_ino) pairs never collide.
+/// An inode number: the birth node's number in the upper 16 bits, that node's counter in the lower 48. A number is
+/// never used again, not even after a crash. The upper bits keep it apart from the small numbers of other file systems,
+/// so (st_dev, st_ino) pairs never collide.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ino(pub u64);
 
@@ -29,7 +29,7 @@ impl Ino {
     pub const ROOT: Ino = Ino(NodeId::FIRST.0 as u64 * (1 << Ino::COUNTER_BITS) + 1);
     /// Bits of the counter.
     pub const COUNTER_BITS: u32 = 48;
-    /// The bit of a counter that is a wide directory's part's.
+    /// The bit of a counter that marks a part of a wide directory.
     const PART_BIT: u64 = 1 << (Ino::COUNTER_BITS - 1);
     /// The largest counter.
     pub const MAX_COUNTER: u64 = Ino::PART_BIT - 1;
@@ -40,7 +40,7 @@ impl Ino {
         Ino((node.0 as u64) << Ino::COUNTER_BITS | (counter & Ino::MAX_COUNTER))
     }
 
-    /// The same of a part of a wide directory. Its number says what it is, as programs are never shown it.
+    /// The same for a part of a wide directory. The number may carry the mark because programs never see it.
     pub fn part(node: NodeId, counter: u64) -> Ino {
         Ino(Ino::new(node, counter).0 | Ino::PART_BIT)
     }
@@ -50,7 +50,7 @@ impl Ino {
         self.0 & Ino::PART_BIT != 0
     }
 
-    /// The node on which the inode was born.
+    /// The node that created the inode.
     pub fn birth_node(self) -> NodeId {
         NodeId((self.0 >> Ino::COUNTER_BITS) as u16)
     }

@@ -1,14 +1,14 @@
-//! Layouts: how a file's bytes are spread over backing files.
+//! Layouts: how a file's bytes are distributed over backing files.
 //!
-//! A layout is a list of components, each for a range of offsets; within one, stripes of `stripe_size` bytes go round
-//! robin over `stripe_count` backing files, RAID-0 and densely packed: backing file `i` holds stripes `i`,
-//! `i + stripe_count`, ... one behind the other, with no gaps. With one component and stripe_count 1 the backing
-//! file is byte for byte the file. Stripe `i` is on target `targets[i % target_count]`; more stripes than targets is
-//! *overstriping*, which lets several writers of one file avoid one inode's lock.
+//! A layout is a list of components, each for a range of offsets. Within a component, stripes of `stripe_size` bytes go
+//! round robin over `stripe_count` backing files, RAID-0 and densely packed: backing file `i` holds stripes `i`, `i +
+//! stripe_count`, ... one behind the other, with no gaps. With one component and stripe_count 1 the backing file is
+//! byte for byte the file. Backing file `i` is on target `targets[i % target_count]`. More backing files than targets
+//! is *overstriping*, by which several writers of one file avoid one inode's lock.
 //!
-//! A directory's layout says how files that are made in it are to lie. It may leave the targets open
-//! ([`Layout::on_any`]); a file's never does. A request to make a file may leave the word to the directory
-//! ([`Layout::unless_set`]). Target 0, of a node that no pool has, says both.
+//! A directory's layout is the layout of files that are created in it. It may leave the targets open
+//! ([`Layout::on_any`]); a file's layout never does. A request that creates a file may let the directory's layout take
+//! precedence ([`Layout::unless_set`]). Both use target 0, whose node no pool has, as a mark.
 
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
@@ -22,35 +22,35 @@ pub const COMPONENT_BYTES: usize = 16 + 4 * TARGETS_MAX;
 /// A range of a file striped over backing files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Component {
-    /// First offset behind the component; `u64::MAX` for the last.
+    /// First offset behind the component; `u64::MAX` for the last one.
     pub end: u64,
     /// Bytes of a stripe, a power of two from 4 KiB to 1 GiB.
     pub stripe_bytes: u32,
-    /// Backing files, 1 to 256.
+    /// Number of backing files, 1 to 256.
     pub stripe_count: u16,
-    /// Targets in use, 1 to 8.
+    /// Number of targets in use, 1 to 8.
     pub target_count: u8,
     /// The targets: node number in the upper 16 bits, the node's target index in the lower.
     pub targets: [u32; TARGETS_MAX],
 }
 
-/// How a file's bytes are spread over backing files.
+/// How a file's bytes are distributed over backing files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     count: u8,
     components: [Component; COMPONENTS_MAX],
 }
 
-/// A piece of a file that lies in one backing file.
+/// A range of a file that lies in one backing file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
     /// Component index.
     pub component: usize,
-    /// Stripe index: which backing file of the component.
+    /// Stripe index: the backing file of the component.
     pub stripe: u16,
     /// Offset within the backing file.
     pub offset: u64,
-    /// Bytes that follow there.
+    /// Length.
     pub len: u64,
 }
 
@@ -62,7 +62,7 @@ impl Component {
 
     #[inline]
     fn decode(r: &mut Reader<'_>) -> Result<Component, Code> {
-        // Taken at once, so that the length is checked once.
+        // The bytes are taken at once, so that the length is checked once.
         let mut r = Reader::new(r.array::<COMPONENT_BYTES>()?);
         let (end, stripe_bytes, stripe_count, target_count) = (r.u64()?, r.u32()?, r.u16()?, r.u8()?);
         r.u8()?;
@@ -88,7 +88,7 @@ impl Component {
 }
 
 impl Layout {
-    /// One backing file on target `index` of `node`: the default.
+    /// The default: one backing file on target `index` of `node`.
     pub fn single(node: NodeId, index: u16) -> Layout {
         let mut targets = [0; TARGETS_MAX];
         targets[0] = target_of(node, index);
@@ -97,7 +97,7 @@ impl Layout {
         Layout { count: 1, components: [whole; COMPONENTS_MAX] }
     }
 
-    /// A layout of these components, whose `end`s must rise and end with `u64::MAX`.
+    /// A layout of these components. Their `end`s must rise, and the last one must be `u64::MAX`.
     pub fn new(components: &[Component]) -> Result<Layout, Code> {
         if components.is_empty() || components.len() > COMPONENTS_MAX {
             return Err(Code::Invalid);
@@ -126,7 +126,7 @@ impl Layout {
         }
     }
 
-    /// `stripe_count` stripes of `stripe_bytes` on target `index` of `node`: overstriping.
+    /// Overstriping: `stripe_count` stripes of `stripe_bytes` on target `index` of `node`.
     pub fn overstriped(
         node: NodeId,
         index: u16,
@@ -139,9 +139,9 @@ impl Layout {
         Layout::new(&[c])
     }
 
-    /// `stripe_count` stripes of `stripe_bytes` in turn over these targets, 1 to [`TARGETS_MAX`]. One stripe on one
-    /// target is not [`Layout::single`], though the file lies as if it were: it says that somebody asked for that
-    /// target.
+    /// `stripe_count` stripes of `stripe_bytes`, round robin over these targets, 1 to [`TARGETS_MAX`]. One stripe on
+    /// one target distributes the bytes like [`Layout::single`] but is not equal to it: it records that a user chose
+    /// that target.
     pub fn on(targets: &[u32], stripe_count: u16, stripe_bytes: u32) -> Result<Layout, Code> {
         let named = Targets::new(targets).ok_or(Code::Invalid)?;
         let twice = [targets[0]; 2];
@@ -152,33 +152,33 @@ impl Layout {
         Layout::new(&[Component { end: u64::MAX, stripe_bytes, stripe_count, target_count, targets: all }])
     }
 
-    /// The same on targets that are chosen for each file when it is made: of directories alone.
+    /// The same on targets that are chosen for each file when it is created. Only for directories.
     pub fn on_any(stripe_count: u16, stripe_bytes: u32) -> Result<Layout, Code> {
         Layout::on(&[0], stripe_count, stripe_bytes)
     }
 
-    /// One backing file on `target`, unless the directory says otherwise: of requests that make a file alone.
+    /// One backing file on `target`, unless the directory has a layout. Only for requests that create a file.
     pub fn unless_set(target: u32) -> Layout {
         let mut c = Layout::single(node_of(target), target as u16).components[0];
         c.target_count = 2;
         Layout { count: 1, components: [c; COMPONENTS_MAX] }
     }
 
-    /// The target of a layout that [`Layout::unless_set`] gave.
+    /// The target of a layout made by [`Layout::unless_set`].
     pub fn wish(&self) -> Option<u32> {
         let c = &self.components[0];
         (self.is_single() && c.target_count == 2 && c.targets[0] != 0 && c.targets[1] == 0)
             .then_some(c.targets[0])
     }
 
-    /// True for a layout that says where each stripe is: a file may have it.
+    /// True for a layout that names the target of each stripe, so that a file may have it.
     pub fn is_placed(&self) -> bool {
         self.components()
             .iter()
             .all(|c| c.targets[..usize::from(c.target_count)].iter().all(|t| t >> 16 != 0))
     }
 
-    /// True of a directory on `home` whose layout somebody has set.
+    /// True if a user has set this layout of a directory on `home`.
     pub fn is_set(&self, home: NodeId) -> bool {
         *self != Layout::single(home, 0)
     }
@@ -199,9 +199,9 @@ impl Layout {
         self.count == 1 && self.components[0].stripe_count == 1
     }
 
-    /// The number by which component `index`'s backing files are named: 0 for a file of one backing file, from 1 on for
-    /// others. So no name is shared between the two, and data can move from several backing files into one while both
-    /// are there.
+    /// The number of component `index` in the names of its backing files: 0 for a file of one backing file, from 1 on
+    /// for others. So the two kinds share no name, and data can be copied from several backing files into one while
+    /// both exist.
     pub fn file_number(&self, index: usize) -> usize {
         if self.is_single() {
             0
@@ -223,8 +223,8 @@ impl Layout {
         }
     }
 
-    /// Where the byte at `offset` lies, and how many of `len` bytes follow it in the same backing file without a gap
-    /// in the file.
+    /// Maps the byte at `offset` to its backing file, with how many of `len` bytes follow it there without a gap in the
+    /// file.
     pub fn locate(&self, offset: u64, len: u64) -> Extent {
         let i = self.components().iter().position(|c| offset < c.end).unwrap_or(self.count as usize - 1);
         let c = &self.components[i];
@@ -246,8 +246,9 @@ impl Layout {
         }
     }
 
-    /// The size of the file whose backing file (`component`, `stripe`) has `backing_bytes` bytes: the offset behind
-    /// that backing file's last byte; 0 for an empty one. The file's size is the greatest over all backing files.
+    /// The size of the file if its backing file (`component`, `stripe`) has `backing_bytes` bytes: the file offset
+    /// behind that backing file's last byte; 0 for an empty one. The file's size is the greatest over all backing
+    /// files.
     pub fn size_from(&self, component: usize, stripe: u16, backing_bytes: u64) -> u64 {
         if backing_bytes == 0 {
             return 0;
@@ -263,8 +264,7 @@ impl Layout {
         start + number * stripe_bytes + last % stripe_bytes + 1
     }
 
-    /// Bytes of backing file (`component`, `stripe`) when the file has `file_bytes` bytes without holes at its end:
-    /// what truncate sets it to.
+    /// The length to which truncate sets backing file (`component`, `stripe`) of a file of `file_bytes` bytes.
     pub fn backing_bytes(&self, component: usize, stripe: u16, file_bytes: u64) -> u64 {
         let c = &self.components[component];
         let start = self.start_of(component);
@@ -306,7 +306,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Reads what [`Layout::encode`] wrote; anything else is [`Code::Malformed`].
+    /// Reads a layout; [`Code::Malformed`] for anything that [`Layout::encode`] does not write.
     #[inline]
     pub fn decode(r: &mut Reader<'_>) -> Result<Layout, Code> {
         let count = r.u8()? as usize;

@@ -1,5 +1,5 @@
-//! What every room of Forebay speaks: ids, limits, errors with stable codes, attributes, layout arithmetic, name
-//! hashes, and the requests and replies that travel by ring (one node) and wire (between nodes).
+//! The types that all crates of Forebay share: ids, limits, errors with stable codes, attributes, layout arithmetic,
+//! name hashes, and the requests and replies that travel by ring (one node) and wire (between nodes).
 //!
 //! Nothing here does I/O, allocates on a hot path, or is unsafe. All encodings are little-endian and fixed: a client
 //! and a daemon of one version share them through memory, and the shard stores some of them on disk

@@ -1,5 +1,4 @@
-//! Every number that bounds something, with the reason beside it. Checks at compile time hold those that depend on
-//! one another.
+//! Every number that bounds something, with its reason. Compile-time checks cover those that depend on one another.
 
 /// Bytes of a file name: POSIX NAME_MAX on every Linux file system.
 pub const NAME_MAX: usize = 255;
@@ -15,18 +14,18 @@ pub const XATTR_NAME_MAX: usize = 255;
 pub const XATTR_VALUE_MAX: usize = 65_536;
 /// Bytes of all names of an inode's extended attributes (Linux XATTR_LIST_MAX).
 pub const XATTR_LIST_MAX: usize = 65_536;
-/// Bytes of all extended attributes of an inode, names and values, and [`XATTR_OVERHEAD`] each: twice the largest
-/// value, as kernfs allows, and small enough that all can be removed in one transaction when the shard is full.
+/// Bytes of all extended attributes of an inode: names, values, and [`XATTR_OVERHEAD`] each. Twice the largest value,
+/// as in kernfs, and small enough that one transaction can remove all when the shard is full.
 pub const XATTR_TOTAL_MAX: usize = 128 * 1024;
-/// What each extended attribute counts beside its bytes.
+/// Bytes that each extended attribute counts besides its name and value.
 pub const XATTR_OVERHEAD: usize = 64;
-/// Names of one directory that may share a 56-bit hash: the discriminator has 7 bits.
+/// The greatest discriminator of a cookie, which has 7 bits: 128 names of one directory may share a 56-bit hash.
 pub const COLLISIONS_MAX: u8 = 127;
 /// Components of a layout: one for small files, one for the rest, as progressive file layouts use them.
 pub const COMPONENTS_MAX: usize = 2;
-/// Targets named by one layout component; the default stripe_count is at most this.
+/// Targets named by one layout component.
 pub const TARGETS_MAX: usize = 8;
-/// Targets of one node: a program gets a descriptor of each in one message when it attaches.
+/// Targets of one node: when a program attaches, one message carries a descriptor of each.
 pub const NODE_TARGETS_MAX: usize = 8;
 /// Stripes (backing files) of one component: 8 targets, each overstriped 32 times.
 pub const STRIPES_MAX: u16 = 256;
@@ -43,19 +42,20 @@ pub const RING_SLOTS: usize = 64;
 pub const MESSAGE_BYTES_MAX: usize = 68 * 1024;
 /// Bytes of a backing file that one request reads or writes: with its fields it fits a message.
 pub const BACKING_BYTES_MAX: usize = 64 * 1024;
-/// Bytes of data that the network moves by itself for one request, at most: large enough that asking costs little
-/// beside moving.
+/// Bytes of data that the network transfers for one request, at most: large enough that the request costs little beside
+/// the transfer.
 pub const MOVE_BYTES_MAX: usize = 1024 * 1024;
-/// A call that is shorter than [`BACKING_AHEAD`] such pieces is cut into as many smaller ones, but not below this, so
-/// that some are copied while others are moved.
+/// A call shorter than [`BACKING_AHEAD`] pieces of [`MOVE_BYTES_MAX`] is cut into [`BACKING_AHEAD`] smaller pieces, but
+/// none smaller than this, so that some are copied while others are transferred.
 pub const MOVE_BYTES_MIN: usize = 128 * 1024;
-/// Data that are longer are moved so, others go within a request: longer messages take the transport as many steps.
+/// Data longer than this are transferred by the network itself, shorter data go within the request: the transport needs
+/// several steps for longer messages.
 pub const MOVE_ABOVE_BYTES: usize = 32 * 1024;
-/// Bytes of a process's buffer for them: the pieces that one call has under way ([`BACKING_AHEAD`]), for several
-/// threads.
+/// Bytes of a process's buffer for transfers by the network itself: the pieces that one call has in flight
+/// ([`BACKING_AHEAD`]), for several threads.
 pub const BUFFER_BYTES: usize = 16 << 20;
-/// Processes of a node that have such buffers, which take memory as far as they are used; those of others go by
-/// requests.
+/// Processes of a node that have a buffer of [`BUFFER_BYTES`]. Only the used part of a buffer takes memory. Other
+/// processes' data go within requests.
 pub const BUFFERS_MAX: usize = 128;
 /// How long a buffer's memory stays in quarantine after a request on it ended with an unknown outcome. A transfer may
 /// still be in flight: the file's node starts it within [`NODE_TIMEOUT_MS`] of the request and ends it within the same
@@ -64,129 +64,134 @@ pub const QUARANTINE_MS: u64 = CALL_TIMEOUT_MS + 2 * NODE_TIMEOUT_MS;
 /// Buffers in quarantine. With so many, no process gets another buffer, so that a network that loses much costs bounded
 /// address space. Their memory is freed when their process ends, or when it has taken its data out of them.
 pub const BUFFERS_QUARANTINED_MAX: usize = 64;
-/// Bytes that are read ahead of who reads another node's file in order and says so: at first, and at most: by more no
-/// reader gains.
+/// Bytes that are read ahead for a reader that declared that it reads another node's file in order: at first, and at
+/// most. Larger windows made no reader faster.
 pub const READ_AHEAD_BYTES_MIN: usize = 256 * 1024;
 /// See [`READ_AHEAD_BYTES_MIN`].
 pub const READ_AHEAD_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// A read of so much is quicker without: its own parts keep the network busy.
+/// A read of this length is faster without reading ahead: its own parts keep the network busy.
 pub const READ_AHEAD_OF_MAX: usize = READ_AHEAD_BYTES_MAX / 2;
-/// What was read ahead is used for so long: what that reader sees is no older.
+/// How long a window that was read ahead is used: a reader sees no older data.
 pub const READ_AHEAD_MS: u64 = 1_000;
-/// Bytes of the memory through which a node's backing files pass to and from other nodes' buffers.
+/// Bytes of memory through which data pass between a node's backing files and other nodes' buffers.
 pub const BOUNCE_BYTES: usize = 32 << 20;
 /// Eager buffers that a node grants another node, which writes data into them before it sends the request: more than a
 /// call has in flight.
 pub const EAGER_BUFFERS: usize = 16;
-/// Bytes of an eager buffer: more than fits into a request, and less than the parts of a call that has several, of
-/// which one is fetched while another is on its way.
+/// Bytes of an eager buffer: more than fits into a request. It is less than the parts of a call that has several parts:
+/// such a call fetches one part while another is in transit.
 pub const EAGER_BUFFER_BYTES: usize = MOVE_BYTES_MIN / 2;
-/// Nodes that have eager buffers of a daemon at the same time. Only the used part takes memory. Data of other nodes are
-/// fetched.
+/// Nodes that have eager buffers of a daemon at the same time. Only the used part takes memory. The daemon fetches the
+/// data of further nodes.
 pub const EAGER_GRANTS_MAX: usize = 16;
 /// Retired grants whose memory is in quarantine because data may still arrive. With so many, no node gets a new grant.
 pub const EAGER_GRANTS_QUARANTINED_MAX: usize = 16;
-/// Data requests that one call of a client has in flight, in slots of its own: enough to keep a link busy, few enough to
-/// leave slots to other threads.
+/// Data requests that one call of a client has in flight, in slots of its own: enough to keep a link busy, few enough
+/// to leave slots to other threads.
 pub const BACKING_AHEAD: usize = 8;
-/// Appends in pieces that a daemon gathers at the same time for processes of other nodes, each of [`MOVE_BYTES_MAX`] at
-/// most; more wait.
+/// Appends in pieces that a daemon collects at the same time for processes of other nodes, each of [`MOVE_BYTES_MAX`]
+/// at most. Further ones wait.
 pub const GATHERED_MAX: usize = 32;
-/// What was not gone on with for so long is forgotten when there is no room for another: longer than any request waits.
+/// A collected append that got no new piece for this long is dropped when another one needs its place. Longer than any
+/// request waits.
 pub const GATHERED_MS: u64 = 60_000;
-/// Slots of processes of which a daemon's next worker knows whether their last append to another node's file was done,
-/// and their last step of a group's pointer: 64 bytes each. Where more ask, the slot that asked longest ago is forgotten.
+/// Slots of processes for which a daemon keeps, for its next worker, whether their last append to another node's file
+/// was done, and the last step of a group's pointer: 64 bytes each. When the table is full, the slot whose last request
+/// is the oldest is dropped.
 pub const REPLIES_KEPT: usize = 16_384;
-/// Backing files that a daemon keeps open for processes of other nodes, a descriptor each; more are opened anew for
-/// each request, and do not outlive their names.
+/// Backing files that a daemon keeps open for processes of other nodes, a descriptor each. Further ones are opened anew
+/// for each request, and their data do not survive the unlink.
 pub const BACKING_OPEN_MAX: usize = 4096;
-/// Locks of processes of other nodes on a daemon's backing files, by owner: a descriptor each. More fail with ENOLCK.
+/// Locks of processes of other nodes on a daemon's backing files, by owner: a descriptor each. Further ones fail with
+/// ENOLCK.
 pub const REMOTE_LOCK_OWNERS_MAX: usize = 4096;
-/// Owners of which a daemon knows that they have let go of all their locks: what they asked for and what comes late is
-/// not granted. More than let go within the time that a message may take; 2 MiB.
+/// Owners that a daemon remembers after they released all their locks, so that a request that arrives late is not
+/// granted. More than release their locks within the time that a message may take; 2 MiB.
 pub const LOCK_OWNERS_OVER_KEPT: usize = 16_384;
-/// So long a process keeps others from writing at the end of a file of several backing files, if it does not say that
-/// it has written: longer than it may take, which is [`APPEND_MS`] to find the end, and a request's time to write.
+/// How long a process may keep others from writing at the end of a file of several backing files, if it does not report
+/// that it has written. Longer than an append may take: [`APPEND_MS`] to find the end, and a request's time to write.
 pub const APPEND_HOLD_MS: u64 = 60_000;
-/// A process that has not found the end after so long gives up, and one that waits for another to write.
+/// A process gives up an append if it has not found the end, or has waited for another process's append, for this long.
 pub const APPEND_MS: u64 = 20_000;
-/// Groups of processes that opened a file together over several nodes, of those whose first backing file a daemon has,
-/// 64 bytes each. More open as well, without a shared file pointer and atomic mode.
+/// Groups of processes that opened a file together over several nodes, per daemon that has the first backing file: 64
+/// bytes each. Further groups open the file too, but without a shared file pointer and atomic mode.
 pub const GROUPS_MAX: usize = 4096;
-/// Locks of groups that are held at a daemon at the same time, 64 bytes each; more wait.
+/// Locks of groups that are held at a daemon at the same time, 64 bytes each. Further ones wait.
 pub const GROUP_LOCKS_MAX: usize = 4096;
-/// Who waits for a group's lock and has not asked again for so long loses its place: many times the pause between two
-/// asks.
+/// A process that waits for a group's lock and has not repeated its request for this long loses its place in the queue.
+/// Many times the pause between two requests.
 pub const GROUP_PLACE_MS: u64 = 100;
-/// A process's locks on other nodes' files go when its node could not be asked for it ([`SESSIONS_PERIOD_MS`]) for so
-/// long: it is taken for dead.
+/// A process's locks on other nodes' files are released when those nodes cannot reach its node ([`SESSIONS_PERIOD_MS`])
+/// for this long: the process is assumed dead.
 pub const LOCKS_OF_UNREACHED_MS: u64 = 60_000;
-/// Nodes of a pool: a bound for a mistaken pool file; node numbers go further.
+/// Nodes of a pool: a bound against a mistaken pool file. Node numbers may be larger.
 pub const NODES_MAX: usize = 1024;
-/// Remote shells that `forebay up` and `down` have under way: 512 nodes take eight rounds of a second, and one host's
-/// process table and its name service bear so many.
+/// Remote shells that `forebay up` and `down` run at the same time: 512 nodes take eight rounds of a second, and one
+/// host's process table and name service can handle so many.
 pub const REMOTE_SHELLS_MAX: usize = 64;
-/// A request to another node that is not answered in so long fails with EIO: longer than a node is taken for
-/// unreachable (5 s), shorter than [`CALL_TIMEOUT_MS`].
+/// A request to another node fails with EIO when it has no reply after this time: longer than it takes to declare a
+/// node unreachable (5 s), shorter than [`CALL_TIMEOUT_MS`].
 pub const NODE_TIMEOUT_MS: u64 = 25_000;
-/// A request that meets a change over several nodes which is under way is tried again for so long, then it fails with
-/// EBUSY: such a change takes some messages, unless a node is down.
+/// A request that meets a cross-node transaction in progress is tried again for this long, then it fails with EBUSY.
+/// Such a transaction takes a few messages, unless a node is down.
 pub const TRANSACTION_TIMEOUT_MS: u64 = 8_000;
-/// Who has prepared a part asks its coordinator after so long without a word, and again: several times what a busy node
-/// takes.
+/// A participant with a prepared part asks the coordinator for the outcome after this time without a message from it,
+/// and again each time: several times what a busy node takes.
 pub const DOUBT_AFTER_MS: u64 = 1_000;
-/// What a node could not be told is told again after so long, or as soon as it is reached again.
+/// A delivery that a node did not receive is sent again after this time, or as soon as the node is reached again.
 pub const DELIVERY_AGAIN_MS: u64 = 2_000;
-/// Deliveries that a daemon has under way: some slots of its 64 stay free for what its clients wait for.
+/// Deliveries that a daemon has in flight: some of its 64 slots stay free for what its clients wait for.
 pub const DELIVERIES_AHEAD: usize = 48;
-/// And so many of them to one node: one that falls silent takes no more with it until that is known.
+/// Deliveries in flight to one node: a node that falls silent takes no more slots with it until the daemon notices.
 pub const DELIVERIES_AHEAD_NODE: usize = 16;
-/// And so many to nodes that did not answer last time, one each: most slots are for those that answer.
+/// Deliveries in flight to nodes that did not answer last time, one each: most slots are for nodes that answer.
 pub const DELIVERIES_AHEAD_SILENT: usize = 8;
-/// A request that meets names which a change over several nodes holds waits so long, then it fails with EIO: whoever
-/// could end that change is down. Less than [`NODE_TIMEOUT_MS`].
+/// A request that meets names held by a cross-node transaction waits for this long, then it fails with EIO: the nodes
+/// that could end the transaction are down. Less than [`NODE_TIMEOUT_MS`].
 pub const HELD_TIMEOUT_MS: u64 = 10_000;
-/// A directory is listed as it is after so long, whatever is held in it: half a listing is no use to anybody.
+/// A listing of a directory waits this long for held names, then lists the directory as it is: an error would make the
+/// part already listed useless.
 pub const HELD_LIST_TIMEOUT_MS: u64 = 1_000;
-/// What one node asks of another for a change over several is given up after so long.
+/// A step of a cross-node transaction on another node is given up after this time.
 pub const STEP_TIMEOUT_MS: u64 = 10_000;
-/// How long a node may believe what another told it of directories. A node that dies holds up a rename, removal or
-/// chmod of a directory by this much at most; it takes a request a third of this for each pair of nodes.
+/// How long a node may use what it cached of another node's directories. A node that dies delays a rename, removal or
+/// chmod of a directory by this much at most. Renewing takes a request every third of this for each pair of nodes.
 pub const LEASE_MS: u64 = 3_000;
-/// Names and directories that a node keeps of one other node by lease; at one more it forgets all of them and begins
-/// anew.
+/// Names and directories of one other node that a node caches by lease. At one more it drops all of them and starts
+/// again.
 pub const LEASED_MAX: usize = 65_536;
-/// Processes that a node asks another about at once: 4 KiB of a message.
+/// Processes that one request checks for whether they live: 4 KiB of a message.
 pub const SESSIONS_ASKED_MAX: usize = 512;
-/// Backing files that one request has removed: 8 KiB of a message, and no longer than a few milliseconds of a data
-/// thread.
+/// Backing files that one request removes: 8 KiB of a message, and at most a few milliseconds of an I/O worker.
 pub const REMOVED_AT_ONCE_MAX: usize = 512;
-/// A node asks the others so often whether processes of theirs are there that it keeps something for: what nobody told
-/// it, as a node or a link was down, is kept no longer than this beyond the node's return.
+/// How often a node checks which processes of other nodes live, if it keeps state for them. State of a process whose
+/// end was not reported, as a node or a link was down, is kept no longer than this after the node has returned.
 pub const SESSIONS_PERIOD_MS: u64 = 60_000;
-/// Processes of other nodes of which a daemon knows that they are over: what they asked and what comes late is not
-/// done. More than end within the time that a message may take; 100 KiB.
+/// Ended processes of other nodes that a daemon remembers, so that requests of theirs that arrive late are not
+/// executed. More than end within the time that a message may take; 100 KiB.
 pub const SESSIONS_ENDED_KEPT: usize = 4096;
 /// Requests that one ring may put into one batch, so that a process with 64 threads does not starve the others.
 pub const BATCH_PER_RING: usize = 8;
-/// Requests of one batch (one LMDB transaction): bounds the time to the first acknowledgement.
+/// Requests of one batch: bounds the time to the first acknowledgement.
 pub const BATCH_MAX: usize = 64;
 /// Rings of one daemon: processes of one node that use the pool at the same time. Each maps its slots on both sides.
 pub const RINGS_MAX: usize = 4096;
 
-/// A target of which so many percent are used gets no new files while another has room: what is open on it can still
-/// grow.
+/// A target that is used to this percentage gets no new files while another target has space: files that are open on it
+/// can still grow.
 pub const HIGH_WATER_PERCENT: u64 = 90;
 
-/// A client may leave a removed file's backing file for a moment while half of its target is free, and so much. That is
-/// more than programs write in [`ROOM_LOOK_MS`] and the few milliseconds after which the daemon unlinks it.
+/// A client may leave a removed file's backing file for a moment while half of its target is free, and at least this
+/// much. That is more than programs write in [`ROOM_LOOK_MS`] and the few milliseconds after which the daemon unlinks
+/// it.
 pub const ROOM_TO_SPARE_BYTES: u64 = 1 << 30;
 /// The same in inodes, on file systems that limit them.
 pub const ROOM_TO_SPARE_INODES: u64 = 1 << 16;
-/// A client that leaves backing files looks this often whether their target still has that room.
+/// How often a client that leaves backing files checks that their target still has [`ROOM_TO_SPARE_BYTES`].
 pub const ROOM_LOOK_MS: u64 = 1;
 
-/// Longest name that the board holds; longer ones are asked for. With the fields in front it fills two cache lines.
+/// Longest name that the board holds; for longer ones clients send a request. With the fields in front of it, such a
+/// name fills two cache lines.
 pub const BOARD_NAME_MAX: usize = 88;
 /// Smallest and largest board: a few thousand entries, and some two million.
 pub const BOARD_BYTES_MIN: u64 = 1 << 20;
@@ -194,7 +199,7 @@ pub const BOARD_BYTES_MIN: u64 = 1 << 20;
 pub const BOARD_BYTES_MAX: u64 = 512 << 20;
 /// The board gets this fraction of a pool's capacity, within the bounds above.
 pub const BOARD_FRACTION: u64 = 32;
-/// Directory entries a reader collects in one readdir request.
+/// Bytes of the reply to one readdir request.
 pub const READDIR_REPLY_BYTES: usize = 32 * 1024;
 
 /// Pages (4 KiB) of the shard that are fallocated before a transaction that creates begins: a batch of
@@ -203,97 +208,106 @@ pub const SHARD_PAGES_AHEAD: u64 = 4096;
 /// Pages that only removals may use, so that a full pool can always be emptied.
 pub const SHARD_PAGES_FOR_REMOVALS: u64 = 1024;
 
-/// Threads that do a process's asynchronous reads and writes: enough to keep a node's memory busy from one process.
+/// Threads that execute a process's asynchronous reads and writes: enough to keep a node's memory busy from one
+/// process.
 pub const ASYNC_THREADS: usize = 4;
-/// Asynchronous reads and writes that wait to begin; one more is EAGAIN.
+/// Asynchronous reads and writes that wait to begin; a further one fails with EAGAIN.
 pub const ASYNC_QUEUE_MAX: usize = 4096;
-/// A file that is to get one backing file is tried so often, a millisecond apart, before it is said to be open
-/// elsewhere: a program that has just closed it may have a child between fork and exec, which has it open that long.
+/// How many times a client tries to get a file without other openers, a millisecond apart, to change its layout to one
+/// backing file, before it reports that the file is open elsewhere. A program that has just closed the file may have a
+/// child between fork and exec, which has it open that long.
 pub const LEASE_TRIES: u32 = 20;
-/// A call that gets no answer for so long fails with EIO, whatever it waits for: a free slot, its own node's worker,
+/// A call without a reply fails with EIO after this time, whatever it waits for: a free slot, its own node's worker,
 /// which may be stopped, or another node. Longer than a worker's restart on a loaded node.
 pub const CALL_TIMEOUT_MS: u64 = 30_000;
-/// A waiting client looks this often whether the daemon's socket still answers.
+/// How often a waiting client checks whether the daemon's socket still answers.
 pub const LIVENESS_PERIOD_MS: u64 = 500;
-/// The daemon looks at every ring this often even when its doorbell is silent, as a client may have scribbled on it.
+/// How often the daemon checks every ring even when its doorbell is silent, as a client may have overwritten it.
 pub const DOORBELL_POLL_MS: u64 = 50;
 
 /// Smallest pool: the shard's reserve, the board and some data.
 pub const CAPACITY_BYTES_MIN: u64 = 64 << 20;
-/// Default capacity, in percent of what is free: of memory half, for the job itself needs the rest; of an SSD most.
+/// Default capacity, in percent of the free space. Memory: half, as the job itself needs the rest. An SSD: most of it.
 pub const CAPACITY_DRAM_PERCENT: u64 = 50;
 /// See [`CAPACITY_DRAM_PERCENT`].
 pub const CAPACITY_SSD_PERCENT: u64 = 80;
 /// Memory that a capacity leaves free, in percent of the node's or the cgroup's: what the daemon, its clients' buffers
-/// and the kernel's own tables take before writers would meet the OOM killer.
+/// and the kernel's own tables need before writers would meet the OOM killer.
 pub const MEMORY_RESERVE_PERCENT: u64 = 6;
-/// The least of it: the daemon's resident set with its board and rings.
+/// Lower bound of the memory in [`MEMORY_RESERVE_PERCENT`]: the daemon's resident set with its board and rings.
 pub const MEMORY_RESERVE_BYTES_MIN: u64 = 64 << 20;
 
-/// A backing file in memory that grows by small writes gets its space in windows of at most this: a huge page of
+/// A backing file in memory that grows by small writes is preallocated in windows of at most this: a huge page of
 /// x86-64.
 pub const AHEAD_BYTES_MAX: u64 = 2 << 20;
-/// No window is smaller: what a small file may waste.
+/// Smallest window: what a small file may waste.
 pub const AHEAD_BYTES_MIN: u64 = 64 << 10;
-/// Writes of this and more get large pages by themselves, and would pay for the zeros that fill a window first.
+/// Writes of this length and more get large pages by themselves, and would pay for the zeros that fill a window first.
 pub const AHEAD_WRITE_BYTES_MAX: usize = 256 << 10;
 
-/// A gap between two ranges of a file that are read in one call is read too if it is no longer: as long as a call for
-/// itself takes where calls are dear (`client/gaps.rs`).
+/// One call that reads two ranges of a file also reads the gap between them if it is no longer than this: reading so
+/// much takes as long as a system call where calls are expensive (`client/gaps.rs`).
 pub const GAP_BYTES_MAX: usize = 8 << 10;
 /// The same on another node, where a call is a request.
 pub const GAP_BYTES_MAX_ELSEWHERE: usize = 64 << 10;
-/// What is read at once of small ranges that are near each other, into a buffer of the process: it stays in the cache.
+/// Small ranges that are near each other are read together in blocks of this length, into a buffer of the process: it
+/// stays in the cache.
 pub const SIEVE_BUFFER_BYTES: usize = 1 << 20;
-/// So many ranges are read by the buffer.
+/// Number of ranges from which on a buffer of [`SIEVE_BUFFER_BYTES`] is used.
 pub const SIEVE_PIECES_MIN: usize = 4;
-/// And ranges that are no longer, on average: a longer one is copied once by the kernel in less time than twice.
+/// Average length of ranges up to which a buffer of [`SIEVE_BUFFER_BYTES`] is used: the kernel copies a longer range in
+/// less time than two copies take.
 pub const SIEVE_BYTES_MAX: usize = 16 << 10;
-/// Pieces for one backing file from which on two system calls and a pipe for all cost less than one for each.
+/// Number of pieces for one backing file from which on two system calls and a pipe for all cost less than one call for
+/// each.
 pub const SCATTER_PIECES_MIN: usize = 24;
-/// Pieces that are longer on average are written each by itself: a call costs little beside the copy.
+/// Pieces that are longer on average are written by a call each: a call costs little beside the copy.
 pub const SCATTER_BYTES_MAX: usize = 16 << 10;
-/// How many times as long as the pieces their range may be. A page that a mapping takes is a huge one where the file
-/// has room for it, so that pieces far apart would fill a medium with space that nobody writes; 16 ranks of a node that
-/// take turns may.
+/// How many times as long as the pieces the range around them may be. A page of a mapping is a huge one where the file
+/// has space for it, so pieces far apart would fill a medium with unwritten space. 16 interleaved ranks of a node are
+/// allowed.
 pub const SCATTER_SPREAD_MAX: u64 = 16;
-/// What is mapped of a backing file at one time: some milliseconds of writing, and a small part of an address space.
+/// Bytes of a backing file that are mapped at one time: some milliseconds of writing, and a small part of an address
+/// space.
 pub const SCATTER_WINDOW_BYTES: u64 = 64 << 20;
-/// Pieces of ranges that are sorted by their backing files at one time: 200 KiB of lists.
+/// Pieces of ranges that are sorted by backing file at one time: 200 KiB of lists.
 pub const RUN_PIECES_MAX: usize = 4096;
 
-/// Locks that wait through a mount at one time; more fail with ENOLCK. Each is a thread of a program, so that a node of
-/// any size has room, and all are tried again every 20 ms at a microsecond each.
+/// Locks that wait through a mount at one time; further ones fail with ENOLCK. Each is a thread of a program, so a node
+/// of any size fits. All are tried again every 20 ms at a microsecond each.
 pub const LOCK_WAITS_MAX: usize = 1024;
-/// Owners of locks through a mount: each has a descriptor in the mount's process. More fail with ENOLCK.
+/// Owners of locks through a mount: each has a descriptor in the mount's process. Further ones fail with ENOLCK.
 pub const LOCK_OWNERS_MAX: usize = 16 * 1024;
-/// The same as a share of the descriptors that the process may have: one part in so many, as open files need them too.
+/// A second bound on these owners: the process's descriptor limit divided by this, as open files need descriptors too.
 pub const LOCK_OWNERS_PART: usize = 4;
-/// Interrupts through a mount that are remembered until the request comes which they name. It is on its way then, so
-/// that only interrupts which came in those microseconds lie between.
+/// Interrupts through a mount that are remembered until the request that they name arrives. That request is already in
+/// transit, so only interrupts of those microseconds are in between.
 pub const INTERRUPTS_KEPT: usize = 256;
 /// Bytes that one request to a mount copies (copy_file_range): some milliseconds of one of its threads. The caller gets
-/// less than it asked for and goes on.
+/// a short count and continues.
 pub const COPY_BYTES_MAX: usize = 16 << 20;
 
-/// Nodes that a directory's entries lie on at most: beyond, a listing of a small directory asks more nodes than it has
-/// entries, and its removal takes more messages than filling it.
+/// Nodes that have a directory's entries, at most. Beyond this, a listing of a small directory sends requests to more
+/// nodes than it has entries, and its removal takes more messages than filling it.
 pub const WIDTH_MAX: usize = 16;
-/// Wide directories whose parts a daemon remembers: 160 bytes each. When there are more it begins to learn them anew.
+/// Wide directories whose parts a daemon remembers: 160 bytes each. When there are more, it drops all and learns them
+/// again.
 pub const WIDE_KNOWN_MAX: usize = 16 * 1024;
 
 /// Directories of a pool that preloaded programs watch with inotify at the same time. Each has a mirror in the pool's
-/// directory, and a number below the daemon's limit of descriptors while a watch is added.
+/// directory, and takes a descriptor below the daemon's limit while a watch is added.
 pub const WATCHED_DIRECTORIES_MAX: usize = 1024;
 /// Names in all mirrors together: an empty file of about 1 KiB of kernel memory, and 300 bytes of the daemon's, for
 /// each.
 pub const WATCHED_NAMES_MAX: usize = 128 * 1024;
-/// Changes that wait to be made in mirrors, at about 100 bytes each. Beyond, the changes come faster than mirrors can
-/// follow, and all watches end.
+/// Changes that wait to be made in mirrors, at about 100 bytes each. Beyond this, changes arrive faster than mirrors
+/// can follow, and all watches end.
 pub const WATCH_CHANGES_MAX: usize = 128 * 1024;
-/// How often the daemon checks whether watches of a mirror remain. The kernel raises nothing when the last one goes.
+/// How often the daemon checks whether watches of a mirror remain. The kernel sends no event when the last one is
+/// removed.
 pub const WATCH_REVIEW_MS: u64 = 2_000;
-/// Pause between two looks for changed contents of watched files: a writer wakes the daemon 100 times a second at most.
+/// Pause between two checks for changed contents of watched files: a writer wakes the daemon 100 times a second at
+/// most.
 pub const WATCH_CONTENTS_MS: u64 = 10;
 
 const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + 1024);
@@ -311,6 +325,6 @@ const _: () = assert!(COPY_BYTES_MAX <= u32::MAX as usize, "the narrow form of a
 const _: () = assert!(RING_SLOTS == u64::BITS as usize);
 const _: () = assert!(BATCH_PER_RING <= RING_SLOTS && BATCH_PER_RING <= BATCH_MAX);
 
-/// The bit of a lock owner's number that says that no two processes of a node have the same one: such an owner is known
-/// under any session of its node. Process numbers have 22 bits, so that it is free.
+/// This bit of a lock owner's number says that the number is unique among all processes of a node, so the owner is
+/// recognized in any session of its node. Process numbers have 22 bits, so the bit is free.
 pub const LOCK_OWNER_OF_NODE: u64 = 1 << 63;

@@ -1,4 +1,4 @@
-//! Locks of a file's ranges, as requests carry them.
+//! Locks of a file's ranges, in their encoding for requests.
 
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
@@ -7,11 +7,11 @@ use crate::limits::FILE_BYTES_MAX;
 /// The kind of a lock request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockKind {
-    /// Keep writers out.
+    /// Excludes writers.
     Read,
-    /// Keep readers and writers out.
+    /// Excludes readers and writers.
     Write,
-    /// Release it.
+    /// Releases the lock.
     Unlock,
 }
 
@@ -20,13 +20,13 @@ pub enum LockKind {
 pub struct LockWish {
     /// Its owner within the requesting process.
     pub owner: u64,
-    /// Of flock(2), which has no range, and not of fcntl(2).
+    /// A lock of flock(2), which has no range; else one of fcntl(2).
     pub flock: bool,
     /// Its kind.
     pub kind: LockKind,
     /// First byte.
     pub start: u64,
-    /// Last byte; `i64::MAX` for the end, wherever that is.
+    /// Last byte; `i64::MAX` for the end of the file, wherever that is.
     pub end: u64,
 }
 

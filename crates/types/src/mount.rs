@@ -1,21 +1,15 @@
-//! Where a pool is mounted, as the mount's process tells the other interfaces: a symbolic link in the pool's directory.
+//! The symbolic link in the pool's directory that records where the pool is mounted. The mount's process writes it; the
+//! other interfaces read it.
 
-/// The link's name. What it holds is no path: it is read, not followed.
+/// The link's name. Its contents are not a path: the link is read, not followed.
 pub const MOUNT_LINK: &str = "mounted";
 
-/// What the link of a mount holds: the device number that its files show, and where it is mounted.
-///
-/// ```
-/// use forebay_types::{mount_link, mount_of_link};
-/// let link = mount_link(47, b"/mnt/pool");
-/// assert_eq!(link, b"47:/mnt/pool");
-/// assert_eq!(mount_of_link(&link), Some((47, b"/mnt/pool".as_slice())));
-/// ```
+/// The contents of the link: the device number of the mount's files, and the mount point.
 pub fn mount_link(device: u64, at: &[u8]) -> Vec<u8> {
     [format!("{device}:").as_bytes(), at].concat()
 }
 
-/// Device number and mount point of a link; none when it is no such link.
+/// Device number and mount point in a link's contents; none for contents that are not of this form.
 pub fn mount_of_link(link: &[u8]) -> Option<(u64, &[u8])> {
     let colon = link.iter().position(|b| *b == b':')?;
     let (device, at) = (link.get(..colon)?, link.get(colon + 1..)?);

@@ -1,10 +1,10 @@
-//! Names of one component, as requests carry them.
+//! Names of one component, in their encoding for requests.
 
 use crate::bytes::Reader;
 use crate::error::Code;
 use crate::limits::NAME_MAX;
 
-/// Refuses what no entry of a directory can be named.
+/// Refuses a name that no directory entry can have.
 pub(crate) fn check(name: &[u8]) -> Result<(), Code> {
     match name {
         b"" => Err(Code::NotFound),

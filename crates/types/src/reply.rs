@@ -1,4 +1,4 @@
-//! Replies: what the owner answers.
+//! Replies to requests.
 
 use crate::attr::{Attr, Kind};
 use crate::backing::BackingAttr;
@@ -21,7 +21,7 @@ pub const REPLY_HEADER_BYTES: usize = 4;
 pub struct Entry {
     /// Attributes.
     pub attr: Attr,
-    /// Layout; of anything but a regular file the default, unused.
+    /// Layout. For anything but a regular file or a directory the default, unused.
     pub layout: Layout,
 }
 
@@ -34,33 +34,33 @@ pub struct PoolSpace {
     pub free_bytes: u64,
     /// Inodes that exist.
     pub inodes: u64,
-    /// Inodes that can still be made.
+    /// Inodes that can still be created.
     pub free_inodes: u64,
 }
 
-/// A reply. An error is the `Err` of what carries it.
+/// A reply. A failed request has an `Err` in its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reply<'a> {
-    /// It is done.
+    /// The request was executed, with no result.
     Done,
     /// An inode.
     Entry(Entry),
-    /// What `Create` found or made.
+    /// The file that `Create` found or created.
     Created {
         /// The file.
         entry: Entry,
-        /// True when it was made by this request.
+        /// True when this request created it.
         created: bool,
-        /// The inode number that is in reserve for the slot's next `Create` now, if one was asked for and the file
-        /// made.
+        /// The inode number that is now reserved for the slot's next `Create`, if the request asked for one and the
+        /// file was created.
         next: Option<Ino>,
     },
-    /// What was removed or replaced.
+    /// The inode that was removed or replaced.
     Removed {
-        /// The inode, or the zero inode when nothing was.
+        /// Its number, or zero when none was.
         ino: Ino,
-        /// True when that was its last link: a file's backing files are orphans, which the client unlinks at the latest
-        /// while its slot's next request is served.
+        /// True when that was its last link. A file's backing files are then orphans, which the client unlinks at the
+        /// latest while its slot's next request is served.
         last: bool,
         /// Its kind.
         kind: Kind,
@@ -71,7 +71,7 @@ pub enum Reply<'a> {
     Relaid {
         /// The inode.
         ino: Ino,
-        /// The layout that it had. Of a file, the client unlinks its backing files before its slot's next request.
+        /// Its layout before. The client unlinks a file's old backing files before its slot's next request.
         layout: Layout,
     },
     /// Bytes: a symlink's target, a value, a list of names, a path.
@@ -80,59 +80,59 @@ pub enum Reply<'a> {
     Entries(DirEntries<'a>),
     /// Space.
     Space(PoolSpace),
-    /// The inode number that is in reserve for the slot's next `Create` now.
+    /// The inode number that is now reserved for the slot's next `Create`.
     Number(Ino),
-    /// An entry's inode, which another node has: ask that for its attributes.
+    /// The inode of an entry, on another node, from which the client requests its attributes.
     Elsewhere {
         /// The inode.
         ino: Ino,
         /// Its kind.
         kind: Kind,
     },
-    /// The end of a path: what is in front of it is for the parent's node to say.
+    /// The end of a path. The parent's node has the part in front of it.
     PartOfPath {
-        /// The directory that the path begins at.
+        /// The directory at which this part begins.
         top: Ino,
-        /// That directory's parent, which another node has.
+        /// That directory's parent, on another node.
         parent: Ino,
         /// The path below `top`; empty, or beginning with `/`.
         path: &'a [u8],
     },
     /// A backing file's attributes.
     Backing(BackingAttr),
-    /// A number: of a write, where its first byte went.
+    /// A number. For a write, the offset of its first byte.
     Count(u64),
-    /// What became of a transaction.
+    /// The outcome of a transaction.
     Outcome(Outcome),
-    /// Where to make a file.
+    /// Targets for a new file.
     Placed(Targets),
     /// Space of a node.
     Targets {
         /// Inodes of its shard.
         inodes: u64,
-        /// And those that it has room for.
+        /// Inodes that it has space for.
         free_inodes: u64,
         /// Its targets.
         spaces: TargetSpaces<'a>,
     },
-    /// A lock that is in the way.
+    /// A conflicting lock.
     Lock(LockWish),
     /// The parts of a wide directory.
     Parts(Parts),
 }
 
-/// Why a request was not carried out.
+/// Why a request was not executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// An error.
     Code(Code),
-    /// The request named a wide directory and not the part of it: [`Code::Wide`] with the parts, from which its sender
-    /// learns them.
+    /// The request named a wide directory instead of its part: [`Code::Wide`] with the parts, which the sender
+    /// remembers.
     Wide(Parts),
 }
 
 impl Refusal {
-    /// The refusal without what comes with it.
+    /// The code alone, without the parts.
     pub fn code(&self) -> Code {
         match self {
             Refusal::Code(code) => *code,
@@ -147,7 +147,7 @@ impl From<Code> for Refusal {
     }
 }
 
-/// What a request came to.
+/// The result of a request.
 pub type Answer<'a> = Result<Reply<'a>, Refusal>;
 
 impl Entry {
@@ -165,12 +165,12 @@ impl Entry {
 }
 
 impl<'a> Reply<'a> {
-    /// Encodes a result into `buffer`; the number of bytes.
+    /// Encodes a result into `buffer`. Returns the number of bytes.
     pub fn encode(result: &Result<Reply<'_>, Code>, buffer: &mut [u8]) -> Result<usize, Code> {
         Reply::encode_answer(&result.map_err(Refusal::Code), buffer)
     }
 
-    /// Encodes what a request came to into `buffer`; the number of bytes.
+    /// Encodes the result of a request into `buffer`. Returns the number of bytes.
     pub fn encode_answer(answer: &Answer<'_>, buffer: &mut [u8]) -> Result<usize, Code> {
         let mut w = Writer::new(buffer);
         let reply = match answer {
@@ -274,13 +274,12 @@ impl<'a> Reply<'a> {
         Ok(w.len())
     }
 
-    /// Decodes a result; what cannot be decoded is `Err(Code::Malformed)`. The parts that come with [`Code::Wide`] are
-    /// left out.
+    /// Decodes a result; `Err(Code::Malformed)` for bytes that cannot be decoded. Drops the parts of [`Code::Wide`].
     pub fn decode(bytes: &'a [u8]) -> Result<Reply<'a>, Code> {
         Reply::decode_answer(bytes).map_err(|refusal| refusal.code())
     }
 
-    /// Decodes what a request came to; what cannot be decoded is [`Code::Malformed`].
+    /// Decodes the result of a request; [`Code::Malformed`] for bytes that cannot be decoded.
     pub fn decode_answer(bytes: &'a [u8]) -> Answer<'a> {
         let mut r = Reader::new(bytes);
         let code = r.u16()?;
@@ -362,7 +361,7 @@ impl<'a> Reply<'a> {
 /// One entry of a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirEntry<'a> {
-    /// Position behind which the next entry is.
+    /// The entry's position. The next entry has a greater cookie.
     pub cookie: Cookie,
     /// Inode.
     pub ino: Ino,
@@ -370,7 +369,7 @@ pub struct DirEntry<'a> {
     pub kind: Kind,
     /// Name.
     pub name: &'a [u8],
-    /// Attributes, when asked for.
+    /// Attributes, if the request asked for them.
     pub attr: Option<Attr>,
 }
 
@@ -379,7 +378,7 @@ pub struct DirEntry<'a> {
 pub struct DirEntries<'a> {
     /// Encoded entries.
     pub bytes: &'a [u8],
-    /// True when no entry follows.
+    /// True when no entry follows these.
     pub end: bool,
 }
 
@@ -399,7 +398,8 @@ impl<'a> DirEntries<'a> {
     }
 }
 
-/// Has who goes on behind the last of some encoded entries go on behind this cookie; nothing, where there is none.
+/// Replaces the cookie of the last of some encoded entries, so that a reader continues behind this cookie. Without
+/// entries it does nothing.
 ///
 /// # Errors
 /// [`Code::Malformed`].
@@ -442,7 +442,7 @@ impl<'a> DirWriter<'a> {
         DirWriter { w: Writer::new(buffer) }
     }
 
-    /// Appends an entry; false when it does not fit, and nothing was written.
+    /// Appends an entry. False when it does not fit; then nothing was written.
     pub fn push(&mut self, e: &DirEntry<'_>) -> bool {
         let need = 20 + e.name.len() + if e.attr.is_some() { crate::ATTR_BYTES } else { 0 };
         if need > self.w.room() {

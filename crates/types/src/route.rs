@@ -1,5 +1,5 @@
-//! Which node serves a request. An inode is served by the node that it was born on, a directory's entries by the same:
-//! so the number that a request names is all that it takes to route it, and no table of directories is needed.
+//! Which node serves a request. The node that created an inode serves the inode, and a directory's entries. So the
+//! inode number in a request is enough to route it, without a table of directories.
 
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
@@ -7,11 +7,12 @@ use crate::request::Request;
 use crate::wide::Parts;
 
 impl<'a> Request<'a> {
-    /// The same request of the parts that have the names, where a directory is known to be wide: none when it names no
-    /// such directory. `here` is the node on which it was asked: a directory is born there, wherever its name is.
+    /// Redirects the request to the parts of wide directories that have its names, if `parts_of` knows the directories
+    /// as wide. None when the request names no such directory. `here` is the node of the requesting client: a new
+    /// directory is created there, wherever its name is.
     ///
     /// # Errors
-    /// [`Code::Stale`] for a create by a number of `here` of what is born elsewhere.
+    /// [`Code::Stale`] for a create by a number of `here` in a part on another node.
     pub fn in_parts(
         self,
         here: NodeId,

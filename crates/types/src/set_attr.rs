@@ -5,10 +5,10 @@ use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::limits::{FILE_BYTES_MAX, WIDTH_MAX};
 
-/// A time to set, as `utimensat` has them.
+/// A time to set, as for `utimensat`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TimeSet {
-    /// Leave it (UTIME_OMIT).
+    /// Unchanged (UTIME_OMIT).
     #[default]
     Omit,
     /// The daemon's clock (UTIME_NOW).
@@ -17,7 +17,8 @@ pub enum TimeSet {
     At(Timestamp),
 }
 
-/// Attributes to set; what is `None` stays. Any change moves ctime; an empty `SetAttr` moves ctime alone.
+/// Attributes to set; `None` leaves an attribute unchanged. Any change updates ctime; an empty `SetAttr` updates only
+/// ctime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SetAttr {
     /// Permission bits (07777).
@@ -32,14 +33,14 @@ pub struct SetAttr {
     pub atime: TimeSet,
     /// Modification time.
     pub mtime: TimeSet,
-    /// Of a directory: the number of nodes over which the entries of new directories in it are distributed, 2 to
+    /// For a directory: the number of nodes over which the entries of new directories in it are distributed, 2 to
     /// [`WIDTH_MAX`]; 0 for one.
     ///
     /// [`WIDTH_MAX`]: crate::limits::WIDTH_MAX
     pub width_of_new: Option<u8>,
 }
 
-/// The encoding of a width that stays as it is.
+/// The encoding of an unchanged width.
 const WIDTH_OMITTED: u8 = 0xff;
 
 impl TimeSet {
@@ -100,10 +101,11 @@ impl SetAttr {
         }
     }
 
-    /// Makes the changes in attributes, at a time.
+    /// Applies the changes to attributes, with `now` as the present time.
     ///
     /// # Errors
-    /// The error of the first change that such an inode does not allow; then nothing is changed.
+    /// The error of the first change that this kind of inode does not allow. The caller must discard the attributes
+    /// then: an earlier change may have been applied.
     pub fn apply(&self, attr: &mut Attr, now: Timestamp) -> Result<(), Code> {
         if self.mode.is_some() && attr.is_symlink() {
             return Err(Code::NotSupported);

@@ -1,11 +1,11 @@
-//! Targets as layouts name them, and what is known of their space.
+//! Targets in the encoding of layouts, and reports of their space.
 
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::NodeId;
 use crate::limits::TARGETS_MAX;
 
-/// A target by its node and its index there: node in the upper 16 bits.
+/// The number of a target: its node in the upper 16 bits, its index on that node in the lower.
 pub const fn target_of(node: NodeId, index: u16) -> u32 {
     (node.0 as u32) << 16 | index as u32
 }
@@ -23,7 +23,7 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// Of a list; none when it is empty or too long.
+    /// The targets of a list; none when it is empty or too long.
     pub fn new(list: &[u32]) -> Option<Targets> {
         if list.is_empty() || list.len() > TARGETS_MAX {
             return None;
@@ -56,13 +56,13 @@ impl Targets {
 /// Space of one target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TargetSpace {
-    /// Which.
+    /// The target.
     pub target: u32,
-    /// Bytes of it.
+    /// Bytes in total.
     pub total_bytes: u64,
     /// Bytes that can still be written.
     pub free_bytes: u64,
-    /// It is of memory, as `--media` says.
+    /// True when it lies in memory (`--media`).
     pub in_memory: bool,
 }
 

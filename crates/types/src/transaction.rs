@@ -1,8 +1,9 @@
-//! Changes that take several nodes: two-phase commit (docs/decisions/0016).
+//! Cross-node transactions: two-phase commit (docs/decisions/0016).
 //!
-//! Each node that has a part in a change prepares it: checks that it can be made, and holds the names and directories
-//! that it touches. When all have prepared, the coordinator decides, once, and tells them to finish. A part that is
-//! prepared and hears nothing asks the coordinator; a transaction that the coordinator does not know was aborted.
+//! Each node that has a part in a change prepares it: it checks that the change can be made, and holds the names and
+//! directories concerned. When all have prepared, the coordinator decides, once, and sends the decision to all. A
+//! participant whose part stays prepared without a message asks the coordinator for the outcome. A transaction that the
+//! coordinator does not know was aborted.
 
 use std::fmt;
 
@@ -19,15 +20,15 @@ use crate::wide::Parts;
 
 /// A transaction's number: its coordinator's node in the upper 16 bits, a number of that node's in the lower 48.
 ///
-/// It also names the link that an entry of one node makes to a file of another: a link has the number of the
-/// transaction that made it, and keeps it when its entry moves.
+/// It also names the link from an entry on one node to a file of another: a link has the number of the transaction that
+/// made it, and keeps the number when its entry is renamed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TxId(pub u64);
 
 impl TxId {
     /// Bits of the number below the node's.
     pub const NUMBER_BITS: u32 = 48;
-    /// No transaction: of an entry whose inode is on its own node, or a directory.
+    /// No transaction: the link of an entry whose inode is on its own node, or is a directory.
     pub const NONE: TxId = TxId(0);
 
     /// The `number`-th transaction that `node` coordinates.
@@ -53,20 +54,20 @@ impl fmt::Debug for TxId {
     }
 }
 
-/// What became of a transaction, as its coordinator says.
+/// The outcome of a transaction, from its coordinator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Outcome {
-    /// It was aborted, or is not known: nothing of it is made.
+    /// It was aborted, or is not known: no part of it takes effect.
     Aborted = 1,
-    /// All of it is made.
+    /// All of it takes effect.
     Committed = 2,
-    /// Not all have prepared yet.
+    /// Some participants have not prepared yet.
     Undecided = 3,
 }
 
 impl Outcome {
-    /// The outcome of its number in an encoding.
+    /// The outcome that a number stands for in an encoding.
     pub fn from_u8(v: u8) -> Result<Outcome, Code> {
         Ok(match v {
             1 => Outcome::Aborted,
@@ -77,110 +78,111 @@ impl Outcome {
     }
 }
 
-/// One node's part in a transaction, or one of them.
+/// A part of a transaction, for one node. A node may have several.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part<'a> {
-    /// Removes an entry. [`Code::Stale`] when it leads elsewhere. → `Done`
+    /// Removes an entry. [`Code::Stale`] when it leads to another inode. → `Done`
     Leave {
         /// Directory.
         parent: Ino,
         /// Name in it.
         name: &'a [u8],
-        /// What it must lead to.
+        /// The inode that it must lead to.
         ino: Ino,
-        /// The link that is counted in its place, if it leads to a file of this node that gets an entry on another.
+        /// The link that is counted instead of the entry, if the inode is a file of this node that gets an entry on
+        /// another.
         link: TxId,
     },
-    /// Makes an entry, or makes one lead elsewhere. → `Removed`: what it replaces, if it does; of a directory that
-    /// replaces nothing ([`RENAME_NOREPLACE`]) `Entry`: its parent's
+    /// Creates an entry, or makes an entry lead to another inode. → `Removed`: the inode replaced, if any; for a
+    /// directory that replaces nothing ([`RENAME_NOREPLACE`]) `Entry`: its parent's
     Enter {
         /// Directory.
         parent: Ino,
         /// Name in it.
         name: &'a [u8],
-        /// What it is to lead to.
+        /// The inode that it will lead to.
         ino: Ino,
         /// Its kind.
         kind: Kind,
-        /// The link that is the entry's, of what is no directory. On the inode's own node the entry itself is counted
-        /// from then on.
+        /// The entry's link, unless the inode is a directory. On the inode's own node the entry itself is counted
+        /// instead.
         link: TxId,
-        /// 0, or [`RENAME_NOREPLACE`]. A directory takes the place of an empty directory alone, which another part
-        /// removes.
+        /// 0, or [`RENAME_NOREPLACE`]. A directory can only replace an empty directory, which another part removes.
         flags: u32,
     },
-    /// Counts a link of an entry on another node: at once, and back when the transaction is aborted. → `Entry`
+    /// Counts a link for an entry on another node: at once, and takes it back when the transaction is aborted. →
+    /// `Entry`
     Count {
         /// Inode.
         ino: Ino,
         /// The link.
         link: TxId,
     },
-    /// Makes a directory whose entry another node will have. → `Entry`
+    /// Creates a directory whose entry another node will have. → `Entry`
     CreateInode {
-        /// The directory that it will be entered in.
+        /// The directory that will have its entry.
         parent: Ino,
         /// Permission bits, umask applied.
         mode: u32,
     },
-    /// Gives a directory another parent, which another node has. → `Done`
+    /// Changes the parent of a directory to one on another node. → `Done`
     Move {
         /// The directory.
         ino: Ino,
-        /// Its parent from then on.
+        /// Its new parent.
         parent: Ino,
     },
-    /// Removes an empty directory whose entry another part takes away. → `Done`
+    /// Removes an empty directory whose entry another part removes. → `Done`
     Condemn {
         /// The directory.
         ino: Ino,
     },
-    /// Holds an empty directory, whose entries are to be cut into parts, and is asked for first, without parts; or has
-    /// it have these parts from then on. → `Entry`
+    /// Makes an empty directory wide. Without parts, the first step: holds the directory. With parts: sets them. →
+    /// `Entry`
     Widen {
         /// The directory.
         ino: Ino,
         /// Its parts.
         parts: Option<Parts>,
     },
-    /// Makes a part of a directory that becomes wide. → `Entry`
+    /// Creates a part of a directory that becomes wide. → `Entry`
     BearPart {
-        /// The node that makes it.
+        /// The node that creates it.
         node: NodeId,
         /// The directory.
         of: Ino,
-        /// Which of its parts it is,
+        /// The index of this part,
         index: u8,
-        /// of how many.
+        /// and the number of parts.
         width: u8,
-        /// What is entered in it takes after the directory.
+        /// The attributes and layout that it takes over from the directory.
         like: Change,
     },
-    /// Changes attributes or the layout of a wide directory, or of a part of it. Of a directory two never overlap. →
-    /// what the request is answered, of a directory
+    /// Changes attributes or layout of a wide directory, or of a part of one. Two changes of one directory never
+    /// overlap. → for a directory the reply to the request
     Change {
         /// The directory, or part.
         ino: Ino,
         /// The change.
         change: Change,
     },
-    /// Holds all directories from one up to the last that is on this node, so that none of them moves.
-    /// [`Code::Invalid`] when one is among them that must not be. → `Number`: the parent of the last, which another
-    /// node has, or the root
+    /// Holds all directories from `from` up to the topmost ancestor on this node, so that none of them is moved.
+    /// [`Code::Invalid`] when `avoid` is among them. → `Number`: the parent of the topmost, on another node, or the
+    /// root
     Climb {
-        /// The first.
+        /// The lowest of them.
         from: Ino,
-        /// That which must not be above it.
+        /// The directory that must not be an ancestor.
         avoid: Ino,
     },
 }
 
-/// A change of a directory's attributes or layout that its parts take part in.
+/// A change of a wide directory's attributes or layout, in which its parts take part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Change {
     /// Attributes.
     pub set: SetAttr,
-    /// What it says of files that are made in it.
+    /// The new layout of files that are created in it.
     pub layout: Option<Layout>,
 }
 
@@ -268,7 +270,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Reads a part, and checks names and flags.
+    /// Reads a part. Checks names and flags.
     pub fn decode(r: &mut Reader<'a>) -> Result<Part<'a>, Code> {
         Ok(match r.u8()? {
             1 => {
@@ -312,7 +314,7 @@ impl<'a> Part<'a> {
         })
     }
 
-    /// The node that prepares it; of a directory to be made the coordinator.
+    /// The node that prepares it. None for a directory to be created: the coordinator prepares it.
     pub fn node(&self) -> Option<NodeId> {
         match *self {
             Part::Leave { parent, .. } | Part::Enter { parent, .. } => Some(parent.birth_node()),
@@ -328,7 +330,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Nodes, as a decision has them: two bytes each.
+/// The nodes of a decision, two bytes each.
 pub fn decode_nodes(bytes: &[u8]) -> impl Iterator<Item = NodeId> + '_ {
     bytes.chunks_exact(2).map(|pair| NodeId(u16::from_le_bytes([pair[0], pair[1]])))
 }

@@ -1,8 +1,9 @@
-//! Wide directories: one whose entries lie on several nodes (docs/decisions/0024).
+//! Wide directories, whose entries lie on several nodes (docs/decisions/0024).
 //!
-//! On each of the nodes there is a *part*, an inode like a directory's to which no entry leads: the entries are in the
-//! parts. The names' hashes are cut into partitions, four or more a node and a power of two of them, and each part has
-//! neighbouring ones: the parts one after the other are the directory in the order of its cookies.
+//! Each of the nodes has a *part*: an inode like a directory's, to which no entry leads. The parts have the directory's
+//! entries. The hashes of names are cut into partitions, whose number is a power of two and at least four times the
+//! number of nodes. Each part has consecutive partitions, so the parts one after the other give the entries in the
+//! order of cookies.
 
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
@@ -10,18 +11,18 @@ use crate::hash::{cookie_hash, name_hash, Cookie, COOKIE_MAX, DISCRIMINATOR_BITS
 use crate::id::Ino;
 use crate::limits::WIDTH_MAX;
 
-/// Partitions that each node of a wide directory has at least: none has more than five quarters of the mean then.
+/// Partitions for each node of a wide directory, at least: no node has more than five quarters of the mean then.
 const PARTITIONS_OF_A_NODE: usize = 4;
 
-/// The tag of a refusal that has the parts, behind its code.
+/// The tag, behind the code, of a refusal with parts.
 pub(crate) const REFUSAL_TAG: u16 = 38;
 
-/// Bits of a hash that say its partition.
+/// Number of bits of a hash that select its partition.
 fn partition_bits(width: usize) -> u32 {
     (width * PARTITIONS_OF_A_NODE).next_power_of_two().ilog2()
 }
 
-/// Which of `width` parts has the names of a hash, `width` being any number of nodes.
+/// The index of the part that has the names with a hash. `width` may be any number of nodes.
 pub fn part_of_hash(hash: u64, width: usize) -> usize {
     let width = width.max(1);
     let bits = partition_bits(width);
@@ -29,7 +30,7 @@ pub fn part_of_hash(hash: u64, width: usize) -> usize {
     (partition * width) >> bits
 }
 
-/// The parts of a wide directory, in the order of the hashes that they have.
+/// The parts of a wide directory, in the order of their ranges of hashes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Parts {
     /// The directory.
@@ -60,20 +61,20 @@ impl Parts {
         &self.inos[..usize::from(self.count)]
     }
 
-    /// The part that has a name.
+    /// The part responsible for a name.
     pub fn of_name(&self, name: &[u8]) -> Ino {
         self.inos[part_of_hash(name_hash(name), usize::from(self.count))]
     }
 
-    /// Which part has the entries behind a cookie first.
+    /// The index of the part that has the first entries behind a cookie.
     pub fn index_of_cookie(&self, cookie: Cookie) -> usize {
         part_of_hash(cookie_hash(cookie.min(COOKIE_MAX - 1) + 1), usize::from(self.count))
     }
 
-    /// The last cookie of a part's range, behind which are the next one's entries.
+    /// The last cookie of a part's range. The next part has the entries behind it.
     pub fn last_cookie(&self, index: usize) -> Cookie {
         let bits = partition_bits(usize::from(self.count));
-        // The first partition of the next one.
+        // The first partition of the next part.
         let end = ((index as u64 + 1) << bits).div_ceil(u64::from(self.count));
         (end << (HASH_BITS - bits + DISCRIMINATOR_BITS)) - 1
     }
@@ -85,7 +86,7 @@ impl Parts {
         self.as_slice().iter().try_for_each(|ino| w.u64(ino.0))
     }
 
-    /// Reads them; [`Code::Malformed`] for what [`Parts::new`] refuses.
+    /// Reads directory and parts; [`Code::Malformed`] for values that [`Parts::new`] refuses.
     pub fn decode(r: &mut Reader<'_>) -> Result<Parts, Code> {
         let (of, count) = (Ino(r.u64()?), usize::from(r.u8()?));
         let mut inos = [Ino(0); WIDTH_MAX];

@@ -1,12 +1,12 @@
-//! The bytes of each request, as they travel by ring and wire and lie in journals: they never change without a new
-//! number or a new protocol. `requests.golden` was written by the encoder that this table replaced.
+//! The bytes of each request, as they travel by ring and wire and are stored in journals: they never change without a
+//! new number or a new protocol. The encoder that this table replaced wrote `requests.golden`.
 
 use forebay_types::{
     BackingId, BackingOp, Caller, Ino, Layout, NodeId, Part, Request, SetAttr, TimeSet, Timestamp, TxId,
     RENAME_EXCHANGE, REQUESTS, XATTR_CREATE,
 };
 
-/// One of each, with other values in all fields, and some twice where fields are optional.
+/// A sample of each request, with distinct values in all fields. Requests with optional fields have several.
 fn samples() -> Vec<Request<'static>> {
     let (p, i) = (Ino::new(NodeId(3), 0x77), Ino::new(NodeId(300), 0x9988));
     let name = b"a name with \xff bytes".as_slice();
@@ -104,7 +104,7 @@ fn encode_of_each_request_gives_the_same_bytes_for_ever() {
     assert_eq!(text.lines().count(), expected.lines().count());
 }
 
-/// docs/requests.md, as the table has it.
+/// The contents of docs/requests.md, generated from the table.
 fn page() -> String {
     let mut page = String::from(
         "# Requests\n\n\
@@ -119,7 +119,7 @@ fn page() -> String {
             r.fields.iter().map(|(name, of)| format!("{name}: {}", of.replace("'a ", ""))).collect();
         let effect = if r.changes { "change" } else { "read" };
         let class = format!("{:?}", r.class).to_lowercase();
-        // Links are the documentation tool's.
+        // Brackets of links are only for rustdoc.
         let doc = r.doc.trim().replace("crate::", "").replace("[`", "`").replace("`]", "`");
         page += &format!(
             "| {} | {} | {class} | {effect} | {} | {} | {} | {} | {doc} |\n",

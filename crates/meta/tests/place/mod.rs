@@ -1,4 +1,4 @@
-//! A directory for a test's shard, removed when the test ends, however it ends; and a driver of single requests.
+//! A directory for a test's shard, removed when the test ends, even if it fails; and a driver of single requests.
 #![allow(dead_code)] // Each test program uses a part.
 
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use forebay_types::{limits, Caller, Code, Entry, Ino, NodeId, Reply, Request, Ti
 pub(crate) struct Place(PathBuf);
 
 impl Place {
-    /// A new one in the directory for temporary files.
+    /// A new directory in the directory for temporary files.
     pub(crate) fn new() -> Place {
         Place::within(&std::env::temp_dir())
     }
 
-    /// A new one in this directory.
+    /// A new directory in this one.
     pub(crate) fn within(dir: &Path) -> Place {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -32,7 +32,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // A test may have mounted something on it.
+        // A test may have mounted a file system on it.
         let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -48,7 +48,7 @@ pub(crate) fn at(sec: i64) -> Timestamp {
     Timestamp { sec, nsec: 0 }
 }
 
-/// Makes single requests, each at a later time than the one before.
+/// Sends single requests, each at a later time than the one before.
 pub(crate) struct Driver {
     out: Vec<u8>,
     pub(crate) effects: Effects,
@@ -71,7 +71,7 @@ impl Driver {
         answer.map_err(|refusal| refusal.code())
     }
 
-    /// A request that is answered with an entry, made or found.
+    /// A request whose reply is an entry, created or found.
     pub(crate) fn entry(&mut self, batch: &mut Batch<'_>, request: Request<'_>) -> Result<Entry, Code> {
         match self.ask(batch, request)? {
             Reply::Entry(entry) | Reply::Created { entry, .. } => Ok(entry),
@@ -105,7 +105,7 @@ impl Driver {
         Ok(self.entry(batch, Request::GetAttr { ino })?.attr)
     }
 
-    /// All names of a directory with their cookies, in as many requests as it takes.
+    /// All names of a directory with their cookies, in as many requests as needed.
     pub(crate) fn list(&mut self, batch: &mut Batch<'_>, ino: Ino) -> Vec<(u64, Vec<u8>)> {
         let mut names = Vec::new();
         loop {

@@ -1,5 +1,5 @@
-//! A file system in a few maps: what the shard must do, said as plainly as possible. It answers requests as the shard
-//! should, inode numbers and times included; only the order of a directory's entries is the shard's own.
+//! A file system in a few maps: the specification of the shard, as simple as possible. It gives the replies that the
+//! shard must give, including inode numbers and times; only the order of a directory's entries is up to the shard.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use forebay_types::{
     FLAG_DIRTY, FLAG_RESIDENT, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
 
-/// What a request is answered with.
+/// The expected reply to a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Expected {
     Number(Ino),
@@ -18,12 +18,12 @@ pub(crate) enum Expected {
     Created(Entry, bool, Option<Ino>),
     /// The inode, whether that was its last link, kind, layout.
     Removed(Ino, bool, Kind, Layout),
-    /// The inode, and the layout that it had.
+    /// The inode, and its previous layout.
     Relaid(Ino, Layout),
     /// Nothing was replaced.
     Nothing,
     Bytes(Vec<u8>),
-    /// Names in any order, each with a NUL behind.
+    /// Names in any order, each with a NUL behind it.
     Names(Vec<Vec<u8>>),
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Reference {
     pub(crate) nodes: BTreeMap<u64, Node>,
     pub(crate) orphans: BTreeMap<u64, Layout>,
     next: u64,
-    /// Numbers that were put in reserve and not used yet.
+    /// Numbers that were reserved and not used yet.
     pub(crate) reserved: Vec<Ino>,
 }
 
@@ -116,7 +116,7 @@ impl Reference {
         self.nodes[&ino.0].attr.is_directory()
     }
 
-    /// `above` is `ino`, or lies above it.
+    /// True when `above` is `ino` or an ancestor of it.
     fn is_above(&self, above: Ino, mut ino: Ino) -> bool {
         while ino != above && ino != Ino::ROOT {
             ino = self.nodes[&ino.0].attr.parent;
@@ -150,7 +150,7 @@ impl Reference {
         attr.ctime = now;
     }
 
-    /// Takes a link from an inode that was detached.
+    /// Drops a link of an inode whose entry was removed.
     fn release(&mut self, ino: Ino, now: Timestamp) -> Expected {
         let node = self.nodes.get_mut(&ino.0).unwrap();
         let (kind, layout) = (node.attr.kind(), node.layout);
@@ -198,7 +198,7 @@ impl Reference {
         Ok(self.nodes[&ino.0].entry())
     }
 
-    /// Answers any request but ReadDirectory, Ping and Space.
+    /// Answers any request except ReadDirectory, Ping and Space.
     pub(crate) fn apply(
         &mut self,
         caller: Caller,
@@ -363,7 +363,7 @@ impl Reference {
             | Request::Place { .. }
             | Request::Targets
             | Request::ReadDirectory { .. }
-            // Changes over several shards: tests/transactions.
+            // Cross-node transactions: tests/transactions.
             | Request::MakeDirectoryAt { .. }
             | Request::MoveDirectory { .. }
             | Request::SetWidth { .. }

@@ -1,6 +1,6 @@
-//! Changes over several shards, with three shards in one process and a network between them that loses messages, and
-//! nodes that are restarted at every step. Behind each history: what was acknowledged is there, and nothing else;
-//! names, links and parents of all shards agree; nothing is in doubt, owed or held for ever.
+//! Cross-node transactions: three shards in one process, a network between them that loses messages, and nodes that are
+//! restarted at every step. After each history every acknowledged change is there, and no other; names, links and
+//! parents of all shards agree; no transaction is in doubt, no delivery is left, nothing is held.
 
 mod shards;
 mod wide;
@@ -55,7 +55,7 @@ fn links_to_files_of_other_shards_are_counted() {
     assert_eq!(p.ask(&link(two, three, b"c")), Err(Code::NotPermitted), "of a directory");
     assert_eq!(p.ask(&link(Ino::new(NodeId(2), 99), three, b"c")), Err(Code::NotFound));
     assert_eq!(p.ask(&Request::Lookup { parent: three, name: b"b" }), Ok(Said::Elsewhere(file)));
-    // A name of another's file among those of one's own: renamed, replaced, and no directory's.
+    // An entry for another node's file among local ones: it is renamed, and replaced by a local file.
     p.ask(&rename(three, b"b", three, b"c", 0)).unwrap();
     let sub = p.inode(&Request::MakeDirectory { parent: three, name: b"sub", mode: 0 });
     p.ask(&rename(three, b"c", sub, b"c", 0)).unwrap();
@@ -63,7 +63,7 @@ fn links_to_files_of_other_shards_are_counted() {
     assert_eq!(p.ask(&rename(three, b"own", sub, b"c", 0)), Ok(Said::Removed(file)));
     assert_eq!(p.ask(&Request::GetAttr { ino: file }), Ok(Said::Inode(file, 2, 0)));
     assert_eq!(p.ask(&Request::Lookup { parent: sub, name: b"c" }), Ok(Said::Inode(own, 1, 0)));
-    // Its first name goes, then its last.
+    // The file's first name is removed, then its last.
     assert_eq!(p.ask(&Request::Unlink { parent: two, name: b"f" }), Ok(Said::Removed(file)));
     assert_eq!(p.ask(&Request::GetAttr { ino: file }), Ok(Said::Inode(file, 1, 0)));
     p.check();
@@ -114,7 +114,7 @@ fn directories_move_between_shards_but_not_below_themselves() {
     assert_eq!(p.ask(&Request::GetAttr { ino: b }), Ok(Said::Inode(b, 3, 1)));
     assert_eq!(p.ask(&Request::NameOf { parent: b, ino: c }), Ok(Said::Bytes(b"c".to_vec())));
     p.check();
-    // Over an empty directory of another node, not over one that is not empty, and not over a file.
+    // A directory replaces an empty directory of another node, but not one that is not empty, and not a file.
     let empty = p.make_directory(3, a, b"empty");
     assert_eq!(p.ask(&rename(b, b"c", a, b"empty", 0)), Ok(Said::Removed(empty)));
     assert_eq!(p.ask(&Request::GetAttr { ino: empty }), Err(Code::NotFound));
@@ -124,7 +124,7 @@ fn directories_move_between_shards_but_not_below_themselves() {
     assert_eq!(p.ask(&rename(a, b"empty", ROOT, b"file", 0)), Err(Code::NotDirectory));
     assert_eq!(p.ask(&rename(a, b"empty", ROOT, b"b", RENAME_NOREPLACE)), Err(Code::Exists));
     assert_eq!(p.ask(&Request::Lookup { parent: d, name: b"f" }), Ok(Said::Inode(file, 1, 0)));
-    // Another name in the same parent, over another node's empty one.
+    // A rename within one directory, over an empty directory of another node.
     p.make_directory(3, a, b"other");
     assert_eq!(p.ask(&rename(a, b"empty", a, b"other", 0)).map(|_| ()), Ok(()));
     p.check();
@@ -135,7 +135,7 @@ fn requests_wait_for_what_a_prepared_part_holds() {
     let mut p = Shards::new("waits");
     let two = p.make_directory(2, ROOT, b"two");
     let file = p.create(ROOT, b"f").unwrap();
-    // The decision is made, and the other node does not hear of it.
+    // The decision is made, and the message to the other node is lost.
     p.network.lose_to = Some((NodeId(2), 1));
     assert_eq!(p.ask(&rename(ROOT, b"f", two, b"g", 0)), Ok(Said::Removed(Ino(0))), "decided all the same");
     assert_eq!(p.ask(&Request::Lookup { parent: ROOT, name: b"f" }), Err(Code::NotFound));
@@ -150,7 +150,7 @@ fn requests_wait_for_what_a_prepared_part_holds() {
         assert!(p.waits(&request), "{request:?}");
     }
     assert!(!p.waits(&Request::Lookup { parent: two, name: b"h" }));
-    // It gets an entry: it cannot go, neither before nor after.
+    // The directory gets an entry, so it cannot be removed before or after the commit.
     p.network.lose_to = None;
     assert_eq!(p.ask(&Request::RemoveDirectory { parent: ROOT, name: b"two" }), Err(Code::NotEmpty));
     p.settle();
@@ -169,7 +169,7 @@ fn name_that_leads_elsewhere_since_the_plan_is_planned_anew() {
     });
     assert_eq!(done, Ok(Said::Removed(Ino(0))));
     assert_eq!(p.ask(&Request::Lookup { parent: two, name: b"g" }), Ok(Said::Elsewhere(other)));
-    // Another link to the same file of another node: each has a record there, and the right one is to move.
+    // Two links to one file of another node, each with a record there: the rename must move the right one.
     let theirs = p.create(two, b"t").unwrap();
     for name in [b"a", b"b"] {
         p.ask(&Request::Link { ino: theirs, parent: ROOT, name }).unwrap();
@@ -182,7 +182,7 @@ fn name_that_leads_elsewhere_since_the_plan_is_planned_anew() {
     assert_eq!(done, Ok(Said::Removed(Ino(0))));
     p.settle();
     assert_eq!(p.ask(&Request::GetAttr { ino: theirs }), Ok(Said::Inode(theirs, 2, 0)));
-    // A directory that became a file's name meanwhile is no directory.
+    // Meanwhile a rename gave the directory's name to a file, which rmdir must not remove.
     p.make_directory(2, ROOT, b"d");
     p.create(ROOT, b"k").unwrap();
     let done = p.ask_while(&Request::RemoveDirectory { parent: ROOT, name: b"d" }, |p| {
@@ -193,7 +193,7 @@ fn name_that_leads_elsewhere_since_the_plan_is_planned_anew() {
     p.check();
 }
 
-/// What is to be asked of nodes next.
+/// The requests to other nodes among the next acts.
 fn asked(t: &mut Transactions) -> Vec<(NodeId, u64)> {
     let act = std::iter::from_fn(|| t.next_act());
     act.filter_map(|act| match act {
@@ -207,7 +207,7 @@ fn asked(t: &mut Transactions) -> Vec<(NodeId, u64)> {
 fn node_that_does_not_answer_keeps_no_delivery_to_others_waiting() {
     let now = Duration::from_secs(1);
     let mut t = Transactions::new(NodeId(1), 0);
-    // More than all that may be under way, with smaller numbers than what the other node is owed.
+    // More deliveries than may be in flight, and smaller in order than the one to the other node.
     let silent: Vec<Delivery> =
         (1..200).map(|n| Delivery::DropLink(Ino::new(NodeId(2), n), TxId::NONE)).collect();
     t.deliver(&silent, now);
@@ -221,7 +221,7 @@ fn node_that_does_not_answer_keeps_no_delivery_to_others_waiting() {
     let answered = std::iter::from_fn(|| t.next_act())
         .any(|act| matches!(act, Act::Answer { client: of, .. } if of == client));
     assert!(answered);
-    // Who waits for the silent one waits for one try, not for one of each before it.
+    // A client whose delivery goes to the silent node waits for one try only, not for a try of each delivery before it.
     let last = *silent.last().unwrap();
     t.answer_after(client, Reply::Done, &[last]);
     t.answered(under_way[0].1, Err(Code::Io), now);
@@ -248,7 +248,7 @@ fn retry_of_what_the_last_worker_did_waits_for_what_it_left_undelivered() {
     assert!(!t.answer_after_inherited(client, Reply::Done), "and is not waited for twice");
 }
 
-/// A tree as it should be: what each name leads to, and how many names each file has.
+/// The expected tree: the inode of each name, and the number of names of each file.
 #[derive(Clone, Default, Debug)]
 struct Tree {
     /// Directory, name → inode, kind.
@@ -283,7 +283,7 @@ impl Tree {
         self.names.values().filter(|(of, _)| *of == ino).count() as u32
     }
 
-    /// What a rename comes to.
+    /// The expected result of a rename.
     fn rename(&mut self, from: (u64, u8), to: (u64, u8), flags: u32) -> Result<(), Code> {
         let (ino, kind) = *self.names.get(&from).ok_or(Code::NotFound)?;
         let target = self.names.get(&to).copied();
@@ -300,7 +300,7 @@ impl Tree {
             match (kind == Kind::Directory, of == Kind::Directory) {
                 (true, false) => return Err(Code::NotDirectory),
                 (false, true) => {
-                    // Linux says so of what the source lies in.
+                    // Linux gives ENOTEMPTY instead if the source is below the destination.
                     return Err(Code::IsDirectory);
                 }
                 (true, true) if !self.is_empty(victim) => return Err(Code::NotEmpty),
@@ -313,7 +313,7 @@ impl Tree {
     }
 }
 
-/// One step, in numbers that are resolved against what exists when it is made.
+/// One step. Its numbers are resolved against what exists when it is executed.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     op: u8,
@@ -322,7 +322,7 @@ struct Step {
     name: u8,
     other: u8,
     node: u8,
-    /// After so many messages something happens: one is lost, or a node is restarted.
+    /// After so many messages the fault occurs: a message is lost, or a node is restarted.
     fault_after: u8,
     fault: u8,
 }
@@ -342,7 +342,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// What a request that got no answer may have come to.
+/// Checks that a request without an answer was executed completely or not at all.
 fn matches_one(p: &mut Shards, before: &Tree, after: &Tree, tree: &mut Tree) {
     let is = |p: &mut Shards, tree: &Tree| p.names() == shape(tree);
     if is(p, after) {
@@ -368,7 +368,7 @@ fn history(steps: &[Step], faults: bool, forgetful: bool) {
     let mut p = Shards::new("history");
     p.forgetful = forgetful;
     let mut tree = Tree::default();
-    // In some all directories are wide as soon as they are there.
+    // In some histories all new directories are wide.
     let inherits = steps.first().is_some_and(|step| step.b.is_multiple_of(3));
     if inherits {
         let set = SetAttr { width_of_new: Some(2 + steps[0].a % 2), ..SetAttr::default() };
@@ -410,7 +410,7 @@ fn history(steps: &[Step], faults: bool, forgetful: bool) {
                         after.names.insert(from, (ino, Kind::Directory));
                         after.wide.extend(inherits.then_some(ino.0));
                     }
-                    // It may be there: what it is, its name says.
+                    // The directory may have been created: a look-up of its name returns its inode.
                     Err(Code::Io | Code::Busy) if expected.is_ok() => {
                         p.heal();
                         if let Some(ino) = p.found(a, &name) {
@@ -491,14 +491,15 @@ fn history(steps: &[Step], faults: bool, forgetful: bool) {
         };
         p.heal();
         match done {
-            // What it met in between may have been in the way, or nobody knows.
+            // The transaction that the request met may have been the reason, or a message was lost: both outcomes are
+            // possible.
             Err(Code::Io | Code::Busy) if faults => {
                 p.settle();
                 matches_one(&mut p, &before, &after, &mut tree);
             }
             done => {
                 let same_refusal = match (done, expected) {
-                    // Of two reasons either will do.
+                    // If two refusals apply, either is accepted.
                     (
                         Err(Code::NotEmpty | Code::Invalid | Code::IsDirectory | Code::NotDirectory),
                         Err(_),
@@ -522,7 +523,7 @@ fn history(steps: &[Step], faults: bool, forgetful: bool) {
     p.check();
 }
 
-/// Histories of each sort; `FOREBAY_CASES` says otherwise.
+/// Number of histories of each kind; `FOREBAY_CASES` overrides it.
 fn cases() -> u32 {
     std::env::var("FOREBAY_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(60)
 }
@@ -541,7 +542,7 @@ proptest! {
     }
 }
 
-/// The canary: nodes that forget when they start again what they owe each other are caught.
+/// The canary test: nodes that forget their deliveries at a restart are detected.
 #[test]
 fn nodes_that_forget_what_they_owe_are_caught() {
     let config =

@@ -1,5 +1,5 @@
-//! Three nodes in one process: a shard each and what drives changes over several, and a network that may lose messages.
-//! Time is a counter; nothing waits. A node that is restarted forgets all but its shard.
+//! Three nodes in one process, each with a shard and the driver of its transactions, and a network that may lose
+//! messages. Time is a counter; nothing waits. A node that is restarted keeps only its shard.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use forebay_types::{
 const CALLER: Caller = Caller { uid: 7, gid: 8 };
 const NODES: u16 = 3;
 
-/// What a reply says, in a form that outlives its buffer.
+/// The contents of a reply, in a form that outlives its buffer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Said {
     Done,
@@ -48,21 +48,21 @@ impl Said {
     }
 }
 
-/// What is wrong with the network.
+/// The faults of the network.
 #[derive(Default)]
 pub(crate) struct Network {
-    /// Messages from now until the fault, and what it is.
+    /// Number of messages before the fault, and its kind.
     fault: Option<(u32, u8)>,
-    /// Messages to a node are lost but for the first so many.
+    /// Only so many of the messages to this node arrive; further ones are lost.
     pub(crate) lose_to: Option<(NodeId, u32)>,
-    /// Another node has this one's place.
+    /// Another node has the place of this one.
     pub(crate) gone: Option<NodeId>,
-    /// A node says of itself, after so many messages, that there is no such node.
+    /// After so many messages this node replies that it does not exist.
     pub(crate) denies: Option<(NodeId, u32)>,
 }
 
 impl Network {
-    /// After so many messages a request or an answer is lost, or a node restarted.
+    /// After so many messages a request or a reply is lost, or a node is restarted.
     pub(crate) fn fault(&mut self, after: u32, what: u8) {
         self.fault = Some((after, what));
     }
@@ -85,7 +85,7 @@ struct Node {
     dir: PathBuf,
 }
 
-/// The nodes, in a directory that goes with them.
+/// The nodes, in a directory that is removed with them.
 pub(crate) struct Shards {
     place: PathBuf,
     nodes: BTreeMap<u16, Node>,
@@ -94,12 +94,12 @@ pub(crate) struct Shards {
     starts: u64,
     seq: u64,
     answers: BTreeMap<u64, Vec<u8>>,
-    /// Wide directories whose parts were learnt.
+    /// Wide directories whose parts are known.
     wide: BTreeMap<u64, Parts>,
     again: VecDeque<(u16, Client, Vec<u8>, Duration)>,
-    /// Requests that were begun anew, as they met a transaction.
+    /// Requests that were executed again because they met a transaction.
     pub(crate) begun_anew: usize,
-    /// A defect: nodes that start again do not deliver what they owed.
+    /// A planted defect: restarted nodes drop their deliveries.
     pub(crate) forgetful: bool,
 }
 
@@ -171,7 +171,7 @@ impl Shards {
         out
     }
 
-    /// Restarts a node: what it had in memory is gone.
+    /// Restarts a node: everything in its memory is lost.
     fn restart(&mut self, number: u16) {
         self.starts += 1;
         let node = self.nodes.get_mut(&number).unwrap();
@@ -189,7 +189,7 @@ impl Shards {
         self.again.retain(|(of, ..)| *of != number);
     }
 
-    /// Does one thing, if there is one to do.
+    /// Executes one act, if there is one.
     fn act(&mut self) -> bool {
         for number in 1..=NODES {
             let Some(act) = self.nodes.get_mut(&number).unwrap().transactions.next_act() else { continue };
@@ -280,7 +280,7 @@ impl Shards {
         }
     }
 
-    /// Serves a request at its node; its answer may come at once.
+    /// Executes a request at its node. The reply may come at once.
     fn serve(&mut self, node: u16, client: Client, message: &[u8], since: Duration) {
         let (caller, request) = Request::decode(message).unwrap();
         let at = self.nodes.get_mut(&node).unwrap();
@@ -305,12 +305,12 @@ impl Shards {
         }
     }
 
-    /// Asks, and does all there is to do until it is answered; [`Code::Io`] when it is not within some time.
+    /// Sends a request, and executes everything until it has a reply; [`Code::Io`] after 40 s.
     pub(crate) fn ask(&mut self, request: &Request<'_>) -> Result<Said, Code> {
         self.ask_while(request, |_| {})
     }
 
-    /// The same; something happens behind the plan of how it is done, before the first step.
+    /// The same; `meanwhile` runs between the plan and its first step.
     pub(crate) fn ask_while(
         &mut self,
         request: &Request<'_>,
@@ -323,7 +323,7 @@ impl Shards {
         self.ask_of(here, request, Box::new(meanwhile))
     }
 
-    /// Asks several things of a node at the same time; what came of each.
+    /// Sends several requests at the same time. Returns their results.
     pub(crate) fn ask_together(&mut self, requests: &[Request<'_>]) -> Vec<Result<Said, Code>> {
         let first = self.seq + 1;
         for request in requests {
@@ -338,7 +338,7 @@ impl Shards {
         replies.map(|reply| Reply::decode(&reply).map(Said::of)).collect()
     }
 
-    /// Asks a node for something that it is to refuse, whatever else is known of that.
+    /// Sends a request that the node must refuse, without first redirecting it to a part. Returns the refusal.
     pub(crate) fn refusal(&mut self, request: &Request<'_>) -> (Code, Option<Parts>) {
         let mut message = vec![0; MESSAGE_BYTES_MAX];
         let n = request.encode(CALLER, &mut message).unwrap();
@@ -350,7 +350,7 @@ impl Shards {
         }
     }
 
-    /// The same of a process of a node.
+    /// [`Shards::ask`] for a process on node `here`.
     fn ask_of(
         &mut self,
         here: NodeId,
@@ -378,7 +378,7 @@ impl Shards {
             }
             self.pass_time();
         };
-        // What else its answer set going.
+        // Further acts that the reply caused.
         while self.act() {}
         if let Err(Refusal::Wide(parts)) = Reply::decode_answer(&reply) {
             assert!(self.wide.insert(parts.of.0, parts).is_none(), "{request:?} was told so before");
@@ -394,7 +394,7 @@ impl Shards {
         self.ask_of(here, &request, Box::new(|_| {}))
     }
 
-    /// What a directory has, one part after the other if it is wide.
+    /// The entries of a directory; if it is wide, of one part after the other.
     pub(crate) fn list(&mut self, ino: Ino) -> Result<Vec<(Vec<u8>, Ino)>, Code> {
         let list = |s: &mut Shards, ino| {
             let request = Request::ReadDirectory { ino, cookie: 0, attributes: false };
@@ -412,14 +412,14 @@ impl Shards {
         Ok(all)
     }
 
-    /// Applies what one daemon asks another.
+    /// Applies a request between daemons.
     pub(crate) fn apply_at(&mut self, node: NodeId, request: &Request<'_>) -> Result<(), Code> {
         let mut message = vec![0; MESSAGE_BYTES_MAX];
         let n = request.encode(CALLER, &mut message).unwrap();
         Reply::decode(&self.apply(node.0, &message[..n])).map(drop)
     }
 
-    /// Applies a request that one node can do alone, whatever else is under way.
+    /// Applies a request that needs one node only, whatever transactions are in progress.
     pub(crate) fn apply_here(&mut self, request: &Request<'_>) {
         let mut message = vec![0; MESSAGE_BYTES_MAX];
         let n = request.encode(CALLER, &mut message).unwrap();
@@ -437,7 +437,7 @@ impl Shards {
         }
     }
 
-    /// True when a request would wait.
+    /// True when a request must wait.
     pub(crate) fn waits(&mut self, request: &Request<'_>) -> bool {
         let node = request.node().unwrap().0;
         let shard = self.nodes[&node].shard.as_ref().unwrap();
@@ -445,12 +445,12 @@ impl Shards {
         batch.must_wait(request)
     }
 
-    /// No fault is to come any more.
+    /// Ends all faults.
     pub(crate) fn heal(&mut self) {
         self.network = Network::default();
     }
 
-    /// Lets time pass until nothing is left to do.
+    /// Advances the time until nothing is left to do.
     pub(crate) fn settle(&mut self) {
         for _ in 0..2000 {
             while self.act() {}
@@ -469,7 +469,7 @@ impl Shards {
         }
     }
 
-    /// What a name leads to.
+    /// The inode that a name leads to.
     pub(crate) fn found(&mut self, parent: Ino, name: &[u8]) -> Option<Ino> {
         self.settle();
         match self.ask(&Request::Lookup { parent, name }) {
@@ -478,7 +478,7 @@ impl Shards {
         }
     }
 
-    /// A directory of a node.
+    /// Creates a directory on a node.
     pub(crate) fn mkdir(&mut self, node: u16, parent: Ino, name: &[u8]) -> Result<Ino, Code> {
         let said = match parent.birth_node() == NodeId(node) {
             true => self.ask(&Request::MakeDirectory { parent, name, mode: 0o750 }),
@@ -516,7 +516,7 @@ impl Shards {
         batch.orphans().unwrap().into_iter().map(|(ino, _)| ino).collect()
     }
 
-    /// Every name of every shard and what it leads to, by parent and name.
+    /// Every name of every shard and its inode, in the order of parent and name.
     pub(crate) fn names(&mut self) -> Vec<((u64, Vec<u8>), Ino)> {
         let mut names = Vec::new();
         for node in 1..=NODES {
@@ -552,8 +552,8 @@ impl Shards {
         }
     }
 
-    /// Every shard is clean, and they agree: every entry leads to an inode, every inode is led to, links are right, and
-    /// the root is above all.
+    /// Checks that every shard is clean and that they agree: every entry leads to an inode, every inode has an entry,
+    /// link counts are right, and every directory is below the root.
     pub(crate) fn check(&mut self) {
         self.settle();
         let mut inodes: BTreeMap<u64, (Kind, u32, Ino)> = BTreeMap::new();
@@ -600,7 +600,7 @@ impl Shards {
                 assert_eq!(links[&ino.0], nlink, "file {ino}");
             }
         }
-        // No inode that nothing leads to.
+        // No inode is without an entry.
         let there: u64 =
             (1..=NODES).map(|n| self.nodes[&n].shard.as_ref().unwrap().statistics().unwrap().inodes).sum();
         assert_eq!(there, inodes.len() as u64, "inodes that nothing leads to");
@@ -608,7 +608,7 @@ impl Shards {
 }
 
 impl Shards {
-    /// An inode, which is there.
+    /// An inode, which must exist.
     pub(crate) fn look_at(&mut self, ino: Ino) -> Entry {
         let mut message = [0; 64];
         let n = Request::GetAttr { ino }.encode(CALLER, &mut message).unwrap();

@@ -1,5 +1,5 @@
-//! Wide directories over three shards in one process: made, filled, changed, renamed and removed, while nothing goes
-//! wrong. The histories beside this have them too, and there much does.
+//! Wide directories over three shards in one process: they are created, filled, changed, renamed and removed, mostly
+//! without faults. The histories in `main.rs` cover them with faults.
 
 use std::collections::BTreeSet;
 
@@ -71,7 +71,7 @@ fn set_width_is_refused_where_it_cannot_be() {
     assert_eq!(p.ask(&Request::PartsOf { ino: d }), Ok(Said::Other));
     let part = p.ask(&Request::ReadDirectory { ino: d, cookie: 0, attributes: false });
     assert_eq!(part, Ok(Said::Names(Vec::new())));
-    // A node that does not answer: nothing of it is made.
+    // A node does not answer: the directory stays as it is.
     let e = p.make_directory(1, ROOT, b"e");
     p.network.lose_to = Some((NodeId(3), 0));
     assert_eq!(widen(&mut p, e, 3), Err(Code::Io));
@@ -86,7 +86,7 @@ fn renames_and_links_reach_into_and_out_of_a_wide_directory() {
     let (wide, narrow) = (p.make_directory(2, ROOT, b"wide"), p.make_directory(3, ROOT, b"narrow"));
     widen(&mut p, wide, 3).unwrap();
     let file = p.create(narrow, b"f").unwrap();
-    // Nobody knows yet that the destination is wide.
+    // The sender does not know yet that the destination is wide.
     p.ask(&rename(narrow, b"f", wide, b"0")).unwrap();
     for i in 0..20 {
         let (old, new) = (i.to_string().into_bytes(), (i + 1).to_string().into_bytes());
@@ -99,7 +99,7 @@ fn renames_and_links_reach_into_and_out_of_a_wide_directory() {
     assert_eq!(p.ask(&Request::GetAttr { ino: file }), Ok(Said::Inode(file, 3, 0)));
     p.ask(&rename(wide, b"20", narrow, b"g")).unwrap();
     p.check();
-    // Directories in it: on their maker's node, whichever has the name.
+    // Directories in it are created on their creator's node, whichever part has the name.
     for node in 1..=3u16 {
         for i in 0..8u16 {
             let name = format!("dir.{node}.{i}").into_bytes();
@@ -116,7 +116,7 @@ fn renames_and_links_reach_into_and_out_of_a_wide_directory() {
         }
     }
     p.check();
-    // The wide directory moves as any, and its parts stay.
+    // The wide directory is moved like any other, and its parts stay.
     p.ask(&rename(ROOT, b"wide", narrow, b"wide")).unwrap();
     assert!(p.found(wide, b"moved.1.1").is_some());
     p.check();
@@ -178,7 +178,7 @@ fn changes_of_a_wide_directory_reach_its_parts() {
     p.ask(&Request::SetLayout { ino: d, layout }).unwrap();
     assert_eq!(p.look_at(d).layout, layout);
     p.check();
-    // All of it or nothing.
+    // A node does not answer: nothing is changed.
     p.network.lose_to = Some((NodeId(1), 0));
     assert_eq!(p.ask(&Request::SetAttr { ino: d, set: group(7) }), Err(Code::Io));
     p.heal();
@@ -200,7 +200,7 @@ fn directories_made_where_new_ones_are_wide_are_wide_and_hand_it_on() {
     let set = SetAttr { mode: Some(0o2775), gid: Some(5), ..SetAttr::default() };
     p.ask(&Request::SetAttr { ino: d, set }).unwrap();
     set_width_of_new(&mut p, d, 3);
-    // By a node that has the parent, by one that has not; below these; and in the parent when it has become wide.
+    // Created by the parent's node, by another node, and below the latter, which is wide itself.
     let (here, there) = (p.make_directory(2, d, b"here"), p.make_directory(1, d, b"there"));
     assert_eq!(p.mkdir(2, d, b"there"), Err(Code::Exists));
     assert_eq!(p.mkdir(1, d, b"here"), Err(Code::Exists));
@@ -214,7 +214,7 @@ fn directories_made_where_new_ones_are_wide_are_wide_and_hand_it_on() {
     }
     assert_eq!(p.look_at(before).attr.width_log2, 0, "made before");
     p.check();
-    // Two of three nodes; none again.
+    // Width two of three nodes, then one.
     set_width_of_new(&mut p, before, 2);
     let two = p.make_directory(1, before, b"two");
     assert_eq!(p.look_at(two).attr.width_log2, 1);
@@ -253,13 +253,13 @@ fn directory_that_was_to_be_wide_is_whole_or_not_there() {
     }
 }
 
-/// Who is told by another node that it does not know one is told nothing of whether that is there.
+/// Another node's reply that it does not know a node says nothing about whether that node still exists.
 #[test]
 fn part_is_given_up_for_lost_by_no_word_of_another_node() {
     let mut p = Shards::new("denied");
     let d = p.make_directory(2, ROOT, b"d");
     widen(&mut p, d, 3).unwrap();
-    // Of the directory itself it is asked first, of its part second.
+    // The first message to the directory's home names the directory, the second its part.
     p.network.denies = Some((NodeId(2), 1));
     assert_eq!(p.ask(&Request::RemoveDirectory { parent: ROOT, name: b"d" }), Err(Code::NoDevice));
     p.network.denies = Some((NodeId(3), 0));
@@ -268,7 +268,7 @@ fn part_is_given_up_for_lost_by_no_word_of_another_node() {
     p.heal();
     assert_eq!(p.found(ROOT, b"d"), Some(d));
     p.check();
-    // What is decided is delivered until it is acknowledged.
+    // After the decision, it is delivered until it is acknowledged.
     p.network.denies = Some((NodeId(3), 1));
     assert_eq!(p.ask(&Request::RemoveDirectory { parent: ROOT, name: b"d" }), Ok(Said::Removed(d)));
     p.heal();
@@ -284,7 +284,7 @@ fn part_takes_and_tells_only_names_of_its_own() {
     p.create(d, b"f").unwrap();
     let parts = p.refusal(&Request::Lookup { parent: d, name: b"f" }).1.unwrap();
     for part in parts.as_slice().iter().copied().filter(|part| *part != parts.of_name(b"f")) {
-        // The directory's home has the table, and tells it.
+        // Only the directory's home has the list of parts, and returns it.
         let expected = (Code::Wide, (part.birth_node() == NodeId(2)).then_some(parts));
         let create = Request::Create {
             parent: part,
@@ -319,7 +319,7 @@ fn part_takes_and_tells_only_names_of_its_own() {
         let prepare = Request::Prepare { tx: TxId::new(NodeId(1), 5), index: 0, part: enter };
         assert_eq!(p.apply_at(part.birth_node(), &prepare), Err(Code::Wide));
     }
-    // Nor is a part changed without its directory.
+    // A part cannot be changed without its directory.
     let part = parts.as_slice()[1];
     let set = SetAttr { mode: Some(0o777), ..SetAttr::default() };
     assert_eq!(p.refusal(&Request::SetAttr { ino: part, set }), (Code::Invalid, None));
@@ -328,7 +328,8 @@ fn part_takes_and_tells_only_names_of_its_own() {
     p.check();
 }
 
-/// A daemon that starts anew asks the directory's home again for what a part has made and keeps the reply of.
+/// A daemon that was restarted sends a retry to the directory's home, while a part has executed the request and kept
+/// the reply.
 #[test]
 fn home_of_a_wide_directory_leads_to_its_parts_before_it_refuses_anything_else() {
     let mut p = Shards::new("lead");
@@ -376,7 +377,7 @@ fn changes_of_a_wide_directory_at_the_same_time_take_turns() {
     assert!(done.iter().all(|done| *done == Ok(Said::Inode(d, 2, 0))), "{done:?}");
     assert_eq!(p.begun_anew, 0, "none meets another");
     p.check();
-    // One that another node holds is waited for, not begun and dropped again and again.
+    // A change waits while another node's transaction holds the directory. It does not start and abort again and again.
     let part = Part::Change { ino: d, change: Change { set: set(0o750), layout: None } };
     let tx = TxId::new(NodeId(1), 99);
     p.apply_at(NodeId(2), &Request::Prepare { tx, index: 0, part }).unwrap();
@@ -415,7 +416,8 @@ fn directory_of_another_node_takes_after_its_parent_in_the_step_that_makes_it() 
         check(&mut p, below);
     }
     p.check();
-    // Whoever is restarted or not reached, it is made so or not at all; nobody puts anything into what is not made.
+    // Whichever node is restarted or not reached, the directory is created completely or not at all, and no entry gets
+    // into an incomplete one.
     for after in 0..8 {
         for what in 0..4 {
             p.network.fault(after, what);

@@ -1,11 +1,11 @@
-//! What the table of requests is expanded to: the enum, its encoding, and what the daemon asks of each request.
+//! The expansion of the table of requests: the enum, its encoding, and the properties of each request.
 //!
 //! One entry reads `Name = number: class effect home [+ flag ...] -> Reply { field: Type [as Codec], ... }`. The fields
-//! stand in the order in which they are encoded; a field whose type has more than one encoding, or whose values have
-//! bounds, names its codec (`fields.rs`). `by module` in front of `->` has the fields encoded by `module::put` and
-//! `module::get` instead.
+//! stand in the order in which they are encoded. A field names its codec (`fields.rs`) if its type has more than one
+//! encoding, or its values have bounds. With `by module` in front of `->`, `module::put` and `module::get` encode the
+//! fields instead.
 
-/// The codec of a field: the one that is named, else the type itself.
+/// The codec of a field: the one it names, or else its type.
 macro_rules! codec {
     ($type:ty) => {
         $type
@@ -115,7 +115,7 @@ macro_rules! requests {
                 &REQUESTS[self.index()]
             }
 
-            /// Its place in the table.
+            /// Its position in the table.
             #[inline]
             const fn index(&self) -> usize {
                 #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
@@ -123,7 +123,7 @@ macro_rules! requests {
                 match self { $(Request::$variant { .. } => Index::$variant as usize,)+ }
             }
 
-            /// The number that says in a message which request it is.
+            /// The number that stands for the request in a message.
             #[inline]
             pub const fn number(&self) -> u8 {
                 match self { $(Request::$variant { .. } => $number,)+ }
@@ -147,7 +147,7 @@ macro_rules! requests {
                 })
             }
 
-            /// The node that serves it; none: the node that was asked.
+            /// The node that serves the request; none for the node that receives it.
             #[inline]
             pub fn node(&self) -> Option<NodeId> {
                 #[allow(unused_variables)]

@@ -1,4 +1,4 @@
-//! How fields of requests are encoded, and what values they may have.
+//! How fields of requests are encoded, and which values they may have.
 
 use crate::attr::permission_bits;
 use crate::backing::BackingId;
@@ -16,8 +16,8 @@ use crate::transaction::{Part, TxId};
 
 use super::{RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE};
 
-/// A field's encoding. `get` checks: a value that it gives is within its bounds, and its error is what the caller is
-/// answered.
+/// A field's encoding. `get` checks: the value that it returns is within its bounds, and its error is the reply to the
+/// caller.
 pub(super) trait Field<'a> {
     type Value;
 
@@ -26,7 +26,7 @@ pub(super) trait Field<'a> {
     fn get(r: &mut Reader<'a>) -> Result<Self::Value, Code>;
 }
 
-/// A field that is encoded as an integer: any value is good, or what `check` says.
+/// Fields that are encoded as integers. `$get` refuses values that are out of bounds.
 macro_rules! integers {
     ($($(#[doc = $doc:literal])* $codec:ident: $value:ty, $int:ident, $put:expr, $get:expr;)+) => {
         $(impl Field<'_> for $codec {
@@ -45,7 +45,7 @@ macro_rules! integers {
     };
 }
 
-/// A field of bytes behind their length, whose contents are checked.
+/// Fields of bytes with their length in front. `$check` refuses contents that are not allowed.
 macro_rules! byte_strings {
     ($($codec:ident: $bytes:ident, $check:expr;)+) => {
         $(impl<'a> Field<'a> for $codec {
@@ -76,11 +76,11 @@ pub(super) struct RenameFlags;
 pub(super) struct MoveFlags;
 /// Flags of `setxattr`.
 pub(super) struct XattrFlags;
-/// A place in a directory.
+/// A position in a directory.
 pub(super) struct DirCookie;
-/// Backing files of a new file.
+/// Number of backing files of a new file.
 pub(super) struct StripeCount;
-/// A boolean of which any byte but 0 is true.
+/// A boolean. Any byte but 0 is true.
 pub(super) struct AnyBool;
 
 integers! {
@@ -125,11 +125,11 @@ pub(super) struct LinkTarget;
 pub(super) struct XattrName;
 /// The value of an extended attribute.
 pub(super) struct XattrValue;
-/// Bytes that are checked where they are read.
+/// Bytes that are checked later, where they are parsed.
 pub(super) struct Bytes;
 /// Sessions, eight bytes each.
 pub(super) struct Sessions;
-/// Backing files, as [`BackingId::list`] has them.
+/// Backing files, encoded by [`BackingId::list`].
 pub(super) struct BackingIds;
 
 byte_strings! {
@@ -193,7 +193,7 @@ impl<'a> Field<'a> for Part<'a> {
     }
 }
 
-/// The fields of `Create`: what is there is said by bits.
+/// The fields of `Create`. A byte of bits carries the booleans, and says which optional fields are present.
 pub(super) mod create {
     use super::*;
 
@@ -222,7 +222,7 @@ pub(super) mod create {
         layout.map_or(Ok(()), |layout| layout.encode(w))
     }
 
-    /// The fields, in the order of the table.
+    /// Returns the fields in the order of the table.
     pub(in crate::request) fn get<'a>(r: &mut Reader<'a>) -> Result<Fields<'a>, Code> {
         let (parent, mode, bits) = (Ino(r.u64()?), r.u32()?, r.u8()?);
         let bit = |i: u32| bits >> i & 1 != 0;
@@ -235,7 +235,7 @@ pub(super) mod create {
     }
 }
 
-/// The fields of `Backing`, whose operations have an encoding of their own.
+/// The fields of `Backing`: its operations have an encoding of their own.
 pub(super) mod backing {
     use super::*;
     use crate::backing::BackingOp;

@@ -1,4 +1,5 @@
-//! Requests: what a client sends to the node that owns a directory or an inode, and what daemons send to each other.
+//! Requests: the messages that a client sends to the node that owns a directory or an inode, and that daemons send to
+//! each other.
 
 #[macro_use]
 mod expand;
@@ -11,12 +12,12 @@ pub use table::{is_for_data, may_change, Class, Request, RequestInfo, REQUESTS};
 pub const RENAME_NOREPLACE: u32 = 1;
 /// `renameat2`: swap the two entries.
 pub const RENAME_EXCHANGE: u32 = 2;
-/// `setxattr`: fail with EEXIST if the attribute is there.
+/// `setxattr`: fail with EEXIST if the attribute exists.
 pub const XATTR_CREATE: u32 = 1;
-/// `setxattr`: fail with ENODATA if it is not.
+/// `setxattr`: fail with ENODATA if it does not exist.
 pub const XATTR_REPLACE: u32 = 2;
 
-/// On whose behalf a request is made: owner and group of what it creates. The client checked permission.
+/// The user for whom a request is made: owner and group of what it creates. The client has checked permissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caller {
     /// File-system user id.

@@ -1,12 +1,12 @@
-//! The table of requests: one entry has a request's name, number, class, effect, home, flags, reply and fields, in the
-//! order in which they are encoded. A new request is an entry here and an arm where it is served; docs/requests.md is
-//! printed from this table.
+//! The table of requests. An entry has a request's name, number, class, effect, home, flags, reply, and fields in the
+//! order in which they are encoded. A new request needs an entry here and an arm where it is served. docs/requests.md
+//! is printed from this table.
 //!
 //! | word | meaning |
 //! |---|---|
 //! | `client`, `step`, `peer` | see [`Class`] |
-//! | `read`, `change` | whether it may change the shard: the reply to a change is kept until the slot's next request, so that a retry is answered and not executed again |
-//! | `at(field)`, `root`, `anywhere` | the node that serves it: that of the inode, node or backing file in the field, the root's, the node that was asked |
+//! | `read`, `change` | whether it may change the shard; the reply to a change is kept ([`Request::changes`]) |
+//! | `at(field)`, `root`, `anywhere` | the node that serves it: the field's node, the root's home, the receiver |
 //! | `+ several` | may have parts on several nodes |
 
 use crate::backing::{BackingId, BackingOp};
@@ -27,13 +27,13 @@ use super::Caller;
 /// Where a request may come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
-    /// Programs, tools and mounts ask for it.
+    /// Sent by programs, tools and mounts.
     Client,
-    /// The same, for a backing file: a daemon serves it without its shard.
+    /// Sent by the same, for a backing file. The daemon serves it without its shard.
     Data,
-    /// A daemon asks it of another daemon's shard, as a step of a change over several nodes.
+    /// Sent by a daemon to another daemon's shard, as a step of a cross-node transaction.
     Step,
-    /// A daemon asks it of another daemon, whose network side or leases serve it.
+    /// Sent by a daemon to another daemon. Its network thread or its leases serve the request.
     Peer,
 }
 
@@ -42,19 +42,19 @@ pub enum Class {
 pub struct RequestInfo {
     /// Its name.
     pub name: &'static str,
-    /// The number that says in a message which request it is.
+    /// The number that stands for the request in a message.
     pub number: u8,
     /// Where it may come from.
     pub class: Class,
-    /// True when it may change the shard.
+    /// True when the request may change the shard.
     pub changes: bool,
-    /// The node that serves it, as the table has it.
+    /// The node that serves it, as in the table.
     pub home: &'static str,
     /// Flags.
     pub flags: &'static [&'static str],
-    /// Names and types of its fields, as they are encoded.
+    /// Names and types of its fields, in the order in which they are encoded.
     pub fields: &'static [(&'static str, &'static str)],
-    /// What it is answered with.
+    /// Its reply.
     pub reply: &'static str,
     /// What it does.
     pub doc: &'static str,
@@ -81,7 +81,7 @@ impl RequestInfo {
     }
 }
 
-/// The node of what a request names.
+/// The node of the inode, target or backing file that a request names.
 trait HomeNode {
     fn home_node(&self) -> NodeId;
 }
@@ -107,14 +107,14 @@ impl HomeNode for BackingId {
 requests! {
     /// Does nothing.
     Ping = 1: client read anywhere -> "`Done`"
-    /// The entry `name` of `parent`.
+    /// Looks up the entry `name` of `parent`.
     Lookup = 2: client read at(parent) -> "`Entry`" {
         /// Directory.
         parent: Ino,
         /// Name in it.
         name: &'a [u8] as Name,
     }
-    /// An inode's attributes.
+    /// Reads an inode's attributes.
     GetAttr = 3: client read at(ino) -> "`Entry`" {
         /// Inode.
         ino: Ino,
@@ -126,9 +126,9 @@ requests! {
         /// What to change.
         set: SetAttr,
     }
-    /// Creates a regular file, or opens the existing one unless `exclusive`. The daemon makes no backing file: the
-    /// client makes it before its slot's next request. A client that knows the inode number makes it while the daemon
-    /// serves the request, so a reply may reserve the next number.
+    /// Creates a regular file, or opens the existing one unless `exclusive`. The client creates the backing file,
+    /// before its slot's next request. A client that knows the inode number creates it while the daemon serves the
+    /// request, so a reply may reserve the next number.
     Create = 5: client change at(parent) by create -> "`Created`, or the directory's `Entry` where its layout decides" {
         /// Directory.
         parent: Ino,
@@ -138,13 +138,15 @@ requests! {
         mode: u32,
         /// O_EXCL: fail with `Exists`.
         exclusive: bool,
-        /// Dirty from the start: true for a file that is to be written, false for one whose copy the backing store has.
+        /// Whether the file begins dirty: true for a file that is to be written, false for one that has a copy in slow
+        /// storage.
         dirty: bool,
-        /// Layout; without it, one backing file on the directory's node. A default that yields to the directory's own
-        /// layout ([`Layout::unless_set`]) creates nothing where the directory has one: the reply is the directory's
+        /// Layout. None: one backing file on the directory's node. A default that yields to the directory's own layout
+        /// ([`Layout::unless_set`]) creates nothing if the directory has one: the reply is then the directory's
         /// `Entry`, and the client sends the request again with a layout that follows from it.
         layout: Option<Layout>,
-        /// The inode number that is reserved for this slot, else the next one. [`Code::Stale`] when another or none is.
+        /// The inode number that is reserved for this slot, or none for a new one. [`Code::Stale`] if the slot has
+        /// another reserved number, or none.
         number: Option<Ino>,
         /// Reserve a number for this slot's next `Create`.
         reserve: bool,
@@ -187,8 +189,8 @@ requests! {
         /// Name in it.
         name: &'a [u8] as Name,
     }
-    /// Removes an entry that is not a directory. An inode of another node is not reported as removed: its own node
-    /// counts its links.
+    /// Removes an entry that is not a directory. The reply does not report an inode of another node as removed: that
+    /// node counts its links.
     Unlink = 10: client change at(parent) + several -> "`Removed`" {
         /// Directory.
         parent: Ino,
@@ -217,21 +219,21 @@ requests! {
         /// Destination name.
         new_name: &'a [u8] as Name,
     }
-    /// Entries of a directory beyond a cookie.
+    /// Reads entries of a directory behind a cookie.
     ReadDirectory = 13: client read at(ino) -> "`Entries`" {
         /// Directory.
         ino: Ino,
         /// 0, or the last cookie that was read.
         cookie: Cookie as DirCookie,
-        /// With the attributes of each entry.
+        /// Include the attributes of each entry.
         attributes: bool as AnyBool,
     }
-    /// The target of a symbolic link.
+    /// Reads the target of a symbolic link.
     ReadLink = 14: client read at(ino) -> "`Bytes`" {
         /// Symbolic link.
         ino: Ino,
     }
-    /// An extended attribute.
+    /// Reads an extended attribute.
     GetXattr = 15: client read at(ino) -> "`Bytes`" {
         /// Inode.
         ino: Ino,
@@ -249,7 +251,7 @@ requests! {
         /// Value, at most 64 KiB.
         value: &'a [u8] as XattrValue,
     }
-    /// Names of extended attributes, each ended by a NUL.
+    /// Reads the names of extended attributes, each ended by a NUL.
     ListXattr = 17: client read at(ino) -> "`Bytes`" {
         /// Inode.
         ino: Ino,
@@ -261,36 +263,37 @@ requests! {
         /// Full name.
         name: &'a [u8] as XattrName,
     }
-    /// Marks a file dirty, before a descriptor that can write is handed out.
+    /// Marks a file dirty. The client sends it before it hands out a descriptor that can write.
     MarkDirty = 19: client change at(ino) -> "`Entry`" {
         /// File.
         ino: Ino,
     }
-    /// Makes the backing files that are missing; sent when an open got ENOENT.
+    /// Creates the missing backing files of a file. The client sends it when an open failed with ENOENT.
     MakeBacking = 20: client read at(ino) -> "`Entry`, or `NotFound` when the inode is gone" {
         /// File.
         ino: Ino,
     }
-    /// The path of a directory from the pool's root, starting with `/`.
+    /// Reads the path of a directory from the pool's root, starting with `/`.
     PathOf = 21: client read at(ino) -> "`Bytes`" {
         /// Directory.
         ino: Ino,
     }
-    /// Space of the pool.
+    /// Reads the space of the pool.
     Space = 22: client read anywhere -> "`Space`"
-    /// Reserves an inode number for this slot's next `Create`, which then names a backing file that exists.
+    /// Reserves an inode number for this slot's next `Create`. The client can create the backing file under it
+    /// beforehand.
     Reserve = 23: client change anywhere -> "`Number`"
-    /// Gives a file another layout, whose backing files have its data already. On a directory: the default of files
-    /// that are made in it later with several backing files. Only between one backing file and several: other changes
-    /// would share names between the old backing files and the new.
+    /// Changes a layout. A file's data must already be in the backing files of the new layout. A file changes only
+    /// between one backing file and several: any other change would give old and new backing files the same names. On a
+    /// directory: the layout of files that are created in it later.
     SetLayout = 24: client change at(ino) + several -> "`Relaid`" {
         /// File or directory.
         ino: Ino,
-        /// Its layout from now on.
+        /// Its new layout.
         layout: Layout,
     }
-    /// Commits a transaction: the coordinator's record of it, and the reply to the client's request. Only the
-    /// coordinator's own daemon sends it.
+    /// Commits a transaction: writes the coordinator's record of it, with the reply to the client's request. A daemon
+    /// sends it only to itself, as the coordinator.
     Decide = 25: step change anywhere -> "that reply" {
         /// The transaction.
         tx: TxId,
@@ -299,47 +302,48 @@ requests! {
         /// The encoded reply.
         reply: &'a [u8] as Bytes,
     }
-    /// Removes a link whose entry on another node is gone; one that does not exist is fine.
+    /// Removes a link whose entry on another node is gone. A link that does not exist is no error.
     DropLink = 26: step change anywhere -> "`Done`" {
         /// Inode.
         ino: Ino,
         /// The link.
         link: TxId,
     }
-    /// Moves the ctime of an inode whose entry, on another node, got another name.
+    /// Updates the ctime of an inode whose entry, on another node, was renamed.
     Touch = 27: step change anywhere -> "`Done`" {
         /// Inode.
         ino: Ino,
     }
-    /// Does this entry of another node lead to this inode: a directory with this parent, another inode with this link?
+    /// Checks whether this entry of another node leads to this inode: to a directory with this parent, or to another
+    /// inode with this link.
     IsLed = 28: step read anywhere -> "`Done`, or `NotFound`" {
         /// Inode.
         ino: Ino,
         /// Directory that has the entry.
         parent: Ino,
-        /// The entry's link; 0 of a directory's.
+        /// The entry's link; 0 for a directory.
         link: TxId,
     }
-    /// The name of the entry that leads to an inode, found by reading the directory.
+    /// Finds the name of the entry that leads to an inode, by reading the directory.
     NameOf = 31: client read at(parent) -> "`Bytes`" {
         /// Directory.
         parent: Ino,
         /// Inode that the entry leads to.
         ino: Ino,
     }
-    /// An operation on a backing file of another node.
+    /// Executes an operation on a backing file of another node.
     Backing = 32: data read at(id) by backing -> "as the operation says" {
         /// The backing file.
         id: BackingId,
         /// The operation.
         op: BackingOp<'a>,
     }
-    /// A process of the sending node has ended: its replies need not be kept.
+    /// A process of the sending node has ended. The receiver need not keep replies for it any longer.
     EndSession = 33: peer read anywhere -> "`Done`" {
         /// The process's session.
         session: u64,
     }
-    /// Makes a directory on another node than its parent's. From then on it is like any other directory.
+    /// Creates a directory on another node than its parent's. Later operations treat it like any other directory.
     MakeDirectoryAt = 34: client change at(node) + several -> "`Entry`" {
         /// Its home.
         node: NodeId,
@@ -350,8 +354,8 @@ requests! {
         /// Name in it.
         name: &'a [u8] as Name,
     }
-    /// Moves a directory where several nodes know its ancestors, or where it replaces a directory of another node: what
-    /// `Rename` answers with `Elsewhere`. The root's home serves it.
+    /// Moves a directory when its ancestors are on several nodes, or when it replaces a directory of another node: the
+    /// cases that `Rename` answers with `Elsewhere`. The root's home serves it.
     MoveDirectory = 35: client change root + several -> "`Removed`, or `Stale` when the source leads to another inode by now" {
         /// Source directory.
         parent: Ino,
@@ -359,7 +363,7 @@ requests! {
         new_parent: Ino,
         /// 0 or [`RENAME_NOREPLACE`](crate::RENAME_NOREPLACE).
         flags: u32 as MoveFlags,
-        /// The inode that the source led to.
+        /// The inode that the source named when the client looked it up.
         ino: Ino,
         /// Source name.
         name: &'a [u8] as Name,
@@ -375,78 +379,78 @@ requests! {
         /// The part.
         part: Part<'a>,
     }
-    /// Applies or drops the parts that a node has prepared; none is fine.
+    /// Applies or drops the parts that a node has prepared. If it has none, that is no error.
     Finish = 37: step change anywhere -> "`Done`" {
         /// The transaction.
         tx: TxId,
         /// Whether it was committed.
         commit: bool,
     }
-    /// The outcome of a transaction.
+    /// Reads the outcome of a transaction.
     AskOutcome = 38: step read anywhere -> "`Outcome`" {
         /// The transaction.
         tx: TxId,
     }
-    /// Entries that lead to inodes of a node, in the order of their places; see `forebay-meta`.
+    /// Lists entries that lead to inodes of a node, in the order of directory and cookie; see `forebay-meta`.
     LeadsTo = 39: step read anywhere -> "`Bytes`" {
         /// The node.
         node: NodeId,
-        /// The place to begin behind: directory.
+        /// The position behind which the list begins: directory.
         parent: Ino,
         /// And cookie.
         cookie: Cookie,
     }
-    /// Targets for a new file of so many stripes, chosen by the node that is asked: its own first, none that is full or
-    /// unreachable while there are others.
+    /// Chooses targets for a new file of so many stripes. The node that receives it prefers its own targets, and avoids
+    /// full and unreachable ones while there are others.
     Place = 40: client read anywhere -> "`Placed`" {
-        /// Backing files, at least one.
+        /// Number of backing files, at least one.
         stripe_count: u16 as StripeCount,
     }
-    /// Space of the targets of the node that is asked, and of its shard.
+    /// Reads the space of the receiver's targets and of its shard.
     Targets = 41: client read anywhere -> "`Targets`"
-    /// Which of these processes of the asked node live? The sending daemon keeps state for them.
+    /// Checks which of these processes of the receiving node live. The sending daemon keeps state for them.
     AreThere = 55: peer read anywhere -> "`Bytes`: one for each, 0 for one that is gone" {
         /// Sessions, eight bytes each, at most [`SESSIONS_ASKED_MAX`](crate::limits::SESSIONS_ASKED_MAX).
         sessions: &'a [u8] as Sessions,
     }
-    /// Renews the sending node's lease on what it was and will be told of directories, names and permissions, for
-    /// [`LEASE_MS`](crate::limits::LEASE_MS) from when it sent this. In a new term everything that it was told before
-    /// is invalid.
+    /// Renews the sending node's lease on directories, names and permissions of the receiver, for
+    /// [`crate::limits::LEASE_MS`] from when it was sent. The lease covers replies before and after this request. In a
+    /// new term everything that the sender cached before is invalid.
     RenewLease = 56: peer read anywhere -> "`Count`: the lease's term"
-    /// Revokes what the sending node has said that a name leads to.
+    /// Revokes the receiver's cached look-up of a name in a directory of the sending node.
     RevokeName = 57: peer read anywhere -> "`Done`" {
         /// Directory of the sending node.
         parent: Ino,
         /// Name in it.
         name: &'a [u8] as Name,
     }
-    /// Revokes what the sending node has said that a directory permits.
+    /// Revokes the receiver's cached permissions of a directory of the sending node.
     RevokeDirectory = 58: peer read anywhere -> "`Done`" {
         /// Directory of the sending node.
         ino: Ino,
     }
-    /// Unlinks backing files whose inodes are gone; one that is absent is fine.
+    /// Unlinks backing files whose inodes are gone. A backing file that is absent is no error.
     RemoveBackings = 59: peer read anywhere -> "`Bytes`: one for each, 0 for one that still exists" {
         /// Backing files ([`BackingId::list`]), at most [`REMOVED_AT_ONCE_MAX`](crate::limits::REMOVED_AT_ONCE_MAX).
         ids: &'a [u8] as BackingIds,
     }
-    /// Spreads the entries of an empty directory over several nodes, from then on.
+    /// Makes an empty directory wide: new entries are distributed over several nodes.
     SetWidth = 80: client change at(ino) + several
         -> "`Parts`; `NotEmpty`, `Exists` for one that is wide already, `NoDevice` when the pool has too few nodes"
     {
         /// The directory.
         ino: Ino,
-        /// Number of nodes, its home among them; 0: all, at most [`WIDTH_MAX`](crate::limits::WIDTH_MAX).
+        /// Number of nodes, its home among them. 0: all nodes, at most [`WIDTH_MAX`](crate::limits::WIDTH_MAX).
         width: u16,
     }
-    /// The parts of a wide directory.
+    /// Reads the parts of a wide directory.
     PartsOf = 81: client read at(ino) -> "`Parts`; `NoAttribute` of one that is not wide" {
         /// The directory.
         ino: Ino,
     }
 }
 
-/// By number: whether it may change the shard.
+/// Whether a request may change the shard, by its number.
 static CHANGES: [bool; 256] = {
     let mut changes = [false; 256];
     let mut i = 0;
@@ -457,8 +461,8 @@ static CHANGES: [bool; 256] = {
     changes
 };
 
-/// True when an encoded request may change the shard: a reply to it may call for something that its client then does,
-/// and whose end the slot's next request tells. False for what is no request.
+/// True when an encoded request may change the shard. The client may then have to act on the reply, and the slot's next
+/// request confirms that it has. False for bytes that are no request.
 #[inline]
 pub fn may_change(message: &[u8]) -> bool {
     message.first().is_some_and(|number| CHANGES[usize::from(*number)])
@@ -485,7 +489,8 @@ pub fn is_for_data(number: u8) -> bool {
 const HEADER_BYTES: usize = 12;
 
 impl<'a> Request<'a> {
-    /// Encodes into `buffer`; the number of bytes. Fails with [`Code::TooBig`] when they do not fit.
+    /// Encodes the request into `buffer`. Returns the number of bytes. Fails with [`Code::TooBig`] when they do not
+    /// fit.
     pub fn encode(&self, caller: Caller, buffer: &mut [u8]) -> Result<usize, Code> {
         let mut w = Writer::new(buffer);
         w.u8(self.number())?;
@@ -497,8 +502,8 @@ impl<'a> Request<'a> {
         Ok(w.len())
     }
 
-    /// Decodes and checks a request: names, lengths, flags and times are within bounds behind this point. The caller is
-    /// answered with the error.
+    /// Decodes and checks a request: in the result names, lengths, flags and times are within their bounds. The error
+    /// is the reply to the caller.
     pub fn decode(bytes: &'a [u8]) -> Result<(Caller, Request<'a>), Code> {
         if bytes.len() < HEADER_BYTES {
             return Err(Code::Malformed);
@@ -511,20 +516,20 @@ impl<'a> Request<'a> {
         Ok((caller, Request::get(number, &mut r)?))
     }
 
-    /// True when it may change the shard: its reply is kept until the slot's next request, so that a retry is answered
-    /// and not executed again.
+    /// True when the request may change the shard: its reply is kept until the slot's next request, so that a retry is
+    /// answered and not executed again.
     #[inline]
     pub const fn changes(&self) -> bool {
         self.info().changes
     }
 
-    /// Where it may come from.
+    /// Where the request may come from.
     #[inline]
     pub const fn class(&self) -> Class {
         self.info().class
     }
 
-    /// True for a client's change that may have parts on several nodes.
+    /// True for a change by a client that may have parts on several nodes.
     #[inline]
     pub const fn may_take_several_nodes(&self) -> bool {
         self.info().has("several")
