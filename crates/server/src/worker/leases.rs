@@ -7,17 +7,17 @@
 //! the home [`LEASE_MS`] after it *answered*. So the home always waits for longer than the holder uses what it cached.
 //!
 //! ```text
-//! home     answers about a name or directory   notes the holder, if its lease runs
-//!          a noted name or directory changes   publishes, revokes it from its holders; acknowledges when each has answered
-//!                                              or its lease has expired
-//!          a cross-node transaction            the same, when its part is prepared; a repeated Prepare or Finish waits as
-//!                                              long as the first
-//!          a lease expired                     gives a new term; notes of the old term are void
-//!          the worker started                  acknowledges no such change for LEASE_MS: the last worker's notes are lost
-//! holder   a new term                          drops all that it cached from that home
-//!          a revocation overtook an answer     passes the answer on, but does not cache it: `turn` counts revocations and
-//!                                              terms
-//!                                              and terms
+//! home     answers about a name or directory  notes the holder, if its lease runs
+//!          a noted name or directory changes  publishes, revokes it from its holders, acknowledges when each has
+//!                                             answered or its lease has expired
+//!          a cross-node transaction           the same, when its part is prepared; a repeated Prepare or Finish waits
+//!                                             as long as the first
+//!          a lease expired                    gives a new term; notes of the old term are void
+//!          the worker started                 acknowledges no such change for LEASE_MS: the last notes are lost
+//! holder   a new term                         drops all that it cached from that home
+//!          a revocation overtook an answer    passes the answer on without caching it: `turn` counts revocations and
+//!                                             terms
+//! ```
 //! The home does not renew a lease while a revocation is unanswered, so that no change waits for longer than a lease.
 //! Only acknowledgements wait. Other requests proceed, and the home answers them with the new state at once.
 //!

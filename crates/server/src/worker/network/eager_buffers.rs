@@ -3,8 +3,8 @@
 //! the data.
 //!
 //! ```text
-//! writer's node ([`RemoteBuffers`]):  take a buffer ─► transfer, WriteStripe right behind ─────► reply: the buffer is free
-//! file's node ([`GrantedBuffers`]):   canary ─► … the canary is gone: data have arrived ─► written ─► canary ─► reply
+//!  writer's node ([`RemoteBuffers`]): take a buffer ─► transfer, WriteStripe right behind ─► reply: the buffer is free
+//!  file's node ([`GrantedBuffers`]):  canary ─► … the canary is gone: data have arrived ─► written ─► canary ─► reply
 //! ```
 //! Data arrive from the first byte to the last, and end where the buffer ends. So the buffer's last byte tells whether
 //! all data have arrived: until then it is the *canary*. A buffer is not used for data that end in the byte of its
