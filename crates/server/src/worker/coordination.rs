@@ -137,7 +137,7 @@ impl CrossNode {
         self.session
     }
 
-    /// How long there is nothing to do.
+    /// The time until something is due.
     pub(super) fn next_timeout(&self) -> Duration {
         if !self.anew.is_empty() || self.transactions.has_acts() {
             return Duration::ZERO;

@@ -42,7 +42,7 @@ const ROUNDS: usize = 4;
 const STRANGE_MAX: usize = 8;
 /// After this long a shard thread that announced its sleep is taken to have made the system call.
 const FALLING_ASLEEP: Duration = Duration::from_micros(20);
-/// For work that is due at most this long before the shard thread's own wake-up, it is not woken.
+/// The shard thread is not woken for work that is due at most this long before its own wake-up.
 const LATE: Duration = Duration::from_millis(1);
 
 /// What the shard thread owns.

@@ -1,7 +1,7 @@
 //! Leases: how long a node may use cached names and permissions of another node's directories in path walks, without
 //! requests.
 //!
-//! When the home answers a look-up of a directory or a `getattr` for another node, the holder shows the name and the
+//! When the home answers a look-up of a directory or a `GetAttr` for another node, the holder shows the name and the
 //! permissions on its board. They are valid while the holder's lease from that home runs. Each pair of nodes has one
 //! lease, which the network thread renews. It expires for the holder [`LEASE_MS`] after it *sent* the renewal, and for
 //! the home [`LEASE_MS`] after it *answered*. So the home always waits for longer than the holder uses what it cached.
@@ -80,12 +80,12 @@ struct Taken {
     directories: BTreeSet<Ino>,
 }
 
-/// A look-up or `getattr` of another node's directory whose answer has not arrived.
+/// A look-up or `GetAttr` of another node's directory whose answer has not arrived.
 #[derive(Debug)]
 struct Look {
     node: NodeId,
     turn: u64,
-    /// None: a `getattr` of the directory itself.
+    /// None: a `GetAttr` of the directory itself.
     name: Option<Name>,
 }
 
@@ -319,7 +319,7 @@ impl Leases {
 
     // --- as the holder
 
-    /// A client's look-up or `getattr` was forwarded to another node.
+    /// A client's look-up or `GetAttr` was forwarded to another node.
     pub(super) fn looks(&mut self, stamp: Stamp, node: NodeId, request: &Request<'_>) {
         let name = match *request {
             // Programs use the wide directory's number, and the board has no leased names of its parts.

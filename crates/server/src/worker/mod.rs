@@ -3,7 +3,7 @@
 //! Threads and what they exchange:
 //!
 //! ```text
-//!  clients' rings ──► shard thread ──► board, replies          (the thread that runs its rounds has the shard: handoff.rs)
+//!  clients' rings ──► shard thread ──► board, replies     (or the thread that runs its rounds: handoff.rs)
 //!                        ▲    │ orphans of dead clients
 //!        new sessions,   │    ▼
 //!        status, check   │  sweeper      unlinks backing files, then reports back
@@ -16,11 +16,11 @@
 //! ```
 //!
 //! Threads communicate through channels, and clients wake the shard thread with the doorbell. The shard thread and the
-//! network thread run each other's rounds while the other one sleeps (`handoff.rs`). Order of a request: record in the
-//! flight recorder, apply in the open transaction, write to the journal, publish on the board, answer. The transaction
-//! is committed when it is long and when the shard rests. A worker that is killed anywhere in this leaves what the next
-//! one needs: it applies the changes of the journal to the last commit, sends their replies again, and serves all else
-//! as new.
+//! network thread run each other's rounds while the other one sleeps (`handoff.rs`); the shard thread waits for another
+//! thread only while that one runs such a round. Order of a request: record in the flight recorder, apply in the open
+//! transaction, write to the journal, publish on the board, answer. The transaction is committed when it is long and
+//! when the shard rests. A worker that is killed anywhere in this leaves what the next one needs: it applies the
+//! changes of the journal to the last commit, sends their replies again, and serves all else as new.
 //!
 //! Tests: `tests/worker.rs`, and the crash tests of the conformance crate.
 

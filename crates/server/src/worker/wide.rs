@@ -51,9 +51,9 @@ impl Wide {
         Wide { known, left, ..Wide::default() }
     }
 
-    /// The home of a directory that the request names has answered that there is none. If it was wide, its parts may
-    /// have the kept reply of what the last worker sent them. Its parts count as known from now on. True when there are
-    /// any, so that the request is to be served again.
+    /// The home of a directory that the request names has answered `NotFound`. If the directory was wide, its parts may
+    /// have the kept replies to the last worker's requests. They count as known from now on. True when there are any,
+    /// so that the request is to be served again.
     pub(super) fn learn_of_the_last(&mut self, here: NodeId, request: &Request<'_>) -> bool {
         let named = RefCell::new(Vec::new());
         let note = |ino| named.borrow_mut().extend(self.left.contains_key(&ino).then_some(ino));
@@ -261,7 +261,7 @@ impl Listing {
     /// reply.
     pub(super) fn ask_ahead(&mut self, here: NodeId) -> Vec<usize> {
         if self.index == 0 {
-            return Vec::new(); // The size of a part is unknown
+            return Vec::new(); // the size of a part is unknown
         }
         let end = self.parts.as_slice().len().min(self.index + 1 + self.room_for(self.told_bytes));
         let mut asked = Vec::new();
@@ -362,13 +362,13 @@ mod tests {
         let mut all: Vec<u64> = (0..5).map(|index| l.parts.last_cookie(index)).collect();
         all[4] = 5;
         assert_eq!(cookies(hear(&mut l, &entries(&[4], 3, true))), (all, true));
-        // Of large parts no more than the reply has room for.
+        // Large parts: no more than fit into the reply.
         let mut l = listing();
         let many: Vec<u64> = (1..=READDIR_REPLY_BYTES as u64 / 2 / 120).collect();
         assert!(matches!(hear(&mut l, &entries(&many, 100, true)), Redirect::Ask(_)));
         let room = READDIR_REPLY_BYTES - l.collected.len();
         assert_eq!(l.ask_ahead(NodeId(1)), if room / l.told_bytes > 0 { vec![2] } else { vec![] });
-        // One that fails does so in its turn.
+        // A part whose request fails: the failure counts when its entries are next.
         let mut l = listing();
         assert!(matches!(hear(&mut l, &entries(&[1], 3, true)), Redirect::Ask(_)));
         assert_eq!(l.ask_ahead(NodeId(1)), [2]);
@@ -384,7 +384,7 @@ mod tests {
         let mut l = listing();
         let many: Vec<u64> = (1..=READDIR_REPLY_BYTES as u64 / 2 / 120).collect();
         assert!(matches!(hear(&mut l, &entries(&many, 100, true)), Redirect::Ask(_)));
-        // The second part's do not fit behind the first's: they come with the next request.
+        // The second part's entries do not fit behind the first's: they are in the next reply.
         let more: Vec<u64> = (1000..=1000 + many.len() as u64).collect();
         let (told, end) = cookies(hear(&mut l, &entries(&more, 120, true)));
         assert!(told[..told.len() - 1] == many[..many.len() - 1] && !end);
@@ -426,7 +426,7 @@ mod tests {
             reserve: false,
         };
         assert_eq!(wide.learn_by(HERE, &create, parts(a, 2)), Ok(()), "by a number of this node's");
-        // A directory becomes wide once: of two lists neither is believed.
+        // A directory becomes wide once: of two different lists neither is used.
         let look = Request::Lookup { parent: a, name: b"x" };
         assert_eq!(wide.learn_by(HERE, &look, parts(a, 2)), Ok(()), "told twice");
         assert!(wide.learn_by(HERE, &look, parts(a, 3)).is_err());

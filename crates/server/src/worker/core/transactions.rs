@@ -185,7 +185,7 @@ impl ShardThread<'_> {
         cross_node.transactions.answered(flight, answer, now);
     }
 
-    /// This node's part of a check is done: asks the other nodes, if there are any.
+    /// The check of this node is done: continues on the other nodes, if there are any.
     pub(in crate::worker) fn check_with_others(
         &mut self,
         report: Result<Value>,
@@ -301,7 +301,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Answers a call whose reply came later than its batch.
+    /// Answers a call after the end of its batch.
     fn answer_late(&mut self, client: Client, answer: &Answer<'_>) {
         let mut reply = ReplyBuf::encode(answer);
         if let Some(i) = self.sessions.iter().position(|s| s.id == client.session) {

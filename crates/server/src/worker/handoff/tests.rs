@@ -1,5 +1,5 @@
 //! Rounds that fail in either thread, and a stop, while another node sends requests. The test calls the threads' loops
-//! itself, so that each runs when it is to.
+//! itself, to control their order.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};

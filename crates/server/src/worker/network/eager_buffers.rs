@@ -11,10 +11,10 @@
 //! canary.
 //!
 //! A buffer whose transfer may still be in flight is never reused. The writer retires a buffer when its transfer or its
-//! request failed, and all buffers when the link to the node was made anew; then it requests a new grant. The file's
+//! request failed, and all buffers when the link to the node was made again; then it requests a new grant. The file's
 //! node retires a buffer when it found the canary, because the data may arrive late. It retires all buffers of a grant
-//! when the writer requests a new grant, has left, or has restarted. Their memory is then unregistered, and goes into
-//! quarantine as clients' buffers do.
+//! when the writer requests a new grant, has left, or has restarted. Their memory is then unregistered and quarantined,
+//! as clients' buffers are.
 
 use std::collections::HashMap;
 use std::sync::Arc;

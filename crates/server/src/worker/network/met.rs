@@ -71,8 +71,8 @@ impl MetNodes {
         self.nodes.iter().find(|(_, met)| met.instead_of == Some(number)).map_or(number, |(now, _)| *now)
     }
 
-    /// True when another node has taken this node's place, so that its number is never used again. A node that is
-    /// missing in the pool file is not gone for that: another pool file may list it.
+    /// True when another node has taken this node's place, so that its number is never used again. A node does not
+    /// count as gone because this pool file omits it: another pool file may list it.
     pub(super) fn is_gone(&self, node: NodeId) -> bool {
         self.number_now(node.0) != node.0 || self.nodes.get(&node.0).is_some_and(|met| met.gone)
     }
@@ -82,7 +82,7 @@ impl MetNodes {
         self.nodes.iter().map(|(number, met)| (NodeId(*number), met.data))
     }
 
-    /// A node was in contact, with this data ID, at `address` if known. Returns what is new.
+    /// First contact with a node: its data ID, and its `address` if known. Returns what is new.
     pub(super) fn meet(&mut self, node: NodeId, data: u32, address: Option<&[u8]>) -> Option<News> {
         if data == 0 || self.nodes.contains_key(&node.0) {
             return None; // the same data ID, or `Calls` would have refused the node
