@@ -14,9 +14,9 @@ use forebay_types::limits::{HIGH_WATER_PERCENT, TARGETS_MAX};
 use forebay_types::{node_of, target_of, Code, NodeId, PoolSpace, TargetSpace, Targets};
 use forebay_wire::Stamp;
 
-/// A round of reports of this age is used without another round.
+/// No other round is started while the last one is not older than this.
 const FRESH: Duration = Duration::from_secs(2);
-/// A round of reports older than this is not used.
+/// If the last completed round is older than this, a request waits for the round in progress.
 const OLD: Duration = Duration::from_secs(30);
 
 /// What a node reported of itself.
