@@ -1,4 +1,4 @@
-//! Acknowledgements of a batch: each reply is encoded once, and kept until what the batch changed is on the board.
+//! Acknowledgements of a batch: each reply is encoded once, and kept until the batch's changes are on the board.
 
 use std::ops::Range;
 
@@ -9,23 +9,23 @@ use forebay_types::{Answer, Code, Reply, REPLY_HEADER_BYTES};
 use super::leases::Wait;
 use super::notifier::Invalidation;
 
-/// Replies collected before what they tell is published: bytes of ordinary ones. A batch is published early when the
-/// next reply might not fit.
+/// Bytes for replies that are collected before the batch is published. A batch is published early when the next reply
+/// might not fit.
 const REPLY_BYTES: usize = 16 * MESSAGE_BYTES_MAX;
-/// More than any reply without a payload takes, and a list of targets.
+/// More than any reply without a payload takes, including a list of targets.
 const SHORT_REPLY_BYTES: usize = 8192;
 
-/// A call that was carried out or refused.
+/// A call that was executed or refused.
 #[derive(Debug)]
 pub(super) struct Ack {
-    /// The session's index: sessions come and go between batches.
+    /// The session's index. It is valid for this batch only: sessions are added and removed between batches.
     pub(super) session: usize,
     pub(super) client: Client,
     pub(super) is_error: bool,
     reply: Range<usize>,
-    /// What the kernel is told first.
+    /// Invalidations that are written to the kernel first.
     pub(super) invalidations: Vec<Invalidation>,
-    /// The leases that are revoked first.
+    /// What the reply waits for: revocations, and leases of unknown holders.
     pub(super) wait: Option<Wait>,
 }
 
@@ -115,7 +115,7 @@ impl Acks {
         &mut self.acks[last]
     }
 
-    /// Takes all acknowledgements, each with its encoded reply, and begins anew.
+    /// Takes all acknowledgements, each with its encoded reply, and empties the memory.
     pub(super) fn release(&mut self, mut each: impl FnMut(Ack, &[u8])) {
         for ack in self.acks.drain(..) {
             let reply = ack.reply.clone();

@@ -1,11 +1,12 @@
-//! How long the shard thread and the network thread look for requests before they sleep: as long as that pays
-//! (`forebay_sys::wait`).
+//! The adaptive spin of the shard thread and the network thread: they poll for requests before they sleep, for as long
+//! as that pays (`forebay_sys::wait`).
 //!
 //! What pays is learnt from the gaps between requests, including those that were slept through: when a client rings
-//! soon after the thread went to sleep, a longer look would have spared a system call and a wake-up. A yield that takes
-//! long means that other threads compute on this processor. Then it is better to sleep and be woken, as the scheduler
-//! favours a thread that slept. While more threads want to run than the node has processors, a look takes from one of
-//! them what it may gain another, so only gaps shorter than sleeping and waking are looked through.
+//! soon after the thread went to sleep, a longer spin would have saved a system call and a wake-up. A yield that takes
+//! long means that other threads compute on this processor. Then it is better to sleep and be woken, because the
+//! scheduler favours a thread that slept. While more threads are runnable than the node has processors, a spin takes
+//! from one of them what it may gain another. Then the thread spins only through gaps that are shorter than a sleep
+//! with its wake-up.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,24 +14,24 @@ use std::time::{Duration, Instant};
 
 use forebay_sys::wait::{self, Learnt, Time};
 
-/// Longest look: several times what a client needs between two requests.
+/// Longest spin: several times what a client needs between two requests.
 const LOOK_MAX: Duration = Duration::from_micros(100);
-/// Longest look while the node is crowded.
+/// Longest spin while the node is crowded.
 const LOOK_CROWDED: Duration = Duration::from_micros(20);
-/// How long the answer is used whether the node is crowded.
+/// How long a reading of /proc/loadavg is used.
 const CROWDED_KNOWN: Duration = Duration::from_millis(2);
-/// A yield from which the thread comes back later than this found others at work.
+/// A yield that takes longer than this means that other threads were running.
 const YIELD_LONG: Duration = Duration::from_micros(150);
-/// No looking for so long after that.
+/// No spin for this long after such a yield.
 const BUSY: Duration = Duration::from_millis(10);
-/// Looks between two yields: few, as the network thread's are system calls, and the client or daemon that is waited for
-/// may want this processor.
+/// Polls between two yields. There are few, because the network thread's polls are system calls, and the client or
+/// daemon that is waited for may need this processor.
 const LOOKS: u32 = 4;
 
 /// The adaptive bound.
 #[derive(Debug)]
 pub(super) struct AdaptiveSpin {
-    /// In nanoseconds: at most [`LOOK_MAX`]; none when nothing was gained of late.
+    /// Length of the spin in nanoseconds: at most [`LOOK_MAX`], 0 when recent spins found nothing.
     look: Learnt,
     busy_until: Option<Instant>,
     /// When the last request was done.
@@ -38,10 +39,10 @@ pub(super) struct AdaptiveSpin {
     crowd: Crowd,
 }
 
-/// Whether more threads want to run than there are processors.
+/// Whether more threads are runnable than there are processors.
 #[derive(Debug)]
 struct Crowd {
-    /// /proc/loadavg, whose fourth number is how many want to run; none where there is no such file.
+    /// /proc/loadavg, whose fourth field begins with the number of runnable threads. None where there is no such file.
     file: Option<File>,
     processors: u64,
     asked: Instant,
@@ -50,7 +51,7 @@ struct Crowd {
 
 impl Crowd {
     fn new() -> Crowd {
-        // Of the node, as the number that is held against it is: this process may be bound to some of them.
+        // Processors of the node, like the number it is compared with: this process may be bound to some of them.
         // SAFETY: no pointers.
         let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u64;
         Crowd { file: File::open("/proc/loadavg").ok(), processors, asked: Instant::now(), crowded: false }
@@ -67,7 +68,7 @@ impl Crowd {
     }
 }
 
-/// The number of threads that want to run, in the text of /proc/loadavg.
+/// The number of runnable threads in the text of /proc/loadavg.
 fn runnable(text: &[u8]) -> Option<u64> {
     let field = text.split(|&b| b == b' ').nth(3)?;
     std::str::from_utf8(field.split(|&b| b == b'/').next()?).ok()?.parse().ok()
@@ -80,7 +81,7 @@ impl AdaptiveSpin {
         AdaptiveSpin { look, busy_until: None, idle_since: Instant::now(), crowd: Crowd::new() }
     }
 
-    /// Looks until `work` says true, for a bounded time; whether it did.
+    /// Spins until `work` is true, for a bounded time. Returns whether it was.
     pub(super) fn look(&mut self, mut work: impl FnMut() -> bool) -> bool {
         let started = Instant::now();
         self.idle_since = started;
@@ -103,10 +104,10 @@ impl AdaptiveSpin {
         found.is_some()
     }
 
-    /// Records that the thread slept after a look in vain, and whether a request ended the sleep.
+    /// Records that the thread slept after a spin without result, and whether a request ended the sleep.
     pub(super) fn slept(&mut self, request: bool) {
         let gap = self.idle_since.elapsed();
-        // A gap that was slept through is longer by the wake-up.
+        // A gap that was slept through includes the wake-up.
         let pays = if self.crowd.is_there(Instant::now()) { 2 * LOOK_CROWDED } else { 2 * LOOK_MAX };
         match request && gap < pays {
             true => self.look.lengthen(),
@@ -136,7 +137,7 @@ mod tests {
         assert_eq!(runnable(b"0.53 1.39 2.08 3/1182 45077\n"), Some(3));
         assert_eq!(runnable(b""), None);
         assert_eq!(runnable(b"a b c d"), None);
-        // Of this machine: this very thread runs.
+        // On this machine: this thread runs.
         let text = std::fs::read("/proc/loadavg").unwrap();
         assert!(runnable(&text).is_some_and(|n| n >= 1));
     }
@@ -149,7 +150,7 @@ mod tests {
             spin.slept(false);
         }
         assert_eq!(spin.look.get(), 0);
-        // A look of no length takes next to no time: the request came soon, if this thread was not held up.
+        // A spin of length 0 takes next to no time: the request arrived soon, unless this thread was delayed.
         for _ in 0..1000 {
             spin.look(|| false);
             spin.slept(true);

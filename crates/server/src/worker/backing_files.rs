@@ -1,13 +1,13 @@
-//! Backing files between the shard's inodes and the media: those that clients may be about to make, and those that are
-//! to go.
+//! Backing files between the shard's inodes and the media: those that clients may be about to create, and those that
+//! are to be removed.
 //!
 //! ```text
-//! created ─► pending: its client may be making the backing file ─ the client goes on ─► made
-//!               └ the file loses its last name meanwhile ─► unlinked while pending ─ the client goes on ─► swept
-//! orphaned ─► its client unlinks the backing file, then asks again ─► unlinked ─► its record is forgotten
-//!      └ no client does ─► swept, many at a time ───────────────────────┘
+//! created ─► pending: its client may be creating the backing file ─ the slot's next request ─► settled
+//!               └ the file loses its last name meanwhile ─► unlinked while pending ─ the slot's next request ─► swept
+//! orphaned ─► its client unlinks the backing file, the slot's next requests ─► unlinked ─► record deleted
+//!      └ no client does ─► swept, many at a time ───────────────────────────────┘
 //! ```
-//! What must survive a crash is in the shard: orphans, and the numbers in reserve.
+//! What must survive a crash is in the shard: orphans, and reserved numbers.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
@@ -18,31 +18,32 @@ use super::sweeper::Sweep;
 
 /// Orphan records are deleted this many at a time.
 const FORGET_AT: usize = 256;
-/// Backing files are given to the sweeper so many at a time, or those that there are after so many batches: to wake it,
-/// and another node, for each would cost more than the rest of an unlink.
+/// Orphans are given to the sweeper this many at a time, or after so many batches as many as there are: to wake the
+/// sweeper, and another node, for each would cost more than the rest of an unlink.
 const SWEEP_AT: usize = 256;
 const SWEEP_AFTER_BATCHES: u32 = 32;
-/// Inodes that are remembered for what a client may be told later: as many backing files as are removed while a node
-/// does not answer for some seconds, or nearly.
+/// Removed inodes of other nodes that are remembered: about as many as are removed while a node does not answer for
+/// some seconds.
 const REMOVED_ELSEWHERE_MAX: usize = 4096;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct BackingFiles {
     sweeper: Sender<Sweep>,
-    /// Files whose client may still be making the backing file.
+    /// Files whose client may still be creating the backing file.
     pending: Vec<Ino>,
-    /// Files unlinked while pending: swept when their client goes on.
+    /// Files unlinked while pending: swept at the slot's next request.
     unlinked_while_pending: Vec<(Ino, Layout)>,
-    /// Inodes of other nodes whose backing files were removed while clients of this node had requests under way at
+    /// Inodes of other nodes whose backing files were removed while clients of this node had requests in progress at
     /// other nodes: the reply to such a request may create one of them.
     removed_elsewhere: VecDeque<Ino>,
-    /// Orphans whose backing files no client unlinks, swept together, and the batches since the first.
+    /// Orphans whose backing files no client unlinks, to be swept together.
     unswept: Vec<(Ino, Layout)>,
+    /// Batches since the first of them.
     unswept_batches: u32,
-    /// Orphans whose backing files are gone, and whose records can go.
+    /// Orphans whose backing files are gone, and whose records can be deleted.
     unlinked: Vec<Ino>,
-    /// Numbers that are no longer in reserve and were not used.
+    /// Reserved numbers that were not used and are no longer reserved.
     given_up: Vec<Ino>,
 }
 
@@ -60,17 +61,17 @@ impl BackingFiles {
         }
     }
 
-    /// A client was told that it has created a file, and may make its backing file from now on.
+    /// A client received the reply that it created a file, and may create its backing file from now on.
     pub(super) fn create_pending(&mut self, ino: Ino) {
         self.pending.push(ino);
     }
 
-    /// True while a client may be making the backing file.
+    /// True while a client may be creating the backing file.
     pub(super) fn is_pending(&self, ino: Ino) -> bool {
         self.pending.contains(&ino)
     }
 
-    /// A file lost its last name while it was pending. False when that was known.
+    /// A file lost its last name while it was pending. False if that was noted before.
     pub(super) fn unlinked_while_pending(&mut self, ino: Ino, layout: Layout) -> bool {
         let is_known = self.unlinked_while_pending.iter().any(|(known, _)| *known == ino);
         if !is_known {
@@ -79,7 +80,8 @@ impl BackingFiles {
         !is_known
     }
 
-    /// The client that created a file has gone on: if the file was unlinked meanwhile, what is to be swept.
+    /// The slot of a file's creator has sent its next request. Returns the file if it was unlinked meanwhile and is to
+    /// be swept.
     pub(super) fn create_settled(&mut self, ino: Ino) -> Option<(Ino, Layout)> {
         if let Some(i) = self.pending.iter().position(|&pending| pending == ino) {
             self.pending.swap_remove(i);
@@ -88,8 +90,8 @@ impl BackingFiles {
         Some(self.unlinked_while_pending.swap_remove(i))
     }
 
-    /// Another node removes backing files of inodes of its own that lie here; `may_create`: a client of this node may
-    /// be told yet that it has created one. Those whose client may be making the backing file.
+    /// Another node removes backing files on this node of its own inodes. `may_create`: a client of this node may still
+    /// get a reply that creates one of them. Returns those whose client may be creating the backing file.
     pub(super) fn removed_elsewhere(&mut self, inos: &[Ino], may_create: bool) -> Vec<Ino> {
         match may_create {
             true => self.removed_elsewhere.extend(inos),
@@ -100,22 +102,22 @@ impl BackingFiles {
         inos.iter().copied().filter(|ino| self.is_pending(*ino)).collect()
     }
 
-    /// True for a file of another node whose removal came before the reply that created it.
+    /// True for a file of another node whose removal overtook the reply that created it.
     pub(super) fn was_removed_elsewhere(&self, ino: Ino) -> bool {
         self.removed_elsewhere.contains(&ino)
     }
 
-    /// Has the sweeper do something now.
+    /// Gives the sweeper a job now.
     pub(super) fn sweep(&self, what: Sweep) {
         let _ = self.sweeper.send(what);
     }
 
-    /// Has an orphan's backing files removed in a moment: no client does.
+    /// Queues an orphan for the sweeper: no client unlinks its backing files.
     pub(super) fn sweep_soon(&mut self, orphan: (Ino, Layout)) {
         self.unswept.push(orphan);
     }
 
-    /// Behind a batch: gives the sweeper what it is to have by now.
+    /// After a batch: gives the sweeper the queued orphans, if that is due.
     pub(super) fn sweep_if_due(&mut self) {
         if !self.unswept.is_empty() {
             self.unswept_batches += 1;
@@ -125,7 +127,7 @@ impl BackingFiles {
         }
     }
 
-    /// Gives the sweeper all that waits for it.
+    /// Gives the sweeper all queued orphans.
     pub(super) fn sweep_together(&mut self) {
         self.unswept_batches = 0;
         if !self.unswept.is_empty() {
@@ -139,12 +141,12 @@ impl BackingFiles {
         self.unlinked.extend(inos);
     }
 
-    /// All such orphans, to add to.
+    /// The list of such orphans, to add to.
     pub(super) fn all_unlinked(&mut self) -> &mut Vec<Ino> {
         &mut self.unlinked
     }
 
-    /// True when there are orphans whose records can go.
+    /// True when there are orphans whose records can be deleted.
     pub(super) fn has_unlinked(&self) -> bool {
         !self.unlinked.is_empty()
     }
@@ -154,23 +156,23 @@ impl BackingFiles {
         self.unlinked.len() >= FORGET_AT
     }
 
-    /// Those orphans, for the caller to delete their records.
+    /// Takes those orphans. The caller deletes their records.
     pub(super) fn take_unlinked(&mut self) -> Vec<Ino> {
         std::mem::take(&mut self.unlinked)
     }
 
-    /// A number is no longer in reserve, and was not used.
+    /// A reserved number was not used, and is no longer reserved.
     pub(super) fn give_up(&mut self, number: Option<Ino>) {
         self.given_up.extend(number);
     }
 
-    /// Those numbers, for the caller to list them as orphans.
+    /// Takes those numbers. The caller lists them as orphans.
     pub(super) fn take_given_up(&mut self) -> Vec<Ino> {
         std::mem::take(&mut self.given_up)
     }
 }
 
-/// The layout of the one backing file that may be there under a number.
+/// The layout of the single backing file that may exist under a reserved number.
 pub(super) fn layout_of_number(ino: Ino) -> Layout {
     Layout::single(ino.birth_node(), 0)
 }

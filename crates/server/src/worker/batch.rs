@@ -1,4 +1,4 @@
-//! What a batch of calls is made of.
+//! The state of a batch of calls.
 
 use std::collections::VecDeque;
 
@@ -11,22 +11,23 @@ use super::call::Call;
 /// A request that was taken from its slot.
 #[derive(Debug)]
 pub(super) struct Taken {
-    /// The session's index: sessions come and go between batches.
+    /// The session's index. It is valid for this batch only: sessions are added and removed between batches.
     pub(super) session: usize,
     pub(super) client: Client,
-    /// What is asked, or why that cannot be told.
+    /// The parsed request, or why it cannot be parsed.
     pub(super) call: std::result::Result<Call, Code>,
 }
 
-/// What a batch is made of, kept from one to the next for its memory.
+/// The state of a batch, kept from batch to batch for its memory.
 #[derive(Debug)]
 pub(super) struct Pipeline {
     pub(super) taken: VecDeque<Taken>,
     pub(super) acks: Acks,
-    /// Where replies put what they borrow.
+    /// Memory for what replies borrow.
     pub(super) payload: Vec<u8>,
-    /// Calls served since the last publish, and the time of the changes among them, asked for the first one.
+    /// Calls served since the last publish.
     pub(super) served: usize,
+    /// The time of the changes among them, read at the first one.
     pub(super) now: Option<Timestamp>,
 }
 

@@ -1,5 +1,5 @@
-//! Calls: a request with where it came from. It is parsed once, where it enters, and travels by value to the place that
-//! carries it out or sends it on.
+//! Calls: a request with the address of its reply. A request is parsed once, on arrival, and travels by value to the
+//! stage that executes or forwards it.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use self_cell::self_cell;
 type Parsed<'a> = (Caller, Request<'a>);
 
 self_cell!(
-    /// An encoded request, and what it says.
+    /// An encoded request and its parsed form.
     struct Message {
         owner: Vec<u8>,
         #[covariant]
@@ -24,7 +24,7 @@ self_cell!(
 /// A request of a client, or of another node's daemon. Clones share the message.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
-    /// Session, slot and sequence: where the reply goes.
+    /// The address of the reply: session, slot and sequence.
     pub(super) client: Client,
     message: Arc<Message>,
 }
@@ -39,7 +39,7 @@ impl Call {
         Ok(Call { client, message: Arc::new(message) })
     }
 
-    /// Encodes a request of this daemon's own making, in place of one of this client.
+    /// Encodes a request that this daemon executes in place of a client's request.
     pub(super) fn encode(client: Client, caller: Caller, request: &Request<'_>) -> Result<Call, Code> {
         let mut bytes = Vec::new();
         for room in [256, forebay_types::limits::MESSAGE_BYTES_MAX] {
@@ -56,7 +56,7 @@ impl Call {
         Err(Code::TooBig)
     }
 
-    /// Whose rights count.
+    /// The user whose permissions are checked.
     pub(super) fn caller(&self) -> Caller {
         self.message.borrow_dependent().0
     }
@@ -66,12 +66,12 @@ impl Call {
         &self.message.borrow_dependent().1
     }
 
-    /// The request as its sender encoded it: what the journal keeps, and what goes to another node.
+    /// The request as its sender encoded it, for the journal and for other nodes.
     pub(super) fn bytes(&self) -> &[u8] {
         self.message.borrow_owner()
     }
 
-    /// Its name on the wire.
+    /// Its stamp on the wire.
     pub(super) fn stamp(&self) -> Stamp {
         let Client { session, slot, seq } = self.client;
         Stamp { session, slot: slot as u16, sequence: seq }

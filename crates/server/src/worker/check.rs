@@ -1,11 +1,11 @@
 //! Check of shard and targets together: the shard in itself, then its files against the backing files.
 //!
-//! Of a pool with several nodes it is this node's part alone: `cross_check.rs` goes on from here while the pool is up.
-//! Data of other nodes' files is counted and not followed. It runs with the shard at rest. A file without a backing
-//! file is sound (it is empty); a backing file without an inode is lost space, unless the inode is an orphan whose
-//! client is unlinking it, or its number is in reserve for a client that is about to create it. So is a file's single
-//! backing file while the file has several, unless a client holds those under a lease: then it is the copy that is to
-//! take their place (`client/migrate.rs`).
+//! In a pool of several nodes it checks this node only; `cross_check.rs` continues while the pool is up. Data of other
+//! nodes' files are counted and not checked. The shard is at rest meanwhile. A file without a backing file is sound: it
+//! is empty. A backing file without an inode is lost space, unless the inode is an orphan whose client is unlinking it,
+//! or its number is reserved for a client that is about to create it. A single backing file of a file that has several
+//! is lost space too, unless a client holds a lease on those: then it is the copy that will replace them
+//! (`client/migrate.rs`).
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,12 +16,12 @@ use serde_json::{json, Value};
 
 use super::layout_change;
 
-/// A change over several nodes that waits for so long waits for a node that is down, or something is wrong.
+/// A cross-node transaction that waits for this long waits for a node that is down, or is a defect.
 const OLD_S: u64 = 60;
-/// Findings listed one by one; more are counted.
+/// Problems that are described. Further ones are only counted.
 const LISTED_MAX: usize = 100;
 
-/// A bit for each target of this node on which an inode has something.
+/// A bit for each target of this node on which an inode has backing files.
 fn targets_of(entry: &Entry, here: NodeId) -> u16 {
     if !entry.attr.is_file() {
         return 1; // FIFOs and devices are on the first
@@ -32,7 +32,7 @@ fn targets_of(entry: &Entry, here: NodeId) -> u16 {
         .fold(0, |bits, target| bits | 1u16.checked_shl(target & 0xffff).unwrap_or(0))
 }
 
-/// Checks; the report as JSON with `clean`, counts, and `problems` as texts.
+/// Returns a report in JSON with `clean`, counts, and `problems` as texts.
 pub(crate) fn check(shard: &Shard, targets: &NodeTargets) -> Result<Value> {
     let here = shard.node();
     let mut files: HashMap<Ino, u16> = HashMap::new();
@@ -47,7 +47,7 @@ pub(crate) fn check(shard: &Shard, targets: &NodeTargets) -> Result<Value> {
             spread.insert(attr.ino, (entry.layout.components()[0].target(0), first));
         }
     })?;
-    // A damaged shard may refuse a batch; what is damaged is in the report then.
+    // A damaged shard may refuse a batch. The report names the damage in that case.
     let listed = shard.begin().and_then(|batch| batch.orphans()).unwrap_or_default();
     let orphans: HashSet<Ino> = listed.into_iter().map(|(ino, _)| ino).collect();
     let numbers = shard.begin().and_then(|batch| super::shard_queries::reserved(&batch)).unwrap_or_default();
@@ -56,7 +56,7 @@ pub(crate) fn check(shard: &Shard, targets: &NodeTargets) -> Result<Value> {
     let (mut backing_files, mut leaked, mut foreign) = (0u64, 0u64, 0u64);
     let mut look = |target: &Target, ino: Ino, component: usize, stripe: u16| {
         backing_files += 1;
-        // Data of another node's inode: whether that is there is for its node to say.
+        // Data of another node's inode: that node knows whether the inode exists.
         if ino.birth_node() != here {
             foreign += 1;
             return;

@@ -1,13 +1,13 @@
-//! The daemon's clock: the one that the kernel stamps files with, so that times of the shard and of backing files are
-//! in the order of what happened.
+//! The daemon's clock: the clock of the kernel's file times, so that times of the shard and of backing files are in the
+//! order of the events.
 //!
-//! The kernel stamps with its coarse clock, which ticks every few milliseconds. From Linux 6.13 on (multigrain
-//! timestamps) a file that is changed again after its times were read gets an exact time, and from then on no file on
-//! any file system gets an earlier one. The coarse clock of clock_gettime(2) does not take part in this: names made
-//! after a file would be older than the file. The exact clock would be ahead of what the kernel gives the next file. So
-//! the kernel is made to stamp a file of the daemon's own in memory, and the access time is read back: reading only
-//! this does not make the next stamp an exact one. The two calls cost a microsecond or so, once for all changes that
-//! are served together.
+//! The kernel stamps files with its coarse clock, which ticks every few milliseconds. From Linux 6.13 on (multigrain
+//! timestamps) a file that is changed again after its times were read gets an exact time, and from then on no file of
+//! any file system gets an earlier one. The coarse clock of clock_gettime(2) ignores this: a name created after a file
+//! would be older than the file. The exact clock would be ahead of the time that the kernel gives the next file. So the
+//! daemon sets the times of a memfd of its own to "now", and reads back its access time; reading only the access time
+//! does not make the next stamp exact. The two calls cost about a microsecond, once for all changes that are served
+//! together.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use forebay_types::Timestamp;
 use rustix::fs::{AtFlags, MemfdFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW};
 
-/// The file that is stamped; none where there is none to be had.
+/// The file that is stamped. None if it could not be created.
 static STAMPED: OnceLock<Option<OwnedFd>> = OnceLock::new();
 
 /// The time that the kernel would give a file now.
@@ -36,7 +36,7 @@ fn coarse() -> Timestamp {
     Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
 }
 
-/// A board's epoch: rises from worker to worker.
+/// A board's epoch: greater with each worker.
 pub(super) fn new_epoch() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64

@@ -1,12 +1,13 @@
-//! The shard thread's part in changes over several nodes: what [`Transactions`] says is done here, and requests that
-//! meet what such a change holds wait here until it is over.
+//! The shard thread's part in cross-node transactions: executes the acts of [`Transactions`], and parks requests that
+//! meet a hold until it is released.
 //!
 //! ```text
-//! a request ─ plan ─► transactions ─► this shard, as a change like any · other nodes, by the network thread
-//!     └ meets held names ─► parked ─► served anew when something was finished; after a bound: EIO
+//! request ─ plan ─► transactions ─► this shard, as an ordinary change · other nodes, through the network thread
+//!    └ meets a hold ─► parked ─► served again when some part was finished; after a timeout: EIO
 //! ```
-//! Daemons ask each other in sessions like clients', one a worker, so that what they ask is batched, journaled, told to
-//! the mount and answered like all else. Crates/meta's `transactions.rs` has the protocol; a pool of one node has none of this.
+//! Each worker has one session at other nodes, like a client's. So its steps there are batched, journaled, notified to
+//! the mount and answered like other requests. The protocol is in `two_phase_commit.rs` of forebay-meta. A pool of one
+//! node has none of this.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -21,67 +22,70 @@ use super::leases::Wait;
 use super::notifier::Invalidation;
 use super::session_id::{daemon_session, new_daemon_session, random_number};
 
-/// What the request's reply becomes when it does not go the common way.
+/// What happens to a request before the pipeline applies it.
 pub(super) enum Interception {
-    /// It waits, or several nodes are at it: its answer comes later.
+    /// It is parked, or a transaction executes it: the answer follows later.
     Later,
-    /// This is its reply.
+    /// This is its answer.
     Refused(Code),
-    /// This is its reply.
+    /// This is its answer.
     Outcome(Outcome),
-    /// It goes the common way.
+    /// The pipeline applies it.
     No,
 }
 
-/// A call that met what a change over several nodes holds, or that is served again.
+/// A call that met a hold, or that is served again.
 #[derive(Debug)]
 pub(super) struct Parked {
     pub(super) call: Call,
     pub(super) since: Duration,
 }
 
-/// What is to be done before a late answer.
+/// What precedes a late answer.
 #[derive(Debug, Default)]
 pub(super) struct Late {
-    /// The kernel is told this.
+    /// Invalidations that are written to the kernel.
     pub(super) invalidations: Vec<Invalidation>,
-    /// Then leases have run out of which nothing is known.
+    /// The end of leases that the last worker may have given.
     pub(super) wait: Option<Wait>,
 }
 
-/// The state of all that.
+/// State of the cross-node transactions.
 #[derive(Debug)]
 pub(super) struct CrossNode {
     pub(super) transactions: Transactions,
     pub(super) parked: Vec<Parked>,
-    /// Requests to be served anew.
+    /// Calls to be served again.
     pub(super) anew: VecDeque<Parked>,
-    /// Something was prepared or finished since the parked were looked at.
+    /// A part was prepared or finished since the parked calls were checked.
     pub(super) moved: bool,
-    /// When requests that are being served were asked first, if that was before.
+    /// By session and slot: the sequence of a call that is served again, and when it was received first.
     pub(super) since: HashMap<(u64, usize), (u64, Duration)>,
-    /// What is to be done before such a request is answered late.
+    /// By session and slot: what precedes the late answer.
     pub(super) late: HashMap<(u64, usize), Late>,
-    /// This worker's session at other nodes, its free slots there, and what waits for one.
+    /// This worker's session at other nodes.
     pub(super) session: u64,
+    /// Its free slots there: a bit mask.
     pub(super) free: u64,
+    /// The flight in each slot in use.
     pub(super) flying: HashMap<usize, u64>,
+    /// Requests that wait for a slot: flight, node, message.
     pub(super) waiting: VecDeque<(u64, NodeId, Vec<u8>)>,
     pub(super) sequence: u64,
     time: Time,
-    /// Checks that are under way, by number.
+    /// Checks in progress, by number.
     pub(super) checks: BTreeMap<u64, CrossCheck>,
     pub(super) checks_begun: u64,
 }
 
-/// Flights with this bit are questions of a check: its number, and the question's behind.
+/// Flights with this bit are questions of a check: the check's number, then the question's.
 pub(super) const OF_CHECK: u64 = 1 << 63;
-/// Those with this one are parts of wide directories that listings ask ahead, by number.
+/// Flights with this bit are parts of wide directories that listings request ahead, by number.
 pub(super) const OF_LISTING: u64 = 1 << 62;
-/// Bits of a question's number.
+/// Bits of a question's number in a flight.
 pub(super) const QUESTION_BITS: u32 = 32;
 
-/// What the time is since some moment.
+/// The time since some fixed moment.
 #[derive(Clone, Copy, Debug)]
 enum Time {
     Since(Instant),
@@ -94,7 +98,7 @@ impl CrossNode {
         Ok(CrossNode::with(node, first, session, Time::Since(Instant::now())))
     }
 
-    /// Those of a simulated node: with a clock of its caller's, and numbers that follow from its epoch.
+    /// For a simulated node: its clock is the caller's, and its numbers follow from its epoch.
     pub(super) fn by_clock(node: NodeId, epoch: u64, clock: fn() -> Timestamp) -> CrossNode {
         CrossNode::with(node, epoch << 20, daemon_session(node, epoch), Time::By(clock))
     }
@@ -133,7 +137,7 @@ impl CrossNode {
         self.session
     }
 
-    /// How long there is nothing to do.
+    /// The time until something is due.
     pub(super) fn next_timeout(&self) -> Duration {
         if !self.anew.is_empty() || self.transactions.has_acts() {
             return Duration::ZERO;
@@ -145,7 +149,7 @@ impl CrossNode {
         next.unwrap_or(Duration::MAX).min(self.transactions.next_timeout(now))
     }
 
-    /// Takes a request that is to be served anew.
+    /// Takes a call that is to be served again.
     pub(super) fn next_anew(&mut self) -> Option<Call> {
         let Parked { call, since } = self.anew.pop_front()?;
         let Client { session, slot, seq } = call.client;
@@ -153,23 +157,23 @@ impl CrossNode {
         Some(call)
     }
 
-    /// True when so many other nodes can be asked something at once, and as much is left for changes.
+    /// True when `asks` slots at other nodes are free, and as many more remain for transactions.
     pub(super) fn has_room_for(&self, asks: usize) -> bool {
         self.waiting.is_empty() && self.free.count_ones() as usize >= 2 * asks
     }
 
-    /// Asks a node for a part of a wide directory that a listing comes to soon; its answer comes to `told_ahead`.
+    /// Requests a part of a wide directory that a listing will need. `told_ahead` gets the answer.
     pub(super) fn ask_ahead(&mut self, number: u64, node: NodeId, message: Vec<u8>) {
         self.waiting.push_back((OF_LISTING | number, node, message));
     }
 
-    /// Has a call served again, or another in its place.
+    /// Queues a call to be served again, or another call in its place.
     pub(super) fn serve_anew(&mut self, call: Call) {
         let since = self.first_asked(call.client);
         self.anew.push_back(Parked { call, since });
     }
 
-    /// When a request was asked first.
+    /// When a call was first received: now, unless it is served again.
     pub(super) fn first_asked(&mut self, client: Client) -> Duration {
         let now = self.now();
         match self.since.remove(&(client.session, client.slot)) {
@@ -179,13 +183,13 @@ impl CrossNode {
     }
 }
 
-/// When a parked request waits no longer.
+/// When a parked call is refused, or listed in spite of the hold.
 pub(super) fn end_of_waiting(parked: &Parked) -> Duration {
     let lists = matches!(parked.call.request(), Request::ReadDirectory { .. });
     parked.since + Duration::from_millis(if lists { HELD_LIST_TIMEOUT_MS } else { HELD_TIMEOUT_MS })
 }
 
-/// What the kernel may believe wrongly after a step that had these effects.
+/// What the kernel must invalidate after a step with these effects.
 pub(super) fn step_invalidations(request: &Request<'_>, effects: Since<'_>) -> Vec<Invalidation> {
     let mut invalidations: Vec<Invalidation> =
         effects.inodes().iter().map(|(ino, _)| Invalidation::Inode(*ino)).collect();
@@ -200,7 +204,7 @@ pub(super) fn step_invalidations(request: &Request<'_>, effects: Since<'_>) -> V
     invalidations
 }
 
-/// True when a daemon of `node` may say this.
+/// True when a daemon of `node` may send this step.
 pub(super) fn is_said_by(request: &Request<'_>, node: NodeId) -> bool {
     match request {
         Request::Prepare { tx, .. } | Request::Finish { tx, .. } => tx.coordinator() == node,

@@ -1,10 +1,13 @@
-//! `forebay fsck` over several nodes: what the entries of one lead to on another, held against what that counts.
+//! `forebay fsck` over several nodes: compares entries with the inodes that they lead to on other nodes.
 //!
-//! Questions are asked. Of each other node: which of your entries lead here? So every link that is counted here, and
-//! every directory whose parent is there, must be found exactly once, and nothing else. Of the home of each inode that
-//! an entry of here leads to: is it there, and counts it? Of wide directories and their parts on several nodes: do both
-//! know of each other? The pool goes on meanwhile, so that what looks wrong may be a change that was under way: only
-//! what is found wrong each of three times is told. A node that does not answer is named.
+//! This node sends these questions:
+//! - To each other node: which of its entries lead here? Every link that is counted here, and every directory here
+//!   whose parent is there, must be found exactly once, and nothing else.
+//! - To the birth node of each inode that an entry here leads to: does the inode exist, and does it count the entry?
+//! - To nodes with wide directories or their parts: do directory and part name each other?
+//!
+//! The pool serves requests meanwhile, so a mismatch may be a change in progress. Only what is wrong in each of three
+//! passes is reported. Nodes that do not answer are listed in the report.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::Sender;
@@ -14,29 +17,29 @@ use forebay_meta::{Beyond, Leading};
 use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request, Result, TxId};
 use serde_json::Value;
 
-/// Looks at what looks wrong, and the pause between them: longer than a change over several nodes takes.
+/// Passes at most, and the pause between two: longer than a cross-node transaction takes.
 const LOOKS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(300);
-/// Questions that are under way.
+/// Questions without an answer at one time.
 const AHEAD: usize = 16;
-/// Problems that are told in words.
+/// Problems that the report describes. Further ones are only counted.
 const TOLD_MAX: usize = 100;
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 
-/// A question.
+/// A question to another node.
 #[derive(Clone, Debug)]
 enum Question {
-    /// Which entries of a node lead here, from this place on?
+    /// Which entries of a node lead here, from this directory and cookie on?
     LeadsHere(NodeId, Ino, u64),
-    /// Is this entry, of here, right?
+    /// Is the inode of this local entry there, and does it count the entry?
     IsLed { parent: Ino, name: Vec<u8>, ino: Ino, link: TxId },
-    /// Is this the part of a directory of here?
+    /// Does this part of a local directory exist?
     HasPart { part: Ino, of: Ino },
-    /// Is this part, of here, listed by its directory?
+    /// Does this local part's directory list it?
     Lists { part: Ino, of: Ino },
 }
 
-/// A check that is under way.
+/// A check that is in progress.
 #[derive(Debug)]
 pub(super) struct CrossCheck {
     here: NodeId,
@@ -44,16 +47,18 @@ pub(super) struct CrossCheck {
     reply: Sender<Result<Value>>,
     report: Value,
     look: u32,
-    /// When the next look begins; none while one is under way.
+    /// When the next pass starts. None while one is in progress.
     pub(super) next_at: Option<Duration>,
     questions: VecDeque<Question>,
     asked: BTreeMap<u64, Question>,
     next: u64,
-    /// Links that are counted here, and directories whose parent is elsewhere, with how often they were found.
+    /// Links that are counted here, with how often an entry was found.
     links: BTreeMap<(u64, TxId), u32>,
+    /// Directories whose parent is on another node: the parent, and how often an entry was found.
     directories: BTreeMap<u64, (Ino, u32)>,
+    /// Problems of this pass.
     found: BTreeSet<String>,
-    /// What was wrong at every look so far.
+    /// Problems of every pass so far.
     problems: Option<BTreeSet<String>>,
     silent: BTreeSet<u16>,
 }
@@ -63,7 +68,7 @@ fn shown(name: &[u8]) -> String {
 }
 
 impl CrossCheck {
-    /// A check whose part of here alone gave `report`.
+    /// `report`: result of the check of this node alone.
     pub(super) fn new(
         here: NodeId,
         others: Vec<NodeId>,
@@ -88,7 +93,7 @@ impl CrossCheck {
         }
     }
 
-    /// Begins a look with what the shard has of other nodes now.
+    /// Starts a pass with the shard's present references to other nodes.
     pub(super) fn begin(&mut self, beyond: Beyond) {
         self.look += 1;
         self.next_at = None;
@@ -108,7 +113,7 @@ impl CrossCheck {
         self.questions.extend(beyond.parts.into_iter().map(|(part, of)| Question::Lists { part, of }));
     }
 
-    /// The next question: its number, whom to ask, and the encoded request.
+    /// The next question: its number, the node, and the encoded request.
     pub(super) fn next_question(&mut self) -> Option<(u64, NodeId, Vec<u8>)> {
         if self.asked.len() >= AHEAD {
             return None;
@@ -134,7 +139,7 @@ impl CrossCheck {
         Some((self.next, node, message))
     }
 
-    /// An answer; true when all questions were answered.
+    /// Handles an answer. True when all questions of the pass are answered.
     pub(super) fn answered(&mut self, number: u64, reply: std::result::Result<Reply<'_>, Code>) -> bool {
         let Some(question) = self.asked.remove(&number) else { return false };
         match (question, reply) {
@@ -208,9 +213,9 @@ impl CrossCheck {
         }
     }
 
-    /// All questions of a look were answered: told, or looked at again.
+    /// All questions of a pass are answered: sends the report, or schedules another pass. True when the report is sent.
     pub(super) fn conclude(&mut self, now: Duration) -> bool {
-        // Whoever does not answer may have what is missed.
+        // A node that did not answer may have the missing entries.
         if self.silent.is_empty() {
             for ((ino, link), _) in self.links.iter().filter(|(_, count)| **count == 0) {
                 self.found.insert(format!(
@@ -239,7 +244,7 @@ impl CrossCheck {
         true
     }
 
-    /// Tells what is known so far.
+    /// Sends the report without the problems found so far.
     pub(super) fn give_up(&mut self) {
         self.tell(&BTreeSet::new());
     }
@@ -276,7 +281,7 @@ mod tests {
         bytes
     }
 
-    /// Answers all questions of a look: `leads` to the first of `LeadsHere`, and whether what is led is there.
+    /// Answers all questions of a pass: `leads` to the first `LeadsHere`; `is_led` to questions about inodes.
     fn look(check: &mut CrossCheck, beyond: Beyond, leads: &[u8], is_led: bool) -> bool {
         check.begin(beyond);
         let mut first = true;
@@ -322,7 +327,7 @@ mod tests {
             receive.try_recv().unwrap().unwrap()
         };
         assert_eq!(run(&[(&both, true)])["clean"], true);
-        // Wrong at one look, and right at the next.
+        // Wrong in one pass, and right in the next.
         assert_eq!(run(&[(&[][..], true), (&both, true)])["clean"], true);
         let wrong = run(&[(&[][..], false); 3]);
         assert_eq!(wrong["problems_found"], 3, "{wrong}");

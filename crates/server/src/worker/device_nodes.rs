@@ -1,4 +1,4 @@
-//! Backing nodes of FIFOs and devices, which the kernel must have for a program to open them.
+//! Backing nodes of FIFOs and devices: a program can open them only as nodes of the kernel.
 
 use std::os::fd::AsFd;
 
@@ -11,7 +11,7 @@ fn code(e: Errno) -> Code {
     Code::from_errno(e.raw_os_error())
 }
 
-/// Makes the kernel's node of a FIFO or device. One that is there is left as it is.
+/// Creates the kernel's node of a FIFO or device. An existing one stays as it is.
 pub(super) fn create(target: &Target, attr: &Attr) -> Result<(), Code> {
     let kind = match attr.kind() {
         Kind::Fifo => FileType::Fifo,
@@ -26,7 +26,7 @@ pub(super) fn create(target: &Target, attr: &Attr) -> Result<(), Code> {
     }
 }
 
-/// Gives a backing file the mode that its owner needs to open it; a program's umask may have taken it.
+/// Gives a backing file the mode that its owner needs to open it. A program's umask may have removed bits of it.
 pub(super) fn repair_mode(target: &Target, ino: Ino) -> Result<(), Code> {
     let name = BackingName::new(ino, 0, 0);
     rustix::fs::chmodat(target.directory().as_fd(), name.as_c_str(), Mode::RWXU, AtFlags::empty())

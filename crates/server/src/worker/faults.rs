@@ -1,9 +1,9 @@
-//! Faults that a test asks a real worker for, in debug builds alone: a round that fails, and a panic, in the thread and
-//! at the moment that it says.
+//! Faults that a test causes in a real worker, in debug builds only: a failed round or a panic, in a given thread at a
+//! given moment.
 //!
-//! `FOREBAY_FAULT` in the daemon's environment names a file. Once there are three words in it, a moment, a thread's
-//! name, and `fail` or `panic`, the thread that comes to the moment takes the file away and does so. Should this worker
-//! go on serving after a round that failed, it leaves a file beside it, whose name ends with `.after`.
+//! `FOREBAY_FAULT` in the daemon's environment names a file with three words: a moment, a thread's name, and `fail` or
+//! `panic`. The thread that reaches the moment removes the file and fails or panics. If this worker serves anything
+//! after a failed round, it leaves a file beside it whose name ends with `.after`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use forebay_types::{Code, Error};
 
 use super::moments::{Moment, Watcher};
 
-/// The file's name.
+/// The environment variable.
 const VARIABLE: &str = "FOREBAY_FAULT";
 
-/// What watches for the fault; none where nobody asks for one.
+/// The watcher that causes the fault. None without the variable.
 pub(super) fn asked_for() -> Option<Watcher> {
     let path = PathBuf::from(std::env::var_os(VARIABLE)?);
     let mut after: OsString = path.clone().into();
@@ -36,7 +36,7 @@ pub(super) fn asked_for() -> Option<Watcher> {
     }))
 }
 
-/// True for a panic, false for a failure, if it is this thread's turn.
+/// True for a panic, false for a failure. None if this is not the thread and moment.
 fn taken(path: &Path, moment: Moment) -> Option<bool> {
     let text = std::fs::read_to_string(path).ok()?;
     let mut words = text.split_whitespace();

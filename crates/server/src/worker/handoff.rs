@@ -1,18 +1,19 @@
-//! Whose turn it is: the shard and the network are each behind a lock, and two threads sleep for them, one until a
-//! client rings and one until something comes from another node.
+//! Thread handoff: the shard and the network are each behind a mutex. Two threads sleep for them, the shard thread
+//! until a client rings the doorbell, and the network thread until a message from another node arrives.
 //!
-//! A thread that wakes does what there is to do for the other one too, unless that one is at it: the shard thread sends
-//! the commands that it gave; the network thread serves what came for the shard. So a request that is sent on wakes one
-//! thread on its way out, one at the other node, and one on its way back. Whoever holds a lock only ever tries the
-//! other, and who does not get it says so to who has it (doorbell, waker), as if there were no helping: nobody waits
-//! for more than the few rounds that are under way. Nobody sleeps with a lock.
+//! A thread that wakes also runs rounds of the other one, unless that thread is awake: the shard thread sends the
+//! commands that it gave, and the network thread serves messages for the shard. So a forwarded request wakes one thread
+//! on its way out, one on the other node, and one on its way back. A thread that holds one mutex takes the other only
+//! with `try_lock`. When that fails, it rings the doorbell or the waker, as it would without the handoff. So no thread
+//! waits for more than the few rounds in progress, and none sleeps while it holds a mutex.
 //!
-//! While the network thread is awake and the shard thread sleeps, it minds the doorbell too: clients need not ring, it
-//! looks at their rings beside the network, and the shard thread, should it wake, does not look beside it. Before it
-//! sleeps, and when it cannot do what is to be done, it gives the doorbell back.
+//! While the network thread is awake and the shard thread sleeps, the network thread also *minds* the doorbell: clients
+//! need not ring, because it polls their rings beside the network; and a shard thread that wakes does not spin beside
+//! it. The network thread gives the doorbell back before it sleeps, and when it cannot run the shard's rounds.
 //!
-//! Bounds: the network thread serves a few rounds, and none where the shard is on a disk, for whose sake it would be
-//! silent; messages that may take long it leaves. The shard thread sends nothing while data are moved.
+//! Bounds: the network thread runs a few rounds at a time, and none if the shard is on a disk, where it would not
+//! answer other nodes meanwhile. It leaves messages that may take long to the shard thread. The shard thread sends
+//! nothing while data are moved.
 //!
 //! Tests: `handoff/tests.rs`; `tests/handoff.rs`, a real daemon whose threads fail and panic (`faults.rs`); the cluster
 //! tests of the conformance crate. The simulation drives both sides' rounds in one thread.
@@ -34,34 +35,34 @@ use super::core::state::{Round, ShardThread};
 use super::network::{NetworkThread, Round as NetworkRound};
 use super::statistics::Statistics;
 
-/// Rounds that the network thread serves for the shard thread before that one is woken.
+/// Rounds that the network thread runs for the shard thread before it wakes that thread.
 const ROUNDS: usize = 4;
-/// Rounds for clients without anything for another node, after which the network thread leaves them to the shard thread
-/// until it has heard something: they are none of its business.
+/// After so many rounds for clients that gave the network nothing to send, the network thread leaves clients to the
+/// shard thread until it receives a message: they do not need the network.
 const STRANGE_MAX: usize = 8;
-/// Who sleeps for so long is asleep: from its saying so to the system call.
+/// After this long a shard thread that announced its sleep is taken to have made the system call.
 const FALLING_ASLEEP: Duration = Duration::from_micros(20);
-/// What is to be done this much before the shard thread wakes anyway is worth no wake-up of its own.
+/// The shard thread is not woken for work that is due at most this long before its own wake-up.
 const LATE: Duration = Duration::from_millis(1);
 
-/// What the shard thread has.
+/// What the shard thread owns.
 struct Core {
     thread: ShardThread<'static>,
-    /// What ended a round that the network thread did.
+    /// The error that ended a round of the network thread.
     failed: Option<Error>,
-    /// A round has failed: what was acknowledged is in the journal, the open transaction is gone, and only the next
-    /// worker may go on from there.
+    /// A round has failed. What was acknowledged is in the journal, the open transaction is lost, and only the next
+    /// worker may continue from there.
     over: bool,
-    /// The network thread served something since this was looked at.
+    /// The network thread ran a round since the shard thread last checked this.
     served: bool,
-    /// Since when the shard thread sleeps, and when it wakes if nobody rings; none while it is awake.
+    /// Since when the shard thread sleeps, and when its timeout ends. None while it is awake.
     asleep: Option<(Instant, Instant)>,
 }
 
-// SAFETY: what binds it to a thread is the open transaction and the borrow of the shard's state. LMDB is told to keep
-// no locks and nothing in thread-local storage, so a transaction may go on in another thread; the shard is used by
-// nobody but who has the core, one after the other, by the lock around it; and a watcher that is bound to its thread is
-// set in simulations, which install nobody, and by tests that have one thread.
+// SAFETY: a core is bound to a thread by the open transaction and the borrow of the shard's state. LMDB is opened
+// without locks and thread-local storage, so a transaction may continue in another thread. Only the thread that holds
+// the mutex around the core uses the shard. A watcher that is bound to its thread is set only in simulations, which
+// install no core, and in tests with one thread.
 unsafe impl Send for Core {}
 
 /// See the module.
@@ -69,22 +70,22 @@ pub(super) struct Handoff {
     shard: Mutex<Option<Core>>,
     network: Mutex<Option<NetworkThread>>,
     doorbell: Arc<Doorbell>,
-    /// The network thread may serve for the shard thread.
+    /// The network thread may run the shard's rounds.
     serves: bool,
-    /// The network thread is awake, and looks for what clients ask.
+    /// The network thread is awake and polls for clients' requests.
     minds: AtomicBool,
 }
 
-/// What came of a round in the shard thread's place.
+/// The result of rounds in the shard thread's place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Service {
-    /// All is done; it gave the network something to send, or did not.
+    /// Nothing is left to do. `gave`: the rounds gave the network something to send.
     Done { gave: bool },
-    /// The shard thread is to go on.
+    /// The shard thread has to continue.
     Left,
 }
 
-/// How the shard thread goes on after a sleep.
+/// The shard thread's state from one sleep to the next.
 struct Rest {
     spin: AdaptiveSpin,
     idle_rounds: u32,
@@ -92,23 +93,23 @@ struct Rest {
 }
 
 impl Handoff {
-    /// Nobody's yet. `in_memory` says that the shard is.
+    /// Without shard and network yet. `in_memory`: the shard is in memory.
     pub(super) fn new(doorbell: Arc<Doorbell>, in_memory: bool) -> Arc<Handoff> {
         let (shard, network) = (Mutex::new(None), Mutex::new(None));
         Arc::new(Handoff { shard, network, doorbell, serves: in_memory, minds: AtomicBool::new(false) })
     }
 
-    /// Nothing that either thread does waits for a disk.
+    /// True when neither thread waits for a disk.
     pub(super) fn are_in_memory(&self) -> bool {
         self.serves
     }
 
     // --- the network thread
 
-    /// Starts the thread that sleeps for the network; it ends when that is told to stop.
+    /// Starts the network thread. It ends on `Command::Stop`.
     ///
     /// # Errors
-    /// No thread.
+    /// The thread cannot be started.
     pub(super) fn start_network(self: &Arc<Self>, mut network: NetworkThread) -> Result<JoinHandle<()>> {
         network.introduce();
         *self.network.lock().map_err(|_| panicked())? = Some(network);
@@ -137,10 +138,10 @@ impl Handoff {
         }
     }
 
-    /// Works until there is nothing to do; none when it was told to stop. Before it sleeps it looks for commands, for
-    /// what comes and for what clients ask, as long as that paid of late.
+    /// Runs rounds until there is nothing to do. None when it received `Command::Stop`. Before it sleeps, it polls
+    /// commands, messages and clients' rings with an adaptive spin.
     fn drive(&self, network: &mut NetworkThread, spin: &mut AdaptiveSpin) -> Option<Sleep> {
-        // Rounds for clients, one after the other, in which nothing was for another node.
+        // Successive rounds for clients that gave the network nothing to send.
         let mut strange = 0;
         loop {
             let round = network.round();
@@ -148,7 +149,7 @@ impl Handoff {
             if told {
                 strange = 0;
             }
-            // Data are copied within rounds, for which clients are not to wait.
+            // Data are copied within rounds, and clients must not wait for that.
             let minds = strange < STRANGE_MAX && !network.moves_data();
             let mut asked = if minds { self.is_asked() } else { !self.gives_doorbell_back() };
             if let (false, NetworkRound::Idle(next_timeout)) = (told || asked, round) {
@@ -182,14 +183,15 @@ impl Handoff {
         }
     }
 
-    /// Serves what the network thread told the shard thread, or clients ask; or wakes that one.
+    /// Runs the shard's rounds for messages of the network thread or clients' requests, or wakes the shard thread.
     fn serve_for_shard_thread(&self) -> Service {
         let tried = match self.serves {
             true => self.shard.try_lock().ok(),
             false => None,
         };
         let Some(mut guard) = tried else {
-            // It is awake, and looks once more before it sleeps; or its clients have to ring.
+            // The shard thread is awake and checks once more before it sleeps. Or the doorbell is not minded, and
+            // clients ring it.
             self.doorbell.ring();
             return Service::Left;
         };
@@ -199,7 +201,7 @@ impl Handoff {
         };
         let service = core.serve_for_network();
         if service == Service::Left {
-            // It sleeps by the doorbell, whoever minds that, and is not asleep from here on.
+            // It sleeps on the doorbell, minded or not, and counts as awake from here on.
             core.asleep = None;
             drop(guard);
             self.doorbell.wake();
@@ -207,8 +209,8 @@ impl Handoff {
         service
     }
 
-    /// True when a client asks, or a message waits, and nobody but this thread is there for it: the network thread
-    /// minds the doorbell from here on.
+    /// True when a request or message waits and the shard thread sleeps. From here on the network thread minds the
+    /// doorbell.
     fn is_asked(&self) -> bool {
         if !self.serves {
             return false;
@@ -216,7 +218,7 @@ impl Handoff {
         self.minds.store(true, Ordering::Relaxed);
         let Ok(mut guard) = self.shard.try_lock() else { return false };
         let Some(core) = guard.as_mut().filter(|core| !core.over) else { return false };
-        // One that has only begun to sleep would find the doorbell rung.
+        // A thread that has not made the system call yet would return from it at once, because `mind` changes the word.
         if core.asleep.is_none_or(|(since, _)| since.elapsed() <= FALLING_ASLEEP) {
             return false;
         }
@@ -224,13 +226,13 @@ impl Handoff {
         core.thread.has_work()
     }
 
-    /// The network thread is about to sleep: from here on clients wake the shard thread. False when one has asked
-    /// before.
+    /// Gives the doorbell back before the network thread sleeps: from here on clients wake the shard thread. False when
+    /// a request has arrived before.
     fn gives_doorbell_back(&self) -> bool {
         if !self.minds.swap(false, Ordering::Relaxed) {
             return true;
         }
-        // The thread that holds the core is awake, and looks at the doorbell before it sleeps.
+        // The thread that holds the core is awake, and checks the doorbell before it sleeps.
         let Ok(mut guard) = self.shard.try_lock() else { return true };
         match guard.as_mut() {
             Some(core) if core.asleep.is_some() => self.doorbell.falls_asleep(|| !core.thread.has_work()),
@@ -240,7 +242,7 @@ impl Handoff {
 
     // --- the shard thread
 
-    /// Gives the shard thread its core.
+    /// Installs the shard thread's core.
     ///
     /// # Errors
     /// Another thread has panicked.
@@ -250,7 +252,7 @@ impl Handoff {
         Ok(())
     }
 
-    /// Takes everything apart.
+    /// Drops the core.
     pub(super) fn take_core(&self) {
         if let Ok(mut guard) = self.shard.lock() {
             *guard = None;
@@ -261,10 +263,10 @@ impl Handoff {
         self.shard.lock().map_err(|_| panicked())
     }
 
-    /// Serves until told to stop.
+    /// Serves until it receives `Message::Stop`.
     ///
     /// # Errors
-    /// What ends the worker.
+    /// Errors that end the worker.
     pub(super) fn serve(&self) -> Result<()> {
         let mut rest = Rest { spin: AdaptiveSpin::new(), idle_rounds: 0, slept: false };
         let _end = EndOfWorker;
@@ -285,7 +287,8 @@ impl Handoff {
         }
     }
 
-    /// Works until there is nothing to do, and says for how long; none when it was told to stop.
+    /// Works until there is nothing to do, and returns the timeout in milliseconds. None when it received
+    /// `Message::Stop`.
     fn work(&self, core: &mut Core, rest: &mut Rest) -> Result<Option<u64>> {
         core.asleep = None;
         if std::mem::take(&mut rest.slept) {
@@ -307,7 +310,7 @@ impl Handoff {
                 Round::Idle if std::mem::take(&mut core.served) => rest.idle_rounds = 0,
                 Round::Idle => {}
             }
-            // One that looks is enough.
+            // One polling thread is enough.
             let minded = self.minds.load(Ordering::Relaxed);
             if !minded && rest.spin.look(|| thread.has_work()) {
                 Statistics::add(&thread.statistics.spun, 1);
@@ -329,7 +332,7 @@ impl Handoff {
         }
     }
 
-    /// Sends what the shard thread has for other nodes, or wakes who does.
+    /// Sends what the shard thread has for other nodes, or wakes the network thread.
     fn send(&self, thread: &ShardThread<'_>) {
         let Some(network) = thread.network.as_ref().filter(|network| network.commands.take_given()) else {
             return;
@@ -345,9 +348,10 @@ impl Handoff {
 }
 
 impl Core {
-    /// In the network thread's hands.
+    /// Runs the shard's rounds in the network thread.
     fn serve_for_network(&mut self) -> Service {
-        // To look for what leads beyond the shard takes seconds where it is large, for which no node may be silent.
+        // A check searches the whole shard, which may take seconds. A node must not leave other nodes unanswered for
+        // that long.
         if self.over || self.thread.is_checking() {
             return Service::Left;
         }
@@ -359,7 +363,7 @@ impl Core {
                 break;
             }
         }
-        // The network thread is at it.
+        // The network thread is running and sends what the rounds gave it.
         let gave = self.thread.network.as_ref().is_some_and(|network| network.commands.take_given());
         match round {
             Ok(Round::Idle) => {}
@@ -377,8 +381,8 @@ impl Core {
     }
 }
 
-/// Ends the worker when its thread panics: half a worker would keep clients and other nodes waiting, and the supervisor
-/// starts a whole one.
+/// Ends the worker when its thread panics: clients and other nodes would wait for the missing thread, while the
+/// supervisor starts a complete worker.
 struct EndOfWorker;
 
 impl Drop for EndOfWorker {

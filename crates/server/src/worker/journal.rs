@@ -1,10 +1,10 @@
 //! The journal: changes that were acknowledged and are not yet committed to the shard.
 //!
 //! A transaction of LMDB costs several times what a request adds to one (measured: docs/decisions/0001), so the shard
-//! thread keeps one open over many batches. What it acknowledged meanwhile must survive its death: each change is
+//! thread keeps one open over many batches. What it acknowledged meanwhile must survive its death. Each change is
 //! written here first, in a mapped file beside the shard that is allocated whole, and the next worker applies it again
-//! to the last commit. That gives the same inode numbers and replies, as the request, its caller, its time and the
-//! order are the same, and the shard's counters are part of what was committed.
+//! to the last commit. That gives the same inode numbers and replies, because request, caller, time and order are the
+//! same, and the shard's counters are part of the commit.
 //!
 //! ```text
 //! word 0   bytes in use, this header included (published last)
@@ -15,8 +15,8 @@
 //! Each commit keeps the number of the last record that it includes, as the reply of a session that does not exist, so
 //! that a crash between commit and [`Journal::clear`] does not apply a record twice.
 //!
-//! Word 0 is published behind the record, so the death of a process leaves only whole records. Anything else is damage:
-//! it is refused, never repaired by guessing, as each record is a change that a client was told is done.
+//! Word 0 is published behind the record, so the death of a process leaves only whole records. Anything else is damage.
+//! It is refused and never repaired by guessing, because each record is an acknowledged change.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -33,7 +33,7 @@ const RECORD_BYTES: usize = 40;
 /// The session under whose slot 0 the shard keeps the number of the last record that it includes. Sessions of processes
 /// are never 0.
 pub(super) const MARK_SESSION: u64 = 0;
-/// Its file, relative to the target.
+/// The journal's file, relative to the target.
 pub(super) const JOURNAL_FILE: &str = "shard/journal";
 
 const _: () = assert!(HEADER_BYTES + 2 * (RECORD_BYTES + MESSAGE_BYTES_MAX) <= BYTES);
@@ -72,8 +72,8 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// The journal of the target's shard, with what a dead worker left in it; an empty one is made if there is none.
-    /// Apply [`Journal::records`], commit, [`Journal::clear`].
+    /// Opens the journal of the target's shard with what a dead worker left in it, or creates an empty one. Apply
+    /// [`Journal::records`], commit, then [`Journal::clear`].
     pub(super) fn open(target: BorrowedFd<'_>) -> Result<Journal> {
         let make = || {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -138,7 +138,7 @@ impl Journal {
         Ok(records)
     }
 
-    /// True when nothing is in it.
+    /// True when the journal has no record.
     pub(super) fn is_empty(&self) -> bool {
         self.used == HEADER_BYTES
     }
@@ -168,14 +168,14 @@ impl Journal {
         self.memory.word64(0).store(self.used as u64, Ordering::Release);
     }
 
-    /// Empties it: what it held is committed.
+    /// Empties the journal: its records are committed.
     pub(super) fn clear(&mut self) {
         self.used = HEADER_BYTES;
         self.memory.word64(0).store(HEADER_BYTES as u64, Ordering::Release);
         self.memory.word64(8).store(self.next, Ordering::Release);
     }
 
-    /// Numbers go on behind `mark`: a new journal over a shard that has seen another.
+    /// Continues the numbers behind `mark`, for a new journal over a shard that had another.
     pub(super) fn continue_behind(&mut self, mark: u64) {
         if self.next <= mark {
             self.next = mark + 1;
@@ -188,7 +188,7 @@ impl Journal {
 mod tests {
     use super::*;
 
-    /// A target with nothing in it, removed on drop.
+    /// A new directory in place of a target, removed on drop.
     struct Place(std::path::PathBuf);
 
     impl Place {
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn open_of_a_damaged_journal_is_refused_and_names_the_record() {
         let second = HEADER_BYTES + RECORD_BYTES + 8;
-        // The word that is damaged, what is written there, and what the error says.
+        // The word that is damaged, its new value, and what the error contains.
         let cases = [
             (0, u64::MAX, "bytes in use"),
             (0, BYTES as u64 + 8, "bytes in use"),

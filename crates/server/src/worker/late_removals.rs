@@ -2,8 +2,9 @@
 //!
 //! A client unlinks the backing file of a removed file while the daemon serves its slot's next request
 //! (docs/decisions/0037). Until the request after that, the orphan stays in the shard, so that a crash of either side
-//! loses nothing. The sweeper unlinks what a slot leaves at rest, and what is left when a request asks for the free
-//! space: as far as programs can see, space is free as soon as a removal is acknowledged.
+//! (docs/decisions/0037). Until the request after that, the orphan stays in the shard, so that a crash of either side
+//! loses nothing. The sweeper unlinks what is left when a slot rests, and when a request asks for the free space: as
+//! far as programs can see, space is free as soon as a removal is acknowledged.
 //!
 //! Tests: `tests/steps.rs`, and the crash tests of the conformance crate.
 
@@ -14,13 +15,13 @@ use serde_json::Value;
 
 use super::call::Call;
 
-/// Batches between two looks at slots that are at rest while others keep the daemon busy: some milliseconds.
+/// Batches between two checks for slots that rest while other clients keep the daemon busy: some milliseconds.
 pub(super) const LOOK_AFTER_BATCHES: u32 = 256;
-/// Free space is told after this, whatever the sweeper still has to do: it may be behind by many large files, and
+/// Free space is reported after this time, even if the sweeper is not done. It may have many large files to unlink, and
 /// `forebay status` waits no longer than `WORKER_TIMEOUT` (`control.rs`).
 pub(super) const WAIT_NS: u64 = 1_000_000_000;
 
-/// What waits to be told of the free space.
+/// A request for the free space that waits.
 #[derive(Debug)]
 pub(super) enum Waiter {
     Call(Call),
@@ -28,14 +29,14 @@ pub(super) enum Waiter {
     Status(Sender<Value>),
 }
 
-/// What waits for the sweeper.
+/// Requests that wait for the sweeper.
 #[derive(Debug, Default)]
 pub(super) struct LateRemovals {
-    /// By the mark that the sweeper is to reach, and until when by [`forebay_ring::call_clock`].
+    /// The mark that the sweeper has to reach, and the end of the wait by [`forebay_ring::call_clock`].
     pub(super) waiting: Vec<(u64, u64, Waiter)>,
     /// Calls that have waited, to be taken into a batch.
     pub(super) ready: Vec<Call>,
-    /// Those that were taken into it: they do not wait again, as others may remove files for ever.
+    /// Those that are in the batch. They do not wait again, because other clients may remove files for ever.
     pub(super) released: Vec<Client>,
     /// The last mark given to the sweeper, and the last that it reached.
     pub(super) given: u64,

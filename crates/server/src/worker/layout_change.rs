@@ -1,9 +1,9 @@
-//! Whether a file may come to lie so: on nodes and targets that there are. And whether a file's layout may change now:
-//! whether who asks has copied its data, and nobody can have changed it since.
+//! Checks of layouts: that a file's targets exist, and that a file's layout may change now. It may if the client that
+//! sends the request has copied the data, and no program can have changed them since.
 //!
-//! The client that asks may be dead, or have lost its leases, by the time that its request is served. A write lease on
-//! the first backing file shows when it is opened without waiting; it is the lease of somebody whose copy is done if
-//! the copy has its name, as that name is removed before any lease is taken (`client/migrate.rs`).
+//! That client may have died or lost its leases before its request is served. A write lease on the first backing file
+//! shows when it is opened without waiting. It is the lease of a client whose copy is complete if the copy has its
+//! name, because that name is removed before any lease is taken (`client/migrate.rs`).
 
 use forebay_data::{BackingName, Media, NodeTargets, Target};
 use forebay_meta::{Batch, Effects};
@@ -14,12 +14,13 @@ use rustix::io::Errno;
 
 use super::network::Network;
 
-/// Whether a request names targets for files that there are, as far as this node knows. Its own it does; how many
-/// another node has that one alone knows, which may have got one more since this node read the pool file.
+/// Checks that the targets in a request exist, as far as this node knows. It knows its own targets. Of another node it
+/// knows only whether it has any: the node may have got one more since this node read the pool file.
 ///
 /// # Errors
-/// [`Code::NoDevice`] for a node that the pool has not, or no more, or not met by this node yet; for a target that this node has not; for one of
-/// a node without any, and a number that no target has.
+/// [`Code::NoDevice`] for a node that the pool does not have, or no longer has, or that this node has had no contact
+/// with yet; for a target that this node does not have; for a target of a node without any; and for a number beyond the
+/// last possible target.
 pub(super) fn check_targets(
     own: &NodeTargets,
     network: Option<&Network>,
@@ -44,12 +45,12 @@ pub(super) fn check_targets(
     }
 }
 
-/// Whether the layout of `ino` may change now to `wanted`; a reason that the shard has is for it to give. `alone` says
-/// that the pool has no other nodes.
+/// Checks that the layout of `ino` may change now to `wanted`. Refusals that the shard itself can give are left to it.
+/// `alone`: the pool has no other nodes.
 ///
 /// # Errors
-/// [`Code::Stale`] when who asks holds no lease, or not any more; [`Code::NotSupported`] for a file in a pool of several
-/// nodes: leases keep only this node's programs from the backing files.
+/// [`Code::Stale`] when the client holds no lease, or no longer does; [`Code::NotSupported`] for a file in a pool of
+/// several nodes, because leases exclude only programs of this node.
 pub(super) fn check_change(
     targets: &NodeTargets,
     batch: &mut Batch<'_>,
@@ -78,7 +79,7 @@ pub(super) fn check_change(
     }
 }
 
-/// Whether a client holds a backing file under a write lease.
+/// True if a client holds a write lease on a backing file.
 pub(super) fn is_held(target: &Target, name: &BackingName) -> bool {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(target.directory(), name.as_c_str(), flags, Mode::empty());

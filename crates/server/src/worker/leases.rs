@@ -1,24 +1,27 @@
-//! Leases: what nodes may believe of each other's directories, so that path walks need no requests.
+//! Leases: how long a node may use cached names and permissions of another node's directories in path walks, without
+//! requests.
 //!
-//! A node that is told of a directory by its home, what a name leads to or what the directory permits, shows it on its
-//! board and believes it while its lease from that home runs. The lease is one for each pair of nodes, and renewed by
-//! the network thread. It runs out for the holder [`LEASE_MS`] after it *asked* for the renewal, for the home after it
-//! *answered*, so that the home waits for longer than the holder believes.
+//! When the home answers a look-up of a directory or a `GetAttr` for another node, the holder shows the name and the
+//! permissions on its board. They are valid while the holder's lease from that home runs. Each pair of nodes has one
+//! lease, which the network thread renews. It expires for the holder [`LEASE_MS`] after it *sent* the renewal, and for
+//! the home [`LEASE_MS`] after it *answered*. So the home always waits for longer than the holder uses what it cached.
 //!
 //! ```text
-//! home     told of a name or directory      notes the holder, if its lease runs
-//!          one of them changes              shows it, revokes it from its holders; acknowledges when all have answered, or the
-//!                                           lease has run out of who has not
-//!          a change over several nodes      the same, when the name is held; who finishes it twice waits as long as the first
-//!          lease ran out                    a new term; what was noted in the old one is void
-//!          just started                     acknowledges no such change for LEASE_MS: who was told what is not known
-//! holder   another term                     forgets all that it was told by that home
-//!          an answer overtaken by a revocation  is given to the caller, and not shown: turns count revocations and terms
+//! home     answers about a name or directory  notes the holder, if its lease runs
+//!          a noted name or directory changes  publishes, revokes it from its holders, acknowledges when each has
+//!                                             answered or its lease has expired
+//!          a cross-node transaction           the same, when its part is prepared; a repeated Prepare or Finish waits
+//!                                             as long as the first
+//!          a lease expired                    gives a new term; notes of the old term are void
+//!          the worker started                 acknowledges no such change for LEASE_MS: the last notes are lost
+//! holder   a new term                         drops all that it cached from that home
+//!          a revocation overtook an answer    passes the answer on without caching it: `turn` counts revocations and
+//!                                             terms
 //! ```
-//! While a revocation is not answered the lease is not renewed, so that no change waits for longer than a lease. Only
-//! acknowledgements wait: other requests go on, and who asks the home is told the new state at once.
+//! The home does not renew a lease while a revocation is unanswered, so that no change waits for longer than a lease.
+//! Only acknowledgements wait. Other requests proceed, and the home answers them with the new state at once.
 //!
-//! All of it is the shard thread's. Tests: `leases/tests.rs`, the crate's `tests/steps.rs`, and
+//! The shard thread owns all of it. Tests: `leases/tests.rs`, the crate's `tests/steps.rs`, and
 //! `tests/conformance/tests/cluster`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -34,23 +37,23 @@ use super::session_id::node_of_session;
 
 pub(super) const LEASE_NS: u64 = LEASE_MS * 1_000_000;
 
-/// A directory's name.
+/// Directory and name.
 type Name = (Ino, Vec<u8>);
-/// What a directory permits: mode, owner, group.
+/// Permissions of a directory: mode, owner, group.
 type Permissions = (u32, u32, u32);
-/// Nodes that were told something, and in which term.
+/// Nodes that cached something, and the term in which they did.
 type Holders = BTreeMap<NodeId, u64>;
 
-/// A lease that this node gave.
+/// A lease that this node gave to another.
 #[derive(Debug)]
 struct Given {
     term: u64,
     until: u64,
-    /// Recalls that were not answered.
+    /// Revocations that are not answered.
     revocations: usize,
 }
 
-/// What is to be revoked.
+/// What a change revokes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Revocation {
     Name(Name),
@@ -65,37 +68,37 @@ pub(super) struct Held {
     wait: Wait,
 }
 
-/// What this node has from another.
+/// What this node holds from another.
 #[derive(Debug, Default)]
 struct Taken {
     /// The lease is being renewed.
     renewed: bool,
     term: Option<u64>,
-    /// Rises with each revocation and each new term.
+    /// Incremented by each revocation and each new term.
     turn: u64,
     names: BTreeSet<Name>,
     directories: BTreeSet<Ino>,
 }
 
-/// A look at another node's directory that is under way.
+/// A look-up or `GetAttr` of another node's directory whose answer has not arrived.
 #[derive(Debug)]
 struct Look {
     node: NodeId,
     turn: u64,
-    /// None: at a directory itself.
+    /// None: a `GetAttr` of the directory itself.
     name: Option<Name>,
 }
 
-/// What the acknowledgement of a change has to wait for.
+/// What the acknowledgement of a change waits for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wait {
-    /// The change over several nodes that it is a part of, if it is.
+    /// The cross-node transaction that the change is a part of.
     part_of: Option<TxId>,
-    /// Recalls that were not answered,
+    /// Revocations that are not answered. The acknowledgement waits for them until `until`.
     revocations: HashSet<u64>,
-    /// though not for longer than this;
+    /// End of the last of the revoked leases.
     until: u64,
-    /// and in any case this.
+    /// The acknowledgement is not sent before this time, whatever is answered.
     pub(super) not_before: u64,
 }
 
@@ -111,13 +114,14 @@ pub(super) struct Leases {
     given: HashMap<NodeId, Given>,
     names: HashMap<Name, Holders>,
     directories: HashMap<Ino, (Permissions, Holders)>,
-    /// Under their numbers: whom it went to, in which term.
+    /// By number: the node, and the term of its lease.
     revocations: HashMap<u64, (NodeId, u64)>,
     pub(super) held: Vec<Held>,
     last_recall: u64,
     next_term: u64,
+    /// Until then the last worker's leases may run.
     pub(super) cautious_until: u64,
-    /// When leases are looked at next that have ended.
+    /// When to drop expired leases next.
     pub(super) free_at: u64,
     taken: HashMap<NodeId, Taken>,
     looks: HashMap<Stamp, Look>,
@@ -128,7 +132,7 @@ pub(super) fn permissions(entry: &Entry) -> Permissions {
 }
 
 impl Leases {
-    /// Of a worker that starts now. In a pool that is `new` nobody was told anything.
+    /// For a worker that starts now. `new`: no worker of this pool gave a lease before.
     pub(super) fn new(new: bool) -> Leases {
         let now = lease_clock();
         Leases {
@@ -138,7 +142,7 @@ impl Leases {
             revocations: HashMap::new(),
             held: Vec::new(),
             last_recall: 0,
-            // Terms take longer than a nanosecond, so that no worker has one of an earlier one's.
+            // Giving a term takes longer than a nanosecond, so no two workers give the same term.
             next_term: now,
             cautious_until: if new { 0 } else { now + LEASE_NS },
             free_at: now + LEASE_NS,
@@ -154,7 +158,10 @@ impl Leases {
         self.given.get(&node).filter(|given| given.until >= now).map(|given| given.term)
     }
 
-    /// A node asks for its lease to be renewed; its term.
+    /// Renews a node's lease, or gives it a new one. Returns the term.
+    ///
+    /// # Errors
+    /// [`Code::Busy`] while a revocation is unanswered.
     pub(super) fn renew(&mut self, node: NodeId, now: u64) -> Result<u64, Code> {
         match self.given.get_mut(&node).filter(|given| given.until >= now) {
             Some(given) if given.revocations > 0 => Err(Code::Busy),
@@ -171,7 +178,7 @@ impl Leases {
         }
     }
 
-    /// Forgets what was told under leases that have ended: nobody believes it.
+    /// Drops the notes of expired leases.
     pub(super) fn free_ended(&mut self, now: u64) {
         let before = self.given.len();
         self.given.retain(|_, given| given.until >= now);
@@ -190,7 +197,7 @@ impl Leases {
         });
     }
 
-    /// A process of another node was answered this.
+    /// Notes what a process of another node was answered, because its node may cache it.
     pub(super) fn told(&mut self, client: &Client, request: &Request<'_>, answer: &Answer<'_>) {
         self.told_at(node_of_session(client.session), request, answer, lease_clock());
     }
@@ -215,13 +222,12 @@ impl Leases {
         }
     }
 
-    /// True when a change has nobody to be revoked from, whatever it changes.
+    /// True when no change can need a revocation or a delay.
     pub(super) fn is_idle(&self, now: u64) -> bool {
         self.names.is_empty() && self.directories.is_empty() && self.cautious_until <= now
     }
 
-    /// What is to be revoked because of a change that was made, and from whom. The nodes that cached it are forgotten
-    /// with it.
+    /// Returns what a change revokes, and the holders. They are no longer noted as holders.
     pub(super) fn changed<'e>(
         &mut self,
         names: impl Iterator<Item = (Ino, &'e [u8])>,
@@ -245,7 +251,7 @@ impl Leases {
         revocations
     }
 
-    /// Counts a revocation from a node, if its lease runs in that term; the revocation's number.
+    /// Counts a revocation, if the node's lease still runs in that term. Returns the revocation's number.
     pub(super) fn begin_recall(&mut self, node: NodeId, term: u64, now: u64, wait: &mut Wait) -> Option<u64> {
         let given = self.given.get_mut(&node).filter(|given| given.term == term && given.until >= now)?;
         given.revocations += 1;
@@ -256,7 +262,8 @@ impl Leases {
         Some(self.last_recall)
     }
 
-    /// A revocation was answered, or could not be brought: then what waits for it waits until the lease has run out.
+    /// A revocation was answered, or could not be delivered. In the second case its waiters wait until the lease
+    /// expires.
     pub(super) fn revoked(&mut self, number: u64, answered: bool) {
         let Some((node, term)) = self.revocations.remove(&number) else { return };
         if !answered {
@@ -270,7 +277,7 @@ impl Leases {
         }
     }
 
-    /// What a part of this change is still waiting for: who finishes it again is told no sooner.
+    /// What the acknowledgements of this transaction's steps still wait for. A repeated step waits as long.
     pub(super) fn waits_of(&self, tx: TxId) -> Wait {
         let mut wait = Wait { part_of: Some(tx), ..Wait::default() };
         for Held { wait: held, .. } in self.held.iter().filter(|held| held.wait.part_of == Some(tx)) {
@@ -281,19 +288,20 @@ impl Leases {
         wait
     }
 
-    /// After a crash: what the acknowledgement of a change that others may not know of waits for, if for anything.
+    /// After a crash: what the acknowledgement of a change waits for, because holders of the last worker's leases are
+    /// unknown.
     pub(super) fn caution(&self, request: &Request<'_>) -> Option<Wait> {
-        // What a rename has moved is not known any more.
+        // Assumes a directory: the kind of what a rename moved is no longer known.
         let waits = may_have_been_told(request, true) && self.cautious_until > lease_clock();
         waits.then(|| Wait { not_before: self.cautious_until, ..Wait::default() })
     }
 
-    /// Holds the acknowledgement of a request of this session, slot and sequence back.
+    /// Delays a reply until `wait` is over.
     pub(super) fn hold(&mut self, held_reply: HeldReply, invalidations: Vec<Invalidation>, wait: Wait) {
         self.held.push(Held { held_reply, invalidations, wait });
     }
 
-    /// Acknowledgements that need not wait any more.
+    /// Takes the acknowledgements whose wait is over.
     pub(super) fn due(&mut self, now: u64) -> Vec<Held> {
         let is_due = |Held { wait, .. }: &Held| {
             now > wait.not_before && (wait.revocations.is_empty() || now > wait.until)
@@ -303,7 +311,7 @@ impl Leases {
         due
     }
 
-    /// Milliseconds until an acknowledgement is due by time.
+    /// Milliseconds until the next acknowledgement is due by time.
     pub(super) fn next_timeout_ms(&self) -> Option<u64> {
         let first = self.held.iter().map(|Held { wait, .. }| wait.until.max(wait.not_before)).min()?;
         Some(first.saturating_sub(lease_clock()) / 1_000_000 + 1)
@@ -311,10 +319,10 @@ impl Leases {
 
     // --- as the holder
 
-    /// A client's look at something that another node has is on its way.
+    /// A client's look-up or `GetAttr` was forwarded to another node.
     pub(super) fn looks(&mut self, stamp: Stamp, node: NodeId, request: &Request<'_>) {
         let name = match *request {
-            // Programs look for it under the wide directory, whose leases tell nothing of what its parts have.
+            // Programs use the wide directory's number, and the board has no leased names of its parts.
             Request::Lookup { parent, .. } if parent.is_part() => None,
             Request::Lookup { parent, name } if name.len() <= BOARD_NAME_MAX => Some((parent, name.to_vec())),
             Request::GetAttr { .. } => None,
@@ -324,8 +332,8 @@ impl Leases {
         self.looks.insert(stamp, Look { node, turn, name });
     }
 
-    /// It is answered: shows what it told of a directory, if that may be believed. The node from which a lease is
-    /// wanted.
+    /// The answer has arrived. Shows the directory on the board, if the lease still runs and no revocation overtook the
+    /// answer. Returns the node from which a lease is to be requested.
     pub(super) fn looked(
         &mut self,
         stamp: Stamp,
@@ -362,7 +370,7 @@ impl Leases {
         None
     }
 
-    /// Takes from the board what a node told.
+    /// Removes from the board all that was cached from a node.
     fn forget(taken: &mut Taken, board: &mut BoardWriter) {
         for (parent, name) in std::mem::take(&mut taken.names) {
             board.forget_name(parent, &name);
@@ -373,11 +381,12 @@ impl Leases {
         board.finish();
     }
 
-    /// A lease was renewed, or there is none: `lease` is its term and its end.
+    /// A lease was renewed until a time (`lease` is its term and end), or there is none.
     pub(super) fn renewed(&mut self, node: NodeId, lease: Option<(u64, u64)>, board: &mut BoardWriter) {
         let taken = self.taken.entry(node).or_default();
         let Some((term, until)) = lease else {
-            // What was told counts no longer than the lease runs, and again if it is renewed in the same term.
+            // Cached entries stay valid until the lease expires. They are valid again if it is renewed in the same
+            // term.
             taken.renewed = false;
             return;
         };
@@ -389,14 +398,14 @@ impl Leases {
         board.lease(node, until);
     }
 
-    /// A lease is not renewed any more, as nobody here wants it.
+    /// A lease is no longer renewed, because this node has no clients that use it.
     pub(super) fn stop_renewing(&mut self, node: NodeId) {
         if let Some(taken) = self.taken.get_mut(&node) {
             taken.renewed = false;
         }
     }
 
-    /// A node takes back what it told.
+    /// Executes another node's revocation.
     pub(super) fn take_back(
         &mut self,
         node: NodeId,
@@ -421,8 +430,8 @@ impl Leases {
     }
 }
 
-/// True for a change of what another node may have been told of a directory; of a rename or new attributes only when
-/// they were a directory's.
+/// True for a change of a directory's name or permissions, which another node may have cached. `is_of_directory`
+/// matters for renames and new attributes only.
 pub(super) fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -> bool {
     match *request {
         Request::RemoveDirectory { .. }
@@ -433,7 +442,7 @@ pub(super) fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -
         }
         Request::Rename { .. } => is_of_directory,
         Request::Prepare { part, .. } => match part {
-            // The link says of a file.
+            // A link is given for files only.
             Part::Leave { link, .. } => link == TxId::NONE,
             Part::Enter { kind, flags, .. } => kind == Kind::Directory && flags & RENAME_NOREPLACE == 0,
             _ => false,
@@ -442,8 +451,9 @@ pub(super) fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -
     }
 }
 
-/// The name that a part holds from when it is prepared. Nobody is to walk by it from then on: once the change is
-/// decided, a node that has not heard of it must not be one that others believe.
+/// The name that a part holds once it is prepared. Other nodes must not walk through it from then on: once the
+/// transaction is decided, no cached name may lead to the state before it, although this node may not have received the
+/// decision yet.
 pub(super) fn held_by<'a>(request: &Request<'a>) -> Option<(Ino, &'a [u8])> {
     match *request {
         Request::Prepare {

@@ -1,4 +1,4 @@
-//! What other threads tell the shard thread.
+//! Messages of other threads to the shard thread.
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
@@ -10,86 +10,86 @@ use serde_json::Value;
 
 use super::session::Session;
 
-/// What other threads tell the shard thread; each send but that of `Attached` is followed by a ring of the doorbell.
+/// A message to the shard thread. After each send, except that of `Attached`, the sender rings the doorbell.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// A process attached, and may ask already.
+    /// A process has attached, and may send requests already.
     Attached(Box<Session>),
-    /// A process is gone.
+    /// A process has ended.
     Ended(u64),
     /// These backing files were unlinked.
     Swept(Vec<Ino>),
-    /// What the sweeper was given before this mark was removed.
+    /// All that the sweeper got before this mark is removed.
     SweptUpTo(u64),
-    /// Facts for `status`.
+    /// A request for the data of `forebay status`.
     Status(Sender<Value>),
     /// Check shard and target.
     Check(Sender<Result<Value>>),
-    /// A session serves the pool's mount: the kernel behind the device is told of changes from now on.
+    /// A session serves the pool's mount: the kernel behind the device is notified of changes from now on.
     Mounted(u64, OwnedFd, Sender<bool>),
     /// Is this session known?
     Known(u64, Sender<bool>),
-    /// A process of another node asks.
+    /// A request of a process of another node.
     Asked {
-        /// To answer by.
+        /// For the answer.
         ticket: Ticket,
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// What was asked of another node is answered.
+    /// The answer of another node.
     Answered {
         /// The client's session, slot and sequence.
         stamp: Stamp,
         /// The encoded reply.
         reply: Vec<u8>,
     },
-    /// Another node's inodes are gone: backing files of them here are to go.
+    /// Another node's inodes are gone: their backing files on this node are to be removed.
     RemoveBackings {
-        /// To answer by.
+        /// For the answer.
         ticket: Ticket,
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Find out which processes of other nodes, or of this one, are gone without a word.
+    /// Find out which processes of another node, or of all nodes, have ended without a message about it.
     ReviewSessions(Option<NodeId>),
-    /// Another node asks which of these processes are there.
+    /// Another node asks which of these processes live.
     AreThere {
-        /// To answer by.
+        /// For the answer.
         ticket: Ticket,
         /// Their sessions.
         sessions: Vec<u64>,
     },
-    /// A process of this other node is gone.
+    /// A process of this other node has ended.
     EndedElsewhere(NodeId, u64),
-    /// Another node has answered what this one asked in this slot for a change over several, or will not.
+    /// The answer of another node to the cross-node step in this slot, or its failure.
     Stepped(usize, std::result::Result<Vec<u8>, Code>),
-    /// A node is reached again.
+    /// A node can be reached again.
     Reached(NodeId),
-    /// The node of this number has lost its data, and has the other one now.
+    /// The node of the first number has lost its data, and has the second number now.
     Renumbered(NodeId, NodeId),
-    /// Another node knows other data of this node than it has, and this is what it says.
+    /// Another node has another data ID for this node's number; the text of its refusal.
     Unwelcome(String),
-    /// Another node's daemon asks for a lease, or takes back what it told.
+    /// Another node's daemon renews its lease, or sends a revocation.
     LeaseAsked {
-        /// To answer by.
+        /// For the answer.
         ticket: Ticket,
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// A lease from this node was renewed, or could not be: its term and its end.
+    /// A lease from this node was renewed (its term and end), or could not be.
     LeaseRenewed(NodeId, Option<(u64, u64)>),
-    /// The revocation of this number was answered, or could not be brought.
+    /// The revocation of this number was answered, or could not be delivered.
     Revoked(u64, bool),
-    /// The watch thread asks for something.
+    /// A command of the watch thread.
     Watch(super::watches::Command),
     /// Stop serving.
     Stop,
 }
 
 impl Message {
-    /// Comes from the network thread, and is heard without anything that takes long.
+    /// True for messages of the network thread that are handled in a short time.
     pub(super) fn is_of_network(&self) -> bool {
-        // Looks through the whole shard.
+        // It searches the whole shard.
         let is_long = |message: &[u8]| matches!(Request::decode(message), Ok((_, Request::LeadsTo { .. })));
         matches!(self, Message::Asked { message, .. } if !is_long(message))
             || matches!(

@@ -1,26 +1,26 @@
 //! The worker: the process of `forebayd` that owns the shard, the rings and the board.
 //!
-//! Threads, and who talks to whom:
+//! Threads and what they exchange:
 //!
 //! ```text
-//!  clients' rings ──► shard thread ──► board, replies          (who does its rounds has the shard)
+//!  clients' rings ──► shard thread ──► board, replies     (or the thread that runs its rounds: handoff.rs)
 //!                        ▲    │ orphans of dead clients
 //!        new sessions,   │    ▼
 //!        status, check   │  sweeper      unlinks backing files, then reports back
 //!                        │
 //!  the kernel that has the pool mounted ◄─── notifiers (processes) ◄─► shard thread
-//!  other nodes, if the pool has several ◄─── network, data ◄─► shard thread
+//!  other nodes, if the pool has several ◄─── network thread, I/O workers ◄─► shard thread
 //!
-//!  P/socket ─────────► attendant ──► one short thread a connection (attach, control)
+//!  P/socket ─────────► attendant ──► one short-lived thread a connection (attach, control)
 //!  pidfds, SIGTERM ───────┘
 //! ```
 //!
-//! Threads speak through channels; the shard thread never waits for another, and is woken by the doorbell. There are no
-//! locks between them, but that shard thread and network thread do each other's rounds where the other one sleeps
-//! (`handoff.rs`). Order of a request: record in the flight recorder, apply in the open transaction, write to the
-//! journal, publish on the board, answer. The transaction is committed when it is long or nobody asks. A worker killed
-//! anywhere in this leaves what the next one needs: changes in the journal are applied again to the last commit, their
-//! replies are answered again, all else is done as if for the first time.
+//! Threads communicate through channels, and clients wake the shard thread with the doorbell. The shard thread and the
+//! network thread run each other's rounds while the other one sleeps (`handoff.rs`); the shard thread waits for another
+//! thread only while that one runs such a round. Order of a request: record in the flight recorder, apply in the open
+//! transaction, write to the journal, publish on the board, answer. The transaction is committed when it is long and
+//! when the shard rests. A worker that is killed anywhere in this leaves what the next one needs: it applies the
+//! changes of the journal to the last commit, sends their replies again, and serves all else as new.
 //!
 //! Tests: `tests/worker.rs`, and the crash tests of the conformance crate.
 
@@ -91,8 +91,8 @@ use targets::{device_of, has_stable_inodes, open_targets, shard_dir};
 use watches::Watches;
 use wide::Wide;
 
-/// Checks the shard and the backing files of a node's targets, of which there is one at least, that no daemon serves;
-/// what its last daemon acknowledged and did not commit is applied first.
+/// Checks the shard and the backing files of a node's targets while no daemon serves them. There is at least one
+/// target. Changes that the last daemon acknowledged and did not commit are applied first.
 pub fn check_at_rest(target_dirs: &[OwnedFd], identity: &PoolIdentity) -> Result<serde_json::Value> {
     let target_dir = &target_dirs[0];
     let dir = shard_dir(target_dir);
@@ -101,7 +101,7 @@ pub fn check_at_rest(target_dirs: &[OwnedFd], identity: &PoolIdentity) -> Result
             core::recovery::replay(&shard, &mut Journal::open(target_dir.as_fd())?)?;
             shard
         }
-        // Damaged: the journal waits until it was repaired.
+        // Damaged: the journal waits until the shard is repaired.
         Err(e) if e.code == Code::Corrupt => Shard::open_for_check(&dir)?,
         Err(e) => return Err(e),
     };
@@ -146,7 +146,7 @@ pub(crate) fn board_bytes(capacity_bytes: u64) -> u64 {
 /// Serves until SIGTERM, then closes cleanly.
 ///
 /// # Errors
-/// Whatever makes serving impossible: a shard of a newer format or a damaged one, a full medium, no memory.
+/// Errors that make serving impossible: a shard of a newer format or a damaged one, a full medium, no memory.
 pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let stop = attendant::block_signals()?;
     let device = device_of(&setup.target_dirs[0])?;
@@ -154,8 +154,8 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let stable_inodes = setup.target_dirs.iter().enumerate().map(stable).sum();
     let new = !shard_dir(&setup.target_dirs[0]).join("data.mdb").exists();
     let shard_box = Box::into_raw(Box::new(open_shard(&setup)?));
-    // What fails from here on ends the process, and leaves the shard open until then.
-    // SAFETY: it is freed below alone, when nothing borrows it any more.
+    // An error from here on ends the process, and leaves the shard open until then.
+    // SAFETY: only the end of this function frees it, after its last borrower.
     let shard: &'static Shard = unsafe { &*shard_box };
     let what = |e: std::io::Error| Error::io("cannot make shared memory for clients", &e);
     let board_bytes = board_bytes(setup.identity.capacity_bytes);
@@ -173,7 +173,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let (to_shard, from_others) = mpsc::channel::<Message>();
     let epoch = clock::new_epoch();
 
-    // Backing files are made by the shard's rounds too, on any target.
+    // The shard's rounds create backing files on all targets, so each must be in memory.
     let in_memory = (0..setup.target_dirs.len()).all(|target| stable_inodes >> target & 1 == 1);
     let handoff = Handoff::new(Arc::clone(&doorbell), in_memory);
     let network = match &setup.membership {
@@ -196,7 +196,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         Some(_) => KnownParts::restored(&setup.store, &mut setup.restored)?,
         None => KnownParts::default(),
     };
-    // Mirrors are many small changes, which memory takes at once.
+    // Mirrors cause many small changes, which are cheap in memory.
     let first = setup.target_dirs[0].try_clone().map_err(|e| Error::io("cannot open the target", &e))?;
     let mirrors = match has_stable_inodes(&first) {
         true => descriptor::path(&first),
@@ -262,11 +262,11 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             .map_err(|e| Error::io("cannot start a thread", &e))?;
         let served = handoff.serve();
         if let Err(e) = &served {
-            // The next worker takes over at once; what was acknowledged is in the journal. The attendant would wait for
-            // clients for ever.
+            // The next worker takes over at once, and what was acknowledged is in the journal. Without the exit, the
+            // attendant would wait for clients for ever.
             tracing::error!("the shard thread cannot go on: {e}");
             if e.code == Code::Stale {
-                supervisor.failed(e); // no next worker could
+                supervisor.failed(e); // no next worker could serve either
             }
             std::process::exit(1);
         }
@@ -277,10 +277,10 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     });
     handoff.take_core();
     if served.is_ok() {
-        // The pool ends. Programs may keep a target in memory alive, whose watches would hear nothing.
+        // The pool ends. Programs may keep a target in memory alive, and their watches would get no more events.
         watches::end(&mirrors);
     }
-    // SAFETY: from `Box::into_raw`; what borrowed it had the core.
+    // SAFETY: from `Box::into_raw`; its borrower was dropped with the core.
     drop(unsafe { Box::from_raw(shard_box) });
     served
 }

@@ -1,12 +1,12 @@
-//! Points of the shard thread's pipeline at which a watcher may end the worker: simulations and tests of faults kill it
-//! there.
+//! Points of the shard thread's pipeline at which a watcher may end the worker: simulations and tests of faults kill
+//! the worker there.
 
 use forebay_types::Result;
 
-/// Where a shard thread is within a round: what is killed at one of these leaves something else behind.
+/// A point within a round. The state that a killed worker leaves differs from point to point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moment {
-    /// A change is in the journal, and neither shown nor answered.
+    /// A change is in the journal, and neither published nor answered.
     Journaled,
     /// A batch is on the board and not answered.
     Published,
@@ -14,9 +14,9 @@ pub enum Moment {
     Answered,
     /// A transaction is about to be committed.
     Committing,
-    /// It is committed, and the journal still holds what was.
+    /// The transaction is committed, and the journal is not cleared yet.
     Committed,
 }
 
-/// Told of each [`Moment`]; it may unwind, and an error ends the worker there.
+/// Called at each [`Moment`]. It may unwind, and an error ends the worker there.
 pub type Watcher = Box<dyn FnMut(Moment) -> Result<()>>;

@@ -1,8 +1,7 @@
-//! Which process serves the pool's mount: one at a time, that lives, and has a connection to FUSE to show for it.
+//! The process that serves the pool's mount: one at a time, which lives and has handed over a FUSE connection.
 //!
-//! The kernel behind the descriptor that it hands over is told of changes, and acknowledgements wait for that: a
-//! process of the pool's user that is not the mount's could hold them up, or have the kernel believe what is no longer
-//! so.
+//! The kernel behind that connection is notified of changes, and acknowledgements wait for the notifications. So
+//! another process of the pool's user could delay them, or cause the kernel to keep invalid entries.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,7 +21,8 @@ fn lives(process: &impl AsFd) -> bool {
     !matches!(rustix::event::poll(&mut ended, Some(&rustix::time::Timespec::default())), Ok(1))
 }
 
-/// True of two pidfds of one process. Numbers are compared, which is what all kernels show: both processes must live.
+/// True if two pidfds refer to one process. Their pids are compared, which every kernel shows, so both processes must
+/// live.
 fn are_one(a: &impl AsRawFd, b: &impl AsRawFd) -> bool {
     let number = |fd: RawFd| -> Option<u32> {
         let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
@@ -32,7 +32,7 @@ fn are_one(a: &impl AsRawFd, b: &impl AsRawFd) -> bool {
     number(a.as_raw_fd()).is_some_and(|pid| pid != 0 && number(b.as_raw_fd()) == Some(pid))
 }
 
-/// True of a descriptor of /dev/fuse, by its device number.
+/// True for a descriptor of /dev/fuse, by its device number.
 fn is_fuse_device(fd: &OwnedFd) -> bool {
     const FUSE: (u32, u32) = (10, 229);
     rustix::fs::fstat(fd).is_ok_and(|st| {
@@ -41,7 +41,7 @@ fn is_fuse_device(fd: &OwnedFd) -> bool {
     })
 }
 
-/// What a dead worker left: the mount that is served, and sessions whose mounts are to be forgotten.
+/// What a dead worker left: the mount that is served, and sessions whose mounts no longer exist.
 #[derive(Debug, Default)]
 pub(super) struct Left {
     pub(super) serving: Option<(u64, OwnedFd)>,
@@ -49,9 +49,9 @@ pub(super) struct Left {
     pub(super) forgotten: Vec<u64>,
 }
 
-/// Looks through mounts, by session, and the processes of sessions. There may be several, when the last worker died
-/// before it heard of the end of one mount's process and after it heard of the next: the one counts whose process
-/// lives.
+/// Restores the mount from the stored ones (by session) and the processes of sessions. There may be several if the last
+/// worker died after the announcement of a mount's process and before it noticed the end of the one before. Only the
+/// mount whose process lives is restored.
 pub(super) fn restored(
     mounts: Vec<(u64, OwnedFd)>,
     processes: &[(u64, OwnedFd)],
@@ -64,7 +64,7 @@ pub(super) fn restored(
                 left.mounter = Mounter { serving: Mutex::new(Some((id, process))) };
                 left.serving = Some((id, device));
             }
-            // Goes with its session, whose end is noticed in a moment.
+            // It is removed with its session, whose end is noticed in a moment.
             Some(_) => {}
             None => left.forgotten.push(id),
         }
@@ -77,9 +77,9 @@ impl Mounter {
         self.serving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A process says that it serves the mount, with its session, and its connection's descriptor: it does from when
-    /// `done` has succeeded. A process that attached anew says so of its new session; the session that served before is
-    /// returned.
+    /// A process announces that it serves the mount, with its session and its connection's descriptor. It counts once
+    /// `done` has succeeded. A process that attached again announces its new session; returns the session that served
+    /// before.
     pub(super) fn takes_over(
         &self,
         session: u64,

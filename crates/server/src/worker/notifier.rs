@@ -312,7 +312,7 @@ mod tests {
         (mount, of_inodes, of_names)
     }
 
-    /// Fills a pipe, so that its notifier waits, as one in the kernel does; empties it.
+    /// Fills a pipe, so that its notifier blocks like one in the kernel. Returns how many bytes to read to empty it.
     fn block(pipe: &std::fs::File) -> usize {
         rustix::pipe::fcntl_setpipe_size(pipe, 4096).unwrap();
         let through = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(pipe));

@@ -1,5 +1,5 @@
-//! Requests that the worker answers from what its targets tell, without the shard: space, targets, and the making of
-//! backing files.
+//! Requests that the worker answers from its targets, without the shard: space, targets, and the creation of backing
+//! files.
 
 use forebay_data::{Media, Medium, NodeTargets, Target};
 use forebay_types::{
@@ -13,8 +13,8 @@ pub(super) fn answers(request: &Request<'_>) -> bool {
     matches!(request, Request::Ping | Request::Space | Request::Targets | Request::Place { .. })
 }
 
-/// The answer to such a request, in a shard of so many inodes. In a pool of several nodes the network thread answers
-/// those of clients.
+/// The answer to such a request. `inodes`: inodes in the shard. In a pool of several nodes the network thread answers
+/// `Space` and `Place` instead.
 pub(super) fn answer<'o>(
     targets: &NodeTargets,
     inodes: u64,
@@ -37,7 +37,7 @@ pub(super) fn answer<'o>(
     })
 }
 
-/// Makes the backing files that are missing, and opens them to their owner.
+/// Creates the backing files that are missing, and repairs the mode of a single one.
 pub(super) fn make_backing(
     targets: &NodeTargets,
     entry: &forebay_types::Entry,
@@ -47,17 +47,17 @@ pub(super) fn make_backing(
         return device_nodes::create(targets.first(), attr);
     }
     targets.create_all(attr.ino, &entry.layout)?;
-    // One that is on another node is made there, by who asks next.
+    // A backing file on another node is created there when it is needed.
     match targets.get(entry.layout.components()[0].target(0)) {
         Ok(target) if entry.layout.is_single() => device_nodes::repair_mode(target, attr.ino),
         _ => Ok(()),
     }
 }
 
-/// Space of this node's targets; of none where no file lies on it.
+/// Space of this node's targets. Empty on a node without targets.
 pub(super) fn own_targets(targets: &NodeTargets) -> Vec<TargetSpace> {
     let space_of = |target: &Target| {
-        // One whose space is not known has none for anybody.
+        // A target whose space is unknown counts as full.
         let space = target.space().unwrap_or_default();
         let (total_bytes, free_bytes) = (space.total_bytes, space.free_bytes);
         let (target, in_memory) = (target.target(), target.medium() == Medium::Dram);
@@ -68,9 +68,9 @@ pub(super) fn own_targets(targets: &NodeTargets) -> Vec<TargetSpace> {
 
 pub(super) fn space(targets: &NodeTargets, inodes: u64) -> std::result::Result<PoolSpace, Code> {
     let medium = targets.space()?;
-    // An inode takes about this much of the shard, with its name.
+    // About what an inode with its name takes in the shard.
     const INODE_BYTES: u64 = 512;
-    // Without a target it is no directory's home either.
+    // A node without targets is home to no directory.
     let free_inodes = match targets.for_files() {
         [] => 0,
         _ => targets.first().space()?.free_bytes / INODE_BYTES,

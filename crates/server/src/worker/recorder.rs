@@ -1,8 +1,8 @@
-//! The flight recorder: which requests a worker was serving when it died.
+//! The flight recorder: the requests that a worker was serving when it died.
 //!
-//! It lies in memory that outlives workers. A request that was being served at two crashes is answered with EIO: it may
-//! be what kills the worker, and must not keep it from serving the others. While there are suspects, batches hold one
-//! request each, so that only the culprit is met twice.
+//! Its memory outlives workers. A request that was being served at two crashes is answered with EIO: it may be what
+//! kills the worker, and must not keep other requests from being served. While there are suspects, each batch has one
+//! request, so that only the culprit is in flight at two crashes.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::setup::FLIGHT_RECORDER_BYTES;
 /// Crashes after which a request is answered with EIO.
 const CRASHES_MAX: u64 = 2;
 
-/// A request, named so that the next worker finds it again.
+/// A request, under a name that the next worker can find.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct InFlight {
     pub(super) session: u64,
@@ -31,8 +31,9 @@ impl InFlight {
     }
 }
 
-/// Layout: word 0 the number of requests being served, then up to [`BATCH_MAX`] of them (session, slot, sequence); at
-/// half of the memory the number of suspects, then the suspects with their crashes.
+/// Layout: word 0 is the number of requests being served, followed by up to [`BATCH_MAX`] of them (session, slot,
+/// sequence). The second half of the memory starts with the number of suspects, followed by the suspects with their
+/// crashes.
 #[derive(Debug)]
 pub(super) struct FlightRecorder {
     mapping: Mapping,
@@ -46,7 +47,7 @@ const _: () = assert!(8 + BATCH_MAX * RECORD_WORDS * 8 <= SUSPECTS_AT);
 const _: () = assert!(8 + SUSPECTS_MAX * RECORD_WORDS * 8 <= SUSPECTS_AT);
 
 impl FlightRecorder {
-    /// Maps the recorder; what a dead worker was serving becomes suspect.
+    /// Maps the recorder. The requests that a dead worker was serving become suspects.
     pub(super) fn open(fd: BorrowedFd<'_>) -> Result<FlightRecorder> {
         let mapping = Mapping::new(fd, FLIGHT_RECORDER_BYTES as usize, true)
             .map_err(|e| Error::io("cannot map the flight recorder", &e))?;
@@ -92,7 +93,7 @@ impl FlightRecorder {
         self.mapping.word64(SUSPECTS_AT).store(self.suspects.len() as u64, Ordering::Release);
     }
 
-    /// True while a request is suspect: serve one at a time.
+    /// True while there are suspects: requests are served one at a time.
     pub(super) fn has_suspects(&self) -> bool {
         !self.suspects.is_empty()
     }
@@ -115,7 +116,7 @@ impl FlightRecorder {
     /// Records that a suspect was answered.
     pub(super) fn clear(&mut self, request: InFlight) {
         let before = self.suspects.len();
-        // An older request of the same slot can no longer come.
+        // An older request of the same slot can no longer arrive.
         self.suspects.retain(|(s, _)| !(s.session == request.session && s.slot == request.slot));
         if self.suspects.len() != before {
             self.write_suspects();

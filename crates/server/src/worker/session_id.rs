@@ -1,11 +1,11 @@
-//! Numbers of sessions, and the tags under which the supervisor keeps what belongs to one.
+//! Numbers of sessions, and the tags of their descriptors in the supervisor's store.
 
 use forebay_types::NodeId;
 
 /// Bits of a session's number below its node's.
 const SESSION_BITS: u32 = 48;
 
-/// The session of a node with this number on it.
+/// The session with this number on a node.
 pub(super) fn session_on(node: NodeId, number: u64) -> u64 {
     u64::from(node.0) << SESSION_BITS | number & ((1 << SESSION_BITS) - 1)
 }
@@ -15,7 +15,7 @@ pub(super) fn node_of_session(session: u64) -> NodeId {
     NodeId((session >> SESSION_BITS) as u16)
 }
 
-/// Of a session's number: it is a daemon's, which asks other nodes for changes over several.
+/// The bit of sessions that daemons use at other nodes for cross-node transactions.
 const DAEMON: u64 = 1 << (SESSION_BITS - 1);
 
 /// A random number.
@@ -26,23 +26,23 @@ pub(super) fn random_number() -> forebay_types::Result<u64> {
     Ok(u64::from_le_bytes(number))
 }
 
-/// A number that no other session of any pool on this node has had, behind the node's. Never 0 there: that is the
-/// daemon's.
+/// A session with a random number, which no other session of any pool on this node has had. The number is never 0,
+/// which stands for the daemon.
 pub(super) fn new_session_id(node: NodeId) -> forebay_types::Result<u64> {
     Ok(session_on(node, (random_number()? & (DAEMON - 1)).max(1)))
 }
 
-/// A worker's own session at other nodes. They end the one of the worker before it when they hear of it.
+/// A worker's own session at other nodes. They end the session of the worker before it when they learn of the new one.
 pub(super) fn new_daemon_session(node: NodeId) -> forebay_types::Result<u64> {
     Ok(daemon_session(node, random_number()?))
 }
 
-/// The session of a node's worker with this number.
+/// The session of a worker with this number.
 pub(super) fn daemon_session(node: NodeId, number: u64) -> u64 {
     session_on(node, number & (DAEMON - 1) | DAEMON)
 }
 
-/// True for a session of a worker at other nodes.
+/// True for a worker's session at other nodes.
 pub(super) fn is_of_daemon(session: u64) -> bool {
     session & DAEMON != 0
 }
@@ -52,12 +52,12 @@ pub(super) fn is_of_process(session: u64) -> bool {
     !is_of_daemon(session) && session & (DAEMON - 1) != 0
 }
 
-/// Tag under which a session's ring and pidfd lie in the descriptor store.
+/// Tag of a session's ring and pidfd in the descriptor store.
 pub(super) fn store_tag(id: u64) -> String {
     format!("session {id:016x}")
 }
 
-/// Tag under which the device of the mount that a session serves lies in the descriptor store.
+/// Tag of the device of the mount that a session serves, in the descriptor store.
 pub(super) fn mount_tag(id: u64) -> String {
     format!("mount {id:016x}")
 }

@@ -19,11 +19,11 @@ pub(super) struct Statistics {
     pub(super) commits: AtomicU64,
     /// Times that the shard thread went to sleep.
     pub(super) sleeps: AtomicU64,
-    /// Requests that arrived while it span.
+    /// Requests that arrived during an adaptive spin.
     pub(super) spun: AtomicU64,
     /// Requests answered from a kept reply, after a crash.
     pub(super) replayed: AtomicU64,
-    /// Acknowledgements that telling the mount's kernel held back for too long.
+    /// Acknowledgements that waited too long for a notification of the mount's kernel.
     pub(super) told_late: AtomicU64,
     /// Processes attached now.
     pub(super) clients: AtomicU64,
@@ -40,7 +40,7 @@ impl Statistics {
     }
 
     pub(super) fn add(counter: &AtomicU64, n: u64) {
-        // One writer a counter: no read-modify-write is needed.
+        // One thread writes each counter: no read-modify-write is needed.
         counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
     }
 

@@ -1,12 +1,11 @@
-//! A worker without threads, for simulations and fuzzing: who has it calls what its threads would do, a round at a
-//! time.
+//! A worker without threads, for simulations and fuzzing: the caller runs the rounds of its threads one at a time.
 //!
-//! It is the worker's own code throughout: shard thread, network thread, I/O workers and sweeper with their state,
-//! their channels and their journal, over an endpoint that the caller gives. What is not here is what makes a process
-//! of it: supervisor, attendant, notifiers, threads. The caller keeps what a supervisor keeps (target, flight recorder,
-//! doorbell, rings), so that dropping a [`Node`] is what SIGKILL is to a worker: the open transaction and all memory
-//! are gone, and journal, shard as of its last commit, target and rings are there for the next. A [`Watcher`] that
-//! unwinds kills in the middle of a round. Nothing here reads a clock of the machine's or draws a number of its own.
+//! All code is the worker's own: shard thread, network thread, I/O workers and sweeper with their state, channels and
+//! journal, over an endpoint from the caller. Only what makes it a process is missing: supervisor, attendant,
+//! notifiers, threads. The caller keeps what a supervisor keeps (target, flight recorder, doorbell, rings). So dropping
+//! a [`Node`] has the effect of SIGKILL on a worker: the open transaction and all memory are lost; journal, shard as of
+//! its last commit, target and rings remain for the next worker. A [`Watcher`] that unwinds kills in the middle of a
+//! round. No code here reads a clock of the machine or generates a random number.
 //!
 //! Tests: `tests/conformance/tests/simulation`; `tests/garbage.rs`.
 
@@ -46,38 +45,38 @@ use super::wide::Wide;
 
 pub use super::moments::{Moment, Watcher};
 
-/// A defect that a simulation must find, to show that it would find others.
+/// A defect that a simulation must find, which shows that it can find defects of that kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Planted {
-    /// A worker that takes over forgets the last replies of other nodes' processes.
+    /// A worker that takes over drops the last replies of other nodes' processes.
     ForgottenReplies,
-    /// A worker that takes over does not know which appends are done.
+    /// A worker that takes over drops the log of finished appends.
     ForgottenAppends,
-    /// Nor which locks other nodes' processes hold.
+    /// A worker that takes over drops the locks of other nodes' processes.
     ForgottenLocks,
-    /// Nor whose turn it is to append to a file of several backing files.
+    /// A worker that takes over drops the turns to append to files of several backing files.
     ForgottenTurns,
-    /// Data that other nodes send ahead of their requests are taken for there without a look.
+    /// Data in eager buffers count as arrived, whatever their canaries are.
     TrustedCanaries,
 }
 
-/// What a worker has left, by tag.
+/// Descriptors that the last worker left, by tag.
 type Left = Vec<(String, Vec<OwnedFd>)>;
 
-/// The descriptor store of a supervisor: what lies there outlives a node's workers. Without one nothing does.
+/// The descriptor store of a supervisor: its contents outlive a node's workers. A node without one leaves nothing.
 #[derive(Debug, Default)]
 pub struct Keeper {
     kept: Kept,
-    /// Its end of the pair whose other one the last worker had.
+    /// This end of the socket pair; the last worker had the other end.
     socket: Option<OwnedFd>,
 }
 
 impl Keeper {
-    /// Takes what the worker has put, as a supervisor does all the time: a worker waits where there is no room for
-    /// more.
+    /// Takes what the worker has put. A supervisor does this all the time, because a worker waits while the socket is
+    /// full.
     ///
     /// # Errors
-    /// What the worker says cannot be understood.
+    /// A message of the worker that cannot be understood.
     pub fn collect(&mut self) -> Result<()> {
         while let Some(socket) = &self.socket {
             match receive(socket.as_fd(), RecvFlags::DONTWAIT) {
@@ -92,7 +91,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// The next worker's end of the store, and what the last worker left in it.
+    /// The next worker's end of the socket pair, and what the last worker left in the store.
     fn open(&mut self) -> Result<(FdStore, Left)> {
         self.collect()?;
         let (ours, theirs) = store::pair()?;
@@ -107,49 +106,48 @@ impl Keeper {
     }
 }
 
-/// What a node starts with.
+/// Arguments of [`Node::start`].
 pub struct Setup<'a> {
-    /// Its number.
+    /// The node's number.
     pub node: NodeId,
-    /// The other nodes, and where they are.
+    /// The other nodes with their addresses.
     pub others: Vec<(NodeId, Vec<u8>)>,
-    /// Those of all nodes, this one too, that have no target: what is in `target` is then its shard alone.
+    /// All nodes without a target, perhaps this one; `target` then holds only its shard.
     pub without_target: Vec<NodeId>,
-    /// Its end of the network.
+    /// The node's endpoint.
     pub endpoint: Box<dyn Endpoint>,
-    /// Times and seed of its calls.
+    /// Timeouts and seed of its calls.
     pub calls: CallsSettings,
     /// The pool's secret.
     pub secret: Secret,
-    /// The target's directory, formatted; a shard is made where there is none.
+    /// The formatted directory of the target. If it has no shard, one is created.
     pub target: BorrowedFd<'a>,
-    /// Bytes that the shard may grow to.
+    /// Largest size of the shard, in bytes.
     pub shard_bytes: u64,
     /// Memory of [`crate::FLIGHT_RECORDER_BYTES`] that outlives the node.
     pub flight_recorder: BorrowedFd<'a>,
-    /// The doorbell that outlives the node.
+    /// The doorbell, which outlives the node.
     pub doorbell: BorrowedFd<'a>,
-    /// Where lies what outlives the node: which appends of other nodes' processes are done, their locks, and what of
-    /// theirs was removed.
+    /// The store for what outlives the node: finished appends, locks and removed inodes of other nodes' processes.
     pub keeper: Option<&'a mut Keeper>,
     /// Sessions of the last worker whose processes live, with their rings.
     pub rings: Vec<(u64, OwnedFd)>,
     /// The board's epoch: greater than the last worker's.
     pub epoch: u64,
-    /// What the time is.
+    /// The clock.
     pub clock: fn() -> Timestamp,
-    /// A defect.
+    /// A planted defect.
     pub planted: Option<Planted>,
-    /// A kernel that has the pool mounted, by what it is told through.
+    /// The FUSE device of a kernel that has the pool mounted.
     pub kernel: Option<OwnedFd>,
 }
 
-/// Jobs that are looked at by the I/O workers at the same time: one for each of its threads.
+/// Jobs that the I/O workers have at the same time: one per thread.
 const IO_WORKERS: usize = 4;
 
 /// A node, between two rounds. See the module.
 pub struct Node {
-    /// Dropped before the shard that it borrows; never none before that.
+    /// Dropped before the shard that it borrows. None only during the drop.
     shard_thread: Option<ShardThread<'static>>,
     /// From [`Box::into_raw`].
     shard: *mut Shard,
@@ -270,8 +268,8 @@ impl Node {
         };
 
         let shard = Box::into_raw(Box::new(shard));
-        // What fails from here on leaves the shard open until the process ends.
-        // SAFETY: the shard is freed in `drop` alone, after the only thing that borrows it.
+        // An error from here on leaves the shard open until the process ends.
+        // SAFETY: only `drop` frees the shard, after the only borrower.
         let borrowed: &'static Shard = unsafe { &*shard };
         let mut shard_thread = ShardThread::new(
             borrowed,
@@ -339,31 +337,31 @@ impl Node {
         }
     }
 
-    /// What the shard thread has, for a test that has it seated; it must be gone before this is.
+    /// Takes the shard thread's state, for a test that installs it in a `Handoff`. It must be dropped before the node.
     #[cfg(test)]
     pub(super) fn take_shard_thread(&mut self) -> Option<ShardThread<'static>> {
         self.shard_thread.take()
     }
 
-    /// A round of the network thread, and whether it told the shard thread something.
+    /// Runs a round of the network thread. True if it sent the shard thread something.
     #[cfg(test)]
     pub(super) fn has_told(&mut self) -> bool {
         self.network.round();
         self.network.take_told()
     }
 
-    /// Says something to the shard thread.
+    /// Sends the shard thread a message.
     #[cfg(test)]
     pub(super) fn tell(&self, message: Message) {
         let _ = self.to_shard.send(message);
     }
 
-    /// Has the shard thread tell where it is.
+    /// The shard thread calls `watcher` at each [`Moment`].
     pub fn watch(&mut self, watcher: Watcher) {
         self.shard_thread().watcher = Some(watcher);
     }
 
-    /// What the shard thread does once; true when requests were served.
+    /// Runs one round of the shard thread. True when it served requests.
     ///
     /// # Errors
     /// What ends a worker.
@@ -371,7 +369,7 @@ impl Node {
         Ok(self.shard_thread().round()? == Round::Served)
     }
 
-    /// What the shard thread does while nobody asks: among others it commits.
+    /// Runs the shard thread's work for idle times, which includes the commit.
     ///
     /// # Errors
     /// What ends a worker.
@@ -379,13 +377,12 @@ impl Node {
         self.shard_thread().rest(true)
     }
 
-    /// What the network thread does once; true when there may be more to do.
+    /// Runs one round of the network thread. True when there may be more to do.
     pub fn communicate(&mut self) -> bool {
         self.network.round() == NetworkRound::Busy
     }
 
-    /// Serves one of the requests for backing files that the I/O workers have at hand, as `choose` picks among so many;
-    /// false when there is none.
+    /// Serves one of the I/O workers' jobs. `choose` selects it from that many. False when there is no job.
     pub fn serve_data(&mut self, choose: impl FnOnce(usize) -> usize) -> bool {
         while self.at_hand.len() < IO_WORKERS {
             let Some(job) = self.jobs.try_take() else { break };
@@ -401,7 +398,7 @@ impl Node {
         true
     }
 
-    /// Sweeps what is next; false when there is nothing.
+    /// Runs the sweeper's next job. False when there is none.
     pub fn sweep(&mut self) -> bool {
         match self.sweeps.try_recv() {
             Ok(sweep) => self.sweeper.sweep(sweep),
@@ -409,7 +406,7 @@ impl Node {
         }
     }
 
-    /// Attaches a process of this node; its ring, which the caller keeps as a supervisor does.
+    /// Attaches a process of this node. Returns its ring, which the caller keeps as a supervisor does.
     ///
     /// # Errors
     /// No memory.
@@ -422,22 +419,22 @@ impl Node {
         Ok(fd)
     }
 
-    /// Who gives this node's processes buffers, as an attendant does beside the other threads.
+    /// Gives this node's processes buffers, as an attendant does beside the other threads.
     pub fn buffers(&self) -> Buffers {
         Buffers { to_network: self.to_network.clone() }
     }
 
-    /// A process is gone.
+    /// Ends a process's session.
     pub fn end(&mut self, session: u64) {
         let _ = self.to_shard.send(Message::Ended(session));
     }
 
-    /// Asks other nodes now which of their processes are there, as is done from time to time.
+    /// Asks other nodes now which of their processes live, as a worker does periodically.
     pub fn review_sessions(&mut self) {
         let _ = self.to_shard.send(Message::ReviewSessions(None));
     }
 
-    /// What a process of this node is told when it attaches, or asks for the board again; files show `device`.
+    /// The reply to a process of this node that attaches, or requests the board again. `device` is the files' `st_dev`.
     pub fn attach_reply(&self, session: u64, device: u64) -> AttachReply {
         AttachReply {
             session,
@@ -457,7 +454,7 @@ impl Node {
         self.board.as_fd()
     }
 
-    /// Checks shard and target, as `forebay fsck` does, without the other nodes; what is to be done before is done.
+    /// Checks shard and target after the pending work, as `forebay fsck` does without other nodes.
     ///
     /// # Errors
     /// What ends a worker.
@@ -466,7 +463,7 @@ impl Node {
         self.shard_thread().check_here()?
     }
 
-    /// Sessions of which the shard keeps something.
+    /// Sessions of which the shard keeps replies.
     ///
     /// # Errors
     /// What ends a worker.
@@ -476,14 +473,15 @@ impl Node {
     }
 }
 
-/// Gives processes of a node buffers by which their data pass to and from other nodes.
+/// Gives processes of a node buffers for data of other nodes.
 #[derive(Clone, Debug)]
 pub struct Buffers {
     to_network: Commands,
 }
 
 impl Buffers {
-    /// A buffer for a session, under a number that it has not had; of a node that is no more it is known to nobody.
+    /// Creates a buffer for a session, under a number that the session has not used. A node that was dropped ignores
+    /// it.
     ///
     /// # Errors
     /// No memory.
@@ -492,7 +490,7 @@ impl Buffers {
     }
 }
 
-/// The number of a process of a node, in which the node's is.
+/// The session of a process of a node. The node's number is a part of it.
 pub fn session_of(node: NodeId, number: u64) -> u64 {
     super::session_id::session_on(node, number)
 }
@@ -500,7 +498,7 @@ pub fn session_of(node: NodeId, number: u64) -> u64 {
 impl Drop for Node {
     fn drop(&mut self) {
         self.shard_thread = None;
-        // SAFETY: from `Box::into_raw`, freed here alone, and what borrowed it is gone.
+        // SAFETY: from `Box::into_raw`, freed only here, after its borrower was dropped.
         drop(unsafe { Box::from_raw(self.shard) });
     }
 }

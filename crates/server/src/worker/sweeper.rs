@@ -1,5 +1,5 @@
-//! The sweeper: unlinks backing files that nobody else will (their clients died, or a worker did), outside the shard
-//! thread, as unlinking a large file takes long. Those on other nodes it gives to the network thread.
+//! The sweeper: unlinks backing files that no client unlinks (the client or a worker died). It is a thread of its own,
+//! because unlinking a large file takes long. It passes backing files on other nodes to the network thread.
 
 use std::sync::mpsc::{self, Sender};
 use std::sync::Arc;
@@ -12,15 +12,16 @@ use super::device_nodes;
 use super::message::Message;
 use super::network::{Command, Commands};
 
-/// What is to be swept.
+/// Work for the sweeper.
 #[derive(Debug)]
 pub(super) enum Sweep {
-    /// Backing files of inodes that are gone, or of numbers that none will have; their records go then.
+    /// Backing files of inodes that are gone, or of reserved numbers that will not be used. Their orphan records are
+    /// deleted afterwards.
     Orphans(Vec<(Ino, Layout)>),
-    /// Backing files of files that are there and have others now. They are of this node: in a pool of several no file
-    /// gets others.
+    /// Former backing files of files that have other ones now. They are on this node: in a pool of several nodes no
+    /// file changes its backing files.
     Replaced(Vec<(Ino, Layout)>),
-    /// Nothing: the shard thread hears when all before it was removed.
+    /// Nothing: the shard thread is notified when all before it is removed.
     Mark(u64),
 }
 
@@ -52,7 +53,7 @@ pub(super) fn start(
     Ok(sender)
 }
 
-/// What the sweeper's thread has.
+/// State of the sweeper's thread.
 #[derive(Debug)]
 pub(super) struct Sweeper {
     pub(super) targets: Arc<NodeTargets>,
@@ -62,7 +63,7 @@ pub(super) struct Sweeper {
 }
 
 impl Sweeper {
-    /// Sweeps; false when there is no shard thread any more.
+    /// Executes a job. False when the shard thread has ended.
     pub(super) fn sweep(&self, sweep: Sweep) -> bool {
         let some = match sweep {
             Sweep::Orphans(some) => some,
@@ -78,7 +79,7 @@ impl Sweeper {
         };
         let (mut swept, mut elsewhere) = (Vec::with_capacity(some.len()), Vec::new());
         for (ino, layout) in some {
-            // On which of them a client made one under a number in reserve, nobody knows.
+            // A client may have created a file under a reserved number on any of them.
             let removed = self
                 .targets
                 .remove_all(ino, &layout)
@@ -88,7 +89,7 @@ impl Sweeper {
                     Some((here, _)) if reaches_beyond(&layout, *here) => elsewhere.push((ino, layout)),
                     _ => swept.push(ino),
                 },
-                // The record stays: the next worker tries again.
+                // The orphan record stays: the next worker tries again.
                 Err(code) => tracing::warn!("cannot unlink the backing files of inode {ino}: {code}"),
             }
         }
@@ -101,7 +102,7 @@ impl Sweeper {
         self.tell(Message::Swept(swept))
     }
 
-    /// False when there is no shard thread any more.
+    /// False when the shard thread has ended.
     fn tell(&self, message: Message) -> bool {
         let told = self.to_shard.send(message).is_ok();
         self.doorbell.ring();

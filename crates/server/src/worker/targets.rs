@@ -10,19 +10,19 @@ use forebay_types::{target_of, Error, NodeId, Result};
 
 use crate::identity::PoolIdentity;
 
-/// Bits of (st_dev, st_ino) that every file of the pool shows: the target's own device number. Inode numbers of the
-/// pool are above 2^48, so they never meet those of the file system that the target is on.
+/// Device number that all files of the pool show: the target's own. The pool's inode numbers are above 2^48, so they
+/// never equal those of the file system that the target is on.
 pub(super) fn device_of(target: &OwnedFd) -> Result<u64> {
     let st = rustix::fs::fstat(target).map_err(|e| Error::io("cannot look at the target", &e.into()))?;
     Ok(st.st_dev)
 }
 
-/// True when the target's file system never uses an inode number again: a tmpfs, whose 64-bit counter only rises.
+/// True when the target's file system never reuses an inode number: a tmpfs, whose 64-bit counter only increases.
 pub(super) fn has_stable_inodes(target: &OwnedFd) -> bool {
     FileSystem::of(target).is_ok_and(|kind| kind == FileSystem::TMPFS)
 }
 
-/// This node's targets, the first of which has the shard; or what has the shard alone.
+/// Opens this node's targets, the first of which has the shard. A node without targets has only the shard's directory.
 pub(super) fn open_targets(directories: &[OwnedFd], identity: &PoolIdentity) -> Result<NodeTargets> {
     let open = |(index, directory): (usize, &OwnedFd)| {
         let medium = index.checked_sub(1).map_or(identity.media, |more| identity.more[more].media);
@@ -34,7 +34,7 @@ pub(super) fn open_targets(directories: &[OwnedFd], identity: &PoolIdentity) -> 
     directories.iter().enumerate().map(open).collect::<Result<Vec<_>>>().map(NodeTargets::new)
 }
 
-/// Where the shard of a target is, whether or not the target has a path.
+/// The directory of a target's shard, also if the target has no path.
 pub(super) fn shard_dir(target: &OwnedFd) -> PathBuf {
     descriptor::path_of_entry(target, b"shard")
 }

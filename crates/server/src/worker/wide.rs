@@ -1,15 +1,17 @@
-//! Wide directories as a daemon leads its programs to them (docs/decisions/0024): programs ask of the directory, and
-//! their node's daemon of the part that has the name.
+//! Wide directories (docs/decisions/0024): programs send requests that name the directory, and their node's daemon
+//! redirects each to the part that has the name.
 //!
 //! ```text
-//! a request ─ parts known ─► the same of the part: this node's, or sent on            what has the name answers
-//!     └ not known ─► the directory's home ─ refusal with the parts ─► learnt, served anew
-//! a listing: one part after the other, in the order of the cookies, until the reply is full. How many will go into it the first
-//! part's reply tells, as all have about as many names: those behind are asked at the same time.
+//! request ─ parts known ─► the same for the part, on this node or sent on         the part answers
+//!    └ parts unknown ─► the directory's home ─ refusal with the parts ─► stored, served again
+//! listing: one part after the other, in the order of the cookies, until the reply is full. The first part's reply
+//! shows how many parts will fit, because all have about as many names: the parts behind it are requested at the same
+//! time.
 //! ```
-//! What was learnt holds for good, as parts are never moved and no inode number comes twice: it needs no lease, and is forgotten only
-//! for want of room; the next worker knows it too (`known_parts`). It is learnt of directories alone that the request names. Requests of other nodes' processes come with the part
-//! already; one that does not is refused like that.
+//! Stored parts stay valid without a lease, because parts never move and inode numbers are never reused. They are
+//! dropped only when memory is full, and the next worker inherits them (`known_parts`). Parts are stored only for
+//! directories that the request names. Requests of other nodes' processes name the part already; a request that does
+//! not is refused with the parts.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -25,35 +27,37 @@ use super::acks::ReplyBuf;
 use super::call::Call;
 use super::known_parts::KnownParts;
 
-/// A request names two directories at most, and knowledge of the first may be forgotten meanwhile.
+/// A request names two directories at most, and the parts of the first may be dropped before it is served again.
 const ASKED_ANEW_MAX: u8 = 3;
 
-/// The wide directories that this daemon knows.
+/// The wide directories whose parts this daemon knows.
 #[derive(Debug, Default)]
 pub(super) struct Wide {
     pub(super) known: KnownParts,
-    /// Those that the last worker knew, of which this one has not heard.
+    /// Parts that the last worker knew, and that this worker has not received itself.
     pub(super) left: HashMap<Ino, Parts>,
-    /// Parts that listings have asked ahead, by the number under which they were asked: whose request, and which part.
+    /// Parts of listings that were requested ahead, by the number of the request: the client's request, and the index
+    /// of the part.
     pub(super) ahead: HashMap<u64, (Client, usize)>,
     pub(super) asked_ahead: u64,
 }
 
 impl Wide {
-    /// With what the last worker knew. What that asked before a directory was wide, its home has answered and no part:
-    /// so that is asked first, and a part if the directory is gone.
+    /// Keeps the last worker's parts in `left`. If the last worker sent a request before the directory was wide, the
+    /// kept reply is at the home and not at a part. So a request goes to the home first, and to a part if the home no
+    /// longer has the directory.
     pub(super) fn with(mut known: KnownParts) -> Wide {
         let left = known.take();
         Wide { known, left, ..Wide::default() }
     }
 
-    /// The home of a directory that the request names says that it is not there: if it was wide, its parts may have
-    /// kept the answer to what the last worker asked them, and are known from here on. True when there is something
-    /// else to ask.
+    /// The home of a directory that the request names has answered `NotFound`. If the directory was wide, its parts may
+    /// have the kept replies to the last worker's requests. They count as known from now on. True when there are any,
+    /// so that the request is to be served again.
     pub(super) fn learn_of_the_last(&mut self, here: NodeId, request: &Request<'_>) -> bool {
         let named = RefCell::new(Vec::new());
         let note = |ino| named.borrow_mut().extend(self.left.contains_key(&ino).then_some(ino));
-        // Only to see which directories it names.
+        // Called only to find the directories that the request names.
         let _ = request.in_parts(here, |ino| {
             note(ino);
             None
@@ -67,14 +71,15 @@ impl Wide {
         !named.is_empty()
     }
 
-    /// Takes the parts that a request of a process of `here` was refused with; what is wrong with them.
+    /// Stores the parts that a request of a process of `here` was refused with. On an error, returns the reason for the
+    /// log.
     pub(super) fn learn_by(
         &mut self,
         here: NodeId,
         request: &Request<'_>,
         parts: Parts,
     ) -> Result<(), &'static str> {
-        // An error: it names it, and cannot be made of a part.
+        // `Err` means that the request names the directory, but cannot be redirected to a part.
         if request.in_parts(here, |ino| (ino == parts.of).then_some(parts)) == Ok(None) {
             return Err("which the request does not name");
         }
@@ -91,7 +96,8 @@ impl Wide {
         }
     }
 
-    /// A part says that it does not have a name that it was asked for: what is known of its directory is asked anew.
+    /// A part does not have a name for which it got a request: drops the parts of its directory, so that the home is
+    /// asked again.
     pub(super) fn forget_parts_in(&mut self, here: NodeId, request: &Request<'_>) {
         self.known.retain(|known| {
             let names =
@@ -101,13 +107,13 @@ impl Wide {
     }
 }
 
-/// A listing of a wide directory that is under way in a slot.
+/// A listing of a wide directory that is in progress in a slot.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) client: Client,
     pub(super) caller: Caller,
     pub(super) parts: Parts,
-    /// The part that was asked.
+    /// The part whose entries are next.
     index: usize,
     cookie: Cookie,
     attributes: bool,
@@ -115,21 +121,21 @@ pub(super) struct Listing {
     told_bytes: usize,
     /// Entries of the parts before it.
     collected: Vec<u8>,
-    /// What became of each part that was asked ahead.
+    /// State of each part that was requested ahead.
     ahead: [Ahead; WIDTH_MAX],
 }
 
-/// What became of a part of a listing that is not its turn yet.
+/// A part of a listing whose entries are not next yet.
 #[derive(Clone, Default, Debug)]
 enum Ahead {
     #[default]
     NotAsked,
     Asked,
-    /// Its entries, or why there are none.
+    /// Its entries, or the refusal.
     Told(Result<Entries, Refusal>),
 }
 
-/// Entries of a part, until it is its turn.
+/// Entries of a part.
 #[derive(Clone, Debug)]
 struct Entries {
     bytes: Vec<u8>,
@@ -146,14 +152,14 @@ impl Entries {
     }
 }
 
-/// What comes of a reply that is not yet the client's.
+/// What follows from an answer that may not be the client's reply.
 #[derive(Debug)]
 pub(super) enum Redirect {
-    /// This is asked next, for the same client.
+    /// This request is served next, for the same client.
     Ask(Call),
     /// This is the client's reply.
     Answer(ReplyBuf),
-    /// Something was asked already whose answer is waited for.
+    /// The answer to a request ahead has to arrive first.
     Wait,
 }
 
@@ -162,7 +168,7 @@ fn encoded(entries: &[u8], end: bool) -> ReplyBuf {
 }
 
 impl Listing {
-    /// A listing that begins with the part `index`, behind a cookie.
+    /// Starts with the part `index`, behind a cookie.
     pub(super) fn new(
         client: Client,
         caller: Caller,
@@ -175,7 +181,7 @@ impl Listing {
         Listing { client, caller, parts, index, cookie, attributes, told_bytes, collected, ahead }
     }
 
-    /// Of so many parts the entries have room behind those of the one that was told last, which took `bytes`.
+    /// How many parts with `bytes` of entries each still fit into the reply.
     fn room_for(&self, bytes: usize) -> usize {
         let left = READDIR_REPLY_BYTES.saturating_sub(REPLY_HEADER_BYTES + self.collected.len());
         left.checked_div(bytes).unwrap_or(WIDTH_MAX)
@@ -186,7 +192,7 @@ impl Listing {
         Request::ReadDirectory { ino, cookie: self.cookie, attributes: self.attributes }
     }
 
-    /// The part whose turn it is has answered.
+    /// The part whose entries are next has answered.
     pub(super) fn hear(&mut self, answer: &Answer<'_>) -> Redirect {
         self.hear_entries(Entries::of(answer))
     }
@@ -212,11 +218,11 @@ impl Listing {
         redirect
     }
 
-    /// Takes one part's entries: the whole reply, or it is the next one's turn.
+    /// Takes one part's entries. Returns the client's reply, or `Wait` when the next part follows.
     fn hear_one(&mut self, entries: Result<Entries, Refusal>) -> Redirect {
         let entries = match entries {
             Ok(entries) => entries,
-            // What the parts before it have is told first, and the failure when they ask on.
+            // The entries of the parts before it are returned first. The next request of the listing gets the failure.
             Err(_) if !self.collected.is_empty() => return Redirect::Answer(encoded(&self.collected, false)),
             Err(refusal) => return Redirect::Answer(ReplyBuf::encode(&Err(refusal))),
         };
@@ -229,8 +235,8 @@ impl Listing {
         if last || !entries.end {
             return Redirect::Answer(encoded(&self.collected, entries.end));
         }
-        // It was told whole, and is not asked again should the next ones' entries come with another request: so its are
-        // of one moment.
+        // The part was read to its end. Its last entry gets the cookie of that end, so that the part is not read again
+        // if the next parts' entries go into another reply. So a part's entries are from one moment.
         let told = &mut self.collected[begin..];
         if let Err(code) = go_on_behind(told, self.parts.last_cookie(self.index)) {
             return Redirect::Answer(code.into());
@@ -240,7 +246,7 @@ impl Listing {
         Redirect::Wait
     }
 
-    /// A part that was asked ahead has answered; none: it is not its turn yet.
+    /// A part that was requested ahead has answered. None: its entries are not next yet.
     pub(super) fn hear_ahead(&mut self, index: usize, answer: &Answer<'_>) -> Option<Redirect> {
         let slot = self.ahead.get_mut(index)?;
         if index == self.index {
@@ -251,11 +257,11 @@ impl Listing {
         None
     }
 
-    /// Parts of other nodes than `here` behind the one whose turn it is that are to be asked now, as there is room for
-    /// them.
+    /// The parts of nodes other than `here` to request now: those behind the next one whose entries should fit into the
+    /// reply.
     pub(super) fn ask_ahead(&mut self, here: NodeId) -> Vec<usize> {
         if self.index == 0 {
-            return Vec::new(); // how large they are is not known
+            return Vec::new(); // the size of a part is unknown
         }
         let end = self.parts.as_slice().len().min(self.index + 1 + self.room_for(self.told_bytes));
         let mut asked = Vec::new();
@@ -270,7 +276,7 @@ impl Listing {
     }
 }
 
-/// Counts the times that a slot's request was asked anew; false when they are too many.
+/// Counts how often a slot's request was served again. False when that was too often.
 pub(super) fn may_ask_anew(slot: &mut (u64, u8), seq: u64) -> bool {
     let times = if slot.0 == seq { slot.1.saturating_add(1) } else { 1 };
     *slot = (seq, times);
@@ -356,13 +362,13 @@ mod tests {
         let mut all: Vec<u64> = (0..5).map(|index| l.parts.last_cookie(index)).collect();
         all[4] = 5;
         assert_eq!(cookies(hear(&mut l, &entries(&[4], 3, true))), (all, true));
-        // Of large parts no more than the reply has room for.
+        // Large parts: no more than fit into the reply.
         let mut l = listing();
         let many: Vec<u64> = (1..=READDIR_REPLY_BYTES as u64 / 2 / 120).collect();
         assert!(matches!(hear(&mut l, &entries(&many, 100, true)), Redirect::Ask(_)));
         let room = READDIR_REPLY_BYTES - l.collected.len();
         assert_eq!(l.ask_ahead(NodeId(1)), if room / l.told_bytes > 0 { vec![2] } else { vec![] });
-        // One that fails does so in its turn.
+        // A part whose request fails: the failure counts when its entries are next.
         let mut l = listing();
         assert!(matches!(hear(&mut l, &entries(&[1], 3, true)), Redirect::Ask(_)));
         assert_eq!(l.ask_ahead(NodeId(1)), [2]);
@@ -378,7 +384,7 @@ mod tests {
         let mut l = listing();
         let many: Vec<u64> = (1..=READDIR_REPLY_BYTES as u64 / 2 / 120).collect();
         assert!(matches!(hear(&mut l, &entries(&many, 100, true)), Redirect::Ask(_)));
-        // The second part's do not fit behind the first's: they come with the next request.
+        // The second part's entries do not fit behind the first's: they are in the next reply.
         let more: Vec<u64> = (1000..=1000 + many.len() as u64).collect();
         let (told, end) = cookies(hear(&mut l, &entries(&more, 120, true)));
         assert!(told[..told.len() - 1] == many[..many.len() - 1] && !end);
@@ -420,7 +426,7 @@ mod tests {
             reserve: false,
         };
         assert_eq!(wide.learn_by(HERE, &create, parts(a, 2)), Ok(()), "by a number of this node's");
-        // A directory becomes wide once: of two lists neither is believed.
+        // A directory becomes wide once: of two different lists neither is used.
         let look = Request::Lookup { parent: a, name: b"x" };
         assert_eq!(wide.learn_by(HERE, &look, parts(a, 2)), Ok(()), "told twice");
         assert!(wide.learn_by(HERE, &look, parts(a, 3)).is_err());

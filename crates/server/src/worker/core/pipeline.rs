@@ -1,10 +1,11 @@
-//! The pipeline: a batch of calls, from where they were taken to their acknowledgements. Each stage is a function:
+//! The pipeline: a batch of calls, from taking them to their acknowledgements. Each stage is a function:
 //!
 //! ```text
 //! take ─► move on ─► route ─► apply ─► journal ─► observe ─► publish ─► acknowledge ─► settle
-//!                      └─► away: to another node, the network thread, a cross-node transaction; behind a hold or removals
+//!                      └─► away: another node, network thread, transaction; parked behind a hold or removals
 //! ```
-//! `take` is [`ShardThread::take_requests`]. A call that went away is taken again later, or its reply arrives by itself.
+//! `take` is [`ShardThread::take_requests`]. A call that went away is taken again later, or its reply arrives on its
+//! own.
 
 use std::ops::Range;
 
@@ -28,20 +29,20 @@ use crate::worker::statistics::Statistics;
 use crate::worker::sweeper::Sweep;
 use crate::worker::wide::Redirect;
 
-/// Where a call goes.
+/// The route of a call.
 enum Route {
     /// To this node's shard.
     Here,
     /// It is refused.
     Refuse(Refusal),
-    /// It asked for the outcome of a transaction that is undecided.
+    /// The answer to `AskOutcome` for a transaction that is undecided.
     Outcome(Outcome),
-    /// It has left: its reply comes later.
+    /// It went away: its reply follows later.
     Away,
 }
 
 impl ShardThread<'_> {
-    /// Serves the calls that were taken. The batch is published when its replies fill their memory, and at its end.
+    /// Serves the calls that were taken. Publishes the batch when its replies fill their memory, and at its end.
     pub(in crate::worker) fn serve_batch(&mut self) -> Result<()> {
         while !self.pipeline.taken.is_empty() {
             self.effects.clear();
@@ -60,7 +61,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Serves one call, up to what is published.
+    /// Takes one call through the stages before the publication.
     fn serve(&mut self, Taken { session, client, call }: Taken) -> Result<()> {
         let call = call.and_then(|call| self.lead_to_parts(session, call));
         self.move_on(session, &client);
@@ -85,8 +86,8 @@ impl ShardThread<'_> {
         }
     }
 
-    /// The slot's client sends its next request: it has done what its last reply called for, except that it may still
-    /// be unlinking what its last removal left.
+    /// The slot's client sends its next request. So it has executed what its last reply requires, except that it may
+    /// still be unlinking what its last removal left.
     fn move_on(&mut self, session: usize, client: &Client) {
         let session = &mut self.sessions[session];
         session.moves_on(client.slot, client.seq, self.backing.all_unlinked());
@@ -100,10 +101,10 @@ impl ShardThread<'_> {
         session.note_obligation(client.slot);
     }
 
-    /// Where a call goes: to another node, to the network thread, into a cross-node transaction, or to this node's
-    /// shard.
+    /// Decides the route of a call: to another node, to the network thread, into a cross-node transaction, or to this
+    /// node's shard.
     fn route(&mut self, session: usize, call: &Call) -> Result<Route> {
-        // Other nodes keep what they hear of this one's space for seconds, and wait for it no longer than that.
+        // Not for other nodes: they cache this node's report for seconds, and do not wait longer for it.
         if self.sessions[session].is_here() && self.park_for_removals(call) {
             return Ok(Route::Away);
         }
@@ -132,7 +133,7 @@ impl ShardThread<'_> {
         Ok(Route::Refuse(self.batch()?.refusal(code)))
     }
 
-    /// Applies a call to this node's shard, and does what follows from that.
+    /// Applies a call to this node's shard, and handles the answer.
     fn apply(&mut self, session: usize, call: Call) -> Result<()> {
         let flight = InFlight::of(&call.client);
         if !self.recorder.takes_off(self.pipeline.served, flight) {
@@ -253,10 +254,11 @@ impl ShardThread<'_> {
         if let Some(watched) = &mut self.watched {
             watched.note(call.request(), self.effects.since(before));
         }
-        // The name that a foreign link's removal waits for is no directory's, and leases are of directories alone.
+        // `wait` is not needed for a late answer: it is the removal of a foreign link, whose name is not a directory's,
+        // and only directories are leased.
         let wait = self.revoke(call.request(), before);
         if self.owes(client, made, before) {
-            // Answered when the other node knows; then the kernel is told too.
+            // Answered after the delivery to the other node. The kernel is notified then, too.
             return self.note_for_late_answer(client, invalidations);
         }
         let ack = self.pipeline.acks.add(session, client, false, reply);
@@ -325,12 +327,12 @@ impl ShardThread<'_> {
             }
         }
         state.relaid.extend(relaid(reply));
-        // What a client of another node makes, its own daemon watches over.
+        // A client of another node: its own daemon tracks its backing file.
         if let Some((ino, _)) = created(reply).filter(|_| is_here) {
             state.pending_create = Some(ino);
             self.backing.create_pending(ino);
         }
-        // Daemons create directories alone, for which no number is put in reserve.
+        // Daemons create only directories, for which no number is reserved.
         let (reserved, given_up) = match is_of_daemon(session.id) {
             true => (None, None),
             false => reserve_behind(state.reserved, reply),
@@ -343,7 +345,7 @@ impl ShardThread<'_> {
 
     /// Publishes on the board what the batch changed or found.
     pub(in crate::worker) fn publish(&mut self) {
-        // Parts of wide directories are nothing that programs know.
+        // Programs do not use the numbers of parts.
         for (ino, entry) in self.effects.inodes().iter().filter(|(ino, _)| !ino.is_part()) {
             self.board.inode(*ino, entry.as_ref());
         }
@@ -356,7 +358,7 @@ impl ShardThread<'_> {
             self.board.name(shown(name.parent), name.name, name.entry);
         }
         if let Some(batch) = batch.filter(|batch| batch.has_holds()) {
-            // Whoever looks for one of these is to ask, and to wait.
+            // Clients that look up a held name must send a request, and wait.
             for (parent, name) in batch.held_names() {
                 self.board.forget_name(shown(parent), name);
             }
@@ -366,8 +368,8 @@ impl ShardThread<'_> {
             watched.send(self.effects.all_widened());
         }
         if let (Some(mount), false) = (&self.mount, self.effects.all_widened().is_empty()) {
-            // The kernel may believe that names are absent, which other nodes make from now on without telling it.
-            // Which it asked for nobody knows; it looks all up anew.
+            // The kernel may have cached that names are absent, which other nodes will create without a notification
+            // here. Which names it has cached is unknown, so it looks up all names again.
             mount.move_epoch();
         }
     }
@@ -396,7 +398,7 @@ impl ShardThread<'_> {
         Statistics::add(&self.statistics.batches, 1);
     }
 
-    /// What is left after the replies: numbers that were given up, backing files to sweep, orphan records to delete.
+    /// After the replies: reserved numbers that were given up, backing files to sweep, orphan records to delete.
     fn settle(&mut self) -> Result<()> {
         let given_up = self.backing.take_given_up();
         self.sweep_numbers(given_up)?;
@@ -408,8 +410,8 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Removes the backing files that a client may have made under reserved numbers that were not used. They are listed
-    /// as orphans until then, so that a crash loses none.
+    /// Removes the backing files that a client may have created under reserved numbers that were not used. They are
+    /// listed as orphans until then, so that a crash loses none.
     pub(in crate::worker) fn sweep_numbers(&mut self, numbers: Vec<Ino>) -> Result<()> {
         let list: Vec<_> = numbers.into_iter().map(|ino| (ino, layout_of_number(ino))).collect();
         for (ino, layout) in &list {

@@ -1,19 +1,20 @@
-//! Taking over from a dead worker: its journal, its clients, and what clients that died meanwhile left.
+//! Recovery after the death of a worker: replays its journal, takes over its clients, and removes what clients that
+//! died meanwhile left.
 //!
 //! | what the next worker finds | what it does |
 //! |---|---|
-//! | a change in the journal, not in the shard | applies it again; the reply is the one that was, or would have been, given |
-//! | a change in the journal that cannot be decoded, or that fails when it is applied again | refuses to start; journal and shard stay as they are |
+//! | a change in the journal, not in the shard | applies it again; the reply is the same as before |
+//! | a record in the journal that cannot be decoded or applied | refuses to start; journal and shard stay as they are |
 //! | a change in both (killed between commit and clear) | skips it: the shard keeps the journal's mark |
-//! | a request that waits, its reply known | answers it again, when other nodes know what they were to hear of it |
-//! | a request that waits, its reply unknown | serves it as if for the first time: nothing of it was done |
-//! | a client that lives, its last reply made or removed a file | it still owes the backing file's making or unlinking |
-//! | the same, by another node's reply that is in its ring | it still owes the making |
-//! | a number in reserve for a client that is gone | the sweeper unlinks the backing file that may be there under it |
-//! | a file with another layout, its client gone | the sweeper unlinks the backing files that it had before |
-//! | an orphan that no living client owes | the sweeper unlinks its backing files |
-//! | a session in the shard without a ring | its process is gone: forgotten |
-//! | a session of another node's process | its last replies are kept on, until its node says that it is gone |
+//! | a waiting request, its reply known | answers it again, after the change's deliveries to other nodes |
+//! | a waiting request, its reply unknown | serves it as a new one: nothing of it was done |
+//! | a living client whose last reply created or removed a file | expects it to create or unlink the backing file |
+//! | the same, with another node's reply in its ring | expects it to create the backing file |
+//! | a reserved number of a client that is gone | the sweeper unlinks the backing file that may exist under it |
+//! | a file with a new layout whose client is gone | the sweeper unlinks the backing files of the old layout |
+//! | an orphan that no living client has to unlink | the sweeper unlinks its backing files |
+//! | a session in the shard without a ring | drops it: the process has ended |
+//! | a session of another node's process | keeps its last replies until that node reports the process's end |
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -35,18 +36,18 @@ use crate::worker::shard_queries::{has_inode, reserved_for};
 use crate::worker::statistics::Statistics;
 use crate::worker::sweeper::Sweep;
 
-/// Sequence and reply of a slot's last change, and what is in reserve for it.
+/// A slot's last change: sequence, reply, and the number reserved after it.
 struct Last {
     seq: u64,
     reply: Vec<u8>,
     reserved: Option<Ino>,
 }
 
-/// Keeps the last reply of each slot.
+/// Stores the last reply of each slot.
 fn keep(batch: &mut Batch<'_>, last: &BTreeMap<(u64, usize), Last>) -> Result<()> {
     let mut kept = Vec::new();
     for ((session, slot), last) in last {
-        // It may have come after the last commit.
+        // The session may have started after the last commit.
         batch.add_session(*session)?;
         encode_kept(last.reserved, &last.reply, &mut kept);
         batch.keep_reply(*session, *slot as u8, last.seq, &kept)?;
@@ -54,12 +55,12 @@ fn keep(batch: &mut Batch<'_>, last: &BTreeMap<(u64, usize), Last>) -> Result<()
     Ok(())
 }
 
-/// Applies what the journal holds beyond the last commit, and commits it with the last reply of each slot. The journal
-/// is empty then. Numbers that were in reserve and no longer are become orphans.
+/// Applies the journal's records behind the last commit, and commits them with the last reply of each slot. The journal
+/// is empty then. Reserved numbers that are no longer needed become orphans.
 ///
 /// # Errors
-/// [`Code::Corrupt`] for a record that cannot be decoded or that fails: a client was told that it is done, and a pool
-/// without it is not what was promised. The journal is kept, and the shard ends before that record.
+/// [`Code::Corrupt`] for a record that cannot be decoded or that fails: it was acknowledged to a client, so the pool
+/// must not run without it. The journal is kept, and the shard ends before that record.
 pub(in crate::worker) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
     let mut batch = shard.begin()?;
     batch.open_reserve();
@@ -120,8 +121,8 @@ pub(in crate::worker) fn replay(shard: &Shard, journal: &mut Journal) -> Result<
     Ok(())
 }
 
-/// The inodes that a rename has moved, as its names lead to them now. A later rename that moved them again has its own
-/// notes.
+/// The inodes that a rename has moved, as its names lead to them now. If a later rename moved them again, that rename
+/// causes its own invalidations.
 fn moved_by(request: &Request<'_>, batch: &mut Batch<'_>) -> Vec<Ino> {
     let Request::Rename { parent, name, new_parent, new_name, .. } = *request else { return Vec::new() };
     let caller = Caller { uid: 0, gid: 0 };
@@ -137,7 +138,8 @@ fn moved_by(request: &Request<'_>, batch: &mut Batch<'_>) -> Vec<Ino> {
 }
 
 impl ShardThread<'_> {
-    /// Takes over. After this the shard has every acknowledged change, and every client's ring is served.
+    /// Takes over from the last worker. Then the shard has every acknowledged change, and every client's ring is
+    /// served.
     pub(in crate::worker) fn recover(&mut self, sessions: Vec<Session>) -> Result<()> {
         replay(self.shard, &mut self.journal)?;
         if sessions.is_empty() {
@@ -150,14 +152,15 @@ impl ShardThread<'_> {
         self.resume_steps()?;
         let mut scratch = vec![0; MESSAGE_BYTES_MAX];
         let mut owed: HashSet<Ino> = HashSet::new();
-        // All clients turn to the new board before any is answered: what one learns from its answer, the others see.
+        // All clients switch to the new board before any gets an answer: what one client learns from its answer, the
+        // other clients then see on the board.
         for session in &sessions {
             if let Some(ring) = session.channel.ring() {
                 ring.set_epoch(self.epoch);
             }
         }
         if let Some(mount) = &self.mount {
-            // What the last worker has told of what it changed is not known.
+            // Which invalidations the last worker's changes still need is unknown.
             mount.move_epoch();
         }
         let noted: HashSet<u64> = self.batch()?.sessions()?.into_iter().collect();
@@ -174,16 +177,16 @@ impl ShardThread<'_> {
                 let (reserved, reply) = decode_kept(&kept);
                 let Ok(kept) = Reply::decode(reply) else { continue };
                 let state = &mut session.slots[slot];
-                // What lies on other nodes no client unlinks.
+                // Clients do not unlink backing files on other nodes.
                 let orphan =
                     state.restore(&kept).filter(|(_, layout)| all_here(self.network.as_ref(), layout));
-                // Never a number that an inode has, whatever was kept.
+                // Never the number of an inode, whatever was kept.
                 state.reserved = match reserved {
                     Some(ino) if has_inode(self.batch()?, ino) => None,
                     reserved => reserved,
                 };
                 match born {
-                    // What it made here was before that.
+                    // A file that the slot created on this node is older.
                     Some(_) => state.pending_create = born,
                     None => state.pending_create.into_iter().for_each(|ino| self.backing.create_pending(ino)),
                 }
@@ -191,7 +194,7 @@ impl ShardThread<'_> {
                 session.owes(slot, orphan);
                 let taken = session.channel.take(session.id, slot, &mut scratch);
                 if let Some((client, call)) = taken.filter(|(client, _)| client.seq == seq) {
-                    // Whether the kernel was told before the crash is not known.
+                    // Whether the kernel was notified before the crash is unknown.
                     let moved = match &call {
                         Ok(call) => moved_by(call.request(), self.batch()?),
                         Err(_) => Vec::new(),
@@ -207,7 +210,7 @@ impl ShardThread<'_> {
                         self.answer_when_delivered(&call, &kept, &invalidations)
                             || self.hold_cautiously(held_reply(), call.request(), &invalidations)
                     });
-                    // It was done: what is held back must not be taken for a request that nobody has served.
+                    // The change is done: a delayed reply must not be mistaken for a new request.
                     held_slots |= u64::from(held || !invalidations.is_empty()) << slot;
                     match &mut self.mount {
                         _ if held => {}
@@ -257,7 +260,7 @@ impl ShardThread<'_> {
         Some(ino).filter(|ino| ino.birth_node() != here)
     }
 
-    /// Restores the last replies of processes of other nodes, which may not have received them.
+    /// Restores the last replies to processes of other nodes, which may not have received them.
     fn restore_remote(&mut self, noted: &HashSet<u64>) -> Result<()> {
         let Some(network) = &self.network else { return Ok(()) };
         let (here, commands) = (network.node, network.commands.clone());
@@ -279,7 +282,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Puts the root directory on the board: in a new pool it is empty, and so complete from the start.
+    /// Publishes the root directory on the board: in a new pool it is empty, and so complete from the start.
     fn show_root(&mut self) -> Result<()> {
         let (request, caller) = (Request::GetAttr { ino: Ino::ROOT }, Caller { uid: 0, gid: 0 });
         self.batch()?;
@@ -291,7 +294,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Forgets the sessions of processes that are gone; the numbers that were in reserve for them become orphans.
+    /// Drops the sessions of processes that have ended. Their reserved numbers become orphans.
     fn forget_ended(&mut self) -> Result<()> {
         let known: HashSet<u64> = self.sessions.iter().map(|s| s.id).collect();
         let mut replaced = Vec::new();
@@ -357,7 +360,7 @@ mod tests {
             Journal::open(std::fs::File::open(&self.0).unwrap().as_fd()).unwrap()
         }
 
-        /// Replays into the shard, and says which of these names are there then.
+        /// Replays into the shard, and returns which of these names exist then.
         fn replay(&self, names: &[&str]) -> (Result<()>, Vec<bool>) {
             let shard = Shard::open(&self.0.join("shard")).unwrap();
             let replayed = replay(&shard, &mut self.journal());
@@ -401,7 +404,7 @@ mod tests {
         replayed.unwrap();
         assert_eq!(there, [true, true, false]);
         assert!(place.journal().is_empty());
-        // The worker dies between the commit and the journal's clearing: nothing is applied twice.
+        // The worker dies after the commit and before it clears the journal: nothing is applied twice.
         std::fs::write(place.0.join(JOURNAL_FILE), written).unwrap();
         let (replayed, there) = place.replay(&["a", "b"]);
         replayed.unwrap();
@@ -410,7 +413,7 @@ mod tests {
 
     #[test]
     fn replay_of_a_record_that_cannot_be_decoded_or_fails_again_is_refused_and_keeps_the_journal() {
-        // What stands in the journal behind the directory "a", and what the error says of it.
+        // The record behind the creation of directory "a", and what the error contains.
         let twice = make("a");
         for (i, (message, said)) in
             [(b"\xff garbage".as_slice(), "cannot be decoded"), (&twice, "fails when it is applied again")]

@@ -23,7 +23,7 @@ impl ShardThread<'_> {
         let Some(led) = call.request().in_parts(network.node, |ino| known.get(ino))? else {
             return Ok(call);
         };
-        // No directory is born on a node without a target: it is on that of the part, like its name.
+        // A node without a target is home to no directory: the new one is created on the part's node, like its name.
         let led = match led {
             Request::MakeDirectoryAt { parent, name, mode, .. } if self.targets.for_files().is_empty() => {
                 Request::MakeDirectory { parent, name, mode }
@@ -45,7 +45,7 @@ impl ShardThread<'_> {
     }
 
     /// Follows the answer to a call of this node's process, or to a call that was made in its place. None: the answer
-    /// is the client's. `asked` is the call, if it did not leave this node.
+    /// is for the client. `asked` is the call, if it did not leave this node.
     pub(in crate::worker) fn redirect(
         &mut self,
         session: usize,
@@ -121,7 +121,7 @@ impl ShardThread<'_> {
         Redirect::Answer(Code::Io.into())
     }
 
-    /// Continues or ends a listing. The next parts are asked ahead while this daemon has free slots at other nodes.
+    /// Continues or ends a listing. The next parts are requested ahead while this daemon has free slots at other nodes.
     fn list_on(&mut self, session: usize, slot: usize, redirect: &Redirect) {
         let state = &mut self.sessions[session].slots[slot].listing;
         let (Some(listing), Some(network), Some(steps)) =
@@ -148,7 +148,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// The answer of a part that a listing asked ahead, or its failure.
+    /// The answer of a part that a listing requested ahead, or its failure.
     pub(in crate::worker) fn told_ahead(&mut self, number: u64, answer: &Answer<'_>) {
         let Some((client, index)) = self.wide.ahead.remove(&number) else { return };
         let Some(session) = self.sessions.iter().position(|s| s.id == client.session) else { return };

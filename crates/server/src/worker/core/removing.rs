@@ -74,7 +74,7 @@ impl ShardThread<'_> {
         self.wait_for_removals(Waiter::Call(call.clone())).is_none()
     }
 
-    /// Tells `forebay status`, when clients' late removals are done.
+    /// Answers `forebay status` when clients' late removals are done.
     pub(in crate::worker) fn tell_status(&mut self, reply: Sender<Value>) -> Result<()> {
         match self.wait_for_removals(Waiter::Status(reply)) {
             Some(waiter) => self.release(waiter),
@@ -128,7 +128,7 @@ impl ShardThread<'_> {
         !self.late.ready.is_empty()
     }
 
-    /// Takes calls that have waited into the batch, up to so many in all.
+    /// Takes calls that have waited into the batch, until it has `most` calls.
     pub(in crate::worker) fn take_released_calls(&mut self, most: usize) {
         while self.pipeline.taken.len() < most {
             let Some(call) = self.late.ready.pop() else { break };

@@ -30,7 +30,7 @@ impl ShardThread<'_> {
         network.commands.give(Command::Answer { ticket, reply: reply[..n].to_vec() });
     }
 
-    /// The answer to a forwarded call arrived: what it says of a directory may be cached.
+    /// The answer to a forwarded call arrived: what it contains about a directory may be cached.
     pub(in crate::worker) fn note_looked(&mut self, stamp: Stamp, answer: &Answer<'_>) {
         let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
         if let Some(node) = leases.looked(stamp, answer, &mut self.board) {
@@ -99,8 +99,8 @@ impl ShardThread<'_> {
         (!wait.is_over()).then_some(wait)
     }
 
-    /// After a crash: holds the acknowledgement of a change that other nodes may not know of. False when it need not be
-    /// held.
+    /// After a crash: holds the acknowledgement of a change while nodes with a lease of the last worker may use the
+    /// state before it. False when it need not be held.
     pub(in crate::worker) fn hold_cautiously(
         &mut self,
         held_reply: HeldReply,

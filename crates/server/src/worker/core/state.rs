@@ -30,7 +30,7 @@ use crate::worker::sweeper::Sweep;
 use crate::worker::watches::Watched;
 use crate::worker::wide::Wide;
 
-/// So many orphan records are deleted before the pages are counted again: they take no more than the largest removal.
+/// Orphan records deleted between two checks of the page budget: they take no more pages than the largest removal.
 const FORGET_AT_ONCE: usize = 8;
 /// Changes of one transaction: more make it no cheaper, and a crash repeats them.
 const CHANGES_MAX: usize = 1024;
@@ -42,7 +42,7 @@ pub(in crate::worker) enum Round {
     Served,
     /// There was no call.
     Idle,
-    /// It was told to stop.
+    /// `Message::Stop` was received.
     Stopped,
 }
 
@@ -70,7 +70,7 @@ pub(in crate::worker) struct ShardThread<'a> {
     pub(in crate::worker) notifiers: Option<Arc<Starter>>,
     /// The directories that programs watch; none before the first.
     pub(in crate::worker) watched: Option<Watched>,
-    /// Backing files that clients may be making, and those that are to be removed.
+    /// Backing files that clients may be creating, and those that are to be removed.
     pub(in crate::worker) backing: BackingFiles,
     pub(in crate::worker) statistics: Arc<Statistics>,
     pub(in crate::worker) epoch: u64,
@@ -220,8 +220,8 @@ impl<'a> ShardThread<'a> {
         Ok(())
     }
 
-    /// Removes something in the open transaction, or in a new one if that has no room left. False when a full medium
-    /// leaves none in the new one either: the caller tries again later.
+    /// Removes something in the open transaction, or in a new one if the open one has no space left. False when a full
+    /// medium leaves no space in the new one either: the caller tries again later.
     pub(in crate::worker) fn remove_in_batch(
         &mut self,
         remove: impl Fn(&mut Batch<'_>) -> Result<()>,
@@ -244,7 +244,8 @@ impl<'a> ShardThread<'a> {
         }
     }
 
-    /// Deletes the records of orphans whose backing files are gone, as far as there is room. True when any was deleted.
+    /// Deletes the records of orphans whose backing files are gone, as far as there is space. True when any was
+    /// deleted.
     pub(in crate::worker) fn forget_orphans(&mut self) -> Result<bool> {
         let inos = self.backing.take_unlinked();
         for (i, some) in inos.chunks(FORGET_AT_ONCE).enumerate() {

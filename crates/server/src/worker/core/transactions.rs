@@ -117,8 +117,8 @@ impl ShardThread<'_> {
         }
     }
 
-    /// After a crash: a change is sent again whose reply is known. The deliveries that the last worker left may be this
-    /// change's: the reply waits until each was tried. False when there are none.
+    /// After a crash: a client retries a change whose reply is known. The deliveries that the last worker left may
+    /// belong to this change, so the reply waits until each was tried. False when there are none.
     pub(in crate::worker) fn answer_when_delivered(
         &mut self,
         call: &Call,
@@ -185,7 +185,7 @@ impl ShardThread<'_> {
         cross_node.transactions.answered(flight, answer, now);
     }
 
-    /// This node's part of a check is done: asks the other nodes, if there are any.
+    /// The check of this node is done: continues on the other nodes, if there are any.
     pub(in crate::worker) fn check_with_others(
         &mut self,
         report: Result<Value>,
@@ -223,7 +223,7 @@ impl ShardThread<'_> {
             let Some(cross_node) = &mut self.cross_node else { return Ok(()) };
             match (beyond, cross_node.checks.get_mut(&number)) {
                 (Ok(beyond), Some(check)) => check.begin(beyond),
-                // What is damaged is in the report already.
+                // The local report names the damage already.
                 (Err(_), Some(check)) => {
                     check.give_up();
                     cross_node.checks.remove(&number);
@@ -291,7 +291,7 @@ impl ShardThread<'_> {
                     Err(code) => self.answer_late(client, &Err(code.into())),
                 },
                 Act::Settle(delivery) => {
-                    // One that cannot be noted is made again by the next worker.
+                    // If this fails, the next worker makes the delivery again.
                     self.remove_in_batch(|batch| batch.settle(&delivery))?;
                     self.uncommitted += 1;
                 }
@@ -301,7 +301,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Answers a call whose reply came later than its batch.
+    /// Answers a call after the end of its batch.
     fn answer_late(&mut self, client: Client, answer: &Answer<'_>) {
         let mut reply = ReplyBuf::encode(answer);
         if let Some(i) = self.sessions.iter().position(|s| s.id == client.session) {
@@ -346,7 +346,7 @@ impl ShardThread<'_> {
         if self.must_commit() {
             self.commit()?;
         }
-        // Nobody's: what is kept of it is forgotten at the next start.
+        // The session of no process: its kept replies are dropped at the next start.
         let nobody = Client { session: session_on(self.here(), 0), slot: 0, seq: 0 };
         let step = match Call::parse(client.unwrap_or(nobody), message) {
             Ok(step) => step,
@@ -374,7 +374,7 @@ impl ShardThread<'_> {
                 self.uncommitted += 1;
                 self.journal_step(step, now, &reply);
             }
-            // A step on behalf of the mount's own session makes no notes, unless it is nobody's.
+            // A step on behalf of the mount's own session needs no invalidations. A step without a client does.
             if self.mount.as_ref().is_some_and(|mount| mount.session != step.client.session) {
                 invalidations = step_invalidations(request, self.effects.since(Mark::default()));
             }
@@ -412,11 +412,11 @@ impl ShardThread<'_> {
         self.effects.clear();
         let Some(batch) = &mut self.batch else { unreachable!("begun above") };
         let answer = batch.apply(step.caller(), step.request(), now, &mut self.effects, &mut []);
-        // No step's reply borrows anything.
+        // No step's reply borrows memory.
         Ok(answer.and_then(|reply| reply.owned().ok_or(Refusal::Code(Code::Malformed))))
     }
 
-    /// Journals a step. A decision is its client's change, and its reply is kept.
+    /// Journals a step. A decision is its client's change, so its reply is kept.
     fn journal_step(&mut self, step: &Call, now: Timestamp, reply: &Reply<'_>) {
         let Client { session, slot, seq } = step.client;
         let decides = matches!(step.request(), Request::Decide { .. });

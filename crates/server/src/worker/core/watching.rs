@@ -26,7 +26,7 @@ impl ShardThread<'_> {
             Command::List(directory, cookie) => {
                 let is_watched = |watched: &Watched| watched.directories.contains(&directory);
                 if !self.watched.as_ref().is_some_and(is_watched) {
-                    // The thread is about to hear that its watches end.
+                    // The watch thread is about to receive the end of its watches.
                     return Ok(());
                 }
                 (directory, cookie)
@@ -50,7 +50,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Entries of a watched directory after a cookie. [`Code::NotSupported`] where other nodes have the entries.
+    /// Entries of a watched directory after a cookie. [`Code::NotSupported`] if other nodes have the entries.
     fn list_watched(&mut self, directory: Ino, cookie: Cookie) -> Result<std::result::Result<Chunk, Code>> {
         if self.network.as_ref().is_some_and(|network| network.node != directory.birth_node()) {
             return Ok(Err(Code::NotSupported));

@@ -1,5 +1,5 @@
-//! Rounds that fail in either thread's hands, and a stop, under requests of another node: the threads' loops are called
-//! by the test, so that each comes when it is to.
+//! Rounds that fail in either thread, and a stop, while another node sends requests. The test calls the threads' loops
+//! itself, to control their order.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,18 +32,18 @@ fn calls(node: NodeId, network: &Simulated, seed: u64) -> Calls {
     Calls::new(Box::new(network.endpoint(node.0.into())), identity, secret(), settings)
 }
 
-/// Node 1, with its shard thread seated, and node 2, which asks it.
+/// Node 1 with its shard thread installed, and node 2, which sends it requests.
 struct Scene {
     network: Simulated,
     handoff: Arc<Handoff>,
     node: Option<Node>,
     peer: Calls,
     answered: Vec<CallId>,
-    /// What node 2 was told that nobody knows of.
+    /// Requests whose outcome node 2 cannot know.
     in_doubt: Vec<CallId>,
-    /// All that was asked.
+    /// All requests.
     asked: Vec<CallId>,
-    /// What the shard thread passed since it was seated.
+    /// The moments that the shard thread passed since it was installed.
     passed: Rc<RefCell<Vec<Moment>>>,
     target: OwnedFd,
     recorder: OwnedFd,
@@ -92,7 +92,7 @@ impl Scene {
         scene
     }
 
-    /// Starts a worker on what the last one left; a round of it fails when it has come to the moment.
+    /// Starts a worker on what the last one left. Its round fails at the moment `fails_at`.
     fn start(&mut self, fails_at: Option<Moment>) {
         self.handoff.take_core();
         self.node = None;
@@ -130,7 +130,7 @@ impl Scene {
         self.node = Some(node);
     }
 
-    /// Node 2 asks for a file.
+    /// Node 2 requests the creation of a file.
     fn create(&mut self, name: &[u8]) -> CallId {
         let layout = Some(Layout::single(PEER, 0));
         let request = Request::Create {
@@ -150,8 +150,8 @@ impl Scene {
         self.asked[self.asked.len() - 1]
     }
 
-    /// What happens until node 2 hears no more; the network thread, when it told the shard thread something, does
-    /// `serve`.
+    /// Runs both nodes until node 2 receives nothing more. When the network thread sent the shard thread something, it
+    /// calls `serve`.
     fn pass<T>(&mut self, serve: impl Fn(&Handoff) -> T) {
         for _ in 0..20_000 {
             self.network.turn();
@@ -190,7 +190,7 @@ impl Scene {
         self.handoff.shard.lock().unwrap().as_ref().unwrap().over
     }
 
-    /// The worker is done for: what is asked is not served by any thread, and nobody has the core.
+    /// The worker must end: no thread serves a request, and no thread holds the core.
     fn assert_ends(&mut self) {
         assert!(self.is_over());
         let (passed, answered) = (self.passed.borrow().len(), self.answered.len());
@@ -203,7 +203,7 @@ impl Scene {
         assert!(self.handoff.shard.try_lock().is_ok(), "nobody has the core");
     }
 
-    /// The next worker answers all that was asked and is not given up, and has nothing else.
+    /// The next worker answers all requests that are not given up, and has no other files.
     fn assert_goes_on(&mut self) {
         self.start(None);
         self.pass(Handoff::serve_for_shard_thread);
@@ -224,7 +224,7 @@ fn request_of_another_node_is_served_in_either_threads_hands() {
     scene.pass(Handoff::serve_for_shard_thread);
     assert!(scene.answered == asked && !scene.is_over());
     assert!(scene.passed.borrow().contains(&Moment::Answered));
-    // The shard thread's own hands, until it would sleep.
+    // The shard thread itself, until it would sleep.
     let third = scene.create(b"c");
     scene.pass(|handoff| {
         let mut guard = handoff.shard().unwrap();
@@ -246,7 +246,7 @@ fn round_that_fails_in_the_network_threads_hands_ends_the_worker() {
         assert_eq!(scene.answered, [first], "{moment:?}: it is not acknowledged");
         assert_eq!(scene.passed.borrow().last(), Some(&moment));
         scene.assert_ends();
-        // The shard thread, which was rung for, ends the worker with what ended the round.
+        // The doorbell was rung for the shard thread, which ends the worker with the error of that round.
         let why = scene.handoff.serve().unwrap_err();
         assert_eq!(why.what, "the test's");
         scene.assert_ends();
@@ -263,7 +263,7 @@ fn commit_that_fails_in_the_network_threads_hands_loses_nothing() {
     let second = scene.create(b"second");
     scene.pass(Handoff::serve_for_shard_thread);
     assert_eq!(scene.answered, [first, second], "it is in the journal");
-    // The transaction is as long as one may be, so that the next request has it committed.
+    // The transaction counts as long as one may be, so that the next request causes a commit.
     scene.handoff.shard().unwrap().as_mut().unwrap().thread.uncommitted = usize::MAX / 2;
     scene.create(b"third");
     scene.pass(Handoff::serve_for_shard_thread);
@@ -304,14 +304,14 @@ fn stop_is_left_for_the_shard_thread_and_nothing_is_served_behind_it() {
     scene.assert_goes_on();
 }
 
-/// The shard thread works until it would sleep, and has slept for so long.
+/// The shard thread works until it would sleep, and has slept for `since`.
 fn sleeps(handoff: &Handoff, since: Duration) {
     let mut guard = handoff.shard().unwrap();
     let core = guard.as_mut().unwrap();
     let mut rest = Rest { spin: AdaptiveSpin::new(), idle_rounds: 0, slept: false };
     assert!(handoff.work(core, &mut rest).unwrap().is_some());
     let began = Instant::now() - since;
-    // It would wake before anything else is to be done.
+    // Its timeout ends before any other work is due.
     core.asleep = Some((began, began));
 }
 
@@ -322,7 +322,7 @@ fn who_is_awake_minds_the_doorbell_of_who_sleeps() {
     let tell = |message| scene.node.as_ref().unwrap().tell(message);
     let lost = || Message::Revoked(u64::MAX, false);
     assert!(!handoff.is_asked() && handoff.gives_doorbell_back(), "the shard thread has not slept yet");
-    // One that is about to sleep is rung for as ever.
+    // A thread that is about to sleep is rung for as always.
     sleeps(handoff, Duration::ZERO);
     let soon = Instant::now() + Duration::from_secs(3600);
     handoff.shard().unwrap().as_mut().unwrap().asleep = Some((soon, Instant::now()));
@@ -338,14 +338,14 @@ fn who_is_awake_minds_the_doorbell_of_who_sleeps() {
     assert!(!handoff.is_asked() && handoff.gives_doorbell_back());
     assert!(!handoff.minds.load(Ordering::Relaxed));
 
-    // What came between the last look and the sleep is not slept over.
+    // A message between the last check and the sleep is not missed.
     assert!(!handoff.is_asked());
     tell(lost());
     assert!(!handoff.gives_doorbell_back());
     assert_eq!(handoff.serve_for_shard_thread(), Service::Done { gave: false });
     assert!(handoff.gives_doorbell_back(), "it is given back once");
 
-    // The thread that holds the core looks at the doorbell itself.
+    // The thread that holds the core checks the doorbell itself.
     let held = handoff.shard().unwrap();
     tell(lost());
     assert!(!handoff.is_asked() && handoff.gives_doorbell_back());

@@ -43,7 +43,7 @@ fn lookup(name: &[u8]) -> Request<'_> {
     Request::Lookup { parent: Ino::ROOT, name }
 }
 
-/// What a change of these revocations, as the shard thread does it.
+/// Makes a change and begins its revocations, as the shard thread does. Returns what its acknowledgement waits for.
 fn change(l: &mut Leases, name: Option<&[u8]>, inode: Option<(Ino, Option<Permissions>)>, now: u64) -> Wait {
     let mut wait = Wait::default();
     let changed = l.changed(name.map(|name| (Ino::ROOT, name)).into_iter(), inode.into_iter());

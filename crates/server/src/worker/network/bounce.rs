@@ -62,9 +62,9 @@ impl Piece {
     pub(super) fn bytes(&mut self, len: usize) -> &mut [u8] {
         assert!(len <= MOVE_BYTES_MAX);
         let start: NonNull<u8> = self.memory.at(self.at(), len).unwrap_or(NonNull::dangling());
-        // SAFETY: within the memory, which is mapped as long as this lives; peers may not reach it, a piece is one
-        // request's, and no transfer with it is under way while its request is with the I/O workers: one that failed,
-        // and may be, loses it.
+        // SAFETY: within the memory, which is mapped as long as this lives. Peers cannot reach it. A piece belongs to
+        // one request, and no transfer uses it while the request is with the I/O workers: after a failed transfer,
+        // which may still be in flight, the request loses the piece.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 }

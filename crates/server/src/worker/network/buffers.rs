@@ -15,8 +15,8 @@ pub(in crate::worker) fn give_buffer(commands: &Commands, session: u64, number: 
     let memory = memfd_sealed(c"forebay-buffer", BUFFER_BYTES, Seal::Size);
     let (fd, mapping) = memory.map_err(|e| Error::io("cannot give a process a buffer", &e))?;
     let (start, bytes) = (mapping.start(), mapping.len());
-    // SAFETY: the mapping is as long, its memory is sealed against shrinking, and it lives as long as the region;
-    // nobody makes a reference into it.
+    // SAFETY: the mapping is as long, its memory is sealed against shrinking, and it lives as long as the region. No
+    // code makes a reference into it.
     let memory = unsafe { Region::foreign(start, bytes, Box::new(mapping)) };
     commands.give(Command::Buffer { session, number, memory });
     Ok(fd)

@@ -41,7 +41,7 @@ pub(in crate::worker) enum Command {
     },
     /// Have the I/O workers serve a request for a backing file.
     Serve {
-        /// To answer by.
+        /// For the answer.
         ticket: Ticket,
         /// The encoded request.
         message: Vec<u8>,
@@ -74,7 +74,7 @@ pub(in crate::worker) enum Command {
     EndSession(u64, Vec<NodeId>),
     /// Answer which of these processes of this node live: 1 for each that does.
     AreThere {
-        /// To answer by.
+        /// For the answer.
         ticket: Ticket,
         /// Their sessions.
         sessions: Vec<u64>,
@@ -83,11 +83,11 @@ pub(in crate::worker) enum Command {
     },
     /// Renew the lease from a node when a third of it has passed.
     RenewLease(NodeId),
-    /// Revoke a node's lease on a directory.
+    /// Send a node a revocation of a name or directory.
     Revocation {
         /// The node.
         node: NodeId,
-        /// Its number.
+        /// The revocation's number.
         number: u64,
         /// The encoded request.
         message: Vec<u8>,

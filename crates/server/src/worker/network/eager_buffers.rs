@@ -3,18 +3,18 @@
 //! the data.
 //!
 //! ```text
-//!  writer's node ([`RemoteBuffers`]):  take a buffer ─► transfer into it, WriteStripe right behind ────────► reply: the buffer is free
-//!  file's node ([`GrantedBuffers`]):   canary ─► … the canary is gone: the data have arrived ─► written ─► canary ─► reply
+//!  writer's node ([`RemoteBuffers`]): take a buffer ─► transfer, WriteStripe right behind ─► reply: the buffer is free
+//!  file's node ([`GrantedBuffers`]):  canary ─► … the canary is gone: data have arrived ─► written ─► canary ─► reply
 //! ```
 //! Data arrive from the first byte to the last, and end where the buffer ends. So the buffer's last byte tells whether
 //! all data have arrived: until then it is the *canary*. A buffer is not used for data that end in the byte of its
 //! canary.
 //!
 //! A buffer whose transfer may still be in flight is never reused. The writer retires a buffer when its transfer or its
-//! request failed, and all buffers when the link to the node was made anew; then it requests a new grant. The file's
+//! request failed, and all buffers when the link to the node was made again; then it requests a new grant. The file's
 //! node retires a buffer when it found the canary, because the data may arrive late. It retires all buffers of a grant
-//! when the writer requests a new grant, has left, or has restarted. Their memory is then unregistered, and goes into
-//! quarantine as clients' buffers do.
+//! when the writer requests a new grant, has left, or has restarted. Their memory is then unregistered and quarantined,
+//! as clients' buffers are.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -137,7 +137,7 @@ impl GrantedBuffers {
         Ok(registered.remote)
     }
 
-    /// Claims the data that a request says are in a buffer, if they have arrived. The buffer is in use until it is
+    /// Claims the data that a request expects in a buffer, if they have arrived. The buffer is in use until it is
     /// released.
     pub(super) fn claim(&mut self, asker: &Ticket, bytes: u64, said: BufferUse) -> Option<Arrived> {
         let BufferUse { grant: number, buffer, generation } = said;
@@ -234,7 +234,7 @@ pub(super) struct Arrived {
 pub(super) struct BufferUse {
     pub(super) grant: u32,
     pub(super) buffer: u16,
-    /// Rises with each use of the buffer, from 1 on.
+    /// Incremented with each use of the buffer, from 1 on.
     pub(super) generation: u32,
 }
 
@@ -267,12 +267,12 @@ pub(super) struct RemoteBuffers {
 }
 
 impl RemoteBuffers {
-    /// True for data of a length that eager buffers are for.
+    /// True for lengths that go through eager buffers.
     pub(super) fn fits(bytes: u64) -> bool {
         bytes > MOVE_ABOVE_BYTES as u64 && bytes <= EAGER_BUFFER_BYTES as u64
     }
 
-    /// Takes a buffer for so many bytes that end in `last`; where they are to be written.
+    /// Takes a buffer for `bytes` bytes whose last is `last`. Returns the memory to write them to.
     pub(super) fn take(&mut self, node: NodeId, bytes: u64, last: u8) -> Option<(UsedBuffer, Memory)> {
         let remote = self.buffers.get_mut(&node)?;
         let index = remote.free.iter().rposition(|buffer| canary(*buffer) != last)?;
@@ -287,7 +287,7 @@ impl RemoteBuffers {
         Some((UsedBuffer { node, of: BufferUse { grant: remote.number, buffer, generation } }, to))
     }
 
-    /// The number of a request for a grant to be sent to this node now, if one is due.
+    /// The number of the request for a grant that is to be sent to this node now, if one is due.
     pub(super) fn next_request(&mut self, node: NodeId, now: Duration) -> Option<u32> {
         if self.buffers.contains_key(&node) || self.asked.get(&node).is_some_and(|(_, until)| now < *until) {
             return None;

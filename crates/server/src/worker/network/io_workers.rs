@@ -160,7 +160,7 @@ impl Files {
             .map_err(code)
     }
 
-    /// Fills a piece of memory, or writes it to a file; how many bytes.
+    /// Fills a piece of memory from a file, or writes it to one. Returns the number of bytes.
     fn move_piece(&self, moving: &mut Moving) -> std::result::Result<usize, Code> {
         self.target(&moving.id)?;
         let file = || self.open(moving.ticket.stamp.session, &moving.id);
@@ -179,7 +179,7 @@ impl Files {
         }
     }
 
-    /// Unlinks a list of backing files; which of them are gone.
+    /// Unlinks a list of backing files. The reply says which of them are removed.
     fn remove_all<'r>(&self, ids: &[u8], room: &'r mut [u8]) -> Reply<'r> {
         let mut count = 0;
         for (done, id) in room.iter_mut().zip(BackingId::listed(ids)) {
@@ -197,7 +197,7 @@ impl Files {
         Ok(stat.st_size as u64)
     }
 
-    /// Appends, unless it was done before: the file of an append that is done may be gone, and is not looked for.
+    /// Appends, unless the append is recorded as done. In that case its file may be removed, and is not opened.
     fn append_once(&self, stamp: &Stamp, id: &BackingId, bytes: &[u8]) -> std::result::Result<u64, Code> {
         let file = LazyCell::new(|| self.open(stamp.session, id));
         self.kept.appended.once(stamp, id, bytes, &Opening(file))
@@ -389,7 +389,7 @@ impl<F: FnOnce() -> std::result::Result<Arc<OwnedFd>, Code>> AppendFile for Open
     }
 }
 
-/// Writes at the end with O_APPEND, where the kernel lets no other write between; where the first byte went.
+/// Writes at the end with O_APPEND, so that no other write can intervene. Returns the offset of the first byte.
 fn append(file: &OwnedFd, bytes: &[u8]) -> std::result::Result<u64, Code> {
     // Opened again, because the flag and the offset belong to the open file description.
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
@@ -420,7 +420,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::path::PathBuf;
 
-    /// A node's targets, and where they are.
+    /// A node's targets, and their directory.
     fn targets(name: &str) -> (PathBuf, Arc<NodeTargets>) {
         let place = std::env::temp_dir().join(format!("forebay-io_workers-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&place);

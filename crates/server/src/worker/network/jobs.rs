@@ -15,7 +15,7 @@ use super::bounce::DataBuffer;
 pub(in crate::worker) enum Job {
     /// Serve a request for a backing file.
     Serve {
-        /// Where the reply goes.
+        /// The recipient of the reply.
         asker: Asker,
         /// The encoded request.
         message: Vec<u8>,

@@ -1,4 +1,4 @@
-//! When leases from other nodes are to be renewed.
+//! The times at which leases from other nodes are renewed.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use forebay_types::limits::LEASE_MS;
 use forebay_types::NodeId;
 
-/// How long a lease is, and how long after a renewal it is renewed again.
+/// Length of a lease, and the time from one renewal to the next.
 pub(super) const LEASE: Duration = Duration::from_millis(LEASE_MS);
 const PERIOD: Duration = Duration::from_millis(LEASE_MS / 3);
 
-/// Renewals that wait for their time.
+/// Renewals that are not due yet.
 #[derive(Debug, Default)]
 pub(super) struct Renewals {
     asked_at: HashMap<NodeId, Duration>,
@@ -18,13 +18,13 @@ pub(super) struct Renewals {
 }
 
 impl Renewals {
-    /// A lease is wanted, or wanted on.
+    /// A lease is needed, or needed further on.
     pub(super) fn want(&mut self, node: NodeId, now: Duration) {
         let at = self.asked_at.get(&node).map_or(now, |asked| now.max(*asked + PERIOD));
         self.due.push((at, node));
     }
 
-    /// Those whose time has come.
+    /// Takes the nodes whose renewals are due.
     pub(super) fn take_due(&mut self, now: Duration) -> Vec<NodeId> {
         if self.due.iter().all(|(at, _)| *at > now) {
             return Vec::new();
@@ -36,7 +36,7 @@ impl Renewals {
         nodes
     }
 
-    /// How long nothing is due.
+    /// The time until a renewal is due.
     pub(super) fn next_timeout(&self, now: Duration) -> Duration {
         self.due.iter().map(|(at, _)| at.saturating_sub(now)).min().unwrap_or(Duration::MAX)
     }

@@ -1,13 +1,15 @@
-//! Locks of processes of other nodes, and their appends to files of several backing files.
+//! Locks that processes of other nodes hold on this node's files, and their turns to append to files of several backing
+//! files.
 //!
-//! A lock is the kernel's, on a descriptor of the backing file that each owner has here: flock's by flock(2), record
-//! locks by open-file-description locks. So it excludes those of this node's programs, which take theirs on the same
-//! backing file, preloaded or through the mount. Nothing waits here: who has to wait asks again.
+//! Each owner has a descriptor of the backing file here, with the kernel's lock on it: flock(2), or
+//! open-file-description locks for record locks. So these locks also exclude this node's programs, preloaded or through
+//! the mount, because their locks are on the same backing file. No request waits here; a process that has to wait
+//! retries.
 //!
-//! The supervisor has a duplicate of each descriptor, so that locks outlive the worker; the next one has them from
-//! there. Of whose turn it is to append it is told by a descriptor of nothing, whose tag says all.
+//! The supervisor has a duplicate of each descriptor. So locks outlive the worker, and the next worker restores them. A
+//! turn to append is kept as an empty eventfd whose tag holds the whole record.
 //!
-//! Lock order: the tables are taken one at a time, and no other lock with them.
+//! Lock order: one table at a time, and no other lock is taken while it is locked.
 
 use std::collections::hash_map::{Entry, HashMap};
 use std::collections::{HashSet, VecDeque};
@@ -26,7 +28,7 @@ use crate::worker::session_id::{node_of_session, session_on};
 /// Longest time of one append.
 const HOLD_NS: u64 = APPEND_HOLD_MS * 1_000_000;
 
-/// Whose locks are on one descriptor.
+/// The owner of the locks on one descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Owner {
     session: u64,
@@ -35,11 +37,11 @@ struct Owner {
     flock: bool,
 }
 
-/// What the tags of these descriptors begin with in the supervisor's store.
+/// Prefix of the tags of lock descriptors in the supervisor's store.
 pub(in crate::worker) const TAG: &str = "lock ";
 
 impl Owner {
-    /// The same for all sessions that may have it.
+    /// The same value for all sessions under which the owner may be known.
     fn of_any_session(self) -> Owner {
         match self.owner & LOCK_OWNER_OF_NODE {
             0 => self,
@@ -69,7 +71,7 @@ impl Owner {
     }
 }
 
-/// Who is appending.
+/// The process whose turn it is to append to a file.
 #[derive(Debug)]
 struct Appending {
     session: u64,
@@ -78,24 +80,24 @@ struct Appending {
     since_ns: u64,
 }
 
-/// What the tags of turns to append begin with.
+/// Prefix of the tags of turns to append.
 pub(in crate::worker) const TURN_TAG: &str = "append ";
 
-/// The tag of a file's turn; the next turn's is another.
+/// The tag of a turn. The file's next turn has another tag.
 fn turn_tag(id: &BackingId, session: u64, handle: u64) -> String {
     let BackingId { target, ino, number, stripe } = id;
     format!("{TURN_TAG}{session:x} {target:x} {:x} {number:x} {stripe:x} {handle:x}", ino.0)
 }
 
 fn turn_of_tag(tag: &str) -> Option<(BackingId, u64, u64)> {
-    // The same words as an owner's, but for the last.
+    // The same words as in an owner's tag, except the last.
     let owner = Owner::of_tag(&format!("{TAG}{} 0", tag.strip_prefix(TURN_TAG)?))?;
     Some((owner.id, owner.session, owner.owner))
 }
 
-/// Owners that hold something, and those that let go of everything last: what they asked for may still come, sent
-/// again, behind the word that they let go. Nobody would know of such a lock. In memory alone, as in `ended.rs`: the
-/// next worker has other links.
+/// Owners that hold locks, and the last owners that released all their locks. A repeated lock request of the latter may
+/// arrive behind their release; its lock would never be released. In memory only, as in `ended.rs`: the next worker has
+/// new links.
 #[derive(Debug, Default)]
 struct Owners {
     held: HashMap<Owner, Arc<OwnedFd>>,
@@ -104,7 +106,7 @@ struct Owners {
 }
 
 impl Owners {
-    /// The owner as it is known here: its process may have attached anew since it took its first lock.
+    /// The owner under the session of its first lock: its process may have attached again since.
     fn known(&self, owner: Owner) -> Owner {
         if owner.owner & LOCK_OWNER_OF_NODE == 0 || self.held.contains_key(&owner) {
             return owner;
@@ -117,7 +119,7 @@ impl Owners {
         self.over.contains(&owner.of_any_session())
     }
 
-    /// An owner has let go of everything: its number is never used again.
+    /// An owner has released all its locks. Its number is never used again.
     fn end(&mut self, owner: Owner) {
         let owner = owner.of_any_session();
         if !self.over.insert(owner) {
@@ -132,12 +134,12 @@ impl Owners {
     }
 }
 
-/// All that processes of other nodes hold here.
+/// All locks and turns that processes of other nodes hold here.
 #[derive(Debug, Default)]
 pub(in crate::worker) struct RemoteLocks {
     owners: Mutex<Owners>,
     appending: Mutex<HashMap<BackingId, Appending>>,
-    /// None: nothing outlives this (simulations, tests).
+    /// None: nothing outlives the worker (simulations, tests).
     store: Option<FdStore>,
 }
 
@@ -161,7 +163,7 @@ fn record(wish: &LockWish) -> libc::flock {
     } as i16;
     record.l_whence = libc::SEEK_SET as i16;
     record.l_start = wish.start as i64;
-    // A length of 0 reaches to the end, whatever that is.
+    // A length of 0 reaches to the end of the file, wherever that is.
     record.l_len = if wish.end >= FILE_BYTES_MAX { 0 } else { (wish.end - wish.start + 1) as i64 };
     record
 }
@@ -181,13 +183,13 @@ fn apply(file: &OwnedFd, wish: &LockWish) -> Result<(), Code> {
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const record) })
 }
 
-/// Drops all that is held on a descriptor: closing it does not, while another process has a duplicate.
+/// Releases all locks on a descriptor. Closing it would not, while another process has a duplicate.
 fn unlock(file: &OwnedFd, flock: bool) -> Result<(), Code> {
     apply(file, &LockWish { owner: 0, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX })
 }
 
 impl RemoteLocks {
-    /// Those that the last worker left in the store, taken out of `left`; new ones are put there.
+    /// Restores what the last worker left in the store, and takes it out of `left`. New locks are put into `store`.
     pub(in crate::worker) fn restored(store: FdStore, left: &mut Vec<(String, Vec<OwnedFd>)>) -> RemoteLocks {
         let mut held = HashMap::new();
         for (tag, mut fds) in left.extract_if(.., |(tag, _)| tag.starts_with(TAG)) {
@@ -203,7 +205,7 @@ impl RemoteLocks {
         let mut appending = HashMap::new();
         for (tag, _) in left.extract_if(.., |(tag, _)| tag.starts_with(TURN_TAG)) {
             match turn_of_tag(&tag) {
-                // As long again: how long it has been so nobody knows.
+                // The turn gets its whole time again: when it began is unknown.
                 Some((id, session, handle)) => {
                     appending.insert(id, Appending { session, handle, since_ns: now })
                 }
@@ -217,7 +219,7 @@ impl RemoteLocks {
         RemoteLocks { owners, appending: Mutex::new(appending), store: Some(store) }
     }
 
-    /// Has the supervisor remember a turn, so that it outlives this worker.
+    /// Stores a turn with the supervisor, so that it outlives this worker.
     fn remember_turn(&self, id: &BackingId, session: u64, handle: u64) -> Result<(), Code> {
         let Some(store) = &self.store else { return Ok(()) };
         let nothing = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
@@ -235,7 +237,8 @@ impl RemoteLocks {
         }
     }
 
-    /// Takes an owner's descriptor away, while the table is locked: nobody puts another there meanwhile.
+    /// Removes an owner's descriptor. The table is locked, so that no other descriptor is stored for the owner
+    /// meanwhile.
     fn give_up(&self, held: &mut HashMap<Owner, Arc<OwnedFd>>, owner: &Owner) {
         if held.remove(owner).is_none() {
             return;
@@ -254,11 +257,11 @@ impl RemoteLocks {
         self.appending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes or drops a lock; `open` gives a descriptor of its own for an owner's first.
+    /// Takes or releases a lock. `open` opens a new descriptor for the owner's first lock.
     ///
     /// # Errors
-    /// [`Code::Busy`] when another's is in the way; [`Code::NoResources`] when there are too many owners; [`Code::Stale`] for an owner that
-    /// has let go of everything.
+    /// [`Code::Busy`] for a conflicting lock; [`Code::NoResources`] for too many owners; [`Code::Stale`] for an owner
+    /// that has released all its locks.
     pub(super) fn lock(
         &self,
         session: u64,
@@ -276,7 +279,8 @@ impl RemoteLocks {
                 owners.end(owner);
                 self.give_up(&mut owners.held, &owner);
                 drop(owners);
-                // Explicitly, as another thread may be about to use the descriptor, and the supervisor has it too.
+                // Released explicitly: another thread may be about to use the descriptor, and the supervisor has a
+                // duplicate.
                 return file.map_or(Ok(()), |file| apply(&file, wish));
             }
             (None, LockKind::Unlock) => return Ok(()),
@@ -306,13 +310,13 @@ impl RemoteLocks {
                 }
             }
         };
-        // While the table is locked: an owner that lets go meanwhile does so before or after.
+        // The table is still locked, so that the owner's release of all locks is entirely before or after this.
         let applied = apply(&file, wish);
         drop(owners);
         applied
     }
 
-    /// The lock that is in the way of one, if one is.
+    /// Returns a conflicting lock, if there is one.
     pub(super) fn test(
         &self,
         session: u64,
@@ -321,7 +325,7 @@ impl RemoteLocks {
         open: impl FnOnce() -> Result<OwnedFd, Code>,
     ) -> Result<Option<LockWish>, Code> {
         let asks = Owner { session, id: *id, owner: wish.owner, flock: wish.flock };
-        // The owner's own locks are not in the way on its own descriptor.
+        // Locks on the owner's own descriptor do not conflict.
         let owners = self.owners();
         let file = owners.held.get(&owners.known(asks)).cloned();
         drop(owners);
@@ -342,10 +346,10 @@ impl RemoteLocks {
         Ok(Some(LockWish { owner: 0, flock: false, kind, start, end }))
     }
 
-    /// A process is about to write at the end.
+    /// Gives a process the turn to write at the end of a file.
     ///
     /// # Errors
-    /// [`Code::Busy`] while another is; [`Code::NoResources`] when the supervisor cannot be told.
+    /// [`Code::Busy`] while another process has the turn; [`Code::NoResources`] when the supervisor cannot store it.
     pub(super) fn begin_append(&self, session: u64, id: &BackingId, handle: u64) -> Result<(), Code> {
         let mut appending = self.appending();
         let now = call_clock();
@@ -355,7 +359,7 @@ impl RemoteLocks {
             {
                 return Err(Code::Busy);
             }
-            // A retry does not begin anew: its process counts from the first.
+            // A retry does not extend the turn: its process counts from the first request.
             Some(a) if (a.session, a.handle) == (session, handle) => {}
             _ => {
                 self.remember_turn(id, session, handle)?;
@@ -368,7 +372,7 @@ impl RemoteLocks {
         Ok(())
     }
 
-    /// It has written.
+    /// A process has written: ends its turn.
     pub(super) fn end_append(&self, session: u64, id: &BackingId, handle: u64) {
         let mut appending = self.appending();
         if appending.get(id).is_some_and(|a| (a.session, a.handle) == (session, handle)) {
@@ -378,7 +382,7 @@ impl RemoteLocks {
         }
     }
 
-    /// A process is over.
+    /// A process has ended: releases its locks and turns.
     pub(super) fn end(&self, session: u64) {
         let mut owners = self.owners();
         let held = &mut owners.held;
@@ -395,7 +399,7 @@ impl RemoteLocks {
         }
     }
 
-    /// Processes that hold something.
+    /// Sessions that hold a lock or a turn, with duplicates.
     pub(super) fn sessions(&self) -> Vec<u64> {
         let mut all: Vec<u64> = self.owners().held.keys().map(|owner| owner.session).collect();
         all.extend(self.appending().values().map(|a| a.session));
@@ -434,7 +438,7 @@ mod tests {
         lock(second, LockWish { kind: LockKind::Read, ..wish }).unwrap();
         assert_eq!(locks.test(second, &id, &wish, open.clone()), Ok(None), "its own is not in its way");
         lock(second, LockWish { kind: LockKind::Unlock, ..wish }).unwrap();
-        // What its first session asked for before may still come.
+        // A request of its first session may still arrive.
         assert_eq!(lock(first, wish), Err(Code::Stale));
         lock(elsewhere, wish).unwrap();
     }
@@ -484,7 +488,7 @@ mod tests {
         let lock = |wish: LockWish| locks.lock(7, &id, &wish, open.clone());
         for flock in [false, true] {
             let (of, unlock) = (|owner| LockWish { owner, flock, ..ALL }, LockKind::Unlock);
-            // Its first lock overtaken by the word, and one that comes a second time.
+            // A release that overtakes the first lock, and a repeated lock request.
             lock(LockWish { kind: unlock, ..of(1) }).unwrap();
             assert_eq!(lock(of(1)), Err(Code::Stale));
             lock(of(2)).unwrap();
@@ -561,7 +565,7 @@ mod tests {
         locks.end_append(7, &id(2), 2);
         locks.end(8);
         drop(locks);
-        // As the supervisor keeps it.
+        // What the supervisor keeps.
         let mut left: Vec<(String, Vec<OwnedFd>)> = Vec::new();
         while let Ok(Some(message)) = crate::store::receive(theirs.as_fd(), rustix::net::RecvFlags::empty()) {
             match message {

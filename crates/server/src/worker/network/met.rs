@@ -1,9 +1,9 @@
-//! Which data each node of the pool was met with, kept in the pool's directory.
+//! The data ID of each node that this node has had contact with, kept in the pool's directory.
 //!
-//! A node's number is part of every inode number that was given with its data. One that comes back without them must
-//! not be taken for it: it would give the same inode numbers again. So a number belongs for ever to the data that it
-//! was first met with; a node whose data are gone joins under a number that nobody had, from the address of the old
-//! one, which is how the others know whose place it takes (docs/decisions/0020).
+//! A node's number is a part of every inode number that was assigned with its data. A node that returns without its
+//! data would assign the same inode numbers again. So a number belongs for ever to the data ID of its first contact. A
+//! node that lost its data joins under a number that no node ever had, from the address of the old one. By that address
+//! the others recognize which node it replaces (docs/decisions/0020).
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,10 +17,10 @@ use crate::directory::{MET_FILE, MET_FILE_NEW};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Met {
     data: u32,
-    /// The number in the pool file whose place it has now.
+    /// The number in the pool file whose place it has taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     instead_of: Option<u16>,
-    /// Another node has its place by now.
+    /// Another node has taken its place.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     gone: bool,
 }
@@ -28,25 +28,25 @@ struct Met {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct MetNodes {
-    /// None: nothing is kept (simulations).
+    /// None: nothing is stored (simulations).
     dir: Option<PathBuf>,
     nodes: BTreeMap<u16, Met>,
-    /// By numbers of the pool file.
+    /// By number in the pool file.
     addresses: BTreeMap<u16, Vec<u8>>,
 }
 
-/// A node that was not met before.
+/// A node at its first contact.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct News {
-    /// The number of who had its place until now, when its own is not in the pool file.
+    /// If its own number is not in the pool file: the number of the node that it replaces.
     pub(super) instead_of: Option<u16>,
 }
 
 impl MetNodes {
-    /// Those of a pool directory.
+    /// Reads the file in a pool's directory.
     ///
     /// # Errors
-    /// A file that cannot be read: a node taken for another is worse than none.
+    /// A file that cannot be read: to take a node for another is worse than not to start.
     pub(super) fn read(dir: &Path) -> Result<MetNodes> {
         let path = dir.join(MET_FILE);
         let nodes = match std::fs::read(&path) {
@@ -61,40 +61,40 @@ impl MetNodes {
         Ok(MetNodes { dir: Some(dir.to_owned()), nodes, addresses: BTreeMap::new() })
     }
 
-    /// Where the pool file says that a node is.
+    /// Sets the address of a node in the pool file.
     pub(super) fn set_address(&mut self, number: u16, address: &[u8]) {
         self.addresses.insert(number, address.to_vec());
     }
 
-    /// The number of who is in the place of the pool file's node.
+    /// The number that the node listed as `number` in the pool file has now.
     pub(super) fn number_now(&self, number: u16) -> u16 {
         self.nodes.iter().find(|(_, met)| met.instead_of == Some(number)).map_or(number, |(now, _)| *now)
     }
 
-    /// True when another node is known to have taken a node's place, so that there never will be one of its number
-    /// again. What a pool file leaves out may be there all the same, as another file has it.
+    /// True when another node has taken this node's place, so that its number is never used again. A node does not
+    /// count as gone because this pool file omits it: another pool file may list it.
     pub(super) fn is_gone(&self, node: NodeId) -> bool {
         self.number_now(node.0) != node.0 || self.nodes.get(&node.0).is_some_and(|met| met.gone)
     }
 
-    /// Every number that was met, and its data.
+    /// Every number with its data ID.
     pub(super) fn all(&self) -> impl Iterator<Item = (NodeId, u32)> + '_ {
         self.nodes.iter().map(|(number, met)| (NodeId(*number), met.data))
     }
 
-    /// A node was met, with this data, at this address if that is known; what is new of it.
+    /// First contact with a node: its data ID, and its `address` if known. Returns what is new.
     pub(super) fn meet(&mut self, node: NodeId, data: u32, address: Option<&[u8]>) -> Option<News> {
         if data == 0 || self.nodes.contains_key(&node.0) {
-            return None; // with the same data, or it would not have been heard
+            return None; // the same data ID, or `Calls` would have refused the node
         }
         let listed = self.addresses.contains_key(&node.0);
         let place = self.addresses.iter().find(|(_, at)| Some(at.as_slice()) == address);
         let instead_of = place.map(|(number, _)| *number).filter(|_| !listed);
         if !listed && instead_of.is_none() {
-            return None; // nobody whom the pool file knows a place for
+            return None; // no node of the pool file has this address
         }
         let before = instead_of.map(|listed| self.number_now(listed));
-        // Whoever had the place before has it no more.
+        // The node that had the place before has lost it.
         for met in self.nodes.values_mut().filter(|met| instead_of.is_some() && met.instead_of == instead_of)
         {
             met.instead_of = None;
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(met.meet(NodeId(5000), 8, Some(b"two")), Some(News { instead_of: Some(2) }));
         assert_eq!((met.number_now(2), met.number_now(1)), (5000, 1));
         assert_eq!([1, 2, 3, 5000].map(|node| met.is_gone(NodeId(node))), [false, true, false, false]);
-        // It loses them again.
+        // The node loses its data again.
         assert_eq!(met.meet(NodeId(6000), 9, Some(b"two")), Some(News { instead_of: Some(5000) }));
         let again = read();
         assert_eq!(again.number_now(2), 6000);
@@ -150,7 +150,7 @@ mod tests {
             [1, 2, 3, 5000, 6000].map(|node| again.is_gone(NodeId(node))),
             [false, true, false, true, false]
         );
-        // A pool file without a node that was met says nothing of what became of it.
+        // A pool file that does not list a known node does not make it gone.
         let mut other = MetNodes { dir: None, ..MetNodes::default() };
         other.nodes.insert(3, Met { data: 4, instead_of: None, gone: false });
         assert!(!other.is_gone(NodeId(3)));

@@ -1,16 +1,16 @@
-//! The way to the pool's other nodes: one thread that has the endpoint and the calls, and I/O workers that serve the
-//! data of backing files to nodes that cannot open them.
+//! Access to the pool's other nodes: one thread that owns the endpoint and the calls, and I/O workers that read and
+//! write backing files for nodes that cannot open them.
 //!
 //! ```text
-//!  shard thread ──commands──► network thread ══ other nodes        (who does its rounds has the endpoint: handoff.rs)
+//!  shard thread ──commands──► network thread ══ other nodes     (or the thread that runs its rounds: handoff.rs)
 //!       ▲                     ▲    │
 //!       └──── messages ───────┼────┤ requests of the namespace, answers
 //!                    answers  │    ▼
 //!                         I/O workers         reads and writes of backing files, several at a time
 //! ```
-//! Commands never wait and are never refused: what the calls have no room for waits here. What is under way when this
-//! process dies is asked again by who asked: clients' slots stay open, and their stamps with them (docs/decisions/0011).
-//! A pool without a pool file has none of this.
+//! Commands never wait and are never refused: those for which the calls have no capacity are queued here. Requests in
+//! progress when this process dies are retried by their senders: clients' slots stay open, with their stamps
+//! (docs/decisions/0011). A pool without a pool file has no network.
 
 mod appended;
 mod bounce;
@@ -53,18 +53,18 @@ pub(super) struct Network {
     pub(super) node: NodeId,
     /// How many nodes the pool has.
     pub(super) nodes: usize,
-    /// The others.
+    /// The other nodes.
     pub(super) others: Vec<NodeId>,
-    /// All, this one too, and how many targets each has: where there is none nothing has its home.
+    /// All nodes, this one too, with the number of targets of each. A node without a target is home to nothing.
     pub(super) target_nodes: Vec<TargetNode>,
-    /// To the thread.
+    /// To the network thread.
     pub(super) commands: Commands,
     /// Ends with the worker.
     pub(super) thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Network {
-    /// The nodes that have targets, this one too if it has.
+    /// The nodes that have targets, including this one if it has.
     pub(super) fn homes(&self) -> Vec<NodeId> {
         self.target_nodes
             .iter()
@@ -73,7 +73,7 @@ impl Network {
             .collect()
     }
 
-    /// A node has lost its data, and is another from now on.
+    /// A node has lost its data, and has a new number from now on.
     pub(super) fn renumber(&mut self, old: NodeId, new: NodeId) {
         self.others.iter_mut().filter(|node| **node == old).for_each(|node| *node = new);
         self.target_nodes
@@ -82,12 +82,12 @@ impl Network {
             .for_each(|target_node| target_node.node = new);
     }
 
-    /// Whether files may lie on the node. A node never gets its first target later, nor loses its last.
+    /// True if files may lie on the node. A node never gets its first target later, nor loses its last.
     pub(super) fn has_targets(&self, node: NodeId) -> bool {
         self.target_nodes.iter().any(|target_node| target_node.node == node && target_node.targets > 0)
     }
 
-    /// Ends the thread when what it was told before is done.
+    /// Stops the thread after the commands that it has received before.
     pub(super) fn stop(&mut self) {
         self.commands.give(Command::Stop);
         self.commands.wake();

@@ -24,13 +24,13 @@ use crate::worker::handoff::Handoff;
 use crate::worker::message::Message;
 use crate::worker::statistics::Statistics;
 
-/// The provider of a pool that names none: every host has it.
+/// The provider if the pool file names none: every host has it.
 const DEFAULT_PROVIDER: &str = "tcp;ofi_rxm";
-/// How long a node with new data waits for what the root's node says to that. It may not be up yet, in a pool that
-/// starts; a refusal that comes later ends the pool here ([`Message::Unwelcome`]).
+/// How long a node with new data waits for the reply of the root's node to its introduction. In a pool that starts,
+/// that node may not be up yet. A later refusal ends the worker ([`Message::Unwelcome`]).
 const INTRODUCTION: Duration = Duration::from_millis(250);
 
-/// The address of a host and port, as libfabric's providers over IP have it (`sockaddr_in`, `sockaddr_in6`).
+/// A host's address and port in the form of libfabric's providers over IP (`sockaddr_in`, `sockaddr_in6`).
 fn encode(address: SocketAddr) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(28);
     match address {
@@ -51,7 +51,7 @@ fn encode(address: SocketAddr) -> Vec<u8> {
     bytes
 }
 
-/// The first address of a host, of the family of `like` if it has one.
+/// The first address of a host, preferably of the family of `like`.
 fn resolve(host: &str, port: u16, like: Option<SocketAddr>) -> Result<SocketAddr> {
     let what = || format!("cannot find host {host}");
     let found = (host, port).to_socket_addrs().map_err(|e| {
@@ -62,7 +62,7 @@ fn resolve(host: &str, port: u16, like: Option<SocketAddr>) -> Result<SocketAddr
     alike.or(all.first()).copied().ok_or_else(|| Error::new(Code::NotFound, what()).why("it has no address"))
 }
 
-/// Why a node with new data cannot be what it was.
+/// The error of a node whose new data the root's node refused.
 pub(in crate::worker) fn unwelcome(node: NodeId, why: String) -> Error {
     Error::new(Code::Stale, format!("cannot start as node {node}"))
         .why(why)
@@ -131,7 +131,7 @@ pub(in crate::worker) fn start(
         let node = NodeId(met.number_now(member.number));
         members.push(known(node, member));
         target_nodes.push(TargetNode { node, targets: member.targets });
-        // A host that cannot be found now keeps the others from nothing.
+        // A host that cannot be resolved now does not prevent the contact with the others.
         let added = resolve(&member.host, member.port, Some(here)).and_then(|at| {
             met.set_address(member.number, &encode(at));
             calls
@@ -143,7 +143,7 @@ pub(in crate::worker) fn start(
             all_found = false;
         }
     }
-    // A node whose host cannot be found now can ask this one all the same.
+    // Otherwise a node whose host cannot be resolved now can still send requests to this one.
     if all_found {
         calls.hear_only_nodes();
     }

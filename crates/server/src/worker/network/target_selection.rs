@@ -1,11 +1,11 @@
-//! What is known of all nodes' space, and where new files are made by it.
+//! The space map, and the selection of targets for new files by it.
 //!
-//! Nodes are asked when somebody wants to know, not by a clock: what was heard within [`FRESH`] is told as it is, what
-//! is older too while the nodes are asked again, up to [`OLD`]; only then does a question wait for the nodes. A file's
-//! place waits for nobody: of a node that was never heard of it is believed that it has room, but for a file of one
-//! stripe, which is better off on its maker's node.
+//! Nodes are asked for their space on demand, not periodically. A report that is at most [`FRESH`] old is used as it
+//! is. An older one, up to [`OLD`], is used too while the nodes are asked again. Beyond that a request waits for the
+//! nodes. The selection for a file never waits: it assumes that a node that has never reported has space. The exception
+//! is a file of one stripe, which is best on the node of its creator.
 //!
-//! A state machine: the clock is given, and nothing is sent from here.
+//! A state machine: the clock is an argument, and this module sends nothing.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use forebay_types::limits::{HIGH_WATER_PERCENT, TARGETS_MAX};
 use forebay_types::{node_of, target_of, Code, NodeId, PoolSpace, TargetSpace, Targets};
 use forebay_wire::Stamp;
 
-/// What was heard so long ago is told as it is.
+/// No other round is started while the last one is not older than this.
 const FRESH: Duration = Duration::from_secs(2);
-/// What was heard longer ago is not told any more.
+/// If the last completed round is older than this, a request waits for the round in progress.
 const OLD: Duration = Duration::from_secs(30);
 
-/// What a node said of itself.
+/// What a node reported of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SpaceReport {
     pub(super) inodes: u64,
@@ -27,13 +27,13 @@ pub(super) struct SpaceReport {
     pub(super) spaces: Vec<TargetSpace>,
 }
 
-/// A target that a file may be made on.
+/// A target on which a file may be created.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     target: u32,
-    /// It can be reached, as far as is known.
+    /// No call to its node has failed since the last that succeeded.
     reached: bool,
-    /// It is below its high-water mark, as far as is known.
+    /// It is below its high-water mark, or has not reported.
     roomy: bool,
 }
 
@@ -44,63 +44,63 @@ pub(in crate::worker) struct TargetNode {
     pub(in crate::worker) targets: u16,
 }
 
-/// A process that waits to be told of the pool's space.
+/// A process that waits for the pool's space.
 #[derive(Debug)]
 struct Waiting {
     stamp: Stamp,
     own: PoolSpace,
 }
 
-/// All that is known.
+/// What this node knows of the space on all nodes.
 #[derive(Debug)]
 pub(super) struct SpaceMap {
     me: NodeId,
     target_nodes: Vec<TargetNode>,
-    /// None of a node that did not answer.
+    /// None for a node that did not answer.
     said: HashMap<NodeId, Option<SpaceReport>>,
-    /// When the last round of questions began, and when the last one that is over did.
+    /// When the last round started, and when the last completed round did.
     asked: Option<Duration>,
     heard: Option<Duration>,
-    /// Questions that are not answered.
+    /// Answers of the current round that have not arrived.
     left: usize,
     waiting: Vec<Waiting>,
-    /// Rises from file to file, so that those of one node do not all lie on the same others.
+    /// Incremented for each file, so that files of one node are distributed over different other nodes.
     turn: usize,
 }
 
-/// True when less is used than the high-water mark says.
+/// True below the high-water mark.
 fn is_roomy(space: &TargetSpace) -> bool {
     let used = space.total_bytes.saturating_sub(space.free_bytes);
     u128::from(used) * 100 < u128::from(space.total_bytes) * u128::from(HIGH_WATER_PERCENT)
 }
 
 impl SpaceMap {
-    /// Of the pool's nodes, this one among them.
+    /// `target_nodes`: the pool's nodes, this one among them.
     pub(super) fn new(me: NodeId, target_nodes: Vec<TargetNode>) -> SpaceMap {
         let (said, waiting) = (HashMap::new(), Vec::new());
         SpaceMap { me, target_nodes, said, asked: None, heard: None, left: 0, waiting, turn: 0 }
     }
 
-    /// A node whose data are gone has another number; what was asked of the old one still ends.
+    /// A node that lost its data has a new number. Requests to the old one still end in [`SpaceMap::hear`].
     pub(super) fn renumber(&mut self, old: NodeId, new: NodeId) {
         self.said.remove(&old);
         self.target_nodes.iter_mut().filter(|g| g.node == old).for_each(|g| g.node = new);
     }
 
-    /// A node does not answer any more: nothing is placed on it while there are others.
+    /// A node no longer answers: it is selected only where there is no other.
     pub(super) fn lost(&mut self, node: NodeId) {
         self.said.insert(node, None);
     }
 
-    /// One that did not answer is reached again; what it has will be heard.
+    /// A node that did not answer is reached again. Its space is unknown until it reports.
     pub(super) fn found(&mut self, node: NodeId) {
         if self.said.get(&node).is_some_and(Option::is_none) {
             self.said.remove(&node);
         }
     }
 
-    /// The nodes that are to be asked now, each once, as what is known of them is no longer fresh; none while a round
-    /// of questions is under way. Each is to be followed by [`SpaceMap::hear`].
+    /// The nodes to ask now, each once, if the last round is no longer fresh. Empty while a round is in progress. The
+    /// caller calls [`SpaceMap::hear`] for each.
     pub(super) fn next_round(&mut self, now: Duration) -> Vec<NodeId> {
         let is_fresh = self.asked.is_some_and(|asked| now.saturating_sub(asked) <= FRESH);
         if is_fresh {
@@ -109,7 +109,7 @@ impl SpaceMap {
         self.round_now(now)
     }
 
-    /// The same, however fresh what is known is.
+    /// The same, also if the last round is fresh.
     pub(super) fn round_now(&mut self, now: Duration) -> Vec<NodeId> {
         if self.left > 0 {
             return Vec::new();
@@ -121,17 +121,18 @@ impl SpaceMap {
         others
     }
 
-    /// True while a round of questions is under way.
+    /// True while a round is in progress.
     pub(super) fn is_asking(&self) -> bool {
         self.left > 0
     }
 
-    /// What a node said last; none of one that did not answer.
+    /// A node's last report. None if it did not answer.
     pub(super) fn said_by(&self, node: NodeId) -> Option<&SpaceReport> {
         self.said.get(&node)?.as_ref()
     }
 
-    /// A node answered, or did not. Those that waited for this answer, and what they are told.
+    /// A node answered, or did not. After the round's last answer returns the processes that waited, with their
+    /// replies.
     pub(super) fn hear(&mut self, node: NodeId, said: Result<SpaceReport, Code>) -> Vec<(Stamp, PoolSpace)> {
         self.said.insert(node, said.ok());
         self.left = self.left.saturating_sub(1);
@@ -143,7 +144,7 @@ impl SpaceMap {
         waiting.into_iter().map(|w| (w.stamp, self.total(&w.own))).collect()
     }
 
-    /// A process wants to know the pool's space, this node's being `own`: what it is, or none when it waits.
+    /// The pool's space for a process; `own` is this node's. None: the process waits.
     pub(super) fn space(&mut self, now: Duration, stamp: Stamp, own: PoolSpace) -> Option<PoolSpace> {
         if self.left > 0 && self.heard.is_none_or(|heard| now.saturating_sub(heard) > OLD) {
             self.waiting.push(Waiting { stamp, own });
@@ -152,7 +153,7 @@ impl SpaceMap {
         Some(self.total(&own))
     }
 
-    /// Space of all nodes that can be reached, and inodes of this one's shard and theirs.
+    /// Space of all nodes that can be reached, and inodes of all shards there.
     fn total(&self, own: &PoolSpace) -> PoolSpace {
         let others = self.said.values().flatten();
         others.fold(*own, |mut sum, said| {
@@ -166,13 +167,13 @@ impl SpaceMap {
         })
     }
 
-    /// Targets for a file of so many stripes, `own` being this node's.
+    /// Selects targets for a file with `stripe_count` stripes. `own`: space of this node's targets.
     pub(super) fn place(&mut self, own: &[TargetSpace], stripe_count: u16) -> Targets {
         self.turn = self.turn.wrapping_add(1);
-        // A file of one stripe goes to another node for its room alone, so that has to be known.
+        // A file of one stripe goes to another node only for space that the node has reported.
         let candidates = self.candidates(own, stripe_count == 1);
         let chosen = choose(&candidates, self.me, self.turn, usize::from(stripe_count));
-        // A pool has a target somewhere: the first node's, which has the root.
+        // Some node has a target: at least the first, which has the root.
         Targets::new(&chosen)
             .or(Targets::new(&[target_of(NodeId::FIRST, 0)]))
             .unwrap_or_else(|| unreachable!())
@@ -198,9 +199,9 @@ impl SpaceMap {
     }
 }
 
-/// So many different targets, or as many as there are: those of this node first, then the others' from the `turn`-th
-/// node on; no second one of a node before every node has given one. Full ones and such as cannot be reached only where
-/// there is no other.
+/// Selects `count` different targets, or as many as there are: first those of this node, then those of the other nodes,
+/// beginning with the `turn`-th. No node gives its second target before each has given one. Full or unreachable targets
+/// are used only if there are no others.
 fn choose(all: &[Candidate], me: NodeId, turn: usize, count: usize) -> Vec<u32> {
     let tiers: [fn(&Candidate) -> bool; 3] = [|c| c.reached && c.roomy, |c| c.reached, |_| true];
     let usable: Vec<u32> = tiers
@@ -347,7 +348,7 @@ mod tests {
             let of_best = all.iter().filter(|c| Some(rank(c)) <= best.max(Some(1)).min(best)).count();
             let expected = count.min(TARGETS_MAX);
             prop_assert!(chosen.len() <= expected && chosen.is_empty() == all.is_empty());
-            // As many as there are of the best kind, or of all that can be reached when none has room.
+            // As many as there are of the best tier, or of all reachable ones when none has space.
             if best == Some(0) {
                 prop_assert_eq!(chosen.len(), of_best.min(expected));
                 for target in &chosen {
@@ -355,7 +356,7 @@ mod tests {
                     prop_assert!(c.reached && c.roomy);
                 }
             }
-            // This node's own comes first, if it is among them.
+            // This node's own target is first, if it is selected.
             if let Some(at) = chosen.iter().position(|t| node_of(*t) == NodeId(me)) {
                 prop_assert_eq!(at, 0);
             }

@@ -195,8 +195,8 @@ impl NetworkThread {
         true
     }
 
-    /// Starts to transfer so many bytes of this node's memory, which end in `last`, to an eager buffer of the node that
-    /// is to write them. None where no buffer is free now.
+    /// Starts a transfer of `bytes` bytes of this node's memory, whose last is `last`, to an eager buffer of the node
+    /// that will write them. None if no buffer is free now.
     fn start_eager_transfer(
         &mut self,
         node: NodeId,
@@ -260,8 +260,8 @@ impl NetworkThread {
 
     /// A data request has ended. [`Code::Interrupted`]: the file's node has not served it, because the network failed,
     /// but a transfer may still write the piece. [`Code::Fault`] makes the client repeat the request with another
-    /// buffer, as when the second reply may be another worker's. EIO tells the client the same of its piece, unless the
-    /// request was never `sent`.
+    /// buffer, as when the second reply may be another worker's. EIO has the same meaning for the client's piece,
+    /// unless the request was never `sent`.
     pub(super) fn move_ended(&mut self, mut asking: Asking, reply: Result<Vec<u8>, Code>, sent: bool) {
         let (stamp, number) = (asking.stamp, asking.buffer);
         let mut reply = reply;
@@ -456,7 +456,7 @@ impl NetworkThread {
                 let bytes = moving.bytes as u64;
                 self.end_move(moving, Ok(bytes));
             }
-            // Too late to be written: the requester was told of a failure, and may have written newer data.
+            // Too late to be written: the requester has received a failure, and may have written newer data.
             (Ok(()), _) if self.calls.now() >= moving.until => self.end_move(moving, Err(Code::Interrupted)),
             (Ok(()), _) => self.have_served(moving),
             (Err(failed), _) => {

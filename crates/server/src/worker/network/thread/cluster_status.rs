@@ -1,4 +1,4 @@
-//! Looks at all nodes: their space, and how they are.
+//! Reports of all nodes: their space, and their state.
 
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::flights::Flight;
 use super::state::{Member, NetworkThread};
 use crate::worker::network::target_selection::SpaceReport;
 
-/// How long `status` waits for the other nodes: longer than a link takes that is made on this occasion.
+/// How long `status` waits for the other nodes: longer than the making of a link takes.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// What a node says of its targets.
+/// A node's report of its targets.
 fn said(reply: Vec<u8>) -> Result<SpaceReport, Code> {
     match Reply::decode(&reply)? {
         Reply::Targets { inodes, free_inodes, spaces } => {
@@ -25,7 +25,7 @@ fn said(reply: Vec<u8>) -> Result<SpaceReport, Code> {
 }
 
 impl NetworkThread {
-    /// Asks the other nodes for theirs, unless that was just done.
+    /// Requests the other nodes' reports, unless that was just done.
     pub(super) fn refresh_space_map(&mut self) {
         let nodes = self.space_map.next_round(self.calls.now());
         self.ask_all(nodes);
@@ -40,7 +40,7 @@ impl NetworkThread {
         }
     }
 
-    /// A node is up, or is not, as far as this one can tell.
+    /// Notes whether a node is up, as far as this node can tell.
     pub(super) fn saw(&mut self, node: NodeId, up: bool) {
         let now = self.calls.now();
         let state = self.states.entry(node).or_insert((up, now));
@@ -59,7 +59,7 @@ impl NetworkThread {
 
     // --- status
 
-    /// Tells who wants to know how all nodes are, when all have said it or did not answer.
+    /// Sends the state of all nodes when each has answered or failed.
     pub(super) fn survey(&mut self, reply: Sender<Value>) {
         self.surveyors.push(reply);
         let nodes = self.space_map.round_now(self.calls.now());
@@ -99,7 +99,7 @@ impl NetworkThread {
             if told["state"] != "up" {
                 told["why"] = self.failures.get(node).map(String::as_str).into();
             }
-            // What the pool file says of them, as long as they say nothing themselves.
+            // The media in the pool file, if the node itself does not report any.
             if told["media"].is_null() {
                 told["media"] = media.as_slice().into();
             }

@@ -22,7 +22,7 @@ pub(super) enum Flight {
     EndSession,
     /// The question which of these processes live.
     Review(Vec<u64>),
-    /// The introduction of new data: to which node, and where its reply goes.
+    /// The introduction of new data to a node, and the receiver of the result.
     Introduction(NodeId, Option<Sender<Introduced>>),
     Targets(NodeId),
     /// A lease from this node, requested at this time.

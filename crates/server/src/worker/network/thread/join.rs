@@ -1,4 +1,4 @@
-//! A node with new data introduces itself: another that knows other data under its number refuses it, then or later.
+//! A node with new data introduces itself: a node that knows other data under its number refuses it, now or later.
 
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use forebay_types::{Code, NodeId, Request};
 use super::flights::{Flight, Introduced};
 use super::state::{NetworkThread, NODE_TIMEOUT};
 
-/// A node that did not answer whether it knows other data of this one is asked again after so long.
+/// How long after an introduction without a reply it is sent again.
 const INTRODUCE_AGAIN: Duration = Duration::from_secs(1);
 
 impl NetworkThread {
-    /// Asks the first other node, by its number, for anything, to hear whether it knows other data of this node; a node
-    /// with a new number asks all, so that they know it.
+    /// Sends a request to the other node with the lowest number, which refuses it if it knows other data of this node.
+    /// A node with a new number sends one to all nodes, so that they learn the number.
     pub(in crate::worker) fn introduce(&mut self) {
         let Some((answer, to_all)) = self.introduction.take() else { return };
         let mut nodes: Vec<NodeId> =
@@ -34,7 +34,7 @@ impl NetworkThread {
         }
     }
 
-    /// A node was asked whether it knows other data of this one.
+    /// An introduction was answered, or failed.
     pub(super) fn introduced(
         &mut self,
         node: NodeId,
@@ -44,7 +44,7 @@ impl NetworkThread {
         let said = match said {
             Ok(()) => Ok(()),
             Err(failed) if failed.code == Code::Stale => Err(failed.why),
-            // It is not there, or not yet: it may refuse when it is.
+            // The node is down, or not up yet: it may refuse later.
             Err(_) if !self.met.is_gone(node) => {
                 self.introduce_at.insert(node, self.calls.now() + INTRODUCE_AGAIN);
                 Ok(())
@@ -52,12 +52,13 @@ impl NetworkThread {
             Err(_) => Ok(()),
         };
         if let Some(answer) = answer {
-            // Nobody may wait any more.
+            // The receiver may have stopped waiting.
             let _ = answer.send(said);
         }
     }
 
-    /// Another node has taken a node's place: this node introduces itself to that one, if the old one has not answered.
+    /// Another node has taken the place of a node. This node introduces itself to the new one if the old one has not
+    /// answered.
     pub(super) fn introduce_instead(&mut self, old: NodeId, new: NodeId) {
         let mut flights = self.flights.values();
         let is_asked = flights.any(|flight| matches!(flight, Flight::Introduction(node, _) if *node == old));
@@ -66,7 +67,7 @@ impl NetworkThread {
         }
     }
 
-    /// Asks those again that have not answered.
+    /// Repeats the introductions that are due.
     pub(super) fn introduce_again(&mut self) {
         let now = self.calls.now();
         while let Some((node, _)) = self.introduce_at.iter().find(|(_, at)| **at <= now) {

@@ -1,4 +1,4 @@
-//! Changes to backing files that other nodes asked for.
+//! Changes to backing files that other nodes requested.
 
 use forebay_fabric::Ticket;
 
@@ -12,7 +12,7 @@ pub(super) struct Served {
 
 #[derive(Debug)]
 pub(super) enum State {
-    /// It is in progress. The reply goes to the last requester: its daemon may have a new worker.
+    /// It is in progress. The reply is sent to the last requester: its daemon may have a new worker.
     Running {
         asker: Ticket,
         /// The reply was sent when its transfer had started, and there was no retry since.

@@ -80,7 +80,7 @@ pub(in crate::worker) struct NetworkThread {
     /// Requests for the status of all nodes.
     pub(super) surveyors: Vec<Sender<Value>>,
     pub(super) met: MetNodes,
-    /// A node with new data introduces itself at the start: where the result goes, and whether to all nodes.
+    /// A node with new data introduces itself at the start: the receiver of the result, and whether to all nodes.
     pub(super) introduction: Option<(Sender<Introduced>, bool)>,
     /// This node's data are new: another node may refuse them at any time.
     pub(super) is_new: bool,

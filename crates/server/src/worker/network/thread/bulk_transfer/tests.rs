@@ -1,4 +1,5 @@
-//! Reads between two nodes' threads over a network that loses: what is answered is there.
+//! Transfers between two nodes' network threads over a network that loses messages: data that are acknowledged have
+//! arrived.
 
 use std::sync::mpsc::{channel, Receiver};
 
@@ -16,7 +17,7 @@ use forebay_wire::{Secret, Stamp};
 const CLIENTS: NodeId = NodeId(1);
 const FILES: NodeId = NodeId(2);
 const BYTES: usize = 60_000;
-/// What the file holds, and its end, where it is shorter than what is asked for.
+/// The byte that fills the file.
 const FILLED: u8 = 7;
 
 fn thread(network: &Network, node: NodeId, seed: u64) -> (NetworkThread, Receiver<Message>, Taker) {
@@ -31,10 +32,10 @@ fn thread(network: &Network, node: NodeId, seed: u64) -> (NetworkThread, Receive
     (NetworkThread::new(calls, node, Vec::new(), commands, to_shard, (jobs, kept)), told, asked)
 }
 
-/// What became of a read.
+/// The result of a read.
 #[derive(Debug, Default)]
 struct Seen {
-    /// The answer was there, and the mark too.
+    /// The reply arrived without its data, and the request was repeated.
     asked_again: bool,
     reply: Option<Vec<u8>>,
     memory: Vec<u8>,
@@ -46,7 +47,7 @@ fn call(stamp: Stamp, id: BackingId, wish: Move) -> Call {
     Call::encode(client, Caller { uid: 0, gid: 0 }, &request).unwrap()
 }
 
-/// The node of a process that has asked for [`BYTES`] of a file of the other node.
+/// The node of a process that has requested [`BYTES`] of a file of the other node.
 fn asking_client(network: &Network, seed: u64) -> (NetworkThread, Receiver<Message>, Stamp) {
     let (mut client, told, _no_jobs) = thread(network, CLIENTS, seed);
     let stamp = Stamp { session: session_on(CLIENTS, 9), slot: 0, sequence: 1 };
@@ -57,7 +58,7 @@ fn asking_client(network: &Network, seed: u64) -> (NetworkThread, Receiver<Messa
     (client, told, stamp)
 }
 
-/// Reads [`BYTES`] of a file that has so many.
+/// Reads [`BYTES`] of a file of `file_bytes`.
 fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
     let network = Network::new(seed, Faults::NONE);
     let (mut client, told, stamp) = asking_client(&network, seed);
@@ -73,7 +74,7 @@ fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
             piece.bytes(file_bytes).fill(FILLED);
             files.piece_moved(*moving, Ok(file_bytes));
         }
-        // What is lost once is enough.
+        // One loss is enough.
         if client.flights.values().any(|f| matches!(f, Flight::Move(asking) if asking.canary.is_none())) {
             seen.asked_again = true;
             network.set_faults(Faults::NONE);
@@ -83,7 +84,7 @@ fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
             _ => None,
         });
         if seen.reply.is_some() {
-            // Right now: nothing that comes later is waited for.
+            // Read at once, without data that arrive later.
             seen.memory = vec![0; BYTES];
             let memory = client.moves.buffers.get(&5).map(|buffer| Arc::clone(&buffer.memory));
             let rested = || client.moves.quarantined.first().map(|(_, _, memory)| Arc::clone(memory));
@@ -117,7 +118,7 @@ fn answer_that_comes_without_its_data_is_none() {
                 assert_eq!(n, BYTES as u64, "seed {seed}");
                 assert!(seen.memory.iter().all(|b| *b == FILLED), "seed {seed}: other bytes than the file's");
             }
-            // With another buffer, or given up: the program is told.
+            // The client repeats the request with another buffer, or gives up: the program gets no wrong data.
             Err(Code::Fault | Code::Io) => undone += 1,
             other => panic!("seed {seed}: {other:?}"),
         }
@@ -155,16 +156,16 @@ fn second_answer_of_another_worker_than_the_first_is_none() {
     }
 }
 
-/// What became of writes of [`BYTES`] each, one after the other, through whatever goes wrong.
+/// The result of writes of [`BYTES`] each, one after the other, in spite of the faults.
 #[derive(Debug, Default)]
 struct Written {
     done: u32,
     undone: u32,
-    /// Those whose data had come ahead of their requests.
+    /// Writes whose data arrived in an eager buffer.
     ahead: u32,
-    /// Those whose data were to come so, and were fetched.
+    /// Writes whose data were sent to an eager buffer, and were fetched.
     fetched: u32,
-    /// Other bytes than the writer's came to be written.
+    /// Writes that would have written other bytes than the writer's.
     wrong: u32,
 }
 
@@ -187,7 +188,7 @@ fn write(seed: u64, faults: Faults, trusts_canaries: bool) -> Written {
         assert!(client.forward_move(FILES, id, wish, call(stamp, id, wish)));
         let flying = client.flights.values();
         let is_sent = flying.clone().any(|f| matches!(f, Flight::Move(asking) if asking.eager.is_some()));
-        // The first makes the link, and asks for places.
+        // The first write makes the link, and requests eager buffers.
         network.set_faults(if n > 2 { faults } else { Faults::NONE });
         let end = network.now() + 3 * NODE_TIMEOUT;
         let mut reply = None;
@@ -196,7 +197,7 @@ fn write(seed: u64, faults: Faults, trusts_canaries: bool) -> Written {
             client.round();
             files.round();
             while let Some(Job::Move(moving)) = jobs.try_take() {
-                // SAFETY: of memory that lives as long as the room; nobody else runs.
+                // SAFETY: of memory that lives as long as the room; no other thread runs.
                 let bytes = unsafe { std::slice::from_raw_parts(moving.room.start(BYTES).as_ptr(), BYTES) };
                 seen.wrong += u32::from(bytes.iter().any(|byte| *byte != n));
                 seen.ahead += u32::from(matches!(moving.room, DataBuffer::Eager(_)));
