@@ -3,6 +3,7 @@
 
 mod bulk_transfer;
 mod cluster_status;
+mod data_requests;
 mod flights;
 mod join;
 mod local_clients;
@@ -193,18 +194,18 @@ impl NetworkThread {
             Command::Step { node, stamp, message } => return self.step(node, stamp, message),
             Command::Answer { ticket, reply } => self.answer(&ticket, &reply),
             Command::Serve { ticket, message } => self.serve(ticket, message),
-            Command::Attach(session, ring) => self.attach(session, ring),
+            Command::Attach(session, ring) => self.clients.attach(session, ring),
             Command::ServeClient(call) => return self.serve_client(call),
             Command::AnswerHere { stamp, reply } => self.answered(stamp, Ok(&reply)),
             Command::Remove(orphans) => self.remove(&orphans),
             Command::EndSession(session, nodes) => {
-                self.stop_taking(session);
+                self.clients.stop_taking(session);
                 // Its last requests must not arrive after the message that it has ended.
                 if self.asks_for(session) {
                     self.backlog.push_back(Command::EndSession(session, nodes));
                     return false;
                 }
-                let nodes: BTreeSet<NodeId> = self.detach(session).into_iter().chain(nodes).collect();
+                let nodes: BTreeSet<NodeId> = self.clients.detach(session).into_iter().chain(nodes).collect();
                 self.retire_buffers(session, true);
                 self.end_served(session);
                 // Also state of an earlier worker.

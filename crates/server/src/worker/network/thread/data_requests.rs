@@ -1,14 +1,10 @@
 //! Data requests of processes of this node: this thread takes them from the rings, serves them or sends them to another
 //! node, and answers their slots, without the shard thread (docs/decisions/0040).
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-
 use forebay_types::limits::BATCH_MAX;
-use forebay_types::{BackingOp, Code, NodeId, Request};
+use forebay_types::{BackingOp, Code, Request};
 
 use super::state::NetworkThread;
-use crate::worker::attached_ring::AttachedRing;
 use crate::worker::call::Call;
 use crate::worker::network::jobs::{Asker, Job};
 use crate::worker::statistics::Statistics;
@@ -42,30 +38,10 @@ fn keeps_state(op: &BackingOp<'_>) -> bool {
 }
 
 impl NetworkThread {
-    /// A process of this node has attached.
-    pub(super) fn attach(&mut self, session: u64, ring: Arc<AttachedRing>) {
-        let in_progress = Box::new([None; RING_SLOTS]);
-        let client = LocalClient { ring, in_progress, nodes: BTreeSet::new(), has_ended: false };
-        self.clients.all.insert(session, client);
-    }
-
-    /// A process of this node has ended. Its requests in progress go on.
-    pub(super) fn stop_taking(&mut self, session: u64) {
-        if let Some(client) = self.clients.all.get_mut(&session) {
-            client.has_ended = true;
-        }
-    }
-
-    /// Forgets a process of this node; the nodes that keep state for it.
-    pub(super) fn detach(&mut self, session: u64) -> BTreeSet<NodeId> {
-        self.clients.all.remove(&session).map(|client| client.nodes).unwrap_or_default()
-    }
-
     /// True when a process of this node has posted a data request.
     #[inline]
     pub(super) fn has_data_requests(&self) -> bool {
-        let mut clients = self.clients.all.values();
-        clients.any(|client| !client.has_ended && client.ring.data_requests() != 0)
+        self.clients.have_requests()
     }
 
     /// Takes data requests of processes of this node and serves them. True when there were any.
@@ -79,7 +55,7 @@ impl NetworkThread {
         for call in taken {
             match call {
                 Ok(call) => {
-                    self.serve_taken(call);
+                    self.serve_data_request(call);
                 }
                 Err((stamp, code)) => self.answered(stamp, Err(code)),
             }
@@ -89,14 +65,10 @@ impl NetworkThread {
 
     /// Serves a data request that the shard thread took. False when it must wait for room in the calls.
     pub(super) fn serve_client(&mut self, call: Call) -> bool {
-        let client = self.clients.all.get_mut(&call.client.session);
-        // A process that has ended reads no reply.
-        let Some(client) = client.filter(|client| !client.has_ended) else { return true };
-        client.in_progress[call.client.slot] = Some(call.client.seq);
-        self.serve_taken(call)
+        !self.clients.adopt(&call) || self.serve_data_request(call)
     }
 
-    fn serve_taken(&mut self, call: Call) -> bool {
+    fn serve_data_request(&mut self, call: Call) -> bool {
         let stamp = call.stamp();
         let Request::Backing { id, op } = *call.request() else {
             // The client changed the request after it had posted it.
@@ -105,8 +77,8 @@ impl NetworkThread {
         };
         let node = id.node();
         if node != self.me {
-            if let Some(client) = self.clients.all.get_mut(&stamp.session).filter(|_| keeps_state(&op)) {
-                client.nodes.insert(node);
+            if keeps_state(&op) {
+                self.clients.note_node(stamp.session, node);
             }
             return self.forward(node, call);
         }
@@ -115,13 +87,14 @@ impl NetworkThread {
                 let served = self.kept.groups.serve(stamp, &id, key, op);
                 self.answered_with(stamp, served);
             }
-            op if !is_for_all_nodes(&op) => self.answered(stamp, Err(Code::NotSupported)),
-            _ => {
+            op if is_for_all_nodes(&op) => {
                 let job = Job::Serve { asker: Asker::Here(stamp), message: call.bytes().to_vec() };
                 if self.jobs.give(job).is_err() {
                     self.answered(stamp, Err(Code::Io));
                 }
             }
+            // The client reaches the backing file itself.
+            _ => self.answered(stamp, Err(Code::NotSupported)),
         }
         true
     }

@@ -1,19 +1,15 @@
-//! Data requests of processes of this node. The network thread takes them from the rings and answers their slots itself,
-//! without the shard thread (`worker/attached_ring.rs`).
+//! The processes of this node, as the network thread knows them: their rings, and their data requests in progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{BackingOp, Code, NodeId, Request};
+use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
+use forebay_types::{Code, NodeId};
 use forebay_wire::Stamp;
 
-use super::state::NetworkThread;
 use crate::worker::attached_ring::AttachedRing;
 use crate::worker::call::Call;
 use crate::worker::channel::Channel;
-use crate::worker::network::jobs::{Asker, Job};
-use crate::worker::statistics::Statistics;
 
 /// A process of this node.
 #[derive(Debug)]
@@ -31,32 +27,53 @@ struct LocalClient {
 #[derive(Debug, Default)]
 pub(super) struct LocalClients {
     all: BTreeMap<u64, LocalClient>,
-    /// The session that is looked at first.
+    /// The session whose ring is taken from first.
     first: u64,
     /// Memory into which a request is copied.
     scratch: Vec<u8>,
 }
 
 impl LocalClients {
-    /// Answers the slot of a request that was taken here, once. False for any other request.
-    pub(super) fn answer(&mut self, stamp: Stamp, reply: &[u8]) -> bool {
-        let Some(client) = self.all.get_mut(&stamp.session) else { return false };
-        let slot = usize::from(stamp.slot);
-        if client.in_progress.get(slot) != Some(&Some(stamp.sequence)) {
-            return false;
-        }
-        client.in_progress[slot] = None;
-        client.ring.answer(slot, reply);
-        true
+    /// A process has attached.
+    pub(super) fn attach(&mut self, session: u64, ring: Arc<AttachedRing>) {
+        let in_progress = Box::new([None; RING_SLOTS]);
+        let client = LocalClient { ring, in_progress, nodes: BTreeSet::new(), has_ended: false };
+        self.all.insert(session, client);
     }
 
-    /// Takes up to `most` requests: calls, and the stamps of those that cannot be parsed.
-    fn take(&mut self, most: usize) -> Vec<Result<Call, (Stamp, Code)>> {
+    /// A process has ended. Its requests in progress continue; no more are taken.
+    pub(super) fn stop_taking(&mut self, session: u64) {
+        if let Some(client) = self.all.get_mut(&session) {
+            client.has_ended = true;
+        }
+    }
+
+    /// Forgets a process. Returns the nodes that keep state for it.
+    pub(super) fn detach(&mut self, session: u64) -> BTreeSet<NodeId> {
+        self.all.remove(&session).map(|client| client.nodes).unwrap_or_default()
+    }
+
+    /// Records that a node keeps state for a process.
+    pub(super) fn note_node(&mut self, session: u64, node: NodeId) {
+        if let Some(client) = self.all.get_mut(&session) {
+            client.nodes.insert(node);
+        }
+    }
+
+    /// True when a process has posted a data request.
+    #[inline]
+    pub(super) fn have_requests(&self) -> bool {
+        self.all.values().any(|client| !client.has_ended && client.ring.data_requests() != 0)
+    }
+
+    /// Takes data requests from the rings in turn, until there are `most`, or up to one ring more: calls, and the
+    /// stamps of requests that cannot be parsed.
+    pub(super) fn take(&mut self, most: usize) -> Vec<Result<Call, (Stamp, Code)>> {
         let mut taken = Vec::new();
         let first = std::mem::take(&mut self.first);
-        let order: Vec<u64> =
-            self.all.range(first..).chain(self.all.range(..first)).map(|(id, _)| *id).collect();
-        for session in order {
+        let in_turn = self.all.range(first..).chain(self.all.range(..first));
+        let in_turn: Vec<u64> = in_turn.map(|(session, _)| *session).collect();
+        for session in in_turn {
             if taken.len() >= most {
                 self.first = session;
                 break;
@@ -78,5 +95,104 @@ impl LocalClients {
         }
         taken
     }
+
+    /// Records a request that the shard thread took from the ring. False when its process has ended, and reads no
+    /// reply.
+    pub(super) fn adopt(&mut self, call: &Call) -> bool {
+        let client = self.all.get_mut(&call.client.session).filter(|client| !client.has_ended);
+        let Some(client) = client else { return false };
+        client.in_progress[call.client.slot] = Some(call.client.seq);
+        true
+    }
+
+    /// Answers the slot of a request in progress, once. False for any other request.
+    pub(super) fn answer(&mut self, stamp: Stamp, reply: &[u8]) -> bool {
+        let Some(client) = self.all.get_mut(&stamp.session) else { return false };
+        let slot = usize::from(stamp.slot);
+        if client.in_progress.get(slot) != Some(&Some(stamp.sequence)) {
+            return false;
+        }
+        client.in_progress[slot] = None;
+        client.ring.answer(slot, reply);
+        true
+    }
 }
 
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, OwnedFd};
+
+    use forebay_ring::{Doorbell, Ring, ServedRing};
+    use forebay_types::{BackingId, BackingOp, Caller, Ino, Reply, Request};
+
+    use super::*;
+
+    const NODE: NodeId = NodeId(2);
+
+    fn client(clients: &mut LocalClients, session: u64, doorbell: &OwnedFd) -> (Arc<AttachedRing>, Ring) {
+        let (fd, ring) = ServedRing::create().unwrap();
+        let ring = Arc::new(AttachedRing::new(ring));
+        clients.attach(session, Arc::clone(&ring));
+        (ring, Ring::open(fd.as_fd(), doorbell.as_fd()).unwrap())
+    }
+
+    fn post(ring: &Ring) -> forebay_ring::Claim<'_> {
+        let (mut bytes, id) = ([0; 256], BackingId { target: 0, ino: Ino(7), number: 0, stripe: 0 });
+        let request = Request::Backing { id, op: BackingOp::Make };
+        let len = request.encode(Caller { uid: 0, gid: 0 }, &mut bytes).unwrap();
+        let claim = ring.try_claim().unwrap();
+        let _ = claim.post(&bytes[..len]);
+        claim
+    }
+
+    fn stamps(taken: &[Result<Call, (Stamp, Code)>]) -> Vec<(u64, u16)> {
+        taken
+            .iter()
+            .map(|call| call.as_ref().unwrap().stamp())
+            .map(|stamp| (stamp.session, stamp.slot))
+            .collect()
+    }
+
+    #[test]
+    fn take_is_fair_between_rings_and_ends_with_the_process() {
+        let (doorbell, _) = Doorbell::create().unwrap();
+        let mut clients = LocalClients::default();
+        let rings = [1, 2, 3].map(|session| client(&mut clients, session, &doorbell).1);
+        let first: Vec<_> = rings.iter().flat_map(|ring| [post(ring), post(ring)]).collect();
+        assert!(clients.have_requests());
+        assert_eq!(stamps(&clients.take(2)), [(1, 0), (1, 1)]);
+        let again = post(&rings[0]);
+        assert_eq!(stamps(&clients.take(2)), [(2, 0), (2, 1)], "the next ring in turn");
+        clients.stop_taking(3);
+        assert_eq!(stamps(&clients.take(9)), [(1, 2)]);
+        assert!(!clients.have_requests(), "what an ended process has posted is left");
+        std::mem::forget((first, again));
+    }
+
+    #[test]
+    fn answer_reaches_the_slot_once_and_only_for_requests_that_were_taken_here() {
+        let (doorbell, _) = Doorbell::create().unwrap();
+        let mut clients = LocalClients::default();
+        let (served, ring) = client(&mut clients, 5, &doorbell);
+        let claim = post(&ring);
+        let stamp = Stamp { session: 5, slot: 0, sequence: 1 };
+        let mut bytes = [0; 16];
+        let reply = Reply::encode(&Ok(Reply::Done), &mut bytes).map(|n| &bytes[..n]).unwrap();
+        assert!(!clients.answer(stamp, reply), "it was not taken");
+        // The shard thread takes it and hands it over.
+        assert_eq!(served.take_pending(64), 1);
+        let mut scratch = vec![0; MESSAGE_BYTES_MAX];
+        let (_, call) = Channel::Ring(served).take(5, 0, &mut scratch).unwrap();
+        assert!(clients.adopt(&call.unwrap()));
+        for other in [Stamp { sequence: 2, ..stamp }, Stamp { slot: 1, ..stamp }, Stamp { slot: 64, ..stamp }]
+        {
+            assert!(!clients.answer(other, reply), "{other:?}");
+        }
+        assert!(clients.answer(stamp, reply) && !clients.answer(stamp, reply));
+        assert!(claim.is_answered());
+        clients.note_node(5, NODE);
+        assert_eq!(clients.detach(5), BTreeSet::from([NODE]));
+        assert!(!clients.answer(stamp, reply));
+        claim.finish(&mut [0; 64], &|| true, |_, _| ()).unwrap();
+    }
+}
