@@ -223,7 +223,7 @@ mod tests {
 
     fn tempfile_in_memory() -> std::fs::File {
         use std::os::fd::FromRawFd;
-        // SAFETY: a new descriptor that nobody else has.
+        // SAFETY: a new descriptor without another owner.
         unsafe {
             let fd = libc::memfd_create(c"ahead".as_ptr(), libc::MFD_CLOEXEC);
             assert!(fd >= 0);

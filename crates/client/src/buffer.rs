@@ -296,7 +296,7 @@ mod tests {
         buffers.lose(lost);
         drop(other);
         assert_eq!(old.used.load(Ordering::Relaxed), 1, "the lost one stays taken");
-        // The daemon's mapping of it: its memory is given back with the last piece that is in use.
+        // The daemon's mapping of the buffer. The memory is freed with the last piece in use.
         let (daemons, mut pages) = (memory.borrow_mut().take().unwrap(), [0; 512]);
         daemons.resident(0, &mut pages);
         assert!(pages.iter().any(|page| page & 1 != 0));
@@ -317,12 +317,12 @@ mod tests {
         };
         for number in 0..u64::from(REFUSALS_MAX) {
             refuse(number, number);
-            // What another node moves meanwhile says nothing of this one.
+            // Transfers with another node do not clear this node's refusals.
             buffers.known(two);
         }
         assert!(buffers.piece_at(9, one, || made(9)).is_none());
         assert!(buffers.piece_at(9, two, || made(9)).is_some(), "another node's data go by it");
-        // After the pause one is tried, and no more than one.
+        // After the pause one buffer is tried, and no more than one.
         let later = 2 * PAUSE_NS;
         refuse(later, 9);
         assert!(buffers.piece_at(later + 1, one, || made(10)).is_none());

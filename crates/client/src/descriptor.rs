@@ -17,7 +17,7 @@ use crate::remembered::{cached_ino, key_of, remember};
 
 /// The name that the kernel shows for a link of /proc: `/proc/self/fd/N` or `/proc/self/cwd`.
 pub(crate) fn proc_link<'a>(link: &std::ffi::CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Code> {
-    // SAFETY: the link is NUL-terminated and the buffer as long as said.
+    // SAFETY: the link is NUL-terminated and the buffer has the given length.
     let n = unsafe { libc::readlink(link.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
     errno::check(n as i32)?;
     Ok(&buffer[..n as usize])

@@ -92,7 +92,7 @@ impl Pool {
         link.push(b"/").ok()?;
         link.push(MOUNT_LINK.as_bytes()).ok()?;
         let mut text = [0; forebay_types::limits::PATH_MAX];
-        // SAFETY: the path is NUL-terminated and the buffer as long as said.
+        // SAFETY: the path is NUL-terminated and the buffer has the given length.
         let n = unsafe { libc::readlink(link.as_c_str_ptr(), text.as_mut_ptr().cast(), text.len()) };
         let (device, at) = mount_of_link(text.get(..usize::try_from(n).ok()?)?)?;
         path.set(at).ok()?;

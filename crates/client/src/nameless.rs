@@ -55,7 +55,7 @@ fn counted(n: isize) -> Result<usize, Code> {
 pub fn kept(fd: RawFd) -> Option<Owned> {
     let mut bytes = [0u8; 12];
     let read = |link: &CStr| {
-        // SAFETY: NUL-terminated, and room as is said.
+        // SAFETY: NUL-terminated, and the buffer has the given length.
         counted(unsafe {
             libc::getxattr(link.as_ptr(), KEPT.as_ptr(), bytes.as_mut_ptr().cast(), bytes.len())
         })
@@ -74,7 +74,7 @@ pub fn keep(fd: RawFd, (mode, uid, gid): Owned) -> bool {
         at.copy_from_slice(&word.to_ne_bytes());
     }
     let store = |link: &CStr| {
-        // SAFETY: NUL-terminated, and bytes as many as said.
+        // SAFETY: NUL-terminated, and the value has the given length.
         errno::check(unsafe {
             libc::setxattr(link.as_ptr(), KEPT.as_ptr(), bytes.as_ptr().cast(), bytes.len(), 0)
         })
@@ -93,7 +93,7 @@ pub(crate) fn forget(fd: RawFd) {
 pub fn get_xattr(fd: RawFd, name: &[u8], value: &mut [u8]) -> Result<usize, Code> {
     with_name(name, |name| {
         with_link(fd, |link| {
-            // SAFETY: NUL-terminated, and room as is said.
+            // SAFETY: NUL-terminated, and the buffer has the given length.
             counted(unsafe {
                 libc::getxattr(link.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len())
             })
@@ -106,7 +106,7 @@ pub fn set_xattr(fd: RawFd, name: &[u8], value: &[u8], flags: u32) -> Result<(),
     with_name(name, |name| {
         with_link(fd, |link| {
             let (bytes, flags) = (value.as_ptr().cast(), flags as i32);
-            // SAFETY: NUL-terminated, and bytes as many as said.
+            // SAFETY: NUL-terminated, and the value has the given length.
             errno::check(unsafe { libc::setxattr(link.as_ptr(), name.as_ptr(), bytes, value.len(), flags) })
         })
     })
@@ -127,7 +127,7 @@ pub fn remove_xattr(fd: RawFd, name: &[u8]) -> Result<(), Code> {
 pub fn list_xattr(fd: RawFd, names: &mut [u8]) -> Result<usize, Code> {
     let room = names.len();
     let n = with_link(fd, |link| {
-        // SAFETY: NUL-terminated, and room as is said.
+        // SAFETY: NUL-terminated, and the buffer has the given length.
         counted(unsafe { libc::listxattr(link.as_ptr(), names.as_mut_ptr().cast(), room) })
     })?;
     if room == 0 {

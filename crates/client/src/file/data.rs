@@ -71,7 +71,7 @@ impl File {
         let mut size = None;
         let mut done = match self.has_far() {
             true => {
-                // SAFETY: the buffer is writable and as long as said.
+                // SAFETY: the buffer is writable and has the given length.
                 let moved =
                     unsafe { self.move_in_parts(Memory::Into(buffer.as_mut_ptr()), buffer.len(), offset)? };
                 match moved.failed {
@@ -91,7 +91,7 @@ impl File {
                 Stripe::There(there) => {
                     let to = Memory::Into(part.as_mut_ptr());
                     let mut parts = parts(there.id, extent.offset, 0, part.len());
-                    // SAFETY: the buffer is writable and as long as said.
+                    // SAFETY: the buffer is writable and has the given length.
                     let moved = unsafe { self.pool.move_far(&mut parts, part.len(), to)? };
                     match moved.failed {
                         Some(code) => return Err(code),
@@ -100,7 +100,7 @@ impl File {
                 }
                 Stripe::Here(fd) => {
                     let (to, len) = (part.as_mut_ptr().cast(), part.len());
-                    // SAFETY: the buffer is as long as said.
+                    // SAFETY: the buffer has the given length.
                     let n = unsafe { libc::pread(fd.as_raw_fd(), to, len, extent.offset as i64) };
                     if n < 0 {
                         match errno::last() {
@@ -216,7 +216,7 @@ impl File {
             return Ok(buffer.len());
         }
         if self.has_far() {
-            // SAFETY: the buffer is readable and as long as said.
+            // SAFETY: the buffer is readable and has the given length.
             let moved = unsafe { self.move_in_parts(Memory::From(buffer.as_ptr()), buffer.len(), offset) };
             self.read_ahead.forget();
             let moved = moved?;
@@ -239,7 +239,7 @@ impl File {
                     let index = self.index_of(extent.component, extent.stripe);
                     self.take_ahead(index, fd.as_raw_fd(), range, part.len(), buffer.len());
                     let (from, len) = (part.as_ptr().cast(), part.len());
-                    // SAFETY: the buffer is as long as said.
+                    // SAFETY: the buffer has the given length.
                     let n = unsafe { libc::pwrite(fd.as_raw_fd(), from, len, extent.offset as i64) };
                     usize::try_from(n).map_err(|_| errno::last())
                 }
