@@ -188,7 +188,8 @@ impl Pool {
     }
 
     /// Device number (`st_dev`) of all files of the pool; 0 if the process cannot attach. It is the mount's if the pool
-    /// is mounted at the prefix, because a program may reach a file by either. It does not change after the first call.
+    /// is mounted at the prefix, because a program may reach a file by either. It does not change until this process
+    /// attaches anew because the pool was gone.
     pub fn device(&self) -> u64 {
         match self.shown_device.load(Ordering::Relaxed) {
             0 => self.decide_device(),
