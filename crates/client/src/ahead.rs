@@ -110,7 +110,7 @@ impl Ahead {
             // The second call finds pages that are allocated and not yet written, and fills them with zeros.
             let calls = if fills { 2 } else { 1 };
             for _ in 0..calls {
-                // Kept from being seen in the file's size.
+                // KEEP_SIZE: the window must not change the file's size.
                 // SAFETY: plain system call on a descriptor of the caller's.
                 let result = unsafe {
                     libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, first as i64, (last - first) as i64)

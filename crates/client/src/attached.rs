@@ -259,8 +259,7 @@ impl Attached {
     }
 
     /// The removal of a file's backing file, if it may wait for the slot's next request: the file has one backing file,
-    /// on a target of this node with room to spare. Where space is short, the space of a removed file is so free at
-    /// once.
+    /// on a target of this node with room to spare. So a removed file's space is free at once where space is short.
     pub(crate) fn may_wait(&self, ino: Ino, kind: Kind, layout: &Layout) -> Option<Removal> {
         let target = layout.components()[0].target(0);
         let is_here = self.reply.nodes <= 1 || target >> 16 == u32::from(self.reply.node.0);

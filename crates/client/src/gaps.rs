@@ -18,8 +18,8 @@ const TRIES: usize = 8;
 const PART_NANOSECONDS: u64 = 70;
 /// Bytes of a gap that the kernel copies in a nanosecond.
 const GAP_BYTES_PER_NANOSECOND: u64 = 8;
-/// Bytes of a range, per nanosecond that a system call costs, whose second copy takes as long as one more element of an
-/// iovec.
+/// Break-even length of a range, in bytes for each nanosecond that a system call costs: a second copy of the range
+/// takes as long as one more element of an iovec.
 const SIEVE_BYTES_PER_NANOSECOND: u64 = 13;
 
 /// The longest gap and the longest ranges that pay.

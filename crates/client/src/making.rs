@@ -116,7 +116,7 @@ impl Pool {
         let me = caller();
         for attempt in 1.. {
             let elsewhere = self.wishes_elsewhere(layout.as_ref());
-            // On a node without targets, a file that its creator's mode does not let it open is opened before it gets
+            // On a node without targets, a file whose mode does not let its creator open it is opened before it gets
             // that mode.
             let opens_first = elsewhere
                 && !self.takes_files()

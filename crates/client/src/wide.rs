@@ -71,8 +71,8 @@ impl Pool {
         all.map(|()| whole)
     }
 
-    /// Sets the width of directories that are created in `dir` from now on, and in those: 2 to 16 nodes, or all nodes if
-    /// the pool has fewer. 0 means narrow.
+    /// Sets the width of directories that are created in `dir` from now on, and in those: 2 to 16 nodes, or all nodes
+    /// if the pool has fewer. 0 means narrow.
     ///
     /// # Errors
     /// [`Code::NotPermitted`] if the caller does not own the directory; [`Code::NotDirectory`]; [`Code::Invalid`] for
