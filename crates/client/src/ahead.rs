@@ -1,19 +1,19 @@
-//! Space that is taken ahead of writes which go through a file in small steps, so that memory comes in huge pages.
+//! Preallocation of space for files that are written in small steps, so that tmpfs uses huge pages.
 //!
-//! A tmpfs gives a write pages no larger than the write. Ranks that take turns with records of some kilobytes would so
-//! fill a file with small pages, each found and locked by itself in every later access: writes half as fast, reads of 4
-//! KiB runs a third (docs/decisions/0021). So a backing file that grows by such writes gets its space in windows, each
-//! a power of two.
+//! A tmpfs allocates pages no larger than the write. Ranks that write records of a few kilobytes in turns would fill a
+//! file with small pages, and every later access would find and lock each page separately: writes reach half the speed,
+//! reads of 4 KiB runs a third (docs/decisions/0021). So a backing file that grows by such writes is preallocated in
+//! windows. The size of a window is a power of two.
 //!
-//! What is taken is bounded, as nobody gives it back before the file goes: by four times what this process wrote to the
-//! file in small steps, by the bytes before it in its backing file, and by [`AHEAD_BYTES_MAX`] a window. A write far
-//! from the last one takes nothing: who writes here and there leaves holes. When the medium is full it is left alone,
-//! and the write itself says so. Atomics without order between them: a lost update costs a call, or a window that is
-//! not taken.
+//! Preallocated space is freed only with the file, so it is bounded: by four times the bytes that this process wrote to
+//! the file in small steps, by the offset of the window in its backing file, and by [`AHEAD_BYTES_MAX`] per window. A
+//! write far from the last window preallocates nothing, because scattered writes leave holes. When the medium is full,
+//! preallocation stops, and the write itself returns the error. The atomics are not ordered: a lost update costs a
+//! system call or a missed window.
 //!
-//! Of a file of several backing files the next one's window is taken, and filled with zeros, while this one is written:
-//! zeros are written under the inode's lock, for which the ranks that go through the file together would all wait at
-//! once.
+//! In a file of several backing files, the next backing file's window is preallocated and filled with zeros while this
+//! one is written. The kernel writes zeros under the inode's lock, and ranks that write the file together would
+//! otherwise all wait for that lock at once.
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -23,38 +23,39 @@ use std::sync::OnceLock;
 use forebay_types::limits::{AHEAD_BYTES_MAX, AHEAD_BYTES_MIN, AHEAD_WRITE_BYTES_MAX};
 use forebay_types::Code;
 
-/// How many times what a process wrote may be taken ahead: several ranks fill a window together.
+/// Preallocated bytes per byte that this process wrote, at most. More than 1, because several ranks fill a window
+/// together.
 const SHARE: u64 = 4;
 
-/// The last windows of a backing file: nothing is missing from `from` to `to`.
+/// The last windows of a backing file: the range `from..to` has no holes.
 #[derive(Debug, Default)]
 struct Window {
     from: AtomicU64,
     to: AtomicU64,
 }
 
-/// What an open file has taken ahead.
+/// Preallocation of an open file.
 #[derive(Debug, Default)]
 pub(crate) struct Ahead {
     windows: OnceLock<Box<[Window]>>,
     /// Bytes written in small steps.
     written: AtomicU64,
-    /// Bytes taken; [`Ahead::NEVER`] when no more are to be.
+    /// Bytes preallocated; [`Ahead::NEVER`] when preallocation has ended.
     taken: AtomicU64,
-    /// The stripe that the last small step went to.
+    /// The stripe of the last small step.
     stripe: AtomicU64,
 }
 
 impl Ahead {
     const NEVER: u64 = u64::MAX;
 
-    /// Of a file on a medium that gives nothing for it.
+    /// For a file on a medium that gains nothing from preallocation.
     pub(crate) fn never() -> Ahead {
         Ahead { taken: AtomicU64::new(Ahead::NEVER), ..Ahead::default() }
     }
 
-    /// Before `bytes` bytes are written to `range` of backing file `index` of `count`, whose descriptor is `fd`, by a
-    /// call whose steps through the file are `step` bytes. Whether those are small.
+    /// Preallocates before a write of `bytes` bytes to `range` of backing file `index` of `count`, whose descriptor is
+    /// `fd`. The caller steps through the file by `step` bytes. True if such steps are small.
     pub(crate) fn take(
         &self,
         (index, count): (usize, usize),
@@ -72,20 +73,21 @@ impl Ahead {
         true
     }
 
-    /// Whether stripe `number` of the file is another than at the last call.
+    /// True if stripe `number` of the file differs from the last call's.
     pub(crate) fn enters(&self, number: u64) -> bool {
-        // Few steps do: all others only read.
+        // Few steps enter a stripe; all others only load.
         self.stripe.load(Ordering::Relaxed) != number && self.stripe.swap(number, Ordering::Relaxed) != number
     }
 
-    /// After [`Ahead::take`] and before writes reach `range` of another of its backing files.
+    /// Preallocates in another backing file of the same file, before writes reach `range` of it. Called after
+    /// [`Ahead::take`].
     pub(crate) fn take_next(&self, index: usize, fd: RawFd, range: Range<u64>) {
         if let Some(windows) = self.windows.get() {
             self.take_window(&windows[index], fd, range, true);
         }
     }
 
-    /// Takes the window that `range` lies in, and with `fills` has its zeros written at once.
+    /// Preallocates the window that contains `range`. With `fills` its zeros are written at once.
     fn take_window(&self, window: &Window, fd: RawFd, range: Range<u64>, fills: bool) {
         let (start, end) = (range.start, range.end);
         let (from, to) = (window.from.load(Ordering::Relaxed), window.to.load(Ordering::Relaxed));
@@ -98,24 +100,24 @@ impl Ahead {
             if follows { next_window(start, end, to, (SHARE * written).saturating_sub(taken)) } else { None };
         let Some((first, last)) = next else {
             if !follows {
-                // Where a step that follows will start from.
+                // Start of the window that the next step may extend.
                 window.from.store(start, Ordering::Relaxed);
                 window.to.store(start, Ordering::Relaxed);
             }
             return;
         };
         if !has_bytes(fd, last) {
-            // The second call finds pages that nobody has written, and fills them.
+            // The second call finds pages that are allocated and not yet written, and fills them with zeros.
             let calls = if fills { 2 } else { 1 };
             for _ in 0..calls {
-                // Kept from being seen in the file's size.
+                // KEEP_SIZE: the window must not change the file's size.
                 // SAFETY: plain system call on a descriptor of the caller's.
                 let result = unsafe {
                     libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, first as i64, (last - first) as i64)
                 };
                 match crate::errno::check(result) {
                     Ok(_) => {}
-                    // A signal: the next step tries again.
+                    // A signal interrupted the call; the next step tries again.
                     Err(Code::Interrupted) => return,
                     Err(_) => {
                         self.taken.store(Ahead::NEVER, Ordering::Relaxed);
@@ -132,12 +134,13 @@ impl Ahead {
     }
 }
 
-/// Whether a file without holes would have all its space up to `end`: another process was here first.
+/// True if a file without holes would have all its space up to `end`: another process has preallocated it.
 fn has_bytes(fd: RawFd, end: u64) -> bool {
     crate::errno::stat(fd).is_ok_and(|stat| stat.st_blocks as u64 * 512 >= end)
 }
 
-/// The window to take before a write from `start` to `end` when all before `to` is there, if `room` bytes pay for it.
+/// The window to preallocate before a write from `start` to `end`, if `room` bytes suffice for it. All space before
+/// `to` is preallocated already.
 fn next_window(start: u64, end: u64, to: u64, room: u64) -> Option<(u64, u64)> {
     let most = room.min(start.max(AHEAD_BYTES_MIN)).min(AHEAD_BYTES_MAX);
     if most < AHEAD_BYTES_MIN {
@@ -146,7 +149,7 @@ fn next_window(start: u64, end: u64, to: u64, room: u64) -> Option<(u64, u64)> {
     let bytes = 1 << most.ilog2();
     let first = (start.max(to) / bytes * bytes).max(to);
     let last = end.next_multiple_of(bytes);
-    // The pieces of one call may be far apart.
+    // The pieces of one call may be far apart, which would make a window too long.
     (last > first && last - first <= room.min(2 * AHEAD_BYTES_MAX)).then_some((first, last))
 }
 
@@ -169,7 +172,7 @@ mod tests {
         assert_eq!(next_window(0, 4096, 0, AHEAD_BYTES_MIN - 1), None);
         assert_eq!(next_window(0, 4096, 0, AHEAD_BYTES_MIN), Some((0, AHEAD_BYTES_MIN)));
         assert_eq!(next_window(1 << 30, (1 << 30) + (64 << 20), 0, u64::MAX), None, "pieces far apart");
-        // What is there is not asked for again.
+        // Preallocated space is not preallocated again.
         assert_eq!(next_window(100_000, 140_000, 131_072, 1 << 30), Some((131_072, 196_608)));
     }
 
@@ -208,7 +211,7 @@ mod tests {
         assert!(ahead.enters(1) && !ahead.enters(1) && ahead.enters(2), "a stripe is entered once");
         ahead.take_next(1, next.as_raw_fd(), 0..stripe);
         assert_eq!((blocks(), next.metadata().unwrap().len()), (stripe, 0));
-        // Another process finds it there, and counts nothing as its own.
+        // Another process finds the space allocated and does not count it as its own.
         let other = Ahead::default();
         assert!(other.take((1, 2), next.as_raw_fd(), 0..100_000, 100_000, 100_000));
         assert_eq!(other.taken.load(Ordering::Relaxed), 0);
@@ -220,7 +223,7 @@ mod tests {
 
     fn tempfile_in_memory() -> std::fs::File {
         use std::os::fd::FromRawFd;
-        // SAFETY: a new descriptor that nobody else has.
+        // SAFETY: a new descriptor without another owner.
         unsafe {
             let fd = libc::memfd_create(c"ahead".as_ptr(), libc::MFD_CLOEXEC);
             assert!(fd >= 0);

@@ -1,5 +1,6 @@
-//! What one process holds of a pool: ring, board and this node's targets. Made by system calls alone, in memory of its
-//! own mmap, as a forked child may attach inside a signal handler; never freed, as other threads may be using it.
+//! One process's attachment to a pool: its ring, the board and this node's targets. It is built by system calls alone,
+//! in memory from its own mmap, because a forked child may attach inside a signal handler. It is never freed, because
+//! other threads may be using it.
 
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -14,19 +15,19 @@ use crate::buffer::Buffers;
 use crate::connection::{Address, Role};
 use crate::errno;
 
-/// Descriptors of ours sit this high where the limit allows, out of the way of programs that count theirs.
+/// Our descriptors are at least this high where the limit allows it, because some programs count on low numbers.
 const HIGH_DESCRIPTOR: i32 = 900;
 
-/// Files that are made between two looks at the room for them, while there is some.
+/// Files created between two checks of the targets' free space, while there is some.
 const FILES_A_LOOK: u32 = 16;
 
 /// A target of this node.
 struct TargetHere {
     /// Its directory.
     fd: AtomicI32,
-    /// Device and inode of that, to notice a descriptor that the program closed.
+    /// Device and inode of the directory, to detect that the program closed the descriptor.
     identity: (u64, u64),
-    /// Until when, by [`call_clock`], it counts as a target with room to spare.
+    /// Until this time of [`call_clock`] the target counts as one with room to spare.
     roomy_until_ns: AtomicU64,
 }
 
@@ -36,38 +37,38 @@ impl TargetHere {
     }
 }
 
-/// True for free space that leaves room for files that are removed and not yet unlinked.
+/// True if the free space has room for files that are removed and not yet unlinked.
 fn is_room_to_spare(space: &libc::statfs) -> bool {
     let free_bytes = space.f_bavail.saturating_mul(space.f_bsize as u64);
     // A file system that does not limit its inodes counts none.
     let has_inodes = space.f_files == 0 || space.f_ffree >= ROOM_TO_SPARE_INODES;
-    // Half: so also one allocation of all the space that the file took finds it elsewhere.
+    // At least half: a program that allocates as much space as the removed file had finds it elsewhere.
     free_bytes >= ROOM_TO_SPARE_BYTES && space.f_bavail >= space.f_blocks / 2 && has_inodes
 }
 
-/// A descriptor that no process has.
+/// A number that is no descriptor.
 const NONE: RawFd = -1;
 
 /// One process's attachment.
 pub(crate) struct Attached {
     pub(crate) ring: Ring,
     pub(crate) board: Board,
-    /// Epoch of `board`; it may be read while the ring says the same.
+    /// Epoch of `board`, which may be read while the ring has the same epoch.
     epoch: AtomicU64,
-    /// This node's targets, in the order of their numbers; of a node without any, what has its anchors.
+    /// This node's targets, in the order of their numbers. On a node without targets: the directory for its anchors.
     targets: [TargetHere; NODE_TARGETS_MAX],
     target_count: usize,
-    /// Looks at the room of this node's targets, and what the last one saw.
+    /// Number of checks of the targets' free space, and the result of the last one (`was_full`).
     room_looks: AtomicU32,
     was_full: AtomicBool,
     pub(crate) reply: AttachReply,
-    /// By which data pass to and from other nodes.
+    /// Buffers for data that pass to and from other nodes.
     pub(crate) buffers: Buffers,
-    /// Set when the pool was found gone: the next call attaches anew.
+    /// Set when the pool is gone: the next call attaches anew.
     pub(crate) gone: AtomicBool,
 }
 
-/// Moves a descriptor out of the way of the program's.
+/// Moves a descriptor to a high number, away from those of the program.
 fn raised(fd: OwnedFd) -> RawFd {
     // SAFETY: plain system call on our descriptor.
     let high = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
@@ -132,8 +133,8 @@ impl Attached {
         }
     }
 
-    /// The board, if it may be trusted; a new worker's is fetched. The result's epoch must still be the ring's after
-    /// a read.
+    /// The board, if it is valid; the board of a new worker is fetched. The ring must still have the returned epoch
+    /// after a read of the board.
     #[inline]
     pub(crate) fn board(&self, address: &Address) -> Option<(&Board, u64)> {
         let epoch = self.ring.epoch();
@@ -157,54 +158,54 @@ impl Attached {
         Ok(())
     }
 
-    /// The directory of the first target, which has anchors, FIFOs and devices too.
+    /// The directory of the first target, which also holds anchors, FIFOs and devices.
     #[inline]
     pub(crate) fn target(&self) -> RawFd {
         self.targets[0].fd.load(Ordering::Relaxed)
     }
 
-    /// True when files may lie on this node: it has a target.
+    /// True if this node has a target, so that files may lie on it.
     #[inline]
     pub(crate) fn takes_files(&self) -> bool {
         self.reply.targets > 0
     }
 
-    /// How many directories with targets, or in their place, this node has.
+    /// Number of directories that this node has for targets or in their place.
     #[inline]
     pub(crate) fn target_count(&self) -> usize {
         self.target_count
     }
 
-    /// The directory of a target of this node by its index; a descriptor that is none where there is no such target.
+    /// The directory of this node's target with an index; an invalid descriptor if there is no such target.
     #[inline]
     pub(crate) fn target_at(&self, index: u16) -> RawFd {
         self.targets.get(usize::from(index)).map_or(NONE, |here| here.fd.load(Ordering::Relaxed))
     }
 
-    /// The directory that has a backing file of this node.
+    /// The directory that holds a backing file of this node.
     #[inline]
     pub(crate) fn target_of(&self, layout: &Layout, component: usize, stripe: u16) -> RawFd {
         self.target_at(layout.components()[component].target(stripe) as u16)
     }
 
-    /// All of them, with their indexes.
+    /// All targets, with their indexes.
     pub(crate) fn targets(&self) -> impl Iterator<Item = (u16, RawFd)> + '_ {
         (0..self.target_count as u16).map(|index| (index, self.target_at(index)))
     }
 
-    /// The first target on a device, by its index.
+    /// The index of the first target on a device.
     #[inline]
     pub(crate) fn target_on(&self, device: u64) -> Option<u16> {
         self.targets[..self.target_count].iter().position(|here| here.identity.0 == device).map(|i| i as u16)
     }
 
-    /// True when a target's kernel inode numbers are never used again.
+    /// True if the target's kernel inode numbers are never reused.
     #[inline]
     pub(crate) fn is_stable(&self, index: u16) -> bool {
         self.reply.stable_inodes >> index & 1 != 0
     }
 
-    /// True when all of a file that is on this node is in memory.
+    /// True if all backing files of a file on this node lie in memory.
     pub(crate) fn is_in_memory(&self, layout: &Layout) -> bool {
         let mut targets =
             layout.stripes().map(|(component, stripe)| layout.components()[component].target(stripe));
@@ -212,8 +213,8 @@ impl Attached {
         targets.all(|target| target >> 16 != here && self.reply.nodes > 1 || self.is_stable(target as u16))
     }
 
-    /// The target for a new file that may lie on any of this node: the first below its high-water mark, or the one with
-    /// most room where all are above.
+    /// The target for a new file that may lie on any target of this node: the first one below its high-water mark. If
+    /// all are above, the one with the most free space.
     #[inline]
     pub(crate) fn roomy_target(&self) -> u16 {
         match self.target_count {
@@ -222,7 +223,8 @@ impl Attached {
         }
     }
 
-    /// True when all targets of this node are above their high-water marks, as was seen some files ago at most.
+    /// True if all targets of this node are above their high-water marks. The result may be [`FILES_A_LOOK`] files old,
+    /// unless the last check found them full.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         let look = self.room_looks.fetch_add(1, Ordering::Relaxed);
@@ -234,7 +236,7 @@ impl Attached {
         full
     }
 
-    /// The target for a new file, and whether it is above its high-water mark, as all are then.
+    /// The target for a new file. The flag is true if all targets are above their high-water marks.
     fn choose_target(&self) -> (u16, bool) {
         let mut roomiest = (0, 0);
         for (index, fd) in self.targets() {
@@ -256,8 +258,8 @@ impl Attached {
         (roomiest.1, true)
     }
 
-    /// The removal of a file's backing file if it may wait for the slot's next request: the file has one, on a target
-    /// of this node with room to spare. So the space of a removed file is free at once where it may be needed at once.
+    /// The removal of a file's backing file, if it may wait for the slot's next request: the file has one backing file,
+    /// on a target of this node with room to spare. So a removed file's space is free at once where space is short.
     pub(crate) fn may_wait(&self, ino: Ino, kind: Kind, layout: &Layout) -> Option<Removal> {
         let target = layout.components()[0].target(0);
         let is_here = self.reply.nodes <= 1 || target >> 16 == u32::from(self.reply.node.0);
@@ -279,8 +281,8 @@ impl Attached {
         Some(Removal { ino, target: target as u16 })
     }
 
-    /// True when a target's descriptor is no longer ours; called after an open relative to one met ENOENT, EBADF or
-    /// ENOTDIR. When the program closed it, all are fetched again, and the open is to be repeated.
+    /// True if the program closed a target's descriptor: all descriptors are fetched again, and the caller repeats its
+    /// open. Called after an open relative to a target failed with ENOENT, EBADF or ENOTDIR.
     #[cold]
     pub(crate) fn target_was_lost(&self, address: &Address) -> bool {
         let ours = &self.targets[..self.target_count];
@@ -290,7 +292,7 @@ impl Attached {
         }
         let Ok((_, _, targets)) = address.refresh(self.reply.session) else { return false };
         for (here, fd) in ours.iter().zip(targets.into_iter().flatten()) {
-            // The number may be the program's by now: it is not closed.
+            // The program may use the number by now, so the old descriptor is not closed.
             if is_lost(here) {
                 here.fd.store(raised(fd), Ordering::Release);
             }

@@ -20,7 +20,7 @@ pub(crate) fn timespec(t: TimeSet) -> libc::timespec {
     }
 }
 
-/// Only the owner and root may.
+/// Fails unless the caller is the owner or root.
 pub(crate) fn check_owner(owner: u32) -> Result<(), Code> {
     let me = caller().uid;
     if me == 0 || me == owner {
@@ -34,9 +34,9 @@ fn is_in_group(gid: u32) -> bool {
     gid == caller().gid || permits((0o070, !0, gid), 4, false)
 }
 
-/// Mode, owner and group after a chown, if the caller may make it; an id that is none stays. Set-id bits go from all
-/// but directories, as in Linux: the set-group-id bit of what its group may not execute stays if the caller is in the
-/// group.
+/// Mode, owner and group after a chown, if the caller may make it. `None` leaves an ID unchanged. As in Linux, all
+/// kinds but directories lose their set-ID bits. The set-group-ID bit of a file that its group may not execute stays if
+/// the caller is in the group.
 pub(crate) fn owners_after(
     (mode, owner, group): (u32, u32, u32),
     uid: Option<u32>,
@@ -68,7 +68,7 @@ pub(crate) fn check_times(
     mtime: TimeSet,
 ) -> Result<(), Code> {
     match check_owner(uid) {
-        // Setting both to now takes write permission only.
+        // Setting both times to now requires write permission only.
         Err(_) if atime == TimeSet::Now && mtime == TimeSet::Now => {
             if permits((mode, uid, gid), WRITE, false) {
                 Ok(())
@@ -81,8 +81,8 @@ pub(crate) fn check_times(
 }
 
 impl Pool {
-    /// Sets attributes in the shard, without a permission check. A file's times are its backing file's: use
-    /// [`Pool::set_times_inode`].
+    /// Sets attributes in the shard, without a permission check. The times of a regular file are those of its backing
+    /// files: use [`Pool::set_times_inode`].
     pub fn set_attr(&self, ino: Ino, set: SetAttr) -> Result<Entry, Code> {
         self.ask_entry(&Request::SetAttr { ino, set })
     }
@@ -99,14 +99,14 @@ impl Pool {
         if attr.is_symlink() {
             return Err(Code::NotSupported);
         }
-        // As Linux does: a caller outside the file's group does not make it a set-group-id file.
+        // As in Linux: a caller outside the file's group cannot set the set-group-ID bit.
         let is_strange = mode & SET_GID != 0 && caller().uid != 0 && !is_in_group(attr.gid);
         let mode = if is_strange { mode & !SET_GID } else { mode };
         self.set_attr(ino, SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() })?;
         Ok(())
     }
 
-    /// `fchownat`; `None` leaves an id.
+    /// `fchownat`; `None` leaves an ID unchanged.
     pub fn chown(
         &self,
         place: Place<'_>,
@@ -118,7 +118,7 @@ impl Pool {
         self.with_entry(place, follow, escape, |entry| self.chown_inode(entry.attr.ino, uid, gid))
     }
 
-    /// `fchown` of an inode. Set-id bits of anything but a directory go, as Linux drops them.
+    /// `fchown` of an inode. All kinds but directories lose their set-ID bits, as in Linux.
     pub fn chown_inode(&self, ino: Ino, uid: Option<u32>, gid: Option<u32>) -> Result<(), Code> {
         let attr = self.get_attr(ino)?.attr;
         let (mode, ..) = owners_after((attr.mode, attr.uid, attr.gid), uid, gid)?;
@@ -142,7 +142,7 @@ impl Pool {
         self.with_entry(place, follow, escape, |entry| self.set_times_inode(entry.attr.ino, atime, mtime))
     }
 
-    /// `futimens` of an inode: a file's times are set on its backing files, others' in the shard.
+    /// `futimens` of an inode: times of a regular file are set on its backing files, all others in the shard.
     pub fn set_times_inode(&self, ino: Ino, atime: TimeSet, mtime: TimeSet) -> Result<(), Code> {
         if atime == TimeSet::Omit && mtime == TimeSet::Omit {
             return Ok(());

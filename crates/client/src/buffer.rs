@@ -1,10 +1,10 @@
-//! The memory through which this process's data pass to and from other nodes: made and sealed by the daemon, which has
-//! the network read and write it. It is got when data are first moved that are too large for a slot, and cut into
-//! pieces that are taken by a bit each; a call copies between its caller's memory and a piece while other pieces are on
-//! their way.
+//! The memory through which this process's data pass to and from other nodes. The daemon creates and seals it, and lets
+//! the network read and write it. The process gets its buffer at the first transfer that is too large for a slot. A
+//! buffer is cut into pieces, and a bit per piece says whether it is in use. A call copies between its caller's memory
+//! and one piece while the transfers of other pieces are in flight.
 //!
-//! A piece whose request failed without word from the file's node may be written late: it is never used again, and its
-//! buffer is left for another (docs/decisions/0018).
+//! If a request fails without a reply from the file's node, its piece may still be written later. Such a piece is never
+//! reused, and the process replaces the whole buffer (docs/decisions/0018).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,16 +15,16 @@ use forebay_types::{Code, NodeId};
 
 const PIECES: usize = BUFFER_BYTES / MOVE_BYTES_MAX;
 const ALL: u64 = u64::MAX >> (64 - PIECES);
-/// Buffers in turn that were refused for one node's data, as the daemon has no room for more or the network fails
-/// between the two: its data go by slots from then on, until one is tried again after [`PAUSE_NS`].
+/// Consecutive refusals for one node's data after which they go by slots: the daemon has no memory for more buffers, or
+/// the network between the two nodes fails. A buffer is tried again after [`PAUSE_NS`].
 const REFUSALS_MAX: u32 = 3;
 const PAUSE_NS: u64 = 5_000_000_000;
-/// So long no other is asked for when the daemon gave none: it may be starting, or out of descriptors.
+/// Pause after the daemon failed to give a buffer: it may be starting, or out of descriptors.
 const PAUSE_UNMADE_NS: u64 = 1_000_000_000;
 
-/// Pieces that a call takes whoever else wants some.
+/// Pieces that a call takes even when others are waiting.
 const OWN: usize = 2;
-/// Pieces that are in use at most when a call takes more than those: threads that do the same find some.
+/// A call takes more than [`OWN`] pieces only while fewer than these are in use, so that other threads find some.
 const SPARE_ABOVE: u32 = (PIECES * 3 / 4) as u32;
 
 const _: () = assert!(PIECES > 0 && PIECES <= 64);
@@ -34,19 +34,20 @@ const _: () = assert!(PIECES > 0 && PIECES <= 64);
 pub(crate) struct Buffer {
     mapping: Mapping,
     number: u64,
-    /// Pieces in use, or lost.
+    /// A bit for each piece that is in use or lost.
     used: AtomicU64,
 }
 
 impl Drop for Buffer {
-    /// The last piece in use is back. The daemon may keep it mapped for some time, where one may be written late.
+    /// Runs when the last piece in use is returned. The daemon may keep the memory mapped while a piece may still be
+    /// written.
     fn drop(&mut self) {
         self.mapping.discard();
     }
 }
 
 impl Buffer {
-    /// What the daemon handed over under this number: [`BUFFER_BYTES`] of memory.
+    /// The memory that the daemon gave under this number: [`BUFFER_BYTES`].
     pub(crate) fn new(mapping: Mapping, number: u64) -> Buffer {
         assert_eq!(mapping.len(), BUFFER_BYTES);
         Buffer { mapping, number, used: AtomicU64::new(0) }
@@ -80,12 +81,12 @@ impl Piece {
         self.buffer.number
     }
 
-    /// Where in the buffer it begins.
+    /// Its offset in the buffer.
     pub(crate) fn at(&self) -> usize {
         self.index * MOVE_BYTES_MAX
     }
 
-    /// Copies in.
+    /// Copies into the piece.
     ///
     /// # Safety
     /// `bytes` bytes at `from` can be read.
@@ -95,7 +96,7 @@ impl Piece {
         unsafe { self.buffer.mapping.copy_in(self.at(), from, bytes) };
     }
 
-    /// Copies out.
+    /// Copies out of the piece.
     ///
     /// # Safety
     /// `bytes` bytes at `to` can be written.
@@ -114,7 +115,7 @@ impl Drop for Piece {
     }
 }
 
-/// What one node's data were refused.
+/// Refusals of transfers of one node's data.
 #[derive(Debug)]
 struct Refusals {
     node: NodeId,
@@ -125,13 +126,13 @@ struct Refusals {
 #[derive(Debug, Default)]
 struct Held {
     buffer: Option<Arc<Buffer>>,
-    /// A few: of nodes that refused and have not moved anything since.
+    /// A few: for nodes that refused and have not moved data since.
     refusals: Vec<Refusals>,
-    /// When the daemon gave none.
+    /// Time at which the daemon last failed to give a buffer.
     unmade_ns: Option<u64>,
 }
 
-/// The buffer that a process has, if it has one.
+/// The process's buffer, if it has one.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers(Mutex<Held>);
 
@@ -140,8 +141,8 @@ impl Buffers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A piece for a call that `has` some: of its first few it gets what there is, of more what others are not likely
-    /// to need.
+    /// A piece for a call that already `has` some. The call gets its first [`OWN`] pieces if any is free, and more only
+    /// if other calls are unlikely to need them.
     pub(crate) fn another(
         &self,
         has: usize,
@@ -157,8 +158,8 @@ impl Buffers {
         (has < OWN || is_spare()).then(|| self.piece(node, make)).flatten()
     }
 
-    /// A piece for data of a node; the buffer is got by `make` if there is none. None: all pieces are in use, or there
-    /// is no buffer for now.
+    /// A piece for data of a node; `make` gets the buffer if there is none. `None` if all pieces are in use, or if
+    /// there is no buffer for now.
     pub(crate) fn piece(&self, node: NodeId, make: impl FnOnce() -> Result<Buffer, Code>) -> Option<Piece> {
         self.piece_at(call_clock(), node, make)
     }
@@ -185,8 +186,8 @@ impl Buffers {
         held.buffer.as_ref()?.take()
     }
 
-    /// The daemon does not know a piece's buffer, as it is another worker or has no room; or the transfer with this
-    /// node failed.
+    /// Abandons a piece's buffer and counts a refusal: the daemon does not know the buffer, because its worker
+    /// restarted or is out of memory, or the transfer with this node failed.
     pub(crate) fn refused(&self, node: NodeId, piece: &Piece) {
         self.refused_at(call_clock(), node, piece);
     }
@@ -202,12 +203,12 @@ impl Buffers {
         }
     }
 
-    /// Data of this node were moved.
+    /// Clears a node's refusals after its data were moved.
     pub(crate) fn known(&self, node: NodeId) {
         self.held().refusals.retain(|refused| refused.node != node);
     }
 
-    /// Whether a piece's request was served is not known: it may be written at any time.
+    /// Marks a piece as lost: it is unknown whether its request was served, so it may be written at any time.
     pub(crate) fn lose(&self, mut piece: Piece) {
         piece.lost = true;
         self.held().leave(&piece);
@@ -215,7 +216,7 @@ impl Buffers {
 }
 
 impl Held {
-    /// Leaves a piece's buffer, if it is the one that is held.
+    /// Drops a piece's buffer if it is the current one.
     fn leave(&mut self, piece: &Piece) -> bool {
         let same = self.buffer.as_ref().is_some_and(|buffer| Arc::ptr_eq(buffer, &piece.buffer));
         if same {
@@ -295,7 +296,7 @@ mod tests {
         buffers.lose(lost);
         drop(other);
         assert_eq!(old.used.load(Ordering::Relaxed), 1, "the lost one stays taken");
-        // The daemon's mapping of it: its memory is given back with the last piece that is in use.
+        // The daemon's mapping of the buffer. The memory is freed with the last piece in use.
         let (daemons, mut pages) = (memory.borrow_mut().take().unwrap(), [0; 512]);
         daemons.resident(0, &mut pages);
         assert!(pages.iter().any(|page| page & 1 != 0));
@@ -316,12 +317,12 @@ mod tests {
         };
         for number in 0..u64::from(REFUSALS_MAX) {
             refuse(number, number);
-            // What another node moves meanwhile says nothing of this one.
+            // Transfers with another node do not clear this node's refusals.
             buffers.known(two);
         }
         assert!(buffers.piece_at(9, one, || made(9)).is_none());
         assert!(buffers.piece_at(9, two, || made(9)).is_some(), "another node's data go by it");
-        // After the pause one is tried, and no more than one.
+        // After the pause one buffer is tried, and no more than one.
         let later = 2 * PAUSE_NS;
         refuse(later, 9);
         assert!(buffers.piece_at(later + 1, one, || made(10)).is_none());

@@ -1,42 +1,42 @@
-//! How long a call waits that has several requests under way: for all of them together as long as for one, counted from
-//! the last that was answered. So a call that goes on slowly is not cut off, and one whose daemon has stopped waits
-//! once, not once for each request.
+//! The deadline of a call with several requests in progress. All of them together have the timeout of one request,
+//! counted from the last reply. So a slow call that still makes progress is not cut off, and a call to a daemon that
+//! stopped waits once, not once for each request.
 
 use forebay_ring::call_clock;
 use forebay_types::limits::CALL_TIMEOUT_MS;
 
 const TIMEOUT_NS: u64 = CALL_TIMEOUT_MS * 1_000_000;
 
-/// Of one call.
+/// The deadline of one call.
 #[derive(Debug)]
 pub(crate) struct CallDeadline {
     until_ns: u64,
 }
 
 impl CallDeadline {
-    /// The call begins.
+    /// Starts with the call.
     pub(crate) fn new() -> CallDeadline {
         CallDeadline { until_ns: call_clock() + TIMEOUT_NS }
     }
 
-    /// By when the next request is to be answered, by [`call_clock`].
+    /// Time of [`call_clock`] by which the next request must be answered.
     pub(crate) fn until_ns(&self) -> u64 {
         self.until_ns
     }
 
-    /// A request was answered.
+    /// Extends the deadline after a reply.
     pub(crate) fn answered(&mut self) {
         if !self.is_over() {
             self.until_ns = call_clock() + TIMEOUT_NS;
         }
     }
 
-    /// One was not: what is under way is taken if it is there, and nothing more is asked.
+    /// Ends waiting after a request failed: replies that are there are still taken, and no further request is sent.
     pub(crate) fn end(&mut self) {
         self.until_ns = 0;
     }
 
-    /// True when nothing is waited for any more.
+    /// True after [`CallDeadline::end`].
     pub(crate) fn is_over(&self) -> bool {
         self.until_ns == 0
     }

@@ -12,32 +12,32 @@ use forebay_types::{Code, Ino};
 
 use crate::errno;
 
-/// Descriptors of an attach reply at least: ring, doorbell, board, one target.
+/// Number of descriptors in an attach reply, at least: ring, doorbell, board, one target.
 const ATTACH_FDS_MIN: usize = 4;
-/// Longest wait for an answer on the socket: longer than a worker takes to restart.
+/// Longest wait for a reply on the socket, in seconds: longer than a worker's restart takes.
 const ANSWER_TIMEOUT_S: libc::time_t = 20;
-/// Attempts to reach a pool whose workers die in the middle of an answer, and the pause between two.
+/// Attempts to reach a pool whose workers die while they serve the request, and the pause between two attempts.
 const ATTEMPTS: u32 = 100;
 const ATTEMPT_PERIOD_US: libc::useconds_t = 20_000;
-/// Longest wait for word whether a session lives; no word counts as yes.
+/// Longest wait for the reply whether a session lives. No reply counts as yes.
 const ALIVE_TIMEOUT_MS: i64 = 300;
 
 /// The socket in the pool's directory.
 const SOCKET_NAME: &[u8] = b"/socket";
 
-/// What a process is to the pool.
+/// The role of a process in the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Role {
-    /// A program: what it has open it may hand to others, who outlive it.
+    /// A program. Other processes that outlive it may hold descriptors that it opened.
     Host,
-    /// A tool that ends with what it has open.
+    /// A tool. Its descriptors are closed when it ends.
     Tool,
     /// The process that serves the pool's mount.
     Mount,
 }
 
-/// The descriptors that come with an attach reply, in this order.
+/// The descriptors of an attach reply, in this order.
 pub(crate) struct AttachFds {
     pub(crate) ring: OwnedFd,
     pub(crate) doorbell: OwnedFd,
@@ -45,7 +45,7 @@ pub(crate) struct AttachFds {
     pub(crate) targets: [Option<OwnedFd>; NODE_TARGETS_MAX],
 }
 
-/// Whether there are as many targets as the daemon says; of a node without one a directory comes all the same.
+/// Checks the number of target descriptors. A node without targets sends one directory in their place.
 fn check_targets(reply: &AttachReply, targets: &[Option<OwnedFd>; NODE_TARGETS_MAX]) -> Result<(), Code> {
     let count = targets.iter().take_while(|t| t.is_some()).count();
     if count as u64 != reply.targets.max(1) {
@@ -61,7 +61,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// `directory`/socket; too long a path is refused, as the kernel's addresses hold 107 bytes.
+    /// `directory`/socket. A path longer than 107 bytes is refused, because a socket address has no room for it.
     pub(crate) fn new(directory: &[u8]) -> Result<Address, Code> {
         // SAFETY: an all-zero sockaddr_un is valid.
         let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -79,7 +79,7 @@ impl Address {
     /// The pool's directory.
     pub(crate) fn directory(&self) -> &[u8] {
         let bytes = self.address.sun_path.as_slice();
-        // SAFETY: characters of C are bytes.
+        // SAFETY: characters of C have the size of bytes.
         let bytes = unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<u8>(), bytes.len()) };
         let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
         &bytes[..end - SOCKET_NAME.len()]
@@ -105,7 +105,7 @@ impl Address {
             }
         }
         loop {
-            // SAFETY: the address is valid and as long as said.
+            // SAFETY: the address is valid, and its length is correct.
             let done = unsafe {
                 libc::connect(
                     socket.as_raw_fd(),
@@ -122,8 +122,8 @@ impl Address {
         }
     }
 
-    /// Fails while this process has no room for the descriptors of an attachment, which the daemon would have made in
-    /// vain and keep until the process ends.
+    /// Fails if this process has too few free descriptors for an attachment. Otherwise the daemon would create an
+    /// attachment that the process cannot receive, and keep it until the process ends.
     fn check_room(&self) -> Result<(), Code> {
         let mut room = [const { None }; ATTACH_FDS_MIN + 1];
         for place in &mut room {
@@ -166,7 +166,7 @@ impl Address {
         Ok((reply, board, targets))
     }
 
-    /// Asks; again when a worker died in the middle, as long as its supervisor listens.
+    /// Sends a request, and repeats it if a worker dies before it replies, while the supervisor listens.
     fn ask(
         &self,
         kind: u16,
@@ -177,7 +177,7 @@ impl Address {
             let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
             match Address::talk(&socket, kind, body, fds) {
                 Ok(answer) => return answer,
-                // An answer came, but not its descriptors: this process has no room for them.
+                // The reply arrived without its descriptors: this process has no room for them.
                 Err(Code::NoResources) => return Err(Code::NoResources),
                 Err(_) => {
                     *fds = [const { None }; ATTACH_FDS];
@@ -189,7 +189,7 @@ impl Address {
         Err(Code::PoolGone)
     }
 
-    /// One exchange; an error is that there was no answer.
+    /// One exchange. The outer error means that no reply arrived.
     fn talk(
         socket: &OwnedFd,
         kind: u16,
@@ -216,7 +216,8 @@ impl Address {
         Ok(AttachReply::decode(&body))
     }
 
-    /// Gets a session a buffer of so many bytes, for data of other nodes; its number.
+    /// Gets a buffer of `bytes` bytes for data of other nodes for a session. Returns the memory and the buffer's
+    /// number.
     pub(crate) fn buffer(&self, session: u64, bytes: usize) -> Result<(Mapping, u64), Code> {
         let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
         send_fds(socket.as_fd(), &Header { kind: KIND_BUFFER, len: 8 }.encode(), &[])?;
@@ -239,7 +240,9 @@ impl Address {
         Ok((mapping, u64::from_le_bytes(number)))
     }
 
-    /// Says that a session serves the pool's mount, whose device comes along.
+    /// Announces that a session serves the pool's mount, and sends the mount's FUSE device. The announcement holds
+    /// while the returned socket is open. The flag is true if no other process has files of the pool open
+    /// ([`MOUNT_ALONE`]).
     pub(crate) fn announce_mount(
         &self,
         session: u64,
@@ -258,7 +261,7 @@ impl Address {
         Err(last)
     }
 
-    /// One announcement; an error is that there was no answer.
+    /// One announcement. The outer error means that no reply arrived.
     fn announce(socket: &OwnedFd, session: u64, device: BorrowedFd<'_>) -> Result<Result<bool, Code>, Code> {
         send_fds(socket.as_fd(), &Header { kind: KIND_MOUNT, len: 8 }.encode(), &[])?;
         forebay_ring::write_all(socket.as_fd(), &session.to_le_bytes())?;
@@ -276,15 +279,15 @@ impl Address {
         Ok(Err(Code::from_u16(u16::from_le_bytes(code))))
     }
 
-    /// Watches a directory with an inotify instance; the watch's descriptor. Tried again when a worker dies in the
-    /// middle: adding a watch twice changes nothing. Not when no answer comes: each attempt would leave the daemon a
-    /// thread that waits.
+    /// Adds a watch of a directory to an inotify instance, and returns the watch descriptor. The request is repeated if
+    /// a worker dies before it replies, because adding a watch twice changes nothing. It is not repeated after a
+    /// timeout, because each attempt would leave a waiting thread in the daemon.
     pub(crate) fn watch(&self, ino: Ino, inotify: BorrowedFd<'_>, mask: u32) -> Result<i32, Code> {
         for _ in 0..ATTEMPTS {
             let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
             match Address::ask_watch(&socket, ino, inotify, mask) {
                 Ok(answer) => return answer,
-                // The other end closed the socket, whatever errno an earlier call left.
+                // The daemon closed the socket. errno may be left over from an earlier call, so it is not checked.
                 Err(Code::PoolGone) => {}
                 Err(_) if errno::timed_out() => return Err(Code::TimedOut),
                 Err(_) => {}
@@ -295,7 +298,7 @@ impl Address {
         Err(Code::PoolGone)
     }
 
-    /// One exchange; an error is that there was no answer.
+    /// One exchange. The outer error means that no reply arrived.
     fn ask_watch(
         socket: &OwnedFd,
         ino: Ino,
@@ -324,11 +327,12 @@ impl Address {
         Ok(Err(Code::from_u16(u16::from_le_bytes(code))))
     }
 
-    /// False when the pool is gone or does not know the session; true also while a worker restarts.
+    /// False if the pool is gone or does not know the session. True also while a worker restarts.
     pub(crate) fn is_alive(&self, session: u64) -> bool {
         let socket = match self.connect(0, ALIVE_TIMEOUT_MS * 1000) {
             Ok(socket) => socket,
-            // Out of descriptors, or a full queue: no word.
+            // This process is out of descriptors, or the socket's queue is full: the state is unknown and counts as
+            // alive.
             Err(code) => return code != Code::PoolGone,
         };
         let header = Header { kind: KIND_ALIVE, len: 8 }.encode();

@@ -1,8 +1,9 @@
-//! From a descriptor back to its inode: the kernel is asked, so that close, dup, exec and descriptors from elsewhere
-//! need not be seen.
+//! Finds the inode of a descriptor. The function queries the kernel each time, so this library need not track close,
+//! dup, exec or descriptors received from other processes.
 //!
-//! A backing file's or anchor's name carries the inode, and /proc/self/fd shows the name, also when it was unlinked.
-//! On a file system that never uses an inode number again (tmpfs) the answer is remembered by that number.
+//! The names of backing files and anchors contain the inode number. /proc/self/fd shows the name even after it was
+//! unlinked. On a file system that never reuses inode numbers (tmpfs), the result is cached by the kernel's inode
+//! number.
 
 use std::os::fd::RawFd;
 
@@ -16,7 +17,7 @@ use crate::remembered::{cached_ino, key_of, remember};
 
 /// The name that the kernel shows for a link of /proc: `/proc/self/fd/N` or `/proc/self/cwd`.
 pub(crate) fn proc_link<'a>(link: &std::ffi::CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Code> {
-    // SAFETY: the link is NUL-terminated and the buffer as long as said.
+    // SAFETY: the link is NUL-terminated and the buffer has the given length.
     let n = unsafe { libc::readlink(link.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
     errno::check(n as i32)?;
     Ok(&buffer[..n as usize])
@@ -45,10 +46,11 @@ pub(crate) fn proc_fd(fd: RawFd, buffer: &mut [u8; 32]) -> Option<&std::ffi::CSt
 
 impl Pool {
     /// A path by which the kernel finds a file's first backing file, or a bound socket's node, through the target's
-    /// descriptor. Inodes never share one. A file of another node is found by the pool's mount.
+    /// descriptor. Each inode has its own path. For a file of another node it is a path of the pool's mount.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] for what is neither a file nor a socket, and for a file of another node without a mount.
+    /// [`Code::NotSupported`] for an inode that is neither a file nor a socket, and for a file of another node without
+    /// a mount.
     pub fn backing_path(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
         let mut entry = self.get_attr(ino)?;
         if self.needs_mount(&entry) {
@@ -65,7 +67,7 @@ impl Pool {
         self.path_of_backing(&entry, path)
     }
 
-    /// The same of an inode that has one.
+    /// The same for an inode that is known to have a backing file on this node.
     pub(crate) fn path_of_backing(&self, entry: &Entry, path: &mut PathBuffer) -> Result<(), Code> {
         let mut digits = [0; 10];
         let (mut at, mut rest) = (digits.len(), self.attached()?.target_of(&entry.layout, 0, 0) as u32);
@@ -80,8 +82,8 @@ impl Pool {
         path.push(BackingName::new(entry.attr.ino, 0, 0).as_bytes())
     }
 
-    /// The inode behind a descriptor: a backing file, an anchor, or a directory of the mount of this pool, `kernel`
-    /// being what `fstat` gave for it. None for any other descriptor.
+    /// The inode of a descriptor that leads to a backing file, an anchor, or a directory of this pool's mount. `kernel`
+    /// is the result of `fstat`. `None` for any other descriptor.
     pub fn inode_of(&self, fd: RawFd, kernel: &libc::stat) -> Option<Ino> {
         let attached = self.attached().ok()?;
         let Some(target) = attached.target_on(kernel.st_dev) else { return self.directory_on_mount(kernel) };
@@ -99,7 +101,7 @@ impl Pool {
         Some(ino)
     }
 
-    /// The directory of this pool that is the working directory, `kernel` being what `stat` of `.` gave.
+    /// The pool's inode of the working directory, if that is in the pool. `kernel` is the result of `stat` of `.`.
     pub fn inode_of_working_directory(&self, kernel: &libc::stat) -> Option<Ino> {
         let attached = self.attached().ok()?;
         if attached.target_on(kernel.st_dev).is_none() {
@@ -108,14 +110,15 @@ impl Pool {
         self.inode_named(kernel, c"/proc/self/cwd")
     }
 
-    /// A directory of the mount. Files are opened there by the mount's own paths alone, and are the kernel's.
+    /// The inode of a directory of the mount. Regular files on the mount were opened by the mount's own paths, and the
+    /// kernel alone serves them.
     fn directory_on_mount(&self, kernel: &libc::stat) -> Option<Ino> {
         let is_directory = kernel.st_mode & libc::S_IFMT == libc::S_IFDIR;
         (is_directory && self.is_mount(kernel.st_dev)).then_some(Ino(kernel.st_ino))
     }
 
     fn inode_named(&self, kernel: &libc::stat, link: &std::ffi::CStr) -> Option<Ino> {
-        // The names of interest are the last 80 bytes or so; the front depends on where the target is.
+        // The relevant names are in the last 80 bytes or so. The bytes before them depend on the target's path.
         let mut buffer = [0; forebay_types::limits::PATH_MAX];
         let shown = proc_link(link, &mut buffer).ok()?;
         let mut parts = shown.rsplitn(3, |&b| b == b'/');

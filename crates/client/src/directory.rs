@@ -6,8 +6,8 @@ use forebay_types::{Code, Cookie, DirEntry, Ino, Reader, Reply, Request, REPLY_H
 use crate::path::PathBuffer;
 use crate::pool::Pool;
 
-/// A cursor over a directory's entries, without `.` and `..`. Entries that are there from the first to the last call
-/// are returned exactly once, whatever comes and goes meanwhile.
+/// A cursor over a directory's entries, without `.` and `..`. Entries that exist from the first to the last call are
+/// returned exactly once, even if other entries are created or removed meanwhile.
 #[derive(Debug)]
 pub struct Directory {
     ino: Ino,
@@ -25,12 +25,12 @@ impl Directory {
         self.ino
     }
 
-    /// The cookie behind the entry that was returned last; 0 at the start.
+    /// The cookie after the last returned entry; 0 at the start.
     pub fn tell(&self) -> Cookie {
         self.cookie
     }
 
-    /// Continues behind `cookie`; 0 starts again.
+    /// Continues after `cookie`; 0 starts again.
     pub fn seek(&mut self, cookie: Cookie) {
         self.cookie = cookie;
         self.end = false;
@@ -77,7 +77,7 @@ impl Pool {
         self.read_directory_with(dir, false)
     }
 
-    /// A cursor over `dir`, whose entries carry attributes if asked for (a file's size is a hint).
+    /// A cursor over `dir`. With `attributes` its entries carry attributes, in which a file's size is only a hint.
     pub fn read_directory_with(&self, dir: Ino, attributes: bool) -> Directory {
         Directory {
             ino: dir,
@@ -90,11 +90,11 @@ impl Pool {
         }
     }
 
-    /// A path of an inode from the pool's root: `/`, or `/a/b`. Of anything but a directory it is one of its names that
-    /// the board happens to have, and looking for it takes time that grows with the board.
+    /// A path of an inode from the pool's root: `/`, or `/a/b`. For a directory it is its path. For any other inode it
+    /// is any one of its names on the board, and the search takes time that grows with the size of the board.
     ///
     /// # Errors
-    /// [`Code::NotFound`] when it was removed, or no name is on the board.
+    /// [`Code::NotFound`] if the inode was removed, or if the board has none of its names.
     pub fn path_of(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
         if self.get_attr(ino)?.attr.is_directory() {
             return self.path_of_directory(ino, path);

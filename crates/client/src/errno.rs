@@ -8,18 +8,18 @@ pub(crate) fn last() -> Code {
     Code::from_errno(unsafe { *libc::__errno_location() })
 }
 
-/// The code of what a system call of another room said.
+/// The code of an I/O error from another crate; [`Code::NoMemory`] for an error without errno.
 pub(crate) fn of(e: std::io::Error) -> Code {
     e.raw_os_error().map_or(Code::NoMemory, Code::from_errno)
 }
 
-/// True when a connect failed because nobody listens: the pool is gone, or never was.
+/// True if a connect failed because no process listens on the socket: the pool is gone, or never existed.
 pub(crate) fn nobody_listens() -> bool {
     // SAFETY: errno of this thread.
     matches!(unsafe { *libc::__errno_location() }, libc::ECONNREFUSED | libc::ENOENT | libc::ENOTDIR)
 }
 
-/// True when a socket's call failed because its time was up.
+/// True if a call on a socket reached its timeout.
 pub(crate) fn timed_out() -> bool {
     // SAFETY: errno of this thread.
     unsafe { *libc::__errno_location() == libc::EAGAIN }

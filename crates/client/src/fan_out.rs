@@ -1,5 +1,5 @@
-//! One thing asked of many nodes, mostly of backing files that they have: the requests are under way at the same time,
-//! as the nodes do not wait for each other.
+//! Requests to many nodes at once, mostly for operations on their backing files. All requests are in progress at the
+//! same time, and the nodes do not wait for one another.
 
 use forebay_ring::{Claim, Ring};
 use forebay_types::limits::BACKING_AHEAD;
@@ -12,11 +12,11 @@ use crate::remote_inodes::gone_is_stale;
 
 /// Room for a request without data, and for its reply.
 const MESSAGE_BYTES: usize = 256;
-/// Whether the caller may was looked at when the file was opened, or is not asked.
+/// Root, which passes every check: permissions were checked when the file was opened, or are not required.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 
 impl Pool {
-    /// Asks for all of `asks`; `take` gets the replies in their order, with what the backing file was asked for as.
+    /// Sends all of `asks`. `take` gets the replies in the order of the requests, each with the request's key.
     pub(crate) fn ask_many<'a, K>(
         &self,
         asks: &mut dyn Iterator<Item = (K, BackingId, BackingOp<'a>)>,
@@ -25,7 +25,8 @@ impl Pool {
         self.ask_each(&mut asks.map(|(key, id, op)| (key, Request::Backing { id, op })), take)
     }
 
-    /// Makes all of `asks`, short requests with short replies; `take` gets these in their order.
+    /// Sends all of `asks`, which must be short requests with short replies. `take` gets the replies in the order of
+    /// the requests, each with the request's key.
     pub(crate) fn ask_each<'a, K>(
         &self,
         asks: &mut dyn Iterator<Item = (K, Request<'a>)>,
@@ -33,7 +34,7 @@ impl Pool {
     ) -> Result<(), Code> {
         let attached: &'static Attached = self.attached()?;
         let (ring, alive): (&'static Ring, _) = (&attached.ring, || self.is_alive(attached));
-        // In a circle, from `first` on; a stat may run in a signal handler, so nothing is allocated.
+        // A circular buffer that starts at `first`. Nothing is allocated, because a stat may run in a signal handler.
         let mut under_way: [Option<(K, Claim<'_>)>; BACKING_AHEAD] = [const { None }; BACKING_AHEAD];
         let (mut first, mut count, mut next, mut deadline) = (0, 0, None, CallDeadline::new());
         loop {
@@ -45,7 +46,8 @@ impl Pool {
                 }
                 let claimed = match count == 0 {
                     true => ring.claim(&alive).map(Some).map_err(|failure| self.failed(attached, failure)),
-                    // Who waits for a slot has none: the others may be waiting too.
+                    // A call waits for a slot only while it holds none. Otherwise calls that hold slots could wait for
+                    // one another for ever.
                     false => Ok(ring.try_claim()),
                 };
                 let claim = match claimed {
@@ -88,7 +90,7 @@ impl Pool {
         }
     }
 
-    /// Does something with many backing files of other nodes whose answers have no data; the first that failed.
+    /// Applies operations whose replies carry no data to many backing files of other nodes. Returns the first error.
     pub(crate) fn ask_all<'a>(
         &self,
         asks: &mut dyn Iterator<Item = (BackingId, BackingOp<'a>)>,
@@ -105,7 +107,7 @@ impl Pool {
         all
     }
 
-    /// Attributes of many.
+    /// Queries the attributes of many backing files.
     pub(crate) fn stat_all<K>(
         &self,
         asks: &mut dyn Iterator<Item = (K, BackingId)>,

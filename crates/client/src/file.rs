@@ -1,4 +1,4 @@
-//! Files of any layout: opening them, and what is done to all of their backing files. Reads and writes are in `data`.
+//! Files of any layout: opening them, and operations on all of their backing files. Reads and writes are in `data`.
 
 mod data;
 
@@ -20,25 +20,25 @@ use crate::scatter::Scatter;
 use crate::stat::{stat_of, Stripes};
 use crate::walk::{permits, Target, EXECUTE, READ, WRITE};
 
-/// How often an open starts again when the file gets another layout, or another file its name, meanwhile.
+/// How often an open starts again when meanwhile the file gets another layout, or the name leads to another file.
 const ATTEMPTS: u32 = 64;
 
-/// How a file that an open makes is to be spread.
+/// Striping of a file that an open creates.
 #[derive(Clone, Copy, Debug)]
 pub struct Striping {
-    /// Backing files, on targets that the daemon chooses; 1 is an ordinary file.
+    /// Number of backing files, on targets that the daemon selects; 1 is an ordinary file.
     pub stripe_count: u16,
     /// Bytes of a stripe, a power of two.
     pub stripe_bytes: u32,
-    /// The directory's layout goes first where it has one.
+    /// True if the directory's layout takes precedence where it has one.
     pub yields: bool,
 }
 
 impl Striping {
-    /// What the directory's layout says.
+    /// The directory's layout.
     pub const OF_DIRECTORY: Striping = Striping { stripe_count: 1, stripe_bytes: 1 << 20, yields: true };
 
-    /// Of a layout's first component.
+    /// The striping of a layout's first component.
     pub fn of(layout: &Layout) -> Striping {
         let first = &layout.components()[0];
         Striping { stripe_count: first.stripe_count, stripe_bytes: first.stripe_bytes, yields: false }
@@ -48,13 +48,13 @@ impl Striping {
 /// An open backing file.
 #[derive(Debug)]
 pub(crate) enum Stripe {
-    /// Of this node: the kernel's descriptor.
+    /// On this node: the kernel's descriptor.
     Here(OwnedFd),
-    /// Of another node, which is asked.
+    /// On another node: requests go to that node.
     There(OpenElsewhere),
 }
 
-/// An open file. Offsets are in bytes; a short count happens only at the file's end.
+/// An open file. Offsets are in bytes. A read returns fewer bytes only at the file's end.
 #[derive(Debug)]
 pub struct File {
     pub(crate) pool: &'static Pool,
@@ -72,7 +72,7 @@ pub struct File {
 
 impl Pool {
     fn opened(&self, entry: &Entry, stripes: Vec<Stripe>, first: Vec<usize>, writable: bool) -> File {
-        // What is good for files in memory.
+        // Preallocation and mappings pay only for files in memory.
         let is_in_memory = self.attached().is_ok_and(|attached| attached.is_in_memory(&entry.layout));
         let (ahead, scatter) = match is_in_memory {
             true => (Ahead::default(), Scatter::default()),
@@ -82,8 +82,8 @@ impl Pool {
         File { pool, entry: *entry, stripes, first, writable, is_in_memory, ahead, scatter, read_ahead }
     }
 
-    /// Opens a file of any layout; with `write` it is dirty when this returns. [`Code::Stale`] when it has got another
-    /// layout meanwhile.
+    /// Opens a file of any layout. With `write` the file is marked dirty before the function returns. [`Code::Stale`]
+    /// if the layout changed meanwhile.
     pub fn open_file(&self, entry: &Entry, write: bool) -> Result<File, Code> {
         if !entry.attr.is_file() {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid });
@@ -115,8 +115,9 @@ impl Pool {
         if write && entry.attr.flags & FLAG_DIRTY == 0 {
             self.ask_entry(&Request::MarkDirty { ino: entry.attr.ino })?;
         }
-        // With all of them open no layout changes. Whether it did before, the daemon knows, who need not be asked where
-        // the one backing file of another layout is not there (migrate.rs); in a pool of several nodes none does.
+        // The layout cannot change while all backing files are open. Only the daemon knows whether it changed before.
+        // No request is needed if the single backing file of a new layout does not exist (migrate.rs), nor in a pool of
+        // several nodes, where no layout changes.
         if stripes.len() > 1 && !self.spans_nodes() && self.may_be_single(entry.attr.ino) {
             match self.ask_entry(&Request::GetAttr { ino: entry.attr.ino }) {
                 Ok(now) if now.layout == entry.layout => {}
@@ -127,8 +128,8 @@ impl Pool {
         Ok(self.opened(entry, stripes, first, write))
     }
 
-    /// Opens a file of any layout by its path; `flags` are O_ACCMODE, O_CREAT, O_EXCL and O_TRUNC, `mode` has the umask
-    /// applied. `striping` is of a file that this makes.
+    /// Opens a file of any layout by its path. `flags` are O_ACCMODE, O_CREAT, O_EXCL and O_TRUNC; the umask is already
+    /// applied to `mode`. `striping` applies if this call creates the file.
     pub fn open_striped(
         &self,
         place: Place<'_>,
@@ -140,7 +141,7 @@ impl Pool {
         self.open_striped_on(place, flags, mode, striping, &[], escape)
     }
 
-    /// The same; what this makes is on the targets that are given, if any are.
+    /// The same; a file that this call creates lies on the given targets, if there are any.
     pub fn open_striped_on(
         &self,
         place: Place<'_>,
@@ -150,7 +151,8 @@ impl Pool {
         targets: &[u32],
         escape: &mut PathBuffer,
     ) -> Door<File> {
-        // Without a target here, none is to be had of a new file but as what has its parts elsewhere.
+        // On a node without a target a new file can only be opened in parts, because its backing files are on other
+        // nodes.
         let asked =
             striping.stripe_count > 1 || striping.yields || !targets.is_empty() || !self.takes_files();
         if flags & libc::O_CREAT != 0 && asked {
@@ -170,7 +172,7 @@ impl Pool {
                 found.filter(|entry| entry.attr.is_file() && !self.is_one_here(&entry.layout) && !exclusive);
             let Some(entry) = in_parts else {
                 match self.open_single(place, flags, mode, escape) {
-                    // Made by another node meanwhile.
+                    // Another node created the file meanwhile.
                     Err(Fail::Code(Code::NotSupported)) if !was_found && self.spans_nodes() => continue,
                     result => return result,
                 }
@@ -183,7 +185,7 @@ impl Pool {
         Err(Code::Stale.into())
     }
 
-    /// Opens a file that has one backing file, or makes one.
+    /// Opens or creates a file with one backing file on this node.
     fn open_single(&self, place: Place<'_>, flags: i32, mode: u32, escape: &mut PathBuffer) -> Door<File> {
         let fd = self.open(place, flags | libc::O_CLOEXEC, mode, escape)?;
         // SAFETY: the descriptor is new and ours.
@@ -198,7 +200,7 @@ impl Pool {
         Ok(self.opened(&entry, vec![Stripe::Here(fd)], vec![0], writable))
     }
 
-    /// Opens a file that has several, or one of another node.
+    /// Opens a file with several backing files, or with one on another node.
     fn open_in_parts(&self, entry: &Entry, flags: i32) -> Result<File, Code> {
         let access = flags & libc::O_ACCMODE;
         let write = access != libc::O_RDONLY;
@@ -218,7 +220,8 @@ impl Pool {
         Ok(file)
     }
 
-    /// Makes a file of several backing files; none when the name is taken and need not be new.
+    /// Creates a file with several backing files, or with one on another node. `None` if the name exists and O_EXCL is
+    /// not set.
     fn make_striped(
         &self,
         place: Place<'_>,
@@ -262,7 +265,8 @@ impl Pool {
                 Err(code) => {
                     // An open that fails leaves no name behind.
                     let _ = self.unlink_in(dir.ino, name.as_bytes());
-                    // One of the nodes that were chosen does not answer: others are, where nobody named them.
+                    // A selected node does not answer: the next attempt selects others, unless the caller or the
+                    // directory names the targets.
                     if is_placed || code != Code::Io || attempt == EAGER_BUFFERS {
                         return Err(code.into());
                     }
@@ -274,7 +278,7 @@ impl Pool {
 }
 
 impl File {
-    /// Backing files and bytes of a stripe, of the first component.
+    /// The striping of the first component.
     pub fn striping(&self) -> Striping {
         Striping::of(&self.entry.layout)
     }
@@ -284,26 +288,27 @@ impl File {
         self.entry.attr.ino
     }
 
-    /// Says whether what lies on other nodes may be read ahead of who reads it in order, and be up to [`READ_AHEAD_MS`]
-    /// old; writes, truncation and [`File::sync`] by this file are seen at once all the same. At first it may not.
+    /// Sets whether data on other nodes may be read ahead when they are read in order. Data read ahead may be up to
+    /// [`READ_AHEAD_MS`] old, but this file's own writes, truncations and [`File::sync`] take effect at once. Initially
+    /// off.
     ///
     /// [`READ_AHEAD_MS`]: forebay_types::limits::READ_AHEAD_MS
     pub fn read_in_order(&self, wanted: bool) {
         self.read_ahead.ask(wanted && self.has_far());
     }
 
-    /// True when other nodes have some of it.
+    /// True if some backing files are on other nodes.
     pub(crate) fn has_far(&self) -> bool {
         self.stripes.iter().any(|stripe| matches!(stripe, Stripe::There(_)))
     }
 
-    /// Reserves space for the first `bytes` bytes and extends the file to them; it is never cut.
+    /// Reserves space for the first `bytes` bytes and extends the file to `bytes` if it is shorter. It never truncates.
     pub fn allocate(&self, bytes: u64) -> Result<(), Code> {
         self.allocate_range(0, 0, bytes)
     }
 
-    /// `fallocate` of a range, with the modes that move no data: stripes are dense, so that a range of the file is one
-    /// range of each backing file.
+    /// `fallocate` of a range, with the modes that move no data. Stripes are dense in a backing file, so a range of the
+    /// file is one range of each backing file.
     ///
     /// # Errors
     /// [`Code::NotSupported`] for modes that move data.
@@ -344,7 +349,7 @@ impl File {
         all
     }
 
-    /// Asks other nodes, all at the same time; nobody is asked where there is nothing to ask.
+    /// Sends requests to other nodes, all at the same time. Without requests it does not even attach.
     fn ask_far<'a>(&self, asks: &mut dyn Iterator<Item = (BackingId, BackingOp<'a>)>) -> Result<(), Code> {
         match asks.next() {
             Some(first) => self.pool.ask_all(&mut std::iter::once(first).chain(asks)),
@@ -352,7 +357,7 @@ impl File {
         }
     }
 
-    /// The backing files of other nodes.
+    /// The backing files on other nodes.
     fn far(&self) -> impl Iterator<Item = BackingId> + '_ {
         self.stripes.iter().filter_map(|stripe| match stripe {
             Stripe::There(there) => Some(there.id),
@@ -360,12 +365,12 @@ impl File {
         })
     }
 
-    /// How many backing files are on other nodes.
+    /// Number of backing files on other nodes.
     pub fn count_elsewhere(&self) -> usize {
         self.far().count()
     }
 
-    /// fsync(2) of all backing files. What is read from now on was not read before.
+    /// fsync(2) of all backing files. Data that were read ahead are discarded.
     pub fn sync(&self) -> Result<(), Code> {
         for stripe in &self.stripes {
             if let Stripe::Here(fd) = stripe {
@@ -377,7 +382,7 @@ impl File {
         self.ask_far(&mut self.far().map(|id| (id, BackingOp::Sync)))
     }
 
-    /// The one descriptor of a file with one backing file, which is on this node.
+    /// The descriptor of a file with one backing file, if that is on this node.
     pub fn fd(&self) -> Option<RawFd> {
         match self.stripes.first() {
             Some(Stripe::Here(fd)) if self.entry.layout.is_single() => Some(fd.as_raw_fd()),
@@ -389,7 +394,7 @@ impl File {
         &self.stripes[self.index_of(component, stripe)]
     }
 
-    /// The backing file's place among all of the file's.
+    /// The index of a backing file among all of the file's.
     pub(crate) fn index_of(&self, component: usize, stripe: u16) -> usize {
         self.first[component] + stripe as usize
     }
@@ -410,7 +415,7 @@ impl File {
         self.stripes.len()
     }
 
-    /// Whether what this node has of it lies in memory.
+    /// True if all of the file's backing files on this node are in memory.
     pub(crate) fn is_in_memory(&self) -> bool {
         self.is_in_memory
     }
@@ -419,12 +424,13 @@ impl File {
         &self.scatter
     }
 
-    /// Takes space ahead of a write of `bytes` bytes to a range of a backing file that is here, by a call whose steps
-    /// through the file are `step` bytes.
+    /// Preallocates before a write of `bytes` bytes to a range of a backing file on this node. The caller steps through
+    /// the file by `step` bytes.
     pub(crate) fn take_ahead(&self, index: usize, fd: RawFd, range: Range<u64>, bytes: usize, step: usize) {
         let (count, start) = (self.stripes.len(), range.start);
         let is_small = self.ahead.take((index, count), fd, range, bytes, step);
-        // Many pieces at once mostly go by a mapping, whose pages get their zeros without the inode's lock.
+        // Many pieces in one call are mostly written through a mapping, which fills its pages with zeros without the
+        // inode's lock.
         let is_one_by_one = bytes / step.max(1) < SCATTER_PIECES_MIN;
         let ([c], true) = (self.entry.layout.components(), is_small && count > 1 && is_one_by_one) else {
             return;
@@ -440,7 +446,8 @@ impl File {
         }
     }
 
-    /// What the backing files say together: size, blocks and times; the rest is the shard's, or nobody's any more.
+    /// Size, blocks and times, combined from the backing files. The other attributes are in the shard, or lost if the
+    /// inode was removed, and are left empty.
     pub fn stat(&self) -> Result<libc::stat, Code> {
         let mut st = crate::stat::empty_stat();
         let mut sum = Stripes::of(&st);
@@ -465,12 +472,12 @@ impl File {
         &self.stripes
     }
 
-    /// True when it was opened for writing.
+    /// True if the file was opened for writing.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub fn size(&self) -> Result<u64, Code> {
         let mut size = 0;
         self.stat_each(|(component, stripe), backing| {
@@ -480,7 +487,7 @@ impl File {
         Ok(size)
     }
 
-    /// Looks at each backing file, those of other nodes at the same time.
+    /// Calls `look` with the attributes of each backing file. All other nodes are queried at the same time.
     fn stat_each(&self, mut look: impl FnMut((usize, u16), &libc::stat)) -> Result<(), Code> {
         let mut far = Vec::new();
         for (component, stripe) in self.entry.layout.stripes() {
@@ -506,7 +513,8 @@ impl File {
             return Err(Code::FileTooLarge);
         }
         let layout = &self.entry.layout;
-        // Stripe by stripe; the one that holds the last byte reaches the size, so that it shows.
+        // The backing file that holds the last byte is extended to it, because the file's size is computed from the
+        // backing files.
         let mut far = Vec::new();
         for (component, stripe) in layout.stripes() {
             let bytes = layout.backing_bytes(component, stripe, size);

@@ -1,9 +1,9 @@
-//! Which gaps between ranges are read along, and which ranges go by the buffer (`sieve.rs`): as a system call costs on
-//! this machine.
+//! The longest gap between two ranges that a read includes, and the longest ranges that are read through the buffer
+//! (`sieve.rs`). Both depend on the cost of a system call on this machine.
 //!
-//! A small pread takes 0.3 us on one machine and a whole one on another, by its processor, its hypervisor and what its
-//! kernel does against side channels, while copies are alike. So the first read of this kind of a process looks at a
-//! clock. Measured: docs/decisions/0021.
+//! A small pread takes 0.3 us on one machine and 1 us on another, depending on the processor, the hypervisor and the
+//! kernel's mitigations of side channels, while the speed of copies is similar. So the first such read of a process
+//! measures the cost. Measurements: docs/decisions/0021.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -11,31 +11,31 @@ use std::time::Instant;
 
 use forebay_types::limits::{GAP_BYTES_MAX, SIEVE_BYTES_MAX};
 
-/// Small preads that are timed: the quickest counts, as others were interrupted.
+/// Number of small preads that are timed. The fastest counts, because the others may have been interrupted.
 const TRIES: usize = 8;
 
-/// What a change from one piece of memory to the next costs within a call.
+/// Cost of one more element of an iovec within a call.
 const PART_NANOSECONDS: u64 = 70;
-/// How much the kernel copies of a gap meanwhile, in a nanosecond.
+/// Bytes of a gap that the kernel copies in a nanosecond.
 const GAP_BYTES_PER_NANOSECOND: u64 = 8;
-/// A range of so many bytes for each nanosecond that a call costs takes as long to copy once more as a change of
-/// pieces.
+/// Break-even length of a range, in bytes for each nanosecond that a system call costs: a second copy of the range
+/// takes as long as one more element of an iovec.
 const SIEVE_BYTES_PER_NANOSECOND: u64 = 13;
 
-/// The longest of both that pay.
+/// The longest gap and the longest ranges that pay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gaps {
-    /// Bytes of a gap that is read along.
+    /// Bytes of a gap that is read together with the ranges around it.
     pub(crate) gap: usize,
-    /// Bytes of a range, on average, of those that go by the buffer.
+    /// Average bytes of the ranges that are read through the buffer.
     pub(crate) sieve: usize,
 }
 
 impl Gaps {
-    /// Where data may have to come from a device first, which reads one long stretch best.
+    /// For data that may have to be read from a device, which reads one long range fastest.
     pub(crate) const LONGEST: Gaps = Gaps { gap: GAP_BYTES_MAX, sieve: SIEVE_BYTES_MAX };
 
-    /// Of files in memory, of which `fd` is one.
+    /// For files in memory; `fd` is one of them.
     pub(crate) fn in_memory(fd: RawFd, at: u64) -> Gaps {
         static MEASURED: OnceLock<Gaps> = OnceLock::new();
         *MEASURED.get_or_init(|| Gaps::of_calls_that_take(nanoseconds(fd, at)))
@@ -53,7 +53,7 @@ impl Gaps {
     }
 }
 
-/// What the smallest pread takes.
+/// The cost of the smallest pread, in nanoseconds.
 fn nanoseconds(fd: RawFd, at: u64) -> u64 {
     let mut byte = 0u8;
     let took = (0..TRIES).map(|_| {

@@ -1,7 +1,7 @@
-//! What processes that opened a file together over several nodes have in common: a pointer, and locks that no other
-//! program's meet. MPI's shared file pointer and atomic mode are made of them. Kept at the file's first backing file,
-//! by the daemon that has it (`crates/server/src/worker/network/groups.rs`), under a number which the process that
-//! makes the group draws and tells the others.
+//! State that processes share which opened a file together on several nodes: a file pointer, and locks that conflict
+//! only within the group. MPI's shared file pointer and atomic mode use them. The daemon of the node with the file's
+//! first backing file keeps them (`crates/server/src/worker/network/groups.rs`), under a number that the process that
+//! creates the group draws and passes to the others.
 
 use forebay_ring::pause;
 use forebay_types::{BackingId, BackingOp, Code, GroupOp, LockKind, LockWish, Reply, Request};
@@ -11,12 +11,12 @@ use crate::locks::{PAUSE, PAUSE_MAX};
 use crate::pool::caller;
 use crate::remote_inodes::new_handle;
 
-/// Numbers that are tried before it is somebody's fault that they are taken.
+/// Numbers that are tried before the call fails because each is in use.
 const DRAWS: u32 = 4;
 
-/// A number that hardly another process of the pool draws, and not 0. Sessions differ, and so do a process's handles;
-/// the constants and shifts are SplitMix64's (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
-/// 2014).
+/// A pseudo-random number, not 0, that other processes of the pool are unlikely to draw. Processes differ in their
+/// sessions, and the files of a process in their handles. The constants and shifts are SplitMix64's (Steele, Lea,
+/// Flood: Fast splittable pseudorandom number generators, 2014).
 fn drawn(session: u64, handle: u64) -> u64 {
     let mut z = session.wrapping_add(handle.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -42,10 +42,12 @@ impl File {
         })
     }
 
-    /// Makes a group whose pointer begins at `position`; its number, which is not 0. It ends with this process.
+    /// Creates a group whose pointer starts at `position`, and returns its number, which is not 0. The group ends with
+    /// this process.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] in a pool of one node, whose processes share memory; [`Code::NoResources`] when there are too many.
+    /// [`Code::NotSupported`] in a pool of one node, whose processes share memory; [`Code::NoResources`] if there are
+    /// too many groups.
     pub fn group_make(&self, position: u64) -> Result<u64, Code> {
         if !self.pool.spans_nodes() {
             return Err(Code::NotSupported);
@@ -62,10 +64,11 @@ impl File {
         result
     }
 
-    /// Moves the group's pointer on; where it was. It is done once, whoever dies of those that serve it.
+    /// Advances the group's pointer by `by` bytes, and returns its previous position. The pointer advances exactly
+    /// once, even if a worker dies while it serves the request.
     ///
     /// # Errors
-    /// [`Code::Stale`] when there is no such group any more; [`Code::FileTooLarge`] beyond the longest file.
+    /// [`Code::Stale`] if the group does not exist any more; [`Code::FileTooLarge`] beyond the longest file.
     pub fn group_move(&self, key: u64, by: u64) -> Result<u64, Code> {
         self.ask_group(key, GroupOp::Move { by }, |reply| match reply {
             Reply::Count(before) => Ok(before),
@@ -73,7 +76,7 @@ impl File {
         })
     }
 
-    /// Puts the group's pointer somewhere.
+    /// Sets the group's pointer.
     ///
     /// # Errors
     /// As [`File::group_move`].
@@ -81,8 +84,8 @@ impl File {
         self.tell_group(key, GroupOp::Seek { position })
     }
 
-    /// Keeps others of the group from bytes `start` to `end`, with `writes` also those that only read; waits for those
-    /// that do. The lock's number, for [`File::group_unlock`]. It goes with this process.
+    /// Locks bytes `start` to `end` within the group, exclusively with `writes`, else shared. Waits for conflicting
+    /// locks. Returns the lock's number, for [`File::group_unlock`]. The lock ends with this process.
     ///
     /// # Errors
     /// As [`File::group_move`].
@@ -92,7 +95,7 @@ impl File {
         let wish = LockWish { owner, flock: false, kind, start, end };
         loop {
             match self.tell_group(key, GroupOp::Lock(wish)) {
-                // As long as it takes: who has it is there, or it goes.
+                // No timeout: the holder is alive, or its locks end.
                 Err(Code::Busy) => {
                     pause(wait);
                     wait = (wait * 2).min(PAUSE_MAX);
@@ -102,7 +105,7 @@ impl File {
         }
     }
 
-    /// Lets a lock go.
+    /// Releases a lock.
     ///
     /// # Errors
     /// As [`File::group_move`].
@@ -114,7 +117,7 @@ impl File {
     /// Ends a group that this process made.
     ///
     /// # Errors
-    /// [`Code::NotPermitted`] for another's.
+    /// [`Code::NotPermitted`] for a group that another process made.
     pub fn group_end(&self, key: u64) -> Result<(), Code> {
         self.tell_group(key, GroupOp::End)
     }

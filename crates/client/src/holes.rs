@@ -1,6 +1,6 @@
-//! Holes of a file of any layout: where its data is, and how a range becomes a hole.
+//! Holes of a file of any layout: finding its data, and turning a range into a hole.
 //!
-//! Backing files of other nodes are not asked about holes: all of what they have counts as data, which lseek(2) allows.
+//! Other nodes are not queried for holes: all bytes of their backing files count as data, which lseek(2) allows.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -9,9 +9,9 @@ use forebay_types::{BackingOp, Code};
 use crate::errno;
 use crate::file::{File, Stripe};
 
-/// What lseek(2) with `whence` gives; none behind the last data, or the end.
+/// The result of lseek(2) with `whence`; `None` if `at` is behind the last data or the end.
 fn seek(fd: RawFd, at: u64, whence: i32) -> Result<Option<u64>, Code> {
-    // SAFETY: plain system call; the descriptor is ours and its own offset is used by nobody.
+    // SAFETY: plain system call; the descriptor is ours, and its own offset is not used.
     let found = unsafe { libc::lseek(fd, at as i64, whence) };
     if found >= 0 {
         return Ok(Some(found as u64));
@@ -24,7 +24,7 @@ fn seek(fd: RawFd, at: u64, whence: i32) -> Result<Option<u64>, Code> {
 }
 
 impl File {
-    /// The first byte at or behind `offset` that is not in a hole.
+    /// The first byte at or after `offset` that is not in a hole.
     ///
     /// # Errors
     /// [`Code::NoDevice`] (ENXIO) when there is none.
@@ -32,7 +32,7 @@ impl File {
         let size = self.size()?;
         let mut found = None;
         for (component, stripe) in self.layout().stripes() {
-            // The bytes of this backing file that lie before the offset.
+            // The offset in this backing file that corresponds to `offset`.
             let at = self.layout().backing_bytes(component, stripe, offset);
             let data = match self.stripe_at(self.index_of(component, stripe)) {
                 Stripe::Here(fd) => seek(fd.as_raw_fd(), at, libc::SEEK_DATA)?,
@@ -44,7 +44,7 @@ impl File {
         found.filter(|found| *found < size).ok_or(Code::NoDevice)
     }
 
-    /// The first byte at or behind `offset` that is in a hole; the file's end counts as one.
+    /// The first byte at or after `offset` that is in a hole. The file's end counts as a hole.
     ///
     /// # Errors
     /// [`Code::NoDevice`] (ENXIO) when `offset` is not within the file.
@@ -60,7 +60,7 @@ impl File {
                 at += extent.len;
                 continue;
             };
-            // A backing file that ends here is a hole where the file goes on.
+            // The backing file ends before this extent, which is therefore a hole.
             let hole = seek(fd.as_raw_fd(), extent.offset, libc::SEEK_HOLE)?.unwrap_or(extent.offset);
             if hole < extent.offset + extent.len {
                 return Ok(at + (hole - extent.offset));
@@ -70,7 +70,7 @@ impl File {
         Ok(size)
     }
 
-    /// Makes a range a hole, which reads as zeros and takes no space. The size stays.
+    /// Turns a range into a hole, which reads as zeros and takes no space. The file's size does not change.
     pub fn punch(&self, offset: u64, bytes: u64) -> Result<(), Code> {
         let end = offset.checked_add(bytes).ok_or(Code::Invalid)?.min(forebay_types::limits::FILE_BYTES_MAX);
         if bytes == 0 {

@@ -1,4 +1,4 @@
-//! Calls on names and inodes rather than paths: what tools use that walk by themselves.
+//! Calls by name and inode rather than path, for tools that walk trees themselves.
 
 use forebay_data::BackingName;
 use forebay_types::{Code, Entry, Ino, PoolSpace, Reply, Request};
@@ -6,7 +6,7 @@ use forebay_types::{Code, Entry, Ino, PoolSpace, Reply, Request};
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Pool};
 
-/// How often a look-up starts again when the inode is replaced under it.
+/// How often a look-up starts again when the inode is replaced meanwhile.
 const ATTEMPTS: u32 = 4096;
 
 impl Pool {
@@ -20,7 +20,7 @@ impl Pool {
         for _ in 0..ATTEMPTS {
             let found = self.lookup_name(parent, name)?;
             match self.get_attr(found.ino) {
-                // Replaced between the two: the name is another inode's by now, or nobody's.
+                // Replaced between the two steps: the name leads to another inode by now, or is gone.
                 Err(Code::NotFound) => {}
                 result => return result,
             }
@@ -33,20 +33,20 @@ impl Pool {
         self.with_entry(place, follow, escape, |entry| Ok(*entry))
     }
 
-    /// True when a target is a tmpfs, whose files' times do not move with stores through mappings.
+    /// True if a target is a tmpfs, where stores through mappings do not change the times of files.
     pub fn is_in_memory(&self) -> bool {
         self.attached().is_ok_and(|a| a.reply.stable_inodes != 0)
     }
 
-    /// True for a file that is small beside what is free on the medium, so that nobody waits for its space: at most
-    /// 1 MiB while more than a sixteenth of the medium is free.
+    /// True for a file that is small compared with the medium's free space, so that its space is not needed soon: at
+    /// most 1 MiB while more than a sixteenth of the medium is free.
     pub fn is_soon_removed(&self, ino: Ino) -> bool {
         const BLOCKS_MAX: i64 = (1 << 20) / 512;
         const PART: u64 = 16;
         let Ok(attached) = self.attached() else { return false };
         let target = match attached.target_count() {
             1 => attached.target(),
-            // Nobody is asked for what is only to save time.
+            // Only the board is read: a request would cost more than this saves.
             _ => match self.on_board(|board| board.inode(ino)) {
                 Ok(Some(entry)) => attached.target_of(&entry.layout, 0, 0),
                 _ => return false,
@@ -71,11 +71,13 @@ impl Pool {
         })
     }
 
-    /// Says that this process serves the pool's mount, whose FUSE device this is. When it returns, the kernel is told
-    /// of every change that another process makes before that is acknowledged to it. True when nobody else has files of
-    /// the pool open; the socket tells when that changes ([`forebay_ring::KIND_MOUNT`]), and closes when the daemon's
-    /// worker dies, who has to be told again then. So it has when this process has attached anew, as it does after a
-    /// call that had no answer: compare [`Pool::session`].
+    /// Announces that this process serves the pool's mount, and sends the mount's FUSE device. After the call returns,
+    /// the daemon notifies the kernel of each change by another process before it acknowledges the change.
+    ///
+    /// The flag is true if no other process has files of the pool open. The socket carries a message when that changes
+    /// ([`forebay_ring::KIND_MOUNT`]), and closes when the daemon's worker dies. The mount must be announced again
+    /// after the worker died, and after this process attached anew, as it does after a call without a reply: compare
+    /// [`Pool::session`].
     pub fn announce_mount(
         &self,
         device: std::os::fd::BorrowedFd<'_>,
@@ -83,13 +85,13 @@ impl Pool {
         self.address().announce_mount(self.attached()?.reply.session, device)
     }
 
-    /// inotify_add_watch(2) of a directory, with an inotify instance of this process; the watch's descriptor. The
-    /// kernel delivers the events of a mirror of the directory, which the daemon keeps for as long as the instance is
-    /// open in any process.
+    /// inotify_add_watch(2) of a directory, with an inotify instance of this process. Returns the watch descriptor. The
+    /// kernel delivers the events of a mirror of the directory, which the daemon keeps while any process has the
+    /// instance open.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] for a directory of another node and a wide one, [`Code::NoSpace`] beyond the limits of watched directories and
-    /// names, and what inotify_add_watch(2) gives.
+    /// [`Code::NotSupported`] for a directory of another node and for a wide directory, [`Code::NoSpace`] beyond the
+    /// limits of watched directories and names, and the errors of inotify_add_watch(2).
     pub fn watch_directory(
         &self,
         ino: Ino,
@@ -99,7 +101,7 @@ impl Pool {
         self.address().watch(ino, inotify, mask)
     }
 
-    /// Asks the daemon for nothing: tells that it answers.
+    /// Sends an empty request, to check that the daemon answers.
     pub fn ping(&self) -> Result<(), Code> {
         self.ask_then(&Request::Ping, |_| Ok(()))
     }

@@ -1,10 +1,12 @@
-//! Where the data of new files goes: to the node of who makes them, unless the directory's layout or the maker says
-//! otherwise. Targets that nobody named the daemon chooses, who knows which have room (`Request::Place`): for each file
-//! anew, also where this node has no target.
+//! Selects the layout of new files. The data of a file lie on the node of the process that creates it, unless the
+//! directory's layout or the caller says otherwise. Targets that are not named are selected by the daemon
+//! (`Request::Place`), because it knows which targets have free space. It selects them anew for each file, also on a
+//! node without targets.
 //!
-//! A maker whose directory is on another node does not know that directory's layout, and does not ask for it: it says
-//! where it would put the file, and the directory's node makes nothing but answers with the directory where that has a
-//! layout ([`Layout::unless_set`]). So a directory without one costs nobody a request.
+//! A process that creates a file in a directory of another node does not know the directory's layout, and sends no
+//! request for it. Its `Create` carries the layout that it would use ([`Layout::unless_set`]). If the directory has a
+//! layout, the directory's node creates nothing and replies with the directory. So directories without a layout cost no
+//! extra request.
 
 use forebay_types::limits::{STRIPES_MAX, TARGETS_MAX};
 use forebay_types::{
@@ -14,8 +16,8 @@ use forebay_types::{
 use crate::file::Striping;
 use crate::pool::Pool;
 
-/// The targets that a component's stripes go round, in their order, or the one on which all are; none where they are
-/// chosen for each file.
+/// The targets of a component's stripes in round-robin order, or the single target of all stripes. `None` if the daemon
+/// selects targets for each file.
 pub fn targets_of(c: &Component) -> Option<Targets> {
     let mut all = [0; TARGETS_MAX];
     let used = usize::from(c.stripe_count.min(u16::from(c.target_count)));
@@ -29,17 +31,17 @@ pub fn targets_of(c: &Component) -> Option<Targets> {
     }
 }
 
-/// The largest prime that is at most one more than `count`, if that is more than 2. What processes write to a file at
-/// the same time mostly is a power of two of stripes apart, and with such a number of backing files they would meet on
-/// one again and again (docs/decisions/0021).
+/// The largest prime up to `count` + 1, if `count` is more than 2. Processes that write a file at the same time are
+/// mostly a power of two of stripes apart. With a power of two of backing files they would meet on the same one again
+/// and again (docs/decisions/0021).
 fn prime_near(count: u16) -> u16 {
     let is_prime = |n: &u16| (2..*n).take_while(|i| i * i <= *n).all(|i| !n.is_multiple_of(i));
     (2..=(count + 1).min(STRIPES_MAX)).rev().find(is_prime).filter(|_| count > 2).unwrap_or(count)
 }
 
 impl Pool {
-    /// What a request to make a file says of its layout when the maker has no wish; none in a pool with one target,
-    /// where only who asks for several backing files gets them.
+    /// The layout in a request to create a file if the caller has no preference. `None` in a pool with one target,
+    /// where a file has several backing files only if the caller requests them.
     pub(crate) fn layout_unless_set(&self) -> Result<Option<Layout>, Code> {
         let attached = self.attached()?;
         Ok(match attached.reply.nodes > 1 || attached.target_count() > 1 {
@@ -48,12 +50,12 @@ impl Pool {
         })
     }
 
-    /// The target for a new file that nobody named one for: this node's, as long as one has room, else one that the
-    /// daemon knows to have some.
+    /// The target for a new file if the caller names none: one of this node while it has room, else one that the daemon
+    /// selects for its free space.
     fn target_for_new(&self) -> Result<u32, Code> {
         let attached = self.attached()?;
         if attached.reply.nodes > 1 && attached.takes_files() && attached.is_full() {
-            // Where nothing is known of the others this node's own is tried.
+            // If the daemon knows nothing of other nodes, this node's target is tried.
             if let Ok(target) = self.chosen_target() {
                 return Ok(target);
             }
@@ -61,12 +63,12 @@ impl Pool {
         self.own_target()
     }
 
-    /// One target, as the daemon chooses it.
+    /// One target that the daemon selects.
     fn chosen_target(&self) -> Result<u32, Code> {
         self.place(1)?.as_slice().first().copied().ok_or(Code::NoDevice)
     }
 
-    /// True when a request that makes a file wishes it on another node.
+    /// True if a request to create a file prefers another node.
     pub(crate) fn wishes_elsewhere(&self, layout: Option<&Layout>) -> bool {
         let wish = layout.and_then(Layout::wish);
         wish.is_some_and(|target| {
@@ -74,14 +76,15 @@ impl Pool {
         })
     }
 
-    /// One backing file of this node, whatever the directory says; of another where this one has no target.
+    /// A layout with one backing file on this node, regardless of the directory's layout. It is on another node if this
+    /// one has no target.
     pub(crate) fn layout_here(&self) -> Result<Layout, Code> {
         let own = self.own_target()?;
         Ok(Layout::single(node_of(own), own as u16))
     }
 
-    /// The target on which this node's programs make their files: the first of this node's that has room. One of
-    /// another node where this one has none.
+    /// The target on which this node's programs create their files: the first of this node with room. It is on another
+    /// node if this one has none.
     pub(crate) fn own_target(&self) -> Result<u32, Code> {
         let attached = self.attached()?;
         if !attached.takes_files() {
@@ -90,8 +93,8 @@ impl Pool {
         Ok(target_of(attached.reply.node, attached.roomy_target()))
     }
 
-    /// The layout of a file that is made in a directory with a layout of its own, for who wants a descriptor of it. On
-    /// one node several backing files are for those who ask for them: a descriptor is of one.
+    /// The layout of a new file in a directory with a layout, if the caller needs a descriptor. A descriptor refers to
+    /// one backing file, so in a pool of one node only callers that request several backing files get them.
     pub(crate) fn layout_to_open(&self, directory: &Entry) -> Result<Layout, Code> {
         if !self.spans_nodes() && Striping::of(&directory.layout).stripe_count > 1 {
             return self.layout_here();
@@ -99,7 +102,7 @@ impl Pool {
         self.layout_as_set(directory)
     }
 
-    /// The layout of a file that is made in a directory with a layout of its own.
+    /// The layout of a new file in a directory with a layout.
     pub(crate) fn layout_as_set(&self, directory: &Entry) -> Result<Layout, Code> {
         let layout = &directory.layout;
         if layout.is_placed() {
@@ -112,8 +115,8 @@ impl Pool {
         self.layout_of(Striping::of(layout))
     }
 
-    /// A layout of so many stripes, on targets that the daemon chooses; of about so many where the number is only
-    /// proposed and they are all on one target.
+    /// A layout on targets that the daemon selects. The number of stripes is exact, except that [`prime_near`] replaces
+    /// a proposed number (`yields`) if all stripes are on one target.
     pub(crate) fn layout_of(&self, mut striping: Striping) -> Result<Layout, Code> {
         let targets = self.place(striping.stripe_count)?;
         if striping.yields && targets.as_slice().len() == 1 {
@@ -122,7 +125,7 @@ impl Pool {
         self.layout_on(striping, targets.as_slice())
     }
 
-    /// The same on targets that are given.
+    /// The same on given targets.
     pub(crate) fn layout_on(&self, striping: Striping, targets: &[u32]) -> Result<Layout, Code> {
         let first = *targets.first().ok_or(Code::Invalid)?;
         if striping.stripe_count == 1 {
@@ -138,11 +141,12 @@ impl Pool {
         })
     }
 
-    /// Sets how files that are made in a directory are to lie; without targets they are chosen for each. One stripe and
-    /// no targets: as where nothing is set.
+    /// Sets the layout of new files in a directory. Without targets, the daemon selects them for each file. One stripe
+    /// and no targets removes the directory's layout.
     ///
     /// # Errors
-    /// [`Code::NotDirectory`]; [`Code::Invalid`] for stripes that no layout has; [`Code::NoDevice`] for a target that is not there.
+    /// [`Code::NotDirectory`]; [`Code::Invalid`] for stripes that no layout can have; [`Code::NoDevice`] for a target
+    /// that does not exist.
     pub fn set_layout_of_new(
         &self,
         directory: &Entry,
@@ -166,8 +170,8 @@ impl Pool {
         })
     }
 
-    /// Whether there is a target of a node that has some, which the directory's node may not know: a node knows its
-    /// own. What cannot be asked now is taken to be there.
+    /// Checks that a target exists, given that its node has targets. A node knows only its own targets, so the target's
+    /// node is queried. A target whose node cannot be queried now counts as existing.
     fn check_target(&self, any: Ino, target: u32) -> Result<(), Code> {
         let (attached, index) = (self.attached()?, target as u16);
         let is_there = match node_of(target) == attached.reply.node {

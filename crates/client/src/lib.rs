@@ -1,15 +1,17 @@
-//! The one library behind every door in a process: path walk, open, attributes, names, directories, striping, retry.
+//! The library behind every interface of Forebay in a process: path walk, open, attributes, names, directories,
+//! striping, retry.
 //!
-//! Look-ups read the board; what it does not know, and every change, is asked through the ring. File data never
-//! passes here: a file with one local backing file is opened as that file, and its descriptor is the kernel's.
+//! Look-ups read the board. Names that the board lacks, and all changes, go to the daemon as requests in the ring. Data
+//! of a file with one backing file on this node bypass this library: the program has the kernel's descriptor of the
+//! backing file.
 //!
-//! Everything that a file door calls is async-signal-safe: no allocation, no lock, errno left alone by the caller's
-//! guard. A process attaches at its first call; a forked child attaches anew at its first call, as its ring is its
-//! parent's. Threads share one ring.
+//! All functions that the path calls of an interface use are async-signal-safe: they do not allocate or take locks, and
+//! the caller's guard restores errno. A process attaches at its first call. A forked child attaches anew at its first
+//! call, because the ring belongs to its parent. Threads share one ring.
 //!
-//! Faults survived: the daemon's worker restarts (calls wait and are answered; the board is exchanged), the program
-//! closes all its descriptors (the target is fetched again). When the pool is gone, calls fail with
-//! [`Code::PoolGone`](forebay_types::Code) after a bounded wait. Tests: `tests/`, and the conformance suite.
+//! Faults survived: a restart of the daemon's worker (calls wait and are answered; the board is replaced), and a
+//! program that closes all its descriptors (the targets are fetched again). When the pool is gone, calls fail with
+//! [`Code::PoolGone`](forebay_types::Code) after a bounded wait. Tests: beside the code, and the conformance suite.
 
 mod ahead;
 mod attached;

@@ -1,5 +1,5 @@
-//! What programs of several nodes do to a file one after the other: locks, and writes at the end of a file of several
-//! backing files. Both are kept at the file's first backing file, by the daemon of the node that has it
+//! Operations of several nodes on a file that exclude one another: locks, and appends to a file with several backing
+//! files. The daemon of the node with the file's first backing file keeps the state of both
 //! (`crates/server/src/worker/network/locks.rs`).
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,22 +15,22 @@ use crate::file::{File, Stripe};
 use crate::pool::{caller, Pool};
 use crate::remote_inodes::new_handle;
 
-/// First and longest pause of who waits for another to have written.
+/// First and longest pause of a caller that waits for another append or lock to end.
 pub(crate) const PAUSE: Duration = Duration::from_micros(100);
 pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(5);
 
-/// How long who appends looks for the end, and waits for others who do, by [`call_clock`].
+/// Longest duration of an append, and longest wait for other appends, in [`call_clock`]'s nanoseconds.
 pub(crate) const PATIENCE_NS: u64 = APPEND_MS * 1_000_000;
 
-/// In a pool of one node only one process writes at the end of files of several backing files: that of the mount.
+/// In a pool of one node only the mount's process appends to files with several backing files.
 static APPENDING: Mutex<()> = Mutex::new(());
 
-/// Where the locks of a file are.
+/// The node on which a file's locks are kept.
 #[derive(Debug)]
 pub enum LockPlace<'a> {
-    /// Its first backing file is on this node: the kernel's locks on that are for all.
+    /// The first backing file is on this node. The kernel's locks on it hold for all nodes.
     Here(BorrowedFd<'a>),
-    /// On another.
+    /// The first backing file is on another node.
     There(LocksElsewhere),
 }
 
@@ -42,20 +42,21 @@ pub struct LocksElsewhere {
 }
 
 impl LocksElsewhere {
-    /// Takes or drops a lock, without waiting.
+    /// Takes or releases a lock, without waiting.
     ///
     /// # Errors
-    /// [`Code::Busy`] when another is in the way; [`Code::NoResources`] when its node holds too many.
+    /// [`Code::Busy`] if another lock conflicts; [`Code::NoResources`] if the file's node holds too many locks.
     pub fn set(&self, wish: LockWish) -> Result<(), Code> {
         self.pool.ask_backing(self.id, BackingOp::Lock(wish))
     }
 
-    /// Drops locks; false when the node may not have heard of it.
+    /// Releases locks. False if the node may not have received the request.
     fn is_told(&self, wish: LockWish) -> bool {
         match self.set(wish) {
             Ok(()) => true,
-            // Whatever else it says, it has heard, or is no node any more that could hold a lock. A pool that is gone
-            // is this node's worker: it may be stopped, and what was asked before may still be served when it goes on.
+            // With any other error the node received the request, or is no longer a node that could hold a lock.
+            // `PoolGone` refers to this node's worker, which may be stopped and may still serve earlier requests when
+            // it continues.
             Err(code) => !matches!(
                 code,
                 Code::Io
@@ -68,7 +69,7 @@ impl LocksElsewhere {
         }
     }
 
-    /// The lock that is in the way of one.
+    /// The lock that conflicts with `wish`, if there is one.
     pub fn test(&self, wish: LockWish) -> Result<Option<LockWish>, Code> {
         let request = Request::Backing { id: self.id, op: BackingOp::TestLock(wish) };
         self.pool.ask_as(caller(), &request, |reply| match reply {
@@ -79,9 +80,9 @@ impl LocksElsewhere {
     }
 }
 
-/// A number for an owner of locks elsewhere. It is given up for good with all its locks: a message that took its time
-/// on the way can ask for a lock again when its owner has long let go, and the other node knows it by the number. No
-/// other process of the node has it, so that the other node also knows it when this process had to attach anew, under
+/// A number for an owner of locks on other nodes. A number is not used again after all locks of its owner were
+/// released: a delayed message can still request a lock, and the other node then recognizes the number and refuses. No
+/// other process of the node has the number. So the other node recognizes it even if this process attached anew, under
 /// another session.
 pub fn new_lock_owner() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -90,13 +91,13 @@ pub fn new_lock_owner() -> u64 {
         | NEXT.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff
 }
 
-/// True of a failure after which a lock may have been granted all the same, or may be yet.
+/// True for an error after which the lock may have been granted, or may still be granted.
 pub fn leaves_lock_in_doubt(code: Code) -> bool {
     !matches!(code, Code::Busy | Code::NoResources)
 }
 
-/// Owners that have let go of all they had at other nodes, which these have not yet acknowledged: a link was down. They
-/// are told until they have, so that no lock stays there of which nobody here knows.
+/// Owners that released all their locks on other nodes, and whose release was not acknowledged because a link was down.
+/// The release is retried until it is acknowledged, so that no lock without an owner remains.
 #[derive(Debug, Default)]
 pub struct Unlocks {
     waiting: Mutex<Vec<(LocksElsewhere, LockWish)>>,
@@ -107,8 +108,8 @@ impl Unlocks {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has an owner let go of everything. False: its node could not be told, and is to be told again
-    /// ([`Unlocks::retry`]).
+    /// Releases all locks of an owner. False if its node could not be reached: the release is kept for
+    /// [`Unlocks::retry`].
     pub fn give(&self, locks: LocksElsewhere, owner: u64, flock: bool) -> bool {
         let wish = LockWish { owner, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX };
         let told = locks.is_told(wish);
@@ -118,12 +119,12 @@ impl Unlocks {
         told
     }
 
-    /// Tells those again that could not be told; true when all have been.
+    /// Retries the releases that were not acknowledged. True if none remain.
     pub fn retry(&self) -> bool {
         let again = std::mem::take(&mut *self.waiting());
         for (i, (locks, wish)) in again.iter().enumerate() {
             if !locks.is_told(*wish) {
-                // The others are mostly of the same node.
+                // The others are mostly for the same node.
                 self.waiting().extend_from_slice(&again[i..]);
                 return false;
             }
@@ -133,7 +134,7 @@ impl Unlocks {
 }
 
 impl File {
-    /// Where its locks are.
+    /// The node on which the file's locks are kept.
     pub fn lock_place(&self) -> LockPlace<'_> {
         match self.stripe(0, 0) {
             Stripe::Here(fd) => LockPlace::Here(fd.as_fd()),
@@ -141,13 +142,13 @@ impl File {
         }
     }
 
-    /// Writes at the end. Of a file with one backing file, which is on another node, what is no longer than
-    /// [`forebay_types::limits::MOVE_BYTES_MAX`] goes in as a whole, whoever else appends; of several backing files
-    /// anything does, while others append likewise.
+    /// Writes at the file's end. Appends do not mix: if the file has one backing file, on another node, up to
+    /// [`forebay_types::limits::MOVE_BYTES_MAX`] bytes are appended as a whole. If it has several backing files, any
+    /// length is appended as a whole relative to other calls of this function.
     ///
     /// # Errors
-    /// [`Code::TimedOut`] when others do not finish; [`Code::NotSupported`] for a file of one backing file of this node, whose
-    /// descriptor appends.
+    /// [`Code::TimedOut`] if other appends do not finish; [`Code::NotSupported`] for a file with one backing file on
+    /// this node, where the caller appends by the descriptor.
     pub fn append(&self, buffer: &[u8]) -> Result<usize, Code> {
         match self.stripes() {
             [Stripe::There(there)] => self.pool.append_backing(there.id, buffer),
@@ -178,18 +179,18 @@ impl File {
         }
         let until_ns = call_clock() + PATIENCE_NS;
         let written = self.size().and_then(|end| self.write_all_at(buffer, end, until_ns));
-        // Should it not be heard, others wait until the turn is over by itself.
+        // If the message is lost, other appends wait until this turn times out.
         let _ = self.pool.ask_backing(id, BackingOp::EndAppend { handle });
         written
     }
 
-    /// Writes all, and fails where only some of it can be: who appended the rest by another call would leave a gap
-    /// before it, where some of the stripes behind took theirs.
+    /// Writes all bytes or fails. A short count would not do: later stripes may already have been written, and the
+    /// caller's next append would leave a gap before them.
     fn write_all_at(&self, buffer: &[u8], at: u64, until_ns: u64) -> Result<usize, Code> {
         let mut done = 0;
         while done < buffer.len() {
             if call_clock() >= until_ns {
-                // Its turn may be over before all is written.
+                // The turn may end before all bytes are written.
                 return Err(Code::TimedOut);
             }
             match self.write_at(&buffer[done..], at + done as u64)? {

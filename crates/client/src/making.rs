@@ -1,6 +1,6 @@
-//! Making files: the request, and the backing file that its process makes while the daemon serves it
-//! (docs/decisions/0003). Where the file will lie is `layout_choice`'s business; one that does not lie here as one
-//! backing file is opened by the pool's mount.
+//! Creates files: the request, and the backing file, which the process creates while the daemon serves the request
+//! (docs/decisions/0003). `layout_choice` selects the layout. A file that is not one backing file on this node is
+//! opened through the pool's mount.
 
 use std::os::fd::{OwnedFd, RawFd};
 
@@ -14,22 +14,22 @@ use crate::pool::{caller, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::remembered::remember_opened;
 use crate::walk::{permits, Dir, Name, EXECUTE, WRITE};
 
-/// So many places are tried for a file whose data others are to have: the daemon learns of one that does not answer by
-/// the first.
+/// Attempts to create a file whose data are to lie on other nodes. By the first attempt the daemon learns which node
+/// does not answer.
 pub(crate) const EAGER_BUFFERS: u32 = 3;
 const OWNER_READS_AND_WRITES: u32 = 0o600;
 
-/// What became of a request to make a file.
+/// The result of a request to create a file.
 enum Made {
-    /// It was made, and its backing file, whose descriptor this is.
+    /// The file was created. The descriptor of its backing file, or the error of opening it.
     New(Entry, Result<RawFd, Code>),
-    /// The name is taken.
+    /// The name exists.
     Old(Entry),
-    /// Nothing was, as the directory, which this is, says how its files lie.
+    /// Nothing was created: the directory, given here, has a layout.
     AsSet(Entry),
 }
 
-/// A file to be made.
+/// A file to be created.
 #[derive(Clone, Copy)]
 pub(crate) struct NewFile<'a> {
     pub(crate) parent: Ino,
@@ -37,31 +37,31 @@ pub(crate) struct NewFile<'a> {
     pub(crate) mode: u32,
     pub(crate) exclusive: bool,
     pub(crate) layout: Option<Layout>,
-    /// Its backing file may be made before it is known that there will be one.
+    /// The backing file may be created before the daemon has created the inode.
     pub(crate) ahead: bool,
 }
 
 impl<'a> NewFile<'a> {
-    /// The request that makes it under a number, if there is one in reserve, and puts one in reserve.
+    /// The request that creates the file, under a reserved number if there is one, and reserves the next number.
     pub(crate) fn request(&self, number: Option<Ino>) -> Request<'a> {
         let NewFile { parent, name, mode, exclusive, layout, .. } = *self;
         Request::Create { parent, name, mode, exclusive, dirty: true, layout, number, reserve: true }
     }
 
-    /// The target of this node on which its one backing file is made ahead.
+    /// The index of this node's target for a backing file that is created before the inode.
     fn target_index(&self) -> u16 {
         let layout = self.layout.as_ref();
         layout.map_or(0, |layout| layout.wish().unwrap_or(layout.components()[0].target(0)) as u16)
     }
 
-    /// The request of who makes no backing file.
+    /// The request of a caller that creates no backing file.
     pub(crate) fn request_without_reserve(&self) -> Request<'a> {
         let NewFile { parent, name, mode, exclusive, layout, .. } = *self;
         Request::Create { parent, name, mode, exclusive, dirty: true, layout, number: None, reserve: false }
     }
 }
 
-/// A backing file that was made, or was not, before it was known whether there will be an inode of its number.
+/// The attempt to create a backing file before it was known whether an inode of this number will exist.
 #[derive(Clone, Copy)]
 struct Ahead {
     ino: Ino,
@@ -71,12 +71,12 @@ struct Ahead {
 impl Ahead {
     fn make(target: RawFd, ino: Ino, flags: i32) -> Ahead {
         let name = BackingName::new(ino, 0, 0);
-        // Exclusive: what is there already, if anything ever is, is not ours to use or to remove.
+        // Exclusive: a file that exists already, if there ever is one, is not ours to use or remove.
         let flags = flags & KERNEL_FLAGS | libc::O_CREAT | libc::O_EXCL;
         Ahead { ino, fd: open_at(target, name.as_c_str(), flags).ok() }
     }
 
-    /// The descriptor, if it is that of the file that was made.
+    /// The descriptor, if it belongs to the file that was created.
     fn take(self, entry: &Entry) -> Option<RawFd> {
         let fd = self.fd?;
         if self.ino == entry.attr.ino && entry.layout.is_single() {
@@ -86,7 +86,7 @@ impl Ahead {
         None
     }
 
-    /// Removes the backing file again; false when something may be left.
+    /// Removes the backing file. False if it may remain.
     fn undo(self, target: RawFd) -> bool {
         let Some(fd) = self.fd else { return true };
         close(fd);
@@ -96,7 +96,7 @@ impl Ahead {
 }
 
 impl Pool {
-    /// Makes a file: its descriptor, or none when `by_mount` is where the kernel reaches it.
+    /// Creates a file and returns its descriptor. `None` if the kernel reaches the file by the path in `by_mount`.
     pub(crate) fn open_new(
         &self,
         dir: &Dir,
@@ -116,8 +116,8 @@ impl Pool {
         let me = caller();
         for attempt in 1.. {
             let elsewhere = self.wishes_elsewhere(layout.as_ref());
-            // Where no file can be made on this node, one that its maker may not open again is opened before it gets
-            // its mode.
+            // On a node without targets, a file whose mode does not let its creator open it is opened before it gets
+            // that mode.
             let opens_first = elsewhere
                 && !self.takes_files()
                 && !permits((mode & 0o7777, me.uid, me.gid), wanted(flags), false);
@@ -156,20 +156,20 @@ impl Pool {
                 Made::Old(entry) => return self.open_entry(&entry, flags).map(Some),
                 Made::AsSet(_) => return Err(Code::Malformed),
             };
-            // Out of descriptors or of space: an open that fails leaves no name behind.
+            // No descriptors or no space left: a failed open leaves no name behind.
             let _ = self.unlink_in(dir.ino, name.as_bytes());
             if !elsewhere || attempt == EAGER_BUFFERS || code == Code::NotSupported {
                 return Err(code);
             }
-            // The node that was to have its data does not answer: they lie here, or on another where this one has no
-            // target.
+            // The node selected for the data does not answer. The next attempt uses this node, or another one if this
+            // node has no target.
             layout = Some(Layout::unless_set(self.own_target()?));
         }
         Err(Code::Io)
     }
 
-    /// Makes those backing files of a new file that are on other nodes, so that one that is down is noticed while the
-    /// file can still lie elsewhere. A file that was removed meanwhile is fine: whoever opens it finds out.
+    /// Creates the backing files of a new file that are on other nodes, so that a node that is down is detected while
+    /// the file can still be placed elsewhere. A file that was removed meanwhile is no error here: its next open fails.
     #[cold]
     fn make_far(&self, entry: &Entry) -> Result<(), Code> {
         let far = || {
@@ -180,7 +180,7 @@ impl Pool {
         };
         let is_home = |id: &BackingId| id.node() == id.ino.birth_node();
         let made = match far().any(|id| is_home(&id)) {
-            // What is there of its own the inode's home makes.
+            // The inode's birth node creates the backing files that it has itself.
             true => self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino }).map(|_| ()),
             false => Ok(()),
         };
@@ -191,8 +191,7 @@ impl Pool {
         }
     }
 
-    /// Opens a new file by the mount, where `path` leads, and gives it its mode then; one that cannot be opened leaves
-    /// no name.
+    /// Opens a new file through the mount at `path`, then sets its mode. If it cannot be opened, its name is removed.
     #[cold]
     fn open_led(&self, file: &NewFile<'_>, mode: u32, flags: i32, path: &PathBuffer) -> Result<RawFd, Code> {
         let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
@@ -211,16 +210,16 @@ impl Pool {
         })
     }
 
-    /// True when who makes a file can open it again by the mount, where `path` leads then.
+    /// True if the process that creates a file can open it again through the mount, whose path is then in `path`.
     #[cold]
     fn can_open_by_mount(&self, mode: u32, flags: i32, path: &mut PathBuffer) -> bool {
         let me = caller();
         permits((mode & 0o7777, me.uid, me.gid), wanted(flags), false) && self.sees_mount(path).is_ok()
     }
 
-    /// Makes a file in a directory that says how its files lie; none when it is made and `by_mount` says where the
-    /// kernel reaches it. Where no descriptor could be had of such a file, without a mount or as its maker may not open
-    /// it again, it has one backing file here.
+    /// Creates a file in a directory with a layout. `None` if the kernel reaches it by the path in `by_mount`. The file
+    /// gets one backing file on this node if no descriptor of it could be opened otherwise: there is no mount, or its
+    /// creator may not open it again.
     #[cold]
     fn open_new_as_set(
         &self,
@@ -248,7 +247,7 @@ impl Pool {
                 Ok(()) => return Ok(None),
                 Err(code) => {
                     let _ = self.unlink_in(file.parent, file.name);
-                    // Where the directory names its targets there is no other place.
+                    // If the directory names its targets, there is no alternative.
                     if above.layout.is_placed() || attempt + 1 == EAGER_BUFFERS {
                         return Err(code);
                     }
@@ -259,7 +258,8 @@ impl Pool {
         self.create_file(me, &NewFile { layout: Some(layout), ahead: false, ..*file }, flags).map(Some)
     }
 
-    /// Asks for a file. When it was made, its backing file is too, and the descriptor or why there is none comes along.
+    /// Sends the request to create a file. If the file is created, so is its backing file, and the result has its
+    /// descriptor or the error.
     fn create_file(&self, caller: Caller, file: &NewFile<'_>, flags: i32) -> Result<Made, Code> {
         let attached = self.attached()?;
         let (ring, alive) = (&attached.ring, || self.is_alive(attached));
@@ -267,7 +267,7 @@ impl Pool {
         let number = Some(Ino(claim.kept())).filter(|ino| file.ahead && *ino != Ino(0));
         debug_assert!(number.is_none() || self.is_served_here(file.parent));
         let mut message = [0; SHORT_REQUEST_BYTES];
-        // Numbers in reserve are this node's.
+        // Reserved numbers are numbers of this node.
         let request = if self.has_entries_here(file.parent) {
             file.request(number)
         } else {
@@ -275,7 +275,7 @@ impl Pool {
         };
         let n = request.encode(caller, &mut message)?;
         let owed = claim.post(&message[..n]);
-        // While the daemon serves the request.
+        // Runs while the daemon serves the request.
         let target = attached.target_at(file.target_index());
         let ahead = number.map(|ino| Ahead::make(target, ino, flags));
         if let Some(removal) = owed {
@@ -290,8 +290,8 @@ impl Pool {
                 } else if number.is_some() {
                     claim.keep(0);
                 }
-                // Made before the slot carries another request: until then the daemon keeps an unlink by somebody
-                // else from forgetting the backing file that is about to appear.
+                // Created before the slot carries another request. Until then the create is pending, and an unlink by
+                // another process does not make the daemon forget the backing file that is about to exist.
                 let fd = match ahead.and_then(|ahead| ahead.take(&entry)) {
                     Some(fd) => {
                         remember_opened(&entry.attr, fd);
@@ -301,7 +301,7 @@ impl Pool {
                 };
                 return Ok(Ok(Made::New(entry, fd)));
             }
-            // The number stays in reserve, unless something may be left under it or the daemon knows nothing of it.
+            // The number stays reserved, unless the backing file may remain or the daemon does not know the number.
             let undone = ahead.is_none_or(|ahead| ahead.undo(target));
             if !undone || reply == Err(Code::Stale) {
                 claim.keep(0);
@@ -314,7 +314,8 @@ impl Pool {
             }
         });
         let made = reply.map_err(|failure| {
-            // Whether the file was made is not known, so what was made for it stays: the daemon removes it if not.
+            // It is unknown whether the file was created, so its backing file stays. If the file was not created, the
+            // daemon removes the backing file.
             if let Some(fd) = ahead.and_then(|ahead| ahead.fd) {
                 close(fd);
             }
@@ -323,12 +324,12 @@ impl Pool {
         made.or_else(|ino| self.entry_elsewhere(ino).map(Made::Old))
     }
 
-    /// A file of another node that a name leads to; [`Code::Stale`] when it is gone since the name was read.
+    /// The inode of another node to which a name leads; [`Code::Stale`] if it was removed since the name was read.
     fn entry_elsewhere(&self, ino: Ino) -> Result<Entry, Code> {
         self.get_attr(ino).map_err(|code| if code == Code::NotFound { Code::Stale } else { code })
     }
 
-    /// Opens the backing file of a file that was just made, with the caller's access whatever its mode.
+    /// Opens the backing file of a new file with the access that the caller requests, regardless of the file's mode.
     fn open_backing_new(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
         if !self.is_one_here(&entry.layout) {
             return Err(Code::NotSupported);
@@ -343,8 +344,8 @@ impl Pool {
             {
                 open_at(target(), name.as_c_str(), flags)
             }
-            // A tmpfs of the pool's own user namespace lets only the pool's user and group make files; others may use
-            // what the daemon makes.
+            // A tmpfs of the pool's own user namespace lets only the pool's user and group create files. Others can
+            // open files that the daemon creates.
             Err(Code::Overflow) => {
                 self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino })?;
                 open_at(target(), name.as_c_str(), flags & !libc::O_CREAT)
@@ -357,9 +358,10 @@ impl Pool {
         opened
     }
 
-    /// Makes a file with one backing file here, or opens the one that is there, with a descriptor to its backing file
-    /// (read-write, and `flags` of O_APPEND, O_DIRECT...). The flag tells whether it was made. Without a descriptor
-    /// when it lies on another node, as all files do that are made on one without a target: for [`Pool::open_file`].
+    /// Creates a file with one backing file on this node, or opens the existing file. Returns the descriptor of the
+    /// backing file (read-write, plus `flags` such as O_APPEND or O_DIRECT). The flag is true if the file was created.
+    /// There is no descriptor if the file lies on another node, as all files do that are created on a node without
+    /// targets: call [`Pool::open_file`].
     ///
     /// # Errors
     /// [`Code::Exists`] with `exclusive`.
@@ -380,8 +382,8 @@ impl Pool {
         self.opened_new(&file, made, flags)
     }
 
-    /// The same as the directory says. Without a descriptor when the file is not one backing file of this node: for
-    /// [`Pool::open_file`].
+    /// The same with the directory's layout. There is no descriptor if the file is not one backing file on this node:
+    /// call [`Pool::open_file`].
     pub fn create_as_set(
         &self,
         caller: Caller,
@@ -417,7 +419,8 @@ impl Pool {
                     }
                 }
             }
-            // A node that was to have its data does not answer: unless the directory says how they lie, they lie here.
+            // The node selected for the data does not answer. The next attempt uses this node, unless the directory has
+            // a layout.
             layout = Some(Layout::unless_set(self.own_target()?));
         }
         Err(Code::Io)
@@ -425,7 +428,7 @@ impl Pool {
 
     fn create_numbered(&self, caller: Caller, file: &NewFile<'_>, flags: i32) -> Result<Made, Code> {
         match self.create_file(caller, file, flags) {
-            // The daemon knew nothing of the number in reserve.
+            // The daemon does not know the reserved number.
             Err(Code::Stale) => self.create_file(caller, &NewFile { ahead: false, ..*file }, flags),
             result => result,
         }
@@ -440,7 +443,7 @@ impl Pool {
         use std::os::fd::FromRawFd;
         let (entry, created, fd) = match made {
             Made::New(entry, Ok(fd)) => (entry, true, fd),
-            // Its backing files are made when they are opened.
+            // Its backing files are created when they are opened.
             Made::New(entry, Err(Code::NotSupported)) => return Ok((entry, true, None)),
             Made::New(_, Err(code)) => {
                 let _ = self.unlink_in(file.parent, file.name);
@@ -454,7 +457,7 @@ impl Pool {
         Ok((entry, created, Some(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
-    /// Makes a file of any layout without opening it; its backing files are made by the daemon when they are opened.
+    /// Creates a file of any layout without opening it. Its backing files are created when they are opened.
     pub fn create_entry(
         &self,
         parent: Ino,

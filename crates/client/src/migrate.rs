@@ -1,17 +1,24 @@
-//! From several backing files to one, so that whoever wants a descriptor of the file can have it.
+//! Converts a file with several backing files to one backing file, so that a process can have a kernel descriptor of
+//! it.
 //!
-//! The data is copied into a file without a name while write leases keep all backing files closed to everybody else;
-//! then it gets the name of a single backing file, which no other layout uses, the daemon changes the layout, and the
-//! old backing files go. Before the change all reads are of the old ones, behind it of the new one. Who opens the file
-//! meanwhile waits in open(2), and the lease says so: the copy is given up, and the opener goes on as if nothing had
-//! been. One process at a time copies a file: a lock on the directory sees to that.
+//! Write leases on all backing files keep other processes from opening them while the data are copied into an unnamed
+//! file. Then the copy is linked under the name of a single backing file, which no other layout uses, the daemon
+//! changes the layout, and the old backing files are unlinked. Reads before the change of layout use the old backing
+//! files, later ones the new file. A process that opens the file meanwhile waits in open(2) and so breaks the lease:
+//! the copy is abandoned, and the open succeeds on the unchanged file. A lock on the directory ensures that one process
+//! at a time copies a file.
 //!
-//! A process may die, or lose its leases, between its request and the daemon's turn. So the daemon changes the layout
-//! only if a lease is held then and the new name is there, and whoever takes leases has removed that name first, when
-//! the leases of whoever died are gone and the daemon still has the old layout: lease and name together say that who
-//! holds the lease has copied all. And who opens several backing files looks for the new name with all of them open:
-//! from then on no lease is held, and no layout changes; if it did before, the name is there, and the daemon is asked.
-//! What a dead process leaves is the old layout, and at worst a file that nobody reads, or the new one, and the daemon
+//! A process may die or lose its leases between its request and the daemon's processing of it. Therefore:
+//!
+//! - The daemon changes the layout only if, at that time, a lease is held and the new name exists.
+//! - A process removes a leftover new name before it takes leases: after the leases of a dead process are gone, and the
+//!   daemon has confirmed the old layout. So a lease together with the name means that the lease's holder has copied
+//!   all data.
+//! - A process that opens several backing files checks for the new name while it has all of them open. From then on no
+//!   lease can be held, and the layout cannot change. If it changed earlier, the name exists, and the process queries
+//!   the daemon.
+//!
+//! A process that dies leaves the old layout and at worst a copy that is never read, or the new layout, and the daemon
 //! removes the old backing files. Nothing here allocates. Tests: `crates/cli/tests/spread.rs`.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -26,19 +33,19 @@ use crate::open::{close, open_at, BACKING_MODE};
 use crate::pool::Pool;
 use crate::stat::stat_at;
 
-/// Bytes that are copied between two looks at the lease: some milliseconds that an opener waits.
+/// Bytes that are copied between two checks of the leases. An opener waits some milliseconds for them.
 const COPY_BYTES: usize = 8 << 20;
 
-/// fcntl(2)'s command that says by which signal a lease's end is told; libc does not name it.
+/// The fcntl(2) command that sets the signal for a broken lease. The libc crate lacks it.
 const F_SETSIG: libc::c_int = 10;
 
-/// The backing files of a file, held under write leases: nobody else has them open.
+/// The backing files of a file under write leases: no other process has them open.
 struct Held {
     files: [Option<OwnedFd>; STRIPES_MAX as usize],
 }
 
 impl Held {
-    /// Whether nobody has asked for any of them since.
+    /// True if no other process has tried to open any of them since.
     fn is_undisturbed(&self) -> bool {
         self.files.iter().flatten().all(|file| {
             // SAFETY: plain system call on a descriptor of ours.
@@ -50,10 +57,11 @@ impl Held {
 /// Takes a write lease.
 ///
 /// # Errors
-/// [`Code::Busy`] when somebody else has the file open or mapped; [`Code::NotSupported`] where there are no leases.
+/// [`Code::Busy`] if another process has the file open or mapped; [`Code::NotSupported`] if the file system has no
+/// leases.
 fn lease(file: RawFd) -> Result<(), Code> {
-    // The kernel's signal about an opener is one that does nothing unless the program wants it, then none at all: SIGIO
-    // would end the program.
+    // The kernel must not send SIGIO when another process opens the file, because SIGIO would end the program. SIGURG
+    // is ignored by default. Once the lease is taken, F_SETOWN 0 turns the signal off.
     // SAFETY: plain system calls on a descriptor of ours.
     unsafe {
         errno::check(libc::fcntl(file, F_SETSIG, libc::SIGURG))?;
@@ -69,9 +77,9 @@ fn lease(file: RawFd) -> Result<(), Code> {
     Ok(())
 }
 
-/// The next data of `file` from `from` on, as a range of offsets; none at its end.
+/// The next data of `file` at or after `from`, as a range of offsets; `None` if there are none.
 fn data_behind(file: RawFd, from: u64) -> Result<Option<(u64, u64)>, Code> {
-    // SAFETY: plain system calls; the descriptor's own offset is used by nobody.
+    // SAFETY: plain system calls; the descriptor's own offset is not used.
     let start = unsafe { libc::lseek(file, from as i64, libc::SEEK_DATA) };
     if start < 0 {
         // SAFETY: errno of this thread.
@@ -92,8 +100,8 @@ fn data_behind(file: RawFd, from: u64) -> Result<Option<(u64, u64)>, Code> {
 /// Copies a range, within the kernel.
 fn copy_range(from: RawFd, mut at: i64, to: RawFd, mut into: i64, mut bytes: usize) -> Result<(), Code> {
     while bytes > 0 {
-        // SAFETY: both offsets live over the call, the descriptors are ours. By number, as libc's is a point at which a
-        // thread may be cancelled.
+        // SAFETY: both offsets outlive the call, the descriptors are ours. By number, because libc's function is a
+        // thread cancellation point.
         let n = unsafe {
             libc::syscall(libc::SYS_copy_file_range, from, &raw mut at, to, &raw mut into, bytes, 0)
         };
@@ -110,15 +118,15 @@ fn copy_range(from: RawFd, mut at: i64, to: RawFd, mut into: i64, mut bytes: usi
 }
 
 impl Pool {
-    /// Gives a file one backing file, with the data of those that it has; a file that has one is left as it is. With
-    /// `empty` the data is dropped.
+    /// Converts a file to one backing file with the same data; a file that has one is not changed. With `empty` the
+    /// data are dropped.
     ///
     /// # Errors
-    /// [`Code::Busy`] when anybody has the file open; [`Code::NoSpace`] when there is no room for a copy;
-    /// [`Code::NotSupported`] where the target's file system has no leases, and in a pool of several nodes.
+    /// [`Code::Busy`] if another process has the file open; [`Code::NoSpace`] if there is no space for a copy;
+    /// [`Code::NotSupported`] if the target's file system has no leases, and in a pool of several nodes.
     #[cold]
     pub fn make_single(&self, ino: Ino, empty: bool) -> Result<(), Code> {
-        // Leases keep out the programs of this node alone.
+        // Leases keep out only programs of this node.
         if self.spans_nodes() {
             let entry = self.get_attr(ino)?;
             let is_done = entry.attr.is_file() && entry.layout.is_single();
@@ -133,7 +141,7 @@ impl Pool {
             return Ok(());
         }
         let name = BackingName::new(ino, 0, 0);
-        // What a process left that died, when its leases are gone too and so its request comes too late.
+        // A process may have died and left the new name. Once its leases are gone, the daemon refuses its request.
         self.await_no_lease(&entry)?;
         entry = self.ask_entry(&Request::GetAttr { ino })?;
         if entry.layout.is_single() {
@@ -152,7 +160,7 @@ impl Pool {
         self.name_single(&made, to, &name)?;
         let done = self.relay(&entry, to);
         if done == Err(Code::NotFound) {
-            // Unlinked meanwhile, and its number is never another's.
+            // Unlinked meanwhile. The inode number is never reused, so the name is ours to remove.
             // SAFETY: as above.
             unsafe { libc::unlinkat(self.attached()?.target_at(to), name.as_c_str().as_ptr(), 0) };
         }
@@ -161,7 +169,7 @@ impl Pool {
         done
     }
 
-    /// The directory of the file's backing files, locked against other copies.
+    /// Opens the directory of the file's backing files and locks it against other copies.
     fn lock_bucket(&self, ino: Ino) -> Result<OwnedFd, Code> {
         let attached = self.attached()?;
         let name = BackingName::new(ino, 0, 0);
@@ -190,7 +198,7 @@ impl Pool {
         }
     }
 
-    /// True where a file of several backing files may have got one: there is one by its name.
+    /// True if a file with several backing files may have been converted to one: a backing file of that name exists.
     pub(crate) fn may_be_single(&self, ino: Ino) -> bool {
         let Ok(attached) = self.attached() else { return true };
         let name = BackingName::new(ino, 0, 0);
@@ -198,7 +206,7 @@ impl Pool {
         !attached.targets().all(|(_, target)| missing(target))
     }
 
-    /// Returns when nobody holds a lease on the first backing file.
+    /// Waits until no process holds a lease on the first backing file.
     fn await_no_lease(&self, entry: &Entry) -> Result<(), Code> {
         let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
         for _ in 0..LEASE_TRIES {
@@ -207,7 +215,7 @@ impl Pool {
                     close(fd);
                     return Ok(());
                 }
-                // What EAGAIN is.
+                // The code of EAGAIN.
                 Err(Code::Io) => {}
                 Err(code) => return Err(code),
             }
@@ -217,7 +225,7 @@ impl Pool {
         Err(Code::Busy)
     }
 
-    /// [`Pool::hold`], again for a moment while somebody has the file open.
+    /// [`Pool::hold`], retried for a short time while another process has the file open.
     fn hold_in_the_end(&self, entry: &Entry) -> Result<Held, Code> {
         for _ in 1..LEASE_TRIES {
             match self.hold(entry) {
@@ -229,10 +237,10 @@ impl Pool {
         self.hold(entry)
     }
 
-    /// Opens all backing files under leases.
+    /// Opens all backing files and takes leases on them.
     fn hold(&self, entry: &Entry) -> Result<Held, Code> {
         let mut held = Held { files: [const { None }; STRIPES_MAX as usize] };
-        // As many as there is room for, which is as many as one component has.
+        // `held` has room for the backing files of one component.
         if entry.layout.stripes().count() > held.files.len() {
             return Err(Code::NotSupported);
         }
@@ -247,7 +255,7 @@ impl Pool {
         Ok(held)
     }
 
-    /// A file without a name on a target of this node that holds the data.
+    /// Copies the data into an unnamed file on a target of this node.
     fn copy_into_one(&self, entry: &Entry, target: u16, held: &Held, empty: bool) -> Result<OwnedFd, Code> {
         let st = self.stat_entry(entry)?;
         let attached = self.attached()?;
@@ -273,7 +281,7 @@ impl Pool {
         Ok(made)
     }
 
-    /// Gives the copy its name.
+    /// Links the copy under its name.
     fn name_single(&self, made: &OwnedFd, target: u16, name: &BackingName) -> Result<(), Code> {
         let target = self.attached()?.target_at(target);
         let mut buffer = [0; 32];
@@ -285,7 +293,7 @@ impl Pool {
         errno::check(result).map(|_| ())
     }
 
-    /// Has the daemon change the layout, and removes the old backing files.
+    /// Requests the new layout from the daemon, and removes the old backing files.
     fn relay(&self, entry: &Entry, target: u16) -> Result<(), Code> {
         let layout = Layout::single(entry.attr.home, target);
         let request = Request::SetLayout { ino: entry.attr.ino, layout };
@@ -293,12 +301,12 @@ impl Pool {
             Reply::Relaid { ino, layout } => self.remove_backing(ino, entry.attr.kind(), &layout, false),
             _ => Err(Code::Malformed),
         })
-        // The leases were lost: somebody has it open.
+        // The leases were lost: another process has the file open.
         .map_err(|code| if code == Code::Stale { Code::Busy } else { code })
     }
 }
 
-/// Copies what one backing file holds to where it belongs.
+/// Copies the data of one backing file to their offsets in the new file.
 fn copy_stripe(
     layout: &Layout,
     (component, stripe): (usize, u16),
@@ -310,7 +318,7 @@ fn copy_stripe(
     while let Some((start, end)) = data_behind(from, at)? {
         at = start;
         while at < end {
-            // Where this byte is in the file, and how much of the stripe is left.
+            // The offset of this byte in the file, and the rest of its stripe.
             let place = layout.size_from(component, stripe, at + 1) - 1;
             let extent = layout.locate(place, (end - at).min(COPY_BYTES as u64));
             copy_range(from, at as i64, to, place as i64, extent.len as usize)?;

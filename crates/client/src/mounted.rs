@@ -1,22 +1,22 @@
-//! The pool's mount, where it has one that this process sees: directories are opened there, and files that no
-//! descriptor of this node can be had of.
+//! The pool's mount, if this process sees one. Directories are opened there, and files for which this node has no
+//! descriptor.
 //!
-//! A directory's descriptor is then one of the kernel's own: it can be locked, a static program can work in it, and its
-//! path is one that every program understands. Without a mount it is an anchor (`open`). Calls relative to either start
-//! from the inode, which a directory of the mount shows as its own.
+//! A directory's descriptor is then an ordinary one of the kernel: it can be locked, a static program can work in it,
+//! and every program understands its path. Without a mount it is an anchor (`open`). Calls relative to either start
+//! from the inode, which is the `st_ino` of a directory on the mount.
 //!
-//! A program under the preload library may know the mount's own paths too, and what it opens by them is the kernel's.
-//! So the descriptors that are opened here carry a mark that stays with them over dup, fork and exec: O_DSYNC, which
-//! means nothing of a directory ([`MOUNTED_MARK`]).
+//! A program under the preload library may also use the mount's own paths, and the kernel alone serves descriptors that
+//! it opens by them. So descriptors that this module opens carry a mark that survives dup, fork and exec: O_DSYNC,
+//! which has no meaning for a directory ([`MOUNTED_MARK`]).
 //!
-//! A file that lies on another node, in a pool of several, only the kernel can make a descriptor of whose every use is
-//! served. The mount shows it in its root under a name that is its number ([`INODE_NAME`]), and that name is the mark:
-//! the kernel keeps it with the descriptor. Calls on such a descriptor are the kernel's; fstat alone puts the pool's
-//! device in the place of the mount's, so that the file is the same one by path and by descriptor.
+//! For a file on another node, only the kernel can provide a descriptor that supports all calls. The mount shows such a
+//! file in its root under a name that contains its inode number ([`INODE_NAME`]). The name is the mark: the kernel
+//! keeps it with the descriptor. The kernel serves calls on such a descriptor. Only fstat replaces the mount's device
+//! by the pool's, so that the file has the same identity by path and by descriptor.
 //!
-//! The mount's process says where it is by a link in the pool's directory ([`MOUNT_LINK`]). It is believed only when
-//! what is there shows the right device and inode: mounts come and go, and a process may live in a namespace that lacks
-//! it.
+//! The mount's process publishes the mount point as a link in the pool's directory ([`MOUNT_LINK`]). The link counts
+//! only if the device and inode at that path are the expected ones: mounts appear and disappear, and a process may live
+//! in a mount namespace without this mount.
 
 use std::ffi::CStr;
 use std::os::fd::RawFd;
@@ -34,15 +34,16 @@ use crate::pool::Pool;
 /// The flag of descriptors that the pool opened on its mount.
 pub const MOUNTED_MARK: i32 = libc::O_DSYNC;
 
-/// In front of a file's inode number, in 16 digits, in the root of a mount. It is listed nowhere.
+/// Prefix of a file's name in the root of a mount, before the inode number in 16 hexadecimal digits. Listings omit
+/// these names.
 pub const INODE_NAME: &[u8] = b".forebay-inode-";
-/// The number that the kernel gives the root of a mount of which it knows no attributes yet.
+/// The inode number that the kernel shows for the root of a mount before it has requested the root's attributes.
 const FUSE_ROOT: u64 = 1;
-/// What the kernel puts behind the path of a descriptor whose name it holds no longer, as it does of what it may not
-/// believe.
+/// Suffix that the kernel appends to the path of a descriptor after it has dropped the name. It also drops a name that
+/// it may no longer trust.
 const DELETED: &[u8] = b" (deleted)";
 
-/// The inode that a name in a mount's root stands for.
+/// The inode of a name in a mount's root.
 pub fn inode_of_name(name: &[u8]) -> Option<Ino> {
     let digits = name.strip_prefix(INODE_NAME)?;
     if digits.len() != 16 || digits.iter().any(|d| !d.is_ascii_hexdigit() || d.is_ascii_uppercase()) {
@@ -51,8 +52,8 @@ pub fn inode_of_name(name: &[u8]) -> Option<Ino> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok().map(Ino)
 }
 
-/// True when this inode of the device is at a path, or, the path being empty, behind a descriptor. What the kernel
-/// knows counts where it says so, without a request to a file system.
+/// True if the inode `ino` of `device` is at a path or, if the path is empty, behind a descriptor. The kernel's cached
+/// attributes are used where possible, to save a request to the file system.
 fn is_at(fd: RawFd, path: &CStr, device: u64, ino: Ino) -> bool {
     let look = |sync: i32| -> Result<(u64, u64), Code> {
         // SAFETY: an all-zero statx is valid; it is writable for the call, and the path NUL-terminated.
@@ -67,7 +68,7 @@ fn is_at(fd: RawFd, path: &CStr, device: u64, ino: Ino) -> bool {
     };
     match look(libc::AT_STATX_DONT_SYNC) {
         Ok(found) if found == (device, ino.0) => true,
-        // The kernel has asked for the root of a new mount as little as anybody: it has FUSE's number for it.
+        // The kernel has not yet requested the attributes of a new mount's root, and shows FUSE's number for it.
         Ok((of, FUSE_ROOT)) if of == device => look(libc::AT_STATX_FORCE_SYNC) == Ok((device, ino.0)),
         _ => false,
     }
@@ -84,14 +85,14 @@ fn push_inode_name(path: &mut PathBuffer, ino: Ino) -> Result<(), Code> {
 }
 
 impl Pool {
-    /// The mount's device and, in `path`, where it is mounted.
+    /// The mount's device; its mount point is stored in `path`.
     pub(crate) fn find_mount(&self, path: &mut PathBuffer) -> Option<u64> {
         let mut link = PathBuffer::new();
         link.set(self.address().directory()).ok()?;
         link.push(b"/").ok()?;
         link.push(MOUNT_LINK.as_bytes()).ok()?;
         let mut text = [0; forebay_types::limits::PATH_MAX];
-        // SAFETY: the path is NUL-terminated and the buffer as long as said.
+        // SAFETY: the path is NUL-terminated and the buffer has the given length.
         let n = unsafe { libc::readlink(link.as_c_str_ptr(), text.as_mut_ptr().cast(), text.len()) };
         let (device, at) = mount_of_link(text.get(..usize::try_from(n).ok()?)?)?;
         path.set(at).ok()?;
@@ -99,7 +100,7 @@ impl Pool {
         Some(device)
     }
 
-    /// The device number of the mount, if the pool is mounted at this path.
+    /// The device number of the mount, if the pool is mounted at the path `at`.
     pub(crate) fn device_of_mount_at(&self, at: &[u8]) -> Option<u64> {
         let mut path = PathBuffer::new();
         let device =
@@ -107,9 +108,9 @@ impl Pool {
         device.filter(|_| path.as_bytes() == at)
     }
 
-    /// True when `device` (`st_dev`) is that of the pool's mount.
+    /// True if `device` (`st_dev`) is that of the pool's mount.
     pub(crate) fn is_mount(&self, device: u64) -> bool {
-        // Mounts are of no block device.
+        // A FUSE mount has no block device.
         if libc::major(device) != 0 {
             return false;
         }
@@ -117,7 +118,7 @@ impl Pool {
             || self.find_mount(&mut PathBuffer::new()) == Some(device)
     }
 
-    /// A descriptor of a directory to change to, which is no good for much else.
+    /// Opens an O_PATH descriptor of a directory, for changing to it.
     pub fn open_to_enter(&self, dir: Ino) -> Result<RawFd, Code> {
         let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
         match self.open_mounted(dir, flags) {
@@ -126,10 +127,11 @@ impl Pool {
         }
     }
 
-    /// Opens an inode of the pool by its path on the mount; none where there is no mount, or it does not let this
+    /// Opens an inode of the pool by its path on the mount. `None` if there is no mount, or if the mount refuses this
     /// process.
     pub(crate) fn open_mounted(&self, ino: Ino, flags: i32) -> Option<RawFd> {
-        // The mount's own process would wait for itself, and tools outlive no mount.
+        // The mount's own process would wait for itself. A tool hands no descriptors to other programs and does not
+        // need the mount's.
         if self.role() != Role::Host {
             return None;
         }
@@ -138,7 +140,7 @@ impl Pool {
         self.path_of(ino, &mut inside).ok()?;
         path.push(inside.as_bytes()).ok()?;
         let fd = open_at(libc::AT_FDCWD, path.as_c_str(), flags | libc::O_NOFOLLOW | MOUNTED_MARK).ok()?;
-        // It may be another's by now: names move.
+        // Names change, so the path may lead to another inode by now.
         if !is_at(fd, c"", device, ino) {
             close(fd);
             return None;
@@ -146,11 +148,11 @@ impl Pool {
         Some(fd)
     }
 
-    /// Puts into `path` where this process sees the pool mounted: one in a mount namespace of its own, as in a
-    /// container, may not.
+    /// Stores in `path` the path at which this process sees the pool's mount. A process in another mount namespace, as
+    /// in a container, may not see it.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] when that is nowhere.
+    /// [`Code::NotSupported`] if this process does not see the mount.
     #[cold]
     pub(crate) fn sees_mount(&self, path: &mut PathBuffer) -> Result<(), Code> {
         // The mount's own process would wait for itself.
@@ -165,7 +167,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Puts into `path` where the kernel reaches a file that no descriptor of this node can be had of.
+    /// Stores in `path` the path by which the kernel reaches a file for which this node has no descriptor.
     ///
     /// # Errors
     /// As [`Pool::sees_mount`].
@@ -175,15 +177,17 @@ impl Pool {
         push_inode_name(path, entry.attr.ino)
     }
 
-    /// Has the kernel take over an inode's owner and group where it has the pool mounted. It was told that its
-    /// attributes are old, but where only an owner may do something it compares the one that it has with the caller,
-    /// without a GETATTR: it would refuse the new owner until somebody looks. Others than directories are looked up by
-    /// their number; of a directory that would be a second name, which the kernel does not allow.
+    /// Makes the kernel fetch an inode's new owner and group if it has the pool mounted. The kernel was notified that
+    /// the attributes are invalid. But for operations that only an owner may do, it compares its cached owner with the
+    /// caller, without a GETATTR, and would refuse the new owner until the next look-up. Other kinds than directories
+    /// are looked up by their inode number. For a directory that would be a second name, which the kernel does not
+    /// allow.
     ///
-    /// Nothing is done in a process that does not see the mount: `forebay-mount` refuses the old owner in any case.
+    /// A process that does not see the mount does nothing here: `forebay-mount` refuses the old owner in any case.
     #[cold]
     pub(crate) fn show_owner(&self, entry: &Entry) {
-        // Under the preload library this path is the kernel's, also where the mount is the prefix.
+        // Under the preload library a path below /proc/self/root reaches the kernel, even if the pool's prefix is its
+        // mount point.
         let (mut at, mut path) = (PathBuffer::new(), PathBuffer::new());
         let mut show = || -> Result<(), Code> {
             self.sees_mount(&mut at)?;
@@ -205,12 +209,11 @@ impl Pool {
             }
             Ok(())
         };
-        // Without a mount there is nothing to show.
+        // Without a mount the kernel has no attributes to update.
         let _ = show();
     }
 
-    /// True for a descriptor that was opened by a path of [`Pool::lead_to_mount`], `kernel` being what `fstat` gave for
-    /// it.
+    /// True for a descriptor that was opened by a path of [`Pool::lead_to_mount`]. `kernel` is the result of `fstat`.
     pub(crate) fn was_led_to_mount(&self, fd: RawFd, kernel: &libc::stat) -> bool {
         let is_file = kernel.st_mode & libc::S_IFMT == libc::S_IFREG;
         if !is_file || !self.spans_nodes() || !self.is_mount(kernel.st_dev) {

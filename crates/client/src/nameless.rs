@@ -1,14 +1,13 @@
-//! Attributes of an inode that is open and has no name any more.
+//! Attributes of an open inode that has no names.
 //!
-//! The shard removes an inode with its last name; size, times and data stay in the backing file until the last
-//! descriptor is closed. Of the rest, mode, owner and group go into an extended attribute of the backing file when they
-//! are changed, so that every process that has the file open sees them, the mount's process too. Until then they are
-//! what they were when this process opened the file. Where the medium keeps no such attributes, and of FIFOs and
-//! devices, this process alone remembers the change. Other extended attributes are set on the backing file; those that
-//! the shard had went with the name.
+//! The shard removes an inode with its last name. Size, times and data remain in the backing file until its last
+//! descriptor is closed. Changed values of mode, owner and group are stored in an extended attribute of the backing
+//! file, so that all processes that have the file open see them, including the mount's process. Unchanged values are
+//! those at the time when this process opened the file. If the medium does not support such attributes, and for FIFOs
+//! and devices, only this process remembers the change. Other extended attributes are set on the backing file; those in
+//! the shard were removed with the name.
 //!
-//! The backing file is reached by its link in /proc: under the preload library that is the one way that leads to the
-//! kernel.
+//! The backing file is accessed through its link in /proc: under the preload library only this path reaches the kernel.
 
 use std::ffi::CStr;
 use std::os::fd::RawFd;
@@ -52,11 +51,11 @@ fn counted(n: isize) -> Result<usize, Code> {
     usize::try_from(n).map_err(|_| errno::last())
 }
 
-/// Mode, owner and group of the inode behind a descriptor, if they were changed after it lost its last name.
+/// Mode, owner and group of a descriptor's inode, if they were changed after it lost its last name.
 pub fn kept(fd: RawFd) -> Option<Owned> {
     let mut bytes = [0u8; 12];
     let read = |link: &CStr| {
-        // SAFETY: NUL-terminated, and room as is said.
+        // SAFETY: NUL-terminated, and the buffer has the given length.
         counted(unsafe {
             libc::getxattr(link.as_ptr(), KEPT.as_ptr(), bytes.as_mut_ptr().cast(), bytes.len())
         })
@@ -68,14 +67,14 @@ pub fn kept(fd: RawFd) -> Option<Owned> {
     Some((word(0), word(4), word(8)))
 }
 
-/// Keeps them for all processes; false where the medium cannot.
+/// Stores them for all processes; false if the medium cannot.
 pub fn keep(fd: RawFd, (mode, uid, gid): Owned) -> bool {
     let mut bytes = [0u8; 12];
     for (at, word) in bytes.chunks_exact_mut(4).zip([mode, uid, gid]) {
         at.copy_from_slice(&word.to_ne_bytes());
     }
     let store = |link: &CStr| {
-        // SAFETY: NUL-terminated, and bytes as many as said.
+        // SAFETY: NUL-terminated, and the value has the given length.
         errno::check(unsafe {
             libc::setxattr(link.as_ptr(), KEPT.as_ptr(), bytes.as_ptr().cast(), bytes.len(), 0)
         })
@@ -83,10 +82,10 @@ pub fn keep(fd: RawFd, (mode, uid, gid): Owned) -> bool {
     with_link(fd, store).is_ok()
 }
 
-/// A file got a name, and its attributes are in the shard from now on: what was kept does not count when it loses the
-/// name again.
+/// Removes the stored values of a file that got a name. Its attributes are in the shard from now on, and the stored
+/// values must not apply when it loses that name.
 pub(crate) fn forget(fd: RawFd) {
-    // SAFETY: NUL-terminated. Most files have no such attribute.
+    // SAFETY: NUL-terminated. Most files have no such attribute, so errors are ignored.
     let _ = with_link(fd, |link| errno::check(unsafe { libc::removexattr(link.as_ptr(), KEPT.as_ptr()) }));
 }
 
@@ -94,7 +93,7 @@ pub(crate) fn forget(fd: RawFd) {
 pub fn get_xattr(fd: RawFd, name: &[u8], value: &mut [u8]) -> Result<usize, Code> {
     with_name(name, |name| {
         with_link(fd, |link| {
-            // SAFETY: NUL-terminated, and room as is said.
+            // SAFETY: NUL-terminated, and the buffer has the given length.
             counted(unsafe {
                 libc::getxattr(link.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len())
             })
@@ -107,7 +106,7 @@ pub fn set_xattr(fd: RawFd, name: &[u8], value: &[u8], flags: u32) -> Result<(),
     with_name(name, |name| {
         with_link(fd, |link| {
             let (bytes, flags) = (value.as_ptr().cast(), flags as i32);
-            // SAFETY: NUL-terminated, and bytes as many as said.
+            // SAFETY: NUL-terminated, and the value has the given length.
             errno::check(unsafe { libc::setxattr(link.as_ptr(), name.as_ptr(), bytes, value.len(), flags) })
         })
     })
@@ -123,11 +122,12 @@ pub fn remove_xattr(fd: RawFd, name: &[u8]) -> Result<(), Code> {
     .map(|_| ())
 }
 
-/// `flistxattr` of the backing file, as far as programs named attributes. Without room it may say more than there is.
+/// `flistxattr` of the backing file, without Forebay's own attribute. With an empty buffer the result may exceed the
+/// list's length.
 pub fn list_xattr(fd: RawFd, names: &mut [u8]) -> Result<usize, Code> {
     let room = names.len();
     let n = with_link(fd, |link| {
-        // SAFETY: NUL-terminated, and room as is said.
+        // SAFETY: NUL-terminated, and the buffer has the given length.
         counted(unsafe { libc::listxattr(link.as_ptr(), names.as_mut_ptr().cast(), room) })
     })?;
     if room == 0 {
@@ -139,15 +139,16 @@ pub fn list_xattr(fd: RawFd, names: &mut [u8]) -> Result<usize, Code> {
     Ok(n - hidden.len())
 }
 
-/// What an inode without a name is, `kernel` being what the kernel says of its backing file: as it was changed last, or
-/// as this process opened it; after exec nobody remembers that.
+/// Mode, owner and group of an inode without names: as last changed, else as this process opened it. After an exec the
+/// latter are lost, and the result is a mode for the owner alone and the owner of the backing file. `kernel` is the
+/// result of `fstat` of the backing file.
 pub(crate) fn owned(fd: RawFd, ino: Ino, kernel: &libc::stat) -> Owned {
     let kind = kernel.st_mode & libc::S_IFMT;
     let unknown = if kind == libc::S_IFDIR { 0o700 } else { 0o600 };
     changed(fd, ino).unwrap_or((kind | unknown, kernel.st_uid, kernel.st_gid))
 }
 
-/// The same where it is known.
+/// The same if the values are known.
 pub(crate) fn changed(fd: RawFd, ino: Ino) -> Option<Owned> {
     kept(fd).or_else(|| opened_as(ino))
 }
@@ -159,7 +160,7 @@ fn set_owned(fd: RawFd, ino: Ino, owned: Owned) {
 }
 
 impl Pool {
-    /// `inode` where the inode has a name, else `nameless` with what it is.
+    /// Calls `inode`, and if the inode has no name, `nameless` with its mode, owner and group.
     fn or_nameless<T>(
         &self,
         fd: RawFd,

@@ -12,11 +12,11 @@ use crate::pool::{caller, Door, Fail, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYT
 use crate::walk::{Last, Name, Parent, EXECUTE, WRITE};
 
 const STICKY: u32 = 0o1000;
-/// How often a directory's rename begins anew while what it moves is replaced under it.
+/// How often a directory's rename starts again when the source name changes meanwhile.
 const RENAMES_MAX: u32 = 16;
 
 impl Pool {
-    /// The directory and name of what is to be made; an existing `.` or `..` is [`Code::Exists`].
+    /// The directory and name of an entry to be created; an existing `.` or `..` is [`Code::Exists`].
     fn place_for_new(&self, place: Place<'_>, escape: &mut PathBuffer) -> Door<(Parent, Name)> {
         let parent = self.walk_parent(place, escape)?;
         let Last::Name(name) = parent.last else { return Err(Code::Exists.into()) };
@@ -43,8 +43,8 @@ impl Pool {
         }
     }
 
-    /// Checks that the caller may make an entry; an existing name is reported before a missing permission, as Linux
-    /// does.
+    /// Checks that the caller may create an entry. As in Linux, an existing name takes precedence over a missing
+    /// permission.
     fn check_new(&self, parent: &Parent, name: &Name) -> Result<(), Code> {
         match self.check_writable(parent) {
             Err(code) => match self.lookup_name(parent.dir.ino, name.as_bytes()) {
@@ -55,7 +55,7 @@ impl Pool {
         }
     }
 
-    /// Makes an entry.
+    /// Creates an entry.
     fn make(&self, parent: &Parent, name: &Name, request: &Request<'_>) -> Door<Ino> {
         self.check_new(parent, name)?;
         let made = |reply: Reply<'_>| match reply {
@@ -68,7 +68,7 @@ impl Pool {
         })
     }
 
-    /// `mkdirat`; `mode` has the umask applied.
+    /// `mkdirat`; the umask is already applied to `mode`.
     pub fn make_directory(&self, place: Place<'_>, mode: u32, escape: &mut PathBuffer) -> Door<()> {
         let (parent, name) = self.place_for_new(place, escape)?;
         if !self.is_served_here(parent.dir.ino) && self.takes_files() {
@@ -82,7 +82,7 @@ impl Pool {
         self.make(&parent, &name, &request).map(|_| ())
     }
 
-    /// `mknodat`; regular files too. The inode.
+    /// `mknodat`, also for regular files. Returns the inode.
     pub fn make_node(&self, place: Place<'_>, mode: u32, rdev: u64, escape: &mut PathBuffer) -> Door<Ino> {
         let (parent, name) = self.place_for_new(place, escape)?;
         if parent.slash {
@@ -128,7 +128,7 @@ impl Pool {
         self.make(&parent, &name, &request).map(|_| ())
     }
 
-    /// `readlinkat`: bytes of the target that fit.
+    /// `readlinkat`: as many bytes of the target as fit.
     pub fn read_link(&self, place: Place<'_>, buffer: &mut [u8], escape: &mut PathBuffer) -> Door<usize> {
         self.with_entry(place, false, escape, |entry| {
             if !entry.attr.is_symlink() {
@@ -155,8 +155,8 @@ impl Pool {
         self.make(&parent, &name, &request).map(|_| ())
     }
 
-    /// `unlinkat` of anything but a directory. The space of a file without other links and descriptors is free on
-    /// return.
+    /// `unlinkat` of all kinds but directories. When it returns, the space of a file without other links and
+    /// descriptors is free, unless its target has space to spare.
     pub fn unlink(&self, place: Place<'_>, escape: &mut PathBuffer) -> Door<()> {
         let parent = self.walk_parent(place, escape)?;
         let Last::Name(name) = parent.last else { return Err(Code::IsDirectory.into()) };
@@ -169,7 +169,7 @@ impl Pool {
         Ok(self.unlink_in(parent.dir.ino, name.as_bytes())?)
     }
 
-    /// A missing name is reported before a missing permission.
+    /// A missing name takes precedence over a missing permission.
     fn check_removable(&self, parent: &Parent, name: &[u8]) -> Result<(), Code> {
         match self.check_writable(parent).and_then(|()| self.check_sticky(parent, name)) {
             Ok(()) => Ok(()),
@@ -190,8 +190,8 @@ impl Pool {
         Ok(self.remove_directory_in(parent.dir.ino, name.as_bytes())?)
     }
 
-    /// `renameat2` with flags 0, RENAME_NOREPLACE or RENAME_EXCHANGE. Out of the pool or into it is
-    /// [`Code::CrossDevice`], on which programs copy.
+    /// `renameat2` with flags 0, RENAME_NOREPLACE or RENAME_EXCHANGE. A rename out of the pool or into it fails with
+    /// [`Code::CrossDevice`], after which programs copy.
     pub fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32, escape: &mut PathBuffer) -> Door<()> {
         let source = match self.walk_parent(from, escape) {
             Err(Fail::Escape) => return Err(Code::CrossDevice.into()),
@@ -223,9 +223,9 @@ impl Pool {
         Ok(self.rename_in(source.dir.ino, name, destination.dir.ino, new_name, flags)?)
     }
 
-    /// Removes the backing files of an inode that has no links, with `leftover` also what a migration left: the
-    /// client's part of an unlink. Without it, those of a layout that an inode no longer has. What it leaves, when it
-    /// is killed, the daemon removes.
+    /// The client's part of an unlink: removes the backing files on this node of an inode without links, and with
+    /// `leftover` also those that a migration left. Without `leftover` it removes the backing files of a layout that
+    /// the inode no longer has. If the client is killed, the daemon removes the rest.
     pub(crate) fn remove_backing(
         &self,
         ino: Ino,
@@ -239,7 +239,7 @@ impl Pool {
         let attached = self.attached()?;
         let here = u32::from(attached.reply.node.0);
         for (component, stripe) in layout.stripes() {
-            // What is on other nodes the inode's home has removed.
+            // The inode's home has backing files on other nodes removed.
             if attached.reply.nodes > 1 && layout.components()[component].target(stripe) >> 16 != here {
                 continue;
             }
@@ -249,7 +249,8 @@ impl Pool {
                 // SAFETY: the name is NUL-terminated.
                 errno::check(unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) })
             };
-            // A file without data has no backing file, which is no error; a descriptor that the program closed is.
+            // ENOENT also means a file without data, which has no backing file. The other errors mean that the program
+            // closed the descriptor of the target.
             if let Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) = unlink() {
                 if attached.target_was_lost(self.address()) {
                     let _ = unlink();
@@ -260,7 +261,7 @@ impl Pool {
             }
         }
         if kind == Kind::File && !layout.is_single() && leftover {
-            // What a process left that died while it gave the file one backing file.
+            // Left by a process that died while it converted the file to one backing file.
             let name = BackingName::new(ino, 0, 0);
             for (_, target) in attached.targets() {
                 // SAFETY: as above.
@@ -270,7 +271,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Unlinks the one backing file of an inode without names.
+    /// Unlinks the only backing file of an inode without names.
     pub(crate) fn unlink_backing_file(&self, attached: &Attached, removal: Removal) {
         let name = BackingName::new(removal.ino, 0, 0);
         let unlink = || {
@@ -278,7 +279,8 @@ impl Pool {
             // SAFETY: the name is NUL-terminated.
             errno::check(unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) })
         };
-        // ENOENT: the file never had data, or the daemon was faster. The other two: the program closed the descriptor.
+        // ENOENT: the file never had data, or the daemon unlinked it first. The other two: the program closed the
+        // descriptor.
         if let Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) = unlink() {
             if attached.target_was_lost(self.address()) {
                 let _ = unlink();
@@ -286,8 +288,8 @@ impl Pool {
         }
     }
 
-    /// The client's part of a removal, on the slot that carried it: the backing files of an inode without names go at
-    /// once, or while the daemon serves the slot's next request.
+    /// The client's part of a removal, on the slot of its request: the backing files of an inode without names are
+    /// removed at once, or while the daemon serves the slot's next request.
     fn settle_removal(
         &self,
         (claim, attached): (&Claim<'_>, &Attached),
@@ -302,7 +304,8 @@ impl Pool {
         }
     }
 
-    /// Sends a request that may remove an inode's last name; the inode for which another request is to be sent, if any.
+    /// Sends a request that may remove an inode's last name. Returns the inode of a directory for which another request
+    /// is needed, if any.
     fn remove(&self, request: &Request<'_>) -> Result<Option<Ino>, Code> {
         let (mut message, mut buffer) = ([0; SHORT_REQUEST_BYTES], [0; SHORT_REPLY_BYTES]);
         let nobody = forebay_types::Caller { uid: 0, gid: 0 };
@@ -323,9 +326,9 @@ impl Pool {
         self.remove(&Request::Unlink { parent, name }).map(|_| ())
     }
 
-    /// The same; `meanwhile` is called while the daemon serves it, and `gone` with the inode when the name is gone and
-    /// before the data is, if this was the last name. What remains to be done takes longer the larger the file is, and
-    /// cannot fail.
+    /// The same. `meanwhile` is called while the daemon serves the request. `gone` is called with the inode after the
+    /// name was removed, and before the data are if this was the last name. Removing the data takes longer the larger
+    /// the file is, and cannot fail.
     pub fn unlink_in_telling(
         &self,
         parent: Ino,
@@ -371,10 +374,10 @@ impl Pool {
         for _ in 0..RENAMES_MAX {
             let rename = Request::Rename { parent, name, new_parent, new_name, flags };
             let Some(ino) = self.remove(&rename)? else { return Ok(()) };
-            // A directory, whose way it takes several nodes to know.
+            // A directory: the move involves several nodes.
             let request = Request::MoveDirectory { parent, name, new_parent, new_name, flags, ino };
             match self.remove(&request) {
-                // The name has come to lead to something else meanwhile.
+                // The name leads to another inode by now.
                 Err(Code::Stale) => {}
                 done => return done.map(|_| ()),
             }
@@ -382,7 +385,7 @@ impl Pool {
         Err(Code::Busy)
     }
 
-    /// Makes a directory, without a permission check.
+    /// Creates a directory, without a permission check.
     pub fn make_directory_in(
         &self,
         caller: forebay_types::Caller,
@@ -396,7 +399,7 @@ impl Pool {
         self.make_entry_in(caller, &Request::MakeDirectory { parent, name, mode })
     }
 
-    /// Makes a symlink, without a permission check.
+    /// Creates a symlink, without a permission check.
     pub fn symlink_in(
         &self,
         caller: forebay_types::Caller,
@@ -414,7 +417,7 @@ impl Pool {
         self.make_entry_in(caller, &request)
     }
 
-    /// Makes a FIFO, socket or device node, without a permission check.
+    /// Creates a FIFO, socket or device node, without a permission check.
     pub fn make_node_in(
         &self,
         caller: forebay_types::Caller,

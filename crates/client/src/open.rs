@@ -1,8 +1,9 @@
-//! Open: a file's own backing descriptor, or a directory's: the mount's, or an anchor.
+//! Opens files, directories and other inodes. The descriptor of a file is that of its backing file; the descriptor of a
+//! directory belongs to the mount or is an anchor.
 //!
-//! For write it is open first, mark second, hand out third: the backing file is opened without O_TRUNC, the daemon is
-//! asked to mark the file dirty if it is clean, then it is truncated, then the program gets the descriptor. ENOENT of
-//! the backing file means that it was never made, was released or is gone, and the daemon knows which.
+//! An open for writing takes these steps in order: open the backing file without O_TRUNC; mark the file dirty if it is
+//! clean; truncate; return the descriptor. If opening the backing file fails with ENOENT, it was never created, was
+//! released, or was removed. The daemon knows which.
 
 use std::ffi::CStr;
 use std::os::fd::RawFd;
@@ -17,9 +18,9 @@ use crate::pool::{Door, Fail, Pool};
 use crate::remembered::remember_opened;
 use crate::walk::{permits, Target, READ, WRITE};
 
-/// Mode of every backing file; the inode's own is the shard's business.
+/// Mode of every backing file. The inode's own mode is in the shard.
 pub(crate) const BACKING_MODE: libc::mode_t = 0o700;
-/// Flags that are handed to the kernel as they are.
+/// Flags that are passed to the kernel unchanged.
 pub(crate) const KERNEL_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_APPEND
     | libc::O_CLOEXEC
@@ -31,23 +32,23 @@ pub(crate) const KERNEL_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_PATH
     | libc::O_NOCTTY
     | libc::O_ASYNC;
-/// How often an open starts again when the file is replaced under it.
+/// How often an open starts again when the file is replaced meanwhile.
 const ATTEMPTS: u32 = 4096;
 
 static DIRECTORIES: AtomicU64 = AtomicU64::new(0);
 
-/// How many descriptors of directories this process has made.
+/// Number of directory descriptors that this process has opened.
 #[inline]
 pub fn directories_opened() -> u64 {
     DIRECTORIES.load(Ordering::Relaxed)
 }
 
 pub(crate) fn open_at(dir: RawFd, name: &CStr, flags: i32) -> Result<RawFd, Code> {
-    // SAFETY: the name is NUL-terminated. A FIFO's open may be interrupted, which is the program's business.
+    // SAFETY: the name is NUL-terminated. A FIFO's open may be interrupted, and the program handles that.
     errno::check(unsafe { libc::openat(dir, name.as_ptr(), flags, BACKING_MODE as libc::c_uint) })
 }
 
-/// Permissions that opening with `flags` takes.
+/// Permissions that opening with `flags` requires.
 pub(crate) fn wanted(flags: i32) -> u32 {
     if flags & libc::O_PATH != 0 {
         return 0;
@@ -60,35 +61,35 @@ pub(crate) fn wanted(flags: i32) -> u32 {
     access | if flags & libc::O_TRUNC != 0 { WRITE } else { 0 }
 }
 
-/// True when opening with `flags` may wait for somebody at the other end.
+/// True if opening with `flags` may wait for the other end.
 fn waits_for_other_end(entry: &Entry, flags: i32) -> bool {
     let never = libc::O_NONBLOCK | libc::O_PATH | libc::O_DIRECTORY;
-    // Who opens both ends waits for nobody.
+    // A process that opens both ends does not wait.
     let one_end = flags & libc::O_ACCMODE != libc::O_RDWR;
     entry.attr.kind() == Kind::Fifo && one_end && flags & never == 0
 }
 
 pub(crate) fn close(fd: RawFd) {
-    // By number: libc's close is a point at which a thread may be cancelled.
-    // SAFETY: the descriptor is ours and nobody else knows it yet.
+    // By number: libc's close is a thread cancellation point.
+    // SAFETY: the descriptor is ours, and no one else uses it yet.
     unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
-/// How a file that was found, or made, is opened.
+/// How a file that was found or created is opened.
 enum Way {
-    /// It is: by this descriptor.
+    /// It is open, with this descriptor.
     Opened(RawFd),
-    /// By the kernel, which reaches it in the pool's mount by the path that was written.
+    /// By the kernel, at the path in the pool's mount that was stored.
     ByMount,
-    /// By the kernel, at the path that was written, where it may wait for another end.
+    /// By the kernel, at the path that was stored, where it may wait for the other end.
     AtFifo,
 }
 
 impl Pool {
-    /// `openat`: of a regular file its backing descriptor, of a directory the mount's or an anchor, of a FIFO or device
-    /// the kernel's. `mode` has the umask applied. All of O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_CLOEXEC, O_NOFOLLOW,
-    /// O_DIRECTORY, O_TMPFILE and O_PATH mean what they do on a local file system. A file of another node is opened in
-    /// the pool's mount.
+    /// `openat`. The descriptor is that of the backing file for a regular file, the mount's or an anchor for a
+    /// directory, and the kernel's for a FIFO or device. The umask is already applied to `mode`. All of O_CREAT,
+    /// O_EXCL, O_TRUNC, O_APPEND, O_CLOEXEC, O_NOFOLLOW, O_DIRECTORY, O_TMPFILE and O_PATH have the same meaning as on
+    /// a local file system. A file of another node is opened in the pool's mount.
     pub fn open(&self, place: Place<'_>, flags: i32, mode: u32, escape: &mut PathBuffer) -> Door<RawFd> {
         for _ in 0..ATTEMPTS {
             match self.open_with(place, flags, mode, escape, true)? {
@@ -96,7 +97,7 @@ impl Pool {
                 Way::ByMount | Way::AtFifo => {
                     let flags = flags & !(libc::O_CREAT | libc::O_EXCL);
                     match open_at(libc::AT_FDCWD, escape.as_c_str(), flags) {
-                        // Removed since its name was looked at, which may be another file's by now.
+                        // Removed since its name was looked up. The name may lead to another file by now.
                         Err(Code::NotFound) => {}
                         result => return Ok(result?),
                     }
@@ -106,9 +107,9 @@ impl Pool {
         Err(Code::NotFound.into())
     }
 
-    /// [`Pool::open`] for a caller that repeats opens on the kernel's paths: a file of another node is [`Fail::Escape`]
-    /// with its path in the pool's mount, if there is one. And where opening a FIFO would wait for somebody at its
-    /// other end, it is [`Fail::Escape`] with the backing file's path, so that the wait is the caller's.
+    /// [`Pool::open`] for a caller that repeats opens on the kernel's paths. A file of another node gives
+    /// [`Fail::Escape`] with its path in the pool's mount, if there is one. A FIFO whose open would wait for the other
+    /// end gives [`Fail::Escape`] with the backing file's path, so that the caller waits.
     pub fn open_unwaiting(
         &self,
         place: Place<'_>,
@@ -140,7 +141,7 @@ impl Pool {
             return Err(Code::IsDirectory.into());
         }
         for attempt in 0..ATTEMPTS {
-            // The first attempt creates without a look-up where the board does not know the name.
+            // The first attempt creates without a look-up if the board does not have the name.
             let unseen = create && attempt == 0;
             let result = match self.walk_to(place, follow, unseen, escape)? {
                 Target::Missing(dir, name) if create => {
@@ -166,7 +167,7 @@ impl Pool {
                     Ok(entry) if !waits && waits_for_other_end(&entry, flags) => {
                         self.lead_to_fifo(&entry, flags, escape).map(|()| Way::AtFifo)
                     }
-                    // The kernel has no descriptor for what is on another node, but by the mount.
+                    // The kernel has a descriptor for a file on another node only through the mount.
                     Ok(entry) if self.needs_mount(&entry) => {
                         self.lead_to_mount(&entry, escape).map(|()| Way::ByMount)
                     }
@@ -176,7 +177,7 @@ impl Pool {
                 },
             };
             match result {
-                // Removed between look-up and open: the name may be another file's by now, or nobody's.
+                // Removed between look-up and open. The name may lead to another file by now, or be gone.
                 Err(Code::Stale) => continue,
                 Err(Code::NotFound) if create => continue,
                 result => return Ok(result?),
@@ -185,7 +186,8 @@ impl Pool {
         Err(Code::NotFound.into())
     }
 
-    /// Opens an existing inode: permission, kind, data, truncation. [`Code::Stale`] when it must be looked up again.
+    /// Opens an existing inode: checks permission and kind, opens the backing file, truncates. [`Code::Stale`] if it
+    /// must be looked up again.
     pub(crate) fn open_entry(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
         let attr = &entry.attr;
         if !permits((attr.mode, attr.uid, attr.gid), wanted(flags), false) {
@@ -204,7 +206,7 @@ impl Pool {
             Kind::Symlink => Err(Code::TooManySymlinks),
             Kind::Socket if flags & libc::O_PATH == 0 => Err(Code::NoDevice),
             Kind::File if !entry.layout.is_single() => {
-                // A descriptor is of one backing file: the file gets one, and is looked up again.
+                // A descriptor refers to one backing file: the file is converted to one and looked up again.
                 let truncates = flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0;
                 self.make_single(attr.ino, truncates)?;
                 Err(Code::Stale)
@@ -223,7 +225,7 @@ impl Pool {
         }
     }
 
-    /// The path of a FIFO's backing file, which is there.
+    /// Stores the path of a FIFO's backing file, which is created if missing.
     fn lead_to_fifo(&self, entry: &Entry, flags: i32, path: &mut PathBuffer) -> Result<(), Code> {
         close(self.open_entry(entry, flags & libc::O_ACCMODE | libc::O_NONBLOCK | libc::O_PATH)?);
         if !permits((entry.attr.mode, entry.attr.uid, entry.attr.gid), wanted(flags), false) {
@@ -245,11 +247,12 @@ impl Pool {
         result.map(|_| ())
     }
 
-    /// The descriptor of a file's one backing file; with a flag that writes, the file is dirty when it returns.
+    /// The descriptor of a file's only backing file. If `flags` allow writing, the file is marked dirty before the
+    /// function returns.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] for a striped file, which has no one descriptor, and for one of another node, which has none
-    /// here; [`Code::Stale`] when it was removed meanwhile.
+    /// [`Code::NotSupported`] for a striped file, which has several, and for a file of another node; [`Code::Stale`] if
+    /// the file was removed meanwhile.
     pub fn open_backing(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
         if entry.attr.is_file() && !entry.layout.is_single() || !self.is_here(&entry.layout) {
             return Err(Code::NotSupported);
@@ -266,7 +269,7 @@ impl Pool {
         Ok(fd)
     }
 
-    /// Opens one backing file; asks the daemon for it when it is not there.
+    /// Opens one backing file. If it does not exist, the daemon creates it.
     pub(crate) fn open_stripe(
         &self,
         entry: &Entry,
@@ -287,12 +290,12 @@ impl Pool {
                     }
                 }
             }
-            // Made under a umask that hides it from its owner; the daemon puts that right.
+            // Created under a umask that hides it from its owner. The daemon corrects its mode.
             Err(Code::AccessDenied) => {}
             Err(code) => return Err(code),
         }
-        // Its home makes what is missing of its own; the backing file of an inode of another node is this client's to
-        // make.
+        // The inode's home creates its own missing backing files. This client creates a backing file here of an inode
+        // of another node.
         let made = match self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino }) {
             Ok(_) if !self.is_served_here(entry.attr.ino) => {
                 open_at(target(), name.as_c_str(), flags | libc::O_CREAT).map(close)
@@ -300,15 +303,15 @@ impl Pool {
             asked => asked.map(|_| ()),
         };
         match made {
-            // Absent again: unlinked meanwhile.
+            // Missing again: unlinked meanwhile.
             Ok(_) => open().map_err(|code| if code == Code::NotFound { Code::Stale } else { code }),
             Err(Code::NotFound) => Err(Code::Stale),
             Err(code) => Err(code),
         }
     }
 
-    /// A descriptor for a directory: the mount's, or an anchor. One that only names it is an anchor: it carries no
-    /// mark.
+    /// A descriptor of a directory: the mount's, or an anchor. An O_PATH descriptor is an anchor, because it cannot
+    /// carry the mark.
     fn open_directory(&self, ino: Ino, flags: i32) -> Result<RawFd, Code> {
         let flags = flags & (libc::O_CLOEXEC | libc::O_PATH | libc::O_NOATIME | libc::O_NONBLOCK);
         let names = flags & libc::O_PATH != 0;
@@ -322,14 +325,14 @@ impl Pool {
         }
     }
 
-    /// An anchor: of an empty directory on the target that is removed at once, whose name carries
-    /// the inode. The kernel's dup, fork, exec and fchdir work on it, and nothing can be made in it by mistake.
+    /// Opens an anchor: an empty directory on the target whose name contains the inode number, and which is removed at
+    /// once. The kernel's dup, fork, exec and fchdir work on it, and no file can be created in it by mistake.
     pub(crate) fn open_anchor(&self, ino: Ino, flags: i32) -> Result<RawFd, Code> {
         let attached = self.attached()?;
         // SAFETY: cannot fail.
         let pid = unsafe { libc::getpid() } as u32;
-        // The session is random: processes of other PID namespaces have the same numbers, and killed ones leave
-        // anchors.
+        // The session number is random. PIDs do not suffice: processes of other PID namespaces have the same ones, and
+        // killed processes leave anchors.
         let number = attached.reply.session.wrapping_add(DIRECTORIES.fetch_add(1, Ordering::Relaxed));
         let name = AnchorName::new(ino, pid, number);
         let name = name.as_c_str();
@@ -347,7 +350,7 @@ impl Pool {
         };
         let open = || open_at(attached.target(), name, libc::O_RDONLY | libc::O_DIRECTORY | flags);
         let fd = match open() {
-            // A daemon that has just started removes what killed clients left, and did not know this one.
+            // A daemon that has just started removes the anchors of killed clients, and does not know this one.
             Err(Code::NotFound) => make().and_then(|_| open()),
             result => result,
         };

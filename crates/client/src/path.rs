@@ -5,20 +5,20 @@ use std::mem::MaybeUninit;
 use forebay_types::limits::PATH_MAX;
 use forebay_types::{Code, Ino};
 
-/// Where a path starts, and the path: relative to `dir`, slashes in front ignored, no NUL. The empty path is `dir`
-/// itself.
+/// A start directory and a path relative to it. Leading slashes are ignored; the path has no NUL. The empty path means
+/// `dir` itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
-    /// Directory (or, with an empty path, any inode).
+    /// The start directory. With an empty path, any inode.
     pub dir: Ino,
-    /// Path from there.
+    /// The path from there.
     pub path: &'a [u8],
 }
 
 /// A NUL-terminated path of at most 4095 bytes, on the stack.
 pub struct PathBuffer {
-    /// The first `len` bytes and the NUL behind them are initialised; the others are left as they are, as clearing 4
-    /// KiB would cost more than a look-up.
+    /// The first `len` bytes and the NUL after them are initialised. The others are not, because clearing 4 KiB would
+    /// cost more than a look-up.
     len: usize,
     bytes: [MaybeUninit<u8>; PATH_MAX + 1],
 }
@@ -69,7 +69,7 @@ impl PathBuffer {
 
     /// The path as a C string.
     pub(crate) fn as_c_str(&self) -> &std::ffi::CStr {
-        // SAFETY: a NUL stands behind the path; should one stand in it, the string ends there.
+        // SAFETY: the path is followed by a NUL. If the path contains one, the string ends there.
         unsafe { std::ffi::CStr::from_ptr(self.as_c_str_ptr()) }
     }
 
@@ -83,12 +83,12 @@ impl PathBuffer {
         self.len == 0
     }
 
-    /// Empties it.
+    /// Sets the empty path.
     pub fn clear(&mut self) {
         self.end_at(0);
     }
 
-    /// Makes it `path`; [`Code::NameTooLong`] when that does not fit.
+    /// Sets the path; [`Code::NameTooLong`] if it does not fit.
     pub fn set(&mut self, path: &[u8]) -> Result<(), Code> {
         self.clear();
         self.push(path)
@@ -105,7 +105,7 @@ impl PathBuffer {
         Ok(())
     }
 
-    /// Keeps the bytes from `from` on, behind `front`: what a symlink in the middle of a path does.
+    /// Replaces the bytes before `from` by `front`, as for a symlink in the middle of a path.
     pub(crate) fn replace_front(&mut self, front: &[u8], from: usize) -> Result<(), Code> {
         let rest = self.len - from;
         let len = front.len() + rest;

@@ -1,4 +1,4 @@
-//! An attached pool: how calls reach the daemon, and how look-ups avoid it.
+//! An attached pool: how calls reach the daemon, and how look-ups avoid requests.
 
 use std::cell::UnsafeCell;
 use std::os::unix::ffi::OsStrExt;
@@ -14,10 +14,10 @@ use crate::connection::{Address, Role};
 /// Why a path operation has no result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fail {
-    /// It failed.
+    /// The operation failed.
     Code(Code),
-    /// The path leaves the pool (a symlink out of it, or `..` above its root): repeat the call on the kernel path in
-    /// the caller's buffer.
+    /// The path leaves the pool, by a symlink out of it or by `..` above its root. The caller repeats the call on the
+    /// kernel path in its buffer.
     Escape,
 }
 
@@ -30,31 +30,31 @@ impl From<Code> for Fail {
 /// The result of a path operation.
 pub type Door<T> = Result<T, Fail>;
 
-/// Bytes of a request without a long value: two names, a layout, and the fixed fields.
+/// Room for a request without a long value: two names, a layout, and the fixed fields.
 pub(crate) const SHORT_REQUEST_BYTES: usize = 768;
-/// Bytes of a reply that is an inode.
+/// Room for a reply with an inode.
 pub(crate) const SHORT_REPLY_BYTES: usize = 256;
-/// Longest prefix.
+/// Longest prefix, in bytes.
 const PREFIX_MAX: usize = 255;
 
-/// A pool that this process uses. There is one for the life of the process.
+/// A pool that this process uses. It exists until the process ends.
 pub struct Pool {
     address: Address,
     role: Role,
     attached: AtomicPtr<Attached>,
-    /// One word that a fork sets to zero in the child: 1 while `attached` is this process's own.
+    /// A word that a fork sets to zero in the child; 1 while `attached` belongs to this process.
     own: &'static AtomicU32,
-    /// The pool that was kept before this one.
+    /// The pool that was published in [`KEPT`] before this one.
     older: AtomicPtr<Pool>,
     prefix: UnsafeCell<[u8; PREFIX_MAX]>,
     prefix_len: AtomicUsize,
-    /// Device of the pool's mount when it was seen last; 0 when it was not.
+    /// Device of the pool's mount when it was last seen; 0 if it never was.
     pub(crate) mounted: AtomicU64,
-    /// The device number that files show; 0 until it is decided.
+    /// The device number that files show; 0 until it is determined.
     shown_device: AtomicU64,
 }
 
-// SAFETY: `prefix` is written before `prefix_len` is published and never after; all else is atomic.
+// SAFETY: `prefix` is written before `prefix_len` is published, and never after; all else is atomic.
 unsafe impl Sync for Pool {}
 // SAFETY: as above.
 unsafe impl Send for Pool {}
@@ -65,15 +65,15 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-/// The pool that was kept last, and through `older` all of them.
+/// The newest pool, and through `older` all of them.
 static KEPT: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
-/// Bytes of the mapping that says whether the process was forked.
+/// Bytes of the mapping that detects a fork.
 const PAGE: usize = 4096;
 
-/// A word that reads 0 in a forked child. Where the kernel cannot do that (before 4.14) it stays as it is and a child
+/// A word that reads 0 in a forked child. Kernels before 4.14 cannot do that: the word keeps its value, and the child
 /// shares its parent's ring, which works until both claim one slot.
 fn wiped_on_fork() -> Result<&'static AtomicU32, Code> {
-    // SAFETY: a fresh anonymous mapping that is unmapped only with a pool that nobody got.
+    // SAFETY: a fresh anonymous mapping, unmapped only with a pool that was not returned to any caller.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let page = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
@@ -89,17 +89,17 @@ impl Pool {
     /// Attaches to the pool whose directory is `dir`.
     ///
     /// # Errors
-    /// [`Code::PoolGone`] when no daemon serves it, [`Code::AccessDenied`] when it is another user's,
-    /// [`Code::NameTooLong`] when the socket's path does not fit the kernel's 107 bytes.
+    /// [`Code::PoolGone`] if no daemon serves the pool, [`Code::AccessDenied`] if another user owns it,
+    /// [`Code::NameTooLong`] if the socket's path exceeds the kernel's 107 bytes.
     pub fn attach(dir: &Path) -> forebay_types::Result<&'static Pool> {
         Pool::attach_as(dir, Role::Host)
     }
 
-    /// [`Pool::attach`] as something else than a program.
+    /// [`Pool::attach`] in another role than that of a program.
     pub fn attach_as(dir: &Path, role: Role) -> forebay_types::Result<&'static Pool> {
         let pool = Box::new(Pool::prepare_as(dir, role)?);
         if let Err(code) = pool.attached().map(|_| ()) {
-            // SAFETY: the mapping of `wiped_on_fork`, which nobody has a reference to once the pool is dropped.
+            // SAFETY: the mapping of `wiped_on_fork`, to which no reference exists once the pool is dropped.
             unsafe { libc::munmap(pool.own.as_ptr().cast(), PAGE) };
             drop(pool);
             let what = format!("cannot attach to the pool at {}", dir.display());
@@ -128,7 +128,7 @@ impl Pool {
         Ok(Box::new(Pool::prepare_as(dir, Role::Host)?).keep())
     }
 
-    /// Lives as long as the process from here on, where leak checkers see it.
+    /// Makes the pool live until the process ends, reachable from a static so that leak checkers see it.
     fn keep(self: Box<Pool>) -> &'static Pool {
         let pool: &'static Pool = Box::leak(self);
         let mut newest = KEPT.load(Ordering::Relaxed);
@@ -163,18 +163,18 @@ impl Pool {
         })
     }
 
-    /// This pool, for what outlives the borrow.
+    /// This pool as a `'static` reference.
     pub(crate) fn for_ever(&self) -> &'static Pool {
-        // SAFETY: every pool that is handed out was leaked by `keep`: it is never freed or moved. The only one that is
-        // freed could not be attached, and nothing that asks for this was called on it.
+        // SAFETY: `keep` leaked every pool that was returned to a caller, and it is never freed or moved. The only pool
+        // that is freed is one that could not be attached, and this function was not called on it.
         unsafe { &*std::ptr::from_ref(self) }
     }
 
-    /// Sets the prefix under which programs see the pool, e.g. `/forebay`: an absolute path without a slash at the
-    /// end. To be called once, before the pool is used by several threads; a prefix of over 255 bytes is ignored.
+    /// Sets the prefix under which programs see the pool, e.g. `/forebay`: an absolute path without a slash at the end.
+    /// Called once, before several threads use the pool. A prefix of over 255 bytes is ignored.
     pub fn set_prefix(&self, prefix: &[u8]) {
         if self.prefix_len.load(Ordering::Acquire) == 0 && prefix.len() <= PREFIX_MAX {
-            // SAFETY: the length is still 0, so nobody reads the bytes; the caller is the only writer.
+            // SAFETY: the length is still 0, so the bytes are not read; the caller is the only writer.
             unsafe { (&mut *self.prefix.get())[..prefix.len()].copy_from_slice(prefix) };
             self.prefix_len.store(prefix.len(), Ordering::Release);
         }
@@ -183,13 +183,13 @@ impl Pool {
     /// The prefix; empty when none was set.
     pub fn prefix(&self) -> &[u8] {
         let len = self.prefix_len.load(Ordering::Acquire);
-        // SAFETY: the first `len` bytes were written before `len` was and are never written again.
+        // SAFETY: the first `len` bytes were written before `len`, and are never written again.
         unsafe { &(&*self.prefix.get())[..len] }
     }
 
-    /// Device number (`st_dev`) that every file of the pool shows; 0 when the pool cannot be attached. Where the pool
-    /// is mounted at the prefix it is the mount's, as a path may lead a program to either; what is found at first
-    /// stays.
+    /// Device number (`st_dev`) of all files of the pool; 0 if the process cannot attach. It is the mount's if the pool
+    /// is mounted at the prefix, because a program may reach a file by either. It does not change until this process
+    /// attaches anew because the pool was gone.
     pub fn device(&self) -> u64 {
         match self.shown_device.load(Ordering::Relaxed) {
             0 => self.decide_device(),
@@ -205,7 +205,7 @@ impl Pool {
         device
     }
 
-    /// This process's attachment, made if there is none.
+    /// This process's attachment; attaches if there is none.
     #[inline]
     pub(crate) fn attached(&self) -> Result<&'static Attached, Code> {
         let current = self.attached.load(Ordering::Acquire);
@@ -225,7 +225,7 @@ impl Pool {
         Some(attached).filter(|attached| !attached.gone.load(Ordering::Relaxed))
     }
 
-    /// The number of this process's session with the daemon; none when it has none, or a call on it had no answer.
+    /// The number of this process's session with the daemon. `None` if there is none, or if a call on it got no reply.
     pub fn session(&self) -> Option<u64> {
         self.served(self.attached.load(Ordering::Acquire)).map(|attached| attached.reply.session)
     }
@@ -239,7 +239,7 @@ impl Pool {
         }
         let new = Attached::new(&self.address, self.role)?;
         let place = std::ptr::from_ref(new).cast_mut();
-        // Threads that attach at the same time each made one; the first is used by all, the others stay idle until
+        // Threads that attach at the same time each create an attachment. All use the first; the others stay idle until
         // the process ends.
         match self.attached.compare_exchange(current, place, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
@@ -255,7 +255,7 @@ impl Pool {
         self.role
     }
 
-    /// The pool's directory, as it was named to attach.
+    /// The pool's directory, as given to attach.
     pub fn directory(&self) -> &[u8] {
         self.address.directory()
     }
@@ -264,7 +264,7 @@ impl Pool {
         &self.address
     }
 
-    /// Sends one encoded request; `then` sees the reply before the slot is used again.
+    /// Sends an encoded request. `then` gets the reply before the slot is used again.
     pub(crate) fn exchange<T>(
         &self,
         request: &[u8],
@@ -274,7 +274,7 @@ impl Pool {
         self.exchange_on_slot(request, buffer, || {}, |reply, _, _| then(reply))
     }
 
-    /// The same; `meanwhile` is called while the daemon serves the request, and `then` gets the slot too.
+    /// The same. `meanwhile` is called while the daemon serves the request, and `then` also gets the slot.
     pub(crate) fn exchange_on_slot<T>(
         &self,
         request: &[u8],
@@ -291,10 +291,10 @@ impl Pool {
         result.map_err(|failure| self.failed(attached, failure))
     }
 
-    /// Posts a request, and removes the backing file that the slot's last removal left: while the daemon serves the
-    /// request, the client would wait.
+    /// Posts a request, then unlinks the backing file that the slot's last removal left (a late removal): the client
+    /// would otherwise only wait for the daemon.
     pub(crate) fn post(&self, attached: &Attached, claim: &Claim<'_>, request: &[u8]) {
-        // The free space includes what this slot has removed.
+        // Unlinks first, so that the reported free space includes it.
         if request.first() == Some(&Request::Space.number()) {
             claim.take_owed().into_iter().for_each(|removal| self.unlink_backing_file(attached, removal));
         }
@@ -308,7 +308,7 @@ impl Pool {
         self.address.is_alive(attached.reply.session)
     }
 
-    /// The code of a call that got no reply.
+    /// The code of a call without a reply.
     pub(crate) fn failed(&self, attached: &Attached, failure: CallFailure) -> Code {
         match failure {
             CallFailure::Gone => {
@@ -319,13 +319,13 @@ impl Pool {
         }
     }
 
-    /// Asks the daemon, and lets `then` act on the reply before the slot is used again.
+    /// Sends a request, and calls `then` with the reply before the slot is used again.
     pub(crate) fn ask_then<T>(
         &self,
         request: &Request<'_>,
         then: impl FnOnce(Reply<'_>) -> Result<T, Code>,
     ) -> Result<T, Code> {
-        // Only what is made has an owner; the others spare two system calls.
+        // Only requests that create an inode need its owner; the others save two system calls.
         let makes = matches!(
             request,
             Request::Create { .. }
@@ -350,7 +350,7 @@ impl Pool {
         self.exchange(&message[..n], &mut buffer, |reply| then(Reply::decode(reply)?))?
     }
 
-    /// Asks for an inode.
+    /// Sends a request whose reply is an inode.
     pub(crate) fn ask_entry(&self, request: &Request<'_>) -> Result<Entry, Code> {
         self.ask_then(request, |reply| match reply {
             Reply::Entry(entry) => Ok(entry),
@@ -358,7 +358,7 @@ impl Pool {
         })
     }
 
-    /// Asks with a request and reply of any length, in memory that is mapped for the call.
+    /// Sends a request of any length with a reply of any length, in memory that is mapped for the call.
     #[cold]
     pub(crate) fn ask_long<T>(
         &self,
@@ -371,23 +371,23 @@ impl Pool {
         self.exchange(&message[..n], buffer, |reply| then(Reply::decode(reply)?))?
     }
 
-    /// Asks with a reply buffer of the caller's; the number of bytes of the encoded reply.
+    /// Sends a request with the caller's buffer for the reply. Returns the number of bytes of the encoded reply.
     ///
     /// # Errors
-    /// Those of the reply are in its encoding; a failure here is that there is no reply.
+    /// An error means that there is no reply. Errors of the request are encoded in the reply.
     pub fn call(&self, request: &Request<'_>, buffer: &mut [u8]) -> Result<usize, Code> {
         let mut message = [0; SHORT_REQUEST_BYTES];
         let n = request.encode(caller(), &mut message)?;
         self.exchange(&message[..n], buffer, |reply| reply.len())
     }
 
-    /// What the board says of a name.
+    /// The board's entry of a name.
     #[inline]
     fn look_on_board(&self, parent: Ino, name: &[u8]) -> Result<Lookup, Code> {
         Ok(self.on_board(|board| Some(board.lookup(parent, name)))?.unwrap_or(Lookup::Unknown))
     }
 
-    /// What `read` finds on the board, if that is the one to be trusted.
+    /// The result of `read` on the board; `None` if the board is not valid.
     #[inline]
     pub(crate) fn on_board<T>(&self, read: impl FnOnce(&Board) -> Option<T>) -> Result<Option<T>, Code> {
         let attached = self.attached()?;
@@ -400,7 +400,7 @@ impl Pool {
         Ok(None)
     }
 
-    /// [`Pool::lookup_name`], but with `to_create` a name that the board does not know counts as missing.
+    /// [`Pool::lookup_name`], except that with `to_create` a name that the board does not have counts as missing.
     #[inline]
     pub(crate) fn lookup_last(
         &self,
@@ -423,7 +423,7 @@ impl Pool {
         }
     }
 
-    /// The entry `name` of `parent`: from the board, or asked for.
+    /// The entry `name` of `parent`, from the board or by a request.
     #[inline]
     pub(crate) fn lookup_name(&self, parent: Ino, name: &[u8]) -> Result<NameRef, Code> {
         self.lookup_last(parent, name, false, &mut None)
@@ -436,12 +436,12 @@ impl Pool {
             _ => Err(Code::Malformed),
         })? {
             Ok(entry) => Ok(entry),
-            // Another node has it.
+            // Another node has the inode.
             Err(ino) => self.get_attr(ino),
         }
     }
 
-    /// An inode's attributes and layout: from the board, or asked for.
+    /// An inode's attributes and layout, from the board or by a request.
     #[inline]
     pub fn get_attr(&self, ino: Ino) -> Result<Entry, Code> {
         match self.on_board(|board| board.inode(ino))? {
@@ -450,7 +450,7 @@ impl Pool {
         }
     }
 
-    /// An inode's mode, owner and group: from the board, or asked for.
+    /// An inode's mode, owner and group, from the board or by a request.
     #[inline]
     pub(crate) fn permissions_of(&self, ino: Ino) -> Result<(u32, u32, u32), Code> {
         match self.on_board(|board| board.permissions(ino))? {
@@ -459,7 +459,7 @@ impl Pool {
         }
     }
 
-    /// Begins to bring near what the board says of an inode.
+    /// Prefetches the board's entry of an inode into the processor's cache.
     #[inline]
     pub(crate) fn prefetch(&self, ino: Ino) {
         let _ = self.on_board(|board| {
@@ -469,7 +469,7 @@ impl Pool {
     }
 }
 
-/// Who asks: the effective ids of the calling thread.
+/// The caller of requests: effective IDs of the calling thread.
 pub(crate) fn caller() -> Caller {
     // SAFETY: these calls cannot fail.
     unsafe { Caller { uid: libc::geteuid(), gid: libc::getegid() } }

@@ -1,10 +1,11 @@
-//! Reading ahead in files of other nodes, for who says that it reads one in order and that nobody writes it meanwhile.
+//! Read-ahead in files of other nodes, for a caller that declares that it reads in order and that the file is not
+//! written meanwhile.
 //!
-//! Without being asked nothing is kept of other nodes' data: each read sees what was acknowledged before it. Who asks
-//! gives that up for a bounded time: what a read gives may be as old as [`AGE_NS`], unless this very file was written,
-//! truncated or synced since. A file has one window; a read that goes on where the last one ended fetches it anew,
-//! longer each time, when it holds too little, and takes from it else. A window that ends where the file did is asked
-//! for again: a file that grows is seen to. A thread that finds another at it reads without.
+//! By default no data of other nodes are cached: each read sees all writes acknowledged before it. With read-ahead the
+//! data of a read may be up to [`AGE_NS`] old, unless this open file was written, truncated or synced since. An open
+//! file has one window. A read that starts where the last one ended is served from the window. If the window does not
+//! hold enough, a new one is fetched, twice as long up to a limit. A window that ended at the file's end is not reused
+//! for reads beyond it, so that growth of the file is seen. If another thread is using the window, a read bypasses it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, TryLockError};
@@ -13,22 +14,22 @@ use forebay_ring::call_clock;
 use forebay_types::limits::{READ_AHEAD_BYTES_MAX, READ_AHEAD_BYTES_MIN, READ_AHEAD_MS, READ_AHEAD_OF_MAX};
 use forebay_types::Code;
 
-/// A window may be so old.
+/// Longest age of a window's data, in nanoseconds.
 const AGE_NS: u64 = READ_AHEAD_MS * 1_000_000;
 
-/// What was read of a file, and where its reader is expected next.
+/// Data that were read of a file, and the offset at which the next read is expected.
 #[derive(Debug, Default)]
 struct Window {
     bytes: Vec<u8>,
-    /// Those of `bytes` that were read.
+    /// Number of valid bytes in `bytes`.
     filled: usize,
-    /// Where in the file they begin.
+    /// Their offset in the file.
     offset: u64,
-    /// When they were asked for.
+    /// Time of the request for them.
     asked_ns: u64,
-    /// Where the last read ended.
+    /// Offset at which the last read ended.
     next: u64,
-    /// How many are read when it goes on there.
+    /// Number of bytes that were fetched last.
     ahead: usize,
 }
 
@@ -49,36 +50,37 @@ impl Window {
     }
 }
 
-/// An open file's.
+/// The read-ahead of an open file.
 #[derive(Debug, Default)]
 pub(crate) struct ReadAhead {
     asked: AtomicBool,
-    /// Something was written: what is in the window is not to be used.
+    /// Set by a write: the window's data are invalid.
     stale: AtomicBool,
     window: Mutex<Window>,
 }
 
 impl ReadAhead {
-    /// From now on, or no more.
+    /// Turns read-ahead on or off.
     pub(crate) fn ask(&self, wanted: bool) {
         self.forget();
         self.asked.store(wanted, Ordering::Release);
     }
 
-    /// True from the one to the other.
+    /// True while read-ahead is on.
     pub(crate) fn is_asked(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
 
-    /// What is read from now on was read behind this.
+    /// Invalidates the window: later reads request their data anew.
     pub(crate) fn forget(&self) {
         self.stale.store(true, Ordering::Release);
     }
 
-    /// Reads by the window, which `read` fills; how many bytes. None: it is not for this read.
+    /// Reads through the window, which `read` fills, and returns the number of bytes. `None` if the window does not
+    /// serve this read.
     ///
     /// # Errors
-    /// What `read` fails with.
+    /// The errors of `read`.
     pub(crate) fn read(
         &self,
         buffer: &mut [u8],
@@ -127,8 +129,8 @@ mod tests {
 
     use super::*;
 
-    /// Reads `bytes` at `offset` of a file of so many bytes, each of which tells where it is; what was read and how
-    /// much was asked for.
+    /// Reads `bytes` bytes at `offset` of a file of `file` bytes, whose contents show their position. Returns the data
+    /// and the number of bytes that were requested.
     fn read(ahead: &ReadAhead, file: usize, offset: u64, bytes: usize) -> (Option<Vec<u8>>, usize) {
         let (mut buffer, asked) = (vec![255; bytes], Cell::new(0));
         let fill = |room: &mut [u8], at: u64| {
@@ -197,7 +199,7 @@ mod tests {
         let (last, asked) = read(&ahead, 10_000, 8192, 4096);
         assert_eq!(last.map(|b| b.len()), Some(10_000 - 8192));
         assert!(asked > 0, "the window ends where the file did, which may have grown");
-        // It has: the reader goes on where the file ended.
+        // The file grew, and the reader continues at its former end.
         assert_eq!(read(&ahead, 20_000, 10_000, 4096).0.map(|b| b.len()), Some(4096));
     }
 }

@@ -1,22 +1,22 @@
-//! What this process remembers of the files that it opened: the inode behind a kernel inode, and what a descriptor's
-//! inode was when it was opened. Calls on descriptors read it without a lock.
+//! What this process remembers of files that it opened: the pool's inode for a kernel inode, and a descriptor's
+//! attributes at the time of the open. Calls on descriptors read it without a lock.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_types::{Attr, Ino};
 
-/// Remembered inodes; a power of two.
+/// Number of remembered inodes; a power of two.
 const MEMORY: usize = 1024;
 
-/// Kernel inode of a pair that is being written.
+/// Marks a pair that is being written.
 const BUSY: u64 = u64::MAX;
 
-/// Pairs (kernel inode, pool inode); kernel inode 0 is none.
+/// Pairs (kernel inode, pool inode); kernel inode 0 marks an empty pair.
 static REMEMBERED: [[AtomicU64; 2]; MEMORY] = [const { [const { AtomicU64::new(0) }; 2] }; MEMORY];
 
-/// The kernel's inode as the memory has it: with its device, as pools in one process number theirs alike. A tmpfs
-/// counts its inodes up from one and its devices are small, so that no two meet.
+/// The key of a kernel inode. It includes the device, because the pools of one process may use the same inode numbers.
+/// A tmpfs numbers its inodes from one and device numbers are small, so keys do not collide.
 pub(crate) fn key_of(kernel: &libc::stat) -> u64 {
     kernel.st_ino ^ kernel.st_dev.rotate_left(44)
 }
@@ -34,7 +34,7 @@ pub(crate) fn remember(kernel: &libc::stat, ino: Ino) {
     let kernel_ino = key_of(kernel);
     let [key, value] = &REMEMBERED[kernel_ino as usize % MEMORY];
     let old = key.load(Ordering::Relaxed);
-    // One writer at a time; the others forgo it.
+    // One writer at a time; the others skip the update.
     if old == BUSY || key.compare_exchange(old, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
         return;
     }
@@ -42,21 +42,22 @@ pub(crate) fn remember(kernel: &libc::stat, ino: Ino) {
     key.store(kernel_ino, Ordering::Release);
 }
 
-/// Forgets all: another pool's target begins its numbers anew.
+/// Forgets all: another pool's target may use the same inode numbers.
 pub(crate) fn forget_all() {
     for [key, _] in &REMEMBERED {
         key.store(0, Ordering::Release);
     }
 }
 
-/// Descriptors below this number are remembered with what they were opened as.
+/// Descriptors below this number are remembered.
 const DESCRIPTORS: usize = 1024;
 
-/// What each descriptor was opened as: inode, and mode, owner and group. Only asked for inodes without a name, whose
-/// attributes the shard no longer has; an entry that a close left behind is of another inode or as good.
+/// The inode of each descriptor, and the inode's mode, owner and group at the open. Used only for inodes without names,
+/// whose attributes the shard no longer has. An entry that a close left is harmless: it is for another inode, or still
+/// correct.
 static OPENED: [[AtomicU64; 3]; DESCRIPTORS] = [const { [const { AtomicU64::new(0) }; 3] }; DESCRIPTORS];
 
-/// Remembers what a file was when it was opened.
+/// Remembers an inode's attributes at its open.
 pub(crate) fn remember_opened(attr: &Attr, fd: RawFd) {
     if let Some([ino, mode, owner]) = OPENED.get(fd as usize) {
         ino.store(0, Ordering::Relaxed);
@@ -66,7 +67,7 @@ pub(crate) fn remember_opened(attr: &Attr, fd: RawFd) {
     }
 }
 
-/// Remembers what became of a file since it was opened.
+/// Remembers changed attributes of an open inode.
 #[cold]
 pub(crate) fn reopened_as(ino: Ino, fd: RawFd, (mode, uid, gid): (u32, u32, u32)) {
     let known = OPENED.iter().filter(|[key, ..]| key.load(Ordering::Acquire) == ino.0);
@@ -79,7 +80,7 @@ pub(crate) fn reopened_as(ino: Ino, fd: RawFd, (mode, uid, gid): (u32, u32, u32)
     }
 }
 
-/// Mode, owner and group that an inode had when this process opened it.
+/// Mode, owner and group of an inode when this process opened it.
 #[cold]
 pub(crate) fn opened_as(ino: Ino) -> Option<(u32, u32, u32)> {
     let [_, mode, owner] = OPENED.iter().find(|[key, ..]| key.load(Ordering::Acquire) == ino.0)?;

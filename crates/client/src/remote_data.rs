@@ -1,10 +1,10 @@
-//! Data of backing files of other nodes. A call is cut into parts, each a request in a slot of its own; several are
-//! under way at the same time, to all nodes that have some of it. Up to [`MOVE_ABOVE_BYTES`] bytes go within the
-//! request; what is longer goes through a piece of the process's buffer (`buffer`), which the network reads and writes
-//! by itself.
+//! Transfers of data of backing files on other nodes. A call is cut into parts, each a request in a slot of its own.
+//! Several are in progress at the same time, to all nodes that have some of the data. Up to [`MOVE_ABOVE_BYTES`] bytes
+//! travel in the request. Longer parts go through a piece of the process's buffer (`buffer`), which the network reads
+//! and writes directly.
 //!
-//! The first slot is waited for, the others are taken if they are free, and likewise pieces, so that threads that do
-//! this at the same time never wait for each other's.
+//! A call waits for its first slot, and takes more slots and pieces only if they are free. So threads that transfer
+//! data at the same time never wait for one another's slots.
 
 use std::collections::VecDeque;
 
@@ -22,17 +22,17 @@ use crate::locks::{PATIENCE_NS, PAUSE, PAUSE_MAX};
 use crate::pool::{caller, Pool};
 use crate::remote_inodes::{gone_is_stale, new_handle};
 
-/// Bytes of a data request beside the data, and some more.
+/// Room for the fields of a data request, with a reserve.
 const FIELDS_BYTES: usize = 96;
-/// Parts begin at pages where their range does.
+/// Parts start at page boundaries of their range.
 const PAGE_BYTES: usize = 4096;
 
-/// A range of a backing file of another node, and of the caller's memory.
+/// A range of a backing file on another node, and of the caller's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) id: BackingId,
     pub(crate) offset: u64,
-    /// Where in the caller's memory.
+    /// Offset in the caller's memory.
     pub(crate) at: usize,
     /// At most [`MOVE_BYTES_MAX`].
     pub(crate) len: usize,
@@ -41,23 +41,23 @@ pub(crate) struct Part {
 /// The caller's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Memory {
-    /// To be read into.
+    /// Memory to read into.
     Into(*mut u8),
-    /// To be written from.
+    /// Memory to write from.
     From(*const u8),
 }
 
-/// What became of a transfer.
+/// The result of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Moved {
-    /// All of the caller's memory below this that is in a part was moved.
+    /// All parts of the caller's memory below this offset were moved.
     pub(crate) end: usize,
-    /// Why what begins there was not; none: its backing file ends there, or all was moved.
+    /// The error of the part at `end`. `None` if the backing file ends there, or all was moved.
     pub(crate) failed: Option<Code>,
 }
 
 impl Moved {
-    /// At most so much was moved, and this is why.
+    /// Lowers the end to `at`, with the reason.
     pub(crate) fn ends(&mut self, at: usize, failed: Option<Code>) {
         if at < self.end {
             *self = Moved { end: at, failed };
@@ -65,7 +65,7 @@ impl Moved {
     }
 }
 
-/// Cuts a range of a backing file and of memory into parts that one request can move.
+/// Cuts a range of a backing file and of memory into parts for one request each.
 pub(crate) fn parts(id: BackingId, offset: u64, at: usize, len: usize) -> impl Iterator<Item = Part> {
     let size = (len / BACKING_AHEAD).next_multiple_of(PAGE_BYTES).clamp(MOVE_BYTES_MIN, MOVE_BYTES_MAX);
     (0..len).step_by(size).map(move |from| Part {
@@ -76,26 +76,26 @@ pub(crate) fn parts(id: BackingId, offset: u64, at: usize, len: usize) -> impl I
     })
 }
 
-/// Takes the first part in memory of those that begin below `end`, and forgets those that do not.
+/// Removes and returns the part with the lowest offset in memory, and drops all parts at or after `end`.
 fn lowest(again: &mut Vec<Part>, end: usize) -> Option<Part> {
     again.retain(|part| part.at < end);
     let first = (0..again.len()).min_by_key(|i| again[*i].at)?;
     Some(again.swap_remove(first))
 }
 
-/// A request that is under way.
+/// A request in progress.
 struct UnderWay<'r> {
     claim: Claim<'r>,
     part: Part,
-    /// Through which the data pass; none: they are in the request or its reply.
+    /// The piece through which the data pass; `None` if they are in the request or its reply.
     piece: Option<Piece>,
 }
 
 impl Pool {
-    /// Moves parts, in any order; they end at `total` in the caller's memory.
+    /// Moves parts, in any order. All parts lie below `total` in the caller's memory.
     ///
     /// # Safety
-    /// The memory of all parts can be read, or written, as `memory` says.
+    /// The memory of all parts is readable or writable, as `memory` requires.
     pub(crate) unsafe fn move_far(
         &self,
         parts: &mut dyn Iterator<Item = Part>,
@@ -105,14 +105,15 @@ impl Pool {
         let attached: &'static Attached = self.attached()?;
         let (ring, alive): (&'static Ring, _) = (&attached.ring, || self.is_alive(attached));
         let mut room = Vec::new();
-        // What is to be asked before the next part: rests of parts, and parts whose buffer was not known.
+        // Parts to send before new ones: remainders of parts, and parts that were refused because the daemon did not
+        // know their buffer.
         let mut again: Vec<Part> = Vec::new();
         let mut under_way: VecDeque<UnderWay<'_>> = VecDeque::with_capacity(BACKING_AHEAD);
         let mut moved = Moved { end: total, failed: None };
         let mut deadline = CallDeadline::new();
         loop {
             while under_way.len() < BACKING_AHEAD && !deadline.is_over() {
-                // What lies below the end that is known by now is moved, whatever became of what lies above.
+                // Everything below the known end is moved, regardless of errors at higher offsets.
                 let retried = lowest(&mut again, moved.end);
                 let new = || if moved.end == total { parts.next() } else { None };
                 let Some(mut part) = retried.or_else(new) else { break };
@@ -136,7 +137,7 @@ impl Pool {
                     let has = under_way.iter().filter(|u| u.piece.is_some()).count();
                     piece = attached.buffers.another(has, part.id.node(), || self.new_buffer(attached));
                     if piece.is_none() && has > 0 {
-                        // One of this call's will be free.
+                        // One of this call's pieces will be free soon.
                         again.push(part);
                         break;
                     }
@@ -158,7 +159,7 @@ impl Pool {
                 }
                 under_way.push_back(UnderWay { claim, part, piece });
             }
-            // Every request that was posted is waited for: its slot, and its piece, are the daemon's until then.
+            // Every posted request is waited for: until its reply, the daemon owns its slot and its piece.
             let Some(UnderWay { claim, part, piece }) = under_way.pop_front() else { break };
             let until_ns = deadline.until_ns();
             room.resize(BACKING_BYTES_MAX + FIELDS_BYTES, 0);
@@ -191,7 +192,7 @@ impl Pool {
                 }
             }
         }
-        // What nobody asked for again.
+        // Parts that were not sent again.
         again.iter().for_each(|part| moved.ends(part.at, Some(Code::Io)));
         Ok(moved)
     }
@@ -201,8 +202,8 @@ impl Pool {
         Ok(Buffer::new(mapping, number))
     }
 
-    /// Writes at the end of a backing file of another node: [`MOVE_BYTES_MAX`] bytes go in as a whole, more in parts
-    /// that do; how many bytes went in.
+    /// Appends to a backing file of another node: up to [`MOVE_BYTES_MAX`] bytes as a whole, more in parts of that
+    /// size. Returns the number of bytes appended.
     pub(crate) fn append_backing(&self, id: BackingId, bytes: &[u8]) -> Result<usize, Code> {
         let mut done = 0;
         while done < bytes.len() {
@@ -232,7 +233,7 @@ impl Pool {
                 _ => Err(Code::Malformed),
             });
             match answered.and_then(|answer| answer) {
-                // Another worker than the one that was asked: whether the file's node has appended, nobody can tell.
+                // Another worker refused the request. It is unknown whether the file's node has appended the data.
                 Err(Code::Fault) if attached.ring.epoch() != epoch => {
                     attached.buffers.lose(piece);
                     return Err(Code::Io);
@@ -256,8 +257,8 @@ impl Pool {
         })?
     }
 
-    /// Appends what is too large for a request, and as a whole all the same, where there is no piece of a buffer: the
-    /// file's node gathers it and writes it when it has all.
+    /// Appends, as a whole, data that are too long for one request when there is no piece of a buffer. The file's node
+    /// gathers them and writes them when it has all.
     fn append_in_pieces(&self, id: BackingId, bytes: &[u8], message: &mut [u8]) -> Result<usize, Code> {
         let bytes = &bytes[..bytes.len().min(MOVE_BYTES_MAX)];
         let (since, mut wait) = (call_clock(), PAUSE);
@@ -274,7 +275,7 @@ impl Pool {
                         _ => Err(Code::Malformed),
                     })?;
                 match answered {
-                    // It gathers for many, or has started anew and knows nothing of the pieces before.
+                    // The node gathers appends of too many callers, or restarted and lost the earlier pieces.
                     Err(Code::Busy | Code::Interrupted) if call_clock() - since < PATIENCE_NS => {
                         pause(wait);
                         wait = (wait * 2).min(PAUSE_MAX);
@@ -295,10 +296,10 @@ fn moving(kind: MoveKind, offset: u64, len: usize, piece: &Piece) -> BackingOp<'
     BackingOp::Move(Move { kind, offset, bytes: len as u32, buffer, at })
 }
 
-/// Encodes a part's request; what is written is copied.
+/// Encodes a part's request, and copies the data of a write.
 ///
 /// # Safety
-/// The part's memory can be read, if it is written from.
+/// For a write, the part's memory is readable.
 unsafe fn encode(
     part: &Part,
     piece: Option<&Piece>,
@@ -323,10 +324,10 @@ unsafe fn encode(
     Request::Backing { id: part.id, op }.encode(caller(), message)
 }
 
-/// Takes a part's reply: how many bytes were moved.
+/// Decodes a part's reply, copies the data of a read, and returns the number of bytes moved.
 ///
 /// # Safety
-/// The part's memory can be written, if it is read into.
+/// For a read, the part's memory is writable.
 unsafe fn take(part: &Part, piece: Option<&Piece>, memory: Memory, reply: &[u8]) -> Result<usize, Code> {
     match (Reply::decode(reply)?, memory, piece) {
         (Reply::Bytes(bytes), Memory::Into(to), None) if bytes.len() <= part.len => {

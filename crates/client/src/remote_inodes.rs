@@ -1,8 +1,8 @@
-//! What lies on other nodes: directories whose entry and inode are on two, and backing files that cannot be opened
-//! here.
+//! Inodes on other nodes: directories whose entry and inode are on two nodes, and backing files that cannot be opened
+//! on this node.
 //!
-//! Requests for other nodes go through this node's daemon like any (docs/decisions/0011); what is here is only what
-//! takes several of them. Their data are in `remote_data`.
+//! Requests for other nodes go through this node's daemon like all others (docs/decisions/0011). This module has the
+//! operations that take several requests. Transfers of data are in `remote_data`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,10 +14,10 @@ use forebay_types::{
 use crate::path::PathBuffer;
 use crate::pool::{caller, Pool};
 
-/// Looks for a directory's path while it is moved.
+/// How often a directory's path is read again when a directory above it is moved meanwhile.
 const PATHS_MAX: u32 = 16;
 
-/// A backing file that was there when the file was opened went with the file's last name.
+/// NotFound of a backing file that existed at the open means that the file lost its last name: [`Code::Stale`].
 pub(crate) fn gone_is_stale(code: Code) -> Code {
     if code == Code::NotFound {
         Code::Stale
@@ -26,13 +26,13 @@ pub(crate) fn gone_is_stale(code: Code) -> Code {
     }
 }
 
-/// A number that this process has not used for anything that it has open or under way at another node.
+/// A number that this process has not used before, for something that it has open or in progress on another node.
 pub(crate) fn new_handle() -> u64 {
     static HANDLES: AtomicU64 = AtomicU64::new(1);
     HANDLES.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A backing file of another node that this process has open: it stays when it is unlinked.
+/// A backing file on another node that this process has open. It remains when it is unlinked.
 #[derive(Debug)]
 pub(crate) struct OpenElsewhere {
     pool: &'static Pool,
@@ -42,35 +42,35 @@ pub(crate) struct OpenElsewhere {
 
 impl Drop for OpenElsewhere {
     fn drop(&mut self) {
-        // Its node closes it at the latest when this process is gone.
+        // If the message is lost, the backing file's node closes it when this process ends.
         let _ = self.pool.ask_backing(self.id, BackingOp::Close { handle: self.handle });
     }
 }
 
 impl Pool {
-    /// This node; of a pool of one node its only one.
+    /// This node's number.
     #[inline]
     pub fn node(&self) -> Result<NodeId, Code> {
         Ok(self.attached()?.reply.node)
     }
 
-    /// True when this node has a target: files may lie on it, and directories have their homes on it.
+    /// True if this node has a target, so that files may lie on it and directories have their home on it.
     pub fn takes_files(&self) -> bool {
         self.attached().is_ok_and(|a| a.takes_files())
     }
 
-    /// True when the pool has other nodes, whose programs this one knows nothing of.
+    /// True if the pool has other nodes. This node does not know what their programs have open.
     pub fn spans_nodes(&self) -> bool {
         self.attached().is_ok_and(|a| a.reply.nodes > 1)
     }
 
-    /// True when an inode, and a directory's entries, are served by this node.
+    /// True if this node serves an inode, or a directory's entries.
     #[inline]
     pub fn is_served_here(&self, ino: Ino) -> bool {
         self.attached().is_ok_and(|a| a.reply.nodes <= 1 || ino.birth_node() == a.reply.node)
     }
 
-    /// True when all backing files of a layout can be opened on this node.
+    /// True if all backing files of a layout can be opened on this node.
     #[inline]
     pub fn is_here(&self, layout: &Layout) -> bool {
         let Ok(attached) = self.attached() else { return true };
@@ -81,22 +81,22 @@ impl Pool {
         }
     }
 
-    /// True for a file that is one backing file of this node, of which the kernel has a descriptor.
+    /// True for a file with one backing file, on this node: the kernel can open it.
     #[inline]
     pub fn is_one_here(&self, layout: &Layout) -> bool {
         layout.is_single() && self.is_here(layout)
     }
 
-    /// True for a file of which no descriptor can be had but by the pool's mount: one that is not all on this node,
-    /// and, in a pool of several nodes, one of several backing files: it is not made one, as nobody here knows whether
-    /// another node has it open (`migrate`).
+    /// True for a file that can only be opened as a descriptor through the pool's mount: a file that is not entirely on
+    /// this node and, in a pool of several nodes, a file with several backing files. The latter is not converted to
+    /// one, because another node may have it open (`migrate`).
     #[inline]
     pub(crate) fn needs_mount(&self, entry: &Entry) -> bool {
         entry.attr.is_file() && self.spans_nodes() && !self.is_one_here(&entry.layout)
     }
 
-    /// The layout of a file that this process makes: where the pool has several nodes, or this one several targets, its
-    /// data stays here, though the directory has come to be wide, and the name another node's, since it was looked at.
+    /// The layout of a file that this process creates. In a pool of several nodes or targets, its data stay on this
+    /// node even if the directory became wide since the look-up, and the name belongs to another node.
     pub(crate) fn layout_in(&self, asked: Option<Layout>) -> Result<Option<Layout>, Code> {
         match asked {
             None if self.spans_nodes() => Ok(Some(self.layout_here()?)),
@@ -105,7 +105,7 @@ impl Pool {
         }
     }
 
-    /// A backing file of a layout, if it is on another node.
+    /// The ID of a backing file, if it is on another node.
     pub(crate) fn backing_elsewhere(
         &self,
         entry: &Entry,
@@ -122,7 +122,8 @@ impl Pool {
 
     // --- directories on two nodes
 
-    /// Makes a directory in a parent of another node, after which it takes: it is this node's, its entry that one's.
+    /// Creates a directory in a parent of another node. This node serves the directory's inode, the other node its
+    /// entry.
     pub(crate) fn make_directory_elsewhere(
         &self,
         caller: Caller,
@@ -144,11 +145,11 @@ impl Pool {
         })
     }
 
-    /// The path of a directory, node by node.
+    /// The path of a directory, which is assembled node by node.
     pub(crate) fn path_of_directory(&self, dir: Ino, path: &mut PathBuffer) -> Result<(), Code> {
         for _ in 0..PATHS_MAX {
             match self.path_of_directory_once(dir, path) {
-                // One of those above was moved between the looks at its parent and at its name.
+                // A directory above was moved between the requests for its parent and for its name.
                 Err(Code::NotFound) if self.spans_nodes() && self.get_attr(dir).is_ok() => {}
                 done => return done,
             }
@@ -158,7 +159,7 @@ impl Pool {
 
     fn path_of_directory_once(&self, mut dir: Ino, path: &mut PathBuffer) -> Result<(), Code> {
         let mut reply = [0; PATH_MAX + 32];
-        // Behind `dir`, from its end to its beginning.
+        // The path below `dir`, filled from its end to its start.
         let (mut behind, mut start) = ([0; PATH_MAX], PATH_MAX);
         let mut put = |piece: &[u8]| -> Result<(), Code> {
             let at = start.checked_sub(piece.len()).ok_or(Code::NameTooLong)?;
@@ -181,7 +182,7 @@ impl Pool {
                 _ => return Err(Code::Malformed),
             };
             if top.is_part() {
-                // No name leads from a wide directory to its part.
+                // A wide directory has no name for its part.
                 dir = parent;
                 continue;
             }
@@ -198,7 +199,7 @@ impl Pool {
 
     // --- backing files of other nodes
 
-    /// Does something with a backing file of another node whose answer has no data.
+    /// Applies an operation whose reply carries no data to a backing file of another node.
     pub(crate) fn ask_backing(&self, id: BackingId, op: BackingOp<'_>) -> Result<(), Code> {
         self.ask_done(&Request::Backing { id, op }).map_err(gone_is_stale)
     }
@@ -213,7 +214,7 @@ impl Pool {
         })
     }
 
-    /// Makes sure that a backing file of another node is there, as long as its inode is.
+    /// Creates a backing file on another node if it does not exist and its inode does.
     pub(crate) fn ensure_backing(&self, id: BackingId) -> Result<(), Code> {
         match self.stat_backing(id) {
             Err(Code::NotFound) => self.make_backing(id),
@@ -221,17 +222,17 @@ impl Pool {
         }
     }
 
-    /// Makes one that is not there, if its inode is.
+    /// Creates a missing backing file if its inode exists.
     fn make_backing(&self, id: BackingId) -> Result<(), Code> {
         match self.ask_entry(&Request::MakeBacking { ino: id.ino }) {
-            // The inode's home has made what it has of it.
+            // The inode's birth node has created its own backing files.
             Ok(_) if id.ino.birth_node() == id.node() => Ok(()),
             Ok(_) => self.ask_backing(id, BackingOp::Make),
             Err(code) => Err(gone_is_stale(code)),
         }
     }
 
-    /// Opens backing files of other nodes, all at the same time; those are made that are not there.
+    /// Opens backing files on other nodes, all at the same time. Missing ones are created.
     pub(crate) fn open_elsewhere(
         &self,
         ids: &mut dyn Iterator<Item = BackingId>,
@@ -244,7 +245,7 @@ impl Pool {
         self.ask_many(&mut asks, |(id, handle), reply| {
             let of = OpenElsewhere { pool: self.for_ever(), id, handle };
             match reply {
-                // Its node keeps as many open as it can: this one is opened anew for each request.
+                // The node has as many files open as it can: it opens this one anew for each request.
                 Ok(Reply::Done) | Err(Code::NoResources | Code::NoMemory) => {}
                 Err(Code::NotFound | Code::Stale) => absent.push((id, handle)),
                 Ok(_) => failed = Err(Code::Malformed),

@@ -1,9 +1,9 @@
-//! Many ranges of a file in one call: as few system calls as the backing files allow.
+//! Many ranges of a file in one call, with as few system calls as the backing files allow.
 //!
-//! Ranges and memory are cut into pieces that lie in one backing file each, and those of one backing file are moved
-//! together. Reads of ranges with short gaps between them take the gaps along into a page that nobody reads. Writes
-//! never touch a gap: what others write there meanwhile stays. Who writes the ranges of a view that several ranks take
-//! turns in begins with another backing file than its neighbours, so that they do not wait for one inode's lock
+//! Ranges and memory are cut into pieces that lie in one backing file each, and the pieces of one backing file are
+//! moved together. A read includes short gaps between its ranges and discards their bytes. A write never touches a gap,
+//! so that other processes may write there meanwhile. If several ranks write interleaved ranges of a view, each rank
+//! starts with another backing file than its neighbours, so that they do not wait for one inode's lock
 //! ([`File::write_runs`]).
 //!
 //! Not for signal handlers: these calls allocate. Tests: `crates/capi/tests/interface.c`, `mpi/tests/views.c`.
@@ -22,7 +22,7 @@ use crate::remote_data::{self, Memory};
 use crate::scatter::Spot;
 use crate::sieve::Sieve;
 
-/// Pieces of memory that the kernel takes in one call (UIO_MAXIOV).
+/// Most elements of an iovec in one system call (UIO_MAXIOV).
 const PARTS_MAX: usize = 1024;
 
 /// A range of a file; `struct forebay_run` of forebay.h.
@@ -39,11 +39,11 @@ pub struct Run {
 #[derive(Clone, Copy)]
 struct Piece {
     stripe: usize,
-    /// In the backing file.
+    /// Offset in the backing file.
     at: u64,
     memory: *mut u8,
     bytes: usize,
-    /// In the file.
+    /// Offset in the file.
     offset: u64,
     /// Bytes of all pieces before it.
     before: u64,
@@ -92,7 +92,7 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// Bytes of all ranges; none when that is not what the memory has, or one of them ends nowhere.
+/// Total bytes of all ranges. Fails if the memory has another length, or if a range exceeds the longest file.
 fn total(parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
     let mut bytes = 0u64;
     for run in runs {
@@ -110,12 +110,12 @@ fn total(parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
     }
 }
 
-/// Moves all of `parts` from or to `at`; fewer bytes at a file's end. Changes `parts`.
+/// Moves all of `parts` from or to offset `at`, and changes `parts`. The count is short only at a file's end.
 fn move_parts(fd: RawFd, mut parts: &mut [libc::iovec], mut at: u64, writes: bool) -> Result<u64, Code> {
     let mut done = 0;
     while !parts.is_empty() {
         let count = parts.len().min(PARTS_MAX) as i32;
-        // SAFETY: each part is memory of the caller's, of the length that it says, writable if this reads.
+        // SAFETY: each part is the caller's memory, of the given length, and writable if this reads.
         let n = unsafe {
             if writes {
                 libc::pwritev(fd, parts.as_ptr(), count, at as i64)
@@ -124,7 +124,7 @@ fn move_parts(fd: RawFd, mut parts: &mut [libc::iovec], mut at: u64, writes: boo
             }
         };
         let mut n = match usize::try_from(n) {
-            // A medium that takes nothing and does not say why.
+            // The medium wrote nothing and returned no error.
             Ok(0) if writes => return Err(Code::Io),
             Ok(0) => break,
             Ok(n) => n,
@@ -149,8 +149,8 @@ fn move_parts(fd: RawFd, mut parts: &mut [libc::iovec], mut at: u64, writes: boo
     Ok(done)
 }
 
-/// The pieces from the first on that one read of the backing file brings, with gaps that are no longer than `gap`
-/// between them, and its bytes: of one stripe, and no more than the buffer takes unless it is one piece.
+/// The first pieces that one read of the backing file covers, and its bytes. Gaps between them are at most `gap` long,
+/// all are of one stripe, and they fit the buffer unless there is only one.
 fn stretch(pieces: &[Piece], gap: usize) -> (&[Piece], usize) {
     let first = &pieces[0];
     let (mut bytes, mut count) = (first.bytes, 1);
@@ -170,11 +170,12 @@ fn are_small(near: &[Piece], bytes: usize) -> bool {
     near.iter().map(|piece| piece.bytes).sum::<usize>() <= near.len() * bytes
 }
 
-/// Copies a piece out of what was read, in which it begins at `start`: how much of it is there.
+/// Copies a piece out of the data that were read; the piece starts at `start` there. Returns the number of its bytes
+/// that were read.
 fn hand_out(read: &[u8], piece: &Piece, start: u64) -> usize {
     let there = read.get(start as usize..).map_or(0, |rest| rest.len().min(piece.bytes));
     if there > 0 {
-        // SAFETY: the piece is memory that the caller of `read_runs` promises to be writable and nobody else's.
+        // SAFETY: the caller of `read_runs` promises that the piece is writable memory which nothing else uses.
         unsafe { std::ptr::copy_nonoverlapping(read[start as usize..].as_ptr(), piece.memory, there) };
     }
     there
@@ -190,16 +191,16 @@ fn part_of(memory: *mut u8, bytes: usize) -> libc::iovec {
     libc::iovec { iov_base: memory.cast(), iov_len: bytes }
 }
 
-/// What a read found out about the file's end.
+/// The file's end, as far as a read has found it.
 struct End {
     size: Option<u64>,
-    /// Bytes of data, in order, before the first that lies behind the end.
+    /// Bytes of data, in order, before the first byte beyond the file's end.
     whole: u64,
 }
 
 impl End {
-    /// A piece of which the backing file had only `got` bytes: the file may go on in another, and what was written
-    /// since must not read as zeros.
+    /// Completes a piece of which the backing file had only `got` bytes. The file may continue in another backing file,
+    /// and bytes written since must not read as zeros.
     fn fill(&mut self, file: &File, piece: &Piece, got: usize) -> Result<(), Code> {
         if got >= piece.bytes {
             return Ok(());
@@ -219,7 +220,7 @@ impl End {
         Ok(())
     }
 
-    /// Of a piece so many bytes lie before the file's end.
+    /// Records that `there` bytes of a piece lie before the file's end.
     fn reached(&mut self, piece: &Piece, there: usize) {
         if there < piece.bytes {
             self.whole = self.whole.min(piece.before + there as u64);
@@ -232,10 +233,11 @@ impl File {
         Pieces { file: self, parts, runs, part: 0, within_part: 0, run: 0, within_run: 0, before: 0 }
     }
 
-    /// Reads ranges into memory, both in order: the bytes before the first that lies behind the file's end.
+    /// Reads ranges into memory, both in order. Returns the number of bytes before the first byte beyond the file's
+    /// end.
     ///
     /// # Errors
-    /// [`Code::Invalid`] when ranges and memory are not equally long.
+    /// [`Code::Invalid`] if ranges and memory differ in length.
     ///
     /// # Safety
     /// Each of `parts` is writable memory that nothing else uses during the call.
@@ -265,7 +267,7 @@ impl File {
         }
     }
 
-    /// Reads pieces of one backing file, those near each other together.
+    /// Reads pieces of one backing file, neighbouring ones together.
     fn read_group(&self, fd: RawFd, group: &[Piece], end: &mut End) -> Result<(), Code> {
         let mut gap = [const { std::mem::MaybeUninit::<u8>::uninit() }; GAP_BYTES_MAX];
         let mut parts = Vec::with_capacity((2 * group.len()).min(PARTS_MAX));
@@ -311,8 +313,8 @@ impl File {
         Ok(())
     }
 
-    /// Reads pieces of one backing file of another node, those near each other by one request; what is near no other is
-    /// left for later.
+    /// Reads pieces of a backing file on another node, neighbouring ones by one request. Pieces without neighbours are
+    /// added to `alone`.
     fn read_group_elsewhere(
         &self,
         group: &[Piece],
@@ -340,20 +342,20 @@ impl File {
         Ok(())
     }
 
-    /// Reads pieces that other nodes have, and empties their list.
+    /// Reads pieces on other nodes, and clears the list.
     fn read_alone(&self, alone: &mut Vec<Piece>, parts: &[libc::iovec], end: &mut End) -> Result<(), Code> {
         let whole = self.move_together(alone, parts, Memory::Into)?;
         for piece in alone.drain(..).filter(|_| !whole) {
-            // One by one it is known where the file ends.
-            // SAFETY: memory that the caller of `read_runs` promises to be writable and nobody else's.
+            // Read one by one, to find the file's end.
+            // SAFETY: the caller of `read_runs` promises that the memory is writable and nothing else uses it.
             let to = unsafe { std::slice::from_raw_parts_mut(piece.memory, piece.bytes) };
             end.reached(&piece, self.read_at(to, piece.offset)?);
         }
         Ok(())
     }
 
-    /// Moves pieces that other nodes have, many requests at the same time; whether all was moved. The pieces' memory is
-    /// one part, or nothing is done.
+    /// Moves pieces on other nodes, with many requests in progress at the same time. True if all bytes were moved. Does
+    /// nothing unless the pieces' memory is a single part.
     fn move_together(
         &self,
         pieces: &mut [Piece],
@@ -369,8 +371,8 @@ impl File {
             };
             id.into_iter().flat_map(|id| remote_data::parts(id, piece.at, piece.before as usize, piece.bytes))
         });
-        // SAFETY: one part of memory, which the caller of `read_runs` or `write_runs` promises to be good for that, and
-        // pieces begin in it where their bytes do.
+        // SAFETY: one part of memory, which the caller of `read_runs` or `write_runs` promises to be valid, and each
+        // piece starts at its `before` in it.
         let moved = unsafe { self.pool.move_far(&mut far, part.iov_len, memory(part.iov_base.cast()))? };
         match moved.failed {
             Some(code) => Err(code),
@@ -378,13 +380,13 @@ impl File {
         }
     }
 
-    /// Writes memory to ranges, both in order: all of it. When it fails, any of it may have been written.
+    /// Writes memory to ranges, both in order and completely. After an error, any of the bytes may have been written.
     ///
     /// # Errors
-    /// [`Code::Invalid`] when ranges and memory are not equally long.
+    /// [`Code::Invalid`] if ranges and memory differ in length.
     ///
     /// # Safety
-    /// Each of `parts` is memory that nothing changes during the call.
+    /// Each of `parts` is memory that does not change during the call.
     pub unsafe fn write_runs(&self, parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
         // SAFETY: the caller's promise.
         let written = unsafe { self.write_runs_now(parts, runs) };
@@ -403,7 +405,7 @@ impl File {
             some.clear();
             some.extend(pieces.by_ref().take(RUN_PIECES_MAX));
             let Some(first) = some.first() else { return Ok(all) };
-            // Neighbours in a view that ranks take turns in are as far apart as one's first range is long.
+            // In an interleaved view, the offsets of neighbouring ranks differ by the length of their first range.
             let turn = (first.offset / first.bytes as u64) as usize;
             some.sort_by_key(|piece| piece.stripe);
             let groups: Vec<_> = some.chunk_by(|a, b| a.stripe == b.stripe).collect();
@@ -423,7 +425,7 @@ impl File {
         }
     }
 
-    /// Writes pieces of one backing file, those that touch together, of a call whose ranges have `step` bytes.
+    /// Writes pieces of one backing file, adjacent ones together. The ranges of the call have `step` bytes on average.
     fn write_group(&self, fd: RawFd, group: &[Piece], step: usize) -> Result<(), Code> {
         let bytes = group.iter().map(|piece| piece.bytes).sum::<usize>();
         let (first, last) = (&group[0], &group[group.len() - 1]);
@@ -448,7 +450,7 @@ impl File {
         Ok(())
     }
 
-    /// Writes many small pieces together; how many, from the first on.
+    /// Writes many small pieces together. Returns the number of pieces written, from the first on.
     fn scatter(&self, stripe: usize, fd: RawFd, group: &[Piece]) -> Result<usize, Code> {
         let spots: Vec<_> = group
             .iter()

@@ -1,15 +1,15 @@
-//! Writes of many small pieces to a backing file in memory by two system calls instead of one each, and without its
-//! lock.
+//! Writes many small pieces to a backing file in memory by two system calls instead of one each, and without the
+//! inode's lock.
 //!
-//! The pieces' memory goes into a pipe by reference (vmsplice) and from there to a mapping of the backing file (readv),
-//! so that the data is copied once and by the kernel: where a page cannot be had because the medium is full, or another
-//! process cuts the file meanwhile, the copy ends short where a store of the program's would be SIGBUS. Who calls this
-//! then writes what is left by pwrite, which says why. The last piece is written so first: that sets the size, and the
-//! file's times, which a mapping leaves alone.
+//! The pieces' memory goes into a pipe by reference (vmsplice) and from there to a mapping of the backing file (readv).
+//! So the kernel copies the data, once. If a page cannot be allocated because the medium is full, or another process
+//! truncates the file meanwhile, the copy is short, where a store by the program would raise SIGBUS. The caller then
+//! writes the rest by pwrite, which returns the error. The last piece is written first, by pwrite: that sets the file's
+//! size and its times, which stores through a mapping do not change.
 //!
-//! Pipes live as long as a call, as a program may close any descriptor. A mapping lives as long as the file is open, a
-//! window of each backing file at a time; its lock is never waited for. Whatever is not to be had turns this off for
-//! the file. Measured: docs/decisions/0021.
+//! A pipe exists for one call, because a program may close any descriptor. A mapping exists while the file is open: one
+//! window of each backing file at a time. A thread never waits for the window's lock. If a pipe or a mapping is not
+//! available, this is turned off for the file. Measurements: docs/decisions/0021.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,15 +19,15 @@ use forebay_types::limits::{
     SCATTER_BYTES_MAX, SCATTER_PIECES_MIN, SCATTER_SPREAD_MAX, SCATTER_WINDOW_BYTES,
 };
 
-/// Bytes that are asked for in one pipe: what the kernel lets every user have.
+/// Size requested for a pipe: the kernel's default limit for users.
 const PIPE_BYTES: usize = 1 << 20;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Pieces of memory that the kernel takes in one call (UIO_MAXIOV).
+/// Most elements of an iovec in one system call (UIO_MAXIOV).
 const PARTS_MAX: usize = 1024;
 
-/// Memory, and where in the backing file it is to go.
+/// Memory, and its destination in the backing file.
 #[derive(Clone, Copy)]
 pub(crate) struct Spot {
     pub(crate) at: u64,
@@ -35,21 +35,21 @@ pub(crate) struct Spot {
     pub(crate) bytes: usize,
 }
 
-/// A part of a backing file that is mapped.
+/// A mapped part of a backing file.
 #[derive(Debug)]
 struct Window {
     base: *mut u8,
     from: u64,
 }
 
-// SAFETY: the mapping is of the process, not of a thread.
+// SAFETY: the mapping belongs to the process, not to a thread.
 unsafe impl Send for Window {}
 
 impl Window {
     fn new(fd: RawFd, from: u64) -> Option<Window> {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let bytes = SCATTER_WINDOW_BYTES as usize;
-        // SAFETY: a new mapping, where the kernel likes it.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let base =
             unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, fd, from as i64) };
         (base != libc::MAP_FAILED).then(|| Window { base: base.cast(), from })
@@ -58,7 +58,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, of which nobody has an address.
+        // SAFETY: our own mapping, whose address no one else has.
         unsafe { libc::munmap(self.base.cast(), SCATTER_WINDOW_BYTES as usize) };
     }
 }
@@ -67,14 +67,14 @@ impl Drop for Window {
 struct Pipe {
     out: RawFd,
     into: RawFd,
-    /// Pages that it holds.
+    /// Capacity in pages.
     pages: usize,
 }
 
 impl Pipe {
     fn new() -> Option<Pipe> {
         let mut ends = [0; 2];
-        // By number, as all here: preloaded libraries look at calls by name.
+        // By number, like all calls here: preloaded libraries interpose calls by name.
         // SAFETY: the array has room for both ends.
         unsafe {
             if libc::syscall(libc::SYS_pipe2, ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) != 0 {
@@ -90,10 +90,10 @@ impl Pipe {
         }
     }
 
-    /// Moves `from` to `to`, which are equally long and fit the pipe; false when any of it was not.
+    /// Copies `from` to `to`, which have the same length and fit the pipe. False if not all bytes were copied.
     fn pass(&self, from: &[libc::iovec], to: &[libc::iovec]) -> bool {
         let bytes = to.iter().map(|part| part.iov_len).sum::<usize>() as i64;
-        // SAFETY: `from` is the caller's memory, which nobody changes meanwhile; `to` is in the mapping.
+        // SAFETY: `from` is the caller's memory, which does not change meanwhile; `to` is in the mapping.
         unsafe {
             libc::syscall(libc::SYS_vmsplice, self.into, from.as_ptr(), from.len(), 0) == bytes
                 && libc::syscall(libc::SYS_readv, self.out, to.as_ptr(), to.len()) == bytes
@@ -108,7 +108,7 @@ impl Drop for Pipe {
     }
 }
 
-/// What an open file has mapped.
+/// The mappings of an open file.
 #[derive(Debug, Default)]
 pub(crate) struct Scatter {
     windows: OnceLock<Box<[Mutex<Option<Window>>]>>,
@@ -116,12 +116,12 @@ pub(crate) struct Scatter {
 }
 
 impl Scatter {
-    /// Of a file on a medium that is not memory.
+    /// For a file whose medium is not memory.
     pub(crate) fn never() -> Scatter {
         Scatter { is_off: AtomicBool::new(true), ..Scatter::default() }
     }
 
-    /// Whether `spots` are to be written so: many, small, in rising order and near each other.
+    /// True if `spots` pay: many, small, in rising order and near one another.
     fn suits(&self, spots: &[Spot]) -> bool {
         let (Some(first), Some(last)) = (spots.first(), spots.last()) else { return false };
         let window = |at: u64| at / SCATTER_WINDOW_BYTES;
@@ -134,8 +134,9 @@ impl Scatter {
             && window(first.at) == window(last.at + last.bytes as u64 - 1)
     }
 
-    /// Writes `spots` to backing file `index` of `count`, the last of them by `write_last`, before the others; how many
-    /// of them, from the first on. 0 where they do not suit, and `write_last` was not called then or failed.
+    /// Writes `spots` to backing file `index` of `count`. `write_last` writes the last one, before the others. Returns
+    /// the number of spots written, from the first on. It is 0 if `spots` do not suit, in which case `write_last` was
+    /// not called, or if `write_last` failed.
     pub(crate) fn write(
         &self,
         (index, count): (usize, usize),
@@ -162,7 +163,8 @@ impl Scatter {
         }
         let rest = &spots[..spots.len() - 1];
         let done = pass_all(&pipe, window, rest);
-        // A file that is full, or was cut, is not the medium's fault; a call that is not allowed never will be.
+        // Nothing was copied: the system calls are not permitted here, and will not be later. A full medium or a
+        // truncated file mostly leaves a short copy and may change.
         if done == 0 {
             self.is_off.store(true, Ordering::Relaxed);
         }
@@ -178,7 +180,7 @@ fn pages_of(memory: *mut u8, bytes: usize) -> usize {
     (memory as usize % PAGE_BYTES + bytes).div_ceil(PAGE_BYTES)
 }
 
-/// How many of `spots` went through the pipe, from the first on.
+/// Copies `spots` through the pipe. Returns the number of spots copied, from the first on.
 fn pass_all(pipe: &Pipe, window: &Window, spots: &[Spot]) -> usize {
     let (mut from, mut to) = (Vec::<libc::iovec>::new(), Vec::with_capacity(spots.len()));
     let mut done = 0;
@@ -187,7 +189,7 @@ fn pass_all(pipe: &Pipe, window: &Window, spots: &[Spot]) -> usize {
         to.clear();
         let mut pages = 0;
         for spot in spots[done..].iter().take(PARTS_MAX) {
-            // Memory takes a page of the pipe for each page that it touches.
+            // Memory takes one page of the pipe for each page that it touches.
             match from.last_mut() {
                 Some(last) if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == spot.memory => {
                     let more = pages_of(last.iov_base.cast(), last.iov_len + spot.bytes)

@@ -1,11 +1,11 @@
-//! Reads of many small ranges near each other: the whole stretch of the file goes into a buffer, and from there to
-//! where it belongs.
+//! Data sieving: reads of many small ranges near one another. The whole stretch of the file is read into a buffer, and
+//! the ranges are copied from there.
 //!
-//! The kernel takes longer to change from one piece of memory to the next than to copy a small one, and a buffer that
-//! is used again and again stays in the processor's cache. The process has one, from its first read of this kind on;
-//! while a thread reads by it, others do without. Measured: docs/decisions/0021. It begins with a page, and what is
-//! read begins in it where it does in a page of the file: processors are slow to copy between addresses that differ by
-//! little more than pages.
+//! The kernel takes longer to change from one element of an iovec to the next than to copy a few bytes, and a buffer
+//! that is used repeatedly stays in the processor's cache. The process has one buffer, from its first read of this kind
+//! on. While one thread uses it, others read without. Measurements: docs/decisions/0021. The buffer starts at a page
+//! boundary, and data have the same offset within a page there as in the file: processors copy slowly between addresses
+//! that differ by little more than a multiple of the page size.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -19,11 +19,11 @@ struct Page([u8; PAGE_BYTES]);
 
 static BUFFER: Mutex<Vec<Page>> = Mutex::new(Vec::new());
 
-/// The buffer, as long as it is read by.
+/// The buffer, locked for one read.
 pub(crate) struct Sieve(MutexGuard<'static, Vec<Page>>);
 
 impl Sieve {
-    /// None while another thread has it.
+    /// `None` while another thread uses the buffer.
     pub(crate) fn take() -> Option<Sieve> {
         let mut buffer = match BUFFER.try_lock() {
             Ok(buffer) => buffer,
@@ -36,11 +36,11 @@ impl Sieve {
         Some(Sieve(buffer))
     }
 
-    /// Room for what a file has at `at`: so many bytes, at most [`SIEVE_BUFFER_BYTES`].
+    /// Room for `bytes` bytes of a file at offset `at`, at most [`SIEVE_BUFFER_BYTES`].
     pub(crate) fn room(&mut self, at: u64, bytes: usize) -> &mut [u8] {
         let start = at as usize % PAGE_BYTES;
         let (first, len) = (self.0.as_mut_ptr().cast::<u8>(), self.0.len() * PAGE_BYTES);
-        // SAFETY: pages are bytes, one after the other, and borrowed as the guard is.
+        // SAFETY: pages are consecutive bytes, and borrowed as long as the guard.
         let all = unsafe { std::slice::from_raw_parts_mut(first, len) };
         &mut all[start..start + bytes]
     }

@@ -33,19 +33,19 @@ pub(crate) fn stat_at(dir: RawFd, name: &CStr) -> Result<libc::stat, Code> {
     Ok(st)
 }
 
-/// `fstatat` of a file's first backing file, of most files the only one.
+/// `fstatat` of a file's first backing file, which is the only one of most files.
 #[inline]
 fn stat_first(target: RawFd, ino: Ino) -> Result<libc::stat, Code> {
     stat_at(target, BackingName::new(ino, 0, 0).as_c_str())
 }
 
-/// Attributes of several backing files as one file's: the size is the greatest that any implies, the times are of the
-/// one that changed last.
+/// Combines attributes of several backing files: the size is the greatest that any implies, and the times are those of
+/// the one changed last.
 pub(crate) struct Stripes {
     size: u64,
     blocks: i64,
     newest: Option<libc::stat>,
-    /// What a change time is at least: the shard's.
+    /// Lower bound of the change time: the shard's.
     ctime: (i64, i64),
 }
 
@@ -73,7 +73,7 @@ impl Stripes {
     }
 }
 
-/// What the kernel of another node says of a backing file.
+/// The attributes of a backing file on another node as a `stat`.
 pub(crate) fn stat_of(attr: &BackingAttr) -> libc::stat {
     let mut st = empty_stat();
     st.st_size = attr.bytes as i64;
@@ -85,7 +85,7 @@ pub(crate) fn stat_of(attr: &BackingAttr) -> libc::stat {
 }
 
 impl Pool {
-    /// Attributes of an inode without its backing files.
+    /// An inode's attributes in the shard, without its backing files.
     fn shard_stat(&self, attr: &Attr) -> libc::stat {
         let mut st = empty_stat();
         st.st_dev = self.device();
@@ -108,7 +108,7 @@ impl Pool {
         st
     }
 
-    /// What a backing file adds to its inode's attributes.
+    /// Adds a backing file's attributes to its inode's.
     fn merge(st: &mut libc::stat, backing: &libc::stat) {
         st.st_size = backing.st_size;
         st.st_blocks = backing.st_blocks;
@@ -118,12 +118,12 @@ impl Pool {
         (st.st_ctime, st.st_ctime_nsec) = ctime;
     }
 
-    /// Attributes of an inode whose entry is known; [`Code::Stale`] when it was removed since.
+    /// Attributes of an inode whose entry is known; [`Code::Stale`] if it was removed since.
     pub fn stat_entry(&self, entry: &Entry) -> Result<libc::stat, Code> {
         self.stat_with(entry, None)
     }
 
-    /// [`Pool::stat_entry`] with what the target says of the first backing file, if it was asked already.
+    /// [`Pool::stat_entry`] with the result of a stat of the first backing file, if there was one already.
     #[inline]
     fn stat_with(&self, entry: &Entry, asked: Option<Result<libc::stat, Code>>) -> Result<libc::stat, Code> {
         if entry.attr.is_directory() && entry.attr.width_log2 != 0 {
@@ -137,7 +137,7 @@ impl Pool {
         if let Some(id) = self.backing_elsewhere(entry, 0, 0).filter(|_| entry.layout.is_single()) {
             match self.stat_backing(id) {
                 Ok(attr) => Pool::merge(&mut st, &stat_of(&attr)),
-                // Never made, so empty; or removed since the attributes were read.
+                // Never created, so the file is empty; or removed since the attributes were read.
                 Err(Code::NotFound) => {
                     if self.get_attr(entry.attr.ino) == Err(Code::NotFound) {
                         return Err(Code::Stale);
@@ -148,7 +148,7 @@ impl Pool {
             return Ok(st);
         }
         if entry.layout.is_single() {
-            // One that was not there when it was asked for may have got its name before the layout was read.
+            // A backing file that was missing earlier may have got its name before the layout was read.
             let target = self.attached()?.target_of(&entry.layout, 0, 0);
             match asked.filter(Result::is_ok).unwrap_or_else(|| stat_first(target, entry.attr.ino)) {
                 Ok(backing) => Pool::merge(&mut st, &backing),
@@ -156,7 +156,7 @@ impl Pool {
                     if self.attached()?.target_was_lost(self.address()) {
                         return self.stat_entry(entry);
                     }
-                    // Never made, so empty; or unlinked since the attributes were read.
+                    // Never created, so the file is empty; or unlinked since the attributes were read.
                     if self.get_attr(entry.attr.ino).is_err() {
                         return Err(Code::Stale);
                     }
@@ -172,12 +172,13 @@ impl Pool {
         self.stat_with(&now, None)
     }
 
-    /// Several backing files: the size is the greatest that any implies, the times are of the one changed last. False
-    /// when these are not the file's any more.
+    /// Combines the attributes of several backing files: the size is the greatest that any implies, and the times are
+    /// those of the one changed last. False if the file has another layout by now.
     #[cold]
     fn merge_stripes(&self, entry: &Entry, st: &mut libc::stat) -> Result<bool, Code> {
         let attached = self.attached()?;
-        // A stripe that was never written has no backing file; a descriptor that the program closed looks alike.
+        // A stripe that was never written has no backing file. A target's descriptor that the program closed would give
+        // the same error, so it is checked first.
         attached.target_was_lost(self.address());
         let (mut sum, mut missing, mut failed) = (Stripes::of(st), false, Ok(()));
         let mut look = |at: (usize, u16), told| match told {
@@ -202,11 +203,11 @@ impl Pool {
         }
         failed?;
         sum.put(st);
-        // Never made, or made one with the others meanwhile.
+        // Never created, or meanwhile merged with the others into one.
         Ok(!missing || self.get_attr(entry.attr.ino).is_ok_and(|now| now.layout == entry.layout))
     }
 
-    /// [`Pool::stat_entry`] of a file with one backing file, `backing` being what the kernel says of that.
+    /// [`Pool::stat_entry`] of a file with one backing file. `backing` is the result of the kernel's `fstat` of that.
     pub fn stat_opened(&self, entry: &Entry, backing: &libc::stat) -> libc::stat {
         let mut st = self.shard_stat(&entry.attr);
         Pool::merge(&mut st, backing);
@@ -230,21 +231,22 @@ impl Pool {
             if found.kind != Kind::File {
                 return self.stat_entry(&self.get_attr(found.ino)?);
             }
-            // The board's memory is far away as often as the kernel's: one is fetched while the other is asked.
+            // The board and the kernel's inode are often both out of the cache: the board is prefetched during the
+            // system call.
             self.prefetch(found.ino);
             let asked = stat_first(self.attached()?.target(), found.ino);
             self.stat_with(&self.get_attr(found.ino)?, Some(asked))
         })
     }
 
-    /// `statx`: everything that `stat` has, and the birth time.
+    /// `statx`: the attributes of `stat`, and the birth time.
     pub fn statx(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<libc::statx> {
         self.with_entry(place, follow, escape, |entry| {
             Ok(statx_from(&self.stat_entry(entry)?, Some(entry.attr.btime)))
         })
     }
 
-    /// `faccessat`: `amode` of R_OK, W_OK, X_OK; `effective` asks for the effective ids and not the real ones.
+    /// `faccessat`: `amode` of R_OK, W_OK, X_OK. `effective` selects the effective instead of the real IDs.
     pub fn access(
         &self,
         place: Place<'_>,
@@ -270,8 +272,8 @@ impl Pool {
         }
     }
 
-    /// What `fstat` answers for a descriptor of this pool, `kernel` being the kernel's answer; none for other
-    /// descriptors. A file that has no name any more keeps the kernel's size and times and has 0 links.
+    /// The result of `fstat` for a descriptor of this pool; `None` for other descriptors. `kernel` is the kernel's
+    /// result. A file without names has 0 links and keeps the kernel's size and times.
     pub fn fstat(&self, fd: RawFd, kernel: &libc::stat) -> Option<libc::stat> {
         if self.was_led_to_mount(fd, kernel) {
             let mut st = *kernel;
@@ -281,7 +283,7 @@ impl Pool {
         let ino = self.inode_of(fd, kernel)?;
         let entry = match self.get_attr(ino) {
             Ok(entry) => entry,
-            // Another node has its attributes, and does not answer.
+            // Another node has the attributes and does not answer.
             Err(code) if code != Code::NotFound && self.spans_nodes() => return None,
             Err(_) => {
                 let mut st = *kernel;

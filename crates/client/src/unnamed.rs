@@ -1,9 +1,8 @@
-//! Files without a name (O_TMPFILE), and the name that one may get.
+//! Unnamed files (O_TMPFILE), and how they get a name.
 //!
-//! Such a file is one of the target alone, of which the shard knows nothing. It is given a name as a whole or not at
-//! all: first the kernel makes it the backing file of an inode number that is in reserve, then the shard makes the
-//! inode and the name in one step. Who is killed in between leaves a backing file under a number in reserve, which the
-//! daemon removes.
+//! An unnamed file exists only on the target; the shard does not know it. Naming it is atomic: first it is linked as
+//! the backing file of a reserved inode number, then the shard creates inode and name in one transaction. A process
+//! that dies in between leaves a backing file under a reserved number, and the daemon removes it.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,20 +19,21 @@ use crate::pool::{Door, Fail, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::remembered::{remember, remember_opened};
 use crate::walk::{permits, Target, EXECUTE, WRITE};
 
-/// How often a slot with a number in reserve is looked for: other threads may take those that have one.
+/// Attempts to find a slot with a reserved number. Other threads may take the slots that have one.
 const ATTEMPTS: u32 = 64;
 
 /// Kernel inode of the file that a thread of this process is naming, or 0.
 static NAMING: AtomicU64 = AtomicU64::new(0);
-/// Looks for the end of another thread's naming, and the pause between them.
+/// Checks whether another thread has finished naming, and the pause between them.
 const TURNS: u32 = 1000;
 const TURN_NS: i64 = 100_000;
 
-/// The right to name a file. Of two threads that name one file the second finds it named.
+/// The right to name a file. If two threads name one file, the second finds it named.
 struct Turn;
 
 impl Turn {
-    /// Waits for it a bounded time: a holder may be a thread that this one interrupted, or that a fork left behind.
+    /// Waits a bounded time: the holder may be a thread that a signal handler in this thread interrupted, or that a
+    /// fork left behind.
     fn take(kernel_ino: u64) -> Turn {
         for _ in 0..TURNS {
             if NAMING.compare_exchange(0, kernel_ino, Ordering::Acquire, Ordering::Relaxed).is_ok() {
@@ -54,7 +54,7 @@ impl Drop for Turn {
     }
 }
 
-/// Sets a file's mode through /proc, as its descriptor may be one of O_PATH.
+/// Sets a file's mode through /proc, because its descriptor may be an O_PATH one.
 fn set_mode(fd: RawFd, mode: libc::mode_t) -> Result<(), Code> {
     let mut buffer = [0; 32];
     let link = proc_fd(fd, &mut buffer).ok_or(Code::BadDescriptor)?;
@@ -62,8 +62,8 @@ fn set_mode(fd: RawFd, mode: libc::mode_t) -> Result<(), Code> {
     errno::check(unsafe { libc::fchmodat(libc::AT_FDCWD, link.as_ptr(), mode, 0) }).map(|_| ())
 }
 
-/// Makes a file the backing file of a number: one without a name, or that of another number, as the kernel links a file
-/// without a name only once.
+/// Makes a file the backing file of inode number `ino`. The file is unnamed, or with `from` the backing file of another
+/// number: the kernel links an unnamed file only once, so it is renamed then.
 fn link_backing(fd: RawFd, target: RawFd, from: Option<Ino>, ino: Ino) -> Result<(), Code> {
     let mut buffer = [0; 32];
     let link = proc_fd(fd, &mut buffer).ok_or(Code::BadDescriptor)?;
@@ -124,8 +124,7 @@ impl Pool {
         Ok(fd)
     }
 
-    /// A regular file of the target without a name, open for reading and writing; [`Pool::name_temporary`] can give it
-    /// one.
+    /// Opens an unnamed regular file on the target, for reading and writing. [`Pool::name_temporary`] can name it.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a node without a target.
@@ -141,12 +140,12 @@ impl Pool {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// `linkat` of a file that was opened with O_TMPFILE, by its descriptor: it becomes an inode with the mode, owner
-    /// and group that it has.
+    /// `linkat` of a file that was opened with O_TMPFILE, by its descriptor. It becomes an inode with its current mode,
+    /// owner and group.
     ///
     /// # Errors
-    /// [`Code::NotFound`] when it was opened with O_EXCL, or has lost its name; [`Code::CrossDevice`] when it is no such
-    /// file of this pool's target.
+    /// [`Code::NotFound`] if it was opened with O_EXCL, or has lost its name; [`Code::CrossDevice`] if it is not such a
+    /// file on a target of this pool and node.
     pub fn link_unnamed(&self, fd: RawFd, to: Place<'_>, escape: &mut PathBuffer) -> Door<()> {
         let attached = self.attached()?;
         let kernel = errno::stat(fd)?;
@@ -171,7 +170,7 @@ impl Pool {
         };
         dir.check(self, WRITE | EXECUTE)?;
         let caller = Caller { uid: kernel.st_uid, gid: kernel.st_gid };
-        // SAFETY: the caller's descriptor is open, and stays so over the call.
+        // SAFETY: the caller's descriptor is open, and stays open during the call.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
         let entry = self.name_temporary(caller, file, dir.ino, name.as_bytes(), kernel.st_mode & 0o7777)?;
         if attached.is_stable(target) {
@@ -181,9 +180,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives a file of the target without a name its first: it becomes the data of a new inode of this mode. One thread
-    /// at a time may do so with a file. When somebody else has taken the name meanwhile, the file stays without one for
-    /// ever, as the kernel links such a file once.
+    /// Gives an unnamed file of the target its first name: it becomes the backing file of a new inode with this mode.
+    /// Only one thread at a time may name a file. If another process creates the name meanwhile, the file remains
+    /// unnamed for ever, because the kernel links an unnamed file only once.
     ///
     /// # Errors
     /// [`Code::CrossDevice`] in a directory of another node.
@@ -195,8 +194,8 @@ impl Pool {
         name: &[u8],
         mode: u32,
     ) -> Result<Entry, Code> {
-        // Its number is one of this node's, and inodes live where their numbers say: of a wide directory where the
-        // name's part is.
+        // Its inode number is one of this node, so this node must own the directory's entries. In a wide directory, an
+        // inode is created on the node that has the name's part.
         if !self.has_entries_here(parent) {
             return Err(Code::CrossDevice);
         }
@@ -222,7 +221,7 @@ impl Pool {
         let attached = self.attached()?;
         let (ring, alive) = (&attached.ring, || self.is_alive(attached));
         let (mut message, mut buffer) = ([0; SHORT_REQUEST_BYTES], [0; SHORT_REPLY_BYTES]);
-        // Any target of its file system will do.
+        // Any target on its file system will do.
         let index = attached.target_on(device).ok_or(Code::CrossDevice)?;
         let (target, layout) = (attached.target_at(index), Layout::single(attached.reply.node, index));
         let layout = Some(layout).filter(|_| attached.target_count() > 1);
@@ -245,7 +244,7 @@ impl Pool {
                 continue;
             }
             match link_backing(fd, target, linked, number) {
-                // Something may be left under it: the daemon looks after a number that is given up.
+                // A file may be left under the number. The daemon cleans up a number that is given up.
                 Err(Code::Exists) => {
                     claim.keep(0);
                     continue;
@@ -263,7 +262,7 @@ impl Pool {
                         claim.keep(next.map_or(0, |ino| ino.0));
                         Ok(entry)
                     }
-                    // The daemon knows nothing of the number: another one.
+                    // The daemon does not know the number: try another one.
                     Err(Code::Stale) => {
                         claim.keep(0);
                         Err(Code::Stale)
@@ -276,7 +275,8 @@ impl Pool {
                     }
                 }
             });
-            // Whether it was named is not known when the daemon is gone: the backing file stays, and is the daemon's.
+            // If the daemon is gone, it is unknown whether the file was named. The backing file stays, and the daemon
+            // removes it if it was not.
             match named.map_err(|failure| self.failed(attached, failure))? {
                 Err(Code::Stale) => {}
                 named => return named,

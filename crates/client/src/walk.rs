@@ -14,10 +14,10 @@ pub(crate) const WRITE: u32 = 2;
 /// Execute or search permission.
 pub(crate) const EXECUTE: u32 = 1;
 
-/// Walks that one call makes while what it finds is replaced under it.
+/// How often a call walks again when the inode that it finds is replaced meanwhile.
 const WALKS_MAX: u32 = 16;
-/// How often a name is looked up anew when what it led to is gone by the time that it is asked for. Each time somebody
-/// replaced it between two requests, which other nodes can do for long while this one waits for a processor.
+/// How often a name is looked up again when its inode was removed before the next request. Each time a process replaced
+/// the name between two requests; other nodes can do so for long while this process waits for a processor.
 const REPLACED_MAX: u32 = 4096;
 
 /// A component's name, copied.
@@ -46,7 +46,7 @@ pub(crate) struct Dir {
     permissions: Option<(u32, u32, u32)>,
 }
 
-/// What the last component of a path is.
+/// The kind of the last component of a path.
 #[expect(clippy::large_enum_variant, reason = "a walk may run in a signal handler: no allocation")]
 pub(crate) enum Last {
     /// A name in a directory, not looked up.
@@ -61,22 +61,22 @@ pub(crate) enum Last {
 pub(crate) struct Parent {
     pub(crate) dir: Dir,
     pub(crate) last: Last,
-    /// The path ended with a slash: only a directory will do.
+    /// The path ended with a slash, so the name must be a directory.
     pub(crate) slash: bool,
 }
 
-/// Where a walk to an inode ended.
+/// The result of a walk to an inode.
 #[expect(clippy::large_enum_variant, reason = "a walk may run in a signal handler: no allocation")]
 pub(crate) enum Target {
-    /// At this inode.
+    /// It found this inode.
     Found(NameRef),
-    /// At a name that does not exist in an existing directory.
+    /// It found a directory without this name.
     Missing(Dir, Name),
 }
 
-/// True when a user may do `want` with something of these permissions.
+/// True if the calling user has permissions `want` on an inode with the given mode, owner and group.
 pub(crate) fn permits((mode, uid, gid): (u32, u32, u32), want: u32, real_ids: bool) -> bool {
-    // Where owner, group and others may all do it, nobody needs to be asked who they are.
+    // If owner, group and others all have the permissions, the caller's IDs are not needed.
     if (mode >> 6) & (mode >> 3) & mode & want == want {
         return true;
     }
@@ -112,14 +112,15 @@ pub(crate) fn permits((mode, uid, gid): (u32, u32, u32), want: u32, real_ids: bo
 
 /// True when `gid` is among the supplementary groups.
 fn in_groups(gid: u32) -> bool {
-    // As many as the kernel allows would be 65536; a process with more than this is served as if it had these.
+    // The kernel allows up to 65536 groups. getgroups fails for a process with more than 256, which then counts as
+    // having none.
     let mut groups = [0; 256];
-    // SAFETY: the array is as long as said.
+    // SAFETY: the array has the given length.
     let n = unsafe { libc::getgroups(groups.len() as i32, groups.as_mut_ptr()) };
     n > 0 && groups[..n as usize].contains(&gid)
 }
 
-/// Walks again when a symlink was replaced between the look at its name and at its target.
+/// Walks again if a symlink was replaced between the look-ups of its name and of its target.
 fn again_while_stale<T>(mut walk: impl FnMut() -> Door<T>) -> Door<T> {
     for _ in 0..WALKS_MAX {
         match walk() {
@@ -145,7 +146,7 @@ impl Dir {
         }
     }
 
-    /// Fails with [`Code::AccessDenied`] unless the caller may do `want` here.
+    /// Fails with [`Code::AccessDenied`] unless the caller has permissions `want` on the directory.
     pub(crate) fn check(&self, pool: &Pool, want: u32) -> Result<(), Code> {
         if permits(self.permissions(pool)?, want, false) {
             Ok(())
@@ -155,7 +156,7 @@ impl Dir {
     }
 }
 
-/// The state of a walk. The rest of the path is `path[at..]` until a symlink was met, from then on `expanded[at..]`.
+/// The state of a walk. The rest of the path is `path[at..]` until the first symlink, and `expanded[at..]` after it.
 struct Walk<'p, 'b> {
     pool: &'p Pool,
     path: &'p [u8],
@@ -166,7 +167,7 @@ struct Walk<'p, 'b> {
     dir: Dir,
 }
 
-/// How the next component is to be taken.
+/// The next component.
 enum Step {
     Component { start: usize, end: usize, last: bool, slash: bool },
     End,
@@ -199,7 +200,7 @@ impl Walk<'_, '_> {
         Step::Component { start, end, last, slash }
     }
 
-    /// Goes up from the current directory; out of the pool from its root.
+    /// Goes up from the current directory; from the pool's root it leaves the pool.
     fn up(&mut self) -> Door<()> {
         if self.dir.ino == self.root()? {
             let prefix = self.pool.prefix();
@@ -229,7 +230,7 @@ impl Walk<'_, '_> {
         Err(Fail::Escape)
     }
 
-    /// Puts a symlink's target in front of what follows it, `self.at` being behind the symlink's name.
+    /// Replaces a symlink in the path by its target. `self.at` is the end of the symlink's name.
     #[inline(never)]
     fn follow(&mut self, link: Ino) -> Door<()> {
         self.symlinks += 1;
@@ -237,7 +238,7 @@ impl Walk<'_, '_> {
             return Err(Code::TooManySymlinks.into());
         }
         let mut target = [0; PATH_MAX];
-        // Gone since its name was read: the name is another's by now, or nobody's.
+        // Removed since its name was read. The name may lead to another inode by now, or be gone.
         let n = self.pool.read_link_inode(link, &mut target).map_err(|code| match code {
             Code::NotFound => Code::Stale,
             code => code,
@@ -307,7 +308,7 @@ impl Pool {
         }
     }
 
-    /// One component that is not the last: to a directory, or through a symlink.
+    /// Takes one component that is not the last: into a directory, or through a symlink.
     fn descend(&self, walk: &mut Walk<'_, '_>, name: &Name) -> Door<()> {
         match name.as_bytes() {
             b"." => return Ok(()),
@@ -325,8 +326,9 @@ impl Pool {
         }
     }
 
-    /// Walks to an inode. `follow` follows a symlink at the end; one with a slash behind is always followed. With
-    /// `to_create` a last name that the board does not know counts as missing: the request that creates it will tell.
+    /// Walks to an inode. `follow` follows a symlink at the end; a symlink followed by a slash is always followed. With
+    /// `to_create` a last name that the board does not have counts as missing, because the request that creates it
+    /// reports an existing one.
     pub(crate) fn walk_to(
         &self,
         place: Place<'_>,
@@ -337,7 +339,8 @@ impl Pool {
         self.walk_asking(place, follow, to_create, escape, &mut None)
     }
 
-    /// The same; `asked` becomes the entry of the last name that was asked for, which need not be asked for again.
+    /// The same. `asked` becomes the entry of the last name if a request fetched it, so that it need not be requested
+    /// again.
     fn walk_asking(
         &self,
         place: Place<'_>,
@@ -360,7 +363,8 @@ impl Pool {
         let mut walk = self.walk(place, escape);
         loop {
             let Step::Component { start, end, last, slash } = walk.step() else {
-                // The directory where the walk stands; with an empty path to begin with, whatever `place.dir` is.
+                // The walk's current directory. If the path was empty from the start, any kind of inode that
+                // `place.dir` is.
                 let kind = match walk.dir.permissions {
                     Some(_) => Kind::Directory,
                     None => {
@@ -413,8 +417,8 @@ impl Pool {
         }
     }
 
-    /// Walks to an existing inode and does something with it. When the inode is gone between the two, its name may be
-    /// another's by now, as after a rename over it: the walk starts again.
+    /// Walks to an existing inode and calls `act` with it. If the inode is gone by then, its name may lead to another
+    /// inode, as after a rename over it: the walk starts again.
     pub(crate) fn with_entry<T>(
         &self,
         place: Place<'_>,
@@ -440,7 +444,7 @@ impl Pool {
         Err(Code::NotFound.into())
     }
 
-    /// The same before the inode's attributes are known.
+    /// The same without a look-up of the inode's attributes.
     pub(crate) fn with_inode<T>(
         &self,
         place: Place<'_>,
@@ -458,7 +462,7 @@ impl Pool {
         Err(Code::NotFound.into())
     }
 
-    /// A symlink's target: bytes of it that fit.
+    /// A symlink's target: as many bytes as fit.
     pub fn read_link_inode(&self, ino: Ino, buffer: &mut [u8]) -> Result<usize, Code> {
         let mut reply = [0; PATH_MAX + 16];
         let n = self.call(&Request::ReadLink { ino }, &mut reply)?;

@@ -1,5 +1,5 @@
-//! Wide directories, of which programs notice little: the daemon leads each request to the part that has the name. What
-//! is done here is what concerns the directory as a whole.
+//! Operations on wide directories as a whole. Operations on names need none: the daemon redirects each request to the
+//! part that has the name.
 
 use forebay_types::{Attr, Code, Ino, Parts, Reply, Request, SetAttr};
 
@@ -7,7 +7,7 @@ use crate::attributes::check_owner;
 use crate::pool::Pool;
 
 impl Pool {
-    /// True when this node serves a directory and, as far as its board tells, all its entries.
+    /// True if this node serves a directory and, according to its board, all its entries.
     #[inline]
     pub(crate) fn has_entries_here(&self, dir: Ino) -> bool {
         let is_wide =
@@ -15,16 +15,16 @@ impl Pool {
         self.is_served_here(dir) && !(self.spans_nodes() && is_wide())
     }
 
-    /// True when nothing of a directory changes without this node's daemon: it serves all its entries.
+    /// True if this node's daemon makes all changes of a directory, because it serves all its entries.
     pub fn hears_of_all_changes_in(&self, dir: Ino) -> bool {
         let is_narrow = || self.get_attr(dir).is_ok_and(|entry| entry.attr.width_log2 == 0);
         self.is_served_here(dir) && (!self.spans_nodes() || is_narrow())
     }
 
-    /// A directory's parent as programs know it.
+    /// A directory's parent from the programs' view, which is never a part.
     ///
     /// # Errors
-    /// [`Code::NotFound`] when a wide directory was removed meanwhile.
+    /// [`Code::NotFound`] if a wide directory was removed meanwhile.
     pub fn parent_of(&self, directory: &Attr) -> Result<Ino, Code> {
         match directory.parent {
             part if part.is_part() => Ok(self.get_attr(part)?.attr.parent),
@@ -32,7 +32,7 @@ impl Pool {
         }
     }
 
-    /// The parts of a directory; none of one that is not wide.
+    /// The parts of a directory; `None` if it is not wide.
     pub fn parts_of(&self, dir: Ino) -> Result<Option<Parts>, Code> {
         let told = self.ask_then(&Request::PartsOf { ino: dir }, |reply| match reply {
             Reply::Parts(parts) => Ok(parts),
@@ -45,12 +45,12 @@ impl Pool {
         }
     }
 
-    /// Attributes of a wide directory with what its parts add, which are asked at the same time: entries, directories,
-    /// and times of changes of these.
+    /// Attributes of a wide directory combined with those of its parts: number of entries, links, and change times. All
+    /// parts are queried at the same time.
     ///
     /// # Errors
-    /// [`Code::Io`] when a node is down that has a part: what changed there is not known. [`Code::Stale`] when it was removed
-    /// since it was looked at.
+    /// [`Code::Io`] if a node with a part is down, because its changes are unknown; [`Code::Stale`] if the directory
+    /// was removed since its look-up.
     pub(crate) fn with_parts(&self, directory: &Attr) -> Result<Attr, Code> {
         let mut whole = *directory;
         let gone = |code| if code == Code::NotFound { Code::Stale } else { code };
@@ -71,11 +71,12 @@ impl Pool {
         all.map(|()| whole)
     }
 
-    /// Has the entries of directories that are made in `dir` from now on, and in these, cut over so many nodes, 2 to
-    /// 16, or as many as the pool has; 0: they are narrow.
+    /// Sets the width of directories that are created in `dir` from now on, and in those: 2 to 16 nodes, or all nodes
+    /// if the pool has fewer. 0 means narrow.
     ///
     /// # Errors
-    /// [`Code::NotPermitted`] for another's than the caller's own; [`Code::NotDirectory`]; [`Code::Invalid`] for another width.
+    /// [`Code::NotPermitted`] if the caller does not own the directory; [`Code::NotDirectory`]; [`Code::Invalid`] for
+    /// another width.
     pub fn set_width_of_new(&self, dir: Ino, width: u8) -> Result<(), Code> {
         let attr = self.get_attr(dir)?.attr;
         if !attr.is_directory() {
@@ -85,12 +86,13 @@ impl Pool {
         self.set_attr(dir, SetAttr { width_of_new: Some(width), ..SetAttr::default() }).map(drop)
     }
 
-    /// Cuts the entries of an empty directory over `width` nodes, 0 being all up to the most that there can be; the
-    /// parts.
+    /// Distributes the entries of an empty directory over `width` nodes, and returns the parts. 0 means all nodes up to
+    /// the largest width.
     ///
     /// # Errors
-    /// [`Code::NotPermitted`] for another's than the caller's own, as it cannot be undone; [`Code::NotDirectory`]; [`Code::NotEmpty`];
-    /// [`Code::Exists`] for one that is wide already; [`Code::NoDevice`] when the pool has not so many nodes.
+    /// [`Code::NotPermitted`] if the caller does not own the directory: the change cannot be undone;
+    /// [`Code::NotDirectory`]; [`Code::NotEmpty`]; [`Code::Exists`] if the directory is wide already;
+    /// [`Code::NoDevice`] if the pool does not have that many nodes.
     pub fn set_width(&self, dir: Ino, width: u16) -> Result<Parts, Code> {
         let attr = self.get_attr(dir)?.attr;
         if !attr.is_directory() {

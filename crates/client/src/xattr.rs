@@ -1,4 +1,4 @@
-//! Extended attributes: all are the shard's.
+//! Extended attributes, all of which are in the shard.
 
 use forebay_types::limits::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
 use forebay_types::{Attr, Code, Ino, Reply, Request};
@@ -7,7 +7,7 @@ use crate::path::{PathBuffer, Place};
 use crate::pool::{caller, Door, Pool};
 use crate::walk::{permits, READ, WRITE};
 
-/// Checks the namespace rules of xattr(7); reading or listing a hidden one is as if it were not there.
+/// Checks the namespace rules of xattr(7). A hidden attribute reads and lists as if it did not exist.
 pub(crate) fn check_name((mode, uid, gid): (u32, u32, u32), name: &[u8], write: bool) -> Result<(), Code> {
     if name.is_empty() || name.len() > XATTR_NAME_MAX {
         return Err(Code::Range);
@@ -30,7 +30,7 @@ pub(crate) fn check_name((mode, uid, gid): (u32, u32, u32), name: &[u8], write: 
     if name.starts_with(b"security.") {
         return if root || !write { Ok(()) } else { Err(Code::NotPermitted) };
     }
-    // POSIX ACLs are not enforced here, so they are not stored either: programs fall back to the mode.
+    // POSIX ACLs are not enforced here, so they are not stored: programs fall back to the mode.
     Err(Code::NotSupported)
 }
 
@@ -39,7 +39,7 @@ fn owned(attr: &Attr) -> (u32, u32, u32) {
 }
 
 impl Pool {
-    /// `getxattr` or `lgetxattr`: bytes of the value; with an empty buffer its length alone.
+    /// `getxattr` or `lgetxattr`: the bytes of the value; with an empty buffer only its length.
     pub fn get_xattr(
         &self,
         place: Place<'_>,
@@ -66,7 +66,7 @@ impl Pool {
         })
     }
 
-    /// `listxattr` or `llistxattr`: bytes of the names, each with a NUL behind.
+    /// `listxattr` or `llistxattr`: the names, each followed by a NUL. Returns the number of bytes.
     pub fn list_xattr(
         &self,
         place: Place<'_>,

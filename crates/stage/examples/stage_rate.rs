@@ -2,10 +2,10 @@
 //!
 //!     cargo run --release -p forebay-stage --example stage_rate -- [FILES] [LARGE_MIB] [STORE_DIR] [FAST_DIR] [POOL]
 //!
-//! 10,000 files of 4 to 64 KiB in 100 directories, and one file of 4096 MiB, are made in STORE_DIR (default: the
-//! temporary directory) and staged to FAST_DIR (default: /dev/shm) and, if one is named, into a POOL that is up; the
-//! median of five runs of each is printed, the contenders taking turns. All that is made is removed at the end; what
-//! is staged into the pool stays in `/stage-rate-*`, so it needs room for six of each.
+//! Creates 10,000 files of 4 to 64 KiB in 100 directories and one file of 4096 MiB in STORE_DIR (default: the temporary
+//! directory). Stages them to FAST_DIR (default: /dev/shm) and, if one is named, into a POOL that is up. Prints the
+//! median of five runs of each contender; the contenders take turns. Everything is removed at the end, except the
+//! copies in the pool, which stay in `/stage-rate-*`. So the pool needs room for six of each.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -21,7 +21,7 @@ use forebay_stage::{stage_between, stage_in, stage_out, Pair, Quiet, StageOption
 const RUNS: usize = 5;
 const DIRECTORIES: usize = 100;
 
-/// A directory that goes when it is dropped.
+/// A directory that is removed when it is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -83,7 +83,7 @@ fn stage(way: Way, source: &Path, destination: &Path, verify: bool) {
     report.outcome().expect("stage everything");
 }
 
-/// Stages into a fresh directory of the pool; its path there.
+/// Stages into a fresh directory of the pool, and returns its path there.
 fn into_pool(pool: &'static Pool, source: &Path) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -211,7 +211,7 @@ fn main() {
             let run = |_: &Path| {
                 let inside = into_pool(pool, &source);
                 let root = pool.root().expect("the pool's root");
-                // Space for the next run.
+                // Frees space for the next run.
                 pool.unlink_in(root, &inside.as_os_str().as_encoded_bytes()[1..]).expect("remove the file");
             };
             contenders.push(("stage into the pool, and rm", Box::new(run)));

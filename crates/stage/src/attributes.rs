@@ -1,16 +1,16 @@
-//! Attributes: which are kept, and in what order they are set.
+//! Attributes of copies, and the order in which they are set.
 //!
-//! Owner first (changing it clears set-id bits), then extended attributes (a read-only file takes none), mode, and
-//! times last, as a modification time equal to the source's is what marks a copy as complete. What a destination cannot
-//! keep is a warning.
+//! The owner is set first, because changing it clears set-ID bits. Extended attributes follow, which a read-only file
+//! does not accept, then the mode. Times are last, because a modification time equal to the source's marks a copy as
+//! complete. An attribute that the destination cannot keep gives a warning.
 
 use forebay_types::{Code, Kind, Timestamp};
 
 use crate::report::{display, reason};
 use crate::tree::{Meta, Object, Tree, Wanted};
 
-/// Extended attributes that say where and how a file system stores the file, or that its server keeps for itself:
-/// they make no sense in another place, and would change how the copy is stored.
+/// Prefixes of extended attributes that describe how a file system stores the file, or that its server uses internally.
+/// They are meaningless elsewhere, and would change how the copy is stored.
 const PLACE_BOUND: [&[u8]; 12] = [
     b"lustre.",
     b"trusted.lov",
@@ -33,7 +33,7 @@ pub(crate) struct Scratch {
     value: Vec<u8>,
 }
 
-/// Whose the copies are to be.
+/// Rules for owner and group of copies.
 #[derive(Debug)]
 pub(crate) struct OwnerRules {
     preserve: bool,
@@ -44,8 +44,8 @@ pub(crate) struct OwnerRules {
 }
 
 impl OwnerRules {
-    /// `preserve` as given by the user; `None` keeps owners if this process is root's, else only groups that the user
-    /// is in.
+    /// `preserve` is the user's option. `None` keeps owners if this process runs as root, else only groups of which the
+    /// user is a member.
     pub(crate) fn new(preserve: Option<bool>) -> OwnerRules {
         let uid = rustix::process::geteuid().as_raw();
         let groups = match preserve {
@@ -60,8 +60,8 @@ impl OwnerRules {
         }
     }
 
-    /// What a copy of an object with these attributes is to get. Set-id bits are kept only with the owner or group to
-    /// whom they give power.
+    /// The attributes for a copy of an object with these attributes. Set-ID bits are kept only if the copy has the
+    /// owner or group whose rights they grant.
     pub(crate) fn wanted(&self, meta: &Meta) -> Wanted {
         let (uid, gid) = if self.preserve {
             (Some(meta.uid), Some(meta.gid))
@@ -79,7 +79,8 @@ impl OwnerRules {
     }
 }
 
-/// Gives a copy its owner, mode and extended attributes; not its times. `warn` hears what could not be kept.
+/// Sets a copy's owner, mode and extended attributes, but not its times. Calls `warn` for each attribute that could not
+/// be kept.
 pub(crate) fn set_attributes<S: Tree, D: Tree>(
     from: (&S, Object<'_, S>),
     to: (&D, Object<'_, D>),
@@ -110,7 +111,7 @@ pub(crate) fn set_attributes<S: Tree, D: Tree>(
     Ok(())
 }
 
-/// Copies extended attributes; true when the copy was made writable for that, and its mode is to be set again.
+/// Copies extended attributes. True if the copy was made writable for that, and its mode must be set again.
 fn copy_xattrs<S: Tree, D: Tree>(
     from: (&S, Object<'_, S>),
     to: (&D, Object<'_, D>),
@@ -131,7 +132,7 @@ fn copy_xattrs<S: Tree, D: Tree>(
     let mut writable = false;
     for name in names.split(|&b| b == 0).filter(|n| !n.is_empty() && !is_place_bound(n)) {
         let kept = match from.0.get_xattr(from.1, name, value) {
-            // Removed meanwhile, or listed but not for us to read.
+            // Removed meanwhile, or listed but not readable by this process.
             Err(Code::NoAttribute) => continue,
             Err(c) => Err(c),
             Ok(()) => match to.0.set_xattr(to.1, name, value) {
@@ -153,8 +154,8 @@ fn is_place_bound(name: &[u8]) -> bool {
     PLACE_BOUND.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// True when a copy with time `copy` may be one of a source with time `source`: equal, or cut to what a file system
-/// with coarser times keeps (100 ns, 1 µs, 1 ms, 1 s).
+/// True if a copy with time `copy` may come from a source with time `source`: the times are equal, or equal after
+/// truncation to the resolution of a coarser file system (100 ns, 1 µs, 1 ms, 1 s).
 pub(crate) fn same_time(source: Timestamp, copy: Timestamp) -> bool {
     source.sec == copy.sec
         && [1, 100, 1_000, 1_000_000, 1_000_000_000].iter().any(|unit| source.nsec / unit * unit == copy.nsec)

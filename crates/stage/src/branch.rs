@@ -1,10 +1,10 @@
-//! A directory in progress: its two sides, open as long as descriptors are plenty, and what is to be done when all
-//! below it is.
+//! A directory in progress: its source and destination, whose descriptors stay open while there are enough, and the
+//! steps that follow once everything below it is done.
 //!
-//! Jobs, and branches below, hold a branch by a [`Branch`]. When the last of them is dropped, the directory's state
-//! goes to the list of [`Ended`] ones, from which the threads take and finish it (attributes, times); that drops its
-//! hold on its parent, and so on upwards, without recursion. Staging that stops empties the list without finishing
-//! anything.
+//! Jobs, and the branches below a directory, hold it by a [`Branch`]. When the last [`Branch`] is dropped, the
+//! directory's state moves to the list of [`Ended`] directories. The threads take directories from that list and finish
+//! them (attributes, times), which drops the hold on the parent, and so on upwards, without recursion. If staging
+//! stops, the list is emptied without finishing anything.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -15,8 +15,8 @@ use forebay_types::Code;
 use crate::pair::join;
 use crate::tree::{Meta, Tree};
 
-/// The directories of one side that were opened last: kept open, as what is below them comes next. Older ones close
-/// when no job uses them, and are opened again through their parents when they are needed.
+/// The most recently opened directories of one side. They stay open, because their entries are staged next. An older
+/// directory is closed once no job uses it, and opened again through its parents when needed.
 #[derive(Debug)]
 pub(crate) struct Shelf<H> {
     most: usize,
@@ -33,18 +33,18 @@ impl<H> Shelf<H> {
         let mut recent = self.recent.lock().unwrap_or_else(|e| e.into_inner());
         recent.push_back(handle);
         let old = if recent.len() > self.most { recent.pop_front() } else { None };
-        // Closing may take a while: not under the lock.
+        // Closing may take long, so it is not done under the lock.
         drop(recent);
         drop(old);
     }
 }
 
-/// One side of a branch: a directory that is open, or can be opened again.
+/// One side of a branch: a directory that is open or can be opened again.
 #[derive(Debug)]
 pub(crate) struct Side<H> {
-    /// Its name in the parent's side, or its path if there is no parent.
+    /// Its name in the parent, or its path if there is no parent.
     pub(crate) name: Vec<u8>,
-    /// Device and inode, checked when it is opened again.
+    /// Device and inode, checked when the directory is opened again.
     identity: (u64, u64),
     open: Mutex<Weak<H>>,
 }
@@ -66,16 +66,16 @@ impl<H> Side<H> {
     }
 }
 
-/// What is known of a directory in progress.
+/// The state of a directory in progress.
 pub(crate) struct Trunk<S: Tree, D: Tree> {
     pub(crate) parent: Option<Branch<S, D>>,
     pub(crate) source: Side<S::Directory>,
     pub(crate) destination: Side<D::Directory>,
-    /// Attributes for the destination, set at the end; none for a directory that is not part of what is staged.
+    /// Attributes for the destination, set at the end; `None` for a directory that is not itself staged.
     pub(crate) meta: Option<Meta>,
-    /// The destination was made by this staging: nothing is in it that was not staged.
+    /// This staging created the destination: it contains only staged entries.
     pub(crate) fresh: bool,
-    /// The destination is within a tree that a killed staging left: what the source does not have is removed.
+    /// The destination is in a tree that a killed staging left: entries that the source lacks are removed.
     pub(crate) prune: bool,
     pub(crate) ended: Arc<Ended<S, D>>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Trunk<S: Tree, D: Tree> {
 /// A hold on a directory in progress.
 pub(crate) struct Branch<S: Tree, D: Tree>(Option<Arc<Trunk<S, D>>>);
 
-/// Directories below which all is done.
+/// Directories below which everything is done.
 pub(crate) struct Ended<S: Tree, D: Tree>(Mutex<Vec<Trunk<S, D>>>);
 
 impl<S: Tree, D: Tree> Ended<S, D> {
@@ -91,7 +91,7 @@ impl<S: Tree, D: Tree> Ended<S, D> {
         Arc::new(Ended(Mutex::new(Vec::new())))
     }
 
-    /// Takes one of them.
+    /// Removes and returns one of them.
     pub(crate) fn take(&self) -> Option<Trunk<S, D>> {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).pop()
     }
@@ -144,18 +144,18 @@ impl<S: Tree, D: Tree> Trunk<S, D> {
         reach(self, tree, |trunk| &trunk.destination, shelf)
     }
 
-    /// The path of `name` in the source, for people.
+    /// The path of `name` in the source, for messages.
     pub(crate) fn source_path(&self, name: &[u8]) -> Vec<u8> {
         path(self, |trunk| &trunk.source.name, name)
     }
 
-    /// The path of `name` in the destination, for people.
+    /// The path of `name` in the destination, for messages.
     pub(crate) fn destination_path(&self, name: &[u8]) -> Vec<u8> {
         path(self, |trunk| &trunk.destination.name, name)
     }
 }
 
-/// Opens one side of a branch, going up to the nearest ancestor that is still open.
+/// Opens one side of a branch, starting at its nearest ancestor that is still open.
 fn reach<S: Tree, D: Tree, T: Tree>(
     trunk: &Trunk<S, D>,
     tree: &T,

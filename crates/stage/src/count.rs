@@ -1,5 +1,5 @@
-//! Counting the sources, so that the time left can be told: a walk beside the copying, begun only when staging takes
-//! longer than half a second, that reads attributes and keeps nothing.
+//! Counts the sources, to estimate the time left. A separate thread walks them while they are copied. It starts only if
+//! staging takes longer than half a second, reads attributes, and keeps nothing in memory.
 
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::tree::{Names, Tree};
 
 /// Staging that ends sooner needs no estimate.
 const DELAY: Duration = Duration::from_millis(500);
-/// Directories open at a time; what lies deeper is not counted.
+/// Directories open at the same time. Deeper ones are not counted.
 const DEPTH_MAX: usize = 64;
 
-/// Says when the copying has ended.
+/// Signals that copying has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Finish {
     ended: Mutex<bool>,
@@ -23,7 +23,7 @@ pub(crate) struct Finish {
 }
 
 impl Finish {
-    /// The copying has ended.
+    /// Signals the end of copying.
     pub(crate) fn end(&self) {
         *self.ended.lock().unwrap_or_else(|e| e.into_inner()) = true;
         self.changed.notify_all();
@@ -33,7 +33,7 @@ impl Finish {
         *self.ended.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Waits a while; true when the copying has ended.
+    /// Waits up to `time`; true if copying has ended.
     fn ends_within(&self, time: Duration) -> bool {
         let ended = self.ended.lock().unwrap_or_else(|e| e.into_inner());
         *self.changed.wait_timeout_while(ended, time, |ended| !*ended).unwrap_or_else(|e| e.into_inner()).0
@@ -47,14 +47,15 @@ struct Open<T: Tree> {
     inner: Vec<Vec<u8>>,
 }
 
-/// Counts files and bytes of the sources until all are counted or the copying has ended; the sums that were told.
+/// Counts files and bytes of the sources until all are counted or copying has ended. Returns the sums that were
+/// reported to `progress`.
 pub(crate) fn count<T: Tree>(tree: &T, tops: &[Top], progress: &dyn Progress, finish: &Finish) -> (u64, u64) {
     let mut sums = (0, 0);
     if finish.ends_within(DELAY) {
         return sums;
     }
     for top in tops {
-        // What cannot be read is not counted here; the copying says so.
+        // Unreadable entries are not counted. The copying threads report them.
         let _ = count_top(tree, top, progress, finish, &mut sums);
     }
     if !finish.has_ended() {

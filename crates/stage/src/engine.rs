@@ -1,9 +1,9 @@
-//! The engine: threads that take jobs from one stack, list source directories, and copy what is in them.
+//! The engine: threads that take jobs from one stack, list source directories, and copy their entries.
 //!
-//! Memory is bounded by depth and threads, not by the number of files: a listing is cut into jobs that are done before
-//! the next listing is made. A file of many megabytes is cut into ranges that all threads share. Who meets a failure
-//! records it and goes on; a full destination stops everything. Lock order: none of its locks is held while another
-//! is taken, except the two within a branch on the way up to an open ancestor, one at a time.
+//! Depth and the number of threads bound the memory, not the number of files: a listing is cut into jobs that are
+//! finished before the next listing starts. All threads share the ranges of a large file. A thread records a failure
+//! and continues; a full destination stops everything. Lock order: no lock is taken while another one is held, except
+//! the two within a branch while a closed directory is opened again through its ancestors, one at a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,29 +22,29 @@ use crate::queue::Queue;
 use crate::report::{add, display, human_bytes, reason, FileError, Tally};
 use crate::tree::{Meta, Names, Object, Tree};
 
-/// Files of one job: enough that taking it costs nothing, few enough that the threads end together.
+/// Files per job: enough to make taking a job cheap, few enough that all threads end at about the same time.
 const FILES_PER_JOB: usize = 64;
-/// Directories whose entries wait to be synced together: the first sync on a journalling file system does most of the
-/// work for all.
+/// Directories that wait to be synced together: on a journalling file system, the first sync does most of the work for
+/// all.
 const UNSYNCED_MAX: usize = 64;
 
-/// How this staging is done: the user's options with all defaults filled in.
+/// The settings of this staging: the user's options with all defaults filled in.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) threads: usize,
     pub(crate) verify: bool,
     pub(crate) resume: bool,
-    /// Copies are on the medium before they get their names.
+    /// Copies are synced to the medium before they get their names.
     pub(crate) durable: bool,
     /// Bytes of one read and write.
     pub(crate) unit: usize,
-    /// Copies that one thread holds open until they are synced together.
+    /// Copies that one thread keeps open until they are synced together.
     pub(crate) batch_files: usize,
-    /// Directories kept open, of each side.
+    /// Directories kept open per side.
     pub(crate) open_directories: usize,
 }
 
-/// Which side failed.
+/// The side that failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum At {
     Source,
@@ -99,7 +99,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
     }
 
-    /// Stages the tops, on all threads; returns when all is done or stopped.
+    /// Stages all tops with all threads. Returns when everything is done, or staging was stopped.
     pub(crate) fn run(&self) {
         self.queue.push(Job::Tops(0..self.tops.len()));
         std::thread::scope(|scope| {
@@ -114,7 +114,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         self.sync_directories(0);
     }
 
-    /// True once staging is to stop, for whatever reason.
+    /// True once staging is to stop, for any reason.
     pub(crate) fn is_stopping(&self) -> bool {
         if self.stop.load(Ordering::Relaxed) {
             return true;
@@ -127,7 +127,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         false
     }
 
-    /// True when the caller stopped it.
+    /// True if the caller cancelled staging.
     pub(crate) fn was_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
@@ -141,7 +141,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         };
         loop {
             let taken = self.queue.take_now().or_else(|| {
-                // Nothing to do at once: what waits in this thread is finished before it sleeps.
+                // No job is available now: this thread finishes its pending work before it sleeps.
                 self.flush(&mut worker);
                 self.finish_ended(&mut worker.scratch);
                 self.queue.take()
@@ -155,7 +155,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
 
     fn job(&self, job: Job<S, D>, worker: &mut Worker<S, D>) {
         if let Job::Large(large) = job {
-            // Also when stopping: the last range removes the temporary.
+            // Runs even when staging stops, because the last range removes the temporary.
             return self.large(large, worker);
         }
         if self.is_stopping() {
@@ -201,7 +201,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
     }
 
-    /// Enters the first directory of a list, and leaves the others to whoever comes next.
+    /// Enters the first directory of a list, and queues the others for any thread.
     fn directories(&self, mut listed: Listed<S, D>) {
         for index in listed.range.by_ref() {
             let (name, kind) = listed.names.get(index);
@@ -232,7 +232,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         worker.current = None;
     }
 
-    /// Leaves the rest of the files job in progress to others, as what comes now takes long.
+    /// Queues the rest of the files job in progress for other threads, because the next file takes long.
     pub(crate) fn share_rest(&self, worker: &mut Worker<S, D>) {
         if let Some(rest) = worker.current.take().filter(|rest| !rest.range.is_empty()) {
             self.queue.push(Job::Files(rest));
@@ -261,7 +261,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
     }
 
-    /// Finishes the directories below which all is done.
+    /// Finishes the directories below which everything is done.
     pub(crate) fn finish_ended(&self, scratch: &mut Scratch) {
         while let Some(trunk) = self.ended.take() {
             if !self.is_stopping() {
@@ -311,7 +311,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
     }
 
-    /// Syncs the directories that wait for it, if they are more than `most`.
+    /// Syncs the waiting directories if there are more than `most`.
     fn sync_directories(&self, most: usize) {
         let mut waiting = self.unsynced.lock().unwrap_or_else(|e| e.into_inner());
         if waiting.len() <= most {
@@ -326,7 +326,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
     }
 
-    /// Records that something at `path` failed. `needed` are the bytes that there should have been room for.
+    /// Records a failure at `path`. `needed` is the number of bytes that the destination had to have room for.
     pub(crate) fn error(&self, at: At, action: &str, code: Code, path: Vec<u8>, needed: Option<u64>) {
         let title = match at {
             At::Source => self.source.title(),
@@ -341,8 +341,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             self.stop.store(true, Ordering::Relaxed);
         }
         let cure = match (at, code) {
-            // The directory is there and has the name neither taken nor free: a file system of the kernel's own, such
-            // as /proc.
+            // The directory exists but does not let files be created: a file system of the kernel's own, such as /proc.
             (At::Destination, Code::NotFound) if self.has_directory_of(&path) => {
                 format!("files cannot be made in this directory: choose another destination in {title}")
             }
@@ -351,13 +350,13 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         self.tally.error(FileError { path: display(&path), code, what, cure });
     }
 
-    /// Whether the directory in which `path` of the destination is, or was to be, is there.
+    /// True if the parent directory of the destination's `path` exists.
     fn has_directory_of(&self, path: &[u8]) -> bool {
         let cut = path.iter().rposition(|&b| b == b'/').unwrap_or(0);
         self.destination.open_path(&path[..cut.max(1).min(path.len())]).is_ok()
     }
 
-    /// Free space of the destination, for people.
+    /// Free space of the destination, for messages.
     fn space_words(&self, needed: Option<u64>) -> String {
         let place = self.tops.first().and_then(|top| self.destination.open_path(&top.staged.parent).ok());
         let space = place.and_then(|(handle, _)| self.destination.space(&handle).ok());
@@ -386,7 +385,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         self.error(At::Destination, action, code, entry.destination_path(), None);
     }
 
-    /// Records why a copy failed.
+    /// Records the reason of a failed copy.
     pub(crate) fn failure(&self, failure: Failure, entry: &Entry<S, D>, needed: u64) {
         match failure {
             Failure::Source(code) => self.source_error("read it", code, entry),
@@ -418,8 +417,8 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
     }
 
-    /// Says that a file is replaced by one that was changed earlier: another program has changed it since the copy was
-    /// made that comes back now, perhaps, and its change is lost.
+    /// Warns that the copy replaces a file with a later modification time: another program may have changed that file
+    /// since it was staged in the other direction, and its change is lost.
     pub(crate) fn warn_of_newer(&self, there: &Meta, mtime: Timestamp, path: impl FnOnce() -> Vec<u8>) {
         if there.kind == Kind::File && there.mtime > mtime {
             let what = format!(

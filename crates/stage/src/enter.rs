@@ -1,4 +1,4 @@
-//! Entering directories: those that the user named, and those met on the way.
+//! Entering directories: those that the user named, and those within them.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use crate::entry::Entry;
 use crate::job::{Job, Worker};
 use crate::tree::{Meta, Object, Tree};
 
-/// Mode of a directory while it is filled: nobody else looks in before its attributes are set.
+/// Mode of a directory while it is filled: other users have no access until its attributes are set.
 pub(crate) const FILLING_MODE: u32 = 0o700;
 
 impl<S: Tree, D: Tree> Engine<'_, S, D> {
-    /// Starts the first of what the user named, and leaves the others to whoever comes next.
+    /// Stages the first of the names that the user gave, and queues the others for any thread.
     pub(crate) fn top(&self, mut range: Range<usize>, worker: &mut Worker<S, D>) {
         let Some(index) = range.next() else { return };
         if !range.is_empty() {
@@ -90,7 +90,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         ));
     }
 
-    /// Enters a directory met in a source: makes its copy, and has it listed.
+    /// Enters a directory within a source: creates its copy, and queues its listing.
     pub(crate) fn enter(&self, entry: Entry<S, D>) {
         let opened = entry
             .at
@@ -102,7 +102,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         };
         let mut fresh = false;
         let made = entry.at.destination(self.destination, &self.destination_shelf).and_then(|parent| {
-            // In a directory that was there, most are there, too, when staging is resumed.
+            // When staging is resumed, most files of an existing directory exist too.
             match self.destination.make_directory(&parent, entry.to(), FILLING_MODE) {
                 Ok(()) => fresh = true,
                 Err(Code::Exists) => self.make_traversable(&parent, entry.to()),
@@ -134,8 +134,8 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         ));
     }
 
-    /// Lets us into a directory of our own that an earlier staging closed to us, as its source is. If that fails,
-    /// opening it will say why.
+    /// Restores this user's access to a directory of its own which an earlier staging gave the source's restrictive
+    /// mode. If that fails, opening the directory returns the error.
     fn make_traversable(&self, parent: &D::Directory, name: &[u8]) {
         if let Ok(meta) = self.destination.stat(parent, name, false) {
             if meta.kind == Kind::Directory && meta.mode & FILLING_MODE != FILLING_MODE {
@@ -144,7 +144,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
     }
 
-    /// Prepares a directory that was there to be merged into.
+    /// Prepares an existing directory for merging.
     fn merge_into(&self, destination: &(D::Directory, Meta), path: &dyn Fn() -> Vec<u8>) {
         self.clear_leftovers(&destination.0, None, path);
     }

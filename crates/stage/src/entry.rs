@@ -1,4 +1,4 @@
-//! A name that is staged: where it is, and what it is called at the destination.
+//! A name that is staged, in its source directory and at the destination.
 
 use crate::branch::Branch;
 use crate::tree::Tree;
@@ -7,9 +7,9 @@ use crate::tree::Tree;
 pub(crate) struct Entry<S: Tree, D: Tree> {
     pub(crate) at: Branch<S, D>,
     pub(crate) name: Box<[u8]>,
-    /// The name in the destination if it is another.
+    /// The name at the destination if it differs.
     pub(crate) renamed: Option<Box<[u8]>>,
-    /// Follow it if it is a link: only what the user named.
+    /// Follow the name if it is a link: true only for names that the user gave.
     pub(crate) follow: bool,
 }
 
@@ -25,7 +25,7 @@ impl<S: Tree, D: Tree> Clone for Entry<S, D> {
 }
 
 impl<S: Tree, D: Tree> Entry<S, D> {
-    /// The name in the destination.
+    /// The name at the destination.
     pub(crate) fn to(&self) -> &[u8] {
         self.renamed.as_deref().unwrap_or(&self.name)
     }

@@ -1,5 +1,5 @@
-//! A tree that fails on purpose, and what the engine does about it: the tests of failures that a real file system shows
-//! too rarely. Each detector has its canary here: corruption is injected and must be found.
+//! A tree with injected faults, and the engine's reaction: tests of failures that are too rare on a real file system.
+//! Each detector has its canary test here: corruption is injected and must be found.
 
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use crate::tree::{File, Meta, Names, Object, Space, Standing, Tree, Wanted};
 use crate::trees::{assert_no_temporaries, assert_same, noise, snapshot, write, Scratch};
 use crate::{Pair, Progress, Quiet, StageOptions, StageReport};
 
-/// What goes wrong, and when: counts run down to zero at the call that fails; negative ones never do.
+/// The faults and their times. A count runs down to zero at the call that fails; a negative count never does.
 #[derive(Debug)]
 struct Plan {
     /// A byte of this write is flipped.
@@ -25,11 +25,11 @@ struct Plan {
     full_from_write: AtomicI64,
     /// This rename fails.
     fail_rename: AtomicI64,
-    /// So many looks at a file's version see it changed.
+    /// Number of calls of a file's `version` that report a change.
     changes: AtomicI64,
-    /// Files show no descriptor and no holes, as striped ones.
+    /// Files have no descriptor and report no holes, like striped ones.
     striped: AtomicBool,
-    /// Names that hold this cannot be opened.
+    /// Names that contain this cannot be opened.
     unreadable: &'static [u8],
     writes: AtomicU64,
 }
@@ -48,7 +48,7 @@ impl Default for Plan {
     }
 }
 
-/// True at the call for which the count reaches zero.
+/// True at the call at which the count reaches zero.
 fn due(count: &AtomicI64) -> bool {
     count.load(Ordering::Relaxed) >= 0 && count.fetch_sub(1, Ordering::Relaxed) == 0
 }
@@ -75,7 +75,7 @@ impl FaultyFile {
 
 impl File for FaultyFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
-        // Short reads are allowed everywhere.
+        // Any read may be short.
         let most = buffer.len().min(100_000);
         self.inner.read_at(&mut buffer[..most], offset)
     }
@@ -164,7 +164,7 @@ impl Tree for Faulty {
     }
 
     fn list(&self, at: &OwnedFd, cursor: u64, names: &mut Names) -> Result<Option<u64>, Code> {
-        // As of a file system that does not tell kinds.
+        // Like a file system that does not report kinds.
         let mut all = Names::default();
         let next = self.inner.list(at, cursor, &mut all)?;
         all.iter().for_each(|(name, _)| names.push(name, None));
@@ -205,7 +205,7 @@ impl Tree for Faulty {
     }
 
     fn link(&self, _: (&OwnedFd, &[u8]), _: (&OwnedFd, &[u8])) -> Result<(), Code> {
-        // As of a file system without hard links.
+        // Like a file system without hard links.
         Err(Code::NotSupported)
     }
 
@@ -253,7 +253,7 @@ impl Tree for Faulty {
     }
 
     fn set_xattr(&self, _: Object<'_, Self>, _: &[u8], _: &[u8]) -> Result<(), Code> {
-        // As of a file system without extended attributes.
+        // Like a file system without extended attributes.
         Err(Code::NotSupported)
     }
 
@@ -317,7 +317,7 @@ fn verify_of_an_injected_corruption_finds_it_and_leaves_no_copy() {
     for durable in [false, true] {
         let scratch = Scratch::new();
         let (store, pool) = make(&scratch);
-        // Which write it is differs from run to run; every one of them must be found.
+        // The order of writes differs from run to run. Each corrupted write must be found.
         for n in 0..60 {
             let options = StageOptions { verify: true, resume: false, ..OPTIONS };
             let plan = Plan { corrupt_write: AtomicI64::new(n), ..Plan::default() };
@@ -456,12 +456,12 @@ fn all_or_nothing_whose_moves_fail_half_way_leaves_the_destination_as_it_was() {
     let before = snapshot(&pool);
     let options = StageOptions { all_or_nothing: true, ..OPTIONS };
     let mut failed = 0;
-    // The renames of the staging itself come first: of what is not small, and the moves after them.
+    // The renames of files that are not small come first, then those of the moves.
     for n in 0..70 {
         let plan = Plan { fail_rename: AtomicI64::new(n), ..Plan::default() };
         let report = run(Plan::default(), plan, &store, &pool, &options, false);
         if !report.rolled_back {
-            // All is moved: what failed, if anything, is the removal of what was replaced.
+            // Everything was moved. A failed rename can only have been one for the removal of replaced objects.
             assert_eq!(std::fs::read(pool.join("d/e/f10")).unwrap(), noise(100, 10));
             break;
         }
@@ -469,7 +469,7 @@ fn all_or_nothing_whose_moves_fail_half_way_leaves_the_destination_as_it_was() {
         assert!(!report.is_complete());
         let mut after = snapshot(&pool);
         for (path, item) in &mut after {
-            // Times of directories moved with what was in them.
+            // Directories' times change with moved entries.
             if let Some(was) = before.get(path).filter(|was| was.kind == 0o040_000) {
                 (item.mtime, item.atime) = (was.mtime, was.atime);
             }
@@ -496,7 +496,7 @@ fn hard_links_and_attributes_that_cannot_be_kept_are_warnings() {
     assert_eq!(std::fs::read(pool.join("small-too")).unwrap(), std::fs::read(pool.join("small")).unwrap());
 }
 
-/// Stops after so many files.
+/// Stops after a number of files.
 struct StopAfter(AtomicI64);
 
 impl Progress for StopAfter {
@@ -537,7 +537,7 @@ fn cancel_at_any_file_leaves_whole_files_and_what_resumes() {
     }
 }
 
-/// Adds up what it hears.
+/// Adds up the reports.
 #[derive(Default)]
 struct Sums {
     found: (AtomicU64, AtomicU64),

@@ -1,4 +1,4 @@
-//! What the threads of a staging do: jobs, and the files that are being copied.
+//! The work of a staging's threads: jobs, and files that are being copied.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -11,7 +11,7 @@ use crate::entry::Entry;
 use crate::links::Key;
 use crate::tree::{Meta, Names, Tree, Wanted};
 
-/// Times that a file is copied when its source changes meanwhile.
+/// Attempts to copy a file whose source changes meanwhile.
 pub(crate) const ATTEMPTS: u32 = 3;
 
 /// Some of the names of a listing.
@@ -21,19 +21,20 @@ pub(crate) struct Listed<S: Tree, D: Tree> {
     pub(crate) range: Range<usize>,
 }
 
-/// Something to do.
+/// A unit of work.
 pub(crate) enum Job<S: Tree, D: Tree> {
     /// The names that the user gave, by index.
     Tops(Range<usize>),
-    /// List a source directory from a cursor on.
+    /// List a source directory, starting at a cursor.
     List(Branch<S, D>, u64),
     /// Enter the directories among these.
     Directories(Listed<S, D>),
     /// Enter one directory.
     Directory(Entry<S, D>),
-    /// Stage those of these that are not directories.
+    /// Stage the entries among these that are not directories.
     Files(Listed<S, D>),
-    /// Stage one entry, the n-th attempt; the key is of an inode with several links that this attempt copies.
+    /// Stage one entry; the number counts its attempts. The key is set if this attempt copies an inode with several
+    /// links.
     File(Entry<S, D>, u32, Option<Key>),
     /// Copy or check ranges of a large file.
     Large(Arc<Large<S, D>>),
@@ -45,22 +46,22 @@ pub(crate) struct Worker<S: Tree, D: Tree> {
     pub(crate) scratch: Scratch,
     /// Copies that wait to be synced together.
     pub(crate) batch: Vec<Copying<S, D>>,
-    /// The files job in progress; taken out when other threads go on with it.
+    /// The files job in progress; taken out when it is queued for other threads.
     pub(crate) current: Option<Listed<S, D>>,
 }
 
-/// A copy that has no final name yet, or is not complete under it.
+/// A copy without its final name, or one that is incomplete under it.
 pub(crate) struct Copying<S: Tree, D: Tree> {
     pub(crate) entry: Entry<S, D>,
     pub(crate) directory: Arc<D::Directory>,
     pub(crate) file: D::File,
-    /// The name that it has now.
+    /// Its current name.
     pub(crate) name: Box<[u8]>,
     pub(crate) temporary: bool,
     pub(crate) meta: Meta,
     pub(crate) wanted: Wanted,
     pub(crate) attempt: u32,
-    /// Of an inode with several links.
+    /// The key of an inode with several links.
     pub(crate) key: Option<Key>,
     pub(crate) data_bytes: u64,
     pub(crate) sum: Option<Sum>,
@@ -72,7 +73,7 @@ pub(crate) struct Large<S: Tree, D: Tree> {
     pub(crate) source: S::File,
     pub(crate) method: Method,
     pub(crate) ranges: u64,
-    /// The copy is complete and being checked.
+    /// The copy is complete and being verified.
     pub(crate) checking: AtomicBool,
     pub(crate) next: AtomicU64,
     pub(crate) left: AtomicU64,

@@ -1,4 +1,4 @@
-//! A file that the kernel has: one of the backing store, or a pool file's single backing file.
+//! A file that the kernel serves: one of the backing store, or the only backing file of a pool's file.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -29,12 +29,12 @@ pub(crate) fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T
     }
 }
 
-/// The time of last change of content in a stat.
+/// A stat's time of last modification.
 fn mtime(stat: &Stat) -> Timestamp {
     Timestamp { sec: stat.st_mtime, nsec: stat.st_mtime_nsec as u32 }
 }
 
-/// What the engine knows of a stat.
+/// The engine's attributes from a stat.
 pub(crate) fn meta_of(stat: &Stat) -> Result<Meta, Code> {
     Ok(Meta {
         kind: Kind::from_mode(stat.st_mode).ok_or(Code::Invalid)?,
@@ -91,7 +91,7 @@ impl File for KernelFile {
         if within.is_empty() {
             return Ok(None);
         }
-        // The position that these calls move is used by nobody: all reads and writes name theirs.
+        // These calls move the descriptor's own offset, which is not used: all reads and writes pass an offset.
         let start = match rustix::fs::seek(&self.0, SeekFrom::Data(within.start)) {
             Ok(start) => start,
             Err(Errno::NXIO) => return Ok(None),
@@ -103,7 +103,7 @@ impl File for KernelFile {
         }
         match rustix::fs::seek(&self.0, SeekFrom::Hole(start)) {
             Ok(end) => Ok(Some(start..end.clamp(start, within.end))),
-            // The file was cut behind our back: the copy will notice.
+            // The file was truncated meanwhile: the copy detects that.
             Err(Errno::NXIO) => Ok(None),
             Err(e) => Err(code(e)),
         }
@@ -118,7 +118,7 @@ impl File for KernelFile {
     }
 
     fn start_sync(&self) {
-        // SAFETY: a plain system call on our descriptor; that it fails is of no consequence, as `sync` follows.
+        // SAFETY: a plain system call on our descriptor; a failure has no effect, because `sync` follows.
         unsafe { libc::sync_file_range(self.0.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
     }
 
@@ -127,7 +127,7 @@ impl File for KernelFile {
     }
 
     fn forget_cached(&self) {
-        // Only advice: where it is not taken, the check reads what the kernel has cached.
+        // Only advice: if the kernel ignores it, verification reads cached data.
         let _ = rustix::fs::fadvise(&self.0, 0, None::<NonZeroU64>, Advice::DontNeed);
     }
 }

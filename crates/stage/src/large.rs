@@ -1,8 +1,8 @@
-//! Large files: cut into ranges that all threads copy, and check, together.
+//! Large files: cut into ranges that all threads copy and verify together.
 //!
-//! The file is as large as its source before the first range is written, so that a tmpfs with `huge=within_size` gives
-//! it huge pages. One job stands for all ranges that are left: who takes it claims the next range and puts it back.
-//! Whoever finishes the last range goes on with the whole.
+//! The copy gets its final size before the first range is written, so that a tmpfs with `huge=within_size` gives it
+//! huge pages. One job represents all remaining ranges: a thread that takes it claims the next range and queues the job
+//! again. The thread that finishes the last range continues with the whole file.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,9 +13,9 @@ use crate::job::{Copying, Job, Large, Worker};
 use crate::report::add;
 use crate::tree::{File, Tree};
 
-/// Files of so many bytes are cut into ranges.
+/// Files of at least this size are cut into ranges.
 pub(crate) const LARGE_BYTES: u64 = 64 << 20;
-/// Bytes of a range: a multiple of huge pages, and some milliseconds of work.
+/// Bytes of a range: a multiple of the huge page size, and some milliseconds of work.
 const RANGE_BYTES: u64 = 32 << 20;
 
 impl<S: Tree, D: Tree> Engine<'_, S, D> {
@@ -40,7 +40,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         })));
     }
 
-    /// Does the next range of a large file.
+    /// Copies or verifies the next range of a large file.
     pub(crate) fn large(&self, large: Arc<Large<S, D>>, worker: &mut Worker<S, D>) {
         let index = large.next.fetch_add(1, Ordering::AcqRel);
         if index >= large.ranges {
@@ -87,7 +87,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         Ok(())
     }
 
-    /// All ranges are done: goes on to check them, or gives the copy its name.
+    /// All ranges are done: verifies them next, or gives the copy its name.
     fn large_ended(&self, large: Arc<Large<S, D>>, worker: &mut Worker<S, D>) {
         let failure = *large.failure.lock().unwrap_or_else(|e| e.into_inner());
         let copying = &large.copying;

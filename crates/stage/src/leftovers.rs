@@ -1,4 +1,4 @@
-//! What killed stagings left behind, and the removal of trees.
+//! Leftovers of killed stagings, and the removal of trees.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::names::{Owner, Tag, Temporary, Use};
 use crate::report::add;
 use crate::tree::{Names, Object, Tree};
 
-/// A temporary that nobody needs any more.
+/// A temporary of a staging that has ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Leftover {
     pub(crate) name: Vec<u8>,
@@ -40,7 +40,7 @@ pub(crate) fn each_name<T: Tree>(
     }
 }
 
-/// The leftovers in a directory whose final name's hash is in `hashes`; all if that is `None`.
+/// The leftovers in a directory whose final name's hash is in `hashes`; with `None` all leftovers.
 pub(crate) fn find<T: Tree>(
     tree: &T,
     at: &T::Directory,
@@ -70,14 +70,15 @@ fn now() -> Timestamp {
     Timestamp { sec: since.as_secs() as i64, nsec: since.subsec_nanos() }
 }
 
-/// Removes a tree, or whatever has the name. The tree first gets a name that says so, for who may find it if this is
-/// killed half-way. Directories within are moved up as they are met, so that neither depth nor descriptors matter.
+/// Removes a tree or another object. The tree is first renamed to a name that marks it as in removal, in case this
+/// process is killed half-way. Directories within it are moved up when they are found, so that neither depth nor
+/// descriptors are limits.
 pub(crate) fn remove_tree<T: Tree>(tree: &T, at: &T::Directory, name: &[u8], tag: &Tag) -> Result<(), Code> {
     match tree.unlink(at, name) {
         Err(Code::IsDirectory | Code::NotPermitted) => {}
         other => return other,
     }
-    // A directory must be writable for its entries, and for itself to be moved.
+    // A directory must be writable to remove its entries and to be moved.
     let _ = tree.set_mode(Object::Entry(at, name), FILLING_MODE);
     let gone = tag.temporary(name, Use::Gone);
     tree.rename((at, name), (at, &gone), 0)?;
@@ -86,10 +87,10 @@ pub(crate) fn remove_tree<T: Tree>(tree: &T, at: &T::Directory, name: &[u8], tag
     tree.remove_directory(at, &gone)
 }
 
-/// Removes all that is in a directory.
+/// Removes all entries of a directory.
 fn empty<T: Tree>(tree: &T, top: &T::Directory) -> Result<(), Code> {
     let mut moved = 0u64;
-    // Directories of `top` that wait; the last is emptied first, so few ever wait.
+    // Directories of `top` still to be emptied. The last one is emptied first, so there are few.
     let mut waiting = clear_files(tree, top)?;
     for name in &waiting {
         let _ = tree.set_mode(Object::Entry(top, name), FILLING_MODE);
@@ -104,7 +105,7 @@ fn empty<T: Tree>(tree: &T, top: &T::Directory) -> Result<(), Code> {
             let _ = tree.set_mode(Object::Entry(&directory, &inside), FILLING_MODE);
             match tree.rename((&directory, &inside), (top, &new), forebay_types::RENAME_NOREPLACE) {
                 Ok(()) => up.push(new),
-                // The name is taken by what the tree holds: the next number will do.
+                // The tree contains an entry of this name: a longer name is used.
                 Err(Code::Exists) => {
                     let new = format!("{moved:x}.moved-{}", waiting.len()).into_bytes();
                     tree.rename((&directory, &inside), (top, &new), forebay_types::RENAME_NOREPLACE)?;
@@ -119,10 +120,10 @@ fn empty<T: Tree>(tree: &T, top: &T::Directory) -> Result<(), Code> {
     Ok(())
 }
 
-/// Unlinks what is not a directory; the names of the directories.
+/// Unlinks everything but directories, and returns the names of the directories.
 fn clear_files<T: Tree>(tree: &T, at: &T::Directory) -> Result<Vec<Vec<u8>>, Code> {
     let mut directories = Vec::new();
-    // Entries that go while a directory is listed may hide others: listed anew until only directories are left.
+    // Removing entries during a listing may hide others, so it is repeated until only directories are left.
     loop {
         let mut removed = false;
         directories.clear();
@@ -131,7 +132,7 @@ fn clear_files<T: Tree>(tree: &T, at: &T::Directory) -> Result<Vec<Vec<u8>>, Cod
                 Ok(()) => removed = true,
                 Err(Code::NotFound) => {}
                 Err(Code::IsDirectory) => directories.push(name.to_vec()),
-                // POSIX lets unlink of a directory be EPERM.
+                // POSIX allows EPERM for unlink of a directory.
                 Err(Code::NotPermitted) if tree.stat(at, name, false)?.kind == Kind::Directory => {
                     directories.push(name.to_vec());
                 }
@@ -146,7 +147,7 @@ fn clear_files<T: Tree>(tree: &T, at: &T::Directory) -> Result<Vec<Vec<u8>>, Cod
 }
 
 impl<S: Tree, D: Tree> Engine<'_, S, D> {
-    /// Removes the leftovers in a destination directory that was there before.
+    /// Removes the leftovers in a destination directory that existed before.
     pub(crate) fn clear_leftovers(
         &self,
         at: &D::Directory,
@@ -181,7 +182,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
     }
 
-    /// Removes from a directory of an adopted tree what its source does not have any more.
+    /// Removes from a directory of an adopted tree the entries that its source no longer has.
     pub(crate) fn prune(&self, trunk: &Trunk<S, D>, destination: &Arc<D::Directory>) {
         let source = match trunk.source(self.source, &self.source_shelf) {
             Ok(source) => source,

@@ -1,28 +1,28 @@
-//! Between pool and backing store: parallel, recursive staging in both directions, manifests and checksums.
+//! Parallel, recursive staging between pool and backing store in both directions, with manifests and checksums.
 //!
-//! What goes where is said in [`Pair`]'s module: a destination is the name that the source gets. Of each file are kept:
-//! content, holes, mode, access and modification time to the nanosecond, extended attributes, hard links among all
-//! that one call stages, and owner and group where this process may set them. Symbolic links, FIFOs, sockets and, for
-//! root, device nodes are made again. What a destination cannot keep is a warning in the report.
+//! [`Pair`]'s module has the rules of sources and destinations: a destination is the name that the source gets. A copy
+//! keeps the file's content, holes, mode, access and modification time to the nanosecond, extended attributes, hard
+//! links among all files that one call stages, and owner and group if this process may set them. Symbolic links, FIFOs,
+//! sockets and, for root, device nodes are created anew. An attribute that the destination cannot keep gives a warning
+//! in the report.
 //!
-//! **Whole files only.** Staging out writes each file under a temporary name beside its final one, syncs it, and renames
-//! it over what was there; directories are synced at the end. Staging in does the same without syncing, except that a
-//! file that one write holds is made under its own name where that is free, and gets its modification time last.
+//! **Whole files only.** Stage-out writes each file under a temporary name beside its final one, syncs it, and renames
+//! it over an existing file; directories are synced at the end. Stage-in does the same without syncing. Exception: if
+//! one write holds a file and its name is free, the file is created under its own name and gets its modification time
+//! last.
 //!
-//! **Resumed, not repeated.** A file that is there with the size and modification time of its source is not copied
-//! again (with `verify`, its bytes are compared, too), so what was killed, cancelled or stopped by a full medium goes on
-//! where it was when it is run again; temporaries that it left are removed. A modification time does not move when a
-//! program stores through a shared mapping on tmpfs, so for such programs stage out with `verify`, or without `resume`.
+//! **Resumed, not repeated.** A file that exists with its source's size and modification time is not copied again (with
+//! `verify`, its bytes are compared too). So a staging that was killed, cancelled or stopped by a full medium continues
+//! when it is run again; its temporaries are removed. Stores through a shared mapping on tmpfs do not change the
+//! modification time: after programs that use them, stage out with `verify`, or without `resume`.
 //!
-//! **Failures.** What can be known to be wrong beforehand, such as a source that is missing, is an error before
-//! anything is copied. A file within a source that cannot be copied is recorded in [`StageReport::errors`] and the
-//! others are staged; [`StageReport::outcome`] turns that into one error. A full destination stops everything. With
-//! `all_or_nothing`, any failure, and cancellation, removes all that was staged.
+//! **Failures.** Errors that can be detected in advance, such as a missing source, are returned before anything is
+//! copied. If a file within a source cannot be copied, the error goes to [`StageReport::errors`], and the other files
+//! are staged; [`StageReport::outcome`] turns the report into one error. A full destination stops everything. With
+//! `all_or_nothing`, any failure or cancellation removes all copies.
 //!
-//! A file that changes while it is copied is copied again, three times at most.
-//!
-//! Threads: the caller's and more of its own for the length of the call, and one that counts the sources; see
-//! `engine`. Tests: beside the modules, and `tests/`.
+//! A file that changes while it is copied is copied again, three times at most. Threads: the caller's, others for the
+//! length of the call, and one that counts the sources; see `engine`. Tests: beside the modules, and `tests/`.
 
 mod attributes;
 mod branch;
@@ -70,8 +70,8 @@ use forebay_types::{Code, Error, Result};
 /// Stages from the backing store into the pool.
 ///
 /// # Errors
-/// What can be known to be wrong before anything is copied: a source that is missing or unreadable, a destination that
-/// cannot be written to, two sources with one destination. Failures after that are in the report; see
+/// Errors that can be detected before anything is copied: a source that is missing or unreadable, a destination that
+/// cannot be written to, two sources with one destination. Later failures are in the report; see
 /// [`StageReport::outcome`].
 pub fn stage_in(
     pool: &'static Pool,
@@ -103,17 +103,17 @@ fn unreachable(code: Code) -> Error {
         .cure("look with `forebay status`, start it with `forebay up`")
 }
 
-/// The direction that [`stage_between`] plays.
+/// The direction in which [`stage_between`] stages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// As staging in: copies need not be durable.
+    /// Like stage-in: copies need not be durable.
     In,
-    /// As staging out: copies are durable before they get their names.
+    /// Like stage-out: copies are durable before they get their names.
     Out,
 }
 
-/// Stages between two places of the kernel's file tree, with no pool: what tests and benchmarks use, and what moves
-/// data between two backing stores.
+/// Stages between two paths of the kernel's file tree, without a pool: for tests and benchmarks, and to move data
+/// between two backing stores.
 ///
 /// # Errors
 /// Those of [`stage_in`].

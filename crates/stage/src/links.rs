@@ -1,8 +1,8 @@
-//! Hard links: the first name of an inode is copied, further ones become links to the copy.
+//! Hard links: the first name of an inode is copied, and further names become links to the copy.
 //!
-//! The table holds inodes with several links until all of them were met; those with links outside of what is staged
-//! stay to the end. It holds the branch of the copy, too, so that its directory is not finished, and perhaps closed to
-//! us by its mode, before the last link to it is made.
+//! The table holds an inode with several links until all its links have been met; an inode with links outside of the
+//! staged trees stays to the end. It also holds the branch of the copy. So the copy's directory is not finished, and
+//! perhaps closed to this process by its mode, before the last link to the copy exists.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -10,19 +10,19 @@ use std::sync::Mutex;
 use crate::entry::Entry;
 use crate::tree::Tree;
 
-/// Device and inode in the source.
+/// Device and inode number in the source.
 pub(crate) type Key = (u64, u64);
 
 enum State<S: Tree, D: Tree> {
-    /// The first name is being copied; these wait for it.
+    /// The first name is being copied; these entries wait for it.
     Copying(Vec<Entry<S, D>>),
-    /// It is copied.
+    /// The first name has been copied.
     Done(Entry<S, D>),
 }
 
 struct Inode<S: Tree, D: Tree> {
     state: State<S, D>,
-    /// Names that were not met yet.
+    /// Links that were not met yet.
     unmet: u32,
 }
 
@@ -31,9 +31,9 @@ pub(crate) struct Links<S: Tree, D: Tree>(Mutex<HashMap<Key, Inode<S, D>>>);
 
 /// What to do with a name of an inode with several links.
 pub(crate) enum Claim<S: Tree, D: Tree> {
-    /// It is the first: copy it, then call `done` or `failed`.
+    /// It is the first name: copy it, then call `done` or `failed`.
     Copy,
-    /// The first is being copied by another thread, which will link this one.
+    /// Another thread is copying the first name, and will link this one.
     Wait,
     /// Link it to this copy.
     Link(Entry<S, D>),
@@ -48,7 +48,7 @@ impl<S: Tree, D: Tree> Links<S, D> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Meets `entry`, a name of inode `key`, which has `links` links.
+    /// Registers `entry`, a name of inode `key`, which has `links` links.
     pub(crate) fn claim(&self, key: Key, links: u32, entry: &Entry<S, D>) -> Claim<S, D> {
         let mut table = self.lock();
         let Some(inode) = table.get_mut(&key) else {
@@ -71,7 +71,7 @@ impl<S: Tree, D: Tree> Links<S, D> {
         }
     }
 
-    /// The first name was copied: those that waited, to be linked to it.
+    /// Marks the first name as copied, and returns the waiting entries, to be linked to it.
     pub(crate) fn done(&self, key: Key, first: &Entry<S, D>) -> Vec<Entry<S, D>> {
         let mut table = self.lock();
         let Some(inode) = table.get_mut(&key) else { return Vec::new() };
@@ -85,7 +85,7 @@ impl<S: Tree, D: Tree> Links<S, D> {
         }
     }
 
-    /// The first name could not be copied: those that waited, to be tried anew.
+    /// Removes an inode whose first name could not be copied, and returns the waiting entries, to be tried again.
     pub(crate) fn failed(&self, key: Key) -> Vec<Entry<S, D>> {
         match self.lock().remove(&key).map(|inode| inode.state) {
             Some(State::Copying(waiting)) => waiting,
@@ -93,7 +93,7 @@ impl<S: Tree, D: Tree> Links<S, D> {
         }
     }
 
-    /// Forgets all, which lets go of their branches.
+    /// Removes all inodes, which releases their branches.
     pub(crate) fn clear(&self) {
         let table = std::mem::take(&mut *self.lock());
         drop(table);

@@ -1,18 +1,18 @@
 //! Manifests: a text file that names many pairs to stage.
 //!
 //! ```text
-//! # One pair a line: SOURCE, white space, DESTINATION. Empty lines and lines that start with # say nothing.
+//! # One pair a line: SOURCE, white space, DESTINATION. Empty lines and lines that start with # are ignored.
 //! /store/run7/input.nc        /input.nc
 //! /store/run7/restart/        /restart
 //! "/store/with space/a\tb.nc" "/a b.nc"
 //! /store/table.csv
 //! ```
 //!
-//! Source and destination follow the rules of the command line (see the crate's header): one side is an absolute path
-//! of the backing store, the other a path within the pool; the destination may be left out when staging in. A field
-//! with white space, quotes, `#` in front or a backslash is written in double quotes, in which `\"`, `\\`, `\n`, `\t`
-//! and `\xNN` (two hexadecimal digits, any byte) stand for what they say. Text behind the second field must be a
-//! comment. The file's other bytes are taken as they are; they need not be UTF-8. No destination may be named twice.
+//! Source and destination follow the rules of [`Pair`]'s module: one side is an absolute path in the backing store, the
+//! other a path in the pool. When staging in, the destination may be omitted. A field that contains white space, quotes
+//! or a backslash, or that starts with `#`, is written in double quotes. In quotes, `\"`, `\\`, `\n`, `\t` and `\xNN`
+//! (two hexadecimal digits, any byte) are escapes with their usual meaning. Only a comment may follow the second field.
+//! All other bytes are taken unchanged and need not be UTF-8. No destination may occur twice.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -31,7 +31,7 @@ impl Manifest {
     /// The pairs that the manifest at `path` names, in its order.
     ///
     /// # Errors
-    /// That of reading it, or [`Code::Invalid`] with the number of the line that is wrong.
+    /// The error of reading the file, or [`Code::Invalid`] with the number of the wrong line.
     pub fn read(path: &Path) -> Result<Vec<Pair>> {
         let bytes = std::fs::read(path).map_err(|e| {
             Error::io(format!("cannot read the manifest {}", path.display()), &e)
@@ -43,7 +43,7 @@ impl Manifest {
     /// The pairs that `bytes` name; `name` stands for the manifest in errors.
     ///
     /// # Errors
-    /// [`Code::Invalid`] with the number of the line that is wrong.
+    /// [`Code::Invalid`] with the number of the wrong line.
     pub fn parse(bytes: &[u8], name: &str) -> Result<Vec<Pair>> {
         let mut pairs = Vec::new();
         let mut lines_of: HashMap<PathBuf, usize> = HashMap::new();
@@ -91,7 +91,7 @@ fn parse_line(line: &[u8]) -> std::result::Result<Option<Pair>, Wrong> {
     Ok(Some(Pair { source: path(source), destination: path(destination.unwrap_or_default()) }))
 }
 
-/// The next field of a line; none at its end or at a comment.
+/// The next field of a line; `None` at its end or at a comment.
 fn field(rest: &mut &[u8]) -> std::result::Result<Option<Vec<u8>>, Wrong> {
     const BLANK: fn(u8) -> bool = |b| b == b' ' || b == b'\t';
     let start = rest.iter().position(|&b| !BLANK(b)).unwrap_or(rest.len());

@@ -1,10 +1,10 @@
-//! Temporary names: how unfinished copies are called, whose they are, and when they may be removed.
+//! Temporary names of unfinished copies, their owners, and when they may be removed.
 //!
-//! A temporary is `.forebay-<hash>-<host>-<pid>-<start>-<call>.part`: the hash of the final name, and who makes it
-//! (host and PID namespace, process, its start time, a number of the staging call within it), all hexadecimal. So two
-//! stagings never share a temporary, and what a killed one left is told from what a living one is writing: on the
-//! same host by looking the process up, else by the age of its last change. Trees that are being removed end in
-//! `.gone`. Names of this form are never staged.
+//! A temporary is named `.forebay-<hash>-<host>-<pid>-<start>-<call>.part`, all fields in hexadecimal: the hash of the
+//! final name, and the owner (host and PID namespace, process, its start time, the number of the staging call in the
+//! process). So two stagings never share a temporary. A leftover of a killed staging is distinguished from a live
+//! staging's temporary: on the same host by looking up the process, else by the age of its last change. Trees in
+//! removal end in `.gone`. Names of this form are never staged.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,11 +14,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const PREFIX: &[u8] = b".forebay-";
 
-/// A temporary of another host (or another PID namespace, or from before a reboot) that has not changed for so long is
-/// a leftover: a living staging writes to it all the time.
+/// A temporary of another host (or PID namespace, or from before a reboot) that has not changed for this many seconds
+/// counts as a leftover: a live staging is assumed to change its temporaries more often.
 pub(crate) const FOREIGN_STALE_SECONDS: i64 = 3600;
 
-/// Who makes temporaries: one staging call.
+/// The owner of temporaries: one staging call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tag {
     host: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Tag {
     call: u32,
 }
 
-/// What a temporary is for.
+/// The purpose of a temporary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Use {
     /// A copy in progress.
@@ -36,7 +36,7 @@ pub(crate) enum Use {
     Gone,
 }
 
-/// A temporary's name, taken apart.
+/// The fields of a temporary's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Temporary {
     /// Hash of the final name.
@@ -45,12 +45,12 @@ pub(crate) struct Temporary {
     pub(crate) purpose: Use,
 }
 
-/// Whether the maker of a temporary still needs it.
+/// Whether the owner of a temporary still needs it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
-    /// It is running, or cannot be known to be gone.
+    /// The owner is running, or cannot be shown to have ended.
     Alive,
-    /// It is gone: the temporary is a leftover.
+    /// The owner has ended: the temporary is a leftover.
     Dead,
 }
 
@@ -79,7 +79,7 @@ impl Tag {
             .into_bytes()
     }
 
-    /// Whether the maker lives. `changed` is the temporary's last change and `now` the same clock's present.
+    /// Whether the owner lives. `changed` is the temporary's last change, and `now` the present time of the same clock.
     pub(crate) fn owner(&self, changed: Timestamp, now: Timestamp) -> Owner {
         let alive = if self.host == host() {
             process(self.pid).is_some_and(|p| p.start == self.start && !p.ended)
@@ -95,7 +95,7 @@ impl Tag {
 }
 
 impl Temporary {
-    /// Takes a name apart; none when it is not one of ours.
+    /// Parses a name; `None` if it is not a temporary's.
     pub(crate) fn parse(name: &[u8]) -> Option<Temporary> {
         let rest = std::str::from_utf8(name.strip_prefix(PREFIX)?).ok()?;
         let (fields, suffix) = rest.split_once('.')?;
@@ -128,12 +128,12 @@ impl Temporary {
     }
 }
 
-/// True when `name` is a temporary's.
+/// True if `name` is that of a temporary.
 pub(crate) fn is_temporary(name: &[u8]) -> bool {
     name.starts_with(PREFIX) && Temporary::parse(name).is_some()
 }
 
-/// This boot of this host and this PID namespace, as a number: where a process number means the same process.
+/// A number for this host, boot and PID namespace: within it, a PID identifies one process at a time.
 fn host() -> u32 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
@@ -145,12 +145,12 @@ fn host() -> u32 {
 struct Process {
     /// Clock ticks since boot.
     start: u64,
-    /// It is a zombie or dead.
+    /// Set for a zombie or dead process.
     ended: bool,
 }
 
-/// What /proc says of a process; none when there is no such process. Without /proc every process of this host counts as
-/// alive, with a start time of 0: then nothing is taken for a leftover that may not be one.
+/// The entry of a process in /proc; `None` if there is none. Without /proc every process of this host counts as alive,
+/// with a start time of 0, so that no temporary of a live staging counts as a leftover.
 fn process(pid: u32) -> Option<Process> {
     match Stat::of(pid) {
         Ok(stat) => Some(Process { start: stat.start_ticks, ended: stat.has_ended() }),

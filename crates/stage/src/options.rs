@@ -1,23 +1,25 @@
-//! How a caller wants files staged.
+//! Options of a staging call.
 
 /// How to stage.
 #[derive(Clone, Debug)]
 pub struct StageOptions {
-    /// Threads that copy; 0 chooses: half as many again as cores, at most 16; more if a side is reached by
-    /// network.
+    /// Number of copying threads. 0 selects one and a half per core, at most 16; more if one side is a network file
+    /// system.
     pub threads: usize,
-    /// Read each copy again and compare it with what was read from its source (xxh3-128). Copies that are durable are
-    /// synced first and dropped from the page cache, so that the medium is read where it can be.
+    /// Read each copy again and compare it with the data that were read from its source (xxh3-128). Durable copies are
+    /// first synced and dropped from the page cache, so that the medium is read if possible.
     pub verify: bool,
     /// Stage everything or leave the destination as it was.
     pub all_or_nothing: bool,
-    /// Leave out files that are there already, complete; take a killed staging's temporaries over.
+    /// Skip files whose complete copy exists; adopt the temporaries of a killed staging.
     pub resume: bool,
-    /// Bytes of one read and write; 0 chooses 2 MiB.
+    /// Bytes of one read and write; 0 selects 2 MiB.
     pub transfer_bytes: usize,
-    /// Keep owner and group; `None` does if this process is root's, and else keeps only groups that the user is in.
+    /// Keep owner and group. `None` keeps them if this process runs as root, else only groups of which the user is a
+    /// member.
     pub preserve_owner: Option<bool>,
-    /// Have each copy on the medium before it gets its name, and the names at the end; `None` does when staging out.
+    /// Sync each copy to the medium before it gets its name, and the names at the end. `None` does this for stage-out
+    /// only.
     pub durable: Option<bool>,
 }
 

@@ -1,44 +1,44 @@
-//! What is staged where: the rules by which a source and a destination are read.
+//! Sources and destinations: the rules by which a pair is interpreted.
 //!
-//! - A destination is the name that the source gets: `/store/run7:/input` makes `/input`. A directory staged onto an
-//!   existing directory is merged into it: what is there and not in the source stays.
-//! - A destination that ends in `/` is a directory into which the source goes: `/store/a.nc:/inputs/` makes
+//! - A destination is the name that the source gets: `/store/run7:/input` creates `/input`. A directory staged onto an
+//!   existing directory is merged into it: entries that the source lacks stay.
+//! - A destination that ends in `/` is a directory into which the source goes: `/store/a.nc:/inputs/` creates
 //!   `/inputs/a.nc`. So does a file staged onto an existing directory.
 //! - A source that ends in `/` stands for its contents: `/store/run7/:/inputs/` fills `/inputs`. With a destination
-//!   that does not end in `/` it makes no difference.
-//! - Without a destination (staging in) it is `/` with the source's last name, or `/` itself for contents.
-//! - A symbolic link given as a source is followed; those within a source are staged as links. A destination that is a
-//!   link to a directory is that directory.
-//! - Directories missing above a destination are made.
+//!   that does not end in `/` the slash makes no difference.
+//! - Without a destination (stage-in) it is `/` with the source's last name, or `/` itself for contents.
+//! - A symbolic link given as a source is followed; links within a source are staged as links. A destination that is a
+//!   link to a directory stands for that directory.
+//! - Missing directories above a destination are created.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use forebay_types::{Code, Error, Result};
 
-/// A source and its destination: one an absolute path of the backing store, the other a path within the pool that
-/// starts with `/`. An empty destination stands for `/` and the source's last name.
+/// A source and its destination. One is an absolute path in the backing store, the other a path in the pool that starts
+/// with `/`. An empty destination means `/` with the source's last name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pair {
-    /// What is copied: a file or a directory.
+    /// A file or directory to copy.
     pub source: PathBuf,
-    /// Where to.
+    /// Its destination.
     pub destination: PathBuf,
 }
 
-/// A directory's path and a name in it; `.` names the directory itself, which only the root needs.
+/// A directory's path and a name in it. The name `.` means the directory itself, which only the root needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Spot {
     pub(crate) parent: Vec<u8>,
     pub(crate) name: Vec<u8>,
 }
 
-/// A pair after the rules that need no look at the trees.
+/// A pair after the rules that do not depend on the trees.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Mapped {
     pub(crate) source: Spot,
     pub(crate) destination: Spot,
-    /// The source's contents are meant.
+    /// The source's contents are staged, not the directory itself.
     pub(crate) contents: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The pool's side: requests to the daemon for names, the kernel for the data of files with one backing file.
+//! The pool's side: requests to the daemon for names, and the kernel for the data of files with one backing file.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -14,16 +14,17 @@ use forebay_types::{
 use crate::kernel_file::KernelFile;
 use crate::tree::{File, Meta, Names, Object, Space, Standing, Tree, Wanted};
 
-/// Bytes of the longest reply that is bytes: a value, a list of names, a path.
+/// Longest reply without fixed size, in bytes: a value, a list of names, a path.
 const LONGEST_REPLY: usize = XATTR_VALUE_MAX;
 const _: () = assert!(LONGEST_REPLY >= XATTR_LIST_MAX && LONGEST_REPLY >= PATH_MAX);
 
 thread_local! {
-    /// Where a thread's long replies arrive: kept, as clearing so much memory for each would cost more than the call.
+    /// The buffer of a thread's long replies. It is kept, because clearing so much memory would cost more than the
+    /// call.
     static REPLY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The pool as a tree. A directory is its inode number: there is nothing to open.
+/// The pool as a tree. A directory is its inode number and need not be opened.
 pub(crate) struct PoolTree {
     pool: &'static Pool,
     root: Ino,
@@ -38,9 +39,9 @@ pub(crate) struct PoolFile {
 }
 
 enum Data {
-    /// One backing file, which is the file byte for byte.
+    /// One backing file on this node, which has the file's bytes at their offsets.
     Kernel(KernelFile),
-    /// Several.
+    /// Several backing files, or one on another node.
     Striped(Box<forebay_client::File>),
 }
 
@@ -62,7 +63,7 @@ fn meta_of_attr(attr: &Attr, device: u64) -> Meta {
     }
 }
 
-/// Attributes of a file: the shard's, with size and times of its backing files.
+/// Attributes of a file: the shard's, with size and times of the backing files.
 fn meta_of_stat(attr: &Attr, st: &libc::stat, device: u64) -> Meta {
     let time = |sec: i64, nsec: i64| Timestamp { sec, nsec: nsec as u32 };
     Meta {
@@ -96,7 +97,7 @@ impl PoolTree {
         match self.pool.resolve(Place { dir, path }, true, &mut escape) {
             Ok(entry) => Ok(entry),
             Err(Fail::Code(code)) => Err(code),
-            // A link out of the pool: what it names is not in this tree.
+            // A link leads out of the pool, so its target is not in this tree.
             Err(Fail::Escape) => Err(Code::CrossDevice),
         }
     }
@@ -126,7 +127,7 @@ impl PoolTree {
     }
 
     fn open_data(&self, entry: &Entry, write: bool) -> Result<Data, Code> {
-        // Of a file of another node there is no descriptor here.
+        // This node has no descriptor of a file on another node.
         if entry.attr.is_file() && !self.pool.is_one_here(&entry.layout) {
             return Ok(Data::Striped(Box::new(self.pool.open_file(entry, write)?)));
         }
@@ -135,21 +136,21 @@ impl PoolTree {
             Err(Code::NotPermitted) => self.pool.open_backing(entry, access | libc::O_CLOEXEC)?,
             other => other?,
         };
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and ours.
         Ok(Data::Kernel(KernelFile(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
-    /// Removes the entry of a file whose creation failed half-way, if it was made since `begin`.
+    /// Removes the entry of a file whose creation failed half-way, if it was created since `begin`.
     fn remove_half_made(&self, at: Ino, name: &[u8], begin: Timestamp) {
         if let Ok(entry) = self.pool.lookup(at, name) {
             if entry.attr.is_file() && entry.attr.btime >= begin {
-                // The failure that is told is the first.
+                // The first failure is the one to report.
                 let _ = self.pool.unlink_in(at, name);
             }
         }
     }
 
-    /// A reply's bytes into `into` (cleared first).
+    /// Stores a reply's bytes in `into`, which is cleared first.
     fn ask_bytes(&self, request: &Request<'_>, into: &mut Vec<u8>) -> Result<(), Code> {
         into.clear();
         REPLY.with_borrow_mut(|reply| {
@@ -164,7 +165,7 @@ impl PoolTree {
     }
 }
 
-/// The present, a little early, as the daemon's clock may tick more coarsely.
+/// The present time less 20 ms, because the daemon's clock may be coarser.
 fn just_before_now() -> Timestamp {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let early = now.saturating_sub(std::time::Duration::from_millis(20));
@@ -227,7 +228,7 @@ impl Tree for PoolTree {
             Ok((entry, _, Some(fd))) => {
                 Ok(PoolFile { pool: self.pool, entry, data: Data::Kernel(KernelFile(fd)) })
             }
-            // It lies on another node: the entry was made, its backing file is when it is opened.
+            // The file lies on another node: its entry was created, and its backing file is created when it is opened.
             Ok((entry, _, None)) => {
                 let data =
                     self.open_data(&entry, true).inspect_err(|_| self.remove_half_made(*at, name, begin))?;
@@ -333,7 +334,7 @@ impl Tree for PoolTree {
     }
 
     fn sync_directory(&self, _: &Ino) -> Result<(), Code> {
-        // The shard survives every process, and is not promised to survive the node.
+        // The shard survives the end of any process. Nothing is promised beyond the node.
         Ok(())
     }
 
@@ -421,7 +422,7 @@ impl File for PoolFile {
     fn sync(&self) -> Result<(), Code> {
         match &self.data {
             Data::Kernel(file) => file.sync(),
-            // Stripes live as long as the node does; see `sync_directory`.
+            // Stripes survive as long as the node; see `sync_directory`.
             Data::Striped(_) => Ok(()),
         }
     }

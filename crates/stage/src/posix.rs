@@ -16,7 +16,7 @@ use crate::tree::{Meta, Names, Object, Space, Standing, Tree, Wanted};
 /// Bytes of one directory listing: about 1000 short names.
 const LISTING_BYTES: usize = 32 * 1024;
 
-/// File systems whose calls cross a network; FUSE, as many network file systems are served by it.
+/// File systems whose calls cross a network. FUSE is one, because many network file systems use it.
 const REMOTE: [FileSystem; 10] = [
     FileSystem::NFS,
     FileSystem::SMB3,
@@ -30,7 +30,7 @@ const REMOTE: [FileSystem; 10] = [
     FileSystem::FUSE,
 ];
 
-/// File systems in which the kernel shows its own things, and no process makes files.
+/// File systems that show the kernel's own state, and in which no process can create files.
 const KERNELS_OWN: [FileSystem; 9] = [
     FileSystem::PROC,
     FileSystem::SYSFS,
@@ -43,8 +43,8 @@ const KERNELS_OWN: [FileSystem; 9] = [
     FileSystem::BPF,
 ];
 
-/// False for a directory of a file system in which the kernel shows its own things, so that no files can be made in it
-/// whatever its permission bits say.
+/// False for a directory of a file system that shows the kernel's own state: no files can be created in it, whatever
+/// its permission bits are.
 pub fn takes_files(directory: impl AsFd) -> bool {
     !FileSystem::of(directory).is_ok_and(|kind| KERNELS_OWN.contains(&kind))
 }
@@ -67,7 +67,8 @@ impl PosixTree {
     }
 }
 
-/// This process's umask, read without changing it; where /proc does not tell, the strictest, as modes are set again.
+/// This process's umask, read without changing it. Without /proc it is the strictest one, because modes are set again
+/// later.
 fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
@@ -87,7 +88,7 @@ fn kind_of(file_type: FileType) -> Option<Kind> {
     })
 }
 
-/// Opens for reading, without moving the access time where the kernel allows that.
+/// Opens for reading, without changing the access time if the kernel allows that.
 fn open_for_reading(at: impl AsFd, name: &[u8], flags: OFlags) -> Result<OwnedFd, Code> {
     let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
     match retried(|| rustix::fs::openat(&at, name, flags | OFlags::NOATIME, Mode::empty())) {
@@ -96,13 +97,13 @@ fn open_for_reading(at: impl AsFd, name: &[u8], flags: OFlags) -> Result<OwnedFd
     }
 }
 
-/// Runs `call` on a vector with room for `most` bytes and keeps what it filled.
+/// Calls `call` on a vector with room for at most `most` bytes, and keeps the bytes that it filled.
 fn filled(
     into: &mut Vec<u8>,
     most: usize,
     call: impl Fn(&mut [u8]) -> Result<usize, Errno>,
 ) -> Result<(), Code> {
-    // Nearly all lists and values are short; the large ones are asked for again.
+    // Nearly all lists and values are short; `call` is repeated for long ones.
     for room in [1024, most] {
         into.resize(room, 0);
         match call(into) {
@@ -166,7 +167,7 @@ impl Tree for PosixTree {
     }
 
     fn open(&self, at: &OwnedFd, name: &[u8], follow: bool) -> Result<(KernelFile, Meta), Code> {
-        // Not to wait for a writer if the entry is a FIFO by now.
+        // NONBLOCK: the open must not wait for a writer if the entry is a FIFO by now.
         let flags = if follow { OFlags::NONBLOCK } else { OFlags::NONBLOCK | OFlags::NOFOLLOW };
         let fd = open_for_reading(at, name, flags)?;
         let file = KernelFile(fd);
@@ -175,7 +176,7 @@ impl Tree for PosixTree {
     }
 
     fn create(&self, at: &OwnedFd, name: &[u8], wanted: &Wanted) -> Result<KernelFile, Code> {
-        // Until it has its owner, nobody but the present one may read it, and set-id bits wait till then.
+        // Until the file has its owner, only the present owner may read it. Set-ID bits are set only then.
         let other_owner =
             wanted.uid.is_some_and(|u| u != self.uid) || wanted.gid.is_some_and(|g| g != self.gid);
         let bits = if other_owner { wanted.mode & 0o700 } else { wanted.mode & 0o777 };
@@ -246,7 +247,7 @@ impl Tree for PosixTree {
         match object {
             Object::File(file) => retried(|| rustix::fs::fchmod(&file.0, mode)),
             Object::Directory(fd) => retried(|| rustix::fs::fchmod(fd, mode)),
-            // Only for nodes that this process has just made; the kernel before 6.6 cannot be told not to follow.
+            // Only for nodes that this process has just created: kernels before 6.6 always follow links here.
             Object::Entry(at, name) => retried(|| rustix::fs::chmodat(at, name, mode, AtFlags::empty())),
         }
     }
@@ -307,14 +308,14 @@ impl Tree for PosixTree {
 
     fn space(&self, at: &OwnedFd) -> Result<Space, Code> {
         let s = retried(|| rustix::fs::fstatvfs(at))?;
-        // File systems without a fixed number of inodes say 0 of 0.
+        // File systems without a fixed number of inodes report 0 of 0.
         let free_inodes = if s.f_files == 0 { u64::MAX } else { s.f_favail };
         Ok(Space { free_bytes: s.f_bavail.saturating_mul(s.f_frsize), free_inodes })
     }
 
     fn sync_directory(&self, at: &OwnedFd) -> Result<(), Code> {
         match retried(|| rustix::fs::fsync(at)) {
-            // Some network file systems have nothing to do here.
+            // Some network file systems do not support this, and need no sync.
             Err(Code::Invalid) => Ok(()),
             other => other,
         }

@@ -1,4 +1,4 @@
-//! Before anything is copied: all that can be known to be wrong with what the user named is found and said.
+//! Finds all errors in the user's pairs that can be detected before anything is copied.
 
 use std::collections::HashMap;
 
@@ -9,23 +9,23 @@ use crate::pair::{Mapped, Pair, Spot};
 use crate::report::{display, reason};
 use crate::tree::{Meta, Tree};
 
-/// Mode of directories above destinations, less the umask.
+/// Mode of directories that are created above destinations, before the umask.
 const PARENT_MODE: u32 = 0o777;
 
-/// A pair that was found to be in order.
+/// A pair that passed the checks.
 #[derive(Clone, Debug)]
 pub(crate) struct Top {
     pub(crate) source: Spot,
-    /// Where it goes.
+    /// Its destination.
     pub(crate) destination: Spot,
-    /// Where it is staged: the destination itself, or a temporary that goes there at the end.
+    /// The path under which it is staged: the destination itself, or a temporary that is renamed to it at the end.
     pub(crate) staged: Spot,
     pub(crate) kind: Kind,
-    /// The destination is there.
+    /// The destination exists.
     pub(crate) exists: bool,
-    /// The destination, or what is staged there, gets the source's own attributes.
+    /// The destination, or its staged copy, gets the source's own attributes.
     pub(crate) keeps_attributes: bool,
-    /// `staged` was found as a killed staging left it.
+    /// `staged` is a leftover of a killed staging.
     pub(crate) adopted: bool,
 }
 
@@ -34,7 +34,7 @@ impl Top {
         self.kind == Kind::Directory
     }
 
-    /// The directory that must be there before anything is staged.
+    /// The directory that must exist before staging starts.
     fn base(&self) -> &[u8] {
         &self.staged.parent
     }
@@ -43,7 +43,7 @@ impl Top {
 /// Checks the pairs. `whole` is the tag of an all-or-nothing staging, whose copies first get temporary names.
 ///
 /// # Errors
-/// That of the first pair that cannot be staged; nothing was changed.
+/// The error of the first pair that cannot be staged. Nothing was changed.
 pub(crate) fn check<S: Tree, D: Tree>(
     source: &S,
     destination: &D,
@@ -78,7 +78,7 @@ pub(crate) fn check<S: Tree, D: Tree>(
         taken.insert(top.destination.path(), tops.len());
         if let Some(tag) = whole {
             let name = tag.temporary(&top.destination.name, Use::Part);
-            // Within a directory that is there, as that may be the top of a file system; else beside its final name.
+            // Within an existing directory, which may be the top of a file system; else beside its final name.
             let within = top.exists && top.is_directory();
             top.staged = if within {
                 top.destination.child(&name)
@@ -171,7 +171,8 @@ fn check_destination<D: Tree>(tree: &D, mapped: &Mapped, source: &Meta, whole: b
                 let writable = tree
                     .open_directory(directory, &destination.name, true)
                     .and_then(|(opened, _)| tree.check_writable(&opened));
-                // One of our own, closed as its source is, when an earlier staging ended: it is opened up.
+                // A directory of this user, to which an earlier staging gave the source's restrictive mode, gets
+                // accessible again.
                 let own = meta.uid == rustix::process::geteuid().as_raw() && !whole;
                 match writable {
                     Err(Code::AccessDenied) if own => {}
@@ -196,7 +197,8 @@ fn check_destination<D: Tree>(tree: &D, mapped: &Mapped, source: &Meta, whole: b
     })
 }
 
-/// The directory and attributes of what has a name, links followed if they lead somewhere; none if nothing has it.
+/// The parent directory and the attributes of a path; `None` if it does not exist. Links are followed if they lead to
+/// an existing object.
 fn look<D: Tree>(tree: &D, spot: &Spot) -> Result<Option<(D::Directory, Meta)>> {
     let failed = |code: Code| {
         Error::new(
@@ -227,7 +229,7 @@ fn look<D: Tree>(tree: &D, spot: &Spot) -> Result<Option<(D::Directory, Meta)>> 
     }
 }
 
-/// The deepest directory on the way to `path` that is there.
+/// The deepest existing directory on the way to `path`.
 fn nearest<D: Tree>(tree: &D, path: &[u8]) -> std::result::Result<(D::Directory, Meta), Code> {
     let mut path = path;
     loop {
@@ -241,7 +243,7 @@ fn nearest<D: Tree>(tree: &D, path: &[u8]) -> std::result::Result<(D::Directory,
     }
 }
 
-/// Makes the directories above the destinations that are not there; those that it made.
+/// Creates missing directories above the destinations, and returns those that it created.
 pub(crate) fn make_parents<D: Tree>(tree: &D, tops: &[Top]) -> Result<Vec<Spot>> {
     let mut parents = Vec::new();
     for top in tops {

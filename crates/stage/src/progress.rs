@@ -1,31 +1,32 @@
-//! What a caller hears while staging runs, and how it says stop.
+//! Progress reports to the caller of a staging, and cancellation.
 
-/// Heard by the caller while staging runs, from several threads. All numbers are increments: "so many more".
+/// The caller's view of a running staging, called by several threads. All numbers are increments.
 ///
-/// `done` may run ahead of `found`: counting the sources starts only when staging takes longer than half a second,
-/// and runs beside it. At the end the sums agree, unless files failed. Bytes are apparent sizes, holes included.
+/// `done` may run ahead of `found`, because counting the sources starts only if staging takes longer than half a
+/// second, and runs beside it. At the end the sums are equal, unless files failed. Bytes are apparent sizes, including
+/// holes.
 pub trait Progress: Sync {
-    /// So many more files and bytes were found in the sources.
+    /// More files and bytes were found in the sources.
     fn found(&self, files: u64, bytes: u64) {
         let _ = (files, bytes);
     }
-    /// So many more files and bytes are staged (or were there already).
+    /// More files and bytes are staged, or existed already.
     fn done(&self, files: u64, bytes: u64) {
         let _ = (files, bytes);
     }
-    /// `found` will not be called again: the time left can be told.
+    /// `found` will not be called again, so the time left can be estimated.
     fn scanning_finished(&self) {}
-    /// Something worth a line: a retry, a leftover that was removed. Failures are in the report.
+    /// An event worth a line: a retry, or a leftover that was removed. Failures are in the report.
     fn message(&self, text: &str) {
         let _ = text;
     }
-    /// True once staging is to stop. Asked often; what is copied by then stays, and a later run goes on from there.
+    /// True to stop staging. Called often. Files copied by then stay, and a later run continues from there.
     fn cancelled(&self) -> bool {
         false
     }
 }
 
-/// Hears nothing and never stops.
+/// Ignores all reports and never cancels.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Quiet;
 

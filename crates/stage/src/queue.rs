@@ -1,23 +1,23 @@
-//! The jobs that threads share: a stack, so that a directory's files are copied before its siblings are listed and
-//! the number of waiting jobs is bounded by the tree's depth, not its size.
+//! The jobs that threads share. They are a stack, so that a directory's files are copied before its siblings are
+//! listed, and the tree's depth rather than its size bounds the number of waiting jobs.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 #[derive(Debug)]
 struct State<J> {
     jobs: Vec<J>,
-    /// Threads that are at a job, and may push more.
+    /// Threads that execute a job, and may push more.
     busy: usize,
 }
 
-/// A stack of jobs that ends when it is empty and nobody is at a job.
+/// A stack of jobs that ends when it is empty and no thread executes a job.
 #[derive(Debug)]
 pub(crate) struct Queue<J> {
     state: Mutex<State<J>>,
     changed: Condvar,
 }
 
-/// A job taken, until dropped.
+/// Marks a thread as executing a job, until dropped.
 pub(crate) struct Busy<'a, J>(&'a Queue<J>);
 
 impl<J> Queue<J> {
@@ -29,7 +29,7 @@ impl<J> Queue<J> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Adds a job, to be taken next.
+    /// Adds a job, which is taken next.
     pub(crate) fn push(&self, job: J) {
         self.lock().jobs.push(job);
         self.changed.notify_one();
@@ -43,7 +43,7 @@ impl<J> Queue<J> {
         Some((job, Busy(self)))
     }
 
-    /// The next job; none when all is done.
+    /// The next job. Waits while other threads may push one; `None` when all are done.
     pub(crate) fn take(&self) -> Option<(J, Busy<'_, J>)> {
         let mut state = self.lock();
         loop {

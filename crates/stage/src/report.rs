@@ -1,4 +1,4 @@
-//! What staging did: counts, rate, failures and warnings, for people and as JSON.
+//! The result of staging: counts, rate, failures and warnings, as text and as JSON.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,9 +8,10 @@ use std::time::Duration;
 use forebay_types::{Code, Error, Result};
 use serde::{Serialize, Serializer};
 
-/// Failures that a report lists; further ones are counted. Bounds the report of a source that is gone in the middle.
+/// Failures that a report lists; further ones are only counted. This bounds the report of a source that disappears
+/// during staging.
 pub const ERRORS_LISTED_MAX: usize = 1000;
-/// Different warnings that a report lists; equal ones share an entry.
+/// Distinct warnings that a report lists; equal ones share an entry.
 pub const WARNINGS_LISTED_MAX: usize = 100;
 
 /// A file that was not staged.
@@ -18,82 +19,82 @@ pub const WARNINGS_LISTED_MAX: usize = 100;
 pub struct FileError {
     /// Its path, on the side that failed. Bytes that are not UTF-8, and control characters, are written as `\xNN`.
     pub path: String,
-    /// The stable code; its name in JSON.
+    /// The stable code; in JSON its name.
     #[serde(serialize_with = "code_name")]
     pub code: Code,
-    /// What was tried and why it failed.
+    /// The action that failed, and the reason.
     pub what: String,
     /// What the user can do; may be empty.
     pub cure: String,
 }
 
-/// Something that could not be kept, although the file was staged.
+/// An attribute of a staged file that could not be kept.
 #[derive(Clone, Debug, Serialize)]
 pub struct Warning {
-    /// What was not kept and why.
+    /// The attribute, and the reason.
     pub what: String,
-    /// The stable code; its name in JSON.
+    /// The stable code; in JSON its name.
     #[serde(serialize_with = "code_name")]
     pub code: Code,
-    /// The first path of which it is true.
+    /// The first path with this warning.
     pub path: String,
-    /// Of how many it is true.
+    /// Number of paths with this warning.
     pub count: u64,
 }
 
-/// What staging did.
+/// The result of staging.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct StageReport {
-    /// Regular files staged; files that were there already are not counted here.
+    /// Regular files staged, without those that existed already.
     pub files: u64,
-    /// Directories made or merged into.
+    /// Directories created or merged into.
     pub directories: u64,
-    /// Symbolic links made.
+    /// Symbolic links created.
     pub symlinks: u64,
-    /// Hard links made to files that were staged before.
+    /// Hard links created to files that were staged before.
     pub hard_links: u64,
-    /// FIFOs, sockets and device nodes made.
+    /// FIFOs, sockets and device nodes created.
     pub special: u64,
     /// Bytes of file content that were copied.
     pub bytes: u64,
     /// Bytes of holes, which were kept and not copied.
     pub holes_bytes: u64,
-    /// Files, links and nodes that were there already, complete.
+    /// Files, links and nodes whose complete copies existed already.
     pub skipped_files: u64,
     /// Apparent bytes of the skipped files.
     pub skipped_bytes: u64,
-    /// Files whose copy was read again and found equal.
+    /// Files whose copy was read again and is equal.
     pub verified: u64,
-    /// Times that a file was copied anew because its source changed meanwhile.
+    /// Number of times that a file was copied again because its source changed meanwhile.
     pub retries: u64,
     /// Temporary files and trees of an earlier, killed staging that were removed.
     pub leftovers_removed: u64,
     /// Wall time.
     pub seconds: f64,
-    /// `bytes` by `seconds`, in 10^9 bytes.
+    /// `bytes` divided by `seconds`, in units of 10^9 bytes.
     pub gb_per_s: f64,
-    /// True when it was stopped by [`Progress::cancelled`](crate::Progress::cancelled).
+    /// True if [`Progress::cancelled`](crate::Progress::cancelled) stopped staging.
     pub cancelled: bool,
-    /// True when all-or-nothing staging failed and everything that it had made was removed.
+    /// True if all-or-nothing staging failed and removed everything that it had created.
     pub rolled_back: bool,
     /// Files that were not staged, at most [`ERRORS_LISTED_MAX`].
     pub errors: Vec<FileError>,
-    /// How many files were not staged.
+    /// Number of files that were not staged.
     pub errors_total: u64,
-    /// What could not be kept, at most [`WARNINGS_LISTED_MAX`].
+    /// Attributes that could not be kept, at most [`WARNINGS_LISTED_MAX`].
     pub warnings: Vec<Warning>,
 }
 
 impl StageReport {
-    /// True when everything was staged.
+    /// True if everything was staged.
     pub fn is_complete(&self) -> bool {
         self.errors_total == 0 && !self.cancelled
     }
 
-    /// One error that stands for the whole when staging is not complete.
+    /// One error for the whole staging if it is not complete.
     ///
     /// # Errors
-    /// The code of the first failure, or [`Code::Interrupted`] when it was cancelled.
+    /// The code of the first failure, or [`Code::Interrupted`] if staging was cancelled.
     pub fn outcome(&self) -> Result<()> {
         if self.is_complete() {
             return Ok(());
@@ -125,7 +126,7 @@ fn code_name<S: Serializer>(code: &Code, serializer: S) -> std::result::Result<S
     serializer.serialize_str(code.name())
 }
 
-/// A path for people: UTF-8 as it is, other bytes and control characters as `\xNN`.
+/// A path for messages: UTF-8 unchanged, other bytes and control characters as `\xNN`.
 pub(crate) fn display(path: &[u8]) -> String {
     let mut text = String::with_capacity(path.len());
     for chunk in path.utf8_chunks() {
@@ -141,7 +142,7 @@ pub(crate) fn display(path: &[u8]) -> String {
     text
 }
 
-/// A code's reason in words: the kernel's where it has one.
+/// A code's reason in words: the kernel's text if it has one.
 pub(crate) fn reason(code: Code) -> String {
     let own = match code {
         Code::PoolGone => "the pool's daemon is gone",
@@ -157,7 +158,7 @@ pub(crate) fn reason(code: Code) -> String {
     own.to_string()
 }
 
-/// Bytes for people: `1.5 GiB`.
+/// Bytes for messages: `1.5 GiB`.
 pub(crate) fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -210,12 +211,12 @@ impl Tally {
         }
     }
 
-    /// True when something failed.
+    /// True if there was a failure.
     pub(crate) fn has_errors(&self) -> bool {
         self.errors_total.load(Ordering::Relaxed) > 0
     }
 
-    /// Records a warning; equal ones are counted.
+    /// Records a warning; equal ones are counted together.
     pub(crate) fn warning(&self, what: String, code: Code, path: impl FnOnce() -> String) {
         let mut warnings = self.warnings.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(known) = warnings.get_mut(&what) {

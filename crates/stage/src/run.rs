@@ -1,4 +1,4 @@
-//! One staging from beginning to end: check, prepare, copy, put in place, report.
+//! One staging from start to end: check, prepare, copy, move to the final names, report.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -19,19 +19,19 @@ use crate::whole::adopt;
 
 /// Default bytes of one read and write: a huge page.
 const UNIT_BYTES: usize = 2 << 20;
-/// Bounds of what a user may set it to.
+/// Bounds of the user's setting.
 const UNIT_BYTES_MIN: usize = 64 << 10;
 const UNIT_BYTES_MAX: usize = 64 << 20;
-/// Most threads.
+/// Most threads that a user can set.
 const THREADS_MAX: usize = 256;
-/// Threads without a network between (half as many again as cores: some wait for the pool's daemon, or the medium), and
-/// with one, where threads wait most of the time.
+/// Default threads without a network between the trees (one and a half per core, because some wait for the pool's
+/// daemon or the medium), and with one, where threads wait most of the time.
 const THREADS_LOCAL: std::ops::RangeInclusive<usize> = 2..=16;
 const THREADS_REMOTE: std::ops::RangeInclusive<usize> = 8..=32;
-/// Copies that one thread holds open at most.
+/// Copies that one thread keeps open, at most.
 const BATCH_FILES_MAX: usize = 64;
 
-/// Stages `pairs` from one tree to another. `durable` is the direction's default.
+/// Stages `pairs` from one tree to another. `durable` is the default of this direction.
 pub(crate) fn stage<S: Tree, D: Tree>(
     source: &S,
     destination: &D,
@@ -83,7 +83,7 @@ pub(crate) fn stage<S: Tree, D: Tree>(
     Ok(report)
 }
 
-/// Brings the directories that hold what was staged to the medium, and those above that were made.
+/// Syncs to the medium the parent directories of the staged names, and those of directories created above them.
 fn sync_places<S: Tree, D: Tree>(engine: &Engine<'_, S, D>, made: &[Spot]) {
     let places = engine.tops.iter().map(|top| &top.staged.parent).chain(made.iter().map(|spot| &spot.parent));
     let mut synced = HashSet::new();
@@ -94,7 +94,7 @@ fn sync_places<S: Tree, D: Tree>(engine: &Engine<'_, S, D>, made: &[Spot]) {
     }
 }
 
-/// Tells what the counting did not get to, so that the sums agree.
+/// Reports the files that the counting thread did not reach, so that the sums are equal.
 fn tell_rest(report: &StageReport, told: (u64, u64), progress: &dyn Progress) {
     let files = report.files
         + report.symlinks
@@ -118,7 +118,7 @@ fn settings(options: &StageOptions, durable: bool, remote: bool) -> Settings {
         0 => UNIT_BYTES,
         n => n.clamp(UNIT_BYTES_MIN, UNIT_BYTES_MAX).next_multiple_of(UNIT_BYTES_MIN),
     };
-    // A quarter of what may be opened for directories, a quarter for copies; the rest is the program's.
+    // A quarter of the limit of open files for directories and a quarter for copies; the rest is for the program.
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20);
     let quarter = (limit / 4).min(1 << 16) as usize;
     Settings {

@@ -1,12 +1,14 @@
-//! One regular file by one thread: look whether it is there already, copy, check, dress, name.
+//! Staging of one regular file by one thread: check whether its copy exists, copy, verify, set attributes, name.
 //!
-//! Two ways to a final name, of which neither lets a killed staging leave a file that a later one takes for complete:
-//! - *At once*: a file without holes that one write holds, onto a name that is free, when copies need not be durable
-//!   (staging in). Its content is written in order and its modification time set last, so a copy of the right size
-//!   and time is whole.
-//! - *Renamed*: every other file gets a temporary name beside its final one, and is renamed when all is done; when
-//!   copies are to be durable (staging out), after it was synced. A thread keeps some copies open and syncs them
-//!   together: on a journalling file system the first sync then does most of the work for all.
+//! A copy gets its final name in one of two ways. Neither lets a killed staging leave a file that a later one takes for
+//! complete:
+//!
+//! - *At once*: a file without holes that one write holds, if its name is free and copies need not be durable
+//!   (stage-in). Its content is written in order and its modification time is set last, so a copy with the right size
+//!   and time is complete.
+//! - *Renamed*: every other file gets a temporary name beside its final one, and is renamed when it is complete. If
+//!   copies are durable (stage-out), it is synced before. A thread keeps some copies open and syncs them together: on a
+//!   journalling file system the first sync does most of the work for all.
 
 use std::sync::Arc;
 
@@ -25,25 +27,25 @@ use crate::names::Use;
 use crate::report::add;
 use crate::tree::{File, Meta, Object, Tree, Wanted};
 
-/// A file of so many bytes leaves the rest of its job to other threads, and is worth asking whether it can be cloned.
+/// From this size on, a file leaves the rest of its job to other threads, and the check whether it can be cloned pays.
 const SHARE_BYTES: u64 = 1 << 20;
-/// Bytes of copies that one thread holds open until they are synced together.
+/// Bytes of copies that one thread keeps open until they are synced together, at most.
 const BATCH_BYTES: u64 = 64 << 20;
 
-/// A file to copy: its source, and what is known of its destination.
+/// A file to copy: its source, and the state of its destination.
 struct Plan<'a, S: Tree, D: Tree> {
     entry: Entry<S, D>,
     source: S::File,
     meta: Meta,
     directory: &'a Arc<D::Directory>,
-    /// Something has the name.
+    /// The destination's name exists.
     replaces: bool,
     attempt: u32,
     key: Option<Key>,
 }
 
 impl<S: Tree, D: Tree> Engine<'_, S, D> {
-    /// Stages a regular file. `key` says that this attempt copies an inode with several links.
+    /// Stages a regular file. `key` is set if this attempt copies an inode with several links.
     pub(crate) fn file(&self, entry: Entry<S, D>, attempt: u32, key: Option<Key>, worker: &mut Worker<S, D>) {
         let opened = entry
             .at
@@ -57,7 +59,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             }
         };
         if meta.kind != Kind::File {
-            // It was replaced since it was listed.
+            // The entry was replaced since it was listed.
             self.links_failed(key);
             return self.entry(entry, Some(meta.kind), worker);
         }
@@ -103,7 +105,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         self.copy(plan, worker);
     }
 
-    /// True when what is there is a complete copy.
+    /// True if the existing file is a complete copy.
     fn is_complete(&self, plan: &Plan<'_, S, D>, there: &Meta, worker: &mut Worker<S, D>) -> bool {
         let meta = &plan.meta;
         let looks_so = self.settings.resume
@@ -141,7 +143,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         true
     }
 
-    /// A file that is there already: at most its owner and mode are brought up to date.
+    /// Skips a file whose copy is complete, after an update of the copy's owner and mode.
     fn skip(&self, plan: Plan<'_, S, D>, there: &Meta, worker: &mut Worker<S, D>) {
         let Plan { entry, source, meta, directory, key, .. } = plan;
         let wanted = self.owners.wanted(&meta);
@@ -176,10 +178,10 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 if at_once { entry.to().into() } else { self.tag.temporary(entry.to(), Use::Part).into() };
             match self.destination.create(directory, &name, &wanted) {
                 Ok(file) => break (name, file),
-                // Somebody else has made it meanwhile.
+                // Another process has created it meanwhile.
                 Err(Code::Exists) if at_once => at_once = false,
                 Err(code) => {
-                    // A temporary of ours that exists: two sources of this staging go to one name.
+                    // The temporary exists: two sources of this staging have the same destination.
                     let code = if code == Code::Exists { Code::Busy } else { code };
                     let path = entry.destination_path();
                     self.error(At::Destination, "create it", code, path, Some(meta.size));
@@ -252,7 +254,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         Ok(())
     }
 
-    /// How a file's content is to be copied.
+    /// Selects how a file's content is copied.
     pub(crate) fn method(&self, source: &S::File, copy: &D::File, meta: &Meta) -> Method {
         let holes = match (meta.is_sparse(), source.knows_holes()) {
             (false, _) => Holes::None,
@@ -265,7 +267,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         Method { holes, clone, sum: self.settings.verify }
     }
 
-    /// Checks that the source did not change while it was copied, and gives the copy all attributes but its times.
+    /// Checks that the source did not change while it was copied, and sets all attributes of the copy but its times.
     pub(crate) fn dress(
         &self,
         copying: &Copying<S, D>,
@@ -282,7 +284,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         set_attributes(from, to, &copying.wanted, &mut worker.scratch, &warn).map_err(Failure::Destination)
     }
 
-    /// Finishes the copies that wait in this thread.
+    /// Finishes this thread's waiting copies.
     pub(crate) fn flush(&self, worker: &mut Worker<S, D>) {
         let batch = std::mem::take(&mut worker.batch);
         if self.is_stopping() {
@@ -312,7 +314,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
     }
 
-    /// Prepares that reading the copy shows what the medium has.
+    /// Ensures that the next read of the copy comes from the medium.
     pub(crate) fn sync_to_check(&self, copying: &Copying<S, D>) -> Result<(), Failure> {
         if self.settings.durable {
             copying.file.sync().map_err(Failure::Destination)?;
@@ -321,7 +323,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         Ok(())
     }
 
-    /// The last steps of a copy: its times, its way to the medium, its final name.
+    /// The last steps of a copy: its times, the sync, its final name.
     pub(crate) fn give_name(&self, copying: &Copying<S, D>) -> Result<(), Failure> {
         let Wanted { atime, mtime, .. } = copying.wanted;
         let named = || {
@@ -338,7 +340,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         named().map_err(Failure::Destination)
     }
 
-    /// Counts a complete copy and makes the links that waited for it.
+    /// Counts a complete copy, and creates the links that waited for it.
     pub(crate) fn completed(&self, copying: &Copying<S, D>, data_bytes: u64) {
         add(&self.tally.files, 1);
         add(&self.tally.bytes, data_bytes);
@@ -349,7 +351,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         self.links_done(copying.key, &copying.entry, &copying.meta);
     }
 
-    /// Removes a copy that failed; tries it again if its source changed.
+    /// Removes a failed copy, and queues it again if its source changed.
     pub(crate) fn abandon(&self, copying: &Copying<S, D>, failure: Failure) {
         self.discard(copying);
         if failure == Failure::Changed && copying.attempt + 1 < ATTEMPTS {
@@ -364,7 +366,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
     }
 
     fn discard(&self, copying: &Copying<S, D>) {
-        // Space is back at once, even while the descriptor is open.
+        // Frees the space at once, even while the descriptor is open.
         let _ = copying.file.set_size(0);
         if let Err(code) = self.destination.unlink(&copying.directory, &copying.name) {
             if code != Code::NotFound {

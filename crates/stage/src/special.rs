@@ -1,5 +1,4 @@
-//! What is not a regular file or directory: symbolic links, FIFOs, sockets, device nodes; and further links to inodes
-//! that were staged.
+//! Staging of symbolic links, FIFOs, sockets and device nodes, and of further links to inodes that were staged.
 
 use std::sync::Arc;
 
@@ -14,11 +13,11 @@ use crate::names::Use;
 use crate::report::{add, reason};
 use crate::tree::{Meta, Object, Tree};
 
-/// What became of an entry.
+/// The result of staging an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Placed {
     Made,
-    /// It was there already.
+    /// It existed already.
     Same,
 }
 
@@ -34,7 +33,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             Err(code) => return self.source_error("look at it", code, &entry),
         };
         if matches!(meta.kind, Kind::File | Kind::Directory) {
-            // It was replaced since it was listed.
+            // The entry was replaced since it was listed.
             return self.queue.push(match meta.kind {
                 Kind::File => Job::File(entry, 0, None),
                 _ => Job::Directory(entry),
@@ -60,7 +59,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             _ => Vec::new(),
         };
         for other in waiting {
-            // Fails in the same way, and says so for its own name.
+            // It fails in the same way, and reports its own name.
             self.special(other, worker);
         }
         match placed {
@@ -129,7 +128,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         made.map(|()| Placed::Made).map_err(there)
     }
 
-    /// Makes something under a temporary name and renames it onto what is there.
+    /// Creates an object under a temporary name and renames it over the existing one.
     fn replace(
         &self,
         directory: &Arc<D::Directory>,
@@ -146,13 +145,13 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let renamed = dress(&temporary)
             .and_then(|()| self.destination.rename((directory, &temporary), (directory, name), 0));
         if renamed.is_err() {
-            // The first failure is the one to tell.
+            // The first failure is the one to report.
             let _ = self.destination.unlink(directory, &temporary);
         }
         renamed
     }
 
-    /// Makes `entry` a hard link to the staged `first`.
+    /// Creates `entry` as a hard link to the staged `first`.
     pub(crate) fn link(&self, first: &Entry<S, D>, entry: Entry<S, D>, meta: &Meta) {
         match self.place_link(first, &entry) {
             Ok(Placed::Made) => add(&self.tally.hard_links, 1),

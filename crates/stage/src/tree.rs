@@ -1,15 +1,16 @@
-//! The one door of the engine to what it copies from and to: a tree of directories and files, either of the backing
-//! store ([`PosixTree`](crate::posix::PosixTree)) or of the pool ([`PoolTree`](crate::pool::PoolTree)).
+//! The only interface between the engine and the trees that it copies: a tree of directories and files, either of the
+//! backing store ([`PosixTree`](crate::posix::PosixTree)) or of the pool ([`PoolTree`](crate::pool::PoolTree)).
 //!
-//! Everything is named by an open directory and one name in it, never by a path, so trees may be deeper than any path
-//! is long and a link that somebody swaps in is never followed. Failures are codes; the engine adds the words.
+//! All objects are addressed by an open directory and a name in it, never by a path. So trees may be deeper than the
+//! longest path, and a link that another process puts in place of a directory is never followed. Failures are codes;
+//! the engine adds the text.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use forebay_types::{Code, Kind, Timestamp};
 
-/// What a tree says of one object.
+/// The attributes of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Meta {
     pub(crate) kind: Kind,
@@ -20,7 +21,7 @@ pub(crate) struct Meta {
     pub(crate) links: u32,
     /// Apparent bytes.
     pub(crate) size: u64,
-    /// Bytes that the medium holds.
+    /// Bytes allocated on the medium.
     pub(crate) allocated: u64,
     pub(crate) rdev: u64,
     pub(crate) device: u64,
@@ -31,18 +32,18 @@ pub(crate) struct Meta {
 }
 
 impl Meta {
-    /// What names the object as long as it exists.
+    /// Identifies the object as long as it exists.
     pub(crate) fn identity(&self) -> (u64, u64) {
         (self.device, self.ino)
     }
 
-    /// True when the file has holes, or its medium compresses.
+    /// True if the file has holes, or if its medium compresses.
     pub(crate) fn is_sparse(&self) -> bool {
         self.allocated < self.size
     }
 }
 
-/// Attributes that a new object is to get. Owner and group are `None` when they are left to the tree.
+/// Attributes for a new object. Owner and group are `None` if the tree selects them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wanted {
     pub(crate) mode: u32,
@@ -67,7 +68,7 @@ impl From<Meta> for Standing {
     }
 }
 
-/// An object to read or change attributes of.
+/// An object whose attributes are read or changed.
 pub(crate) enum Object<'a, T: Tree> {
     /// An open file.
     File(&'a T::File),
@@ -92,7 +93,7 @@ pub(crate) struct Space {
     pub(crate) free_inodes: u64,
 }
 
-/// Names collected from a directory, in one piece of memory.
+/// Names of a directory, in one piece of memory.
 #[derive(Default, Debug)]
 pub(crate) struct Names {
     bytes: Vec<u8>,
@@ -110,7 +111,7 @@ impl Names {
         self.ends.len()
     }
 
-    /// The name and kind (where the listing told it) at `index`.
+    /// The name at `index`, with its kind if the listing reported it.
     pub(crate) fn get(&self, index: usize) -> (&[u8], Option<Kind>) {
         let start = if index == 0 { 0 } else { self.ends[index - 1].0 };
         let (end, kind) = self.ends[index];
@@ -133,22 +134,22 @@ pub(crate) trait File: Send + Sync {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code>;
     /// Writes at most `data.len()` bytes at `offset`.
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Code>;
-    /// Cuts or extends it, with a hole.
+    /// Truncates or extends the file; an extension is a hole.
     fn set_size(&self, bytes: u64) -> Result<(), Code>;
-    /// Its present size and time of last change of content.
+    /// Its present size and modification time.
     fn version(&self) -> Result<(u64, Timestamp), Code>;
-    /// The next range that is not a hole, within `within`; none when only holes follow. A file whose holes cannot be
-    /// told is all data and says so by [`File::knows_holes`].
+    /// The next range of data in `within`; `None` if only holes follow. A file that cannot report its holes is all
+    /// data, and [`File::knows_holes`] is false.
     fn next_data(&self, within: Range<u64>) -> Result<Option<Range<u64>>, Code>;
-    /// Whether `next_data` tells holes.
+    /// True if `next_data` reports holes.
     fn knows_holes(&self) -> bool;
-    /// The kernel's descriptor that is byte for byte the file, if there is one.
+    /// The kernel's descriptor of a file with the same bytes, if there is one.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
     /// Starts writing to the medium, without waiting.
     fn start_sync(&self);
     /// Waits until content and attributes are on the medium.
     fn sync(&self) -> Result<(), Code>;
-    /// Asks that the next read comes from the medium.
+    /// Requests that the next read comes from the medium.
     fn forget_cached(&self);
 }
 
@@ -159,70 +160,71 @@ pub(crate) trait Tree: Sync + Sized {
     /// An open file.
     type File: File;
 
-    /// What people call it: "the store", "the pool".
+    /// Its name in messages: "the store", "the pool".
     fn title(&self) -> &'static str;
     /// Opens the directory at an absolute path, following links.
     fn open_path(&self, path: &[u8]) -> Result<(Self::Directory, Meta), Code>;
-    /// Opens a directory to list it or make entries in it. `.` is `at` itself.
+    /// Opens a directory, to list it or create entries in it. `.` is `at` itself.
     fn open_directory(
         &self,
         at: &Self::Directory,
         name: &[u8],
         follow: bool,
     ) -> Result<(Self::Directory, Meta), Code>;
-    /// Appends entries behind `cursor` (0: from the start), without `.` and `..`; the next cursor, or none at the end.
-    /// One thread lists one open directory at a time.
+    /// Appends the entries after `cursor` (0: from the start), without `.` and `..`. Returns the next cursor, or `None`
+    /// at the end. Only one thread lists an open directory at a time.
     fn list(&self, at: &Self::Directory, cursor: u64, names: &mut Names) -> Result<Option<u64>, Code>;
     /// Attributes of an entry.
     fn stat(&self, at: &Self::Directory, name: &[u8], follow: bool) -> Result<Meta, Code>;
-    /// Opens an entry for reading. What is not a regular file may be opened or refused; the attributes tell.
+    /// Opens an entry for reading. Other kinds than regular files may be opened or refused; the attributes show the
+    /// kind.
     fn open(&self, at: &Self::Directory, name: &[u8], follow: bool) -> Result<(Self::File, Meta), Code>;
-    /// Makes a regular file and opens it for reading and writing; [`Code::Exists`] when the name is taken. Attributes
-    /// may be set as wanted at once as far as nobody gets more access than wanted; `finish` sets the rest.
+    /// Creates a regular file and opens it for reading and writing; [`Code::Exists`] if the name exists. The wanted
+    /// attributes may be set at once if no user gets more access than wanted. The caller sets the rest.
     fn create(&self, at: &Self::Directory, name: &[u8], wanted: &Wanted) -> Result<Self::File, Code>;
-    /// Makes a directory that the caller can write to.
+    /// Creates a directory to which the caller can write.
     fn make_directory(&self, at: &Self::Directory, name: &[u8], mode: u32) -> Result<(), Code>;
-    /// Makes a symbolic link.
+    /// Creates a symbolic link.
     fn symlink(&self, target: &[u8], at: &Self::Directory, name: &[u8]) -> Result<(), Code>;
     /// A symbolic link's target.
     fn read_link(&self, at: &Self::Directory, name: &[u8]) -> Result<Vec<u8>, Code>;
-    /// Makes a FIFO, socket or device node.
+    /// Creates a FIFO, socket or device node.
     fn make_node(&self, at: &Self::Directory, name: &[u8], meta: &Meta) -> Result<(), Code>;
-    /// Adds a hard link to what is not a directory.
+    /// Adds a hard link to an object that is not a directory.
     fn link(&self, from: (&Self::Directory, &[u8]), to: (&Self::Directory, &[u8])) -> Result<(), Code>;
-    /// Renames; replaces what is there, unless `flags` are RENAME_NOREPLACE or RENAME_EXCHANGE.
+    /// Renames, and replaces an existing object unless `flags` are RENAME_NOREPLACE or RENAME_EXCHANGE.
     fn rename(
         &self,
         from: (&Self::Directory, &[u8]),
         to: (&Self::Directory, &[u8]),
         flags: u32,
     ) -> Result<(), Code>;
-    /// Removes what is not a directory.
+    /// Removes an object that is not a directory.
     fn unlink(&self, at: &Self::Directory, name: &[u8]) -> Result<(), Code>;
     /// Removes an empty directory.
     fn remove_directory(&self, at: &Self::Directory, name: &[u8]) -> Result<(), Code>;
-    /// Whether the caller may make entries in a directory.
+    /// Fails unless the caller may create entries in a directory.
     fn check_writable(&self, at: &Self::Directory) -> Result<(), Code>;
 
-    /// Sets owner and group where given; [`Code::NotPermitted`] or [`Code::Invalid`] when that is not allowed.
+    /// Sets owner and group if given; [`Code::NotPermitted`] or [`Code::Invalid`] if that is not allowed.
     fn set_owner(&self, object: Object<'_, Self>, uid: Option<u32>, gid: Option<u32>) -> Result<(), Code>;
-    /// Sets the permission bits, of anything but a symbolic link.
+    /// Sets the permission bits of an object that is not a symbolic link.
     fn set_mode(&self, object: Object<'_, Self>, mode: u32) -> Result<(), Code>;
-    /// Present owner and mode. Of a file that was just made, what it was made with will do.
+    /// Present kind, owner and mode. For a file that was just created, the values of its creation suffice.
     fn standing(&self, object: Object<'_, Self>) -> Result<Standing, Code>;
     /// Sets access and modification time.
     fn set_times(&self, object: Object<'_, Self>, atime: Timestamp, mtime: Timestamp) -> Result<(), Code>;
-    /// The names of extended attributes, each with a NUL behind, into `names` (cleared first).
+    /// Stores the names of extended attributes, each followed by a NUL, in `names`, which is cleared first.
     fn list_xattrs(&self, object: Object<'_, Self>, names: &mut Vec<u8>) -> Result<(), Code>;
-    /// An extended attribute's value, into `value` (cleared first).
+    /// Stores an extended attribute's value in `value`, which is cleared first.
     fn get_xattr(&self, object: Object<'_, Self>, name: &[u8], value: &mut Vec<u8>) -> Result<(), Code>;
     /// Sets an extended attribute.
     fn set_xattr(&self, object: Object<'_, Self>, name: &[u8], value: &[u8]) -> Result<(), Code>;
 
-    /// Free space where the directory is.
+    /// Free space of the directory's file system.
     fn space(&self, at: &Self::Directory) -> Result<Space, Code>;
     /// Waits until the entries of a directory are on the medium.
     fn sync_directory(&self, at: &Self::Directory) -> Result<(), Code>;
-    /// True when a call costs a network's round trip, so that more threads pay.
+    /// True if a call costs a network round trip, so that more threads pay.
     fn is_remote(&self, at: &Self::Directory) -> bool;
 }

@@ -1,12 +1,14 @@
-//! All or nothing: what is staged gets temporary names, and its own names only when all of it is complete.
+//! All-or-nothing staging: copies have temporary names, and get their own names only when all are complete.
 //!
-//! A tree whose destination is absent is staged beside it, and one that is to be merged into an existing directory is
-//! staged within that, as it may be the top of a file system. At the end each is moved into place by renames: an
-//! absent name by one rename of the whole tree; where both have a directory, entry by entry; a file that is replaced
-//! changes places with its copy (RENAME_EXCHANGE), so that every step can be undone. If a step fails, all are undone.
-//! Killed before the moves, the destination is as it was; killed amid them, it holds some old and some new files, each
-//! whole. The next run takes a killed one's tree over, goes on with it, and removes from it what the source does not
-//! have any more.
+//! A tree whose destination does not exist is staged beside it. A tree that is merged into an existing directory is
+//! staged within that directory, which may be the top of a file system. At the end each tree is moved into place by
+//! renames. If the name is free, one rename moves the whole tree. If both sides have a directory, its entries are moved
+//! one by one. A file that is replaced is exchanged with its copy (RENAME_EXCHANGE), so that every step can be undone.
+//! If a step fails, all are undone.
+//!
+//! If staging is killed before the moves, the destination is unchanged. If it is killed during the moves, the
+//! destination has some old and some new files, each complete. The next run adopts the tree of a killed one, continues
+//! it, and removes from it the entries that the source no longer has.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,29 +23,29 @@ use crate::pair::Spot;
 use crate::prepare::Top;
 use crate::tree::{Meta, Object, Tree, Wanted};
 
-/// A step that was done.
+/// A completed step.
 enum Step {
-    /// An entry moved onto a free name.
+    /// An entry was moved to a free name.
     Moved { from: Spot, to: Spot },
-    /// Two entries changed places.
+    /// Two entries were exchanged.
     Swapped { from: Spot, to: Spot },
-    /// An entry replaced what was there, for good: the file system cannot swap.
+    /// An entry replaced another one for good, because the file system cannot exchange them.
     Replaced,
-    /// A directory that was closed to us was made writable.
+    /// A directory was made writable for this user.
     Opened { at: Spot, mode: u32 },
 }
 
-/// A directory of the staged tree that is merged into one that is there.
+/// A directory of the staged tree that is merged into an existing one.
 struct Merge {
     from: Spot,
     to: Spot,
-    /// Attributes that it had before its entries were moved; none if the other's are to stay.
+    /// Attributes of `from` before its entries were moved; `None` if those of `to` stay.
     meta: Option<Meta>,
-    /// The other's mode, if it was changed to merge into it.
+    /// The mode of `to`, if it was changed for the merge.
     mode: Option<u32>,
 }
 
-/// Prepares the places where trees are staged: removes what killed stagings left there, or takes it over.
+/// Prepares the directories in which trees are staged: removes the leftovers of killed stagings, or adopts them.
 pub(crate) fn adopt<D: Tree>(
     tree: &D,
     tops: &mut [Top],
@@ -51,7 +53,7 @@ pub(crate) fn adopt<D: Tree>(
     resume: bool,
     whole: bool,
 ) -> Result<u64, Code> {
-    // Each directory is listed once, however many tops there are.
+    // Each directory is listed once, for all tops in it.
     let mut places: HashMap<Vec<u8>, HashMap<u64, Vec<usize>>> = HashMap::new();
     for (index, top) in tops.iter().enumerate() {
         let hash = name_hash(&top.destination.name);
@@ -90,7 +92,8 @@ pub(crate) fn adopt<D: Tree>(
 }
 
 impl<S: Tree, D: Tree> Engine<'_, S, D> {
-    /// Moves everything that was staged to where it goes. True when all of it is there; else all is as it was.
+    /// Moves everything that was staged to its destination. True if all of it is there; otherwise the moves were
+    /// undone.
     pub(crate) fn commit(&self) -> bool {
         let mut steps = Vec::new();
         let mut merges = Vec::new();
@@ -103,13 +106,13 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             }
         }
         self.settle_merges(&merges);
-        // What was replaced now has the temporary names. Those within a destination moved its time when they went.
+        // The replaced objects have the temporary names now. Removing them from within a destination changed its times.
         self.roll_back(&[]);
         merges.iter().filter(|merge| self.tops.iter().any(|top| top.destination == merge.to)).for_each(
             |merge| {
                 if let (Some(meta), Ok((at, _))) = (merge.meta, open_deep(self.destination, &merge.to.path()))
                 {
-                    // It could be set a moment ago.
+                    // The times were set before, so this does not fail for lack of permission.
                     let _ = self.destination.set_times(Object::Directory(&at), meta.atime, meta.mtime);
                 }
             },
@@ -126,7 +129,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         true
     }
 
-    /// Waits until the entries of the directory at `path` are on the medium.
+    /// Syncs the entries of the directory at `path` to the medium.
     pub(crate) fn sync_place(&self, path: &[u8]) {
         let synced =
             open_deep(self.destination, path).and_then(|(at, _)| self.destination.sync_directory(&at));
@@ -158,8 +161,8 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         Ok(())
     }
 
-    /// Moves one entry; where both sides have a directory, whose entries are to be moved instead, it gives the
-    /// attributes.
+    /// Moves one entry. If both sides have a directory, returns the attributes of `from`, and the caller moves the
+    /// directory's entries.
     fn move_entry(&self, from: &Spot, to: &Spot, steps: &mut Vec<Step>) -> Result<Option<Meta>, Code> {
         let tree = self.destination;
         let (from_at, _) = open_deep(tree, &from.parent)?;
@@ -167,7 +170,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let (old, new) = ((&from_at, from.name.as_slice()), (&to_at, to.name.as_slice()));
         let meta = tree.stat(&from_at, &from.name, false)?;
         let kind = meta.kind;
-        // The destination that the user named may be a link to a directory.
+        // A destination that the user named may be a link to a directory.
         let there = match tree.stat(&to_at, &to.name, false) {
             Err(Code::NotFound) => None,
             Ok(meta) if meta.kind == Kind::Symlink && kind == Kind::Directory => {
@@ -209,7 +212,8 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         Ok(names)
     }
 
-    /// Makes a directory of ours writable, for who is not root, so that entries can be moved; its mode if that changed.
+    /// Makes a directory writable so that entries can be moved, unless this user is root. Returns its mode if that
+    /// changed.
     fn open_up(&self, at: &Spot, steps: &mut Vec<Step>) -> Result<Option<u32>, Code> {
         let tree = self.destination;
         let (parent, _) = open_deep(tree, &at.parent)?;
@@ -222,13 +226,14 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         Ok(Some(meta.mode))
     }
 
-    /// Gives a directory its mode back.
+    /// Restores a directory's mode.
     fn close(&self, at: &Spot, mode: u32) -> Result<(), Code> {
         let (parent, _) = open_deep(self.destination, &at.parent)?;
         self.destination.set_mode(Object::Entry(&parent, &at.name), mode)
     }
 
-    /// Renames. A directory that changes its parent must be writable for who is not root: made so for the moment.
+    /// Renames. For other users than root, a directory must be writable to get another parent, so it is made writable
+    /// for the rename.
     fn rename_directory_too(
         &self,
         kind: Kind,
@@ -238,7 +243,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
     ) -> Result<(), Code> {
         let tree = self.destination;
         let renamed = match tree.rename(from, to, flags) {
-            // NFS knows no RENAME_NOREPLACE; that the name is free was seen just now.
+            // NFS does not support RENAME_NOREPLACE. The name was free a moment ago.
             Err(Code::Invalid | Code::NotSupported) if flags == RENAME_NOREPLACE => tree.rename(from, to, 0),
             other => other,
         };
@@ -288,11 +293,12 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
     }
 
-    /// Gives directories that were merged into the attributes of those that were merged.
+    /// Sets the attributes of directories that were merged into to those of the merged directories.
     fn settle_merges(&self, merges: &[Merge]) {
         let tree = self.destination;
         let mut scratch = Scratch::default();
-        // Deeper ones come later in the list, and first here: setting them leaves their parents' times alone anyway.
+        // Deeper directories are later in the list and therefore first here. Setting their attributes does not change
+        // their parents' times.
         for merge in merges.iter().rev() {
             let Some(meta) = merge.meta else {
                 if let Some(Err(code)) = merge.mode.map(|mode| self.close(&merge.to, mode)) {
@@ -321,7 +327,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
     }
 
-    /// Removes all that has temporary names, and the directories above them that were made for them.
+    /// Removes everything under temporary names, and the directories that were created above them.
     pub(crate) fn roll_back(&self, parents: &[Spot]) {
         let tree = self.destination;
         for top in &self.tops {
@@ -336,7 +342,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             }
         }
         for parent in parents.iter().rev() {
-            // One that is in use by others by now stays.
+            // A directory that other processes use by now stays.
             let _ =
                 tree.open_path(&parent.parent).and_then(|(at, _)| tree.remove_directory(&at, &parent.name));
         }

@@ -1,4 +1,4 @@
-//! A tree deeper than the process may open files. In a process of its own, as it lowers its limit.
+//! A tree deeper than the process may open files. It has its own process, because it lowers the limit.
 
 mod trees;
 

@@ -1,4 +1,4 @@
-//! A medium that is really full: a tiny tmpfs, where this process may mount one.
+//! A medium that is really full: a tiny tmpfs, if this process may mount one.
 
 mod trees;
 
@@ -9,7 +9,7 @@ use forebay_types::Code;
 use rustix::mount::{mount, unmount, MountFlags, UnmountFlags};
 use trees::{assert_no_temporaries, noise, snapshot, Scratch};
 
-/// A mounted tmpfs that goes when it is dropped.
+/// A mounted tmpfs that is unmounted when it is dropped.
 struct Tiny(PathBuf);
 
 impl Tiny {
@@ -64,13 +64,13 @@ fn stage_onto_a_full_medium_is_told_with_numbers_and_can_go_on_when_there_is_spa
             assert_eq!(Some(item), all.get(path), "torn: {}", path.escape_ascii());
         }
 
-        // Space comes back with what was removed, and more of it lets the same call finish.
+        // The space of removed copies is free again, and with more space the same call finishes.
         let more = std::ffi::CString::new("size=128m").unwrap();
         rustix::mount::mount_remount(&tiny.0, MountFlags::empty(), more.as_c_str()).unwrap();
         let report = stage_between(way, &pairs(&store, &target), &StageOptions::default(), &Quiet).unwrap();
         report.outcome().unwrap();
         let (mut a, mut b) = (all.clone(), snapshot(&target));
-        // The top's entries of another file system differ in nothing but their holes' grain.
+        // Snapshots of different file systems differ only in the granularity of holes.
         a.values_mut().chain(b.values_mut()).for_each(|item| item.data.clear());
         trees::assert_same(&a, &b);
     }

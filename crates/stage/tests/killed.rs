@@ -1,6 +1,6 @@
-//! A staging that is killed at any instant leaves no torn file, and the next run finishes it and leaves nothing behind.
+//! A staging that is killed at any moment leaves no torn file, and the next run completes it and leaves no leftovers.
 //!
-//! The stagings run in processes of their own: this test binary, started anew with a variable that says what to stage.
+//! Each staging runs in a process of its own: this test binary, started again with a variable that describes the task.
 
 mod trees;
 
@@ -13,7 +13,7 @@ use trees::{assert_no_temporaries, assert_same, make_odd, noise, snapshot, Scrat
 
 const TASK: &str = "FOREBAY_STAGE_TEST_TASK";
 
-/// What a child stages.
+/// The task of a child.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     way: Way,
@@ -61,7 +61,7 @@ fn child_stages_what_the_variable_says() {
     task.run(Path::new(fields[3]), Path::new(fields[4]));
 }
 
-/// Many small files, so that most instants are amid them, a large one, and everything odd.
+/// Many small files, so that most kills hit them, a large one, and all odd objects.
 fn make(store: &Path) {
     make_odd(store);
     for d in 0..10 {
@@ -87,7 +87,7 @@ fn kill_and_resume(task: Task, rounds: u32) {
     let mut killed = 0;
     for round in 0..rounds {
         if round % 3 == 0 {
-            // Every third time from nothing; else on top of what killed ones left.
+            // Every third time the destination is empty, else it has the leftovers of killed runs.
             trees_removed(&pool);
         }
         let mut child = task.spawn(&store, &pool);
@@ -109,7 +109,8 @@ fn kill_and_resume(task: Task, rounds: u32) {
             }
             let original = &all[&path];
             let complete = item.size == original.size && item.mtime == original.mtime;
-            // What a later run takes for complete is whole; staged out, what has its name is whole.
+            // A file that a later run takes for complete is complete. After stage-out, every file under its final name
+            // is.
             if complete || task.way == Way::Out {
                 assert_eq!(item.content, original.content, "{task:?}: {}", path.escape_ascii());
                 assert_eq!((item.size, item.mode), (original.size, original.mode), "{}", path.escape_ascii());
@@ -159,7 +160,7 @@ fn leftovers_of_the_dead_are_removed_those_of_the_living_and_like_named_files_st
     std::fs::create_dir(&pool).unwrap();
     std::fs::write(store.join("f"), b"f").unwrap();
     let task = Task { way: Way::Out, all_or_nothing: false, verify: false };
-    // A child that is killed amid a large file leaves a temporary; its name is then varied.
+    // A child killed during a large file leaves a temporary, whose name is then varied.
     std::fs::write(store.join("large"), noise(100 << 20, 1)).unwrap();
     let mut left = None;
     for _ in 0..100 {
@@ -183,7 +184,7 @@ fn leftovers_of_the_dead_are_removed_those_of_the_living_and_like_named_files_st
         let _ = std::fs::remove_file(pool.join("large"));
     }
     let left = left.expect("a child was killed amid its file");
-    // A child that was killed between two files left another one, perhaps.
+    // A child killed between two files may have left another one.
     let ours = |name: &str| name.starts_with(".forebay-");
     let all_left = std::fs::read_dir(&pool).unwrap();
     let all_left =
@@ -200,7 +201,7 @@ fn leftovers_of_the_dead_are_removed_those_of_the_living_and_like_named_files_st
     for name in [&living, &foreign, like] {
         std::fs::write(pool.join(name), b"theirs").unwrap();
     }
-    // Of a tree, too.
+    // The same for a tree.
     let tree = pool.join(left.replace(".part", ".gone"));
     std::fs::create_dir_all(tree.join("a/b/c")).unwrap();
     std::fs::write(tree.join("a/b/f"), b"f").unwrap();
@@ -214,7 +215,7 @@ fn leftovers_of_the_dead_are_removed_those_of_the_living_and_like_named_files_st
         assert!(pool.join(name).exists(), "{name}");
     }
 
-    // And none of ours is staged from a source, however fresh.
+    // Temporaries are never staged from a source, however recent they are.
     let back = scratch.join("back");
     task.run(&pool, &back);
     let mut names: Vec<_> = std::fs::read_dir(&back).unwrap().map(|e| e.unwrap().file_name()).collect();

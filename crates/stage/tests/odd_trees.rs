@@ -1,4 +1,4 @@
-//! Trees with everything odd, staged in and out again, are what they were.
+//! Trees with all odd objects are unchanged after stage-in and stage-out.
 
 mod trees;
 
@@ -80,7 +80,7 @@ fn stage_all_or_nothing_of_an_odd_tree_keeps_everything() {
     let before = snapshot(&store);
     let options = StageOptions { all_or_nothing: true, ..StageOptions::default() };
     for way in [Way::In, Way::Out] {
-        // Onto nothing, then merged into what the first made.
+        // First to an empty destination, then merged into the result.
         stage(way, &store, &pool, &options);
         assert_same(&before, &snapshot(&pool));
         stage(way, &store, &pool, &options);

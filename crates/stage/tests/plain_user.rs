@@ -1,4 +1,4 @@
-//! What a user who is not root may and may not do. Run by root, the tests start themselves anew as another user.
+//! Limits of a user other than root. If root runs the tests, they start themselves again as another user.
 
 mod trees;
 
@@ -11,10 +11,10 @@ use forebay_stage::{stage_between, Pair, Quiet, StageOptions, Way};
 use forebay_types::Code;
 use trees::{assert_same, is_root, make_odd, snapshot, Scratch};
 
-/// Nobody's user and group on every Linux.
+/// User and group of `nobody` on every Linux.
 const NOBODY: u32 = 65_534;
 
-/// True for who is not root. Root has the test run by another user, and is done with that.
+/// True for a user other than root. As root, the function runs the test as another user and returns false.
 fn as_plain_user(test: &str) -> bool {
     if !is_root() {
         return true;
@@ -46,7 +46,7 @@ fn odd_tree_of_a_plain_user_keeps_everything() {
     for (i, all_or_nothing) in [false, true].into_iter().enumerate() {
         let pool = scratch.join(&format!("pool-{i}"));
         for way in [Way::In, Way::Out] {
-            // The second goes onto what the first made, read-only directories among it.
+            // The second run merges into the result of the first, which has read-only directories.
             let options = StageOptions { all_or_nothing, ..StageOptions::default() };
             let report = stage_between(way, &pair(&store, &pool), &options, &Quiet).unwrap();
             report.outcome().unwrap();
@@ -94,7 +94,7 @@ fn unreadable_sources_and_closed_destinations_are_told_before_anything_is_copied
         assert!(error.what.contains(side) && !error.cure.is_empty(), "{source} to {destination}: {error}");
         assert!(!at("copied").exists());
     }
-    // A file within is no reason not to stage the others.
+    // An unreadable file within a tree does not keep the others from being staged.
     std::fs::create_dir(at("tree")).unwrap();
     std::fs::rename(at("secret"), at("tree/secret")).unwrap();
     std::fs::write(at("tree/open"), b"o").unwrap();
@@ -116,7 +116,7 @@ fn owners_that_cannot_be_kept_are_warnings_and_take_set_id_bits_with_them() {
     if !as_plain_user("owners_that_cannot_be_kept_are_warnings_and_take_set_id_bits_with_them") {
         return;
     }
-    // A set-id program of root's that every system has and everybody may read.
+    // A set-ID program of root that exists on every system and that all users may read.
     let program = ["/usr/bin/su", "/usr/bin/passwd", "/usr/bin/mount"]
         .iter()
         .map(Path::new)

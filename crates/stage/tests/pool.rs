@@ -12,14 +12,14 @@ use forebay_stage::{stage_in, stage_out, Pair, Quiet, StageOptions, StageReport}
 use forebay_types::{Code, Layout, NodeId};
 use trees::{assert_no_temporaries, assert_same, make_odd, noise, snapshot, Scratch, Snapshot};
 
-/// Set for a child of a test: the pool and the source that it is to stage in.
+/// Set for a child of a test: the pool, and the source that it stages in.
 const TASK: &str = "FOREBAY_STAGE_TEST_POOL";
 
 /// A pool that is stopped and removed when it is dropped.
 struct TestPool {
     directory: PathBuf,
     pool: &'static Pool,
-    // Behind the pool, so that it goes after it.
+    // Declared after the pool, so that it is dropped after it.
     _place: Scratch,
 }
 
@@ -29,7 +29,7 @@ impl TestPool {
         TestPool::on(Medium::Ssd, capacity_bytes).unwrap()
     }
 
-    /// A pool on a medium; none where this process may not have one of its own.
+    /// A pool on a medium; `None` if this process may not have one there.
     fn on(media: Medium, capacity_bytes: u64) -> Option<TestPool> {
         let place = Scratch::within(&std::env::temp_dir());
         let directory = place.join("pool");
@@ -83,7 +83,7 @@ impl Drop for TestPool {
     }
 }
 
-/// Without where the holes are: their grain is the medium's.
+/// Removes the offsets of holes, whose granularity depends on the medium.
 fn without_holes(mut tree: Snapshot) -> Snapshot {
     tree.values_mut().for_each(|item| item.data.clear());
     tree
@@ -142,7 +142,7 @@ fn stage_in_again_copies_nothing_and_what_changed_is_replaced() {
     let back = scratch.join("back");
     assert_eq!(pool.drain("/store/", &back, &options).files, 301);
     assert_same(&without_holes(snapshot(&store)), &without_holes(snapshot(&back)));
-    // The contents into the root, all or nothing; the root's own attributes stay.
+    // All-or-nothing staging of contents into the root, whose own attributes stay.
     let root = pool.pool.get_attr(pool.pool.root().unwrap()).unwrap().attr;
     let contents = store.join("");
     let whole = StageOptions { all_or_nothing: true, ..options.clone() };
@@ -230,7 +230,7 @@ fn link_that_leaves_the_pool_is_no_source() {
     let pairs = [Pair { source: "/links/outside".into(), destination: scratch.join("x") }];
     let error = stage_out(pool.pool, &pairs, &StageOptions::default(), &Quiet).unwrap_err();
     assert_eq!(error.code, Code::CrossDevice);
-    // Within a tree it is staged as what it is.
+    // Within a tree, a link is staged as a link.
     pool.drain("/links", &scratch.join("back"), &StageOptions::default()).outcome().unwrap();
     assert_eq!(std::fs::read_link(scratch.join("back/outside")).unwrap(), Path::new("/etc/passwd"));
 }
@@ -283,7 +283,7 @@ fn stage_in_killed_at_random_resumes_to_the_same_tree() {
     let back = scratch.join("back");
     pool.drain("/in", &back, &StageOptions::default()).outcome().unwrap();
     assert_same(&without_holes(snapshot(&store)), &without_holes(snapshot(&back)));
-    // Temporaries are never staged out, so they are looked for where they would be.
+    // Temporaries are never staged out, so the test lists the directories in which they would be.
     for directory in ["/", "/in", "/in/holes", "/in/names", "/in/many-0", "/in/many-3"] {
         let left = pool.names(directory.as_bytes());
         let ours = |name: &&Vec<u8>| name.starts_with(b".forebay-") && name.len() > 40;
@@ -292,7 +292,7 @@ fn stage_in_killed_at_random_resumes_to_the_same_tree() {
     pool.assert_sound();
 }
 
-/// Removes a tree of the pool, by requests of its own.
+/// Removes a tree of the pool, with requests of its own.
 fn remove_all(pool: &TestPool, path: &str) {
     let mut escape = PathBuffer::new();
     let root = pool.pool.root().unwrap();

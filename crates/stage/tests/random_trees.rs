@@ -1,4 +1,5 @@
-//! Random trees, staged in and out with random options, over random leftovers of earlier versions, are what they were.
+//! Random trees are unchanged after stage-in and stage-out with random options, over random leftovers of earlier
+//! versions.
 
 mod trees;
 
@@ -10,7 +11,7 @@ use proptest::prelude::*;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, XattrFlags};
 use trees::*;
 
-/// Something in a tree. Directories are chosen by number among those made so far.
+/// An object in a tree. Its directory is selected by number among those created so far.
 #[derive(Clone, Debug)]
 enum Thing {
     File {
@@ -49,7 +50,7 @@ enum Thing {
 
 fn name() -> impl Strategy<Value = Vec<u8>> {
     let byte = any::<u8>().prop_filter("not in names", |&b| b != 0 && b != b'/');
-    // Few different names, so that files, directories and links meet under one; and some odd ones.
+    // Few different names, so that files, directories and links collide under one; and some odd ones.
     prop_oneof![
         4 => (0u8..12).prop_map(|i| vec![b'a' + i]),
         1 => proptest::collection::vec(byte, 1..256),
@@ -75,7 +76,7 @@ fn thing() -> impl Strategy<Value = Thing> {
     ]
 }
 
-/// Makes the tree that the things describe; what cannot be made, as its name is taken, is left out.
+/// Creates the tree that the things describe. A thing whose name exists is skipped.
 fn make(path: &Path, things: &[Thing]) {
     std::fs::create_dir(path).unwrap();
     let mut directories = vec![rustix::fs::open(path, OFlags::DIRECTORY, Mode::empty()).unwrap()];
@@ -197,7 +198,7 @@ proptest! {
             assert_eq!(content(&before), content(&after));
         } else if !clash {
             for (path, item) in &wanted {
-                // Links of files of the older tree to one that was replaced are the older tree's.
+                // `linked_to` is not compared: hard links of the older tree may remain.
                 let bare = |item: &Item| Item { linked_to: None, ..item.clone() };
                 assert_eq!(bare(item), bare(&after[path]), "{}", path.escape_ascii());
             }

@@ -1,5 +1,5 @@
-//! Reads and writes, which go to the backing files that hold the range: those of this node by the kernel, those of
-//! others by the network, all at the same time.
+//! Reads and writes of the backing files that hold a range: by system calls on this node, by requests on other nodes,
+//! all at the same time.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -9,13 +9,12 @@ use super::{File, Stripe};
 use crate::errno;
 use crate::remote_data::{parts, Memory, Moved};
 
-/// Pieces of memory in one call on a backing file.
+/// Pieces of memory in one system call, at most.
 const PARTS_MAX: usize = 64;
 
 impl File {
-    /// Moves a range with as few calls as there are backing files in it, since a backing file's stripes follow each
-    /// other in it. False when anything was short or failed, and the range is to be gone through in order: what was
-    /// moved is moved again then.
+    /// Moves a range with one call per backing file if [`PARTS_MAX`] allows, because a backing file's stripes are
+    /// adjacent in it. False if a call failed or was short: the caller then moves the whole range again, in order.
     fn move_whole(&self, first: *mut u8, bytes: usize, offset: u64, writes: bool) -> bool {
         let [c] = self.entry.layout.components() else { return false };
         let (stripe_bytes, count, end) =
@@ -57,7 +56,7 @@ impl File {
         })
     }
 
-    /// Reads at an offset; fewer bytes than asked for only at the end. Holes read as zeros.
+    /// Reads at an offset. A count below the buffer's length means the file's end. Holes read as zeros.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
         if let Some(n) = self.read_ahead.read(buffer, offset, |ahead, at| self.read_now(ahead, at))? {
             return Ok(n);
@@ -72,12 +71,12 @@ impl File {
         let mut size = None;
         let mut done = match self.has_far() {
             true => {
-                // SAFETY: the buffer is writable and as long as said.
+                // SAFETY: the buffer is writable and has the given length.
                 let moved =
                     unsafe { self.move_in_parts(Memory::Into(buffer.as_mut_ptr()), buffer.len(), offset)? };
                 match moved.failed {
                     Some(code) => return Err(code),
-                    // The only backing file ends there, and with it the file.
+                    // The end of the only backing file is the file's end.
                     None if self.entry.layout.is_single() => return Ok(moved.end),
                     None => moved.end,
                 }
@@ -92,7 +91,7 @@ impl File {
                 Stripe::There(there) => {
                     let to = Memory::Into(part.as_mut_ptr());
                     let mut parts = parts(there.id, extent.offset, 0, part.len());
-                    // SAFETY: the buffer is writable and as long as said.
+                    // SAFETY: the buffer is writable and has the given length.
                     let moved = unsafe { self.pool.move_far(&mut parts, part.len(), to)? };
                     match moved.failed {
                         Some(code) => return Err(code),
@@ -101,7 +100,7 @@ impl File {
                 }
                 Stripe::Here(fd) => {
                     let (to, len) = (part.as_mut_ptr().cast(), part.len());
-                    // SAFETY: the buffer is as long as said.
+                    // SAFETY: the buffer has the given length.
                     let n = unsafe { libc::pread(fd.as_raw_fd(), to, len, extent.offset as i64) };
                     if n < 0 {
                         match errno::last() {
@@ -114,8 +113,9 @@ impl File {
             };
             done += n;
             if n < part.len() {
-                // The backing file ends here, and the only one ends the file; else it may go on in another: then this
-                // is a hole, if it still is when the size is known. What is written meanwhile must not read as zeros.
+                // The backing file ends here. An only backing file ends the file. Otherwise the file may continue in
+                // another backing file, and this range is a hole if it is still short after the size was queried: bytes
+                // written meanwhile must not read as zeros.
                 if self.entry.layout.is_single() {
                     return Ok(done);
                 }
@@ -134,11 +134,11 @@ impl File {
         Ok(done)
     }
 
-    /// Moves a range of a file of which other nodes have some: what they have is asked of all of them at once, what is
-    /// here is moved meanwhile.
+    /// Moves a range of a file that has backing files on other nodes. Requests to all of them are in progress while the
+    /// parts on this node are moved.
     ///
     /// # Safety
-    /// The memory is as long as said, and can be read or written as it says.
+    /// `memory` is `len` bytes long, and readable or writable as its variant requires.
     unsafe fn move_in_parts(&self, memory: Memory, len: usize, offset: u64) -> Result<Moved, Code> {
         let layout = &self.entry.layout;
         let mut here = Moved { end: len, failed: None };
@@ -172,10 +172,10 @@ impl File {
         Ok(moved)
     }
 
-    /// Moves a range of a backing file that is here; how much.
+    /// Moves a range of a backing file on this node, and returns the number of bytes moved.
     ///
     /// # Safety
-    /// The memory has so many bytes there, and they can be read or written as it says.
+    /// `memory` has `bytes` bytes at `at`, which are readable or writable as its variant requires.
     unsafe fn move_here(
         &self,
         index: usize,
@@ -210,19 +210,19 @@ impl File {
         Ok(done)
     }
 
-    /// Writes at an offset, all of it.
+    /// Writes at an offset. The count is short only if an error occurred after some bytes were written.
     pub fn write_at(&self, buffer: &[u8], offset: u64) -> Result<usize, Code> {
         if self.move_whole(buffer.as_ptr().cast_mut(), buffer.len(), offset, true) {
             return Ok(buffer.len());
         }
         if self.has_far() {
-            // SAFETY: the buffer is readable and as long as said.
+            // SAFETY: the buffer is readable and has the given length.
             let moved = unsafe { self.move_in_parts(Memory::From(buffer.as_ptr()), buffer.len(), offset) };
             self.read_ahead.forget();
             let moved = moved?;
             return match moved.failed {
                 Some(code) if moved.end == 0 => Err(code),
-                // A medium that takes nothing and does not say why.
+                // The medium wrote nothing and returned no error.
                 None if moved.end == 0 && !buffer.is_empty() => Err(Code::Io),
                 _ => Ok(moved.end),
             };
@@ -232,20 +232,20 @@ impl File {
             let extent = self.entry.layout.locate(offset + done as u64, (buffer.len() - done) as u64);
             let part = &buffer[done..done + extent.len as usize];
             let written = match self.stripe(extent.component, extent.stripe) {
-                // Those went in parts, above.
+                // Files with parts on other nodes were handled above.
                 Stripe::There(_) => Err(Code::Invalid),
                 Stripe::Here(fd) => {
                     let range = extent.offset..extent.offset + extent.len;
                     let index = self.index_of(extent.component, extent.stripe);
                     self.take_ahead(index, fd.as_raw_fd(), range, part.len(), buffer.len());
                     let (from, len) = (part.as_ptr().cast(), part.len());
-                    // SAFETY: the buffer is as long as said.
+                    // SAFETY: the buffer has the given length.
                     let n = unsafe { libc::pwrite(fd.as_raw_fd(), from, len, extent.offset as i64) };
                     usize::try_from(n).map_err(|_| errno::last())
                 }
             };
             match written {
-                // A medium that takes nothing and does not say why.
+                // The medium wrote nothing and returned no error.
                 Ok(0) if done == 0 => return Err(Code::Io),
                 Ok(0) => return Ok(done),
                 Ok(n) => done += n,

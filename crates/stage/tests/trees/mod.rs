@@ -1,5 +1,5 @@
-//! Trees for tests: made with everything odd, and read into snapshots that can be compared. All by open directories and
-//! names, as the trees may be deeper than a path is long.
+//! Trees for tests: created with all odd objects, and read into snapshots that can be compared. All access is by open
+//! directories and names, because the trees may be deeper than the longest path.
 
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test binary uses a part of it")]
 
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Timespec, Timestamps, XattrFlags, CWD};
 use rustix::io::Errno;
 
-/// A directory in memory that goes, with all in it, when it is dropped.
+/// A directory in memory that is removed with its contents when it is dropped.
 #[derive(Debug)]
 pub struct Scratch(pub PathBuf);
 
@@ -63,7 +63,7 @@ pub fn open_directory(at: impl AsFd, name: &[u8]) -> OwnedFd {
 
 /// The names in a directory, sorted.
 pub fn names(at: &OwnedFd) -> Vec<Vec<u8>> {
-    // A description of its own, as listing moves the position.
+    // An open file description of its own, because listing moves the offset.
     let own = open_directory(at, b".");
     let mut names: Vec<Vec<u8>> = Dir::new(own)
         .unwrap()
@@ -74,7 +74,7 @@ pub fn names(at: &OwnedFd) -> Vec<Vec<u8>> {
     names
 }
 
-/// Removes all in a directory, of any depth.
+/// Removes all entries of a directory of any depth.
 pub fn clear(top: &OwnedFd) {
     let mut stack = vec![(top.try_clone().unwrap(), None)];
     while let Some((at, from)) = stack.pop() {
@@ -90,7 +90,7 @@ pub fn clear(top: &OwnedFd) {
         }
         if let Some(name) = deeper {
             let inner = open_directory(&at, &name);
-            // One descriptor per level would not do for deep trees: the way back is `..`.
+            // A descriptor per level would be too many for deep trees: the way back is `..`.
             if stack.len() > 200 {
                 stack.remove(0);
             }
@@ -103,7 +103,7 @@ pub fn clear(top: &OwnedFd) {
     }
 }
 
-/// What is compared of an object.
+/// The compared properties of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Item {
     pub kind: u32,
@@ -111,10 +111,10 @@ pub struct Item {
     pub owner: (u32, u32),
     pub size: u64,
     pub mtime: (i64, i64),
-    /// Not of symbolic links: reading them moves it.
+    /// Not for symbolic links, because reading them changes it.
     pub atime: (i64, i64),
     pub rdev: u64,
-    /// Target of a link, or content.
+    /// The target of a link, or the content of a file.
     pub content: Vec<u8>,
     /// Ranges that are not holes.
     pub data: Vec<(u64, u64)>,
@@ -123,15 +123,15 @@ pub struct Item {
     pub linked_to: Option<Vec<u8>>,
 }
 
-/// A tree's objects by path from its top.
+/// The objects of a tree by their path from its top.
 pub type Snapshot = BTreeMap<Vec<u8>, Item>;
 
-/// Reads a whole tree; its top is the empty path.
+/// Reads a whole tree. The path of its top is empty.
 pub fn snapshot(path: &Path) -> Snapshot {
     let mut all = Snapshot::new();
     let mut first = HashMap::new();
     let top = rustix::fs::openat(CWD, path, DIRECTORY, Mode::empty()).unwrap();
-    // Directories by a bounded number of descriptors: a deep one is opened again by its path in pieces.
+    // The number of descriptors is bounded: a deep directory is opened again by its path in pieces.
     let mut stack = vec![Vec::<Vec<u8>>::new()];
     while let Some(parts) = stack.pop() {
         let mut at = top.try_clone().unwrap();
@@ -219,7 +219,7 @@ fn data(file: &OwnedFd, size: u64) -> Vec<(u64, u64)> {
     all
 }
 
-/// Content up to 1 MiB as it is, of more a hash.
+/// Content up to 1 MiB unchanged, longer content as a hash.
 fn sum(file: &OwnedFd, data: &[(u64, u64)]) -> Vec<u8> {
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
     let mut small = Vec::new();
@@ -259,7 +259,7 @@ fn xattrs(file: &OwnedFd) -> BTreeMap<Vec<u8>, Vec<u8>> {
         .collect()
 }
 
-/// What differs between two snapshots, in words; empty when nothing does.
+/// The differences of two snapshots as text; empty if there are none.
 pub fn differences(a: &Snapshot, b: &Snapshot) -> String {
     let mut text = String::new();
     for path in a.keys().chain(b.keys().filter(|path| !a.contains_key(*path))) {
@@ -285,7 +285,7 @@ pub fn differences(a: &Snapshot, b: &Snapshot) -> String {
     text
 }
 
-/// Fails with what differs.
+/// Fails with the differences of two snapshots.
 #[track_caller]
 pub fn assert_same(a: &Snapshot, b: &Snapshot) {
     let text = differences(a, b);
@@ -296,7 +296,7 @@ pub fn assert_same(a: &Snapshot, b: &Snapshot) {
 #[track_caller]
 pub fn assert_no_temporaries(path: &Path) {
     for name in snapshot(path).keys() {
-        // Behind the prefix comes a hash.
+        // A hash follows the prefix.
         let ours =
             name.windows(12).any(|w| w.starts_with(b".forebay-") && w[9..].iter().all(u8::is_ascii_hexdigit));
         assert!(!ours, "left behind: {}", name.escape_ascii());
@@ -327,7 +327,7 @@ pub fn write(at: &OwnedFd, name: &[u8], mode: u32, pieces: &[(u64, &[u8])], size
     file
 }
 
-/// Bytes without a pattern that a mistaken offset would keep.
+/// Bytes without a pattern that would hide a wrong offset.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -346,13 +346,13 @@ pub fn make_directory(at: impl AsFd, name: &[u8]) -> OwnedFd {
     open_directory(at, name)
 }
 
-/// A tree with everything odd. The caller makes `path`'s parent.
+/// Creates a tree with all odd objects in an existing parent directory.
 pub fn make_odd(path: &Path) {
     std::fs::create_dir(path).unwrap();
     let top = rustix::fs::open(path, DIRECTORY, Mode::empty()).unwrap();
     let page = 4096u64;
 
-    // Sizes around what is special, and modes.
+    // Special sizes, sizes next to them, and modes.
     for (i, size) in [0usize, 1, 4095, 4096, 4097, 65_536, 1 << 20, (1 << 20) + 7, (2 << 20) + 1, 5 << 20]
         .into_iter()
         .enumerate()
@@ -362,7 +362,7 @@ pub fn make_odd(path: &Path) {
         write(&top, format!("size-{size}").as_bytes(), mode, &[(0, &noise(size, i as u64))], size as u64);
     }
 
-    // Holes: only, at the start, in the middle, at the end, huge, scattered.
+    // Holes: alone, at the start, in the middle, at the end, huge, scattered.
     let holes = make_directory(&top, b"holes");
     let block = noise(page as usize, 99);
     write(&holes, b"only", 0o644, &[], 10 * page);
@@ -376,7 +376,7 @@ pub fn make_odd(path: &Path) {
     write(&holes, b"large", 0o644, &[(0, &large), (40 << 20, &large), (90 << 20, &large)], 130 << 20);
     write(&holes, b"zeros-but-no-hole", 0o644, &[(0, &vec![0; 3 * page as usize])], 3 * page);
 
-    // Hard links, within a directory and across.
+    // Hard links, within a directory and between directories.
     let links = make_directory(&top, b"links");
     write(&links, b"first", 0o644, &[(0, b"linked")], 6);
     for name in ["second", "third"] {
@@ -402,7 +402,7 @@ pub fn make_odd(path: &Path) {
     rustix::fs::symlinkat(&b"\xff\n\x01"[..], &symlinks, "bytes").unwrap();
     rustix::fs::linkat(&symlinks, "dangling", &symlinks, "dangling-too", AtFlags::empty()).unwrap();
 
-    // Names of every byte, of 255 bytes, and like ours.
+    // Names with every byte, of 255 bytes, and similar to temporaries.
     let odd = make_directory(&top, b"names");
     for b in 1..=255u8 {
         if b != b'/' {
@@ -441,7 +441,7 @@ pub fn make_odd(path: &Path) {
         let _ = rustix::fs::fsetxattr(&file, "trusted.forebay-test", b"t", XattrFlags::empty());
     }
 
-    // Empty and closed directories, owners.
+    // Empty directories, directories without permissions, and owners.
     let modes = make_directory(&top, b"modes");
     for (name, mode) in [("sticky", 0o1777), ("setgid", 0o2755), ("read-only", 0o555), ("closed", 0o700)] {
         let inner = make_directory(&modes, name.as_bytes());
@@ -456,14 +456,14 @@ pub fn make_odd(path: &Path) {
         rustix::fs::fchmod(&other, Mode::from_raw_mode(0o4750)).unwrap();
     }
 
-    // A chain deeper than paths are long.
+    // A chain of directories deeper than the longest path.
     let mut deep = make_directory(&top, b"deep");
     for i in 0..60 {
         deep = make_directory(&deep, format!("{i:0>100}").as_bytes());
     }
     write(&deep, b"bottom", 0o644, &[(0, b"deep")], 4);
 
-    // Times last: to the nanosecond, before 1970, far ahead; of all directories, too.
+    // Times are set last: to the nanosecond, before 1970, far in the future; also those of all directories.
     set_times(&top, b"size-1", (1_000_000_000, 1), (1_000_000_000, 999_999_999));
     set_times(&top, b"size-4095", (-5, 123_456_789), (-1_000_000_000, 5));
     set_times(&top, b"size-4096", (0, 0), (0, 0));
@@ -486,7 +486,7 @@ pub fn make_odd(path: &Path) {
 
 fn set_xattr(file: &OwnedFd, name: &str, value: &[u8]) {
     match rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()) {
-        // tmpfs knows user attributes since Linux 6.6.
+        // tmpfs supports user attributes since Linux 6.6.
         Ok(()) | Err(Errno::NOTSUP) => {}
         Err(e) => panic!("cannot set {name} on descriptor {}: {e}", file.as_raw_fd()),
     }
