@@ -1,6 +1,6 @@
 //! `forebay-mount` as a program: its command line, its start, and the messages that it handles while it serves.
 //!
-//! It exchanges JSON messages with its supervisor over a SOCK_SEQPACKET socket ([`Supervisor`], [`Heard`]). When that
+//! It exchanges JSON messages with its supervisor over a SOCK_SEQPACKET socket (`Supervisor`, `Heard`). When that
 //! socket closes, the supervisor is dead and so is the pool: the mount is removed.
 
 use std::ffi::OsString;
