@@ -27,7 +27,8 @@ use crate::opened::{is_unwritten, open_backing};
 use crate::protocol::{self, op, Body, Request, Validity, ROOT_NODE};
 use crate::registrar::Registrar;
 
-/// Node numbers of files made without a name begin here. Only inodes of node 32767 have numbers as high.
+/// Node numbers of files made without a name begin here. No inode of the pool has a number as high, because no node has
+/// the number 32767.
 pub(crate) const TEMPORARY: u64 = 0x7fff << 48;
 
 /// How a request is answered.
