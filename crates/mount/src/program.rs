@@ -390,7 +390,7 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
                 Err(e) if e.code == Code::NotFound => return,
                 Err(e) => {
                     tracing::warn!("{e}; it is taken away all the same");
-                    return; // by the guard
+                    return; // the guard removes it
                 }
             },
         }

@@ -55,7 +55,7 @@ fn worker_killed_between_doors_loses_no_word() {
     // The mount sees what preloaded programs created, even if workers die while they write invalidations to the
     // kernel.
     for round in 0..6 {
-        let _ = fs::metadata(place.file(&format!("r{round}"))); // the kernel believes that there is none
+        let _ = fs::metadata(place.file(&format!("r{round}"))); // the kernel caches that there is none
         let worker = place.pid("worker");
         let killer = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(15 + round * 3));

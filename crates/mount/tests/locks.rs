@@ -71,7 +71,7 @@ fn other_gets(path: &Path, start: u64, bytes: u64) -> bool {
     command.stderr(Stdio::null()).status().unwrap().success()
 }
 
-/// A mounted place, and python3 for other processes. Prints a line that says why if there is none.
+/// A mounted place, and python3 for other processes. None without them; prints the reason then.
 fn mounted() -> Option<Place> {
     if Command::new("python3").arg("-V").output().is_err() {
         eprintln!("skipped: there is no python3");

@@ -51,7 +51,7 @@ fn is_mounted(at: &Path) -> bool {
 }
 
 impl Place {
-    /// None where an ordinary user cannot mount, with a line that says why.
+    /// None where an ordinary user cannot mount. Prints the reason then.
     fn new(name: &str) -> Option<Place> {
         // SAFETY: cannot fail.
         let is_root = unsafe { libc::geteuid() } == 0;
@@ -173,7 +173,7 @@ impl Place {
         self.dir.join("bin/forebay-register")
     }
 
-    /// Gives the helper's file its capability. False where no file can have one, with a line that says why.
+    /// Gives the helper's file its capability. False where no file can have one. Prints the reason then.
     fn allow_helper(&self) -> bool {
         let done = can("setcap", &["cap_sys_admin+ep", self.helper().to_str().unwrap()]);
         if !done {

@@ -80,7 +80,7 @@ fn set_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
 
 impl Registrar {
     /// The first helper that can be used for a FUSE connection: one that listens, else the program beside this one.
-    /// The error says in words why neither could be used.
+    /// The error states why neither could be used.
     pub fn find(device: BorrowedFd<'_>) -> Result<Registrar, String> {
         let named = std::env::var_os(SOCKET_VARIABLE).map(PathBuf::from);
         let socket = named.clone().unwrap_or_else(|| PathBuf::from(SOCKET));

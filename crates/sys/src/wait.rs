@@ -2,10 +2,10 @@
 //!
 //! A sleep ends with a wake-up, which on a virtual machine costs more than most requests, so a thread that expects
 //! work soon polls for it first ([`look`]). How long that pays is learnt from the results of recent looks
-//! ([`Learnt`]). Between looks the thread yields, so that the thread it waits for can run if it needs the same
-//! processor. A caller brings its own [`Budget`], because different budgets were measured to pay: the shard and
-//! network threads take into account how crowded the node is, the mount's threads share one bound, and a client counts
-//! looks, because reading its clock may be a system call.
+//! ([`Learnt`]). Between attempts it yields, so that the thread it waits for can run if it needs the same processor. A
+//! caller brings its own [`Budget`], because different budgets were measured to pay: the shard and network threads
+//! take into account how crowded the node is, the mount's threads share one bound, and a client counts attempts,
+//! because reading its clock may be a system call.
 //!
 //! Nothing here allocates memory, and only a failed futex call changes errno.
 
@@ -56,7 +56,7 @@ pub struct Time {
 }
 
 impl Time {
-    /// Looks for `most`, beginning at `started`. A yield that takes `yield_long` ends the look.
+    /// Permits attempts for `most` after `started`. A yield that takes `yield_long` ends them.
     pub fn new(started: Instant, most: Duration, looks_per_yield: u32, yield_long: Duration) -> Time {
         Time { started, most, looks_per_yield, yield_long, yielded_at: started, long_yield_ended: None }
     }

@@ -23,7 +23,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// None where nothing can be mounted, with a line that says why.
+    /// None where nothing can be mounted. Prints the reason then.
     pub fn new() -> Option<Place> {
         Place::of(&["--capacity", "256MiB"])
     }
