@@ -38,7 +38,7 @@ pub(crate) struct Held {
     /// The number of the open by which the first lock was taken.
     pub(crate) handle: u64,
     pub(crate) on: On,
-    /// The owner has had a lock. Until then the owner is in the table because one of its locks waits.
+    /// For [`On::Elsewhere`]: the owner has had a lock. Until then the owner is in the table because a lock waits.
     pub(crate) granted: bool,
     pub(crate) flushed: Flushed,
 }
