@@ -1,9 +1,10 @@
-//! The log of Forebay's daemons: lines on standard error, which is the pool's `log` unless the daemon runs in the
+//! The log of Forebay's daemons: lines on standard error, which is the pool's file `log` unless the daemon runs in the
 //! foreground.
 //!
-//! A state that lasts must not fill the disk or hide other lines: of equal lines [`EQUAL_MAX`] are written in
-//! [`PERIOD`], and of all lines of one place in the code [`PLACE_MAX`]. The next line that is written says how many of
-//! its kind were left out. Lines of the levels debug and trace are asked for by name and never limited.
+//! A lasting condition must not fill the disk or hide other lines. Within [`PERIOD`] at most [`EQUAL_MAX`] equal lines
+//! are written, and at most [`PLACE_MAX`] lines of one place in the code. The next line that is written states how
+//! many lines of its kind were left out. Lines of the levels debug and trace are written only on request, and are
+//! never limited.
 
 use std::collections::hash_map::{DefaultHasher, Entry, HashMap};
 use std::fmt::{self, Debug, Write};
@@ -17,16 +18,17 @@ use tracing_subscriber::fmt::format::{Format, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Lines are counted anew after so long.
+/// The period after which lines are counted anew.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Equal lines that are written in that time.
+/// Most equal lines that are written in a period.
 const EQUAL_MAX: u64 = 3;
-/// Lines of one place in the code that are written in that time: more than a healthy daemon writes.
+/// Most lines of one place in the code that are written in a period. A healthy daemon writes fewer.
 const PLACE_MAX: u64 = 100;
-/// Kinds of lines that are remembered.
+/// Most kinds of lines that are remembered.
 const KINDS_MAX: usize = 1024;
 
-/// Writes what is logged to standard error, as far as `FOREBAY_LOG` says; errors, warnings and info without it.
+/// Writes the log to standard error. `FOREBAY_LOG` selects the levels; without it errors, warnings and info are
+/// written.
 pub fn to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("FOREBAY_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
@@ -39,7 +41,7 @@ pub fn to_stderr() {
         .try_init();
 }
 
-/// Lines of one kind.
+/// The count of lines of one kind.
 #[derive(Debug)]
 struct Seen {
     since: Instant,
@@ -47,20 +49,20 @@ struct Seen {
     left_out: u64,
 }
 
-/// What becomes of a line.
+/// Whether a line is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
-    /// It is written; so many of its kind were left out before it.
+    /// The line is written. Before it, this many lines of its kind were left out.
     Written(u64),
     LeftOut,
 }
 
-/// Lines of late, by kind.
+/// Recent lines, by kind.
 #[derive(Debug, Default)]
 struct Kinds(HashMap<u64, Seen>);
 
 impl Kinds {
-    /// Decides about a line of this kind.
+    /// Decides whether to write a line of this kind.
     fn decide(&mut self, kind: u64, most: u64, now: Instant) -> Fate {
         if self.0.len() >= KINDS_MAX {
             self.0.retain(|_, seen| now.duration_since(seen.since) < PERIOD);
@@ -84,7 +86,7 @@ impl Kinds {
     }
 }
 
-/// The text of an event, hashed.
+/// The hash of an event's text.
 struct Text(DefaultHasher);
 
 impl Visit for Text {
@@ -101,7 +103,7 @@ impl Visit for Text {
     }
 }
 
-/// A format that leaves out lines that are repeated.
+/// A format that leaves out repeated lines.
 struct Limited<F> {
     format: F,
     seen: Mutex<Kinds>,

@@ -1,26 +1,27 @@
-//! How long a serving thread looks for the next request before it sleeps: as long as that pays (`forebay_sys::wait`).
+//! How long a serving thread polls for the next request before it sleeps: for as long as polling pays
+//! (`forebay_sys::wait`).
 //!
-//! A program that makes one call after another leaves a few microseconds between two requests. A thread that went to
-//! sleep in them has to be woken, which on a virtual machine costs more than to serve most requests. One thread looks
-//! at a time; the others sleep, and are there when requests come together.
+//! A program that makes one call after another leaves a few microseconds between two requests. If the thread sleeps in
+//! that gap, it has to be woken, which on a virtual machine costs more than serving most requests. One thread polls at
+//! a time. The others sleep, and are woken when requests arrive together.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_sys::wait::{self, Learnt, Time};
 
-/// Longest look: several times what a program needs between two calls.
+/// Longest poll: several times what a program needs between two calls.
 const LOOK_MAX: Duration = Duration::from_micros(100);
-/// Less than this is nothing at all.
+/// A shorter poll is not made at all.
 const LOOK_MIN_NS: u64 = 2_000;
-/// A gap that ended so soon after a thread went to sleep is one that it should have looked through.
+/// If a request ends a sleep sooner than this, a longer poll would have avoided the sleep.
 const GAP_SHORT: Duration = Duration::from_micros(250);
-/// A yield from which the thread comes back later than this found other threads that want the processor.
+/// A yield that takes longer than this shows that other threads want the processor.
 const YIELD_LONG: Duration = Duration::from_micros(150);
-/// Looks between two yields.
+/// Polls between two yields.
 const LOOKS: u32 = 8;
 
-/// What was learnt, shared by all threads of a session.
+/// The learnt polling time, shared by all threads of a session.
 #[derive(Debug)]
 pub(crate) struct AdaptiveSpin {
     look_ns: Learnt,
@@ -35,7 +36,8 @@ impl AdaptiveSpin {
         }
     }
 
-    /// Looks until `work` finds something, for a bounded time; nothing when another thread looks, or it does not pay.
+    /// Polls `work` until it finds something, for a bounded time. Returns `None` at once if another thread polls or
+    /// polling does not pay.
     pub(crate) fn look<T>(&self, work: impl FnMut() -> Option<T>) -> Option<T> {
         let look_ns = self.look_ns.get();
         if look_ns == 0 || self.looking.swap(true, Ordering::Acquire) {

@@ -1,4 +1,4 @@
-//! Requests about attributes, extended ones too.
+//! Requests about attributes, including extended attributes.
 
 use forebay_client::nameless;
 use forebay_types::{Code, Entry, Ino, SetAttr, TimeSet, Timestamp};
@@ -14,10 +14,10 @@ use crate::rights::{Owned, Rights};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// Where a file's capabilities are.
+/// The extended attribute that holds a file's capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
 
-/// True for a time that changes get no more: the clock that they are stamped with is past it.
+/// True when no later change can get this time stamp, because the clock for time stamps has passed it.
 fn is_past(time: Timestamp) -> bool {
     const TICKS: std::time::Duration = std::time::Duration::from_millis(100);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -73,12 +73,12 @@ impl Wish {
         self.atime != TimeSet::Omit || self.mtime != TimeSet::Omit
     }
 
-    /// Checks that the caller may have it, and gives the permission bits afterwards, where they change. Set-id bits go
-    /// where Linux drops them: the kernel leaves that to the file system (`FUSE_HANDLE_KILLPRIV_V2`). It sends a
-    /// request without any attribute for a chown that names no id, and for a passthrough write, which only a file open
-    /// for writing has.
+    /// Checks that the caller may make the change, and returns the new permission bits if they change. Set-ID bits are
+    /// dropped where Linux drops them: the kernel leaves that to the file system (`FUSE_HANDLE_KILLPRIV_V2`). The
+    /// kernel sends a SETATTR without any attribute in two cases: for a chown that names no id, and for a passthrough
+    /// write. The second needs a file that is open for writing.
     ///
-    /// Truncation was checked by permission bits that the kernel refreshes, or by the open.
+    /// A truncation is not checked here: the kernel checked it by permission bits that it refreshes, or at the open.
     fn check(&self, who: Rights, old: Owned, has_writer: bool) -> Result<Option<u32>, Errno> {
         let id = |bit, id| self.has(bit).then_some(id);
         who.chown(old, id(fattr::UID, self.uid), id(fattr::GID, self.gid))?;
@@ -153,7 +153,7 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    /// True when somebody has an inode open for writing through the mount.
+    /// True when a program has the inode open for writing through the mount.
     fn has_writer(&self, ino: Ino) -> bool {
         let parts = || matches!(self.handles.parts_of(ino.0).as_deref(), Some(Handle::Parts(file, _)) if file.is_writable());
         self.nodes.opened(ino.0).is_some_and(|opened| opened.writable().is_some()) || parts()
@@ -184,7 +184,7 @@ impl FileSystem {
         Ok(self.pool.stat_entry(&entry)?)
     }
 
-    /// Sets attributes of what has no name: of its open file, and of what is remembered of it.
+    /// Sets attributes of an inode without a name: on its open file, and in the attributes recorded in `nodes`.
     fn set_nameless(&self, node: u64, wish: &Wish, who: Rights) -> Result<(), Errno> {
         let mut seen = Seen::of(&self.stat(node)?.0);
         let ino = self.open_ino(node);
@@ -206,7 +206,7 @@ impl FileSystem {
         } else if wish.sets_times() && seen.mode & libc::S_IFMT == libc::S_IFREG {
             let file = opened.and_then(|o| o.any()).ok_or(Errno(libc::ESTALE))?;
             let times = [timespec(wish.atime), timespec(wish.mtime)];
-            // SAFETY: the array has two elements, as the call wants.
+            // SAFETY: the array has two elements, as the call requires.
             check(unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) })?;
         }
         if let Some(mode) = mode {
@@ -218,7 +218,8 @@ impl FileSystem {
         if wish.has(fattr::GID) {
             seen.gid = wish.gid;
         }
-        // A temporary file nobody else can have open before it has a name, and then other attributes count.
+        // Before a temporary file has a name, no other process can have it open. Afterwards the shard's attributes
+        // count.
         let opened = if ino.0 < TEMPORARY { self.nodes.opened(ino.0) } else { None };
         if let Some(file) = opened.and_then(|opened| opened.any()) {
             nameless::keep(file.as_raw_fd(), (seen.mode, seen.uid, seen.gid));
@@ -255,10 +256,10 @@ impl FileSystem {
         })
     }
 
-    /// Answers with a file's capabilities, for which the kernel asks before the first write after each refresh of
-    /// attributes. Nearly no file has any. That it has none is remembered with the time of its last change, which
-    /// setting them moves: so the shard is asked once. Of a change that is so young that another may have the same
-    /// time, nothing is remembered.
+    /// Answers with a file's capabilities. The kernel requests them before the first write after each refresh of
+    /// attributes, and nearly no file has any. So `nodes` remembers that a file has none, together with the file's
+    /// ctime, which setting capabilities changes: only the first request reaches the shard. Nothing is remembered if
+    /// the ctime is so recent that another change may get the same one.
     fn capabilities(&self, rq: &Request<'_>, room: usize, out: &mut Body) -> Result<Outcome, Errno> {
         let ino = self.ino(rq.node);
         let changed = self.entry(ino)?.map(|entry| entry.attr.ctime);
@@ -295,7 +296,7 @@ impl FileSystem {
         })
     }
 
-    /// Answers with a value, or when the kernel has no room for one with its length.
+    /// Answers with a value, or with its length if the kernel has no room for a value.
     fn answer_sized(
         &self,
         room: usize,
@@ -341,8 +342,9 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    /// Checks a change of an extended attribute as far as it depends on the owner: who may change those of other name
-    /// spaces than `user.` follows from the caller alone, and permission bits the kernel refreshes.
+    /// Checks a change of an extended attribute, as far as the check depends on the owner. For name spaces other than
+    /// `user.` the permission follows from the caller alone, and the kernel refreshes permission bits before it checks
+    /// them.
     fn check_xattr(&self, rq: &Request<'_>, name: &[u8]) -> Result<(), Errno> {
         if rq.uid == 0 || !name.starts_with(b"user.") {
             return Ok(());

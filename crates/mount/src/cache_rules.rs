@@ -1,46 +1,46 @@
-//! What the kernel may believe without asking, and for how long.
+//! What the kernel may cache, and for how long.
 //!
-//! Entries, and attributes of what has no file data, change by requests to the pool alone: the daemon tells the kernel
-//! of those that other doors make before it acknowledges them, so the kernel may keep them until then. Attributes of a
-//! regular file change also by the writes of whoever has it open, through the kernel's own descriptors, which nobody
-//! announces: the kernel may keep them only while nobody but the mount uses the pool. In a pool of several nodes that
-//! is never so, and of what other nodes serve nobody tells: the kernel asks each time.
+//! Names, and attributes of inodes without file data, change only by requests to the pool. The daemon invalidates
+//! those that other interfaces change before it acknowledges the change, so the kernel may cache them until then.
+//! Attributes of a regular file also change when a program writes it through its own descriptor, which nothing
+//! announces. The kernel may cache them only while the mount is the only user of the pool. In a pool of several nodes
+//! that never holds, and no invalidations arrive for what other nodes serve: the kernel sends a request each time.
 //!
-//! What a name leads to the kernel may hear of for the first time, and is told nothing of before it has: while others
-//! use the pool, attributes that come with a name are believed for a moment ([`Validity::BRIEF`]), those asked for by
-//! number until told.
+//! A look-up may be the first time that the kernel gets an inode, and the kernel ignores invalidations of an inode
+//! that it does not know yet. So while other programs use the pool, attributes in the reply to a look-up are valid for
+//! a moment ([`Validity::BRIEF`]). Attributes requested by number are valid until an invalidation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::protocol::Validity;
 
-/// The rules as they stand.
+/// The rules in force.
 #[derive(Debug, Default)]
 pub(crate) struct CacheRules {
-    /// The daemon tells of changes.
+    /// The daemon invalidates what other interfaces change.
     told: AtomicBool,
-    /// Nobody else writes files of the pool.
+    /// No other program writes files of the pool.
     alone: AtomicBool,
 }
 
 impl CacheRules {
-    /// The daemon tells of changes from now on, or no longer does.
+    /// Sets whether the daemon sends invalidations from now on.
     pub(crate) fn set_told(&self, told: bool) {
         self.told.store(told, Ordering::Release);
     }
 
-    /// Nobody else writes files from now on, or somebody may; how it was.
+    /// Sets whether the mount is the only user of the pool's files. Returns the previous value.
     pub(crate) fn set_alone(&self, alone: bool) -> bool {
         self.alone.swap(alone, Ordering::SeqCst)
     }
 
-    /// True while nobody else uses the pool: what comes with a name is believed for long then, and taken back when
-    /// somebody comes.
+    /// True while the mount is the only user of the pool. Attributes in replies to look-ups are then valid for long,
+    /// and are invalidated when another program attaches.
     pub(crate) fn is_alone(&self) -> bool {
         self.alone.load(Ordering::SeqCst)
     }
 
-    /// Of a name, there or not.
+    /// Validity of a name, existing or not.
     pub(crate) fn entry(&self) -> Validity {
         if self.told.load(Ordering::Acquire) {
             Validity::LONG
@@ -49,7 +49,7 @@ impl CacheRules {
         }
     }
 
-    /// Of attributes; `written` tells whether stores may move them that nobody announces.
+    /// Validity of attributes. `written` returns whether stores may change them that nothing announces.
     pub(crate) fn attr(&self, st: &libc::stat, written: impl FnOnce() -> bool) -> Validity {
         let told = self.told.load(Ordering::Acquire);
         let is_file = st.st_mode & libc::S_IFMT == libc::S_IFREG;

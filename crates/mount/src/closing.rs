@@ -1,10 +1,10 @@
-//! Waiting for files that are being closed, where their space must be free.
+//! Waits for files that are being closed, before requests that need their space.
 //!
-//! The kernel does not wait for the answer to a release: a program that removes a file, closes it and writes another
-//! would find the space taken for as long as the descriptor here is open. But the kernel waits for the flush that goes
-//! before. So a removal, a creation or a request for the free space that comes after a close also comes after its
-//! flush, and waits for the releases that are due by then. A flush without a release, because a copy of the descriptor
-//! lives on, is waited for once and not again.
+//! The kernel does not wait for the reply to a release. A program that removes a file, closes it and writes another
+//! would find the space in use for as long as the mount's descriptor is open. But the kernel does wait for the flush
+//! before the release. So a removal, a creation or a statfs that follows a close also follows its flush, and waits for
+//! the releases that are due by then. If no release follows a flush, because a copy of the descriptor is open,
+//! requests wait for it once and not again.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,12 +15,12 @@ use forebay_client::Pool;
 use crate::nodes::Nodes;
 use crate::opened::Opened;
 
-/// A release comes so soon after its flush, or not at all.
+/// Longest time from a flush to its release. Later no release is expected.
 const RELEASE_DUE: Duration = Duration::from_millis(10);
-/// The same on a busy machine. Requests for the free space wait so long, and those that need space in a pool that is
-/// nearly full.
+/// The same on a busy machine. A statfs waits this long, and so do requests that need space in a pool that is nearly
+/// full.
 const RELEASE_DUE_FOR_SPACE: Duration = Duration::from_millis(500);
-/// A pool with a smaller part of its space free is nearly full.
+/// A pool is nearly full when less than one part in this many of its space is free.
 const NEARLY_FULL: u64 = 16;
 
 /// Inodes that have no name any more and were open when they lost it.
@@ -30,7 +30,7 @@ pub(crate) struct Nameless {
     inos: Mutex<Vec<u64>>,
 }
 
-/// Waits until an inode is closed here, if it is about to be.
+/// Waits until an inode is closed here, if its release is due.
 pub(crate) fn settle(nodes: &Nodes, ino: u64) {
     settle_within(nodes, ino, RELEASE_DUE);
 }
@@ -52,7 +52,7 @@ fn is_nearly_full(pool: &Pool) -> bool {
 }
 
 impl Nameless {
-    /// Notes an inode that has lost its last name, or never had one: its last close frees its space.
+    /// Records an inode that has lost its last name, or never had one: its last close frees its space.
     pub(crate) fn note(&self, nodes: &Nodes, ino: u64) {
         if nodes.opened(ino).is_some() {
             let mut inos = self.inos.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,7 +61,7 @@ impl Nameless {
         }
     }
 
-    /// Waits for the space of what has no name and is about to be closed, before some of it is taken.
+    /// Waits for the space of nameless inodes that are about to be closed, before a request takes space.
     pub(crate) fn settle(&self, nodes: &Nodes, pool: &Pool) {
         self.settle_all(nodes, RELEASE_DUE);
         if self.is_closing(nodes) && is_nearly_full(pool) {
@@ -69,7 +69,7 @@ impl Nameless {
         }
     }
 
-    /// True when a release of what has no name may still be on its way here.
+    /// True when the release of a nameless inode may still be on its way.
     fn is_closing(&self, nodes: &Nodes) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;
@@ -80,7 +80,7 @@ impl Nameless {
         inos.into_iter().any(|ino| nodes.opened(ino).is_some_and(closes))
     }
 
-    /// Waits for the space of what has no name and is about to be closed, before the free space is reported.
+    /// Waits for the space of nameless inodes that are about to be closed, before the free space is reported.
     pub(crate) fn settle_space(&self, nodes: &Nodes) {
         self.settle_all(nodes, RELEASE_DUE_FOR_SPACE);
     }

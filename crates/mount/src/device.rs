@@ -26,7 +26,7 @@ fn check(result: libc::c_long) -> io::Result<libc::c_long> {
 }
 
 impl Device {
-    /// Opens the device; it becomes a connection by a mount that names it.
+    /// Opens the device. A mount that names the descriptor makes it a connection.
     pub fn open() -> io::Result<Device> {
         // SAFETY: the path is NUL-terminated; the descriptor is new and ours; an all-zero stat is valid and writable.
         unsafe {
@@ -43,12 +43,12 @@ impl Device {
         }
     }
 
-    /// The descriptor of a connection that somebody else opened.
+    /// The descriptor of a connection that another process opened.
     pub fn from_fd(fd: OwnedFd) -> Device {
         Device { fd }
     }
 
-    /// Another descriptor of the same connection, with a queue of its own for requests that are being served.
+    /// Another descriptor of the same connection, with its own queue of requests in progress.
     pub fn another(&self) -> io::Result<Device> {
         let new = Device::open()?;
         let number = self.fd.as_raw_fd() as u32;
@@ -57,7 +57,7 @@ impl Device {
         Ok(new)
     }
 
-    /// Reads one request. `ENODEV` when the file system is unmounted; `ENOENT` for a request that was given up
+    /// Reads one request. `ENODEV` when the file system is unmounted; `ENOENT` for a request that the kernel withdrew
     /// meanwhile.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         // SAFETY: the buffer is as long as said.
@@ -65,7 +65,7 @@ impl Device {
         check(n as libc::c_long).map(|n| n as usize)
     }
 
-    /// Makes reads give up at once when there is no request, with `EAGAIN`, or wait for one.
+    /// Sets whether a read waits for a request, or fails at once with `EAGAIN` if there is none.
     pub(crate) fn set_waiting(&self, waits: bool) {
         let flags = libc::O_RDWR | if waits { 0 } else { libc::O_NONBLOCK };
         // SAFETY: plain system call on our descriptor.

@@ -1,5 +1,5 @@
-//! Requests about directories' contents. A position is an entry's cookie, which no change of the directory moves, so an
-//! open directory has no state here. Positions 1 and 2 are behind `.` and `..`; cookies are greater.
+//! Requests about the contents of directories. A position is an entry's cookie, which changes of the directory do not
+//! move, so an open directory has no state here. Positions 1 and 2 are behind `.` and `..`; cookies are greater.
 
 use forebay_types::{Code, Cookie, Ino};
 
@@ -39,7 +39,7 @@ impl FileSystem {
                     return Ok(Outcome::Reply);
                 }
                 if plus {
-                    // No node: the kernel knows these two already.
+                    // No node, because the kernel already knows these two.
                     out.zeros(protocol::ENTRY_OUT_BYTES);
                 }
                 protocol::put_dirent(out, number.0, position, libc::DT_DIR, name);
@@ -68,7 +68,7 @@ impl FileSystem {
                         let attr = self.found_belief(&st);
                         protocol::put_entry_out(out, self.node(entry.ino), &st, self.entry_belief(ino), attr);
                     }
-                    // Removed since it was listed: its name alone, as readdir has it.
+                    // Removed since it was listed: the name alone, as in READDIR.
                     Err(_) => out.zeros(protocol::ENTRY_OUT_BYTES),
                 }
             }

@@ -1,4 +1,4 @@
-//! What a request failed with: an errno, which is all that the kernel understands.
+//! The error of a request: an errno, which is all that the kernel understands.
 
 use std::io;
 

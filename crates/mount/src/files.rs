@@ -1,4 +1,4 @@
-//! Requests about files: open, create, release, and the data of those that passthrough does not serve.
+//! Requests about files: open, create, release, and the data of files that passthrough does not serve.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -18,22 +18,22 @@ use crate::protocol::{
 };
 use crate::rights::{Owned, Rights};
 
-/// Largest write that the kernel sends, and read that it asks for: as many pages as it takes.
+/// Bytes of the largest write that the kernel sends, and of the largest read that it requests.
 pub(crate) const TRANSFER_BYTES_MAX: usize = 1 << 20;
-/// Flags of an open that matter to a backing file which is read and written on its behalf. O_DIRECT is not one of them:
-/// it asks for buffers that are aligned, which those of requests are not, and the kernel keeps no pages here anyway.
+/// Flags of an open that are kept for a backing file which the mount reads and writes itself. O_DIRECT is not among
+/// them: it needs aligned buffers, which the buffers of requests are not, and the kernel caches no pages here anyway.
 const HANDLE_FLAGS: i32 = libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC;
 
 fn writes(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY
 }
 
-/// True for an open whose mappings can be stored to: a mapping can always be read.
+/// True for an open that permits writable mappings. Every mapping needs read access, so O_WRONLY permits none.
 fn maps_for_writing(flags: i32) -> bool {
     flags & libc::O_ACCMODE == libc::O_RDWR
 }
 
-/// What an open is answered.
+/// The reply to an open.
 struct Answer {
     handle: u64,
     flags: u32,
@@ -45,7 +45,7 @@ impl Answer {
         Answer { handle, flags: fopen::PASSTHROUGH, backing: id }
     }
 
-    /// The kernel keeps no pages of the file: other doors write it too.
+    /// The kernel caches no pages of the file, because other interfaces write it too.
     fn requests(handle: u64) -> Answer {
         Answer { handle, flags: fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES, backing: 0 }
     }
@@ -87,7 +87,7 @@ impl FileSystem {
         }
     }
 
-    /// Opens an inode; ended by [`FileSystem::close_node`].
+    /// Opens an inode. [`FileSystem::close_node`] ends the open.
     fn open_node(&self, ino: Ino, entry: Option<&Entry>, flags: i32) -> Result<Answer, Errno> {
         if let Some(entry) = entry.filter(|e| e.attr.is_file() && !self.pool.is_one_here(&e.layout)) {
             let file = self.pool.open_file(entry, writes(flags)).map_err(gone_is_stale)?;
@@ -112,7 +112,7 @@ impl FileSystem {
         answer
     }
 
-    /// A handle with the flags of its open, for reads and writes by requests.
+    /// Makes a handle with the flags of its open, for reads and writes by requests.
     fn open_handle(&self, opened: &Arc<Opened>, entry: Option<&Entry>, flags: i32) -> Result<Answer, Errno> {
         let access = if writes(flags) { libc::O_RDWR } else { libc::O_RDONLY };
         let flags = access | flags & HANDLE_FLAGS;
@@ -153,7 +153,7 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    /// The number under which what is open of a node is kept: its own, also after a file without a name got one.
+    /// The number under which a node's open state is kept: the node's own, even after a file without a name got one.
     pub(crate) fn open_ino(&self, node: u64) -> Ino {
         if node >= crate::filesystem::TEMPORARY {
             Ino(node)
@@ -172,7 +172,8 @@ impl FileSystem {
             self.pool.create_as_set(caller, parent, name, mode & 0o7777, exclusive, 0)?;
         let ino = entry.attr.ino;
         if !made {
-            // Another door was faster, and whether this user may open it was not checked. The kernel asks again.
+            // Another interface created the file first, so this user's permission to open it was not checked. On
+            // ESTALE the kernel looks the name up and checks.
             return Err(Errno(libc::ESTALE));
         }
         let Some(file) = file else {
@@ -204,7 +205,7 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    /// A file without a name: one of the target alone, of which the shard knows nothing until it is linked.
+    /// Makes a file without a name. It exists on the target alone: the shard has no inode of it until it is linked.
     pub(crate) fn tmpfile(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (flags, mode) = (f.u32()? as i32, f.u32()?);
@@ -234,7 +235,7 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    /// Drops the set-id bits of a file that somebody without the right to keep them writes.
+    /// Drops the set-ID bits of a file, because a caller without the right to keep them writes it.
     fn drop_set_ids(&self, rq: &Request<'_>, ino: Ino) -> Result<(), Errno> {
         let Some(entry) = self.entry(ino)? else { return Ok(()) };
         let kept = Rights::of(rq).drop_set_ids(Owned::from(&entry.attr));
@@ -248,7 +249,7 @@ impl FileSystem {
         self.handles.get(number).ok_or(Errno(libc::EBADF))
     }
 
-    /// `send` may answer the request with what a file has at an offset, and says whether it did.
+    /// `send` may answer the request with the file's data at an offset. It returns whether it did.
     pub(crate) fn read(
         &self,
         rq: &Request<'_>,
@@ -287,8 +288,8 @@ impl FileSystem {
         let written = match &*handle {
             Handle::Parts(file, true) if write_flags & WRITE_CACHE == 0 => file.append(bytes)?,
             Handle::Parts(file, _) => file.write_at(bytes, offset)?,
-            // Pages of a mapping, by whichever handle the kernel took: they go where they belong, though that one
-            // appends.
+            // Pages of a mapping, written by a handle that the kernel chose. They are written at their own offset,
+            // even if that handle appends.
             Handle::Single(_) if write_flags & WRITE_CACHE != 0 => {
                 let opened = self.nodes.opened(self.open_ino(rq.node).0);
                 let file = opened.and_then(|opened| opened.writable()).ok_or(Errno(libc::EBADF))?;
@@ -324,7 +325,7 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    /// A descriptor of what is open, to do something to the file as a whole.
+    /// A descriptor for an operation on the whole open file.
     fn descriptor(&self, node: u64, handle: u64, write: bool) -> Result<Descriptor, Errno> {
         if let Some(handle) = self.handles.get(handle) {
             return Ok(Descriptor::Handle(handle));
@@ -375,7 +376,7 @@ impl FileSystem {
         let (handle, offset, whence) = (f.u64()?, f.u64()?, f.u32()?);
         let file = self.descriptor(rq.node, handle, false)?;
         let at = match file.single() {
-            // The descriptor's own offset is moved too, and used by nobody.
+            // The call also moves the descriptor's own offset, which nothing uses.
             Some(file) => {
                 // SAFETY: plain system call on a descriptor of ours.
                 let at = unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence as i32) };
@@ -387,7 +388,7 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    /// Of several backing files, and of those of other nodes, all is data, up to the end.
+    /// A file with several backing files, or with one on another node, counts as data up to its end.
     fn seek_in_parts(&self, node: u64, offset: u64, whence: i32) -> Result<u64, Errno> {
         let size = self.stat(node)?.0.st_size as u64;
         match whence {
@@ -409,7 +410,7 @@ impl FileSystem {
         let (mut to, len, flags) = (f.u64()? as i64, f.u64()?, f.u64()?);
         let source = self.descriptor(rq.node, from_handle, false)?;
         let destination = self.descriptor(to_node, to_handle, true)?;
-        // The kernel copies by reads and writes then.
+        // On EOPNOTSUPP the kernel copies by reads and writes.
         let by_parts = Errno(libc::EOPNOTSUPP);
         let (source, destination) = (source.single().ok_or(by_parts)?, destination.single().ok_or(by_parts)?);
         let len = len.min(COPY_BYTES_MAX as u64);

@@ -1,11 +1,11 @@
-//! The file system: which request is served where, and what all of them share.
+//! The file system: dispatches requests to their handlers, and holds the state that all handlers share.
 //!
-//! Handlers take a request, put their reply's body together, and know nothing of the device. What they need of the pool
-//! they ask the client library, like any other door. Node numbers are the pool's inode numbers, except the root's,
-//! which is 1, and those of files without a name ([`TEMPORARY`]).
+//! A handler takes a request and builds the body of its reply; it does not use the device for it. Handlers reach the
+//! pool through the client library, as every other interface does. Node numbers are the pool's inode numbers, except
+//! the root's, which is 1, and those of files without a name ([`TEMPORARY`]).
 //!
-//! The kernel checks permissions (`default_permissions`) by the attributes that it was told; where it may know an old
-//! owner, they are checked here again ([`crate::rights`]).
+//! The kernel checks permissions (`default_permissions`) against the attributes that it has cached. Where it may have
+//! an old owner, [`crate::rights`] checks again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -27,26 +27,27 @@ use crate::opened::{is_unwritten, open_backing};
 use crate::protocol::{self, op, Body, Request, Validity, ROOT_NODE};
 use crate::registrar::Registrar;
 
-/// Numbers of files made without a name begin here: no node of a pool has a number as high.
+/// Node numbers of files made without a name begin here. No inode of the pool has a number as high, because no node has
+/// the number 32767.
 pub(crate) const TEMPORARY: u64 = 0x7fff << 48;
 
-/// What becomes of a request.
+/// How a request is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
     /// The body is the reply.
     Reply,
-    /// No reply is wanted, or it comes from elsewhere.
+    /// No reply is needed, or another function sends it.
     Silence,
 }
 
 /// How the data of files is served.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DataPath {
-    /// The kernel goes to the backing files by itself.
+    /// The kernel accesses the backing files itself.
     Passthrough,
-    /// It does, and a helper registers them, as this user may not.
+    /// The same; a helper registers the files, because this user may not.
     PassthroughByHelper,
-    /// By requests to this process, and why.
+    /// By requests to this process, for the given reason.
     Requests(String),
 }
 
@@ -56,7 +57,7 @@ pub struct FileSystem {
     pub(crate) pool: &'static Pool,
     pub(crate) root: Ino,
     pub(crate) device: Arc<Device>,
-    /// Who registers files for passthrough, once it is known that this is allowed.
+    /// Registers files for passthrough. Set once this is known to be permitted.
     pub(crate) registrar: OnceLock<Arc<Registrar>>,
     pub(crate) nodes: Nodes,
     pub(crate) handles: Handles,
@@ -66,7 +67,7 @@ pub struct FileSystem {
     pub(crate) nameless: Nameless,
     pub(crate) moved: Moved,
     next_temporary: AtomicU64,
-    /// Inodes that files without a name got with their first name, and how many they are.
+    /// The inodes that files without a name got with their first name, by node number; and how many they are.
     named: Mutex<HashMap<u64, u64>>,
     twins: AtomicUsize,
 }
@@ -110,7 +111,7 @@ impl FileSystem {
         }
     }
 
-    /// Notes the place of a directory that the reply will tell the kernel of.
+    /// Records the place of a directory that the reply is about to give to the kernel.
     pub(crate) fn note_place(&self, parent: Ino, name: &[u8], st: &libc::stat) {
         if st.st_mode & libc::S_IFMT == libc::S_IFDIR && self.pool.spans_nodes() {
             let place = Place { parent: self.node(parent), name: name.into() };
@@ -122,7 +123,7 @@ impl FileSystem {
         self.next_temporary.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Who registers backing files, when that is allowed.
+    /// The registrar of backing files, if registration is permitted.
     pub(crate) fn registrar(&self) -> Option<&Arc<Registrar>> {
         self.registrar.get()
     }
@@ -131,7 +132,7 @@ impl FileSystem {
         Caller { uid: rq.uid, gid: rq.gid }
     }
 
-    /// An inode's entry; none for one that has no name any more, or never had one.
+    /// An inode's entry; none for an inode that has lost its last name or never had one.
     pub(crate) fn entry(&self, ino: Ino) -> Result<Option<Entry>, Errno> {
         if ino.0 >= TEMPORARY {
             return Ok(None);
@@ -166,14 +167,14 @@ impl FileSystem {
         }
     }
 
-    /// Attributes of an inode without a name: what it was, and what its open file is.
+    /// Attributes of an inode without a name, from what was recorded of it and from its open file.
     fn stat_nameless(&self, ino: Ino) -> Result<libc::stat, Errno> {
         let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
         // SAFETY: an all-zero stat is valid.
         let mut st: libc::stat = unsafe { std::mem::zeroed() };
         if let Some(file) = self.nodes.opened(ino.0).and_then(|opened| opened.any()) {
             st = fstat(&file)?;
-            // Another interface may have changed them since.
+            // Another interface may have changed mode, owner and group since.
             if let Some((mode, uid, gid)) = nameless::kept(std::os::fd::AsRawFd::as_raw_fd(&*file)) {
                 seen = Seen { mode, uid, gid };
             }
@@ -188,7 +189,7 @@ impl FileSystem {
         Ok(st)
     }
 
-    /// Tells the kernel of an inode, in an entry of `parent`.
+    /// Gives the kernel an inode, as an entry of `parent`.
     pub(crate) fn put_entry(&self, out: &mut Body, parent: Ino, name: &[u8], st: &libc::stat) {
         let ino = Ino(st.st_ino);
         self.nodes.mention(ino.0, Seen::of(st));
@@ -197,7 +198,7 @@ impl FileSystem {
         protocol::put_entry_out(out, self.node(ino), st, entry, attr);
     }
 
-    /// How long the kernel may believe what a name in `parent` leads to: nobody tells of changes on other nodes.
+    /// How long the kernel may use a name in `parent`. No notice arrives of changes by other nodes.
     pub(crate) fn entry_belief(&self, parent: Ino) -> Validity {
         if self.pool.hears_of_all_changes_in(parent) {
             self.cache_rules.entry()
@@ -206,23 +207,23 @@ impl FileSystem {
         }
     }
 
-    /// How long the kernel may believe the attributes of an inode that it asks for by its number, and so knows.
+    /// How long the kernel may use the attributes of an inode that it requests by number, and so already knows.
     pub(crate) fn attr_belief(&self, node: u64, st: &libc::stat) -> Validity {
-        // What other nodes serve, and what their programs write, nobody tells of.
+        // This node gets no notice when other nodes change inodes that they serve, or when their programs write files.
         let is_file = st.st_mode & libc::S_IFMT == libc::S_IFREG;
         let is_told = self.pool.is_served_here(Ino(st.st_ino)) && !(is_file && self.pool.spans_nodes());
-        // Of a directory's entries nobody tells who does not serve them all.
+        // A node that does not serve all entries of a directory gets no notice of changes to the others.
         let is_dir = st.st_mode & libc::S_IFMT == libc::S_IFDIR;
         let is_told = is_told && (!is_dir || self.pool.hears_of_all_changes_in(Ino(st.st_ino)));
         if !is_told || node >= TEMPORARY || self.has_twin(st.st_ino) {
             return Validity::NONE;
         }
-        // Writes through the mount the kernel knows of.
+        // The kernel itself knows of writes through the mount.
         self.cache_rules.attr(st, || self.may_be_stored_to(st.st_ino))
     }
 
-    /// True when stores through a mapping may move an inode's times, of which the kernel's FUSE part hears nothing. A
-    /// mapping may outlive the last close: then the backing file gives no read lease.
+    /// True when stores through a mapping may change an inode's times without notice to the kernel's FUSE code. A
+    /// mapping may outlive the last close; the backing file then refuses a read lease.
     fn may_be_stored_to(&self, ino: u64) -> bool {
         if !self.nodes.was_written(ino) {
             return false;
@@ -234,9 +235,9 @@ impl FileSystem {
         self.nodes.is_open(ino) || is_mapped() || !self.nodes.forget_writer(ino)
     }
 
-    /// The same of an inode that a name leads to. The kernel may not know it yet, until it has read the reply: what it
-    /// is told of the inode meanwhile it does not hear. So while others change things it is to ask again soon, by the
-    /// number.
+    /// The same for an inode in the reply to a look-up. Until the kernel has read the reply it may not know the inode,
+    /// and then it ignores invalidations of it. So while other programs use the pool, these attributes are valid for a
+    /// moment only: the kernel soon requests them again, by number.
     pub(crate) fn found_belief(&self, st: &libc::stat) -> Validity {
         let validity = self.attr_belief(st.st_ino, st);
         if self.cache_rules.is_alone() && !self.pool.spans_nodes() {
@@ -246,25 +247,25 @@ impl FileSystem {
         }
     }
 
-    /// True when the kernel knows an inode under two numbers, as it was opened with O_TMPFILE and linked then: what is
-    /// done by the one it does not see by the other.
+    /// True when the kernel knows an inode under two node numbers, because it was opened with O_TMPFILE and linked
+    /// later. A change through one number does not update what the kernel has cached under the other.
     fn has_twin(&self, ino: u64) -> bool {
         self.twins.load(Ordering::Acquire) > 0 && self.named().values().any(|named| *named == ino)
     }
 
-    /// Inodes that files without a name got with their first.
+    /// The inodes that files without a name got with their first name.
     fn named(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
         self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A file without a name got its first.
+    /// Records the inode that a file without a name got with its first name.
     pub(crate) fn note_twin(&self, node: u64, ino: Ino) {
         let mut named = self.named();
         named.insert(node, ino.0);
         self.twins.store(named.len(), Ordering::Release);
     }
 
-    /// A file that was made without a name: the kernel may have let go of it, with the last of release and forget.
+    /// Forgets the inode of a file that was made without a name, if the kernel has released and forgotten its node.
     pub(crate) fn forget_twin_if_gone(&self, node: u64) {
         if node < TEMPORARY || self.nodes.seen(node).is_some() {
             return;
@@ -274,7 +275,8 @@ impl FileSystem {
         self.twins.store(named.len(), Ordering::Release);
     }
 
-    /// Serves one request; those that are answered from where they are served the session serves itself.
+    /// Serves one request. The session itself serves READ, UNLINK, INTERRUPT and lock requests that may wait, because
+    /// their replies are not sent in the usual place.
     pub(crate) fn serve(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         match rq.opcode {
             op::LOOKUP => self.lookup(rq, out),
@@ -313,7 +315,7 @@ impl FileSystem {
             op::REMOVEXATTR => self.removexattr(rq),
             op::GETLK => self.getlk(rq, out),
             op::DESTROY => Ok(Outcome::Reply),
-            // Access is checked by the kernel, mappings of blocks and ioctls are nobody's.
+            // The kernel checks access itself. BMAP, IOCTL and others are not supported.
             _ => Err(Errno(libc::ENOSYS)),
         }
     }
@@ -332,7 +334,7 @@ impl FileSystem {
     }
 }
 
-/// `fstat` of a descriptor of ours.
+/// `fstat` of a descriptor of this process.
 pub(crate) fn fstat(file: &impl std::os::fd::AsRawFd) -> Result<libc::stat, Errno> {
     // SAFETY: an all-zero stat is valid.
     let mut st: libc::stat = unsafe { std::mem::zeroed() };

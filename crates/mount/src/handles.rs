@@ -1,4 +1,4 @@
-//! Open files that the kernel reads and writes by requests: those that passthrough cannot serve, or may not.
+//! Open files that the kernel reads and writes by requests, because passthrough cannot or may not serve them.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,13 +6,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use forebay_client::File;
 
-/// One open file, as one open wants it.
+/// An open file, with the properties of one open.
 #[derive(Debug)]
 pub(crate) enum Handle {
-    /// With one backing file, opened with the flags of the open: O_APPEND puts writes at the end, wherever the kernel
-    /// believes that to be.
+    /// A file with one backing file, opened with the flags of the open. With O_APPEND writes are appended at the real
+    /// end, whatever size the kernel has cached.
     Single(OwnedFd),
-    /// With several, or one on another node; true when writes go to the end, wherever that is.
+    /// A file with several backing files, or with one on another node. True: writes are appended at the real end.
     Parts(Box<File>, bool),
 }
 
@@ -22,10 +22,10 @@ struct Table {
     free: Vec<usize>,
 }
 
-/// Numbers of opens by passthrough begin here.
+/// The numbers of passthrough opens begin here.
 const PASSTHROUGH: u64 = 1 << 63;
 
-/// All of them by number. Opens by passthrough have numbers too, by which locks know them, and nothing here.
+/// All handles by number. Passthrough opens have numbers too, by which locks identify them, but no handle.
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
     table: RwLock<Table>,
@@ -33,7 +33,7 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// A number for an open by passthrough, that no other has had.
+    /// A number for a passthrough open. No other open has had it.
     pub(crate) fn number(&self) -> u64 {
         PASSTHROUGH | self.passed.fetch_add(1, Ordering::Relaxed)
     }
@@ -59,7 +59,7 @@ impl Handles {
         table.handles.get(usize::try_from(number.checked_sub(1)?).ok()?)?.clone()
     }
 
-    /// A file of several backing files, or of another node, that is open; one that can write if there is one.
+    /// An open handle of a file that has several backing files or one on another node. Prefers a writable handle.
     pub(crate) fn parts_of(&self, ino: u64) -> Option<Arc<Handle>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let writes = |handle: &&Arc<Handle>| match &***handle {

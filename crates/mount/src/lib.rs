@@ -1,18 +1,21 @@
-//! The mount: a pool as a FUSE file system whose files are the kernel's own.
+//! The mount: serves a pool as a FUSE file system, with passthrough for the data of files.
 //!
-//! A process of its own (docs/decisions/0004), an ordinary client of the pool: look-ups read the board, changes go
-//! through the ring, and a worker that dies is not noticed. Files with one backing file are opened by *passthrough*:
-//! the kernel reads, writes and maps the backing file by itself, at the medium's own speed. Others are read and written
-//! by requests.
+//! It runs in a process of its own (docs/decisions/0004), which is an ordinary client of the pool: look-ups read the
+//! board, changes are sent through the ring, and a restart of the worker goes unnoticed. A file with one backing file
+//! is opened for *passthrough*: the kernel itself reads, writes and maps the backing file, at the speed of the medium.
+//! The data of other files are read and written by FUSE requests.
 //!
-//! Kept: what a door acknowledged is seen through the mount at once (`cache_rules`); an inode stays usable until the
-//! kernel has let go of it, named or not (`nodes`, `opened`); locks exclude those of all doors (`locks`). One
-//! registration an inode.
+//! Invariants: a change that another interface acknowledged is visible through the mount at once (`cache_rules`). An
+//! inode stays usable until the kernel has forgotten it, with a name or without (`nodes`, `opened`). Locks exclude the
+//! locks of all interfaces (`locks`). An inode has at most one registration.
 //!
-//! Threads: some that serve requests and never wait for one another (`session`), one while locks wait (`locks`), and
-//! the main thread, which hears the supervisor. Faults survived: the worker's death, a program's death, a reply that
-//! nobody wants. Its own death ends the connection: the supervisor starts it again, and it clears the dead mount away
-//! and mounts anew. Tests: `tests/`, and the conformance suite.
+//! Threads: the serving threads, which never wait for one another (`session`); one thread while locks wait (`locks`);
+//! one that receives the daemon's messages about other programs (`sharing`); and the main thread, which receives the
+//! supervisor's messages (`program`).
+//!
+//! The mount survives the death of the worker, the death of a program, and a reply that the kernel no longer waits
+//! for. If the process itself dies, the connection ends: the supervisor starts the process again, which removes the
+//! dead mount and mounts anew. Tests: `tests/`, and the conformance suite.
 
 mod adaptive_spin;
 mod attributes;

@@ -1,6 +1,6 @@
 //! The locks of the mount's files, by owner, and the requests that wait for one.
 //!
-//! Lock order: the waiting requests, then the table of owners.
+//! Lock order: `Locks::waits`, then `Locks::held`.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,11 +14,11 @@ use forebay_types::{LockKind, LockWish};
 
 use crate::errno::{check, Errno};
 
-/// First and longest pause between two attempts of a lock that waits.
+/// First and longest pause between two attempts to take a waiting lock.
 pub(crate) const PAUSE: Duration = Duration::from_micros(200);
 pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(20);
-/// A release comes so soon after the flush before it, also on a busy machine, or not at all: a copy of the descriptor is
-/// open.
+/// Longest time from a flush to its release, also on a busy machine. If no release has arrived by then, a copy of the
+/// descriptor is open.
 const RELEASE_DUE: Duration = Duration::from_millis(500);
 /// The pause between two attempts to send an unlock to another node.
 const UNLOCK_PAUSE: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ pub(crate) struct Held {
     /// The number of the open by which the first lock was taken.
     pub(crate) handle: u64,
     pub(crate) on: On,
-    /// The owner has had a lock. Until then it is in the table for a lock that waits.
+    /// For [`On::Elsewhere`]: the owner has had a lock. Until then the owner is in the table because a lock waits.
     pub(crate) granted: bool,
     pub(crate) flushed: Flushed,
 }
@@ -47,9 +47,10 @@ pub(crate) struct Held {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Flushed {
     Never,
-    /// The last one then: the release is due.
+    /// It may have been the last descriptor of the open: the release is expected.
     At(Instant),
-    /// It was, and no release followed: a copy of the descriptor is open. Nobody waits for this open's release again.
+    /// A descriptor was closed and no release followed: a copy is open. No request waits for the release of this open
+    /// again.
     Copied,
 }
 
@@ -84,7 +85,7 @@ impl Table {
         self.owners += 1;
     }
 
-    /// A descriptor of an open is closed: its release may follow.
+    /// Records that a descriptor of an open was closed: the release of the open may follow.
     pub(crate) fn note_flush(&mut self, ino: u64, handle: u64) {
         for held in self.by_inode.get_mut(&ino).into_iter().flatten().filter(|held| held.handle == handle) {
             if held.flushed != Flushed::Copied {
@@ -93,9 +94,9 @@ impl Table {
         }
     }
 
-    /// Until when a lock that is in the way of an owner may go with a release that follows its flush. The kernel does
-    /// not wait for the release that takes a flock: a program that has seen the holder end, or has closed the file
-    /// itself, finds the lock held for as long as the release is on its way.
+    /// Returns until when a lock that conflicts with `of` may still be dropped by a release that follows its flush.
+    /// The kernel does not wait for the release that drops a flock. So a program that has seen the holder end, or has
+    /// itself closed the file, still finds the lock held until that release arrives.
     pub(crate) fn release_due(&self, of: Owner) -> Option<Instant> {
         let flushed = |held: &Held| match held.flushed {
             Flushed::At(at) if held.owner != of => Some(at),
@@ -105,7 +106,7 @@ impl Table {
         (due > Instant::now()).then_some(due)
     }
 
-    /// An owner has waited for releases in vain.
+    /// Records that `to` has waited in vain for the release of opens that were flushed.
     pub(crate) fn no_release_came(&mut self, to: Owner) {
         for held in self.by_inode.get_mut(&to.ino).into_iter().flatten().filter(|held| held.owner != to) {
             if matches!(held.flushed, Flushed::At(at) if at.elapsed() >= RELEASE_DUE) {
@@ -114,7 +115,7 @@ impl Table {
         }
     }
 
-    /// Takes out an inode's owners of which `which` is true.
+    /// Removes the owners of an inode for which `which` returns true.
     pub(crate) fn remove(&mut self, ino: u64, which: impl Fn(&Held) -> bool) -> Vec<Held> {
         let Some(held) = self.by_inode.get_mut(&ino) else { return Vec::new() };
         let gone: Vec<Held> = held.extract_if(.., |held| which(held)).collect();
@@ -132,7 +133,7 @@ pub(crate) struct Wait {
     pub(crate) unique: u64,
     pub(crate) pause: Duration,
     pub(crate) next: Instant,
-    /// When it fails with EAGAIN. None: it waits as long as it takes.
+    /// When it fails with EAGAIN. None: it waits without limit.
     pub(crate) until: Option<Instant>,
     pub(crate) reply: Box<dyn FnOnce(i32) + Send>,
 }
@@ -146,11 +147,11 @@ impl std::fmt::Debug for Wait {
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     pub(crate) list: Vec<Wait>,
-    /// Requests that were interrupted before they waited, if they ever do.
+    /// Requests whose interrupt was read before they waited. Some of them never wait.
     pub(crate) interrupted: VecDeque<u64>,
-    /// The thread that retries them runs.
+    /// The thread that retries waiting locks runs.
     pub(crate) is_tended: bool,
-    /// The lock that is being tried at another node, and whether it was interrupted meanwhile.
+    /// The lock that is being requested from another node, and whether it was interrupted meanwhile.
     pub(crate) trying: Option<(u64, bool)>,
 }
 
@@ -162,12 +163,13 @@ pub(crate) struct Locks {
     pub(crate) waits: Mutex<Waits>,
     pub(crate) freed: Condvar,
     pub(crate) unlocks: Arc<Unlocks>,
-    /// The thread that sends unlocks again runs.
+    /// The thread that retries unlocks runs.
     pub(crate) is_telling: Arc<AtomicBool>,
 }
 
 impl Wait {
-    /// What the request fails with when a signal ends its wait. One that was not to wait is told what was in its way.
+    /// The errno of the request when a signal ends its wait. A request that must not wait reports the conflict
+    /// instead.
     pub(crate) fn interrupted(&self) -> i32 {
         if self.until.is_some() {
             libc::EAGAIN
@@ -188,7 +190,7 @@ pub(crate) struct Wish {
 }
 
 impl Wish {
-    /// The request for it to another node's daemon.
+    /// The lock request that is sent to another node's daemon.
     pub(crate) fn elsewhere(&self, number: u64) -> LockWish {
         LockWish {
             owner: number,
@@ -213,12 +215,12 @@ impl Wish {
         record.l_type = self.kind as i16;
         record.l_whence = libc::SEEK_SET as i16;
         record.l_start = self.start as i64;
-        // A length of 0 reaches to the end, whatever that is.
+        // A length of 0 means up to the end of the file, whatever its size.
         record.l_len = if self.end >= i64::MAX as u64 { 0 } else { (self.end - self.start + 1) as i64 };
         record
     }
 
-    /// Takes or drops it on `file`, without waiting.
+    /// Takes or releases the lock on `file`, without waiting.
     pub(crate) fn apply(&self, file: &OwnedFd) -> Result<(), Errno> {
         if self.owner.flock {
             let how = match self.kind {
@@ -233,7 +235,7 @@ impl Wish {
         // SAFETY: `record` lives over the call.
         let done = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const record) });
         done.map(|_| ()).map_err(|e| match e {
-            // A lock for writing on a file that could not be opened for it.
+            // A write lock on a descriptor that could not be opened for writing.
             Errno(libc::EBADF) => Errno(libc::ENOLCK),
             e => e,
         })
@@ -241,7 +243,7 @@ impl Wish {
 }
 
 impl Locks {
-    /// No locks yet, in a process that may have as many descriptors as its limit says now.
+    /// No locks yet. The process's present limit on descriptors bounds the number of owners.
     pub(crate) fn new() -> Locks {
         // SAFETY: the structure is valid when all zero, and lives over the call.
         let descriptors = unsafe {
@@ -280,7 +282,8 @@ impl Locks {
         self.try_again();
     }
 
-    /// Releases all that an owner may have at another node, and sends the unlock until that node acknowledges it.
+    /// Releases all locks that an owner may have at another node, and sends the unlock until that node acknowledges
+    /// it.
     pub(crate) fn let_go_elsewhere(&self, locks: LocksElsewhere, number: u64, flock: bool) {
         if self.unlocks.give(locks, number, flock) || self.is_telling.swap(true, Ordering::SeqCst) {
             return;
@@ -291,7 +294,8 @@ impl Locks {
             std::thread::sleep(UNLOCK_PAUSE);
             if unlocks.retry() {
                 is_telling.store(false, Ordering::SeqCst);
-                // An unlock that came between the two found the thread running.
+                // An unlock that was given between the retry and the store found this thread running, and started
+                // none.
                 if unlocks.retry() || is_telling.swap(true, Ordering::SeqCst) {
                     return;
                 }
@@ -307,12 +311,13 @@ impl Locks {
         self.drop_of(owner.ino, |held| held.owner == owner);
     }
 
-    /// Releases a process's record locks: it has closed a descriptor of the file.
+    /// Releases a process's record locks, because the process has closed a descriptor of the file.
     pub(crate) fn drop_posix(&self, ino: u64, owner: u64) {
         self.drop_all(Owner { ino, owner, flock: false });
     }
 
-    /// Releases the locks of an open file that is gone. The flush before has released those that a process took by it.
+    /// Releases the locks of an open that was released. The flush before has already released the record locks that
+    /// processes took by it.
     pub(crate) fn drop_opened(&self, ino: u64, handle: u64) {
         self.drop_of(ino, |held| held.handle == handle);
     }
@@ -322,7 +327,7 @@ impl Locks {
         self.drop_all(Owner { ino, owner, flock: true });
     }
 
-    /// Retries all waiting locks at once, as a lock was released.
+    /// Retries all waiting locks at once, because a lock was released.
     pub(crate) fn try_again(&self) {
         let mut waits = self.waits();
         if waits.list.is_empty() {
@@ -335,8 +340,8 @@ impl Locks {
         self.freed.notify_one();
     }
 
-    /// Ends the wait of a request. Each thread reads requests from a descriptor of its own, so an interrupt may be read
-    /// before the request that it is for.
+    /// Ends the wait of a request. Each thread reads requests from a descriptor of its own, so an interrupt may be
+    /// read before its request.
     pub(crate) fn interrupt(&self, unique: u64) {
         let mut waits = self.waits();
         if let Some((trying, interrupted)) = &mut waits.trying {
@@ -351,7 +356,8 @@ impl Locks {
             let error = wait.interrupted();
             return (wait.reply)(error);
         }
-        // The request may be no lock, or answered by now: numbers are never used again, so keeping it is harmless.
+        // The request may be no lock request, or may have been answered. Request numbers are never reused, so keeping
+        // the number is harmless.
         waits.interrupted.push_back(unique);
         if waits.interrupted.len() > INTERRUPTS_KEPT {
             waits.interrupted.pop_front();

@@ -1,20 +1,19 @@
-//! Requests for locks: flock and fcntl's record locks, taken on the backing file, where the other interfaces take
-//! theirs.
+//! Lock requests: flock and fcntl's record locks, taken on the backing file, as the other interfaces do.
 //!
-//! Each owner has a descriptor of its own, which has its locks: flock's by flock(2), record locks by
-//! open-file-description locks, which exclude the record locks of processes and one another. The kernel reports when an
-//! owner releases its locks: by an unlock, by a flush when a process closes one of its descriptors, by the release of
-//! an open file. Of a program's own open-file-description locks it reports only that release, which is known by the
-//! open's number. A lock is taken or dropped while the table of owners is locked, so that a lock that was granted is in
-//! the table and nothing else closes it.
+//! Each owner has a descriptor of its own that holds its locks: flocks by flock(2), record locks as
+//! open-file-description locks, which conflict with the record locks of processes and with one another. The kernel
+//! reports in three ways that an owner releases its locks: by an unlock, by a flush when a process closes one of its
+//! descriptors, and by the release of an open file. For a program's own open-file-description locks it reports only
+//! that release, which is matched by the number of the open. A lock is taken or released while the table of owners is
+//! locked, so that every granted lock is in the table and nothing else closes its descriptor.
 //!
-//! One thread retries all locks that have to wait, and exists while there are any, so that no thread that serves
-//! requests waits. An INTERRUPT ends a wait; one that another thread reads before the wait has begun is remembered.
+//! One thread retries all waiting locks, and exists only while there are any, so that no serving thread waits. An
+//! INTERRUPT ends a wait. An INTERRUPT that another thread reads before the wait has begun is remembered.
 //!
-//! If a file's first backing file is on another node, that node's daemon takes the locks on it, each owner's on a
-//! descriptor of its own, where that node's programs take theirs. Requests to it are sent while nothing here is locked.
-//! It may have granted a lock whose owner was answered with a failure, and may have missed an unlock: such unlocks are
-//! sent again until it has acknowledged them.
+//! If the first backing file of a file is on another node, that node's daemon takes the locks on it, each owner's on a
+//! descriptor of its own, as the programs of that node do. Requests to that node are sent while nothing here is
+//! locked. The node may have granted a lock whose owner got an error, and may have missed an unlock: such unlocks are
+//! sent again until the node acknowledges them.
 //!
 //! Tests: `lock_table.rs`, and `tests/locks.rs`.
 
@@ -45,8 +44,8 @@ impl FileSystem {
         Ok(Wish { owner, handle, kind, start, end })
     }
 
-    /// A descriptor for an owner's locks. Record locks for writing need one that can write, and an owner's locks must
-    /// stay on one descriptor: it can write from the first lock on, whatever that was for.
+    /// A descriptor for an owner's locks. Record locks for writing need a writable descriptor, and an owner's locks
+    /// must stay on one descriptor. So it is writable from the first lock on, whatever the kind of that lock.
     fn lock_descriptor(&self, owner: Owner) -> Result<On, Errno> {
         let parts = self.handles.parts_of(owner.ino);
         let opened;
@@ -65,7 +64,7 @@ impl FileSystem {
             return reopen(&file, libc::O_RDONLY).map(On::File);
         }
         match reopen(&file, libc::O_RDWR) {
-            // A program that runs from its backing file: nobody writes it.
+            // ETXTBSY: a program runs from the backing file, so no program writes it.
             Err(Errno(libc::ETXTBSY | libc::EACCES | libc::EROFS)) => reopen(&file, libc::O_RDONLY),
             file => file,
         }
@@ -78,7 +77,7 @@ impl FileSystem {
         let elsewhere = {
             let held = self.locks.held();
             let new;
-            // The owner's own locks are not in the way on its own descriptor.
+            // On the owner's own descriptor its own locks do not conflict.
             let on = match held.get(wish.owner) {
                 Some(on) => on,
                 None => {
@@ -107,7 +106,7 @@ impl FileSystem {
         out.u64(record.l_start as u64);
         out.u64(end as u64);
         out.u32(record.l_type as u32);
-        // Of an open-file-description lock, as the mount's own are, nobody can tell the process.
+        // The process that holds an open-file-description lock, such as the mount's own, cannot be determined.
         out.u32(record.l_pid.max(0) as u32);
         Ok(Outcome::Reply)
     }
@@ -127,7 +126,7 @@ impl FileSystem {
                     On::File(file) => (wish.apply(file), None),
                     On::Elsewhere(locks, number) => (Ok(()), Some((*locks, *number))),
                 };
-                // Also when it has to wait: it will be tried again.
+                // Inserted even if the lock has to wait, because it will be retried.
                 held.insert(Held {
                     owner: wish.owner,
                     handle: wish.handle,
@@ -147,15 +146,14 @@ impl FileSystem {
         let at = |on: &On| matches!(on, On::Elsewhere(_, of) if *of == number);
         let Some(of) = held.get_mut(wish.owner).filter(|of| at(&of.on)) else {
             drop(held);
-            // Its owner has gone meanwhile, and said so perhaps before this was granted: the other node grants nothing
-            // under its number any more.
+            // The owner was removed meanwhile, and its unlock may have been sent before this lock was granted. After
+            // the unlock sent here the other node grants nothing more under the owner's number.
             self.locks.let_go_elsewhere(locks, number, wish.owner.flock);
             return Err(Errno(libc::EINTR));
         };
         match taken {
             Ok(()) => of.granted = true,
-            // It may be granted yet, to an owner that is told of a failure and will not let go of what it does not
-            // have.
+            // The other node may still grant the lock, to an owner that gets an error and so never releases it.
             Err(code) if leaves_lock_in_doubt(code) && !of.granted => {
                 held.remove(wish.owner.ino, |of| of.owner == wish.owner);
                 drop(held);
@@ -166,13 +164,13 @@ impl FileSystem {
         taken.map_err(|code| match code {
             Code::Busy => Errno(libc::EAGAIN),
             Code::NoResources => Errno(libc::ENOLCK),
-            // The owner's number is over at the other node, and here by now.
+            // The owner's number has ended at the other node, and by now here too.
             Code::Stale => Errno(libc::EIO),
             code => code.into(),
         })
     }
 
-    /// Takes or drops a lock, without waiting.
+    /// Takes or releases a lock, without waiting.
     fn set_at_once(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let wish = self.wish(rq)?;
         if wish.kind != libc::F_UNLCK {
@@ -193,8 +191,8 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    /// Takes or drops a lock, and has it wait if need be: `reply` is called with how it went then. A lock that is not
-    /// to wait does so where that which is in its way may be on its way out.
+    /// Takes or releases a lock, and lets it wait if necessary: `reply` is then called with the result. A lock that
+    /// must not wait still does so where the release of the conflicting lock may be on its way.
     pub(crate) fn setlk(
         self: &Arc<Self>,
         rq: &Request<'_>,
@@ -224,19 +222,19 @@ impl FileSystem {
             thread.spawn(move || this.tend_locks()).map_err(|_| Errno(libc::ENOLCK))?;
             waits.is_tended = true;
         }
-        // At once: what is in the way may have gone since the first attempt.
+        // The first retry is immediate: the conflicting lock may have been released since the first attempt.
         let next = Instant::now();
         waits.list.push(Wait { wish, unique: rq.unique, pause: PAUSE, next, until, reply: Box::new(reply) });
         self.locks.freed.notify_one();
         Ok(Outcome::Silence)
     }
 
-    /// True when another node is asked for a lock.
+    /// True when the owner's locks are at another node.
     fn is_elsewhere(&self, wish: &Wish) -> bool {
         matches!(self.locks.held().get(wish.owner), Some(On::Elsewhere(..)))
     }
 
-    /// Tries the locks that wait, the longest waiting first, until none is left.
+    /// Retries the waiting locks, the longest waiting first, until none is left.
     fn tend_locks(&self) {
         let mut waits = self.locks.waits();
         while !waits.list.is_empty() {
@@ -249,7 +247,7 @@ impl FileSystem {
                 }
                 let (unique, wish, error) = (wait.unique, wait.wish, wait.interrupted());
                 let mut is_due = wait.until.is_some_and(|until| until <= now);
-                // Also when the try fails: who is tried is not tried again in this round.
+                // Set also when the attempt fails, so that each lock is tried once in a round.
                 wait.next = wait.until.map_or(now + wait.pause, |until| until.min(now + wait.pause));
                 wait.pause = (wait.pause * 2).min(PAUSE_MAX);
                 let mut taken;
@@ -265,7 +263,7 @@ impl FileSystem {
                 } else {
                     taken = self.take(&wish);
                 }
-                // Others may have come and gone while nothing was locked.
+                // Other waits may have been added and removed while nothing was locked.
                 if is_due && taken == Err(Errno(libc::EAGAIN)) {
                     self.locks.held().no_release_came(wish.owner);
                 }

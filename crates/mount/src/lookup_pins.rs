@@ -1,9 +1,10 @@
 //! Files kept openable for a moment after their name was looked up.
 //!
-//! Between the kernel's look-up of a name and its open of what it found, the file may be replaced. The kernel then
-//! looks up and opens once more. Where one file replaces another again and again, the second attempt fails too, and the
-//! program gets an error that no local file system gives. So once an open came too late, the mount opens files as they
-//! are looked up, and keeps them open for a moment: the second open finds what the look-up found, named or not.
+//! Another program may replace a file between the kernel's look-up of its name and the open that follows. The kernel
+//! then looks up and opens once more. If programs replace the file again and again, the second attempt fails too, and
+//! the program gets an error that no local file system returns. So after an open has failed in this way, the mount
+//! opens each file when it is looked up, and keeps it open for a moment. The second open then finds the file of its
+//! look-up, even if that file has lost its name.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,10 +17,10 @@ use forebay_types::{Code, Ino};
 use crate::errno::Errno;
 use crate::nodes::Nodes;
 
-/// How long look-ups keep files after an open that came too late, and how long each is kept: longer than a program is
-/// kept from its processor between the two on a crowded node.
+/// How long look-ups pin files after an open that came too late, and how long each file stays pinned. It is longer
+/// than the scheduler keeps a program from its processor between look-up and open on a crowded node.
 const PIN_TIME: Duration = Duration::from_millis(400);
-/// Files kept at one time; more give up the oldest.
+/// Most files pinned at one time. Beyond it the oldest is closed.
 const KEPT_MAX: usize = 64;
 
 #[derive(Debug, Default)]
@@ -28,7 +29,7 @@ struct State {
     kept: VecDeque<(Instant, u64)>,
 }
 
-/// Files that are kept, and until when more are.
+/// The pinned files, and until when look-ups pin more.
 #[derive(Debug, Default)]
 pub(crate) struct LookupPins {
     is_on: AtomicBool,
@@ -36,7 +37,7 @@ pub(crate) struct LookupPins {
 }
 
 impl LookupPins {
-    /// The error of an open whose file is gone. From now on look-ups keep files for a while.
+    /// Returns the error of an open whose file is gone. From now on look-ups pin files for a while.
     pub(crate) fn came_too_late(&self) -> Errno {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.until = Some(Instant::now() + PIN_TIME);
@@ -44,7 +45,8 @@ impl LookupPins {
         Errno(libc::ESTALE)
     }
 
-    /// Keeps a regular file that was looked up, if files are kept just now. [`Code::Stale`] when it is gone already.
+    /// Pins a regular file that was looked up, if look-ups pin files now. Returns [`Code::Stale`] if the file is gone
+    /// already.
     pub(crate) fn pin_for_a_moment(&self, nodes: &Nodes, pool: &Pool, ino: Ino) -> Result<(), Code> {
         if !self.is_on.load(Ordering::Acquire) {
             return Ok(());
@@ -69,7 +71,7 @@ impl LookupPins {
         Ok(())
     }
 
-    /// Closes what was kept long enough; to be called now and then.
+    /// Closes the files that were pinned long enough. The main thread calls this repeatedly.
     pub(crate) fn end_grace(&self, nodes: &Nodes) {
         if !self.is_on.load(Ordering::Acquire) {
             return;

@@ -1,5 +1,5 @@
-//! `forebay-mount`: the process that serves a pool's mount. Supervisors start it; by hand it serves until it is told to
-//! stop by SIGTERM, or the directory is unmounted.
+//! `forebay-mount`: the process that serves a pool's mount. The supervisor starts it. Started by hand, it serves until
+//! it receives SIGTERM or the directory is unmounted.
 
 use std::process::ExitCode;
 

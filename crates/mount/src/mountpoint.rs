@@ -1,10 +1,10 @@
-//! Mount points: checked, mounted on, and freed again.
+//! Mount points: checks, mounting and unmounting.
 //!
-//! Who may mount (root, or CAP_SYS_ADMIN) does so itself; others have `fusermount3` do it, the set-user-ID helper of
-//! libfuse, which hands the connection's descriptor over a socket.
+//! A process that may mount (root, or with CAP_SYS_ADMIN) does so itself. Others run `fusermount3`, the set-user-ID
+//! helper of libfuse, which sends the connection's descriptor over a socket.
 //!
-//! Others may mount over a mount of ours, or take it away and mount there themselves: it is known by its device number,
-//! and only what has that is unmounted.
+//! Another process may mount over a mount of ours, or unmount it and mount there itself. So a mount is identified by
+//! its device number, and only a mount with that number is unmounted.
 
 use std::ffi::CString;
 use std::io;
@@ -19,17 +19,17 @@ use forebay_types::{Code, Error, Result};
 
 use crate::device::Device;
 
-/// The kind of file system that the kernel's tables show.
+/// The file system type in the kernel's mount table.
 pub const FILE_SYSTEM_TYPE: &str = "fuse.forebay";
 const HELPER: &str = "fusermount3";
 
 /// How to mount.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Users other than the one who mounts may use it too.
+    /// Users other than the one that mounts may use it too.
     pub allow_other: bool,
-    /// The pool is not root's: its owner, who can put any inode into it, must not make set-user-ID programs of root's
-    /// or device nodes of it.
+    /// Root does not own the pool. The pool's owner can put any inode into it, and these must not become set-user-ID
+    /// programs of root or device nodes.
     pub distrusts: bool,
 }
 
@@ -38,26 +38,26 @@ pub struct Options {
 pub struct Mount {
     /// Its connection.
     pub device: Device,
-    /// Its line in the kernel's table.
+    /// Its line in the kernel's mount table.
     pub shown: mounts::Mount,
 }
 
-/// All mounts that this process sees, in no order that tells which lies over which.
+/// All mounts that this process sees. Their order does not show which lies over which.
 pub fn mounts() -> Vec<mounts::Mount> {
     mounts::own().unwrap_or_default()
 }
 
-/// Of the mounts on one directory the one that is seen there.
+/// The visible one of the mounts on one directory.
 fn uppermost(stack: &[mounts::Mount]) -> Option<&mounts::Mount> {
     stack.iter().find(|m| !stack.iter().any(|over| over.parent_id == m.id))
 }
 
-/// All that is mounted on a directory, by its full path.
+/// All mounts on a directory, given by its full path.
 fn stack_on(at: &Path) -> Vec<mounts::Mount> {
     mounts().into_iter().filter(|m| m.point == at).collect()
 }
 
-/// What is seen on a directory, by its full path, if anything is mounted there.
+/// The visible mount on a directory, given by its full path, if there is one.
 pub fn mounted_on(at: &Path) -> Option<mounts::Mount> {
     uppermost(&stack_on(at)).cloned()
 }
@@ -75,8 +75,9 @@ pub fn full_path(at: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Checks that a pool may be mounted on a directory: it is one, it is empty, and nothing of ours is mounted there. The
-/// one mount that may be there is given back: the same pool's when `alone` says that nobody can be serving it any more.
+/// Checks that a pool may be mounted on a directory: it is a directory, it is empty, and no mount of ours is on it.
+/// One mount is permitted and returned: a mount of the same pool, if `alone` states that no process can be serving it
+/// any more.
 pub fn check_place(at: &Path, source: &str, alone: bool) -> Result<Option<mounts::Mount>> {
     let what = || format!("cannot mount on {}", at.display());
     let stack = stack_on(at);
@@ -111,7 +112,7 @@ fn c_path(path: &Path) -> Result<CString> {
         .map_err(|_| Error::new(Code::Invalid, format!("cannot use the path {}", path.display())))
 }
 
-/// Unmounts what is uppermost on a directory.
+/// Unmounts the visible mount on a directory.
 fn unmount_call(at: &Path, flags: i32) -> Result<()> {
     let path = c_path(at)?;
     // SAFETY: the path is NUL-terminated.
@@ -140,7 +141,8 @@ fn busy(at: &Path) -> Error {
     )
 }
 
-/// Programs that have their working directory, root or an open file on a mount, as far as this user may see.
+/// Programs that have their working directory, root, executable or an open file on a mount, as far as this user may
+/// see.
 fn users_of(at: &Path) -> Vec<String> {
     const SHOWN_MAX: usize = 5;
     let mut users = Vec::new();
@@ -206,26 +208,26 @@ fn check_uppermost(mounted: &mounts::Mount) -> Result<()> {
     }
 }
 
-/// Unmounts. [`Code::Busy`] while programs use it, or something is mounted over it.
+/// Unmounts. [`Code::Busy`] while programs use the mount, or something is mounted over it.
 pub fn unmount(mounted: &mounts::Mount) -> Result<()> {
     check_uppermost(mounted)?;
     unmount_call(&mounted.point, 0)
 }
 
-/// Ends a connection that nobody serves: it lives as long as any descriptor of it does, and who waits on one may hold
-/// it. False where the control file system of FUSE is not mounted.
+/// Aborts a connection that no process serves. It would live as long as any descriptor of it is open, and a process
+/// that waits for it may hold one. False where the FUSE control file system is not mounted.
 fn abort(mounted: &mounts::Mount) -> bool {
     std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", mounted.device.1), "1").is_ok()
 }
 
-/// Takes away a mount from under whoever uses it: those that wait for an answer get an error. [`Code::Busy`] when
-/// something is mounted over it; nothing is done to it then.
+/// Removes a mount while programs use it: those that wait for a reply get an error. [`Code::Busy`], and no change,
+/// when something is mounted over it.
 pub fn clear(mounted: &mounts::Mount) -> Result<()> {
     if let Err(e) = check_uppermost(mounted) {
         return if e.code == Code::NotFound { Ok(()) } else { Err(e) };
     }
     let aborted = abort(mounted);
-    // Who may force an unmount ends the connection by that. Others' helper only unmounts.
+    // A forced unmount also aborts the connection, for a process that may unmount. `fusermount3` only unmounts.
     let path = c_path(&mounted.point)?;
     let flags = libc::MNT_FORCE | libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW;
     // SAFETY: the path is NUL-terminated.
@@ -245,11 +247,11 @@ pub fn clear(mounted: &mounts::Mount) -> Result<()> {
     }
 }
 
-/// Takes away all mounts of a pool that nobody serves.
+/// Removes all mounts of a pool that no process serves.
 pub fn clear_all(source: &str) -> Result<()> {
     let left = || mounts().into_iter().filter(|m| m.fs_type == FILE_SYSTEM_TYPE && m.source == source);
     for _ in 0..left().count() {
-        // Those that lie over others of them go first.
+        // A mount that lies over another one is removed first.
         let seen = left().find(|m| check_uppermost(m).is_ok()).or_else(|| left().next());
         let Some(mounted) = seen else { return Ok(()) };
         tracing::warn!("{} was left mounted by a process that is no more", mounted.point.display());
@@ -258,7 +260,7 @@ pub fn clear_all(source: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs what mounts on `at`, and finds in the kernel's table what that made.
+/// Calls `mount`, which mounts on `at`, and finds the new mount in the kernel's table.
 fn seen(at: &Path, mount: impl FnOnce() -> Result<Device>) -> Result<Mount> {
     let before: Vec<(u32, u32)> = stack_on(at).iter().map(|m| m.device).collect();
     let device = mount()?;
@@ -270,7 +272,7 @@ fn seen(at: &Path, mount: impl FnOnce() -> Result<Device>) -> Result<Mount> {
     }
 }
 
-/// Mounts a new connection on a directory; `source` is what the kernel's table shows.
+/// Mounts a new connection on a directory. The kernel's table shows `source` for it.
 pub fn mount(at: &Path, source: &str, options: Options) -> Result<Mount> {
     seen(at, || mount_new(at, source, options))
 }
@@ -279,7 +281,7 @@ fn mount_new(at: &Path, source: &str, options: Options) -> Result<Device> {
     let what = || format!("cannot mount on {}", at.display());
     let device = match Device::open() {
         Ok(device) => device,
-        // The helper may where this user may not.
+        // The helper may be permitted where this user is not.
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return mount_by_helper(at, source, options),
         Err(e) => {
             let cure = match e.kind() {
@@ -317,8 +319,8 @@ fn mount_new(at: &Path, source: &str, options: Options) -> Result<Device> {
     }
 }
 
-/// Mounts in the place of a mount that nobody serves. Where the kernel can (Linux 6.5), the new one is put beneath the
-/// dead one, which is then taken away, so that no program ever comes upon the bare directory and makes files in that.
+/// Mounts in the place of a mount that no process serves. Where the kernel can (Linux 6.5), the new mount is put
+/// beneath the dead one, which is then removed. So no program ever sees the bare directory and creates files in it.
 pub fn mount_in_place_of(dead: &mounts::Mount, source: &str, options: Options) -> Result<Mount> {
     tracing::warn!("{} was left mounted by a process that is no more", dead.point.display());
     let what = || format!("cannot mount beneath what is mounted on {}", dead.point.display());
@@ -409,7 +411,7 @@ fn mount_beneath(at: &Path, source: &str, options: Options) -> io::Result<Device
     Ok(device)
 }
 
-/// Has `fusermount3` mount, and takes the descriptor that it sends.
+/// Runs `fusermount3` to mount, and receives the descriptor that it sends.
 fn mount_by_helper(at: &Path, source: &str, options: Options) -> Result<Device> {
     let what = format!("cannot mount on {}", at.display());
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(|e| Error::io(&what, &e))?;

@@ -43,10 +43,10 @@ impl Moved {
         }
     }
 
-    /// Notes the place of a directory, whose inode is `ino`, before a reply tells the kernel of it.
+    /// Records the place of a directory, whose inode is `ino`, before a reply gives it to the kernel.
     pub(crate) fn note_place(&self, nodes: &Nodes, device: &Arc<Device>, ino: u64, place: Place) {
         let Some(before) = nodes.place(ino, place) else { return };
-        // A name that another directory has by now is not the old one's any more.
+        // If another directory has the old name by now, that name must stay cached.
         if !nodes.is_place(&before) {
             self.drop_name(device, forebay_sys::fuse::invalidate_entry(before.parent, &before.name));
         }

@@ -1,4 +1,4 @@
-//! Requests about names: look-up, making, removing, renaming.
+//! Requests about names: look-up, creation, removal, rename.
 
 use forebay_client::inode_of_name;
 use forebay_types::{Code, Entry, Ino};
@@ -10,10 +10,10 @@ use crate::nodes::Seen;
 use crate::protocol::{self, Body, Request};
 use crate::rights::{Owned, Rights};
 
-/// Looks at a name that is being replaced again and again, before it is given up.
+/// Attempts at a look-up before it fails, if the name is replaced again and again.
 const LOOKS_MAX: u32 = 4096;
 
-/// The kernel looks the path up again when an inode that a name led to is gone.
+/// ESTALE makes the kernel look the path up again, because the inode that a name led to is gone.
 pub(crate) fn gone_is_stale(code: Code) -> Errno {
     match code {
         Code::NotFound => Errno(libc::ESTALE),
@@ -40,7 +40,8 @@ impl FileSystem {
                     self.put_entry(out, parent, name, &st);
                     return Ok(Outcome::Reply);
                 }
-                // The inode went between the looks at its name and at itself: the name may be another's by now.
+                // The inode was removed between the look-up of its name and of itself. The name may lead to another
+                // inode by now.
                 Err(Code::Stale) => {}
                 Err(Code::NotFound) => {
                     let validity = self.entry_belief(parent);
@@ -56,8 +57,8 @@ impl FileSystem {
         Err(Errno(libc::ENOENT))
     }
 
-    /// What is no directory by its number, for programs of the pool's own user that found it without the mount. Others
-    /// would get past the permissions of the directories above it.
+    /// Looks up by its number an inode that is no directory, for root and for programs of the pool's own user, which
+    /// have found it without the mount. Other users would bypass the permissions of the directories above it.
     fn lookup_inode(&self, uid: u32, ino: Ino, out: &mut Body) -> Result<Outcome, Errno> {
         // SAFETY: cannot fail.
         let me = unsafe { libc::geteuid() };
@@ -101,7 +102,7 @@ impl FileSystem {
         }
     }
 
-    /// Tells the kernel of an inode that was just made or linked.
+    /// Gives the kernel an inode that was just created or linked.
     fn made(&self, parent: Ino, name: &[u8], entry: &Entry, out: &mut Body) -> Result<Outcome, Errno> {
         let st = self.pool.stat_entry(entry)?;
         self.put_entry(out, parent, name, &st);
@@ -151,7 +152,7 @@ impl FileSystem {
         self.made(parent, name, &entry, out)
     }
 
-    /// A file without a name gets its first: it becomes an inode of the pool.
+    /// Gives a file without a name its first name: it becomes an inode of the pool.
     fn link_temporary(&self, node: u64, parent: Ino, name: &[u8], out: &mut Body) -> Result<Outcome, Errno> {
         let gone = Errno(libc::ENOENT);
         let seen = self.nodes.seen(node).ok_or(gone)?;
@@ -168,8 +169,8 @@ impl FileSystem {
         self.made(parent, name, &entry, out)
     }
 
-    /// `answer` answers the request. It is called before the data is removed where nobody can tell: the file is not
-    /// open here, and so small that its space is free before anything can miss it.
+    /// `answer` answers the request. It is called before the data is removed where no program can notice: the file is
+    /// not open here, and so small that its space is free before any program can miss it.
     pub(crate) fn unlink(&self, rq: &Request<'_>, answer: impl FnOnce()) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (parent, name) = (self.ino(rq.node), f.name()?);
@@ -191,8 +192,8 @@ impl FileSystem {
         Ok(if answer.is_some() { Outcome::Reply } else { Outcome::Silence })
     }
 
-    /// An inode lost a name, which may have been its last: space that a close just before should have freed is free
-    /// when this returns.
+    /// Handles the removal of a name, which may have been the inode's last. When this returns, the space that a close
+    /// just before should have freed is free.
     fn lost_a_name(&self, ino: Option<Ino>) {
         if let Some(ino) = ino.filter(|ino| self.nodes.opened(ino.0).is_some()) {
             settle(&self.nodes, ino.0);
@@ -212,7 +213,7 @@ impl FileSystem {
         self.pool.get_attr(ino).map(|entry| Owned::from(&entry.attr))
     }
 
-    /// Checks that the caller may take a name away, as far as the kernel may know an old owner.
+    /// Checks that the caller may remove a name, as far as the kernel may have cached an old owner.
     fn check_removal(&self, rq: &Request<'_>, parent: Ino, name: &[u8]) -> Result<(), Errno> {
         let victim = || self.pool.lookup(parent, name).map(|entry| Owned::from(&entry.attr));
         Rights::of(rq).remove(|| self.owned(parent), victim)

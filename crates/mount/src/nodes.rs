@@ -1,10 +1,10 @@
-//! Inodes that the kernel knows: how often it was told of each, and what is open.
+//! Inodes that the kernel knows, which are those with a FUSE lookup count above 0: that count, and the open state.
 //!
-//! The kernel may ask for an inode until it has given back every mention of it, also after the last name is gone: an
-//! open file, a working directory, an O_PATH descriptor. What such an inode was is kept here, as the shard has
-//! forgotten it.
+//! The kernel may send requests for an inode until FORGET has returned its whole lookup count, also after the inode
+//! lost its last name: through an open file, a working directory, an O_PATH descriptor. The attributes of such an
+//! inode are kept here, because the shard has deleted them.
 //!
-//! Locks: one for each of [`PARTS`] parts, held for a few instructions and never over a request to the pool.
+//! Locks: one for each of [`PARTS`] parts, held for a few instructions and never across a request to the pool.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -66,17 +66,17 @@ pub(crate) struct Place {
 
 #[derive(Debug, Default)]
 struct Node {
-    /// Mentions that the kernel has not given back.
+    /// FUSE lookup count: references that the kernel has not returned with FORGET.
     mentions: u64,
     seen: Seen,
-    /// Opens that were not released.
+    /// Opens that were not released yet.
     opens: u32,
     opened: Option<Arc<Opened>>,
-    /// It was opened for reading and writing: there may be a mapping that can be stored to, also after the last close.
+    /// The inode was opened for reading and writing. A writable mapping may exist, even after the last close.
     written: bool,
-    /// When it was changed last, of one that has no file capabilities since.
+    /// The ctime with which the inode was found to have no file capabilities.
     incapable_since: Option<Timestamp>,
-    /// Of a directory in a pool of several nodes: where the kernel was told that it is.
+    /// For a directory in a pool of several nodes: the place that the kernel was last given.
     place: Option<Box<Place>>,
 }
 
@@ -102,7 +102,7 @@ impl Nodes {
         self.parts[ino as usize % PARTS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The kernel is about to be told of an inode.
+    /// Counts a reference to an inode that a reply is about to give to the kernel.
     pub(crate) fn mention(&self, ino: u64, seen: Seen) {
         let mut part = self.part(ino);
         let node = part.entry(ino).or_default();
@@ -110,7 +110,7 @@ impl Nodes {
         node.seen = seen;
     }
 
-    /// The kernel gives back mentions.
+    /// Takes back `count` references that the kernel returned.
     pub(crate) fn forget(&self, ino: u64, count: u64) {
         let gone = {
             let mut part = self.part(ino);
@@ -125,24 +125,24 @@ impl Nodes {
         drop(gone);
     }
 
-    /// Notes what an inode is now, if the kernel knows it.
+    /// Records the attributes of an inode, if the kernel knows it.
     pub(crate) fn note(&self, ino: u64, seen: Seen) {
         if let Some(node) = self.part(ino).get_mut(&ino) {
             node.seen = seen;
         }
     }
 
-    /// What an inode was when it was last looked at.
+    /// The attributes of an inode as last recorded.
     pub(crate) fn seen(&self, ino: u64) -> Option<Seen> {
         self.part(ino).get(&ino).map(|node| node.seen)
     }
 
-    /// What is open of an inode, if anything is.
+    /// The open state of an inode, if it is open.
     pub(crate) fn opened(&self, ino: u64) -> Option<Arc<Opened>> {
         self.part(ino).get(&ino).and_then(|node| node.opened.clone())
     }
 
-    /// Counts an open, which [`Nodes::close`] ends; what is open of the inode is shared by all opens.
+    /// Counts an open, which [`Nodes::close`] ends. All opens of an inode share one [`Opened`].
     pub(crate) fn open(&self, ino: u64) -> Arc<Opened> {
         let mut part = self.part(ino);
         let node = part.entry(ino).or_default();
@@ -150,7 +150,7 @@ impl Nodes {
         Arc::clone(node.opened.get_or_insert_with(|| Arc::new(Opened::new(ino))))
     }
 
-    /// Ends an open; true with the last, when what was open is closed as soon as nobody uses it.
+    /// Ends an open. Returns true for the last one: the [`Opened`] is then dropped as soon as no thread uses it.
     pub(crate) fn close(&self, ino: u64) -> bool {
         let last = {
             let mut part = self.part(ino);
@@ -169,7 +169,7 @@ impl Nodes {
         true
     }
 
-    /// Notes that an inode is opened for reading and writing; true the first time.
+    /// Records that an inode was opened for reading and writing. Returns true the first time.
     pub(crate) fn note_writer(&self, ino: u64) -> bool {
         match self.part(ino).get_mut(&ino) {
             Some(node) => !std::mem::replace(&mut node.written, true),
@@ -177,13 +177,13 @@ impl Nodes {
         }
     }
 
-    /// True when an inode was opened for reading and writing: stores through a mapping may move its times, of which the
-    /// kernel's file system knows nothing, also after the last close.
+    /// True when an inode was opened for reading and writing. Stores through a mapping may then change its times
+    /// without the knowledge of the kernel's FUSE code, also after the last close.
     pub(crate) fn was_written(&self, ino: u64) -> bool {
         self.part(ino).get(&ino).is_some_and(|node| node.written)
     }
 
-    /// Notes that nothing can store to an inode any more; false when it was opened meanwhile.
+    /// Records that no mapping can store to an inode any more. Returns false if the inode is open again.
     pub(crate) fn forget_writer(&self, ino: u64) -> bool {
         match self.part(ino).get_mut(&ino) {
             Some(node) if node.opens == 0 => {
@@ -200,19 +200,19 @@ impl Nodes {
         self.part(ino).get(&ino).is_some_and(|node| node.opens > 0)
     }
 
-    /// Notes that an inode has no file capabilities, `changed` being when it was changed last.
+    /// Records that an inode has no file capabilities; `changed` is its ctime.
     pub(crate) fn note_incapable(&self, ino: u64, changed: Timestamp) {
         if let Some(node) = self.part(ino).get_mut(&ino) {
             node.incapable_since = Some(changed);
         }
     }
 
-    /// True when it was noted that an inode has no file capabilities, and it was not changed since.
+    /// True when an inode was recorded to have no file capabilities, and its ctime has not changed since.
     pub(crate) fn is_incapable(&self, ino: u64, changed: Timestamp) -> bool {
         self.part(ino).get(&ino).is_some_and(|node| node.incapable_since == Some(changed))
     }
 
-    /// Notes where a directory is that the kernel knows; where it was before, if that was elsewhere.
+    /// Records the place of a directory that the kernel knows. Returns the previous place if it was another one.
     pub(crate) fn place(&self, ino: u64, place: Place) -> Option<Place> {
         let mut part = self.part(ino);
         let node = part.get_mut(&ino)?;
@@ -222,7 +222,7 @@ impl Nodes {
         node.place.replace(Box::new(place)).map(|before| *before)
     }
 
-    /// True when some directory is at this place, as far as the kernel was told.
+    /// True when the kernel was last given this place for some directory.
     pub(crate) fn is_place(&self, place: &Place) -> bool {
         self.parts.iter().any(|part| {
             let part = part.lock().unwrap_or_else(PoisonError::into_inner);
@@ -230,7 +230,7 @@ impl Nodes {
         })
     }
 
-    /// The numbers of all inodes of which `which` is true.
+    /// The numbers of all inodes for which `which` returns true.
     pub(crate) fn numbers(&self, which: impl Fn(Seen) -> bool) -> Vec<u64> {
         let mut all = Vec::new();
         for part in &self.parts {

@@ -1,8 +1,9 @@
-//! What is open of one inode: descriptors of its backing file, and its registration for passthrough.
+//! The open state of one inode: descriptors of its backing file, and its registration for passthrough.
 //!
-//! The kernel refuses to mix opens with and without passthrough of one inode, and opens with different registrations:
-//! so there is one registration from the first open to the last release. A descriptor that can write is held only while
-//! somebody has the file open for writing, as a clean copy is made under a lease that such a descriptor would refuse.
+//! The kernel refuses to mix opens with and without passthrough of one inode, and opens with different registrations.
+//! So an inode keeps one registration from its first open to its last release. A writable descriptor is held only
+//! while a program has the file open for writing, because a read lease on the file ([`is_unwritten`]) is refused while
+//! such a descriptor is open.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -18,17 +19,17 @@ use crate::registrar::Registrar;
 #[derive(Debug, Default)]
 struct Inner {
     registered: Option<(Arc<Registrar>, i32)>,
-    /// It could not be registered when it was opened: until the last release it is read and written by requests.
+    /// The file could not be registered when it was opened. It is read and written by requests until the last release.
     by_requests: bool,
     read: Option<Arc<OwnedFd>>,
     write: Option<Arc<OwnedFd>>,
-    /// Opens for writing that were not released.
+    /// Opens for writing that were not released yet.
     writers: u32,
-    /// When a descriptor of it was closed last.
+    /// When a descriptor of the file was last closed.
     flushed: Option<Instant>,
 }
 
-/// What is open of one inode.
+/// The open state of one inode.
 #[derive(Debug)]
 pub(crate) struct Opened {
     ino: u64,
@@ -52,18 +53,18 @@ pub(crate) fn reopen(file: &impl AsFd, flags: i32) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Opens the backing file of an entry; with a flag that writes it is dirty when this returns.
+/// Opens the backing file of an entry. With flags that allow writing, the file is marked dirty before this returns.
 pub(crate) fn open_backing(pool: &Pool, entry: &Entry, flags: i32) -> Result<OwnedFd, Code> {
     let fd = pool.open_backing(entry, flags | libc::O_CLOEXEC)?;
     // SAFETY: the descriptor is new and ours.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// True when nobody has a file open or mapped for writing. False also where the medium has no leases.
+/// True when no process has the file open or mapped for writing. False also on a medium without leases.
 pub(crate) fn is_unwritten(file: &OwnedFd) -> bool {
     const F_SETSIG: i32 = 10;
     let fd = file.as_raw_fd();
-    // The kernel's signal about an opener is one that does nothing: SIGIO would end the process.
+    // SIGURG reports an opener without effect. The default, SIGIO, would end the process.
     // SAFETY: plain system calls on a descriptor of ours.
     unsafe {
         if libc::fcntl(fd, F_SETSIG, libc::SIGURG) != 0
@@ -85,11 +86,11 @@ impl Opened {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens for reading or writing, and registers with `registrar` if there is one: the number of the registration.
-    /// Writers are counted: each successful open for writing is ended by [`Opened::end_write`].
+    /// Opens the file for reading or writing, and registers it with `registrar` if there is one. Returns the number of
+    /// the registration. Writers are counted: [`Opened::end_write`] ends each successful open for writing.
     ///
     /// # Errors
-    /// ESTALE when the inode has no name any more and was not open; EOPNOTSUPP for a file of several backing files.
+    /// ESTALE when the inode has lost its name and was not open; EOPNOTSUPP for a file of several backing files.
     pub(crate) fn open(
         &self,
         pool: &Pool,
@@ -103,7 +104,7 @@ impl Opened {
             let opened = pool.get_attr(Ino(self.ino)).and_then(|entry| open_backing(pool, &entry, flags));
             let fd = match (opened, inner.any()) {
                 (Ok(fd), _) => fd,
-                // Without a name, but still open.
+                // The inode has no name, but is still open.
                 (Err(Code::NotFound | Code::Stale), Some(file)) => reopen(file, flags)?,
                 (Err(Code::NotFound), None) => return Err(Errno(libc::ESTALE)),
                 (Err(code), _) => return Err(code.into()),
@@ -114,13 +115,13 @@ impl Opened {
         if registered.is_ok() {
             inner.writers += u32::from(write);
         } else if inner.writers == 0 && inner.read.is_some() {
-            // Nobody would end the open for writing that failed.
+            // No release will end the open for writing that failed.
             inner.write = None;
         }
         registered
     }
 
-    /// Takes over the descriptor of a file that was just made, as an open for reading and writing.
+    /// Takes over the descriptor of a newly created file, as an open that can write if `write` is set.
     pub(crate) fn adopt(
         &self,
         fd: OwnedFd,
@@ -150,7 +151,7 @@ impl Opened {
         Ok(id)
     }
 
-    /// An open for writing was released.
+    /// Ends an open for writing, which was released.
     pub(crate) fn end_write(&self) {
         let gone = {
             let mut inner = self.inner();
@@ -158,7 +159,7 @@ impl Opened {
             if inner.writers > 0 {
                 return;
             }
-            // One that others may still read by stays as long as they do.
+            // Other opens may still read by the writable descriptor: a read-only one replaces it.
             if inner.read.is_none() {
                 if let Some(file) = &inner.write {
                     inner.read = reopen(file, libc::O_RDONLY).ok().map(Arc::new);
@@ -169,22 +170,22 @@ impl Opened {
         drop(gone);
     }
 
-    /// A descriptor of it is being closed.
+    /// Records that a descriptor of the file is being closed.
     pub(crate) fn note_flush(&self) {
         self.inner().flushed = Some(Instant::now());
     }
 
-    /// When a descriptor of it was closed last.
+    /// When a descriptor of the file was last closed.
     pub(crate) fn flushed(&self) -> Option<Instant> {
         self.inner().flushed
     }
 
-    /// A descriptor, one that can write if there is one.
+    /// A descriptor of the file, a writable one if there is one.
     pub(crate) fn any(&self) -> Option<Arc<OwnedFd>> {
         self.inner().any().cloned()
     }
 
-    /// A descriptor that can write.
+    /// A writable descriptor of the file.
     pub(crate) fn writable(&self) -> Option<Arc<OwnedFd>> {
         self.inner().write.clone()
     }

@@ -1,7 +1,7 @@
-//! `forebay-mount` as a program: its command line, its start, and what it hears while it serves.
+//! `forebay-mount` as a program: its command line, its start, and the messages that it handles while it serves.
 //!
-//! With its supervisor it speaks by messages of JSON over a SOCK_SEQPACKET socket ([`Said`], [`Heard`]). When that
-//! closes the supervisor is dead and so is the pool: the mount is taken away.
+//! It exchanges JSON messages with its supervisor over a SOCK_SEQPACKET socket (`Supervisor`, `Heard`). When that
+//! socket closes, the supervisor is dead and so is the pool: the mount is removed.
 
 use std::ffi::OsString;
 use std::io;
@@ -39,13 +39,13 @@ Usage: forebay-mount --pool DIR --at DIR [--allow-other] [--no-passthrough]
 SIGTERM unmounts. Environment: FOREBAY_LOG=error|warn|info|debug|trace sets how much is logged.
 ";
 
-/// Threads that serve requests, whatever the processors are: one waits in a slow call now and then.
+/// Fewest serving threads, whatever the number of processors: one of them may be in a slow call.
 const THREADS_MIN: usize = 4;
-/// More contend for the daemon alone.
+/// Most serving threads. More would only contend for the daemon.
 const THREADS_MAX: usize = 16;
-/// How often the main thread looks whether the mount was taken away by somebody else.
+/// How often the main thread checks whether another process has removed the mount.
 const LOOK_MS: i32 = 200;
-/// Bytes of a message.
+/// Most bytes of a message.
 const MESSAGE_BYTES_MAX: usize = 16 * 1024;
 
 #[derive(Debug, Default)]
@@ -126,7 +126,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// A program that is preloaded with the other door of its pool would wait for itself: start again without.
+/// Under the preload library of its own pool this process would wait for itself, so it starts again without it.
 fn shed_preload() {
     if std::env::var_os("LD_PRELOAD").is_some() {
         let e = std::process::Command::new("/proc/self/exe")
@@ -144,7 +144,7 @@ struct Supervisor {
     socket: Option<OwnedFd>,
 }
 
-/// What the supervisor wants, or that it is gone.
+/// A message or signal to the main thread, or the end of the supervisor.
 #[derive(Debug, PartialEq, Eq)]
 enum Heard {
     Unmount {
@@ -152,7 +152,7 @@ enum Heard {
         /// Repeated in a refusal.
         asker: u64,
     },
-    /// A signal: the pool stops, or whoever started the process wants it to.
+    /// A signal: the pool stops, or the process that started this one ends it.
     End,
     Gone,
     Nothing,
@@ -173,7 +173,7 @@ impl Supervisor {
     fn say(&self, message: &Value) {
         let Some(socket) = &self.socket else { return };
         let text = message.to_string();
-        // SAFETY: the buffer is as long as said. A supervisor that is gone does not want to know.
+        // SAFETY: the buffer is as long as said. A failed send is ignored, because the supervisor is gone.
         unsafe { libc::send(socket.as_raw_fd(), text.as_ptr().cast(), text.len(), libc::MSG_NOSIGNAL) };
     }
 
@@ -181,7 +181,7 @@ impl Supervisor {
         self.say(&json!({ "failed": failure(e) }));
     }
 
-    /// It cannot be unmounted, as was asked for.
+    /// Reports that the mount cannot be unmounted as requested.
     fn busy(&self, e: &Error, asker: u64) {
         self.say(&json!({ "busy": failure(e), "asker": asker }));
     }
@@ -223,8 +223,9 @@ fn block_signals() -> Result<OwnedFd> {
     signals.map(OwnedFd::from).map_err(|e| Error::io("cannot watch for signals", &e))
 }
 
-/// Sheds what a person's shell would bind this process by: a supervisor has done so for its own. A limit that cannot be
-/// raised is not to kill it, which serves other users too: what it does for them fails instead (EFBIG).
+/// Raises the limits that this process inherited from a user's shell; a supervisor has raised its own. Exceeding a
+/// limit that cannot be raised must not kill this process, which serves other users too: the operation fails instead
+/// (EFBIG).
 fn shed_limits() {
     let raised = [
         libc::RLIMIT_NOFILE, // two for each file that is open
@@ -245,21 +246,21 @@ fn shed_limits() {
         }
     }
     signals::ignore(&[libc::SIGXFSZ, libc::SIGXCPU]);
-    // Ignored, the programs that it starts could not be waited for.
+    // While SIGCHLD is ignored, this process could not wait for the programs that it starts.
     signals::reset(libc::SIGCHLD);
 }
 
 fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     let signals = block_signals()?;
     shed_limits();
-    // SAFETY: cannot fail. Modes were masked where the request came from.
+    // SAFETY: cannot fail. The kernel has applied each caller's umask already.
     unsafe { libc::umask(0) };
     let at = mountpoint::full_path(&arguments.at)?;
     let source = arguments.pool.to_string_lossy().into_owned();
-    // The supervisor starts one process at a time: what is mounted there for this pool is of one that died.
+    // The supervisor starts one process at a time, so a mount of this pool on the directory belongs to one that died.
     let dead = mountpoint::check_place(&at, &source, supervisor.socket.is_some())?;
     let pool = Pool::attach_as(&arguments.pool, Role::Mount)?;
-    // Root's own daemon lets nobody else write its shard.
+    // If root owns the pool, no other user can write its shard.
     let owner = std::fs::metadata(&arguments.pool).map_err(|e| Error::io("cannot look at the pool", &e))?;
     let options = Options { distrusts: owner.uid() != 0, ..arguments.options };
     let mount = match dead {
@@ -274,8 +275,8 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let session =
         Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX), arguments.no_passthrough)?;
-    // The kernel's table, and no look at the directory: that would be a request to this process, which could not be
-    // replaced while it waits for itself.
+    // Checked in the kernel's table, without access to the directory: that would be a request to this process, and
+    // while it waits for itself it cannot be replaced.
     if mountpoint::mounted_on(&at).is_none_or(|uppermost| uppermost.device != guard.mounted.device) {
         return Err(Error::new(Code::Busy, what()).why("something else was mounted there at the same time"));
     }
@@ -296,19 +297,19 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     Ok(())
 }
 
-/// The link by which programs under the preload library find the mount. Removed when this is dropped.
+/// The link by which programs under the preload library find the mount. Dropping this removes the link.
 struct Announced {
     link: PathBuf,
     text: PathBuf,
 }
 
 impl Announced {
-    /// None when it cannot be made: programs go without.
+    /// None when the link cannot be created: programs then do without the mount.
     fn new(pool: &Path, at: &Path) -> Option<Announced> {
         let mounted = mountpoint::mounted_on(at)?;
         let text = forebay_types::mount_link(libc::makedev(0, mounted.device.1), at.as_os_str().as_bytes());
         let announced = Announced { link: pool.join(MOUNT_LINK), text: OsString::from_vec(text).into() };
-        // By another name first, so that there is always one whole link.
+        // Created under another name first, so that there is always one whole link.
         let new = pool.join(format!("{MOUNT_LINK}.new"));
         let _ = std::fs::remove_file(&new);
         let done = std::os::unix::fs::symlink(&announced.text, &new)
@@ -321,14 +322,14 @@ impl Announced {
 
 impl Drop for Announced {
     fn drop(&mut self) {
-        // Unless it is another mount's by now.
+        // Unless the link belongs to another mount by now.
         if std::fs::read_link(&self.link).is_ok_and(|text| text == self.text) {
             let _ = std::fs::remove_file(&self.link);
         }
     }
 }
 
-/// Takes the mount away when what follows the mount fails.
+/// Removes the mount when this is dropped: if a later step of the start fails, and at the end.
 struct Guard {
     mounted: Mount,
     armed: bool,
@@ -344,7 +345,7 @@ impl Drop for Guard {
     }
 }
 
-/// Waits for the end.
+/// Handles messages and signals until the mount is gone.
 fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (&FileSystem, &Session)) {
     let (fs, session) = served;
     let at = guard.mounted.point.display().to_string();
@@ -369,7 +370,7 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
             Heard::Nothing => {}
             Heard::Gone => {
                 tracing::error!("the supervisor is gone: {at} is taken away");
-                return; // the guard clears it
+                return; // the guard removes it
             }
             Heard::Unmount { lazy, asker } => match mountpoint::unmount(&guard.mounted) {
                 Ok(()) => guard.armed = false,
@@ -389,7 +390,7 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
                 Err(e) if e.code == Code::NotFound => return,
                 Err(e) => {
                     tracing::warn!("{e}; it is taken away all the same");
-                    return; // by the guard
+                    return; // the guard removes it
                 }
             },
         }

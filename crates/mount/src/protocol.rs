@@ -1,11 +1,11 @@
-//! The kernel's side of the conversation: numbers, requests and replies of the FUSE protocol, version 7.
+//! The FUSE protocol, version 7: its numbers, requests and replies.
 //!
-//! Requests are read field by field from the bytes that the kernel wrote, replies are appended to a buffer. Numbers are
-//! this machine's own. Names follow `linux/fuse.h`, which is the reference. No I/O, no unsafe.
+//! Requests are parsed field by field from the bytes that the kernel wrote; replies are appended to a buffer. Numbers
+//! are in native byte order. Names follow `linux/fuse.h`, which is the reference. No I/O, no unsafe.
 
 use forebay_sys::fuse::{out_header, OUT_HEADER_BYTES};
 
-/// Version that is spoken; the kernel's must be 7, and its minor version decides what it can do.
+/// The major version. The kernel's must be the same; its minor version determines its features.
 pub(crate) const MAJOR: u32 = 7;
 /// The newest minor version whose features are used.
 pub(crate) const MINOR: u32 = 45;
@@ -17,7 +17,7 @@ pub(crate) const ROOT_NODE: u64 = 1;
 /// Bytes of a request's header.
 pub(crate) const IN_HEADER_BYTES: usize = 40;
 
-/// What the kernel asks.
+/// Request codes.
 pub(crate) mod op {
     pub(crate) const LOOKUP: u32 = 1;
     pub(crate) const FORGET: u32 = 2;
@@ -65,7 +65,7 @@ pub(crate) mod op {
     pub(crate) const COPY_FILE_RANGE_64: u32 = 53;
 }
 
-/// What both sides can do, agreed at the start.
+/// Features that both sides have, negotiated by INIT.
 pub(crate) mod init {
     pub(crate) const ASYNC_READ: u64 = 1;
     pub(crate) const POSIX_LOCKS: u64 = 1 << 1;
@@ -85,7 +85,7 @@ pub(crate) mod init {
     pub(crate) const NO_EXPORT_SUPPORT: u64 = 1 << 38;
 }
 
-/// How a file is opened.
+/// Flags in the reply to an open.
 pub(crate) mod fopen {
     pub(crate) const DIRECT_IO: u32 = 1;
     pub(crate) const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
@@ -105,26 +105,26 @@ pub(crate) mod fattr {
     pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// Flag of WRITE: pages of a mapping.
+/// Flag of WRITE: the data are pages of a mapping.
 pub(crate) const WRITE_CACHE: u32 = 1;
-/// A write or an open with O_TRUNC that drops set-id bits.
+/// Flag of WRITE: drop set-ID bits.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
-/// See [`WRITE_KILL_SUIDGID`].
+/// Flag of OPEN with O_TRUNC: drop set-ID bits.
 pub(crate) const OPEN_KILL_SUIDGID: u32 = 1;
-/// A lock request of flock(2), not of fcntl(2).
+/// Flag of lock requests: the lock is one of flock(2), not of fcntl(2).
 pub(crate) const LK_FLOCK: u32 = 1;
-/// A release that drops the handle's flock.
+/// Flag of RELEASE: drop the handle's flock.
 pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 2;
-/// Of an fsync: data alone.
+/// Flag of FSYNC: write the data alone.
 pub(crate) const FSYNC_FDATASYNC: u32 = 1;
 
-/// Reads a request's fields; what is missing reads as an error.
+/// Reads a request's fields. A missing field is an error.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     rest: &'a [u8],
 }
 
-/// The request is shorter than its kind.
+/// The request is shorter than its kind requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Short;
 
@@ -159,7 +159,7 @@ impl<'a> Fields<'a> {
         Ok(name)
     }
 
-    /// So many bytes.
+    /// The next `count` bytes.
     pub(crate) fn bytes(&mut self, count: usize) -> Result<&'a [u8], Short> {
         if count > self.rest.len() {
             return Err(Short);
@@ -182,13 +182,13 @@ pub(crate) struct Request<'a> {
     pub(crate) node: u64,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// The thread that makes the call; 0 when it lies in a process namespace that is not seen from here.
+    /// The calling thread; 0 if it is in a process namespace that this process cannot see.
     pub(crate) thread: u32,
     pub(crate) fields: Fields<'a>,
 }
 
 impl<'a> Request<'a> {
-    /// The request in what one read from the device gave.
+    /// Parses the request that one read from the device returned.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Request<'a>, Short> {
         let mut f = Fields::new(bytes);
         let len = f.u32()? as usize;
@@ -203,10 +203,10 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A reply that is being put together: room for the header, then the body.
+/// A reply under construction: space for the header, then the body.
 #[derive(Debug)]
 pub(crate) struct Body {
-    /// The message, and behind it what longer ones left: memory that was used once is not cleared again.
+    /// The message, followed by remains of longer ones: only memory that was never used before is cleared.
     memory: Vec<u8>,
     /// Bytes of the message.
     used: usize,
@@ -217,12 +217,12 @@ impl Body {
         Body { memory: vec![0; OUT_HEADER_BYTES], used: OUT_HEADER_BYTES }
     }
 
-    /// Empties it, and keeps its memory.
+    /// Empties the body, and keeps its memory.
     pub(crate) fn clear(&mut self) {
         self.used = OUT_HEADER_BYTES;
     }
 
-    /// `count` bytes more, with whatever in them.
+    /// Appends `count` bytes with unspecified content.
     fn more(&mut self, count: usize) -> &mut [u8] {
         let (from, to) = (self.used, self.used + count);
         if to > self.memory.len() {
@@ -257,7 +257,8 @@ impl Body {
         self.used - OUT_HEADER_BYTES
     }
 
-    /// Room for `count` bytes, of which `fill` says how many it used; what is in them before is left over from others.
+    /// Appends up to `count` bytes: `fill` writes them, and returns how many it wrote. Its buffer has unspecified
+    /// content.
     pub(crate) fn fill<E>(
         &mut self,
         count: usize,
@@ -269,8 +270,8 @@ impl Body {
         used
     }
 
-    /// The whole message: a reply to `unique`, or with none a notification. `error` is 0 or a negative errno; for a
-    /// notification its number.
+    /// The whole message: a reply to `unique`, or a notification if `unique` is 0. `error` is 0 or a negative errno,
+    /// and the number of a notification.
     pub(crate) fn message(&mut self, unique: u64, error: i32) -> &[u8] {
         let header = out_header(self.used, unique, error);
         self.memory[..OUT_HEADER_BYTES].copy_from_slice(&header);
@@ -278,7 +279,7 @@ impl Body {
     }
 }
 
-/// How long the kernel may believe something; ordered by that.
+/// How long the kernel may use a cached name or attributes; ordered by duration.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Validity {
     pub(crate) seconds: u64,
@@ -286,15 +287,15 @@ pub(crate) struct Validity {
 }
 
 impl Validity {
-    /// Ask each time.
+    /// The kernel sends a request each time.
     pub(crate) const NONE: Validity = Validity { seconds: 0, nanoseconds: 0 };
-    /// For a look at what a name has just led to.
+    /// For attributes in the reply to a look-up.
     pub(crate) const BRIEF: Validity = Validity { seconds: 0, nanoseconds: 20_000_000 };
-    /// Until told otherwise: a day, as a bound on what a lost word could do.
+    /// Until an invalidation. A day bounds the effect of a lost invalidation.
     pub(crate) const LONG: Validity = Validity { seconds: 86_400, nanoseconds: 0 };
 }
 
-/// A time as the protocol has it: seconds, nanoseconds.
+/// The three times as the protocol orders them: all seconds, then all nanoseconds.
 fn put_times(out: &mut Body, st: &libc::stat) {
     out.u64(st.st_atime as u64);
     out.u64(st.st_mtime as u64);
@@ -304,13 +305,13 @@ fn put_times(out: &mut Body, st: &libc::stat) {
     out.u32(st.st_ctime_nsec as u32);
 }
 
-/// A device number in the kernel's 32 bits.
+/// Encodes a device number in the kernel's 32 bits.
 fn small_device(device: u64) -> u32 {
     let (major, minor) = (libc::major(device), libc::minor(device));
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// A device number of the kernel's 32 bits.
+/// Decodes a device number from the kernel's 32 bits.
 pub(crate) fn large_device(device: u32) -> u64 {
     libc::makedev((device & 0xfff00) >> 8, (device & 0xff) | ((device >> 12) & 0xfff00))
 }
@@ -349,7 +350,7 @@ pub(crate) fn put_entry_out(out: &mut Body, node: u64, st: &libc::stat, entry: V
     put_attr(out, st);
 }
 
-/// A name that is not there, which the kernel may believe.
+/// A name that does not exist, which the kernel may cache for `entry`.
 pub(crate) fn put_absent(out: &mut Body, entry: Validity) {
     out.u64(0);
     out.u64(0);
@@ -404,7 +405,7 @@ pub(crate) fn put_statx_out(out: &mut Body, st: &libc::stat, born: Option<(i64, 
     out.zeros(8 + 14 * 8);
 }
 
-/// Bytes that a directory entry with a name of `name_bytes` takes; with attributes in front or not.
+/// Bytes of a directory entry with a name of `name_bytes`, including attributes in front of it if `plus` is set.
 pub(crate) fn dirent_bytes(name_bytes: usize, plus: bool) -> usize {
     let front = if plus { ENTRY_OUT_BYTES } else { 0 };
     front + (24 + name_bytes).next_multiple_of(8)

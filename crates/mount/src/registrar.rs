@@ -1,13 +1,14 @@
-//! Registration of backing files with the kernel for passthrough: by this process where it may, else by the helper.
+//! Registration of backing files with the kernel for passthrough: by this process if it has the privilege, else by the
+//! helper.
 //!
-//! A helper may die or hang. A thread, the keeper, notices that and looks for another. No open waits for a helper to be
-//! found: files that are opened meanwhile are served by requests until their last release. A helper that hangs delays
-//! the opens that wait for it once, by the spin of [`forebay_register::Registrar`]; then it is given up, and what it
-//! answers later is not heard.
+//! A helper may die or hang. A thread, the keeper, notices this and searches for another helper. No open waits for
+//! that search: files that are opened meanwhile are served by requests until their last release. A helper that hangs
+//! delays the opens that wait for it once, by the timeout of [`forebay_register::Registrar`]. Then it is given up, and
+//! its later answers are ignored.
 //!
-//! What was registered stays so when the helper dies: registrations belong to the FUSE connection, so that the next
-//! helper can end them. It is told of three kinds first: those that ended while there was no helper, those of which it
-//! is not known whether the last one heard, and those that it made and could not answer for.
+//! Registrations outlive the helper, because they belong to the FUSE connection, so the next helper can end them. It
+//! first receives three kinds to end: registrations that ended while there was no helper, registrations whose end the
+//! last helper may not have received, and registrations that the last helper made without an answer.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,21 +19,21 @@ use forebay_register::{backing, Failure};
 
 use crate::device::Device;
 
-/// Pause between two looks for another helper: at first, and at most.
+/// Pause between two searches for another helper: at first, and at most.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 const LOOK_AGAIN_MAX: Duration = Duration::from_secs(60);
 /// A helper that lived longer than this did not fail at its start.
 const LONG_LIFE: Duration = Duration::from_secs(60);
-/// More numbers than this are not missing between two registrations.
+/// A larger gap between the numbers of two registrations is not taken for registrations without an answer.
 const MISSED_MAX: i32 = 64;
 const STACK_BYTES: usize = 256 * 1024;
 
-/// One of the two.
+/// The process that registers files.
 #[derive(Debug)]
 pub(crate) enum Registrar {
-    /// This process has CAP_SYS_ADMIN.
+    /// This process, which has CAP_SYS_ADMIN.
     Itself(Arc<Device>),
-    /// `forebay-register` has.
+    /// `forebay-register`, which has CAP_SYS_ADMIN.
     Helper(Arc<Helper>),
 }
 
@@ -40,37 +41,39 @@ pub(crate) enum Registrar {
 #[derive(Debug)]
 pub(crate) struct Helper {
     device: Arc<Device>,
-    /// A file that a new helper shows with that it works.
+    /// A file that a new helper registers to prove that it works.
     probe: OwnedFd,
-    /// Held over a request to the helper and its answer, so that numbers are seen in the order of their registrations.
+    /// Held across a request to the helper and its answer, so that numbers are seen in the order of their
+    /// registrations.
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     helper: Option<forebay_register::Registrar>,
-    /// One that was given up, for the keeper to bury.
+    /// A helper that was given up. The keeper reaps it.
     dead: Option<forebay_register::Registrar>,
     numbers: Numbers,
 }
 
-/// Which registrations are to end.
+/// Registrations that have to be ended.
 #[derive(Debug, Default)]
 struct Numbers {
     /// The greatest number that the kernel gave.
     greatest: i32,
-    /// To be ended by the next helper.
+    /// Their end has not been sent to a helper yet.
     pending: Vec<i32>,
-    /// The helper was told to end these after its last answer: it may not have heard.
+    /// Their end was sent to the helper after its last answer: it may not have received it.
     unconfirmed: Vec<i32>,
 }
 
 impl Numbers {
-    /// The helper answered with a new registration's number. Its messages are in order, so it has heard all before.
+    /// The helper answered with the number of a new registration. It handles messages in order, so it has received all
+    /// earlier ones.
     fn answered(&mut self, id: i32) {
         self.unconfirmed.clear();
         // The kernel numbers the registrations of a connection in order (idr_alloc_cyclic), and all are made here, one
-        // after the other: a number in between is of a registration whose answer was not heard.
+        // after the other. A number in between belongs to a registration whose answer was lost.
         if self.greatest > 0 && id > self.greatest && id - self.greatest <= MISSED_MAX {
             self.pending.extend(self.greatest + 1..id);
         }
@@ -84,7 +87,7 @@ impl Numbers {
 }
 
 impl State {
-    /// Ends registrations as long as there is a helper; an error is that there is none any more.
+    /// Ends the pending registrations if there is a helper. On an error the helper has been given up.
     fn flush(&mut self) -> io::Result<()> {
         let Some(helper) = &mut self.helper else { return Ok(()) };
         while let Some(id) = self.numbers.pending.last().copied() {
@@ -97,7 +100,7 @@ impl State {
         Ok(())
     }
 
-    /// The helper failed: it is not used again, and the keeper is woken by its connection's end.
+    /// Handles a helper's failure: it is not used again. The end of its connection wakes the keeper.
     fn give_up(&mut self, e: io::Error) -> io::Error {
         self.numbers.gone();
         self.dead = self.helper.take();
@@ -112,7 +115,7 @@ impl State {
         match helper.register(file) {
             Ok(id) => {
                 self.numbers.answered(id);
-                // One that fails at this has registered the file all the same.
+                // A helper that fails here has registered the file nevertheless.
                 let _ = self.flush();
                 Ok(Some(id))
             }
@@ -131,7 +134,7 @@ impl State {
 }
 
 impl Helper {
-    /// With `helper`, which registers `probe` to show that it can; what the kernel says if it cannot.
+    /// Starts with `helper`, which registers `probe` to prove that it can. Returns the kernel's error if it cannot.
     pub(crate) fn new(
         device: &Arc<Device>,
         helper: forebay_register::Registrar,
@@ -150,10 +153,10 @@ impl Helper {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tries a helper and has it serve; what hangs up when it ends.
+    /// Tests a helper and puts it into service. Returns a descriptor that hangs up when the helper ends.
     fn employ(&self, mut helper: forebay_register::Registrar) -> io::Result<OwnedFd> {
         let watch = helper.watch()?;
-        // Opens go by requests meanwhile: it is not in the state yet.
+        // Opens are served by requests meanwhile, because the helper is not in the state yet.
         let id = helper.register(self.probe.as_fd())?;
         let mut state = self.state();
         state.numbers.answered(id);
@@ -165,19 +168,19 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Its connection ends, which wakes the keeper.
+        // The end of the helper's connection wakes the keeper.
         self.state.get_mut().unwrap_or_else(PoisonError::into_inner).helper = None;
     }
 }
 
-/// Waits until the other end is closed, or ours was shut down.
+/// Waits until the other end is closed, or this end was shut down.
 fn wait_for_end(watch: &OwnedFd) {
     let mut fds = [libc::pollfd { fd: watch.as_raw_fd(), events: 0, revents: 0 }];
     // SAFETY: the array is as long as said. An interrupted wait begins anew.
     while unsafe { libc::poll(fds.as_mut_ptr(), 1, -1) } < 0 {}
 }
 
-/// The keeper: sees a helper's end, buries it, and looks for another.
+/// The keeper: notices the end of a helper, reaps it, and searches for another.
 fn keep(helper: &Weak<Helper>, mut watch: OwnedFd) {
     let mut pause = LOOK_AGAIN;
     loop {
@@ -191,7 +194,7 @@ fn keep(helper: &Weak<Helper>, mut watch: OwnedFd) {
             }
             state.dead.take()
         };
-        // Not in the state's lock: a process that does not die is waited for.
+        // Outside the state's lock, because dropping a helper waits for its process, which may not die.
         drop((dead, this));
         if employed.elapsed() >= LONG_LIFE {
             pause = LOOK_AGAIN;
@@ -211,7 +214,8 @@ fn keep(helper: &Weak<Helper>, mut watch: OwnedFd) {
 }
 
 impl Registrar {
-    /// Registers a regular file: the number by which opens name it, or none when that cannot be done for now.
+    /// Registers a regular file. Returns the number that opens give to the kernel, or none if no helper can register
+    /// now.
     pub(crate) fn register(&self, file: BorrowedFd<'_>) -> io::Result<Option<i32>> {
         match self {
             Registrar::Itself(device) => backing::register(device.as_fd(), file).map(Some),
@@ -219,7 +223,7 @@ impl Registrar {
         }
     }
 
-    /// Forgets a registration; opens that use it go on. While there is no helper it waits for one.
+    /// Ends a registration; opens that use it continue. While there is no helper, the end waits for the next one.
     pub(crate) fn unregister(&self, id: i32) {
         match self {
             Registrar::Itself(device) => backing::unregister(device.as_fd(), id),

@@ -1,14 +1,14 @@
-//! What the caller of a request may do, by the attributes as they are.
+//! Permission checks for the caller of a request, against the current attributes.
 //!
-//! The kernel checks permissions too (`default_permissions`). Before it checks permission bits, it refreshes attributes
-//! that were invalidated; but where only the owner may do something (chmod, chown, setting times, removing from a
-//! sticky directory, linking) it checks the owner that it has in memory. When another interface changed the owner, that
-//! one is old until something makes the kernel send a GETATTR. So these checks are made here again, and this file's
-//! answer counts.
+//! The kernel checks permissions too (`default_permissions`). Before it checks permission bits, it refreshes
+//! invalidated attributes. But for operations that only the owner may do (chmod, chown, setting times, removing from a
+//! sticky directory, linking) it compares with the owner that it has in memory. If another interface has changed the
+//! owner, that value stays old until the kernel sends a GETATTR. So these checks are repeated here, and their result
+//! is final.
 //!
-//! Root may do all of it, and the owner nearly so: neither costs anything here. For other callers, groups and
-//! capabilities are read from `/proc`, as a request names none. A capability in a user namespace counts for inodes
-//! whose owner and group have ids there, as in the kernel.
+//! Root passes all of the checks, and the owner nearly all; for both the checks cost nothing. For other callers,
+//! groups and capabilities are read from `/proc`, because a request does not contain them. A capability in a user
+//! namespace counts only for inodes whose owner and group are mapped there, as in the kernel.
 
 use forebay_types::{Attr, Code};
 
@@ -30,7 +30,7 @@ const GROUP_EXECUTE: u32 = 0o010;
 
 const NOT_PERMITTED: Errno = Errno(libc::EPERM);
 
-/// Mode, owner and group of an inode: what rights follow from.
+/// Mode, owner and group of an inode, which determine the permissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Owned {
     pub(crate) mode: u32,
@@ -44,7 +44,7 @@ impl From<&Attr> for Owned {
     }
 }
 
-/// Who sent a request.
+/// The caller of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rights {
     uid: u32,
@@ -70,7 +70,7 @@ impl Rights {
         self.gid == gid || self.status().is_some_and(|status| groups(&status).any(|group| group == gid))
     }
 
-    /// True when set-group-id bits of the inode are the caller's to keep and to set.
+    /// True when the caller may keep and set the set-group-ID bit of the inode.
     fn keeps_set_gid(self, inode: Owned) -> bool {
         self.is_root() || self.is_in_group(inode.gid) || self.has(CAP_FSETID, inode)
     }
@@ -94,7 +94,7 @@ impl Rights {
         Ok(if mode & SET_GID != 0 && !self.keeps_set_gid(inode) { mode & !SET_GID } else { mode })
     }
 
-    /// Checks a chown; an id that stays is none.
+    /// Checks a chown. `None` leaves an id as it is.
     pub(crate) fn chown(self, inode: Owned, uid: Option<u32>, gid: Option<u32>) -> Result<(), Errno> {
         if uid.is_none() && gid.is_none() || self.is_root() {
             return Ok(());
@@ -109,7 +109,7 @@ impl Rights {
         }
     }
 
-    /// Checks that times may be set: both to now, or others.
+    /// Checks that the caller may set the times: with `both_now` both to the current time, else to any.
     pub(crate) fn set_times(self, inode: Owned, both_now: bool) -> Result<(), Errno> {
         match (self.owns(inode), both_now) {
             (true, _) => Ok(()),
@@ -119,7 +119,7 @@ impl Rights {
         }
     }
 
-    /// The mode after a write, a truncation or a chown, of which the set-id bits of all but directories go.
+    /// The mode after a write, a truncation or a chown: set-ID bits are dropped, except those of directories.
     pub(crate) fn drop_set_ids(self, inode: Owned) -> u32 {
         let mode = inode.mode & 0o7777;
         if inode.mode & libc::S_IFMT == libc::S_IFDIR || mode & (SET_UID | SET_GID) == 0 {
@@ -138,8 +138,8 @@ impl Rights {
         }
     }
 
-    /// Checks the removal of `victim` from a directory: from a sticky one its owner and that of the entry may remove
-    /// it.
+    /// Checks the removal of `victim` from a directory. From a sticky directory only the owner of the directory and
+    /// the owner of the entry may remove it.
     pub(crate) fn remove(
         self,
         directory: impl FnOnce() -> Result<Owned, Code>,
@@ -154,13 +154,13 @@ impl Rights {
         }
         match victim() {
             Ok(victim) if !self.owns(victim) => Err(NOT_PERMITTED),
-            // The call itself says what is wrong with a name that is not there.
+            // If the name does not exist, the removal itself returns the error.
             _ => Ok(()),
         }
     }
 
-    /// Checks a hard link, where `fs.protected_hardlinks` is set: the owner may make one, and others of a regular file
-    /// that they may read and write and that has no set-id bits.
+    /// Checks a hard link, where `fs.protected_hardlinks` is set: the owner may link any inode, others only a regular
+    /// file without set-ID bits that they may read and write.
     pub(crate) fn link(self, inode: Owned) -> Result<(), Errno> {
         if self.is_root() || self.uid == inode.uid {
             return Ok(());
@@ -179,7 +179,7 @@ impl Rights {
         }
     }
 
-    /// Checks a change of a `user.` attribute: in a sticky directory only the owner may make one.
+    /// Checks a change of a `user.` attribute: for a sticky directory only its owner may make one.
     pub(crate) fn set_user_xattr(self, inode: Owned) -> Result<(), Errno> {
         let is_directory = inode.mode & libc::S_IFMT == libc::S_IFDIR;
         if is_directory && inode.mode & STICKY != 0 && !self.owns(inode) {
@@ -189,8 +189,8 @@ impl Rights {
         }
     }
 
-    /// What the kernel says of the calling thread; none where it lies in a process namespace that is not seen from
-    /// here.
+    /// The `/proc` status of the calling thread. None if the thread is in a process namespace that this process cannot
+    /// see.
     fn status(self) -> Option<String> {
         std::fs::read_to_string(format!("/proc/{}/status", self.thread)).ok()
     }
@@ -217,7 +217,7 @@ fn groups(status: &str) -> impl Iterator<Item = u32> + '_ {
     text.split_ascii_whitespace().filter_map(|group| group.parse().ok())
 }
 
-/// True when a map of a user namespace has an id of this namespace.
+/// True when the map of a user namespace contains an id of this namespace.
 fn maps(map: &str, id: u32) -> bool {
     map.lines().any(|line| {
         let mut words = line.split_ascii_whitespace().map(str::parse::<u64>);
@@ -234,7 +234,7 @@ fn maps(map: &str, id: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Of no process: it has no capabilities and no groups but its own.
+    /// Thread 0 is no process: these callers have no capabilities, and no groups but their own.
     const OWNER: Rights = Rights { uid: 1000, gid: 100, thread: 0 };
     const OTHER: Rights = Rights { uid: 1001, gid: 101, thread: 0 };
     const ROOT: Rights = Rights { uid: 0, gid: 0, thread: 0 };

@@ -1,51 +1,52 @@
-//! Which threads read requests, so that a request wakes one thread and no more.
+//! Which threads read requests. A request wakes one thread only.
 //!
-//! Were all threads to sleep in the kernel, each request would wake one of them, also while another is looking for it:
-//! on a machine whose processors sleep deeply, twice the price of serving it. So one thread, the *leader*, looks and
-//! sleeps there; the others wait here. Two things take them out:
+//! If all threads slept in the kernel, each request would wake one of them, even while another thread polls for it. On
+//! a machine whose processors sleep deeply this costs twice as much as serving the request. So one thread, the
+//! *leader*, polls and sleeps in the kernel, and the others wait here. Two events wake one of them:
 //!
-//! - The leader has been at one request for long (a file's space to free, a daemon that starts again): the *standby*, which
-//!   looks now and then while there is work, becomes the leader; the other comes back here when it is done.
-//! - Requests wait behind one another: a *helper* serves until none is left.
+//! - The leader has been at one request for long (a file's space to free, a daemon that restarts): the *standby*,
+//!   which checks the leader repeatedly while there is work, becomes the leader. The old leader returns here when its
+//!   request is done.
+//! - Requests queue up: a *helper* serves until none is left.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How often the standby looks while there is work.
+/// How often the standby checks the leader while there is work.
 const STANDBY_PERIOD: Duration = Duration::from_millis(1);
-/// Requests found at once, one behind the other, that call a helper.
+/// Requests found in a row without waiting that call a helper.
 const BURST: u32 = 6;
 
 #[derive(Debug, Default)]
 struct State {
     leader: bool,
     standby: bool,
-    /// Helpers that were called and have not come yet.
+    /// Helpers that were called and have not started yet.
     called: u32,
     helpers: u32,
     over: bool,
 }
 
-/// See the module.
+/// The duties of the serving threads; see the module.
 #[derive(Debug)]
 pub(crate) struct ServingThreads {
     state: Mutex<State>,
     changed: Condvar,
     standby_changed: Condvar,
     helpers_max: u32,
-    /// Counts leaders: one that finds another number than its own was relieved.
+    /// Counts leaders. A leader that finds another number than its own was relieved.
     term: AtomicU64,
-    /// Counts what leaders do: odd while they serve a request.
+    /// Counts the leader's steps: odd while it serves a request.
     steps: AtomicU64,
     /// The standby sleeps until it is woken.
     standby_sleeps: AtomicBool,
 }
 
-/// What a thread is to do.
+/// What a thread has to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Duty {
-    /// Serve, sleeping for requests, while [`ServingThreads::is_leader`] says so of this term.
+    /// Serve and sleep for requests, while [`ServingThreads::is_leader`] is true for this term.
     Leader(u64),
     /// Serve until no request waits.
     Helper,
@@ -70,7 +71,7 @@ impl ServingThreads {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for something to do.
+    /// Waits for a duty.
     pub(crate) fn duty(&self) -> Duty {
         let mut state = self.state();
         loop {
@@ -94,7 +95,7 @@ impl ServingThreads {
             let (back, relieves) = self.stand_by(state);
             state = back;
             state.standby = false;
-            // Another is the standby now.
+            // Another thread can be the standby now.
             self.changed.notify_one();
             if relieves {
                 return Duty::Leader(self.term.fetch_add(1, Ordering::SeqCst) + 1);
@@ -102,7 +103,7 @@ impl ServingThreads {
         }
     }
 
-    /// As the standby: true when the leader has been at one request for a whole period.
+    /// Waits as the standby. Returns true when the leader has been at one request for a whole period.
     fn stand_by<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, bool) {
         let mut before = self.steps.load(Ordering::SeqCst);
         loop {
@@ -116,7 +117,7 @@ impl ServingThreads {
                 return (state, true);
             }
             if now == before {
-                // No work: sleeps until the leader has some again.
+                // There is no work: the standby sleeps until the leader begins its next request.
                 self.standby_sleeps.store(true, Ordering::SeqCst);
                 if self.steps.load(Ordering::SeqCst) == now {
                     state = self.standby_changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -127,7 +128,7 @@ impl ServingThreads {
         }
     }
 
-    /// True while nobody has relieved the leader of this term.
+    /// True while no thread has relieved the leader of this term.
     pub(crate) fn is_leader(&self, term: u64) -> bool {
         self.term.load(Ordering::SeqCst) == term
     }
@@ -141,20 +142,20 @@ impl ServingThreads {
         }
     }
 
-    /// The leader of a term is done with its request.
+    /// The leader of a term has finished its request.
     pub(crate) fn ends(&self, term: u64) {
-        // One that was relieved has nothing to count: the steps are another's.
+        // A relieved leader counts nothing, because the steps are its successor's by now.
         if self.is_leader(term) {
             self.steps.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// The leader took over in the middle of another's step: it begins between steps.
+    /// A leader may take over in the middle of its predecessor's step. This makes the count even.
     pub(crate) fn takes_over(&self) {
         self.steps.fetch_add(self.steps.load(Ordering::SeqCst) & 1, Ordering::SeqCst);
     }
 
-    /// Tells how many requests were found at once, one behind the other.
+    /// Reports how many requests were found in a row without waiting.
     pub(crate) fn found_at_once(&self, count: u32) {
         if count < BURST {
             return;
@@ -168,12 +169,12 @@ impl ServingThreads {
         }
     }
 
-    /// A helper found no more to do.
+    /// A helper found no more requests.
     pub(crate) fn helped(&self) {
         self.state().helpers -= 1;
     }
 
-    /// The connection is over, for all.
+    /// The connection is over, for all threads.
     pub(crate) fn end(&self) {
         self.state().over = true;
         self.changed.notify_all();

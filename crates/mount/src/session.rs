@@ -1,9 +1,9 @@
-//! A FUSE connection being served: the agreement at its start, then threads that each read a request, serve it, and
-//! reply.
+//! Serves a FUSE connection: negotiates with the kernel, then each thread reads a request, serves it, and replies.
 //!
-//! Each thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`): a reply goes where its request came from. Which
-//! thread reads is the business of the serving threads (`serving_threads`); what may wait for ever, a lock, waits with
-//! a thread of its own. The threads end when the file system is unmounted or the connection aborted.
+//! Each thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`), and a reply is written to the descriptor that its
+//! request was read from. `serving_threads` decides which thread reads. A lock request may wait without limit, so it
+//! waits on a thread of its own (`locks`). The threads end when the file system is unmounted or the connection
+//! aborted.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,18 +25,18 @@ use crate::serving_threads::{Duty, ServingThreads};
 use crate::sharing::{self, Rounds};
 use crate::splice::{self, Pipe};
 
-/// Room for the largest request: a write with its headers.
+/// Size of the largest request: a write with its headers.
 const REQUEST_BYTES_MAX: usize = TRANSFER_BYTES_MAX + 4096;
-/// Requests that the kernel may have outstanding of the kind nobody waits for.
+/// Background requests, for which no program waits, that the kernel may have outstanding.
 const BACKGROUND_MAX: u16 = 64;
-/// From so many on the kernel calls the connection congested.
+/// From this many on the kernel treats the connection as congested.
 const CONGESTED_AT: u16 = 48;
-/// Oldest protocol that is spoken: that of Linux 5.4 has all that cannot be done without.
+/// Oldest minor version that is supported: Linux 5.4 has every feature that the mount cannot do without.
 const MINOR_MIN: u32 = 31;
-/// A passthrough file's own stack of file systems: one below us, none below that.
+/// The mount's own depth in a stack of file systems: the backing files' file system must not be stacked itself.
 const STACK_DEPTH: u32 = 1;
 
-/// What was agreed with the kernel.
+/// The result of the negotiation with the kernel.
 #[derive(Clone, Debug)]
 pub struct Agreement {
     /// The kernel's minor protocol version.
@@ -58,11 +58,12 @@ fn failed(what: &str) -> impl FnOnce(io::Error) -> Error + '_ {
 }
 
 impl Session {
-    /// Answers the kernel's first request, and serves the others by `threads` threads.
-    /// With `no_passthrough` data goes by requests even where the kernel would serve it.
+    /// Negotiates with the kernel, then serves requests by up to `threads` threads. With `no_passthrough` data is
+    /// served by requests even where the kernel could serve it.
     pub fn start(fs: &Arc<FileSystem>, threads: usize, no_passthrough: bool) -> Result<Session> {
         let agreement = agree(fs, no_passthrough)?;
-        // The device's clones are opened like itself, which not everybody may to whom the helper gave a connection.
+        // A clone needs an open of the device, which a user whose connection the helper opened may lack the permission
+        // for.
         let clones: Vec<Device> = (1..threads).map_while(|_| fs.device.another().ok()).collect();
         let threads = clones.len() + 1;
         if threads == 1 {
@@ -96,7 +97,7 @@ impl Session {
                 .map_err(failed("cannot start a thread"))?;
             started.push(thread);
         }
-        // A kernel without epochs, which are the way out when telling takes long, believes nothing.
+        // When invalidations take long, the daemon uses an epoch instead. A kernel without epochs may cache nothing.
         if agreement.minor >= MINOR_OF_EPOCHS {
             sharing::listen(fs, &rounds)?;
         }
@@ -116,7 +117,7 @@ impl Session {
     }
 }
 
-/// A thread's own: its descriptor, and room for requests and replies.
+/// The state of one serving thread: its descriptor, and buffers for requests and replies.
 struct Server<'a> {
     fs: &'a Arc<FileSystem>,
     device: &'a Arc<Device>,
@@ -124,9 +125,9 @@ struct Server<'a> {
     serving: &'a ServingThreads,
     buffer: Vec<u8>,
     out: Body,
-    /// For replies to large reads, made with the first.
+    /// For replies to large reads. Made with the first of them.
     pipe: Option<Pipe>,
-    /// Reads wait for a request.
+    /// Reads from the descriptor block until there is a request.
     waits: bool,
 }
 
@@ -141,7 +142,7 @@ impl Server<'_> {
         }
     }
 
-    /// Reads once; none when there is no request, or one that was given up.
+    /// Reads once. None when there is no request, or the kernel withdrew it.
     fn read(&mut self) -> std::result::Result<Option<usize>, Over> {
         match self.device.read(&mut self.buffer) {
             Ok(n) => Ok(Some(n)),
@@ -156,7 +157,7 @@ impl Server<'_> {
         }
     }
 
-    /// Looks for a request for as long as that pays; whether it was there at once comes along.
+    /// Polls for a request for as long as that pays. The flag is true if the first read found it.
     fn look(&mut self) -> std::result::Result<Option<(usize, bool)>, Over> {
         self.set_waiting(false);
         if let Some(n) = self.read()? {
@@ -169,7 +170,7 @@ impl Server<'_> {
         }
     }
 
-    /// Looks for a request, then sleeps for one.
+    /// Polls for a request, then sleeps until there is one.
     fn wait(&mut self) -> std::result::Result<(usize, bool), Over> {
         if let Some(found) = self.look()? {
             return Ok(found);
@@ -261,7 +262,7 @@ impl Server<'_> {
     }
 }
 
-/// An INTERRUPT wants no answer.
+/// An INTERRUPT has no reply.
 fn interrupt(fs: &FileSystem, rq: &Request<'_>) -> std::result::Result<Outcome, Errno> {
     let mut f = rq.fields;
     fs.locks.interrupt(f.u64()?);
@@ -270,7 +271,7 @@ fn interrupt(fs: &FileSystem, rq: &Request<'_>) -> std::result::Result<Outcome, 
 
 fn reply(device: &Device, out: &mut Body, unique: u64, error: i32) {
     if let Err(e) = device.write(out.message(unique, -error)) {
-        // The request was given up, or the connection is gone.
+        // The kernel withdrew the request, or the connection is gone.
         if !matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) {
             tracing::error!("cannot answer a request of the mount: {e}");
         }
@@ -345,7 +346,7 @@ fn agree(fs: &FileSystem, no_passthrough: bool) -> Result<Agreement> {
     Ok(Agreement { minor, data })
 }
 
-/// Registers a file to see whether that is allowed, and who may do it.
+/// Registers a file, to find out whether that is permitted and which process can do it.
 fn try_passthrough(fs: &FileSystem) -> DataPath {
     if !fs.pool.takes_files() {
         return DataPath::Requests("this node has no target, so all files lie on others".into());

@@ -1,10 +1,13 @@
-//! Word from the daemon whether others have files of the pool open, on a thread of its own.
+//! Receives from the daemon whether other programs have files of the pool open, on a thread of its own.
 //!
-//! While nobody has, the kernel may keep attributes of regular files (`cache_rules`). When somebody comes, no more are
-//! given out that last, replies that are on their way are waited for, and what was given is taken back, before the
-//! daemon lets the newcomer in. A daemon whose worker died is told of the mount again; until it is, everybody counts as
-//! company. So it is when this process has attached anew, as after a call that had no answer: changes by a session that
-//! the daemon does not know as the mount's are told to the kernel, and each would wait for itself.
+//! While no other program has, the kernel may cache attributes of regular files (`cache_rules`). When another program
+//! comes, the thread first stops giving out lasting attributes, waits for replies that are on their way, and
+//! invalidates what the kernel has cached. Only then does the daemon admit that program. After the death of a worker
+//! the mount is announced to the next one; until that has succeeded, other programs count as present.
+//!
+//! The mount is also announced again when this process has attached anew, for example after a call without an answer.
+//! The daemon writes invalidations for the changes of every session but the announced one, and an invalidation for the
+//! mount's own change would wait for the request that made it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,18 +19,18 @@ use forebay_types::{Error, Result};
 
 use crate::filesystem::FileSystem;
 
-/// Pause before the daemon is told again that does not answer.
+/// Pause between two attempts to announce the mount.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
-/// Pause before the kernel is told again of inodes that it does not know yet.
+/// Pause before invalidations are repeated for inodes that the kernel does not know yet.
 const UNREAD_AGAIN: Duration = Duration::from_micros(500);
-/// Longest wait for a request that is being served; one as slow answers with no attributes.
+/// Longest wait for a request that is being served. A request that takes longer replies without attributes.
 const ROUND_MAX: Duration = Duration::from_secs(1);
-/// How often it is made sure that the session which was announced is the process's.
+/// How often the thread checks that the announced session is still this process's session.
 const SESSION_LOOK_MS: i32 = 500;
-/// The daemon's word that nobody else has files open.
+/// The daemon's message that no other program has files open.
 const ALONE: u8 = 0;
 
-/// What each serving thread is at: odd while it serves a request.
+/// A count for each serving thread: odd while the thread serves a request.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
     threads: Vec<AtomicU64>,
@@ -38,12 +41,12 @@ impl Rounds {
         Rounds { threads: (0..threads).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// A thread begins to serve a request, or has answered it.
+    /// Called when a thread begins to serve a request, and when it has answered it.
     pub(crate) fn turn(&self, thread: usize) {
         self.threads[thread].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Waits until every request that is being served now was answered.
+    /// Waits until every request in progress has been answered.
     fn pass(&self) {
         let end = Instant::now() + ROUND_MAX;
         for thread in &self.threads {
@@ -56,13 +59,13 @@ impl Rounds {
 }
 
 impl FileSystem {
-    /// Others may have files open from now on.
+    /// Other programs may have files open from now on: invalidates the attributes that the kernel has cached.
     fn expect_sharing(&self, rounds: &Rounds) {
         if !self.cache_rules.set_alone(false) {
             return;
         }
         rounds.pass();
-        // All of them: the kernel may not have read yet what it is told of some, directories too.
+        // All inodes, also directories: the kernel may not have read yet the replies that contain some of them.
         let mut inos = self.nodes.numbers(|_| true);
         let end = Instant::now() + ROUND_MAX;
         loop {
@@ -78,17 +81,17 @@ impl FileSystem {
         }
     }
 
-    /// The kernel is to ask again for an inode's attributes. False when it does not know the inode, or not yet.
+    /// Invalidates the kernel's attributes of an inode. False when the kernel does not know the inode, or not yet.
     pub(crate) fn invalidate_attributes(&self, ino: u64) -> bool {
         let note = forebay_sys::fuse::invalidate_attributes(self.node(forebay_types::Ino(ino)));
         self.device.write(&note).map_or_else(|e| e.raw_os_error() != Some(libc::ENOENT), |()| true)
     }
 }
 
-/// Announces the mount, and listens on a thread of its own until the process ends.
+/// Announces the mount, and receives the daemon's messages on a thread of its own until the process ends.
 pub(crate) fn listen(fs: &Arc<FileSystem>, rounds: &Arc<Rounds>) -> Result<()> {
     let what = "cannot have the kernel told of changes";
-    // The session first: should it end meanwhile, the next look announces the next one.
+    // The session is read first: if it ends meanwhile, the next check announces its successor.
     let announce = |fs: &FileSystem| {
         let session = fs.pool.session();
         fs.pool.announce_mount(fs.device.as_fd()).map(|(socket, alone)| (socket, session, alone))
@@ -118,12 +121,13 @@ pub(crate) fn listen(fs: &Arc<FileSystem>, rounds: &Arc<Rounds>) -> Result<()> {
     Ok(())
 }
 
-/// Does what the daemon says until its end of the socket closes, or `session` is no longer this process's.
+/// Handles the daemon's messages until its end of the socket closes, or this process has another session than
+/// `session`.
 fn hear(fs: &FileSystem, rounds: &Rounds, socket: &OwnedFd, session: Option<u64>) {
     let mut word = [0u8];
     loop {
         let mut ready = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one structure, as said. A wait that fails or was interrupted is followed by the receive's own.
+        // SAFETY: one structure, as said. After a wait that failed or was interrupted, the receive waits instead.
         if unsafe { libc::poll(&mut ready, 1, SESSION_LOOK_MS) } == 0 {
             match fs.pool.session() {
                 now if now == session => continue,
@@ -138,11 +142,11 @@ fn hear(fs: &FileSystem, rounds: &Rounds, socket: &OwnedFd, session: Option<u64>
             }
             1 => {
                 fs.expect_sharing(rounds);
-                // SAFETY: as above. A daemon that is gone is noticed by the next look.
+                // SAFETY: as above. The next receive notices a daemon that is gone.
                 unsafe { libc::send(socket.as_raw_fd(), word.as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
             }
             n if n < 0 => match io::Error::last_os_error().kind() {
-                // The socket has a time limit.
+                // The socket has a receive timeout.
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::TimedOut => {}
                 _ => return,
             },

@@ -1,5 +1,5 @@
-//! Replies to large reads without a copy in this process: the file's pages are put into a pipe behind the reply's
-//! header, and the pipe into the device, from where the kernel copies them once, to whoever reads.
+//! Replies to large reads without a copy in this process. The file's pages are spliced into a pipe behind the reply's
+//! header, and the pipe is spliced into the device. The kernel then copies the data once, to the reader.
 
 use forebay_sys::fuse::{out_header, OUT_HEADER_BYTES};
 use std::io;
@@ -7,13 +7,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::device::Device;
 
-/// From so many bytes on it pays: the pipe's four system calls against one copy.
+/// Smallest read for which splicing pays: the pipe takes four system calls, against one copy.
 const SPLICE_BYTES_MIN: usize = 64 * 1024;
 const PAGE_BYTES: usize = 4096;
-/// What a pipe should hold: the largest read, from the middle of a page on, and the header. Who has no privileges gets
-/// less, and has the largest reads copied.
+/// Wanted size of a pipe: the largest read, which may begin in the middle of a page, and the header. A process without
+/// privileges gets a smaller pipe, and copies the largest reads.
 const PIPE_BYTES: usize = 2 << 20;
-/// As much as everybody may have, unless the system says otherwise.
+/// Pipe size that every user may set, by the system's default.
 const PIPE_BYTES_OF_ALL: usize = 1 << 20;
 
 /// A thread's pipe; empty between two replies.
@@ -21,7 +21,7 @@ const PIPE_BYTES_OF_ALL: usize = 1 << 20;
 pub(crate) struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
-    /// Buffers that it has, each of a page or less.
+    /// Number of the pipe's buffers. Each holds a page or less.
     pages: usize,
 }
 
@@ -45,7 +45,7 @@ impl Pipe {
         Ok(Pipe { read, write, pages: bytes / PAGE_BYTES })
     }
 
-    /// Puts header and data into the pipe, and the pipe into the device.
+    /// Writes the header into the pipe, splices the data behind it, and splices the pipe into the device.
     fn send(
         &self,
         device: &Device,
@@ -84,8 +84,8 @@ impl Pipe {
     }
 }
 
-/// Answers a read of `size` bytes at `offset` with what `file` has there; false when nothing was answered, and the data
-/// are to be copied.
+/// Answers a read of `size` bytes at `offset` with the data of `file`. Returns false if nothing was answered: the
+/// caller then copies the data.
 pub(crate) fn answer_read(
     pipe: &mut Option<Pipe>,
     device: &Device,
@@ -97,7 +97,7 @@ pub(crate) fn answer_read(
         return false;
     }
     let (Ok(st), Ok(at)) = (crate::filesystem::fstat(&file), i64::try_from(offset)) else { return false };
-    // The header comes first and says how much there is.
+    // The header precedes the data and states their length.
     let bytes = usize::try_from(st.st_size - at).map_or(0, |left| left.min(size));
     if bytes < SPLICE_BYTES_MIN {
         return false;
@@ -113,7 +113,7 @@ pub(crate) fn answer_read(
             *pipe = Some(open);
             true
         }
-        // What is in the pipe goes with it. A reply that nobody waits for was an answer too.
+        // The pipe is dropped with its content. A reply that the kernel no longer waits for counts as answered.
         Err(e) => matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)),
     }
 }

@@ -1,5 +1,5 @@
-//! Attributes through the mount are the pool's, though the kernel keeps them: changed by another door while the kernel
-//! looks an inode up for the first time, and of inodes that it knows by two numbers.
+//! The mount shows the pool's attributes although the kernel caches them: when another interface changes an inode
+//! while the kernel looks it up for the first time, and for inodes that the kernel knows by two numbers.
 
 mod common;
 
@@ -14,9 +14,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Makes directories by preload, has another process look at each through the mount for the first time, and changes its
-/// mode at about that moment. Says how often it was between question and answer, and how often a mode from before
-/// stayed.
+/// Makes directories by preload, lets another process look each of them up through the mount for the first time, and
+/// changes its mode at about that moment. Prints how often the change was between request and reply, and how often an
+/// old mode stayed.
 const CHANGES: &str = r#"
 import os, random, subprocess, sys, time
 at, rounds = sys.argv[1], int(sys.argv[2])
@@ -47,7 +47,7 @@ looker.wait()
 print(between, stale)
 "#;
 
-/// Keeps this thread on the first processor, with this policy there; false where that is not allowed.
+/// Runs this thread on the first processor, with this policy. False where that is not permitted.
 fn pin(policy: i32, priority: i32) -> bool {
     // SAFETY: an all-zero set is empty, and the structures live over the calls.
     unsafe {
@@ -58,7 +58,7 @@ fn pin(policy: i32, priority: i32) -> bool {
     }
 }
 
-/// Takes the first processor away from others but for a moment now and then.
+/// Takes the first processor from other threads, except for short moments.
 fn hog(stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_micros(150));
@@ -82,7 +82,7 @@ fn change_by_another_door_beside_the_first_look_is_seen() {
     let Some(place) = Place::mounted() else { return };
     let stop = AtomicBool::new(false);
     let said = std::thread::scope(|scope| {
-        // Who looks has asked, and reads the answer late: in between its processor is taken.
+        // The look-up has sent its request, and reads the reply late, because its processor is taken in between.
         scope.spawn(|| match pin(libc::SCHED_FIFO, 1) {
             true => hog(&stop),
             false => eprintln!("no real-time priority: answers are read early, and nothing is between"),
@@ -102,7 +102,7 @@ fn change_by_another_door_beside_the_first_look_is_seen() {
 #[test]
 fn file_made_without_a_name_and_linked_shows_the_same_by_descriptor_and_by_name() {
     let Some(place) = Place::mounted() else { return };
-    // While nobody else uses the pool: the kernel keeps attributes of files.
+    // Done while no other program uses the pool, because the kernel then caches attributes of files.
     let mut file: File = OpenOptions::new()
         .read(true)
         .write(true)
@@ -161,7 +161,7 @@ fn open_files_without_a_name_take_every_change_of_attributes() {
         return eprintln!("skipped: there is no C compiler");
     }
     let Some(place) = Place::mounted() else { return };
-    // The table of calls and ways to have no name that the preload library is tested with.
+    // The table of calls and of ways to lose a name, with which the preload library is tested too.
     let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/calls");
     let sources = fs::read_dir(sources).unwrap().map(|entry| entry.unwrap().path());
     let program = place.dir.join("calls");
@@ -176,7 +176,7 @@ fn open_files_without_a_name_take_every_change_of_attributes() {
     place.is_clean();
 }
 
-/// Stores through a shared mapping, and says by which call its times move: at once, as on Linux, or only later.
+/// Stores through a shared mapping, and prints at which call its times change: at once, as on Linux, or only later.
 const STORES: &str = r#"
 import mmap, os, sys, time
 def facts(path):
@@ -207,7 +207,7 @@ fn store_through_a_mapping_moves_times_at_once() {
     let Some(place) = Place::mounted() else { return };
     let plain = std::path::PathBuf::from(format!("/dev/shm/fbm-stored-{}", std::process::id()));
     let said = |at: &std::path::Path| {
-        // Nobody else uses the pool: the kernel keeps attributes of files.
+        // No other program uses the pool, so the kernel caches attributes of files.
         let output = Command::new("python3").args(["-c", STORES]).arg(at).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
@@ -231,7 +231,7 @@ fn names_made_after_a_file_are_not_older_and_files_made_after_a_name_are_not_eit
             (&file).write_all(b"x").unwrap();
             changed("f")
         };
-        // Read between two changes, so that the second gets an exact time from kernels that have any.
+        // Read between two changes, so that the second gets an exact time, on kernels that have exact times.
         write();
         let first = write();
         let name = format!("d{i}");
@@ -269,7 +269,7 @@ fn extended_attributes_of_an_inode_have_128_kib_together() {
     };
     assert_eq!([1, 2, 3, 4, 5].map(set), [0, 0, 0, 0, libc::ENOSPC]);
     let mut found = vec![0u8; 65_536];
-    // SAFETY: as above, with room as is said.
+    // SAFETY: as above, with a buffer as long as said.
     let n =
         unsafe { libc::getxattr(text.as_ptr(), c"user.4".as_ptr(), found.as_mut_ptr().cast(), found.len()) };
     assert_eq!(found.get(..n as usize), Some(value.as_slice()));

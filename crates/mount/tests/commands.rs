@@ -1,4 +1,4 @@
-//! The commands that mount and unmount, with good input and bad.
+//! The commands that mount and unmount, with valid and invalid arguments.
 
 mod common;
 
@@ -89,7 +89,7 @@ fn umount_leaves_alone_what_is_mounted_over_it() {
     for words in [place.refused(&["umount"]), place.refused(&["umount", "--lazy"])] {
         assert!(words.contains("is mounted over it"), "{words}");
     }
-    // Nor does the process that follows one that died.
+    // Nor does the process that replaces a dead one unmount it.
     place.kill("mount");
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(over.join("theirs").exists());
@@ -126,7 +126,7 @@ fn mount_by_root_of_another_users_pool_has_no_set_user_id_programs_and_devices()
         line.and_then(|line| line.split(' ').nth(5).map(str::to_owned)).unwrap_or_default()
     };
     assert!(!options(&place.mnt()).contains("nosuid"), "root's own pool");
-    // Another user may not be able to read where the build is.
+    // Another user may not be permitted to read the directory of the build.
     let theirs = place.dir.join("theirs");
     fs::create_dir(&theirs).unwrap();
     for name in ["forebay", "forebayd"] {

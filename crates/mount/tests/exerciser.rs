@@ -1,5 +1,5 @@
-//! Files under random operations, held against a model: on the mount, and on the mount and by preload at once.
-//! FOREBAY_EXERCISE_OPERATIONS says how many, FOREBAY_EXERCISE_SEED repeats a seed that was said.
+//! Random operations on files, compared with a model: on the mount alone, and on the mount and by preload at once.
+//! FOREBAY_EXERCISE_OPERATIONS sets the number of operations, FOREBAY_EXERCISE_SEED repeats a seed that was printed.
 
 mod common;
 
@@ -11,7 +11,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// The program that does it, which the preload library's tests run too; none without a compiler.
+/// The program that does the operations, which the preload library's tests also run. None without a compiler.
 fn exerciser(directory: &Path) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/exerciser/exerciser.c");
     let program = directory.join("exerciser");
@@ -25,7 +25,7 @@ fn exerciser(directory: &Path) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Runs it; `add` puts what it works on behind its name.
+/// Runs the exerciser; `add` adds its arguments.
 fn exercise(mount: &[&str], add: impl Fn(&mut Command, &Place, &str, &str)) {
     let Some(place) = Place::mounted_as(&["--capacity", "256MiB"], mount) else { return };
     let Some(program) = exerciser(&place.dir) else { return };
@@ -55,7 +55,7 @@ fn files_on_the_mount_hold_what_was_written_last_by_requests() {
     exercise(&["--no-passthrough"], on_the_mount);
 }
 
-/// One program that is preloaded and uses the mount too: each file is open by both doors.
+/// A preloaded program also uses the mount: it opens each file through both interfaces.
 #[test]
 fn files_hold_what_was_written_last_by_either_door() {
     exercise(&[], |command, place, seed, operations| {

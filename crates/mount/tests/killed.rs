@@ -1,4 +1,4 @@
-//! Processes killed while the mount serves: what docs/semantics.md says of each.
+//! Processes are killed while the mount serves: what docs/semantics.md promises for each of them.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Makes, reads and removes files through the mount until told to stop, and counts; panics on the first error.
+/// Creates, reads and removes files through the mount until `stop` is set, and counts. Panics on the first error.
 fn load(place: &Place, thread: usize, stop: &AtomicBool, rounds: &AtomicU64) {
     let dir = place.file(&format!("load{thread}"));
     fs::create_dir_all(&dir).unwrap();
@@ -52,9 +52,10 @@ fn worker_killed_under_load_is_not_noticed() {
 #[test]
 fn worker_killed_between_doors_loses_no_word() {
     let Some(place) = Place::mounted() else { return };
-    // What the preloaded made, the mount sees, though workers die while they tell the kernel of it.
+    // The mount sees what preloaded programs created, even if workers die while they write invalidations to the
+    // kernel.
     for round in 0..6 {
-        let _ = fs::metadata(place.file(&format!("r{round}"))); // the kernel believes that there is none
+        let _ = fs::metadata(place.file(&format!("r{round}"))); // the kernel caches that there is none
         let worker = place.pid("worker");
         let killer = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(15 + round * 3));
@@ -77,7 +78,8 @@ fn mount_process_killed_is_mounted_again_and_open_files_get_enotconn() {
     place.kill("mount");
     wait_for("it is mounted again", || fs::read(place.file("f")).is_ok());
     assert!(place.pid("mount") > 0);
-    // Data of a file that was open goes on: the kernel has the backing file. All else is another mount's.
+    // The data of a file that was open remain accessible, because the kernel has the backing file. Everything else
+    // belongs to another mount.
     file.seek(SeekFrom::Start(0)).unwrap();
     let mut text = String::new();
     file.read_to_string(&mut text).unwrap();
@@ -151,18 +153,19 @@ fn program_that_waits_for_a_mount_process_that_is_killed_gets_an_error() {
 fn mount_process_that_is_stopped_holds_up_no_other_door() {
     let Some(place) = Place::mounted() else { return };
     fs::create_dir(place.file("d")).unwrap();
-    // A program that is there before, as a newcomer waits for the mount's answer.
+    // A program that has attached before: a new one would wait for the mount's reply.
     let mut command = place.command(&["run", "--quiet", "--", "sh"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (mut to_child, mut words) =
         (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()).lines());
     writeln!(to_child, "echo x > /forebay/before; echo ready").unwrap();
     assert_eq!(words.next().unwrap().unwrap(), "ready");
-    // So that the kernel asks for nothing on the way to the directory.
+    // A look-up beforehand, so that the kernel sends no request on the way to the directory.
     assert!(fs::metadata(place.file("d/other")).is_err());
     std::thread::scope(|scope| {
         let stopped = Stopped::new(place.pid("mount"));
-        // It holds the directory's lock, for which each word of a name in it waits, until it is answered.
+        // This holds the directory's lock until it is answered, and each invalidation of a name in it waits for that
+        // lock.
         let waits = scope.spawn(|| fs::metadata(place.file("d/missing")).is_err());
         std::thread::sleep(Duration::from_millis(100));
         writeln!(
@@ -170,7 +173,7 @@ fn mount_process_that_is_stopped_holds_up_no_other_door() {
             "i=0; while [ $i -lt 3000 ]; do echo $i > /forebay/d/f$i; i=$((i+1)); done; echo done"
         )
         .unwrap();
-        // Were each held back for as long as the first, this would take minutes.
+        // If each of these calls were delayed for as long as the first, this would take minutes.
         let said = scope.spawn(move || (words.next().unwrap().unwrap(), words));
         wait_for("the other door goes on", || said.is_finished());
         assert_eq!(said.join().unwrap().0, "done");

@@ -1,4 +1,4 @@
-//! Locks through the mount: what is granted stays, what waits can be interrupted, and holders take theirs along.
+//! Locks through the mount: a granted lock stays, a wait can be interrupted, and locks end with their holders.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A lock on bytes of a file by fcntl; the errno when it is refused.
+/// Takes a lock on bytes of a file by fcntl. Returns the errno when it is refused.
 fn lock(file: &File, command: i32, kind: i32, start: i64, bytes: i64) -> Result<(), i32> {
     // SAFETY: an all-zero flock is valid.
     let mut record: libc::flock = unsafe { std::mem::zeroed() };
@@ -22,7 +22,7 @@ fn lock(file: &File, command: i32, kind: i32, start: i64, bytes: i64) -> Result<
     }
 }
 
-/// An open-file-description lock of bytes, which has each open of this test as an owner of its own.
+/// An open-file-description lock on bytes. Each open of this test is an owner of its own.
 fn lock_opened(file: &File, kind: i32, start: i64, bytes: i64) -> Result<(), i32> {
     lock(file, libc::F_OFD_SETLK, kind, start, bytes)
 }
@@ -31,11 +31,11 @@ fn read_write(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-/// Another process, ended with the test.
+/// Another process, which ends with the test.
 struct Other(Child);
 
 impl Other {
-    /// Runs a line of Python on a file, and waits until it has printed a line.
+    /// Runs a line of Python on a file, and waits until it has printed something.
     fn start(line: &str, path: &Path) -> Other {
         let mut command = Command::new("python3");
         command.args(["-c", line]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -45,7 +45,7 @@ impl Other {
         other
     }
 
-    /// One that holds a flock until it is ended.
+    /// A process that holds a flock until it ends.
     fn holder(path: &Path) -> Other {
         Other::start("import fcntl, sys, time; f = open(sys.argv[1], 'r+b'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(600)", path)
     }
@@ -63,7 +63,7 @@ impl Drop for Other {
     }
 }
 
-/// Tries a lock for writing as another process; true when it is granted.
+/// Tries a lock for writing as another process. True when it is granted.
 fn other_gets(path: &Path, start: u64, bytes: u64) -> bool {
     let line = "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, int(sys.argv[3]), int(sys.argv[2]))";
     let mut command = Command::new("python3");
@@ -71,7 +71,7 @@ fn other_gets(path: &Path, start: u64, bytes: u64) -> bool {
     command.stderr(Stdio::null()).status().unwrap().success()
 }
 
-/// A place with python3 to be another process by; a line that says why when there is none.
+/// A mounted place, and python3 for other processes. None without them; prints the reason then.
 fn mounted() -> Option<Place> {
     if Command::new("python3").arg("-V").output().is_err() {
         eprintln!("skipped: there is no python3");
@@ -80,7 +80,7 @@ fn mounted() -> Option<Place> {
     Place::mounted()
 }
 
-/// Descriptors of backing files and threads that the mount's process has.
+/// The numbers of descriptors and of threads of the mount's process.
 fn inventory(place: &Place) -> (usize, usize) {
     let pid = place.pid("mount");
     let count = |what| std::fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
@@ -112,7 +112,7 @@ fn lock_that_was_waited_for_is_held_though_another_descriptor_was_closed_meanwhi
         let waits = scope.spawn(|| lock(&file, libc::F_SETLKW, libc::F_WRLCK, 0, 0));
         wait_for("the lock waits", || inventory(&place).1 > before.1);
         assert!(!waits.is_finished());
-        // The process has no lock yet that this could take away; what it waits for it gets.
+        // The process has no lock yet that this close could release. It then gets the lock that it waits for.
         drop(another);
         drop(first.0.stdin.take());
         waits.join().unwrap().unwrap();
@@ -130,7 +130,7 @@ fn locks_of_an_open_file_go_with_it_and_with_its_process() {
     lock_opened(&one, libc::F_WRLCK, 0, 10).unwrap();
     assert_eq!(lock_opened(&two, libc::F_WRLCK, 5, 10), Err(libc::EAGAIN));
     drop(one);
-    // The kernel does not wait for the answer to a release.
+    // The kernel does not wait for the reply to a release.
     wait_for("the lock went with its file", || lock_opened(&two, libc::F_WRLCK, 5, 10).is_ok());
     let other = Other::holder(&path);
     // SAFETY: plain system call on a descriptor of this test.
@@ -147,7 +147,7 @@ fn lock_that_is_not_to_wait_is_granted_where_the_holder_s_release_is_on_its_way(
     let (one, two) = (read_write(&path), read_write(&path));
     // SAFETY: plain system calls on descriptors of this test.
     let flock = |file: &File, how| unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) };
-    // The flush of one descriptor, and the release with the other a moment later, as on a busy machine.
+    // The flush of one descriptor, and a moment later the release with the other one, as on a busy machine.
     let is_granted = |one: File| {
         assert_eq!(flock(&one, libc::LOCK_EX), 0);
         let copy = one.try_clone().unwrap();
@@ -161,9 +161,9 @@ fn lock_that_is_not_to_wait_is_granted_where_the_holder_s_release_is_on_its_way(
         assert_eq!(flock(&two, libc::LOCK_UN), 0);
         granted
     };
-    // A machine may be so busy that a moment is too long.
+    // On a very busy machine that moment may be too long.
     assert!(is_granted(one) || (0..4).any(|_| is_granted(read_write(&path))));
-    // A copy that stays open holds the lock, and keeps who asks waiting once.
+    // A copy that stays open holds the lock, and makes a request wait once.
     let one = read_write(&path);
     assert_eq!(flock(&one, libc::LOCK_EX), 0);
     drop(one.try_clone().unwrap());
@@ -190,7 +190,7 @@ fn waiting_locks_are_interrupted_and_leave_nothing_behind() {
     let before = inventory(&place);
     let line = "import fcntl, sys; f = open(sys.argv[1], 'r+b'); print('open', flush=True); fcntl.flock(f, fcntl.LOCK_EX)";
     let mut waiting: Vec<Other> = (0..20).map(|_| Other::start(line, &path)).collect();
-    // They share one descriptor of the file that they read, and one thread.
+    // The waiting locks share one descriptor of the file that they read, and one thread.
     wait_for("all of them wait", || inventory(&place).0 >= before.0 + waiting.len());
     assert!(inventory(&place).1 <= before.1 + 1, "a thread for each");
     for (i, other) in waiting.iter_mut().enumerate() {
@@ -210,8 +210,9 @@ fn interrupts_at_any_moment_end_the_wait() {
     let path = place.file("f");
     drop(read_write(&path));
     let held = Other::holder(&path);
-    // Signals from before the request is sent to long after. The kernel tells of the first that comes while the program
-    // waits, once: a wait that misses it lasts for ever. One that comes before the call is followed by more.
+    // Signals from before the request is sent until long after. The kernel reports the first signal that arrives while
+    // the program waits, once: a wait that misses it lasts for ever. A signal that arrives before the call is followed
+    // by more.
     let line = "\
 import fcntl, signal, sys
 class Rang(Exception): pass

@@ -1,4 +1,4 @@
-//! An ordinary user's mount: by fusermount3, with passthrough where `forebay-register` helps, and without.
+//! An ordinary user's mount: by fusermount3, with passthrough if `forebay-register` helps, and without.
 
 mod common;
 
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// `nobody`: a user with a name, as fusermount3 wants one.
+/// `nobody`: a user with a name, which fusermount3 requires.
 const USER: u32 = 65_534;
 
-/// The programs in a directory that everybody may read, and a pool of an ordinary user. Taken away when dropped.
+/// The programs in a directory that every user may read, and a pool of an ordinary user. Removed when dropped.
 struct Place {
     dir: PathBuf,
     register: PathBuf,
@@ -24,8 +24,8 @@ fn can(program: &str, arguments: &[&str]) -> bool {
     Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
 }
 
-/// Lets everybody open /dev/fuse, as Debian does, where this machine does not: in a namespace of this thread's own,
-/// with whatever it starts, which is gone with it.
+/// Permits every user to open /dev/fuse, as Debian does, where this machine does not. It does so in a mount namespace
+/// of this thread and its children, which ends with them.
 fn open_device_to_all() -> bool {
     let mode = |path: &Path| fs::metadata(path).map_or(0, |m| m.permissions().mode() & 0o777);
     if mode(Path::new("/dev/fuse")) & 0o6 == 0o6 {
@@ -44,14 +44,14 @@ fn open_device_to_all() -> bool {
     done
 }
 
-/// True when something is mounted there, for this thread.
+/// True when something is mounted there, as this thread sees it.
 fn is_mounted(at: &Path) -> bool {
     let table = fs::read_to_string("/proc/thread-self/mounts").unwrap();
     table.lines().any(|line| line.split(' ').nth(1) == at.to_str())
 }
 
 impl Place {
-    /// None, with a line that says why, where an ordinary user cannot mount.
+    /// None where an ordinary user cannot mount. Prints the reason then.
     fn new(name: &str) -> Option<Place> {
         // SAFETY: cannot fail.
         let is_root = unsafe { libc::geteuid() } == 0;
@@ -73,7 +73,8 @@ impl Place {
         fs::set_permissions(&place.dir, fs::Permissions::from_mode(0o755)).unwrap();
         fs::create_dir(place.dir.join("bin")).unwrap();
         for program in ["forebay", "forebayd", "forebay-mount", "forebay-register"] {
-            // By a process of its own: no other thread's child inherits a descriptor that writes what is run next.
+            // Copied by a process of its own, so that no other thread's child inherits a descriptor that can write a
+            // program.
             let (from, to) = (binaries().join(program), place.dir.join("bin"));
             assert!(
                 can("cp", &[from.to_str().unwrap(), to.to_str().unwrap()]),
@@ -92,7 +93,7 @@ impl Place {
         self.dir.join("mnt")
     }
 
-    /// A command as that user, who has no capability.
+    /// A command as that user, without capabilities.
     fn user(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("setpriv");
         let id = USER.to_string();
@@ -114,7 +115,7 @@ impl Place {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Starts pool and mount; how data go, and what is said about it.
+    /// Starts pool and mount. Returns how data are served, and the reason.
     fn mounted(&self) -> (String, String) {
         let pool = self.dir.join("home/pool");
         self.forebay(&["up", "--capacity", "64MiB", "--path", pool.to_str().unwrap()]);
@@ -124,7 +125,7 @@ impl Place {
         (mount["data"].as_str().unwrap().to_owned(), mount["why"].as_str().unwrap_or("").to_owned())
     }
 
-    /// Writes, reads, maps and runs what is on the mount, as its user.
+    /// Writes, reads, maps and executes files on the mount, as its user.
     fn use_it(&self) {
         let script = "cd \"$0\" && rm -rf * && head -c 3000000 /dev/urandom >a && cp a b && cmp a b && echo more >>b && \
              test $(stat -c %s b) = 3000005 && rm a && cp /bin/true t && ./t && mkdir d && mv b d && ls d && \
@@ -135,7 +136,7 @@ impl Place {
     }
 }
 
-/// Processes that run this program, by their numbers.
+/// Process numbers of the processes that run this program.
 fn running(program: &Path) -> Vec<i32> {
     let numbers = fs::read_dir("/proc").unwrap().flatten();
     let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -147,7 +148,7 @@ fn signal(pid: i32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
-/// Stopped processes, which go on when this is dropped.
+/// Stopped processes, which continue when this is dropped.
 struct Stopped(Vec<i32>);
 
 impl Stopped {
@@ -172,7 +173,7 @@ impl Place {
         self.dir.join("bin/forebay-register")
     }
 
-    /// Gives the helper's file its capability; false, with a line that says why, where no file can be given one.
+    /// Gives the helper's file its capability. False where no file can have one. Prints the reason then.
     fn allow_helper(&self) -> bool {
         let done = can("setcap", &["cap_sys_admin+ep", self.helper().to_str().unwrap()]);
         if !done {
@@ -181,7 +182,7 @@ impl Place {
         done
     }
 
-    /// Has root listen for mounts that want help.
+    /// Starts the helper as root, listening for mounts that need it.
     fn listen(&mut self) {
         self.register = self.dir.join("register.socket");
         let mut listener = Command::new(self.helper());
@@ -233,7 +234,7 @@ fn mount_with_the_helpers_capability_passes_through() {
     assert_eq!(data, "passthrough", "{why}");
     assert!(why.contains("forebay-register"), "{why}");
     place.use_it();
-    // Opens go on without a helper, and with the next one.
+    // Opens succeed without a helper, and with the next one.
     let helpers = running(&place.helper());
     assert_eq!(helpers.len(), 1);
     signal(helpers[0], libc::SIGKILL);
@@ -254,7 +255,7 @@ fn mount_with_a_helper_that_root_started_passes_through() {
     let (data, why) = place.mounted();
     assert_eq!(data, "passthrough", "{why}");
     place.use_it();
-    // Whoever is served goes on when the listener ends; a second listener takes its place.
+    // A mount that is being served continues when the listener ends. A second listener replaces the first.
     let listener = place.listener.as_mut().unwrap();
     listener.kill().unwrap();
     listener.wait().unwrap();
@@ -275,8 +276,8 @@ fn mount_with_a_helper_that_root_started_passes_through() {
     });
 }
 
-/// Files that are opened while the helper is stopped, each 0.1 s after the one before. Every program reads what its own
-/// file has, and writes to its own file, also when the helper goes on after the mount has given it up.
+/// Files are opened while the helper is stopped, each 0.1 s after the one before. Every program reads its own file's
+/// content, and writes to its own file, also when the helper continues after the mount has given it up.
 fn opens_while_the_helper_is_stopped(place: &Place) {
     const FILES: usize = 8;
     let (data, why) = place.mounted();
@@ -351,7 +352,7 @@ fn files_that_were_open_when_the_helper_died_give_their_space_back() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    // Nothing is opened from here on that would have the mount look for another helper.
+    // From here on nothing is opened, which would make the mount search for another helper.
     wait_for("the space is free again", || place.free_bytes() + 4_000_000 > free);
 }
 
@@ -361,7 +362,7 @@ fn opens_do_not_wait_for_a_helper_that_hangs() {
     place.listen();
     let (data, why) = place.mounted();
     assert_eq!(data, "passthrough", "{why}");
-    // The kernel goes on to take connections for a listener that is stopped.
+    // The kernel continues to accept connections for a stopped listener.
     let listener = place.listener.as_ref().unwrap().id() as i32;
     let _stopped = Stopped::stop(vec![listener]);
     for pid in running(&place.helper()).into_iter().filter(|pid| *pid != listener) {

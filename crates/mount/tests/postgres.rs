@@ -1,5 +1,5 @@
 //! PostgreSQL with its data directory on the mount, killed under load: what it acknowledged is there, and its tables
-//! agree.
+//! are consistent.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-/// Where Debian and others put what is not for everybody's PATH.
+/// Where Debian and others install programs that are not for every user's PATH.
 const EAGER_BUFFERS: &str =
     "/usr/lib/postgresql /usr/pgsql /usr/lib64/pgsql /usr/local/pgsql /usr/local /usr";
 
@@ -26,7 +26,7 @@ fn programs() -> Option<PathBuf> {
     String::from_utf8_lossy(&said).lines().find(all).map(PathBuf::from)
 }
 
-/// A user that is not root, as the server wants, by number: its own, or nobody.
+/// The number of a user that is not root, because the server refuses root: `postgres`, or `nobody`.
 fn user() -> u32 {
     let said = Command::new("id").args(["-u", "postgres"]).output().unwrap().stdout;
     String::from_utf8_lossy(&said).trim().parse().unwrap_or(65_534)
@@ -36,7 +36,7 @@ fn user() -> u32 {
 struct Server<'a> {
     programs: &'a Path,
     data: PathBuf,
-    /// Its socket and its log, elsewhere.
+    /// The directory of its socket and its log, outside the mount.
     run: PathBuf,
     postmaster: Option<Child>,
 }
@@ -62,12 +62,12 @@ impl Server<'_> {
         self.done("psql", &["-XAtq", "-v", "ON_ERROR_STOP=1", "-c", query, "postgres"])
     }
 
-    /// Starts it, and waits until it has recovered what there is to recover.
+    /// Starts the server, and waits until its recovery is complete.
     fn start(&mut self) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.run.join("log")).unwrap();
         let mut command = self.command("postgres");
         command.arg("-D").arg(&self.data).arg("-k").arg(&self.run).args(["-h", ""]);
-        // Whatever is shared is in files of the mount: more of it is used, and nothing is left in /dev/shm.
+        // Shared memory is in files of the mount: this uses more of the mount, and leaves nothing in /dev/shm.
         for setting in [
             "dynamic_shared_memory_type=mmap",
             "shared_buffers=16MB",
@@ -85,7 +85,7 @@ impl Server<'_> {
         });
     }
 
-    /// Ends it by a signal to its first process, and waits for the others.
+    /// Ends the server by a signal to its first process, and waits for the others.
     fn end(&mut self, signal: i32) {
         let Some(mut postmaster) = self.postmaster.take() else { return };
         let group = postmaster.id() as i32;
@@ -121,7 +121,7 @@ fn survives(mount: &[&str]) {
     server.done("pgbench", &["-iq", "-s", "2", "postgres"]);
     let mut acknowledged = 0;
     for _ in 0..2 {
-        // Each client counts what was acknowledged: one line for each transaction, in a file of its own.
+        // Each client records acknowledgements: one line for each transaction, in a file of its own.
         let logs = server.run.join(format!("acknowledged-{acknowledged}"));
         let mut bench = server.command("pgbench");
         bench.args(["-n", "-c", "4", "-j", "2", "-T", "60", "-l", "--log-prefix"]).arg(&logs).arg("postgres");
@@ -130,7 +130,7 @@ fn survives(mount: &[&str]) {
         wait_for("transactions are made", || {
             server.ask("select count(*) from pgbench_history").parse::<u64>().unwrap() > begun + 300
         });
-        // That the pool's own process dies meanwhile is not noticed.
+        // The death of the pool's own process meanwhile must go unnoticed.
         place.kill("worker");
         wait_for("transactions are made", || {
             server.ask("select count(*) from pgbench_history").parse::<u64>().unwrap() > begun + 400

@@ -1,5 +1,5 @@
-//! Whole programs on the mount, unmodified, by passthrough and by requests: they do and leave what they do and leave on
-//! a plain file system.
+//! Whole programs on the mount, unmodified, by passthrough and by requests: they do what they do on a plain file
+//! system, and leave the same files.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
-/// Words for `mount`: both ways in which data is served.
+/// Arguments for `mount`: both ways in which data is served.
 const WAYS: [&[&str]; 2] = [&[], &["--no-passthrough"]];
 
 /// The repository.
@@ -19,7 +19,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// True when these programs are there; if not, a line says which one is not.
+/// True when these programs are installed; otherwise prints which one is not.
 fn has(programs: &[&str]) -> bool {
     let there = |program: &&&str| {
         let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
@@ -43,7 +43,7 @@ impl Plain {
     }
 }
 
-/// Runs a program in a directory, ended when it takes too long; what it said, errors within.
+/// Runs a program in a directory with a time limit. Returns its output, including errors.
 #[track_caller]
 fn run(directory: &Path, program: impl AsRef<OsStr>, arguments: &[&str]) -> Output {
     let mut command = Command::new("timeout");
@@ -52,7 +52,7 @@ fn run(directory: &Path, program: impl AsRef<OsStr>, arguments: &[&str]) -> Outp
     command.stdin(Stdio::null()).output().unwrap()
 }
 
-/// The same, which must succeed.
+/// The same for a program that must succeed.
 #[track_caller]
 fn done(directory: &Path, program: impl AsRef<OsStr>, arguments: &[&str]) -> String {
     let output = run(directory, program.as_ref(), arguments);
@@ -67,13 +67,13 @@ fn done(directory: &Path, program: impl AsRef<OsStr>, arguments: &[&str]) -> Str
     said
 }
 
-/// A shell's lines, which must succeed.
+/// Runs lines of a shell, which must succeed.
 #[track_caller]
 fn shell(directory: &Path, lines: &str) -> String {
     done(directory, "bash", &["-ec", lines])
 }
 
-/// Mounts each way in turn.
+/// Runs the test for each way of mounting in turn.
 fn each_way(up: &[&str], mut test: impl FnMut(&Place)) {
     for way in WAYS {
         let Some(place) = Place::mounted_as(up, way) else { return };
@@ -84,7 +84,7 @@ fn each_way(up: &[&str], mut test: impl FnMut(&Place)) {
     }
 }
 
-/// Runs a script of the repository on a plain file system and on the mount: both say the same, and end well.
+/// Runs a script of the repository on a plain file system and on the mount: both print the same, and succeed.
 fn same(script: &str, needs: &[&str]) {
     if !has(needs) {
         return;
@@ -93,7 +93,7 @@ fn same(script: &str, needs: &[&str]) {
     each_way(&["--capacity", "512MiB"], |place| {
         let plain = Plain::new(place);
         let outcome = |directory: &Path| {
-            // Those of tests/programs begin where they are, the others go where they are told.
+            // Scripts of tests/programs run in their working directory; the others get the directory as an argument.
             let line = match path.extension() {
                 None => format!(". {} 2>&1; echo status $?", path.display()),
                 Some(kind) => {
@@ -214,8 +214,8 @@ fn static_program_runs_is_busy_meanwhile_and_is_the_root_of_a_chroot() {
     });
 }
 
-/// What of a tree a copy has to keep: kinds, modes, owners, link counts, sizes, times to the nanosecond, targets,
-/// device numbers, extended attributes, contents, and which names are of one inode.
+/// What a copy has to preserve of a tree: kinds, modes, owners, link counts, sizes, times to the nanosecond, targets,
+/// device numbers, extended attributes, contents, and which names belong to one inode.
 const TREE: &str = r#"
 find . -mindepth 1 ! -type d -printf '%P %y %m %U %G %n %s %T@ %l\n' | sort
 find . -mindepth 1 -type d -printf '%P %y %m %U %G %n %T@\n' | sort
@@ -333,7 +333,7 @@ fn database_whose_processes_are_killed_has_what_was_committed() {
     each_way(&["--capacity", "256MiB"], |place| {
         let at = place.mnt();
         shell(&at, "sqlite3 d.db 'pragma journal_mode=wal; create table t(who integer, n integer); create table total(n integer); insert into total values (0);'");
-        // Two shells that say what they committed, of which one is killed.
+        // Two shells print what they committed, and one of them is killed.
         let writer = |who: u32| {
             let line = format!(
                 "for i in $(seq 1 100000); do sqlite3 -bail -cmd '.timeout 60000' d.db \

@@ -1,5 +1,5 @@
-//! Rights on a mount that several users share, after another interface changed an owner: the kernel checks the owner
-//! that it was told last, and nobody looks in between.
+//! Permissions on a mount that several users share, after another interface changed an owner: the kernel checks the
+//! owner that it has cached, and nothing refreshes it in between.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 const OLD: u32 = 54_321;
 const NEW: u32 = 54_322;
 
-/// Makes calls that are asked for, and says their errno or 0. It looks at nothing unasked.
+/// Makes the requested calls, and prints their errno or 0. It accesses nothing else.
 const CALLER: &str = r#"
 import os, sys
 fds = {}
@@ -45,7 +45,7 @@ for line in sys.stdin:
         print(e.errno, flush=True)
 "#;
 
-/// A process of a user; it is gone when dropped.
+/// A process of a user, which is killed when dropped.
 struct User(Child, ChildStdin, BufReader<ChildStdout>);
 
 impl User {
@@ -88,7 +88,7 @@ const EPERM: i32 = libc::EPERM;
 fn owner_changed_by_another_door_counts_before_anybody_looks() {
     let Some(place) = shared() else { return };
     let (mut old, mut new) = (User::new(OLD), User::new(NEW));
-    // What is made by preload is the pool's, and of the inodes that the kernel knows it is told nothing new.
+    // What preload creates belongs to the pool, and the kernel gets no news of inodes that it knows.
     place.preloaded(&format!(
         "for f in a b c d e f; do echo x > /forebay/$f; chmod 666 /forebay/$f; done; mkdir /forebay/dir /forebay/gone; \
          mkfifo /forebay/fifo; ln -s a /forebay/link; chmod 777 /forebay/dir /forebay/gone; chmod 666 /forebay/fifo; \
@@ -106,7 +106,8 @@ fn owner_changed_by_another_door_counts_before_anybody_looks() {
         assert_eq!(old.call("utime", &file(name)), 0, "{name}: it is the owner's");
         assert_eq!(new.call("utime", &file(name)), EPERM, "{name}: it is not another's");
     }
-    // By a program that does not see the mount, so that the kernel has the old owner until somebody looks.
+    // Changed by a program that does not see the mount, so that the kernel has the old owner until a program looks it
+    // up.
     let change = format!(
         "umount -l {} && cd /forebay && chown {NEW}:{NEW} {}",
         place.mnt().display(),

@@ -1,11 +1,11 @@
-//! Programs under the preload library while the pool is mounted: their directories are the mount's.
+//! Programs under the preload library while the pool is mounted: their working directories are on the mount.
 
 mod common;
 
 use common::Place;
 use std::fs;
 
-/// What a script prints that is run under the preload library, without the last newline.
+/// The output of a script under the preload library, without the last newline.
 #[track_caller]
 fn script(place: &Place, text: &str) -> String {
     place.preloaded(text).trim_end().to_owned()
@@ -17,7 +17,7 @@ fn working_directory_is_the_mounts_and_programs_without_the_library_see_it() {
     let mnt = place.mnt();
     script(&place, "mkdir -p /forebay/d/e && echo x >/forebay/d/e/f");
     assert_eq!(script(&place, "cd /forebay/d/e && pwd"), "/forebay/d/e");
-    // Not preloaded: the kernel's own view.
+    // Without the preload library: the kernel's own view.
     let seen =
         script(&place, "cd /forebay/d/e && env -u LD_PRELOAD sh -c '/bin/pwd -P; ls; cat f; echo y >g'");
     assert_eq!(seen, format!("{}/d/e\nf\nx", mnt.display()));
@@ -31,10 +31,10 @@ fn working_directory_is_the_pools_whatever_pwd_was_left_as() {
     script(&place, "mkdir /forebay/d && echo x >/forebay/d/f");
     let print = "python3 -c 'import os; print(os.getcwd(), os.stat(\"f\").st_dev == os.stat(\"/forebay/d/f\").st_dev)'";
     assert_eq!(script(&place, &format!("cd / && env -C /forebay/d {print}")), "/forebay/d True");
-    // So that cp sees what is one file.
+    // So that cp recognizes that both are one file.
     let seen = script(&place, "cd / && env -C /forebay/d cp f /forebay/d/f 2>/dev/null || cat /forebay/d/f");
     assert_eq!(seen, "x");
-    // Entered by the mount's own path it is the kernel's.
+    // A directory entered by the mount's own path shows that path.
     let print = "python3 -c 'import os; print(os.getcwd())'";
     assert_eq!(script(&place, &format!("cd {}/d && {print}", mnt.display())), format!("{}/d", mnt.display()));
 }
@@ -110,7 +110,7 @@ fn programs_go_on_when_the_mount_is_taken_away_and_comes_back() {
     script(&place, "mkdir /forebay/d && echo x >/forebay/d/f");
     place.done(&["umount"]);
     assert_eq!(script(&place, "cd /forebay/d && cat f && find . | sort"), "x\n.\n./f");
-    // The link of a mount that is no more is not believed.
+    // A link that names no existing mount is ignored.
     std::os::unix::fs::symlink(format!("99999:{}", place.mnt().display()), place.pool().join("mounted"))
         .unwrap();
     assert_eq!(script(&place, "cd /forebay/d && cat f && find . | sort"), "x\n.\n./f");

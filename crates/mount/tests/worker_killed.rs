@@ -1,5 +1,6 @@
-//! Workers killed while the kernel is told of changes: the wait of a notification for a directory's lock holds up no
-//! successor. With `FOREBAY_SOAK` set there are more kills, and a worker is stopped for longer than a call waits.
+//! Workers are killed while they write invalidations to the kernel: a notification that waits for a directory's lock
+//! does not delay the next worker. With `FOREBAY_SOAK` set there are more kills, and a worker is stopped for longer
+//! than a call waits.
 
 mod common;
 
@@ -15,15 +16,15 @@ use std::time::{Duration, Instant};
 use forebay_client::{Pool, Role};
 use forebay_types::Code;
 
-/// No call takes so long over any number of kills on a machine that is merely busy; a hang lasts until the client gives
-/// up.
+/// On a machine that is merely busy no call takes this long, over any number of kills. A call that hangs lasts until
+/// the client gives up.
 const LONGEST_CALL: Duration = Duration::from_secs(25);
 
 fn soaks() -> bool {
     std::env::var_os("FOREBAY_SOAK").is_some()
 }
 
-/// A shell that sees the pool as /forebay, and is told line by line what to do.
+/// A shell that sees the pool as /forebay, and gets one line after the other to execute.
 struct Shell {
     child: Child,
     input: ChildStdin,
@@ -45,7 +46,7 @@ impl Shell {
         writeln!(self.input, "{line}; echo done $?").unwrap();
     }
 
-    /// Waits until the line was done.
+    /// Waits until the line was executed.
     #[track_caller]
     fn hears(&mut self) {
         assert_eq!(self.words.next().unwrap().unwrap(), "done 0");
@@ -57,7 +58,7 @@ impl Shell {
     }
 }
 
-/// Children of a pool's supervisor by the names of their main threads.
+/// Children of a pool's supervisor, by the names of their main threads.
 fn children(supervisor: i32) -> Vec<(String, i32)> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -77,7 +78,7 @@ fn worker_of(supervisor: i32) -> Option<i32> {
     worker_after(supervisor, None)
 }
 
-/// The worker that lives and is not the last one, which may take a while to end.
+/// The living worker that is not `last`, which may take a while to end.
 fn worker_after(supervisor: i32, last: Option<i32>) -> Option<i32> {
     let lives = |pid: i32| !matches!(state(Path::new(&format!("/proc/{pid}"))), 'Z' | 'X');
     let mut workers = children(supervisor).into_iter().filter(|(name, _)| name == "forebayd-worker");
@@ -89,7 +90,7 @@ fn notifiers_of(supervisor: i32) -> Vec<i32> {
     children.map(|(_, pid)| pid).collect()
 }
 
-/// True when a thread of a pool's daemon waits in the kernel, where no signal ends the wait.
+/// True when a thread of a pool's daemon waits in the kernel uninterruptibly.
 fn waits_in_the_kernel(supervisor: i32) -> bool {
     let of_daemon = |(name, pid): (String, i32)| name.starts_with("forebayd").then_some(pid);
     children(supervisor).into_iter().filter_map(of_daemon).any(|pid| {
@@ -102,14 +103,14 @@ fn told_late(place: &Place) -> u64 {
     place.status()["ring"]["told_late"].as_u64().unwrap()
 }
 
-/// Does something while a notification waits for the lock of the directory d, and no longer than that.
+/// Runs `act` while a notification waits for the lock of the directory d, and no longer.
 fn while_a_notification_waits(place: &Place, shell: &mut Shell, act: impl FnOnce(&mut Shell)) {
     let supervisor = place.pid("supervisor");
-    // So that the kernel asks for nothing on the way to the directory.
+    // A look-up beforehand, so that the kernel sends no request on the way to the directory.
     assert!(fs::metadata(place.file("d/other")).is_err());
     std::thread::scope(|scope| {
         let stopped = Stopped::new(place.pid("mount"));
-        // Holds the directory's lock until the mount's process goes on.
+        // Holds the directory's lock until the mount's process continues.
         let waits = scope.spawn(|| fs::metadata(place.file("d/missing")).is_err());
         wait_for("a notification waits for the directory's lock", || {
             shell.say("echo 1 > /forebay/d/before; rm /forebay/d/before");
@@ -204,8 +205,8 @@ fn notifiers_that_are_killed_are_replaced_and_no_change_is_missed() {
     place.is_clean();
 }
 
-/// Creates, renames and unlinks in one directory until told to stop: names that are there at the end, and the longest
-/// call.
+/// Creates, renames and unlinks in one directory until `stop` is set. Returns the names that exist at the end, and the
+/// longest call.
 struct Load<'a> {
     dir: PathBuf,
     tag: String,
@@ -243,8 +244,8 @@ impl Load<'_> {
     }
 }
 
-/// The same under the preload library. It writes a line for each round, and ends with its standard input. Needs
-/// python3, as the preload library's tests do.
+/// The same under the preload library. It prints its results when its standard input ends. Needs python3, as the
+/// preload library's tests do.
 const PRELOADED_LOAD: &str = r#"
 import json, os, select, sys, time
 tag, longest, there, i = sys.argv[1], 0.0, {}, 0
@@ -274,7 +275,7 @@ fn preloaded_load(place: &Place, tag: &str) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// Has it stop; what it says, and how many rounds it did.
+/// Stops the load. Returns its names, its longest call and its number of rounds.
 #[track_caller]
 fn end_of(mut load: Child) -> (BTreeMap<String, String>, Duration, u64) {
     drop(load.stdin.take());
@@ -322,7 +323,7 @@ fn workers_killed_in_quick_succession_lose_nothing_and_leave_the_pool_fast() {
                 std::thread::sleep(Duration::from_millis(5 + pair * 7 % 35));
             }
             wait_for("the load goes on", || rounds.load(Ordering::Relaxed) > before + 5);
-            // Longer than a worker lives that the supervisor takes for one that crashes at its start.
+            // Longer than the life of a worker that the supervisor counts as crashed at its start.
             std::thread::sleep(Duration::from_millis(1050));
         }
         stop.store(true, Ordering::Relaxed);
@@ -350,7 +351,7 @@ fn workers_killed_in_quick_succession_lose_nothing_and_leave_the_pool_fast() {
     place.is_clean();
 }
 
-/// Changes through the mount wait for no notification, and those of other programs for as long as a notification takes.
+/// Changes through the mount wait for no notification, and changes of other programs only for as long as one takes.
 #[track_caller]
 fn is_fast(place: &Place) {
     const CHANGES: u64 = 100;
@@ -361,11 +362,11 @@ fn is_fast(place: &Place) {
     }
     place.preloaded("cd /forebay && i=0; while [ $i -lt 50 ]; do echo $i > fast$i; i=$((i+1)); done");
     let late = told_late(place) - before;
-    // Where each waits in vain, all of them are late: some are on a machine that is busy.
+    // If each notification waited in vain, all of these would be late. On a busy machine some are.
     assert!(late < CHANGES, "{late} acknowledgements were held back until they were late");
 }
 
-/// As a mount's process does whose call was not answered in time: it has two sessions then.
+/// Does what a mount's process does after a call without an answer: it has two sessions then.
 #[test]
 fn mount_process_that_attaches_anew_serves_on() {
     let Some(place) = Place::new() else { return };
@@ -383,7 +384,7 @@ fn mount_process_that_attaches_anew_serves_on() {
     });
 }
 
-/// A worker that is stopped for longer than a call waits: the mount's process attaches anew, and the worker never died.
+/// A worker is stopped for longer than a call waits: the mount's process attaches anew, and the worker does not die.
 #[test]
 fn worker_stopped_for_longer_than_calls_wait_leaves_the_pool_fast() {
     if !soaks() {

@@ -15,8 +15,9 @@ struct BackingMap {
     padding: u64,
 }
 
-/// Registers a regular file for passthrough; the number by which opens name it. The kernel opens it anew, by its path
-/// and as who registered it, for each open, so that the descriptor's own mode does not matter. Needs CAP_SYS_ADMIN.
+/// Registers a regular file for passthrough. Returns the number that opens give to the kernel. For each open the
+/// kernel opens the file anew, by its path and with the credentials of the process that registered it, so the
+/// descriptor's own mode does not matter. Needs CAP_SYS_ADMIN.
 pub fn register(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<i32> {
     let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
     // SAFETY: the ioctl reads one `BackingMap`, which lives over the call.
@@ -26,7 +27,7 @@ pub fn register(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<i32>
     }
 }
 
-/// Forgets a registration; opens that use it go on.
+/// Ends a registration; opens that use it continue.
 pub fn unregister(device: BorrowedFd<'_>, id: i32) {
     let id = id as u32;
     // SAFETY: the ioctl reads one u32, which lives over the call. A dead connection has no registrations.

@@ -1,4 +1,4 @@
-//! The asking side: `forebay-mount`'s.
+//! The client's side, which `forebay-mount` uses.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -15,21 +15,21 @@ use crate::{PROGRAM, SOCKET, SOCKET_VARIABLE};
 /// A helper: a process that may register files, and does so for this one.
 #[derive(Debug)]
 pub struct Registrar {
-    /// None once an exchange has failed. A socket is never used again after that: what arrives on it later would be
-    /// taken for the answer to another request.
+    /// None once an exchange has failed. The socket is not used after a failure: a message that arrives on it later
+    /// would be taken for the answer to another request.
     socket: Option<OwnedFd>,
-    /// Of the last request.
+    /// The number of the last request.
     number: u32,
     /// Reaped when this is dropped.
     child: Option<Child>,
 }
 
-/// Why a helper did not do what it was asked for.
+/// Why a helper did not serve a request.
 #[derive(Debug)]
 pub enum Failure {
-    /// It has ended, hangs, or says what makes no sense. It is of no use any more.
+    /// The helper has ended, hangs, or sent a message that makes no sense. It cannot be used any more.
     Gone(io::Error),
-    /// The kernel or the helper refused. The helper serves on.
+    /// The kernel or the helper refused. The helper can still be used.
     Refused(io::Error),
 }
 
@@ -41,18 +41,18 @@ impl From<Failure> for io::Error {
     }
 }
 
-/// A helper takes the connection within so long: it may have to be loaded first.
+/// Time limit for a helper to accept the connection: the program may have to be loaded first.
 const GREETING: Duration = Duration::from_secs(10);
-/// A helper registers a file within so long: the kernel does that at once. An open waits for it.
+/// Time limit for a helper to register a file. The kernel does that at once, and an open waits for it.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// A process that was killed is waited for so long.
+/// Time limit for a killed process to end.
 const REAP: Duration = Duration::from_secs(1);
 
 fn strange(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Which file a descriptor is of.
+/// The file that a descriptor refers to.
 fn file_of(fd: BorrowedFd<'_>) -> io::Result<File> {
     // SAFETY: an all-zero stat is valid, and writable for the call.
     unsafe {
@@ -64,7 +64,7 @@ fn file_of(fd: BorrowedFd<'_>) -> io::Result<File> {
     }
 }
 
-/// How long a socket's operations wait.
+/// Sets how long a socket's operations wait.
 fn set_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
     let timeout = libc::timeval { tv_sec: timeout.as_secs() as libc::time_t, tv_usec: 0 };
     let length = size_of::<libc::timeval>() as libc::socklen_t;
@@ -79,14 +79,14 @@ fn set_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
 }
 
 impl Registrar {
-    /// The first that can be had for a FUSE connection: one that listens, then the program beside this one. Else what
-    /// stood in the way of each, in words.
+    /// The first helper that can be used for a FUSE connection: one that listens, else the program beside this one.
+    /// The error states why neither could be used.
     pub fn find(device: BorrowedFd<'_>) -> Result<Registrar, String> {
         let named = std::env::var_os(SOCKET_VARIABLE).map(PathBuf::from);
         let socket = named.clone().unwrap_or_else(|| PathBuf::from(SOCKET));
         let listening = match named {
             Some(_) => Registrar::connect(&socket, device),
-            // What listens there must be root's: it is given descriptors.
+            // Root must own the socket there, because descriptors are sent to it.
             None => Registrar::connect_to_root(&socket, device),
         };
         let program = std::env::current_exe().map(|me| me.with_file_name(PROGRAM));
@@ -106,7 +106,7 @@ impl Registrar {
         }
     }
 
-    /// Starts the program, which must have CAP_SYS_ADMIN as a file capability, and gives it the connection.
+    /// Starts the program, which must have CAP_SYS_ADMIN as a file capability, and sends it the FUSE connection.
     pub fn start(program: &Path, device: BorrowedFd<'_>) -> io::Result<Registrar> {
         let (ours, theirs) = pair()?;
         let number = theirs.as_raw_fd();
@@ -125,7 +125,7 @@ impl Registrar {
         Registrar::greet(ours, Some(child), device)
     }
 
-    /// Connects to one that listens, and gives it the connection.
+    /// Connects to a helper that listens, and sends it the FUSE connection.
     pub fn connect(path: &Path, device: BorrowedFd<'_>) -> io::Result<Registrar> {
         let address = socket_address(path)?;
         // SAFETY: the descriptor is new and ours; the address lives over the call and is as long as said.
@@ -135,7 +135,7 @@ impl Registrar {
                 return Err(io::Error::last_os_error());
             }
             let socket = OwnedFd::from_raw_fd(fd);
-            // A listener that takes no connections lets them wait.
+            // Connections to a listener that does not accept them wait.
             set_timeout(socket.as_fd(), GREETING)?;
             let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
             if libc::connect(fd, (&raw const address).cast(), length) < 0 {
@@ -154,7 +154,7 @@ impl Registrar {
         Registrar::connect(path, device)
     }
 
-    /// Gives a helper the connection.
+    /// Sends a helper the FUSE connection.
     fn greet(socket: OwnedFd, child: Option<Child>, device: BorrowedFd<'_>) -> io::Result<Registrar> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let mut registrar = Registrar { socket: None, number: 0, child };
@@ -173,7 +173,7 @@ impl Registrar {
         Ok(registrar)
     }
 
-    /// Why a helper closed the connection without a word.
+    /// The reason why a helper closed the connection without an answer.
     fn why_gone(mut self, e: io::Error) -> io::Error {
         let Some(mut child) = self.child.take() else {
             return io::Error::new(
@@ -191,7 +191,7 @@ impl Registrar {
         }
     }
 
-    /// One request and its answer, about `file`. The socket is closed when they fail.
+    /// Sends one request about `file` and receives its answer. Closes the socket if that fails.
     fn ask(&mut self, message: Message, descriptor: BorrowedFd<'_>, file: File) -> Result<i32, Failure> {
         let Some(socket) = &self.socket else {
             return Err(Failure::Gone(io::ErrorKind::NotConnected.into()));
@@ -239,7 +239,7 @@ impl Registrar {
         self.socket.as_ref().ok_or(io::Error::from(io::ErrorKind::NotConnected))?.try_clone()
     }
 
-    /// Registers a regular file of this user; the number by which opens name it.
+    /// Registers a regular file of this user. Returns the number that opens give to the kernel.
     ///
     /// # Errors
     /// [`Failure::Gone`] also when the helper registered another file than this.
@@ -248,10 +248,10 @@ impl Registrar {
         self.ask(Message::Register, file, this)
     }
 
-    /// Has a registration forgotten; opens that use it go on. Done when a later [`Registrar::register`] is answered.
+    /// Ends a registration; opens that use it continue. It has ended when a later [`Registrar::register`] is answered.
     ///
     /// # Errors
-    /// It was not sent: the helper is gone.
+    /// The message was not sent: the helper is gone.
     pub fn unregister(&mut self, id: i32) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Err(io::ErrorKind::NotConnected.into()) };
         self.number = self.number.wrapping_add(1);
@@ -263,7 +263,7 @@ impl Drop for Registrar {
     fn drop(&mut self) {
         self.hang_up();
         let Some(mut child) = self.child.take() else { return };
-        // One that is stopped does not notice that it is alone.
+        // A stopped process does not notice that its connection is closed.
         let _ = child.kill();
         let end = Instant::now() + REAP;
         while matches!(child.try_wait(), Ok(None)) && Instant::now() < end {
@@ -276,13 +276,13 @@ impl Drop for Registrar {
 mod tests {
     use super::*;
 
-    /// A registrar whose other end is a test's.
+    /// A registrar whose other end belongs to the test.
     fn served() -> (Registrar, OwnedFd) {
         let (ours, theirs) = pair().unwrap();
         (Registrar { socket: Some(ours), number: 0, child: None }, theirs)
     }
 
-    /// What a registration comes to whose answer is this, and whether the helper is of use afterwards.
+    /// The result of a registration with this answer, and whether the helper can be used afterwards.
     fn answered(answer: impl FnOnce(u32, File) -> (u32, Message) + Send) -> (Result<i32, Failure>, bool) {
         let (mut registrar, theirs) = served();
         let file = std::fs::File::open("/proc/self/exe").unwrap();
@@ -292,7 +292,7 @@ mod tests {
                 let asked = receive(theirs.as_fd()).unwrap().unwrap();
                 let (number, answer) = answer(asked.number, this);
                 send(theirs.as_fd(), number, answer, None).unwrap();
-                // It stays until the other side hangs up.
+                // The helper stays until the other side closes the connection.
                 let _ = receive(theirs.as_fd());
             });
             let result = registrar.register(file.as_fd());
@@ -324,7 +324,7 @@ mod tests {
         set_timeout(registrar.socket.as_ref().unwrap().as_fd(), Duration::from_secs(1)).unwrap();
         assert!(matches!(registrar.register(file.as_fd()), Err(Failure::Gone(_))));
         let asked = receive(theirs.as_fd()).unwrap().unwrap();
-        // Its answer finds nobody, so that the helper can take back what it did.
+        // Sending the answer fails, so that the helper can undo the registration.
         let this = file_of(file.as_fd()).unwrap();
         assert!(send(theirs.as_fd(), asked.number, Message::Answer(7, this), None).is_err());
         assert!(matches!(registrar.register(file.as_fd()), Err(Failure::Gone(_))));

@@ -1,7 +1,8 @@
-//! What the two sides say: packets of 32 bytes, with at most one descriptor.
+//! The messages of both sides: packets of 32 bytes, with at most one descriptor.
 //!
-//! Each request has a number, which its answer repeats: an answer that comes late is no answer to a later request. The
-//! answer to a registration names the file that was registered, so that the mount can tell that it is the one it meant.
+//! Each request has a number, which its answer repeats, so that a late answer is not taken for the answer to a later
+//! request. The answer to a registration identifies the file that was registered, so that the mount can check that it
+//! is the right one.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -18,27 +19,27 @@ pub struct File {
     pub inode: u64,
 }
 
-/// One packet's text.
+/// The content of one packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// The connection to register with: a descriptor of `/dev/fuse` comes along. Answered.
+    /// The FUSE connection to register with. A descriptor of `/dev/fuse` is attached. Answered.
     Connection,
-    /// Register the regular file whose descriptor comes along. Answered, with its number and the file.
+    /// Register the regular file whose descriptor is attached. Answered, with the registration's number and the file.
     Register,
-    /// Forget the registration of this number. Not answered.
+    /// End the registration of this number. Not answered.
     Unregister(i32),
-    /// An answer: 0 or a number, or a negative errno; and the file that was registered, if one was.
+    /// An answer: 0 or the registration's number, or a negative errno; and the file that was registered, if any.
     Answer(i32, File),
 }
 
 /// One packet.
 #[derive(Debug)]
 pub struct Packet {
-    /// Of the request; an answer has that of its request.
+    /// The request's number. An answer has the number of its request.
     pub number: u32,
-    /// What it says.
+    /// The content.
     pub message: Message,
-    /// What came along.
+    /// The attached descriptor.
     pub descriptor: Option<OwnedFd>,
 }
 
@@ -80,7 +81,7 @@ impl Message {
     }
 }
 
-/// Room for one descriptor's control message, aligned as the kernel wants it.
+/// Room for one descriptor's control message, with the alignment that the kernel requires.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
@@ -88,7 +89,7 @@ fn interrupted(e: &io::Error) -> bool {
     e.kind() == io::ErrorKind::Interrupted
 }
 
-/// Sends a message under a number, with a descriptor where it takes one.
+/// Sends a message under a number, with a descriptor if the message takes one.
 pub fn send(
     socket: BorrowedFd<'_>,
     number: u32,
@@ -127,10 +128,10 @@ pub fn send(
     }
 }
 
-/// Receives a message and the descriptor that came along; none when the other side is gone.
+/// Receives a message and its descriptor. None when the other side has closed the connection.
 ///
 /// # Errors
-/// `InvalidData` for what is no message; descriptors that came with it are closed.
+/// `InvalidData` for a packet that is no message. Its descriptors are closed.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
     // One byte more than a message has, so that a longer one is noticed.
     let mut bytes = [0u8; BYTES + 1];
@@ -154,7 +155,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
             e => return Err(e),
         }
     };
-    // All descriptors that came become ours, so that none is left open whatever they came with.
+    // Takes ownership of all received descriptors, so that none is left open, whatever message they belong to.
     let mut descriptors = Vec::new();
     // SAFETY: the control messages are read as the kernel wrote them; the descriptors are new and ours.
     unsafe {
@@ -224,7 +225,7 @@ mod tests {
         let (a, b) = pair().unwrap();
         let mut strange = Message::Register.encode(1);
         strange[16] = 1;
-        // The second is what an older version said.
+        // The second is a message of an older version.
         for packet in
             [&b"x"[..], &[1, 0, 0, 0, 0, 0, 0, 0], &[0; 32], &[9; 32], &strange, &[1; 33], &[255; 200]]
         {

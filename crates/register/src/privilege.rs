@@ -1,4 +1,4 @@
-//! The rights that this program keeps: its user's, and CAP_SYS_ADMIN.
+//! The privileges that this program keeps: its user's, and CAP_SYS_ADMIN.
 
 use std::io;
 
@@ -28,7 +28,7 @@ fn check(result: libc::c_long) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps CAP_SYS_ADMIN and gives up all other capabilities, for good.
+/// Keeps CAP_SYS_ADMIN and drops all other capabilities for good.
 ///
 /// # Errors
 /// EPERM when this process does not have it.
@@ -44,7 +44,7 @@ pub(crate) fn keep_one() -> io::Result<()> {
     }
 }
 
-/// As root: becomes this user with his groups' number alone, and CAP_SYS_ADMIN.
+/// As root: becomes this user, in the user's primary group alone, and keeps CAP_SYS_ADMIN.
 pub(crate) fn become_user(uid: u32, gid: u32) -> io::Result<()> {
     // SAFETY: plain system calls; no list of groups is given.
     unsafe {

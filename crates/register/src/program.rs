@@ -1,4 +1,5 @@
-//! `forebay-register` as a program: for one user, on a socket that it was given; or for all, on one where it listens.
+//! `forebay-register` as a program: it serves one user on a socket that it inherited, or listens on a socket for all
+//! users.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -28,13 +29,13 @@ A user's files alone are registered, with FUSE connections that he holds. Withou
 through forebay-mount: the same results, more slowly. `forebay status` says which way a mount takes.
 ";
 
-/// Exit status when this process has not the capability.
+/// Exit status when this process lacks the capability.
 pub(crate) const NOT_PERMITTED: u8 = 3;
-/// Connections that are served at a time; others are closed, and those mounts go by requests.
+/// Most connections that are served at a time. Further ones are closed, and their mounts serve data by requests.
 const CONNECTIONS_MAX: usize = 1024;
-/// Of one user: mounts of pools on one node.
+/// Most connections of one user: mounts of pools on one node.
 const CONNECTIONS_OF_USER_MAX: usize = 32;
-/// Pause after something that failed for want of resources.
+/// Pause after a failure for lack of resources.
 const PAUSE: Duration = Duration::from_millis(100);
 
 enum Wanted {
@@ -96,7 +97,8 @@ fn serve_one(fd: RawFd) -> io::Result<()> {
     privilege::keep_one().map_err(|e| io::Error::new(e.kind(), format!("CAP_SYS_ADMIN is needed: {e}")))?;
     // SAFETY: the descriptor is open, was given for this, and is not used otherwise; it cannot fail.
     let (socket, uid) = unsafe {
-        // What ends the group of whoever started this, as a terminal's interrupt, does not end the mount's help.
+        // A signal to the process group of the starting process, such as a terminal's interrupt, must not end the
+        // helper.
         libc::setsid();
         (OwnedFd::from_raw_fd(fd), libc::getuid())
     };
@@ -110,7 +112,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     Ok(result)
 }
 
-/// The directory of the socket, which nobody but root may change. Locked while it is open.
+/// The directory of the socket, which only root may change. It is locked while the returned file is open.
 fn lock_directory(path: &Path) -> io::Result<std::fs::File> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
@@ -127,7 +129,7 @@ fn lock_directory(path: &Path) -> io::Result<std::fs::File> {
     Ok(open)
 }
 
-/// A socket bound to a path, for all users to connect to. One that nobody listens on is replaced.
+/// A socket bound to a path, to which all users can connect. A socket that no process listens on is replaced.
 fn bind(path: &Path) -> io::Result<OwnedFd> {
     // SAFETY: it cannot fail. What is made here is for root to change and, the socket, for all to connect to.
     unsafe { libc::umask(0o022) };
@@ -165,7 +167,7 @@ fn bind(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// True for a socket that nobody listens on.
+/// True for a socket that no process listens on.
 fn is_stale(path: &Path, probe: &OwnedFd, address: &libc::sockaddr_un) -> bool {
     let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
     // SAFETY: the address lives over the call and is as long as said.
@@ -175,19 +177,20 @@ fn is_stale(path: &Path, probe: &OwnedFd, address: &libc::sockaddr_un) -> bool {
     refused && std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
 }
 
-/// Says something, if anybody listens: a prolog's output may be closed by now.
+/// Writes a message, and ignores a failure: the output of a prolog may be closed by now.
 fn say(words: std::fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "forebay-register: {words}");
 }
 
-/// Serves all users, each by a process of his own that became him. SIGTERM ends it, and leaves those be that serve.
+/// Serves all users, each by a child process that has become that user. SIGTERM ends this process, and not the
+/// children.
 fn listen(path: &Path) -> io::Result<()> {
     // SAFETY: these touch no memory; a process that leads its group already stays as it is.
     unsafe {
         if libc::geteuid() != 0 {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "only root can serve all users"));
         }
-        // Ignored by whoever started this, its children could not be counted.
+        // If the starting process ignored SIGCHLD, the children could not be counted.
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         libc::setsid();
     }
@@ -248,7 +251,7 @@ fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
-/// Forgets the children that ended.
+/// Forgets the children that have ended.
 fn reap(children: &mut Vec<(libc::pid_t, u32)>) {
     loop {
         // SAFETY: no status is wanted.
@@ -259,7 +262,7 @@ fn reap(children: &mut Vec<(libc::pid_t, u32)>) {
     }
 }
 
-/// Who is at the other end: user and group.
+/// User and group of the process at the other end.
 pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;

@@ -1,4 +1,4 @@
-//! One user's connection being served.
+//! Serves one user's connection.
 
 use std::collections::HashSet;
 use std::io;
@@ -10,13 +10,13 @@ use crate::message::{receive, send, File, Message, Packet};
 
 /// `/dev/fuse`: misc device 229.
 const DEVICE: (u32, u32) = (10, 229);
-/// Registrations of one connection at a time. The kernel keeps a file open for each, which no limit of the user's
-/// counts.
+/// Most registrations of one connection at a time. The kernel keeps a file open for each of them, which counts toward
+/// none of the user's limits.
 const REGISTERED_MAX: usize = 64 * 1024;
-/// Who connects says what for within so long.
+/// Time limit for a client to send its FUSE connection.
 const GREETING: Duration = Duration::from_secs(10);
 /// File systems that targets lie on: tmpfs, ext4, XFS, btrfs. The kernel reads and writes a registered file with this
-/// program's capability; others could ask for it.
+/// program's capability, which other file systems could check for.
 const FILE_SYSTEMS: [i64; 4] =
     [libc::TMPFS_MAGIC, libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC, libc::BTRFS_SUPER_MAGIC];
 
@@ -46,8 +46,8 @@ fn connection(fd: Option<OwnedFd>) -> Result<OwnedFd, i32> {
     Ok(fd)
 }
 
-/// EPERM for a file that even its owner may not change, or only at its end; EOPNOTSUPP for one on a file system that no
-/// target lies on.
+/// EPERM for a file that even its owner may not change (immutable), or only at its end (append-only). EOPNOTSUPP for a
+/// file on a file system that no target lies on.
 fn check_kind(file: BorrowedFd<'_>) -> Result<(), i32> {
     // SAFETY: all-zero structures are valid, and writable for the calls; the path is the empty one.
     unsafe {
@@ -71,15 +71,15 @@ fn check_kind(file: BorrowedFd<'_>) -> Result<(), i32> {
     Ok(())
 }
 
-/// Registers a file, if it is a regular one that `uid` owns: the registration's number, and which file it is.
+/// Registers a file if it is a regular one that `uid` owns. Returns the registration's number, and which file it is.
 fn register(device: Option<&OwnedFd>, file: Option<OwnedFd>, uid: u32) -> Result<(i32, File), i32> {
     let (device, file) = (device.ok_or(libc::ENOTCONN)?, file.ok_or(libc::EBADF)?);
     let st = fstat(file.as_fd())?;
     if st.st_mode & libc::S_IFMT != libc::S_IFREG {
         return Err(libc::EINVAL);
     }
-    // The kernel opens it anew for each open through the mount, for reading or writing, and asks no permission then.
-    // Its owner may give himself any permission; nobody else may be given one.
+    // For each open through the mount the kernel opens the file anew, for reading or writing, without a permission
+    // check. The file's owner could give himself every permission anyway; no other user may gain one.
     if st.st_uid != uid {
         return Err(libc::EACCES);
     }
@@ -89,7 +89,7 @@ fn register(device: Option<&OwnedFd>, file: Option<OwnedFd>, uid: u32) -> Result
     Ok((id, File { device: st.st_dev, inode: st.st_ino }))
 }
 
-/// How long a read of the socket waits; none is for ever.
+/// Sets how long a read of the socket waits. None: without limit.
 fn set_timeout(socket: BorrowedFd<'_>, timeout: Option<Duration>) {
     let seconds = timeout.map_or(0, |p| p.as_secs()) as libc::time_t;
     let timeout = libc::timeval { tv_sec: seconds, tv_usec: 0 };
@@ -104,7 +104,7 @@ fn set_timeout(socket: BorrowedFd<'_>, timeout: Option<Duration>) {
 /// Serves until the other side is gone.
 ///
 /// # Errors
-/// What is no message ends it, and who says nothing at first.
+/// A packet that is no message ends it, and so does a client that sends no message in time at first.
 pub(crate) fn serve(socket: BorrowedFd<'_>, uid: u32) -> io::Result<()> {
     set_timeout(socket, Some(GREETING));
     let (mut device, mut registered) = (None, HashSet::new());
@@ -123,7 +123,7 @@ pub(crate) fn serve(socket: BorrowedFd<'_>, uid: u32) -> io::Result<()> {
                 registered.insert(*id);
             }),
             Message::Unregister(id) => {
-                // One of a helper before this one, perhaps: the connection is the user's own.
+                // The registration may be one of an earlier helper: the connection belongs to the same user.
                 registered.remove(&id);
                 unregister(device.as_ref(), id);
                 continue;
@@ -133,7 +133,7 @@ pub(crate) fn serve(socket: BorrowedFd<'_>, uid: u32) -> io::Result<()> {
         let (answer, file) = result.unwrap_or_else(|errno| (-errno, File::default()));
         let sent = send(socket, number, Message::Answer(answer, file), None);
         if sent.is_err() && message == Message::Register {
-            // The mount has given this helper up, and never learns the number.
+            // The mount has given this helper up, and never receives the number.
             unregister(device.as_ref(), answer);
         }
         sent?;
@@ -157,7 +157,7 @@ mod tests {
         unsafe { libc::getuid() }
     }
 
-    /// What one message is answered, the connection being none.
+    /// The answer to one message, without a FUSE connection.
     fn answer_to(message: Message, descriptor: Option<BorrowedFd<'_>>, uid: u32) -> i32 {
         let (ours, theirs) = pair().unwrap();
         send(ours.as_fd(), 7, message, descriptor).unwrap();

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The address of the socket at `path`; ENAMETOOLONG where it does not fit.
+/// The address of the socket at `path`; ENAMETOOLONG if the path does not fit.
 pub(crate) fn socket_address(path: &Path) -> io::Result<libc::sockaddr_un> {
     // SAFETY: an all-zero address is valid.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };

@@ -1,9 +1,9 @@
-//! How a process comes to its ring: messages on the pool's unix socket, with descriptors beside them.
+//! How a process gets its ring: messages on the pool's unix socket, with descriptors attached.
 //!
-//! A message is a 12-byte header (magic, kind, reserved, length) and a body. The client sends KIND_ATTACH with no body;
-//! the daemon answers with an [`AttachReply`] and descriptors in the order of [`ATTACH_FDS`]. KIND_BOARD asks for board
-//! and target again, after a worker was replaced. Nothing here allocates: a forked child attaches inside a signal
-//! handler if it must.
+//! A message is a 12-byte header (magic, kind, reserved, length) and a body. The client sends KIND_ATTACH; the daemon
+//! answers with an [`AttachReply`] and descriptors in the order of [`ATTACH_FDS`]. After a worker was replaced, the
+//! client requests board and targets again with KIND_BOARD. Nothing here allocates memory, because a forked child may
+//! have to attach inside a signal handler.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -12,48 +12,48 @@ use forebay_sys::descriptor;
 use forebay_types::limits::NODE_TARGETS_MAX;
 use forebay_types::{Code, Ino, NodeId, Reader, Writer};
 
-/// First word of every message: "FBY7". Its number changes with requests, replies, the board and what a client does
-/// behind a reply, so that a library and a daemon that disagree about them part at once.
+/// First word of every message: "FBY7". Its digit changes with requests, replies, the board, and what a client does
+/// after a reply, so that a library and a daemon of different versions fail at once.
 pub const MAGIC: u32 = 0x3759_4246;
-/// What [`MAGIC`]'s number stands for of the messages here: who changes the one changes the other.
+/// Ties [`MAGIC`]'s digit to the sizes of the messages here: a change of one needs a change of the other.
 const _: () = assert!(MAGIC >> 24 == b'7' as u32 && AttachReply::BYTES == 72 && ATTACH_FDS == 11);
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
-/// Attach this process: answered with [`AttachReply`] and all descriptors. An empty body is a program that may hand its
-/// descriptors to others; [`ATTACH_TOOL`] and [`ATTACH_MOUNT`] are bodies of one byte.
+/// Attach this process. Answered with [`AttachReply`] and all descriptors. An empty body means a program that may pass
+/// its descriptors to other processes; [`ATTACH_TOOL`] and [`ATTACH_MOUNT`] are bodies of one byte.
 pub const KIND_ATTACH: u16 = 1;
 /// A JSON request: status, check.
 pub const KIND_CONTROL: u16 = 2;
-/// Board and targets again: the body is the session; answered with [`AttachReply`] and their descriptors.
+/// Send board and targets again. The body is the session. Answered with [`AttachReply`] and their descriptors.
 pub const KIND_BOARD: u16 = 3;
-/// Is a session known? The body is its number; answered with an empty KIND_ALIVE or an error.
+/// Check that a session is known. The body is its number. Answered with an empty KIND_ALIVE or an error.
 pub const KIND_ALIVE: u16 = 5;
-/// This process serves the pool's mount: the body is its session; one byte follows with the FUSE device's descriptor,
-/// by which the kernel is notified of changes that other interfaces make. Answered with KIND_MOUNT and one byte, [`MOUNT_ALONE`]
-/// or [`MOUNT_SHARED`], or with an error: the descriptor is not of /dev/fuse, or a living process serves the mount
-/// already. The connection stays: the daemon writes one of the two whenever that changes, and waits for the byte to
-/// come back after [`MOUNT_SHARED`]. Without it in time the daemon closes the connection, and the process is to say so
-/// again.
+/// This process serves the pool's mount. The body is its session; one byte follows with the FUSE device's descriptor,
+/// through which the daemon notifies the kernel of changes that other interfaces make. Answered with KIND_MOUNT and
+/// one byte, [`MOUNT_ALONE`] or [`MOUNT_SHARED`]. Answered with an error if the descriptor is not of /dev/fuse, or a
+/// living process serves the mount already. The connection stays open: the daemon writes one of the two bytes whenever
+/// the state changes, and after [`MOUNT_SHARED`] waits until the client returns the byte. If the byte does not arrive
+/// in time, the daemon closes the connection, and the client has to send this message again.
 pub const KIND_MOUNT: u16 = 6;
-/// A buffer by which data pass to and from other nodes: the body is the session. Answered with KIND_BUFFER, a u64 that
-/// is the buffer's number and a u64 that is its bytes, and its descriptor. One that the session had is no more.
+/// A buffer through which data pass to and from other nodes. The body is the session. Answered with KIND_BUFFER, a u64
+/// with the buffer's number, a u64 with its bytes, and its descriptor. It replaces an earlier buffer of the session.
 pub const KIND_BUFFER: u16 = 7;
-/// Watches a directory with the inotify instance whose descriptor follows: the body is the directory's inode number as
+/// Watches a directory with the inotify instance whose descriptor follows. The body is the directory's inode number as
 /// a u64 and inotify's mask as a u32; one byte follows with the descriptor. Answered with KIND_WATCH and the i32 that
-/// inotify_add_watch(2) gave, or with an error.
+/// inotify_add_watch(2) returned, or with an error.
 pub const KIND_WATCH: u16 = 8;
-/// Attach a process that ends with its descriptors: it hands none to another.
+/// Attach a process that passes its descriptors to no other process.
 pub const ATTACH_TOOL: u8 = 1;
 /// Attach the process that serves the mount.
 pub const ATTACH_MOUNT: u8 = 2;
-/// Nobody but the mount has files of the pool open.
+/// No program but the mount has files of the pool open.
 pub const MOUNT_ALONE: u8 = 0;
-/// Others may have.
+/// Other programs may have files of the pool open.
 pub const MOUNT_SHARED: u8 = 1;
 /// An answer that is an error: a u16 code, then text.
 pub const KIND_ERROR: u16 = 4;
-/// Descriptors of an attach reply at most: ring, doorbell, board, the directory of each of this node's targets,
-/// or the one that a node without any has in their place.
+/// Most descriptors of an attach reply: ring, doorbell, board, and the directory of each of this node's targets, or
+/// the directory that a node without targets has in their place.
 pub const ATTACH_FDS: usize = 3 + NODE_TARGETS_MAX;
 
 /// A message's header.
@@ -87,22 +87,23 @@ impl Header {
     }
 }
 
-/// What an attached process must know.
+/// What an attached process needs from the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AttachReply {
     /// The session that this ring's requests belong to.
     pub session: u64,
-    /// Epoch of the board that was handed over.
+    /// Epoch of the board that is attached.
     pub epoch: u64,
     /// Bytes of the board.
     pub board_bytes: u64,
     /// Device number (`st_dev`) that every file of the pool shows.
     pub device: u64,
-    /// Targets of this node, whose directories come along; with none, the one that has anchors and its shard does.
+    /// Targets of this node, whose directories are attached. Without any, the directory of anchors and shard is
+    /// attached.
     pub targets: u64,
     /// The root directory.
     pub root: Ino,
-    /// A bit for each target, from the lowest on: set when its kernel inode numbers are never used again (tmpfs with
+    /// A bit for each target, from the lowest on: set when its kernel inode numbers are never reused (tmpfs with
     /// inode64).
     pub stable_inodes: u64,
     /// This node.
@@ -172,7 +173,7 @@ pub fn send_fds(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> Result<(
 /// Receives up to `buffer.len()` bytes and up to [`ATTACH_FDS`] descriptors, opened close-on-exec.
 ///
 /// # Errors
-/// [`Code::NoResources`] when descriptors came for which this process has no room.
+/// [`Code::NoResources`] when this process has no room for the descriptors.
 pub fn receive_fds(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],

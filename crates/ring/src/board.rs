@@ -3,35 +3,23 @@
 //! ```text
 //! page 0   word 0  buckets of the name table   word 8  buckets of the attribute table
 //!          word 16 this node; 0: there are no others   word 24 depth of the index
-//! leases   a word a node: until when, in ns of CLOCK_BOOTTIME, what that node has told may be believed
+//! leases   a word for each node: until when, in ns of CLOCK_BOOTTIME, this node's lease from it runs
 //! names    groups of 4 buckets of 4 entries of 128 bytes:
-//!          0 u32 sequence  4 u8 name bytes  5 u8 kind  6 u16 guests  8 u64 parent  16 u64 inode  24 u32 mode  28 u32 uid
-//!          32 u32 gid  40 name
-//! inodes   buckets of 4 entries of 256 bytes, in the order of births, going round:
+//!          0 u32 sequence  4 u8 name bytes  5 u8 kind  6 u16 guests  8 u64 parent  16 u64 inode  24 u32 mode
+//!          28 u32 uid  32 u32 gid  40 name
+//! inodes   buckets of 4 entries of 256 bytes, in the order of inode numbers, wrapping around:
 //!          0 u32 sequence  4 u32 bit 0: in use, bit 1: complete, bit 2: leased  8 u64 inode  16 attributes and layout
-//! index    a u32 for each value of the last *depth* bits of a name's hash: the group of the names that have it
+//! index    a u32 for each value of the last *depth* bits of a name's hash: the group of the names with that value
 //! ```
 //!
 //! The name table grows by extendible hashing (Fagin et al. 1979, docs/decisions/0038), so that few pages hold many
-//! names: groups are taken into use in their order. A full group is *split*: its names with another bit of their hash
-//! set move to the same places of the next group, and the index leads there. The index doubles when a group has all its
-//! bits. A reader that finds no name looks at the index again: it has missed a name that moved only if the index has
-//! changed.
+//! names; groups are used in their order. A full group is *split*: its names with another bit of their hash set move
+//! to the same places of the next group, and the index leads there. The index doubles when a group uses all its bits.
+//! A reader that finds no name reads the index again: it has missed a name that moved only if the index has changed.
 //!
-//! A name that finds its bucket full is a guest in another one of the group; how many there are stands in the first
-//! entry of their own bucket (*guests*), so that a reader looks at the others only when there are any.
-//!
-//! A directory is *complete* while all its names that are not too long for the board are on it: from when it is empty
-//! until one of them is evicted. A name that is not found in a complete directory does not exist, so look-ups of absent
-//! names need no request either. A reader looks for the name first and at the mark second; an eviction clears the mark
-//! first.
-//!
-//! Of other nodes there is only what path walks need: names of directories, and the permissions of directories
-//! (*leased* inodes: the rest of their attributes is not valid). Both are valid while the leases run of the nodes that
-//! told them: that of the name's directory, and that of its inode.
-//!
-//! Name entries of directories carry what a path walk checks (mode, owner, group), so that a walk reads one entry a
-//! component and does not meet the attributes of a directory that others are creating in.
+//! If the bucket of a name is full, the name becomes a guest in another bucket of the group. The first entry of its
+//! own bucket counts them (*guests*), so that a reader searches the other buckets only when there are any.
+//! `Board::is_complete` explains the mark *complete*, `Board::may_be_believed` what is *leased*.
 
 use std::sync::atomic::{fence, Ordering};
 
@@ -48,8 +36,7 @@ pub(crate) const WAYS: usize = 4;
 pub(crate) const NODE_OFFSET: usize = 16;
 /// Offset of the index's depth.
 pub(crate) const DEPTH_OFFSET: usize = 24;
-/// Offset of the leases: one word for each number that a node may have. Pages of numbers that no node has are never
-/// made.
+/// Offset of the leases: one word for each number that a node may have. Pages of unused numbers are never allocated.
 pub(crate) const LEASES_OFFSET: usize = 4096;
 pub(crate) const HEADER_BYTES: usize = LEASES_OFFSET + 8 * NODE_NUMBERS;
 /// Node numbers are below this (`forebay-pool(5)`: 32766 is the last).
@@ -61,10 +48,11 @@ pub(crate) const GROUP: usize = 4;
 pub(crate) const BUCKET_BYTES: usize = WAYS * NAME_BYTES;
 /// Bytes of a group.
 pub(crate) const GROUP_BYTES: usize = GROUP * BUCKET_BYTES;
-/// The index has room for so many bits more than number the groups: hashes are not spread evenly, and a group is split
-/// by its own bits. With 16 names a group it is as large for some millions of names.
+/// Bits that the index may have beyond those that number the groups: hashes are not distributed evenly, and a group is
+/// split by its own bits. With 16 names in a group the index gets that large for some millions of names.
 const INDEX_BITS_MORE: u32 = 3;
-/// Bytes of the index for a group, at most: the number of groups rounded up, and those bits.
+/// Most bytes of the index for each group: the number of groups is rounded up to a power of two, and has those bits
+/// more.
 const INDEX_BYTES_A_GROUP: usize = (4 * 2) << INDEX_BITS_MORE;
 pub(crate) const NAME_OFFSET: usize = 40;
 pub(crate) const INODE_BYTES: usize = 256;
@@ -76,10 +64,10 @@ pub(crate) const COMPLETE: u32 = 2;
 pub(crate) const LEASED: u32 = 4;
 pub(crate) const KIND_EMPTY: u8 = 0;
 pub(crate) const KIND_ABSENT: u8 = 255;
-/// Where the number of guests is in the word that starts with a name's length.
+/// Position of the number of guests in the word that starts with a name's length.
 pub(crate) const GUESTS_SHIFT: u32 = 16;
 
-/// Bytes of an encoded entry with one component, rounded up: nearly all have no more.
+/// Bytes of an encoded entry with one component, rounded up. Nearly all entries have no more.
 const COMMON_BYTES: usize = (ATTR_BYTES + 1 + COMPONENT_BYTES).next_multiple_of(8);
 const CACHE_LINE_BYTES: usize = 64;
 
@@ -88,41 +76,42 @@ const _: () = assert!(NAME_OFFSET + BOARD_NAME_MAX == NAME_BYTES);
 const _: () =
     assert!(ATTR_BYTES + 1 + forebay_types::limits::COMPONENTS_MAX * COMPONENT_BYTES <= ENTRY_BYTES_MAX);
 
-/// How often a reader looks again at an entry that is being written before it asks the daemon instead.
+/// How often a reader retries an entry that is being written, before it sends the daemon a request instead.
 const RETRIES: u32 = 64;
 
-/// An inode as a name entry tells it.
+/// An inode as its name entry shows it. The entry has what a path walk checks (mode, owner, group), so that a walk
+/// reads one entry for each component, and not the attributes of a directory in which other programs are creating.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NameRef {
     /// Inode.
     pub ino: Ino,
     /// Kind.
     pub kind: Kind,
-    /// Of a directory: mode, uid, gid. Zeros of others.
+    /// For a directory: mode, uid, gid. Zeros for other kinds.
     pub permissions: (u32, u32, u32),
 }
 
-/// What the board says of a name.
+/// The result of a look-up of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lookup {
-    /// It is this.
+    /// The name leads to this inode.
     Hit(NameRef),
     /// There is no such name.
     Absent,
-    /// Not on the board: ask.
+    /// Not on the board: a request is needed.
     Unknown,
 }
 
-/// What a look through one bucket came to.
+/// The result of searching one bucket.
 enum Scan {
     Found(Lookup),
-    /// The name is not in it, and so many that belong to it are in others of the group.
+    /// The name is not in the bucket. So many names that belong to the bucket are in others of the group.
     Missing {
         guests: u32,
     },
 }
 
-/// Where the tables are; the same for readers and the writer.
+/// The positions of the tables; the same for readers and the writer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tables {
     pub(crate) name_buckets: u64,
@@ -143,7 +132,7 @@ impl Tables {
         self.index_offset() + (4 << self.depth_max())
     }
 
-    /// Groups of names.
+    /// Number of groups of names.
     pub(crate) fn groups(&self) -> usize {
         self.name_buckets as usize / GROUP
     }
@@ -176,8 +165,8 @@ impl Tables {
         group + (hash >> 62) as usize * BUCKET_BYTES
     }
 
-    /// What is first found by looking at the slots for names, by their byte offsets, but those of pages that nobody has
-    /// written to: to read a page of a memfd that is not there would make it.
+    /// Calls `look` with the byte offsets of the slots for names, and returns its first result. Pages that were never
+    /// written are left out, because reading a missing page of a memfd would allocate it.
     pub(crate) fn find_name<T>(
         &self,
         mapping: &Mapping,
@@ -198,21 +187,21 @@ impl Tables {
         None
     }
 
-    /// The buckets of a bucket's group, itself first.
+    /// The buckets of a bucket's group, the bucket itself first.
     #[inline]
     pub(crate) fn group(bucket: usize) -> impl Iterator<Item = usize> + Clone {
         const _: () = assert!(HEADER_BYTES.is_multiple_of(GROUP_BYTES) && GROUP.is_power_of_two());
         (0..GROUP).map(move |i| bucket ^ (i * BUCKET_BYTES))
     }
 
-    /// The hash of a name: its last bits lead to the group, its first to the bucket.
+    /// The hash of a name: its last bits select the group, its first bits the bucket.
     #[inline]
     pub(crate) fn hash(parent: Ino, name: &[u8]) -> u64 {
         mix(forebay_types::name_hash(name) ^ mix(parent.0))
     }
 
-    /// Byte offsets of the entries that may hold an inode, the likeliest first. Inodes that were born one behind the
-    /// other lie side by side, as they are often used so: a page of memory holds 16 of them.
+    /// Byte offsets of the entries that may hold an inode, the likeliest first. Inodes that were created one after the
+    /// other lie side by side, because they are often used in that order: a page of memory holds 16 of them.
     #[inline]
     pub(crate) fn inode_ways(&self, ino: Ino) -> impl Iterator<Item = usize> + Clone {
         let (place, node) = (ino.counter() / WAYS as u64, u64::from(ino.birth_node().0));
@@ -247,7 +236,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// Views a board that was handed over; [`Code::Malformed`] when its header does not fit its length.
+    /// Opens a board that was handed over; [`Code::Malformed`] when its header does not match its length.
     pub fn open(mapping: Mapping) -> Result<Board, Code> {
         let tables = Tables {
             name_buckets: mapping.word64(0).load(Ordering::Relaxed),
@@ -263,12 +252,12 @@ impl Board {
         Ok(Board { mapping, tables })
     }
 
-    /// The mapping, to put a new daemon's board in its place.
+    /// The mapping, in which a new daemon's board can replace this one.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
-    /// What the board says of `name` in `parent`. The caller checks the epoch before and after.
+    /// Looks up `name` in `parent`. The caller checks the epoch before and after.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Lookup {
         if name.len() > BOARD_NAME_MAX {
             return Lookup::Unknown;
@@ -290,7 +279,7 @@ impl Board {
         Lookup::Unknown
     }
 
-    /// Looks through a bucket, and where it has guests through the others of its group.
+    /// Searches a bucket, and if it has guests, the other buckets of its group.
     #[inline]
     fn scan_group(&self, bucket: usize, parent: Ino, name: &[u8]) -> Option<Lookup> {
         for (i, bucket) in Tables::group(bucket).enumerate() {
@@ -303,7 +292,7 @@ impl Board {
         None
     }
 
-    /// Looks through one bucket.
+    /// Searches one bucket.
     #[inline]
     fn scan(&self, bucket: usize, parent: Ino, name: &[u8]) -> Scan {
         let mut guests = 0;
@@ -351,7 +340,10 @@ impl Board {
         Scan::Missing { guests }
     }
 
-    /// True unless one of these inodes is another node's whose lease has run out.
+    /// True unless one of these inodes belongs to another node whose lease has run out. Of other nodes the board has
+    /// only what path walks need: names of directories, and permissions of directories (*leased* inodes, the rest of
+    /// whose attributes is not valid). A name is valid while the leases last from the nodes of its directory and of
+    /// its inode.
     #[inline]
     fn may_be_believed<const N: usize>(&self, inodes: [Ino; N]) -> bool {
         let here = self.mapping.word64(NODE_OFFSET).load(Ordering::Relaxed);
@@ -363,9 +355,8 @@ impl Board {
             })
     }
 
-    /// A name that leads to an inode: its directory and, in `name`, its bytes, of which there are as many as is said.
-    /// Looks through the whole table, but for pages that nobody has written to; the caller checks the epoch before and
-    /// after.
+    /// Finds a name that leads to an inode. Returns its directory and the number of its bytes, which are in `name`.
+    /// Searches the whole table, except pages that were never written. The caller checks the epoch before and after.
     pub fn name_of(&self, ino: Ino, name: &mut [u8; BOARD_NAME_MAX]) -> Option<(Ino, usize)> {
         self.tables.find_name(&self.mapping, |at| {
             let hit = self.mapping.word64(at + 16).load(Ordering::Relaxed) == ino.0;
@@ -373,7 +364,7 @@ impl Board {
         })
     }
 
-    /// The name of the entry at a byte offset, if it is one of this inode's.
+    /// The name of the entry at a byte offset, if the entry belongs to this inode.
     fn name_at(&self, at: usize, ino: Ino, name: &mut [u8; BOARD_NAME_MAX]) -> Option<(Ino, usize)> {
         let (head, parent, found) = self.settled(at, || {
             self.mapping.load(at + NAME_OFFSET, name);
@@ -386,7 +377,8 @@ impl Board {
         named.then_some((parent, len))
     }
 
-    /// What `read` makes of the entry at a byte offset while nobody writes to it; none when that takes too long.
+    /// What `read` returns for the entry at a byte offset while the writer does not write it. None when that takes too
+    /// long.
     #[inline]
     fn settled<T>(&self, at: usize, mut read: impl FnMut() -> T) -> Option<T> {
         for _ in 0..RETRIES {
@@ -404,7 +396,10 @@ impl Board {
         None
     }
 
-    /// True when all names of a directory that fit are on the board.
+    /// True when a directory is *complete*: all its names that are not too long for the board are on it, from the time
+    /// when the directory is empty until one of its names is evicted. A name that is not found in a complete directory
+    /// does not exist, so look-ups of absent names need no request either. A reader searches for the name first and
+    /// checks the mark second; an eviction clears the mark first.
     fn is_complete(&self, ino: Ino) -> bool {
         self.tables.inode_ways(ino).any(|at| {
             let before = self.mapping.word32(at).load(Ordering::Acquire);
@@ -439,7 +434,7 @@ impl Board {
         self.mapping.word64(offset).load(Ordering::Relaxed) & mask == u64::from_le_bytes(last)
     }
 
-    /// Begins to bring an inode's entry near, for a read after something else that takes a moment.
+    /// Begins to load an inode's entry into the cache, for a read after some other work.
     #[inline]
     pub fn prefetch(&self, ino: Ino) {
         let Some(at) = self.tables.inode_ways(ino).next() else { return };
@@ -448,8 +443,8 @@ impl Board {
         }
     }
 
-    /// What `read` makes of an inode's entry at a byte offset, if the board has it. What was overwritten meanwhile is
-    /// read again.
+    /// What `read` returns for an inode's entry at a byte offset, if the board has the inode. An entry that was
+    /// overwritten meanwhile is read again.
     #[inline]
     fn entry<T>(&self, ino: Ino, read: impl Fn(usize, u32) -> T) -> Option<T> {
         self.tables.inode_ways(ino).find_map(|at| {
@@ -464,7 +459,7 @@ impl Board {
     /// Attributes and layout of an inode, if the board has them. The caller checks the epoch before and after.
     #[inline]
     pub fn inode(&self, ino: Ino) -> Option<Entry> {
-        // Decoded on the spot, as copies of entries would cost most of this.
+        // Decoded in place, because copying entries would take most of the time.
         self.entry(ino, |at, state| {
             if state & LEASED != 0 {
                 return None;

@@ -1,7 +1,8 @@
-//! The board as the shard thread writes it, after a commit and before any acknowledgement.
+//! The board as the shard thread writes it: after a change was applied and journaled, and before it is acknowledged.
 //!
-//! Each entry that a publication touches is made odd before it is written and stays odd until [`BoardWriter::finish`]
-//! makes all even: a reader that meets one in between asks the daemon, and so sees all of a transaction or nothing.
+//! A publication makes the sequence of each entry odd before it writes the entry, and [`BoardWriter::finish`] makes
+//! all of them even. A reader that finds an odd sequence in between sends the daemon a request, and so sees all of a
+//! transaction or nothing.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,26 +19,25 @@ use crate::board::{
 };
 use crate::shared::{memfd_sealed, Mapping, Seal};
 
-/// Writes the board. There is one, in the shard thread.
+/// Writes the board. The shard thread has the only one.
 #[derive(Debug)]
 pub struct BoardWriter {
     mapping: Mapping,
     tables: Tables,
-    /// Entries that are odd now.
+    /// Entries whose sequence is odd now.
     touched: Vec<usize>,
-    /// Where directories' name entries are, to change the permissions in them; checked before use.
+    /// Where the name entries of directories are, to change the permissions in them. Checked before use.
     directories: HashMap<Ino, usize>,
-    /// Of each group in use, how many of the last bits of their hashes its names have in common.
+    /// For each group in use, how many of the last bits of their hashes its names have in common.
     group_bits: Vec<u8>,
-    /// Bits by which the index is read.
+    /// Number of hash bits by which the index is read.
     depth: u32,
     victim: usize,
     evicted: u64,
 }
 
 impl BoardWriter {
-    /// A new board of at most `bytes`, and the descriptor to hand to clients, who can map it read-only and no other
-    /// way.
+    /// A new board of at most `bytes`, and the descriptor to pass to clients, which can only map it read-only.
     pub fn create(bytes: u64) -> io::Result<(OwnedFd, BoardWriter)> {
         let tables = Tables::fitting(bytes);
         let (fd, mapping) = memfd_sealed(c"forebay-board", tables.bytes(), Seal::SizeAndWrites)?;
@@ -48,7 +48,7 @@ impl BoardWriter {
             tables,
             touched: Vec::new(),
             directories: HashMap::new(),
-            // The first group has all names: in the index, which is zeros, it is group 0.
+            // The first group has all names: it is group 0 everywhere in the index, which is all zeros.
             group_bits: vec![0],
             depth: 0,
             victim: 0,
@@ -62,17 +62,18 @@ impl BoardWriter {
         self.tables.bytes()
     }
 
-    /// Entries that gave way to others since the start.
+    /// Entries that were evicted since the start.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// Says which node this is, of a pool that has others. Before anybody reads.
+    /// Sets the number of this node, in a pool with other nodes. To be called before a client reads.
     pub fn set_node(&mut self, node: NodeId) {
         self.mapping.word64(NODE_OFFSET).store(u64::from(node.0), Ordering::Relaxed);
     }
 
-    /// What was leased from a node may be believed until then, by [`crate::lease_clock`].
+    /// Sets the end of this node's lease from `node`, by [`crate::lease_clock`]. Entries published under it are valid
+    /// until then.
     pub fn lease(&mut self, node: NodeId, until: u64) {
         self.mapping.word64(lease_offset(node)).store(until, Ordering::Release);
     }
@@ -82,14 +83,15 @@ impl BoardWriter {
         self.place_inode(entry, true);
     }
 
-    /// Publishes a directory's name that another node told, or that leads to another node's directory: nothing comes of
-    /// it while the directory's permissions are not on the board. True when it is there now.
+    /// Publishes a directory's name under another node's lease, or a name that leads to another node's directory.
+    /// Nothing is published while the directory's permissions are not on the board. Returns true when the name is on
+    /// the board now.
     pub fn leased_name(&mut self, parent: Ino, name: &[u8], ino: Ino) -> bool {
         let fits = !name.is_empty() && name.len() <= BOARD_NAME_MAX;
         fits && self.place_name(parent, name, Some((ino, Kind::Directory)))
     }
 
-    /// A name is not known any more.
+    /// Removes a name from the board: it is unknown from now on.
     pub fn forget_name(&mut self, parent: Ino, name: &[u8]) {
         if name.is_empty() || name.len() > BOARD_NAME_MAX {
             return;
@@ -97,12 +99,12 @@ impl BoardWriter {
         let mut ways = Self::name_ways(self.name_bucket(Tables::hash(parent, name)));
         let found = ways.find(|&at| self.holds(at, parent, name));
         self.erase_name(found);
-        // Nor is it absent because its directory is complete.
+        // The directory must not be complete, or the name would count as absent.
         self.clear_complete(parent);
     }
 
-    /// A directory has become wide: its names are not known any more, nor which it does not have. Looks through all
-    /// names, once in a directory's life.
+    /// Removes all names of a directory that has become wide: they are unknown, and so is which names it does not
+    /// have. Searches all names, once in a directory's life.
     pub fn forget_names_of(&mut self, parent: Ino) {
         let mut its = Vec::new();
         self.tables.find_name(&self.mapping, |at| {
@@ -115,14 +117,14 @@ impl BoardWriter {
         its.into_iter().for_each(|at| self.erase_name(Some(at)));
     }
 
-    /// What another node's directory permits is not known any more.
+    /// Removes the permissions of another node's directory from the board.
     pub fn forget_directory_of(&mut self, ino: Ino) {
         self.inode(ino, None);
         let Some(&at) = self.directories.get(&ino) else { return };
         let still = self.kind_at(at) == Kind::Directory as u8
             && self.mapping.word64(at + 16).load(Ordering::Relaxed) == ino.0;
         if still {
-            // Its name's directory may be this node's, and complete: it is no longer.
+            // The directory of its name may belong to this node and be complete, which ends here.
             self.clear_complete(Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed)));
             self.erase_name(Some(at));
         }
@@ -170,7 +172,7 @@ impl BoardWriter {
         self.mapping.store(at + ENTRY_OFFSET, &bytes[..len]);
     }
 
-    /// Publishes what `name` in `parent` is now, or that it is absent.
+    /// Publishes what `name` in `parent` leads to now, or that it is absent.
     pub fn name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) {
         if name.len() > BOARD_NAME_MAX || name.is_empty() {
             return;
@@ -180,7 +182,7 @@ impl BoardWriter {
         }
     }
 
-    /// Puts a name on the board; false when it could not be.
+    /// Puts a name on the board. False when this was not possible.
     fn place_name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) -> bool {
         let hash = Tables::hash(parent, name);
         let bucket = self.name_bucket(hash);
@@ -190,7 +192,7 @@ impl BoardWriter {
             Some((ino, Kind::Directory)) => match self.permissions_of(ino) {
                 Some(p) => p,
                 None => {
-                    // A walk could not check it: better unknown.
+                    // A path walk could not check the directory, so the name has to be unknown.
                     self.erase_name(found);
                     return false;
                 }
@@ -231,7 +233,8 @@ impl BoardWriter {
         }
     }
 
-    /// A place for a name that the board does not have; a group that is full is split if there is room for another.
+    /// Finds a place for a name that the board does not have. A full group is split if there is room for another
+    /// group.
     fn place_new_name(&mut self, hash: u64) -> Option<usize> {
         let free = |b: &Self, at: usize| b.kind_at(at) == KIND_EMPTY;
         loop {
@@ -250,16 +253,16 @@ impl BoardWriter {
         Tables::bucket_in(self.tables.group_of(&self.mapping, hash), hash)
     }
 
-    /// The entries that may hold a name of a bucket, its own first.
+    /// The entries that may hold a name of a bucket, the bucket's own first.
     fn name_ways(bucket: usize) -> impl Iterator<Item = usize> + Clone {
         Tables::group(bucket).flat_map(|bucket| (0..WAYS).map(move |way| bucket + way * NAME_BYTES))
     }
 
-    /// Splits the group that has the names with this hash: those whose next bit is set move to a new group. False when
-    /// there is no room for one.
+    /// Splits the group that has the names with this hash: the names whose next bit is set move to a new group. False
+    /// when there is no room for one.
     ///
     /// All entries that it writes are odd until the publication is finished, and the index leads to the new group
-    /// before any of them is even: a reader that misses a name in the old group finds another index.
+    /// before any of them is even. So a reader that misses a name in the old group finds another index.
     fn split(&mut self, hash: u64) -> bool {
         let from = self.tables.group_of(&self.mapping, hash);
         let (group, new) = ((from - HEADER_BYTES) / GROUP_BYTES, self.group_bits.len());
@@ -286,7 +289,7 @@ impl BoardWriter {
         true
     }
 
-    /// Reads the index by one bit more; false when it has no room for that.
+    /// Makes the index use one bit more. False when it has no room for that.
     fn double_index(&mut self) -> bool {
         if self.depth == self.tables.depth_max() {
             return false;
@@ -340,11 +343,12 @@ impl BoardWriter {
         Tables::hash(Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed)), name)
     }
 
-    /// Prepares the entry at `at`, whatever is in it, for a name that belongs to `bucket`.
+    /// Prepares the entry at `at`, whatever its content, for a name that belongs to `bucket`.
     fn make_room(&mut self, bucket: usize, at: usize) {
         let kind = self.kind_at(at);
         if !matches!(kind, KIND_EMPTY | KIND_ABSENT) {
-            // It gives way: its directory is no longer complete, and says so before the name is gone.
+            // The name in it is evicted. Its directory is not complete any more, and readers must see this before the
+            // name is gone.
             self.clear_complete(Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed)));
         }
         if kind != KIND_EMPTY {
@@ -359,7 +363,7 @@ impl BoardWriter {
         (bucket..bucket + BUCKET_BYTES).contains(&at)
     }
 
-    /// The name in an entry is about to leave it: if it is a guest there, its own bucket has one less elsewhere.
+    /// Prepares the removal of the name in an entry: if it is a guest there, its own bucket has one guest less.
     fn leave(&mut self, at: usize) {
         let bucket = Tables::bucket_in(Self::group_at(at), self.hash_at(at));
         if !Self::is_in(bucket, at) {
@@ -367,7 +371,7 @@ impl BoardWriter {
         }
     }
 
-    /// How many names that belong to a bucket are in others of its group.
+    /// The number of names that belong to a bucket and are in others of its group.
     fn guests(&self, bucket: usize) -> u32 {
         self.mapping.word32(bucket + 4).load(Ordering::Relaxed) >> GUESTS_SHIFT
     }
@@ -378,7 +382,7 @@ impl BoardWriter {
         head.store(head.load(Ordering::Relaxed).wrapping_add_signed(n << GUESTS_SHIFT), Ordering::Relaxed);
     }
 
-    /// Writes a name's length and kind, beside which the number of guests stays.
+    /// Writes a name's length and kind. The number of guests in the same word stays.
     fn write_head(&self, at: usize, len: usize, kind: u8) {
         let head = self.mapping.word32(at + 4);
         let guests = head.load(Ordering::Relaxed) >> GUESTS_SHIFT << GUESTS_SHIFT;
@@ -473,8 +477,8 @@ impl BoardWriter {
         &stored[..name.len()] == name
     }
 
-    /// A place among `ways`: a free entry, else one that gives way, if it can be one that is `cheap` to lose. Entries
-    /// of this publication never do.
+    /// Finds a place among `ways`: a free entry, else one to evict, preferably one that is `cheap` to lose. Entries of
+    /// this publication are never evicted.
     fn place(
         &mut self,
         ways: impl Iterator<Item = usize> + Clone,
@@ -507,7 +511,7 @@ impl BoardWriter {
         }
     }
 
-    /// Makes an entry odd, once a publication.
+    /// Makes an entry's sequence odd, once in a publication.
     fn touch(&mut self, at: usize) {
         let seq = self.mapping.word32(at);
         let now = seq.load(Ordering::Relaxed);

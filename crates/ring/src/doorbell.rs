@@ -1,7 +1,7 @@
-//! The doorbell: one word on which the daemon sleeps when no ring has a request, and that clients ring.
+//! The doorbell: one word on which the daemon sleeps when no ring has a request, and by which clients wake it.
 //!
-//! Every client can write it. The worst that a scribbled doorbell does is a late wake-up: the daemon looks at the rings
-//! by timer too.
+//! Every client can write the word. The worst that an overwritten doorbell causes is a late wake-up, because the
+//! daemon also checks the rings by timer.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -29,7 +29,7 @@ impl Doorbell {
         Ok((fd, Doorbell { mapping }))
     }
 
-    /// Maps a doorbell that was handed over.
+    /// Maps a doorbell, given its descriptor.
     pub fn open(fd: BorrowedFd<'_>) -> io::Result<Doorbell> {
         Ok(Doorbell { mapping: Mapping::new(fd, BYTES, true)? })
     }
@@ -38,24 +38,25 @@ impl Doorbell {
     #[inline]
     pub fn ring(&self) {
         let word = self.mapping.word32(0);
-        // The fence orders the request's stores before this load; `sleep` has its twin. One of the two sides sees
-        // the other.
+        // The fence orders the request's stores before this load; `falls_asleep` has its counterpart. So either this
+        // client sees that the daemon sleeps, or the daemon sees the request.
         std::sync::atomic::fence(Ordering::SeqCst);
         if word.load(Ordering::Relaxed) != AWAKE && word.swap(AWAKE, Ordering::SeqCst) != AWAKE {
             wait::wake(word, 1);
         }
     }
 
-    /// The daemon's sleep: until a ring, or `timeout_ms`. `idle` is asked once more after clients can see that the
-    /// daemon sleeps; when it says false there is work and the daemon does not sleep.
+    /// The daemon's sleep: until a ring, or for `timeout_ms`. `idle` is called once more after clients can see that
+    /// the daemon sleeps. If it returns false there is work, and the daemon does not sleep.
     pub fn sleep(&self, timeout_ms: u64, idle: impl FnOnce() -> bool) {
         if self.falls_asleep(idle) {
             self.sleep_on(timeout_ms);
         }
     }
 
-    /// The first half of [`Doorbell::sleep`]: false when there is work. When true, [`Doorbell::sleep_on`] follows; who
-    /// rings between the two is not missed, so that what `idle` looks at may be left to others before.
+    /// The first half of [`Doorbell::sleep`]. Returns false when there is work. If it returns true, the caller calls
+    /// [`Doorbell::sleep_on`]. A ring between the two is not missed, so the caller may first leave to other threads
+    /// what `idle` checks.
     pub fn falls_asleep(&self, idle: impl FnOnce() -> bool) -> bool {
         let word = self.mapping.word32(0);
         word.store(SLEEPING, Ordering::SeqCst);
@@ -67,8 +68,9 @@ impl Doorbell {
         asleep
     }
 
-    /// Spares clients the ringing while the daemon sleeps and another of its threads looks for what they ask. That one
-    /// says [`Doorbell::falls_asleep`] in the sleeper's place before it ends looking, or [`Doorbell::wake`].
+    /// Spares clients the wake-up while the daemon's thread sleeps and another of its threads polls for their
+    /// requests. Before the other thread stops polling, it calls [`Doorbell::falls_asleep`] in the sleeper's place, or
+    /// [`Doorbell::wake`].
     #[inline]
     pub fn mind(&self) {
         let word = self.mapping.word32(0);
@@ -77,14 +79,14 @@ impl Doorbell {
         }
     }
 
-    /// Wakes the daemon's sleeper, whoever minds the doorbell.
+    /// Wakes the daemon's sleeping thread, even while another thread minds the doorbell.
     pub fn wake(&self) {
         let word = self.mapping.word32(0);
         word.store(AWAKE, Ordering::SeqCst);
         wait::wake(word, 1);
     }
 
-    /// The second half.
+    /// The second half of [`Doorbell::sleep`].
     pub fn sleep_on(&self, timeout_ms: u64) {
         let word = self.mapping.word32(0);
         wait::sleep(word, SLEEPING, Duration::from_millis(timeout_ms));

@@ -1,17 +1,18 @@
-//! The memory that a process and its node's daemon share: the *ring*, by which a process asks, and the *board*, on
-//! which the daemon publishes what it knows.
+//! The memory that a process and its node's daemon share: the *ring*, through which the process sends requests, and
+//! the *board*, on which the daemon publishes names and attributes.
 //!
-//! A ring is a memfd that the daemon makes, seals against resizing and hands over with SCM_RIGHTS: one a process, 64
-//! slots in it. The board is one memfd a daemon, sealed so that only the daemon's own mapping can write it. The
-//! doorbell is one word in a third memfd, on which the daemon sleeps.
+//! A ring is a memfd that the daemon creates, seals against resizing and passes with SCM_RIGHTS. Each process has one
+//! ring with 64 slots. The board is one memfd for each daemon, sealed so that only the daemon's own mapping can write
+//! it. The doorbell is one word in a third memfd, on which the daemon sleeps.
 //!
-//! Invariants: nothing in a ring is trusted by the daemon (a request is copied out once and only the copy is looked
-//! at; state, sequence and ownership are kept privately). Nothing in the calling half allocates, locks, or calls
-//! anything that is not async-signal-safe. A reader of the board takes what it read only if the entry's sequence was
+//! Invariants: the daemon trusts nothing in a ring. It copies a request out once and uses only the copy; state,
+//! sequence and ownership are kept privately. Nothing in the calling half allocates memory, takes a lock, or calls a
+//! function that is not async-signal-safe. A reader of the board uses what it read only if the entry's sequence was
 //! even and unchanged, and the board's epoch is the ring's.
 //!
-//! Faults survived: a client stopped or killed at any instruction, or that scribbles over all it can write; a daemon
-//! killed at any instruction (the rings survive it, the board does not). Tests: `tests/hostile.rs`, `tests/board.rs`.
+//! Faults survived: a client that is stopped or killed at any instruction, or that overwrites all memory that it can
+//! write; a daemon that is killed at any instruction (the rings survive it, the board does not). Tests:
+//! `tests/calls.rs`, `tests/board.rs`.
 
 mod attach;
 mod board;

@@ -1,7 +1,7 @@
-//! How a caller waits for its reply, and by which clock: the kernel's, unless a simulation has taken its place.
+//! How a caller waits for its reply, and by which clock: the kernel's, or that of a simulation in its place.
 //!
-//! A simulation that runs many clients in one process lets one of them run at a time; where a client would sleep,
-//! another goes on. Who does not simulate pays one load of a word that nobody writes, once a call.
+//! A simulation runs many clients in one process, one at a time: where a client would sleep, another one continues.
+//! Without a simulation this costs one load of an unchanging word for each call.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::OnceLock;
@@ -9,23 +9,23 @@ use std::time::Duration;
 
 use forebay_sys::wait;
 
-/// What a simulation does in the kernel's place, on the calling thread.
+/// What a simulation provides in the kernel's place, on the calling thread.
 pub trait Waiter: Send + Sync {
     /// Nanoseconds on a clock that never goes back.
     fn now_ns(&self) -> u64;
 
-    /// Sleeps while `word` is `value`, for `timeout_ms` of that clock at most; it may return early.
+    /// Sleeps while `word` is `value`, at most for `timeout_ms` of that clock. It may return early.
     fn sleep(&self, word: &AtomicU32, value: u32, timeout_ms: u64);
 }
 
 static SIMULATED: OnceLock<Box<dyn Waiter>> = OnceLock::new();
 
-/// Has all calls of this process wait by `waiter` from now on. Only the first one counts.
+/// Makes all calls of this process wait by `waiter` from now on. Only the first use has an effect.
 pub fn simulate(waiter: Box<dyn Waiter>) {
     let _ = SIMULATED.set(waiter);
 }
 
-/// True when a simulation has the clock: spinning would be time in which nothing happens.
+/// True when a simulation has replaced the clock. Nothing happens there while a client spins.
 #[inline]
 pub(crate) fn is_simulated() -> bool {
     SIMULATED.get().is_some()
@@ -36,12 +36,12 @@ pub(crate) fn now_ns() -> u64 {
     nanoseconds(libc::CLOCK_MONOTONIC)
 }
 
-/// Nanoseconds on the clock by which calls wait: it stands still while a machine is suspended.
+/// Nanoseconds on the clock for waiting calls, which stops while a machine is suspended.
 pub fn call_clock() -> u64 {
     now_ns()
 }
 
-/// Nanoseconds on the clock that leases between nodes run by: it goes on while a machine is suspended.
+/// Nanoseconds on the clock for leases between nodes, which continues while a machine is suspended.
 pub fn lease_clock() -> u64 {
     nanoseconds(libc::CLOCK_BOOTTIME)
 }
@@ -65,7 +65,7 @@ pub fn pause(time: Duration) {
     }
 }
 
-/// Sleeps while `word` is `value`, for `timeout_ms` at most.
+/// Sleeps while `word` is `value`, at most for `timeout_ms`.
 pub(crate) fn sleep(word: &AtomicU32, value: u32, timeout_ms: u64) {
     match SIMULATED.get() {
         Some(waiter) => waiter.sleep(word, value, timeout_ms),

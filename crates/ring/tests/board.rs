@@ -1,4 +1,4 @@
-//! The board: what is published is what readers see, whole or not at all.
+//! The board: readers see what was published, all of it or nothing.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -122,7 +122,7 @@ fn full_board_evicts_and_never_shows_what_is_not_so() {
 #[test]
 fn board_that_is_half_full_loses_no_name_and_names_come_and_go_as_guests() {
     let (mut w, board) = board(12 << 20);
-    // A third of the bytes, 128 each: half of that many names.
+    // The names have a third of the bytes, 128 bytes for each; these are half as many names.
     let names = (12 << 20) / 3 / 128 / 2u64;
     let name = |i: u64| format!("file.{i}").into_bytes();
     let file = |i: u64| Some((Ino(i + 10), Kind::File));
@@ -136,7 +136,7 @@ fn board_that_is_half_full_loses_no_name_and_names_come_and_go_as_guests() {
     };
     let lost = (0..names).filter(|&i| found(i) != Some(i)).count() as u64;
     assert!(lost < names / 1000, "{lost} of {names} names gave way in a table that is half full");
-    // Churn: others take the places of guests, and guests those of others.
+    // Churn: other names take the places of guests, and guests take the places of other names.
     for round in 1..4 {
         for i in (0..names).filter(|i| i % 3 == round % 3) {
             w.name(Ino(1), &name(i), None);
@@ -195,7 +195,7 @@ fn name_not_found_in_a_complete_directory_is_absent_until_one_of_its_names_gives
     w.name(Ino(9), b"a", None);
     w.finish();
     assert_eq!(board.lookup(Ino(9), b"a"), Lookup::Absent);
-    // A subdirectory whose permissions are not known cannot be shown, so the parent is no longer complete.
+    // A subdirectory whose permissions are not on the board cannot be shown, so its parent is not complete any more.
     w.name(Ino(9), b"d", Some((Ino(77), Kind::Directory)));
     w.finish();
     assert_eq!((board.lookup(Ino(9), b"d"), board.lookup(Ino(9), b"x")), (Lookup::Unknown, Lookup::Unknown));
@@ -224,7 +224,7 @@ fn complete_directory_that_outgrows_the_board_never_denies_a_name_that_it_has() 
     assert!(unknown > 0 && w.evicted() > 0, "the board must have been outgrown");
 }
 
-/// Readers race a writer; each attribute carries one value in all fields, so that a torn one shows.
+/// Lets readers race a writer. All fields of an attribute have one value, so that a torn read is detected.
 fn race(rounds: u64, write: impl Fn(&mut BoardWriter, u64) + Send) -> (u64, u64) {
     let (fd, mut w) = BoardWriter::create(1 << 20).unwrap();
     let bytes = w.bytes();
@@ -266,7 +266,7 @@ fn inode_read_while_it_is_written_is_never_torn() {
 
 #[test]
 fn name_read_while_others_come_and_go_around_it_is_what_was_published() {
-    // A small board, so that names are guests, give way and come back; every third name always stays.
+    // A small board, so that names become guests, are evicted and return. Every third name always stays.
     let (fd, mut w) = BoardWriter::create(96 << 10).unwrap();
     let bytes = w.bytes();
     let names = 400u64;
@@ -338,7 +338,7 @@ fn names_of_a_directory_that_becomes_wide_are_forgotten_when_it_says_so_and_not_
     show(&mut writer, dir, 2);
     assert_eq!(board.lookup(dir, b"gone"), Lookup::Unknown);
     assert_eq!(board.lookup(other, b"gone"), Lookup::Absent);
-    // What its part here has stays, however often the directory comes to be shown anew.
+    // The names of this node's part stay, however often the directory is published again.
     writer.name(dir, b"file", Some((file, Kind::File)));
     writer.inode(dir, None);
     show(&mut writer, dir, 2);
@@ -357,7 +357,7 @@ impl Dice {
     }
 }
 
-/// An empty directory, of which the board then has all names.
+/// Publishes an empty directory, so that it is complete.
 fn show_empty_directory(w: &mut BoardWriter, ino: Ino) {
     let mut e = entry(ino, DIRECTORY, 1);
     e.attr.size = 0;
@@ -402,7 +402,7 @@ fn board_that_grows_says_what_a_map_says() {
         }
         assert_eq!(board.lookup(Ino(1), b"never"), Lookup::Absent, "the directory is complete");
         assert_eq!(board.lookup(Ino(2), b"never"), Lookup::Unknown);
-        // Permissions are changed where a directory's name is now.
+        // A change of permissions must reach a directory's name at its present place.
         for ((parent, name), target) in &model {
             if let Some((ino, Kind::Directory)) = target {
                 w.inode(*ino, Some(&entry(*ino, 0o040_700, 9)));
@@ -433,7 +433,7 @@ fn names_of_a_large_board_lie_on_few_pages() {
         w.finish();
     }
     let pages = resident() - before;
-    // Groups of 16 names are half full at least, and two fill a page; the rest is the index.
+    // Groups of 16 names are at least half full, and two groups fill a page. The remainder is the index.
     assert!(pages as u64 <= NAMES / 14, "{pages} pages for {NAMES} names");
 }
 
@@ -480,7 +480,7 @@ fn name_read_while_the_board_grows_under_it_is_never_denied_nor_another() {
     assert!(unknown < read / 10, "{unknown} of {read} reads met an entry that was written");
 }
 
-/// Reads the board that a killed daemon left: of each name it tells what was published, or nothing.
+/// Reads the board that a killed daemon left: each look-up returns what was published, or Unknown.
 #[test]
 fn board_of_a_daemon_killed_while_it_grows_denies_no_name_and_shows_none_torn() {
     let name = |i: u64| format!("n{i}").into_bytes();

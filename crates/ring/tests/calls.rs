@@ -1,5 +1,5 @@
-//! Rings: calls from many threads, from signal handlers, to a daemon that is slow, dies or is gone, and by a client
-//! that scribbles.
+//! Rings: calls from many threads and from signal handlers; a daemon that is slow, dies or is gone; and a client that
+//! overwrites its ring.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ impl Node {
         Ring::open(self.ring_fd.as_fd(), self.doorbell_fd.as_fd()).unwrap()
     }
 
-    /// Echoes requests with each byte raised by one, until told to stop; counts those that it served.
+    /// Echoes requests with each byte raised by one, until `stop` is set. Counts the requests that it served.
     fn serve(&self, stop: &AtomicBool, served: &AtomicU64) {
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         while !stop.load(Ordering::Relaxed) {
@@ -142,7 +142,7 @@ fn slots_of_calls_that_were_given_up_are_used_again_once_they_are_answered() {
 fn slot_of_a_change_that_was_given_up_is_not_used_again() {
     let node = node();
     let ring = node.client();
-    // The slot's next request would say that what the reply calls for was done.
+    // The slot's next request would confirm that the client has done what the reply calls for.
     let unlink = REQUESTS.iter().find(|r| r.name == "Unlink").unwrap().number;
     let claims: Vec<_> = (0..RING_SLOTS).map(|_| ring.claim(&|| true).unwrap()).collect();
     for (i, claim) in claims.into_iter().enumerate() {
@@ -169,7 +169,7 @@ fn calls_that_wait_until_a_time_share_it() {
     }
     let waited = start.elapsed().as_millis();
     assert!((50..u128::from(LIVENESS_PERIOD_MS)).contains(&waited), "{waited} ms for all of them");
-    // Past that time an answer that is there is taken all the same.
+    // After that time a reply that has arrived is still accepted.
     let claim = ring.claim(&|| true).unwrap();
     assert_eq!(claim.post(b"abc"), None);
     let stop = AtomicBool::new(false);
@@ -278,7 +278,7 @@ fn scribbled_ring_harms_no_other() {
     with_server(&good, || {
         for round in 0..2000 {
             for _ in 0..64 {
-                // Headers of slots, where it hurts, and anywhere.
+                // Headers of slots, where it matters most, and any other place.
                 let slot = 4096 + (random() % 64) as usize * 144 * 1024;
                 let at = if random() % 2 == 0 {
                     slot + (random() % 3) as usize * 8
@@ -289,7 +289,8 @@ fn scribbled_ring_harms_no_other() {
                 memory.word64(at).store(value, Ordering::Relaxed);
             }
             memory.word64(0).store(random(), Ordering::Relaxed);
-            // What the daemon does with it: every copy is bounded, every answer lands in the same slot.
+            // Whatever was written, the daemon's copies are bounded, and each answer is written to the slot of its
+            // request.
             let mut bits = bad.served.take_pending(64);
             while bits != 0 {
                 let slot = bits.trailing_zeros() as usize;
@@ -344,7 +345,7 @@ fn removal_that_is_owed_comes_back_once_behind_the_slots_next_request_and_no_oth
         let first = claim();
         assert_eq!(first.post(b"first"), None);
         finish(first, true);
-        // A claim that is given back without a request owes as before.
+        // A claim that is dropped without a request leaves the removal for the next one.
         drop(claim());
         let (second, other) = (claim(), claim());
         assert_eq!(other.post(b"other slot"), None);

@@ -1,4 +1,4 @@
-//! Descriptors: by a path, and over a socket.
+//! Descriptors: access by a path, and passing over a socket.
 
 use std::ffi::OsStr;
 use std::io;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Most descriptors of one message.
 pub const PASSED_MAX: usize = 12;
 
-/// The path by which the kernel shows an open file of this process, for calls that take only paths.
+/// A path to an open file of this process, for calls that take only paths.
 pub fn path(file: &impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }
@@ -40,8 +40,8 @@ fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     }
 }
 
-/// Sends `bytes`, which are not empty, with at most [`PASSED_MAX`] descriptors attached to the first byte. How many
-/// bytes were sent. A closed peer is an error, not a signal. Allocates nothing.
+/// Sends `bytes`, which must not be empty, with at most [`PASSED_MAX`] descriptors attached to the first byte. Returns
+/// the number of bytes sent. A closed peer is an error, not a signal. Allocates no memory.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> io::Result<usize> {
     assert!(fds.len() <= PASSED_MAX && !bytes.is_empty());
     let mut control = Control([0; CONTROL_BYTES]);
@@ -67,11 +67,11 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> io::Result<u
     retried(|| unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL) })
 }
 
-/// Receives up to `buffer.len()` bytes; how many. Descriptors that came along are put into `fds` from its front, opened
-/// close-on-exec; those beyond its end are closed. Allocates nothing.
+/// Receives up to `buffer.len()` bytes, and returns their number. Received descriptors are put into `fds` from its
+/// front and are close-on-exec; those beyond its end are closed. Allocates no memory.
 ///
 /// # Errors
-/// EMFILE when more descriptors came than this process has room for, or than [`PASSED_MAX`]; all are closed then.
+/// EMFILE when more descriptors were sent than this process may open, or than [`PASSED_MAX`]; all are then closed.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], fds: &mut [Option<OwnedFd>]) -> io::Result<usize> {
     let mut control = Control([0; CONTROL_BYTES]);
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };

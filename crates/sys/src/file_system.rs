@@ -19,7 +19,7 @@ macro_rules! kinds {
     };
 }
 
-// Numbers that libc lacks are from the file systems' own headers.
+// Numbers that libc lacks are from the headers of the file systems.
 kinds! {
     TMPFS "tmpfs" libc::TMPFS_MAGIC,
     RAMFS "ramfs" 0x8584_58f6u32,
@@ -61,7 +61,7 @@ impl FileSystem {
             if libc::fstatfs(file.as_fd().as_raw_fd(), &mut found) < 0 {
                 return Err(io::Error::last_os_error());
             }
-            // The kernel has 32 bits, which some machines extend with their sign.
+            // The kernel's number has 32 bits, which some machines sign-extend.
             Ok(FileSystem(found.f_type as u32))
         }
     }
@@ -71,7 +71,7 @@ impl FileSystem {
         self.0
     }
 
-    /// The name that the table of mounts has for it, if this list has it.
+    /// The file system's name in the mount table, if this list has it.
     pub fn name(self) -> Option<&'static str> {
         FileSystem::NAMES.iter().find(|(kind, _)| *kind == self).map(|(_, name)| *name)
     }

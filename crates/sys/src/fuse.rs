@@ -1,6 +1,6 @@
-//! Messages that a FUSE server writes without a request: notifications, as `linux/fuse.h` has them.
+//! Messages that a FUSE server writes without a request: the notifications of `linux/fuse.h`.
 //!
-//! A notification has the header of a reply, whose `unique` is 0 and whose `error` is the notification's number.
+//! A notification has the header of a reply, with `unique` 0 and the notification's number as `error`.
 
 /// Bytes of `struct fuse_out_header`.
 pub const OUT_HEADER_BYTES: usize = 16;
@@ -10,7 +10,7 @@ const INVAL_ENTRY: i32 = 3;
 const DELETE: i32 = 6;
 const INC_EPOCH: i32 = 8;
 
-/// `struct fuse_out_header` of a message of `bytes` bytes, its own included. `error` is 0 or a negative errno.
+/// `struct fuse_out_header` of a message of `bytes` bytes, including the header. `error` is 0 or a negative errno.
 pub fn out_header(bytes: usize, unique: u64, error: i32) -> [u8; OUT_HEADER_BYTES] {
     let mut header = [0; OUT_HEADER_BYTES];
     header[..4].copy_from_slice(&(bytes as u32).to_ne_bytes());
@@ -33,23 +33,23 @@ fn length(name: &[u8]) -> [u8; 4] {
     (name.len() as u32).to_ne_bytes()
 }
 
-/// `FUSE_NOTIFY_INVAL_INODE`: the kernel drops the attributes of an inode, and keeps its pages.
+/// `FUSE_NOTIFY_INVAL_INODE`: the kernel drops its cached attributes of an inode, and keeps the inode's pages.
 pub fn invalidate_attributes(node: u64) -> Vec<u8> {
-    // A negative offset stands for no pages at all.
+    // A negative offset means that no pages are dropped.
     notification(INVAL_INODE, &[&node.to_ne_bytes(), &(-1i64).to_ne_bytes(), &0i64.to_ne_bytes()])
 }
 
-/// `FUSE_NOTIFY_INVAL_ENTRY`: the kernel drops what it has cached of a name.
+/// `FUSE_NOTIFY_INVAL_ENTRY`: the kernel drops its cached entry for a name.
 pub fn invalidate_entry(parent: u64, name: &[u8]) -> Vec<u8> {
     notification(INVAL_ENTRY, &[&parent.to_ne_bytes(), &length(name), &[0; 4], name, &[0]])
 }
 
-/// `FUSE_NOTIFY_DELETE`: a name was removed that led to `child`; watchers of the directory get their event.
+/// `FUSE_NOTIFY_DELETE`: a name that led to `child` was removed; watchers of the directory get their event.
 pub fn entry_deleted(parent: u64, child: u64, name: &[u8]) -> Vec<u8> {
     notification(DELETE, &[&parent.to_ne_bytes(), &child.to_ne_bytes(), &length(name), &[0; 4], name, &[0]])
 }
 
-/// `FUSE_NOTIFY_INC_EPOCH`: the kernel looks up all names anew.
+/// `FUSE_NOTIFY_INC_EPOCH`: the kernel looks all names up again.
 pub fn new_epoch() -> [u8; OUT_HEADER_BYTES] {
     out_header(OUT_HEADER_BYTES, 0, INC_EPOCH)
 }

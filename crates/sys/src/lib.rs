@@ -1,11 +1,12 @@
-//! What several crates need of Linux and no library that they may use has: the table of mounts, signals as a
-//! descriptor, kinds of file systems, states of processes, descriptors over sockets, FUSE's notifications, and waiting.
+//! What several crates need of Linux, where no library that they may use provides it: the mount table, signals by a
+//! descriptor, kinds of file systems, states of processes, descriptors over sockets, FUSE notifications, and waiting.
 //!
-//! The client library is part of every host program and may use libc alone, so this crate uses libc alone. A library
-//! for `/proc` was considered: the `procfs` crate refuses names and paths that are not UTF-8 and leaves the octal
+//! The client library is part of every program that uses it and may use libc alone, so this crate uses libc alone. The
+//! `procfs` crate was considered for `/proc`: it rejects names and paths that are not UTF-8, and leaves the octal
 //! escapes of mount points in place.
 //!
-//! Imports nothing of Forebay, starts no thread, holds no lock. Errors are `io::Error`s of the failed system call.
+//! The crate imports nothing of Forebay, starts no thread and holds no lock. Errors are `io::Error`s of the failed
+//! system call.
 
 pub mod descriptor;
 pub mod file_system;

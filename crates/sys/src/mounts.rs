@@ -1,4 +1,4 @@
-//! The table of mounts: `/proc/.../mountinfo`, as proc_pid_mountinfo(5) has it.
+//! The mount table: `/proc/.../mountinfo`; see proc_pid_mountinfo(5).
 
 use std::ffi::OsString;
 use std::io;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub struct Mount {
     /// The mount's number.
     pub id: u64,
-    /// The number of the mount that it is on: the one beneath, where several are on one directory.
+    /// The number of the mount beneath it: another one on the same directory if there are several.
     pub parent_id: u64,
     /// Device number of the file system, as `st_dev` shows it: major and minor.
     pub device: (u32, u32),
@@ -20,7 +20,7 @@ pub struct Mount {
     pub point: PathBuf,
     /// `tmpfs`, `ext4`, `fuse.sshfs`, ....
     pub fs_type: String,
-    /// What was given as source: a device, a server, any text.
+    /// The source that was given to mount: a device, a server, any text.
     pub source: String,
     /// Options of the file system: `rw`, `size=...`, `huge=...`.
     pub options: Vec<String>,
@@ -37,19 +37,19 @@ impl Mount {
     }
 }
 
-/// The mounts that this thread sees, in no order that says which lies over which.
+/// The mounts that this thread sees. Their order does not show which lies over which.
 pub fn own() -> io::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read("/proc/thread-self/mountinfo")?))
 }
 
-/// The mounts in a table, in its order; lines that are not understood are left out. Paths may have bytes that are not
+/// The mounts in a table, in its order. Lines that cannot be parsed are left out. Paths may have bytes that are not
 /// UTF-8.
 pub fn parse(bytes: &[u8]) -> Vec<Mount> {
     bytes.split(|&b| b == b'\n').filter_map(parse_line).collect()
 }
 
 fn parse_line(line: &[u8]) -> Option<Mount> {
-    // A blank within a field is escaped, so that a field that is `-` ends the optional ones.
+    // Blanks within a field are escaped, so a field `-` ends the optional fields.
     let mut fields = line.split(|&b| b == b' ');
     let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
     let (id, parent_id) = (number()?, number()?);
@@ -72,7 +72,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Undoes the `\040` of blanks, tabs, newlines and backslashes.
+/// Decodes octal escapes such as `\040`: of blanks, tabs, newlines and backslashes.
 fn unescape(bytes: &[u8]) -> OsString {
     let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
     while at < bytes.len() {

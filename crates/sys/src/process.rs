@@ -2,21 +2,22 @@
 
 use std::io;
 
-/// Some fields of `/proc/PID/stat`, as proc_pid_stat(5) has them.
+/// Some fields of `/proc/PID/stat`; see proc_pid_stat(5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stat {
     /// `R`, `S`, `D`, `Z`, ....
     pub state: u8,
     /// The parent's number.
     pub parent: u32,
-    /// When it started, in clock ticks since boot: with the process's number, a name that is not used again.
+    /// When it started, in clock ticks since boot. Together with the process's number this identifies it uniquely.
     pub start_ticks: u64,
-    /// Where its environment starts in its memory; 0 of a process that this one may not trace.
+    /// Where its environment starts in its memory; 0 for a process that this one may not trace.
     pub environment_start: u64,
 }
 
 impl Stat {
-    /// Of the process with this number. [`io::ErrorKind::NotFound`] when there is none, or no `/proc`.
+    /// The fields of the process with this number. [`io::ErrorKind::NotFound`] when there is no such process or no
+    /// `/proc`.
     pub fn of(pid: u32) -> io::Result<Stat> {
         let bytes = std::fs::read(format!("/proc/{pid}/stat"))?;
         Stat::parse(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -27,7 +28,7 @@ impl Stat {
         let name_end = bytes.iter().rposition(|&b| b == b')')?;
         let fields: Vec<&str> =
             std::str::from_utf8(&bytes[name_end + 1..]).ok()?.split_ascii_whitespace().collect();
-        // By the numbers of the manual page, which counts from 1: the state is the third.
+        // Numbered as in the manual page, which counts from 1: the state is the third.
         let field = |number: usize| fields.get(number - 3).copied();
         Some(Stat {
             state: *field(3)?.as_bytes().first()?,
@@ -37,7 +38,7 @@ impl Stat {
         })
     }
 
-    /// True of a process that has ended and was not waited for yet.
+    /// True for a process that has ended and was not waited for yet.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }

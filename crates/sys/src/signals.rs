@@ -1,15 +1,15 @@
-//! Signals: as a descriptor to poll, masks of threads, and dispositions.
+//! Signals: a descriptor to poll for them, signal masks of threads, and dispositions.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Has the kernel drop these signals to this process.
+/// Makes this process ignore these signals.
 pub fn ignore(signals: &[i32]) {
     signals.iter().for_each(|&signal| set_disposition(signal, libc::SIG_IGN));
 }
 
-/// Has a signal to this process do again what it does in one that never asked for anything else.
+/// Restores the default action of a signal.
 pub fn reset(signal: i32) {
     set_disposition(signal, libc::SIG_DFL);
 }
@@ -31,19 +31,19 @@ impl std::fmt::Debug for Signals {
     }
 }
 
-/// One signal that came.
+/// A signal that was received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Received {
     /// Its number.
     pub signal: i32,
-    /// True when a process sent it; false when the kernel did, as a terminal's ^C, which reaches the whole foreground
-    /// process group by itself.
+    /// True when a process sent it. False when the kernel did, for example for a terminal's ^C, which itself reaches
+    /// the whole foreground process group.
     pub from_process: bool,
 }
 
 impl Signals {
-    /// Blocks `signals` in this thread, and in threads that it starts later. SIGCHLD among them is made to come even
-    /// where the starter of this process had it ignored, with which no child could be waited for.
+    /// Blocks `signals` in this thread, and in threads that it starts later. If SIGCHLD is among them, its disposition
+    /// is reset: this process may have inherited it as ignored, and then could not wait for its children.
     pub fn block(signals: &[i32]) -> io::Result<Signals> {
         if signals.contains(&libc::SIGCHLD) {
             reset(libc::SIGCHLD);
@@ -77,7 +77,7 @@ impl Signals {
         Some(Received { signal: info.ssi_signo as i32, from_process })
     }
 
-    /// The mask from before, for a child that is to start with it. Safe to call between fork and exec.
+    /// The mask before the block, for a child that has to start with it. Safe to call between fork and exec.
     pub fn mask_before(&self) -> SignalMask {
         SignalMask(self.before)
     }
@@ -122,14 +122,14 @@ impl SignalMask {
         }
     }
 
-    /// Makes this the calling thread's mask; the one from before. Async-signal-safe.
+    /// Makes this the calling thread's mask, and returns the previous one. Async-signal-safe.
     pub fn set(&self) -> SignalMask {
-        // It fails only when the operation, which is a constant, is not known.
+        // It fails only for an unknown operation, and the operation is a constant.
         SignalMask(change_mask(libc::SIG_SETMASK, &self.0).unwrap_or(self.0))
     }
 }
 
-/// Changes the calling thread's mask; the one from before.
+/// Changes the calling thread's mask, and returns the previous one.
 fn change_mask(how: i32, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
     let mut before = MaybeUninit::uninit();
     // SAFETY: both sets are live; `before` is written before it is read.

@@ -1,23 +1,25 @@
-//! Waiting: look for work for as long as that pays, yield the processor now and then, sleep on a futex or descriptor.
+//! Waiting: poll for work for as long as that pays, yield the processor now and then, sleep on a futex or descriptor.
 //!
-//! A sleep ends with a wake-up, which on a virtual machine costs more than most requests, so a thread that expects work
-//! soon looks for it first ([`look`]). How long that pays is learnt from what came of the last looks ([`Learnt`]).
-//! Between looks the thread yields, so that the one that it waits for runs if it wants the same processor. A caller
-//! brings its own [`Budget`], because what was measured to pay differs: the shard and network threads heed how crowded
-//! the node is, the mount's threads share one bound, and a client counts looks, as its clock may be a system call.
+//! A sleep ends with a wake-up, which on a virtual machine costs more than most requests, so a thread that expects
+//! work soon polls for it first ([`look`]). How long that pays is learnt from the results of recent looks
+//! ([`Learnt`]). Between attempts it yields, so that the thread it waits for can run if it needs the same processor. A
+//! caller brings its own [`Budget`], because different budgets were measured to pay: the shard and network threads
+//! take into account how crowded the node is, the mount's threads share one bound, and a client counts attempts,
+//! because reading its clock may be a system call.
 //!
-//! Nothing here allocates or changes errno, but for a failed futex call.
+//! Nothing here allocates memory, and only a failed futex call changes errno.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// What a look may spend.
 pub trait Budget {
-    /// Looks until the next yield; fewer than before end the look.
+    /// Number of attempts before the next yield. A smaller number than before ends the look.
     fn looks(&mut self) -> u32;
-    /// True when the look is to end before the next yield.
+    /// True when the look has to end before the next yield.
     fn is_spent(&mut self) -> bool;
-    /// True when the yield took so long that others are at work: then `work` is tried once more, and the look ends.
+    /// True when the yield took so long that other threads must be at work. Then `work` is tried once more, and the
+    /// look ends.
     fn was_long(&mut self) -> bool;
 }
 
@@ -42,7 +44,7 @@ pub fn look<T>(budget: &mut impl Budget, mut work: impl FnMut() -> Option<T>) ->
     }
 }
 
-/// A budget of time. It reads the clock twice a yield.
+/// A budget of time. It reads the clock twice for each yield.
 #[derive(Debug)]
 pub struct Time {
     started: Instant,
@@ -54,12 +56,12 @@ pub struct Time {
 }
 
 impl Time {
-    /// Looks for `most` from `started` on; a yield that takes `yield_long` ends it.
+    /// Permits attempts for `most` after `started`. A yield that takes `yield_long` ends them.
     pub fn new(started: Instant, most: Duration, looks_per_yield: u32, yield_long: Duration) -> Time {
         Time { started, most, looks_per_yield, yield_long, yielded_at: started, long_yield_ended: None }
     }
 
-    /// When the yield was over that ended the look by taking so long, if one did.
+    /// When the yield that ended the look by its length returned, if there was one.
     pub fn long_yield_ended(&self) -> Option<Instant> {
         self.long_yield_ended
     }
@@ -85,7 +87,7 @@ impl Budget for Time {
     }
 }
 
-/// A budget of looks, which reads no clock.
+/// A budget of attempts, which reads no clock.
 #[derive(Debug)]
 pub struct Count {
     left: u32,
@@ -94,7 +96,7 @@ pub struct Count {
 }
 
 impl Count {
-    /// Looks `most` times.
+    /// Permits `most` attempts.
     pub fn new(most: u32, looks_per_yield: u32) -> Count {
         Count { left: most, looks_per_yield, is_spent: false }
     }
@@ -120,8 +122,8 @@ impl Budget for Count {
     }
 }
 
-/// How long looking has paid of late, in the caller's unit: all of `most` after a sleep that a longer look would have
-/// spared, half as much after each look in vain. Threads may share one: a lost update costs one look.
+/// How long looking has recently paid, in the caller's unit. It becomes `most` after a sleep that a longer look would
+/// have avoided, and is halved after each look in vain. Threads may share one: a lost update costs one look.
 #[derive(Debug)]
 pub struct Learnt {
     now: AtomicU64,
@@ -131,7 +133,7 @@ pub struct Learnt {
 }
 
 impl Learnt {
-    /// Starts with `most`. What would be less than `least` becomes `floor`.
+    /// Starts with `most`. A value below `least` becomes `floor`.
     pub const fn new(most: u64, least: u64, floor: u64) -> Learnt {
         Learnt { now: AtomicU64::new(most), most, least, floor }
     }
@@ -142,13 +144,13 @@ impl Learnt {
         self.now.load(Ordering::Relaxed)
     }
 
-    /// Looking longer would have paid.
+    /// Records that a longer look would have paid.
     #[inline]
     pub fn lengthen(&self) {
         self.now.store(self.most, Ordering::Relaxed);
     }
 
-    /// A look of `spent`, which [`Learnt::get`] gave, was in vain.
+    /// Records that a look was in vain, which was permitted `spent` by [`Learnt::get`].
     #[inline]
     pub fn shorten(&self, spent: u64) {
         let half = spent / 2;
@@ -156,7 +158,7 @@ impl Learnt {
     }
 }
 
-/// Sleeps while `word` is `value`, for `timeout` at most. Returns early on a wake, a signal, or for no reason.
+/// Sleeps while `word` is `value`, at most for `timeout`. May return early: on a wake, on a signal, or spuriously.
 pub fn sleep(word: &AtomicU32, value: u32, timeout: Duration) {
     let timeout = libc::timespec {
         tv_sec: timeout.as_secs() as libc::time_t,

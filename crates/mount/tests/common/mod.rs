@@ -1,4 +1,4 @@
-//! What the tests of the mount share: a pool and a mount of a test's own, taken away also when the test fails.
+//! What the tests of the mount share: a pool and a mount for each test, removed also when the test fails.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Nothing in these tests takes so long on a machine that is merely busy.
+/// On a machine that is merely busy nothing in these tests takes this long.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The directory of the built programs.
@@ -23,12 +23,12 @@ pub struct Place {
 }
 
 impl Place {
-    /// None, with a line that says why, where nothing can be mounted.
+    /// None where nothing can be mounted. Prints the reason then.
     pub fn new() -> Option<Place> {
         Place::of(&["--capacity", "256MiB"])
     }
 
-    /// The same with words for `up`.
+    /// The same with arguments for `up`.
     pub fn of(up: &[&str]) -> Option<Place> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         if !Path::new("/dev/fuse").exists() {
@@ -49,14 +49,14 @@ impl Place {
         Some(place)
     }
 
-    /// A pool, mounted with words for `mount`.
+    /// A pool, mounted with arguments for `mount`.
     pub fn mounted_as(up: &[&str], mount: &[&str]) -> Option<Place> {
         let place = Place::of(up)?;
         place.done(&[&["mount", place.mnt().to_str().unwrap()], mount].concat());
         Some(place)
     }
 
-    /// The same, mounted.
+    /// The same, mounted without arguments.
     pub fn mounted() -> Option<Place> {
         let place = Place::new()?;
         place.done(&["mount", place.mnt().to_str().unwrap()]);
@@ -71,7 +71,7 @@ impl Place {
         self.dir.join("mnt")
     }
 
-    /// A file in the mount.
+    /// The path of a file on the mount.
     pub fn file(&self, name: &str) -> PathBuf {
         self.mnt().join(name)
     }
@@ -91,7 +91,7 @@ impl Place {
         self.command(arguments).output().unwrap()
     }
 
-    /// Runs what must succeed; what it printed.
+    /// Runs a command that must succeed. Returns its output.
     #[track_caller]
     pub fn done(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
@@ -100,7 +100,7 @@ impl Place {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Runs what must fail; what it said.
+    /// Runs a command that must fail. Returns its messages.
     #[track_caller]
     pub fn refused(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
@@ -108,7 +108,7 @@ impl Place {
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    /// A shell's line, in a program that sees the pool as /forebay.
+    /// Runs a line of shell in a program that sees the pool as /forebay.
     #[track_caller]
     pub fn preloaded(&self, line: &str) -> String {
         self.done(&["run", "--quiet", "--", "sh", "-c", line])
@@ -118,7 +118,7 @@ impl Place {
         serde_json::from_str(&self.done(&["status", "--json"])).unwrap()
     }
 
-    /// The number of a process, once there is one that is ready.
+    /// The number of a process of the pool, once it is ready.
     #[track_caller]
     pub fn pid(&self, of: &str) -> i32 {
         let end = Instant::now() + TIMEOUT;
@@ -155,7 +155,7 @@ pub fn state(task: &Path) -> char {
     stat.rsplit(") ").next().and_then(|fields| fields.chars().next()).unwrap()
 }
 
-/// A process that is stopped, and goes on when the test does not.
+/// A stopped process, which continues when the test ends or fails.
 pub struct Stopped(i32);
 
 impl Stopped {
@@ -174,7 +174,7 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // SAFETY: as above; to one that is no more it does nothing.
+        // SAFETY: as above. It does nothing to a process that has ended.
         unsafe { libc::kill(self.0, libc::SIGCONT) };
     }
 }
@@ -184,7 +184,7 @@ pub fn kill(pid: i32) {
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
-/// Tries again until it is so.
+/// Retries until the condition holds.
 #[track_caller]
 pub fn wait_for(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + TIMEOUT;
@@ -203,7 +203,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let _ = self.command(&["down", "--force"]).output();
         for at in [self.mnt(), self.pool().join("target")] {
-            // One over another, where a test left it so.
+            // Several mounts, one over another, if a test left them so.
             for _ in 0..4 {
                 if is_mounted(&at) {
                     let _ = Command::new("umount").arg("-l").arg(&at).output();
