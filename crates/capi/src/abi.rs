@@ -187,8 +187,8 @@ macro_rules! table {
         pub struct Door {
             /// [`DOOR_VERSION`].
             pub version: u32,
-            /// Attaches to the pool whose directory is `dir`. Programs see it under `prefix`. On failure up to `room`
-            /// bytes of `words` have the reason, NUL-terminated.
+            /// Attaches to the pool with the directory `dir`. Programs see it under `prefix`. On failure, up to `room`
+            /// bytes of `words` get the reason, NUL-terminated.
             pub attach: unsafe extern "C" fn(
                 dir: *const c_char,
                 prefix: *const c_char,

@@ -14,7 +14,7 @@ pub struct Hello {
     pub pool: [u8; 16],
     /// Its node number.
     pub node: NodeId,
-    /// New at each start of the daemon. So a restart can be told from a network outage. The lower half is random. The
+    /// New at each start of the daemon, to distinguish a restart from a network outage. The lower half is random. The
     /// upper half is the ID of the node's data, the same at each start with them, or 0.
     pub incarnation: u64,
     /// The node's number for the link, never 0. Every frame to the node has it.

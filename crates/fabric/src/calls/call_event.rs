@@ -76,7 +76,7 @@ pub enum CallEvent {
         /// The reason, with the node's number.
         failed: Failed,
     },
-    /// A node that sends requests has made a link.
+    /// A node that sends requests has made a link, or a node answered at the address of another one.
     Joined {
         /// The node.
         node: NodeId,

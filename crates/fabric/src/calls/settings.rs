@@ -24,8 +24,8 @@ pub struct CallsSettings {
     pub heartbeat: Duration,
     /// After this silence a new link is made beside the old one.
     pub quiet: Duration,
-    /// A node without a link for this time is unreachable, and its calls fail. An incoming link is dropped after the
-    /// same silence: after twice the time if it is proven.
+    /// A node without a link for this time is unreachable, and its calls fail. If it is known to be down already, its
+    /// calls fail after `quiet`. An incoming link is dropped after this silence, a proven one after twice this time.
     pub unreachable: Duration,
     /// A call without an answer is sent again after this time.
     pub resend: Duration,
