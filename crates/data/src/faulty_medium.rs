@@ -3,8 +3,8 @@
 //! It keeps a live image in memfds, and a durable one that [`Media::sync`] takes. [`FaultyMedium::crash`] simulates the
 //! death of the node. Of each backing file it keeps an arbitrary prefix of the changes since the last sync (creation,
 //! truncation, times, removal), and an arbitrary subset of the 4 KiB blocks that were written. Backing files are
-//! independent of each other, as nothing orders them on a real medium. Writes to a file before its removal are lost
-//! with the file, even if the removal is not kept.
+//! independent of each other, as nothing orders them on a real medium. If a removal is not kept, the file exists again,
+//! but without the unsynced writes that preceded the removal.
 //!
 //! Assumptions: a block is written whole or not at all; ctime after a crash is the time of the crash; descriptors from
 //! before a crash belong to the dead node and no longer reach the medium.

@@ -1,4 +1,4 @@
-//! Backing files of one target. All access to media is in this crate.
+//! Backing files of one target: the daemon's only access to media.
 //!
 //! A [`Target`] is a directory on tmpfs, a DAX file system, XFS or ext4. It holds sparse backing files named by inode
 //! number ([`BackingName`]). The daemon uses it through the trait [`Media`], which the [`FaultyMedium`] implements in

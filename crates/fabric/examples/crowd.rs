@@ -1,6 +1,6 @@
 //! The cost of links between many nodes: the call layers of hundreds of nodes in one process over the simulated
 //! network, each with a link to every other. Times are processor time of this machine for the call layer (handshakes,
-//! MACs, timers). The simulated network itself costs nothing.
+//! MACs, timers). The time of the simulated network is not counted.
 //!
 //! `cargo run --release -p forebay-fabric --example crowd [-- --json] [NODES]...`
 

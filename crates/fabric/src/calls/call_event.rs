@@ -25,7 +25,7 @@ pub struct Ticket {
     pub incarnation: u64,
     /// The sender's number of the request.
     pub request: u64,
-    /// By the stamp, a retry is recognized.
+    /// The request's stamp, which a retry has too.
     pub stamp: Stamp,
 }
 
@@ -98,7 +98,7 @@ pub enum CallEvent {
     },
     /// A node has sent a request.
     Asked {
-        /// For the answer.
+        /// The argument for [`super::Calls::answer`].
         ticket: Ticket,
         /// The request.
         body: Body,

@@ -50,7 +50,7 @@ pub(super) struct Neighbour {
     pub(super) calls: BTreeSet<u64>,
     /// Since when calls have waited for the link. None while the link is up or no call waits.
     pub(super) missed: Option<Duration>,
-    /// The last event about this node was [`CallEvent::Down`](super::CallEvent::Down).
+    /// [`CallEvent::Down`](super::CallEvent::Down) was reported, and no [`CallEvent::Up`](super::CallEvent::Up) since.
     pub(super) told_down: bool,
     /// The node refused the handshake with a reason. No handshake is started before this time.
     pub(super) refused_until: Duration,

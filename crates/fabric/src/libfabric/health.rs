@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::sockets::Sockets;
 
-/// The pause between two openings: the first, and the one if openings follow each other within `reopen::REOPEN_SOON`.
+/// The shortest time until the next opening: normally, and if the opening before was within `reopen::REOPEN_SOON`.
 pub(super) const REOPEN_PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
 /// The token and the tag of a message to itself.
 pub(super) const PROBE: u64 = u64::MAX;

@@ -8,7 +8,7 @@ pub enum Waiting {
     /// By polling a descriptor.
     #[default]
     Events,
-    /// By calling `progress` repeatedly, which saves the provider the cost of a descriptor.
+    /// By calling `progress` repeatedly, which saves the provider the cost of making a descriptor readable.
     Spinning,
 }
 

@@ -72,7 +72,8 @@ pub struct LibfabricEndpoint {
     pub(super) large: Vec<Buffer>,
     pub(super) reports: VecDeque<Report>,
     pub(super) deadlines_at: Duration,
-    /// The registration of `receive_region`, if the provider requires one.
+    /// The registration of `receive_region`, if the provider requires one. In `receive_region` the receive buffers are
+    /// adjacent.
     pub(super) receive_mr: Option<Mr>,
     pub(super) receive_region: Arc<Region>,
     /// Receive buffers that could not be posted. The next `progress` posts them.
