@@ -3,8 +3,8 @@
  *
  * Link with -lforebay. A path starts at the pool's root ("/a/b" and "a/b" are the same). It does not contain the prefix
  * under which `forebay run` shows the pool. Every function returns 0 or more, or a negative errno (-ENOENT, ...), for
- * which forebay_strerror has a text. A required pointer that is NULL gives -EFAULT. No function changes errno. An output
- * argument is set on success only. Sizes, offsets and lengths are in bytes.
+ * which forebay_strerror has a text. A required pointer that is NULL gives -EFAULT. No function changes errno. An
+ * output argument is set on success only. Sizes, offsets and lengths are in bytes.
  *
  * forebay_open returns a kernel descriptor of the file's backing file: read, write, lseek, mmap, fsync, dup, close(2)
  * and the rest are the kernel's own calls. The exception is fstat(2), which returns the attributes of the backing file:
