@@ -134,7 +134,10 @@ int forebay_file_open_on(forebay_pool *pool, const char *path, int flags, mode_t
                          uint32_t stripe_bytes, const uint32_t *targets, int target_count, forebay_file **file);
 int forebay_file_close(forebay_file *file);
 
-/* The descriptor of a file with one backing file, valid until the file is closed. -EOPNOTSUPP for other files. */
+/*
+ * Returns the descriptor of a file with one backing file that is on this node, valid until the file is closed.
+ * -EOPNOTSUPP for any other file.
+ */
 int forebay_file_fd(const forebay_file *file);
 
 /* Stores the number of the file's backing files, and the bytes of a stripe. */
