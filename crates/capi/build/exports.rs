@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::header::{Function, Header, Variable};
 
-/// Functions that keep the memory that they are given when they return: they get its address, not a slice.
+/// Functions that use their memory argument after they have returned. They receive its address instead of a slice.
 const KEEP_MEMORY: [&str; 3] =
     ["forebay_file_read_start", "forebay_file_write_start", "forebay_memory_register"];
 
@@ -52,7 +52,7 @@ fn exported(function: &Function) -> String {
     )
 }
 
-/// What the exported function passes on for its parameters.
+/// The arguments that the exported function passes for its parameters.
 fn arguments(function: &Function) -> Vec<String> {
     let mut arguments = Vec::new();
     let mut left = function.parameters.as_slice();
@@ -87,7 +87,7 @@ fn arguments(function: &Function) -> Vec<String> {
     arguments
 }
 
-/// True for the number of elements, or bytes, that the pointer before it points to.
+/// True for a parameter that is the number of elements, or bytes, at the pointer before it.
 fn is_count(parameter: &Variable) -> bool {
     match parameter.kind.as_str() {
         "size_t" => matches!(parameter.name.as_str(), "bytes" | "room"),
@@ -96,7 +96,7 @@ fn is_count(parameter: &Variable) -> bool {
     }
 }
 
-/// True for a handle of the library, a callback or its state, which the function takes as it is.
+/// True for a handle of the library, a callback or its state, which are passed unchanged.
 fn is_handle(kind: &str) -> bool {
     kind == "void *" || kind.starts_with("forebay_") && kind.ends_with(" *")
 }

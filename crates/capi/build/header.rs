@@ -1,6 +1,6 @@
 //! Reads include/forebay.h: its functions, structs and constants. The build script and the tests compile this file.
 //!
-//! It reads the C that the header is written in and no more. A declaration that it does not understand ends the build.
+//! It understands only the C that the header uses. A declaration that it does not understand ends the build.
 
 /// A function's declaration.
 pub(crate) struct Function {
@@ -29,12 +29,12 @@ pub(crate) struct Struct {
     pub(crate) members: Vec<Variable>,
 }
 
-/// What the header declares.
+/// The declarations of the header.
 #[derive(Default)]
 pub(crate) struct Header {
     /// In the header's order.
     pub(crate) functions: Vec<Function>,
-    /// Those with members.
+    /// The structs with members.
     pub(crate) structs: Vec<Struct>,
     /// Macros with a number: name and number as written.
     pub(crate) constants: Vec<(String, String)>,

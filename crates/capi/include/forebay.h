@@ -3,17 +3,18 @@
  *
  * Link with -lforebay. A path starts at the pool's root ("/a/b" and "a/b" are the same). It does not contain the prefix
  * under which `forebay run` shows the pool. Every function returns 0 or more, or a negative errno (-ENOENT, ...), for
- * which forebay_strerror has a text. No function changes errno. An output argument is set on success only.
+ * which forebay_strerror has a text. A required pointer that is NULL gives -EFAULT. No function changes errno. An
+ * output argument is set on success only. Sizes, offsets and lengths are in bytes.
  *
- * forebay_open returns a descriptor of the kernel, for the file's backing file: read, write, lseek, mmap, fsync, dup,
- * close(2) and the rest are the kernel's own calls. Only fstat(2) returns the attributes of the backing file; use
- * forebay_fstat for those of the file.
+ * forebay_open returns a kernel descriptor of the file's backing file: read, write, lseek, mmap, fsync, dup, close(2)
+ * and the rest are the kernel's own calls. The exception is fstat(2), which returns the attributes of the backing file:
+ * use forebay_fstat for those of the file.
  *
  * All functions may be called from any thread at any time. All may be called from a signal handler, except
  * forebay_attach, forebay_opendir, forebay_closedir and the functions of forebay_file, forebay_request, forebay_memory
  * and forebay_stage. One thread at a time uses a directory (forebay_dir).
  *
- * A symbolic link or ".." that leads out of the pool is -EXDEV: use the kernel's own call for such a path.
+ * If a symbolic link or ".." leads out of the pool, the call returns -EXDEV: use the kernel's own call for such a path.
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  */
@@ -47,13 +48,14 @@ struct forebay_dirent {
 };
 
 /*
- * Attaches to the pool whose directory is `dir` (what `forebay up --path` was given), or, when that is NULL, whose
- * directory is in the environment variable FOREBAY_POOL. After a failure forebay_attach_error has the full explanation.
+ * Attaches to the pool with the directory `dir` (the argument of `forebay up --path`). If `dir` is NULL, the
+ * environment variable FOREBAY_POOL names the directory. After a failure forebay_attach_error has the full explanation.
  */
 int forebay_attach(const char *dir, forebay_pool **pool);
 
 /*
- * Why this thread's last forebay_attach failed, cut to `room` bytes with the NUL. Returns the length of the full text.
+ * Stores the reason why this thread's last forebay_attach failed, truncated to `room` bytes including the NUL. Returns
+ * the length of the full text without a NUL, which is at most 1023.
  */
 int forebay_attach_error(char *words, size_t room);
 
@@ -61,8 +63,9 @@ int forebay_attach_error(char *words, size_t room);
 const char *forebay_strerror(int error);
 
 /*
- * As open(2). `mode` is used when O_CREAT or O_TMPFILE is in `flags`, without a umask. Returns a descriptor, which the
- * caller closes by close(2). The descriptor of a directory is for fchdir(2) and for no other call of the kernel.
+ * As open(2). `mode` is used if O_CREAT or O_TMPFILE is in `flags`, without a umask. Returns a descriptor, which the
+ * caller closes by close(2). The descriptor of a directory can be used for fchdir(2), and for no other call of the
+ * kernel but close(2).
  */
 int forebay_open(forebay_pool *pool, const char *path, int flags, mode_t mode);
 
@@ -84,8 +87,9 @@ int forebay_symlink(forebay_pool *pool, const char *target, const char *path);
 int64_t forebay_readlink(forebay_pool *pool, const char *path, char *buffer, size_t room);
 
 /*
- * As chmod(2), fchownat(2) and utimensat(2). `flags` is 0 or AT_SYMLINK_NOFOLLOW. A uid or gid of (uid_t)-1 stays as it
- * is. `times` of NULL is the present time. UTIME_NOW and UTIME_OMIT may be used.
+ * As chmod(2), fchownat(2) and utimensat(2). `flags` is 0 or AT_SYMLINK_NOFOLLOW. A uid or gid of (uid_t)-1 leaves the
+ * owner or group unchanged. `times` has the access time and then the modification time. NULL sets both to the present
+ * time. UTIME_NOW and UTIME_OMIT may be used.
  */
 int forebay_chmod(forebay_pool *pool, const char *path, mode_t mode);
 int forebay_chown(forebay_pool *pool, const char *path, uid_t uid, gid_t gid, int flags);
@@ -96,7 +100,8 @@ int forebay_truncate(forebay_pool *pool, const char *path, int64_t size);
 
 /*
  * As getxattr(2), setxattr(2), listxattr(2), removexattr(2), or, with `flags` AT_SYMLINK_NOFOLLOW, as lgetxattr(2) and
- * so on. With `room` 0 a call returns the size. `xattr_flags` is 0, XATTR_CREATE or XATTR_REPLACE.
+ * so on. `room` is the size of the buffer; with 0 a call returns the size that is needed. `xattr_flags` is 0,
+ * XATTR_CREATE or XATTR_REPLACE.
  */
 int64_t forebay_getxattr(forebay_pool *pool, const char *path, const char *name, void *value, size_t room, int flags);
 int forebay_setxattr(forebay_pool *pool, const char *path, const char *name, const void *value, size_t bytes,
@@ -119,27 +124,31 @@ int forebay_file_open(forebay_pool *pool, const char *path, int flags, mode_t mo
                       uint32_t stripe_bytes, forebay_file **file);
 
 /*
- * The same with named targets, over which the stripes of a new file are distributed in the given order. Up to 8
- * targets; without any, the daemon chooses. A target is a node's number in the upper 16 bits and the index of the
- * target on that node, from 0, in the lower ones. `forebay status` shows both.
+ * As forebay_file_open, with named targets. The stripes of a new file are distributed over them in the given order. Up
+ * to 8 targets (-EINVAL for more, -ENXIO for one that does not exist). Without any, the daemon chooses. A target is a
+ * node's number in the upper 16 bits and the index of the target on that node, from 0, in the lower 16 bits. `forebay
+ * status` shows both.
  */
 #define FOREBAY_TARGET(node, index) ((uint32_t)(node) << 16 | (uint32_t)(index))
 int forebay_file_open_on(forebay_pool *pool, const char *path, int flags, mode_t mode, uint32_t stripe_count,
                          uint32_t stripe_bytes, const uint32_t *targets, int target_count, forebay_file **file);
 int forebay_file_close(forebay_file *file);
 
-/* The descriptor of a file with one backing file, valid until the file is closed, or -EOPNOTSUPP. */
+/*
+ * Returns the descriptor of a file with one backing file that is on this node, valid until the file is closed.
+ * -EOPNOTSUPP for any other file.
+ */
 int forebay_file_fd(const forebay_file *file);
 
-/* The number of the file's backing files, and the bytes of a stripe. */
+/* Stores the number of the file's backing files, and the bytes of a stripe. */
 int forebay_file_layout(const forebay_file *file, uint32_t *stripe_count, uint32_t *stripe_bytes);
 
-/* The number of backing files on other nodes, whose data are transferred by requests; or a negative errno. */
+/* Returns the number of the file's backing files on other nodes, whose data are transferred by requests. */
 int forebay_file_elsewhere(const forebay_file *file);
 
 /*
- * As pread(2) and pwrite(2). But a read is short only at the end of the file, and a write only when the rest of it
- * failed. The size is the greatest that any backing file implies.
+ * As pread(2) and pwrite(2), except that a read is short only at the end of the file, and a write only if its rest
+ * failed. forebay_file_size returns the greatest size that any backing file implies.
  */
 int64_t forebay_file_pread(const forebay_file *file, void *buffer, size_t bytes, int64_t offset);
 int64_t forebay_file_pwrite(const forebay_file *file, const void *buffer, size_t bytes, int64_t offset);
@@ -150,12 +159,12 @@ int64_t forebay_file_preadv(const forebay_file *file, const struct iovec *parts,
 int64_t forebay_file_pwritev(const forebay_file *file, const struct iovec *parts, int part_count, int64_t offset);
 
 /*
- * Reads and writes many ranges of the file, in as few system calls as there are backing files. `runs` and `parts`, each
- * in its order, are the same bytes; -EINVAL if their sums differ. A read returns the number of bytes before the first
- * byte that is behind the end of the file. A write returns the number of all bytes; after an error, any of them may
- * have been written. Bytes between the ranges are never written. A read may fetch small ranges that are near each other through a
- * buffer of the library. The `parts` of a read must be writable memory; otherwise the process gets the signal of an
- * invalid store.
+ * Reads and writes many ranges of the file, in as few system calls as there are backing files. The bytes of `runs`, in
+ * their order, are the bytes of `parts`, in their order; -EINVAL if the sums of their lengths differ. A read returns
+ * the number of bytes before the first byte that is behind the end of the file. A write returns the number of all
+ * bytes; after an error, any of them may have been written. Bytes between the ranges are never written. A read may
+ * fetch small ranges that are near each other through a buffer of the library. The `parts` of a read must be writable
+ * memory; otherwise the process gets the signal of an invalid store.
  */
 struct forebay_run {
     int64_t offset, bytes;
@@ -166,19 +175,19 @@ int64_t forebay_file_write_runs(const forebay_file *file, const struct iovec *pa
                                 const struct forebay_run *runs, int run_count);
 
 /*
- * As lseek(2) with SEEK_DATA and SEEK_HOLE, from any offset, and without moving one: -ENXIO where lseek returns it.
- * Data on other nodes count as data without holes. forebay_file_punch makes a range a hole, which reads as zeros and
- * takes no space.
+ * As lseek(2) with SEEK_DATA and SEEK_HOLE, from any offset, without a file position. -ENXIO as for lseek. Data on
+ * other nodes count as data without holes. forebay_file_punch makes a range a hole, which reads as zeros and takes no
+ * space.
  */
 int64_t forebay_file_seek_data(const forebay_file *file, int64_t offset);
 int64_t forebay_file_seek_hole(const forebay_file *file, int64_t offset);
 int forebay_file_punch(const forebay_file *file, int64_t offset, int64_t bytes);
 
 /*
- * What the program will do. FOREBAY_NORMAL is the default: each read returns everything that was acknowledged before it
- * began. FOREBAY_SEQUENTIAL: the program reads this forebay_file in order, and data of other nodes may be up to a
- * second old. They are read ahead, so that small reads are fast. Writes, truncation and forebay_file_sync by this
- * forebay_file are nevertheless visible at once. -EINVAL for anything else.
+ * Announces how the program will read. FOREBAY_NORMAL is the default: each read returns all data that were written
+ * before it began. FOREBAY_SEQUENTIAL: the program reads this forebay_file in order, and accepts data of other nodes
+ * that are up to a second old. They are read ahead, so that small reads are fast. Writes, truncation and
+ * forebay_file_sync by this forebay_file are nevertheless visible at once. -EINVAL for any other advice.
  */
 #define FOREBAY_NORMAL 0
 #define FOREBAY_SEQUENTIAL 2
@@ -190,17 +199,17 @@ int forebay_file_allocate(const forebay_file *file, int64_t size);
 int forebay_file_sync(const forebay_file *file);
 
 /*
- * State that processes which opened a file together share, in a pool of several nodes: a pointer that each of them can
- * move, and locks that do not conflict with locks that programs take by other calls. The node of the file's first
- * backing file keeps it. One process makes a group and passes its number, which is never 0, to the others. The group
- * ends with forebay_file_group_end, which only that process may call, or with that process. -EOPNOTSUPP in a pool of
- * one node, where processes can share memory.
+ * A group is state that processes share which opened a file together, in a pool of several nodes: a file pointer that
+ * each of them can move, and locks that do not conflict with locks that programs take by other calls. The node of the
+ * file's first backing file keeps it. One process makes a group and passes its number, which is never 0, to the others.
+ * The group ends with forebay_file_group_end, which only that process may call, or when that process ends. -EOPNOTSUPP
+ * in a pool of one node, where processes can share memory.
  *
- * forebay_file_group_move moves the pointer forward by 0 or more and returns its old value. forebay_file_group_seek
- * sets it. Each is executed once, even if a daemon dies meanwhile. forebay_file_group_lock locks `bytes` bytes at
- * `offset` against others of the group: exclusively if `writes` is not 0, and otherwise against writers. It waits while
- * others hold a conflicting lock. `lock` is for forebay_file_group_unlock. The end of a process releases its locks.
- * -ESTALE: the group has ended.
+ * forebay_file_group_move moves the pointer forward by `by` bytes, 0 or more, and returns its old value.
+ * forebay_file_group_seek sets it. Each is executed once, even if a daemon dies meanwhile. forebay_file_group_lock
+ * locks `bytes` bytes at `offset` against others of the group: exclusively if `writes` is not 0, and otherwise against
+ * writers. It waits while others hold a conflicting lock. `lock` is for forebay_file_group_unlock. The end of a process
+ * releases its locks. -ESTALE: the group has ended.
  */
 int forebay_file_group_make(const forebay_file *file, int64_t position, uint64_t *group);
 int64_t forebay_file_group_move(const forebay_file *file, uint64_t group, int64_t by);
@@ -211,14 +220,15 @@ int forebay_file_group_unlock(const forebay_file *file, uint64_t group, uint64_t
 int forebay_file_group_end(const forebay_file *file, uint64_t group);
 
 /*
- * Starts a read or write and returns while it is in progress: 0, or -EAGAIN when too many wait already. No other code
- * may use the buffer until the transfer is done. The file may be closed at once. `done`, unless NULL, is called with
- * `state` and the result, as of forebay_file_pread or forebay_file_pwrite, on a thread of the library. It may start
- * other transfers, and should not wait for any. `request`, unless NULL, is set, and ends with forebay_request_wait, or
- * with a forebay_request_test that returned 1. One of `done` and `request` is required.
+ * Starts a read or write and returns while it is in progress: 0, or -EAGAIN if too many wait already or no thread can
+ * be started. No other code may use the buffer until the transfer is done. The file may be closed at once. `done`,
+ * unless NULL, is called with `state` and the result, as of forebay_file_pread or forebay_file_pwrite, on a thread of
+ * the library. It may start other transfers, and should not wait for any. `request`, unless NULL, is set to a handle,
+ * which is valid until forebay_request_wait returns, or until forebay_request_test returns 1. One of `done` and
+ * `request` is required (-EINVAL).
  *
  * The first call starts the threads. They block all signals and run until the process ends. A child made by fork(2) may
- * start requests of its own, and has none of its parent. Not to be called from signal handlers.
+ * start requests of its own, but must not use those of its parent. Not to be called from signal handlers.
  */
 typedef struct forebay_request forebay_request;
 typedef void forebay_done(void *state, int64_t result);
@@ -230,62 +240,63 @@ int forebay_file_write_start(const forebay_file *file, const void *buffer, size_
 /* Waits until the request is done and its callback has returned. Returns its result. */
 int64_t forebay_request_wait(forebay_request *request);
 
-/* 1 and the result when the request is done, otherwise 0. */
+/* Returns 1 and stores the result if the request is done, otherwise returns 0. */
 int forebay_request_test(forebay_request *request, int64_t *result);
 
 /*
  * Registers memory that transfers will use repeatedly. Its pages are made present, so that no transfer waits for them.
- * For data on this node that is the only effect. -EFAULT for memory that is not mapped. The caller frees the memory
- * after forebay_memory_unregister.
+ * There is no other effect at present. -EFAULT for memory that is not mapped, -EINVAL for 0 bytes. The caller frees the
+ * memory after forebay_memory_unregister.
  */
 typedef struct forebay_memory forebay_memory;
 int forebay_memory_register(forebay_pool *pool, void *first, size_t bytes, forebay_memory **memory);
 int forebay_memory_unregister(forebay_memory *memory);
 
 /*
- * The layout of a file, or of files that are created with several backing files in a directory. That of a directory can
- * be set. A file can be converted to one backing file (-EBUSY while it is open, -ENOSPC without space for a copy).
- * forebay_open and programs under `forebay run` do this without the call.
+ * The layout of a file, or the default layout of a directory, which applies to files that are created in it with
+ * several backing files. The layout of a directory can be set. forebay_layout_migrate converts a file to one backing
+ * file (-EBUSY while it is open, -ENOSPC without space for a copy). forebay_open and programs under `forebay run` do
+ * this without the call.
  */
 int forebay_layout_get(forebay_pool *pool, const char *path, uint32_t *stripe_count, uint32_t *stripe_bytes);
 int forebay_layout_set(forebay_pool *pool, const char *path, uint32_t stripe_count, uint32_t stripe_bytes);
 int forebay_layout_migrate(forebay_pool *pool, const char *path);
 
 /*
- * The targets (FOREBAY_TARGET) of a layout. forebay_layout_set_on names those of a directory's new files.
- * forebay_layout_targets stores those of a file, or those that a directory names, and at most `room` of them. It
- * returns their number, which is 0 where targets are chosen for each file.
+ * The targets (FOREBAY_TARGET) of a layout. forebay_layout_set_on sets the targets of a directory's new files.
+ * forebay_layout_targets stores the targets of a file, or those set for a directory, but at most `room` of them. It
+ * returns their full number, which is 0 if targets are chosen for each file.
  */
 int forebay_layout_set_on(forebay_pool *pool, const char *path, uint32_t stripe_count, uint32_t stripe_bytes,
                           const uint32_t *targets, int target_count);
 int forebay_layout_targets(forebay_pool *pool, const char *path, uint32_t *targets, int room);
 
 /*
- * A directory's width: the number of nodes over which its entries are distributed. It can be set, once, for an empty
- * directory of the caller: 2 to 16, or 0 for all nodes, at most 16. -ENOTEMPTY with entries, -EEXIST when it is wide
- * already, -ENXIO when the pool has fewer nodes.
+ * A directory's width: the number of nodes over which its entries are distributed. The owner of an empty directory can
+ * set it once: 2 to 16, or 0 for all nodes, at most 16. -ENOTEMPTY if it has entries, -EEXIST if it is wide already,
+ * -ENXIO if the pool has fewer nodes.
  */
 int forebay_layout_width(forebay_pool *pool, const char *path);
 int forebay_layout_set_width(forebay_pool *pool, const char *path, uint32_t width);
 
 /*
- * Copies a file, or a directory with everything below it, into the pool or out of it. The `forebay` command does it in
- * a process of its own: `forebay stage-in SOURCE:PATH` and `stage-out PATH:DESTINATION`. Its rules for names apply, but
- * paths outside the pool are absolute. The start returns at once, with -ENOENT when the command is not beside the
- * library. forebay_stage_test returns 1 when everything was copied and 0 while the copy is in progress.
- * forebay_stage_wait waits and returns 1. Both return a negative errno when something was not copied; then the status
- * has a text about the first file that failed and what to do. Unless they return 0, both free `stage`. They fill the
- * status unless it is NULL. forebay_stage_stop stops the copy soon; it then ends with -EINTR, and continues when it is
+ * Copies a file, or a directory with everything below it, into the pool or out of it. The `forebay` command does this
+ * in a process of its own: `forebay stage-in SOURCE:PATH` and `stage-out PATH:DESTINATION`. Its rules for names apply,
+ * except that paths outside the pool must be absolute. The start functions return at once; -ENOENT if the command is
+ * not beside the library. forebay_stage_test returns 1 when everything was copied and 0 while the copy is in progress.
+ * forebay_stage_wait waits and returns 1. Both return a negative errno if something was not copied; then the status has
+ * a text about the first file that failed and what to do. Unless they return 0, both free `stage`. They fill the status
+ * unless it is NULL. forebay_stage_stop stops the copy soon. The copy then ends with -EINTR, and continues if it is
  * started again. One thread at a time uses a stage, in the process that started it.
  */
 #define FOREBAY_STAGE_VERIFY 1         /* read each copy again and compare */
 #define FOREBAY_STAGE_ALL_OR_NOTHING 2 /* if anything fails, remove all that was copied */
 typedef struct forebay_stage forebay_stage;
 struct forebay_stage_status {
-    uint64_t files, bytes;  /* that were copied */
-    uint64_t skipped_files; /* that were there already, complete */
+    uint64_t files, bytes;  /* copied files and their bytes */
+    uint64_t skipped_files; /* files that were complete at the destination already */
     uint64_t failed_files;
-    char words[512];
+    char words[512];        /* after a failure: the reason, with a NUL at its end */
 };
 int forebay_stage_in_start(forebay_pool *pool, const char *source, const char *path, int flags, forebay_stage **stage);
 int forebay_stage_out_start(forebay_pool *pool, const char *path, const char *destination, int flags,
@@ -298,9 +309,9 @@ int forebay_stage_stop(const forebay_stage *stage);
 int forebay_statvfs(forebay_pool *pool, struct statvfs *out);
 
 /*
- * Reads a directory. Each entry that exists during the whole time is returned once, whatever is created and removed
- * meanwhile. forebay_readdir returns 1 and an entry, or 0 at the end. forebay_seekdir continues behind a cookie, even
- * in another process and at another time. Cookie 0 is the start.
+ * Reads a directory. Each entry that exists during the whole time is returned once. Entries that are created or removed
+ * meanwhile may be returned or not. forebay_readdir returns 1 and an entry, or 0 at the end. forebay_seekdir continues
+ * behind a cookie, which is also valid in another process and at another time. Cookie 0 is the start.
  */
 int forebay_opendir(forebay_pool *pool, const char *path, forebay_dir **dir);
 int forebay_readdir(forebay_dir *dir, struct forebay_dirent *out);

@@ -6,7 +6,7 @@
 //! `door.rs` in `capi`, and a method of `Pool` in the preload library.
 //!
 //! Every function returns 0 or more, a negative errno, or [`ESCAPED`]. All but `attach`, `directory_open` and
-//! `directory_close` may be called from a signal handler: they neither allocate nor lock. None moves errno.
+//! `directory_close` may be called from a signal handler: they neither allocate nor lock. None changes errno.
 
 use std::os::raw::c_char;
 
@@ -68,7 +68,7 @@ pub type Times = *const [libc::timespec; 2];
 macro_rules! door_calls {
     ($use:ident) => {
         $use! {
-            /// open(2): the descriptor. Where the call would wait for the other end of a FIFO, ESCAPED and the path of
+            /// open(2): the descriptor. If the call would wait for the other end of a FIFO: ESCAPED, and the path of
             /// the backing file.
             open(at: Place, flags: i32, mode: u32, escape: *mut u8);
             /// stat(2), lstat(2).
@@ -134,16 +134,15 @@ macro_rules! door_calls {
             /// The inode behind a descriptor for which fstat(2) returned `kernel`: 1 and its number, or 0 when it is
             /// not in the pool.
             inode_of(fd: i32, kernel: *const libc::stat, ino: *mut u64);
-            /// The pool's directory that is the working directory, for whose `.` stat(2) returned `kernel`: as
-            /// `inode_of`.
+            /// The inode of the working directory, for whose `.` stat(2) returned `kernel`. Returns as `inode_of`.
             working_directory(kernel: *const libc::stat, ino: *mut u64);
-            /// Changes what fstat(2) returned for a descriptor to the pool's attributes: 1, or 0 when it is not in the
-            /// pool.
+            /// Replaces the attributes that fstat(2) returned for a descriptor by the pool's. Returns 1, or 0 if the
+            /// file is not in the pool.
             fstat(fd: i32, stat: *mut libc::stat);
             /// stat(2) by inode number.
             stat_inode(ino: u64, out: *mut libc::stat);
-            /// fchmod(2) of a descriptor whose inode `inode_of` returned, which need not have a name. So are the
-            /// following calls ending in `_open`.
+            /// fchmod(2) of a descriptor. `ino` is the inode that `inode_of` returned for it, which need not have a
+            /// name. The same holds for the following calls that end in `_open`.
             chmod_open(fd: i32, ino: u64, mode: u32);
             /// fchown(2).
             chown_open(fd: i32, ino: u64, uid: u32, gid: u32);
@@ -160,8 +159,8 @@ macro_rules! door_calls {
             /// fremovexattr(2).
             remove_xattr_open(fd: i32, ino: u64, name: *const c_char);
             /// Stores a path of an inode from the pool's root, with `/` at its start and a NUL, in [`PATH_BYTES`]
-            /// bytes. Returns its length without the NUL. Only a directory, or a file one of whose names was used
-            /// recently, has one.
+            /// bytes. Returns its length without the NUL. A directory always has such a path. A file has one if a name
+            /// of it was used recently.
             path_of(ino: u64, path: *mut u8);
             /// Stores a path by which the kernel finds the first backing file of a file, or the node of a bound socket,
             /// through a descriptor of this process. Returns its length without the NUL.
@@ -188,8 +187,8 @@ macro_rules! table {
         pub struct Door {
             /// [`DOOR_VERSION`].
             pub version: u32,
-            /// Attaches to the pool whose directory is `dir`. Programs see it under `prefix`. On failure up to `room`
-            /// bytes of `words` have the reason, NUL-terminated.
+            /// Attaches to the pool with the directory `dir`. Programs see it under `prefix`. On failure, up to `room`
+            /// bytes of `words` get the reason, NUL-terminated.
             pub attach: unsafe extern "C" fn(
                 dir: *const c_char,
                 prefix: *const c_char,

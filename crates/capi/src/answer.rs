@@ -9,11 +9,11 @@ use forebay_types::Code;
 use crate::abi::{ESCAPED, PATH_BYTES};
 use crate::boundary::guard;
 
-/// What a failed call returns: a negative errno, or [`ESCAPED`].
+/// The result of a failed call: a negative errno, or [`ESCAPED`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Failed(pub(crate) i64);
 
-/// A pointer is null that must not be.
+/// A pointer that must not be null is null.
 pub(crate) const FAULT: Failed = Failed::errno(libc::EFAULT);
 /// An argument is out of range.
 pub(crate) const INVALID: Failed = Failed::errno(libc::EINVAL);
@@ -46,9 +46,9 @@ impl From<Fail> for Failed {
     }
 }
 
-/// What a call that succeeds returns.
+/// The result of a successful call.
 pub(crate) trait Number {
-    /// As C gets it.
+    /// The number that C receives.
     fn number(self) -> i64;
 }
 
@@ -75,7 +75,7 @@ macro_rules! number {
 }
 number!(bool, i32, u64, usize);
 
-/// Runs the body of a call inside the guard: its number, or a negative errno.
+/// Runs the body of a call inside the guard. Returns its number, or a negative errno.
 pub(crate) fn call<T: Number>(body: impl FnOnce() -> Result<T, Failed>) -> i64 {
     guard(|| body().map_or_else(|failed| failed.0, T::number))
 }
@@ -99,7 +99,7 @@ pub(crate) unsafe fn walk<T>(
     })
 }
 
-/// Stores a path and a NUL; the path's length.
+/// Stores a path and a NUL. Returns the path's length.
 ///
 /// # Safety
 /// `out` has room for [`PATH_BYTES`] bytes.
@@ -116,7 +116,7 @@ pub(crate) unsafe fn store_path(path: &PathBuffer, out: *mut u8) -> Result<usize
     Ok(path.len())
 }
 
-/// What a pointer points to, unless it is null.
+/// A reference to the target of a pointer, or [`FAULT`] for null.
 ///
 /// # Safety
 /// `pointer` is null or valid.
@@ -134,7 +134,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<&'a [u8]> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
 }
 
-/// Bytes from C; none when the pointer is null.
+/// Bytes from C. Empty if the pointer is null.
 ///
 /// # Safety
 /// `first` is null or points to `count` bytes that live as long as the call.
@@ -146,7 +146,7 @@ pub(crate) unsafe fn bytes<'a>(first: *const u8, count: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(first, count.min(isize::MAX as usize)) }
 }
 
-/// Room for bytes; none when the pointer is null.
+/// A buffer from C. Empty if the pointer is null.
 ///
 /// # Safety
 /// `first` is null or points to `count` writable bytes that nothing else uses during the call.
@@ -171,7 +171,7 @@ pub(crate) unsafe fn array<'a, T>(first: *const T, count: c_int) -> Result<&'a [
     }
 }
 
-/// Room for an array.
+/// A writable array from C.
 ///
 /// # Safety
 /// `first` is null or points to `count` writable elements that nothing else uses during the call.

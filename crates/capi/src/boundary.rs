@@ -1,9 +1,9 @@
 //! The guard between C and Rust. libforebay.so and libforebay_preload.so compile this one file.
 //!
-//! A panic must not unwind into C, and a call that succeeds leaves errno as it was. Each function that C calls does its
-//! work inside [`guard`], which sees to both. A Rust library catches only its own panics, so each of the two libraries
-//! has a guard; within a library guards are not nested. A function of the table in `abi.rs` has its guard in
-//! libforebay.so, so the preload library calls it as it is.
+//! A panic must not unwind into C, and no call changes errno. Each function that C calls does its work inside
+//! [`guard`], which ensures both. A Rust library catches only its own panics, so each of the two libraries has a guard.
+//! Within a library guards are not nested. A function of the table in `abi.rs` has its guard in libforebay.so, so the
+//! preload library calls it directly.
 
 use std::os::raw::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -19,9 +19,9 @@ pub(crate) fn guard<T: Returned>(body: impl FnOnce() -> T) -> T {
     returned
 }
 
-/// What a guarded body returns.
+/// The result type of a guarded body.
 pub(crate) trait Returned {
-    /// What it returns after a panic.
+    /// The result after a panic.
     const PANICKED: Self;
 }
 
@@ -46,7 +46,7 @@ mod tests {
         unsafe { *libc::__errno_location() = errno }
     }
 
-    /// A function as C calls it. It moves errno, and panics if `number` is negative.
+    /// A function as C calls it. It changes errno, and panics if `number` is negative.
     extern "C" fn called_by_c(number: i64) -> i64 {
         guard(|| {
             set_errno(libc::ENOENT);

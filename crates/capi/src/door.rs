@@ -33,7 +33,7 @@ macro_rules! table {
 }
 door_calls!(table);
 
-/// The table for a caller that was built with `version` of it; null for another version.
+/// Returns the table if the caller was built with the same version of it, otherwise null.
 #[no_mangle]
 pub extern "C" fn forebay_door(version: u32) -> *const Door {
     if version == DOOR_VERSION {
@@ -45,7 +45,7 @@ pub extern "C" fn forebay_door(version: u32) -> *const Door {
 
 const _: () = assert!(crate::abi::MOUNTED_MARK == forebay_client::MOUNTED_MARK);
 
-/// What a call that can fail returns.
+/// The result of a call that can fail.
 type Answer<T = ()> = Result<T, Failed>;
 
 // SAFETY of all functions below: the preload library keeps the contract of abi.rs. Handles come from `attach` and
@@ -74,7 +74,7 @@ unsafe extern "C" fn attach_for_c(
     })
 }
 
-/// The client's form of a place.
+/// Converts a place for the client.
 ///
 /// # Safety
 /// `path` points to `bytes` bytes, or `bytes` is 0.
@@ -278,7 +278,7 @@ fn open_to_enter(pool: &Pool, ino: u64) -> Answer<i32> {
     Ok(pool.open_to_enter(Ino(ino))?)
 }
 
-/// Stores the number of an inode that was found.
+/// Stores the inode's number if one was found. Returns whether one was found.
 ///
 /// # Safety
 /// `ino` is writable.

@@ -35,7 +35,7 @@ impl std::ops::Deref for forebay_file {
 
 type Done = Result<(), Failed>;
 
-/// An offset or length, which C gives as a signed number.
+/// Converts an offset or length, which is signed in C.
 pub(crate) fn unsigned(value: i64) -> Result<u64, Failed> {
     u64::try_from(value).map_err(|_| INVALID)
 }
@@ -113,13 +113,13 @@ pub(crate) fn file_pwrite(file: &forebay_file, buffer: &[u8], offset: i64) -> Re
     Ok(file.write_at(buffer, unsigned(offset)?)?)
 }
 
-/// The one range of a call that has no list of them.
+/// The range of a call that takes only one.
 fn one_run(parts: &[libc::iovec], offset: i64) -> Result<[Run; 1], Failed> {
     let bytes = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.iov_len as u64));
     Ok([Run { offset: unsigned(offset)?, bytes: bytes.ok_or(INVALID)? }])
 }
 
-/// Ranges as the client takes them. A negative number becomes a large one, which [`check`] refuses.
+/// Converts ranges for the client. A negative number becomes a large one, which [`check`] refuses.
 fn ranges(runs: &[forebay_run]) -> &[Run] {
     // SAFETY: both structs have the same layout (header.rs), and all bytes are valid in both.
     unsafe { std::slice::from_raw_parts(runs.as_ptr().cast(), runs.len()) }

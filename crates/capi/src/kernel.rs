@@ -1,10 +1,10 @@
 //! The library's own system calls, which no preloaded library can interpose.
 //!
-//! Programs load libforebay.so together with libforebay_preload.so, whose `openat` and so on precede those of libc for
-//! every library of the process. If the client's own calls on backing files went there, they would be classified again,
-//! at a cost, and would recurse while the pool is being attached. So the linker resolves these names, within this
-//! library, to the definitions below (`--wrap`, build/main.rs). They make the system call, and are hidden outside.
-//! `tests/exports.rs` checks that no interposed name stays undefined.
+//! Programs load libforebay.so together with libforebay_preload.so. The preload library's `openat` and so on precede
+//! those of libc for every library of the process. If the client's own calls on backing files reached them, they would
+//! be classified again, at a cost, and would recurse while the pool is being attached. So within this library the
+//! linker resolves these names to the definitions below (`--wrap`, build/main.rs). They make the system call, and are
+//! hidden outside. `tests/exports.rs` checks that no interposed name stays undefined.
 //!
 //! Calls at which libc may cancel a thread are here too, interposed or not: a cancelled thread unwinds, which must not
 //! happen during a call on the pool. The thread is cancelled at the program's own next call that allows it.
@@ -15,7 +15,7 @@ use std::os::raw::{c_char, c_int, c_uint, c_void};
 /// Makes a system call with up to five arguments. Returns the kernel's answer.
 ///
 /// # Safety
-/// As the call's.
+/// As for the system call itself.
 #[inline(always)]
 unsafe fn call(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize) -> isize {
     // SAFETY: the caller's promise.
@@ -25,7 +25,7 @@ unsafe fn call(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize) ->
 /// Makes a system call with up to six arguments. Returns the kernel's answer.
 ///
 /// # Safety
-/// As the call's.
+/// As for the system call itself.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn call_of_six(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
@@ -46,7 +46,7 @@ unsafe fn call_of_six(number: i64, a: usize, b: usize, c: usize, d: usize, e: us
 /// Makes a system call with up to six arguments. Returns the kernel's answer.
 ///
 /// # Safety
-/// As the call's.
+/// As for the system call itself.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
 unsafe fn call_of_six(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {

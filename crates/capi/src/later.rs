@@ -47,7 +47,8 @@ struct Work {
 // may run on any thread with that state.
 unsafe impl Send for Work {}
 
-/// The queue of one process, and what its threads wait on. Never freed, as its threads use it until the process ends.
+/// The queue of one process, and the condition that its threads wait for. Never freed, as its threads use it until the
+/// process ends.
 struct IoThreads {
     process: u32,
     queue: Mutex<Queue>,
@@ -63,8 +64,8 @@ struct Queue {
 
 static IO_THREADS: AtomicPtr<IoThreads> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The I/O threads of this process, started. A forked child does not use the queue of its parent, which a thread of the
-/// parent may have locked.
+/// Returns the I/O threads of this process, and starts them if necessary. A forked child does not use the queue of its
+/// parent, as a thread of the parent may have locked it.
 fn io_threads() -> &'static IoThreads {
     let process = std::process::id();
     let known = IO_THREADS.load(Ordering::Acquire);
@@ -76,7 +77,7 @@ fn io_threads() -> &'static IoThreads {
         Box::into_raw(Box::new(IoThreads { process, queue: Mutex::default(), arrived: Condvar::new() }));
     // SAFETY: no other thread has its address yet, and it is not freed once one has.
     let io_threads = unsafe { &*made };
-    // Other threads that find it wait for this lock until the threads are started.
+    // Other threads that find this queue wait for its lock until the I/O threads are started.
     let mut queue = lock(&io_threads.queue);
     if IO_THREADS.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // Another thread was faster.
@@ -141,9 +142,9 @@ fn serve(io_threads: &'static IoThreads) {
     }
 }
 
-/// Starts the threads; the number of those that could be started.
+/// Starts the threads. Returns how many could be started.
 fn start_threads(io_threads: &'static IoThreads) -> usize {
-    // The host program's signals are for its own threads.
+    // Signals of the host program must be delivered to its own threads.
     let before = SignalMask::full().set();
     let spawn =
         || std::thread::Builder::new().name("forebay-io".into()).spawn(move || serve(io_threads)).is_ok();
@@ -187,7 +188,7 @@ fn begin(
         return Err(FAULT);
     }
     let offset = unsigned(offset)?;
-    // Without a handle and a callback the caller could not learn of its end.
+    // Without a handle or a callback the caller could not detect the end of the transfer.
     if (out.is_none() && callback.is_none()) || bytes > isize::MAX as usize {
         return Err(INVALID);
     }

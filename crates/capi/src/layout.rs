@@ -9,7 +9,7 @@ use crate::public::{at, Text};
 
 type Done = Result<(), Failed>;
 
-/// Targets, if there are not too many.
+/// Checks the number of targets.
 pub(crate) fn checked(targets: &[u32]) -> Result<&[u32], Failed> {
     (targets.len() <= TARGETS_MAX).then_some(targets).ok_or(INVALID)
 }

@@ -37,7 +37,7 @@ pub(crate) fn memory_register(
     Ok(())
 }
 
-/// Makes all pages of a range present: writable, or where the range is read-only, readable.
+/// Makes all pages of a range present: writable, or if the range is read-only, readable.
 fn populate(first: usize, end: usize) -> Result<(), Failed> {
     // SAFETY: sysconf has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
@@ -47,8 +47,8 @@ fn populate(first: usize, end: usize) -> Result<(), Failed> {
         if unsafe { libc::madvise(start as *mut c_void, end - start, advice) } == 0 {
             return Ok(());
         }
-        // Not mapped, or a page for which there is no memory. Otherwise the range is read-only, or the kernel does not
-        // know the advice.
+        // The range is not mapped, or there is no memory for a page. With any other error, the range is read-only or
+        // the kernel does not know the advice.
         if [libc::ENOMEM, libc::EFAULT].map(Failed::errno).contains(&Failed::last()) {
             return Err(FAULT);
         }

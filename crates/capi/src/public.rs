@@ -19,7 +19,7 @@ pub struct forebay_dir {
     directory: Directory,
 }
 
-/// A C string; none for a null pointer.
+/// A C string. None for a null pointer.
 pub(crate) type Text<'a> = Option<&'a [u8]>;
 type Done = Result<(), Failed>;
 
@@ -33,12 +33,12 @@ pub(crate) fn at(path: Text<'_>) -> Result<Place<'_>, Failed> {
     Ok(Place { dir: Ino::ROOT, path: &path[start..] })
 }
 
-/// An owner or group to be set; none for (uid_t)-1.
+/// The owner or group to set. None for (uid_t)-1.
 pub(crate) fn owner(id: u32) -> Option<u32> {
     (id != u32::MAX).then_some(id)
 }
 
-/// Whether a call follows a symbolic link at the end of its path.
+/// True if a call with these flags follows a symbolic link at the end of its path.
 fn follows(flags: c_int) -> Result<bool, Failed> {
     match flags {
         0 => Ok(true),
@@ -235,7 +235,7 @@ pub(crate) fn opendir(pool: &'static Pool, path: Text<'_>, out: Option<&mut *mut
     Ok(())
 }
 
-/// Copies a name and a NUL; the name's length.
+/// Copies a name and a NUL. Returns the name's length.
 pub(crate) fn store_name(name: &[u8], out: &mut [u8; 256]) -> usize {
     let bytes = name.len().min(out.len() - 1);
     out[..bytes].copy_from_slice(&name[..bytes]);
@@ -277,7 +277,7 @@ pub(crate) unsafe fn closedir(dir: *mut forebay_dir) -> Done {
     unsafe { free(dir) }
 }
 
-/// Frees what a call made by `Box::into_raw`.
+/// Frees a handle that a call returned by `Box::into_raw`.
 ///
 /// # Safety
 /// `made` is null or such a pointer, which is not used again.

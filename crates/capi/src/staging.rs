@@ -3,8 +3,8 @@
 //! The `forebay` command does the staging, as a process of its own. So storage that hangs does not block a thread of
 //! the host program, and a killed host program leaves the same state as a killed command. The command is searched
 //! beside this library, and in `bin` beside the library's directory. It is started by clone(2) without a signal at its
-//! end, so that the host program does not learn of a child that it did not start, neither by SIGCHLD nor by wait(2).
-//! The output of the command goes to files in memory, which are read when it has ended.
+//! end, so that neither SIGCHLD nor wait(2) reports to the host program a child that it did not start. The output of
+//! the command goes to files in memory, which are read when it has ended.
 //!
 //! One thread at a time uses a `forebay_stage`, in the process that started it.
 
@@ -36,8 +36,8 @@ pub struct forebay_stage {
 
 /// A new file without a name.
 fn unnamed() -> Result<OwnedFd, Failed> {
-    // SAFETY: the name is NUL-terminated; the descriptor is new and owned here. By number, so that no library
-    // interposes it.
+    // SAFETY: the name is NUL-terminated; the descriptor is new and owned here. The call is made by number, so that no
+    // library interposes it.
     unsafe {
         let fd = libc::syscall(libc::SYS_memfd_create, c"forebay-stage".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {
@@ -105,7 +105,7 @@ fn launch(
         .collect();
     let (arguments, environment) = (pointers(arguments), pointers(&environment));
     let places = [(stage.0.as_raw_fd(), 1), (stage.1.as_raw_fd(), 2), (manifest.as_raw_fd(), 3)];
-    // Copies above the final numbers, so that no descriptor is overwritten before it is in its place.
+    // Copies with numbers above the final ones, so that no descriptor is overwritten before it was duplicated.
     let above: Vec<OwnedFd> = places
         .iter()
         .map(|(fd, _)| {
@@ -165,7 +165,7 @@ fn start(pool: &Pool, verb: &CStr, from: &[u8], to: &[u8], flags: c_int) -> Resu
     Ok(forebay_stage { process, report, words })
 }
 
-/// All of a file from its start.
+/// The whole contents of a file.
 fn contents(file: &OwnedFd) -> String {
     use std::io::{Seek, SeekFrom};
     let mut text = Vec::new();
@@ -189,7 +189,7 @@ impl forebay_stage {
         let mut status = 0;
         let options = libc::__WALL | if waits { 0 } else { libc::WNOHANG };
         loop {
-            // SAFETY: the status is writable. By number, as a thread may be cancelled in libc's function.
+            // SAFETY: the status is writable. The call is made by number, as libc's function may cancel the thread.
             let found = unsafe {
                 libc::syscall(
                     libc::SYS_wait4,
@@ -237,10 +237,10 @@ impl forebay_stage {
     }
 }
 
-/// The end of a stage: true when all was copied, false while it goes on and `waits` is false.
+/// True if everything was copied. False if the stage is still running and `waits` is false.
 ///
 /// # Safety
-/// `stage` is null, or was started and has not been found ended. It is not used again when it is found ended.
+/// `stage` is null, or was started and its end was not reported yet. After its end was reported, it is not used again.
 unsafe fn end(
     stage: *mut forebay_stage,
     out: Option<&mut forebay_stage_status>,

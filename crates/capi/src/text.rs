@@ -7,12 +7,12 @@ use std::os::raw::{c_char, c_int};
 use crate::answer::Failed;
 use crate::boundary::Returned;
 
-/// A text that C gets.
+/// A text that C receives.
 impl Returned for *const c_char {
     const PANICKED: *const c_char = c"unknown error".as_ptr();
 }
 
-/// Bytes that are kept of the text about a failed attach.
+/// The longest text about a failed attach that is kept, in bytes with its NUL.
 const WORDS_BYTES: usize = 1024;
 
 thread_local! {

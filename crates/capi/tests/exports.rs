@@ -55,7 +55,7 @@ fn prototype(function: &header::Function) -> String {
     format!(".BI \"{}{}({});\"\n", spaced(&function.returns), function.name, parameters.join(", "))
 }
 
-/// The prototypes of a synopsis without quotes, spaces and line breaks.
+/// The prototypes of a synopsis, without quotes, spaces and line breaks.
 fn prototypes(synopsis: &str) -> String {
     let lines = synopsis.lines().filter_map(|line| line.strip_prefix(".BI "));
     lines.flat_map(str::chars).filter(|c| !c.is_whitespace() && *c != '"').collect()

@@ -1,4 +1,4 @@
-/* Every function of forebay.h, against a pool: `interface`, with FOREBAY_POOL set. Exit status 0 when all hold. */
+/* Every function of forebay.h, against a pool: `interface`, with FOREBAY_POOL set. Exit status 0 if all checks hold. */
 #include <errno.h>
 #include <fcntl.h>
 #include <forebay.h>
@@ -33,7 +33,7 @@ static void record_result(void *state, int64_t result)
     results++;
 }
 
-/* Asynchronous transfers: many at once, found done, waited for, with callback; in a forked child too. */
+/* Asynchronous transfers: many at once; tested, waited for, and with a callback; also in a forked child. */
 static void later(forebay_pool *pool)
 {
     static char out[PIECES][PIECE], in[PIECES][PIECE];
@@ -57,7 +57,7 @@ static void later(forebay_pool *pool)
         CHECK(result == PIECE);
     }
     CHECK(callbacks == PIECES && results == PIECES && results_bytes == PIECES * PIECE && memcmp(in, out, sizeof in) == 0);
-    /* At the end, behind it, and transfers that cannot be started. */
+    /* At the end of the file, behind it, and transfers that cannot be started. */
     CHECK(forebay_file_read_start(file, in, PIECE, (int64_t)PIECES * PIECE - 10, NULL, NULL, &requests[0]) == 0);
     CHECK(forebay_request_wait(requests[0]) == 10);
     CHECK(forebay_file_read_start(file, NULL, 0, 0, NULL, NULL, &requests[0]) == 0);
@@ -190,7 +190,7 @@ static void put(const char *path, const char *text)
         failures++;
 }
 
-/* Into the pool and out of it, and paths that cannot be staged. The program gets no signal of a child. */
+/* Staging in and out, and paths that cannot be staged. The program gets no signal of a child. */
 static void staging(forebay_pool *pool)
 {
     char dir[] = "/tmp/forebay-interface-XXXXXX", from[64], to[64], text[16] = "";
@@ -297,7 +297,7 @@ static void layouts(forebay_pool *pool)
     CHECK(forebay_unlink(pool, "callbacks") == 0 && forebay_unlink(pool, "later") == 0);
 }
 
-/* Why an attach failed. */
+/* The texts about a failed attach. */
 static void attach_failures(void)
 {
     forebay_pool *none = NULL;

@@ -1,10 +1,9 @@
-//! First-write speed on a tmpfs of our own and on /dev/shm, side by side.
+//! First-write speed on Forebay's own tmpfs and on /dev/shm, side by side.
 //!
-//! `cargo run --release -p forebay-data --example first_write [MIB]` writes new files of MIB MiB (default 256) by
-//! records of 1 MiB and 4 KiB, turn by turn on the two, and prints the medians of nine in GB/s. Right before each timed
-//! file one is written and removed untimed, for a virtual machine's memory is slow at its very first touch, and a host
-//! that is told of free pages (free page reporting) takes them back within seconds: keep the files small on such
-//! machines.
+//! `cargo run --release -p forebay-data --example first_write [MIB]` writes new files of MIB MiB (default 256) in
+//! records of 1 MiB and of 4 KiB, alternately on the two, and prints the medians of nine runs in GB/s. Right before
+//! each timed file, another is written and removed untimed, as memory of a virtual machine is slow when first touched.
+//! With free page reporting the host takes freed pages back within seconds, so keep the files small on such machines.
 
 use std::error::Error;
 use std::fs::File;
@@ -17,7 +16,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 const TURNS: usize = 9;
 const NAME: &std::ffi::CStr = c"forebay-first-write";
 
-/// Seconds to write a new file of `bytes` bytes; the file is removed.
+/// Writes a new file of `bytes` bytes and removes it. Returns the seconds of the writes.
 fn first_write(directory: &OwnedFd, bytes: usize, record: &[u8]) -> Result<f64, Box<dyn Error>> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = rustix::fs::openat(directory, NAME, flags, Mode::RWXU)?;

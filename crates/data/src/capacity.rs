@@ -1,8 +1,8 @@
-//! How much a pool may take on a node: what was asked, against the medium and the tightest memory cgroup.
+//! The capacity that a pool may have on a node, given the medium and the tightest memory cgroup.
 //!
-//! A pool that outgrows its medium must see ENOSPC, not the OOM killer, so a capacity that some bound does not carry is
-//! refused at `up`. Bounds in memory keep a reserve for the daemon, its clients and the kernel; a bound that the pool
-//! itself already fills in part (a pool brought up again on its old directory) counts that part as free.
+//! A pool that outgrows its medium must get ENOSPC and must not meet the OOM killer. So `up` refuses a capacity that
+//! exceeds some bound. Bounds in memory keep a reserve for the daemon, its clients and the kernel. A pool that is
+//! started again on its old directory already fills a part of its bounds, which counts as free.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -22,11 +22,10 @@ use crate::size::format_size;
 
 /// Capacities are whole huge pages.
 const GRAIN_BYTES: u64 = 2 << 20;
-/// What a message advises is less than what there is room for by this part of it: what is free moves while the message
-/// is read.
+/// A message advises this fraction less than the usable bytes, as free space changes while the user reads the message.
 const ADVICE_MARGIN: u64 = 16;
 
-/// What a target is made of, as `--media` names it.
+/// The medium of a target, as `--media` names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Medium {
     /// Memory: tmpfs.
@@ -58,23 +57,23 @@ impl fmt::Display for Medium {
     }
 }
 
-/// Something that bounds a pool's capacity.
+/// A limit of a pool's capacity.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bound {
-    /// For messages: `memory cgroup /job_7`.
+    /// The name in messages, such as `memory cgroup /job_7`.
     pub name: String,
-    /// What it has in all.
+    /// Its size.
     pub total_bytes: u64,
     /// What is free.
     pub free_bytes: u64,
-    /// What of it must stay free.
+    /// The bytes of it that must stay free.
     pub reserve_bytes: u64,
-    /// What the user can do to widen it.
+    /// How the user can raise it.
     pub cure: &'static str,
 }
 
 impl Bound {
-    /// The largest capacity that it carries.
+    /// The largest capacity within this bound.
     pub fn usable_bytes(&self) -> u64 {
         self.free_bytes.saturating_sub(self.reserve_bytes) / GRAIN_BYTES * GRAIN_BYTES
     }
@@ -84,7 +83,7 @@ impl Bound {
     }
 }
 
-/// All that bounds the capacity of a pool on this node.
+/// All limits of the capacity of a pool on this node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bounds {
     /// The target's medium.
@@ -93,14 +92,14 @@ pub struct Bounds {
     pub bounds: Vec<Bound>,
 }
 
-/// What stays free of a memory of `total_bytes`.
+/// The bytes that must stay free of a memory of `total_bytes`.
 pub(crate) fn memory_reserve(total_bytes: u64) -> u64 {
     (total_bytes / 100 * MEMORY_RESERVE_PERCENT).max(MEMORY_RESERVE_BYTES_MIN)
 }
 
 impl Bounds {
-    /// The bounds for a target on `medium`: in `directory`, or in a tmpfs that is still to be mounted. `name` is what
-    /// messages call the directory. Memory bounds a directory on a tmpfs too, whatever the medium is said to be.
+    /// The bounds for a target on `medium`: in `directory`, or in a tmpfs that is still to be mounted. `name` is the
+    /// directory's name in messages. If the directory is on a tmpfs, bounds of memory apply whatever `medium` is.
     pub fn of(host: &Host, medium: Medium, directory: Option<(BorrowedFd<'_>, &Path)>) -> Result<Bounds> {
         let mut bounds = Vec::new();
         let mut in_memory = medium == Medium::Dram;
@@ -130,7 +129,7 @@ impl Bounds {
         Ok(Bounds { medium, bounds })
     }
 
-    /// Counts `bytes` that the pool holds there already as free.
+    /// Counts `bytes` that the pool occupies already as free.
     pub fn holding(mut self, bytes: u64) -> Bounds {
         for bound in &mut self.bounds {
             bound.free_bytes = bound.free_bytes.saturating_add(bytes).min(bound.total_bytes);
@@ -138,7 +137,7 @@ impl Bounds {
         self
     }
 
-    /// Counts `bytes` of memory that are promised to others as taken.
+    /// Counts `bytes` of memory that are promised to the pool's other targets as used.
     pub fn promised(mut self, bytes: u64) -> Bounds {
         for bound in &mut self.bounds {
             bound.free_bytes = bound.free_bytes.saturating_sub(bytes);
@@ -146,7 +145,7 @@ impl Bounds {
         self
     }
 
-    /// The bound that carries least.
+    /// The bound with the fewest usable bytes.
     pub fn tightest(&self) -> Result<&Bound> {
         let least = self.bounds.iter().min_by_key(|bound| bound.usable_bytes());
         least.ok_or_else(|| Error::new(Code::Invalid, "no bound of the capacity is known"))
@@ -161,7 +160,7 @@ fn node_memory(host: &Host) -> Result<Bound> {
         let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
     };
-    // MemAvailable is of Linux 3.14.
+    // MemAvailable exists since Linux 3.14.
     match (value("MemTotal"), value("MemAvailable").or_else(|| value("MemFree"))) {
         (Some(total), Some(free)) => {
             let cure = "end what takes the memory, or use an SSD: --media ssd --path DIR";
@@ -171,8 +170,8 @@ fn node_memory(host: &Host) -> Result<Bound> {
     }
 }
 
-/// The capacity of a pool whose user names none: half of what is free in memory, 80 % of what is free on an SSD, and
-/// never more than [`check_capacity`] lets pass.
+/// The default capacity of a pool: half of the free memory, or 80 % of the free space of an SSD, and never more than
+/// [`check_capacity`] accepts.
 pub fn default_capacity(bounds: &Bounds) -> Result<u64> {
     let tightest = bounds.tightest()?;
     let percent = match bounds.medium {
@@ -188,8 +187,8 @@ pub fn default_capacity(bounds: &Bounds) -> Result<u64> {
     Ok(capacity)
 }
 
-/// Refuses a capacity of `asked_bytes` that is smaller than any pool can be ([`Code::Invalid`]) or that some bound does
-/// not carry ([`Code::NoSpace`]), naming both numbers.
+/// Refuses a capacity of `asked_bytes` below the smallest possible ([`Code::Invalid`]) or above some bound
+/// ([`Code::NoSpace`]). The error names both numbers.
 pub fn check_capacity(asked_bytes: u64, bounds: &Bounds) -> Result<()> {
     if asked_bytes < CAPACITY_BYTES_MIN {
         let what = format!("a pool cannot have a capacity of {}", format_size(asked_bytes));
@@ -226,7 +225,7 @@ fn too_large(bytes: u64, verb: &str, bound: &Bound) -> Error {
     Error::new(Code::NoSpace, "the capacity is too large").why(why).cure(format!("{less}{}", bound.cure))
 }
 
-/// A size as it is written on a command line.
+/// A size as written on a command line.
 fn compact(bytes: u64) -> String {
     format_size(bytes).replace(' ', "")
 }
@@ -322,7 +321,7 @@ mod tests {
         assert!(e.why.contains("8 GiB") && e.why.contains("/job_7") && e.why.contains("4 GiB"), "{e}");
         let advised = e.cure.split_once("--capacity ").unwrap().1.split_once(')').unwrap().0;
         check_capacity(parse_size(advised).unwrap(), &bounds).unwrap();
-        // Also when a little less is free a moment later, as of a cgroup in use it is.
+        // The advice must also hold if a little less is free a moment later, as in a cgroup that is in use.
         check_capacity(parse_size(advised).unwrap(), &bounds.promised(64 << 20)).unwrap();
     }
 

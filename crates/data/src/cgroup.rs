@@ -1,21 +1,21 @@
-//! The tightest memory cgroup of a process: the least of the limits on its way up to the root.
+//! The tightest memory cgroup of a process: the one with the least room, from its own cgroup up to the root.
 //!
-//! Both hierarchies are read, version 1 (`memory.limit_in_bytes`) and version 2 (`memory.max` and `memory.high`, of
-//! which the lower counts: above `high` the kernel stalls the writer), for a node may mount either or both. The kernel
-//! charges a tmpfs page to the process that writes it, and cannot reclaim it without swap. It reclaims the cache of
-//! files on disks before it refuses a page at the limit: inactive and active pages alike, for "active" says that a page
-//! was read twice, not that it is needed. So both count as free, as do the parts of slabs that can be reclaimed. Locked
-//! pages are in neither list (`unevictable`), pages of tmpfs neither (`inactive_anon`).
+//! Both hierarchies are read, as a node may mount either or both: version 1 (`memory.limit_in_bytes`) and version 2
+//! (`memory.max` and `memory.high`; the lower one counts, as above `high` the kernel stalls the writer). The kernel
+//! charges a tmpfs page to the process that writes it, and cannot reclaim it without swap. Before it refuses a page at
+//! the limit, it reclaims cached pages of files on disks, inactive and active ones alike: "active" means only that a
+//! page was read twice. So both count as free, and so do reclaimable slabs. Locked pages (`unevictable`) and tmpfs
+//! pages (`inactive_anon`) are in neither list.
 //!
-//! In a container the path in `/proc/PID/cgroup` may name a directory that the container does not see; then what is
-//! mounted is the container's own cgroup, and the walk begins there.
+//! In a container the path in `/proc/PID/cgroup` may name a directory that the container does not see. Then the
+//! container's own cgroup is mounted, and the walk begins there.
 
 use std::path::{Component, Path, PathBuf};
 
 use crate::host::Host;
 use forebay_sys::mounts::{self, Mount};
 
-/// Limits at or above this are none: version 1 says "no limit" by the largest number of whole pages.
+/// Limits at or above this mean no limit: version 1 writes the largest number of whole pages.
 const NO_LIMIT: u64 = 1 << 62;
 
 /// A memory cgroup with a limit.
@@ -23,25 +23,25 @@ const NO_LIMIT: u64 = 1 << 62;
 pub struct MemoryCgroup {
     /// Its path within its hierarchy.
     pub path: PathBuf,
-    /// What it may hold.
+    /// Its limit.
     pub limit_bytes: u64,
-    /// What it holds and cannot easily give back.
+    /// Memory that it uses and that cannot easily be reclaimed.
     pub used_bytes: u64,
 }
 
 impl MemoryCgroup {
-    /// What its processes can still take.
+    /// The bytes that its processes can still allocate.
     pub fn room_bytes(&self) -> u64 {
         self.limit_bytes.saturating_sub(self.used_bytes)
     }
 }
 
-/// The memory cgroup of process `pid` (or of this one) with the least room, over it and all above it; none when none
-/// has a limit or cgroups cannot be read.
+/// The memory cgroup with the least room of process `pid` (or of this one) and all above it. None if none has a limit
+/// or cgroups cannot be read.
 pub fn tightest_memory_cgroup(host: &Host, pid: Option<u32>) -> Option<MemoryCgroup> {
     let process = pid.map_or("self".to_owned(), |pid| pid.to_string());
     let memberships = host.read(format!("/proc/{process}/cgroup")).ok()?;
-    // The mounts are those that this process sees: it is the one that reads.
+    // The mounts that this process sees, as this process does the reading.
     let mounts = mounts::parse(&host.read_bytes("/proc/self/mountinfo").unwrap_or_default());
     let v1 = |m: &&Mount| m.fs_type == "cgroup" && m.option("memory").is_some();
     let v2 = |m: &&Mount| m.fs_type == "cgroup2";
@@ -68,7 +68,7 @@ fn tighter(a: Option<MemoryCgroup>, b: Option<MemoryCgroup>) -> Option<MemoryCgr
     }
 }
 
-/// Reads limit and use of the cgroup in a directory; none when it has no limit.
+/// Reads limit and use of the cgroup in a directory. None if it has no limit.
 type Read = fn(&Host, &Path) -> Option<(u64, u64)>;
 
 fn tightest_above(host: &Host, mount: &Mount, path: &str, read: Read) -> Option<MemoryCgroup> {
@@ -92,7 +92,7 @@ fn tightest_above(host: &Host, mount: &Mount, path: &str, read: Read) -> Option<
 fn read_v1(host: &Host, at: &Path) -> Option<(u64, u64)> {
     let limit = host.read_number(at.join("memory.limit_in_bytes")).filter(|&limit| limit < NO_LIMIT)?;
     let usage = host.read_number(at.join("memory.usage_in_bytes"))?;
-    // Version 1 does not say how much of the slabs can be reclaimed.
+    // Version 1 does not report how much of the slabs can be reclaimed.
     Some((limit, usage.saturating_sub(reclaimable(host, at, &["total_inactive_file", "total_active_file"]))))
 }
 

@@ -1,15 +1,15 @@
-//! The faulty medium: a target in memory that can fail and crash, for tests of what stands on a medium.
+//! The faulty medium: a target in memory that fails and crashes on request, for tests of code that uses a medium.
 //!
-//! It keeps a live image, in memfds, and a durable one, taken by [`Media::sync`]. [`FaultyMedium::crash`] is the node's
-//! death: of each backing file an arbitrary prefix of what was done to it since the last sync is kept (creation,
+//! It keeps a live image in memfds, and a durable one that [`Media::sync`] takes. [`FaultyMedium::crash`] simulates the
+//! death of the node. Of each backing file it keeps an arbitrary prefix of the changes since the last sync (creation,
 //! truncation, times, removal), and an arbitrary subset of the 4 KiB blocks that were written. Backing files are
-//! independent of each other, as nothing orders them on a real medium. What was written to a file before it was removed
-//! is lost with it if the removal was not kept.
+//! independent of each other, as nothing orders them on a real medium. If a removal is not kept, the file exists again,
+//! but without the unsynced writes that preceded the removal.
 //!
-//! Assumes: a block is written whole or not at all; ctime after a crash is the crash's; descriptors from before a crash
-//! belong to the dead node and reach nothing any more.
+//! Assumptions: a block is written whole or not at all; ctime after a crash is the time of the crash; descriptors from
+//! before a crash belong to the dead node and no longer reach the medium.
 //!
-//! One lock around everything; no thread. Tests: here, and the suite `tests/media.rs`.
+//! One lock protects everything. There is no thread. Tests: here, and the suite `tests/media.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -38,9 +38,9 @@ pub struct FaultyMedium {
 struct State {
     live: BTreeMap<Key, Live>,
     durable: BTreeMap<Key, Image>,
-    /// What was done to each backing file since the last sync, in order.
+    /// The changes of each backing file since the last sync, in order.
     unsynced: BTreeMap<Key, Vec<Change>>,
-    /// Instances made so far: a name that is removed and made again is another instance.
+    /// Instances made so far. A name that is removed and created again is a new instance.
     instances: u64,
     fault: Option<Fault>,
 }
@@ -65,7 +65,7 @@ enum Change {
     SetTimes { atime: Timestamp, mtime: Timestamp },
 }
 
-/// What a medium would hold of a backing file.
+/// The contents of a backing file on the medium.
 #[derive(Debug, Clone, Default)]
 struct Image {
     instance: u64,
@@ -76,24 +76,24 @@ struct Image {
 }
 
 impl FaultyMedium {
-    /// An empty target of this number, as layouts name it, that says it has `total_bytes`. The size is not enforced:
-    /// use [`FaultyMedium::fail_after`] with [`Code::NoSpace`].
+    /// An empty target with this number, as layouts name it, that reports a size of `total_bytes`. The size is not
+    /// enforced: use [`FaultyMedium::fail_after`] with [`Code::NoSpace`].
     pub fn new(target: u32, total_bytes: u64) -> FaultyMedium {
         FaultyMedium { target, total_bytes, state: Mutex::default() }
     }
 
-    /// Lets `calls` more calls of [`Media`] through, then fails every one with `code` until [`FaultyMedium::heal`].
+    /// Lets the next `calls` calls of [`Media`] pass. Later ones fail with `code` until [`FaultyMedium::heal`].
     pub fn fail_after(&self, calls: u64, code: Code) {
         self.lock().fault = Some(Fault { calls_left: calls, code });
     }
 
-    /// Ends what [`FaultyMedium::fail_after`] began.
+    /// Ends the failures that [`FaultyMedium::fail_after`] set.
     pub fn heal(&self) {
         self.lock().fault = None;
     }
 
-    /// The node dies and comes back: the durable image and an arbitrary part of what was not synced. The same seed
-    /// after the same calls gives the same outcome. Ends a failure.
+    /// The node dies and restarts. The durable image and an arbitrary part of unsynced changes remain. The same seed
+    /// after the same calls gives the same result. Ends failures.
     pub fn crash(&self, seed: u64) -> Result<(), Code> {
         let mut state = self.lock();
         let mut random = SplitMix(seed);
@@ -112,7 +112,7 @@ impl FaultyMedium {
                 image.mix(&Image::of(now)?, &mut random);
             }
             let file = image.write()?;
-            // The crash is a sync: what came through is on the medium.
+            // The crash acts as a sync: the remaining data are durable.
             live.insert(key, Live { instance: image.instance, file });
             durable.insert(key, image);
         }
@@ -122,12 +122,12 @@ impl FaultyMedium {
         Ok(())
     }
 
-    /// The state, whatever a panicking test left of it.
+    /// The state, also after a test panicked while it held the lock.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state for one call of [`Media`], or the failure that was asked for.
+    /// The state for one call of [`Media`], or the failure that was set.
     fn call(&self) -> Result<MutexGuard<'_, State>, Code> {
         let mut state = self.lock();
         if let Some(fault) = &mut state.fault {
@@ -196,7 +196,7 @@ impl Image {
         }
     }
 
-    /// Takes an arbitrary part of what `now` has and this image has not.
+    /// Takes over an arbitrary part of the differences from `now`.
     fn mix(&mut self, now: &Image, random: &mut SplitMix) {
         if random.below(2) == 1 {
             self.bytes = now.bytes;
@@ -216,7 +216,7 @@ impl Image {
         self.truncate(self.bytes);
     }
 
-    /// A new file with these bytes and times.
+    /// A new file with this image's bytes and times.
     fn write(&self) -> Result<OwnedFd, Code> {
         let file = new_file()?;
         rustix::fs::ftruncate(&file, self.bytes).map_err(code_of)?;
@@ -240,12 +240,12 @@ impl Image {
 fn new_file() -> Result<OwnedFd, Code> {
     let file = rustix::fs::memfd_create(c"forebay-medium", MemfdFlags::CLOEXEC).map_err(code_of)?;
     rustix::fs::fchmod(&file, Mode::RWXU).map_err(code_of)?;
-    // The faulty medium's own reading of it is no access. Descriptors handed out are opened anew.
+    // Reads by the faulty medium itself do not count as access. `open` opens the file again for its callers.
     rustix::fs::fcntl_setfl(&file, OFlags::NOATIME).map_err(code_of)?;
     Ok(file)
 }
 
-/// Fills `buffer` from `offset`; what lies behind the file's end stays as it is.
+/// Fills `buffer` from `offset`. Bytes of the buffer behind the end of the file stay as they are.
 fn read_at(file: &OwnedFd, buffer: &mut [u8], offset: u64) -> Result<(), Code> {
     let mut done = 0;
     while done < buffer.len() {
@@ -282,7 +282,7 @@ impl Media for FaultyMedium {
             Access::Read => OFlags::RDONLY,
             Access::ReadWrite => OFlags::RDWR,
         };
-        // Opened anew, so that the descriptor has an offset and an access mode of its own.
+        // Opened again, so that the descriptor has its own offset and access mode.
         rustix::fs::open(forebay_sys::descriptor::path(file), flags | OFlags::CLOEXEC, Mode::empty())
             .map_err(code_of)
     }
@@ -347,7 +347,7 @@ impl Media for FaultyMedium {
     }
 }
 
-/// Steele, Lea and Flood's SplitMix64: a small generator whose every seed is a good one.
+/// SplitMix64 (Steele, Lea and Flood): a small generator for which every seed is good.
 struct SplitMix(u64);
 
 impl SplitMix {
@@ -385,7 +385,7 @@ mod tests {
         Some(bytes)
     }
 
-    /// The contents after each of many crashes of what `prepare` makes.
+    /// The contents after each of 200 crashes of a medium on which `prepare` ran.
     fn outcomes(prepare: impl Fn(&FaultyMedium)) -> BTreeSet<Option<Vec<u8>>> {
         (0..200)
             .map(|seed| {

@@ -1,4 +1,4 @@
-//! Where facts about this node are read: `/proc`, `/sys` and `/etc`, under a root that tests replace.
+//! Access to facts about this node in `/proc`, `/sys` and `/etc`, under a root that tests replace.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ impl Host {
         Host::at("/")
     }
 
-    /// A made-up node whose files lie under `root`.
+    /// A simulated node whose files are under `root`.
     pub fn at(root: impl Into<PathBuf>) -> Host {
         Host { root: root.into() }
     }
@@ -31,12 +31,12 @@ impl Host {
         std::fs::read(self.path(path))
     }
 
-    /// The whole text of a file. Bytes that are not UTF-8 are replaced: no number or keyword has any.
+    /// The whole text of a file. Bytes that are not UTF-8 are replaced, as no number or keyword contains any.
     pub(crate) fn read(&self, path: impl AsRef<Path>) -> io::Result<String> {
         Ok(String::from_utf8_lossy(&self.read_bytes(path)?).into_owned())
     }
 
-    /// The text of a file that holds one number, or `max`, which gives none.
+    /// The number in a file. None for `max`.
     pub(crate) fn read_number(&self, path: impl AsRef<Path>) -> Option<u64> {
         self.read(path).ok()?.trim().parse().ok()
     }

@@ -1,9 +1,11 @@
-//! Whether a file system's leases (F_SETLEASE) behave as drain and evict need.
+//! Checks that leases (F_SETLEASE) of a file system show whether a file is in use.
 //!
-//! A file is clean only if it was copied while no descriptor or mapping could write it, which a read lease shows by
-//! being refused; it may be evicted only if nobody has it open, which a write lease shows. Local file systems keep both
-//! promises. overlayfs grants leases over live mappings, for the mapping is of another inode; network file systems
-//! grant none or lie. So the test is made on the target itself.
+//! A read lease must be refused while a descriptor or mapping can write the file, and a write lease while another
+//! descriptor or a mapping of the file exists. The mount relies on the first rule, and the conversion of a striped file
+//! to one backing file on the second. Messages name "drain and evict", that is copying clean files out and freeing
+//! their space. That would need both rules, and does not exist yet. Local file systems keep both. overlayfs grants
+//! leases despite mappings, because the mapping is of another inode. Network file systems refuse leases, or grant them
+//! wrongly. So the check is made on the target itself.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,11 +18,11 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::probe_file::ProbeFile;
 
 const BYTES: usize = 4096;
-/// A lease that nobody stands against is asked for so often, a millisecond apart: an indexer or scanner may look at a
-/// new file.
+/// A lease that should be granted is tried this often, a millisecond apart, as an indexer or scanner may have a new
+/// file open.
 const TRIES: u32 = 100;
 
-/// Why leases in `directory` do not do for drain and evict; none when they do. Makes a file there and removes it.
+/// The reason why leases in `directory` are unusable. None if they work. Makes a file there and removes it.
 pub fn lease_fault(directory: impl AsFd) -> Option<String> {
     let fault = |e: Errno| format!("leases could not be tested: {e}");
     match ProbeFile::new(directory.as_fd(), BYTES as u64) {
@@ -29,7 +31,7 @@ pub fn lease_fault(directory: impl AsFd) -> Option<String> {
     }
 }
 
-/// A fault of the leases, or of the test itself.
+/// Returns a fault of the leases, or an error of the check itself.
 fn check(file: &ProbeFile<'_>) -> Result<Option<String>, Errno> {
     let no = |fault: &str| Ok(Some(fault.to_owned()));
 
@@ -79,21 +81,21 @@ fn check(file: &ProbeFile<'_>) -> Result<Option<String>, Errno> {
     Ok(None)
 }
 
-/// Asks for a lease, and silences the signal by which the kernel would report its end: SIGIO kills who does not
-/// expect it.
+/// Takes a lease and disables the signal by which the kernel would announce an opener: SIGIO kills a process without a
+/// handler.
 fn lease(file: &OwnedFd, kind: c_int) -> Result<(), Errno> {
     // SAFETY: F_SETLEASE takes an int; the descriptor is open.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) } != 0 {
         let e = std::io::Error::last_os_error().raw_os_error();
         return Err(Errno::from_raw_os_error(e.unwrap_or(libc::EIO)));
     }
-    // Nobody else knows the file's name, so nobody opens it before its owner is nobody.
+    // No other process knows the file's name, so none opens it before F_SETOWN takes effect.
     // SAFETY: F_SETOWN takes an int; the descriptor is open.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETOWN, 0) };
     Ok(())
 }
 
-/// Asks again for a while when the lease is refused; a lease that was granted ends with the descriptor.
+/// Tries again for a while if the lease is refused. A granted lease ends with the descriptor.
 fn lease_in_the_end(file: &ProbeFile<'_>, kind: c_int) -> Result<Result<(), Errno>, Errno> {
     let mut outcome = Ok(());
     for _ in 0..TRIES {
@@ -111,7 +113,7 @@ struct Mapping(*mut std::ffi::c_void);
 
 impl Mapping {
     fn new(file: impl AsFd, protection: ProtFlags) -> Result<Mapping, Errno> {
-        // SAFETY: the kernel chooses the place, and nothing reads or writes through the mapping.
+        // SAFETY: the kernel chooses the address, and nothing reads or writes through the mapping.
         let at = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file.as_fd(), 0)?
         };
@@ -121,7 +123,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it is the mapping made above, of this length, and nobody holds a pointer into it.
+        // SAFETY: this is the mapping made above, with this length, and no pointer into it remains.
         let _ = unsafe { rustix::mm::munmap(self.0, BYTES) };
     }
 }

@@ -1,12 +1,12 @@
-//! Backing files of one target: the only access to the media.
+//! Backing files of one target: the daemon's only access to media.
 //!
-//! A [`Target`] is a directory on tmpfs, a DAX file system, XFS or ext4; what it holds is sparse backing files, named
-//! by inode ([`BackingName`]). The daemon works on it through the trait [`Media`], which the [`FaultyMedium`]
-//! implements in memory for crash tests. Around it: mounts of a tmpfs of our own ([`attached_tmpfs`],
-//! [`detached_tmpfs`]), what a directory's file system can do ([`Capabilities`]), how much a pool may take
-//! ([`check_capacity`]) and whether a logout would clear it ([`logout_clears`]).
+//! A [`Target`] is a directory on tmpfs, a DAX file system, XFS or ext4. It holds sparse backing files named by inode
+//! number ([`BackingName`]). The daemon uses it through the trait [`Media`], which the [`FaultyMedium`] implements in
+//! memory for crash tests. Further: mounts of Forebay's own tmpfs ([`attached_tmpfs`], [`detached_tmpfs`]), the
+//! abilities of a directory's file system ([`Capabilities`]), the capacity that a pool may have ([`check_capacity`])
+//! and whether a logout would clear a directory ([`logout_clears`]).
 //!
-//! Imports `types` and `sys` alone. Holds no threads and no locks but the faulty medium's one.
+//! Imports only `types` and `sys`. Has no thread, and no lock but that of the faulty medium.
 
 mod capacity;
 mod cgroup;

@@ -1,10 +1,10 @@
 //! Whether a logout would clear a directory.
 //!
-//! systemd-logind removes a user's files in `/dev/shm`, directories and all, when the user's last session ends
-//! (RemoveIPC, on by default), and unmounts `/run/user/UID`. A pool there would vanish under a job that outlives the
-//! login from which it was started. System users and users with lingering are spared. Settings are read as
-//! logind.conf(5) describes: the first `logind.conf` found, then the drop-ins of all directories in the order of their
-//! names, those in `/etc` hiding their namesakes further down; the last assignment counts.
+//! systemd-logind removes a user's files and directories in `/dev/shm` when the user's last session ends (RemoveIPC, on
+//! by default), and unmounts `/run/user/UID`. A pool there would vanish under a job that outlives the login that
+//! started it. System users and users with lingering are exempt. Settings are read as logind.conf(5) describes: the
+//! first `logind.conf` found, then the drop-ins of all directories in the order of their names. A drop-in in `/etc`
+//! hides those of the same name in other directories. The last assignment counts.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 
 use crate::host::Host;
 
-/// Where systemd looks for settings, first come first served.
+/// Where systemd looks for settings. For each name, the first directory that has it counts.
 const EAGER_BUFFERS: &[&str] =
     &["/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd"];
-/// Users below it are the system's (systemd's SYSTEM_UID_MAX).
+/// Users with smaller numbers are system users (systemd's SYSTEM_UID_MAX).
 const FIRST_USER: u32 = 1000;
 
-/// Why a logout of user `uid` would clear `path` (absolute, without symbolic links), in words for the user; none when
-/// it would not.
+/// The reason why a logout of user `uid` would clear `path` (absolute, without symbolic links), as text for the user.
+/// None if it would not.
 pub fn logout_clears(host: &Host, path: &Path, uid: u32) -> Option<String> {
-    // logind makes it when it starts.
+    // logind makes this directory when it starts.
     if uid < FIRST_USER || !host.has("/run/systemd/users") || lingers(host, uid) {
         return None;
     }
@@ -40,7 +40,7 @@ pub fn logout_clears(host: &Host, path: &Path, uid: u32) -> Option<String> {
 }
 
 fn lingers(host: &Host, uid: u32) -> bool {
-    // The marker bears the user's name.
+    // The marker file has the user's name.
     let passwd = host.read("/etc/passwd").unwrap_or_default();
     let uid = uid.to_string();
     let names = passwd.lines().filter_map(|line| {

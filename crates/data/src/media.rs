@@ -1,72 +1,72 @@
-//! The only access to the media: what the daemon may do with the backing files of one target.
+//! The interface between the daemon and the backing files of one target.
 //!
-//! The daemon goes through [`Media`] alone, so that its crash tests run against a [`crate::FaultyMedium`] instead of a
-//! disk, and a paced medium can stand in front of a real one. Programs do not: their data goes through descriptors.
+//! The daemon uses only [`Media`], so that its crash tests run on a [`crate::FaultyMedium`] instead of a disk. Programs
+//! do not use it: they read and write through descriptors.
 //!
-//! Invariants: `create` and `remove` are idempotent, so that a request repeated after a crash does no harm; no call
-//! touches more than the backing file it names; nothing here follows a symbolic link. A file's size and times are
-//! computed from its backing files by one rule, [`FileStat::merge`].
+//! Invariants: `create` and `remove` are idempotent, so that a request can be repeated after a crash; a call changes
+//! only the backing file that it names; no call follows a symbolic link. A file's size and times are computed from its
+//! backing files by one rule, [`FileStat::merge`].
 //!
-//! One suite of behaviour, `tests/media.rs`, runs on every implementation.
+//! One suite of tests, `tests/media.rs`, runs on every implementation.
 
 use std::os::fd::OwnedFd;
 
 use forebay_types::{Code, Ino, Layout, TimeSet, Timestamp};
 use rustix::fs::{Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
-/// What a descriptor of a backing file is for.
+/// The access that a descriptor of a backing file permits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Reading alone: a lease, a copy.
+    /// Reading only, for a lease or a copy.
     Read,
     /// Reading and writing.
     ReadWrite,
 }
 
-/// One backing file.
+/// Size, space and times of one backing file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BackingStat {
     /// Bytes up to its end.
     pub bytes: u64,
-    /// Bytes of the medium that it takes: fewer than `bytes` when it has holes.
+    /// Bytes that it occupies on the medium: fewer than `bytes` if it has holes.
     pub allocated_bytes: u64,
     /// Last access.
     pub atime: Timestamp,
     /// Last change of content.
     pub mtime: Timestamp,
-    /// Last change of anything.
+    /// Last change of content or attributes.
     pub ctime: Timestamp,
-    /// The inode number that the medium's own file system gave it.
+    /// The inode number in the medium's own file system.
     pub kernel_ino: u64,
 }
 
-/// A regular file as its backing files show it.
+/// Size, space and times of a regular file, computed from its backing files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FileStat {
     /// Bytes up to the file's end.
     pub bytes: u64,
-    /// Bytes of the medium that it takes.
+    /// Bytes that it occupies on the medium.
     pub allocated_bytes: u64,
     /// The latest access of any backing file.
     pub atime: Timestamp,
-    /// The mtime of the backing file that changed last (by ctime): the latest of them would undo a `utimens` into the
-    /// past.
+    /// The mtime of the backing file that changed last, by ctime. The latest mtime of all would undo a `utimens` into
+    /// the past.
     pub mtime: Timestamp,
     /// The latest ctime.
     pub ctime: Timestamp,
 }
 
-/// Bytes of a medium.
+/// Size and free space of a medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Space {
-    /// Bytes that it holds.
+    /// Its size.
     pub total_bytes: u64,
     /// Bytes that can still be written.
     pub free_bytes: u64,
 }
 
 impl FileStat {
-    /// The file of this `layout` as its backing file (`component`, `stripe`) alone shows it.
+    /// The file with this `layout`, computed from its backing file (`component`, `stripe`) alone.
     pub fn of(layout: &Layout, component: usize, stripe: u16, stat: &BackingStat) -> FileStat {
         FileStat {
             bytes: layout.size_from(component, stripe, stat.bytes),
@@ -77,7 +77,7 @@ impl FileStat {
         }
     }
 
-    /// The file as both backing files, or sets of them, show it. The order does not matter.
+    /// The file, computed from two sets of its backing files. The order does not matter.
     pub fn merge(self, other: FileStat) -> FileStat {
         let last = if (self.ctime, self.mtime) >= (other.ctime, other.mtime) { &self } else { &other };
         FileStat {
@@ -90,25 +90,26 @@ impl FileStat {
     }
 }
 
-/// A target's backing files. Every method fails with the code of the kernel's errno: [`Code::NotFound`] when there is
-/// no such backing file, [`Code::NoSpace`] when the medium is full.
+/// The backing files of a target. Every method fails with the code of the kernel's errno: [`Code::NotFound`] if the
+/// backing file does not exist, [`Code::NoSpace`] if the medium is full.
 pub trait Media: Send + Sync {
-    /// The target's number, as layouts name it: node in the upper 16 bits, the node's target index in the lower.
+    /// The target's number, as layouts name it: the node in the upper 16 bits, the index of the target on that node in
+    /// the lower.
     fn target(&self) -> u32;
 
-    /// Makes an empty backing file with mode 0700. One that is there is left as it is.
+    /// Creates an empty backing file with mode 0700. An existing one stays as it is.
     fn create(&self, ino: Ino, component: usize, stripe: u16) -> Result<(), Code>;
 
-    /// A descriptor of its own, at offset 0, close-on-exec.
+    /// Opens a backing file. The descriptor has offset 0 and is close-on-exec.
     fn open(&self, ino: Ino, component: usize, stripe: u16, access: Access) -> Result<OwnedFd, Code>;
 
-    /// Unlinks a backing file; its space is back when the last descriptor is closed. One that is absent is fine.
+    /// Unlinks a backing file. Its space is freed when the last descriptor is closed. Succeeds if it does not exist.
     fn remove(&self, ino: Ino, component: usize, stripe: u16) -> Result<(), Code>;
 
     /// Size, space and times of a backing file.
     fn stat(&self, ino: Ino, component: usize, stripe: u16) -> Result<BackingStat, Code>;
 
-    /// Cuts a backing file, or lengthens it by a hole.
+    /// Shortens a backing file, or extends it by a hole.
     fn truncate(&self, ino: Ino, component: usize, stripe: u16, bytes: u64) -> Result<(), Code>;
 
     /// Sets the times of a backing file.
@@ -124,11 +125,11 @@ pub trait Media: Send + Sync {
     /// Space of the medium.
     fn space(&self) -> Result<Space, Code>;
 
-    /// Makes everything that was done so far survive the node's death, where the medium can.
+    /// Makes all changes so far durable, if the medium can survive the node's death.
     fn sync(&self) -> Result<(), Code>;
 
-    /// Visits every backing file once, in no order; the visitor may remove the one that it is shown. Those that come or
-    /// go meanwhile may be missed or shown. An error of the visitor ends the visit and is returned.
+    /// Visits every backing file once, in no order. The visitor may remove the file that it visits. Files that are
+    /// created or removed meanwhile may be visited or not. An error of the visitor ends the visit and is returned.
     fn for_each(&self, visit: &mut dyn FnMut(Ino, usize, u16) -> Result<(), Code>) -> Result<(), Code>;
 
     /// Calls `on` with component, stripe and the component's number in names, for each stripe of `layout` on this
@@ -148,12 +149,12 @@ pub trait Media: Send + Sync {
         Ok(())
     }
 
-    /// Makes the file's backing files that lie on this target.
+    /// Creates the file's backing files on this target.
     fn create_all(&self, ino: Ino, layout: &Layout) -> Result<(), Code> {
         self.for_stripes(layout, &mut |_, stripe, number| self.create(ino, number, stripe))
     }
 
-    /// Unlinks the file's backing files that lie on this target. All are tried; the first error is returned.
+    /// Unlinks the file's backing files on this target. Tries all, and returns the first error.
     fn remove_all(&self, ino: Ino, layout: &Layout) -> Result<(), Code> {
         let mut outcome = Ok(());
         self.for_stripes(layout, &mut |_, stripe, number| {
@@ -163,20 +164,20 @@ pub trait Media: Send + Sync {
         outcome
     }
 
-    /// Sets the file's size, as far as its backing files lie on this target.
+    /// Sets the size of the file's backing files on this target.
     fn truncate_all(&self, ino: Ino, layout: &Layout, file_bytes: u64) -> Result<(), Code> {
         self.for_stripes(layout, &mut |component, stripe, number| {
             self.truncate(ino, number, stripe, layout.backing_bytes(component, stripe, file_bytes))
         })
     }
 
-    /// Sets the file's times, on those of its backing files that lie on this target.
+    /// Sets the times of the file's backing files on this target.
     fn set_times_all(&self, ino: Ino, layout: &Layout, atime: TimeSet, mtime: TimeSet) -> Result<(), Code> {
         self.for_stripes(layout, &mut |_, stripe, number| self.set_times(ino, number, stripe, atime, mtime))
     }
 
-    /// The file as its backing files on this target show it. [`Code::NotFound`] when one of them is missing (it was
-    /// released, or never made) or none belongs here.
+    /// The file, computed from its backing files on this target. [`Code::NotFound`] if one of them is missing (it was
+    /// released, or never created) or none is on this target.
     fn file_stat(&self, ino: Ino, layout: &Layout) -> Result<FileStat, Code> {
         let mut file: Option<FileStat> = None;
         self.for_stripes(layout, &mut |component, stripe, number| {
@@ -187,13 +188,13 @@ pub trait Media: Send + Sync {
         file.ok_or(Code::NotFound)
     }
 
-    /// The file's size as its backing files on this target show it; see [`Media::file_stat`].
+    /// The file's size, computed from its backing files on this target. See [`Media::file_stat`].
     fn file_size(&self, ino: Ino, layout: &Layout) -> Result<u64, Code> {
         Ok(self.file_stat(ino, layout)?.bytes)
     }
 }
 
-/// What the kernel's `struct stat` says.
+/// The kernel's `struct stat` as a `BackingStat`.
 pub(crate) fn backing_stat(stat: &Stat) -> BackingStat {
     // The types of the fields differ between machines.
     let time = |sec, nsec: u64| Timestamp { sec, nsec: nsec as u32 };

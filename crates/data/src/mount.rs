@@ -1,9 +1,9 @@
-//! A tmpfs of our own for a target: visible at a directory, or in no namespace at all.
+//! Mounts of a tmpfs for a target: at a directory, or in no namespace at all.
 //!
-//! An attached one is what `forebay up` makes where it may; it outlives every process and is unmounted by `forebay
-//! down`. A detached one exists through its descriptors alone: nothing is left when the last of them is closed, however
-//! its holders end, so embedded pools use it. Where mounting is not allowed, the detached one is made in a user
-//! namespace of a child; see `namespace.rs`.
+//! `forebay up` makes an attached mount where it may. The mount outlives every process, and `forebay down` unmounts it.
+//! A detached mount exists only through its descriptors. It vanishes when the last of them is closed, however their
+//! holders end, so embedded pools use it. Where mounting is not allowed, a child makes the detached mount in a user
+//! namespace: see `namespace.rs`.
 //!
 //! Tests: `tests/mounts.rs`.
 
@@ -22,17 +22,17 @@ use crate::namespace::{mount_in_child, Step, Way};
 use crate::size::format_size;
 use crate::tmpfs::{root_of, Tmpfs, SOURCE};
 
-/// When a mount goes.
+/// How to unmount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unmount {
-    /// At once, or not at all when it is in use.
+    /// At once, or fail if the mount is in use.
     Now,
-    /// From its directory at once, from memory when the last who uses it is done.
+    /// Detaches the mount from its directory at once. The kernel frees it when it is no longer used.
     WhenUnused,
 }
 
-/// Mounts a tmpfs of `bytes` bytes on the empty directory `at`, its root owned by user and group `owner` or the
-/// caller; a descriptor of its root. [`Code::NotPermitted`] to who may not mount.
+/// Mounts a tmpfs of `bytes` bytes on the empty directory `at`. `owner` is the user and group of its root, or None for
+/// the caller's. Returns a descriptor of its root. [`Code::NotPermitted`] if the caller may not mount.
 pub fn attached_tmpfs(at: &Path, bytes: u64, owner: Option<(u32, u32)>) -> Result<OwnedFd> {
     let what = || format!("cannot mount a tmpfs of {} on {}", format_size(bytes), at.display());
     let mut entries =
@@ -61,13 +61,13 @@ fn attach(tmpfs: &Tmpfs, directory: &File) -> std::result::Result<OwnedFd, Errno
             rustix::mount::move_mount(mount.as_fd(), c"", directory.as_fd(), c"", by_descriptors)?;
             root_of(mount.as_fd())
         }
-        // A container's filter may refuse fsopen alone.
+        // The seccomp filter of a container may refuse only fsopen.
         Err(Errno::NOSYS | Errno::PERM) => attach_old(tmpfs, directory),
         Err(e) => Err(e),
     }
 }
 
-/// The same by mount(2), which Linux had before 5.2.
+/// The same by mount(2), for Linux before 5.2.
 fn attach_old(tmpfs: &Tmpfs, directory: &File) -> std::result::Result<OwnedFd, Errno> {
     let path = std::fs::read_link(forebay_sys::descriptor::path(directory))
         .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
@@ -78,11 +78,12 @@ fn attach_old(tmpfs: &Tmpfs, directory: &File) -> std::result::Result<OwnedFd, E
     rustix::fs::open(path.as_c_str(), flags, rustix::fs::Mode::empty())
 }
 
-/// Makes a tmpfs of `bytes` bytes that is in no namespace; a descriptor of its root. It vanishes, with all that is in
-/// it, when the last descriptor of it or of a file in it is closed and the last mapping is gone. It needs no privilege
-/// where user namespaces are allowed, and any process that is given the descriptor can use it.
+/// Makes a tmpfs of `bytes` bytes in no namespace. Returns a descriptor of its root. The tmpfs vanishes with its
+/// contents when the last descriptor of it or of a file in it is closed and the last mapping is gone. Where user
+/// namespaces are allowed this needs no privilege. Any process that receives the descriptor can use it.
 ///
-/// Made without privilege, it lets only processes of the caller's user and group create files: others get EOVERFLOW.
+/// If it was made without privilege, only processes of the caller's user and group can create files in it: others get
+/// EOVERFLOW.
 pub fn detached_tmpfs(bytes: u64) -> Result<OwnedFd> {
     let tmpfs = Tmpfs::new(bytes, None);
     let direct = match tmpfs.mount().and_then(|mount| root_of(mount.as_fd())) {
@@ -99,8 +100,8 @@ pub fn detached_tmpfs(bytes: u64) -> Result<OwnedFd> {
     Err(no_detached(bytes, direct, failure.0, failure.1))
 }
 
-/// The ways to try after fsmount by this process failed with `direct`. The filter of a container may refuse fsmount and
-/// let mount(2) pass.
+/// The ways to try after fsmount by this process failed with `direct`. A container's seccomp filter may refuse fsmount
+/// and allow mount(2).
 fn ways(direct: Errno) -> [Way; 2] {
     match direct {
         Errno::NOSYS => [Way::MountOld, Way::UserOld],
@@ -126,12 +127,12 @@ fn no_detached(bytes: u64, direct: Errno, step: Step, e: Errno) -> Error {
     .cure("allow user namespaces, run it as root, or give a directory in memory: --path /dev/shm/NAME")
 }
 
-/// Whether a tmpfs that Forebay mounted is what one sees at `path`: at its root, not below.
+/// True if the root of a tmpfs that Forebay mounted is visible at `path`.
 pub fn is_mounted_here(path: &Path) -> Result<bool> {
     Ok(find(path)?.is_some())
 }
 
-/// The canonical form of `path` if a tmpfs of ours is mounted there.
+/// The canonical form of `path` if Forebay's tmpfs is mounted there.
 fn find(path: &Path) -> Result<Option<PathBuf>> {
     let failed =
         |e: &std::io::Error| Error::io(format!("cannot see what is mounted at {}", path.display()), e);
@@ -145,7 +146,8 @@ fn find(path: &Path) -> Result<Option<PathBuf>> {
     };
     let device = canonical.metadata().map_err(|e| failed(&e))?.dev();
     let device = (rustix::fs::major(device), rustix::fs::minor(device));
-    // Of this thread: mount namespaces are per thread. Of several mounts at one point only one has the device seen.
+    // The mounts of this thread's namespace, as mount namespaces are per thread. If several mounts are stacked at one
+    // point, only the top one has this device number.
     let ours = mounts::own().map_err(|e| failed(&e))?.into_iter().any(|mount| {
         mount.point == canonical
             && mount.device == device
@@ -156,8 +158,8 @@ fn find(path: &Path) -> Result<Option<PathBuf>> {
     Ok(ours.then_some(canonical))
 }
 
-/// True when the kernel's table has a mount of this source and kind on a directory, by its full path. Nothing is asked
-/// of the file system, which may be dead.
+/// True if the kernel's mount table has a mount of this source and type at this full path. The file system itself is
+/// not accessed, as it may be dead.
 pub fn is_in_table(point: &Path, fs_type: &str, source: &Path) -> bool {
     let source = source.to_string_lossy();
     mounts::own()
@@ -166,8 +168,8 @@ pub fn is_in_table(point: &Path, fs_type: &str, source: &Path) -> bool {
         .any(|m| m.point == point && m.fs_type == fs_type && m.source == source)
 }
 
-/// Unmounts the tmpfs at `path`. [`Code::Invalid`] when what is there is not one that Forebay mounted, [`Code::Busy`]
-/// when it is in use and [`Unmount::Now`] was asked.
+/// Unmounts the tmpfs at `path`. [`Code::Invalid`] if Forebay did not mount it, [`Code::Busy`] if it is in use and
+/// `when` is [`Unmount::Now`].
 pub fn unmount(path: &Path, when: Unmount) -> Result<()> {
     let what = || format!("cannot unmount {}", path.display());
     let Some(canonical) = find(path)? else {

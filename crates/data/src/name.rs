@@ -1,13 +1,13 @@
 //! Names of backing files and anchors, relative to their target's directory.
 //!
-//! A backing file is `data/<low byte of the inode number>/<inode number>`, both in lower-case hex, for number 0 stripe
-//! 0, so that the one backing file of a single-stripe layout has the short name; the backing files of every other
-//! layout add `.<number>.<stripe>` in decimal, the number being one more than the component's index
-//! (`Layout::file_number`). An anchor, a second name that keeps a backing file alive while a process has it open, is
-//! `anchors/<inode number>.<process>.<number>`. A number has one spelling only: names that differ by leading zeros or
-//! capitals are not ours.
+//! A backing file is `data/<low byte of the inode number>/<inode number>`, both in lower-case hex, if its number and
+//! its stripe are 0. This short name is that of the one backing file of a single-stripe layout. Backing files of other
+//! layouts append `.<number>.<stripe>` in decimal. The number is the component's index plus one
+//! (`Layout::file_number`). An anchor is an empty directory that is removed at once and stands for a directory of the
+//! pool in a descriptor. Its name is `anchors/<inode number>.<process>.<number>`. Numbers have exactly one spelling:
+//! names with leading zeros or capitals are not accepted.
 //!
-//! Clients make and parse these names in signal handlers and after fork: nothing here allocates, locks or panics.
+//! Clients make and parse these names in signal handlers and after fork, so no code here allocates, locks or panics.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -21,12 +21,12 @@ pub const ANCHORS_DIRECTORY: &CStr = c"anchors";
 /// Directory of a node's first target that holds the shard.
 pub const SHARD_DIRECTORY: &CStr = c"shard";
 
-/// What `/proc/self/fd` and `/proc/self/maps` add to the name of an unlinked file.
+/// The suffix of an unlinked file's name in `/proc/self/fd` and `/proc/self/maps`.
 const DELETED: &[u8] = b" (deleted)";
 const HEX: &[u8; 16] = b"0123456789abcdef";
 const INO_DIGITS: usize = 16;
 
-/// Longest name: `anchors/` or `data/xx/`, 16 digits, a dot and 20 digits, twice, and the NUL.
+/// The longest name: `anchors/` or `data/xx/`, 16 digits, twice a dot and 20 digits, and the NUL.
 const NAME_BYTES: usize = 72;
 
 /// A NUL-terminated relative path on the stack.
@@ -81,8 +81,8 @@ impl Name {
     #[inline]
     fn as_c_str(&self) -> &CStr {
         let with_nul = &self.bytes[..=self.len as usize];
-        // SAFETY: the pushes write no NUL and stop before the last byte; what follows them is the zero that the array
-        // was made of, so the slice ends with its only NUL.
+        // SAFETY: the pushes write no NUL and stop before the last byte. The byte after them is still zero from
+        // `empty`, so the slice ends with its only NUL.
         unsafe { CStr::from_bytes_with_nul_unchecked(with_nul) }
     }
 }
@@ -128,9 +128,9 @@ impl BackingName {
         self.0.as_bytes()
     }
 
-    /// The inode number, component and stripe in the last component of `path`, which may carry the ` (deleted)` of
-    /// `/proc/self/fd`; none when it is not the name of a backing file. Directories before it, if any, must end in
-    /// `data/<low byte>`. Whether the file is this pool's only its device number says.
+    /// The inode number, component and stripe in the last part of `path`, which may have the suffix ` (deleted)` of
+    /// `/proc/self/fd`. None if it is not the name of a backing file. Directories before it, if any, must end in
+    /// `data/<low byte>`. Only the file's device number shows whether the file belongs to this pool.
     pub fn parse(path: &[u8]) -> Option<(Ino, usize, u16)> {
         let path = path.strip_suffix(DELETED).unwrap_or(path);
         let (directory, name) = split(path);
@@ -197,13 +197,13 @@ impl AnchorName {
         self.0.as_bytes()
     }
 
-    /// The inode number in the last component of `path`, which may carry ` (deleted)`; none when it is not an anchor's
-    /// name. Directories before it, if any, must end in `anchors`.
+    /// The inode number in the last part of `path`, which may have the suffix ` (deleted)`. None if it is not the name
+    /// of an anchor. Directories before it, if any, must end in `anchors`.
     pub fn parse(path: &[u8]) -> Option<Ino> {
         AnchorName::parse_all(path).map(|(ino, ..)| ino)
     }
 
-    /// As [`AnchorName::parse`], with the process that made it and its number there.
+    /// As [`AnchorName::parse`], with the process that made the anchor and the anchor's number there.
     pub fn parse_all(path: &[u8]) -> Option<(Ino, u32, u64)> {
         let path = path.strip_suffix(DELETED).unwrap_or(path);
         let (directory, name) = split(path);
@@ -222,7 +222,7 @@ impl fmt::Debug for AnchorName {
     }
 }
 
-/// What is before the last slash, if there is one, and what is after it.
+/// The bytes before the last slash, if there is one, and those after it.
 fn split(path: &[u8]) -> (Option<&[u8]>, &[u8]) {
     match path.iter().rposition(|&b| b == b'/') {
         Some(at) => (Some(&path[..at]), &path[at + 1..]),

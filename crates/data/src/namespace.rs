@@ -1,12 +1,12 @@
-//! A mount made in namespaces of a short-lived child, and handed back as a descriptor.
+//! Makes a mount in namespaces of a short-lived child, and returns it as a descriptor.
 //!
-//! A user who may not mount may do so in a user namespace of their own. The child enters one, maps its own user and
-//! group onto themselves, makes the mount and sends its root over a socket; then it ends, and its namespaces with it.
-//! The mount stays as long as someone holds a descriptor, and works in every process that does, in whatever namespace,
-//! with one limit: a process whose group is not the one that was mapped cannot create files there (EOVERFLOW).
+//! A user who may not mount may do so in a user namespace. The child enters one, maps its own user and group onto
+//! themselves, makes the mount and sends its root over a socket. Then the child ends, and its namespaces with it. The
+//! mount lives as long as a descriptor of it is open, and works in every process that has one, in any namespace. There
+//! is one limit: a process whose group is not the mapped one cannot create files there (EOVERFLOW).
 //!
-//! The child of a process with threads may only make system calls: everything is prepared before the fork, and nothing
-//! here allocates, locks or panics after it.
+//! The child of a process with threads may only make system calls. So everything is prepared before the fork, and after
+//! it no code here allocates, locks or panics.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -24,22 +24,22 @@ use rustix::thread::UnshareFlags;
 
 use crate::tmpfs::{root_of, Tmpfs};
 
-/// How the child mounts.
+/// How the child makes the mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     /// In a user namespace, by fsmount.
     UserNew,
-    /// In a user namespace, by mount(2): before Linux 5.2.
+    /// In a user namespace, by mount(2), for Linux before 5.2.
     UserOld,
-    /// In a mount namespace alone, by mount(2): as a user who may mount, before Linux 5.2.
+    /// Only in a mount namespace, by mount(2): for a user who may mount, on Linux before 5.2.
     MountOld,
 }
 
-/// What the child was doing when it failed.
+/// The step at which the child failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Step {
-    /// Making it and hearing from it.
+    /// Starting the child and receiving its message.
     Start = 1,
     /// Entering the namespaces.
     Enter = 2,
@@ -59,7 +59,7 @@ impl Step {
         }
     }
 
-    /// For messages: what could not be done.
+    /// The step's name in messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Step::Start => "starting a process that mounts",
@@ -70,10 +70,10 @@ impl Step {
     }
 }
 
-/// Bytes of the child's message: step and errno, zero when the descriptor comes with it.
+/// Bytes of the child's message: step and errno, or zeros with the descriptor.
 const MESSAGE_BYTES: usize = 8;
 
-/// The root directory of a tmpfs that is in no namespace that anyone can enter.
+/// The root directory of a tmpfs that is in no namespace that a process could enter.
 pub(crate) fn mount_in_child(tmpfs: &Tmpfs, way: Way) -> Result<OwnedFd, (Step, Errno)> {
     let start = |e: Errno| (Step::Start, e);
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -82,8 +82,8 @@ pub(crate) fn mount_in_child(tmpfs: &Tmpfs, way: Way) -> Result<OwnedFd, (Step, 
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(start)?;
 
-    // SAFETY: the child makes system calls alone, on memory prepared above, and ends by _exit: it takes no lock that
-    // another thread of the parent may have held and runs no destructor of the parent's.
+    // SAFETY: the child only makes system calls on memory prepared above, and ends by _exit. It takes no lock that
+    // another thread of the parent may have held, and runs no destructor of the parent.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let outcome = make(tmpfs, way, uid_map.as_bytes(), gid_map.as_bytes());
@@ -95,22 +95,22 @@ pub(crate) fn mount_in_child(tmpfs: &Tmpfs, way: Way) -> Result<OwnedFd, (Step, 
                 send(&childs, message, None)
             }
         };
-        // SAFETY: ends this process, which shares nothing with its parent but files.
+        // SAFETY: ends this process, which shares only files with its parent.
         unsafe { libc::_exit(sent.is_err() as i32) };
     }
     let Some(child) = Pid::from_raw(pid).filter(|_| pid > 0) else {
         let e = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN);
         return Err(start(Errno::from_raw_os_error(e)));
     };
-    // Closed here, so that a child that dies without a word is heard as the end of the stream.
+    // Closed here, so that the death of the child ends the stream.
     drop(childs);
     let outcome = receive(&ours);
-    // It has ended or is about to. Another part of the process may have collected it already.
+    // The child has ended or is about to. Other code of this process may have reaped it already.
     while matches!(rustix::process::waitpid(Some(child), WaitOptions::empty()), Err(Errno::INTR)) {}
     outcome
 }
 
-/// In the child.
+/// Runs in the child.
 fn make(tmpfs: &Tmpfs, way: Way, uid_map: &[u8], gid_map: &[u8]) -> Result<OwnedFd, (Step, Errno)> {
     let at = |step: Step| move |e: Errno| (step, e);
     let user = way != Way::MountOld;
@@ -118,7 +118,8 @@ fn make(tmpfs: &Tmpfs, way: Way, uid_map: &[u8], gid_map: &[u8]) -> Result<Owned
     // SAFETY: neither flag unshares the table of descriptors, and the process has one thread.
     unsafe { rustix::thread::unshare_unsafe(spaces) }.map_err(at(Step::Enter))?;
     if user {
-        // Without this a plain user may not map a group; before Linux 3.19 there is no such file and no need.
+        // Without this an ordinary user may not map a group. Before Linux 3.19 the file does not exist and is not
+        // needed.
         match write_file(c"/proc/self/setgroups", b"deny") {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(e) => return Err((Step::Map, e)),
@@ -129,10 +130,10 @@ fn make(tmpfs: &Tmpfs, way: Way, uid_map: &[u8], gid_map: &[u8]) -> Result<Owned
     let mount = || match way {
         Way::UserNew => root_of(tmpfs.mount()?.as_fd()),
         Way::UserOld | Way::MountOld => {
-            // What is mounted here must not show outside.
+            // This mount must not propagate to other namespaces.
             let private = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
             rustix::mount::mount_change(c"/", private)?;
-            // Any directory does, and this one was there a moment ago.
+            // Any directory would do. This one was just used.
             tmpfs.mount_at(c"/proc")?;
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             rustix::fs::open(c"/proc", flags, Mode::empty())
@@ -160,7 +161,7 @@ fn send(
     rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).map(drop)
 }
 
-/// In the parent.
+/// Runs in the parent.
 fn receive(socket: &OwnedFd) -> Result<OwnedFd, (Step, Errno)> {
     let mut message = [0; MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -183,7 +184,7 @@ fn receive(socket: &OwnedFd) -> Result<OwnedFd, (Step, Errno)> {
     let [step, _, _, _, errno @ ..] = message;
     match (received, i32::from_le_bytes(errno)) {
         (MESSAGE_BYTES, errno) if errno != 0 => Err((Step::of(step), Errno::from_raw_os_error(errno))),
-        // It was killed before it could say anything.
+        // The child was killed before it sent a message.
         _ => Err((Step::Start, Errno::CHILD)),
     }
 }

@@ -1,34 +1,34 @@
-//! The targets of one node, in the order in which its layouts number them.
+//! The targets of one node, in the order of their numbers.
 
 use forebay_types::{Code, Ino, Layout};
 
 use crate::media::{Media, Space};
 use crate::target::Target;
 
-/// A node's targets. The first has shard, anchors and the nodes of FIFOs and devices too.
+/// A node's targets. The first also holds the shard, the anchors, and the special files of FIFOs and devices.
 #[derive(Debug)]
 pub struct NodeTargets {
     all: Vec<Target>,
-    /// No file lies on this node: the first has the shard, and is a target to nobody else.
+    /// No file data are on this node. The only target holds the shard, and no layout names it.
     shard_only: bool,
 }
 
 impl NodeTargets {
-    /// Of targets in the order of their numbers, of which there is at least one.
+    /// The targets of a node, in the order of their numbers.
     ///
     /// # Panics
-    /// Without any.
+    /// If `all` is empty.
     pub fn new(all: Vec<Target>) -> NodeTargets {
         assert!(!all.is_empty(), "a node has a target");
         NodeTargets { all, shard_only: false }
     }
 
-    /// Of a node on which no file lies: `first` has what the first target of others has beside files' data.
+    /// The target of a node without file data: `first` holds only what a first target holds besides file data.
     pub fn of_shard_alone(first: Target) -> NodeTargets {
         NodeTargets { all: vec![first], shard_only: true }
     }
 
-    /// Those on which files may lie.
+    /// The targets that may hold file data.
     pub fn for_files(&self) -> &[Target] {
         if self.shard_only {
             &[]
@@ -37,17 +37,17 @@ impl NodeTargets {
         }
     }
 
-    /// The first.
+    /// The first target.
     pub fn first(&self) -> &Target {
         &self.all[0]
     }
 
-    /// All, that of a shard alone too.
+    /// All targets, including one that holds only a shard.
     pub fn iter(&self) -> impl Iterator<Item = &Target> {
         self.all.iter()
     }
 
-    /// The one that layouts call by this number.
+    /// The target with this number in layouts.
     ///
     /// # Errors
     /// [`Code::NoDevice`] when the node has no such target.
@@ -55,10 +55,10 @@ impl NodeTargets {
         self.for_files().iter().find(|t| t.target() == number).ok_or(Code::NoDevice)
     }
 
-    /// Makes the file's backing files that lie on this node.
+    /// Creates the file's backing files on this node.
     ///
     /// # Errors
-    /// [`Code::NoDevice`] when one is to lie on a target that this node does not have.
+    /// [`Code::NoDevice`] if the layout names a target that this node does not have.
     pub fn create_all(&self, ino: Ino, layout: &Layout) -> Result<(), Code> {
         let here = self.first().target() >> 16;
         for (component, stripe) in layout.stripes() {
@@ -70,12 +70,12 @@ impl NodeTargets {
         Ok(())
     }
 
-    /// Unlinks the file's backing files that lie on this node. All are tried; the first error is returned.
+    /// Unlinks the file's backing files on this node. Tries all, and returns the first error.
     pub fn remove_all(&self, ino: Ino, layout: &Layout) -> Result<(), Code> {
         self.all.iter().map(|t| t.remove_all(ino, layout)).fold(Ok(()), Result::and)
     }
 
-    /// Space for files of all.
+    /// The space for file data on all targets.
     pub fn space(&self) -> Result<Space, Code> {
         let mut sum = Space::default();
         for target in self.for_files() {

@@ -1,8 +1,8 @@
-//! What the file system under a directory is, what it can do, and what its lacks cost.
+//! The type and the abilities of the file system under a directory, and the costs of missing abilities.
 //!
-//! What can be tried is tried, on a file made in the directory and removed again, for an option that is set need not be
-//! in effect; what cannot is read from mountinfo. A mount that is in no namespace has no line there: then its type is
-//! told by its magic number, and `inode64` is not known.
+//! Abilities are tried on a file that is made in the directory and removed again, as an option that is set may not be
+//! in effect. Those that cannot be tried are read from mountinfo. A mount in no namespace has no line there: its type
+//! is then derived from its magic number, and `inode64` is unknown.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -16,15 +16,16 @@ use crate::lease::lease_fault;
 use crate::media::backing_stat;
 use crate::probe_file::ProbeFile;
 
-/// Longer than any huge page that backs files (2 MiB; on arm64 with 64 KiB pages 512 MiB: there the probe says none).
+/// Larger than a huge page that backs files (2 MiB). On arm64 with pages of 64 KiB a huge page has 512 MiB, and the
+/// probe reports none.
 const HUGE_PROBE_BYTES: u64 = 4 << 20;
 const BLOCK_BYTES: u64 = 64 << 10;
 
-/// File systems whose files other nodes see: no place for a target.
+/// File systems that other nodes share, which are unsuitable for a target.
 const REMOTE: &[&str] =
     &["nfs", "nfs4", "lustre", "gpfs", "ceph", "beegfs", "cifs", "smb3", "9p", "afs", "orangefs"];
 
-/// Huge pages of a tmpfs.
+/// The huge pages of a tmpfs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HugePages {
     /// Not a tmpfs.
@@ -37,32 +38,32 @@ pub enum HugePages {
     Always,
 }
 
-/// What the file system under a directory is and can do.
+/// The type and the abilities of the file system under a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Capabilities {
-    /// Its type: `tmpfs`, `ext4`, `xfs`, `overlay`, `nfs4`, `lustre`, `fuse.sshfs`, ....
+    /// The type: `tmpfs`, `ext4`, `xfs`, `overlay`, `nfs4`, `lustre`, `fuse.sshfs` and so on.
     pub fs_type: String,
     /// Huge pages behind file data.
     pub huge_pages: HugePages,
-    /// Inode numbers of 64 bits; none where that is not known or does not apply.
+    /// Inode numbers have 64 bits. None if unknown or not applicable.
     pub inode64: Option<bool>,
-    /// Unnamed files.
+    /// O_TMPFILE works.
     pub o_tmpfile: bool,
-    /// Space can be taken ahead of use.
+    /// fallocate reserves space.
     pub fallocate: bool,
-    /// Space of a hole comes back.
+    /// Punching a hole frees space.
     pub punch_hole: bool,
     /// Extended attributes `user.*`.
     pub user_xattrs: bool,
     /// Programs can be run from it.
     pub exec: bool,
-    /// Why its leases do not do for drain and evict; none when they do.
+    /// The reason why leases are unusable ([`lease_fault`]). None if they work.
     pub lease_fault: Option<String>,
 }
 
 impl Capabilities {
-    /// Tries what the file system of `directory` can do. The directory must be writable; a file is made in it and
-    /// removed.
+    /// Tries the abilities of the file system of `directory`, which must be writable. Makes a file in it and removes
+    /// it.
     pub fn of(directory: impl AsFd) -> Result<Capabilities> {
         let directory = directory.as_fd();
         probe(directory).map_err(|e| {
@@ -71,12 +72,12 @@ impl Capabilities {
         })
     }
 
-    /// Whether clean files may be drained and evicted here.
+    /// True if leases work well enough for a future drain of clean files.
     pub fn can_drain(&self) -> bool {
         self.lease_fault.is_none()
     }
 
-    /// What its lacks cost the user: one line of English each, for `forebay status`.
+    /// The costs of missing abilities, one line of text each, for `forebay status`.
     pub fn costs(&self) -> Vec<String> {
         let mut costs = Vec::new();
         let mut say = |applies: bool, text: &str| {
@@ -116,7 +117,7 @@ impl Capabilities {
     }
 }
 
-/// Whether the file system under `directory` keeps files in memory.
+/// True if the file system under `directory` keeps files in memory.
 pub(crate) fn is_memory(directory: BorrowedFd<'_>) -> std::result::Result<bool, Errno> {
     Ok(matches!(kind(directory)?, FileSystem::TMPFS | FileSystem::RAMFS))
 }
@@ -161,14 +162,14 @@ fn probe(directory: BorrowedFd<'_>) -> std::result::Result<Capabilities, Errno> 
     })
 }
 
-/// The mount whose file system holds `directory`, as far as this process's namespace shows it.
+/// The mount with the file system of `directory`, if this process's namespace shows it.
 fn mount_of(directory: BorrowedFd<'_>) -> std::result::Result<Option<Mount>, Errno> {
     let device = rustix::fs::fstat(directory)?.st_dev;
     let device = (rustix::fs::major(device), rustix::fs::minor(device));
     Ok(mounts::own().unwrap_or_default().into_iter().find(|mount| mount.device == device))
 }
 
-/// A tmpfs reports the size of its huge pages as the preferred I/O size of a file that would get them.
+/// A tmpfs reports its huge page size as the preferred I/O size of a file that would get huge pages.
 fn huge_pages(directory: BorrowedFd<'_>, mount: Option<&Mount>) -> std::result::Result<HugePages, Errno> {
     let file = ProbeFile::new(directory, HUGE_PROBE_BYTES)?;
     let preferred = rustix::fs::fstat(file.open(OFlags::RDONLY)?)?.st_blksize as u64;
@@ -181,13 +182,13 @@ fn huge_pages(directory: BorrowedFd<'_>, mount: Option<&Mount>) -> std::result::
     })
 }
 
-/// Whether fallocate takes space and punching a hole gives it back.
+/// Whether fallocate reserves space, and whether punching a hole frees it.
 fn space_calls(file: &ProbeFile<'_>) -> std::result::Result<(bool, bool), Errno> {
     let file = file.open(OFlags::RDWR)?;
     let allocated = || Ok::<u64, Errno>(backing_stat(&rustix::fs::fstat(&file)?).allocated_bytes);
     let fallocate = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, BLOCK_BYTES).is_ok()
         && allocated()? >= BLOCK_BYTES;
-    // Written data, on the medium: some file systems allocate late and count late.
+    // The data are written and synced first, as some file systems allocate late and report late.
     let data = vec![1; BLOCK_BYTES as usize];
     rustix::io::pwrite(&file, &data, 0)?;
     rustix::fs::fdatasync(&file)?;

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-/// The file is removed when it is dropped.
+/// A file that is removed when this is dropped.
 pub(crate) struct ProbeFile<'a> {
     directory: BorrowedFd<'a>,
     name: String,
 }
 
 impl<'a> ProbeFile<'a> {
-    /// A new file of `bytes` bytes, all hole.
+    /// A new file of `bytes` bytes without data.
     pub(crate) fn new(directory: BorrowedFd<'a>, bytes: u64) -> std::result::Result<Self, Errno> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -25,7 +25,7 @@ impl<'a> ProbeFile<'a> {
         Ok(made)
     }
 
-    /// Another descriptor of it.
+    /// Opens another descriptor of it.
     pub(crate) fn open(&self, flags: OFlags) -> std::result::Result<OwnedFd, Errno> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat(self.directory, &self.name, flags, Mode::empty())

@@ -1,19 +1,19 @@
-//! A directory for one test, gone with everything in it when dropped.
+//! A directory for one test, removed with its contents when dropped.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A new directory under a parent; removed when dropped.
+/// A new directory, removed when dropped.
 pub(crate) struct Scratch(PathBuf);
 
 #[allow(dead_code, reason = "each test binary uses some of it")]
 impl Scratch {
-    /// In the directory for temporary files.
+    /// A new directory in the directory for temporary files.
     pub(crate) fn new() -> Scratch {
         Scratch::within(&std::env::temp_dir())
     }
 
-    /// In `parent`.
+    /// A new directory in `parent`.
     pub(crate) fn within(parent: &Path) -> Scratch {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -22,7 +22,7 @@ impl Scratch {
         Scratch(path)
     }
 
-    /// With these files, by their paths in it and their texts.
+    /// A new directory with these files: their paths in it, and their contents.
     pub(crate) fn with(files: &[(&str, &str)]) -> Scratch {
         let scratch = Scratch::new();
         for (path, text) in files {
@@ -33,7 +33,7 @@ impl Scratch {
         scratch
     }
 
-    /// Where it is.
+    /// Its path.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }

@@ -1,7 +1,7 @@
-//! Sizes as people write and read them.
+//! Parsing and formatting of sizes.
 //!
 //! Units are those of GNU coreutils: K, M, G, T, P and KiB, MiB... are powers of 1024; KB, MB... are powers of 1000.
-//! Capitals do not matter. Fractions are exact, rounded down to a byte.
+//! Case does not matter. Fractions are exact, rounded down to a byte.
 
 use forebay_types::{Code, Error, Result};
 
@@ -10,7 +10,7 @@ const CURE: &str =
     "write a number and a unit, for example 4GiB, 1.5TiB, 500M or 64MB (M and MiB are 2^20 bytes, MB is \
                     10^6), or plain bytes";
 
-/// The bytes in `text`: a decimal number, a blank if wished, and a unit: none or B, K M G T P E, KiB..., KB....
+/// The bytes in `text`: a decimal number, optional blanks, and a unit: none or B, K M G T P E, KiB..., KB....
 ///
 /// ```
 /// use forebay_data::parse_size;
@@ -54,7 +54,7 @@ fn unit_bytes(unit: &str) -> Option<u128> {
     Some(base.pow(power))
 }
 
-/// `bytes` as people read it: `17 B`, `64 MiB`, `15.5 GiB`. It is rounded down, so that what is said to be free is.
+/// `bytes` as text for people: `17 B`, `64 MiB`, `15.5 GiB`. Rounded down, so that free space is never overstated.
 pub fn format_size(bytes: u64) -> String {
     let power = (bytes.max(1).ilog2() / 10) as usize;
     if power == 0 {

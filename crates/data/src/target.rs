@@ -1,10 +1,10 @@
-//! A target: one directory on one medium, holding backing files, anchors and, on a node's first target, the shard.
+//! A target: one directory on one medium that holds backing files, anchors and, on a node's first target, the shard.
 //!
-//! All paths are relative to the directory's descriptor, so that a target works the same in a mounted tmpfs, a plain
-//! directory and a mount that is in no namespace, and goes on working when the directory is renamed. Everything in it
-//! is 0700: a target serves one user.
+//! All paths are relative to the directory's descriptor. So a target works the same in a mounted tmpfs, a plain
+//! directory and a mount in no namespace, and it keeps working if the directory is renamed. Everything in it has mode
+//! 0700, as a target serves one user.
 //!
-//! The last component is never followed when it is a symbolic link; the directories above it are ours alone.
+//! The last part of a path is never followed if it is a symbolic link. Only Forebay creates the directories above it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -29,8 +29,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Makes the directories of a target: `data/00` to `data/ff`, `anchors` and `shard`, and sets their mode and
-    /// `directory`'s to 0700. Those that are there are kept with what they hold.
+    /// Makes the directories of a target: `data/00` to `data/ff`, `anchors` and `shard`. Sets their mode and that of
+    /// `directory` to 0700. Existing ones keep their contents.
     pub fn format(directory: impl AsFd) -> forebay_types::Result<()> {
         let directory = reopen(directory.as_fd()).map_err(|e| {
             Error::io("cannot open the target's directory", &e.into())
@@ -57,7 +57,7 @@ impl Target {
         })
     }
 
-    /// The target in `directory`, which [`Target::format`] made, under the number by which layouts name it.
+    /// Opens the target in `directory`, which [`Target::format`] made. `number` is its number in layouts.
     pub fn open(directory: impl AsFd, number: u32) -> forebay_types::Result<Target> {
         let failed = |e: Errno| {
             Error::io("cannot open the target", &e.into())
@@ -70,8 +70,8 @@ impl Target {
         Ok(Target { directory, number, medium: Medium::Dram })
     }
 
-    /// Removes the anchors that clients left which were killed between making one and removing it. Only while there are
-    /// no clients: a living one's may be about to be opened.
+    /// Removes anchors of clients that were killed between making and removing one. Call it only while there are no
+    /// clients, as a live client may be about to open its anchor. Returns the number removed.
     pub fn remove_anchors(&self) -> Result<u64, Code> {
         let anchors = rustix::fs::openat(&self.directory, ANCHORS_DIRECTORY, DIRECTORY, Mode::empty());
         let anchors = anchors.map_err(code_of)?;
@@ -88,17 +88,18 @@ impl Target {
         Ok(names.iter().filter(remove).count() as u64)
     }
 
-    /// The same, on this medium; without this it is memory.
+    /// The same target with this medium. The default is memory.
     pub fn on(self, medium: Medium) -> Target {
         Target { medium, ..self }
     }
 
-    /// What it is made of.
+    /// The target's medium.
     pub fn medium(&self) -> Medium {
         self.medium
     }
 
-    /// The directory, to which [`BackingName`] and [`crate::AnchorName`] are relative. It may be handed to clients.
+    /// The directory that [`BackingName`] and [`crate::AnchorName`] are relative to. Clients may receive the
+    /// descriptor.
     pub fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
@@ -107,7 +108,7 @@ impl Target {
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A descriptor of the same directory that can be read and synced, also when `directory` was opened with O_PATH.
+/// A descriptor of the same directory that can be read and synced, even if `directory` was opened with O_PATH.
 fn reopen(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(directory, c".", DIRECTORY, Mode::empty())
 }
@@ -121,7 +122,7 @@ impl Media for Target {
         let name = BackingName::new(ino, component, stripe);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat(&self.directory, name.as_c_str(), flags, MODE) {
-            // A umask may have taken bits away.
+            // The umask may have removed bits.
             Ok(made) => rustix::fs::fchmod(made, MODE).map_err(code_of),
             Err(Errno::EXIST) => Ok(()),
             Err(e) => Err(code_of(e)),
@@ -186,7 +187,7 @@ impl Media for Target {
         for low in 0..=255u8 {
             let path = format!("data/{low:02x}");
             let directory = rustix::fs::openat(&self.directory, path.as_bytes(), DIRECTORY, Mode::empty());
-            // Names first, visits after: what a directory shows while entries go is not every file system's strength.
+            // Reads all names before visiting, as some file systems list a directory wrongly while entries are removed.
             let mut found = Vec::new();
             for entry in Dir::new(directory.map_err(code_of)?).map_err(code_of)? {
                 let entry = entry.map_err(code_of)?;

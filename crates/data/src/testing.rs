@@ -1,9 +1,9 @@
-//! For tests that mount: a mount namespace of the test's own, so that nothing is left even when it is killed.
+//! For tests that mount: a mount namespace for one test, so that no mount remains even if the test is killed.
 
 use rustix::mount::MountPropagationFlags;
 use rustix::thread::UnshareFlags;
 
-/// Runs `test` on a thread in a mount namespace of its own; says why and returns where that is not allowed.
+/// Runs `test` on a thread in a new mount namespace. Prints the reason and returns if that is not allowed.
 pub(crate) fn in_mount_namespace(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -22,9 +22,9 @@ pub(crate) fn in_mount_namespace(test: impl FnOnce() + Send) {
     });
 }
 
-/// Takes a mount away that nothing of the test uses any more. A process that another test is just starting has all
-/// descriptors of this one until it runs its program, and the mount is busy so long. `unmount` fails with whether that
-/// is why.
+/// Removes a mount that the test no longer uses. A process that another test is just starting has copies of all
+/// descriptors of this one until its exec, and the mount stays busy until then. `unmount` returns Err(true) if the
+/// mount was busy.
 pub(crate) fn when_free(mut unmount: impl FnMut() -> Result<(), bool>) {
     let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while let Err(is_busy) = unmount() {

@@ -1,11 +1,11 @@
-//! The tmpfs that a target lives in: its options, and how the kernel is asked for it.
+//! The tmpfs of a target: its options, and the system calls that make it.
 //!
-//! `huge=within_size` gives huge pages to files that fill them and small pages to small files; `nr_inodes=0` and
-//! `inode64` take the limits off inodes and their numbers. The two that a kernel may lack, huge and inode64, are left
-//! out where it does; the rest it must know.
+//! `huge=within_size` gives huge pages to files that fill them and small pages to small files. `nr_inodes=0` and
+//! `inode64` remove the limits of inodes and their numbers. A kernel may lack huge and inode64, which are then omitted.
+//! It must know the others.
 //!
-//! Everything that allocates is done by [`Tmpfs::new`]: the rest may run in a child of a process with threads, between
-//! fork and exit.
+//! [`Tmpfs::new`] does everything that allocates. The other functions may run in a child of a process with threads,
+//! between fork and exit.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,19 +14,19 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags};
 
-/// The source under which our mounts appear in mountinfo.
+/// The source of Forebay's mounts in mountinfo.
 pub(crate) const SOURCE: &CStr = c"forebay";
 
-/// What a tmpfs is to be.
+/// The options of a tmpfs.
 pub(crate) struct Tmpfs {
     size: CString,
     owner: Option<(CString, CString)>,
-    /// The same for mount(2): with and without what a kernel may lack, best first.
+    /// All options for mount(2): with and without those that a kernel may lack, best first.
     data: [CString; 4],
 }
 
 impl Tmpfs {
-    /// A tmpfs of `bytes` bytes whose root directory has this user and group, or the caller's.
+    /// A tmpfs of `bytes` bytes. `owner` is the user and group of its root directory, or None for the caller's.
     pub(crate) fn new(bytes: u64, owner: Option<(u32, u32)>) -> Tmpfs {
         let string = |text: String| CString::new(text).unwrap_or_default();
         let ids = owner.map_or(String::new(), |(uid, gid)| format!(",uid={uid},gid={gid}"));
@@ -36,7 +36,7 @@ impl Tmpfs {
         Tmpfs { size: string(bytes.to_string()), owner, data }
     }
 
-    /// A mount that is in no namespace, as an O_PATH descriptor of its root. [`Errno::NOSYS`] before Linux 5.2.
+    /// Makes a mount in no namespace. Returns an O_PATH descriptor of its root. [`Errno::NOSYS`] before Linux 5.2.
     pub(crate) fn mount(&self) -> Result<OwnedFd, Errno> {
         use rustix::mount::{fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen};
         let fs = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -56,7 +56,7 @@ impl Tmpfs {
         fsmount(fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
     }
 
-    /// Mounts it at `at`, the old way.
+    /// Mounts it at `at`, by mount(2).
     pub(crate) fn mount_at(&self, at: &CStr) -> Result<(), Errno> {
         let flags = MountFlags::NODEV | MountFlags::NOSUID;
         let mut outcome = Err(Errno::INVAL);
@@ -70,12 +70,12 @@ impl Tmpfs {
     }
 }
 
-/// The root directory of a mount, so that it can be read and synced; the mount lives as long as a descriptor does.
+/// A descriptor of a mount's root directory that can be read and synced. The mount lives as long as a descriptor of it.
 pub(crate) fn root_of(mount: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(mount, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// An option that this kernel does not know is left out.
+/// Ignores that the kernel does not know an option.
 fn if_known(outcome: Result<(), Errno>) -> Result<(), Errno> {
     match outcome {
         Err(Errno::INVAL) => Ok(()),

@@ -1,5 +1,5 @@
-//! The suite of behaviour that every medium passes, run on a target in a tmpfs of its own, on one in a plain directory
-//! and on the faulty medium; and on media that are broken in one way each, which it must find.
+//! The test suite of media, run on a target in a tmpfs of its own, on one in a plain directory and on the faulty
+//! medium. It also runs on media with one planted defect each, and must find the defect.
 
 #[path = "../src/scratch.rs"]
 mod scratch;
@@ -19,7 +19,7 @@ const OTHER: Ino = Ino(0x1_0000_0000_02ab);
 const PAST: Timestamp = Timestamp { sec: -86_400, nsec: 7 };
 const LATER: Timestamp = Timestamp { sec: 4_000_000_000, nsec: 999_999_999 };
 
-/// What was expected and not found.
+/// A difference from the expectation.
 type Verdict = Result<(), String>;
 
 macro_rules! expect {
@@ -30,7 +30,7 @@ macro_rules! expect {
     };
 }
 
-/// Unwraps what should not have failed.
+/// Unwraps a result that should be Ok.
 fn fine<T, E: std::fmt::Debug>(outcome: Result<T, E>, what: &str) -> Result<T, String> {
     outcome.map_err(|e| format!("{what}: {e:?}"))
 }
@@ -215,7 +215,7 @@ fn sync_succeeds(medium: &dyn Media) -> Verdict {
     Ok(())
 }
 
-/// Two components, the second of four stripes over this target and another.
+/// Two components. The second has four stripes over this target and another.
 fn spread() -> Layout {
     let first = Layout::single(NodeId(1), 3).components()[0];
     let mut second = Component { stripe_bytes: 4096, stripe_count: 4, target_count: 2, ..first };
@@ -252,7 +252,7 @@ fn whole_files_times_are_those_of_the_stripe_that_changed_last(medium: &dyn Medi
     fine(medium.set_times_all(INO, &layout, TimeSet::At(PAST), TimeSet::At(PAST)), "set_times_all")?;
     let stat = fine(medium.file_stat(INO, &layout), "file_stat")?;
     expect!((stat.atime, stat.mtime) == (PAST, PAST), "a time in the past is undone: {stat:?}");
-    // ctime moves by the kernel's tick, so the next change needs one.
+    // The kernel updates ctime once a tick, so the next change must be in a later tick.
     let tick = std::time::Duration::from_millis(20);
     std::thread::sleep(tick);
     write(medium, INO, 1, 1, &[1; 100], 0)?;
@@ -291,10 +291,10 @@ const CASES: &[Case] = cases![
     whole_files_times_are_those_of_the_stripe_that_changed_last,
 ];
 
-/// For media that nobody else writes to.
+/// For media that no other process writes to.
 const CASES_ALONE: &[Case] = cases![space_is_taken_and_comes_back];
 
-/// Runs the cases, each on a new medium; what failed.
+/// Runs the cases, each on a new medium. Returns the failures.
 fn run<M: Media>(cases: &[&[Case]], make: impl Fn() -> M) -> Vec<String> {
     let mut failures = Vec::new();
     for (name, case) in cases.iter().copied().flatten() {
@@ -340,7 +340,7 @@ fn suite_on_a_target_in_a_directory_passes() {
     }
 }
 
-/// A medium that is broken in one way.
+/// A medium with one planted defect.
 struct Broken {
     medium: FaultyMedium,
     way: Way,

@@ -1,7 +1,7 @@
-//! Mounts of our own, by who may mount and by who may not: what works in them, and that they vanish.
+//! Mounts of Forebay's own tmpfs, made with and without the right to mount: what works in them, and that they vanish.
 //!
-//! Run as root, each test of a plain user runs itself again as one; run as a plain user, those of root are skipped. All
-//! mounting is done in a mount namespace of the test's own or in none.
+//! When run as root, each test for an ordinary user runs itself again as one. When run as an ordinary user, tests for
+//! root are skipped. All mounts are made in a mount namespace of the test or in none.
 
 #[path = "../src/scratch.rs"]
 mod scratch;
@@ -33,16 +33,16 @@ const INO: Ino = Ino(0x1_0000_0000_00ab);
 const PLAIN_USER: u32 = 1000;
 const AGAIN: &str = "FOREBAY_DATA_TEST_AS_PLAIN_USER";
 const HOLD: &str = "FOREBAY_DATA_TEST_HOLD";
-/// Longer than any machine takes for what should happen at once.
+/// Longer than any machine needs for an event that should happen at once.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Takes any mount away.
+/// Unmounts any mount.
 fn unmount_any(path: &Path) {
     use rustix::{io::Errno, mount::UnmountFlags};
     when_free(|| rustix::mount::unmount(path, UnmountFlags::empty()).map_err(|e| e == Errno::BUSY));
 }
 
-/// Takes a mount of Forebay's away.
+/// Unmounts a mount of Forebay.
 fn unmount_ours(path: &Path) {
     when_free(|| unmount(path, Unmount::Now).map_err(|e| e.code == Code::Busy));
 }
@@ -51,9 +51,9 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// This test binary, running one test alone, as a plain user when this process is root.
+/// This test binary, running one test. As an ordinary user if this process is root.
 fn this_test(name: &str) -> Command {
-    // By the descriptor that /proc keeps, as a plain user may not reach the path.
+    // Run by /proc's link, as an ordinary user may not reach the path.
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", name, "--nocapture"]).env(AGAIN, "1");
     if is_root() {
@@ -62,7 +62,7 @@ fn this_test(name: &str) -> Command {
     command
 }
 
-/// Runs `body` as a plain user.
+/// Runs `body` as an ordinary user.
 fn as_plain_user(name: &str, body: impl FnOnce()) {
     if !is_root() {
         body();
@@ -73,7 +73,7 @@ fn as_plain_user(name: &str, body: impl FnOnce()) {
     assert!(status.success(), "as a plain user: {status}");
 }
 
-/// Makes a detached tmpfs or says why it cannot be.
+/// Makes a detached tmpfs, or prints why it cannot be made.
 fn detached_or_skip() -> Option<OwnedFd> {
     detached_tmpfs(BYTES).map_err(|e| println!("skipped: {e}")).ok()
 }
@@ -94,7 +94,7 @@ fn use_it(root: &OwnedFd) {
     assert_eq!((stat.st_uid, stat.st_gid), (uid, gid));
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 4 << 20).unwrap();
     assert!(target.stat(INO, 0, 0).unwrap().allocated_bytes >= 4 << 20);
-    // SAFETY: a new mapping of a file that nobody cuts, used within its length and then removed.
+    // SAFETY: a new mapping of a file that no other code truncates. It is used within its length and then removed.
     unsafe {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let at =
@@ -130,7 +130,7 @@ fn use_it(root: &OwnedFd) {
     std::fs::copy("/bin/true", &program).unwrap();
     let status = loop {
         match Command::new(&program).status() {
-            // Another test's child still holds the descriptor that wrote it, until its exec.
+            // Another test's child has a copy of the descriptor that wrote the program, until its exec.
             Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
             other => break other.unwrap(),
         }
@@ -156,7 +156,7 @@ fn capabilities_of_our_own(root: &OwnedFd) -> Capabilities {
     found
 }
 
-/// Tells when a file system is gone, for a watch is on it and not of it.
+/// Detects that a file system is gone, with a watch on it that does not keep it alive.
 struct Watch(OwnedFd);
 
 impl Watch {
@@ -166,7 +166,7 @@ impl Watch {
         Watch(inotify)
     }
 
-    /// Whether it went, waiting for at most so long.
+    /// True if the file system vanished within `timeout`.
     fn gone_within(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         loop {
@@ -231,15 +231,15 @@ fn detached_tmpfs_of_a_plain_user_last_descriptor_closed_vanishes() {
     as_plain_user("detached_tmpfs_of_a_plain_user_last_descriptor_closed_vanishes", vanishes_when_closed);
 }
 
-/// A process of the plain user that holds a detached tmpfs and waits to be killed.
+/// A process of the ordinary user that holds a detached tmpfs and waits to be killed.
 struct Holder {
     process: Child,
-    /// Its root, under /proc.
+    /// The path of the tmpfs's root, under /proc.
     path: String,
 }
 
 impl Holder {
-    /// None where there can be none.
+    /// None if a detached tmpfs cannot be made.
     fn start() -> Option<Holder> {
         let mut command = this_test("holder_waits_to_be_killed");
         let mut process = command.env(HOLD, "1").stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
@@ -264,14 +264,14 @@ impl Drop for Holder {
     }
 }
 
-/// No test by itself: the process that [`Holder`] starts.
+/// The process that [`Holder`] starts. Not a test by itself.
 #[test]
 fn holder_waits_to_be_killed() {
     if std::env::var_os(HOLD).is_none() {
         return;
     }
     let Some(root) = detached_or_skip() else { return };
-    // After what the test harness may have printed on the line.
+    // On a new line, as the test harness may have printed on this one.
     println!("\nholding {}", root.as_raw_fd());
     std::thread::sleep(TIMEOUT * 2);
 }
@@ -300,7 +300,7 @@ fn detached_tmpfs_of_a_plain_user_other_processes_use_it_and_other_groups_may_no
     };
     assert_eq!(touch(PLAIN_USER, PLAIN_USER, "same"), "");
     assert!(Path::new(&holder.path).join("same").exists());
-    // What the documentation of detached_tmpfs says.
+    // As the documentation of detached_tmpfs states.
     assert!(touch(PLAIN_USER, PLAIN_USER + 1, "group").contains("Value too large"));
     assert!(touch(0, 0, "root").contains("Value too large"));
     assert!(touch(PLAIN_USER + 1, PLAIN_USER + 1, "user").contains("Permission denied"));
@@ -373,7 +373,7 @@ fn unmount_of_a_strangers_tmpfs_is_refused() {
         }
         assert!(!is_mounted_here(scratch.path()).unwrap());
         assert_eq!(unmount(scratch.path(), Unmount::WhenUnused).unwrap_err().code, Code::Invalid);
-        // Ours, hidden by a stranger's on top, is not what one sees there.
+        // Forebay's mount is not the visible one while another mount covers it.
         unmount_any(scratch.path());
         drop(attached_tmpfs(scratch.path(), BYTES, None).unwrap());
         rustix::mount::mount("stranger", scratch.path(), "tmpfs", flags, None).unwrap();

@@ -1,4 +1,4 @@
-//! What the headers define inline: calls through the tables of an object.
+//! The inline functions of the headers: calls through the tables of an object.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -7,7 +7,7 @@ use crate::bindings::*;
 
 const NOT_THERE: c_int = -(FI_ENOSYS as c_int);
 
-/// Calls `op` of the table that `object.field` points to, if the table reaches so far and has it.
+/// Calls `op` of the table that `object.field` points to, if the table is long enough and has the entry.
 macro_rules! through {
     ($table:expr, $ops:ty, $op:ident ( $($argument:expr),* )) => {{
         let table: *const $ops = $table;
@@ -26,7 +26,7 @@ macro_rules! calls {
         $(#[$doc])*
         ///
         /// # Safety
-        /// As the page of that name in section 3 of libfabric's manual says: objects are open, buffers live until the
+        /// As in the page of that name in section 3 of libfabric's manual: objects are open, buffers live until the
         /// operation's completion, and the domain's threading model is kept.
         #[inline]
         pub unsafe fn $name($($argument: $type),*) -> $returns {
@@ -47,7 +47,7 @@ calls! {
     fn fi_domain(fabric: *mut fid_fabric, info: *mut fi_info, domain: *mut *mut fid_domain, context: *mut c_void) -> c_int {
         (*fabric).ops, fi_ops_fabric, domain(fabric, info, domain, context)
     }
-    /// Asks whether it is safe to wait on the descriptors of these objects.
+    /// Checks whether it is safe to wait on the descriptors of these objects.
     fn fi_trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count: c_int) -> c_int {
         (*fabric).ops, fi_ops_fabric, trywait(fabric, fids, count)
     }
@@ -143,7 +143,7 @@ calls! {
 /// The key that peers need to reach registered memory.
 ///
 /// # Safety
-/// `mr` is open, and enabled where its domain's mode asks for that.
+/// `mr` is open, and enabled if its domain's mode requires that.
 pub unsafe fn fi_mr_key(mr: *mut fid_mr) -> u64 {
     // SAFETY: the caller's promise.
     unsafe { (*mr).key }

@@ -1,4 +1,4 @@
-//! The library itself: found once, kept until the process ends.
+//! The library: loaded once, kept until the process ends.
 
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use crate::bindings::{fi_fabric_attr, fi_info, fid_fabric};
 
 /// The oldest libfabric that is accepted: 1.15.
 pub const FI_VERSION_LEAST: u32 = 1 << 16 | 15;
-/// The version of the interface that calls ask for, also of newer libraries: what they then do is what 1.15 did.
+/// The interface version that calls request, also from newer libraries, which then behave like 1.15.
 pub const FI_VERSION_ASKED: u32 = FI_VERSION_LEAST;
 
 type GetInfo =
@@ -52,7 +52,7 @@ impl Library {
     /// The library, loaded at the first call and never unloaded: providers have threads and hooks of their own.
     ///
     /// # Errors
-    /// Why there is none, in words: not installed, or too old.
+    /// The reason as text: libfabric is not installed, or too old.
     pub fn get() -> Result<&'static Library, &'static str> {
         LIBRARY.get_or_init(Library::load).as_ref().map_err(String::as_str)
     }
@@ -76,7 +76,7 @@ impl Library {
                 version & 0xffff
             ));
         }
-        // The versions below are those of struct fi_info as crates/fabric-sys/src/bindings.rs has it.
+        // The versions below belong to the struct fi_info of crates/fabric-sys/src/bindings.rs.
         let getinfo = symbol(handle, c"fi_getinfo", c"FABRIC_1.3")?;
         let freeinfo = symbol(handle, c"fi_freeinfo", c"FABRIC_1.3")?;
         let dupinfo = symbol(handle, c"fi_dupinfo", c"FABRIC_1.3")?;
@@ -140,12 +140,12 @@ impl Library {
 
     /// An empty `fi_info`, or null when there is no memory.
     pub fn fi_allocinfo(&self) -> *mut fi_info {
-        // SAFETY: null asks for an empty one.
+        // SAFETY: null requests an empty one.
         unsafe { (self.dupinfo)(std::ptr::null()) }
     }
 
     /// # Safety
-    /// As `fi_fabric(3)`: `attr` is of an `fi_info` that `fi_getinfo` gave.
+    /// As `fi_fabric(3)`: `attr` is from an `fi_info` that `fi_getinfo` returned.
     pub unsafe fn fi_fabric(
         &self,
         attr: *mut fi_fabric_attr,
@@ -156,16 +156,16 @@ impl Library {
         unsafe { (self.fabric)(attr, fabric, context) }
     }
 
-    /// What an error number of libfabric's, positive or negative, means.
+    /// The text for an error number of libfabric, positive or negative.
     pub fn strerror(&self, error: i64) -> String {
         let error = c_int::try_from(error.unsigned_abs()).unwrap_or(0);
-        // SAFETY: any number is answered with a constant C string.
+        // SAFETY: for any number the function returns a constant C string.
         unsafe { CStr::from_ptr((self.strerror)(error)) }.to_string_lossy().into_owned()
     }
 }
 
-/// What is done at fatal signals, given back when dropped: libraries of some providers (PSM) take these signals when
-/// they are loaded, and end the process by `exit` then, seconds later, where it must end at once.
+/// The process's actions at fatal signals, restored when this is dropped. Libraries of some providers (PSM) handle
+/// these signals once they are loaded. They then end the process by `exit`, seconds later, but it must end at once.
 struct Handlers(Vec<(c_int, libc::sigaction)>);
 
 impl Handlers {
@@ -182,7 +182,7 @@ impl Handlers {
 
     fn current() -> Handlers {
         let current = |signal: c_int| {
-            // SAFETY: an action of zeros is one, and is filled in by the call.
+            // SAFETY: an action of zeros is valid, and the call fills it.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
             // SAFETY: null changes nothing.
             let told = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) };
@@ -195,7 +195,7 @@ impl Handlers {
 impl Drop for Handlers {
     fn drop(&mut self) {
         for (signal, action) in &self.0 {
-            // SAFETY: what was there before.
+            // SAFETY: the action was in effect before.
             unsafe { libc::sigaction(*signal, action, std::ptr::null_mut()) };
         }
     }

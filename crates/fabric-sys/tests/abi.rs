@@ -1,5 +1,5 @@
-//! The kept bindings have the sizes and offsets that a C compiler gives the installed headers, where those describe the
-//! same ABI; and the library, where there is one, has every symbol in the version asked for.
+//! Compares the kept bindings' sizes and offsets with those that a C compiler gives the installed headers, if these
+//! describe the same ABI. Checks that an installed library has every symbol in the requested version.
 
 use std::mem::{offset_of, size_of};
 use std::path::Path;

@@ -1,12 +1,12 @@
-//! What a process does at fatal signals is its own business, whatever libfabric's providers think: a program alone, as
-//! the library is loaded once.
+//! Libfabric's providers must not change the process's actions at fatal signals. This test is a program of its own, as
+//! the library is loaded once in a process.
 
 use forebay_fabric_sys::Library;
 
 const SIGNALS: [i32; 4] = [libc::SIGABRT, libc::SIGSEGV, libc::SIGINT, libc::SIGTERM];
 
 fn handler(signal: i32) -> usize {
-    // SAFETY: an action of zeros is one; null changes nothing.
+    // SAFETY: an action of zeros is valid. Null changes nothing.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         assert_eq!(libc::sigaction(signal, std::ptr::null(), &mut action), 0);

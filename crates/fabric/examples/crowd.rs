@@ -1,6 +1,6 @@
-//! What links cost with many nodes: hundreds of nodes' call layers in one process, over the simulated network, each
-//! with a link to every other. Times are of this machine's processor, for the call layer (handshakes, MACs, timers);
-//! the network takes none.
+//! The cost of links between many nodes: the call layers of hundreds of nodes in one process over the simulated
+//! network, each with a link to every other. Times are processor time of this machine for the call layer (handshakes,
+//! MACs, timers). The time of the simulated network is not counted.
 //!
 //! `cargo run --release -p forebay-fabric --example crowd [-- --json] [NODES]...`
 
@@ -12,22 +12,22 @@ use forebay_types::{Caller, NodeId, Reply, Request};
 use forebay_wire::{Message, Secret, Stamp};
 use serde_json::{json, Value};
 
-/// How long links are idle, in the simulated clock.
+/// The time for which links are idle, by the simulated clock.
 const IDLE: Duration = Duration::from_secs(2);
 
 struct Crowd {
     network: Network,
     nodes: Vec<Calls>,
-    /// Processor time that the call layers took.
+    /// Processor time of the call layers.
     worked: Duration,
     answered: usize,
     links: usize,
 }
 
-/// Processor time of this process, which has one thread: what else runs on the machine does not count.
+/// Processor time of this process, which has one thread. So other programs on the machine do not count.
 fn worked() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure is ours.
+    // SAFETY: the structure is valid and writable.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -62,7 +62,7 @@ impl Crowd {
     }
 
     fn round(&mut self) {
-        // What arrives within a tenth of a millisecond is taken together, as a busy thread does.
+        // Messages that arrive within a tenth of a millisecond are handled together, as a busy thread does.
         let until = self.network.now() + Duration::from_micros(100);
         while self.network.now() < until {
             self.network.turn();
@@ -88,7 +88,7 @@ impl Crowd {
         self.worked += worked() - started;
     }
 
-    /// Every node asks every other once; seconds of processor time.
+    /// Every node calls every other once. Returns the seconds of processor time.
     fn all_ask_all(&mut self, sequence: u64) -> f64 {
         let (before, count) = (self.worked, self.nodes.len() as u16);
         self.answered = 0;
@@ -121,7 +121,7 @@ fn measure(count: u16) -> Value {
     let links = usize::from(count) * usize::from(count - 1);
     let known = (resident_bytes() - bytes) as f64 / links as f64;
     let starting = crowd.frames();
-    // Nobody has asked: there is no link, and nothing is sent.
+    // Before the first call there is no link, and nothing is sent.
     let quiet = crowd.network.now() + IDLE;
     while crowd.network.now() < quiet {
         crowd.round();

@@ -1,5 +1,5 @@
-//! What the network costs, between two processes: latency of 64 bytes, reads and writes by RMA, requests of the call
-//! layer; beside it a raw TCP stream on the same addresses, in the same run.
+//! The cost of the network between two processes: latency of 64 bytes, reads and writes by RMA, requests of the call
+//! layer. A raw TCP stream on the same addresses is measured in the same run.
 //!
 //! `cargo run --release -p forebay-fabric --example ping_pong [-- --json] [--spin] [--provider NAME] [--host ADDRESS]
 //! [--seconds N]`
@@ -20,9 +20,9 @@ use serde_json::{json, Value};
 
 const SIZES: [usize; 5] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
 const LARGEST: usize = 16 << 20;
-/// Transfers under way at a time.
+/// Transfers in progress at a time.
 const DEPTH: usize = 4;
-/// Messages and calls under way at a time.
+/// Messages and calls in progress at a time.
 const CALLS_DEPTH: usize = 64;
 
 #[derive(Clone)]
@@ -48,7 +48,7 @@ fn options() -> Options {
         let mut value = || words.next().unwrap_or_else(|| panic!("{usage}"));
         match word.as_str() {
             "--json" => o.json = true,
-            // Faster where each process has a processor of its own, and far slower where it has not.
+            // Faster if each process has a processor of its own, and far slower if not.
             "--spin" => o.waiting = Waiting::Spinning,
             "--provider" => o.provider = Some(value()),
             "--host" => o.host = value(),
@@ -73,7 +73,7 @@ fn calls(endpoint: LibfabricEndpoint, node: u16) -> Calls {
     Calls::new(Box::new(endpoint), identity, secret, CallsSettings::default())
 }
 
-/// Progress, and a sleep when there was nothing to do.
+/// Calls `progress`, and sleeps if there was nothing to do.
 fn turn(end: &mut LibfabricEndpoint, waiting: Waiting, sink: &mut dyn FnMut(Event<'_>)) {
     if end.progress(sink) == 0 && waiting == Waiting::Events {
         end.wait(Duration::from_millis(50));
@@ -89,8 +89,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(byte).collect()
 }
 
-/// The other process: a raw TCP peer, an endpoint whose messages are sent back, and a server of calls, until stdin
-/// closes.
+/// The other process, until stdin closes: a raw TCP peer, an endpoint that sends messages back, and a server of calls.
 fn serve(o: &Options) {
     let listener = TcpListener::bind((o.host.as_str(), 0)).expect("a port");
     let mut end = endpoint(o, o.waiting);
@@ -111,7 +110,7 @@ fn serve(o: &Options) {
             let _ = serve_tcp(stream);
         }
     });
-    // One thread serves what is measured now: the endpoint while it is spoken to, then the calls.
+    // One thread serves the current measurement: first the endpoint, then the calls.
     let mode = std::sync::Arc::new(std::sync::atomic::AtomicU8::new(0));
     let told = mode.clone();
     std::thread::spawn(move || {
@@ -155,7 +154,7 @@ fn serve(o: &Options) {
     }
 }
 
-/// A raw stream: 8 bytes of how many follow, those, and as many back as asked for.
+/// Serves a raw stream. A request is its length and the answer's, 8 bytes each, and then its bytes.
 fn serve_tcp(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = vec![0; LARGEST];
@@ -169,7 +168,7 @@ fn serve_tcp(mut stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Times `round` until `seconds` have passed: the seconds a round took.
+/// Repeats `round` until `seconds` have passed. Returns the seconds of one round.
 fn timed(seconds: f64, mut round: impl FnMut()) -> f64 {
     for _ in 0..3 {
         round();
@@ -182,7 +181,7 @@ fn timed(seconds: f64, mut round: impl FnMut()) -> f64 {
     start.elapsed().as_secs_f64() / f64::from(rounds)
 }
 
-/// `depth` exchanges, all sent before any answer is read.
+/// `depth` exchanges. All are sent before any answer is read.
 fn tcp_round(stream: &mut TcpStream, buffer: &mut [u8], goes: usize, comes: usize, depth: usize) {
     for _ in 0..depth {
         let mut head = (goes as u64).to_le_bytes().to_vec();
@@ -232,7 +231,7 @@ fn main() {
         results.push(json!({ "what": what, "unit": unit, "fabric": ours, "tcp": raw, "ratio": ratio }));
     };
 
-    // 64 bytes there and back; half of it is the latency.
+    // 64 bytes in each direction. Half of the time is the latency.
     let mut stream = TcpStream::connect(tcp).expect("connects");
     stream.set_nodelay(true).expect("sets");
     let mut buffer = vec![1; LARGEST];
@@ -258,7 +257,7 @@ fn main() {
     let ours = timed(o.seconds, || message(&mut end, &[7; 64])) * 1e6 / 2.0;
     note("64 B, one way".to_owned(), "us", ours, Some(raw), Some(raw / ours));
 
-    // Whole transfers, several under way, against a stream that sends one way and hears one word back.
+    // Whole transfers, several in progress, compared with a stream that sends one way and receives one short answer.
     let region = Arc::new(Region::new(LARGEST * DEPTH).expect("memory"));
     region.write_at(0, &vec![2; LARGEST * DEPTH]).expect("its own length");
     let local = end.register(region, Access::LOCAL).expect("registers").local;
@@ -296,7 +295,7 @@ fn main() {
         }
     }
 
-    // Bare messages there and back, the ceiling of what calls can reach; then the call layer.
+    // Bare messages in both directions, the upper bound for calls. Then the call layer.
     let messages = timed(o.seconds, || {
         let deadline = end.now() + Duration::from_secs(5);
         for _ in 0..CALLS_DEPTH {
@@ -312,7 +311,7 @@ fn main() {
     let messages = CALLS_DEPTH as f64 / messages / 1e3;
     note(format!("messages, {CALLS_DEPTH} at a time"), "k/s", messages, None, None);
 
-    // The call layer: authenticated requests, waiting by events on both sides.
+    // The call layer: authenticated requests. Both sides wait for events.
     tell(b'c');
     let mut asker = calls(endpoint(&o, Waiting::Events), 1);
     asker.add_node(NodeId(2), &unhex(server)).expect("an address");

@@ -1,4 +1,4 @@
-//! What a node has of the network: the trait that libfabric and the simulation both are.
+//! The interface to the network: a trait that libfabric and the simulation implement.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,38 +22,38 @@ pub struct Local(pub u64);
 /// Registered memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Registered {
-    /// Its number here.
+    /// Its number at this endpoint.
     pub local: Local,
-    /// What a peer must be told to reach its first byte.
+    /// Address and key by which a peer reaches its first byte.
     pub remote: Memory,
-    /// Bytes of it.
+    /// Its length.
     pub bytes: usize,
 }
 
 /// What a transfer does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// From the peer's memory to ours.
+    /// From the peer's memory to local memory.
     Read,
-    /// From ours to the peer's.
+    /// From local memory to the peer's.
     Write,
-    /// Likewise, ahead of a message that says so: it has ended when it has left, and whether it has come is for the
-    /// peer to see.
+    /// As `Write`, ahead of a message that announces the bytes. The operation ends when the bytes have left. The peer
+    /// has to check whether they have arrived.
     Ahead,
 }
 
 /// One transfer by RMA, of any length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transfer {
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
-    /// Our memory.
+    /// The local memory.
     pub local: Local,
-    /// Where in it.
+    /// The offset in the local memory.
     pub local_offset: usize,
     /// The peer's memory: the address already has the offset added.
     pub remote: Memory,
-    /// How much.
+    /// The length.
     pub bytes: usize,
 }
 
@@ -62,53 +62,53 @@ pub struct Transfer {
 pub struct Limits {
     /// Bytes of the longest message.
     pub message_bytes: usize,
-    /// Operations that may wait for one peer; more are refused with [`Code::Busy`].
+    /// Operations that may wait for one peer. Further ones are refused with [`Code::Busy`].
     pub waiting_per_peer: usize,
-    /// A message comes behind the transfers to its peer that were started before it, and what these wrote is in the
-    /// peer's memory by then; unless they failed, as when the connection broke between the two. Of those of up to
-    /// [`MOVE_BYTES_MAX`](forebay_types::limits::MOVE_BYTES_MAX) the bytes come from the first to the last, so that all
-    /// are there when that is.
+    /// A message arrives after the transfers to its peer that were started before it, and then their bytes are in the
+    /// peer's memory. The exception are transfers that failed, for example because the connection broke between the
+    /// two. A transfer of up to [`MOVE_BYTES_MAX`](forebay_types::limits::MOVE_BYTES_MAX) bytes writes its bytes from
+    /// the first to the last. So when the last byte is there, all are.
     pub in_order: bool,
 }
 
-/// What happened. Every accepted operation ends in one `Done` or one `Failed` with its token.
+/// An event. Every accepted operation ends in one `Done` or one `Failed` with its token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event<'a> {
-    /// A message came. From whom is for its content to say and to prove.
+    /// A message was received. Its content has to name its sender and to prove it.
     Received {
-        /// As its sender gave it.
+        /// The tag that its sender passed.
         tag: u64,
-        /// Its bytes, to be copied out before the call returns.
+        /// Its bytes, valid until the callback returns.
         bytes: &'a [u8],
     },
-    /// A send or a transfer ahead has left, or another transfer is complete: what was read is here, what was written is
-    /// in the peer's memory.
+    /// A send or an `Ahead` transfer has left, or another transfer is complete: bytes that were read are in local
+    /// memory, bytes that were written are in the peer's memory.
     Done {
         /// The operation.
         token: u64,
     },
-    /// An operation failed, or its deadline passed. What it did, if anything, is not known.
+    /// An operation failed, or its deadline passed. It may have been executed wholly, in part, or not at all.
     Failed {
         /// The operation.
         token: u64,
-        /// With whom.
+        /// The other end.
         peer: Peer,
-        /// [`Code::TimedOut`] at the deadline; else what the transport says, mostly [`Code::Io`].
+        /// [`Code::TimedOut`] at the deadline, otherwise the transport's error, mostly [`Code::Io`].
         code: Code,
-        /// In words.
+        /// The reason, as text.
         why: &'a str,
     },
 }
 
-/// Nobody waits, and nobody has woken since the last wait.
+/// No thread waits, and none has called `wake` since the last wait.
 const AWAKE: u32 = 0;
 /// The waiter sleeps, or is about to.
 const ASLEEP: u32 = 1;
-/// Somebody has woken.
+/// A thread has called `wake`.
 const WOKEN: u32 = 2;
 
-/// Breaks another thread's [`Endpoint::wait`]: the one under way, or else the next, so that what was done before waking
-/// is seen before the thread sleeps. While it is awake that takes no system call.
+/// Ends another thread's [`Endpoint::wait`]: the current one, or else the next. So the waiter sees what other threads
+/// did before they called `wake`. While the waiter is awake, `wake` makes no system call.
 #[derive(Clone, Debug)]
 pub struct Waker {
     inner: Arc<WakerInner>,
@@ -128,15 +128,15 @@ impl Waker {
         Ok(Waker { inner: Arc::new(WakerInner { event, state: AtomicU32::new(AWAKE) }) })
     }
 
-    /// Wakes; once is enough until the waiter has returned.
+    /// Wakes the waiter. One call is enough until the waiter has returned.
     pub fn wake(&self) {
         if self.inner.state.swap(WOKEN, Ordering::SeqCst) == ASLEEP {
-            // The only failure is a counter that is full, and then it is readable anyway.
+            // Write fails only if the eventfd's counter is full, and then the eventfd is readable anyway.
             let _ = rustix::io::write(&self.inner.event, &1u64.to_ne_bytes());
         }
     }
 
-    /// Says that the waiter is about to sleep; false when somebody has woken it since it last did.
+    /// Marks the waiter as about to sleep. False if it was woken since it last slept.
     fn falls_asleep(&self) -> bool {
         let state = &self.inner.state;
         let asleep = state.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok();
@@ -146,7 +146,8 @@ impl Waker {
         asleep
     }
 
-    /// Says that it is awake. Who woke it may be writing yet: then the next sleep is a short one.
+    /// Marks the waiter as awake. The thread that woke it may still be about to write. Then the next sleep ends at
+    /// once.
     fn is_awake(&self, readable: bool) {
         self.inner.state.store(AWAKE, Ordering::SeqCst);
         if readable {
@@ -155,7 +156,7 @@ impl Waker {
     }
 }
 
-/// A sleep that is begun: it ends when something may have come, by the waker, or when its time has passed.
+/// A sleep that was begun. It ends when input may have arrived, when the waker is used, or when its time has passed.
 #[derive(Debug)]
 #[must_use = "who begins to sleep and does not is woken in vain"]
 pub struct Sleep {
@@ -165,7 +166,7 @@ pub struct Sleep {
 }
 
 impl Sleep {
-    /// How long it is at most.
+    /// The longest duration of the sleep.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -190,31 +191,32 @@ impl Sleep {
     }
 }
 
-/// One endpoint of a node: sends, receives, transfers. It does something only within its methods; whoever has it calls
-/// [`Endpoint::progress`] as long as anything is expected. Times are its own clock's ([`Endpoint::now`]).
+/// One endpoint of a node: sends, receives, transfers. It works only inside its methods. Its user calls
+/// [`Endpoint::progress`] as long as it expects events. Times are those of the endpoint's own clock
+/// ([`Endpoint::now`]).
 pub trait Endpoint: Send {
-    /// Its address, for others to connect to: opaque, at most `forebay_wire::limits::ADDRESS_BYTES_MAX` bytes.
+    /// The address that peers connect to: opaque, at most `forebay_wire::limits::ADDRESS_BYTES_MAX` bytes.
     fn address(&self) -> &[u8];
 
-    /// The transport, for people: `tcp;ofi_rxm`.
+    /// The transport's name, for people, such as `tcp;ofi_rxm`.
     fn provider(&self) -> &str;
 
-    /// What it can do.
+    /// The endpoint's limits.
     fn limits(&self) -> Limits;
 
-    /// Its clock: monotonic, from an origin of its own.
+    /// The time of its clock, which is monotonic and has an origin of its own.
     fn now(&self) -> Duration;
 
-    /// Makes a peer of an address; nothing is sent. The same address gives the same peer.
+    /// Makes a peer of an address. Sends nothing. The same address gives the same peer.
     ///
     /// # Errors
-    /// [`Code::Invalid`] for what is no address of this transport, [`Code::NoResources`].
+    /// [`Code::Invalid`] for bytes that are no address of this transport, [`Code::NoResources`].
     fn connect(&mut self, address: &[u8]) -> Result<Peer, Code>;
 
-    /// Forgets a peer and what connection there is. Operations that wait for it fail.
+    /// Forgets a peer and its connection, if any. Operations that wait for the peer fail.
     fn forget(&mut self, peer: Peer);
 
-    /// Sends a message: `bytes` are copied. Messages to one peer arrive in order.
+    /// Sends a message. Copies `bytes`. Messages to one peer arrive in order.
     ///
     /// # Errors
     /// [`Code::TooBig`], [`Code::Busy`] when too many wait for the peer, [`Code::Invalid`] for an unknown peer.
@@ -227,21 +229,21 @@ pub trait Endpoint: Send {
         deadline: Duration,
     ) -> Result<(), Code>;
 
-    /// Registers memory; peers may do with it what `access` allows, by the key that is returned. It is kept until
+    /// Registers memory. Peers that have the returned key may access it as `access` allows. The region is kept until
     /// [`Endpoint::unregister`] and the end of all its transfers.
     ///
     /// # Errors
-    /// [`Code::NoResources`], or what the transport says.
+    /// [`Code::NoResources`], or the transport's error.
     fn register(&mut self, region: Arc<Region>, access: Access) -> Result<Registered, Code>;
 
-    /// Ends what peers may do. Unknown numbers are ignored.
+    /// Ends the peers' access. Ignores unknown numbers.
     fn unregister(&mut self, local: Local);
 
-    /// Starts a transfer. A peer's refusal (no such key, beyond its bounds) comes as `Failed`, and may fail what else
-    /// is under way with that peer.
+    /// Starts a transfer. If the peer refuses it (unknown key, out of bounds), it is reported as `Failed`. Other
+    /// operations in progress with that peer may then fail too.
     ///
     /// # Errors
-    /// [`Code::Fault`] for local memory that is not registered or not so long, [`Code::Busy`], [`Code::Invalid`].
+    /// [`Code::Fault`] if the range is not in registered local memory, [`Code::Busy`], [`Code::Invalid`].
     fn transfer(
         &mut self,
         peer: Peer,
@@ -250,50 +252,51 @@ pub trait Endpoint: Send {
         deadline: Duration,
     ) -> Result<(), Code>;
 
-    /// Moves everything on, and tells what happened; the number of events. Never blocks.
+    /// Drives operations and passes events to `sink`. Returns the number of events. Never blocks.
     fn progress(&mut self, sink: &mut dyn FnMut(Event<'_>)) -> usize;
 
-    /// Something to poll for input, beside other descriptors, when [`Endpoint::may_sleep`] said yes. None: only
-    /// spinning or short sleeps.
+    /// A descriptor to poll for input, together with others, after [`Endpoint::may_sleep`] returned true. None if the
+    /// endpoint can only be polled by `progress`.
     fn descriptor(&self) -> Option<&Arc<OwnedFd>>;
 
-    /// Asks, right before polling, whether the descriptor will tell of everything that comes. No: progress first.
+    /// To be called right before polling. True if the descriptor will become readable at any further input. If false,
+    /// call `progress` first.
     fn may_sleep(&mut self) -> bool;
 
-    /// When something must be done even if nothing comes: a deadline, another try.
+    /// When `progress` has work to do even without input: a deadline or a retry.
     fn next_timer(&self) -> Option<Duration>;
 
-    /// A node is at this address. From the first on, what comes from hosts of none need not be heard.
+    /// Adds the address of a node. From the first one on, the endpoint may drop connections from hosts without a node.
     fn admit(&mut self, _address: &[u8]) {}
 
-    /// The user hears nobody, though somebody should be heard: perhaps it is the endpoint that is deaf, which then
-    /// looks after itself.
+    /// Called when the user has received nothing for a while though it should have. The endpoint then checks whether it
+    /// still receives, and repairs itself if not.
     fn suspect(&mut self) {}
 
-    /// How often it has closed everything and opened it again, because it was deaf.
+    /// How often the endpoint closed and opened everything again, because it had stopped receiving.
     fn opened_again(&self) -> u64 {
         0
     }
 
-    /// What breaks [`Endpoint::wait`].
+    /// The waker that ends [`Endpoint::wait`].
     fn waker(&self) -> &Waker;
 
-    /// Sleeps until something may have come, the timer is due, the waker is used, or `timeout` has passed. Where there
-    /// is no descriptor it sleeps 50 µs at most.
+    /// Sleeps until input may have arrived, a timer is due, the waker is used, or `timeout` has passed. Without a
+    /// descriptor it sleeps at most [`Endpoint::pause_without_descriptor`].
     fn wait(&mut self, timeout: Duration) {
         if let Some(sleep) = self.falls_asleep(timeout) {
             sleep.sleep();
         }
     }
 
-    /// How long a sleep may last while there is no descriptor to wait for: then only looking shows what comes.
+    /// The longest sleep without a descriptor, as input then shows only in `progress`.
     fn pause_without_descriptor(&self) -> Duration {
         Duration::from_micros(50)
     }
 
-    /// The first half of [`Endpoint::wait`]; the second is done without the endpoint, which another thread may use
-    /// meanwhile, as long as [`Endpoint::may_sleep`] says yes whenever that one leaves it. None: there is something to
-    /// do.
+    /// The first half of [`Endpoint::wait`]. The second half, [`Sleep::sleep`], does not need the endpoint. Another
+    /// thread may use the endpoint meanwhile, if [`Endpoint::may_sleep`] returns true each time it stops. None if there
+    /// is work to do.
     fn falls_asleep(&mut self, timeout: Duration) -> Option<Sleep> {
         let waker = self.waker().clone();
         if !waker.falls_asleep() {

@@ -1,15 +1,15 @@
 //! The network of a pool.
 //!
-//! [`Endpoint`] is what one node has of it: tagged messages to peers by address, reads and writes of their registered
-//! memory, completions by [`Endpoint::progress`]. [`libfabric`] does it by libfabric's reliable datagrams;
-//! [`simulated`] by a virtual network and clock that a seed replays. [`Calls`] is the layer that daemon and client use:
-//! authenticated links (crates/wire), many requests in flight, deadlines, retries with the same (session, slot,
-//! sequence), heartbeats.
+//! [`Endpoint`] is one node's access to the network: tagged messages to peers by address, reads and writes of their
+//! registered memory, completions by [`Endpoint::progress`]. [`libfabric`] implements it with libfabric's reliable
+//! datagrams; [`simulated`] with a virtual network and clock, reproducible from a seed. [`Calls`] is the layer that
+//! daemons use: authenticated links (crates/wire), many requests in flight, deadlines, retries with the same (session,
+//! slot, sequence), heartbeats.
 //!
-//! Invariants: every operation that was accepted is reported once, done or failed, at the latest at its deadline;
-//! memory that the network may still touch is not freed; a peer that dies takes nothing of other peers with it; nothing
-//! blocks but [`Endpoint::wait`]. Threads: none of its own. Who wants one asks for it ([`CallsThread`]); a provider of
-//! libfabric may have threads that its settings ask for. No locks but the simulated network's one.
+//! Invariants: every accepted operation is reported once, as done or failed, at the latest at its deadline. Memory that
+//! the network may still access is not freed. The death of one peer does not affect operations with other peers. Only
+//! [`Endpoint::wait`] blocks. Threads: none, unless the user starts a [`CallsThread`], or libfabric's settings make its
+//! provider start some. Locks: only that of the simulated network.
 //!
 //! Tests: `tests/suite.rs` over both kinds, `tests/death.rs` with processes that are killed, `tests/simulation.rs`.
 

@@ -1,4 +1,4 @@
-//! Memory that the network may read and write by itself.
+//! Memory that the network may read and write on its own.
 
 use std::any::Any;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use forebay_types::Code;
 
-/// What peers may do with registered memory.
+/// The access that peers have to registered memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Access {
     /// Peers may read it.
@@ -16,7 +16,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// For local use alone.
+    /// For local use only.
     pub const LOCAL: Access = Access { read: false, write: false };
     /// Peers may read.
     pub const READ: Access = Access { read: true, write: false };
@@ -26,12 +26,12 @@ impl Access {
     pub const BOTH: Access = Access { read: true, write: true };
 }
 
-/// A range of memory. Peers may change it at any time while it is registered, as another process may change a shared
-/// mapping: it is reached by copies alone, and no reference into it is ever made.
+/// A range of memory. While it is registered, peers may change it at any time, as another process may change a shared
+/// mapping. So it is accessed only by copying, and no reference into it is ever made.
 pub struct Region {
     start: NonNull<u8>,
     bytes: usize,
-    /// What keeps foreign memory alive; None for memory of our own.
+    /// Keeps memory alive that was mapped elsewhere. None for memory that [`Region::new`] mapped.
     owner: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -41,10 +41,10 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Zeroed memory of its own, aligned to pages.
+    /// Zeroed memory, mapped for this region and aligned to pages.
     ///
     /// # Errors
-    /// [`Code::Invalid`] for 0 bytes, [`Code::NoMemory`] when there is none.
+    /// [`Code::Invalid`] for 0 bytes, [`Code::NoMemory`] if the memory cannot be mapped.
     pub fn new(bytes: usize) -> Result<Region, Code> {
         if bytes == 0 {
             return Err(Code::Invalid);
@@ -63,7 +63,7 @@ impl Region {
         Ok(Region { start, bytes, owner: None })
     }
 
-    /// Memory of someone else, kept mapped by `owner`: a volume.
+    /// Memory that was mapped elsewhere and stays mapped while `owner` lives, such as the buffers of a pool's clients.
     ///
     /// # Safety
     /// `bytes` bytes at `start` can be read and written as long as `owner` lives, and no Rust reference to them exists.
@@ -71,12 +71,12 @@ impl Region {
         Region { start, bytes, owner: Some(owner) }
     }
 
-    /// Bytes of it.
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Never true for memory of its own.
+    /// True after [`Region::quarantine`], and for foreign memory of 0 bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -94,7 +94,7 @@ impl Region {
         }
     }
 
-    /// Where `bytes` bytes at `offset` are, for who sees to it that nobody else touches them meanwhile.
+    /// The address of `bytes` bytes at `offset`. The caller ensures that no other code accesses them meanwhile.
     ///
     /// # Errors
     /// [`Code::Fault`] beyond the end.
@@ -102,44 +102,44 @@ impl Region {
         self.range(offset, bytes).and_then(|at| NonNull::new(at).ok_or(Code::Fault))
     }
 
-    /// Gives back what memory is behind it, where it is shared: it reads as zeros then. What is written later takes
-    /// memory anew.
+    /// Returns the pages of shared memory to the kernel. The range reads as zeros afterwards, and later writes allocate
+    /// pages again.
     pub fn discard(&self) {
-        // SAFETY: the range is mapped, and nobody has a reference into it. Private memory the kernel leaves as it is.
+        // SAFETY: the range is mapped, and no reference into it exists. The kernel leaves private memory as it is.
         let _ = unsafe {
             rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, rustix::mm::Advice::LinuxRemove)
         };
     }
 
-    /// Gives the memory back and keeps its addresses, as long as the process lives: what a peer began to write an hour
-    /// ago, before a cut of the network, finds nothing there, and nobody else's memory.
+    /// Returns the memory to the kernel but keeps its addresses reserved while the process lives. If a peer's write
+    /// arrives an hour late, after a network outage, it finds no memory there, and no memory of another use.
     pub fn quarantine(&mut self) {
         use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: the range is this region's, of which there is no copy under way, as nobody else has it; it is empty
-        // from here on.
+        // SAFETY: the range belongs to this region alone. `&mut self` excludes concurrent copies, and the region is
+        // empty afterwards.
         let quarantined =
             unsafe { mmap_anonymous(self.start.as_ptr().cast(), self.bytes, ProtFlags::empty(), flags) };
         if quarantined.is_ok() {
             self.bytes = 0;
-            // It would unmap them.
+            // Dropping the owner would unmap the addresses.
             std::mem::forget(self.owner.replace(Box::new(())));
         }
     }
 
-    /// Copies out what is at `offset`.
+    /// Copies bytes at `offset` into `into`.
     ///
     /// # Errors
     /// [`Code::Fault`] beyond the end.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Code> {
         let from = self.range(offset, into.len())?;
-        // SAFETY: the range is mapped; `into` is of ours alone, so they do not overlap. What is read may be mixed with
-        // what a peer writes at the same time, as in any shared mapping.
+        // SAFETY: the range is mapped. `into` is exclusively borrowed, so they do not overlap. The bytes read may mix
+        // old bytes with those that a peer is writing, as in any shared mapping.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
-    /// Copies in.
+    /// Copies `from` to `offset`.
     ///
     /// # Errors
     /// [`Code::Fault`] beyond the end.
@@ -154,8 +154,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.owner.is_none() {
-            // SAFETY: mapped by `new` with this length; who registers a region keeps it until the network is done with
-            // it.
+            // SAFETY: `new` mapped it with this length. The user of a registered region keeps it until the network no
+            // longer accesses it.
             let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
             debug_assert!(unmapped.is_ok());
         }

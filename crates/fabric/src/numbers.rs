@@ -1,6 +1,6 @@
-//! Numbers from a seed, for simulations, and from the system, for keys.
+//! Random numbers: from a seed for simulations, from the kernel for keys.
 
-/// A stream of numbers that its seed replays (splitmix64: Steele, Lea, Flood, OOPSLA 2014). Not for secrets.
+/// A stream of numbers, reproducible from its seed (splitmix64: Steele, Lea, Flood, OOPSLA 2014). Not for secrets.
 #[derive(Clone, Debug)]
 pub struct Numbers {
     state: u64,
@@ -31,12 +31,12 @@ impl Numbers {
     }
 }
 
-/// Where nonces, keys and incarnations come from.
+/// The source of nonces, keys and incarnations.
 #[derive(Clone, Debug)]
 pub(crate) enum Entropy {
-    /// The kernel.
+    /// The kernel's random numbers.
     System,
-    /// A seed: simulations alone.
+    /// Numbers from a seed, for simulations only.
     Seeded(Numbers),
 }
 
@@ -50,7 +50,7 @@ impl Entropy {
                     {
                         Ok(n) => filled += n,
                         Err(rustix::io::Errno::INTR) => {}
-                        // Linux 3.17 and later have it, and it does not fail once the pool of entropy is ready.
+                        // Linux 3.17 and later have the call. It cannot fail once the kernel's entropy pool is ready.
                         Err(e) => panic!("the kernel gives no random bytes: {e}"),
                     }
                 }

@@ -1,4 +1,4 @@
-//! The pool's secret on disk: 32 random bytes in a file that its owner alone may read.
+//! The pool's secret on disk: 32 random bytes in a file that only its owner may read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -10,10 +10,10 @@ use forebay_wire::{Secret, SECRET_BYTES};
 
 use crate::numbers::Entropy;
 
-/// Makes the file with a new secret, mode 0600.
+/// Creates the file with a new secret, mode 0600.
 ///
 /// # Errors
-/// [`Code::Exists`] when it is there: a pool that is up has it in use.
+/// [`Code::Exists`] if the file exists, as a running pool may use it.
 pub fn make(path: &Path) -> Result<Secret> {
     let what = || format!("cannot make the secret {}", path.display());
     let mut bytes = [0; SECRET_BYTES];
@@ -29,11 +29,11 @@ pub fn make(path: &Path) -> Result<Secret> {
     Ok(secret)
 }
 
-/// Reads it.
+/// Reads the secret.
 ///
 /// # Errors
-/// [`Code::AccessDenied`] when others than its owner may read or write it, or when it is someone else's;
-/// [`Code::Invalid`] when it does not hold 32 bytes.
+/// [`Code::AccessDenied`] if users other than its owner may access it, or if it belongs to another user.
+/// [`Code::Invalid`] if it does not hold 32 bytes.
 pub fn read(path: &Path) -> Result<Secret> {
     let what = || format!("cannot use the secret {}", path.display());
     let mut file = File::open(path).map_err(|e| Error::io(what(), &e))?;

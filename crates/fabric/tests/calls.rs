@@ -1,4 +1,4 @@
-//! The request layer over both kinds of endpoints: answers, refusals, deadlines, data by RMA, strangers.
+//! The call layer over both kinds of endpoints: answers, refusals, deadlines, data by RMA, hosts without the secret.
 
 use std::sync::{mpsc, Arc};
 use std::time::Duration;
@@ -77,7 +77,7 @@ fn calls(bed: &mut Bed, node: u16, secret: Secret, pool: u8) -> Calls {
     Calls::new(bed.open(), identity, secret, settings)
 }
 
-/// Nodes that one thread drives, with numbers from 1.
+/// Nodes that one thread drives, numbered from 1.
 struct Room {
     bed: Bed,
     nodes: Vec<Calls>,
@@ -109,7 +109,7 @@ impl Room {
         }
     }
 
-    /// Drives all until `done` says what it found, 20 seconds at most.
+    /// Drives all nodes until `done` returns a value, 20 seconds at most.
     fn until<T>(&mut self, what: &str, mut done: impl FnMut(&mut Room) -> Option<T>) -> T {
         let end = self.nodes[0].now() + Duration::from_secs(20);
         loop {
@@ -190,7 +190,7 @@ fn requests_are_answered_in_any_order(bed: Bed) {
         let event = room.outcome(0, id).unwrap();
         assert_eq!(message_of(&event), Message::Answer(Ok(Reply::Bytes(name.as_bytes()))));
     }
-    // The other way is a link of its own; a failure carries code and words.
+    // The other direction has a link of its own. A failure carries a code and a text.
     let id = room.ask(1, 1, 1, &PING);
     let (ticket, _) = room.asked(0);
     room.nodes[0].answer(&ticket, &Message::Failure { code: Code::Stale, detail: b"restarted" }).unwrap();
@@ -201,7 +201,7 @@ fn requests_are_answered_in_any_order(bed: Bed) {
     assert_eq!(room.happened[1].iter().filter(|h| joined(h)).count(), 1);
     assert!(room.happened[0].iter().any(|h| matches!(h, CallEvent::Up { node: NodeId(2), .. })));
     for node in &room.nodes {
-        // A handshake that takes long on a busy machine is sent again, and the later answer to it counts as replayed.
+        // On a busy machine a slow handshake is sent again. The second answer to it then counts as replayed.
         let s = node.statistics();
         assert_eq!(s.forged, 0, "{s:?}");
     }
@@ -220,7 +220,7 @@ fn what_cannot_be_asked_or_answered_is_refused(bed: Bed) {
     assert_eq!(call(NodeId(2), stamp, read), Err(Code::Invalid), "no such backing file");
     let own = room.nodes[0].endpoint().address().to_vec();
     assert_eq!(room.nodes[0].add_node(NodeId(1), &own), Err(Code::Invalid), "itself");
-    // A name that the server must not see is answered by its layer, not handed out.
+    // The server's call layer refuses a malformed name. The server's user never receives the request.
     let id = room.ask(0, 2, 1, &Message::Ask(CALLER, Request::Unlink { parent: Ino::ROOT, name: b"a/b" }));
     let failed = room.outcome(0, id).unwrap_err();
     assert_eq!(failed.code, Code::Invalid);
@@ -243,7 +243,7 @@ fn slow_requests_are_handed_out_once(bed: Bed) {
     let mut room = Room::new(bed, 2);
     let id = room.ask(0, 2, 1, &PING);
     let (ticket, _) = room.asked(1);
-    // Three times the time after which it is sent again.
+    // Three times the interval of resends.
     let end = room.nodes[0].now() + Duration::from_millis(1700);
     room.until("time", |room| (room.nodes[0].now() > end).then_some(()));
     assert!(room.nodes[0].statistics().resent >= 2 && room.nodes[1].statistics().repeated >= 2);
@@ -378,7 +378,7 @@ fn calls_beyond_their_bounds_are_refused(mut bed: Bed) {
     let deadline = room.nodes[0].now() + Duration::from_secs(5);
     let more = room.nodes[0].call(NodeId(2), Stamp::default(), &PING, deadline);
     assert_eq!(more, Err(Code::Busy), "the asker's own bound");
-    // The server keeps twice its bound, and refuses the others.
+    // The server accepts twice its limit and refuses the others.
     let refused: Vec<Code> = ids[8..].iter().map(|id| room.outcome(0, *id).unwrap_err().code).collect();
     assert_eq!(refused, [Code::Busy, Code::Busy]);
     for _ in 0..8 {
@@ -401,7 +401,7 @@ fn leaving_in_order_is_told_at_once(bed: Bed) {
     assert!(room.nodes[0].now() - start < Duration::from_secs(1));
     let down = |h: &CallEvent| matches!(h, CallEvent::Down { node: NodeId(2), .. });
     assert!(room.happened[0].iter().any(down));
-    // The node is still there in truth, and is found again when it is asked.
+    // The node is in fact alive, and the next call reaches it again.
     let id = room.ask(0, 2, 2, &PING);
     let (ticket, _) = room.asked(1);
     room.nodes[1].answer(&ticket, &DONE).unwrap();
@@ -460,7 +460,7 @@ fn threads_of_calls_sleep_serve_and_end() {
         client.hand(ask).unwrap();
         assert!(answers.recv_timeout(Duration::from_secs(5)).unwrap());
     }
-    // It sleeps when there is nothing to do: a thread that spins would use all of its time.
+    // The thread sleeps while it has no work. A thread that spins would use the whole time.
     let used = || {
         let (sender, time) = mpsc::channel();
         client
@@ -479,9 +479,9 @@ fn threads_of_calls_sleep_serve_and_end() {
     drop(server);
 }
 
-// --- frames that leave together
+// --- frames that leave in one message
 
-/// Asks several times before anything leaves, and has all answered before any answer does.
+/// Sends several requests before any leaves, and answers all before any answer leaves.
 fn several_at_once(bed: Option<Bed>) {
     let Some(bed) = bed else { return };
     let mut room = Room::new(bed, 2);
@@ -492,7 +492,7 @@ fn several_at_once(bed: Option<Bed>) {
     let (mut sent, mut came) = (Vec::new(), Vec::new());
     let before: Vec<_> = room.nodes.iter().map(Calls::statistics).collect();
     room.nodes[0].gather();
-    // Names of a length that makes them more than one message, and one that is a message by itself.
+    // Names long enough that they need more than one message, and one frame that fills a message alone.
     let long = [b'v'; 20_000];
     for i in 0..40u16 {
         let name = format!("{i:0200}");

@@ -1,4 +1,5 @@
-//! Nodes as processes of their own over tcp on 127.0.0.1: killed, stopped and started again while things are under way.
+//! Nodes as processes of their own over tcp on 127.0.0.1, killed, stopped and started again while operations are in
+//! progress.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -29,8 +30,8 @@ fn calls(node: u16, port: Option<u16>) -> Calls {
     Calls::new(Box::new(endpoint), identity, secret, settings)
 }
 
-/// What a child runs: a server that echoes names, never answers `hold`, and tells where its memory is. Not a test by
-/// itself.
+/// The program of a child: a server that echoes names, never answers `hold`, and returns the address of its memory. Not
+/// a test by itself.
 #[test]
 fn child() {
     let Ok(of) = std::env::var("FOREBAY_TEST_NODE") else { return };
@@ -59,7 +60,7 @@ fn child() {
     }
 }
 
-/// A server's process; killed when it is dropped.
+/// A server's process. Dropping this kills it.
 struct Server {
     child: Child,
     address: Vec<u8>,
@@ -186,7 +187,7 @@ fn peer_killed_with_work_under_way_fails_in_time_and_others_go_on() {
     let local = asker.calls.endpoint().register(region, Access::LOCAL).unwrap().local;
     let held: Vec<CallId> = (0..16).map(|_| asker.ask(1, b"hold", Duration::from_secs(60))).collect();
     asker.turn();
-    // The peer is stopped, so that transfers are certainly under way when it dies.
+    // The peer is stopped, so that transfers are certainly in progress when it dies.
     one.signal(rustix::process::Signal::STOP);
     for token in 0..4 {
         let direction = if token % 2 == 0 { Direction::Read } else { Direction::Write };
@@ -226,7 +227,7 @@ fn peer_killed_with_work_under_way_fails_in_time_and_others_go_on() {
     assert!(all < UNREACHABLE + Duration::from_secs(4), "{all:?}");
     assert!(slowest < Duration::from_secs(2), "the other waited {slowest:?}");
     assert!(asker.happened.iter().any(|h| matches!(h, CallEvent::Down { node: NodeId(1), .. })));
-    // What is asked of it now fails sooner, and the other is still there.
+    // Calls to the dead node now fail sooner, and the other node still answers.
     let start = Instant::now();
     let id = asker.ask(1, b"anyone?", Duration::from_secs(60));
     assert_eq!(asker.answer(id).unwrap_err().code, Code::Io);
@@ -294,8 +295,9 @@ fn peer_that_is_stopped_for_a_while_goes_on_where_it_was() {
     assert!(!asker.happened.iter().any(|h| matches!(h, CallEvent::Down { .. })), "it was never given up");
 }
 
-/// What runs in a network of its own, joined by a bridge to that of the process in `FOREBAY_TEST_PEER`, where the
-/// server is to run; the bridge's other port is then shut and opened. Not a test by itself.
+/// A client in a network namespace of its own. A bridge joins it to the namespace of the process in
+/// `FOREBAY_TEST_PEER`, in which the server runs. The bridge's other port is then shut and opened. Not a test by
+/// itself.
 #[test]
 fn cut_child() {
     let Ok(peer) = std::env::var("FOREBAY_TEST_PEER") else { return };
@@ -340,7 +342,7 @@ fn network_that_is_cut_fails_calls_in_time_and_heals_by_itself() {
     if skipped() {
         return;
     }
-    // Two networks joined by a bridge, in which a packet can be lost without its sender's kernel knowing.
+    // Two network namespaces joined by a bridge, in which a packet can be lost unnoticed by its sender's kernel.
     let setup = "set -e
         unshare --net sleep 300 & peer=$!
         trap 'kill $peer' EXIT

@@ -1,12 +1,12 @@
-//! Counters that are incremented over a bad network, and a model that knows what they must be.
+//! Counters that are incremented over a faulty network, and a model of their possible values.
 //!
-//! Servers keep counters and, as a shard does, the last reply of each (session, slot): a retry is answered, not
-//! repeated. Hosts are cut off, stopped, killed and started again; what a server keeps survives it. The model: an
-//! increment that was acknowledged happened once, one that failed happened at most once, no value was given twice. In
-//! the end everything heals, and everything must be served again. One server with a planted bug shows that the model
-//! would see it.
+//! Servers keep counters and, as a shard does, the last reply of each (session, slot): they answer a retry and do not
+//! execute it again. Hosts are cut off, stopped, killed and started again; a server's state survives that. The model:
+//! an acknowledged increment happened once, a failed one happened at most once, and no value was returned twice. At the
+//! end all faults are repaired, and every server must answer again. A server with a planted defect shows that the model
+//! detects it.
 //!
-//! `FOREBAY_SEEDS=1000 cargo test -p forebay-fabric --test simulation` runs more; `FOREBAY_SEED=17` replays one.
+//! `FOREBAY_SEEDS=1000 cargo test -p forebay-fabric --test simulation` runs more seeds; `FOREBAY_SEED=17` repeats one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -21,14 +21,14 @@ const SERVERS: u16 = 3;
 const CLIENTS: u16 = 2;
 const SLOTS: u16 = 4;
 
-/// What a server's shard would hold.
+/// The state that a server's shard would hold.
 #[derive(Default)]
 struct Kept {
     counters: BTreeMap<u64, u64>,
     replies: BTreeMap<(u64, u16), (u64, u64)>,
 }
 
-/// A node, while it lives.
+/// A node while it is alive.
 struct Node {
     calls: Option<Calls>,
     stopped: bool,
@@ -39,13 +39,13 @@ struct Node {
 #[derive(Default)]
 struct Slot {
     sequence: u64,
-    /// The call under way: which, of which counter, on which server.
+    /// The call in progress: its ID, its counter, its server.
     call: Option<(CallId, u64, u16)>,
 }
 
 #[derive(Default)]
 struct Model {
-    /// By counter: increments that were acknowledged, and that may or may not have happened.
+    /// By counter: acknowledged increments in `certain`, failed ones, which may have happened, in `doubtful`.
     certain: BTreeMap<u64, u64>,
     doubtful: BTreeMap<u64, u64>,
     given: BTreeSet<(u64, u64)>,
@@ -121,7 +121,7 @@ impl World {
         self.nodes[node].calls = Some(calls);
     }
 
-    /// Something goes wrong, or is put right.
+    /// Causes a fault, or repairs one.
     fn trouble(&mut self) {
         let node = self.numbers.below(self.nodes.len() as u64) as usize;
         let host = node as u32 + 1;
@@ -252,7 +252,7 @@ impl World {
         }
     }
 
-    /// Everything is put right; all calls must end, and every server must serve every client again.
+    /// Repairs all faults. Then all calls must end, and every server must answer every client again.
     fn heal(&mut self) {
         self.chaos = false;
         while let Some((a, b)) = self.cuts.pop_first() {
@@ -265,7 +265,7 @@ impl World {
         }
         self.network.set_faults(Faults::NONE);
         self.finish(Duration::from_secs(10));
-        // Links that are still silent, or between two attempts, get the time that the longest pause takes.
+        // Links that are still silent, or between two attempts, get the time of the longest pause.
         let settled = self.network.now() + Duration::from_secs(2);
         while self.network.now() < settled {
             self.turn();
@@ -304,7 +304,7 @@ impl World {
     }
 }
 
-/// A history; its trace, its events, answers and failures.
+/// Runs one history. Returns its trace, its events, answers and failures.
 fn run(seed: u64, planted: bool) -> (u64, u64, u64, u64) {
     let mut world = World::new(seed, planted);
     for _ in 0..4000 {
@@ -348,7 +348,7 @@ fn one_seed_gives_one_history() {
     }
 }
 
-/// The model's canary: a server that repeats what is retried.
+/// The model's canary test: a server that executes retries again.
 #[test]
 fn server_that_repeats_retries_is_caught() {
     let caught = (1..=20).filter(|seed| catch_unwind(AssertUnwindSafe(|| run(*seed, true))).is_err()).count();

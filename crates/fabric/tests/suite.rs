@@ -1,4 +1,4 @@
-//! One suite of what an endpoint does, over the simulated network and over libfabric's providers on 127.0.0.1.
+//! The test suite of endpoints, run over the simulated network and over libfabric's providers on 127.0.0.1.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ enum Told {
     Failed(u64, Peer, Code, String),
 }
 
-/// Where endpoints come from.
+/// The source of endpoints.
 enum Bed {
     Simulated(Network, u32),
     Libfabric(Settings),
@@ -29,7 +29,7 @@ impl Bed {
         Some(Bed::Simulated(Network::new(1, Faults::NONE), 0))
     }
 
-    /// A provider on this machine, or None with a line that says why not.
+    /// A provider on this machine, or None after printing the reason.
     fn libfabric(provider: &str, waiting: Waiting, register_local: bool) -> Option<Bed> {
         if let Some(why) = libfabric::unusable() {
             println!("skipped: {why}");
@@ -107,7 +107,7 @@ impl Room {
         }
     }
 
-    /// Drives all until `done`, 15 seconds at most.
+    /// Drives all endpoints until `done`, 15 seconds at most.
     fn until(&mut self, what: &str, mut done: impl FnMut(&[Vec<Told>]) -> bool) {
         let end = self.ends[0].now() + Duration::from_secs(15);
         while !done(&self.told) {
@@ -120,7 +120,8 @@ impl Room {
         }
     }
 
-    /// Tries until a transfer succeeds; how often it failed. A broken connection is noticed when the provider looks.
+    /// Repeats a transfer until it succeeds, as the provider notices a broken connection late. Returns the number of
+    /// failures.
     fn until_transfer_works(&mut self, from: usize, to: Peer, transfer: &Transfer, first: u64) -> u64 {
         for failures in 0..100 {
             let (token, deadline) = (first + 500 + failures, self.soon(from));
@@ -261,7 +262,7 @@ fn transfers_move_exactly_what_was_asked(bed: Bed) {
             "after {direction:?} of {bytes}"
         );
     }
-    // Many at once.
+    // Many messages at once.
     for i in 0..64u64 {
         let (at, bytes) = (i as usize * 32_768, 32_768);
         let remote = Memory { address: theirs.remote.address + at as u64, ..theirs.remote };
@@ -276,7 +277,7 @@ fn transfers_move_exactly_what_was_asked(bed: Bed) {
     assert!(content(&near) == expect_far);
 }
 
-/// Where the provider keeps that order: what is looked at is the moment in which the message is told of.
+/// For providers that promise this order. The memory is checked at the moment in which the message is reported.
 fn messages_come_when_what_was_written_before_them_is_there(mut bed: Bed) {
     if let Bed::Libfabric(settings) = &mut bed {
         let cut = LibfabricEndpoint::open(settings.clone()).unwrap();
@@ -350,7 +351,7 @@ fn transfers_that_are_not_allowed_are_refused(bed: Bed) {
     let write = |remote, bytes| Transfer { direction: Direction::Write, ..read(remote, bytes) };
     let at = |remote: Memory, offset: u64| Memory { address: remote.address.wrapping_add(offset), ..remote };
 
-    // What is wrong on this side is refused at once.
+    // Errors on this side are refused at once.
     let deadline = room.soon(0);
     let stranger = Transfer { local: forebay_fabric::Local(999), ..read(theirs.remote, 1) };
     assert_eq!(
@@ -376,7 +377,7 @@ fn transfers_that_are_not_allowed_are_refused(bed: Bed) {
     let good = read(readable.remote, 10);
     let original = content(&near);
     for (token, (what, transfer)) in cases.into_iter().enumerate() {
-        // A refusal may break the connection. The peer stays usable: what is allowed works again, after some tries.
+        // A refusal may break the connection. The peer stays usable: permitted transfers work again, after some tries.
         let failures = room.until_transfer_works(0, to, &good, 1000 * token as u64);
         assert_eq!(content(&near)[..10], pattern(3, 10));
         near.write_at(0, &original[..10]).unwrap();
@@ -390,7 +391,7 @@ fn transfers_that_are_not_allowed_are_refused(bed: Bed) {
         assert!(content(&far) == pattern(2, 8192), "nothing was written there");
     }
     room.until_transfer_works(0, to, &good, 100_000);
-    // Others never noticed.
+    // The third endpoint is not affected.
     let other = room.peer(2, 1);
     let deadline = room.soon(2);
     room.ends[2].send(other, 7, b"still here", 1, deadline).unwrap();
@@ -436,7 +437,7 @@ fn endpoint_that_starts_again_is_reached_again(bed: Bed) {
     let deadline = room.soon(0);
     room.ends[0].send(to, 1, b"before", 1, deadline).unwrap();
     room.until("the first message", |told| !told[1].is_empty());
-    // The same address: the same host in the simulation, the same port of libfabric.
+    // The same address: the same host in the simulation, the same port in libfabric.
     let address = room.ends[1].address().to_vec();
     let old = room.ends.pop().unwrap();
     drop(old);
@@ -452,7 +453,7 @@ fn endpoint_that_starts_again_is_reached_again(bed: Bed) {
     room.ends.push(again);
     room.told[1].clear();
     let (mut token, start) = (10, room.ends[0].now());
-    // Without a word to the endpoint: sends fail until the connection is made anew.
+    // The endpoint is not notified. Sends fail until the connection is made again.
     loop {
         let deadline = room.ends[0].now() + Duration::from_millis(500);
         room.ends[0].send(to, 2, b"after", token, deadline).unwrap();
@@ -578,8 +579,8 @@ fn wait_returns_for_messages_for_the_waker_and_at_its_timeout() {
         }
         assert!(receiver.now() - start < Duration::from_secs(4), "slept through");
     }
-    // While the peer is connected and silent, waiting sleeps. (While connections are made the provider wants
-    // attention.)
+    // While the peer is connected and silent, waiting sleeps. While a connection is being made, the provider needs
+    // calls.
     let (idle, mut rounds) = (receiver.now() + Duration::from_millis(50), 0);
     while receiver.now() < idle + Duration::from_millis(100) {
         receiver.progress(&mut |e| panic!("{e:?}"));
@@ -625,7 +626,7 @@ fn who_uses_an_endpoint_while_another_thread_sleeps_for_it_leaves_nothing_that_d
                 break sleep;
             }
         };
-        // One that came while nobody slept is here already.
+        // If the message arrived before the receiver slept, it was received already.
         assert_eq!(received, number);
         let sleeper = std::thread::spawn(move || {
             let started = std::time::Instant::now();
@@ -646,7 +647,7 @@ fn who_uses_an_endpoint_while_another_thread_sleeps_for_it_leaves_nothing_that_d
             std::thread::yield_now();
         }
         assert!(sleeper.join().unwrap() < long / 2, "message {number} woke nobody");
-        // The connection is made within several wake-ups of the first.
+        // Making the connection takes several wake-ups.
         let until = std::time::Instant::now() + long;
         while received == number && std::time::Instant::now() < until {
             sender.progress(&mut |_| {});

@@ -1,15 +1,16 @@
-//! Bundles: several frames in one message of the transport, one behind the other.
+//! Bundles: several frames in one message of the transport.
 //!
-//! A message costs both ends several system calls and perhaps a wake-up, whatever its length, so frames that leave at
-//! the same time for one peer share one. Each keeps its own MAC and counter: a bundle proves nothing and binds nothing
-//! together. Frames of a handshake come alone, so that their form never changes.
+//! A message costs both ends several system calls and perhaps a wake-up, whatever its length. So frames that leave for
+//! one peer at the same time share a message. Each frame keeps its own MAC and counter. The bundle itself has none, and
+//! does not bind its frames together. A frame of a handshake is always alone in its message, so that the form of
+//! handshakes never changes.
 
 use forebay_types::Code;
 
 use crate::frame::Header;
 use crate::limits::BUNDLE_BYTES_MAX;
 
-/// Appends a frame to those that leave together; false when it has to leave alone, or with the next.
+/// Appends a frame to a bundle. False if it does not fit or may not share a message.
 pub fn join(bundle: &mut Vec<u8>, frame: &[u8]) -> bool {
     let fits =
         bundle.len() + frame.len() <= BUNDLE_BYTES_MAX && !Header::opens(bundle) && !Header::opens(frame);
@@ -19,8 +20,8 @@ pub fn join(bundle: &mut Vec<u8>, frame: &[u8]) -> bool {
     fits
 }
 
-/// The frames of a message, each as it was sealed and none of them proven. What is no frame, or torn off, is one error,
-/// and the last.
+/// The frames of a message, as they were sealed. Their MACs are not checked yet. Bytes that are no whole frame give one
+/// error, which is the last item.
 #[derive(Clone, Debug)]
 pub struct Frames<'a> {
     rest: &'a [u8],
@@ -28,7 +29,7 @@ pub struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// Of a message that came.
+    /// The frames of a received message.
     pub fn of(message: &'a [u8]) -> Frames<'a> {
         Frames { rest: message, first: true }
     }

@@ -30,13 +30,13 @@ fn session_of_nobody() -> Session {
     Session::new(1, 2, [3; 32], [4; 32])
 }
 
-/// Feeds bytes to every decoder of this room, as frames and as bodies, forged and correctly sealed. What decodes must
-/// say the same after being encoded and decoded again. Panics only when a decoder is wrong.
+/// Feeds bytes to every decoder of this crate, as frames and as bodies, with wrong and with correct MACs. A decoded
+/// message must stay the same when it is encoded and decoded again. Panics only if a decoder is wrong.
 pub fn exercise(bytes: &[u8]) {
     let secret_bytes: Vec<u8> = (1..33).collect();
     let Ok(secret) = Secret::new(&secret_bytes) else { unreachable!("32 bytes") };
     let mut out = Vec::new();
-    // As they are: the MAC stops all of them.
+    // As received: every frame is rejected by its MAC.
     let _ = Header::peek(bytes);
     cut(bytes);
     assert!(respond(&secret, &node(2), bytes, &mut out).is_err(), "a forged hello was taken");
@@ -45,7 +45,8 @@ pub fn exercise(bytes: &[u8]) {
     let mut session = session_of_nobody();
     assert!(session.open(bytes).is_err(), "a forged frame was opened");
 
-    // Sealed by one who has the secret: the decoders themselves. The first byte chooses where to.
+    // With correct MACs, as from a sender that has the secret, to test the decoders. The first byte selects the kind of
+    // the body.
     let Some((choice, body)) = bytes.split_first() else { return };
     cut(body);
     let sealed = |key: &[u8; 32]| {
@@ -70,7 +71,7 @@ pub fn exercise(bytes: &[u8]) {
     }
 }
 
-/// However a message is cut into frames, all of it is looked at, once, and nothing of it is taken.
+/// Whatever the boundaries of frames are, all bytes of a message are visited once, and no frame is accepted.
 fn cut(message: &[u8]) {
     let (mut bytes, mut torn) = (0, false);
     for frame in Frames::of(message) {

@@ -6,7 +6,7 @@
 //!  6  1  kind             14  2  0                      40  8  session           32  MAC over all before it
 //!  7  1  0                16  8  link of the receiver
 //! ```
-//! Frames of a handshake have protocol 0, link 0, counter 0: their form never changes.
+//! Frames of a handshake have protocol 0, link 0, counter 0. Their form never changes.
 
 use forebay_types::{Code, Reader};
 
@@ -14,28 +14,28 @@ use crate::limits::{BODY_BYTES_MAX, HEADER_BYTES, MAC_BYTES, SLOT_MAX};
 
 const MAGIC: &[u8; 4] = b"FBAY";
 
-/// What a frame holds.
+/// The kind of a frame's body.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Kind {
     /// Opens a handshake.
     Hello = 1,
-    /// Answers it.
+    /// Accepts a handshake.
     Welcome = 2,
-    /// Refuses it.
+    /// Refuses a handshake.
     Refuse = 3,
-    /// Ends it: the first frame under the session's key.
+    /// Completes a handshake. It is usually the first frame under the session's key.
     Finish = 4,
     /// A request of `forebay-types`.
     Ask = 10,
     /// Its reply.
     Answer = 11,
-    /// Read of a stripe.
+    /// A read from a backing file.
     ReadStripe = 12,
-    /// Write of a stripe.
+    /// A write to a backing file.
     WriteStripe = 13,
-    // 14 to 19 are reserved: they were kinds that nothing sent, and are refused like any unknown number.
-    /// Says that the sender lives.
+    // 14 to 19 are reserved. They were kinds that were never sent, and are refused like any unknown number.
+    /// The sender is alive.
     Heartbeat = 20,
     /// Answers a heartbeat.
     Alive = 21,
@@ -43,9 +43,9 @@ pub enum Kind {
     Goodbye = 22,
     /// A request could not be served.
     Failure = 23,
-    /// Asks for memory of the receiver's to send data to ahead of their requests.
+    /// Requests memory of the receiver into which the sender may write data ahead of its requests.
     TakeEagerBuffers = 24,
-    /// Grants it.
+    /// Grants that memory.
     GrantEagerBuffers = 25,
 }
 
@@ -68,59 +68,60 @@ impl Kind {
         Kind::GrantEagerBuffers,
     ];
 
-    /// The kind of a byte.
+    /// The kind with this number.
     pub fn from_u8(v: u8) -> Result<Kind, Code> {
         Kind::ALL.into_iter().find(|k| *k as u8 == v).ok_or(Code::Malformed)
     }
 
-    /// True for frames of a handshake, which are under the pool's key.
+    /// True for frames of a handshake, whose MAC uses a key of the pool.
     pub fn opens(self) -> bool {
         matches!(self, Kind::Hello | Kind::Welcome | Kind::Refuse)
     }
 
-    /// True for what must be answered.
+    /// True for kinds that must be answered.
     pub fn asks(self) -> bool {
         matches!(self, Kind::Ask | Kind::ReadStripe | Kind::WriteStripe | Kind::TakeEagerBuffers)
     }
 
-    /// True for what answers a request.
+    /// True for kinds that answer a request.
     pub fn answers(self) -> bool {
         matches!(self, Kind::Answer | Kind::GrantEagerBuffers | Kind::Failure)
     }
 }
 
-/// Whose request it is: with it a retry is known, and answered instead of repeated.
+/// Identifies a request. A retry has the same stamp, and is answered from the kept reply instead of being executed
+/// again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Stamp {
-    /// The asking session.
+    /// The session of the client that made the request.
     pub session: u64,
-    /// Slot of the session, at most 4095: one request at a time each.
+    /// Slot of the session, at most 4095. A slot has one request at a time.
     pub slot: u16,
-    /// Rises with every request of the slot.
+    /// Increases with every request of the slot.
     pub sequence: u64,
 }
 
-/// What is in front of every body.
+/// The header of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// Protocol of the session; 0 in a handshake.
+    /// Protocol version of the session, 0 in a handshake.
     pub protocol: u16,
-    /// What the body holds.
+    /// The kind of the body.
     pub kind: Kind,
     /// The receiver's number for the link; 0 in a handshake.
     pub link: u64,
-    /// Counts the frames of one direction.
+    /// The number of the frame in its direction of the session.
     pub counter: u64,
-    /// The asker's number of the request that this frame asks or answers; 0 for neither.
+    /// The requester's number of the request, in the request and in its answer. 0 for other kinds.
     pub request: u64,
-    /// Whose request it is.
+    /// The stamp of the request.
     pub stamp: Stamp,
     /// Bytes of the body.
     pub body_bytes: usize,
 }
 
 impl Header {
-    /// Writes header, room for `body` filled by the caller and for the MAC: replaces what `out` held.
+    /// Replaces the contents of `out` by header and body, and reserves space for the MAC.
     pub(crate) fn put(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Code> {
         if body.len() > BODY_BYTES_MAX || self.stamp.slot > SLOT_MAX {
             return Err(Code::TooBig);
@@ -141,11 +142,11 @@ impl Header {
         Ok(())
     }
 
-    /// Reads the header of a frame whose length fits it. Nothing is authenticated yet: what it says may only choose the
-    /// key.
+    /// Reads the header of a frame, and checks the frame's length. The header is not authenticated yet. It may only be
+    /// used to select the key.
     ///
     /// # Errors
-    /// [`Code::Malformed`] for anything that no sender of ours makes.
+    /// [`Code::Malformed`] for anything that Forebay does not send.
     pub fn peek(frame: &[u8]) -> Result<Header, Code> {
         let mut r = Reader::new(frame);
         if r.array::<4>()? != MAGIC {
@@ -172,7 +173,7 @@ impl Header {
         Ok(Header { protocol, kind, link, counter, request, stamp, body_bytes })
     }
 
-    /// How long the frame is that these bytes begin with; they may be fewer, or more.
+    /// The length of the frame that starts at the first of these bytes. There may be fewer or more bytes.
     pub(crate) fn frame_bytes(bytes: &[u8]) -> Result<usize, Code> {
         let (magic, rest) = bytes.split_first_chunk::<4>().ok_or(Code::Malformed)?;
         let body_bytes = rest.get(4..8).and_then(|word| word.first_chunk()).ok_or(Code::Malformed)?;
@@ -183,24 +184,24 @@ impl Header {
         Ok(HEADER_BYTES + body_bytes + MAC_BYTES)
     }
 
-    /// True for bytes that begin with a frame of a handshake, as far as its header says.
+    /// True for bytes that start with a frame of a handshake, judged by its header.
     pub(crate) fn opens(bytes: &[u8]) -> bool {
         bytes.get(4..6) == Some(&[0, 0])
     }
 
-    /// The body of a frame that [`Header::peek`] took.
+    /// The body of a frame that [`Header::peek`] accepted.
     pub(crate) fn body(frame: &[u8]) -> &[u8] {
         &frame[HEADER_BYTES..frame.len() - MAC_BYTES]
     }
 }
 
-/// Appends the MAC of what `out` holds.
+/// Appends the MAC of the contents of `out`.
 pub(crate) fn seal(key: &[u8; 32], out: &mut Vec<u8>) {
     let mac = blake3::keyed_hash(key, out);
     out.extend_from_slice(mac.as_bytes());
 }
 
-/// True when the frame's last bytes are the MAC of the others. The comparison takes the same time for all.
+/// True if the frame's last bytes are the MAC of the others. The comparison takes constant time.
 pub(crate) fn proven(key: &[u8; 32], frame: &[u8]) -> bool {
     let Some((said, mac)) = frame.split_last_chunk::<MAC_BYTES>() else { return false };
     blake3::keyed_hash(key, said) == blake3::Hash::from_bytes(*mac)

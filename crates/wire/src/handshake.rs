@@ -1,13 +1,14 @@
-//! How two nodes prove to each other that they have the pool's secret.
+//! The handshake, in which two nodes prove to each other that they have the pool's secret.
 //!
 //! ```text
-//! initiator ── Hello: who I am, nonce                                  MAC by the pool's key for hellos
-//! responder ── Welcome: who I am, nonce, protocol, digest of the Hello  MAC by the pool's key for welcomes
+//! initiator ── Hello: identity, nonce                                   MAC by the pool's key for hellos
+//! responder ── Welcome: identity, nonce, protocol, digest of the Hello  MAC by the pool's key for welcomes
 //! initiator ── Finish, or any frame                                     MAC by the session's key
 //! ```
-//! The session's keys come from the secret and both frames, so from both nonces: an old Welcome answers no new Hello, and
-//! an old Hello gets a Welcome that its replayer cannot finish. The responder acts on nothing before a frame under the
-//! session's key has come. One who lacks the secret is not answered at all.
+//! The session's keys derive from the secret and both frames, and so from both nonces. An old Welcome does not fit a
+//! new Hello. A sender that replays an old Hello gets a Welcome, but cannot compute the session's key. The responder
+//! acts on nothing before it has received a frame under the session's key. A sender without the secret gets no answer
+//! at all.
 
 use forebay_types::{Code, Reader};
 
@@ -21,35 +22,36 @@ use crate::session::Session;
 const TO_RESPONDER: u8 = 1;
 const TO_INITIATOR: u8 = 2;
 
-/// Why a node with the right secret was refused.
+/// The reason why a node with the right secret was refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    /// [`Code::NotSupported`]: no common protocol. [`Code::Invalid`]: another pool. [`Code::Exists`]: it met itself.
-    /// Others: what [`respond_unless`] was given.
+    /// [`Code::NotSupported`]: no common protocol. [`Code::Invalid`]: another pool. [`Code::Exists`]: the node
+    /// connected to itself. Otherwise the code that the caller of [`respond_unless`] returned.
     pub code: Code,
-    /// In words, at most 512 bytes.
+    /// The reason as text, at most 512 bytes.
     pub detail: String,
 }
 
-/// What came back to an [`Initiator`].
+/// The answer to a Hello.
 #[derive(Debug)]
 pub enum Answer {
-    /// The peer is who it must be; send [`crate::Message::Finish`] or any other message.
+    /// The peer has the secret and belongs to this pool. The initiator sends [`crate::Message::Finish`] or any other
+    /// message.
     Welcome(Hello, Box<Session>),
-    /// The peer has the secret and does not want this node.
+    /// The peer has the secret and refuses this node.
     Refused(Refusal),
 }
 
-/// What a responder made of a Hello; the frame to send back is in `out`.
+/// The result of a Hello. The frame to send back is in `out`.
 #[derive(Debug)]
 pub enum Response {
-    /// The session, to be trusted from its first frame that opens.
+    /// The session. The peer is authenticated when a first frame of it opens.
     Welcome(Hello, Box<Session>),
-    /// Say so to the address in the hello, and forget it.
+    /// The frame is sent to the address in the Hello, and no state is kept.
     Refuse(Hello, Refusal),
 }
 
-/// The side that asks for a link.
+/// The side that requests a link.
 #[derive(Debug)]
 pub struct Initiator {
     me: Hello,
@@ -70,7 +72,7 @@ fn done(r: &Reader<'_>) -> Result<(), Code> {
 }
 
 impl Initiator {
-    /// Begins: the frame to send is [`Initiator::frame`], as often as it takes.
+    /// Starts a handshake. [`Initiator::frame`] is sent until it is answered.
     pub fn start(secret: &Secret, me: Hello) -> Result<Initiator, Code> {
         let (mut body, mut frame) = (Vec::new(), Vec::new());
         me.put(&mut body)?;
@@ -80,27 +82,28 @@ impl Initiator {
         Ok(Initiator { me, frame, digest })
     }
 
-    /// The Hello.
+    /// The encoded Hello.
     pub fn frame(&self) -> &[u8] {
         &self.frame
     }
 
-    /// What was said in it.
+    /// The contents of the Hello.
     pub fn hello(&self) -> &Hello {
         &self.me
     }
 
-    /// True when a frame says that it answers this Hello: whether it does is for [`Initiator::finish`] to prove.
+    /// True if a frame carries the digest of this Hello. [`Initiator::finish`] then verifies the frame.
     pub fn is_answered_by(&self, frame: &[u8]) -> bool {
         let digest = frame.get(HEADER_BYTES..).and_then(|body| body.get(..32));
         digest == Some(self.digest.as_slice())
     }
 
-    /// Takes an answer. An error leaves the handshake as it was: anyone can send rubbish.
+    /// Verifies and decodes an answer. After an error the handshake still waits for an answer, as any host can send
+    /// rubbish.
     ///
     /// # Errors
-    /// [`Code::AccessDenied`] for a MAC that is not the pool's, [`Code::Stale`] for an answer to another Hello,
-    /// [`Code::Malformed`] for the rest.
+    /// [`Code::AccessDenied`] for a MAC that is not by the pool's key, [`Code::Stale`] for an answer to another Hello,
+    /// [`Code::Malformed`] for anything else.
     pub fn finish(&self, secret: &Secret, frame: &[u8]) -> Result<Answer, Code> {
         let header = Header::peek(frame)?;
         if !matches!(header.kind, Kind::Welcome | Kind::Refuse) {
@@ -153,16 +156,17 @@ fn refusal(me: &Hello, peer: &Hello) -> Option<Refusal> {
     Some(Refusal { code, detail })
 }
 
-/// Answers a Hello: `me` must have a new nonce and link. What is to be sent to the address in the peer's hello replaces
-/// what `out` held.
+/// Answers a Hello. `me` must have a new nonce and link. The frame for the address in the peer's Hello replaces the
+/// contents of `out`.
 ///
 /// # Errors
-/// [`Code::AccessDenied`] for who has not the secret and [`Code::Malformed`] for what is no Hello: send nothing.
+/// The caller then sends nothing. [`Code::AccessDenied`] for a sender without the secret, [`Code::Malformed`] for a
+/// frame that is no Hello.
 pub fn respond(secret: &Secret, me: &Hello, frame: &[u8], out: &mut Vec<u8>) -> Result<Response, Code> {
     respond_unless(secret, me, frame, out, |_| None)
 }
 
-/// As [`respond`], where a peer with the right secret may be refused for a reason of the caller's.
+/// As [`respond`], but `refused` can refuse a peer that has the right secret.
 ///
 /// # Errors
 /// As [`respond`].

@@ -1,36 +1,36 @@
-//! Who a node is: what opens a handshake.
+//! A node's identity, as the first two frames of a handshake carry it.
 
 use forebay_types::{Code, NodeId, Reader};
 
 use crate::limits::{ADDRESS_BYTES_MAX, NODE_MAX};
 
-/// What a node says of itself when a link begins. Its encoding never changes: newer protocols add messages, not fields
-/// here.
+/// A node's description of itself at the start of a link. Its encoding never changes: newer protocols add messages, but
+/// no fields here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// Oldest and newest protocol that it speaks.
+    /// Oldest and newest protocol version that the node supports.
     pub protocols: (u16, u16),
-    /// The pool, by the random id it got when it was made.
+    /// The pool's ID ([`Secret::pool`](crate::Secret::pool)).
     pub pool: [u8; 16],
     /// Its node number.
     pub node: NodeId,
-    /// New at each start of the daemon, which tells a restart from a network that was cut. The lower half is random;
-    /// the upper half is that of the node's data, and the same at each start with them, or 0.
+    /// New at each start of the daemon, to distinguish a restart from a network outage. The lower half is random. The
+    /// upper half is the ID of the node's data, the same at each start with them, or 0.
     pub incarnation: u64,
-    /// Its number for the link, never 0: in every frame that is sent to it.
+    /// The node's number for the link, never 0. Every frame to the node has it.
     pub link: u64,
-    /// Bytes that its targets give.
+    /// Capacity of its targets.
     pub capacity_bytes: u64,
-    /// Its clock, in microseconds since 1970: a pool refuses nodes whose clocks differ too much.
+    /// Its clock, in microseconds since 1970. A pool refuses nodes whose clocks differ too much.
     pub clock_us: u64,
     /// 32 random bytes, new for each handshake.
     pub nonce: [u8; 32],
-    /// The address of its endpoint, as the transport gives it.
+    /// The address of its endpoint, in the transport's format.
     pub address: Vec<u8>,
 }
 
 impl Hello {
-    /// The newest protocol that both speak.
+    /// The newest protocol version that both support.
     pub fn common(&self, other: &Hello) -> Option<u16> {
         let newest = self.protocols.1.min(other.protocols.1);
         (newest >= self.protocols.0 && newest >= other.protocols.0).then_some(newest)

@@ -1,16 +1,16 @@
-//! Messages between nodes: how they are encoded, bounded and authenticated.
+//! Messages between nodes: their encoding, limits and authentication.
 //!
-//! A *frame* is a fixed header, a body, a MAC; a message of the transport is one, or a bundle of some ([`Frames`]). Two
-//! nodes prove to each other that they have the pool's secret ([`Initiator`], [`respond`]) and get a [`Session`]: one
-//! key a direction, a counter in every frame, and a window that refuses replays. The MAC is checked over the raw bytes
-//! before anything of the body is read.
+//! A *frame* is a fixed header, a body and a MAC. A message of the transport is one frame, or a bundle of several
+//! ([`Frames`]). Two nodes prove to each other that they have the pool's secret ([`Initiator`], [`respond`]) and get a
+//! [`Session`]: one key for each direction, a counter in every frame, and a window that refuses replays. The MAC is
+//! checked over the raw bytes before any of the body is read.
 //!
-//! Bodies are [`Message`]s: requests and replies of `forebay-types` as they are, data of stripes, heartbeats.
-//! Every length, name, offset and count is checked in decoding, and bytes left over are refused, so that what is
-//! behind [`Message::decode`] is within the bounds of [`limits`].
+//! Bodies are [`Message`]s: encoded requests and replies of `forebay-types`, data of backing files, heartbeats.
+//! Decoding checks every length, name, offset and count, and refuses trailing bytes. So every message that
+//! [`Message::decode`] returns is within the bounds of [`limits`].
 //!
-//! What is not here: I/O, clocks, randomness (the caller brings nonces). Contents are not hidden from who taps the
-//! network, and bytes that move by RMA have no MAC: docs/decisions/0008-authentication-between-nodes.md.
+//! Not here: I/O, clocks, randomness (the caller supplies nonces). Contents are not encrypted, and bytes that move by
+//! RMA have no MAC: docs/decisions/0008-authentication-between-nodes.md.
 //!
 //! Tests: beside the code, `tests/messages.rs` (round trips, bounds), `tests/garbage.rs` (truncation, bit flips,
 //! random and mutated input for some seconds; the same entry point as `fuzz/`).

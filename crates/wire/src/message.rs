@@ -6,106 +6,107 @@ use forebay_types::{Answer, BackingId, Caller, Code, Ino, Reader, Refusal, Reply
 use crate::frame::Kind;
 use crate::limits::{BODY_BYTES_MAX, DATA_BYTES_MAX, DETAIL_BYTES_MAX, INLINE_BYTES_MAX};
 
-/// Registered memory of the sender of a message, which its receiver may read or write by RMA.
+/// Registered memory of a message's sender. The receiver may read or write it by RMA.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Memory {
-    /// Where the range begins, as the transport counts.
+    /// The start of the range, as the transport addresses it.
     pub address: u64,
-    /// The key that allows it.
+    /// The key that permits access.
     pub key: u64,
 }
 
 /// Where the bytes of a data request are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DataLocation<'a> {
-    /// In the message itself: of a write the bytes, of a read none yet, for they come in the answer.
+    /// In the message itself. A write has its bytes here. A read has none, as its bytes are in the answer.
     Inline(&'a [u8]),
-    /// In the asker's registered memory.
+    /// In the requester's registered memory.
     Remote(Memory),
-    /// In the requester's registered memory. The bytes of a write are also on their way into an eager buffer that the
-    /// receiver granted, where they end with its last byte.
+    /// In the requester's registered memory. The bytes of a write are also in transfer to an eager buffer that the
+    /// receiver granted. They end at the buffer's last byte.
     Eager {
-        /// Where the bytes are if the transfer fails.
+        /// Where to read the bytes if the transfer to the eager buffer fails.
         memory: Memory,
         /// The number of [`Message::TakeEagerBuffers`].
         grant: u32,
         /// The index of the buffer in the grant.
         buffer: u16,
-        /// Rises with each use of the buffer.
+        /// Increases with each use of the buffer.
         generation: u32,
     },
 }
 
-/// A message between nodes. Each that asks is answered by one that answers, or by `Failure`.
+/// A message between nodes. A request is answered by its answer or by `Failure`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message<'a> {
     /// The initiator's proof that it has the session's key.
     Finish,
     /// A client's or a daemon's request, with its caller. → `Answer`
     Ask(Caller, Request<'a>),
-    /// What the owner answers.
+    /// The answer of the node that served the request.
     Answer(Answer<'a>),
-    /// Reads `bytes` at `offset` of a backing file; fewer at its end. → `Answer`, with a count
+    /// Reads `bytes` at `offset` of a backing file, or fewer at its end. → `Answer`, with a count
     ReadStripe {
-        /// Which.
+        /// The backing file.
         id: BackingId,
         /// Offset within the backing file.
         offset: u64,
-        /// At most 64 KiB inline, 64 MiB by RMA; not 0.
+        /// 1 byte to 64 KiB inline, to 64 MiB by RMA.
         bytes: u64,
-        /// Inline (empty here), or where to put them.
+        /// `Inline` (empty here), or the memory to store them in.
         to: DataLocation<'a>,
     },
     /// Writes `bytes` at `offset` of a backing file. → `Answer`, with a count
     WriteStripe {
-        /// Which.
+        /// The backing file.
         id: BackingId,
         /// Offset within the backing file.
         offset: u64,
-        /// At its end instead, wherever that is: no other write comes between.
+        /// Writes at the end of the file instead of at `offset`. No other write comes between finding the end and
+        /// writing.
         append: bool,
-        /// At most 64 KiB inline, 64 MiB by RMA; not 0.
+        /// 1 byte to 64 KiB inline, to 64 MiB by RMA.
         bytes: u64,
-        /// The bytes, or where to get them.
+        /// The bytes, or the memory to read them from.
         from: DataLocation<'a>,
     },
-    /// Asks for eager buffers: memory of the receiver into which the sender writes by RMA before the request that names
-    /// the buffer. The sender does not use what was granted under an earlier number any more. → `GrantEagerBuffers`
+    /// Requests eager buffers: memory of the receiver into which the sender writes by RMA before it sends the request
+    /// that names the buffer. The sender no longer uses buffers of earlier grants. → `GrantEagerBuffers`
     TakeEagerBuffers {
-        /// The sender's number of the grant, greater than those before.
+        /// The sender's number of the grant, greater than all before.
         grant: u32,
     },
-    /// Grants eager buffers, which lie one behind the other.
+    /// Grants eager buffers, which are adjacent in memory.
     GrantEagerBuffers {
-        /// Where the first begins.
+        /// The start of the first buffer.
         memory: Memory,
-        /// How many: not 0.
+        /// The number of buffers, not 0.
         buffers: u16,
-        /// Bytes of each: not 0.
+        /// Bytes of each buffer, not 0.
         bytes: u32,
     },
-    /// The sender lives, and says when it said so. → `Alive`
+    /// The sender is alive. → `Alive`
     Heartbeat {
         /// The sender's clock, in microseconds since 1970.
         clock_us: u64,
     },
     /// Answers a heartbeat.
     Alive {
-        /// The heartbeat's clock.
+        /// The clock of the heartbeat.
         echo_us: u64,
-        /// The answerer's clock.
+        /// The clock of the node that answers.
         clock_us: u64,
     },
-    /// The sender leaves in order: what is not answered will not be.
+    /// The sender leaves in order, and will not answer further requests.
     Goodbye {
-        /// Why, for the log.
+        /// The reason, for the log.
         detail: &'a [u8],
     },
-    /// The request was not served.
+    /// The request was not executed.
     Failure {
-        /// Why.
+        /// The reason.
         code: Code,
-        /// In words, for the log.
+        /// The reason as text, for the log.
         detail: &'a [u8],
     },
 }
@@ -149,7 +150,7 @@ impl<'a> Transfer<'a> {
         if end > FILE_BYTES_MAX {
             return Err(Code::FileTooLarge);
         }
-        // A file with one backing file has number 0, one with several counts its components from 1.
+        // A file with one backing file has number 0. A striped file's components have numbers from 1.
         if usize::from(self.id.number) > COMPONENTS_MAX
             || self.id.stripe >= STRIPES_MAX
             || self.bytes == 0
@@ -239,7 +240,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Bytes that suffice for the body of all but the longest.
+    /// Bytes that suffice for the body of nearly every message.
     fn guess(&self) -> usize {
         const FIXED: usize = 512;
         match self {
@@ -252,10 +253,10 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Encodes the body; replaces what `out` held.
+    /// Encodes the body into `out` and replaces its contents.
     ///
     /// # Errors
-    /// [`Code::TooBig`] and the others that [`Message::decode`] would give: what cannot be read is not sent.
+    /// [`Code::TooBig`] and the errors of [`Message::decode`], so that no message is sent that cannot be decoded.
     pub fn encode_to(&self, out: &mut Vec<u8>) -> Result<(), Code> {
         for room in [self.guess().min(BODY_BYTES_MAX), BODY_BYTES_MAX] {
             out.resize(room, 0);
@@ -274,7 +275,7 @@ impl<'a> Message<'a> {
         unreachable!("the last room is BODY_BYTES_MAX")
     }
 
-    /// Encodes the body into `buffer`; the number of bytes.
+    /// Encodes the body into `buffer`. Returns the number of bytes.
     ///
     /// # Errors
     /// As [`Message::encode_to`].
@@ -310,10 +311,10 @@ impl<'a> Message<'a> {
         Ok(w.len())
     }
 
-    /// Decodes and checks a body. The error is what the asker is answered.
+    /// Decodes and checks a body. The error is the code to answer the requester with.
     ///
     /// # Errors
-    /// [`Code::Malformed`] for what no sender of ours makes; the code of a bound that is exceeded otherwise.
+    /// [`Code::Malformed`] for anything that Forebay does not send, otherwise the code of the exceeded limit.
     pub fn decode(kind: Kind, body: &'a [u8]) -> Result<Message<'a>, Code> {
         if body.len() > BODY_BYTES_MAX {
             return Err(Code::TooBig);
@@ -327,7 +328,7 @@ impl<'a> Message<'a> {
             }
             Kind::Answer => {
                 let (code, zero) = (r.u16()?, r.u16()?);
-                // One refusal says more than its code.
+                // `Code::Wide` is the one refusal that carries data.
                 if code != 0 && !(code == Code::Wide as u16 && zero != 0) {
                     let sound = zero == 0 && r.rest().is_empty();
                     return if sound {
@@ -337,7 +338,7 @@ impl<'a> Message<'a> {
                     };
                 }
                 let answer = match Reply::decode_answer(body) {
-                    // Entries are decoded as they are read; those from another node are checked at once.
+                    // Entries are decoded lazily. Those from another node are all checked here.
                     Ok(Reply::Entries(entries)) if entries.iter().any(|e| e.is_err()) => {
                         return Err(Code::Malformed)
                     }

@@ -7,8 +7,8 @@ use forebay_types::Code;
 /// Bytes of a pool's secret.
 pub const SECRET_BYTES: usize = 32;
 
-/// What all nodes of a pool share, and nobody else has. Keys for each use are derived from it, so that a MAC of one
-/// kind of frame is none of another. It is not printed.
+/// The secret that all nodes of a pool share, and no other host has. Keys for each use are derived from it, so that a
+/// MAC of one kind of frame is not valid for another kind. Its `Debug` output shows no bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     hello: [u8; 32],
@@ -21,7 +21,7 @@ impl Secret {
     /// Derives the keys from the pool's 32 random bytes.
     ///
     /// # Errors
-    /// [`Code::Invalid`] for another length, and for bytes that are all alike: a file that was never filled.
+    /// [`Code::Invalid`] for another length, and for bytes that are all equal, as in a file that was never filled.
     pub fn new(bytes: &[u8]) -> Result<Secret, Code> {
         if bytes.len() != SECRET_BYTES || bytes.iter().all(|b| *b == bytes[0]) {
             return Err(Code::Invalid);
@@ -35,7 +35,7 @@ impl Secret {
         })
     }
 
-    /// The pool's id, which its nodes tell one another: all who have the secret know it, and it says nothing of that.
+    /// The pool's ID, which its nodes send to each other. It is derived from the secret and does not reveal it.
     pub fn pool(&self) -> [u8; 16] {
         self.pool
     }
@@ -48,7 +48,7 @@ impl Secret {
         &self.welcome
     }
 
-    /// The key of one direction of a session between the makers of these two frames.
+    /// The key for one direction of the session that these two frames begin.
     pub(crate) fn session(&self, hello: &[u8], welcome: &[u8], direction: u8) -> [u8; 32] {
         let mut h = blake3::Hasher::new_keyed(&self.session);
         h.update(&[direction]);

@@ -1,4 +1,4 @@
-//! What two nodes have after a handshake: keys, counters, a window against replays.
+//! The state of a link after the handshake: keys, counters, a window against replays.
 
 use std::fmt;
 
@@ -10,7 +10,8 @@ use crate::message::Message;
 
 const WORDS: usize = (WINDOW_FRAMES / 64) as usize;
 
-/// Which counters were seen: each is taken once, and none that is too far behind the newest (RFC 6479's ring of words).
+/// The counters that were received. Each is accepted once, and none that is too far behind the newest (a ring of words
+/// as in RFC 6479).
 #[derive(Clone)]
 struct Window {
     /// One above the newest counter.
@@ -23,9 +24,9 @@ impl Window {
         Window { next: 0, seen: [0; WORDS] }
     }
 
-    /// True when the counter is taken, for the first and only time.
+    /// True if the counter is accepted, which happens once for each counter.
     fn take(&mut self, counter: u64) -> bool {
-        // The word that the newest counter is in is only partly used, so the window is a word shorter than the ring.
+        // The ring's word with the newest counter is only partly used, so the window is one word shorter than the ring.
         if counter == u64::MAX || self.next.saturating_sub(counter) > WINDOW_FRAMES - 64 {
             return false;
         }
@@ -44,7 +45,8 @@ impl Window {
     }
 }
 
-/// A session between two nodes that have proven themselves: seals what goes out, opens what comes in.
+/// One end of a session between two nodes that proved to have the secret. It seals outgoing frames and opens incoming
+/// ones.
 #[derive(Clone)]
 pub struct Session {
     protocol: u16,
@@ -62,15 +64,16 @@ impl Session {
         Session { protocol, link, out_key, in_key, next: 0, window: Window::new(), scratch: Vec::new() }
     }
 
-    /// The protocol that both speak.
+    /// The protocol version of the session.
     pub fn protocol(&self) -> u16 {
         self.protocol
     }
 
-    /// Makes the frame of a message; replaces what `out` held. Every frame is sent once: a retry is sealed anew.
+    /// Makes the frame of a message and replaces the contents of `out`. A frame is sent only once: a retry is sealed
+    /// again.
     ///
     /// # Errors
-    /// [`Code::TooBig`] when the message exceeds its bounds, and when the counter is used up.
+    /// [`Code::TooBig`] when the message exceeds its limits, and when the counter is used up.
     pub fn seal(
         &mut self,
         request: u64,
@@ -86,7 +89,7 @@ impl Session {
         sealed
     }
 
-    /// As [`Session::seal`], of a body that [`Message::encode_to`] made: a call that may be sent again keeps that.
+    /// As [`Session::seal`], for a body that [`Message::encode_to`] made. A call keeps that body to send it again.
     pub fn seal_body(
         &mut self,
         kind: Kind,
@@ -112,11 +115,11 @@ impl Session {
         Ok(())
     }
 
-    /// Proves a frame and hands out header and body: the MAC first, then the replay window.
+    /// Verifies a frame, first its MAC, then its counter. Returns header and body.
     ///
     /// # Errors
-    /// [`Code::Malformed`] for what is no frame of this session, [`Code::AccessDenied`] for a MAC that is not ours,
-    /// [`Code::Stale`] for a counter that was seen or is too old.
+    /// [`Code::Malformed`] for bytes that are no frame of this session, [`Code::AccessDenied`] for a wrong MAC,
+    /// [`Code::Stale`] for a counter that was received before or is too old.
     pub fn open<'a>(&mut self, frame: &'a [u8]) -> Result<(Header, &'a [u8]), Code> {
         let header = Header::peek(frame)?;
         if header.protocol != self.protocol {

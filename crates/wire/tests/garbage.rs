@@ -1,12 +1,12 @@
-//! Truncations, bit flips, random and mutated input: no decoder panics, and nothing forged is taken. The entry point is
-//! that of `fuzz/`.
+//! Truncations, bit flips, random and mutated input: no decoder panics, and no forged frame is accepted. `fuzz/` uses
+//! the same entry point.
 
 use std::time::{Duration, Instant};
 
 use forebay_types::{BackingId, Caller, Code, Ino, NodeId, Request};
 use forebay_wire::{exercise, DataLocation, Frames, Hello, Initiator, Kind, Memory, Message, Secret};
 
-/// A stream of numbers (splitmix64, Steele et al. 2014): a seed replays it.
+/// A stream of numbers (splitmix64, Steele et al. 2014), reproducible from its seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -22,7 +22,7 @@ impl Numbers {
     }
 }
 
-/// What `exercise` takes: a choice of the decoder, then a body; and frames whose MAC it replaces.
+/// Inputs of `exercise`: a byte that selects the decoder, then a body, or a frame whose MAC `exercise` replaces.
 fn corpus() -> Vec<Vec<u8>> {
     let stripe = BackingId { target: 1 << 16, ino: Ino(7), number: 1, stripe: 3 };
     let bodies = [
@@ -68,7 +68,7 @@ fn corpus() -> Vec<Vec<u8>> {
         let mut body = Vec::new();
         message.encode_to(&mut body).unwrap();
         let choice = Kind::ALL.iter().position(|k| *k == message.kind()).unwrap() as u8;
-        // As a body, and as a frame of the session that `exercise` opens: link and counter are free there.
+        // As a body, and as a frame of the session that `exercise` opens. That session does not check link and counter.
         let mut frame = vec![choice];
         frame.extend(b"FBAY\x01\x00");
         frame.extend([message.kind() as u8, 0]);
@@ -76,7 +76,7 @@ fn corpus() -> Vec<Vec<u8>> {
         frame.extend([0; 44]);
         frame.extend(&body);
         body.insert(0, choice);
-        // As a bundle: twice, with MACs that nobody has made.
+        // As a bundle: twice, with invalid MACs.
         let whole = [&frame[1..], &[0; 32]].concat();
         let bundle = [&[choice], &whole[..], &whole[..]].concat();
         assert_eq!(Frames::of(&bundle[1..]).filter(Result::is_ok).count(), 2);
@@ -157,7 +157,7 @@ fn random_and_mutated_input_for_two_seconds_is_survived() {
     assert!(rounds > 100);
 }
 
-/// The detector's canary: a body that is sound reaches the decoders through the same door.
+/// The canary test: a valid body reaches the decoders by the same entry point.
 #[test]
 fn exercise_reaches_the_decoders() {
     let reached = corpus().into_iter().filter(|input| {

@@ -1,4 +1,5 @@
-//! Every message round-trips; every bound refuses what exceeds it; only who has the secret gets a session.
+//! Every message survives encoding and decoding, every limit refuses what exceeds it, and only a node with the secret
+//! gets a session.
 
 use forebay_types::limits::{FILE_BYTES_MAX, PATH_MAX};
 use forebay_types::{
@@ -79,7 +80,7 @@ fn attr(ino: u64, mode: u32) -> Attr {
     }
 }
 
-/// The raw material of a message: numbers and bytes from which each kind takes what it needs.
+/// Numbers and bytes from which each kind of message takes its fields.
 #[derive(Clone, Debug)]
 struct Seed {
     a: u64,
@@ -317,7 +318,7 @@ fn data_request_beyond_any_bound_is_refused_both_ways() {
         bad[at..at + with.len()].copy_from_slice(with);
         Message::decode(Kind::ReadStripe, &bad).expect_err("a bound is exceeded")
     };
-    // Layout: target 4, ino 8, number, place, stripe 2, offset 8, bytes 8, address 8, key 8.
+    // Encoding: target 4, ino 8, number 1, location 1, stripe 2, offset 8, bytes 8, address 8, key 8.
     assert_eq!(change(12, &[3]), Code::Invalid);
     assert_eq!(refused(read(BackingId { number: 3, ..stripe }, 0, 1, memory)), Code::Invalid);
     assert_eq!(change(13, &[4]), Code::Malformed);
@@ -342,7 +343,7 @@ fn data_request_beyond_any_bound_is_refused_both_ways() {
         from: DataLocation::Inline(b"xx"),
     };
     assert_eq!(refused(write), Code::Malformed);
-    // Writes alone are sent ahead, and not to an end that only their node knows.
+    // Only writes at an offset use eager buffers. Appends do not, as only the file's node knows its end.
     let sent = |address| DataLocation::Eager {
         memory: Memory { address, key: 1 },
         grant: 2,
@@ -464,7 +465,7 @@ fn handshake_replayed_or_reflected_gives_no_session() {
     assert_eq!(second.finish(&key, &welcome).err(), Some(Code::Stale), "a welcome of another hello");
     assert_eq!(first.finish(&key, first.frame()).err(), Some(Code::Malformed), "its own hello");
     assert_eq!(respond(&key, &hello(2), &welcome, &mut again).err(), Some(Code::Malformed));
-    // A hello that is replayed makes a session of other keys: what was recorded of the first does not open.
+    // A replayed Hello gives a session with other keys. Recorded frames of the first session do not open in it.
     let Ok(Answer::Welcome(_, mut mine)) = first.finish(&key, &welcome) else { panic!() };
     let mut frame = Vec::new();
     mine.seal(1, Stamp::default(), &Message::Finish, &mut frame).unwrap();
@@ -473,7 +474,7 @@ fn handshake_replayed_or_reflected_gives_no_session() {
         panic!()
     };
     assert_eq!(theirs.open(&frame).err(), Some(Code::AccessDenied));
-    // Nor does what a node sent come back to it as its peer's.
+    // A node's own frames, sent back to it, do not open as its peer's.
     assert_eq!(mine.open(&frame).err(), Some(Code::AccessDenied));
 }
 

@@ -1,4 +1,4 @@
-//! What the layer tells its user.
+//! The events that this layer reports to its user.
 
 use forebay_types::{Code, NodeId};
 use forebay_wire::{Kind, Message, Stamp};
@@ -12,24 +12,24 @@ pub struct CallId(pub u64);
 pub struct Failed {
     /// The code for the program.
     pub code: Code,
-    /// For the log: with the node's number where a node is the cause.
+    /// The reason for the log. It has the node's number if a node is the cause.
     pub why: String,
 }
 
-/// To answer a request by.
+/// Identifies a request so that it can be answered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket {
-    /// Who asks.
+    /// The node that sent the request.
     pub node: NodeId,
-    /// Which start of it.
+    /// The incarnation of that node.
     pub incarnation: u64,
-    /// The asker's number of the request.
+    /// The sender's number of the request.
     pub request: u64,
-    /// By which a retry is known.
+    /// The request's stamp, which a retry has too.
     pub stamp: Stamp,
 }
 
-/// A message, decoded once already.
+/// A message that was decoded successfully when it was received.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Body {
     kind: Kind,
@@ -41,7 +41,7 @@ impl Body {
         Body { kind, bytes: bytes.to_vec() }
     }
 
-    /// The encoded message, as it came.
+    /// The encoded message, as it was received.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -55,70 +55,70 @@ impl Body {
     }
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CallEvent {
     /// A link to a node is up, for the first time or again.
     Up {
         /// The node.
         node: NodeId,
-        /// Which start of it: another one than before means that it lost what it had in memory.
+        /// The node's incarnation. If it changed, the node has lost what it had in memory.
         incarnation: u64,
-        /// What it gives.
+        /// Capacity of the node's targets.
         capacity_bytes: u64,
-        /// Its clock less ours, in microseconds, when its welcome came.
+        /// The node's clock minus this node's clock, in microseconds, when its Welcome was received.
         clock_ahead_us: i64,
     },
-    /// A node is unreachable, or refused us: its calls have failed.
+    /// A node is unreachable or refused this node. Its calls have failed.
     Down {
         /// The node.
         node: NodeId,
-        /// Why, naming it.
+        /// The reason, with the node's number.
         failed: Failed,
     },
-    /// A node that asks has made a link.
+    /// A node that sends requests has made a link, or a node answered at the address of another one.
     Joined {
         /// The node.
         node: NodeId,
-        /// Which start of it.
+        /// The node's incarnation.
         incarnation: u64,
-        /// What it gives.
+        /// Capacity of the node's targets.
         capacity_bytes: u64,
-        /// Where it is.
+        /// The node's address.
         address: Vec<u8>,
     },
-    /// It has left, or has been silent for too long, or has started anew.
+    /// A node that sent requests has left, was silent for too long, or has restarted.
     Left {
         /// The node.
         node: NodeId,
-        /// Which start of it.
+        /// The node's incarnation.
         incarnation: u64,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// A node asks.
+    /// A node has sent a request.
     Asked {
-        /// To answer by.
+        /// The argument for [`super::Calls::answer`].
         ticket: Ticket,
-        /// What.
+        /// The request.
         body: Body,
     },
     /// A call has ended.
     Answered {
         /// The call.
         call: CallId,
-        /// Who was asked.
+        /// The node that the request was sent to.
         node: NodeId,
-        /// The answer. [`Message::Failure`] comes as a failure.
+        /// The answer. A [`Message::Failure`] is reported as `Err`.
         outcome: Result<Body, Failed>,
-        /// It was sent at least once; if not, nobody has done anything about it.
+        /// The request was sent at least once. If not, no node has executed any of it.
         sent: bool,
     },
     /// A transfer has ended.
     Moved {
         /// As given to [`super::Calls::transfer`].
         token: u64,
-        /// How.
+        /// The result.
         outcome: Result<(), Failed>,
     },
 }

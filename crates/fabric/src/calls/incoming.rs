@@ -1,4 +1,4 @@
-//! Links of nodes that ask us.
+//! Incoming links: of nodes that send requests to this node.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,8 @@ impl State {
             }
         };
         if self.incoming.len() >= self.settings.incoming_max {
-            // Those that never proved themselves go first: replays of a Hello cost no more than their place.
+            // Unproven links are removed first. So replays of a Hello can use up no more than the places of unproven
+            // links.
             let unproven = self.incoming.iter().find(|(_, i)| !i.proven).map(|(link, _)| *link);
             let oldest = unproven.ok_or(Code::NoResources)?;
             self.drop_incoming(oldest);
@@ -46,7 +47,7 @@ impl State {
         Some(gone)
     }
 
-    /// A link proved itself: it takes the place of older ones of its node.
+    /// Marks a link as proven. It replaces older links of its node.
     fn prove(&mut self, link: u64) {
         let Some(new) = self.incoming.get(&link) else { return };
         let (node, incarnation) = (new.hello.node, new.hello.incarnation);
@@ -78,7 +79,7 @@ impl State {
         }
     }
 
-    /// Something came on a link of another's.
+    /// Handles a frame of an incoming link.
     pub(super) fn hear_from_asker(&mut self, link: u64, frame: &[u8]) -> Result<(), Code> {
         let now = self.now;
         let incoming = self.incoming.get_mut(&link).ok_or(Code::UnknownSession)?;

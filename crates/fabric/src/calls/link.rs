@@ -13,10 +13,10 @@ use crate::endpoint::Peer;
 pub(super) struct Incoming {
     pub(super) hello: Hello,
     pub(super) session: Box<Session>,
-    /// A frame under the session's key has come: the peer is the node that it says, and this is no replay.
+    /// A frame under the session's key was received, so the peer is the node of its Hello, and the Hello is no replay.
     pub(super) proven: bool,
     pub(super) heard: Duration,
-    /// Requests that were handed to the user and not answered.
+    /// Requests that were delivered to the user and are not answered.
     pub(super) asked: BTreeSet<u64>,
 }
 
@@ -25,13 +25,13 @@ pub(super) struct Incoming {
 pub(super) struct Up {
     pub(super) link: u64,
     pub(super) session: Box<Session>,
-    /// When the last valid frame came.
+    /// When the last valid frame was received.
     pub(super) heard: Duration,
-    /// When something was last sent.
+    /// When a frame was last sent.
     pub(super) spoke: Duration,
 }
 
-/// A handshake that is not answered.
+/// A handshake without an answer yet.
 #[derive(Debug)]
 pub(super) struct Asking {
     pub(super) initiator: Initiator,
@@ -46,23 +46,23 @@ pub(super) struct Neighbour {
     pub(super) peer: Peer,
     pub(super) up: Option<Up>,
     pub(super) asking: Option<Asking>,
-    /// Calls that are not answered.
+    /// Calls without an answer yet.
     pub(super) calls: BTreeSet<u64>,
-    /// Since when calls have waited for the link; None while it is up or no call waits.
+    /// Since when calls have waited for the link. None while the link is up or no call waits.
     pub(super) missed: Option<Duration>,
-    /// The user was told that it is unreachable, and not yet that it is up.
+    /// [`CallEvent::Down`](super::CallEvent::Down) was reported, and no [`CallEvent::Up`](super::CallEvent::Up) since.
     pub(super) told_down: bool,
-    /// It refused the handshake with a reason: not tried again before this time.
+    /// The node refused the handshake with a reason. No handshake is started before this time.
     pub(super) refused_until: Duration,
 }
 
 impl Neighbour {
-    /// A handshake is under way.
+    /// True while a handshake is in progress.
     pub(super) fn is_asking(&self) -> bool {
         self.asking.is_some()
     }
 
-    /// It is up, or should be.
+    /// True while the link is up or is being made.
     pub(super) fn is_wanted(&self) -> bool {
         self.up.is_some() || self.asking.is_some()
     }

@@ -1,18 +1,20 @@
-//! Requests and answers between nodes, on top of an endpoint.
+//! Calls: requests to other nodes and their answers, on top of an endpoint.
 //!
-//! A *link* goes from the node that asks to the node that serves; two nodes that ask one another have two. It begins
-//! with the handshake of crates/wire, so that nobody without the pool's secret is heard, and everything on it is
-//! sealed. A call is sent on the link to its node, kept until it is answered, and sent again with the same (session,
-//! slot, sequence) when the link was made anew or no answer came for long: the serving node answers such a retry from
-//! what it kept. A request that is being served is not handed out twice.
+//! A *link* leads from the node that sends requests to the node that serves them. Two nodes that send requests to each
+//! other have two links. A link begins with the handshake of crates/wire, which fails without the pool's secret. Every
+//! later frame on it has a counter and a MAC. A call is sent on the link to its node and kept until it is answered. It
+//! is sent again with the same (session, slot, sequence) if the link was replaced, or if no answer was received for
+//! [`CallsSettings::resend`]. The serving node answers such a retry from its kept replies. A request that is still
+//! being served is not delivered to the user again.
 //!
 //! ```text
-//! link:  idle ─call─► asking ─Welcome─► up ─silence, failed send─► asking anew, the old one still heard ─► up | down
-//! call:  waiting for the link ─► sent ─► answered | deadline: timed out | node unreachable: EIO, naming it
+//! link:  idle ─call─► handshake ─Welcome─► up ─silence, failed send─► handshake, old link still valid ─► up | down
+//! call:  waiting for the link ─► sent ─► answered | deadline: TimedOut | node unreachable: EIO that names it
 //! ```
-//! Nothing here blocks or has a thread: the user calls [`Calls::progress`] and takes what happened from [`Calls::next_event`]; or
-//! gives it to a [`CallsThread`]. Faults survived: any loss, delay, duplicate or reordering of messages; peers that stop, die
-//! and come back. Tests: `tests/calls.rs`, `tests/simulation.rs`, `tests/death.rs`.
+//! No function but [`Calls::wait`] blocks, and [`Calls`] has no thread. The user calls [`Calls::progress`] and takes
+//! events from [`Calls::next_event`], or starts a [`CallsThread`]. Faults survived: any loss, delay, duplication or
+//! reordering of messages; peers that stop, die and restart. Tests: `tests/calls.rs`, `tests/simulation.rs`,
+//! `tests/death.rs`.
 
 mod call_event;
 mod incoming;
@@ -36,12 +38,13 @@ pub use settings::{CallsSettings, Identity, Statistics};
 use state::{Leaving, State, To};
 pub use thread::CallsThread;
 
-/// Tokens of the endpoint with this bit are of user's transfers; without it they are of frames, by node.
+/// Endpoint tokens with this bit set belong to the user's transfers. Other tokens belong to messages and are node
+/// numbers.
 const TRANSFER: u64 = 1 << 63;
-/// The tag of all frames: what they are is for their headers to say.
+/// The tag of all messages. The kind of a frame is in the frame's header.
 const TAG: u64 = 0;
 
-/// Frames on their way to the endpoint in one message.
+/// Frames that leave for one peer in one message.
 #[derive(Debug)]
 struct Bundle {
     peer: Peer,
@@ -49,15 +52,15 @@ struct Bundle {
     bytes: Vec<u8>,
 }
 
-/// A node's calls. See the module.
+/// The calls of a node. See the module.
 pub struct Calls {
     endpoint: Box<dyn Endpoint>,
     state: State,
     peers: BTreeMap<Vec<u8>, Peer>,
     leaving: VecDeque<Bundle>,
-    /// What is asked and answered leaves together, when the user says so.
+    /// Outgoing frames wait for [`Calls::send_gathered`] or [`Calls::progress`].
     gathers: bool,
-    /// Only the nodes' hosts are heard.
+    /// Messages from hosts other than the nodes' may be dropped.
     only_nodes: bool,
 }
 
@@ -71,7 +74,7 @@ impl std::fmt::Debug for Calls {
 }
 
 impl Calls {
-    /// The calls of a node over its endpoint.
+    /// Makes the calls of a node over its endpoint.
     pub fn new(
         endpoint: Box<dyn Endpoint>,
         identity: Identity,
@@ -115,10 +118,10 @@ impl Calls {
         }
     }
 
-    /// Says where a node is. A new address replaces an old one, as when a node has come back elsewhere.
+    /// Adds a node with its address. A new address replaces the old one, for a node that has restarted elsewhere.
     ///
     /// # Errors
-    /// [`Code::Invalid`] for what is no address of the transport, and for this node itself.
+    /// [`Code::Invalid`] for bytes that are no address of the transport, and for this node's own number.
     pub fn add_node(&mut self, node: NodeId, address: &[u8]) -> Result<(), Code> {
         if node == self.state.identity.node {
             return Err(Code::Invalid);
@@ -132,7 +135,7 @@ impl Calls {
         Ok(())
     }
 
-    /// From now on only hosts of nodes that were added, or are added later, need be heard.
+    /// From now on the endpoint may drop connections of hosts that have no node. Nodes may still be added later.
     pub fn hear_only_nodes(&mut self) {
         self.only_nodes = true;
         for address in self.state.addresses() {
@@ -140,17 +143,17 @@ impl Calls {
         }
     }
 
-    /// Says which data a node has: with others nobody is heard as that node any more.
+    /// Sets the data ID that a node must have. A peer with that node's number and another data ID is refused.
     pub fn expect_data(&mut self, node: NodeId, data: u32) {
         self.state.expected.insert(node, data);
     }
 
-    /// The data of who has this incarnation: [`CallsSettings::data`], or 0 for none.
+    /// The data ID in an incarnation: [`CallsSettings::data`], or 0 for none.
     pub fn data_of(incarnation: u64) -> u32 {
         state::data_of(incarnation)
     }
 
-    /// Forgets a node: its calls fail, its link is closed. For node numbers that are retired.
+    /// Removes a node, fails its calls and closes its link. For node numbers that are retired.
     pub fn remove_node(&mut self, node: NodeId) {
         if let Some(peer) = self.state.remove_neighbour(node) {
             self.flush();
@@ -158,11 +161,11 @@ impl Calls {
         }
     }
 
-    /// Asks a node. The answer comes as [`CallEvent::Answered`], at the latest at the deadline.
+    /// Sends a request to a node. Its result is [`CallEvent::Answered`], at the latest at the deadline.
     ///
     /// # Errors
-    /// [`Code::Invalid`] for an unknown node and for a message that asks nothing, [`Code::Busy`] when too many calls are
-    /// under way, in all or to this node, and what [`Message::encode_to`] refuses.
+    /// [`Code::Invalid`] for an unknown node and for a message that is no request, [`Code::Busy`] when too many calls
+    /// are in progress, in all or to this node, and the errors of [`Message::encode_to`].
     pub fn call(
         &mut self,
         node: NodeId,
@@ -176,46 +179,48 @@ impl Calls {
         Ok(id)
     }
 
-    /// True when a call to the node would not be refused for too many that are under way.
+    /// True if a call to the node would not be refused because too many calls are in progress.
     pub fn has_room(&self, node: NodeId) -> bool {
         self.state.has_room(node)
     }
 
-    /// Answers what [`CallEvent::Asked`]. An asker that is gone is not told; it asks again if it comes back.
+    /// Answers a request of [`CallEvent::Asked`]. Without a link from its sender the answer is dropped, and the sender
+    /// sends the request again when it has a link.
     ///
     /// # Errors
-    /// What [`Message::encode_to`] refuses: nothing was sent, answer something else. [`Code::Invalid`] for a message that
-    /// answers nothing.
+    /// The errors of [`Message::encode_to`]: no answer was sent, and the request can still be answered with another
+    /// message. [`Code::Invalid`] for a message that is no answer.
     pub fn answer(&mut self, ticket: &Ticket, message: &Message<'_>) -> Result<(), Code> {
         self.state.answer(ticket, message)?;
         self.flush_unless_gathering();
         Ok(())
     }
 
-    /// From now on what is asked and answered waits for [`Calls::send_gathered`] or the next [`Calls::progress`], so
-    /// that what goes to one node leaves in one message. Who uses it calls one of them soon.
+    /// From now on requests and answers wait for [`Calls::send_gathered`] or the next [`Calls::progress`], so that
+    /// those for one node leave in one message. The user calls one of these soon.
     pub fn gather(&mut self) {
         self.gathers = true;
     }
 
-    /// Sends what was gathered; from now on everything leaves at once again.
+    /// Sends what was gathered. From now on requests and answers are sent at once again.
     pub fn send_gathered(&mut self) {
         self.gathers = false;
         self.flush();
     }
 
     fn flush_unless_gathering(&mut self) {
-        // What fills a message by itself gains nothing by waiting.
+        // A frame of half a message or more gains nothing by waiting.
         let is_long = |leaving: &Leaving| leaving.frame.len() >= BUNDLE_BYTES_MAX / 2;
         if !self.gathers || self.state.leaving.back().is_some_and(is_long) {
             self.flush();
         }
     }
 
-    /// Starts a transfer with the memory of the caller. Its end comes as [`CallEvent::Moved`].
+    /// Starts a transfer with the memory of the node that sent a request. Its end is reported as [`CallEvent::Moved`].
     ///
     /// # Errors
-    /// As [`Calls::transfer`]; [`Code::Stale`] when that start of the node is gone: what it named is none of the next one's.
+    /// As [`Calls::transfer`]. [`Code::Stale`] if that incarnation of the node has no link: its memory's keys mean
+    /// nothing to the next incarnation.
     pub fn transfer_for(
         &mut self,
         asker: &Ticket,
@@ -227,7 +232,7 @@ impl Calls {
         self.transfer_to(&address, transfer, token, deadline)
     }
 
-    /// Starts a transfer with the memory of a node, whichever start of it there is. Its end comes as
+    /// Starts a transfer with the memory of a node, whatever its incarnation. Its end is reported as
     /// [`CallEvent::Moved`].
     ///
     /// # Errors
@@ -254,7 +259,7 @@ impl Calls {
             return Err(Code::Invalid);
         }
         let peer = self.peer(address)?;
-        // A message that was given before comes before.
+        // Messages that were queued before the transfer leave before it.
         self.flush();
         self.endpoint.transfer(peer, transfer, token | TRANSFER, deadline)
     }
@@ -268,7 +273,8 @@ impl Calls {
         Ok(peer)
     }
 
-    /// Moves everything on; how many things the endpoint told. Never blocks.
+    /// Sends and receives what is possible and handles timers. Returns the number of events of the endpoint. Never
+    /// blocks.
     pub fn progress(&mut self) -> usize {
         self.flush();
         let Calls { endpoint, state, .. } = self;
@@ -295,20 +301,20 @@ impl Calls {
         events
     }
 
-    /// The next thing that happened.
+    /// The next event.
     pub fn next_event(&mut self) -> Option<CallEvent> {
         self.state.happened.pop_front()
     }
 
-    /// Sleeps until something may have happened, at most `timeout`: [`Endpoint::wait`], by this layer's timers too.
+    /// Sleeps until an event is possible, at most `timeout`. As [`Endpoint::wait`], with the timers of the calls.
     pub fn wait(&mut self, timeout: Duration) {
         if let Some(sleep) = self.falls_asleep(timeout) {
             sleep.sleep();
         }
     }
 
-    /// The first half of [`Calls::wait`], as [`Endpoint::falls_asleep`]: the second is done without the calls. None:
-    /// there is something to do.
+    /// The first half of [`Calls::wait`], as [`Endpoint::falls_asleep`]. The second half, [`Sleep::sleep`], does not
+    /// need the calls. None if there is work to do.
     pub fn falls_asleep(&mut self, timeout: Duration) -> Option<Sleep> {
         if !self.state.happened.is_empty() || self.has_to_send() {
             return None;
@@ -317,7 +323,8 @@ impl Calls {
         self.endpoint.falls_asleep(timeout.min(timer))
     }
 
-    /// True when nothing has happened that was not taken, and all that comes will end a sleep that has begun.
+    /// True if no event waits to be taken, no frame waits to be sent, and any further input will end a sleep that was
+    /// begun.
     pub fn may_sleep(&mut self) -> bool {
         self.state.happened.is_empty() && !self.has_to_send() && self.endpoint.may_sleep()
     }
@@ -326,13 +333,13 @@ impl Calls {
         !self.leaving.is_empty() || !self.state.leaving.is_empty()
     }
 
-    /// When something is to be done even if nothing comes.
+    /// When [`Calls::progress`] has work to do even if no message is received.
     pub fn next_timer(&self) -> Duration {
         let timer = self.state.timers_at;
         self.endpoint.next_timer().map_or(timer, |at| at.min(timer))
     }
 
-    /// Says goodbye to all, so that nobody waits for this node. What is under way is not answered.
+    /// Sends a Goodbye on all links, so that no node waits for this one. Calls in progress get no answer.
     pub fn leave(&mut self, detail: &str) {
         self.state.leave(detail);
         self.flush();
@@ -346,17 +353,17 @@ impl Calls {
         &mut *self.endpoint
     }
 
-    /// The endpoint's clock, in which deadlines are.
+    /// The time of the endpoint's clock. Deadlines are times of this clock.
     pub fn now(&self) -> Duration {
         self.endpoint.now()
     }
 
-    /// What happened so far, in numbers.
+    /// Counters since the start.
     pub fn statistics(&self) -> Statistics {
         Statistics { opened_again: self.endpoint.opened_again(), ..self.state.statistics }
     }
 
-    /// Hands what is to leave to the endpoint: what is for one peer in as few messages as it fits in.
+    /// Passes outgoing frames to the endpoint. Frames for one peer share as few messages as possible.
     fn flush(&mut self) {
         if self.leaving.is_empty() && self.state.leaving.is_empty() {
             return;
@@ -377,19 +384,20 @@ impl Calls {
             let Bundle { peer, node, ref bytes } = bundle;
             match self.endpoint.send(peer, TAG, bytes, node.into(), deadline) {
                 Ok(()) => {}
-                // Its peer takes no more for now: this one waits its turn, others go.
+                // The peer's queue is full. This bundle waits, and bundles for other peers are sent.
                 Err(Code::Busy) if busy.len() < self.state.settings.calls_max => busy.push_back(bundle),
-                // As if it were lost on the way: whoever wants an answer sends it again.
+                // As if the message were lost on the way: calls in it are sent again.
                 Err(code) => self.state.send_failed(NodeId(node), code.name()),
             }
         }
         self.leaving = busy;
     }
 
-    /// Puts a frame behind those that leave for its peer.
+    /// Appends a frame to the message that leaves for its peer.
     fn bundle(&mut self, peer: Peer, Leaving { frame, node, .. }: Leaving) {
         if let Some(last) = self.leaving.iter_mut().rev().find(|bundle| bundle.peer == peer) {
-            // What fails is told of one node: of its link, and answers on links of others.
+            // A failed message is attributed to one node. So frames of outgoing links to two nodes do not share one.
+            // Frames of incoming links (node 0) can join any.
             if (last.node == node || last.node == 0 || node == 0) && join(&mut last.bytes, &frame) {
                 last.node = last.node.max(node);
                 return;

@@ -1,4 +1,4 @@
-//! Links to nodes that are asked, and the calls on them.
+//! Outgoing links: to nodes that serve this node's requests. And the calls on them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::state::{Call, Leaving, Role, State, To};
 use crate::endpoint::Peer;
 
 impl State {
-    /// Where all nodes are that are asked.
+    /// The addresses of all nodes that serve requests of this node.
     pub(super) fn addresses(&self) -> Vec<Vec<u8>> {
         self.neighbours.values().map(|n| n.address.clone()).collect()
     }
@@ -45,7 +45,7 @@ impl State {
         self.neighbours.remove(&node).map(|n| n.peer)
     }
 
-    /// The link of a node is no more; its calls wait for the next.
+    /// Drops the link to a node. Its calls wait for the next link.
     fn drop_link(&mut self, node: NodeId) {
         let Some(neighbour) = self.neighbours.get_mut(&node) else { return };
         let up = neighbour.up.take().map(|up| up.link);
@@ -113,12 +113,12 @@ impl State {
                 let leaving = Leaving { to: To::Peer(neighbour.peer), frame, node: call.node.0 };
                 self.leaving.push_back(leaving);
             }
-            // The session's counters are used up: a new link has new ones.
+            // The session's counters are used up. A new link has new ones.
             Err(_) => self.drop_link(self.calls[&id].node),
         }
     }
 
-    /// Sends a message that is no call on the link to a node, if it is up.
+    /// Sends a message that is no call on the link to a node, if the link is up.
     pub(super) fn send_to_served(&mut self, node: NodeId, request: u64, stamp: Stamp, message: &Message<'_>) {
         let Some(neighbour) = self.neighbours.get_mut(&node) else { return };
         let Some(up) = &mut neighbour.up else { return };
@@ -129,7 +129,7 @@ impl State {
         }
     }
 
-    /// Begins a handshake with a node, unless one is under way or the node has just refused.
+    /// Begins a handshake with a node, unless one is in progress or the node has just refused one.
     fn want(&mut self, node: NodeId) {
         let link = self.new_link();
         let Some(neighbour) = self.neighbours.get_mut(&node) else { return };
@@ -150,19 +150,20 @@ impl State {
         self.leaving.push_back(Leaving { to: To::Peer(neighbour.peer), frame, node: node.0 });
     }
 
-    /// A frame to a node did not leave: its link is doubtful.
+    /// A frame to a node could not be sent. Its link may be broken, so another is made.
     pub(super) fn send_failed(&mut self, node: NodeId, why: &str) {
         let Some(neighbour) = self.neighbours.get(&node) else { return };
         tracing::debug!("node {node}: {why}");
         if neighbour.up.is_some() {
-            // What was lost is sent again once the new link is up; until then the old one may still answer.
+            // Lost calls are sent again once the new link is up. Until then, answers on the old link are still
+            // accepted.
             self.want(node);
         }
     }
 
-    /// A Welcome or a refusal came.
+    /// Handles a Welcome or a Refuse.
     pub(super) fn hear_answer_to_hello(&mut self, frame: &[u8]) -> Result<(), Code> {
-        // Only the handshake whose digest it carries is asked to look closer.
+        // Only the handshake whose digest the frame has verifies it.
         let asking = self.neighbours.iter().find_map(|(node, n)| {
             n.asking.as_ref().filter(|a| a.initiator.is_answered_by(frame)).map(|a| (*node, a))
         });
@@ -225,7 +226,7 @@ impl State {
         Ok(())
     }
 
-    /// Something came on a link of ours.
+    /// Handles a frame of an outgoing link.
     pub(super) fn hear_from_served(&mut self, node: NodeId, link: u64, frame: &[u8]) -> Result<(), Code> {
         let now = self.now;
         let neighbour = self.neighbours.get_mut(&node).ok_or(Code::UnknownSession)?;
@@ -235,7 +236,7 @@ impl State {
         match header.kind {
             kind if kind.answers() => {
                 let message = Message::decode(kind, body);
-                // An answer that comes twice, or after its deadline, is nobody's.
+                // An answer may be a duplicate, or may arrive after the call's deadline.
                 let known = self.calls.get(&header.request).is_some_and(|c| c.node == node);
                 if !known {
                     return Err(Code::Stale);
@@ -283,7 +284,7 @@ impl State {
         }
     }
 
-    /// Gives a node up for now: what is asked of it fails, and its link is made anew when something is asked again.
+    /// Marks a node as unreachable. Its calls fail, and its link is dropped. The next call makes a new link.
     fn unreachable(&mut self, node: NodeId, code: Code, why: String) {
         self.fail_calls(node, code, &why);
         self.drop_link(node);
@@ -319,7 +320,7 @@ impl State {
                     self.want(node);
                 }
             } else if let Some(since) =
-                // A node that is known to be down is waited for more shortly.
+                // A node that is known to be down gets a shorter timeout.
                 neighbour
                     .missed
                     .filter(|s| now >= *s + if neighbour.told_down { quiet } else { unreachable })
@@ -335,7 +336,7 @@ impl State {
             }
             let Some(neighbour) = self.neighbours.get_mut(&node) else { continue };
             if let Some(asking) = neighbour.asking.as_mut().filter(|a| a.again_at <= now) {
-                // The same Hello: whichever answer comes first is taken.
+                // The same Hello is sent again, so the first answer to any copy is accepted.
                 asking.pause = (asking.pause * 2).min(self.settings.retry.1);
                 asking.again_at = now + asking.pause;
                 let frame = asking.initiator.frame().to_vec();

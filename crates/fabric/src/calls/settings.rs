@@ -1,57 +1,56 @@
-//! Who a node is, and the times that its calls keep.
+//! A node's identity, and the timeouts and limits of its calls.
 
 use std::time::Duration;
 
 use forebay_types::NodeId;
 use forebay_wire::{PROTOCOL_MAX, PROTOCOL_MIN};
 
-/// What a node tells its peers of itself.
+/// What a node's Hello says about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// The pool's random id.
     pub pool: [u8; 16],
     /// This node's number.
     pub node: NodeId,
-    /// Bytes that its targets give.
+    /// Capacity of its targets.
     pub capacity_bytes: u64,
 }
 
-/// Times and bounds. The defaults suit a cluster, whose messages take microseconds and whose daemons may be stopped for
-/// a second by a loaded host without being dead.
+/// Timeouts and limits. The defaults suit a cluster where messages take microseconds, and where a loaded host may stop
+/// a live daemon for a second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CallsSettings {
-    /// A link that is up says so to its other end this often, when it says nothing else.
+    /// The interval of heartbeats on a link that is up and otherwise idle.
     pub heartbeat: Duration,
-    /// Silence after which a link is made anew beside the old one.
+    /// After this silence a new link is made beside the old one.
     pub quiet: Duration,
-    /// A node that has no link for so long is unreachable: its calls fail. Also the silence after which an asker is
-    /// gone.
+    /// A node without a link for this time is unreachable, and its calls fail. If it is known to be down already, its
+    /// calls fail after `quiet`. An incoming link is dropped after this silence, a proven one after twice this time.
     pub unreachable: Duration,
-    /// A call that was sent and not answered is sent again after so long.
+    /// A call without an answer is sent again after this time.
     pub resend: Duration,
-    /// First and longest pause between attempts to make a link.
+    /// First and longest pause between two sends of a Hello.
     pub retry: (Duration, Duration),
-    /// What the endpoint has not sent by then has failed.
+    /// The endpoint's timeout for each message.
     pub send_timeout: Duration,
-    /// Calls under way.
+    /// Calls in progress.
     pub calls_max: usize,
-    /// Calls under way to one node. A node that has twice as many of another's unanswered refuses more with
-    /// [`Code::Busy`]: what a peer can make us keep is bounded.
+    /// Calls in progress to one node. A node refuses a request with [`Code::Busy`] if it has twice this number of
+    /// unanswered requests on the link. This bounds the memory that a peer can use.
     ///
     /// [`Code::Busy`]: forebay_types::Code::Busy
     pub calls_per_node: usize,
-    /// Links of others, proven or not.
+    /// Incoming links, proven or not.
     pub incoming_max: usize,
-    /// Which data this node has: the upper half of its incarnation, so that peers tell a node that came back from one
-    /// that came back without its data, under whose number they hear nobody ([`crate::Calls::expect_data`]). Never 0;
-    /// none: it has none that matter.
+    /// The ID of this node's data, the upper half of its incarnation. By it peers recognize a node that restarted
+    /// without its data, and refuse it ([`crate::Calls::expect_data`]). Never 0. None if the node has no data that
+    /// matter.
     pub data: Option<u32>,
-    /// Oldest and newest protocol that it says to speak: of another version, in tests of what is said to such.
+    /// Oldest and newest protocol version that the node offers. Tests of the refusal of other versions change it.
     pub protocols: (u16, u16),
-    /// How far the clock that it tells is ahead of this host's, in microseconds: of a host whose clock is wrong, in
-    /// tests.
+    /// For tests: microseconds that are added to the clock sent to peers, as on a host with a wrong clock.
     pub clock_ahead_us: i64,
-    /// Simulations: nonces, link numbers and incarnations come from it, and the clock is the endpoint's.
+    /// For simulations: nonces, link numbers and incarnations derive from the seed, and the endpoint's clock is used.
     pub seed: Option<u64>,
 }
 
@@ -76,31 +75,31 @@ impl Default for CallsSettings {
 }
 
 impl CallsSettings {
-    /// How often timers are looked at.
+    /// The interval at which timers are checked.
     pub(super) fn tick(&self) -> Duration {
         (self.heartbeat / 8).min(self.retry.0 / 4).clamp(Duration::from_millis(1), Duration::from_millis(50))
     }
 }
 
-/// What happened so far.
+/// Counters since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
-    /// Messages that came, of one frame or several.
+    /// Messages received, each of one frame or several.
     pub messages_in: u64,
-    /// Frames that came.
+    /// Frames received.
     pub frames_in: u64,
     /// Frames without the right MAC.
     pub forged: u64,
-    /// Frames that came before, or too late, and answers to handshakes that were given up.
+    /// Frames received before or too late, and answers to handshakes that are no longer in progress.
     pub replayed: u64,
-    /// Frames of unknown links and of no sound form.
+    /// Frames of unknown links, and malformed frames.
     pub unusable: u64,
-    /// Requests that came again while they were being served.
+    /// Requests received again while they were being served.
     pub repeated: u64,
     /// Calls that were sent more than once.
     pub resent: u64,
-    /// Links that were made.
+    /// Outgoing links made.
     pub links_made: u64,
-    /// How often the endpoint was opened anew, because it was deaf.
+    /// How often the endpoint closed and opened everything again, because it had stopped receiving.
     pub opened_again: u64,
 }

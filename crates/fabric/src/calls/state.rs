@@ -1,4 +1,5 @@
-//! The links and calls of a node, without its endpoint: so events of the endpoint are handled while it is in use.
+//! The links and calls of a node, without its endpoint. So the endpoint's events can be handled while the endpoint is
+//! borrowed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -12,23 +13,23 @@ use super::settings::{CallsSettings, Identity, Statistics};
 use crate::endpoint::Peer;
 use crate::numbers::Entropy;
 
-/// Where a frame goes.
+/// The destination of a frame.
 #[derive(Debug)]
 pub(super) enum To {
     Address(Vec<u8>),
     Peer(Peer),
 }
 
-/// A frame that is to leave.
+/// A frame that waits to be sent.
 #[derive(Debug)]
 pub(super) struct Leaving {
     pub(super) to: To,
     pub(super) frame: Vec<u8>,
-    /// The node of the link that it leaves on, for the case that it fails; 0 for an incoming link.
+    /// The node of an outgoing link, to which a failed send is attributed. 0 for an incoming link.
     pub(super) node: u16,
 }
 
-/// What a link's number, in the frames that come, stands for.
+/// The meaning of a link's number in received frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
     /// A link from here to this node.
@@ -37,7 +38,7 @@ pub(super) enum Role {
     In,
 }
 
-/// A call that was not answered.
+/// A call without an answer yet.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) node: NodeId,
@@ -45,9 +46,9 @@ pub(super) struct Call {
     pub(super) stamp: Stamp,
     pub(super) body: Vec<u8>,
     pub(super) deadline: Duration,
-    /// When it was last sent, and on which link; None: it waits for the link.
+    /// When the call was last sent, and on which link. None if it waits for the link.
     pub(super) sent: Option<(Duration, u64)>,
-    /// It was sent at some time.
+    /// The call was sent at least once.
     pub(super) left: bool,
 }
 
@@ -58,26 +59,26 @@ pub(super) struct State {
     pub(super) settings: CallsSettings,
     pub(super) entropy: Entropy,
     pub(super) incarnation: u64,
-    /// The data that each node had when this node first met it.
+    /// The data ID that each node must have ([`Calls::expect_data`](super::Calls::expect_data)).
     pub(super) expected: BTreeMap<NodeId, u32>,
     pub(super) address: Vec<u8>,
     pub(super) now: Duration,
     pub(super) links: BTreeMap<u64, Role>,
     pub(super) neighbours: BTreeMap<NodeId, Neighbour>,
     pub(super) incoming: BTreeMap<u64, Incoming>,
-    /// The proven link of each start of each node that sends requests.
+    /// The proven link of each incarnation of each node that sends requests.
     pub(super) askers: BTreeMap<(NodeId, u64), u64>,
     pub(super) calls: BTreeMap<u64, Call>,
     pub(super) next_call: u64,
     pub(super) leaving: VecDeque<Leaving>,
     pub(super) happened: VecDeque<CallEvent>,
     pub(super) statistics: Statistics,
-    /// When the last valid frame came, from any node.
+    /// When the last valid frame was received, from any node.
     pub(super) heard: Duration,
     pub(super) timers_at: Duration,
 }
 
-/// The data of the node that has this incarnation.
+/// The data ID in an incarnation.
 pub(super) fn data_of(incarnation: u64) -> u32 {
     (incarnation >> 32) as u32
 }
@@ -100,7 +101,7 @@ impl State {
         }
     }
 
-    /// Microseconds since 1970; in a simulation since its start.
+    /// Microseconds since 1970. In a simulation, since its start.
     pub(super) fn clock_us(&self) -> u64 {
         if self.settings.seed.is_some() {
             return self.now.as_micros() as u64;
@@ -110,7 +111,7 @@ impl State {
         now_us.saturating_add_signed(self.settings.clock_ahead_us)
     }
 
-    /// Why a peer is not the node that its number says: it has other data than that node had when it was met.
+    /// If a peer has another data ID than the node whose number it uses: the reason to refuse it.
     pub(super) fn lacks_its_data(&self, peer: &Hello) -> Option<String> {
         let expected = self.expected.get(&peer.node)?;
         (data_of(peer.incarnation) != *expected).then(|| {
@@ -121,7 +122,7 @@ impl State {
         })
     }
 
-    /// A number for a link that cannot be guessed: frames with unknown numbers are dropped unread.
+    /// A link's number. It cannot be guessed, so that frames of other senders are dropped before their MAC is computed.
     pub(super) fn new_link(&mut self) -> u64 {
         loop {
             let link = self.entropy.u64();
@@ -145,7 +146,8 @@ impl State {
         }
     }
 
-    /// No node was heard for a while, although there are nodes with links from or to here.
+    /// True if no valid frame was received for [`CallsSettings::quiet`], although there are nodes with links from or to
+    /// here.
     pub(super) fn hears_nobody(&self) -> bool {
         let expected = self.neighbours.values().any(Neighbour::is_wanted) || !self.askers.is_empty();
         expected && self.now >= self.heard + self.settings.quiet
@@ -179,17 +181,17 @@ impl State {
         self.incoming.get(link).map(|i| i.hello.address.clone())
     }
 
-    /// Does what the timers say is due.
+    /// Handles all timers that are due.
     pub(super) fn timers(&mut self) {
         self.outgoing_timers();
         self.incoming_timers();
         self.call_timers();
-        // Without calls there are only heartbeats.
+        // Without calls only heartbeats need timers.
         let busy = !self.calls.is_empty() || self.neighbours.values().any(Neighbour::is_asking);
         self.timers_at = self.now + if busy { self.settings.tick() } else { self.settings.heartbeat / 2 };
     }
 
-    /// A new call or link needs its timers checked soon.
+    /// Has timers checked soon, for a new call or link.
     pub(super) fn soon(&mut self) {
         self.timers_at = self.timers_at.min(self.now + self.settings.tick());
     }

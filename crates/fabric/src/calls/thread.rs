@@ -1,4 +1,4 @@
-//! A thread for calls, for who asks for one.
+//! A thread for calls.
 
 use std::sync::mpsc::{channel, Sender};
 use std::thread::JoinHandle;
@@ -11,8 +11,8 @@ use crate::endpoint::Waker;
 
 type Work = Box<dyn FnOnce(&mut Calls) + Send>;
 
-/// Calls that have a thread of their own, which sleeps when nothing is to be done. Other threads hand it work; what
-/// happens goes to the handler, on the thread. Dropping this ends the thread and waits for it.
+/// Calls with a thread of their own, which sleeps while it has no work. Other threads pass it closures to run. The
+/// thread passes events to the handler. Dropping this ends the thread and waits for it.
 #[derive(Debug)]
 pub struct CallsThread {
     work: Option<Sender<Work>>,
@@ -21,10 +21,10 @@ pub struct CallsThread {
 }
 
 impl CallsThread {
-    /// Starts the thread, named `name` (15 bytes are seen in `ps`).
+    /// Starts the thread, named `name` (`ps` shows 15 bytes).
     ///
     /// # Errors
-    /// [`Code::NoResources`] when the kernel gives no thread.
+    /// [`Code::NoResources`] when the kernel cannot create a thread.
     pub fn start(
         name: &str,
         mut calls: Calls,
@@ -55,10 +55,10 @@ impl CallsThread {
         Ok(CallsThread { work: Some(sender), waker, thread: Some(thread) })
     }
 
-    /// Has the thread do something with the calls, soon.
+    /// Has the thread run a closure with the calls, soon.
     ///
     /// # Errors
-    /// [`Code::PoolGone`] when the thread has ended: its handler panicked.
+    /// [`Code::PoolGone`] when the thread has ended, because its handler panicked.
     pub fn hand(&self, work: impl FnOnce(&mut Calls) + Send + 'static) -> std::result::Result<(), Code> {
         let sender = self.work.as_ref().ok_or(Code::PoolGone)?;
         sender.send(Box::new(work)).map_err(|_| Code::PoolGone)?;
@@ -72,7 +72,7 @@ impl Drop for CallsThread {
         self.work = None;
         self.waker.wake();
         if let Some(thread) = self.thread.take() {
-            // A handler that panicked has said so.
+            // If the handler panicked, the panic hook has printed the reason.
             let _ = thread.join();
         }
     }

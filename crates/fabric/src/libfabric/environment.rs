@@ -1,30 +1,31 @@
-//! What providers are told by variables of the environment, as they take it no other way. The two ends of a connection
-//! must have the same lengths, or refuse each other below the handshake, where nobody is told why. So a node has these,
-//! whatever its environment had: who starts a program that opens an endpoint gives it these, or it sets them itself
-//! when it opens its first.
+//! Settings of providers that can only be passed in environment variables. Both ends of a connection must have the same
+//! buffer size. Otherwise they refuse each other below the handshake, where no error reaches a user. So every node has
+//! these values, whatever its environment was: the parent of a program that opens an endpoint sets them for it, or the
+//! program sets them itself when it opens its first endpoint.
 
 use std::ffi::OsString;
 use std::sync::Once;
 
 /// Names and values:
 ///
-/// - messages of `ofi_rxm` that go in one step: 32 KiB of data with what is around them, where 16 KiB is its own choice. What is longer
-///   takes messages back and forth before it moves, and twice the processor time;
-/// - receive buffers of such a length, which all connections share: 4096 is its own choice. TCP keeps what finds none. A connection that
-///   breaks in the middle of a message takes one with it (libfabric 1.17), so a few are not enough: see `health.rs`.
+/// - The longest message that `ofi_rxm` sends in one step: 32 KiB of data with its headers. Its default is 16 KiB. A
+///   longer message first takes a handshake, and twice the processor time.
+/// - The number of receive buffers of that size, which all connections share. Its default is 4096. Messages that find
+///   no free buffer wait in TCP. A connection that breaks in the middle of a message takes one buffer with it
+///   (libfabric 1.17), so a few are not enough: see `reopen.rs`.
 const VARIABLES: [(&str, &str); 2] = [("FI_OFI_RXM_BUFFER_SIZE", "36864"), ("FI_OFI_RXM_MSG_RX_SIZE", "256")];
 
-/// All of them: to be given to a program that this starts.
+/// All variables, for the environment of a program to be started.
 pub fn environment() -> impl Iterator<Item = (&'static str, &'static str)> {
     VARIABLES.into_iter()
 }
 
-/// Those that are other in an environment.
+/// The variables that are absent or different in an environment.
 fn missing(of: impl Fn(&str) -> Option<OsString>) -> impl Iterator<Item = (&'static str, &'static str)> {
     environment().filter(move |(name, value)| of(name).is_none_or(|has| has != *value))
 }
 
-/// Sets them, in a process that nobody gave them.
+/// Sets the variables in this process, unless its parent did.
 pub(super) fn set() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

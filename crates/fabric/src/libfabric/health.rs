@@ -1,16 +1,16 @@
-//! What an endpoint knows of its provider: its sockets, and the message to itself that is in flight.
+//! The health of an endpoint: the state of its sockets, and the message to itself that is in flight.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use super::sockets::Sockets;
 
-/// The pause between two openings: at first, and if they follow each other within `reopen::REOPEN_SOON`.
+/// The shortest time until the next opening: normally, and if the opening before was within `reopen::REOPEN_SOON`.
 pub(super) const REOPEN_PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
 /// The token and the tag of a message to itself.
 pub(super) const PROBE: u64 = u64::MAX;
 
-/// What is known of an endpoint's health.
+/// The health of an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     pub(super) sockets: Option<Sockets>,
@@ -21,12 +21,12 @@ pub(super) struct Health {
     pub(super) pause: Duration,
     pub(super) opened_again: u64,
     pub(super) told_at: Option<Duration>,
-    /// Connections that were broken since the log last said so.
+    /// Connections that were broken since the last log line about them.
     pub(super) broken: usize,
     pub(super) said_at: Option<Duration>,
 }
 
-/// A message to itself that is under way.
+/// A message to itself that is in flight.
 #[derive(Debug)]
 pub(super) struct Probe {
     pub(super) nonce: u64,
@@ -35,7 +35,7 @@ pub(super) struct Probe {
 }
 
 impl Health {
-    /// Only providers that have sockets of TCP need any of this.
+    /// The health check. Only providers that use TCP sockets need it.
     pub(super) fn of(provider: &str, address: &[u8]) -> Health {
         let by_tcp = provider.split(';').any(|part| part == "tcp" || part == "net");
         Health {

@@ -1,11 +1,13 @@
 //! Endpoints of libfabric: reliable datagrams, tagged messages, RMA.
 //!
-//! One thread at a time has an endpoint (FI_THREAD_DOMAIN), and its provider is asked to progress only when it is
-//! called (FI_PROGRESS_MANUAL), so that nothing runs behind the user's back; a provider that cannot gets its own way.
-//! What it refuses with -FI_EAGAIN waits here, peer by peer, so that one that cannot be reached holds up no other.
+//! One thread at a time uses an endpoint (FI_THREAD_DOMAIN). Its provider makes progress only inside calls
+//! (FI_PROGRESS_MANUAL), so that no thread of the provider runs. A provider that cannot do this uses its own way.
+//! Operations that the provider refuses with -FI_EAGAIN wait here in a queue for each peer, so that an unreachable peer
+//! does not delay others.
 //!
-//! Buffers and contexts that the provider has are freed when it gives them back, or after the endpoint is closed; if
-//! it will not close, they are leaked. An operation whose deadline passes is reported at once and kept until then.
+//! Buffers and contexts that the provider holds are freed when it returns them, or after the endpoint is closed. If it
+//! cannot be closed, they are leaked. An operation whose deadline passes is reported at once, and its memory is kept
+//! until then.
 
 mod environment;
 mod health;
@@ -35,7 +37,7 @@ pub use settings::{Settings, Waiting};
 pub use state::LibfabricEndpoint;
 use state::{PeerState, Report, PAUSE};
 
-/// Why libfabric cannot be used on this machine, if it cannot.
+/// The reason why libfabric cannot be used on this machine, if it cannot.
 pub fn unusable() -> Option<String> {
     open::library().err().map(|e| e.to_string())
 }
@@ -93,7 +95,8 @@ impl Endpoint for LibfabricEndpoint {
             }
         }
         let state = &self.peers[peer.0 as usize];
-        // While the provider has something for the peer its place stays: it is the same after the next `connect`.
+        // While the provider holds operations for the peer, its entry in the address vector stays, and the next
+        // `connect` uses it.
         if state.under_way == 0 {
             self.remove_place(peer.0 as usize);
         }
@@ -132,7 +135,7 @@ impl Endpoint for LibfabricEndpoint {
         self.next_local += 1;
         let local = Local(self.next_local);
         let address = if self.mr_mode & FI_MR_VIRT_ADDR != 0 { region.start() as u64 } else { 0 };
-        // SAFETY: registered, and enabled where the mode asks for it.
+        // SAFETY: registered, and enabled where the mode requires it.
         let remote = Memory { address, key: unsafe { fi_mr_key(mr.0) } };
         let bytes = region.len();
         self.memory.insert(local, Arc::new(Registration { mr, region, access: bits, key }));
@@ -141,7 +144,7 @@ impl Endpoint for LibfabricEndpoint {
 
     fn unregister(&mut self, local: Local) {
         self.memory.remove(&local);
-        // While the endpoint cannot be opened.
+        // Memory of an endpoint that cannot be opened again yet.
         self.lost.retain(|(of, ..)| *of != local);
     }
 
@@ -213,7 +216,7 @@ impl Endpoint for LibfabricEndpoint {
 
     fn pause_without_descriptor(&self) -> Duration {
         match self.objects.ep.is_null() {
-            // It could not be opened: nothing comes until it is.
+            // It could not be opened again. There is no input until it is.
             true => Duration::from_millis(100),
             false => Duration::from_micros(50),
         }
@@ -247,7 +250,7 @@ impl Endpoint for LibfabricEndpoint {
     }
 
     fn admit(&mut self, address: &[u8]) {
-        // What this endpoint sends itself comes from its own host.
+        // Messages of this endpoint to itself come from its own host.
         let own = self.admitted.is_empty().then(|| self.address.clone());
         for address in own.iter().map(Vec::as_slice).chain([address]) {
             if self.admitted.insert(address.to_vec()) {

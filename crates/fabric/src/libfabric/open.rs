@@ -1,4 +1,4 @@
-//! Choosing a provider, and opening what an endpoint consists of.
+//! Selects a provider and opens the objects of an endpoint.
 
 use std::ffi::{c_void, CStr, CString};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -10,20 +10,20 @@ use forebay_types::{Code, Error, Result};
 
 use super::settings::{Settings, Waiting};
 
-/// Providers in the order in which `auto` takes them: the networks of clusters by how directly they are driven, TCP
-/// last. Left out are those that reach only this node (shm) or are kept for debugging (sockets, udp).
+/// Providers in the order in which `auto` tries them: cluster networks by how directly they are driven, TCP last.
+/// Providers that reach only this node (shm) or serve debugging (sockets, udp) are left out.
 const PREFERRED: [&str; 8] =
     ["cxi", "efa", "opx", "psm3", "verbs;ofi_rxm", "tcp;ofi_rxm", "net;ofi_rxm", "tcp"];
-/// Providers whose endpoints have addresses of the Internet protocol, so that host and port choose one.
+/// Providers whose endpoints have IP addresses, so that a host and a port select one.
 const BY_HOST: [&str; 5] = ["verbs", "tcp", "net", "sockets", "udp"];
 
-/// Providers that have one connection to a peer, on which messages and transfers go in the order in which they were
-/// given, and whose bytes are put in place in that order: a message that came tells that what was written before it is
-/// there. Not verbs, as long as that is not tested: with adaptive routing the last packet of a write may be in place
-/// with a hole before it when the connection breaks.
+/// Providers with one connection to a peer, on which messages and transfers are executed in the order in which they
+/// were started, and whose bytes are stored in that order. So when a message arrives, everything written before it is
+/// in memory. verbs is left out while this is untested: with adaptive routing the last packet of a write may be stored
+/// although an earlier packet is missing when the connection breaks.
 const IN_ORDER: [&str; 2] = ["tcp;ofi_rxm", "net;ofi_rxm"];
 
-/// The objects of an endpoint. Closed in the order that libfabric asks for.
+/// The objects of an endpoint, closed in the order that libfabric requires.
 pub(super) struct Objects {
     pub(super) library: &'static Library,
     pub(super) info: *mut fi_info,
@@ -32,12 +32,12 @@ pub(super) struct Objects {
     pub(super) av: *mut fid_av,
     pub(super) cq: *mut fid_cq,
     pub(super) ep: *mut fid_ep,
-    /// A duplicate of the completion queue's, for who waits while another thread has the endpoint.
+    /// A duplicate of the completion queue's descriptor, for a thread that waits while another uses the endpoint.
     pub(super) descriptor: Option<Arc<OwnedFd>>,
     pub(super) provider: String,
-    /// Writes are complete only when their bytes are in the peer's memory.
+    /// A write completes only when its bytes are in the peer's memory.
     pub(super) delivery_complete: bool,
-    /// The provider does what [`Limits::in_order`](crate::endpoint::Limits::in_order) says.
+    /// The provider keeps the promise of [`Limits::in_order`](crate::endpoint::Limits::in_order).
     pub(super) in_order: bool,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn library() -> Result<&'static Library> {
     })
 }
 
-/// An info with what Forebay asks of every provider.
+/// The capabilities that Forebay requests from every provider.
 fn hints(
     library: &Library,
     name: &CStr,
@@ -86,9 +86,9 @@ fn hints(
             domain.control_progress = FI_PROGRESS_MANUAL;
             domain.data_progress = FI_PROGRESS_MANUAL;
         }
-        // Messages keep their order, and where that can be had their place behind writes too. A write is complete when
-        // its bytes are in the peer's memory; where the provider cannot say so, a message that is sent after its
-        // completion must at least not overtake it.
+        // Messages keep their order, and where possible their order behind writes. A write completes when its bytes are
+        // in the peer's memory. If the provider cannot report this, a message that is sent after the write's completion
+        // must at least not overtake the write.
         let order = if behind { FI_ORDER_SAS | FI_ORDER_SAW } else { FI_ORDER_SAS };
         (*h.tx_attr).msg_order = u64::from(order);
         (*h.rx_attr).msg_order = u64::from(order);
@@ -100,8 +100,8 @@ fn hints(
     Ok(hints)
 }
 
-/// The first info of a provider: of manual progress if it can, else of what it offers; with delivery completion if it
-/// can, and messages behind writes if it can and that helps.
+/// The first info of a provider that works: with manual progress if possible, with delivery completion if possible, and
+/// with messages behind writes if possible and useful.
 fn info_of(
     library: &'static Library,
     provider: &str,
@@ -118,8 +118,8 @@ fn info_of(
     let pointer = |s: &Option<CString>| s.as_ref().map_or(null(), |s| s.as_ptr());
     let flags = if host.is_some() || port.is_some() { FI_SOURCE } else { 0 };
     let mut returned = 0;
-    // Without delivery completion that order is needed of everyone; with it, it serves those alone who put bytes in
-    // place in order.
+    // Without delivery completion, every provider must order messages behind writes. With it, this order is useful only
+    // for providers that store bytes in order.
     let all = [(true, true), (true, false), (false, true)];
     let asked = if IN_ORDER.contains(&provider) { &all[..] } else { &all[1..] };
     let by_progress = |manual| asked.iter().map(move |asked| (manual, *asked));
@@ -139,7 +139,7 @@ fn info_of(
 }
 
 impl Objects {
-    /// Opens an endpoint of the provider that the settings name, or of the best that works.
+    /// Opens an endpoint of the provider in the settings, or of the first of `PREFERRED` that works.
     pub(super) fn open(settings: &Settings) -> Result<Objects> {
         super::environment::set();
         let library = library()?;
@@ -186,11 +186,11 @@ impl Objects {
             0 => Ok(()),
             e => Err(failed(library, format!("cannot open {what} of {}", self.provider), e.into())),
         };
-        // SAFETY: the info is fi_getinfo's; each object is made from those before it, which live until Drop; attributes
-        // are on the stack and read within the calls.
+        // SAFETY: the info is from fi_getinfo. Each object is made from those before it, which live until Drop.
+        // Attributes are on the stack and read within the calls.
         unsafe {
             let info = &mut *self.info;
-            // Sends need no acknowledgement of the peer; writes ask for it one by one.
+            // Sends need no acknowledgement by the peer. Each write requests it itself.
             (*info.tx_attr).op_flags = 0;
             check("the fabric", library.fi_fabric(info.fabric_attr, &mut self.fabric, null_mut()))?;
             check("the domain", fi_domain(self.fabric, info, &mut self.domain, null_mut()))?;
@@ -215,7 +215,7 @@ impl Objects {
                 let mut fd: RawFd = -1;
                 let argument: *mut c_void = (&raw mut fd).cast();
                 if fi_control(&raw mut (*self.cq).fid, FI_GETWAIT as i32, argument) == 0 && fd >= 0 {
-                    // The queue's own, which lives as long as the queue.
+                    // The descriptor belongs to the queue and lives as long as the queue.
                     let duplicate = BorrowedFd::borrow_raw(fd).try_clone_to_owned();
                     let duplicate =
                         duplicate.map_err(|e| Error::io("cannot keep the queue's descriptor", &e))?;
@@ -227,7 +227,7 @@ impl Objects {
             let both = u64::from(FI_TRANSMIT | FI_RECV);
             check("the endpoint", fi_ep_bind(self.ep, &raw mut (*self.cq).fid, both))?;
             let mut enabled = fi_enable(self.ep);
-            // The port of a daemon that was killed a moment ago may take a little to be free.
+            // The port of a daemon that was just killed may not be free yet.
             for _ in 0..20 {
                 if enabled != -(FI_EADDRINUSE as i32) {
                     break;
@@ -252,7 +252,7 @@ impl Objects {
         Ok(bytes)
     }
 
-    /// Closes the endpoint itself, so that nothing touches buffers any more. False: it would not close.
+    /// Closes the endpoint itself, so that the provider no longer accesses buffers. False if it could not be closed.
     pub(super) fn close_endpoint(&mut self) -> bool {
         let ep = std::mem::replace(&mut self.ep, null_mut());
         // SAFETY: open, and not used again.
@@ -261,7 +261,7 @@ impl Objects {
 }
 
 impl Objects {
-    /// Closes all of them. None is used again; the info stays.
+    /// Closes all objects. None is used again. The info stays.
     pub(super) fn close_all(&mut self) {
         self.close_endpoint();
         self.descriptor = None;

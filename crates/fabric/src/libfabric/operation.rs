@@ -1,4 +1,5 @@
-//! Operations that libfabric has: each with the context that providers write to, at a place that does not move.
+//! Operations passed to libfabric. Each has the context that the provider writes to, at an address that does not
+//! change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,20 +16,20 @@ pub(super) struct Mr(pub(super) *mut fid_mr);
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: opened by fi_mr_reg, closed once, before its domain: whoever holds one is dropped before `Objects`.
+        // SAFETY: opened by fi_mr_reg and closed once, before its domain, as every holder is dropped before `Objects`.
         unsafe { fi_close(self.0.cast()) };
     }
 }
 
-/// A buffer of our own from which a message is sent.
+/// A buffer of this endpoint from which a message is sent.
 #[derive(Debug)]
 pub(super) struct Buffer {
-    /// Closed before the region goes: fields are dropped in order.
+    /// Closed before the region is freed, as fields are dropped in order.
     pub(super) mr: Option<Mr>,
     pub(super) region: Region,
 }
 
-/// A message on its way out.
+/// A message to send.
 #[derive(Debug)]
 pub(super) struct Send {
     pub(super) token: u64,
@@ -43,7 +44,7 @@ pub(super) struct Send {
 pub(super) struct Piece {
     pub(super) transfer: u64,
     pub(super) direction: Direction,
-    /// Keeps the memory as long as the provider may touch it.
+    /// Keeps the memory alive as long as the provider may access it.
     pub(super) region: Arc<Registration>,
     pub(super) offset: usize,
     pub(super) bytes: usize,
@@ -54,23 +55,23 @@ pub(super) struct Piece {
 /// Registered memory.
 #[derive(Debug)]
 pub(super) struct Registration {
-    /// Closed before the region goes.
+    /// Closed before the region is freed.
     pub(super) mr: Mr,
     pub(super) region: Arc<Region>,
-    /// What it was registered for, and under which key, so that it can be registered again.
+    /// The access and the key of the registration, for registering the memory again.
     pub(super) access: u64,
     pub(super) key: u64,
 }
 
-// SAFETY: the registration is closed by whichever thread drops it last, and endpoint and registrations are used by one
-// thread at a time (FI_THREAD_DOMAIN): an `Arc<Registration>` never leaves its endpoint.
+// SAFETY: the thread that drops it last closes the registration. One thread at a time uses an endpoint and its
+// registrations (FI_THREAD_DOMAIN), as an `Arc<Registration>` never leaves its endpoint.
 unsafe impl std::marker::Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
 
 #[derive(Debug)]
 pub(super) enum Work {
-    /// A buffer that waits for a message, by its place.
+    /// A receive buffer, by its index.
     Receive(usize),
     Send(Send),
     Piece(Piece),
@@ -79,10 +80,10 @@ pub(super) enum Work {
 /// What libfabric's context pointer points to.
 #[repr(C)]
 pub(super) struct Operation {
-    /// Providers' own, first so that its address is the operation's.
+    /// Used by the provider. It is the first field, so that its address is that of the operation.
     context: fi_context2,
     pub(super) peer: Peer,
-    /// The user has been told: what comes now is only for us.
+    /// The operation was already reported to the user. Its completion is not reported again.
     pub(super) told: bool,
     pub(super) work: Work,
 }

@@ -1,4 +1,4 @@
-//! Giving operations to the provider, and taking them back.
+//! Passes operations to the provider and takes them back at their completion.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
@@ -14,14 +14,14 @@ use crate::endpoint::{Direction, Endpoint, Event, Peer};
 
 /// Completions read at once.
 const READ_AT_ONCE: usize = 32;
-/// Operations that the provider has for one peer: more wait here, so that a peer that takes nothing does not use up
-/// what the provider has for all.
+/// Operations of one peer that the provider holds at most. Further ones wait here, so that a peer that accepts none
+/// does not use up the provider's resources.
 const UNDER_WAY_PER_PEER: usize = 128;
-/// For so long a peer's work waits when the provider says that there is no connection: it has noticed one that broke,
-/// and makes another when it gets to it (ofi_rxm looks every 10 ms). Nothing of what is refused has left, so it is
-/// tried again.
+/// How long operations are retried when the provider reports that there is no connection. The provider has noticed that
+/// a connection broke, and makes another one soon (ofi_rxm checks every 10 ms). A refused operation has not left, so it
+/// can be tried again.
 const RECONNECT: Duration = Duration::from_millis(300);
-/// Deadlines are looked at so often.
+/// The interval at which deadlines are checked.
 const DEADLINE_STEP: Duration = Duration::from_millis(1);
 
 fn code_of(error: i32) -> Code {
@@ -34,17 +34,17 @@ fn code_of(error: i32) -> Code {
 
 impl LibfabricEndpoint {
     pub(super) fn desc(mr: Option<&Mr>) -> *mut c_void {
-        // SAFETY: a registration that is held is open.
+        // SAFETY: a registration is open while it is held.
         mr.map_or(std::ptr::null_mut(), |mr| unsafe { fi_mr_desc(mr.0) })
     }
 
-    /// Gives an operation to the provider: what it returns, 0 when it has it.
+    /// Passes an operation to the provider. Returns the provider's result, 0 if it accepted the operation.
     pub(super) fn give(&self, operation: *mut Operation) -> isize {
         if self.objects.ep.is_null() {
             return -(FI_ENOTCONN as isize);
         }
-        // SAFETY: the operation is in `operations`, so it lives until its completion; what it refers to lives as long;
-        // the iovecs are read within the call.
+        // SAFETY: the operation is in `operations`, so it lives until its completion, and so does the memory that it
+        // refers to. The iovecs are read within the call.
         unsafe {
             let o = &*operation;
             let (ep, context) = (self.objects.ep, operation.cast::<c_void>());
@@ -107,13 +107,13 @@ impl LibfabricEndpoint {
         }
     }
 
-    /// The operation is ours again.
+    /// Takes an operation back that the provider no longer holds.
     pub(super) fn take_back(&mut self, operation: *mut Operation) -> Option<Box<Operation>> {
         // SAFETY: it was in the set, so it came from Box::into_raw and was not taken back before.
         self.operations.remove(&operation).then(|| unsafe { Box::from_raw(operation) })
     }
 
-    /// Gives the provider a new operation for a peer, behind those that wait.
+    /// Queues a new operation for a peer behind those that wait, and passes it to the provider if it is the first.
     pub(super) fn start(&mut self, peer: Peer, work: Work) {
         let operation = Box::into_raw(Operation::new(peer, work));
         self.operations.insert(operation);
@@ -124,7 +124,7 @@ impl LibfabricEndpoint {
         }
     }
 
-    /// Gives the provider what waits for a peer, as far as it takes it.
+    /// Passes waiting operations of a peer to the provider, as many as it accepts.
     pub(super) fn give_waiting(&mut self, peer: Peer, now: Duration) {
         let index = peer.0 as usize;
         while let Some(&operation) = self.peers[index].waiting.front() {
@@ -160,7 +160,7 @@ impl LibfabricEndpoint {
         if self.objects.av.is_null() {
             state.place = None;
         } else if let Some(mut place) = state.place.take() {
-            // SAFETY: inserted before, removed once; the provider has nothing for this peer.
+            // SAFETY: inserted before, removed once. The provider holds no operation for this peer.
             let removed = unsafe { fi_av_remove(self.objects.av, &mut place, 1, 0) };
             if removed != 0 {
                 tracing::debug!("address {:02x?} stays in the vector: {removed}", state.address);
@@ -186,7 +186,7 @@ impl LibfabricEndpoint {
         }
     }
 
-    /// An operation has ended: the user is told, unless it was before.
+    /// Ends an operation. Reports it to the user, unless that was done before.
     pub(super) fn settle(&mut self, operation: Operation, failed: Option<(Code, String)>) {
         let (peer, told) = (operation.peer, operation.told);
         match operation.work {
@@ -212,7 +212,7 @@ impl LibfabricEndpoint {
         }
     }
 
-    /// The provider gave an operation back.
+    /// Handles an operation that the provider has completed.
     pub(super) fn completed(
         &mut self,
         context: *mut c_void,
@@ -230,7 +230,7 @@ impl LibfabricEndpoint {
         Some(operation)
     }
 
-    /// Reads completions; the number of messages that were handed out.
+    /// Reads completions. Returns the number of messages received.
     pub(super) fn read_completions(&mut self, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         let mut received = 0;
         if self.objects.cq.is_null() {
@@ -252,7 +252,8 @@ impl LibfabricEndpoint {
                 let Some(operation) = self.completed(entry.op_context, None) else { continue };
                 let Work::Receive(place) = operation.work else { continue };
                 let bytes = entry.len.min(self.settings.message_bytes);
-                // SAFETY: the buffer is ours until it is posted again, which is after the sink has returned.
+                // SAFETY: the provider does not use the buffer until it is posted again, which is after the sink has
+                // returned.
                 let message = unsafe {
                     let start = self.receive_region.start().add(place * self.settings.message_bytes);
                     std::slice::from_raw_parts(start, bytes)
@@ -271,15 +272,15 @@ impl LibfabricEndpoint {
         }
     }
 
-    /// Reads one error; false when there is none after all.
+    /// Reads one error. False if there is none.
     pub(super) fn read_error(&mut self) -> bool {
-        /// With room behind the fields that libraries after 1.15 may fill.
+        /// With space behind it for fields that libraries after 1.15 may fill.
         #[repr(C)]
         struct Entry {
             entry: fi_cq_err_entry,
             room: [u64; 8],
         }
-        // SAFETY: zeros are sound, and ask for no further data of the error.
+        // SAFETY: zeros are sound, and request no further data about the error.
         let mut error: Entry = unsafe { std::mem::zeroed() };
         // SAFETY: the queue is open.
         if unsafe { fi_cq_readerr(self.objects.cq, &mut error.entry, 0) } <= 0 {
@@ -288,14 +289,14 @@ impl LibfabricEndpoint {
         let why = self.objects.library.strerror(i64::from(error.entry.err));
         let code = code_of(error.entry.err);
         if let Some(operation) = self.completed(error.entry.op_context, Some((code, why))) {
-            // A message that was cut off, with its connection or without, or too long: its buffer serves the next.
+            // A message failed: it was too long, or cut off, possibly with its connection. Its buffer is posted again.
             self.post(operation);
         }
         true
     }
 
-    /// Tells of operations whose deadline has passed. Those that wait are dropped, those that the provider has are kept
-    /// for it.
+    /// Reports operations whose deadline has passed. Waiting ones are dropped. Those that the provider holds are kept
+    /// until it returns them.
     pub(super) fn look_at_deadlines(&mut self, now: Duration) {
         if now < self.deadlines_at {
             return;
@@ -307,7 +308,7 @@ impl LibfabricEndpoint {
             self.reports.push_back(Report { token: moving.token, peer: moving.peer, failed: late() });
         }
         for &operation in &self.operations {
-            // SAFETY: it lives while it is in the set; providers write to its context alone.
+            // SAFETY: the operation lives while it is in the set. Providers write only to its context.
             let (work, told) = unsafe { (&(*operation).work, &mut (*operation).told) };
             if let Work::Send(send) = work {
                 if !*told && send.deadline <= now {
@@ -320,7 +321,7 @@ impl LibfabricEndpoint {
         }
         for index in 0..self.peers.len() {
             let over = |operation: &*mut Operation, moving: &BTreeMap<u64, Moving>| {
-                // SAFETY: what waits is in the set.
+                // SAFETY: waiting operations are in the set.
                 let operation = unsafe { &**operation };
                 match &operation.work {
                     Work::Piece(piece) => moving.get(&piece.transfer).is_none_or(|m| m.told),

@@ -1,4 +1,4 @@
-//! Noticing that the provider of an endpoint receives nothing any more, and opening the endpoint again.
+//! Detects that the provider of an endpoint no longer receives anything, and opens the endpoint again.
 //!
 //! The tcp provider of libfabric 1.17 accepts what hosts without the pool's secret send, and does not survive all of
 //! it. The receive buffers of ofi_rxm are one pool for all connections, and the buffer of a connection that breaks in
@@ -25,21 +25,21 @@ use super::sockets::host_and_port;
 use super::state::{LibfabricEndpoint, Report, PAUSE};
 use crate::endpoint::{Endpoint, Local, Peer};
 
-/// How often sockets are looked at.
+/// The interval at which sockets are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A message to itself is lost if it has not come after this time and so many calls of `progress`: time alone does not
-/// suffice, as the process may have been stopped.
+/// A message to itself is lost if it was not received within this time and this number of calls of `progress`. Time
+/// alone does not suffice, as the process may have been stopped.
 const PROBE_COMES_WITHIN: Duration = Duration::from_secs(2);
 const PROBE_CALLS: u32 = 50;
-/// Between two probes.
+/// The pause between two probes.
 const PROBE_EVERY: Duration = Duration::from_secs(2);
-/// Openings are close together when the one before was less than this ago.
+/// If the last opening was less than this ago, the longer pause of `REOPEN_PAUSE` applies.
 const REOPEN_SOON: Duration = Duration::from_secs(60);
-/// Lines of the log on what other hosts do are this far apart.
+/// The shortest time between two log lines about other hosts' behaviour.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
 impl LibfabricEndpoint {
-    /// Sends itself a message, if none is under way.
+    /// Sends itself a message, if none is in flight.
     pub(super) fn send_probe(&mut self) {
         let now = self.now();
         let too_soon = self.health.probed_at > Duration::ZERO && now < self.health.probed_at + PROBE_EVERY;
@@ -117,13 +117,13 @@ impl LibfabricEndpoint {
         );
     }
 
-    /// Closes all that the provider has and opens it again: same port, same memory and keys, same peers.
+    /// Closes all objects of the provider and opens them again: same port, same memory and keys, same peers.
     fn reopen(&mut self) {
         self.health.probe = None;
         let closed = self.objects.close_endpoint();
         let failed = || Some((Code::Io, "the endpoint was opened anew".to_owned()));
         for operation in std::mem::take(&mut self.operations) {
-            // SAFETY: from Box::into_raw, in the set once, and the endpoint that had it is closed.
+            // SAFETY: from Box::into_raw, in the set once, and the endpoint that held it is closed.
             let operation = unsafe { Box::from_raw(operation) };
             if closed {
                 self.settle(*operation, failed());
@@ -166,7 +166,7 @@ impl LibfabricEndpoint {
         let settings = Settings { provider: Some(provider), port, ..self.settings.clone() };
         match Objects::open(&settings) {
             Ok(objects) => self.objects = objects,
-            // Tried again at a later look.
+            // Tried again when sockets are next checked.
             Err(e) => {
                 tracing::error!("{e}");
                 self.lost.extend(memory);

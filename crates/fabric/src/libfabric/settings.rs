@@ -1,38 +1,38 @@
-//! How an endpoint of libfabric is opened.
+//! The settings of a libfabric endpoint.
 
 use forebay_wire::limits::FRAME_BYTES_MAX;
 
-/// How a user of the endpoint waits.
+/// How the user of an endpoint waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Waiting {
-    /// By a descriptor to poll.
+    /// By polling a descriptor.
     #[default]
     Events,
-    /// By calling `progress` again and again: the provider is spared what makes a descriptor readable.
+    /// By calling `progress` repeatedly, which saves the provider the cost of making a descriptor readable.
     Spinning,
 }
 
-/// How an endpoint is opened.
+/// The settings of a libfabric endpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// A provider by libfabric's name, such as `tcp;ofi_rxm` or `verbs;ofi_rxm`; None takes the best that works.
+    /// A provider by libfabric's name, such as `tcp;ofi_rxm` or `verbs;ofi_rxm`. None selects the best that works.
     pub provider: Option<String>,
-    /// Name or address of this host, as peers reach it, for providers over IP; None: the provider's choice.
+    /// Name or address at which peers reach this host, for providers over IP. None: the provider chooses.
     pub host: Option<String>,
-    /// Port, for providers over IP; None: any.
+    /// Port, for providers over IP. None: any free port.
     pub port: Option<u16>,
-    /// How it is waited for.
+    /// How the user waits.
     pub waiting: Waiting,
     /// Bytes of the longest message.
     pub message_bytes: usize,
-    /// Buffers for messages that come. Each takes `message_bytes` once it was used.
+    /// Receive buffers. Each takes `message_bytes` of memory once it was used.
     pub receives: usize,
-    /// Peers that the address vector has room for at first.
+    /// The initial size of the address vector.
     pub peers_expected: usize,
-    /// Transfers are cut into pieces of at most so many bytes, beside what the provider asks for.
+    /// The longest piece of a transfer. The provider's limit applies too.
     pub piece_bytes: usize,
-    /// Registers buffers of our own as verbs wants it (FI_MR_LOCAL), also where the provider does not ask for it: so
-    /// that this is tested on machines without such a network.
+    /// Registers the endpoint's own buffers as verbs requires (FI_MR_LOCAL), even if the provider does not. So this
+    /// code is tested on machines without such a network.
     pub register_local: bool,
 }
 

@@ -1,11 +1,11 @@
-//! What the kernel says of the sockets of an endpoint's port, which the provider opens and closes by itself.
+//! The sockets of an endpoint's port, which the provider opens and closes by itself, as the kernel describes them.
 //!
-//! The tcp provider of libfabric 1.17 has no bound on what hosts without the pool's secret open, and loses its hold of
-//! connections that end at a bad moment. So this room looks, once a second, at the descriptors of the process that
-//! belong to the port. It does three things: it has the kernel drop what comes from hosts that are no nodes, before the
-//! provider sees it; it breaks connections that are too many, or that never became one; and it says when the provider
-//! leaves bytes unread. No thread but the one that has the endpoint opens or closes these sockets, so a descriptor that
-//! is one stays one for as long as this looks at it.
+//! The tcp provider of libfabric 1.17 does not limit the connections of hosts without the pool's secret, and loses
+//! track of connections that end at a bad moment. So this module checks, once a second, the descriptors of the process
+//! that belong to the port. It does three things. It makes the kernel drop packets of hosts without a node before the
+//! provider sees them. It breaks excess connections, and those that never sent a whole request. It reports when the
+//! provider leaves bytes unread. Only the thread that uses the endpoint opens or closes these sockets, so a descriptor
+//! number stays valid during a check.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::size_of;
@@ -14,32 +14,31 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use rustix::net::{self, SocketAddrAny};
 
-/// Connections from a host: so many, and so many more for each node that is there. A node has one or two with each
-/// other.
+/// Connections allowed from a host, plus those for each node on it. A node has one or two with each other node.
 const CONNECTIONS_PER_HOST: usize = 64;
 const CONNECTIONS_PER_NODE: usize = 8;
-/// Connections from all hosts, where it is not known which hosts are nodes.
+/// Connections allowed from all hosts together, if it is not known which hosts have nodes.
 const CONNECTIONS_MAX: usize = 1024;
-/// Looks, one a second, after which bytes that were not read have been left, and a connection that asked for nothing
-/// has had its time.
+/// Checks, one a second, after which unread bytes count as left unread, and after which a connection without a whole
+/// request is broken.
 const LOOKS_LEFT: u32 = 3;
 const LOOKS_MUTE: u32 = 5;
-/// Bytes of a whole request for a connection: what has sent fewer is none yet.
+/// The length of a connection request. A connection that has sent less has requested nothing yet.
 const REQUEST_BYTES: u64 = 56;
-/// Addresses that a filter compares one by one; of more it compares the networks alone (/24, /64).
+/// Addresses that the filter compares one by one. If there are more, it compares networks (/24, /64).
 const FILTER_ADDRESSES_MAX: usize = 256;
 
-/// Where it is set, hosts that are no nodes' are heard too: where nodes reach each other through a gateway that gives
-/// their packets another address.
+/// If this variable is set, hosts without a node are accepted too. For nodes that reach each other through a gateway
+/// that changes the source address of packets.
 const HEAR_ALL: &str = "FOREBAY_HEAR_ALL";
-/// Hosts that the log names.
+/// Hosts that a log line names.
 const HOSTS_SHOWN: usize = 8;
 
 /// States of TCP, as the kernel numbers them.
 const CLOSED: u8 = 7;
 const CLOSE_WAIT: u8 = 8;
 
-/// What the kernel says of a connection.
+/// The kernel's data on a connection.
 struct Connection {
     fd: RawFd,
     peer: Option<(IpAddr, u16)>,
@@ -49,23 +48,23 @@ struct Connection {
     silent_ms: u32,
 }
 
-/// What was seen of a connection at earlier looks.
+/// The results of earlier checks of a connection.
 #[derive(Debug)]
 struct Past {
     consumed: u64,
-    /// Looks since it was first seen, and since the provider last read from it.
+    /// Checks since the connection was first seen, and since the provider last read from it.
     looks: u32,
     left: u32,
 }
 
-/// What a look found.
+/// The result of a check.
 #[derive(Debug, Default)]
 pub(super) struct Look {
     /// Connections whose bytes, or whose end, the provider has left unread.
     pub(super) left: usize,
     /// Connections that were broken.
     pub(super) broken: usize,
-    /// From these hosts.
+    /// The peers of broken connections.
     pub(super) hosts: BTreeSet<IpAddr>,
 }
 
@@ -74,7 +73,7 @@ pub(super) struct Look {
 pub(super) struct Sockets {
     port: u16,
     past: BTreeMap<(RawFd, u16), Past>,
-    /// Nodes at each address that is one's; empty: whose is not known.
+    /// The number of nodes at each address. Empty if it is not known which hosts have nodes.
     nodes: BTreeMap<IpAddr, usize>,
     filtered: bool,
 }
@@ -102,17 +101,17 @@ fn of_port(port: u16) -> Vec<RawFd> {
     let numbers = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     numbers
         .filter(|fd| {
-            // SAFETY: the number is only asked about. One that is closed meanwhile, by another thread, is answered with
-            // an error.
+            // SAFETY: only getsockname uses the number. If another thread closes the descriptor meanwhile, the call
+            // fails.
             let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
             net::getsockname(fd).ok().and_then(of_any).is_some_and(|(_, of)| of == port)
         })
         .collect()
 }
 
-/// A socket of the port, which stays open as long as nobody calls the provider.
+/// A socket of the port. It stays open as long as the provider is not called.
 fn borrow(fd: &RawFd) -> BorrowedFd<'_> {
-    // SAFETY: see the module: only the provider closes it, and that runs in this thread alone.
+    // SAFETY: see the module: only the provider closes it, and the provider runs in this thread only.
     unsafe { BorrowedFd::borrow_raw(*fd) }
 }
 
@@ -123,7 +122,7 @@ fn look_at(fd: RawFd) -> Option<Connection> {
     }
     let mut info = [0u8; 256];
     let mut bytes = info.len() as libc::socklen_t;
-    // SAFETY: the buffer has as many bytes as are said.
+    // SAFETY: the buffer has the length that is passed.
     let returned = unsafe {
         libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &mut bytes)
     };
@@ -144,8 +143,8 @@ fn look_at(fd: RawFd) -> Option<Connection> {
     })
 }
 
-/// Ends a connection in a way that the provider notices in whatever state it has it: with an error first (a plain end
-/// it takes for nothing while it waits for a request), and an end behind it.
+/// Ends a connection so that the provider notices it in any of its states. An error comes first, because the provider
+/// ignores a plain end of file while it waits for a request. An end of file follows.
 fn break_off(fd: RawFd) {
     let _ = net::connect_unspec(borrow(&fd));
     let _ = net::shutdown(borrow(&fd), net::Shutdown::Both);
@@ -157,29 +156,29 @@ impl Sockets {
         Some(Sockets { port, ..Sockets::default() })
     }
 
-    /// A node is at this host. From the first on, only hosts of nodes are heard.
+    /// Adds a node at this host. From the first one on, only hosts with nodes are accepted.
     pub(super) fn admit(&mut self, host: IpAddr) {
         *self.nodes.entry(host).or_default() += 1;
         self.filtered = false;
     }
 
-    /// The listening socket is a new one.
+    /// The listening socket was replaced: forgets all state of the old sockets.
     pub(super) fn forget(&mut self) {
         self.filtered = false;
         self.past.clear();
     }
 
-    /// Closes what a provider that is closed has left open: nobody else has these descriptors.
+    /// Closes sockets that the closed provider left open. No other code uses these descriptors.
     pub(super) fn close_leftovers(&self) -> usize {
         let left = of_port(self.port);
         for fd in &left {
-            // SAFETY: the provider that opened it is gone, and kept its number nowhere else.
+            // SAFETY: the provider that opened it is closed, and no other code has its number.
             unsafe { libc::close(*fd) };
         }
         left.len()
     }
 
-    /// Looks at all of them, and breaks those that are too many.
+    /// Checks all sockets, and breaks excess connections.
     pub(super) fn look(&mut self) -> Look {
         let all = of_port(self.port);
         if !self.nodes.is_empty() && !self.filtered {
@@ -222,7 +221,7 @@ impl Sockets {
         };
         for (host, mut connections) in by_host {
             let excess = connections.len().saturating_sub(most(&host));
-            // Nodes speak several times a second, so those that were silent longest go first.
+            // Live nodes send several times a second, so connections with the longest silence are broken first.
             connections.sort_by_key(|c| std::cmp::Reverse(c.silent_ms));
             for connection in connections.iter().take(excess) {
                 look.broken += 1;
@@ -233,8 +232,8 @@ impl Sockets {
         look
     }
 
-    /// Has the kernel drop what comes to the listening socket, and so to the connections that come of it, from hosts
-    /// that are no nodes.
+    /// Makes the kernel drop packets of hosts without a node at the listening socket, and so at connections accepted
+    /// from it.
     fn filter(&mut self, all: &[RawFd]) {
         let listener = all.iter().find(|fd| net::sockopt::socket_acceptconn(borrow(fd)) == Ok(true));
         let Some(listener) = listener else { return };
@@ -244,7 +243,7 @@ impl Sockets {
         }
         let Some(mut program) = program(self.nodes.keys()) else { return };
         let filter = libc::sock_fprog { len: program.len() as libc::c_ushort, filter: program.as_mut_ptr() };
-        // SAFETY: the program is read within the call, and has as many instructions as it says.
+        // SAFETY: the program is read within the call and has the stated number of instructions.
         let returned = unsafe {
             libc::setsockopt(
                 listener.as_raw_fd(),
@@ -270,12 +269,12 @@ impl Sockets {
     }
 }
 
-/// A filter (classic BPF: McCanne, Jacobson, USENIX 1993) that lets packets from these hosts through; None: they are of
-/// no one family, or too many.
+/// A filter (classic BPF: McCanne, Jacobson, USENIX 1993) that accepts packets from these hosts. None if they are of
+/// both IPv4 and IPv6, or too many.
 fn program<'a>(hosts: impl Iterator<Item = &'a IpAddr>) -> Option<Vec<libc::sock_filter>> {
     let instruction = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let network = |offset: u32| (libc::SKF_NET_OFF as u32).wrapping_add(offset);
-    // As words of the address, where in the header they begin, and how many words a network's number has.
+    // The addresses as words of 32 bits, and the offset of the source address in the IP header.
     let mut words: BTreeSet<Vec<u32>> = BTreeSet::new();
     let mut start = None;
     for host in hosts {
@@ -302,8 +301,8 @@ fn program<'a>(hosts: impl Iterator<Item = &'a IpAddr>) -> Option<Vec<libc::sock
     }
     let mut program = Vec::new();
     if start == 12 {
-        // One word each, loaded once: a program of few instructions, as the kernel bounds its bytes
-        // (net.core.optmem_max).
+        // IPv4 addresses are one word, which is loaded once. This keeps the program short, as the kernel limits its
+        // bytes (net.core.optmem_max).
         let at = network(start);
         program.push(instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, at));
         program.push(instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, mask));
@@ -324,8 +323,8 @@ fn program<'a>(hosts: impl Iterator<Item = &'a IpAddr>) -> Option<Vec<libc::sock
                 network(start + 4 * i as u32),
             ));
             program.push(instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, mask));
-            // To the next host: over the words that are left, three instructions each, and the one that lets it
-            // through.
+            // The jump to the next host skips the remaining words, three instructions each, and the instruction that
+            // accepts.
             let next = (3 * (count - 1 - i) + 1) as u8;
             program.push(instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, next, *word));
         }

@@ -18,28 +18,28 @@ use crate::endpoint::{Limits, Local, Peer, Waker};
 use crate::memory::Region;
 use crate::numbers::Entropy;
 
-/// Messages up to this are sent from small buffers, of which many are kept.
+/// Messages up to this size are sent from small buffers, of which many are kept.
 const SMALL_BYTES: usize = 8 * 1024;
 /// Buffers that are kept for the next message: small and large.
 const KEPT: [usize; 2] = [256, 16];
 /// Operations that may wait for one peer.
 const WAITING_PER_PEER: usize = 1024;
 
-/// First and longest pause before a peer that refused work is asked again.
+/// First and longest pause before an operation that the provider refused is tried again.
 pub(super) const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(10));
 
 #[derive(Debug)]
 pub(super) struct PeerState {
     pub(super) address: Vec<u8>,
-    /// Its place in the address vector; None while it is forgotten.
+    /// Its index in the address vector. None after it was forgotten.
     pub(super) place: Option<fi_addr_t>,
-    /// Refused for now, in order.
+    /// Operations that the provider refused for now, in order.
     pub(super) waiting: VecDeque<*mut Operation>,
-    /// Sends and pieces that the provider has.
+    /// Sends and pieces that the provider holds.
     pub(super) under_way: usize,
     pub(super) pause: Duration,
     pub(super) again_at: Duration,
-    /// Since when the provider says that there is no connection.
+    /// Since when the provider reports that there is no connection.
     pub(super) unconnected: Option<Duration>,
 }
 
@@ -62,7 +62,7 @@ pub struct LibfabricEndpoint {
     pub(super) entropy: Entropy,
     pub(super) peers: Vec<PeerState>,
     pub(super) by_address: BTreeMap<Vec<u8>, Peer>,
-    /// Operations that the provider has, and those that wait.
+    /// Operations that the provider holds, and those that wait.
     pub(super) operations: std::collections::HashSet<*mut Operation>,
     pub(super) moving: BTreeMap<u64, Moving>,
     pub(super) next_moving: u64,
@@ -72,10 +72,11 @@ pub struct LibfabricEndpoint {
     pub(super) large: Vec<Buffer>,
     pub(super) reports: VecDeque<Report>,
     pub(super) deadlines_at: Duration,
-    /// All receive buffers, one behind the other.
+    /// The registration of `receive_region`, if the provider requires one. In `receive_region` the receive buffers are
+    /// adjacent.
     pub(super) receive_mr: Option<Mr>,
     pub(super) receive_region: Arc<Region>,
-    /// Buffers that could not be posted, to be tried again.
+    /// Receive buffers that could not be posted. The next `progress` posts them.
     pub(super) unposted: Vec<usize>,
     pub(super) mr_mode: u32,
     pub(super) key_mask: u64,
@@ -83,13 +84,13 @@ pub struct LibfabricEndpoint {
     pub(super) under_way: usize,
     pub(super) receives: usize,
     pub(super) health: Health,
-    /// Addresses of nodes that were admitted, if any.
+    /// Addresses of nodes passed to `admit`.
     pub(super) admitted: std::collections::BTreeSet<Vec<u8>>,
-    /// Memory that was registered before the endpoint was closed, while it cannot be opened again.
+    /// Memory that is to be registered again: the endpoint was closed and could not be opened again yet.
     pub(super) lost: Vec<(Local, Arc<Region>, u64, u64)>,
 }
 
-// SAFETY: the pointers are to objects and operations of this endpoint alone, which moves as a whole; libfabric's
+// SAFETY: the pointers lead to objects and operations of this endpoint alone, which moves as a whole. libfabric's
 // threading model FI_THREAD_DOMAIN lets any one thread at a time use them.
 unsafe impl Send for LibfabricEndpoint {}
 
@@ -107,7 +108,7 @@ impl LibfabricEndpoint {
     /// Opens an endpoint.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] where there is no libfabric or no provider; what the provider says otherwise.
+    /// [`Code::NotSupported`] without a usable libfabric or provider, otherwise the provider's error.
     pub fn open(settings: Settings) -> forebay_types::Result<LibfabricEndpoint> {
         if settings.message_bytes == 0 || settings.receives == 0 || settings.piece_bytes == 0 {
             return Err(Error::new(Code::Invalid, "an endpoint needs room for messages and pieces"));
@@ -136,8 +137,8 @@ impl LibfabricEndpoint {
             limits: Limits {
                 message_bytes: settings.message_bytes.min(max_message),
                 waiting_per_peer: WAITING_PER_PEER,
-                // A transfer in several pieces may have its end in place and lack a piece in the middle: that piece
-                // failed, and the next went by a new connection.
+                // A transfer in several pieces could have its last byte in memory while a piece in the middle is
+                // missing, because that piece failed and the next one used a new connection.
                 in_order: objects.in_order && piece_bytes >= MOVE_BYTES_MAX,
             },
             origin: Instant::now(),
@@ -188,7 +189,7 @@ impl LibfabricEndpoint {
         self.register_with(region, access, None).map(|(mr, _)| mr)
     }
 
-    /// Registers a whole region, under this key or any; gives the key that was requested.
+    /// Registers a whole region, under this key or any. Returns the registration and the key that was requested.
     pub(super) fn register_with(
         &mut self,
         region: &Region,
@@ -197,11 +198,11 @@ impl LibfabricEndpoint {
     ) -> Result<(Mr, u64), Code> {
         let mut mr = std::ptr::null_mut();
         let mut asked = 0;
-        // A key that cannot be guessed; providers that choose their own ignore it. One that is taken gets another try.
+        // Keys cannot be guessed. Providers that choose keys ignore it. If a key is in use, another is tried.
         for _ in 0..8 {
             let key = key.unwrap_or_else(|| self.entropy.u64() & self.key_mask);
             asked = key;
-            // SAFETY: the region outlives the registration: both are kept together.
+            // SAFETY: the region outlives the registration, as both are kept together.
             let returned = unsafe {
                 let start = region.start().cast::<c_void>();
                 let domain = self.objects.domain;
@@ -269,7 +270,7 @@ impl LibfabricEndpoint {
         }
     }
 
-    /// Checks what libfabric trusts: that bytes from the network are an address of this endpoint's kind.
+    /// Checks that bytes from the network are an address of this endpoint's format, which libfabric does not check.
     pub(super) fn sound_address(&self, address: &[u8]) -> bool {
         // SAFETY: the info lives as long as the endpoint.
         let format = unsafe { (*self.objects.info).addr_format };

@@ -12,11 +12,11 @@ use super::network::{Host, HostId, Network, Told};
 use crate::endpoint::{Endpoint, Event, Limits, Local, Peer, Registered, Transfer, Waker};
 use crate::memory::{Access, Region};
 
-/// In order as far as the faults let it: who believes in more than "unless they failed" is found out by
-/// `Faults::reorder`.
+/// Transfers and messages are in order as far as the faults allow. `Faults::reorder` detects users that rely on more
+/// than [`Limits::in_order`] promises.
 const LIMITS: Limits = Limits { message_bytes: 1 << 20, waiting_per_peer: 1024, in_order: true };
 
-/// An operation that was not told of.
+/// An operation that was not reported yet.
 #[derive(Debug)]
 struct Operation {
     peer: Peer,
@@ -38,7 +38,7 @@ pub struct SimulatedEndpoint {
 }
 
 impl Network {
-    /// The endpoint of a host that is not there yet, or was killed: then a new one at the same address.
+    /// Makes the endpoint of a host that has none, because it is new or was killed. A killed host keeps its address.
     pub fn endpoint(&self, host: u32) -> SimulatedEndpoint {
         let mut state = self.lock();
         let entry = state.hosts.entry(host).or_default();
@@ -218,7 +218,7 @@ impl Endpoint for SimulatedEndpoint {
 }
 
 impl Drop for SimulatedEndpoint {
-    /// A process that ends takes its endpoint with it.
+    /// The end of a process ends its endpoint.
     fn drop(&mut self) {
         let mut state = self.network.lock();
         let ours = state.hosts.get(&self.host).is_some_and(|h| h.alive && h.incarnation == self.incarnation);

@@ -1,11 +1,12 @@
-//! A network that is not there: its clock moves only when told, and one seed gives one history.
+//! A simulated network. Its clock moves only when the test moves it, and a seed determines the history.
 //!
-//! [`Network::turn`] applies the next thing that is due. Messages and transfers are delayed, dropped, duplicated and
-//! reordered as [`Faults`] say; hosts are cut off, stopped, killed and started again by whoever drives the test. All
-//! that happens goes into [`Network::trace`], a number that two equal histories share.
+//! [`Network::turn`] applies the next step that is due. Messages and transfers are delayed, dropped, duplicated and
+//! reordered as [`Faults`] says. The test can cut hosts off from each other, stop them, kill them and start them again.
+//! All events enter [`Network::trace`], a number that is the same for equal histories.
 //!
-//! It is meaner than a reliable transport: what a sender believes to have sent may be lost (a connection that broke
-//! after the kernel had taken the bytes), and what failed may have arrived.
+//! The network is less reliable than a reliable transport: a send that was reported as done may be lost (as on a
+//! connection that broke after the kernel had taken the bytes), and a send that was reported as failed may have
+//! arrived.
 
 mod endpoint;
 mod network;

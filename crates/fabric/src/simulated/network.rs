@@ -1,4 +1,4 @@
-//! The network: what is under way, who is there, what the clock says.
+//! The state of the network: steps in flight, hosts, the clock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,23 +10,23 @@ use crate::endpoint::{Direction, Transfer};
 use crate::memory::{Access, Region};
 use crate::numbers::Numbers;
 
-/// What goes wrong, by chance.
+/// Random faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faults {
-    /// Shortest and longest delay of anything.
+    /// Shortest and longest delay of a step.
     pub delay: (Duration, Duration),
-    /// Of 1000 messages and transfers, so many are lost.
+    /// Of 1000 messages and transfers, this number is lost.
     pub drop_permille: u32,
-    /// Of 1000 messages, so many arrive twice.
+    /// Of 1000 messages, this number arrives twice.
     pub duplicate_permille: u32,
-    /// Messages between two hosts may overtake one another.
+    /// Messages between two hosts may overtake each other.
     pub reorder: bool,
-    /// How long until a sender learns of a loss, if it does.
+    /// The time after which a sender is notified of a loss, if it is notified at all.
     pub give_up: Duration,
 }
 
 impl Faults {
-    /// Nothing goes wrong.
+    /// No faults.
     pub const NONE: Faults = Faults {
         delay: (Duration::from_micros(5), Duration::from_micros(50)),
         drop_permille: 0,
@@ -38,7 +38,7 @@ impl Faults {
 
 pub(super) type HostId = u32;
 
-/// What an endpoint will be told by its next `progress`.
+/// An event that the endpoint's next `progress` reports.
 #[derive(Debug)]
 pub(super) enum Told {
     Received { tag: u64, bytes: Vec<u8> },
@@ -64,7 +64,7 @@ enum Step {
         transfer: Transfer,
         local: Arc<Region>,
     },
-    /// Data that were read come back, and all is told.
+    /// Data that were read reach the reader, and the operation is reported as done.
     Return {
         to: HostId,
         incarnation: u64,
@@ -86,9 +86,9 @@ pub(super) struct Host {
     pub(super) alive: bool,
     pub(super) stopped: bool,
     pub(super) told: VecDeque<Told>,
-    /// By key: the region, its first address, what peers may do.
+    /// By key: the region, its first address, the peers' access.
     pub(super) memory: BTreeMap<u64, (Arc<Region>, u64, Access)>,
-    /// Operations that were not told yet.
+    /// Operations that were not reported yet.
     pub(super) under_way: BTreeSet<u64>,
 }
 
@@ -101,20 +101,20 @@ pub(super) struct State {
     order: u64,
     pub(super) hosts: BTreeMap<HostId, Host>,
     cuts: BTreeSet<(HostId, HostId)>,
-    /// When the last message from one host to another arrives: those behind it must not be earlier.
+    /// When the last message or transfer from one host to another arrives. Later ones must not arrive earlier.
     last: BTreeMap<(HostId, HostId), Duration>,
     trace: u64,
     events: u64,
 }
 
-/// A simulated network. Clones are the same network.
+/// A simulated network. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Network {
     state: Arc<Mutex<State>>,
 }
 
 impl State {
-    /// Adds to the trace (FNV-1a over the words).
+    /// Adds an event to the trace (FNV-1a over the words).
     pub(super) fn note(&mut self, words: &[u64]) {
         self.events += 1;
         let now = self.now.as_nanos() as u64;
@@ -139,7 +139,7 @@ impl State {
         self.cuts.contains(&(a.min(b), a.max(b)))
     }
 
-    /// When something sent now arrives: behind what was sent before, unless overtaking is allowed.
+    /// When a message or transfer sent now arrives: after all that were sent before, unless reordering is on.
     fn arrival(&mut self, from: HostId, to: HostId) -> Duration {
         let mut at = self.now + self.delay();
         if !self.faults.reorder {
@@ -150,7 +150,8 @@ impl State {
         at
     }
 
-    /// True, and the sender is told or not, when this one is lost.
+    /// True if this message or transfer is lost. The operation is then reported as failed, or, if `told` is false,
+    /// possibly as done.
     fn loses(&mut self, from: HostId, to: HostId, operation: u64, told: bool) -> bool {
         let gone = !self.hosts.get(&to).is_some_and(|h| h.alive);
         let unlucky = self.numbers.chance(self.faults.drop_permille);
@@ -202,7 +203,7 @@ impl State {
         self.at(at, Step::Arrive { from, started, to, incarnation, operation, transfer, local });
     }
 
-    /// Makes sure that an operation is told of at its deadline.
+    /// Ensures that an operation is reported at its deadline.
     pub(super) fn watch(&mut self, host: HostId, operation: u64, deadline: Duration) {
         let incarnation = self.hosts[&host].incarnation;
         let at = deadline.max(self.now);
@@ -234,7 +235,7 @@ impl State {
         }
     }
 
-    /// The peer's half of a transfer: what was read, or why not.
+    /// The peer's part of a transfer. Returns the data read, or the reason of the refusal.
     fn serve(&self, to: HostId, transfer: &Transfer, local: &Region) -> Result<Vec<u8>, &'static str> {
         let Some((region, first, access)) = self.hosts[&to].memory.get(&transfer.remote.key) else {
             return Err("the peer has no memory of that key");
@@ -268,7 +269,8 @@ impl State {
                 self.tell(to, incarnation, Told::Received { tag, bytes });
             }
             Step::Return { to, incarnation, operation, data } => {
-                // Data of an operation that was told of already go nowhere: its memory may be in other use.
+                // Data of an operation that was already reported are dropped, as its memory may be used for something
+                // else.
                 let open = self.hosts.get(&to).is_some_and(|h| {
                     h.alive && h.incarnation == incarnation && h.under_way.contains(&operation)
                 });
@@ -303,7 +305,7 @@ impl State {
         }
     }
 
-    /// The host a step is for, when it is stopped: it happens once the host goes on.
+    /// True for a step at a stopped host. It is applied after the host continues.
     fn held(&self, step: &Step) -> bool {
         let to = match step {
             Step::Message { to, .. } | Step::Arrive { to, .. } => to,
@@ -314,7 +316,7 @@ impl State {
 }
 
 impl Network {
-    /// A network whose history follows from `seed` and from what is done with it.
+    /// A network whose history follows from `seed` and from the calls of its methods.
     pub fn new(seed: u64, faults: Faults) -> Network {
         let state = State {
             now: Duration::ZERO,
@@ -335,7 +337,7 @@ impl Network {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Kills a host: its memory is gone, what it was to be told is not told, its peers learn of it by what fails.
+    /// Kills a host. Its memory and its unreported events are lost. Its peers notice by operations that fail.
     pub fn kill(&self, host: u32) {
         let mut state = self.lock();
         state.note(&[u64::from(host), 11]);
@@ -344,7 +346,8 @@ impl Network {
         }
     }
 
-    /// Stops a host, as SIGSTOP does: what is for it waits. Who drives the test must not call its `progress` meanwhile.
+    /// Stops a host, as SIGSTOP does: messages and transfers to it wait. The test must not call its `progress`
+    /// meanwhile.
     pub fn stop(&self, host: u32, stopped: bool) {
         let mut state = self.lock();
         state.note(&[u64::from(host), 12, stopped.into()]);
@@ -353,7 +356,7 @@ impl Network {
         }
     }
 
-    /// Cuts two hosts off each other, or joins them again. What is under way still arrives.
+    /// Cuts two hosts off from each other, or joins them again. Messages in flight still arrive.
     pub fn cut(&self, a: u32, b: u32, cut: bool) {
         let mut state = self.lock();
         state.note(&[u64::from(a.min(b)), 13, u64::from(a.max(b)), cut.into()]);
@@ -364,7 +367,7 @@ impl Network {
         }
     }
 
-    /// Changes what goes wrong from now on.
+    /// Changes the faults from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.lock().faults = faults;
     }
@@ -374,7 +377,7 @@ impl Network {
         self.lock().now
     }
 
-    /// Applies the next step if it is due within a millisecond, else lets a millisecond pass.
+    /// Applies the next step if it is due within a millisecond. Otherwise advances the clock by a millisecond.
     pub fn turn(&self) {
         let mut state = self.lock();
         let until = state.now + Duration::from_millis(1);
@@ -390,12 +393,12 @@ impl Network {
         }
     }
 
-    /// A number that two equal histories share.
+    /// A number that is the same for equal histories.
     pub fn trace(&self) -> u64 {
         self.lock().trace
     }
 
-    /// Things that happened.
+    /// The number of events so far.
     pub fn events(&self) -> u64 {
         self.lock().events
     }

@@ -1,6 +1,6 @@
-//! A host without the pool's secret: what it sends to a daemon's port. Connections that it opens at will, each with a
-//! mixture of random bytes, truncated, damaged and replayed bytes of true connections, half of which it leaves open,
-//! closes or resets in the middle.
+//! The traffic of a host without the pool's secret to a daemon's port: many connections, each with a mixture of random
+//! bytes and of truncated, damaged and replayed bytes of real connections. It leaves half of the connections open, and
+//! closes or resets them in the middle.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
@@ -12,14 +12,13 @@ use std::time::{Duration, Instant};
 use forebay_fabric::Numbers;
 use rustix::net::{self, AddressFamily, SocketType};
 
-/// Where the request for a connection has its client's port: behind the header of the tcp provider, and four bytes of
-/// ofi_rxm.
+/// The offset of the client's port in a connection request: behind the tcp provider's header and four bytes of ofi_rxm.
 const PORT_AT: std::ops::Range<usize> = 36..38;
 
-/// What a true peer sent on a connection, write by write.
+/// The bytes that a real peer sent on a connection, by write.
 pub(crate) type Recording = Vec<Vec<u8>>;
 
-/// Passes one connection on to a server, and keeps what its client sent.
+/// Forwards one connection to a server, and records what its client sends.
 pub(crate) struct Recorder {
     pub(crate) port: u16,
     kept: Arc<Mutex<Recording>>,
@@ -27,7 +26,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Records the first connection that comes.
+    /// Records the first connection.
     pub(crate) fn start(server: u16) -> Recorder {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -54,25 +53,25 @@ impl Recorder {
         Recorder { port, kept, thread }
     }
 
-    /// What was recorded, when both ends have closed the connection.
+    /// The recording, when both ends have closed the connection.
     pub(crate) fn finish(self) -> Recording {
         self.thread.join().unwrap();
         Arc::try_unwrap(self.kept).unwrap().into_inner().unwrap()
     }
 }
 
-/// How much there is of it.
+/// The extent of an attack.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(crate) connections: usize,
     pub(crate) messages: usize,
-    /// In which it is spread.
+    /// The time over which the connections are spread.
     pub(crate) lasts: Duration,
-    /// Connections that are left open until the end.
+    /// Connections that stay open until the end.
     pub(crate) held: usize,
 }
 
-/// A connection from an address of this host to a port of it.
+/// Connects from an address of this host to a port of it.
 fn connect(from: Ipv4Addr, port: u16) -> std::io::Result<TcpStream> {
     let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     net::bind(&socket, &SocketAddrV4::new(from, 0))?;
@@ -80,7 +79,7 @@ fn connect(from: Ipv4Addr, port: u16) -> std::io::Result<TcpStream> {
     Ok(TcpStream::from(socket))
 }
 
-/// Closing it resets it.
+/// Closes a connection with a reset.
 fn reset(stream: TcpStream) {
     let _ = net::sockopt::set_socket_linger(stream.as_fd(), Some(Duration::ZERO));
 }
@@ -107,20 +106,20 @@ fn message(numbers: &mut Numbers, recording: &Recording) -> Vec<u8> {
     bytes
 }
 
-/// Opens connections that end in the middle of a message, one after the other: each takes a receive buffer of ofi_rxm
+/// Opens connections one after the other that end in the middle of a message. Each takes one receive buffer of ofi_rxm
 /// with it.
 pub(crate) fn break_off(from: Ipv4Addr, port: u16, seed: u64, recording: &Recording, count: usize) {
     let mut numbers = Numbers::new(seed);
     let message = recording.iter().skip(1).find(|bytes| bytes.len() > 64).expect("a peer says something");
     let held: Vec<TcpStream> = (0..count)
         .filter_map(|_| {
-            // It may be opened anew at this moment.
+            // The server may be opening its endpoint again at this moment.
             let mut stream = connect(from, port).ok()?;
             let mut opening = recording[0].clone();
             opening[PORT_AT].copy_from_slice(&(numbers.draw() as u16).to_le_bytes());
             stream.write_all(&opening).ok()?;
             stream.set_read_timeout(Some(Duration::from_millis(200))).ok()?;
-            // The answer: what follows is taken for messages.
+            // The answer. The server takes the bytes after it for messages.
             let _ = stream.read(&mut [0; 512]);
             stream.write_all(&message[..message.len() - 20]).ok()?;
             Some(stream)
@@ -130,7 +129,7 @@ pub(crate) fn break_off(from: Ipv4Addr, port: u16, seed: u64, recording: &Record
     held.into_iter().for_each(reset);
 }
 
-/// True if a host is let in: its connection comes about.
+/// True if the server accepts a connection from this host.
 pub(crate) fn is_let_in(from: Ipv4Addr, port: u16, within: Duration) -> bool {
     let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     net::bind(&socket, &SocketAddrV4::new(from, 0)).unwrap();
@@ -141,7 +140,7 @@ pub(crate) fn is_let_in(from: Ipv4Addr, port: u16, within: Duration) -> bool {
     rustix::event::poll(&mut connected, Some(&within)).unwrap() > 0
 }
 
-/// Attacks a port from an address; the number of connections that were made.
+/// Attacks a port from an address. Returns the number of connections made.
 pub(crate) fn attack(from: Ipv4Addr, port: u16, seed: u64, recording: &Recording, extent: Extent) -> usize {
     let (mut numbers, start) = (Numbers::new(seed), Instant::now());
     let (mut held, mut made) = (Vec::new(), 0);
@@ -152,13 +151,13 @@ pub(crate) fn attack(from: Ipv4Addr, port: u16, seed: u64, recording: &Recording
         made += 1;
         let _ = stream.set_nodelay(true);
         let _ = stream.set_nonblocking(true);
-        // Two of three begin as a true connection does, so that what follows is taken for messages.
+        // Two of three begin like a real connection, so that the server takes the bytes after it for messages.
         if numbers.below(3) > 0 {
             let mut opening = recording[0].clone();
             if numbers.below(8) == 0 {
                 opening.truncate(1 + numbers.below(opening.len() as u64) as usize);
             }
-            // Each as if it were another endpoint of the host: its port stands in the opening.
+            // Each poses as another endpoint of the host, with its own port in the request.
             if let Some(place) = opening.get_mut(PORT_AT) {
                 place.copy_from_slice(&(numbers.draw() as u16).to_le_bytes());
             }

@@ -1,4 +1,4 @@
-//! Endpoints that hosts without the pool's secret attack: peers go on.
+//! Attacks on endpoints by hosts without the pool's secret. The connections of real peers must survive them.
 
 mod attack;
 
@@ -26,7 +26,7 @@ fn calls(node: u16, port: Option<u16>) -> Calls {
     Calls::new(Box::new(endpoint), identity, secret, CallsSettings::default())
 }
 
-/// What a child runs: a server that echoes names. Not a test by itself.
+/// The program of a child: a server that echoes names. Not a test by itself.
 #[test]
 fn child() {
     let Ok(port) = std::env::var("FOREBAY_TEST_PORT") else { return };
@@ -53,14 +53,14 @@ fn child() {
     }
 }
 
-/// A server's process; killed when it is dropped.
+/// A server's process. Dropping this kills it.
 struct Server {
     child: Child,
     address: Vec<u8>,
 }
 
 impl Server {
-    /// At this port, or any; `nodes_at`: it knows that nodes are at that host alone.
+    /// Starts a server at this port, or at any. With `nodes_at`, the server accepts only that host.
     fn start(port: Option<u16>, nodes_at: Option<Ipv4Addr>) -> Server {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "child", "--nocapture", "--test-threads=1"]);
@@ -101,7 +101,7 @@ impl Asker {
         Asker { calls, sequence: 0 }
     }
 
-    /// Asks for a name, until there is an answer; how long that took, and the answer.
+    /// Sends a name until it is answered. Returns the time that this took, and the answer.
     fn ask(&mut self, name: &[u8], within: Duration) -> Option<(Duration, Vec<u8>)> {
         let start = Instant::now();
         while start.elapsed() < within {
@@ -139,7 +139,7 @@ impl Asker {
     }
 }
 
-/// What a peer sends on its connection, from the first byte.
+/// The bytes that a peer sends on its connection, from the first one.
 fn record(server: &Server) -> Recording {
     let recorder = Recorder::start(server.port());
     let mut address = server.address.clone();
@@ -162,10 +162,9 @@ fn skipped() -> bool {
     }
 }
 
-/// Where the host without the secret is.
+/// The address of the host without the secret.
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 77);
-/// Nobody waits longer for an answer: whatever happens, an endpoint that is deaf has noticed it by then and been opened
-/// anew.
+/// The longest wait for an answer. An endpoint that no longer receives has noticed this by then, and was opened again.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
@@ -186,7 +185,7 @@ fn peers_go_on_while_a_host_without_the_secret_attacks() {
         let (port, of) = (server.port(), recording.clone());
         let attacker = std::thread::spawn(move || attack(STRANGER, port, round, &of, extent));
         while !attacker.is_finished() {
-            // A provider that does not survive it is started again, as a worker's supervisor does.
+            // If the provider crashed, the server is started again, as a worker's supervisor does.
             if server.child.try_wait().unwrap().is_some() {
                 server = Server::start(Some(port), None);
                 starts += 1;
@@ -216,7 +215,7 @@ fn endpoint_without_receive_buffers_is_opened_anew() {
     let mut asker = Asker::new(2, &server.address);
     asker.echo(TIMEOUT).expect("a server");
     assert_eq!(asker.ask(b"opened again", TIMEOUT).unwrap().1, b"0");
-    // More than there are, so that none is left.
+    // More than the provider has receive buffers, so that none is left.
     break_off(STRANGER, server.port(), 1, &recording, 400);
     let took = asker.echo(TIMEOUT).expect("an answer of an endpoint that was deaf");
     let again = asker.ask(b"opened again", TIMEOUT).unwrap().1;
