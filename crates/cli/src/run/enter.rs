@@ -184,8 +184,8 @@ fn lock_own(arguments: &Run, name: &str) -> Result<(StartLock, PathBuf)> {
     }
 }
 
-/// Held while a pool is searched for and started, so that only one of several runs starts it. Its file is removed with
-/// the last holder.
+/// Held while a pool is searched for and started, so that only one of several runs starts it. Releasing it removes the
+/// file.
 struct StartLock {
     path: PathBuf,
     _file: File,
