@@ -40,10 +40,7 @@ pub(crate) unsafe fn crossing(dirfd: c_int, path: *const c_char, follow: bool, o
     Walk { dirfd, above: &prefix[..at], last, path: out, bytes: text.len() }.run(follow)
 }
 
-/// True when the kernel meets a symbolic link on the path, or cannot say.
-///
-/// # Safety
-/// `path` is a C string.
+/// True when the kernel meets a symbolic link on the path, or when openat2(2) is not available.
 unsafe fn meets_link(dirfd: c_int, path: *const c_char, follow: bool) -> bool {
     if NO_OPENAT2.load(Ordering::Relaxed) {
         return true;

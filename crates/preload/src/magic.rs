@@ -12,8 +12,7 @@ use crate::door::Pool;
 use crate::path::{self, Buffer};
 use crate::{real, settings};
 
-/// f_type of /proc.
-/// Bytes of a backing file's last component, and of its last two with their slashes.
+/// The number of hexadecimal digits in a backing file's name.
 const NAME_BYTES: usize = 16;
 
 /// False when a path is certainly no such link: a comparison of its first bytes.
