@@ -160,7 +160,7 @@ static void by_range(void) {
         both_ways("an integer by range", type, i == 3 ? numbers : &short_numbers[i], 2 << i, expected[i], 1 << i);
     }
 #ifdef OPEN_MPI
-    /* MPICH has no such type of 16 bytes. */
+    /* MPICH has no type of 16 bytes by range. */
     const long double l[4] = {1.5L, -1.5L, -1.5L, 1.5L};
     OK(MPI_Type_create_f90_real(18, 4931, &type));
     both_ways("a long real by range", type, l, 10, (const unsigned char[]){Q(0), Q(1)}, 16);

@@ -284,7 +284,7 @@ pub(crate) struct Staging {
     /// If anything fails, remove everything that was staged
     #[arg(long)]
     pub(crate) all_or_nothing: bool,
-    /// Copy again files whose size and time say that they are already there
+    /// Copy files again even if size and time indicate that they are already there
     #[arg(long)]
     pub(crate) no_resume: bool,
     /// Files copied at the same time; 0: chosen to suit the machine

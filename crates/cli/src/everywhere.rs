@@ -62,7 +62,7 @@ impl Outcome {
     }
 }
 
-/// Quotes a word so that a shell takes it literally.
+/// Quotes a word so that a shell reads it literally.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

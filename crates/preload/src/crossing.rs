@@ -19,7 +19,7 @@ const LINKS_MAX: u32 = 40;
 static NO_OPENAT2: AtomicBool = AtomicBool::new(false);
 
 /// Where `path`, under which the kernel found nothing, enters the pool: stores the path from the prefix on in `out`.
-/// `follow` says whether the call follows a symbolic link at the end.
+/// `follow` is true if the call follows a symbolic link at the end.
 ///
 /// # Safety
 /// `path` is null or a C string, and is not in `out`.

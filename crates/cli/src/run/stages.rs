@@ -159,7 +159,7 @@ fn stage_out_now(
     Ok((report, interrupt.stopped_by()))
 }
 
-/// The pool ended during the run: says how, and whether its data still exist.
+/// The error when the pool ended during the run: how it ended, and whether its data still exist.
 fn gone(entered: &Entered, e: Error) -> Error {
     let dir = entered.dir.display();
     let what = format!("the pool is gone: {}", e.what);

@@ -119,7 +119,10 @@ void test_closing(void)
             CHECK(kept >= 0 && works(name));
             WAYS[way]();
             CHECK(works(name));
-            /* A child of such a program, one that closes all descriptors again, and programs that either starts. */
+            /*
+             * A child of the program that closed its descriptors, a child that closes all again, and programs that
+             * either starts.
+             */
             pid_t again = child();
             if (again == 0) {
                 int sound = works(name);

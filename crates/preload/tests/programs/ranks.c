@@ -1,4 +1,4 @@
-/* A rank: writes its parts of one file and a file of its own, checks what the others wrote. `ranks DIRECTORY` */
+/* A rank: writes its parts of one file and a file of its own, and checks the data of the others. `ranks DIRECTORY` */
 #include <fcntl.h>
 #include <mpi.h>
 #include <stdio.h>
