@@ -10,7 +10,8 @@ use crate::failure;
 
 /// The hosts of a list, in its order.
 ///
-/// # Errors A list that is malformed, empty or too long, or that names a host twice.
+/// # Errors
+/// A list that is malformed, empty or too long, or that names a host twice.
 pub(crate) fn expand(list: &str) -> Result<Vec<String>> {
     let shown: String = list.chars().take(80).collect();
     let wrong = |why: String| {

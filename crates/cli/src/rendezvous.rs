@@ -53,7 +53,8 @@ const LAUNCHERS: [(&str, &str, &[&str]); 5] = [
 impl Rank {
     /// The rank of this process, from its launcher's environment. `named`: the user's name for the job, or empty.
     ///
-    /// # Errors [`Code::Invalid`] outside a launcher, and when neither the launcher nor the user names the job.
+    /// # Errors
+    /// [`Code::Invalid`] outside a launcher, and when neither the launcher nor the user names the job.
     pub(crate) fn of_this_process(named: &str) -> Result<Rank> {
         Rank::of(
             &std::env::vars_os()
@@ -127,7 +128,8 @@ struct Meeting {
 /// Meets the other ranks in `shared` and returns the pool of all their hosts. Rank 0 makes it with `make` from one node
 /// a host, in the order of their ranks.
 ///
-/// # Errors A directory that cannot be used; ranks that are missing after `timeout`, with their numbers.
+/// # Errors
+/// A directory that cannot be used; ranks that are missing after `timeout`, with their numbers.
 pub(crate) fn meet(
     shared: &Path,
     rank: &Rank,

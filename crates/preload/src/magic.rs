@@ -93,7 +93,8 @@ pub(crate) fn is_by_mount(path: &[u8]) -> bool {
 
 /// Runs `body` on an O_PATH descriptor of a link's target.
 ///
-/// # Safety `link` is a C string.
+/// # Safety
+/// `link` is a C string.
 unsafe fn opened<T>(
     dirfd: c_int,
     link: *const c_char,

@@ -50,7 +50,8 @@ pub(super) fn signals() -> Result<Signals> {
 
 /// Waits until the pool is down; a signal stops it.
 ///
-/// # Errors [`Code::PoolGone`] when its daemon was killed.
+/// # Errors
+/// [`Code::PoolGone`] when its daemon was killed.
 pub(super) fn until_down(path: &Path, supervisor: u32, signals: &Signals) -> Result<ExitCode> {
     let what = || format!("cannot stay with pool {}", path.display());
     let daemon = i32::try_from(supervisor)
