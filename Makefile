@@ -1,4 +1,4 @@
-# The front door. Each job first installs what it needs and this machine lacks (tools/install-deps).
+# The project's jobs. Each first installs its missing dependencies (tools/install-deps).
 #
 #   make build                 release binaries and libraries
 #   make demo                  unmodified programs over real data, through a pool and without, compared
@@ -32,7 +32,8 @@ build:
 	$(CARGO) build --release --workspace
 	$(MAKE) -C mpi OUT=$(RELEASE)
 
-# What the demo and the measurements run is installed before the build: mpi/Makefile makes a driver for each MPI that is there.
+# The dependencies of demo and benchmarks are installed before the build, since mpi/Makefile builds a driver for each
+# installed MPI.
 demo:
 	@tools/install-deps demo
 	$(MAKE) build
@@ -43,15 +44,15 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-# The libraries and binaries are built first: tests of whole programs run them from beside the test binaries.
+# Libraries and binaries are built first: tests of whole programs run them from the directory of the test binaries.
 test: lint
 	@tools/install-deps test
 	$(CARGO) build --workspace --features forebay-server/simulation
 	$(MAKE) -C mpi OUT=$(DEBUG)
 	$(CARGO) test --workspace --no-fail-fast
 
-# SEEDS: histories of the simulations (crates/fabric, tests/conformance). CASES: histories of each sort of the transactions
-# over several nodes (crates/meta). FOREBAY_SOAK: tests of processes that are killed or disturbed go on for longer.
+# SEEDS: histories of the simulations (crates/fabric, tests/conformance). CASES: histories of each kind of transaction
+# over several nodes (crates/meta). FOREBAY_SOAK: tests with killed or disturbed processes run longer.
 soak:
 	@tools/install-deps test
 	$(CARGO) build --workspace

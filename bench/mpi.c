@@ -1,12 +1,12 @@
 /*
- * One shared file written and read by all ranks: mpi FILE BYTES_PER_RANK. Rank 0 prints a JSON object of GB/s (10^9) of
- * each pattern, and of microseconds of an open with its close and of the smallest call.
+ * One shared file written and read by all ranks: mpi FILE BYTES_PER_RANK. Rank 0 prints a JSON object with GB/s (10^9)
+ * for each pattern, and microseconds for an open with its close and for the smallest call.
  *
- * Patterns: "segmented", each rank its own part in transfers of 1 MiB; "interleaved", records of 47,001 bytes by turns
- * (io500's hard case); "nested view", runs of 4 KiB by turns within blocks of 256 KiB a rank, in transfers of 1 MiB.
- * Each independent and collective. A write is to a new file. Nothing but the transfers is timed; what is read is compared.
- * Before all of them a file of that size is written and removed: memory that a virtual machine has not used for seconds may be
- * its host's again.
+ * Patterns: "segmented", each rank its own part in transfers of 1 MiB; "interleaved", records of 47,001 bytes of the
+ * ranks in turn (io500's hard case); "nested view", runs of 4 KiB of the ranks in turn within blocks of 256 KiB a rank,
+ * in transfers of 1 MiB. Each independent and collective. Each write is to a new file. Only the transfers are timed;
+ * the data read are compared. Before the patterns a file of that size is written and removed, because the host may have
+ * reclaimed memory that a virtual machine did not use for some seconds.
  */
 #include "ranks.h"
 
@@ -18,7 +18,7 @@ enum { TRANSFER = 1 << 20, RECORD = 47001, RUN = 4096, RUNS = 64, OPENS = 100, C
 
 static const char *path;
 
-/* Seconds from when all begin to when all are done. */
+/* Seconds from a common start until all ranks have finished. */
 static double since(double start) {
     MPI_Barrier(MPI_COMM_WORLD);
     return MPI_Wtime() - start;
@@ -47,7 +47,7 @@ static void set_nested(MPI_File file) {
 enum pattern { SEGMENTED, INTERLEAVED, NESTED, PATTERNS };
 static const char *const names[PATTERNS] = {"segmented", "interleaved", "nested view"};
 
-/* All transfers of one pass; what is read must be what was written. */
+/* All transfers of one pass; data read must equal the data written. */
 static double pass(MPI_File file, enum pattern pattern, int collective, int writes, int64_t bytes, unsigned char *buffer) {
     int transfer = pattern == INTERLEAVED ? RECORD : TRANSFER;
     int64_t count = bytes / transfer;

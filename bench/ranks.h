@@ -1,4 +1,7 @@
-/* What the measurements by ranks share: who this is, calls that must succeed, and the JSON object that rank 0 prints. */
+/*
+ * Shared by the measurements with ranks: this rank's number, calls that must succeed, and the JSON object that rank 0
+ * prints.
+ */
 #ifndef RANKS_H
 #define RANKS_H
 
@@ -17,7 +20,7 @@ static void must(int code, const char *what) {
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* A name and its value; the first opens the object. */
+/* Prints a name and its value; the first call opens the object. */
 static void tell(const char *name, double value) {
     if (rank == 0)
         printf("%s\"%s\": %.6g", printed++ ? ", " : "{", name, value);

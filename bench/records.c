@@ -1,7 +1,7 @@
 /*
- * Records of all ranks that lie by turns in one file, written and read by collective calls: records FILE BYTES_OF_A_RANK. Rank 0
- * prints a JSON object of MB/s (10^6) by operation, record and way: as the driver chooses, each rank for itself, and through aggregators. The second of
- * two passes is timed, and what it reads is compared.
+ * Records of all ranks in turn in one file, written and read by collective calls: records FILE BYTES_OF_A_RANK. Rank 0
+ * prints a JSON object of MB/s (10^6) by operation, record and way: as the driver chooses, each rank alone, and through
+ * aggregators. The second of two passes is timed, and the data that it reads are compared.
  */
 #include "ranks.h"
 
@@ -32,7 +32,7 @@ static MPI_File open_file(const char *path, int record, const char *cb) {
     return file;
 }
 
-/* Seconds from when all begin to when all are done. */
+/* Seconds from a common start until all ranks have finished. */
 static double pass(MPI_File file, int writes, unsigned char *data, int bytes) {
     MPI_Barrier(MPI_COMM_WORLD);
     double start = MPI_Wtime();

@@ -1,10 +1,10 @@
 /*
  * A parallel program that writes checkpoints, as simulations do: mpirun -n 4 checkpoint DIR STEPS MIB
  *
- * Each rank has MIB of state, computes a little, and at every step writes it twice: to a file of its own and into its
- * part of one file that all share. A checkpoint is synced and then renamed into place, and the one before the last is
- * removed. At the end each rank reads the last checkpoint back and checks it. Plain POSIX calls; knows nothing of where
- * DIR is.
+ * Each rank has MIB of state, computes briefly, and at every step writes it twice: to a file of its own and into its
+ * part of one file that all ranks share. A checkpoint is synced and then renamed into place, and the one before the
+ * last is removed. At the end each rank reads the last checkpoint back and checks it. Uses plain POSIX calls, without
+ * regard to the file system of DIR.
  */
 #include <errno.h>
 #include <fcntl.h>

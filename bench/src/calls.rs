@@ -1,13 +1,13 @@
-//! Calls of the C library with errors in words, as all drivers make them.
+//! Calls of the C library that report errors in words, for all drivers.
 
 use std::ffi::CString;
 
-/// A path for a call.
+/// A path as a C string.
 pub(crate) fn c_path(directory: &str, name: &str) -> CString {
     CString::new(format!("{directory}/{name}")).unwrap_or_default()
 }
 
-/// Fails with errno's words unless the call succeeded.
+/// Returns an error with errno's text unless the call succeeded.
 pub(crate) fn check(result: i32, call: &str, path: &CString) -> Result<(), String> {
     if result >= 0 {
         return Ok(());
@@ -15,7 +15,7 @@ pub(crate) fn check(result: i32, call: &str, path: &CString) -> Result<(), Strin
     Err(format!("{call} {}: {}", path.to_string_lossy(), std::io::Error::last_os_error()))
 }
 
-/// A new file.
+/// Creates a file.
 pub(crate) fn create(path: &CString) -> Result<i32, String> {
     // SAFETY: the string ends in NUL.
     let fd = unsafe { libc::open(path.as_ptr(), libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY, 0o644) };
@@ -28,7 +28,7 @@ pub(crate) fn close(fd: i32) {
     unsafe { libc::close(fd) };
 }
 
-/// Writes all of it at the offset of the descriptor.
+/// Writes all bytes at the descriptor's offset.
 pub(crate) fn write_all(fd: i32, mut bytes: &[u8]) -> Result<(), String> {
     while !bytes.is_empty() {
         // SAFETY: the bytes are ours and of the length given.

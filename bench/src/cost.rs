@@ -1,5 +1,5 @@
-//! What the preload library costs programs that use files outside the pool: each call beside libc's own, and whole
-//! programs with the library and without.
+//! The preload library's cost for programs that use files outside the pool: each call compared with libc's own, and
+//! whole programs with and without the library.
 
 use crate::calls::{c_path, check, close, create, write_all};
 use crate::orders::Orders;
@@ -10,16 +10,16 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-/// Nanoseconds that one batch of calls takes, about.
+/// Approximate nanoseconds of one batch of calls.
 const BATCH_NS: u64 = 4_000_000;
-/// Pairs of batches of which each sample is the median.
+/// Pairs of batches; each sample is their median.
 const BATCHES: usize = 25;
-/// Programs started for one sample.
+/// Program starts for one sample.
 const STARTS: usize = 200;
 /// Bytes of the small files.
 const SMALL_BYTES: usize = 4096;
 
-/// libc's functions: those that the program is linked with, which the preload library answers where it is loaded, or
+/// libc's functions: those that the program is linked with, which the preload library replaces if it is loaded, or
 /// libc's own.
 struct Calls {
     open: unsafe extern "C" fn(*const c_char, c_int, ...) -> c_int,
@@ -39,7 +39,7 @@ struct Calls {
 
 impl Calls {
     fn linked() -> Calls {
-        // Found as the loader finds them for the program: the preloaded library first.
+        // Found as the loader finds them for the program, so the preloaded library comes first.
         Calls::found_in(libc::RTLD_DEFAULT).unwrap_or_else(|name| panic!("the program is linked with {name}"))
     }
 
@@ -86,7 +86,7 @@ impl Calls {
     }
 }
 
-/// What is called, on files that are there.
+/// Arguments of the calls: existing files, names and descriptors.
 struct Place {
     file: CString,
     link: CString,
@@ -102,7 +102,7 @@ struct Place {
 /// The functions are libc's or stand for them.
 type Measured = unsafe fn(&Calls, &Place);
 
-/// The calls, by the names under which they are shown. One on a name that is not there comes last.
+/// The calls and their labels. The one on an absent name comes last.
 const CALLS: [(&str, Measured); 12] = [
     ("stat", |c, p| {
         // SAFETY: C strings, buffers of the length that is given, descriptors of ours.
@@ -195,11 +195,12 @@ const CALLS: [(&str, Measured); 12] = [
         }
     }),
 ];
-/// A link to somewhere in the pool may be what a path without a file leads over, so these are looked at once more.
+/// It has no target: an absent path may lead through a link into the pool, so the library examines it with additional
+/// calls.
 const ABSENT: &str = "stat of a name that is not there";
 
 /// Nanoseconds of each call, with the functions that the program is linked with and with libc's own: `NAME, linked` and
-/// `NAME, libc's own`. Batches of the two take turns in this one process.
+/// `NAME, libc's own`. Batches of the two alternate in this one process.
 pub(crate) fn drive(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
     let at = |name| c_path(&orders.root, name);
     let place = Place {
@@ -235,7 +236,7 @@ pub(crate) fn drive(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
         let count = (BATCH_NS / each as u64).max(10);
         let mut samples = [Vec::new(), Vec::new()];
         for i in 0..2 * BATCHES {
-            // By turns, and by turns who begins.
+            // The sides alternate, and so does the side that begins a pair.
             let side = (i + i / 2) % 2;
             samples[side].push(batch(&sides[side], count));
         }
@@ -252,7 +253,7 @@ pub(crate) fn drive(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
     Ok(rates)
 }
 
-/// Milliseconds that a command takes from its start to its end, the mean of `count`.
+/// Mean milliseconds of a command from start to end, over `count` runs.
 pub(crate) fn drive_times(count: &str, command: &[String]) -> Result<f64, String> {
     let count: u32 = count.parse().map_err(|_| format!("{count}: not a number"))?;
     let (program, arguments) = command.split_first().ok_or("a command is needed")?;
@@ -266,7 +267,7 @@ pub(crate) fn drive_times(count: &str, command: &[String]) -> Result<f64, String
     Ok(start.elapsed().as_secs_f64() * 1e3 / f64::from(count))
 }
 
-/// The tables: calls, then programs. `systems` are Forebay and tmpfs first.
+/// The tables: calls, then programs. The first two of `systems` are Forebay and tmpfs.
 pub(crate) fn measure(systems: &[System<'_>], repetitions: usize) -> Result<Vec<Table>, String> {
     let [forebay, tmpfs, ..] = systems else { return Err("Forebay and tmpfs are needed".into()) };
     Ok(vec![calls(forebay, tmpfs, repetitions)?, programs(forebay, tmpfs, repetitions)?])
@@ -284,7 +285,7 @@ fn calls(forebay: &System<'_>, tmpfs: &System<'_>, repetitions: usize) -> Result
         rows: Vec::new(),
     };
     for _ in 0..repetitions {
-        // The library is loaded; the files are on tmpfs.
+        // The library is loaded, and the files are on tmpfs.
         let times = forebay.drive_in(&tmpfs.root, "calls", &Orders::default())?;
         for (name, _) in CALLS {
             let target = Target::Ratio { against: WITHOUT.into(), at_least: 0.98 };
@@ -327,7 +328,7 @@ fn programs(forebay: &System<'_>, tmpfs: &System<'_>, repetitions: usize) -> Res
             ] {
                 let directory = root.join("configure");
                 said(system.command("mkdir").arg(&directory))?;
-                // The shell changes directory itself: it may be to a directory of the pool.
+                // The shell itself changes directory, as the directory may be in the pool.
                 let change = "cd \"$1\" && exec sh \"$2\"";
                 let words = ["sh", "-c", change, "sh"].map(OsStr::new);
                 let command = [&words[..], &[directory.as_os_str(), script.as_os_str()]].concat();
@@ -341,7 +342,7 @@ fn programs(forebay: &System<'_>, tmpfs: &System<'_>, repetitions: usize) -> Res
     Ok(table)
 }
 
-/// Milliseconds of a command on a system, without the time that `forebay run` takes to start.
+/// Milliseconds of a command on a system, excluding the start of `forebay run`.
 fn times(system: &System<'_>, count: usize, command: &[&OsStr]) -> Result<f64, String> {
     let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
     let text = said(system.command(this).args(["drive", "times", &count.to_string()]).args(command))?;

@@ -1,4 +1,4 @@
-//! Bytes per second.
+//! Data rates: bytes per second.
 
 use crate::calls::{c_path, check, close};
 use crate::gate::Gate;
@@ -7,7 +7,7 @@ use crate::orders::Orders;
 /// The phases, in the order in which the driver times them.
 pub(crate) const PHASES: [&str; 3] = ["first write", "rewrite", "read"];
 
-/// GB/s (10^9) of each phase, all processes together. Opening and closing are not timed, and nothing is synced.
+/// GB/s (10^9) of each phase, for all processes together. Opening and closing are not timed, and nothing is synced.
 pub(crate) fn drive(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
     let seconds = Gate::run(orders.processes, |gate| work(gate, orders))?;
     Ok(PHASES.into_iter().zip(seconds.iter().map(|s| orders.bytes as f64 / s / 1e9)).collect())
@@ -57,7 +57,7 @@ fn work(gate: &mut Gate, orders: &Orders) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that a transfer was whole.
+/// Checks that a transfer was complete.
 pub(crate) fn whole(n: isize, expected: usize, call: &str) -> Result<(), String> {
     if n == expected as isize {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The driver: what runs on each system, the same program with the same calls. Prints one line of JSON.
+//! The driver: runs on each system, the same program with the same calls. Prints one line of JSON.
 
 use crate::calls::{c_path, check, close, create, write_all};
 use crate::gate::Gate;
@@ -42,7 +42,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// Fills a file system and frees it again: memory is touched, trees have split and merged.
+/// Fills a file system and frees it again, so that memory has been touched, and trees have split and merged.
 fn age(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
     let path = |i: usize| c_path(&orders.root, &format!("age{i}"));
     let seconds = Gate::run(1, |gate| {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use forebay_sys::wait;
 
-/// Processes of one driver at most.
+/// Maximum processes of one driver.
 pub(crate) const PROCESSES_MAX: usize = 64;
-/// Phases of one driver at most.
+/// Maximum phases of one driver.
 const PHASES_MAX: usize = 16;
 
 struct Shared {
@@ -36,7 +36,7 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 impl Gate {
-    /// Runs `work` in `processes` forked processes, this one not among them; the seconds of each phase, from the first
+    /// Runs `work` in `processes` forked processes, not in this one. Returns the seconds of each phase, from the first
     /// start to the last end.
     pub(crate) fn run(
         processes: usize,
@@ -99,8 +99,8 @@ impl Gate {
         Ok(seconds.take_while(|s| *s > 0.0).collect())
     }
 
-    /// Waits until all processes are here. Sleeps, as a spinning waiter would take the core that the others (and a
-    /// file system's own processes) need.
+    /// Waits until all processes have arrived. Sleeps, because spinning would take the core that the other processes
+    /// and a file system's own processes need.
     pub(crate) fn wait(&self) -> Result<(), String> {
         let round = self.shared.round.load(Ordering::SeqCst);
         if self.shared.arrived.fetch_add(1, Ordering::SeqCst) + 1 == self.processes as u32 {
@@ -112,13 +112,13 @@ impl Gate {
             if self.shared.failed.load(Ordering::SeqCst) != 0 {
                 return Err("stops, because another process failed".into());
             }
-            // A process that failed wakes nobody, so the wait is bounded.
+            // A process that fails wakes no other, so each sleep is limited.
             wait::sleep(&self.shared.round, round, Duration::from_millis(200));
         }
         Ok(())
     }
 
-    /// One timed phase: all begin together.
+    /// One timed phase, which all processes begin together.
     pub(crate) fn timed(&mut self, work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
         self.wait()?;
         self.shared.started_ns[self.phase][self.process].store(now_ns(), Ordering::SeqCst);

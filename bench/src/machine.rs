@@ -1,4 +1,4 @@
-//! What machine the numbers are from.
+//! Describes the machine that produced the numbers.
 
 use serde_json::{json, Value};
 use std::fs::read_to_string;
@@ -19,7 +19,7 @@ pub(crate) fn file_system_of(path: &Path) -> String {
         .map_or("disk".into(), |(_, kind)| kind)
 }
 
-/// Bytes of a line of /proc/meminfo.
+/// The value of a line of /proc/meminfo, in bytes.
 pub(crate) fn memory_bytes(line: &str) -> u64 {
     read_to_string("/proc/meminfo")
         .unwrap_or_default()
@@ -35,7 +35,7 @@ fn first_line(path: &str) -> String {
     read_to_string(path).unwrap_or_default().lines().next().unwrap_or_default().trim().to_owned()
 }
 
-/// The machine, for the record.
+/// The machine's description, for the results file.
 pub(crate) fn describe(disk: &Path) -> Value {
     let cpus = read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpus.lines().find_map(|l| l.strip_prefix("model name")).unwrap_or_default();

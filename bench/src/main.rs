@@ -1,9 +1,9 @@
-//! The benchmark: Forebay beside tmpfs and the disk, in one run.
+//! The benchmark: Forebay compared with tmpfs and the disk, in one run.
 //!
-//! `forebay-bench run` sets the systems up, ages each by filling and freeing it once, and repeats every measurement
-//! five times, the systems by turns within each repetition so that noise hits all alike; it prints medians, ratios to
-//! tmpfs and the targets they are held to, and writes all samples as JSON. `forebay-bench drive` is the same driver for
-//! every system: it makes plain calls of the C library on a path, in processes that start together (`drive`).
+//! `forebay-bench run` sets up the systems, ages each by filling and freeing it once, and repeats every measurement
+//! five times. Within each repetition the systems alternate, so that noise affects all alike. It prints medians, ratios
+//! to tmpfs and targets, and writes all samples as JSON. `forebay-bench drive` is the same driver for every system: it
+//! makes plain calls of the C library on a path, in processes that start together (`drive`).
 
 mod calls;
 mod cost;
@@ -36,7 +36,8 @@ MPI-IO; far: the first two alone; ranks: the last alone), tools (ior and mdtest,
 PATH).
 ";
 
-/// An interrupted run takes down what it has up: the programs that it waits for end by the signal, and it by their end.
+/// Lets an interrupted run clean up: the signal ends the programs that it waits for, and then the run ends with an
+/// error.
 fn outlive_interrupts() {
     extern "C" fn ignore(_: libc::c_int) {}
     let handler: extern "C" fn(libc::c_int) = ignore;

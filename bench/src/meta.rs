@@ -21,11 +21,11 @@ pub(crate) const PHASES: [&str; 13] = [
     "unlink",
     "mkdir and rmdir",
 ];
-/// One file in so many has a directory beside it, so that each directory's attributes are asked for so often; absent
-/// names too, but for those that are new each time.
+/// Files for each directory beside them; each directory's attributes are read this often. The same holds for absent
+/// names, except for those that are new each time.
 const FILES_PER_DIRECTORY: usize = 10;
 
-/// Operations per second of each phase, all processes together.
+/// Operations per second of each phase, for all processes together.
 pub(crate) fn drive(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
     let (files, processes) = (orders.files, orders.processes);
     let directories = (files / FILES_PER_DIRECTORY).max(1);
@@ -51,7 +51,8 @@ fn work(gate: &mut Gate, orders: &Orders, directories: usize, listed: usize) -> 
     if !orders.shared {
         make_directory(&CString::new(mine.clone()).unwrap_or_default())?;
     }
-    // What a process looks at was made by the next one, as mdtest has it, so that nobody profits from its own traces.
+    // As in mdtest, a process works on files that the next process made, so that it does not benefit from state of its
+    // own.
     let next = (process + 1) % orders.processes;
     let names = |place: &str, kind: &str, who: usize, count: usize| -> Vec<CString> {
         (0..count).map(|i| c_path(place, &format!("{kind}.{who}.{i}"))).collect()
@@ -122,7 +123,7 @@ pub(crate) fn stat(path: &CString) -> Result<(), String> {
     check(-1, "stat", path)
 }
 
-/// Reads a file of 4 KiB as programs read their small files.
+/// Reads a file of 4 KiB as programs read small files.
 fn read_small(path: &CString) -> Result<(), String> {
     let mut bytes = [0u8; 4096];
     // SAFETY: the string ends in NUL; the buffer is ours and of the length given.
@@ -156,7 +157,7 @@ fn remove_directory(path: &CString) -> Result<(), String> {
     check(unsafe { libc::rmdir(path.as_ptr()) }, "rmdir", path)
 }
 
-/// Reads a directory, as `ls` or as `ls -l` does, and counts what it gave.
+/// Reads a directory as `ls` or as `ls -l` does, and checks the number of entries.
 fn list(directory: &str, attributes: bool, expected: usize) -> Result<(), String> {
     let path = CString::new(directory).unwrap_or_default();
     // SAFETY: the string ends in NUL.

@@ -1,5 +1,4 @@
-//! The mount beside the medium that is under it and beside bindfs over tmpfs, a FUSE file system that passes on what it
-//! is asked.
+//! The mount compared with the medium below it, and with bindfs over tmpfs, a FUSE file system that passes requests on.
 
 use crate::calls::{c_path, check, close, create};
 use crate::gate::Gate;
@@ -19,10 +18,10 @@ const NAMES: [&str; 4] = ["create", "cold stat", "warm stat", "unlink"];
 const NAMES_CAPACITY_BYTES: u64 = 1 << 30;
 /// Phases of the driver for mapped files.
 const MAPPED: [&str; 2] = ["mapped write", "mapped read"];
-/// Phases of the driver for data that go by requests.
+/// Phases of the driver for data served by requests.
 const TRANSFERS: [&str; 4] = ["first write", "rewrite", "read", READ_AGAIN];
 const READ_AGAIN: &str = "read again";
-/// Tells the kernel to drop what it caches: 1 is data, 2 entries and inodes.
+/// Writing 1 here makes the kernel drop its cached data, 2 entries and inodes.
 const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 
 const MOUNT: &str = "mount";
@@ -30,7 +29,7 @@ const REQUESTS: &str = "mount, by requests";
 const MEDIUM: &str = "medium";
 const BINDFS: &str = "bindfs";
 
-/// A file system that was mounted for the measurement. Unmounted when it is dropped.
+/// A file system mounted for the measurement; dropping it unmounts it.
 struct Mounted {
     at: PathBuf,
     unmount: Command,
@@ -74,7 +73,7 @@ impl Drop for Mounted {
     }
 }
 
-/// The tables, if a file system can be mounted here; else why not is said.
+/// The tables, if a file system can be mounted here; otherwise prints the reason.
 pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::sizes::Sizes) -> Result<Vec<Table>, String> {
     let mounted = match Mounted::forebay(pool, MOUNT, &[]) {
         Ok(mounted) => mounted,
@@ -107,7 +106,7 @@ pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::sizes::Sizes) ->
         tables.push(data(&with_medium, sizes)?);
         tables.push(builds(&with_bindfs, &with_medium[1], sizes)?);
     }
-    // A pool has one mount.
+    // A pool can have only one mount.
     drop(mounted);
     let requests = Mounted::forebay(pool, "requests", &["--no-passthrough"])?;
     let by_requests = against(requests.system(REQUESTS)?)?;
@@ -124,8 +123,8 @@ fn target(against: &str, at_least: f64) -> Vec<Target> {
     vec![Target::Ratio { against: against.into(), at_least }]
 }
 
-/// Names of a pool that no program has used through another door, so that the kernel may keep the attributes of files
-/// as it does bindfs's; and then of one that programs have used.
+/// Names in a pool that no program has used through another interface, so that the kernel may cache the attributes of
+/// files as with bindfs; then names in a pool that programs have used.
 fn names_alone_and_not(
     pool: &Pool,
     against: &dyn Fn(System<'static>) -> Result<Vec<System<'static>>, String>,
@@ -176,7 +175,7 @@ fn names(
     Ok(table)
 }
 
-/// The phases of a driver for several sizes of blocks, on all systems.
+/// The phases of drivers for several block sizes, on all systems.
 fn throughput(
     systems: &[System<'_>],
     sizes: &crate::sizes::Sizes,
@@ -213,8 +212,8 @@ fn data(systems: &[System<'_>], sizes: &crate::sizes::Sizes) -> Result<Table, St
     throughput(systems, sizes, "(e) data through the mount", how, |_| target(MEDIUM, 0.95))
 }
 
-/// What passthrough cannot serve goes by requests. bindfs has the kernel keep what it read and wrote, so that it is
-/// asked for nothing the second time: only the first reading is one of data that are asked for.
+/// Data that passthrough cannot serve go by requests. bindfs lets the kernel cache data that it read or wrote, and gets
+/// no request the second time. So only the first read compares requests.
 fn transfers(systems: &[System<'_>], sizes: &crate::sizes::Sizes) -> Result<Table, String> {
     let how = (["transfers"].as_slice(), [128 * KIB, MIB].as_slice());
     throughput(systems, sizes, "(e) data that passthrough cannot serve", how, |phase| match phase {
@@ -247,7 +246,7 @@ fn builds(mounts: &[System<'_>], medium: &System<'_>, sizes: &crate::sizes::Size
     Ok(table)
 }
 
-/// Operations per second on names. Without the right to drop the kernel's caches there is no cold stat.
+/// Operations per second on names. Without permission to drop the kernel's caches there is no cold stat.
 pub(crate) fn drive_names(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
     let can_drop = std::fs::write(DROP_CACHES, "2").is_ok();
     let seconds = Gate::run(orders.processes, |gate| {
@@ -278,7 +277,7 @@ pub(crate) fn drive_names(orders: &Orders) -> Result<Vec<(&'static str, f64)>, S
     Ok(phases.zip(seconds).map(|(phase, s)| (phase, operations / s)).collect())
 }
 
-/// GB/s of stores into and loads from a mapped file, its memory allocated before.
+/// GB/s of stores into and loads from a mapped file; its memory is allocated in advance.
 pub(crate) fn drive_mapped(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
     let seconds = Gate::run(1, |gate| {
         let path = c_path(&orders.root, "mapped");
@@ -297,7 +296,7 @@ pub(crate) fn drive_mapped(orders: &Orders) -> Result<Vec<(&'static str, f64)>, 
         // SAFETY: mapped above for its length, and by nobody else.
         let memory = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), orders.bytes) };
         let mut block = vec![7; orders.block];
-        // Once before: memory that the machine has not touched of late is slow, whatever file it is in.
+        // One untimed pass: memory that the machine has not used recently is slow, in any file.
         memory.fill(0);
         gate.timed(|| {
             memory.chunks_exact_mut(block.len()).for_each(|to| to.copy_from_slice(&block));
@@ -319,7 +318,7 @@ pub(crate) fn drive_mapped(orders: &Orders) -> Result<Vec<(&'static str, f64)>, 
     Ok(MAPPED.into_iter().zip(seconds.iter().map(|s| orders.bytes as f64 / s / 1e9)).collect())
 }
 
-/// GB/s of writing a file twice and reading it twice, the kernel's copies dropped before.
+/// GB/s of writing a file twice and reading it twice; before the reads the kernel's cache is dropped.
 pub(crate) fn drive_transfers(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
     let seconds = Gate::run(1, |gate| {
         let path = c_path(&orders.root, "transferred");
@@ -337,7 +336,7 @@ pub(crate) fn drive_transfers(orders: &Orders) -> Result<Vec<(&'static str, f64)
                 })
             })?;
         }
-        // What is written back can be dropped.
+        // Only data that were written back can be dropped from the cache.
         // SAFETY: a descriptor of ours.
         check(unsafe { libc::fsync(fd) }, "fsync", &path)?;
         std::fs::write(DROP_CACHES, "1").map_err(|e| format!("{DROP_CACHES}: {e}"))?;

@@ -1,8 +1,8 @@
-//! MPI-IO on a shared file: Forebay beside the same MPI's own I/O on tmpfs and on a tmpfs with huge pages, by
+//! MPI-IO on a shared file: Forebay compared with the same MPI's own I/O on tmpfs and on a tmpfs with huge pages, by
 //! bench/mpi.c, and by `ior` when it is on PATH.
 //!
-//! Each MPI that has a compiler and a launcher here is measured. A tmpfs with huge pages is mounted for it, which takes
-//! root; without, that column is left out and said so.
+//! Each MPI with a compiler and a launcher on this machine is measured. Mounting a tmpfs with huge pages needs root;
+//! without root that column is omitted, and a line says so.
 
 use crate::report::{Table, Target};
 use crate::systems::{said, Pool, System};
@@ -14,7 +14,7 @@ const TMPFS: &str = "tmpfs";
 const HUGE: &str = "huge tmpfs";
 const WITHOUT: &str = "without";
 
-/// An MPI, as Debian names what belongs to it.
+/// An MPI, with the names of its programs in Debian.
 pub(crate) struct Mpi {
     pub(crate) name: &'static str,
     pub(crate) compiler: &'static str,
@@ -22,7 +22,7 @@ pub(crate) struct Mpi {
 }
 
 impl Mpi {
-    /// Whether it can build and launch.
+    /// True if its compiler and launcher are installed.
     pub(crate) fn is_here(&self) -> bool {
         runs(self.compiler) && runs(self.launcher[0])
     }
@@ -37,7 +37,7 @@ pub(crate) const MPIS: [Mpi; 2] = [
     Mpi { name: "MPICH", compiler: "mpicc.mpich", launcher: &["mpiexec.hydra", "-n"] },
 ];
 
-/// A tmpfs with huge pages, filled and freed once. Unmounted when it is dropped.
+/// A tmpfs with huge pages, filled and freed once; dropping it unmounts it.
 struct HugeTmpfs(PathBuf);
 
 impl HugeTmpfs {
@@ -71,7 +71,7 @@ impl Drop for HugeTmpfs {
     }
 }
 
-/// Removes the programs that were built.
+/// The directory of the built programs; dropping it removes them.
 struct Built(PathBuf);
 
 impl Drop for Built {
@@ -84,7 +84,7 @@ fn runs(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// The tables of each MPI that is here, shown when each is done: more ranks than processors may take minutes.
+/// The tables of each installed MPI, each shown when it is done: with more ranks than processors they may take minutes.
 pub(crate) fn measure(
     pool: &Pool,
     tmpfs: &Path,
@@ -116,7 +116,7 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// `ior` through MPI-IO and what else it was built with, when it is on PATH, by the launcher of the MPI that it was
+/// Runs `ior`, when it is on PATH, with MPI-IO and its other built-in interfaces, by the launcher of the MPI that it is
 /// linked with.
 fn ior(
     pool: &Pool,
@@ -163,7 +163,7 @@ fn ior(
             command.args(collective.then_some("-c")).arg("-o").arg(systems[column].root.join("ior"));
             let text = match said(&mut command) {
                 Ok(text) => text,
-                Err(_) if api != "MPIIO" => break, // it was built without
+                Err(_) if api != "MPIIO" => break, // it was built without this interface
                 Err(message) => return Err(message),
             };
             let summary = text.rsplit("Summary of all tests").next().unwrap_or_default();
@@ -181,7 +181,7 @@ fn ior(
     Ok(Some(table))
 }
 
-/// The systems that are compared, each with a new directory.
+/// The systems to compare, each with a new directory.
 fn systems<'a>(pool: &'a Pool, tmpfs: &Path, huge: Option<&HugeTmpfs>) -> Result<Vec<System<'a>>, String> {
     let mut systems = vec![System::in_pool(pool, "Forebay", "mpi")?, System::at(TMPFS, tmpfs)?];
     if let Some(huge) = huge {
@@ -190,7 +190,7 @@ fn systems<'a>(pool: &'a Pool, tmpfs: &Path, huge: Option<&HugeTmpfs>) -> Result
     Ok(systems)
 }
 
-/// Writes a file and removes it: memory that nobody has used of late is the host's again, and slow to come back.
+/// Writes a file and removes it: the host may have reclaimed memory that was not used recently, and returns it slowly.
 fn fill_and_free(system: &System<'_>, bytes: u64) -> Result<(), String> {
     let script = "dd if=/dev/zero of=\"$0\" bs=1M count=\"$1\" 2>/dev/null && rm \"$0\"";
     let mut command = system.command("sh");
@@ -198,7 +198,7 @@ fn fill_and_free(system: &System<'_>, bytes: u64) -> Result<(), String> {
     said(&mut command).map(|_| ())
 }
 
-/// What Forebay is held to: rates of writes to a shared file, all other rates, and times.
+/// Forebay's targets: rates of writes to a shared file, all other rates, and times.
 fn targets(label: &str, columns: &[String]) -> Vec<Target> {
     let at_least = if label.starts_with("write") { 1.5 } else { 1.0 };
     columns[1..].iter().map(|against| Target::Ratio { against: against.clone(), at_least }).collect()
@@ -252,7 +252,7 @@ fn one(
                 }
             }
         }
-        // The same file outside, by the same program with the driver in the process and without.
+        // The same file outside the pool, by the same program with and without the driver.
         for column in [repetition % 2, 1 - repetition % 2] {
             let system = &systems[column];
             let took = run(system, &systems[1].root.join("outside"), MIB)?;

@@ -1,8 +1,8 @@
-//! Pools of several nodes, all on this machine: what data and names of another node cost beside what the network gives,
-//! how fast pools start, what clients on different nodes get done together, and how evenly names would lie on many.
-//! Nodes are addresses of the loopback network, or two network namespaces (`apart`), started by `forebay up --hosts`
-//! with a script in ssh's place; clients of all nodes share this machine's processors, so rates do not grow with nodes
-//! here.
+//! Pools of several nodes, all on this machine: the cost of another node's data and names compared with the bare
+//! network, the time to start pools, the combined rates of clients on different nodes, and how evenly names are
+//! distributed over many nodes. Nodes are addresses of the loopback network, or two network namespaces (`apart`);
+//! `forebay up --hosts` starts them with a script that replaces ssh. Clients of all nodes share this machine's
+//! processors, so rates do not grow with nodes here.
 
 mod apart;
 mod collective;
@@ -35,12 +35,12 @@ pub(crate) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, Stri
     Ok(tables)
 }
 
-/// Those of what one node asks of another.
+/// The tables of requests from one node to another.
 pub(crate) fn measure_far(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
     Ok(vec![far::measure(binaries, sizes)?, trees::measure_far(binaries, sizes)?])
 }
 
-/// Those of MPI ranks on several nodes.
+/// The tables of MPI ranks on several nodes.
 pub(crate) fn measure_ranks(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
     collective::measure(binaries, sizes)
 }

@@ -1,13 +1,13 @@
-//! What a driver does, as the arguments of `forebay-bench drive`.
+//! The parameters of a driver, which are the arguments of `forebay-bench drive`.
 
-/// What a driver does.
+/// The parameters of a driver.
 #[derive(Clone, Debug)]
 pub(crate) struct Orders {
     /// The directory to work in; it exists and is empty.
     pub(crate) root: String,
-    /// Processes.
+    /// Number of processes.
     pub(crate) processes: usize,
-    /// All processes in one directory or file, or each in its own.
+    /// True if all processes share one directory or file.
     pub(crate) shared: bool,
     /// Files of each process.
     pub(crate) files: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Orders {
     pub(crate) bytes: usize,
     /// Bytes of one read or write.
     pub(crate) block: usize,
-    /// Blocks in a random order.
+    /// True for blocks in a random order.
     pub(crate) random: bool,
 }
 

@@ -2,12 +2,12 @@
 
 use serde_json::{json, Value};
 
-/// What one row of a table is held to, in medians against those of another column.
+/// A target for one row of a table, relative to the median of another column.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     /// Forebay's rate over the other's (the other's time over Forebay's) must be at least this.
     Ratio { against: String, at_least: f64 },
-    /// Forebay's time may be more than the other's by this at most.
+    /// Forebay's time may exceed the other's by at most this.
     Difference { against: String, at_most: f64 },
 }
 
@@ -24,7 +24,7 @@ impl Target {
 pub(crate) struct Row {
     /// What was measured.
     pub(crate) label: String,
-    /// What Forebay is held to.
+    /// Forebay's targets.
     pub(crate) targets: Vec<Target>,
     /// The samples of each system, in the order of the table's columns.
     pub(crate) samples: Vec<Vec<f64>>,
@@ -34,7 +34,7 @@ pub(crate) struct Row {
 pub(crate) struct Table {
     /// Heading.
     pub(crate) title: String,
-    /// Of the numbers: "operations/s", "GB/s", "s".
+    /// Unit of the numbers: "operations/s", "GB/s", "s".
     pub(crate) unit: &'static str,
     /// True for rates, false for times.
     pub(crate) more_is_better: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Adds a sample to the row of that label, which is made when it is new.
+    /// Adds a sample to the row with this label, which is created if it is new.
     pub(crate) fn add(
         &mut self,
         label: &str,
@@ -61,18 +61,18 @@ impl Table {
         self.rows[at].samples[column].push(sample);
     }
 
-    /// How Forebay's median stands to another column's: above 1 is better.
+    /// The ratio of Forebay's median to another column's; above 1 is better.
     fn ratio(&self, row: &Row, column: usize) -> Option<f64> {
         let (ours, other) = (median(&row.samples[0])?, median(&row.samples[column])?);
         Some(if self.more_is_better { ours / other } else { other / ours })
     }
 
-    /// By how much Forebay's median is above another column's.
+    /// The difference of Forebay's median to another column's.
     fn more(&self, row: &Row, column: usize) -> Option<f64> {
         Some(median(&row.samples[0])? - median(&row.samples[column])?)
     }
 
-    /// The table as text; `missed` counts the targets that were not reached.
+    /// The table as text; adds to `missed` the number of missed targets.
     pub(crate) fn text(&self, missed: &mut usize) -> String {
         let width = self.rows.iter().map(|row| row.label.len()).max().unwrap_or(0).max(10);
         let mut text = format!("\n{} ({}, medians)\n{:width$}", self.title, self.unit, "");
@@ -94,7 +94,7 @@ impl Table {
                 };
                 let (met, words, bound) = match target {
                     Target::Ratio { at_least, .. } => {
-                        // As it is printed: clocks tell no more.
+                        // Rounded as printed, since the clocks are no more precise.
                         let met = (ratio * 1e3).round() / 1e3 >= *at_least;
                         (met, format!("{ratio:.3} of {against}"), format!(">= {at_least:.2}"))
                     }
@@ -115,7 +115,7 @@ impl Table {
         text
     }
 
-    /// Everything, for the record.
+    /// All data of the table, for the results file.
     pub(crate) fn json(&self) -> Value {
         let rows: Vec<_> = self
             .rows
@@ -156,7 +156,7 @@ pub(crate) fn median(samples: &[f64]) -> Option<f64> {
 
 fn number(value: f64) -> String {
     if value >= 1000.0 {
-        // Thousands apart, as operations per second have many digits.
+        // Thousands are separated, as operations per second have many digits.
         let digits = format!("{value:.0}");
         let mut text = String::new();
         for (i, digit) in digits.chars().enumerate() {

@@ -1,4 +1,4 @@
-//! The order of events: systems up and aged, sections one by one, tables, the record.
+//! The sequence of a run: set up and age the systems, measure section by section, print tables, write the results file.
 
 use crate::orders::Orders;
 use crate::report::{Table, Target};
@@ -8,7 +8,7 @@ use crate::{cost, data, machine, meta, mount, mpi, nodes, stage, tools};
 use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
-/// The disk gets one file in so many.
+/// The disk gets one file in this many.
 const DISK_PART: usize = 5;
 
 pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
@@ -103,7 +103,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// Fills every system once, and frees it; of the disk only as much as is used later.
+/// Fills every system once and frees it; on the disk only as much as is used later.
 fn age(systems: &[System<'_>], sizes: &Sizes) -> Result<(), String> {
     for system in systems {
         let bytes = if system.is_disk { sizes.bytes } else { sizes.capacity_bytes as usize / 10 * 9 };
@@ -112,7 +112,8 @@ fn age(systems: &[System<'_>], sizes: &Sizes) -> Result<(), String> {
     Ok(())
 }
 
-/// Files of each process on a system: rates are compared, and a disk may make a thousand files a second.
+/// Files of each process on a system. A disk gets fewer, as it may create only a thousand files a second; the
+/// comparison is of rates.
 fn files_on(system: &System<'_>, sizes: &Sizes) -> usize {
     if system.is_disk {
         sizes.files / DISK_PART
@@ -164,7 +165,7 @@ fn metadata(systems: &[System<'_>], sizes: &Sizes) -> Result<Table, String> {
     Ok(table)
 }
 
-/// What a metadata rate is to be, of tmpfs's.
+/// Target of a metadata rate, relative to tmpfs.
 fn metadata_target(phase: &str, processes: usize) -> Option<f64> {
     match (phase, processes) {
         ("create", 1) => Some(0.40),

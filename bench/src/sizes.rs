@@ -1,4 +1,4 @@
-//! How much is measured.
+//! The amounts of data and files to measure with.
 
 use crate::machine;
 
@@ -6,24 +6,24 @@ use crate::machine;
 const REPETITIONS: usize = 5;
 const MIB: usize = 1 << 20;
 
-/// How large the measurements are.
+/// The amounts of data and files to measure with.
 pub(crate) struct Sizes {
-    /// Repetitions.
+    /// Repetitions of each measurement.
     pub(crate) repetitions: usize,
     /// Files of each process in metadata measurements.
     pub(crate) files: usize,
-    /// Bytes of all processes in data measurements.
+    /// Bytes of all processes together in data measurements.
     pub(crate) bytes: usize,
-    /// Small files that are staged.
+    /// Number of small files to stage.
     pub(crate) staged_files: usize,
-    /// Bytes of the large file that is staged.
+    /// Bytes of the large file to stage.
     pub(crate) staged_bytes: u64,
-    /// Bytes of the pool.
+    /// Capacity of the pool in bytes.
     pub(crate) capacity_bytes: u64,
 }
 
 impl Sizes {
-    /// The sizes, if this machine has memory for them.
+    /// The sizes; an error if this machine has too little memory for them.
     pub(crate) fn new(quick: bool) -> Result<Sizes, String> {
         let sizes = if quick {
             Sizes {
@@ -44,7 +44,7 @@ impl Sizes {
                 capacity_bytes: 6 << 30,
             }
         };
-        // The pool, as much on tmpfs, the source in the page cache.
+        // The pool, the same amount on tmpfs, and the source in the page cache.
         let needed = 3 * sizes.capacity_bytes;
         let free = machine::memory_bytes("MemAvailable");
         if free < needed {

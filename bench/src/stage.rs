@@ -1,9 +1,9 @@
-//! Staging in and out, against what people copy with. All sources are in the page cache or in memory, and the other
-//! tools copy to tmpfs what Forebay stages into its pool. Stage-out leaves nothing that is not on the disk, so there
-//! the other tools are followed by a sync of the destination's file system.
+//! Staging in and out, compared with common copy tools. All sources are in the page cache or in memory. The other tools
+//! copy to tmpfs the data that Forebay stages into its pool. After Forebay's stage-out all data are on the disk, so the
+//! other tools are followed by a sync of the destination's file system.
 //!
-//! Right before each copy as much memory as it takes is touched and freed: what was free for some seconds may have gone
-//! back from a virtual machine to its host, and then its first touch costs several times the copy.
+//! Right before each copy the same amount of memory is touched and freed: the host may have reclaimed memory that a
+//! virtual machine did not use for some seconds, and its first touch would cost several times the copy.
 
 use crate::report::{Table, Target};
 use crate::sizes::Sizes;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// A directory that goes when it is dropped.
+/// A directory; dropping it removes it.
 struct Place(PathBuf);
 
 impl Place {
@@ -75,7 +75,7 @@ pub(crate) fn measure(pool: &Pool, disk: &Path, sizes: &Sizes) -> Result<Vec<Tab
         let mut coming = table(format!("(c) stage-in of {what}, from {} to memory", disk.0.display()), ways);
         let mut going =
             table(format!("(c) stage-out of {what}, from memory to {}, on the disk", disk.0.display()), ways);
-        // What the other tools copy out of memory.
+        // The copy in memory that the other tools stage out.
         let kept = memory.0.join("kept");
         said(Command::new("cp").arg("-a").arg(source).arg(&kept))?;
         for repetition in 0..sizes.repetitions {
@@ -105,7 +105,7 @@ fn table(title: String, ways: &[Way]) -> Table {
     Table { title, unit: "s", more_is_better: false, columns, rows: Vec::new() }
 }
 
-/// Seconds in and out through a pool.
+/// Seconds for staging in and out through a pool.
 fn forebay(pool: &Pool, source: &Path, out: &Path) -> Result<(f64, f64), String> {
     let pair = |from: &Path, to: &Path| format!("{}:{}", from.display(), to.display());
     let inside = Path::new("/staged");
@@ -120,7 +120,7 @@ fn forebay(pool: &Pool, source: &Path, out: &Path) -> Result<(f64, f64), String>
     Ok((into, from))
 }
 
-/// Seconds in and out by another tool.
+/// Seconds for copying in and out by another tool.
 fn other(way: &Way, source: &Path, kept: &Path, memory: &Path, out: &Path) -> Result<(f64, f64), String> {
     let bytes = measure_of(source)?.1;
     let shell = |from: &Path, to: &Path, then: &str| {
@@ -169,7 +169,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// Fails unless both have as many files and bytes.
+/// Fails unless both have the same number of files and bytes.
 fn same_size(a: &Path, b: &Path) -> Result<(), String> {
     let (left, right) = (measure_of(a)?, measure_of(b)?);
     if left == right {
@@ -201,7 +201,7 @@ fn make_tree(root: &Path, files: usize) -> Result<(), String> {
         if i % 100 == 0 {
             fs::create_dir_all(&directory).map_err(told)?;
         }
-        // 4, 8, ... 64 KiB, so that all sizes are there as often.
+        // 4, 8, ... 64 KiB, each equally often.
         fs::write(directory.join(format!("f{i}")), &bytes[..(i % 16 + 1) << 12]).map_err(told)?;
     }
     Ok(())

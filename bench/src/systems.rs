@@ -1,20 +1,20 @@
-//! The file systems that are compared, and how a command is run on each.
+//! The file systems to compare, and how a command runs on each.
 
 use crate::orders::Orders;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where a pool's programs see it.
+/// Where programs see the pool.
 const PREFIX: &str = "/forebay";
 
-/// The pool of one run. Taken down when it is dropped.
+/// The pool of one run; dropping it stops it.
 pub(crate) struct Pool {
     binaries: PathBuf,
     directory: PathBuf,
 }
 
 impl Pool {
-    /// A pool in memory of `capacity_bytes`, in a new directory.
+    /// Starts a pool of `capacity_bytes` in memory, in a new directory.
     pub(crate) fn up(binaries: &Path, capacity_bytes: u64) -> Result<Pool, String> {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -28,12 +28,12 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Another pool, of the same programs.
+    /// Starts another pool with the same binaries.
     pub(crate) fn another(&self, capacity_bytes: u64) -> Result<Pool, String> {
         Pool::up(&self.binaries, capacity_bytes)
     }
 
-    /// Where the pool's target is mounted, if it is mounted.
+    /// The mount point of the pool's target, if it is mounted.
     pub(crate) fn target(&self) -> PathBuf {
         self.directory.join("target")
     }
@@ -61,15 +61,15 @@ impl Drop for Pool {
     }
 }
 
-/// One of the systems.
+/// One of the file systems.
 pub(crate) struct System<'a> {
-    /// For the table.
+    /// The name in tables.
     pub(crate) name: String,
     /// The directory that programs work in, as they see it.
     pub(crate) root: PathBuf,
-    /// The pool, if it is Forebay.
+    /// The pool, if the system is Forebay.
     pub(crate) pool: Option<&'a Pool>,
-    /// True of the disk.
+    /// True for the disk.
     pub(crate) is_disk: bool,
 }
 
@@ -113,7 +113,7 @@ impl<'a> System<'a> {
         Ok(system)
     }
 
-    /// A new directory in a directory that every program sees.
+    /// A new directory outside the pool.
     pub(crate) fn at(name: &str, directory: &Path) -> Result<System<'static>, String> {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -134,7 +134,7 @@ impl<'a> System<'a> {
         }
     }
 
-    /// Runs a driver in a new directory, and gives the rates that it printed.
+    /// Runs a driver in a new directory; returns the rates that it printed.
     pub(crate) fn drive(&self, what: &str, orders: &Orders) -> Result<Vec<(String, f64)>, String> {
         self.drive_in(&self.root, what, orders)
     }
@@ -160,20 +160,20 @@ impl<'a> System<'a> {
 
 impl Drop for System<'_> {
     fn drop(&mut self) {
-        // What is in a pool goes with the pool.
+        // The pool's files are removed with the pool.
         if self.pool.is_none() {
             std::fs::remove_dir_all(&self.root).ok();
         }
     }
 }
 
-/// The systems' numbers, begun by another one in each repetition.
+/// The indices of the systems, rotated by one in each repetition.
 pub(crate) fn turns(systems: &[System<'_>], repetition: usize) -> impl Iterator<Item = usize> {
     let count = systems.len();
     (0..count).map(move |i| (i + repetition) % count)
 }
 
-/// Runs a command that must succeed; what it printed.
+/// Runs a command that must succeed; returns its standard output.
 pub(crate) fn said(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|e| format!("{command:?} cannot be run: {e}"))?;
     if output.status.success() {

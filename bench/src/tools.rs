@@ -1,4 +1,4 @@
-//! ior and mdtest, when they are on PATH: the same command on every system, their own summaries printed.
+//! ior and mdtest, when they are on PATH: runs the same command on every system, and prints their own summaries.
 
 use crate::systems::{said, System};
 use std::process::Command;
@@ -10,12 +10,12 @@ fn on_path(program: &str) -> bool {
         .is_ok_and(|s| s.success())
 }
 
-/// True when there is one of them.
+/// True when one of them is installed.
 pub(crate) fn there() -> bool {
     on_path("ior") || on_path("mdtest")
 }
 
-/// Runs what is there, through the preload library on Forebay and without it elsewhere.
+/// Runs the installed ones, through the preload library on Forebay and without it elsewhere.
 pub(crate) fn measure(systems: &[System<'_>]) -> Result<(), String> {
     if !there() {
         println!("\nneither ior nor mdtest is on PATH");
@@ -39,7 +39,7 @@ pub(crate) fn measure(systems: &[System<'_>]) -> Result<(), String> {
         println!("\n{program} {}", arguments.join(" "));
         for system in systems {
             let text = said(system.command(program).args(arguments).arg(system.root.join(program)))?;
-            // The summary comes last; the lines of each repetition before it begin with the same words.
+            // The summary comes last; lines of the repetitions before it begin with the same words.
             let summary = text.rsplit("ummary").next().unwrap_or(&text);
             println!("  {}", system.name);
             for line in summary.lines().filter(|line| keep.iter().any(|k| line.trim_start().starts_with(k))) {

@@ -17,7 +17,7 @@
 enum {
     PARTS_MAX = 1024,            /* pieces of memory in one call, the kernel's limit */
     RUNS_MAX = 1024,             /* ranges of the file in one call, so that the lists stay in the cache */
-    CALL_BYTES_MAX = 0x40000000, /* in one system call */
+    CALL_BYTES_MAX = 0x40000000, /* largest transfer of one system call */
 };
 
 /* Transfers all bytes of `parts` at `offset`; fewer at the end of the file, or a negative errno. Changes `parts`. */
@@ -56,7 +56,7 @@ int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int co
     return done;
 }
 
-/* Ranges of the file and the memory that belongs to them, at most as many as one call takes. */
+/* Ranges of the file and the memory that belongs to them, at most as many as one call accepts. */
 struct batch {
     int run_count, part_count;
     int64_t bytes;
@@ -64,7 +64,7 @@ struct batch {
     struct iovec parts[PARTS_MAX];
 };
 
-/* Adds a range and its memory. Joins neighbours. False when there is no room for more. */
+/* Adds a range and its memory, and joins neighbours. False when the batch is full. */
 static bool batch_add(struct batch *batch, int64_t offset, int64_t bytes, struct walk *memory) {
     struct forebay_run *last = batch->run_count > 0 ? &batch->runs[batch->run_count - 1] : NULL;
     if (last != NULL && last->offset + last->bytes == offset)
@@ -155,8 +155,8 @@ static const struct flat bytes_flat = {.size = 1,
                                        .apart = true};
 
 /*
- * As `transfer`, of data with another representation in the file, an item in `item` bytes. Also returns the number of
- * bytes in memory.
+ * `transfer` for data with another representation in the file, where an item takes `item` bytes. Also returns the
+ * number of bytes in memory.
  */
 static int transfer_converted(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer,
                               int64_t count, MPI_Datatype type, int64_t item, int64_t *done, int64_t *in_memory) {
@@ -189,7 +189,7 @@ static void copy_out(struct walk *memory, const char *from, int64_t bytes) {
     }
 }
 
-/* Through aggregators, for which memory must be one piece. */
+/* Transfers through aggregators, for which the memory must be one piece. */
 static int transfer_together(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer,
                              int64_t count, const struct flat *memory, const struct together *all, int64_t *done) {
     int64_t bytes = all->code == MPI_SUCCESS ? count * memory->size : 0;
@@ -285,7 +285,7 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     int64_t asked = code == MPI_SUCCESS ? count * item : 0;
     int64_t etypes = code == MPI_SUCCESS ? asked / file->view.etype_size : 0;
     if (pointer == ORDERED) {
-        /* Ranks take their positions in order. A rank with an error takes none. */
+        /* Ranks get their positions in rank order. A rank with an error gets none. */
         int64_t before = 0, start = 0;
         if (!shared_there(file))
             return code;

@@ -29,7 +29,7 @@ static void set_status(MPI_Status *status, int64_t bytes) {
     mpi.Status_set_cancelled(status, 0);
 }
 
-/* ---- calls that the driver always gets: open, close, delete, from Fortran, error handlers ---- */
+/* ---- calls that always reach the driver: open, close, delete, handles from Fortran, error handlers ---- */
 
 typedef int open_function(MPI_Comm, const char *, int, MPI_Info, MPI_File *);
 typedef int close_function(MPI_File *);
@@ -77,7 +77,7 @@ static int create_by(create_function *native, MPI_File_errhandler_function *func
     return code;
 }
 
-/* Each of them twice, for the name and the profiling name of the MPI library's own function. */
+/* Defines each of them twice, for the name and the profiling name of the MPI library's own function. */
 #define TWICE(result, name, by, parameters, ...)                                                                       \
     static void (*native_##name)(void), (*native_p_##name)(void);                                                      \
     static result name parameters { return by((void *)native_##name, __VA_ARGS__); }                                   \
@@ -136,7 +136,7 @@ FOREBAY_FORTRAN_DATAREP(FORTRAN_DATAREP)
 
 static MPI_Fint File_c2f(MPI_File handle) { return handle_c2f(handle); }
 
-/* Rank 0 executes it, and all ranks get the result. `value` must be the same on all ranks. */
+/* Rank 0 executes `act`, and all ranks get the result. `value` must be the same on all ranks. */
 static int by_rank_0(struct file *file, int code, int64_t value, int (*act)(const forebay_file *, int64_t)) {
     if (code == MPI_SUCCESS && (file->amode & MPI_MODE_RDONLY))
         code = MPI_ERR_READ_ONLY;
@@ -260,7 +260,8 @@ static int File_get_atomicity(MPI_File handle, int *flag) {
 }
 
 /*
- * It returns when all ranks are in it. Programs written for OMPIO rely on that: what the ranks wrote can then be read.
+ * Returns when all ranks have entered it. Programs written for OMPIO rely on that: afterwards all data that the ranks
+ * wrote can be read.
  */
 static int File_sync(MPI_File handle) {
     FILE_OF(file, handle)
@@ -358,7 +359,7 @@ static int File_seek_shared(MPI_File handle, MPI_Offset offset, int whence) {
         code = shared_move(file, 0, &position);
     if (code == MPI_SUCCESS)
         code = seek_to(file, offset, whence, position, &position);
-    /* All ranks know the position that SEEK_CUR starts from before it changes. */
+    /* All ranks read the position that SEEK_CUR starts from before it changes. */
     int kind = whence == MPI_SEEK_SET ? 0 : whence == MPI_SEEK_CUR ? 1 : 2;
     code = agree(file, code, offset > INT64_MAX / 4 || offset < -INT64_MAX / 4 ? offset : offset * 4 + kind);
     return fail(file, code == MPI_SUCCESS ? shared_seek(file, position) : code);
@@ -417,7 +418,7 @@ static int nonblocking(MPI_File handle, bool writes, enum pointer pointer, int64
         code = mpi.Grequest_start(query, forget, cancel, bytes, request);
     if (code != MPI_SUCCESS) {
         free(bytes);
-        *request = MPI_REQUEST_NULL; /* for a program that waits on it nevertheless */
+        *request = MPI_REQUEST_NULL; /* for a program that waits for the request despite the error */
         return fail(file, code);
     }
     return mpi.Grequest_complete(*request);
@@ -447,7 +448,7 @@ static int end(MPI_File handle, bool writes, enum split split, MPI_Status *statu
     return MPI_SUCCESS;
 }
 
-/* An access by offset, by the individual pointer, and those with a status, with a request, or in two halves. */
+/* The forms of an access: by offset or by the individual pointer; with a status, with a request, or split in two. */
 #define AT(name, count_type, constant, ...)                                                                            \
     static int name(MPI_File handle, MPI_Offset offset, constant void *buffer, count_type count, MPI_Datatype type,    \
                     MPI_Status *status) {                                                                              \

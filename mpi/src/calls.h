@@ -25,7 +25,7 @@
     X(File_write_at_all_begin) X(File_read_all_begin) X(File_write_all_begin) X(File_read_ordered_begin)               \
     X(File_write_ordered_begin)
 
-/* Fortran's calls that register a representation: of mpif.h and the module mpi, and of mpi_f08. */
+/* Fortran's calls that register a representation: in mpif.h and the module mpi, and in mpi_f08. */
 #define FOREBAY_FORTRAN_DATAREP(X)                                                                                     \
     X(mpi_register_datarep_) X(mpi_register_datarep__) X(pmpi_register_datarep_) X(pmpi_register_datarep__)            \
     X(mpi_register_datarep_f08_) X(pmpi_register_datarep_f08_) X(pmpir_register_datarep_f08_)

@@ -32,7 +32,7 @@ static const char *const names[] = {FOREBAY_ALWAYS(BOTH) FOREBAY_ON_FILE(BOTH) F
                                             FOREBAY_FORTRAN(ONE) FOREBAY_FORTRAN_DATAREP(ONE)};
 enum { COUNT = sizeof names / sizeof names[0] };
 
-/* Until the driver is loaded no first argument is a file of Forebay. */
+/* Until the driver is loaded, no first argument counts as a file of Forebay. */
 uintptr_t forebay_mpi_first = 0, forebay_mpi_extent = 0;
 slot forebay_mpi_driver[COUNT];
 extern slot forebay_mpi_native[COUNT];
@@ -65,7 +65,7 @@ static void look(struct found *found, void *handle) {
     int is_initialized = 0, bytes = 0;
     if (initialized != NULL)
         initialized(&is_initialized);
-    /* Of two in one process, the one that is initialized. */
+    /* If a process has two, the initialized one is used. */
     if (found->handle != NULL && !is_initialized)
         return;
     found->handle = handle;
@@ -82,7 +82,7 @@ static void look(struct found *found, void *handle) {
 
 enum { LIBRARIES_MAX = 16 };
 struct names {
-    const char *start; /* of the searched names */
+    const char *start; /* prefix of the names to find */
     int count;
     char path[LIBRARIES_MAX][4096];
 };
@@ -113,10 +113,10 @@ static void find_linked(struct found *found) {
 static void find_mpi(struct found *found) {
     find_linked(found);
     if (found->handle == NULL)
-        look(found, dlopen(NULL, RTLD_LAZY)); /* linked into the program itself */
+        look(found, dlopen(NULL, RTLD_LAZY)); /* the MPI may be linked into the program itself */
 }
 
-/* Whether this process runs under `forebay run`, without the setting that disables the driver. */
+/* True if this process runs under `forebay run` and the driver is not disabled. */
 static bool is_wanted(void) {
     const char *disabled = getenv("FOREBAY_DISABLE"), *pool = getenv("FOREBAY_POOL");
     return pool != NULL && (disabled == NULL || *disabled == 0 || strcmp(disabled, "0") == 0);
@@ -241,7 +241,7 @@ static look_function *look_in(const char *library) {
     if (handle == NULL)
         return NULL;
     void *found = dlsym(handle, "ncmpi_inq_file_format");
-    dlclose(handle); /* its caller keeps it loaded */
+    dlclose(handle); /* the caller of this function keeps the library loaded */
     Dl_info ours, its;
     if (found == NULL || dladdr((void *)look_in, &ours) == 0 || dladdr(found, &its) == 0 || its.dli_fbase == ours.dli_fbase)
         return NULL;
@@ -249,9 +249,9 @@ static look_function *look_in(const char *library) {
 }
 
 /*
- * The same where dlsym(RTLD_NEXT) does not search, as PnetCDF was loaded later and for its loader only. It is in the
- * caller, which is PnetCDF or a module that it is linked into, or in a library named PnetCDF. Each may be unloaded
- * again.
+ * The same where dlsym(RTLD_NEXT) does not search: PnetCDF was loaded later, and only its loader can find it. The
+ * function is in the caller, which is PnetCDF or a module that contains it, or in a library named PnetCDF. Each of them
+ * may be unloaded again.
  */
 static look_function *find_pnetcdf(void *caller) {
     Dl_info its;

@@ -20,8 +20,8 @@ enum { RESIDENTS_MAX = 16 };
 
 struct resident {
     MPI_Comm comm;
-    int64_t id;  /* the same on all ranks, and unique in the program's communicator */
-    bool in_use; /* by a file that is open */
+    int64_t id;  /* the same on all ranks, unique in the program's communicator */
+    bool in_use; /* a file that is open uses it */
     bool orphan; /* the program's communicator was freed */
     struct resident *next;
 };
@@ -51,7 +51,7 @@ static void unlist(const struct resident *resident) {
     }
 }
 
-/* The program frees its communicator. */
+/* Called when the program frees its communicator. */
 static int forget(MPI_Comm comm, int key, void *value, void *extra) {
     (void)comm, (void)key, (void)extra;
     struct resident *resident = value;
@@ -70,8 +70,8 @@ static int forget(MPI_Comm comm, int key, void *value, void *extra) {
 }
 
 /*
- * MPI_Finalize has begun. Residents of the program's remaining communicators are freed now, as later calls could not
- * free them.
+ * Called when MPI_Finalize begins. Residents of the program's remaining communicators are freed now, as later calls
+ * could not free them.
  */
 static int end(MPI_Comm comm, int key, void *value, void *extra) {
     (void)comm, (void)key, (void)value, (void)extra;
@@ -95,7 +95,7 @@ static void make_keyvals(void) {
         keyval = MPI_KEYVAL_INVALID;
     else if (mpi.Comm_create_keyval(copy_none, end, &end_keyval, NULL) != MPI_SUCCESS ||
              mpi.Comm_set_attr(MPI_COMM_SELF, end_keyval, NULL) != MPI_SUCCESS)
-        keyval = MPI_KEYVAL_INVALID; /* then every file gets its own */
+        keyval = MPI_KEYVAL_INVALID; /* then every file gets a communicator of its own */
 }
 
 static struct resident *resident_of(MPI_Comm comm) {
@@ -185,7 +185,7 @@ void comm_give_back(struct file *file) {
 }
 
 enum {
-    POLL_S = 1, /* ranks poll for this time before they query whether the others can still come */
+    POLL_S = 1, /* ranks poll for this time before they query whether the others can still arrive */
     SLEEP_US = 1000,  /* then they sleep for this time between polls */
     /*
      * An interruption of this many seconds is final, as it is for the daemons (LOCKS_OF_UNREACHED_MS of crates/types).
@@ -202,12 +202,12 @@ static time_t seconds(void) {
 }
 
 /*
- * Waits until `request` is done, in which all ranks of a group take part. MPI_ERR_IO when that may never happen; then
- * `*lost` is the daemon's answer. The daemon knows when rank 0 has ended. The MPI library does not report it here, so
+ * Waits until `request`, in which all ranks of a group take part, is done. MPI_ERR_IO when that may never happen; then
+ * `*lost` is the daemon's answer. The daemon detects the end of rank 0. The MPI library does not report it here, so
  * without the daemon the wait might never end.
  *
- * When all ranks have come (`all_came`) the wait is short, and rank 0 ends the group after it. So the wait is limited
- * to the longest interruption. A rank that finds the group ended waits for the last messages only.
+ * When all ranks have arrived (`all_came`) the wait is short, and rank 0 ends the group after it. So the wait is
+ * limited to the longest interruption. A rank that finds the group ended waits for the last messages only.
  */
 static int wait_for(struct file *file, MPI_Request *request, bool all_came, int64_t *lost) {
     time_t begun = seconds(), asked = begun, unreached = 0, gone = 0;
@@ -262,7 +262,7 @@ int comm_wait_for_all(struct file *file) {
     int code = wait_for(file, &request, false, &lost);
     if (code == MPI_SUCCESS)
         return MPI_SUCCESS;
-    /* The other ranks may all still come, by the barrier that is in progress. Then they must not wait for this rank. */
+    /* The other ranks may still arrive, through the barrier in progress. Then they must not wait for this rank. */
     end_begin(file, code, &request);
     leave(file);
     if (code == MPI_ERR_IO)

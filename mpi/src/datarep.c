@@ -21,7 +21,7 @@ struct datarep {
     const struct datarep *next;
     char name[MPI_MAX_DATAREP_STRING + 1];
     struct conversions functions;
-    MPI_Aint state; /* of Fortran, whose functions get its address */
+    MPI_Aint state; /* Fortran's extra state; Fortran functions get its address */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -193,15 +193,15 @@ static bool find_by_range(const struct by_range *asked, struct named *out) {
         bytes = p > 33 || r > 4931 ? 0 : p > 15 || r > 307 ? 16 : p > 6 || r > 37 ? 8 : 4;
     int parts = asked->combiner == MPI_COMBINER_F90_COMPLEX ? 2 : 1;
     if (bytes * parts != asked->size)
-        return false; /* of another length in memory, by an option of the compiler */
+        return false; /* its length in memory differs, by an option of the compiler */
     uint8_t kind = SWAP_1;
     while (kinds[kind].memory < bytes)
         kind++;
     if (kind == SWAP_16 && asked->combiner != MPI_COMBINER_F90_INTEGER && p <= LDBL_DIG) {
 #ifdef OPEN_MPI
-        kind = QUAD; /* it treats such a type as C's long double */
+        kind = QUAD; /* Open MPI treats such a type as C's long double */
 #else
-        return false; /* a long double or a quadruple, depending on the compiler */
+        return false; /* either a long double or a quadruple, depending on the compiler */
 #endif
     }
     *out = (struct named){"", kind, (uint8_t)parts, 0};
@@ -342,7 +342,7 @@ static int convert_leaves(const struct flat *leaves, bool to_file, char *memory,
     return code;
 }
 
-/* ---- both ---- */
+/* ---- both kinds of representation ---- */
 
 MPI_Fint datatype_c2f(MPI_Datatype type) {
 #ifdef OPEN_MPI
@@ -380,7 +380,7 @@ int datarep_convert(const struct datarep *rep, bool to_file, void *memory, int64
                     void *file, int64_t bytes, int64_t *done) {
     *done = 0;
     if (rep != &external32) {
-        /* Whole items, as the program's functions convert only those. */
+        /* Only whole items, since the program's functions convert only those. */
         const struct flat *flat;
         int code = flat_of(type, MPI_COMM_SELF, &flat);
         count = bytes / item;

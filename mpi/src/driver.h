@@ -24,7 +24,7 @@
 
 #include "forebay.h"
 
-/* ---- native.c: what the driver uses of the MPI library ---- */
+/* ---- native.c: functions and objects of the MPI library that the driver uses ---- */
 
 #define NATIVE_FUNCTIONS(X)                                                                                            \
     X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_create) X(Comm_create_keyval) X(Comm_free) \
@@ -68,7 +68,8 @@ struct native_objects {
 };
 extern struct native_objects native_objects;
 /*
- * mpi.h defines MPI_BYTE and so on as addresses of objects of the library. Here they are the objects that were found.
+ * mpi.h defines MPI_BYTE and so on as addresses of objects of the library. Here they refer to the objects found at run
+ * time.
  */
 #undef OMPI_PREDEFINED_GLOBAL
 #define OMPI_PREDEFINED_GLOBAL(type, global) ((type)native_objects.global)
@@ -90,7 +91,7 @@ bool native_find(void *library);
 /* The pool, attached at the first call. NULL, and a line on standard error, when the attach fails. */
 forebay_pool *forebay_attached(void);
 void forebay_found_at(const char *directory);
-/* Whether a name is in the pool: its path there, in `room` of 4096 bytes or within `name`; otherwise NULL. */
+/* The path in the pool of a name, in `room` of 4096 bytes or within `name`; NULL if the name is not in the pool. */
 const char *pool_path(const char *name, char *room);
 bool debug(void);
 
@@ -103,35 +104,38 @@ struct block {
     int64_t offset, bytes;
 };
 struct flat {
-    _Atomic int types;        /* datatypes that have it: one and its copies */
-    int64_t size, lb, extent; /* as MPI_Type_size, MPI_Type_get_extent */
+    _Atomic int types;        /* how many datatypes use it: the original and its copies */
+    int64_t size, lb, extent; /* as from MPI_Type_size and MPI_Type_get_extent */
     int64_t count;
-    struct block *blocks; /* in the order of the type map, neighbours joined */
+    struct block *blocks; /* in the order of the type map; adjacent blocks are joined */
     int64_t *before;      /* bytes of all blocks before each */
     bool dense;           /* copies of it follow each other without a gap */
     bool rising;          /* offsets are 0 or more and never go back */
-    bool overlaps;        /* some byte is in two of the blocks of a type that rises */
-    bool scaled;          /* of a type in a file: some extent in it differs from that in memory */
-    uint8_t *kinds;       /* of each block, where numbers are converted; otherwise NULL */
+    bool overlaps;        /* the type is rising, and two of its blocks have a byte in common */
+    bool scaled;          /* for a type in a file: some extent in it differs from that in memory */
+    uint8_t *kinds;       /* the kind of each block, where numbers are converted; otherwise NULL */
     bool apart;           /* rising; neither blocks nor copies overlap or interleave, so data are in the file's order */
 };
 /* The flat form of a committed datatype, cached with it; MPI_ERR_TYPE, MPI_ERR_NO_MEM. `comm` is for errors. */
 int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out);
-/* A named datatype, or one of Fortran's by precision and range, which programs cannot free. */
+/* True for a named datatype, or a Fortran datatype by precision and range, which programs cannot free. */
 bool type_is_predefined(MPI_Datatype type);
 /*
- * The arguments of a Fortran type by precision and range, MPI_UNDEFINED for a missing one. Of a named type only size
- * and combiner.
+ * The arguments of a Fortran type by precision and range, MPI_UNDEFINED for a missing one. For a named type only size
+ * and combiner are set.
  */
 struct by_range {
     int combiner;
     int64_t precision, range, size;
 };
 int by_range_of(MPI_Datatype type, struct by_range *out);
-/* The flat form of a datatype in a file. `own` is NULL when it equals that in memory, otherwise it is for flat_free. */
+/*
+ * The flat form of a datatype in a file. `own` is NULL when that form equals the one in memory; otherwise flat_free
+ * frees it.
+ */
 struct datarep;
 int flat_in_file(MPI_Datatype type, const struct datarep *rep, MPI_Comm comm, const struct flat **out, struct flat **own);
-/* The flat form in memory with the kinds of its numbers, for flat_free. */
+/* The flat form in memory with the kinds of its numbers; flat_free frees it. */
 int flat_leaves(MPI_Datatype type, struct flat **out);
 void flat_free(struct flat *flat);
 
@@ -143,7 +147,7 @@ struct walk {
     int64_t base, tile, index, within;
 };
 void walk_start(struct walk *walk, const struct flat *flat, int64_t base, int64_t position);
-/* Where the next bytes are, and how many follow there, at most `most`. Moves past them. */
+/* The address of the next bytes, and how many follow contiguously, at most `most`. Advances past them. */
 int64_t walk_next(struct walk *walk, int64_t most, int64_t *bytes);
 
 /* ---- handle.c, file.c ---- */
@@ -159,15 +163,15 @@ enum hint {
 };
 enum { HINT_BYTES = 64 };
 
-/* What the ranks that opened a file together share if they are on one node, in a memfd of rank 0. */
+/* State that the ranks of one open share if they are on one node; stored in a memfd of rank 0. */
 struct shared {
-    uint64_t nonce;              /* of the memfd, in its first slot */
+    uint64_t nonce;              /* the memfd's identity, in its first slot */
     _Atomic int users;           /* ranks that have the file open; 0 in a slot that is free */
-    _Atomic int64_t position[2]; /* the shared file pointer, in etypes: of this view, and of the next or the last one */
-    pthread_mutex_t atomic;      /* robust: of an access in atomic mode */
+    _Atomic int64_t position[2]; /* the shared file pointer, in etypes: of this view, and of the next or last */
+    pthread_mutex_t atomic;      /* robust; held during an access in atomic mode */
 };
 
-/* Where it is; `slot` is negative when there is none. */
+/* The address of that state; `slot` is negative when there is none. */
 struct shared_place {
     int64_t pid, memfd, nonce, slot;
 };
@@ -175,15 +179,15 @@ struct shared_place {
 struct view {
     int64_t disp;
     MPI_Datatype etype, filetype;
-    const struct flat *file; /* of filetype */
-    struct flat *own; /* the same, when only this view uses it */
+    const struct flat *file; /* the flat form of filetype */
+    struct flat *own; /* the same pointer, when only this view uses it */
     int64_t etype_size;
     const struct datarep *rep; /* NULL: native */
 };
 
 struct handler {
     MPI_Errhandler handle;
-    void (*function)(void); /* NULL: a predefined one, or one whose function is not known */
+    void (*function)(void); /* NULL for a predefined handler, or one whose function is not known */
     bool fortran;
 };
 
@@ -192,27 +196,27 @@ enum split { SPLIT_NONE, SPLIT_AT, SPLIT_INDIVIDUAL, SPLIT_ORDERED };
 struct file {
     MPI_File handle;
     pthread_mutex_t lock;
-    MPI_Comm comm;             /* its own, or that of its resident */
-    struct resident *resident; /* whose communicator that is, or NULL */
+    MPI_Comm comm;             /* the file's own, or its resident's */
+    struct resident *resident; /* the resident that owns `comm`, or NULL */
     int rank, size, amode;
-    int64_t processors; /* of rank 0's node */
+    int64_t processors; /* the number on rank 0's node */
     bool one_node;      /* all ranks are on that node */
-    bool far;           /* some rank is on another node than some of the data */
+    bool far;           /* some rank and some of the data are on different nodes */
     forebay_file *data;
-    int fd; /* of a file with one backing file, or -1 */
+    int fd; /* descriptor of a file with one backing file, or -1 */
     char *path;
     struct view view;
     int64_t position;   /* the individual file pointer, in etypes */
-    bool apart;         /* the views of all ranks are: the data before an offset are the first of each rank's data */
+    bool apart;         /* the views of all ranks are apart: data before an offset are the first of each rank */
     int64_t shortest_run; /* the smallest mean length of runs in the view of any rank */
     bool atomic;
     struct shared *shared; /* NULL where this rank has none */
-    int turn;              /* which of its positions this view uses: the same on all ranks */
-    bool shared_known;     /* and it is known whether all ranks have it */
-    uint64_t group;        /* what ranks without memory have instead, kept by a daemon; 0 for none */
+    int turn;              /* index of the position that this view uses: the same on all ranks */
+    bool shared_known;     /* whether it is known if all ranks have `shared` */
+    uint64_t group;        /* the group at a daemon that replaces `shared`; 0 for none */
     _Atomic bool group_lost; /* its loss was reported */
-    int64_t close_codes[2];      /* error classes of a close: of this rank, and the greatest of all ranks */
-    bool has_left;           /* it did not wait for the others, so the MPI library still uses these */
+    int64_t close_codes[2];      /* error classes of a close: this rank's, and the greatest of all ranks */
+    bool has_left;           /* this rank did not wait for the others, so the MPI library still uses `close_codes` */
     char hints[HINT_COUNT][HINT_BYTES];
     struct handler handler;
     enum split split;
@@ -235,8 +239,8 @@ void view_free(struct view *view);
 int view_default(struct view *view, MPI_Comm comm);
 int64_t view_offset(const struct view *view, int64_t position_bytes);
 /*
- * Where the given bytes of the view's data, one or more, begin and end, approximately if the view is not apart.
- * MPI_ERR_ARG when that exceeds an offset.
+ * Where the given bytes of the view's data, one or more, begin and end; approximately if the view is not apart.
+ * MPI_ERR_ARG when the end exceeds the largest offset.
  */
 int view_span(const struct view *view, int64_t position, int64_t bytes, int64_t *first, int64_t *end);
 /* The mean length of its runs in bytes; INT64_MAX when it is one run, or none. */
@@ -263,19 +267,19 @@ struct conversions {
     void *state;
 };
 int datarep_register(const char *name, const struct conversions *functions, const MPI_Aint *fortran_state);
-/* NULL for native; MPI_ERR_UNSUPPORTED_DATAREP. */
+/* `*out` is NULL for native; MPI_ERR_UNSUPPORTED_DATAREP for an unknown name. */
 int datarep_find(const char *name, const struct datarep **out);
 const char *datarep_name(const struct datarep *rep);
 /* Whether data that are read or written need conversion. */
 bool datarep_converts(const struct datarep *rep, bool writes);
-/* Bytes that a predefined type takes in the file. */
+/* Bytes of a predefined type in the file. */
 int datarep_extent(const struct datarep *rep, MPI_Datatype type, int64_t *extent);
 /* The numbers of a predefined type, for external32. */
 typedef void leaf_function(void *list, int64_t offset, int64_t bytes, uint8_t kind);
 int datarep_leaves(MPI_Datatype type, leaf_function *add, void *list);
 /*
- * Converts between memory and a copy of `bytes` bytes of the file, an item of which takes `item`. Returns the number of
- * bytes in memory.
+ * Converts between memory and a copy of `bytes` bytes of the file, in which an item takes `item` bytes. Returns the
+ * number of bytes in memory.
  */
 int datarep_convert(const struct datarep *rep, bool to_file, void *memory, int64_t count, MPI_Datatype type, int64_t item,
                     void *file, int64_t bytes, int64_t *done);
@@ -283,11 +287,11 @@ MPI_Fint datatype_c2f(MPI_Datatype type);
 
 /* ---- comm.c ---- */
 
-/* What ranks exchange about the communicator that a file will use. The greatest of each number is the result. */
+/* What ranks exchange about the communicator that a file will use. The result is the maximum of each number. */
 struct comm_offer {
-    int64_t resident, not_resident; /* the resident that is free, or 0, and its complement */
-    int64_t next;                   /* a number for a new one */
-    int64_t full;                   /* no more residents may be made */
+    int64_t resident, not_resident; /* the free resident, or 0; and its complement */
+    int64_t next;                   /* a number for a new resident */
+    int64_t full;                   /* nonzero if no more residents may be made */
 };
 
 void comm_offer(MPI_Comm comm, struct comm_offer *mine);
@@ -295,36 +299,39 @@ void comm_offer(MPI_Comm comm, struct comm_offer *mine);
 int comm_take(struct file *file, MPI_Comm comm, const struct comm_offer *all);
 void comm_give_back(struct file *file);
 /*
- * In a close: waits until all ranks are here, so that what they did before is complete. A rank of a group leaves with
- * MPI_ERR_IO when rank 0 is known to have ended. The file's communicator cannot be used again then. Collective.
+ * In a close: waits until all ranks have entered it, so that their earlier calls are complete. A rank of a group leaves
+ * with MPI_ERR_IO when rank 0 is known to have ended. The file's communicator cannot be used again then. Collective.
  */
 int comm_wait_for_all(struct file *file);
 /*
- * After that, by the ranks of a group: waits until no rank is in the first wait. Returns the greatest error class of
- * all ranks, including those that left; `unknown` where this rank cannot receive it. Collective.
+ * Called next by the ranks of a group: waits until no rank is in the first wait. Returns the greatest error class of
+ * all ranks, including those that left; `unknown` if this rank cannot receive it. Collective.
  */
 int comm_end(struct file *file, int code, int unknown);
 
 /* ---- shared.c ---- */
 
-/* On rank 0: a slot for a file with this number of ranks. */
+/* On rank 0: takes a slot for a file with this number of ranks. */
 void shared_make(struct file *file, struct shared_place *place);
 void shared_join(struct file *file, const struct shared_place *place);
 void shared_leave(struct file *file);
-/* On rank 0, when the others know that they must not join. */
+/* On rank 0: frees the slot, when the others know that they must not join. */
 void shared_drop(struct file *file);
-/* Whether this process cannot open the memory of others. It says so in an open, so that its file gets none. */
+/* True if this process cannot open the memory of others. It reports this in an open, so that its file gets none. */
 bool shared_is_hidden(void);
-/* Finds out whether all ranks have it, and gives them a group if not. The first call exchanges messages. Collective. */
+/*
+ * Determines whether all ranks have the shared memory, and gives them a group if not. The first call exchanges
+ * messages. Collective.
+ */
 void shared_by_all(struct file *file);
-/* The same after a collective call has found out whether any rank lacks it. */
+/* The same after a collective call has determined whether any rank lacks the memory. */
 void shared_settle(struct file *file, bool is_missed);
-/* Whether this rank has a shared file pointer and atomic mode. */
+/* True if this rank has a shared file pointer and atomic mode. */
 bool shared_there(const struct file *file);
-/* Ends what a daemon keeps, when no rank uses it any more. */
+/* Ends the group at the daemon, when no rank uses it any more. */
 void shared_end(struct file *file);
 /*
- * A daemon's answer to a query for the group: negative on failure, -ESTALE when the group has ended, as it does with
+ * A daemon's answer to a query for the group: negative on failure, -ESTALE when the group has ended, which it does with
  * rank 0.
  */
 int64_t shared_ask(const struct file *file);
@@ -336,8 +343,8 @@ int shared_class(struct file *file, int64_t answer);
 /* Sets the pointer of the next view to 0, on rank 0. The ranks use it after shared_turn. */
 void shared_prepare(struct file *file);
 /*
- * Switches to that pointer. All ranks have been in one collective call since, which found out whether one lacks memory.
- * Collective.
+ * Switches to that pointer. All ranks have been in one collective call since, which determined whether any lacks
+ * memory. Collective.
  */
 int shared_turn(struct file *file, bool is_missed);
 /* Moves the shared file pointer forward by `etypes`, and returns its old value. An error class. */
@@ -353,7 +360,7 @@ int64_t shared_node(void);
 /* ---- error.c ---- */
 
 /*
- * Calls the error handler of `file`, or of MPI_FILE_NULL when that is NULL. Returns the code that the handler leaves.
+ * Calls the error handler of `file`, or of MPI_FILE_NULL when `file` is NULL. Returns the code that the handler leaves.
  */
 int fail(struct file *file, int code);
 void handler_remember(MPI_Errhandler handle, void (*function)(void), bool fortran);
@@ -377,18 +384,18 @@ int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int co
 
 /* ---- twophase.c ---- */
 
-/* A rank's part in a collective call, and the parts of all ranks, which is the same on all. */
+/* A rank's part in a collective call; also the combined parts of all ranks, the same on all. */
 struct together {
-    int code;            /* an error class of a rank's arguments */
-    int64_t bytes;       /* of the rank with the most bytes */
-    int64_t first, last; /* the range of the file that the ranks with bytes touch */
+    int code;            /* error class of a rank's arguments */
+    int64_t bytes;       /* the greatest number of bytes of any rank */
+    int64_t first, last; /* the range of the file that ranks with bytes touch */
     int64_t run;         /* the greatest mean length of a run */
 };
-/* Whether a collective call may use aggregators. All ranks get the same answer, and a negative one needs no message. */
+/* True if a collective call may use aggregators. All ranks get the same answer, and a negative one needs no message. */
 bool may_two_phase(const struct file *file, bool writes);
-/* Whether it does, by what all ranks have. Collective. */
+/* True if the call does use aggregators, decided from the parts of all ranks. Collective. */
 bool wants_two_phase(const struct file *file, bool writes, const struct together *mine, struct together *all);
-/* As `transfer`, of memory in one piece, by all ranks together; `packed` is NULL where there was no memory for it. */
+/* `transfer` for memory in one piece, by all ranks together; `packed` is NULL if there was no memory for it. */
 int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
               const struct together *all, int64_t *done);
 

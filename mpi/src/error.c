@@ -69,7 +69,7 @@ void handler_remember(MPI_Errhandler handle, void (*function)(void), bool fortra
     pthread_mutex_unlock(&lock);
 }
 
-/* Handlers that end the program. MPICH 4.0.2 accepts MPI_ERRORS_ABORT for no file of its own. */
+/* Handlers that end the program. MPICH 4.0.2 accepts MPI_ERRORS_ABORT for none of its own files. */
 static bool is_fatal(MPI_Errhandler handle) {
 #if defined(MPI_ERRORS_ABORT) && !defined(OPEN_MPI)
     if (handle == MPI_ERRORS_ABORT)
@@ -91,8 +91,8 @@ static struct handler look_up(MPI_Errhandler handle) {
 }
 
 /*
- * Another reference to a handler. MPI returns one only from an object that has the handler, so MPI_FILE_NULL has it for
- * a moment.
+ * Makes another reference to a handler. MPI returns references only from an object that has the handler, so the handler
+ * is set for MPI_FILE_NULL for a moment.
  */
 static MPI_Errhandler reference(MPI_Errhandler handle) {
     static pthread_mutex_t borrowed = PTHREAD_MUTEX_INITIALIZER;

@@ -30,7 +30,7 @@ int64_t view_offset(const struct view *view, int64_t position) {
     return walk_next(&walk, 1, &bytes);
 }
 
-/* The offset of byte `within` of copy `tile` of the type; false when it exceeds an offset. */
+/* The offset of byte `within` of copy `tile` of the type; false when it exceeds the largest offset. */
 static bool view_place(const struct view *view, int64_t tile, int64_t within, int64_t *at) {
     int64_t start;
     return !__builtin_mul_overflow(tile, view->file->extent, &start) && !__builtin_add_overflow(start, within, &start) &&
@@ -45,7 +45,7 @@ int view_span(const struct view *view, int64_t position, int64_t bytes, int64_t 
     const struct block *head = &flat->blocks[from.index], *tail = &flat->blocks[to.index];
     int64_t start = head->offset + from.within, stop = tail->offset + to.within, last;
     if (!flat->apart) {
-        /* Copies of the type overlap in their extents: all of the first and the last one. */
+        /* Copies of the type overlap in their extents, so the whole first and last copies count. */
         start = flat->blocks[0].offset;
         stop = flat->blocks[flat->count - 1].offset + flat->blocks[flat->count - 1].bytes - 1;
     }
@@ -153,7 +153,7 @@ static int type_check(const struct flat *flat, bool writes) {
     return flat->rising && !(writes && flat->overlaps) ? MPI_SUCCESS : MPI_ERR_IO;
 }
 
-/* Whether a file type consists of etypes of this size, as both are in the file. */
+/* Checks that a file type consists of etypes of this size, with the sizes of both in the file. */
 static int view_check(int64_t etype_size, const struct flat *flat) {
     if (etype_size <= 0 || flat->size % etype_size != 0)
         return MPI_ERR_ARG;
@@ -205,7 +205,7 @@ static int view_make(struct file *file, struct view *view, MPI_Offset disp, MPI_
         code = keep(etype, &view->etype);
     if (code == MPI_SUCCESS)
         code = keep(filetype, &view->filetype);
-    /* Its form in memory lives with the copy that is kept. */
+    /* The flat form in memory lives as long as the copy of the datatype. */
     if (code == MPI_SUCCESS && view->own == NULL)
         code = flat_of(view->filetype, file->comm, &view->file);
     else
@@ -234,7 +234,10 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
     hints_read(file, info, false);
     bool hinted = memcmp(hints, file->hints, sizeof hints) != 0;
     pthread_mutex_unlock(&file->lock);
-    /* One exchange has all that the ranks need to know of each other, as programs set a view for each access. */
+    /*
+     * One exchange carries everything that the ranks need from each other, since programs may set a view for each
+     * access.
+     */
     int64_t value = has_types ? made.etype_size * 65599 + name_hash(datarep_name(made.rep)) : 0;
     struct {
         int64_t code, value, not_value, entangled, shortest, missed, hinted;

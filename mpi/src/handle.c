@@ -1,8 +1,8 @@
 /*
  * Forebay's file handles: addresses within a range in which nothing is stored, and a table from them to files.
  *
- * A slot is reused only after all others, so that a handle that is used after its close is detected. Fortran's numbers
- * are the slot plus a base that is greater than the numbers of MPI libraries.
+ * A slot is reused only after all others, so that the use of a closed handle is detected. Fortran's numbers are the
+ * slot plus a base that is greater than the numbers of MPI libraries.
  */
 #include "driver.h"
 

@@ -1,4 +1,4 @@
-/* What the driver uses: functions and objects of the loaded MPI library, libforebay.so, and the environment. */
+/* The driver's imports: functions and objects of the loaded MPI library, libforebay.so, and the environment. */
 #include "driver.h"
 
 #include <dlfcn.h>
@@ -35,7 +35,7 @@ bool native_find(void *handle) {
 #ifdef OPEN_MPI
     NAMED(Errhandler_f2c, "Errhandler_f2c")
     NAMED(Type_c2f, "Type_c2f")
-    /* A program that uses such an object contains it. The linker moved it there, and the library finds it there. */
+    /* A program that uses such an object contains a copy of it, made by the linker, and the library uses that copy. */
 #define X(name)                                                                                                        \
     native_objects.name = dlsym(RTLD_DEFAULT, #name);                                                                  \
     if (native_objects.name == NULL)                                                                                   \
@@ -76,8 +76,8 @@ bool debug(void) { return wants_debug; }
 
 static void attach(void) {
     /*
-     * A process has one: the one that the program is linked with or that is loaded already, otherwise the one beside
-     * this library.
+     * A process has one libforebay.so: the one that it has loaded already, for example because the program is linked
+     * with it; otherwise the one beside this library.
      */
     const char *used = "the libforebay.so that the process has loaded";
     void *handle = dlopen("libforebay.so", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);

@@ -24,23 +24,23 @@ enum {
     STRIPES_UNASKED = 8,   /* ... and at most as many as each rank opens without a noticeable delay */
 };
 
-/* What rank 0 sends to the others. */
+/* The values that rank 0 sends to the others. */
 struct decided {
     int64_t answer; /* 0 or a negative errno */
     struct shared_place place;
-    int64_t processors; /* decides the number of aggregators, so it must be the same on all ranks */
+    int64_t processors; /* determines the number of aggregators, so all ranks must use the same */
     char hints[HINT_COUNT][HINT_BYTES];
 };
 
-/* What all ranks exchange: the greatest of each number is the result. */
+/* The values that all ranks exchange; the result is the maximum of each number. */
 struct exchange {
-    /* Numbers are equal if the greatest number and the greatest complement match. */
+    /* All ranks have the same number if the greatest number and the greatest complement match. */
     int64_t code, amode, not_amode, node, not_node;
     int64_t answer; /* an error class */
-    int64_t hidden; /* a rank that cannot open the memory of others */
-    int64_t far;    /* a rank for which data of the file are on another node */
+    int64_t hidden; /* some rank cannot open the memory of others */
+    int64_t far;    /* for some rank, data of the file are on another node */
     struct comm_offer comm;
-    int64_t name, not_name; /* a hash of the file's */
+    int64_t name, not_name; /* a hash of the file's name */
     struct decided first;
 };
 enum {
@@ -87,7 +87,7 @@ static mode_t umask_of_process(void) {
     return mask;
 }
 
-/* Read once, as it is in a file. */
+/* Read once, as each query reads a file. */
 static int64_t processors(void) {
     static _Atomic int64_t known;
     if (known == 0)
@@ -134,8 +134,8 @@ static void file_free(struct file *file) {
 }
 
 /*
- * The file and its handle as far as one rank creates them by itself. A failure is in `code`, and the others do not know
- * it yet.
+ * Creates the file and its handle as far as one rank can alone. A failure is in `code`, and the others do not know it
+ * yet.
  */
 static struct file *file_make(MPI_Comm comm, const char *path, int amode, int *code) {
     struct file *file = calloc(1, sizeof *file);
@@ -162,7 +162,7 @@ static struct file *file_make(MPI_Comm comm, const char *path, int amode, int *c
     return file;
 }
 
-/* An open that fails on all ranks, and frees everything. */
+/* Frees everything after an open that fails on all ranks. */
 static int open_failed(struct file *file, int code) {
     handler_drop(&file->handler);
     if (file->handle != MPI_FILE_NULL)
@@ -230,7 +230,7 @@ static int open_made(struct file *file, struct decided *decided, int64_t *far) {
     return (int)all[0];
 }
 
-/* Ranks that passed different names: whether links make them one file. */
+/* For ranks that passed different names: checks whether links make them one file. */
 static int agree_on_file(struct file *file) {
     struct stat st;
     int64_t answer = forebay.stat(forebay_attached(), file->path, &st);
@@ -289,7 +289,7 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     if (amode & MPI_MODE_APPEND) {
         int64_t bytes = forebay.file_size(file->data);
         file->position = bytes > 0 ? bytes : 0;
-        shared_by_all(file); /* or ranks with memory and ranks without would wait in different calls */
+        shared_by_all(file); /* otherwise ranks with memory and ranks without would wait in different calls */
         /* No rank moves the end before all have read it. */
         code = shared_there(file) ? shared_seek(file, file->position) : agree(file, MPI_SUCCESS, 0);
         if (code != MPI_SUCCESS) {
@@ -305,7 +305,7 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     return MPI_SUCCESS;
 }
 
-/* Removes the file where the program asked for it: an error class, on rank 0. */
+/* On rank 0: removes the file if the program requested it; returns an error class. */
 static int delete_on_close(const struct file *file) {
     bool deletes = file->rank == 0 && (file->amode & MPI_MODE_DELETE_ON_CLOSE);
     return deletes ? class_of(forebay.unlink(forebay_attached(), file->path)) : MPI_SUCCESS;
@@ -317,7 +317,7 @@ static void close_data(struct file *file) {
     file->fd = -1;
 }
 
-/* By ranks that share memory, or nothing. */
+/* Close for ranks that share memory, or share nothing. */
 static int close_together(struct file *file) {
     close_data(file);
     int code = comm_wait_for_all(file);
@@ -330,8 +330,8 @@ static int close_together(struct file *file) {
 }
 
 /*
- * By ranks with a group at a daemon. They query the group while they wait, through the open file, so each closes the
- * file after the waits. In a pool of several nodes an open file blocks no other call. Rank 0 ends the group when no
+ * Close for ranks with a group at a daemon. They query the group through the open file while they wait, so each closes
+ * the file after the waits. In a pool of several nodes an open file blocks no other call. Rank 0 ends the group when no
  * rank uses it any more, or when rank 0 leaves; then the others do not wait.
  */
 static int close_apart(struct file *file) {
@@ -352,7 +352,7 @@ static int close_apart(struct file *file) {
  * after an error.
  */
 int file_close(struct file *file) {
-    /* An end cannot begin any more, so the file is closed nevertheless. */
+    /* The split call can no longer be ended, so the file is closed nevertheless. */
     int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : MPI_SUCCESS;
     int closed = file->group != 0 ? close_apart(file) : close_together(file);
     if (code == MPI_SUCCESS)

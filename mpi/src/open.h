@@ -1,5 +1,6 @@
 /*
- * open.c: opening and closing files. `elsewhere` says that the path leads out of the pool, so the MPI library opens it.
+ * open.c: opening and closing files. `elsewhere` is set if the path leads out of the pool, so the MPI library opens the
+ * file.
  */
 #ifndef FOREBAY_MPI_OPEN_H
 #define FOREBAY_MPI_OPEN_H

@@ -18,7 +18,7 @@
 /* PnetCDF reads some bytes at 0 and, to find those of HDF5, at 512, 1024, 2048, ... */
 enum { LOOK_BYTES = 64 << 10 };
 
-/* Copies the file's beginning to `memory`. PnetCDF finds nothing behind it. */
+/* Copies the file's beginning to `memory`. Beyond it PnetCDF finds nothing. */
 static bool copy_start(forebay_file *data, int memory) {
     static const size_t step = 4096;
     struct rlimit longest;
@@ -44,7 +44,7 @@ int pnetcdf_look(const char *path, int *format, int (*native)(const char *, int 
     forebay_file *data = NULL;
     if (pool == NULL || forebay.file_open(pool, there, O_RDONLY, 0, 0, 0, &data) != 0)
         return native(path, format);
-    /* A file with a descriptor is opened by its name, unless the name is not one of open(2). */
+    /* A file with a descriptor is opened by its name, unless open(2) cannot use that name. */
     bool is_name = strncmp(path, "forebay:", 8) != 0;
     int memory = is_name && forebay.file_fd(data) >= 0 ? -1 : memfd_create("forebay", MFD_CLOEXEC);
     bool copied = memory >= 0 && copy_start(data, memory);

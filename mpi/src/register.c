@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Without calling the error handler of MPI_FILE_NULL. */
+/* Runs the calls without the error handler of MPI_FILE_NULL. */
 #define QUIETLY(...)                                                                                                   \
     MPI_Errhandler handler_before = MPI_ERRORS_RETURN;                                                                 \
     mpi.File_get_errhandler(MPI_FILE_NULL, &handler_before);                                                           \
@@ -59,7 +59,7 @@ static const char *fortran_name(const char *name, size_t bytes, char room[MPI_MA
 
 static void (*unless_null(void (*function)(void)))(void) {
     static const char *const names[] = {"mpi_conversion_fn_null_", "mpi_conversion_fn_null__",
-                                        "__mpi_f08_callbacks_MOD_mpi_conversion_fn_null"}; /* gfortran's, of mpi_f08 */
+                                        "__mpi_f08_callbacks_MOD_mpi_conversion_fn_null"}; /* in gfortran's mpi_f08 */
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if ((void *)function == dlsym(RTLD_DEFAULT, names[i]))
             return NULL;

@@ -1,4 +1,4 @@
-/* register.c: MPI_Register_datarep. Each call gets the MPI library's own. */
+/* register.c: MPI_Register_datarep. Each function gets the MPI library's own function. */
 #ifndef FOREBAY_MPI_REGISTER_H
 #define FOREBAY_MPI_REGISTER_H
 
@@ -16,7 +16,10 @@ int register_c_by(datarep_function_c *native, const char *name, MPI_Datarep_conv
                   MPI_Datarep_conversion_function_c *write, MPI_Datarep_extent_function *extent, void *state);
 #endif
 
-/* As gfortran calls it; `bytes` is the length of the name, with blanks at its end. `code` may be NULL in mpi_f08. */
+/*
+ * The call as gfortran makes it; `bytes` is the length of the name, with trailing blanks. `code` may be NULL in
+ * mpi_f08.
+ */
 typedef void fortran_datarep_function(const char *, void (*)(void), void (*)(void), void (*)(void), MPI_Aint *, MPI_Fint *,
                                       size_t);
 void register_fortran_by(fortran_datarep_function *native, const char *name, void (*read)(void), void (*write)(void),

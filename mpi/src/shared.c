@@ -1,20 +1,20 @@
 /*
- * What the ranks that opened a file together share: the shared file pointer, and the lock of atomic mode.
+ * State that the ranks of one open share: the shared file pointer, and the lock of atomic mode.
  *
  * A process keeps one memfd, divided into slots, for all files that it opens as rank 0. Other ranks map it through
  * /proc, once for all files. So an open needs no system call for it, unless it is the first with that rank 0. A slot
- * counts the ranks that have its file open, and is free when all have closed it. A rank that dies keeps it from being
- * reused. Ranks on another node, or in another PID namespace, cannot open the memfd.
+ * counts the ranks that have its file open, and is free when all have closed it. A slot in use by a rank that dies is
+ * not reused. Ranks on another node, or in another PID namespace, cannot open the memfd.
  *
  * If some rank cannot, the ranks have a group instead (forebay.h), which the node of the file's first backing file
  * keeps. Each use of pointer or lock is then a request, and none waits for another rank to make a call. Rank 0 makes
  * the group when a file is opened, and ends it when all ranks have closed it. A pool of one node has no groups. There
  * all ranks are on one node, and rank 0 gives them memory that has a name in /dev/shm while they open it.
  *
- * A rank may be unable to open the memfd because /proc is hidden from it. At first only that rank knows. The first
- * collective call that needs the memory then asks all ranks (shared_by_all). The slot of that file may stay in use.
- * From the next open on, the rank says beforehand that it cannot open the memfd (shared_is_hidden), and the ranks use
- * memory with a name at once.
+ * /proc may be hidden from a rank, which then cannot open the memfd. At first only that rank knows. The first
+ * collective call that needs the memory determines it for all ranks (shared_by_all). The slot of that file may stay in
+ * use. From the next open on, the rank reports in advance that it cannot open the memfd (shared_is_hidden), and the
+ * ranks use memory with a name at once.
  *
  * Locks: `lock` guards the lists of memfds; it is taken last.
  */
@@ -46,7 +46,7 @@ struct arena {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct arena *own, *others;
-static _Atomic bool hidden; /* this process could not open the memfd of another */
+static _Atomic bool hidden; /* this process could not open another's memfd */
 
 static struct shared *slot_of(const struct arena *arena, int64_t slot) {
     return (struct shared *)(arena->base + slot * SLOT_BYTES);
@@ -57,7 +57,7 @@ static char *map(int fd) {
     return base == MAP_FAILED ? NULL : base;
 }
 
-/* Where memory is found without /proc. */
+/* The path of the memory without /proc. */
 static void name_of(uint64_t nonce, char name[64]) { snprintf(name, 64, "/dev/shm/forebay-mpi-%016llx", (unsigned long long)nonce); }
 
 static struct arena *arena_make(bool named) {
@@ -71,7 +71,7 @@ static struct arena *arena_make(bool named) {
     name_of(arena->nonce, name);
     int fd = named ? open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : memfd_create("forebay-mpi", MFD_CLOEXEC);
     struct stat st;
-    /* In a full /dev/shm a store to space that only ftruncate reserved would raise SIGBUS. */
+    /* A store to space that only ftruncate reserved would raise SIGBUS when /dev/shm is full. */
     int failed = fd < 0 ? errno : named ? posix_fallocate(fd, 0, ARENA_BYTES) : ftruncate(fd, ARENA_BYTES);
     if (failed != 0 || fstat(fd, &st) != 0 || (arena->base = map(fd)) == NULL) {
         if (fd >= 0) {
@@ -93,7 +93,7 @@ static struct arena *arena_make(bool named) {
     return arena;
 }
 
-/* A program may close any descriptor, and others would then find another file there. */
+/* False if the program has closed the memfd: the number may then belong to another file. */
 static bool is_open(const struct arena *arena) {
     struct stat st;
     return fstat((int)arena->memfd, &st) == 0 && st.st_ino == arena->inode;
@@ -111,7 +111,7 @@ static int64_t slot_take(struct arena *arena, int ranks) {
     return -1;
 }
 
-/* A slot for the file, in memory without a name, or in memory that has or had one. */
+/* Takes a slot for the file, in memory without a name, or in memory that has or had one. */
 static void make_in(struct file *file, struct arena *arena, bool named, struct shared_place *place) {
     int64_t slot = arena != NULL ? slot_take(arena, file->size) : -1;
     if (slot < 0 && (arena = arena_make(named)) != NULL)
@@ -136,7 +136,7 @@ void shared_make(struct file *file, struct shared_place *place) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Another process's memory, mapped. */
+/* Maps another process's memory. */
 static struct arena *arena_join(const struct shared_place *place, bool named) {
     char path[64];
     if (named)
@@ -209,7 +209,7 @@ void shared_by_all(struct file *file) {
     }
 }
 
-/* Rank 0 gives a name to the memory that the ranks had from it, or creates new memory. Returns whether all have it. */
+/* Rank 0 gives its memory a name for the other ranks, or creates new memory. Returns whether all ranks have it. */
 static bool named_begin(struct file *file, bool anew, int64_t position) {
     struct shared_place place = {.slot = -1};
     if (file->rank == 0) {
@@ -232,7 +232,7 @@ static bool named_begin(struct file *file, bool anew, int64_t position) {
         char name[64];
         name_of((uint64_t)place.nonce, name);
         if (place.slot >= 0)
-            unlink(name); /* there is no name if they had the memory */
+            unlink(name); /* if the ranks had the memory already, it has no name */
         if (any)
             shared_drop(file);
     }
@@ -269,7 +269,7 @@ void shared_settle(struct file *file, bool is_missed) {
     file->shared_known = true;
     if (!is_missed)
         return;
-    /* A rank that missed the slot cannot leave it. Rank 0 leaves it for all, and no rank uses it any more. */
+    /* A rank that missed the slot cannot leave it. So rank 0 leaves it for all, and no rank uses it any more. */
     int64_t position = file->shared != NULL ? atomic_load(&file->shared->position[file->turn]) : 0;
     if (file->rank == 0)
         shared_drop(file);
@@ -282,7 +282,7 @@ bool shared_there(const struct file *file) { return file->shared != NULL || file
 
 void shared_end(struct file *file) {
     if (file->group != 0 && file->rank == 0)
-        forebay.file_group_end(file->data, file->group); /* or else it ends with the process */
+        forebay.file_group_end(file->data, file->group); /* without this call it ends with the process */
     file->group = 0;
 }
 
@@ -328,7 +328,7 @@ int shared_move(struct file *file, int64_t by, int64_t *before) {
 }
 
 int shared_seek(struct file *file, int64_t position) {
-    /* No rank uses the pointer before it is set, and none sets it back after another has used it. */
+    /* No rank uses the pointer before it is set, and no rank resets it after another has used it. */
     int64_t answer = 0;
     if (file->rank == 0 && file->shared != NULL)
         atomic_store(&file->shared->position[file->turn], position);

@@ -1,4 +1,7 @@
-/* Between libforebay_mpi.so, which programs call, and the driver of one MPI, which it loads. Neither links an MPI. */
+/*
+ * The interface between libforebay_mpi.so, which programs call, and the driver of one MPI, which it loads. Neither
+ * links an MPI.
+ */
 #ifndef FOREBAY_MPI_TABLE_H
 #define FOREBAY_MPI_TABLE_H
 
@@ -7,14 +10,14 @@
 
 #define FOREBAY_MPI_TABLE_VERSION 2
 
-/* One call that the driver answers. */
+/* One call that the driver implements. */
 struct forebay_mpi_call {
     const char *name; /* as programs call it, without the P of PMPI_ */
     void (*function)(void);
 };
 
 /*
- * One call that the driver answers for all arguments. `native` is where the driver finds the MPI library's own
+ * One call that reaches the driver whatever its arguments are. `native` is where the driver finds the MPI library's own
  * function.
  */
 struct forebay_mpi_always {
@@ -33,8 +36,8 @@ struct forebay_mpi_table {
 };
 
 /*
- * What a driver exports: returns its table, or NULL when `mpi`, a handle of dlopen(3), lacks a function that the driver
- * needs. `directory` is that of Forebay's libraries, with a slash at its end.
+ * The function that a driver exports: returns its table, or NULL when `mpi`, a handle of dlopen(3), lacks a function
+ * that the driver needs. `directory` contains Forebay's libraries and ends in a slash.
  */
 typedef const struct forebay_mpi_table *forebay_mpi_driver_function(void *mpi, const char *directory);
 

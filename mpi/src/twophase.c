@@ -18,20 +18,19 @@ enum {
     WINDOW_BYTES = 4 << 20, /* unless cb_buffer_size is set */
     WINDOW_BYTES_MIN = 4096,
     WINDOW_BYTES_MAX = 64 << 20,
-    RUNS_MAX = 512,           /* in one call */
-    SHORT_RUN_BYTES = 32768,  /* the data that a request to another node contains; longer data are read from memory */
-    RUNS_FEW = 8,             /* too few for an exchange between ranks */
-    READ_BYTES_MIN = 1 << 20, /* of a rank: reading less, with the gaps, is faster than an exchange */
+    RUNS_MAX = 512,           /* of one call */
+    SHORT_RUN_BYTES = 32768,  /* largest data inside a request to another node */
+    RUNS_FEW = 8,             /* fewer runs do not justify an exchange between ranks */
+    READ_BYTES_MIN = 1 << 20, /* for one rank: reading less, with the gaps, is faster than an exchange */
     SPARSE = 4,               /* in a range this many times the ranks' data most bytes are gaps */
     ALIGNMENT_BYTES = 4096,   /* of domains, so that two aggregators do not share a page */
 };
 
 /*
- * The one function that decides between the two ways, from values that are the same on all ranks. On a medium of this
- * node each rank is faster alone, as libforebay.so moves many short runs at a time. Where data are on other nodes, each
- * short run that is written is a request. Short runs are read with the gaps between them, which with many bytes costs
- * more than an exchange (measured: docs/decisions/0021). Where most of the range is gaps, the ranks' runs do not form
- * long ones together.
+ * Decides between the two ways, from values that are the same on all ranks. On a medium of this node each rank is
+ * faster alone, as libforebay.so moves many short runs at a time. If data are on other nodes, each short run that is
+ * written is a request. Short runs are read with the gaps between them, which with many bytes costs more than an
+ * exchange (measured: docs/decisions/0021). If most of the range is gaps, the ranks' runs do not combine to long ones.
  */
 static bool pays(const struct file *file, bool writes, const struct together *all) {
     int64_t runs = all->bytes / (all->run > 0 ? all->run : 1), range = all->last - all->first;
@@ -99,16 +98,16 @@ struct piece {
 };
 enum { PIECE_WORDS = sizeof(struct piece) / sizeof(int64_t) };
 
-/* The state of one access on one rank. In arrays index 0 is what this rank sends, 1 what it receives. */
+/* The state of one access on one rank. In arrays, index 0 is for sending and 1 for receiving. */
 struct access {
     struct file *file;
     const struct view *view;
     int64_t first, last, domain, window; /* of the file */
-    int64_t position, bytes;             /* of the view's data: this rank's */
+    int64_t position, bytes;             /* this rank's part of the view's data */
     char *packed;
     int aggregators;
     int *piece_words[2], *piece_at[2], *data_bytes[2], *data_at[2]; /* a piece is PIECE_WORDS numbers */
-    int64_t *sizes[2], *slice; /* two numbers for each rank; where a rank's slice begins in `packed` */
+    int64_t *sizes[2], *slice; /* two numbers for each rank; the start of a rank's slice in `packed` */
     struct piece *pieces[2];
     char *data[2], *buffer;
     int64_t piece_room[2], data_room[2];
@@ -139,7 +138,10 @@ static int rank_of(const struct access *a, int aggregator) {
     return (int)((int64_t)aggregator * a->file->size / a->aggregators);
 }
 
-/* What an aggregator serves from a round on, nothing after its end. Ranges may extend to the greatest offset. */
+/*
+ * The range that an aggregator serves from a round on; empty after the end of its domain. Ranges may extend to the
+ * greatest offset.
+ */
 static void rest_of(const struct access *a, int aggregator, int64_t round, int64_t *first, int64_t *last) {
     int64_t before, skipped;
     *first = *last = a->last;
@@ -160,7 +162,7 @@ static void window_of(const struct access *a, int aggregator, int64_t round, int
         *last = *first + a->window;
 }
 
-/* The start and end of this rank's data there; equal when there are none. */
+/* The start and end of this rank's data in a range; equal when there are none. */
 static void data_of(const struct access *a, int64_t first, int64_t last, int64_t *from, int64_t *to) {
     *from = *to = 0;
     if (first >= last || a->bytes == 0)
@@ -260,7 +262,7 @@ static bool list_pieces(struct access *a, int64_t round) {
            grow(&a->pieces[0], &a->piece_room[0], 1, sizeof(struct piece));
 }
 
-/* Sends the others the sizes of what this rank has for them, and allocates memory for what they send. */
+/* Sends to each rank the sizes of this rank's data for it, and allocates memory for the data to receive. */
 static bool exchange_counts(struct access *a) {
     int size = a->file->size;
     int64_t pieces = 0, data = 0;
@@ -357,7 +359,7 @@ static int one_round(struct access *a, bool writes, int64_t *which, int *result)
     int64_t round = *which;
     bool good = list_pieces(a, round);
     if (!good) {
-        /* The others get no pieces from this rank, then its failure. */
+        /* The others get no pieces from this rank, and then its failure. */
         memset(a->piece_words[0], 0, a->file->size * sizeof(int));
         memset(a->data_bytes[0], 0, a->file->size * sizeof(int));
     }
@@ -391,7 +393,7 @@ static int one_round(struct access *a, bool writes, int64_t *which, int *result)
     return MPI_SUCCESS;
 }
 
-/* Ends a read at the end of the file, by the size that rank 0 reads; an error class. */
+/* Limits a read to the file's size, as rank 0 reads it; returns an error class. */
 static int cut_to_size(struct access *a) {
     int64_t size = a->file->rank == 0 ? forebay.file_size(a->file->data) : 0;
     mpi.Bcast(&size, 1, MPI_INT64_T, 0, a->file->comm);
@@ -418,7 +420,7 @@ int two_phase(struct file *file, const struct view *view, bool writes, int64_t p
     bool has_memory = make(&a) && (packed != NULL || bytes == 0);
     code = agree(file, has_memory ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0);
     int result = MPI_SUCCESS;
-    /* The range begins with the first byte of some rank. */
+    /* Round 0 always has data, since the range begins with the first byte of some rank. */
     for (int64_t round = 0; code == MPI_SUCCESS && round < INT64_MAX;)
         code = one_round(&a, writes, &round, &result);
     if (code == MPI_SUCCESS)

@@ -14,15 +14,15 @@ struct list {
     struct block *blocks;
     int64_t count, room;
     bool failed;
-    bool kinded, scaled; /* `kinds` is needed; a block's size differs from that in memory */
+    bool kinded, scaled; /* `kinds` is needed; some block's size differs from that in memory */
     uint8_t *kinds, kind;
-    int64_t lb, ub; /* of all that was added */
+    int64_t lb, ub; /* bounds of all added blocks */
     bool bounded;
 };
 
 /*
- * How predefined types are represented: as they are in memory (NULL), as in a file, or in memory with the kinds of
- * their numbers.
+ * How predefined types are represented: as in memory (NULL), as in a file, or in memory with the kinds of their
+ * numbers.
  */
 struct mold {
     const struct datarep *rep;
@@ -61,7 +61,7 @@ static void add(struct list *list, int64_t offset, int64_t bytes) {
     list->blocks[list->count++] = (struct block){offset, bytes};
 }
 
-/* `count` copies of `flat`, the first at `base`, each of the others an extent further. */
+/* Adds `count` copies of `flat`, the first at `base`, each of the others one extent further. */
 static void repeat(struct list *list, const struct flat *flat, int64_t base, int64_t count) {
     if (count <= 0)
         return;
@@ -94,14 +94,14 @@ static void discard(struct flat *flat) {
     free(flat);
 }
 
-/* The arguments that a datatype was made from, read one by one in the order of the standard. */
+/* The arguments that a datatype was made from, read one by one in the standard's order. */
 struct contents {
     int combiner;
     int64_t types;
     int *integers, *integer;
     MPI_Aint *addresses, *address;
 #if MPI_VERSION >= 4
-    MPI_Count *larges, *large; /* of a form for large counts: counts and displacements */
+    MPI_Count *larges, *large; /* for a form for large counts: counts and displacements */
 #endif
     MPI_Datatype *inner;
 };
@@ -224,7 +224,7 @@ static void add_array(struct list *list, const struct flat *old, const struct di
     }
 }
 
-/* The runs of indices of a dimension that process `at` of `processes` has. They are in `dim->run`, from malloc. */
+/* The runs of indices of a dimension that process `at` of `processes` has. `dim->run` is allocated with malloc. */
 static bool distribute(struct dimension *dim, int64_t distribution, int64_t argument, int64_t processes, int64_t at) {
     if (distribution == MPI_DISTRIBUTE_NONE) {
         processes = 1;
@@ -297,7 +297,7 @@ static bool add_subarray(struct list *list, const struct flat *old, struct conte
     return good;
 }
 
-/* For datarep.c, which knows the kinds. */
+/* Called by datarep.c, which determines the kinds. */
 static void add_leaf(void *list, int64_t offset, int64_t bytes, uint8_t kind) {
     ((struct list *)list)->kind = kind;
     add(list, offset, bytes);
@@ -522,7 +522,7 @@ static int forget(MPI_Datatype type, int key, void *value, void *extra) {
     return MPI_SUCCESS;
 }
 
-/* A copy of a datatype, such as a view keeps, has a list of the same length. */
+/* A copy of a datatype, such as a view keeps, uses the same list. */
 static int share(MPI_Datatype type, int key, void *extra, void *value, void *out, int *flag) {
     (void)type, (void)key, (void)extra;
     struct flat *flat = value;

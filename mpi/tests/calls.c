@@ -1,7 +1,4 @@
-/*
- * Every call on a file of Forebay's: what it does, and the error class of each misuse. calls POOL_FILE
- * [full]
- */
+/* Every call on a Forebay file: its effect, and the error class of each misuse. calls POOL_FILE [full] */
 #include "check.h"
 
 #include <stdint.h>
@@ -106,7 +103,7 @@ static void attributes(void) {
     OK(MPI_File_get_info(file, &info));
     MPI_Info_get(info, "striping_factor", 63, value, &flag);
     CHECK(flag && atoi(value) >= 1);
-    /* Values as long as they can be, and such as mean nothing. */
+    /* Values of the greatest length, and meaningless values. */
     char longest[MPI_MAX_INFO_VAL];
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = 0;
@@ -139,7 +136,7 @@ static void attributes(void) {
     barrier();
 }
 
-/* What lies twice in a type may be read, and not written: of the etype, of the file type, on one rank alone. */
+/* Overlapping bytes of a type may be read but not written: in the etype, in the file type, on one rank alone. */
 static void overlaps(void) {
     const char content[] = "0123456789abcdefghijklmnopqrstuvwxyz";
     char got[16];
@@ -213,7 +210,7 @@ static void views(void) {
     if (size > 1)
         FAILS(MPI_ERR_NOT_SAME, MPI_File_set_view(file, 0, rank ? MPI_INT : MPI_BYTE, rank ? MPI_INT : MPI_BYTE, "native",
                                                   MPI_INFO_NULL));
-    /* What failed changed nothing. */
+    /* The failed calls changed nothing. */
     OK(MPI_File_get_byte_offset(file, 2, &at));
     CHECK(at == 12 + 16);
     int word = 0x01020304;
@@ -278,7 +275,7 @@ static void data(void) {
     OK(MPI_File_read(file, back, 3, MPI_INT, &status));
     CHECK(got(&status) == 0);
 
-    /* Nonblocking ones complete beside those of messages. */
+    /* Nonblocking accesses complete together with messages. */
     int token = -1;
     OK(MPI_File_iread_at(file, 0, back, 2, MPI_INT, &requests[0]));
     OK(MPI_File_iread_at_all(file, 2, back + 2, 2, MPI_INT, &requests[1]));
@@ -304,7 +301,7 @@ static void data(void) {
     OK(MPI_File_iwrite_at_all(file, 0, mine, 4, MPI_INT, &requests[1]));
     MPI_Waitall(2, requests, all);
 
-    /* Split: one at a time, ended by its own end. */
+    /* Split calls: one at a time, ended by the matching end. */
     OK(MPI_File_seek(file, 0, MPI_SEEK_SET));
     OK(MPI_File_write_all_begin(file, mine, 4, MPI_INT));
     FAILS(MPI_ERR_OTHER, MPI_File_write_all_begin(file, mine, 4, MPI_INT));
@@ -346,7 +343,7 @@ static void shared(void) {
     CHECK(at == 4 * size);
     barrier();
     OK(MPI_File_seek_shared(file, 0, MPI_SEEK_SET));
-    /* Each pair is there whole, each rank's twice. */
+    /* Each pair is complete, and each rank's is there twice. */
     OK(MPI_File_read_at(file, 0, back, 4 * size, MPI_INT, &status));
     int seen[16] = {0};
     for (int i = 0; i < 2 * size; i++) {
@@ -365,7 +362,7 @@ static void shared(void) {
         FAILS(MPI_ERR_NOT_SAME, MPI_File_seek_shared(file, rank, MPI_SEEK_SET));
     FAILS(MPI_ERR_ARG, MPI_File_seek_shared(file, -1, MPI_SEEK_SET));
     OK(MPI_File_seek_shared(file, 0, MPI_SEEK_SET));
-    /* Ordered: by rank, each as much as it brings. */
+    /* Ordered: in rank order, with the amount that each rank passes. */
     OK(MPI_File_write_ordered(file, mine, 1 + rank % 2, MPI_INT, &status));
     OK(MPI_File_write_ordered_begin(file, mine, 1, MPI_INT));
     OK(MPI_File_write_ordered_end(file, mine, &status));
@@ -406,7 +403,9 @@ static void shared(void) {
     barrier();
 }
 
-/* In atomic mode a strided write is seen whole or not at all, whoever writes the same bytes meanwhile. */
+/*
+ * In atomic mode a read sees all of a strided write or nothing of it, whichever ranks write the same bytes meanwhile.
+ */
 static void atomicity(void) {
     enum { PIECES = 64 };
     MPI_File file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
@@ -442,7 +441,7 @@ static void handler(MPI_File *file, int *code, ...) {
     heard_file = *file;
 }
 
-/* Puts another code in the place of the one that the call is to return. */
+/* Replaces the code that the call is to return. */
 static int given;
 static void giver(MPI_File *file, int *code, ...) {
     handler(file, code);
@@ -470,7 +469,7 @@ static void codes_of_handlers(void) {
         OK(MPI_File_call_errhandler(open, MPI_ERR_IO));
     }
     CHECK(heard == 10);
-    /* A close's error is the file's. */
+    /* An error of close calls the file's handler. */
     int word = 0;
     OK(MPI_File_write_at_all_begin(open, 0, &word, 1, MPI_INT));
     file = open;
@@ -503,7 +502,7 @@ static void handlers(void) {
     CHECK(heard == 2);
     OK(MPI_File_close(&file));
     barrier();
-    /* That of no file is that of files to come, and of those that do not open. */
+    /* The handler of MPI_FILE_NULL is inherited by later files, and called for opens that fail. */
     OK(MPI_File_create_errhandler(handler, &mine));
     OK(MPI_File_set_errhandler(MPI_FILE_NULL, mine));
     file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
@@ -576,7 +575,7 @@ static void large(void) {
     OK(MPI_File_read_all_begin_c(file, back, count, MPI_INT));
     OK(MPI_File_read_all_end(file, back, &status));
     CHECK(got(&status) == 4);
-    /* A datatype of large counts, in memory and as a view. */
+    /* A datatype with large counts, in memory and as a view. */
     OK(MPI_Type_vector_c(2, 1, 2, MPI_INT, &vector));
     OK(MPI_Type_commit(&vector));
     OK(MPI_File_set_view(file, rank * 16, MPI_INT, vector, "native", MPI_INFO_NULL));
@@ -589,7 +588,7 @@ static void large(void) {
 }
 #endif
 
-/* Columns of a matrix, the copies of the file type between each other's blocks. */
+/* Columns of a matrix: copies of the file type interleave with each other's blocks. */
 static void columns(void) {
     enum { ROWS = 3000 };
     MPI_Datatype column, narrow;
@@ -620,8 +619,10 @@ static void columns(void) {
     barrier();
 }
 
-/* Files that are open at once by one communicator, closed in any order, and one that outlives its communicator: each talks
- * among its own ranks alone. */
+/*
+ * Files that one communicator has open at once, closed in any order, and one that outlives its communicator. Each file
+ * communicates among its own ranks only.
+ */
 static void communicators(void) {
     MPI_Comm half, copy;
     MPI_Group group, of_file;
@@ -636,7 +637,7 @@ static void communicators(void) {
         OK(MPI_File_open(MPI_COMM_SELF, name, MPI_MODE_RDONLY, MPI_INFO_NULL, &alone));
         MPI_Comm_group(half, &group);
         for (int i = 0; i < 3; i++) {
-            /* Of each half as many calls as it has ranks, and each file by the other's turn. */
+            /* Each half makes as many calls as it has ranks, on files in an order that depends on the turn. */
             OK(MPI_File_seek(files[(i + turn) % 3], 0, MPI_SEEK_END));
             OK(MPI_File_set_size(files[(i + turn) % 3], 1000));
             OK(MPI_File_get_size(files[i], &end));
@@ -652,8 +653,11 @@ static void communicators(void) {
         OK(MPI_File_close(&files[(turn + 2) % 3]));
         OK(MPI_File_close(&files[(turn + 1) % 3]));
     }
-    barrier(); /* the other half counts on the size too */
-    /* A copy of a communicator has none of its files' communicators, and a program's attributes are its own. */
+    barrier(); /* the other half relies on the size too */
+    /*
+     * A duplicated communicator does not inherit its files' communicators, and the program's attributes are not
+     * affected.
+     */
     MPI_Comm_dup(half, &copy);
     OK(MPI_File_open(copy, name, MPI_MODE_RDWR, MPI_INFO_NULL, &files[0]));
     OK(MPI_File_open(half, name, MPI_MODE_RDWR, MPI_INFO_NULL, &files[1]));
@@ -668,7 +672,7 @@ static void communicators(void) {
     barrier();
 }
 
-/* A pool of 64 MiB or so: no signal, and what was written before is whole. */
+/* A pool of about 64 MiB: no signal is raised, and data written before are intact. */
 static void full(void) {
     MPI_File file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
     static char block[1 << 20];
@@ -678,7 +682,7 @@ static void full(void) {
         code = MPI_File_write_at(file, ((MPI_Offset)i * size + rank) << 20, block, sizeof block, MPI_BYTE,
                                  MPI_STATUS_IGNORE);
         if (i == 0)
-            barrier(); /* each has written its first block before anybody fills the pool */
+            barrier(); /* each rank has written its first block before any rank fills the pool */
     }
     CHECK(class_of(code) == MPI_ERR_NO_SPACE);
     barrier();
@@ -690,7 +694,7 @@ static void full(void) {
     barrier();
 }
 
-/* An error that ends the program, by the handler that is so named. */
+/* An error that ends the program, through the named handler. */
 static void ended_by(const char *which) {
     MPI_Errhandler wanted = MPI_ERRORS_ARE_FATAL, got;
 #if defined(MPI_ERRORS_ABORT) && !defined(OPEN_MPI)

@@ -1,4 +1,4 @@
-/* What the test programs share: a check that counts, and the end of a program that all ranks agree on. */
+/* Shared by the test programs: a check that counts failures, and an exit status that all ranks agree on. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -49,7 +49,7 @@ static inline int end(void) {
     MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0)
         printf(all == 0 ? "passed\n" : "FAILED: %d checks\n", all);
-    /* Where ranks of one host take themselves for several hosts', MPICH 4.0's end waits for ever at times. */
+    /* With ranks of one host that believe they are on several hosts, MPICH 4.0's MPI_Finalize sometimes hangs. */
     if (getenv("CHECK_WITHOUT_END") != NULL) {
         fflush(stdout);
         MPI_Barrier(MPI_COMM_WORLD);

@@ -1,7 +1,7 @@
 /*
  * The forms for large counts (MPI 4): each once, then counts of more than 2^31 bytes. counts POOL_FILE [huge]
  *
- * What is huge lies in memory once, as the pages of 64 MiB seen at many addresses, and in the file once.
+ * The huge data take 64 MiB of memory, mapped at many addresses, and are in the file once.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -31,7 +31,7 @@ static int64_t got(const MPI_Status *status) {
     return count;
 }
 
-/* What a call has read, or what another reads of what it has written. */
+/* Checks the data that a call has read, or that another call reads after a write. */
 static void expect(MPI_File file, MPI_Offset at, const int *expected, const char *what) {
     int back[WORDS] = {0};
     OK(MPI_File_read_at(file, at, back, WORDS, MPI_INT, MPI_STATUS_IGNORE));
@@ -64,7 +64,7 @@ static void fill(int *words) {
         memset(back, 0, sizeof back);                                                                                  \
     } while (0)
 
-/* By offset and by the file's own pointer: each rank at its own place. */
+/* By offset and by the individual pointer: each rank uses a range of its own. */
 static void own_places(const char *cb) {
     MPI_File file = open_with(cb);
     MPI_Status status;
@@ -146,7 +146,7 @@ static void own_places(const char *cb) {
     OK(MPI_File_close(&file));
 }
 
-/* By the shared pointer: a rank's words stay together, in whatever order; then in the ranks' order. */
+/* By the shared pointer: a rank's words stay together, in any order of ranks; then in rank order. */
 static void shared_places(void) {
     MPI_File file = open_with("automatic");
     MPI_Status status;
@@ -172,7 +172,7 @@ static void shared_places(void) {
     CHECK(got(&status) == WORDS && back[0] % 100 == 0 && back[WORDS - 1] == back[0] + WORDS - 1);
     own[1] = back[0];
     MPI_Allreduce(own, all, 2, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-    CHECK(all[0] + all[1] == 100 * size * (size - 1)); /* each rank's twice */
+    CHECK(all[0] + all[1] == 100 * size * (size - 1)); /* each rank's words are there twice */
     MPI_Barrier(MPI_COMM_WORLD);
     OK(MPI_File_seek_shared(file, 0, MPI_SEEK_SET));
     OK(MPI_File_write_ordered_c(file, mine, n, MPI_INT, &status));
@@ -202,7 +202,7 @@ static unsigned char byte_at(int64_t at) {
     return (unsigned char)(at * 13 + at / 4096 + at / (1 << 20) * 7);
 }
 
-/* So many bytes of address space with the same pages again and again. */
+/* COPIES * PERIOD bytes of address space that map the same PERIOD bytes repeatedly. */
 static unsigned char *pages(void) {
     int fd = memfd_create("counts", MFD_CLOEXEC);
     unsigned char *base = mmap(NULL, (size_t)PERIOD * COPIES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -255,7 +255,9 @@ static void huge(const char *cb) {
         memset(data, 0, PERIOD);
     OK(MPI_File_read_at_all_c(file, 0, data, count, MPI_BYTE, &status));
     CHECK(got_bytes(&status) == count);
-    /* What came last is what the pages hold: the last bytes at their beginning, the rest of the pages of the round before. */
+    /*
+     * The pages hold the last data read: the last bytes of the file at their beginning, then those of the round before.
+     */
     long wrong = 0;
     for (int64_t i = 0; data != NULL && i < PERIOD; i++)
         wrong += data[i] != byte_at(i);

@@ -1,6 +1,6 @@
 /*
- * Data representations: external32 of every named type, byte for byte as the standard has it, and those that a program registers.
- * datarep POOL_FILE
+ * Data representations: external32 of every named type, byte for byte as in the standard, and representations that a
+ * program registers. datarep POOL_FILE
  */
 #include "check.h"
 
@@ -21,7 +21,7 @@ static int items(MPI_Status *status, MPI_Datatype type) {
     return count;
 }
 
-/* Two values of a type, then what lies in the file, then they are read again. */
+/* Writes two values of a type, checks the bytes in the file, and reads the values again. */
 static void both_ways(const char *name, MPI_Datatype type, const void *values, int bytes, const unsigned char *expected, int in_file) {
     unsigned char raw[128], back[128];
     MPI_Status status;
@@ -78,7 +78,7 @@ static void table(void) {
     BOTH_WAYS(MPI_UNSIGNED_LONG_LONG, unsigned long long, -2, 0x123456789abcdef0, B8);
     BOTH_WAYS(MPI_FLOAT, float, 1.5, -1.5, F(0), F(1));
     BOTH_WAYS(MPI_DOUBLE, double, 1.5, -1.5, D(0), D(1));
-    /* The last bytes of each are nothing. */
+    /* The last bytes of each are padding. */
     const long double halves[2] = {1.5, -1.5};
     both_ways("MPI_LONG_DOUBLE", MPI_LONG_DOUBLE, halves, 10, (const unsigned char[]){Q(0), Q(1)}, 16);
     BOTH_WAYS(MPI_C_BOOL, _Bool, 1, 0, 1, 0);
@@ -111,7 +111,7 @@ static void table(void) {
     BOTH_WAYS(MPI_INTEGER8, int64_t, -2, 0x123456789abcdef0, B8);
     BOTH_WAYS(MPI_REAL4, float, 1.5, -1.5, F(0), F(1));
     BOTH_WAYS(MPI_REAL8, double, 1.5, -1.5, D(0), D(1));
-    const long double _Complex two = c16; /* its parts' ends are whatever they are: told by value */
+    const long double _Complex two = c16; /* the padding of its parts is undefined, so it is compared by value */
     unsigned char raw[32];
     const unsigned char expected[] = {Q(0), Q(1)};
     long double _Complex back = 0;
@@ -131,7 +131,7 @@ static void table(void) {
         CHECK(memcmp(&numbers[i], &again[i], 10) == 0);
 }
 
-/* Fortran's types by precision and range, which are predefined though nothing names them. */
+/* Fortran's types by precision and range, which are predefined although they have no names. */
 static void by_range(void) {
     const struct {
         int precision, range, in_file;
@@ -160,14 +160,14 @@ static void by_range(void) {
         both_ways("an integer by range", type, i == 3 ? numbers : &short_numbers[i], 2 << i, expected[i], 1 << i);
     }
 #ifdef OPEN_MPI
-    /* MPICH has none of 16 bytes. */
+    /* MPICH has no type of 16 bytes by range. */
     const long double l[4] = {1.5L, -1.5L, -1.5L, 1.5L};
     OK(MPI_Type_create_f90_real(18, 4931, &type));
     both_ways("a long real by range", type, l, 10, (const unsigned char[]){Q(0), Q(1)}, 16);
     OK(MPI_Type_create_f90_complex(16, 30, &type));
     both_ways("a long complex by range", type, l, 10, (const unsigned char[]){Q(0), Q(1), Q(1), Q(0)}, 32);
 #endif
-    /* In views, by itself and within others: it is never a copy, and nobody frees it. */
+    /* In views, alone and within other types: such a type is never a copy and must not be freed. */
     OK(MPI_Type_create_f90_real(15, 307, &type));
     view(type, type, "native");
     OK(MPI_File_get_view(file, &at, &etype, &filetype, name));
@@ -230,7 +230,7 @@ static void pairs(void) {
     CHECK(memcmp(raw, expected, 14) == 0);
 }
 
-/* Where types are shorter in the file a view's steps are too. */
+/* If types are shorter in the file, so are a view's displacements. */
 static void shorter(void) {
     long mine[4] = {1, -2, 3, -4}, back[6] = {7, 7, 7, 7, 7, 7};
     unsigned char raw[24];
@@ -260,7 +260,7 @@ static void shorter(void) {
     view(MPI_BYTE, MPI_BYTE, "native");
     OK(MPI_File_read_at(file, 0, raw, 24, MPI_BYTE, MPI_STATUS_IGNORE));
     CHECK(raw[3] == 1 && raw[11] == 0xfe && raw[15] == 3 && raw[23] == 0xfc);
-    /* Part of a mixed type at the end of the file is counted as memory has it. */
+    /* A part of a mixed type at the end of the file is counted by its size in memory. */
     int lengths[2] = {1, 2};
     MPI_Aint places[2] = {0, 8};
     MPI_Datatype types[2] = {MPI_INT, MPI_LONG};
@@ -290,7 +290,7 @@ static void shorter(void) {
     MPI_Type_free(&mixed);
 }
 
-/* A representation of the program's: an int is three bytes, the highest first. */
+/* A representation registered by the program: an int is three bytes, most significant first. */
 static int extent_calls, asked_wrongly;
 static MPI_Datatype nine_digits = MPI_DATATYPE_NULL; /* an integer by range */
 static int extent(MPI_Datatype type, MPI_Aint *bytes, void *state) {
@@ -309,7 +309,7 @@ static int to_file(void *user, MPI_Datatype type, int count, void *in_file, MPI_
     MPI_Type_size(type, &each);
     asked_wrongly += state != &extent_calls || each % (int)sizeof(int) != 0;
     if (step != each)
-        return MPI_ERR_TYPE; /* a program's own limit */
+        return MPI_ERR_TYPE; /* the program's own limit */
     const int *from = (const int *)user + position;
     unsigned char *to = in_file;
     for (int i = 0; i < count * (each / 4); i++, to += 3) {
@@ -375,7 +375,7 @@ static void own(void) {
     view(MPI_BYTE, MPI_BYTE, "native");
     OK(MPI_File_read_at(file, 0, raw, 24, MPI_BYTE, MPI_STATUS_IGNORE));
     CHECK(raw[2] == 1 && raw[9] == 0x12 && raw[10] == 0x34 && raw[11] == 0x56 && raw[14] == 3 && raw[23] == 4);
-    /* A type of the program's own: handed over as it is. */
+    /* A derived type of the program is passed to the functions unchanged. */
     MPI_Type_contiguous(2, MPI_INT, &three);
     MPI_Type_commit(&three);
     view(MPI_INT, MPI_INT, "three bytes");
@@ -393,7 +393,10 @@ static void own(void) {
     memset(back, 0, sizeof back);
     OK(MPI_File_read_at(file, 0, back, 4, MPI_INT, &status));
     CHECK(memcmp(back, mine, 16) == 0);
-    /* None that converts: as it is. One way alone. */
+    /*
+     * A representation without conversion functions leaves data as they are. Then representations with a function for
+     * one direction only.
+     */
     OK(MPI_Register_datarep("as it is", MPI_CONVERSION_FN_NULL, MPI_CONVERSION_FN_NULL, same_extent, NULL));
     view(MPI_INT, MPI_INT, "as it is");
     OK(MPI_File_write_at(file, 0, mine, 5, MPI_INT, MPI_STATUS_IGNORE));

@@ -1,5 +1,6 @@
-! A data representation whose functions are in Fortran: each integer lies in the file as one more, and one that none is converted by.
-! datarep POOL_FILE. By mpif.h, or with BY_MODULE by the module mpi.
+! A data representation with functions in Fortran, which stores each integer plus one; and one without conversion
+! functions.
+! datarep POOL_FILE. Uses mpif.h, or with BY_MODULE the module mpi.
 module representation
 #ifdef BY_MODULE
     use mpi
@@ -53,12 +54,12 @@ program datarep
     state = 77
     call MPI_Register_datarep('one more', from_file, to_file, extent, state, ierror)
     if (ierror /= MPI_SUCCESS) failures = failures + 1
-    state = 78 ! was taken as it was
+    state = 78 ! the value was copied
     call MPI_Register_datarep('one more', from_file, to_file, extent, state, ierror)
     call MPI_Error_class(ierror, class, ierror)
     if (class /= MPI_ERR_DUP_DATAREP) failures = failures + 1
 #ifndef BY_MODULE
-    ! MPICH's module has no such function.
+    ! MPICH's module lacks this function.
     state = 77
     call MPI_Register_datarep('as it is', MPI_CONVERSION_FN_NULL, MPI_CONVERSION_FN_NULL, extent, state, ierror)
     if (ierror /= MPI_SUCCESS) failures = failures + 1

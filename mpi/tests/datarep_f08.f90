@@ -1,4 +1,5 @@
-! As datarep.f90, by the module mpi_f08; and an error handler of it, which is told of the file by its number. datarep_f08 POOL_FILE
+! As datarep.f90, with the module mpi_f08; and an error handler of that module, which gets the file's number.
+! datarep_f08 POOL_FILE
 module representation
     use mpi_f08
     use, intrinsic :: iso_c_binding

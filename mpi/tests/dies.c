@@ -1,6 +1,6 @@
 /*
- * A rank that is killed between its accesses: dies FILE. What every rank's calls returned for stays, which another program
- * looks at: block i is of bytes i + 1. In atomic mode, whose lock the dead rank may hold.
+ * A rank that is killed between its accesses, in atomic mode, whose lock it may hold: dies FILE. Data stay in the file
+ * if the call that wrote them has returned on any rank; another program checks that block i consists of bytes i + 1.
  */
 #include "check.h"
 
@@ -22,7 +22,7 @@ int main(int argc, char **argv) {
     MPI_Barrier(MPI_COMM_WORLD);
     if (rank == size - 1)
         kill(getpid(), SIGKILL);
-    /* Until the launcher ends it. */
+    /* Until the launcher kills it. */
     for (;;)
         MPI_File_write_at(file, (MPI_Offset)rank * BLOCK, block, BLOCK, MPI_BYTE, MPI_STATUS_IGNORE);
 }

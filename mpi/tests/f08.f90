@@ -1,4 +1,4 @@
-! As fortran.f90, by the module mpi_f08. f08 POOL_FILE
+! As fortran.f90, with the module mpi_f08. f08 POOL_FILE
 program f08
     use mpi_f08
     implicit none

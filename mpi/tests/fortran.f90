@@ -1,4 +1,5 @@
-! The Fortran bindings, which are the MPI library's own over the C calls, and an error handler in Fortran. fortran POOL_FILE
+! The Fortran bindings, which are the MPI library's own and call the C functions, and an error handler in Fortran.
+! fortran POOL_FILE
 module heard
     implicit none
     integer :: count = 0, file_heard = 0

@@ -1,8 +1,7 @@
 /*
  * Parallel HDF5: contiguous, chunked and compressed, collective and independent, with fill values and a dimension that
- * grows.
- * hdf5 FILE [compressed]: the file is the same wherever it is written; with compression its datasets are, as HDF5 itself
- * gives compressed chunks that several ranks write other bytes each time.
+ * grows. hdf5 FILE [compressed]: the file is the same wherever it is written. With compression only its datasets are
+ * the same, as HDF5 itself writes different bytes each time for compressed chunks of several ranks.
  */
 #include "check.h"
 
@@ -31,7 +30,7 @@ static void dataset(hid_t file, const char *name, int chunked, int collective, i
         all[0] = 2 * ROWS;
         CHECK(H5Dset_extent(set, all) >= 0);
     }
-    /* Every size-th column, of the first ROWS rows. */
+    /* Every size-th column of the first ROWS rows. */
     space = H5Dget_space(set);
     hsize_t start[2] = {0, rank}, stride[2] = {1, size}, count[2] = {ROWS, (COLUMNS - rank + size - 1) / size};
     CHECK(H5Sselect_hyperslab(space, H5S_SELECT_SET, start, stride, count, NULL) >= 0);
@@ -75,7 +74,7 @@ int main(int argc, char **argv) {
     static const char *const names[DATASETS] = {"independent", "collective", "chunked-independent", "chunked-collective",
                                                 "compressed"};
     for (int i = 0; i < datasets; i++)
-        dataset(file, names[i], i > 1, i == 4 || i % 2, i == 4); /* what is compressed is written by all together */
+        dataset(file, names[i], i > 1, i == 4 || i % 2, i == 4); /* compressed datasets are written collectively */
     CHECK(H5Fclose(file) >= 0);
     file = H5Fopen(argv[1], H5F_ACC_RDONLY, access);
     CHECK(file >= 0);

@@ -1,7 +1,8 @@
 /*
- * Ranks that may not look at rank 0 in /proc open a file often: hidden FILE. Nothing of rank 0's is used up by that, and they have a
- * shared pointer and atomic mode like others. Says so where no rank can be kept from looking. hidden FILE WORD instead opens it
- * once, when nobody knows yet that a rank finds no memory, and the first call that needs that is what WORD says.
+ * Ranks that may not see rank 0 in /proc open a file often: hidden FILE. That must not use up resources of rank 0, and
+ * the ranks must have a shared pointer and atomic mode as others have. Prints a line if every rank can see rank 0.
+ * hidden FILE WORD instead opens the file once, while no rank knows yet that another lacks the memory; WORD selects the
+ * first call that needs the memory.
  */
 #include "check.h"
 
@@ -13,7 +14,7 @@
 
 enum { OPENS = 600 };
 
-/* Descriptors of the driver's shared memory that this process has made. */
+/* Memfds of the driver that this process has created. */
 static int memfds(void) {
     char path[300], target[300];
     int count = 0;
@@ -61,7 +62,7 @@ int main(int argc, char **argv) {
     begin(&argc, &argv);
     if (argc != 2 && argc != 3)
         return 2;
-    /* Without any capability, which rank 0 has when it is root's, nobody looks into it. */
+    /* Rank 0 may have capabilities when it runs as root. A rank without any capability then cannot look into it. */
     if (rank != 0) {
         struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
         struct __user_cap_data_struct none[2] = {{0}};
@@ -70,7 +71,7 @@ int main(int argc, char **argv) {
     long rank0 = getpid();
     MPI_Bcast(&rank0, 1, MPI_LONG, 0, MPI_COMM_WORLD);
     char path[64];
-    /* The directory may be open to it while what lies in it is not. */
+    /* The directory may be readable although its entries are not. */
     snprintf(path, sizeof path, "/proc/%ld/fd/0", rank0);
     char target[256];
     int sees = rank != 0 && readlink(path, target, sizeof target) >= 0;
@@ -87,7 +88,7 @@ int main(int argc, char **argv) {
         OK(MPI_File_open(MPI_COMM_WORLD, argv[1], MPI_MODE_RDWR, MPI_INFO_NULL, &file));
         OK(MPI_File_close(&file));
     }
-    /* One that was in vain, and one that had a name. */
+    /* One memfd that some ranks could not open, and one that had a name. */
     CHECK(memfds() <= 2);
     OK(MPI_File_open(MPI_COMM_WORLD, argv[1], MPI_MODE_RDWR, MPI_INFO_NULL, &file));
     char byte = (char)rank;

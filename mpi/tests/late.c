@@ -1,8 +1,8 @@
 /*
- * A close in which all ranks wait for the last one: late FILE GO [dies]. That rank comes when GO, a file of no pool, is
- * there. What happens to the daemons meanwhile, and passes, is no rank's error. Twice: a file that is deleted on close,
- * and one that stays. With `dies` rank 0 is killed in its close before the last rank comes; the others' closes return,
- * and each rank says so by itself.
+ * A close in which all ranks wait for the last one: late FILE GO [dies]. The last rank enters it when GO, a file
+ * outside the pool, exists. Temporary failures of daemons meanwhile must cause no error on any rank. This is done
+ * twice: for a file that is deleted on close, and for one that stays. With `dies`, rank 0 is killed in its close before
+ * the last rank enters; the others' closes return, and each rank prints its own result.
  */
 #include "check.h"
 
@@ -44,7 +44,7 @@ int main(int argc, char **argv) {
         printf("in the close\n");
         fflush(stdout);
     }
-    /* An MPI library may find out by itself that a rank is gone. */
+    /* The MPI library may itself detect that a rank is gone. */
     if (argc == 4)
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     if (rank == 0 && argc == 4)
@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
     for (int i = 0; rank == size - 1 && argc == 4 && i < WAITS && kill(first, 0) == 0; i++)
         usleep(WAIT_US);
     if (argc == 4) {
-        /* Some may have met rank 0 in this one, which it then did not finish. */
+        /* Some ranks may have met rank 0 in this close, which rank 0 then did not finish. */
         MPI_File_close(&files[1]);
         CHECK(MPI_File_close(&files[0]) != MPI_SUCCESS);
         printf("rank %d of %d %s\n", rank, size, failures == 0 ? "went on" : "FAILED");

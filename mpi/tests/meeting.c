@@ -1,8 +1,8 @@
 /*
- * Calls that no rank returns from before all ranks are in them, as programs that are used to ROMIO and OMPIO rely on:
- * meeting FILE. The last rank comes late, with a write just before: when the call has returned on another rank, that
- * rank reads what was written. Of a close also that all have let the file go, and that errors of one rank keep no
- * other waiting. And the shared pointer, which starts anew with each view whatever other ranks did before.
+ * Calls that return on no rank before all ranks have entered them, as programs written for ROMIO and OMPIO expect:
+ * meeting FILE. The last rank enters late, after a write: when the call has returned on another rank, that rank reads
+ * the written data. For a close also: all ranks have released the file, and an error on one rank does not block the
+ * others. And the shared pointer, which starts at 0 with each view whatever other ranks did before.
  */
 #include "check.h"
 
@@ -11,7 +11,7 @@
 
 enum { LATE_US = 150000, WORDS = 1000, VIEWS = 60 };
 static const char *name;
-static int step; /* what is written is another thing each time */
+static int step; /* makes the written data differ each time */
 
 static void come(MPI_File file) {
     if (rank == size - 1) {
@@ -34,7 +34,7 @@ static MPI_File open_by(MPI_Comm comm, const char *path, int amode) {
     return file;
 }
 
-/* Calls on an open file; an open, with or without making, is one on another one. */
+/* Calls on an open file. The opens, which may create, are of another file. */
 static void calls(void) {
     MPI_File file = open_by(MPI_COMM_WORLD, name, MPI_MODE_RDWR | MPI_MODE_CREATE);
 #define MEET(call)                                                                                                     \
@@ -57,13 +57,13 @@ static void calls(void) {
     OK(MPI_File_close(&second));
     MEET(second = open_by(MPI_COMM_WORLD, other, MPI_MODE_RDWR | MPI_MODE_DELETE_ON_CLOSE));
     MEET(OK(MPI_File_close(&second)));
-    /* Nobody finds the name any more when any rank's close has returned. */
+    /* The name no longer exists once any rank's close has returned. */
     FAILS(MPI_ERR_NO_SUCH_FILE, MPI_File_open(MPI_COMM_SELF, other, MPI_MODE_RDONLY, MPI_INFO_NULL, &second));
     OK(MPI_File_close(&file));
 }
 
 static void closes(void) {
-    /* As in programs that write together, close, and look at the result on one rank. */
+    /* As in programs that write collectively, close, and check the result on one rank. */
     MPI_File file = open_by(MPI_COMM_WORLD, name, MPI_MODE_RDWR | MPI_MODE_CREATE);
     static int words[WORDS], back[WORDS];
     for (int i = 0; i < WORDS; i++)
@@ -85,20 +85,20 @@ static void closes(void) {
         OK(MPI_File_close(&file));
     }
     MPI_Barrier(MPI_COMM_WORLD);
-    /* open(2) takes a file of several backing files that no rank has open any more. */
+    /* open(2) can open a file of several backing files that no rank has open any more. */
     file = open_by(MPI_COMM_WORLD, name, MPI_MODE_RDWR);
     if (rank == size - 1)
         usleep(LATE_US);
     OK(MPI_File_close(&file));
     if (rank == 0) {
         int fd = open(name, O_RDWR);
-        CHECK(fd >= 0 || errno == ENOENT); /* ENOENT: forebay:NAME, which is for MPI-IO alone */
+        CHECK(fd >= 0 || errno == ENOENT); /* ENOENT: forebay:NAME, which only MPI-IO understands */
         CHECK(fd < 0 || (read(fd, back, sizeof back) == sizeof back && back[WORDS - 1] == WORDS - 1));
         if (fd >= 0)
             close(fd);
     }
     MPI_Barrier(MPI_COMM_WORLD);
-    /* One rank's error is its own; it waits for the others, and they for it. */
+    /* An error on one rank is returned on that rank only. It waits for the others, and they wait for it. */
     file = open_by(MPI_COMM_WORLD, name, MPI_MODE_RDWR);
     if (rank == size - 1)
         OK(MPI_File_write_at_all_begin(file, 0, words, 1, MPI_INT));
@@ -112,7 +112,7 @@ static void pointers(void) {
     MPI_Offset at = -1;
     int word = rank;
     for (int i = 0; i < VIEWS; i++) {
-        /* Some come with the pointer moved often, some at once, some late. */
+        /* Some ranks enter after moving the pointer, some at once, some late. */
         for (int j = 0; j < (i + rank) % 4; j++)
             OK(MPI_File_write_shared(file, &word, 1, MPI_INT, MPI_STATUS_IGNORE));
         if ((i + rank) % 7 == 0)
@@ -123,7 +123,7 @@ static void pointers(void) {
         OK(MPI_File_get_position_shared(file, &at));
         CHECK(at == size);
         MPI_Barrier(MPI_COMM_WORLD);
-        /* A view that is refused leaves it where it is. */
+        /* A refused view leaves the pointer unchanged. */
         MPI_Offset disp = rank == size - 1 ? -1 : 0;
         FAILS(MPI_ERR_ARG, MPI_File_set_view(file, disp, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
         OK(MPI_File_get_position_shared(file, &at));

@@ -1,6 +1,6 @@
 /*
- * What is wrong has its error class, on every rank that is to hear of it, and nothing of the file has changed: arguments that
- * must be the same on all ranks and are not, datatypes, amodes, offsets, files that were closed. misuse POOL_FILE [full]
+ * Errors have their class on every rank that must get it, and leave the file unchanged: arguments that differ between
+ * ranks but must not, datatypes, amodes, offsets, closed files. misuse POOL_FILE [full]
  */
 #include "check.h"
 
@@ -8,7 +8,7 @@
 
 static char name[4096];
 
-/* `cb`: which way collective calls are to go, if not NULL. */
+/* `cb`: the hint for collective buffering, if not NULL. */
 static MPI_File open_with(int amode, const char *cb) {
     MPI_File file = MPI_FILE_NULL;
     MPI_Info info;
@@ -22,7 +22,7 @@ static MPI_File open_with(int amode, const char *cb) {
     return file;
 }
 
-/* Every call that takes an argument that is to be the same on all ranks. */
+/* Every call with an argument that must be the same on all ranks. */
 static void different_arguments(void) {
     MPI_File file = open_with(MPI_MODE_RDWR | MPI_MODE_CREATE, NULL);
     MPI_Offset bytes = -1, at = -1;
@@ -39,7 +39,7 @@ static void different_arguments(void) {
     FAILS(MPI_ERR_NOT_SAME, MPI_File_set_atomicity(file, rank != 0));
     FAILS(MPI_ERR_NOT_SAME, MPI_File_seek_shared(file, rank, MPI_SEEK_SET));
     FAILS(MPI_ERR_NOT_SAME, MPI_File_seek_shared(file, 0, rank ? MPI_SEEK_SET : MPI_SEEK_CUR));
-    /* One rank alone is wrong, and all hear of it. */
+    /* If one rank's argument is wrong, all ranks get the error. */
     FAILS(MPI_ERR_ARG, MPI_File_set_size(file, rank ? 1000 : -1));
     FAILS(MPI_ERR_ARG, MPI_File_preallocate(file, rank ? 10000 : -1));
     FAILS(MPI_ERR_ARG, MPI_File_set_view(file, rank ? 0 : -1, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
@@ -60,7 +60,7 @@ static void different_arguments(void) {
     OK(MPI_File_close(&file));
 }
 
-/* The amode of one rank differs, or its file's name. */
+/* One rank has another amode or another file name. */
 static void different_opens(void) {
     MPI_File file = MPI_FILE_NULL;
     char other[4200];
@@ -69,7 +69,7 @@ static void different_opens(void) {
     FAILS(MPI_ERR_NOT_SAME, MPI_File_open(MPI_COMM_WORLD, name, MPI_MODE_RDWR | MPI_MODE_CREATE | (rank ? MPI_MODE_EXCL : 0),
                                           MPI_INFO_NULL, &file));
     FAILS(MPI_ERR_AMODE, MPI_File_open(MPI_COMM_WORLD, name, rank ? MPI_MODE_RDWR : 0, MPI_INFO_NULL, &file));
-    /* A name of one rank's that is not there. */
+    /* A name that does not exist, on one rank. */
     int code = MPI_File_open(MPI_COMM_WORLD, rank ? name : other, MPI_MODE_RDWR, MPI_INFO_NULL, &file);
     CHECK(class_of(code) == MPI_ERR_NO_SUCH_FILE || class_of(code) == MPI_ERR_NOT_SAME);
     CHECK(file == MPI_FILE_NULL);
@@ -77,7 +77,7 @@ static void different_opens(void) {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* Each kind of access with what it may not be given; a collective one by all ranks. */
+/* Each kind of access with invalid arguments; collective ones on all ranks. */
 static void accesses(const char *cb) {
     MPI_File file = open_with(MPI_MODE_RDWR, cb);
     MPI_Datatype loose;
@@ -131,7 +131,7 @@ static void amodes(const char *cb) {
     FAILS(MPI_ERR_ACCESS, MPI_File_read_at_all_begin(file, 0, &byte, 1, MPI_BYTE));
     OK(MPI_File_close(&file));
     CHECK(file == MPI_FILE_NULL);
-    /* A hint that nobody else has the file open, which is kept, and asks for nothing. */
+    /* MPI_MODE_UNIQUE_OPEN is a hint, which is kept and has no effect. */
     int amode = 0;
     file = open_with(MPI_MODE_RDWR | MPI_MODE_UNIQUE_OPEN, NULL);
     OK(MPI_File_get_amode(file, &amode));
@@ -143,7 +143,7 @@ static void amodes(const char *cb) {
 
 enum { RECORD = 64, RECORDS = 32, RECORDS_BYTES = RECORD * RECORDS };
 
-/* Records that lie by turns, with a gap of two turns behind each turn. */
+/* Records of the ranks in turn, with a gap of two turns after each turn. */
 static void set_records(MPI_File file) {
     MPI_Datatype whole, own;
     MPI_Type_contiguous(RECORD, MPI_BYTE, &whole);
@@ -154,7 +154,7 @@ static void set_records(MPI_File file) {
     MPI_Type_free(&own);
 }
 
-/* Whether this rank's records are all of one byte, which is looked for alone. */
+/* True if this rank's records consist of one byte value; read independently. */
 static int records_are(MPI_File file, int byte) {
     unsigned char data[RECORDS_BYTES];
     int wrong = 0;
@@ -167,8 +167,8 @@ static int records_are(MPI_File file, int byte) {
 }
 
 /*
- * Collective data calls with one rank wrong among good ones. Each rank for itself: the others' calls do what they say. Through
- * aggregators: all hear of it, nothing is moved, and pointers stay.
+ * Collective data calls with wrong arguments on one rank. Without aggregators the other ranks' calls succeed. Through
+ * aggregators all ranks get the error, nothing is moved, and pointers stay.
  */
 static void one_wrong(const char *cb, int who) {
     int together = size > 1 && strcmp(cb, "enable") == 0, me = rank == who, byte = 1 + rank;
@@ -181,7 +181,7 @@ static void one_wrong(const char *cb, int who) {
     CHECK(records_are(file, byte));
     MPI_Offset bytes = 0, now = 0;
     OK(MPI_File_get_size(file, &bytes));
-/* What the call comes back with, and what it does to the records of ranks that are not wrong. */
+/* Checks the call's result, and the records of the ranks with valid arguments. */
 #define WRONG(class, call)                                                                                             \
     do {                                                                                                               \
         memset(other, ++byte, sizeof other);                                                                           \
@@ -200,7 +200,7 @@ static void one_wrong(const char *cb, int who) {
     WRONG(MPI_ERR_TYPE, MPI_File_write_all(file, other, RECORDS_BYTES, me ? MPI_DATATYPE_NULL : MPI_BYTE, MPI_STATUS_IGNORE));
     moves = 0;
     WRONG(MPI_ERR_ARG, MPI_File_write_at_all(file, me ? -1 : 0, other, RECORDS_BYTES, MPI_BYTE, MPI_STATUS_IGNORE));
-    /* Offsets that are beyond all that a file can have in this view, or wrap to what it has. */
+    /* Offsets beyond the largest that a file can have in this view, or that wrap around to valid ones. */
     static const MPI_Offset far[] = {(MPI_Offset)1 << 62, ((MPI_Offset)1 << 62) + ((MPI_Offset)1 << 61), INT64_MAX,
                                      INT64_MAX - RECORDS_BYTES, INT64_MAX / 6 * 5};
     for (int i = 0; i < (int)(sizeof far / sizeof far[0]); i++)
@@ -215,7 +215,7 @@ static void one_wrong(const char *cb, int who) {
         FAILS(MPI_ERR_ARG, MPI_File_get_byte_offset(file, far[i], &at));
         CHECK(at == -1);
     }
-    /* The individual pointer there: nobody's data is written, and it stays. */
+    /* With the individual pointer at such an offset no data are written, and the pointer stays. */
     OK(MPI_File_seek(file, me ? far[0] : 0, MPI_SEEK_SET));
     int code = MPI_File_write_all(file, data, RECORDS_BYTES, MPI_BYTE, MPI_STATUS_IGNORE);
     CHECK(class_of(code) == (me || together ? MPI_ERR_ARG : MPI_SUCCESS));
@@ -228,7 +228,10 @@ static void one_wrong(const char *cb, int who) {
     OK(MPI_File_close(&file));
 }
 
-/* One rank's data is far behind the others', where a file may well have some: a call does not go through all that is between. */
+/*
+ * One rank's data are far behind the others', as is normal in a sparse file. A call must not step through the whole
+ * gap.
+ */
 static void far_apart(const char *cb) {
     const MPI_Offset far = (MPI_Offset)1 << 40;
     MPI_File file = open_with(MPI_MODE_RDWR, cb);
@@ -270,7 +273,10 @@ static void closed(void) {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* A pool of 64 MiB or so that collective calls fill, in both ways: an error on all ranks of the two-phase one. */
+/*
+ * A pool of about 64 MiB that collective calls fill, with both kinds of buffering: with two-phase an error on all
+ * ranks.
+ */
 static void full(const char *cb) {
     enum { RUN = 4096, RUNS = 256 };
     MPI_File file = open_with(MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_DELETE_ON_CLOSE, cb);

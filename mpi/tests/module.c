@@ -1,6 +1,6 @@
 /*
- * A module that PnetCDF is linked into, and that a program loads for itself alone: module LIBRARY FILE, where LIBRARY is this
- * file built with -DMODULE. The PnetCDF in it says for a format how many KiB it was given of the file.
+ * A module that contains PnetCDF, loaded with RTLD_LOCAL: module LIBRARY FILE, where LIBRARY is this file built with
+ * -DMODULE. Its stand-in for PnetCDF returns as the format how many KiB of the file it can see.
  */
 #ifdef MODULE
 
@@ -14,7 +14,7 @@ int ncmpi_inq_file_format(const char *path, int *format) {
     return 0;
 }
 
-/* Through the symbol that the whole process sees first. */
+/* Calls through the symbol that is first in the process's search order. */
 int module_open(const char *path) {
     int format = -1, code = ncmpi_inq_file_format(path, &format);
     return code == 0 ? format : code;
@@ -42,7 +42,7 @@ int main(int argc, char **argv) {
     int format = 0;
     int (*look)(const char *, int *) = (int (*)(const char *, int *))dlsym(RTLD_DEFAULT, "ncmpi_inq_file_format");
     CHECK(look != NULL && look(argv[2], &format) == -204); /* NC_EFILE: no PnetCDF is loaded */
-    /* The file is longer than this process may make one: only its beginning is copied. */
+    /* The file exceeds this process's limit of file sizes: only its beginning is copied. */
     struct rlimit limit = {128 << 10, 128 << 10};
     CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
     for (int i = 0; i < 2; i++) {
@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
         CHECK(open != NULL && open(argv[2]) == 64);
         if (module != NULL)
             dlclose(module);
-        CHECK(look != NULL && look(argv[2], &format) == -204); /* nor is it any more */
+        CHECK(look != NULL && look(argv[2], &format) == -204); /* PnetCDF is unloaded again */
     }
     return end();
 }

@@ -1,4 +1,4 @@
-! mpif.h: what is declared there reaches Forebay too, its error handlers as well. mpif FILE
+! mpif.h: its calls reach Forebay too, including its error handlers. mpif FILE
 module seen
     implicit none
     integer :: heard = 0, class = 0

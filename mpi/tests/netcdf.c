@@ -1,7 +1,8 @@
 /*
- * Parallel NetCDF-4: variables {t:x:y:z} of int, double and byte, chunked (t unlimited where it is written collectively: what
- * grows, grows by all ranks together) and contiguous, written and read collectively and independently, split over x and y, one t an iteration. netcdf FILE; the file is the same wherever it
- * is written. Each rank reads what another wrote.
+ * Parallel NetCDF-4: variables {t:x:y:z} of int, double and byte, chunked and contiguous, written and read collectively
+ * and independently, split over x and y, one t an iteration. In chunked variables that are written collectively t is
+ * unlimited, as a dimension can only grow collectively. netcdf FILE; the file is the same wherever it is written. Each
+ * rank reads the data of another.
  */
 #include "check.h"
 
@@ -28,7 +29,7 @@ static double value(int t, int x, int y, int z, int type) {
     return type == 0 ? all * 3 - 1000 : type == 1 ? all / 7.0 : all % 251 - 125;
 }
 
-/* A rank's part of x and y: one, two or four ranks. */
+/* A rank's part of x and y, for one, two or four ranks. */
 static void part(int who, size_t start[4], size_t count[4]) {
     int across = size == 4 ? 2 : 1, along = size / across;
     start[1] = (size_t)(X / along * (who / across));

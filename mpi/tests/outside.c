@@ -1,4 +1,4 @@
-/* A file of the MPI library's beside one of Forebay's, open at once. outside NATIVE_FILE POOL_FILE */
+/* A native file and a Forebay file, open at once. outside NATIVE_FILE POOL_FILE */
 #include "check.h"
 
 int main(int argc, char **argv) {

@@ -1,4 +1,4 @@
-/* Ranks that write a file each by open(2) alone, as many programs do: plain DIRECTORY. */
+/* Each rank writes a file by open(2) alone, as many programs do: plain DIRECTORY. */
 #include "check.h"
 
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /*
- * PnetCDF in the three formats of its files: collective, independent, nonblocking and buffered writes, a dimension that
- * grows, and all of it read back by another rank. pnetcdf FILE; makes FILE.1, FILE.2 and FILE.5, which are the same
- * wherever they are written.
+ * PnetCDF in its three file formats: collective, independent, nonblocking and buffered writes, and a dimension that
+ * grows; another rank reads everything back. pnetcdf FILE; makes FILE.1, FILE.2 and FILE.5, which are the same wherever
+ * they are written.
  */
 #include "check.h"
 
@@ -53,12 +53,12 @@ static void one_format(const char *path, int format) {
     NC(ncmpi_buffer_attach(file, sizeof data));
     NC(ncmpi_iput_vara_int(file, variable[2], start, count, data[2], &requests[0]));
     NC(ncmpi_bput_vara_int(file, variable[3], start, count, data[3], &requests[1]));
-    memset(data[3], 0, sizeof data[3]); /* it was copied */
+    memset(data[3], 0, sizeof data[3]); /* its data were copied */
     NC(ncmpi_wait_all(file, 2, requests, states));
     CHECK(states[0] == NC_NOERR && states[1] == NC_NOERR);
     NC(ncmpi_buffer_detach(file));
     for (int t = 0; t < RECORDS; t++) {
-        /* Columns by turns: strided in the file. */
+        /* Columns of the ranks in turn: strided in the file. */
         MPI_Offset from[2] = {t, rank}, many[2] = {1, (COLUMNS - rank + size - 1) / size}, stride[2] = {1, size};
         double record[COLUMNS];
         for (int c = 0; c < many[1]; c++)

@@ -1,14 +1,15 @@
 /*
- * Collective access to records that lie by turns, the same bytes whichever way they go: records FILE BYTES_OF_A_RECORD
- * RECORDS_OF_A_RANK [WAY_OF_WRITES WAY_OF_READS]. The ways, `together` or `alone`, are those that calls are to go with wrong
- * arguments on rank 0. RECORDS_HINTS are key=value, and more after blanks. RECORDS_SPREAD is how many times as long as the
- * records of a turn a turn is; with RECORDS_IDLE set the last rank has a view of bytes and none of the records.
+ * Collective access to records of the ranks in turn; the file is the same with every way of access: records FILE
+ * BYTES_OF_A_RECORD RECORDS_OF_A_RANK [WAY_OF_WRITES WAY_OF_READS]. The ways, `together` or `alone`, are the expected
+ * ones for calls with wrong arguments on rank 0. RECORDS_HINTS are key=value, separated by blanks. RECORDS_SPREAD is
+ * the length of a turn, as a multiple of the length of its records. With RECORDS_IDLE set the last rank has a view of
+ * bytes and no records.
  */
 #include "check.h"
 
 #include <stdbool.h>
 
-static int record, count, busy, spread = 1; /* ranks with records */
+static int record, count, busy, spread = 1; /* `busy`: number of ranks with records */
 
 static unsigned char byte_of(int of, long at) { return (unsigned char)(at * 7 + at / 251 + of * 31); }
 
@@ -28,7 +29,10 @@ static void set_view(MPI_File file) {
     MPI_Type_free(&own);
 }
 
-/* Rank 0's arguments are wrong: it hears so, and through aggregators so do all, whose data and pointers are as they were. */
+/*
+ * Rank 0's arguments are wrong: it gets an error. Through aggregators all ranks do, and their data and pointers are
+ * unchanged.
+ */
 static void misused(MPI_File file, const char *write_way, const char *read_way) {
     int bytes = rank < busy ? record * count : 0;
     bool together = strcmp(write_way, "together") == 0;
@@ -48,7 +52,7 @@ static void misused(MPI_File file, const char *write_way, const char *read_way) 
         wrong += data[i - record] != (rank == 0 || together ? byte_of(rank, i) : other[i - record]);
     CHECK(wrong == 0);
     MPI_Barrier(MPI_COMM_WORLD);
-    /* Offsets that none of the file's can be: for ever, or past all that is there, if they are not looked at. */
+    /* Invalid offsets. A driver that does not check them would loop for ever, or read beyond all data. */
     static const MPI_Offset far[] = {-1, (MPI_Offset)1 << 62, ((MPI_Offset)1 << 62) + ((MPI_Offset)1 << 61)};
     together = strcmp(read_way, "together") == 0;
     for (int i = 0; i < 3; i++) {
@@ -93,13 +97,13 @@ int main(int argc, char **argv) {
     OK(MPI_File_write_all(file, data, (int)bytes, MPI_BYTE, &status));
     MPI_Get_count(&status, MPI_BYTE, &got);
     CHECK(got == bytes);
-    /* Up to the end of the file, behind which there is nothing more. */
+    /* Up to the end of the file; nothing follows. */
     OK(MPI_File_seek(file, 0, MPI_SEEK_SET));
     back[bytes] = 99;
     OK(MPI_File_read_all(file, back, (int)bytes + (rank < busy), MPI_BYTE, &status));
     MPI_Get_count(&status, MPI_BYTE, &got);
     CHECK(got == bytes && memcmp(data, back, bytes) == 0 && back[bytes] == 99);
-    /* Each rank's records where its turn is. */
+    /* Each rank's records are in its turns. */
     MPI_Barrier(MPI_COMM_WORLD);
     OK(MPI_File_set_view(file, 0, MPI_BYTE, MPI_BYTE, "native", MPI_INFO_NULL));
     int of = (rank + 1) % busy, wrong = 0;

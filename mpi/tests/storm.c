@@ -1,7 +1,8 @@
 /*
- * What ranks on several nodes have in common, under load: storm FILE RECORDS ROUNDS. Each rank writes as many records by the shared
- * pointer, of its own and in order, and all of them together are the file: none is lost, none is there twice, none in another's place,
- * whichever daemon was killed meanwhile. Then all write the same strided bytes in atomic mode as often, and read them.
+ * State shared by ranks on several nodes, under load: storm FILE RECORDS ROUNDS. Each rank writes equally many records
+ * by the shared pointer, independently and in order. Together they make up the file: no record is lost, duplicated or
+ * overwritten, whichever daemon was killed meanwhile. Then all ranks write the same strided bytes in atomic mode,
+ * ROUNDS times, and read them.
  */
 #include "check.h"
 
@@ -51,7 +52,7 @@ static void pointer(const char *name, int records) {
     }
     CHECK(sum == records * size);
     OK(MPI_File_get_position_shared(file, &at));
-    /* Each rank has read once at the end. */
+    /* At the end of the file each rank has read once. */
     CHECK(at == (MPI_Offset)(records + 1) * size * 2);
     free(times);
     free(all);

@@ -1,8 +1,8 @@
 /*
- * A rank that is killed amid atomic writes, and the others, which go on: survivors FILE RANK [together]. What it had locked is free
- * when its node knows that it is gone. Of ranks that share memory (`together`) it takes nothing else; where a daemon keeps the shared
- * pointer that is there as long as rank 0 is, and fails after it. Nobody hangs. Each survivor says so by itself, as no call among
- * all ranks ends any more.
+ * A rank that is killed during atomic writes, while the others continue: survivors FILE RANK [together]. Its lock is
+ * released when its node detects its death. With shared memory (`together`) nothing else is lost. If a daemon keeps the
+ * shared pointer, the pointer works as long as rank 0 lives, and fails afterwards. No rank hangs. Each survivor prints
+ * its own result, as calls among all ranks no longer complete.
  */
 #include "check.h"
 
@@ -35,7 +35,7 @@ int main(int argc, char **argv) {
         pthread_create(&thread, NULL, die, NULL);
     for (int i = 0; i < WRITES || rank == dead; i++) {
         int code = MPI_File_write_at(file, 0, block, sizeof block, MPI_BYTE, MPI_STATUS_IGNORE);
-        /* With rank 0 goes what it made. */
+        /* The group that rank 0 made ends with it. */
         CHECK(code == MPI_SUCCESS || (lost && class_of(code) == MPI_ERR_IO));
     }
     int code = MPI_SUCCESS;
@@ -47,14 +47,14 @@ int main(int argc, char **argv) {
         CHECK(class_of(code) == MPI_ERR_IO);
     else
         OK(MPI_File_write_shared(file, block, 1, MPI_BYTE, MPI_STATUS_IGNORE));
-    /* Rank 0 is the last to go. All have moved it, the dead one once. */
+    /* Rank 0 ends last. All ranks have moved the pointer twice, the dead one once. */
     for (MPI_Offset at = 0; (rank == 0 || argc == 4) && at < 2 * size - 1; usleep(10000))
         OK(MPI_File_get_position_shared(file, &at));
-    /* Nobody waits for a rank 0 that is known to be gone. */
+    /* No rank waits for a rank 0 that is known to be gone. */
     if (lost)
         FAILS(MPI_ERR_IO, MPI_File_close(&file));
     if (argc == 4) {
-        /* What belongs to one rank alone needs no other. */
+        /* Files opened by one rank alone need no other rank. */
         MPI_File own;
         char name[4200];
         snprintf(name, sizeof name, "%s.%d", argv[1], rank);

@@ -1,4 +1,4 @@
-/* Another MPI's library in the process, loaded before this one is initialised: two LIBRARY FILE. */
+/* Another MPI library in the process, loaded before this one is initialized: two LIBRARY FILE. */
 #include "check.h"
 
 #include <dlfcn.h>

@@ -1,7 +1,8 @@
 /*
- * Random views and memory datatypes: what a program writes and reads through Forebay is byte for byte what MPI_Pack says
- * that the datatypes are, and what the MPI library's own MPI-IO gives on a file of tmpfs ("-" leaves that out). Where that one alone differs
- * (MPICH 4.0.2's does, for some), it is counted and told. views POOL_FILE NATIVE_FILE FIRST_SEED SEEDS
+ * Random views and memory datatypes: data written and read through Forebay equal, byte for byte, the data that MPI_Pack
+ * gives for the datatypes, and the data of the MPI library's own MPI-IO on a file of tmpfs ("-" omits that). If only
+ * the latter differs, as MPICH 4.0.2 does for some, the program counts and reports it. views POOL_FILE NATIVE_FILE
+ * FIRST_SEED SEEDS
  */
 #include "check.h"
 
@@ -16,11 +17,11 @@ static int below(int n) {
 }
 
 static MPI_File files[2];
-static int file_count; /* 1 without the MPI library's own */
+static int file_count; /* 1 without the MPI library's own file */
 static MPI_Datatype base;
 static MPI_Aint base_extent;
 
-/* A datatype whose bytes rise and do not overlap, of at most a few hundred blocks. */
+/* A datatype with rising bytes that do not overlap, of at most a few hundred blocks. */
 static MPI_Datatype random_type(int depth) {
     MPI_Datatype old = base, made;
     if (depth > 0 && below(4) != 0)
@@ -86,7 +87,7 @@ static MPI_Datatype random_type(int depth) {
                 dargs[i] = 1 + below(2);
             processes *= grid[i];
         }
-        /* Process 0 has a share of every distribution. */
+        /* Process 0 has a share in every distribution. */
         MPI_Type_create_darray(processes, 0, n, sizes, distribs, dargs, grid, below(2) ? MPI_ORDER_C : MPI_ORDER_FORTRAN,
                                old, &made);
         break;
@@ -105,7 +106,7 @@ static MPI_Datatype random_type(int depth) {
 }
 
 
-/* What this rank's bytes of the file are, by MPI_Pack and the map that `check_map` holds right. */
+/* This rank's bytes of the file, computed with MPI_Pack and the map that `check_map` verifies. */
 enum { FILE_BYTES = 1 << 20 };
 static unsigned char image[FILE_BYTES];
 static int native_differs;
@@ -130,7 +131,7 @@ static void check_access(int writes, MPI_Datatype memory, int count, MPI_Offset 
     free(packed);
 }
 
-/* One random access on both files; the same on all ranks but for the data. */
+/* One random access on both files; the same on all ranks except for the data. */
 static void one_access(int writes, MPI_Datatype memory, int count, MPI_Offset offset, int which, size_t room) {
     unsigned char *buffers[2] = {calloc(1, room + 1), calloc(1, room + 1)};
     for (size_t i = 0; i < room; i++)
@@ -192,7 +193,7 @@ static void compare(const char *const *names) {
     if (file_count > 1)
         OK(MPI_File_get_size(files[1], &sizes[1]));
     CHECK(sizes[0] == FILE_BYTES && (file_count == 1 || sizes[1] == FILE_BYTES));
-    /* No byte is two ranks'. */
+    /* No byte belongs to two ranks. */
     MPI_Reduce(image, whole, FILE_BYTES, MPI_BYTE, MPI_BOR, 0, MPI_COMM_WORLD);
     if (rank != 0)
         return;
@@ -200,7 +201,7 @@ static void compare(const char *const *names) {
     for (int f = 0; f < file_count; f++) {
         data[f] = calloc(1, sizes[f] + 1);
         int fd = open(names[f], O_RDONLY);
-        /* A file of several backing files is no descriptor's. */
+        /* A file of several backing files cannot be opened for a descriptor. */
         if (fd < 0) {
             MPI_File again;
             OK(MPI_File_open(MPI_COMM_SELF, (char *)names[f], MPI_MODE_RDONLY, MPI_INFO_NULL, &again));
@@ -218,7 +219,7 @@ static void compare(const char *const *names) {
     free(data[1]);
 }
 
-/* Where each element of a view lies, by what MPI_Pack takes from a buffer that says at each byte where it is. */
+/* Determines where each element of a view is: MPI_Pack copies from a buffer in which each byte holds its own offset. */
 static void check_map(MPI_Datatype filetype, MPI_Offset disp, MPI_Aint tile) {
     int bytes, width, native = 0;
     MPI_Type_size(filetype, &bytes);
@@ -251,7 +252,7 @@ static void check_map(MPI_Datatype filetype, MPI_Offset disp, MPI_Aint tile) {
     }
 }
 
-/* What a memory datatype's bytes are: those that MPI_Pack takes. The file is seen as bytes here. */
+/* Checks that a memory datatype selects the bytes that MPI_Pack copies. The view here is of bytes. */
 static void check_memory(MPI_Datatype memory, size_t room, int count) {
     int bytes, at = 0;
     MPI_Type_size(memory, &bytes);
@@ -284,7 +285,7 @@ static void one_seed(const char *const *names, long seed) {
     MPI_Aint extent, true_lb, true_extent;
     MPI_Type_get_extent(tree, &lb, &extent);
     MPI_Type_get_true_extent(tree, &true_lb, &true_extent);
-    /* Each rank has its own places: one tile of all of them after the other. */
+    /* Each rank has its own bytes: tiles of all ranks in turn. */
     MPI_Aint tile = true_lb + true_extent > extent ? true_lb + true_extent : extent;
     MPI_Type_create_resized(tree, 0, tile * size, &filetype);
     MPI_Type_commit(&filetype);
@@ -295,7 +296,7 @@ static void one_seed(const char *const *names, long seed) {
     MPI_Type_get_true_extent(memory, &true_lb, &memory_true);
     MPI_Info info;
     MPI_Info_create(&info);
-    /* Of Forebay's file: key=value, and more after blanks. */
+    /* Hints for Forebay's file: key=value, separated by blanks. */
     const char *hints = getenv("VIEWS_HINTS");
     char key[64], value[64];
     for (int used = 0; hints != NULL && sscanf(hints, " %63[^=]=%63s%n", key, value, &used) == 2; hints += used)
@@ -303,7 +304,7 @@ static void one_seed(const char *const *names, long seed) {
     for (int f = 0; f < file_count; f++) {
         OK(MPI_File_open(MPI_COMM_WORLD, (char *)names[f], MPI_MODE_RDWR | MPI_MODE_CREATE, f == 0 ? info : MPI_INFO_NULL,
                          &files[f]));
-        /* No read meets the end of the file, where ROMIO says that it read what is not there. */
+        /* No read reaches the end of the file, where ROMIO reports more bytes than it read. */
         OK(MPI_File_set_size(files[f], FILE_BYTES));
         if (f == 0)
             check_memory(memory, (size_t)(extent * 9 + true_lb + memory_true), 10);

@@ -1,5 +1,5 @@
-//! Two network namespaces, joined by a pair of Ethernet devices. They live by a sleeping process each, which this ends
-//! when it is dropped; with it goes all that was in them.
+//! Two network namespaces, joined by a pair of Ethernet devices. A sleeping process holds each namespace; dropping
+//! [`Apart`] ends the processes, and with them namespaces and devices.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::systems::said;
 
-/// Of the nodes' addresses, up to the last number, which is the node's.
+/// The nodes' addresses without the last number, which is the node's.
 pub(super) const NET: &str = "10.79.0.";
-/// Longest life of what a killed benchmark leaves.
+/// Seconds after which leftovers of a killed benchmark end.
 const SLEEP_S: &str = "1800";
 
 pub(super) struct Apart {
@@ -17,7 +17,7 @@ pub(super) struct Apart {
 }
 
 impl Apart {
-    /// The namespaces; none where this user may not have them.
+    /// Creates the namespaces; fails if this user may not create them.
     pub(super) fn new(directory: &Path) -> Result<Apart, String> {
         let mut apart = Apart { nodes: Vec::new() };
         for _ in 0..2 {
@@ -29,7 +29,7 @@ impl Apart {
             apart.ip(node, &format!("addr add {NET}{node}/24 dev eth0"))?;
             apart.ip(node, "link set eth0 up")?;
             apart.ip(node, "link set lo up")?;
-            // What takes ssh's place finds it by the host's name.
+            // The script that replaces ssh finds the namespace by the host's name.
             let of = directory.join(format!("net.{NET}{node}"));
             std::os::unix::fs::symlink(apart.network(node), &of)
                 .map_err(|e| format!("{}: {e}", of.display()))?;
@@ -41,12 +41,12 @@ impl Apart {
         format!("/proc/{}/ns/net", self.nodes[node - 1].id())
     }
 
-    /// What runs a command on a host, as lines of the shell.
+    /// Lines of shell that run a command on a host.
     pub(super) fn shell(&self) -> String {
         "host=$1\nshift\nexec nsenter --net=\"$(dirname \"$0\")/net.$host\" sh -c \"$*\"".to_owned()
     }
 
-    /// A program in a node's network.
+    /// A command that runs a program in a node's network.
     pub(super) fn command(&self, node: usize, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.network(node))).arg(program);
@@ -67,7 +67,7 @@ impl Drop for Apart {
     }
 }
 
-/// A process with a network of its own.
+/// Starts a process with a network of its own.
 fn namespace() -> Result<Child, String> {
     let mut command = Command::new("unshare");
     command

@@ -1,5 +1,5 @@
-//! (g) Collective MPI-IO on data of other nodes: records that ranks have by turns, in the way that the driver chooses
-//! beside each rank for itself and two-phase, by bench/records.c. The rule is in docs/decisions/0021.
+//! (g) Collective MPI-IO on data of other nodes: records of the ranks in turn. The driver's choice is compared with
+//! each rank alone and with two-phase, by bench/records.c. The rule is in docs/decisions/0021.
 
 use std::path::Path;
 
@@ -14,13 +14,13 @@ const CAPACITY_BYTES: u64 = 256 << 20;
 const BYTES_OF_A_RANK: u32 = 1 << 20;
 const WAYS: [&str; 3] = ["automatic", "independent", "two-phase"];
 
-/// The nodes of the ranks, the file, and where it lies, in words.
+/// The nodes of the ranks, the file, and a description of where it is.
 const EAGER_BUFFERS: [(&[usize], &str, &str); 2] = [
     (&[1, 1], "/forebay/far/file", "2 ranks on one node, the file on another"),
     (&[1, 2, 3, 4], "/forebay/striped/file", "4 ranks on 4 nodes, the file striped over them"),
 ];
 
-/// A table of each MPI that is here and each place.
+/// A table for each installed MPI and each entry of the list above.
 pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
     let hosts = Hosts::new(binaries)?;
     hosts.up(NODES, CAPACITY_BYTES)?;
@@ -75,7 +75,7 @@ fn ranks(
     program: &Path,
     file: &str,
 ) -> Result<Vec<(String, String, f64)>, String> {
-    // To the launcher all are on this host: each rank is told how many its node really has.
+    // The launcher sees all ranks on this host, so each rank's number of local ranks is set here.
     let script = "shift ${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; export OMPI_COMM_WORLD_LOCAL_SIZE=${1%% *}; \
                   exec \"$FOREBAY\" run --quiet --pool \"${1#* }\" -- \"$PROGRAM\" \"$FILE\" \"$BYTES\"";
     let mut command = std::process::Command::new(mpi.launcher[0]);

@@ -1,10 +1,11 @@
-//! (e) How evenly 10^6 names lie on 2 to 1024 nodes, by computation with the hash that entries have: the fullest node's
-//! names over the mean.
+//! (e) How evenly 10^6 names are distributed over 2 to 1024 nodes, computed with the hash of entries: the fullest
+//! node's number of names over the mean.
 //!
-//! - *cut*: one wide directory: the code that cuts them is asked, for more nodes too than one may have.
-//! - *makers*: directories of 1000 names, each on its maker's node, made by ranks that are spread evenly over the nodes, in turn.
-//! - *any maker*: the same, made by nodes at random.
-//! - *chance*: each name on a node at random: what no hash does better without counting.
+//! - *cut*: one wide directory, by the code that divides it; also for more nodes than a wide directory may have.
+//! - *makers*: directories of 1000 names, each on its maker's node; ranks that are evenly distributed over the nodes
+//!   make them in turn.
+//! - *any maker*: the same, made by random nodes.
+//! - *chance*: each name on a random node: no hash does better without counting.
 
 use forebay_types::{name_hash, part_of_hash};
 
@@ -38,14 +39,14 @@ pub(super) fn placement() -> Table {
     table
 }
 
-/// The fullest node's share over the mean one.
+/// The fullest node's share, relative to the mean.
 fn unevenness(nodes: usize, node_of: impl Fn(usize) -> usize) -> f64 {
     let mut counts = vec![0usize; nodes];
     (0..NAMES).for_each(|i| counts[node_of(i)] += 1);
     counts.into_iter().max().unwrap_or(0) as f64 * nodes as f64 / NAMES as f64
 }
 
-/// A node by chance, the same in each run (SplitMix64).
+/// A pseudorandom node, the same in each run (SplitMix64).
 fn scattered(i: u64, nodes: usize) -> usize {
     let mut z = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -68,7 +69,7 @@ mod tests {
         let table = placement();
         for row in &table.rows {
             let (cut, chance) = (row.samples[0][0], row.samples[3][0]);
-            // Partitions that do not divide by the nodes add at most one in four.
+            // A number of parts that the number of nodes does not divide adds at most one in four.
             assert!(cut <= chance * 1.27, "{}: {cut} {chance}", row.label);
         }
     }

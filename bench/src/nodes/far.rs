@@ -1,4 +1,4 @@
-//! (a) Reads and writes of another node's file by `forebay.h`, one at a time, beside what the network's provider gives
+//! (a) Reads and writes of another node's file by `forebay.h`, one at a time, compared with the network provider's rate
 //! between the same two nodes in the same run: transfers of the same length, one at a time, between two processes that
 //! wait by events as daemons do.
 
@@ -15,19 +15,19 @@ use crate::sizes::Sizes;
 use crate::systems::said;
 
 const CAPACITY_BYTES: u64 = 512 << 20;
-/// Of the file: several times the largest block.
+/// Length of the file: several times the largest block.
 const FILE_BYTES: usize = 64 << 20;
 const BLOCKS: [usize; 3] = [64 << 10, 1 << 20, 16 << 20];
-/// What is measured, and which of the provider's transfers it is held against.
+/// The measured operations, each with the provider's transfer that it is compared with.
 const DIRECTIONS: [(&str, &str); 3] = [("read", "read"), ("read in order", "read"), ("write", "write")];
 const PROVIDER: &str = "provider";
-/// What transfers of whole files between nodes are held to.
+/// Target for transfers of whole files between nodes, relative to the provider.
 const AT_LEAST: f64 = 0.8;
-/// A byte in so many says where it is.
+/// One byte in this many contains its position.
 const MARKED: usize = 64 << 10;
-/// Of one direction and length.
+/// Duration of the measurement for one direction and length.
 const SECONDS: f64 = 0.5;
-/// Names libforebay.so, and the pool's directory.
+/// The variables that name libforebay.so and the pool's directory.
 const LIBRARY_VARIABLE: &str = "FOREBAY_BENCH_LIBRARY";
 const POOL_VARIABLE: &str = "FOREBAY_BENCH_POOL";
 
@@ -81,7 +81,8 @@ fn file_of(orders: &Orders) -> CString {
     CString::new(format!("{}/file", orders.root)).unwrap_or_default()
 }
 
-/// Writes into a block what the file holds at its offset: the number of each 64 KiB, the rest is the same everywhere.
+/// Marks a block with the content of the file at its offset: the number of each 64 KiB in its first byte; the rest is
+/// constant.
 fn mark(block: &mut [u8], offset: usize) {
     for (i, part) in block.chunks_mut(MARKED).enumerate() {
         part[0] = (offset / MARKED + i) as u8;
@@ -92,7 +93,7 @@ fn is_marked(block: &[u8], offset: usize) -> bool {
     block.chunks(MARKED).enumerate().all(|(i, part)| part[0] == (offset / MARKED + i) as u8)
 }
 
-/// The node that has the file makes it.
+/// Creates the file, on the node that has its data.
 pub(crate) fn make(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
     let library = library()?;
     library.mkdir(&CString::new(orders.root.as_str()).unwrap_or_default())?;
@@ -105,7 +106,7 @@ pub(crate) fn make(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> 
     Ok(Vec::new())
 }
 
-/// A client of the other node: GB/s each way, block after block.
+/// A client on the other node: GB/s in each direction, block after block.
 pub(crate) fn drive(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
     let library = library()?;
     let file = library.open(&file_of(orders), libc::O_RDWR)?;
@@ -132,7 +133,7 @@ pub(crate) fn drive(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String>
         }
         let read = timed(&mut |at| {
             file.read(&mut block, at)?;
-            // What is fast and wrong is worth nothing.
+            // A rate with wrong data is worthless.
             match is_marked(&block, at) {
                 true => Ok(()),
                 false => Err(format!("other bytes than were written, at {at}")),

@@ -7,15 +7,16 @@ use std::process::Command;
 use super::apart::{Apart, NET};
 use crate::systems::said;
 
-/// Nodes at most.
+/// Maximum number of nodes.
 const NODES_MAX: usize = 8;
 
-/// Addresses of nodes, a directory for their pools, and what takes ssh's place. Whatever is up goes when it is dropped.
+/// Addresses of nodes, a directory for their pools, and the script that replaces ssh. Dropping it stops the nodes that
+/// are up.
 pub(super) struct Hosts {
     pub(super) binaries: PathBuf,
     pub(super) directory: PathBuf,
     net: String,
-    /// Where nodes have networks of their own.
+    /// Set if the nodes have networks of their own.
     apart: Option<Apart>,
 }
 
@@ -35,8 +36,8 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Two nodes in network namespaces that a pair of Ethernet devices joins; addresses of the loopback network, which
-    /// the second result says, where this user may make none.
+    /// Two nodes in network namespaces joined by a pair of Ethernet devices. If this user may not create them:
+    /// addresses of the loopback network. The second result says which.
     pub(super) fn apart(binaries: &Path) -> Result<(Hosts, &'static str), String> {
         let mut hosts = Hosts::new(binaries)?;
         match Apart::new(&hosts.directory) {
@@ -60,7 +61,7 @@ impl Hosts {
         std::fs::set_permissions(&shell, std::fs::Permissions::from_mode(0o700)).map_err(wrong)
     }
 
-    /// A program in a node's network.
+    /// A command that runs a program in a node's network.
     pub(super) fn on(&self, node: usize, program: &Path) -> Command {
         match &self.apart {
             Some(apart) => apart.command(node, program),
@@ -82,7 +83,7 @@ impl Hosts {
         command
     }
 
-    /// With the verb's words, the first so many hosts and their directories.
+    /// A command with the verb's arguments, the first `count` hosts and their directories.
     pub(super) fn of(&self, words: &[&str], count: usize, directory_option: &str) -> Command {
         let mut command = self.forebay();
         command.args(words).args(["--hosts", &format!("{}[1-{count}]", self.net)]);
@@ -103,7 +104,7 @@ impl Hosts {
         self.directory.join(format!("n{}{node}", self.net))
     }
 
-    /// A program on a node, numbered from 1, that sees the pool at /forebay.
+    /// A command that runs a program on a node, numbered from 1; the program sees the pool at /forebay.
     pub(super) fn run(&self, node: usize, program: &Path) -> Command {
         let mut command = self.forebay();
         command.args(["run", "--quiet", "--pool"]).arg(self.pool(node)).arg("--").arg(program);

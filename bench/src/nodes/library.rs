@@ -1,4 +1,4 @@
-//! libforebay.so, loaded as a program loads it that does not link it.
+//! libforebay.so, loaded with dlopen as by a program that is not linked with it.
 
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::path::Path;
@@ -36,14 +36,14 @@ pub(super) struct File<'a> {
     file: *mut c_void,
 }
 
-/// Fails with the words of a negative errno.
+/// Converts a negative errno to an error with its text.
 fn checked(result: i64, call: &str) -> Result<usize, String> {
     usize::try_from(result)
         .map_err(|_| format!("{call}: {}", std::io::Error::from_raw_os_error(result.unsigned_abs() as i32)))
 }
 
 impl Library {
-    /// Loads it, and attaches to the pool in a directory.
+    /// Loads the library, and attaches to the pool in a directory.
     pub(super) fn attach(library: &Path, pool: &Path) -> Result<Library, String> {
         let text = |path: &Path| {
             CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| format!("{path:?}: holds a NUL"))
@@ -88,7 +88,7 @@ impl Library {
         checked(unsafe { (self.mkdir)(self.pool, path.as_ptr(), 0o755) }.into(), "forebay_mkdir").map(drop)
     }
 
-    /// A file; what is made has one backing file, on this node.
+    /// Opens a file; a new file has one backing file, on this node.
     pub(super) fn open(&self, path: &CStr, flags: i32) -> Result<File<'_>, String> {
         let mut file = std::ptr::null_mut();
         // SAFETY: the pool is attached, the path ends in NUL, the result is ours.
@@ -99,14 +99,14 @@ impl Library {
 }
 
 impl File<'_> {
-    /// Says that it is read in order.
+    /// Advises that the file is read sequentially.
     pub(super) fn read_in_order(&self) -> Result<(), String> {
         // SAFETY: the file is open.
         let advised = unsafe { (self.library.advise)(self.file, libc::POSIX_FADV_SEQUENTIAL) };
         checked(advised.into(), "forebay_file_advise").map(drop)
     }
 
-    /// All of the buffer, at an offset.
+    /// Reads the whole buffer at an offset.
     pub(super) fn read(&self, buffer: &mut [u8], offset: usize) -> Result<(), String> {
         // SAFETY: the file is open, the buffer ours.
         let n = unsafe {
@@ -115,7 +115,7 @@ impl File<'_> {
         whole(checked(n, "forebay_file_pread")?, buffer.len())
     }
 
-    /// All of the buffer, at an offset.
+    /// Writes the whole buffer at an offset.
     pub(super) fn write(&self, buffer: &[u8], offset: usize) -> Result<(), String> {
         // SAFETY: the file is open, the buffer ours.
         let n =

@@ -1,6 +1,6 @@
-//! What the network gives without a pool, between two processes on two nodes: transfers of the provider, one at a time,
-//! and authenticated requests of the call layer, of so many askers with one each under way. Both wait by events, as
-//! daemons do.
+//! The network's rates without a pool, between two processes on two nodes: transfers of the provider, one at a time,
+//! and authenticated requests of the call layer, by several requesters with one request each in progress. Both wait by
+//! events, as daemons do.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -24,12 +24,12 @@ const SECONDS: f64 = 0.5;
 const WAIT: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is measured.
+/// The kind of measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// Transfers; the number is their bytes.
+    /// Transfers; the number is their length in bytes.
     Memory,
-    /// Calls; the number is the askers'.
+    /// Calls; the number is that of the requesters.
     Calls,
 }
 
@@ -47,7 +47,7 @@ impl Kind {
     }
 }
 
-/// Starts a server on node 2 and an asker on node 1; the JSON that the asker printed.
+/// Starts a server on node 2 and a requester on node 1; returns the JSON that the requester printed.
 pub(super) fn measure(hosts: &Hosts, kind: Kind, number: usize) -> Result<String, String> {
     let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
     let command = |node: usize, words: &[&str]| {
@@ -67,7 +67,7 @@ pub(super) fn measure(hosts: &Hosts, kind: Kind, number: usize) -> Result<String
         let mut ask = command(1, &["ask", &hosts.address(1), &number.to_string()]);
         said(ask.args(line.split_whitespace()))
     });
-    // It ends with its input.
+    // The server ends at the end of its input.
     drop(server.stdin.take());
     let _ = server.wait();
     asked
@@ -97,7 +97,7 @@ fn code(what: &'static str) -> impl Fn(Code) -> String {
     move |code| format!("{what}: {code}")
 }
 
-/// `drive raw KIND serve HOST`: says where it is, and serves until its input ends.
+/// `drive raw KIND serve HOST`: prints its address, and serves until the end of its input.
 pub(crate) fn serve(kind: &str, host: &str) -> Result<(), String> {
     std::thread::spawn(|| {
         while matches!(std::io::stdin().read(&mut [0]), Ok(n) if n > 0) {}
@@ -153,7 +153,7 @@ pub(crate) fn ask(kind: &str, words: &[String]) -> Result<String, String> {
     }
 }
 
-/// GB/s of reads and of writes of so many bytes, one at a time.
+/// GB/s of reads and of writes of `bytes` bytes, one at a time.
 fn transfers(
     end: &mut LibfabricEndpoint,
     address: &[u8],
@@ -194,7 +194,7 @@ fn transfers(
     Ok(rates)
 }
 
-/// Requests a second of so many askers, each of which asks again when it was answered.
+/// Requests per second of `askers` requesters, each of which sends its next request when the last was answered.
 fn requests(asker: &mut Calls, address: &[u8], askers: usize) -> Result<f64, String> {
     asker.add_node(NodeId(2), address).map_err(code("an address"))?;
     let mut sequence = 0;
@@ -207,7 +207,7 @@ fn requests(asker: &mut Calls, address: &[u8], askers: usize) -> Result<f64, Str
     for _ in 0..askers {
         ask(asker)?;
     }
-    // What the link takes to be made is not counted.
+    // The time to establish the link is not counted.
     let (mut started, mut answered) = (None::<Instant>, 0u64);
     while started.is_none_or(|started| started.elapsed().as_secs_f64() < SECONDS) {
         if asker.progress() == 0 {

@@ -1,4 +1,4 @@
-//! (c) From the start of `forebay up --hosts` to a file on its last node that is written.
+//! (c) The time from the start of `forebay up --hosts` until a file is written on its last node.
 
 use std::path::Path;
 use std::time::Instant;
@@ -9,10 +9,10 @@ use crate::sizes::Sizes;
 use crate::systems::said;
 
 const BOUND: &str = "bound";
-/// What eight nodes are held to.
+/// Target for eight nodes.
 const BOUND_S: f64 = 2.0;
 const NODES: [usize; 4] = [1, 2, 4, 8];
-/// Of each node: room for its shard, no more.
+/// Capacity of each node: just enough for its shard.
 const CAPACITY_BYTES: u64 = 64 << 20;
 
 pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {

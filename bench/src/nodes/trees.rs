@@ -1,9 +1,10 @@
-//! (b) Creates, stats and unlinks by clients on one node in a directory of another's, beside the rate of bare requests.
+//! (b) Creates, stats and unlinks by clients on one node in a directory of another node, compared with the rate of bare
+//! requests.
 //!
-//! (d) Creates, stats and unlinks by a client on each of 1 to 4 nodes, as mdtest has them: all in one directory, which
-//! is on node 1, all in one that is wide, over all four nodes of the pool, and each in one of its own, which is on its
-//! own node. Who stats looks at the next client's files. Names are relative to the directory, so that no path is
-//! walked: each call is one request, to the node that has the name.
+//! (d) Creates, stats and unlinks by a client on each of 1 to 4 nodes, as in mdtest: all in one directory on node 1,
+//! all in one wide directory over all four nodes of the pool, and each in a directory of its own on its own node. Each
+//! client stats the next client's files. Names are relative to the directory, so that no path is walked: each call is
+//! one request, to the node that has the name.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -21,28 +22,29 @@ use crate::systems::said;
 
 const PHASES: [&str; 3] = ["create", "stat", "unlink"];
 const NODES: [usize; 3] = [1, 2, 4];
-/// Clients of one node, in (b).
+/// Numbers of clients on one node, in (b).
 const CLIENTS: [usize; 2] = [1, 4];
-/// Where clients work.
+/// The directories of the clients.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Each in a directory of its own.
+    /// Each client has a directory of its own.
     Own,
-    /// All in one.
+    /// All share one directory.
     One,
-    /// All in one whose names lie on all nodes.
+    /// All share one wide directory over all nodes.
     Wide,
 }
 
 const EAGER_BUFFERS: [(Place, &str); 3] =
     [(Place::Own, "own directories"), (Place::One, "one directory"), (Place::Wide, "one wide directory")];
 const CALLS: &str = "calls";
-/// What requests are held to, of the call layer's own rate.
+/// Target for requests, relative to the call layer's own rate.
 const AT_LEAST: f64 = 0.6;
 /// Files of each client.
 const FILES: usize = 1000;
 const CAPACITY_BYTES: u64 = 256 << 20;
-/// Names the directory in which clients on different nodes wait for each other, and which of them this is.
+/// The variable for the directory in which clients on different nodes wait for each other; the next one is the client's
+/// number.
 const GATE_VARIABLE: &str = "FOREBAY_BENCH_GATE";
 const CLIENT_VARIABLE: &str = "FOREBAY_BENCH_CLIENT";
 
@@ -100,7 +102,8 @@ pub(super) fn measure_far(binaries: &Path, sizes: &Sizes) -> Result<Table, Strin
     Ok(table)
 }
 
-/// Operations per second of each phase, all clients together; the root's maker, and each client's node.
+/// Operations per second of each phase, for all clients together. `maker` is the node that makes the root; `node_of`
+/// gives each client's node.
 fn together(
     hosts: &Hosts,
     clients: usize,
@@ -143,7 +146,7 @@ fn together(
     Ok(spans.into_iter().map(|(start, end)| (FILES * clients) as f64 * 1e9 / (end - start)).collect())
 }
 
-/// One client: when its phases started and ended, in nanoseconds of the machine's clock.
+/// One client: start and end of its phases, in nanoseconds of the machine's clock.
 pub(crate) fn drive(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
     let set = |name: &str| std::env::var(name).map_err(|_| format!("{name} is not set"));
     let gate = PathBuf::from(set(GATE_VARIABLE)?);
@@ -163,7 +166,7 @@ pub(crate) fn drive(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
     let (own, theirs) = (names(client), names(next));
     let mut times = Vec::new();
     for phase in 0..PHASES.len() {
-        // All have come before anybody goes to a directory that another makes.
+        // All clients have arrived before any changes to a directory that another client made.
         wait_for_all(&gate, 2 * phase, client, orders.processes)?;
         let place = home(if phase == 1 { next } else { client });
         std::env::set_current_dir(&place).map_err(|e| format!("{place}: {e}"))?;
@@ -182,7 +185,7 @@ pub(crate) fn drive(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
     Ok(times)
 }
 
-/// Waits until all clients have come to a meeting: each makes a file, outside the pool.
+/// Waits until all clients have reached a meeting: each creates a file, outside the pool.
 fn wait_for_all(gate: &Path, meeting: usize, client: usize, clients: usize) -> Result<(), String> {
     let mark = |client: usize| gate.join(format!("{meeting}.{client}"));
     std::fs::write(mark(client), "").map_err(|e| format!("{}: {e}", mark(client).display()))?;

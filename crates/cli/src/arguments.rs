@@ -1,4 +1,4 @@
-//! The command line, whole: verbs, options, and the help that shows how they are used.
+//! The whole command line: verbs, options, and the help with examples.
 
 mod pools;
 mod values;
@@ -59,11 +59,11 @@ pub(crate) enum Verb {
     Up(Up),
     /// Stop a pool
     Down(Down),
-    /// Show a pool: space, processes, what its medium costs
+    /// Show a pool: space, processes, and drawbacks of its medium
     Status(Status),
     /// List directories of a pool
     Ls(Ls),
-    /// Show all that is known about files of a pool
+    /// Show all metadata of files of a pool
     Stat(Stat),
     /// Mount a pool as a file system
     Mount(Mount),
@@ -75,16 +75,16 @@ pub(crate) enum Verb {
     StageIn(StageIn),
     /// Copy files and directories out of a pool
     StageOut(StageOut),
-    /// Show and change over how many backing files a file is spread
+    /// Show or change over how many backing files a file is striped
     Layout(LayoutCommand),
     /// Check that a pool is consistent
     Fsck(Fsck),
-    /// Print the shell's completions of this command
+    /// Print the completion script of this command for a shell
     Completions(Completions),
 }
 
 impl Verb {
-    /// True when the answer, and so a failure too, is wanted as JSON.
+    /// True when the user wants the output, and so a failure too, as JSON.
     pub(crate) fn is_json(&self) -> bool {
         match self {
             Verb::Up(a) => a.json,
@@ -118,10 +118,10 @@ Any program can use the mount. Where this user has CAP_SYS_ADMIN the kernel read
 at the medium's own speed; else it asks, and `forebay status` says why. Users who may not mount need fusermount3 (Debian: \
 fuse3).")]
 pub(crate) struct Mount {
-    /// Users other than the one who mounts may use it too
+    /// Let users other than the one who mounts use it too
     #[arg(long)]
     pub(crate) allow_other: bool,
-    /// Let data go through the mount's process, to compare or to look for a fault
+    /// Pass data through the mount's process instead of the kernel, to compare or to find a fault
     #[arg(long)]
     pub(crate) no_passthrough: bool,
     /// Print how it was mounted as JSON
@@ -139,7 +139,7 @@ Examples:
   forebay umount                 wherever it is
   forebay umount --lazy          also under programs that use it: they get errors")]
 pub(crate) struct Umount {
-    /// Take it away from under the programs that use it
+    /// Detach it even while programs use it
     #[arg(long)]
     pub(crate) lazy: bool,
     /// Print as JSON
@@ -159,13 +159,13 @@ Examples:
   forebay ls -lR            everything, with sizes
   forebay ls --json /case | jq '.[].name'")]
 pub(crate) struct Ls {
-    /// Mode, links, owner, group, size, time of change
+    /// Show mode, links, owner, group, size and time of modification
     #[arg(short, long)]
     pub(crate) long: bool,
-    /// Names that start with a dot too
+    /// Show names that start with a dot too
     #[arg(short, long)]
     pub(crate) all: bool,
-    /// Directories within directories too
+    /// List subdirectories recursively
     #[arg(short = 'R', long)]
     pub(crate) recursive: bool,
     /// Print as JSON
@@ -183,7 +183,7 @@ Examples:
   forebay stat /case/mesh.nc
   forebay stat --json /case/mesh.nc | jq '.[0].layout'")]
 pub(crate) struct Stat {
-    /// What a symbolic link names, not the link
+    /// Follow a symbolic link instead of showing the link itself
     #[arg(short = 'L', long)]
     pub(crate) dereference: bool,
     /// Print as JSON
@@ -194,12 +194,12 @@ pub(crate) struct Stat {
     pub(crate) paths: Vec<OsString>,
 }
 
-/// When results are staged out.
+/// When `forebay run` stages results out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum StageOutOn {
     /// When the program ended with status 0
     Success,
-    /// Whatever became of the program
+    /// Whatever the program's exit status
     Always,
 }
 
@@ -225,10 +225,10 @@ ones, do not see it, and are warned of.
 Exit status: the program's; if a signal killed it, the same signal. 125 when Forebay failed, 126 when the program cannot
 be started, 127 when it is not found.")]
 pub(crate) struct Run {
-    /// Copy this into the pool first: a file or directory, and where in the pool [default: /NAME]
+    /// Copy this into the pool first: a file or directory, and its destination in the pool [default: /NAME]
     #[arg(long, value_name = "SRC[:DST]", action = ArgAction::Append)]
     pub(crate) stage_in: Vec<OsString>,
-    /// Copy this out of the pool at the end: a path in the pool, and where
+    /// Copy this out of the pool at the end: a path in the pool, and its destination
     #[arg(long, value_name = "SRC:DST", action = ArgAction::Append)]
     pub(crate) stage_out: Vec<OsString>,
     /// When to stage out
@@ -237,10 +237,10 @@ pub(crate) struct Run {
     /// A file with more to stage in: one SRC DST a line
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) manifest: Option<PathBuf>,
-    /// Read what was staged again and compare
+    /// Read every staged file again and compare it with its source
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Where the program sees the pool: an absolute path that does not exist, or where the pool is mounted
+    /// Where the program sees the pool: an absolute path that does not exist, or the pool's mount point
     #[arg(
         long,
         value_name = "DIR",
@@ -249,22 +249,22 @@ pub(crate) struct Run {
         hide_env_values = true
     )]
     pub(crate) prefix: PathBuf,
-    /// How much a pool that is started may hold, e.g. 4GiB
+    /// Capacity of the pool if one is started, e.g. 4GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) capacity: Option<u64>,
-    /// Where a pool that is started keeps its data: dram or ssd (in the directory for temporary files)
+    /// Where a started pool stores its data: dram or ssd (in the directory for temporary files)
     #[arg(long, value_name = "MEDIUM", value_parser = medium)]
     pub(crate) media: Option<Medium>,
-    /// Start a pool of the program's own, also where there is a default one
+    /// Start a pool that ends with the program, even if a default pool exists
     #[arg(long)]
     pub(crate) own: bool,
-    /// No progress of staging
+    /// Do not show the progress of staging
     #[arg(long)]
     pub(crate) no_progress: bool,
-    /// Nothing on stderr but errors and warnings
+    /// Print nothing on stderr but errors and warnings
     #[arg(short, long)]
     pub(crate) quiet: bool,
-    /// Write what was done to this file, as JSON
+    /// Write a report of the run to this file, as JSON
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) report: Option<PathBuf>,
     /// The program and its arguments
@@ -272,25 +272,25 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
-/// What both directions of staging take.
+/// Options of both directions of staging.
 #[derive(Debug, Args)]
 pub(crate) struct Staging {
     /// A file with more to stage: one SRC DST a line
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) manifest: Option<PathBuf>,
-    /// Read what was staged again and compare
+    /// Read every staged file again and compare it with its source
     #[arg(long)]
     pub(crate) verify: bool,
     /// If anything fails, remove everything that was staged
     #[arg(long)]
     pub(crate) all_or_nothing: bool,
-    /// Copy again what seems to be there already: same size and time
+    /// Copy files again even if size and time indicate that they are already there
     #[arg(long)]
     pub(crate) no_resume: bool,
-    /// Files copied at the same time; 0: as many as suits the machine
+    /// Files copied at the same time; 0: chosen to suit the machine
     #[arg(short, long, value_name = "COUNT", default_value = "0", hide_default_value = true)]
     pub(crate) jobs: usize,
-    /// No progress
+    /// Do not show progress
     #[arg(long)]
     pub(crate) no_progress: bool,
     /// Print the report as JSON
@@ -311,7 +311,7 @@ A staging that was interrupted goes on where it stopped: run it again. A path wi
 pub(crate) struct StageIn {
     #[command(flatten)]
     pub(crate) staging: Staging,
-    /// What to copy, and where to in the pool
+    /// What to copy, and its destination in the pool
     #[arg(value_name = "SRC[:DST]", required_unless_present = "manifest")]
     pub(crate) pairs: Vec<OsString>,
 }
@@ -328,7 +328,7 @@ A file appears under its name only when it is whole. A staging that was interrup
 pub(crate) struct StageOut {
     #[command(flatten)]
     pub(crate) staging: Staging,
-    /// What to copy from the pool, and where to
+    /// What to copy from the pool, and its destination
     #[arg(value_name = "SRC:DST", required_unless_present = "manifest")]
     pub(crate) pairs: Vec<OsString>,
 }
@@ -365,14 +365,14 @@ pub(crate) struct LayoutCommand {
     pub(crate) verb: LayoutVerb,
 }
 
-/// What `forebay layout` does.
+/// Verbs of `forebay layout`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LayoutVerb {
-    /// Show how files lie
+    /// Show the layouts of files and directories
     Get(LayoutGet),
-    /// Say how files that are made in a directory are to lie, or make an empty file that lies so
+    /// Set the layout of files that will be made in a directory, or make an empty file with that layout
     Set(LayoutSet),
-    /// Give files one backing file each, which takes room for a copy; refused while a program has the file open
+    /// Convert files to one backing file each; this needs space for a copy, and fails while a program has the file open
     Migrate(LayoutMigrate),
 }
 
@@ -390,28 +390,28 @@ pub(crate) struct LayoutGet {
 /// `forebay layout set`.
 #[derive(Debug, Args)]
 pub(crate) struct LayoutSet {
-    /// Nodes that an empty directory's entries are cut over from now on, 2 to 16; 0: all of the pool's, 16 at most. For
-    /// directories in which many nodes make files at the same time
+    /// Distribute the entries of an empty directory over this many nodes, 2 to 16; 0: over all of the pool's, 16 at
+    /// most. For directories in which many nodes make files at the same time
     #[arg(short = 'W', long, value_name = "N")]
     pub(crate) width: Option<u16>,
-    /// The same of directories that are made in this one from now on, and in those, which inherit it; 1: they are
-    /// narrow. Each such mkdir takes two messages to each node
+    /// The width of directories that will be made in this one, and, by inheritance, in those; 1: narrow. Each such
+    /// mkdir sends two messages to each node
     #[arg(short = 'D', long, value_name = "N")]
     pub(crate) default_width: Option<u16>,
-    /// Backing files of a file, 1 to 256; by default as many as there are targets
+    /// Backing files of a file, 1 to 256 [default: the number of --targets]
     #[arg(short = 'c', long, value_name = "N", required_unless_present_any = ["targets", "width", "default_width"])]
     pub(crate) stripe_count: Option<u16>,
-    /// Where they are, in turn: nodes by name or number, NODE:I for a node's I-th target from 0; by default nodes that
-    /// have room, this one first
+    /// Targets of the backing files, used in turn: nodes by name or number, NODE:I for a node's I-th target from 0
+    /// [default: nodes that have space, this one first]
     #[arg(short = 't', long, value_name = "NODE[:I],...", value_delimiter = ',')]
     pub(crate) targets: Vec<String>,
     /// Bytes of a stripe, a power of two
     #[arg(short = 'S', long, value_name = "SIZE", value_parser = size, default_value = "1MiB")]
     pub(crate) stripe_size: u64,
-    /// Print as JSON what was set
+    /// Print the resulting layouts as JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Directories in the pool, or names of files to be made
+    /// Directories in the pool, or names of files to make
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<OsString>,
 }
@@ -419,7 +419,7 @@ pub(crate) struct LayoutSet {
 /// `forebay layout migrate`.
 #[derive(Debug, Args)]
 pub(crate) struct LayoutMigrate {
-    /// Print as JSON how the files lie then
+    /// Print the resulting layouts as JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// Files in the pool

@@ -1,5 +1,5 @@
-//! One verb on many hosts: here directly, on others by ssh, a bounded number at a time, with progress, and an
-//! explanation of whatever went wrong on each.
+//! Runs one verb on many hosts: on this host directly, on others by ssh. The number of remote shells at a time is
+//! bounded. Shows progress, and explains each failure.
 
 use std::io::Write;
 use std::process::{Command, ExitCode, Output, Stdio};
@@ -15,54 +15,54 @@ use serde_json::Value;
 use crate::failure;
 use crate::staging::Style;
 
-/// Names the command, with its options, that runs another on a host: `COMMAND HOST WORDS`.
+/// Names the remote shell and its options; it is run as `COMMAND HOST WORDS`.
 const REMOTE_VARIABLE: &str = "FOREBAY_RSH";
-/// Asks for no password: nobody may be there to give one.
+/// `BatchMode` prevents a password prompt, which could wait for ever.
 const REMOTE_DEFAULT: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10";
-/// How ssh ends when it could not reach the host.
+/// ssh's exit status when it could not reach the host.
 const SSH_FAILED: i32 = 255;
 
-/// What is to be done on a host.
+/// A command to run on a host.
 #[derive(Debug)]
 pub(crate) struct RemoteCommand {
-    /// What people call it.
+    /// The node's name, for messages.
     pub(crate) name: String,
-    /// Where it is done.
+    /// The host's address.
     pub(crate) host: String,
-    /// This command's arguments there.
+    /// The arguments of `forebay` there.
     pub(crate) words: Vec<String>,
-    /// What it reads.
+    /// Its standard input.
     pub(crate) input: Vec<u8>,
 }
 
 impl RemoteCommand {
-    /// With nothing to read.
+    /// Without standard input.
     pub(crate) fn new(node: &NodeEntry, words: Vec<String>) -> RemoteCommand {
         RemoteCommand { name: node.name.clone(), host: node.host.clone(), words, input: Vec::new() }
     }
 }
 
-/// What came of a remote command.
+/// The result of a remote command.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The remote command's.
+    /// The `name` of the remote command.
     pub(crate) name: String,
-    /// What it printed on standard output and standard error.
+    /// Its standard output.
     pub(crate) output: String,
-    /// And there.
+    /// Its standard error.
     pub(crate) errors: String,
     /// Why it failed, if it did.
     pub(crate) failure: Option<String>,
 }
 
 impl Outcome {
-    /// What it printed as JSON.
+    /// Its standard output, parsed as JSON.
     pub(crate) fn json(&self) -> Option<Value> {
         serde_json::from_str(&self.output).ok()
     }
 }
 
-/// A word as a shell takes it literally.
+/// Quotes a word so that a shell reads it literally.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -71,7 +71,7 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// True for the host that this runs on.
+/// True when `host` is this host and no remote shell is set.
 fn is_here(host: &str) -> bool {
     let uname = rustix::system::uname();
     let name = uname.nodename().to_string_lossy();
@@ -118,7 +118,7 @@ fn done(remote_command: &RemoteCommand) -> Outcome {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.spawn().and_then(|mut child| {
         if let Some(mut pipe) = child.stdin.take() {
-            // One that reads nothing ends, and its status says why.
+            // A command that does not read its input ends early, and its exit status gives the reason.
             let _ = pipe.write_all(&remote_command.input);
         }
         child.wait_with_output()
@@ -134,7 +134,7 @@ fn done(remote_command: &RemoteCommand) -> Outcome {
     outcome
 }
 
-/// Why a remote command failed, in words: the command's own, or what its end means.
+/// Why a remote command failed, in words: the command's own error, or the meaning of its exit status.
 fn explain(remote_command: &RemoteCommand, output: &Output, outcome: &Outcome) -> Option<String> {
     if output.status.success() {
         return None;
@@ -166,8 +166,8 @@ fn explain(remote_command: &RemoteCommand, output: &Output, outcome: &Outcome) -
     })
 }
 
-/// Runs all remote commands, at most [`REMOTE_SHELLS_MAX`] at a time; the outcomes come in their order. `doing` is what
-/// a person reads meanwhile.
+/// Runs all remote commands, at most [`REMOTE_SHELLS_MAX`] at a time, and returns the outcomes in the order of the
+/// commands. `doing` is the label of the progress bar.
 pub(crate) fn run(doing: &str, remote_commands: &[RemoteCommand]) -> Vec<Outcome> {
     let bar = match Style::of_stderr(true) {
         Style::Bar => ProgressBar::new(remote_commands.len() as u64),
@@ -198,8 +198,8 @@ pub(crate) fn run(doing: &str, remote_commands: &[RemoteCommand]) -> Vec<Outcome
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// Runs this command with other words on every node, prints what each says behind its name, and fails when one did;
-/// `verb` is what was tried.
+/// Runs this command with other arguments on every node, prints the output of each behind the node's name, and fails
+/// when any failed. `verb` names the action in the error.
 pub(crate) fn on_every_node(
     file: &PoolFile,
     verb: &str,
@@ -211,7 +211,7 @@ pub(crate) fn on_every_node(
     report(verb, &run(doing, &remote_commands))
 }
 
-/// Prints what each said, and fails when one did.
+/// Prints the output of each command, and fails when any failed.
 pub(crate) fn report(verb: &str, outcomes: &[Outcome]) -> Result<ExitCode> {
     for outcome in outcomes {
         let said = match &outcome.failure {

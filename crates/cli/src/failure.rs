@@ -1,4 +1,4 @@
-//! How a failure reaches the user: on stderr in words, with `--json` on stdout too.
+//! How failures are reported: on stderr in words; with `--json` on stdout too.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -11,10 +11,10 @@ pub(crate) const FAILED: u8 = 1;
 /// Exit status of `run` when Forebay failed, not the program; the statuses for a program that cannot be started or is
 /// not found are in `run::program`.
 pub(crate) const FOREBAY_FAILED: u8 = 125;
-/// Exit status of a command line that makes no sense.
+/// Exit status for an invalid command line.
 pub(crate) const USAGE: u8 = 2;
 
-/// Prints the error and gives the status: `code`, or [`USAGE`] when the command line is what is wrong.
+/// Prints the error, with `json` also on stdout, and returns `code` as the exit status.
 pub(crate) fn report(e: &Error, json: bool, code: u8) -> ExitCode {
     say(e);
     if json {
@@ -33,10 +33,11 @@ pub(crate) fn value(e: &Error) -> Value {
     json!({ "code": e.code.name(), "what": e.what, "why": e.why, "cure": e.cure })
 }
 
-/// Exit status of a program that SIGPIPE ends, as a shell has it.
+/// Exit status that a shell gives for a program that SIGPIPE ended.
 const READER_GONE: i32 = 128 + libc::SIGPIPE;
 
-/// Prints on stdout. A reader that has gone (`| head`) ends this program quietly; a full disk is said.
+/// Prints on stdout. If the reader has gone (`| head`), this process exits quietly; another failure, such as a full
+/// disk, is reported.
 pub(crate) fn put(text: impl AsRef<[u8]>) {
     let mut out = std::io::stdout().lock();
     let Err(e) = out.write_all(text.as_ref()).and_then(|()| out.flush()) else { return };
@@ -47,13 +48,13 @@ pub(crate) fn put(text: impl AsRef<[u8]>) {
     std::process::exit(i32::from(FAILED));
 }
 
-/// Prints a value on stdout, with a newline behind.
+/// Prints a value on stdout, followed by a newline.
 pub(crate) fn print_json(value: &Value) {
     let text = serde_json::to_string_pretty(value).unwrap_or_else(|_| value.to_string());
     put(text + "\n");
 }
 
-/// An error about what the user wrote.
+/// An error in the user's input.
 pub(crate) fn invalid(
     what: impl Into<String>,
     why: impl std::fmt::Display,

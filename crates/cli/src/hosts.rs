@@ -1,4 +1,4 @@
-//! Lists of hosts as people and batch systems write them: `a,b`, `n[01-16,20]-ib`, `@FILE` with some a line.
+//! Lists of hosts as users and batch systems write them: `a,b`, `n[01-16,20]-ib`, `@FILE` with a list on each line.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::failure;
 /// The hosts of a list, in its order.
 ///
 /// # Errors
-/// A list that makes no sense, that is empty or too long, and one that names a host twice.
+/// A list that is malformed, empty or too long, or that names a host twice.
 pub(crate) fn expand(list: &str) -> Result<Vec<String>> {
     let shown: String = list.chars().take(80).collect();
     let wrong = |why: String| {
@@ -27,7 +27,7 @@ pub(crate) fn expand(list: &str) -> Result<Vec<String>> {
             let text = std::fs::read_to_string(Path::new(file))
                 .map_err(|e| Error::io(format!("cannot read the list of hosts {file}"), &e))?;
             for line in text.lines() {
-                // A machine file of MPI's has more behind the host, or behind a colon.
+                // An MPI machine file has more after the host: further words, or a comment.
                 let line = line.split('#').next().unwrap_or_default().trim();
                 let host = line.split_whitespace().next().unwrap_or_default();
                 if !host.is_empty() {
@@ -68,7 +68,7 @@ fn expand_into(list: &str, hosts: &mut Vec<String>) -> std::result::Result<(), S
                 .collect();
             rest = after;
         }
-        // Brackets around an address of IPv6 would not be read as such.
+        // An IPv6 address in brackets would be parsed as a range.
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
         if let Some(strange) = item.chars().find(|c| !is_name(*c) && !"[],@".contains(*c)) {
             return Err(format!("{item}: {strange:?} is in no host's name"));
@@ -84,7 +84,7 @@ fn expand_into(list: &str, hosts: &mut Vec<String>) -> std::result::Result<(), S
     Ok(())
 }
 
-/// What is between commas that are in no brackets.
+/// Splits at the commas outside brackets.
 fn items(list: &str) -> std::result::Result<Vec<&str>, String> {
     let mut depth = 0usize;
     let mut parts = Vec::new();
@@ -107,7 +107,7 @@ fn items(list: &str) -> std::result::Result<Vec<&str>, String> {
     Ok(parts)
 }
 
-/// `01-03,7` as 01, 02, 03, 7: as wide as the first of a range is written.
+/// Expands `01-03,7` to 01, 02, 03, 7: numbers of a range are padded to the width of its first.
 fn numbers_of(list: &str) -> std::result::Result<Vec<String>, String> {
     let mut found = Vec::new();
     for part in list.split(',') {

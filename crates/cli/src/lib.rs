@@ -1,10 +1,10 @@
-//! The `forebay` command: pools started and stopped, looked into, staged in and out, and programs run over them.
+//! The `forebay` command: starts and stops pools, inspects them, stages in and out, and runs programs over them.
 //!
-//! A verb a file in `verbs`; `arguments` is the whole command line. What `forebay run` needs beyond a verb is in `run`.
-//! Every failure is one [`forebay_types::Error`], which `failure` prints with what the user can do about it; with
-//! `--json` it is JSON on stdout too. Exit status: 0 done, 1 failed, 2 a command line that makes no sense; `fsck` 4
-//! when it found problems; `run` that of the program, or 125, 126, 127 as env(1), and it dies of the signal that its
-//! program died of.
+//! Each verb has a file in `verbs`; `arguments` is the whole command line. `run` has the parts of `forebay run` beyond
+//! the verb. Every failure is one [`forebay_types::Error`], which `failure` prints with what the user can do about it;
+//! with `--json` it is JSON on stdout too. Exit status: 0 success, 1 failure, 2 invalid command line; `fsck` gives 4
+//! when it found problems; `run` gives the program's status, or 125, 126, 127 as env(1). If a signal ended the program
+//! of `run`, the same signal ends this process.
 
 #[macro_use]
 mod note;

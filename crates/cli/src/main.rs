@@ -1,4 +1,4 @@
-//! The command; all of it is in the library.
+//! The command; its code is in the library.
 
 use std::process::ExitCode;
 

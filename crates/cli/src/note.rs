@@ -1,6 +1,6 @@
 //! Lines on stderr.
 
-/// Prints a line on stderr. A reader that has gone (`2>&1 | head`) must not end the verb.
+/// Prints a line on stderr. The verb must not end because the reader has gone (`2>&1 | head`).
 macro_rules! note {
     ($($words:tt)*) => {{
         use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! Which pool is meant, and paths in it.
+//! Selects the pool, and handles paths in it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -9,13 +9,13 @@ use forebay_server::directory::NODES_FILE;
 use forebay_server::pool_file::PoolFile;
 use forebay_types::{Code, Error, Ino, Result};
 
-/// The prefix under which programs see a pool unless they are told another.
+/// The prefix under which programs see a pool unless another is set.
 pub(crate) const DEFAULT_PREFIX: &str = "/forebay";
 
-/// Says which node of a pool file this is, where the host's name does not.
+/// Selects the node of a pool file, where no node has this host's name.
 pub(crate) const NODE_VARIABLE: &str = "FOREBAY_NODE";
 
-/// The directory of the pool that is meant: of a pool file this node's.
+/// The directory of the pool: `named`, else the default pool. For a pool file, the directory of this node.
 pub(crate) fn directory(named: Option<PathBuf>) -> Result<PathBuf> {
     match named {
         Some(dir) if dir.as_os_str().is_empty() => Err(crate::failure::invalid(
@@ -34,7 +34,7 @@ pub(crate) fn directory(named: Option<PathBuf>) -> Result<PathBuf> {
     }
 }
 
-/// The pool file that is meant, for what only makes sense with one: the one named, or that of the pool that is.
+/// The pool file for a verb that needs one: `named`, else the file of the running pool in the directory.
 pub(crate) fn file(named: Option<&Path>, verb: &str) -> Result<PoolFile> {
     let dir = match named {
         Some(file) if file.is_file() => return PoolFile::read(file),
@@ -51,9 +51,9 @@ pub(crate) fn file(named: Option<&Path>, verb: &str) -> Result<PoolFile> {
     }
 }
 
-/// A pool that is up, attached.
+/// Attaches to a pool that is up.
 pub(crate) fn attach(dir: &Path) -> Result<&'static Pool> {
-    // The daemon's side first: its messages tell a missing directory from a pool that is down or newer.
+    // The daemon is queried first: its errors distinguish a missing directory from a pool that is down or newer.
     forebay_server::control::ensure_up(dir)?;
     let pool = Pool::attach_as(dir, Role::Tool)?;
     pool.set_prefix(prefix().as_bytes());
@@ -64,8 +64,8 @@ fn prefix() -> String {
     std::env::var("FOREBAY_PREFIX").unwrap_or_else(|_| DEFAULT_PREFIX.to_owned())
 }
 
-/// The path within the pool that the user means: `/forebay/a` is `/a`, `a` is `/a`. It starts with a slash; a slash
-/// at its end is kept.
+/// The path within the pool that the user means: `/forebay/a` is `/a`, `a` is `/a`. The result starts with a slash; a
+/// trailing slash is kept.
 pub(crate) fn path_within(text: &OsStr) -> Vec<u8> {
     let prefix = prefix();
     let prefix = prefix.trim_end_matches('/').as_bytes();
@@ -84,7 +84,7 @@ pub(crate) fn place(path: &[u8]) -> Place<'_> {
     Place { dir: Ino::ROOT, path: path.strip_prefix(b"/").unwrap_or(path) }
 }
 
-/// A door's result with words: `verb` is what was tried on `path`.
+/// Adds words to a client call's failure: `verb` is what was tried on `path`.
 pub(crate) fn worded<T>(result: Door<T>, verb: &str, path: &[u8]) -> Result<T> {
     result.map_err(|fail| {
         let what = format!("cannot {verb} {} in the pool", String::from_utf8_lossy(path));
@@ -101,7 +101,7 @@ pub(crate) fn worded<T>(result: Door<T>, verb: &str, path: &[u8]) -> Result<T> {
     })
 }
 
-/// True for a path that has more `..` than names before them, links aside.
+/// True for a path that has more `..` than names before them. Symbolic links are not considered.
 fn climbs_out(path: &[u8]) -> bool {
     let mut depth = 0usize;
     for name in path.split(|&b| b == b'/') {
@@ -115,7 +115,7 @@ fn climbs_out(path: &[u8]) -> bool {
     false
 }
 
-/// A code as the kernel would word it.
+/// The kernel's text for a code's errno.
 pub(crate) fn words(code: Code) -> String {
     match code {
         Code::PoolGone => "the pool's daemon is gone".to_owned(),

@@ -2,11 +2,13 @@
 //! see.
 //!
 //! ```text
-//! rank r:  writes rank-r (its host, a random word) ─► waits for `pool` that has its word ─► writes seen-r ─► waits until `pool` is gone
-//! rank 0:  the same, and: all rank-* are there ─► writes `pool` (the bundle, all words) ─► all seen-* are of it ─► removes everything
+//! rank r:  writes rank-r (its host, a random word)
+//!          ─► waits for `pool` with its word ─► writes seen-r ─► waits until `pool` is removed
+//! rank 0:  does the same, and: all rank-* exist ─► writes `pool` (the bundle, all words)
+//!          ─► all seen-* name this `pool` ─► removes everything
 //! ```
-//! What an earlier job of the same name left behind has other words and is taken for nothing; rank 0 writes `pool` anew when a
-//! word changes under it. The directory is its user's alone, and so the secret in `pool` is. Every wait ends.
+//! Notes that an earlier job of the same name left have other words and are ignored; rank 0 writes `pool` again when a
+//! word changes. Only the user can read the directory, and thus the secret in `pool`. Every wait has a timeout.
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, OpenOptions};
@@ -22,37 +24,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure;
 
-/// First and longest pause between two looks.
+/// First and longest pause between two polls.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
-/// How long notes of which no pool can be made must stay the same to be this job's.
+/// How long notes that cannot form a pool must stay the same before they count as notes of this job.
 const NOTES_GRACE: Duration = Duration::from_secs(3);
 
-/// Who this process is among those that start the pool.
+/// This process among the processes that start the pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Rank {
-    /// Names the job, so that two do not meet.
+    /// Names the job, so that ranks of two jobs do not mix.
     pub(crate) job: String,
     /// From 0.
     pub(crate) rank: usize,
-    /// How many there are.
+    /// The number of ranks.
     pub(crate) size: usize,
 }
 
-/// Rank and size, as launchers give them, and what names their job.
+/// The variables for rank and size, as launchers set them, and those that name their job.
 const LAUNCHERS: [(&str, &str, &[&str]); 5] = [
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"]),
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", &["FLUX_JOB_ID"]),
     ("PALS_RANKID", "PALS_NRANKS", &["PALS_APID"]),
-    // Slurm sets the PMI's for its ranks, which are then the same; its own say of which job and step.
+    // Slurm also sets the PMI's variables for its ranks, to the same values; its own variables name job and step too.
     ("SLURM_PROCID", "SLURM_NTASKS", &["SLURM_JOB_ID", "SLURM_STEP_ID"]),
     ("PMI_RANK", "PMI_SIZE", &[]),
 ];
 
 impl Rank {
-    /// That of this process, as its launcher says; `named`: what the user calls the job, or nothing.
+    /// The rank of this process, from its launcher's environment. `named`: the user's name for the job, or empty.
     ///
     /// # Errors
-    /// [`Code::Invalid`] outside a launcher, and when neither it nor the user names the job.
+    /// [`Code::Invalid`] outside a launcher, and when neither the launcher nor the user names the job.
     pub(crate) fn of_this_process(named: &str) -> Result<Rank> {
         Rank::of(
             &std::env::vars_os()
@@ -78,7 +80,7 @@ impl Rank {
             ));
         };
         let mut parts: Vec<&str> = names.iter().filter_map(|name| get(name)).collect();
-        // One name is enough for PMIx; Slurm's steps are told apart by the second.
+        // PMIx needs one name; Slurm's steps differ in the second.
         if names.first() == Some(&"PMIX_NAMESPACE") {
             parts.truncate(1);
         }
@@ -97,23 +99,23 @@ impl Rank {
     }
 }
 
-/// What a rank says of itself.
+/// A rank's note about itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Note {
     word: String,
     name: String,
     host: String,
-    /// Bytes that its host gives, if it says so.
+    /// The capacity of its host's target in bytes, if set.
     #[serde(default)]
     capacity_bytes: Option<u64>,
 }
 
-/// What rank 0 says to all.
+/// Rank 0's note to all ranks.
 #[derive(Serialize, Deserialize)]
 struct Pool {
     bundle: Bundle,
     words: Vec<String>,
-    /// Which of rank 0's writings it is.
+    /// Identifies this writing of the note: rank 0 may write it several times.
     edition: String,
 }
 
@@ -123,11 +125,11 @@ struct Meeting {
     waited: Duration,
 }
 
-/// Meets the other ranks in `shared`; the pool of all their hosts, as rank 0 makes it with `make` from one node a host,
-/// in the order of their ranks.
+/// Meets the other ranks in `shared` and returns the pool of all their hosts. Rank 0 makes it with `make` from one node
+/// a host, in the order of their ranks.
 ///
 /// # Errors
-/// A directory that cannot be used, and ranks that do not come within `timeout`, naming them.
+/// A directory that cannot be used; ranks that are missing after `timeout`, with their numbers.
 pub(crate) fn meet(
     shared: &Path,
     rank: &Rank,
@@ -156,7 +158,7 @@ fn new_word() -> Result<String> {
 }
 
 impl Meeting {
-    /// Makes the directory, unless another rank did.
+    /// Creates the directory, unless another rank did.
     fn open(&self) -> Result<()> {
         let what = || format!("cannot meet the other ranks in {}", self.dir.display());
         let cure = "name a directory of yours that all ranks see: --shared DIR, or FOREBAY_SHARED";
@@ -164,7 +166,7 @@ impl Meeting {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
                 return Err(Error::io(what(), &e).cure(cure));
             }
-            // A umask may have taken bits away.
+            // The umask may have cleared bits.
             Ok(()) => std::fs::set_permissions(&self.dir, std::fs::Permissions::from_mode(0o700))
                 .map_err(|e| Error::io(what(), &e))?,
             Err(_) => {}
@@ -178,7 +180,7 @@ impl Meeting {
         Ok(())
     }
 
-    /// Writes a note: a reader sees none, the one before, or this one.
+    /// Writes a note atomically: a reader sees none, the one before, or this one.
     fn write(&self, name: &str, value: &impl Serialize) -> Result<()> {
         let what = || format!("cannot write {}", self.dir.join(name).display());
         let text = serde_json::to_vec(value).map_err(|e| Error::new(Code::Invalid, what()).why(e))?;
@@ -190,7 +192,7 @@ impl Meeting {
             .mode(0o600)
             .open(&new)
             .map_err(|e| Error::io(what(), &e))?;
-        // Synced: what a rename shows on a network file system is to be there.
+        // Synced, so that on a network file system the data are there when the rename shows the name.
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(|e| Error::io(what(), &e))?;
         std::fs::rename(&new, self.dir.join(name)).map_err(|e| Error::io(what(), &e))
     }
@@ -199,11 +201,11 @@ impl Meeting {
         serde_json::from_slice(&std::fs::read(self.dir.join(name)).ok()?).ok()
     }
 
-    /// Looks until `look` finds what it waits for; none when the time is over.
+    /// Polls until `look` finds what it waits for; `None` on timeout.
     fn wait<T>(&self, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
         let mut pause = LOOK_AGAIN.0;
         loop {
-            // Opening a directory has NFS ask its server what is new in it.
+            // Opening a directory makes NFS fetch its changes from the server.
             let _ = std::fs::File::open(&self.dir);
             if let Some(found) = look()? {
                 return Ok(Some(found));
@@ -233,7 +235,8 @@ impl Meeting {
                 let words = notes.iter().map(|n| n.word.clone()).collect();
                 let bundle = match make(&hosts) {
                     Ok(bundle) => bundle,
-                    // With an earlier job's notes among them they may make no sense; these are about to be replaced.
+                    // Notes of an earlier job among them can make the set invalid; their ranks are about to replace
+                    // them.
                     Err(e) => match &refused {
                         Some((before, since)) if *before == notes && since.elapsed() >= NOTES_GRACE => {
                             return Err(e)
@@ -264,7 +267,7 @@ impl Meeting {
             (1..size).filter(|r| !seen(*r)).collect()
         };
         let absent = if matches!(met, Ok(Some(_))) { Vec::new() } else { missing() };
-        // Whoever waits for the pool to be gone takes it that all have come.
+        // When `pool` disappears, the other ranks conclude that all have come. So it is removed only then.
         if matches!(met, Ok(Some(_))) {
             self.clear(size);
         }
@@ -283,7 +286,8 @@ impl Meeting {
                 return Ok((taken.is_some() && !self.dir.join("pool").exists()).then_some(()));
             };
             if pool.words.get(rank).is_none_or(|w| w != word) {
-                // Another job of this name has begun, if this one's rank 0 was done; else it was an earlier one's.
+                // If this rank has seen its own pool, its rank 0 has finished and another job of this name has begun.
+                // Otherwise the note is from an earlier job.
                 return Ok(taken.is_some().then_some(()));
             }
             if taken.as_ref().is_none_or(|t| t.edition != pool.edition) {
@@ -304,7 +308,7 @@ impl Meeting {
             .cure("do all ranks run `forebay up --job`, and see that directory? --shared DIR names another, --wait SECONDS waits longer")
     }
 
-    /// Removes the notes, `pool` first, which the others wait for.
+    /// Removes the notes, `pool` first: the other ranks wait for its removal.
     fn clear(&self, size: usize) {
         let _ = std::fs::remove_file(self.dir.join("pool"));
         for r in 0..size {
@@ -368,14 +372,14 @@ mod tests {
     fn host(rank: usize) -> NamedHost {
         // Two ranks a host.
         let (name, host) = (format!("n{}", rank / 2), format!("h{}", rank / 2));
-        // The first gives nothing.
+        // The first host has no target.
         NamedHost { name, host, capacity_bytes: (rank / 2 == 0).then_some(0) }
     }
 
     #[test]
     fn meet_of_all_ranks_gives_each_the_same_pool_and_leaves_nothing() {
         let dir = shared("all");
-        // What another job of this name left when it was killed: notes of another size and an old pool.
+        // Left by a killed job of this name: notes of another size and an old pool.
         let old = dir.join("forebay-job-j");
         DirBuilder::new().mode(0o700).create(&old).unwrap();
         let stale =
@@ -392,7 +396,7 @@ mod tests {
                 .map(|r| {
                     let dir = &dir;
                     scope.spawn(move || {
-                        // They come one after another, the last ones late.
+                        // The ranks start one after another, the last ones late.
                         std::thread::sleep(Duration::from_millis(r as u64 * 15));
                         let rank = Rank { job: "j".into(), rank: r, size: 6 };
                         meet(dir, &rank, &host(r), Duration::from_secs(60), make)

@@ -1,4 +1,4 @@
-//! What every staging of the command has: pairs as they are written, progress as it is shown, the report.
+//! What all staging verbs share: parsing pairs, showing progress, printing the report.
 
 mod pairs;
 mod progress;
@@ -8,7 +8,7 @@ pub(crate) use pairs::{pairs_in, pairs_out, refuse_own};
 pub(crate) use progress::{Interrupt, Shown, Style};
 pub(crate) use summary::{line, print_problems, print_report};
 
-/// Which way.
+/// The direction of staging.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Direction {
     /// Into the pool.

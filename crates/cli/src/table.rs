@@ -1,17 +1,17 @@
-//! Facts as lines for people: sizes, times, modes, aligned columns.
+//! Formats facts for users: sizes, times, modes, aligned columns.
 
 use std::ffi::CStr;
 
 use forebay_server::format_size;
 
-/// Lines of name and value, the values one below the other.
+/// Lines of name and value, with the values aligned.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     lines: Vec<(String, String)>,
 }
 
 impl Facts {
-    /// Adds a line; one with an empty name goes on with the one before.
+    /// Adds a line. An empty name continues the line before.
     pub(crate) fn add(&mut self, name: &str, value: impl Into<String>) {
         self.lines.push((name.to_owned(), value.into()));
     }
@@ -23,7 +23,7 @@ impl Facts {
     }
 }
 
-/// Seconds as people say them: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`.
+/// Seconds in readable form: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`.
 pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds as u64;
     match whole {
@@ -35,12 +35,12 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Bytes as people say them.
+/// Bytes in readable form.
 pub(crate) fn bytes(n: u64) -> String {
     format_size(n)
 }
 
-/// A count with the thing counted: `1 file`, `3 files`.
+/// A count with its noun: `1 file`, `3 files`.
 pub(crate) fn count(n: u64, one: &str) -> String {
     match n {
         1 => format!("1 {one}"),
@@ -100,7 +100,7 @@ pub(crate) fn local_time(seconds: i64) -> String {
 
 /// A user's name, or the number.
 pub(crate) fn user(uid: u32) -> String {
-    // SAFETY: this program asks from one thread; the entry is read before the next call.
+    // SAFETY: only one thread of this program calls it; the entry is read before the next call.
     unsafe {
         let entry = libc::getpwuid(uid);
         if entry.is_null() {
@@ -128,7 +128,7 @@ fn text(name: &CStr) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// Bytes of a name for a terminal: UTF-8 as it is, other bytes and control characters as `\xNN`.
+/// A name for a terminal: UTF-8 as it is, other bytes and control characters as `\xNN`.
 pub(crate) fn printable(name: &[u8]) -> String {
     let mut out = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {

@@ -1,4 +1,4 @@
-//! What is in a pool, seen by `ls` and `stat`, and moved by `stage-in` and `stage-out`.
+//! The content of a pool as `ls` and `stat` show it, and as `stage-in` and `stage-out` copy it.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::process::Command;
 use common::{as_nobody, can_be_nobody, give_to_nobody, is_root, Place, Ran};
 use serde_json::Value;
 
-/// A pool, and a tree staged into it: files, a link, an empty directory, odd names.
+/// A pool with a tree staged in: files, a link, an empty directory, odd names.
 fn filled(place: &Place) -> PathBuf {
     let pool = place.up("p");
     place.write("src/a.txt", "alpha");
@@ -134,7 +134,7 @@ fn staging_round_trip_gives_the_same_bytes_and_a_report() {
     diff.args(["-r", "--no-dereference"]).args([place.join("src"), place.join("back")]);
     let diff = diff.output().unwrap();
     assert!(diff.status.success(), "{}", String::from_utf8_lossy(&diff.stdout));
-    // Again: there already. Unless it is to be copied whatever there is.
+    // A second time all files are skipped, unless `--no-resume` is given.
     let again = place.json(["stage-out", "--json", "--pool", pool, &back]);
     assert_eq!(
         (again["files"].as_u64(), again["skipped_files"].as_u64().map(|n| n >= 4)),
@@ -281,7 +281,7 @@ fn staging_that_is_interrupted_ends_by_the_signal_and_goes_on_when_run_again() {
     common::kill(stage.pid(), libc::SIGINT);
     use std::os::unix::process::ExitStatusExt;
     let status = stage.wait();
-    // On a fast machine it may just have finished.
+    // On a fast machine it may have finished already.
     assert!(status.signal() == Some(libc::SIGINT) || status.success(), "{status}");
     let report = place.json(["stage-in", "--json", "--pool", pool, &source]);
     assert_eq!(report["files"].as_u64().unwrap() + report["skipped_files"].as_u64().unwrap(), 40, "{report}");
@@ -289,7 +289,7 @@ fn staging_that_is_interrupted_ends_by_the_signal_and_goes_on_when_run_again() {
     assert_eq!(place.json(["fsck", "--json", "--pool", pool])["clean"], true);
 }
 
-/// Backing files and bytes of a stripe, as `layout get` has them.
+/// Number of backing files, and bytes of a stripe, from `layout get`.
 fn layout_of(place: &Place, pool: &str, path: &str) -> (u64, u64) {
     let shown: Value =
         serde_json::from_str(&place.ok(["layout", "get", "--pool", pool, "--json", path]).out).unwrap();
@@ -310,7 +310,7 @@ fn layout_of_a_new_file_and_of_a_directory_is_as_set_and_migrate_makes_it_one() 
     assert!(text.starts_with("/t/new: 3 backing files, stripes of 8"), "{text}");
     assert!(text.contains("/t/a.txt: one backing file, on 1\n"), "{text}");
     assert!(text.contains("/t/sub: files that MPI-IO and forebay.h make in it: 4 backing files"), "{text}");
-    // Other programs' files in that directory have one all the same.
+    // Files that other programs make in that directory still have one backing file.
     place.ok(["stage-in", "--pool", pool, &format!("{}:/t/sub/more", place.join("src/a.txt").display())]);
     assert_eq!(layout_of(&place, pool, "/t/sub/more").0, 1);
     place.ok(["layout", "migrate", "--pool", pool, "/t/new", "/t/a.txt"]);
@@ -370,7 +370,7 @@ fn stage_out_over_what_was_changed_later_says_so() {
     };
     let said = "a file was replaced by one that was changed earlier";
     assert!(!out(&[]).err.contains(said), "nothing was changed");
-    // Another job changes a file of the store, and this one brings back what it had staged in.
+    // Another job changes a file of the backing store, and this one stages out the older version that it staged in.
     for more in [&[][..], &["--all-or-nothing"][..]] {
         place.write("src/a.txt", "changed by another job");
         let ran = out(more);
@@ -380,7 +380,7 @@ fn stage_out_over_what_was_changed_later_says_so() {
         );
         assert_eq!(std::fs::read(store.join("a.txt")).unwrap(), b"alpha");
     }
-    // Results over older results are what staging out is for.
+    // Newer results over older results need no warning.
     place.ok(["run", "--pool", pool, "--", "sh", "-c", "echo newer > /forebay/t/a.txt"]);
     assert!(!out(&[]).err.contains(said));
     assert_eq!(std::fs::read(store.join("a.txt")).unwrap(), b"newer\n");
@@ -406,7 +406,7 @@ fn layout_set_and_migrate_print_json() {
     assert_eq!(directory[0]["layout"][0]["stripe_count"], 2);
     let migrated = json(&["migrate", "/striped"]);
     assert_eq!(migrated[0]["layout"][0]["stripe_count"], 1, "{migrated}");
-    // An error of the command line is JSON too, and a path that fails is left out.
+    // An error in the command line is JSON too. A path that fails is missing in the JSON.
     let ran = place.run(["layout", "set", "--pool", pool, "--json", "-c", "0", "/x"]);
     let error: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!((ran.code, error["error"]["code"].as_str()), (Some(1), Some("invalid")));

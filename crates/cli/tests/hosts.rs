@@ -1,5 +1,5 @@
 //! Pools over several hosts, started and stopped by one command or by a job's ranks. The hosts are addresses of the
-//! loopback network; a script that knows them takes ssh's place.
+//! loopback network, and a script replaces ssh.
 
 mod common;
 
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{forebay, Place, Ran};
 
-/// A place, some hosts, and a command in the place of ssh.
+/// A directory, some hosts, and a script that replaces ssh.
 struct Hosts {
     place: Place,
-    /// What their addresses begin with.
+    /// The common prefix of their addresses.
     net: String,
 }
 
@@ -23,7 +23,7 @@ impl Hosts {
         let (own, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let net = format!("127.{}.{}.{}", 1 + own / 250 % 250, own % 250, next + 1);
         let place = Place::new();
-        // 1 to 8 are there, 9 is down, and on 8 there is no Forebay.
+        // Hosts 1 to 8 are up, 9 is down, and 8 has no Forebay.
         let script = format!(
             "#!/bin/sh\nhost=$1; shift\necho \"$host $*\" >> {}\ncase $host in\n\
              {net}8) exec sh -c \"${{1#/}}\";;\n\
@@ -61,7 +61,7 @@ impl Hosts {
         self.run(&[&words, more].concat())
     }
 
-    /// A shell over the pool on one of them.
+    /// Runs a shell script over the pool on one of the hosts.
     fn tell(&self, number: u32, script: &str) -> String {
         let pool = self.pool(number);
         let ran = self.run(&["run", "--quiet", "--pool", pool.to_str().unwrap(), "--", "sh", "-c", script]);
@@ -78,7 +78,7 @@ fn up_of_hosts_gives_one_pool_and_no_secret_to_be_seen() {
     hosts.tell(1, "mkdir /forebay/d");
     assert_eq!(hosts.tell(3, "echo x > /forebay/d/f; ls /forebay/d"), "f\n");
     assert_eq!(hosts.tell(2, "stat -c %s /forebay/d/f"), "2\n");
-    // Each has the list and the secret, for its user alone; the command lines have not.
+    // Each node has the list and the secret, readable by its user alone; the command lines do not contain the secret.
     let secret = std::fs::read(hosts.pool(1).join("nodes.key")).unwrap();
     assert_eq!(secret, std::fs::read(hosts.pool(3).join("nodes.key")).unwrap());
     let mode = std::fs::metadata(hosts.pool(2).join("nodes.key")).unwrap().permissions().mode();
@@ -86,12 +86,12 @@ fn up_of_hosts_gives_one_pool_and_no_secret_to_be_seen() {
     let words = std::fs::read_to_string(hosts.place.join("words")).unwrap();
     let digits: String = secret.iter().map(|b| format!("{b:02x}")).collect();
     assert!(words.contains("--handed") && !words.contains(&digits[..16]), "{words}");
-    // Started again it is another pool, which the nodes that are up are not of; they are left as they are.
+    // A second start makes another pool, which the running nodes do not belong to; they stay as they are.
     let again = hosts.up("1-3", &[]);
     again.assert_refused(1, &["cannot start 3 of 3 nodes", "no node that it started is left up"]);
     assert!(again.out.contains("already up"), "{again:?}");
     assert_eq!(hosts.tell(1, "cat /forebay/d/f 2>/dev/null; ls /forebay/d"), "f\n");
-    // By any node's directory all are stopped, and nothing is left.
+    // `down --all` with any node's directory stops all nodes and leaves nothing.
     let pool = hosts.pool(2);
     let down = hosts.run(&["down", "--all", "--pool", pool.to_str().unwrap()]);
     assert!(down.code == Some(0) && down.out.lines().count() == 3, "{down:?}");
@@ -111,7 +111,7 @@ fn up_of_hosts_some_without_a_target_gives_one_pool_on_the_others() {
         "node 1 has the root"
     );
     assert_eq!(hosts.tell(1, "mkdir /forebay/d; mv /forebay/f /forebay/d; ls /forebay/d"), "f\n");
-    // Without a mount there no descriptor can be had of a file, and none is left behind.
+    // Without a mount on this node no file can be opened for a descriptor, and the failed create leaves no file.
     let pool = hosts.pool(3);
     let words = ["run", "--pool", pool.to_str().unwrap(), "--", "sh", "-c", "echo y > /forebay/d/y"];
     hosts.run(&words).assert_refused(2, &["forebay mount --pool", "not supported"]);
@@ -119,7 +119,7 @@ fn up_of_hosts_some_without_a_target_gives_one_pool_on_the_others() {
     let status = hosts.run(&["status", "--pool", pool.to_str().unwrap()]);
     assert!(status.out.contains("no target: files of its programs lie on other nodes"), "{status:?}");
     assert_eq!(status.out.lines().filter(|line| line.contains(" none ")).count(), 2, "{status:?}");
-    // What is staged needs no descriptor.
+    // Staging needs no descriptor.
     let file = hosts.place.write("in", "staged");
     let staged =
         hosts.run(&["stage-in", "--pool", pool.to_str().unwrap(), &format!("{}:/d/in", file.display())]);
@@ -139,7 +139,7 @@ fn up_of_hosts_some_without_a_target_gives_one_pool_on_the_others() {
 #[test]
 fn up_of_hosts_that_cannot_all_start_leaves_none_up_unless_a_part_will_do() {
     let hosts = Hosts::new();
-    // One is down, one has no Forebay, and the port of one is taken.
+    // One host is down, one has no Forebay, and on one the port is taken.
     let taken = std::net::TcpListener::bind((format!("{}2", hosts.net), 7850)).unwrap();
     let up = hosts.up("1,2,8,9", &[]);
     up.assert_refused(1, &["cannot start 3 of 4 nodes", "no node that it started is left up", "--partial"]);
@@ -151,7 +151,7 @@ fn up_of_hosts_that_cannot_all_start_leaves_none_up_unless_a_part_will_do() {
     assert!(line(8).contains("install Forebay there"), "{up:?}");
     assert!(line(9).contains("cannot be reached") && line(9).contains("No route to host"), "{up:?}");
     assert!((1..3).all(|n| !hosts.pool(n).exists()));
-    // Without the first node there is no root, whatever will do.
+    // Without the first node there is no root, so --partial does not help.
     hosts.up("9,1", &["--partial"]).assert_refused(1, &["has the root"]);
     assert!(!hosts.pool(1).exists());
     let file = hosts.place.join("kept.toml");
@@ -159,7 +159,7 @@ fn up_of_hosts_that_cannot_all_start_leaves_none_up_unless_a_part_will_do() {
     let part = hosts.up("1,9,3", &["--partial", "--write", file]);
     assert!(part.code == Some(0) && part.out.contains("2 of 3 nodes are up"), "{part:?}");
     hosts.tell(3, "echo x > /forebay/f");
-    // The file that was kept is the pool's: starting all of it leaves alone what is up.
+    // The written file describes the pool: `up --all` with it leaves the running nodes as they are.
     let again = hosts.run(&["up", "--all", "--partial", "--pool", file]);
     assert!(again.code == Some(0) && again.out.matches("it was already").count() == 2, "{again:?}");
     assert_eq!(hosts.tell(1, "ls /forebay"), "f\n");
@@ -178,7 +178,7 @@ fn up_of_hosts_takes_kept_data_again_and_down_names_hosts() {
     let (list, path) = (hosts.list("1-2"), hosts.place.join("n%n"));
     let down = hosts.run(&["down", "--hosts", &list, "--pool", path.to_str().unwrap()]);
     assert!(down.code == Some(0) && down.out.contains("kept for the next"), "{down:?}");
-    // In another order they would get each other's numbers.
+    // In another order each node would get the other's number.
     let turned = hosts.up("2,1", &[]);
     turned.assert_refused(1, &["cannot start 2 of 2 nodes"]);
     assert!(turned.out.contains("its data is node 2's"), "{turned:?}");
@@ -186,7 +186,7 @@ fn up_of_hosts_takes_kept_data_again_and_down_names_hosts() {
     assert_eq!(up.out.matches("with its data from before").count(), 2, "{up:?}");
     assert_eq!(hosts.tell(2, "cat /forebay/two/f"), "kept\n");
     hosts.tell(1, "ls /forebay/two");
-    // Nobody named the medium this time: each says its own.
+    // No medium was given this time: each node reports its own.
     let status = hosts.run(&["status", "--pool", hosts.pool(1).to_str().unwrap()]);
     assert_eq!(status.out.matches(" ssd ").count(), 2, "{status:?}");
     assert_eq!(hosts.run(&["down", "--hosts", &list, "--pool", path.to_str().unwrap()]).code, Some(0));
@@ -209,7 +209,7 @@ fn up_of_hosts_refuses_what_makes_no_sense() {
     hosts.place.assert_nothing_left();
 }
 
-/// Runs `forebay up --job` in ranks, two to a host, and what they are to say when it is up.
+/// Runs `forebay up --job` in ranks, two on each host, and then `then` in each.
 fn ranks(hosts: &Hosts, launcher: &[&str], rank: &str, job: &str, then: &str) -> Option<Ran> {
     let available = Command::new(launcher[0]).arg("--version").output().is_ok_and(|o| o.status.success());
     if !available {
@@ -229,7 +229,7 @@ fn ranks(hosts: &Hosts, launcher: &[&str], rank: &str, job: &str, then: &str) ->
         hosts.place.dress(&mut command);
         Ran::of(command.output().unwrap())
     });
-    // Hydra itself ends so, and silently, when its proxy is done before it has told that all.
+    // Hydra itself can end by SIGPIPE, silently, when its proxy exits before Hydra has sent it everything.
     let is_hydras_end = |ran: &Ran| ran.signal == Some(libc::SIGPIPE) && ran.err.is_empty();
     Some(ran.into_iter().find(|ran| !is_hydras_end(ran)).expect("Hydra always ends by SIGPIPE"))
 }
@@ -264,7 +264,7 @@ fn up_by_ranks_of_hydra_wants_a_name_for_the_job() {
     assert_eq!(hosts.tell(2, "ls /forebay"), "f\n");
 }
 
-/// As `srun` starts them, one rank a host.
+/// Ranks as `srun` starts them, one on each host.
 #[test]
 fn up_by_ranks_of_slurm_finds_its_nodes_and_names_ranks_that_do_not_come() {
     let hosts = Hosts::new();
@@ -279,7 +279,7 @@ fn up_by_ranks_of_slurm_finds_its_nodes_and_names_ranks_that_do_not_come() {
     };
     let alone = Ran::of(rank(0, 3, "64MiB", &["--wait", "1"]).output().unwrap());
     alone.assert_refused(1, &["of 3 ranks 1, 2 have not come", "--shared"]);
-    // What that one left behind is in nobody's way.
+    // The notes that it left do not disturb the next job.
     let mut running: Vec<_> = (0..3).map(|i| common::start(rank(i, 3, "64MiB", &[]))).collect();
     for child in &mut running {
         assert!(child.wait().success());
@@ -289,7 +289,7 @@ fn up_by_ranks_of_slurm_finds_its_nodes_and_names_ranks_that_do_not_come() {
     let pool = hosts.pool(3);
     assert_eq!(hosts.run(&["down", "--all", "--pool", pool.to_str().unwrap()]).code, Some(0));
     hosts.place.assert_nothing_left();
-    // The first rank's host gives nothing: another one has the root.
+    // The first rank's host has no target, so another host has the root.
     let mut running: Vec<_> =
         (0..2).map(|i| common::start(rank(i, 2, if i == 0 { "0" } else { "64MiB" }, &[]))).collect();
     for child in &mut running {

@@ -1,5 +1,5 @@
-//! What a pool's daemon inherits from its starter: limits, signals, umask, devices. It sheds what it can, and says what
-//! it cannot.
+//! What a pool's daemon inherits from its starter: limits, signals, umask, devices. It resets what it can, and reports
+//! what it cannot.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn limited(mut command: Command, resource: libc::__rlimit_resource_t, limit: u64
     command
 }
 
-/// The command as a user who cannot raise limits and may write in the place; none where this is not root.
+/// The command as a user who cannot raise limits and may write in the test's directory; `None` if this is not root.
 fn nobodys(place: &Place, arguments: &[&str]) -> Option<Command> {
     if !common::can_be_nobody() {
         eprintln!("skipped: this needs root, who can become another user");
@@ -61,11 +61,11 @@ fn client_that_the_daemon_has_no_descriptor_for_fails_with_emfile_and_a_later_on
         let run = ["run", "--pool", text, "--", "sh", "-c", line];
         Ran::of(nobodys(&place, &run).unwrap().output().unwrap())
     };
-    // Processes that are attached all at once are more than it has descriptors for: one gets this error, and no more.
+    // 40 processes attach at once, more than the worker has descriptors for: some get EMFILE, and no other error.
     let many = program("for i in $(seq 40); do (exec 3>/forebay/f; exec sleep 2) & done; wait");
     assert!(many.err.contains("Too many open files"), "{many:?}");
     assert!(!many.err.contains("Input/output error"), "{many:?}");
-    // So do those that come while connections that say nothing have taken all of the worker's, and of the supervisor's.
+    // The same error occurs while idle connections use up the descriptors of the worker, or of the supervisor.
     for socket in ["socket", "supervisor"] {
         let silent: Vec<_> = (0..60).map(|_| UnixStream::connect(pool.join(socket)).unwrap()).collect();
         let refused = program("echo x >/forebay/x");
@@ -92,7 +92,7 @@ fn program_that_may_open_too_few_files_gets_emfile() {
     }
 }
 
-/// A field of the limits of a process: its soft value.
+/// The soft value of one of a process's limits.
 fn soft_limit(pid: u64, name: &str) -> String {
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
     let line = limits.lines().find(|line| line.starts_with(name)).unwrap();
@@ -132,7 +132,7 @@ fn pool_works_whatever_limits_signals_and_umask_its_starter_had() {
         let score = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
         assert_eq!(score.trim(), "0", "{process}");
     }
-    // The worker is told to stop by a signal, and its end is another.
+    // SIGTERM stops the worker and SIGCHLD reports its end, so both signals must work.
     let down = place.ok(["down"]);
     assert!(!down.out.contains("killed"), "{down:?}");
     place.assert_nothing_left();
@@ -152,7 +152,7 @@ fn limit_of_file_sizes_that_does_not_suffice_is_refused_in_words() {
     assert_eq!(Ran::of(down.output().unwrap()).code, Some(0));
 }
 
-/// Runs lines of shell in a mount namespace of their own; none where that cannot be.
+/// Runs shell lines in a mount namespace of their own; `None` where that is impossible.
 fn elsewhere(place: &Place, lines: &str) -> Option<Ran> {
     if !is_root() {
         eprintln!("skipped: this needs root, for mount namespaces");

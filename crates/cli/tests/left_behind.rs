@@ -1,4 +1,4 @@
-//! What pools leave behind where they could not start, and when they are gone: nothing.
+//! Pools that could not start, and pools that have ended, leave nothing behind.
 
 mod common;
 
@@ -36,7 +36,7 @@ fn runs_that_end_and_start_at_the_same_time_do_not_take_each_others_directory() 
     place.assert_nothing_left();
 }
 
-/// A tmpfs that is mounted there, or may be: taken away with this.
+/// A tmpfs that is or may be mounted at the path; dropping this unmounts it.
 struct Full<'a>(&'a Path);
 
 impl Full<'_> {
@@ -45,7 +45,7 @@ impl Full<'_> {
         assert!(status.unwrap().success());
         let full = Full(at);
         if fill {
-            // It ends with ENOSPC, when nothing is free.
+            // The write ends with ENOSPC, when nothing is free.
             let _ = std::fs::write(at.join("fill"), vec![1u8; 1 << 20]);
         }
         full
@@ -67,8 +67,8 @@ fn run_where_the_directory_for_pools_is_full_leaves_nothing_there() {
     let place = Place::new();
     let at = place.join("tmp");
     std::fs::create_dir(&at).unwrap();
-    // No bytes; then inodes for the user's directory, the lock of the start, the pool's directory, its lock, its log,
-    // and so on.
+    // First no free bytes; then no inode for the user's directory, the start's lock, the pool's directory, its lock,
+    // its log, and so on.
     let media =
         ["size=64k,nr_inodes=20", "nr_inodes=3", "nr_inodes=4", "nr_inodes=5", "nr_inodes=6", "nr_inodes=7"];
     for (number, options) in media.into_iter().enumerate() {

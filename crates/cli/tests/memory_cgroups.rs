@@ -1,5 +1,5 @@
-//! Pools and programs in a memory cgroup of the kernel: what counts as free, and what a program in a tighter one is
-//! told. Skipped where no cgroup can be made.
+//! Pools and programs in a memory cgroup of the kernel: how much memory counts as free, and the warning for a program
+//! in a tighter cgroup. Skipped where no cgroup can be made.
 
 mod common;
 
@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 const V1: &str = "/sys/fs/cgroup/memory";
 const V2: &str = "/sys/fs/cgroup";
 
-/// A memory cgroup of a test's own, removed with what is in it.
+/// A memory cgroup of one test, removed when dropped.
 struct Cgroup {
     path: PathBuf,
     limit: &'static str,
@@ -32,8 +32,8 @@ impl Cgroup {
     }
 
     fn limit_to(&self, bytes: u64) -> bool {
-        // Without swap, where the machine has any: what is paged out is charged to no limit of memory. Of the two
-        // limits of the first version the one of both is never below the other.
+        // Swap is disabled where it exists, since swapped pages do not count towards the memory limit. Version 1 has a
+        // limit for memory and one for memory with swap, and the second must never be below the first.
         let with_swap = |name: &str, value: &str| {
             let file = self.path.join(name);
             if file.exists() {
@@ -47,7 +47,7 @@ impl Cgroup {
         done
     }
 
-    /// Runs a command in it.
+    /// Runs a command in the cgroup.
     fn run(&self, place: &Place, words: &[&str]) -> Ran {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.path.join("cgroup.procs"));
@@ -66,7 +66,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // What its processes have charged goes with it; they have ended, or are about to.
+        // The directory can be removed when the cgroup's processes have ended; they have, or are about to.
         for _ in 0..500 {
             if std::fs::remove_dir(&self.path).is_ok() || !self.path.exists() {
                 return;
@@ -83,7 +83,8 @@ fn up_in_a_cgroup_counts_cached_files_as_free() {
         println!("skipped: no memory cgroup can be made here");
         return;
     };
-    // Nearly all of it is cache, read twice and thus active: the kernel gives it up for a page of tmpfs all the same.
+    // Nearly all of the cgroup's memory is page cache, read several times and thus active. The kernel still reclaims it
+    // for a page of tmpfs.
     let big = place.write("big", vec![5u8; 400 << 20]);
     let file = std::fs::File::open(&big).unwrap();
     file.sync_all().unwrap();
@@ -99,7 +100,7 @@ fn up_in_a_cgroup_counts_cached_files_as_free() {
     }
     let up = cgroup.forebay(&place, &["up", "--capacity", "256MiB"]);
     assert_eq!(up.code, Some(0), "{up:?}");
-    // And it does: the pool takes what it was promised, written by a program in the same cgroup.
+    // The pool really gets the promised space, when a program in the same cgroup writes it.
     let fill = "dd if=/dev/zero of=/forebay/fill bs=1M count=200 status=none";
     let ran = cgroup.forebay(&place, &["run", "--", "sh", "-c", fill]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -129,11 +130,11 @@ fn program_in_a_tighter_cgroup_than_the_pool_is_warned() {
     for word in ["warning: memory cgroup", name, "128 MiB", "the kernel kills it", "hint:"] {
         assert!(ran.err.contains(word), "{word}: {ran:?}");
     }
-    // It is true: a program that writes more than that into the pool dies, while the pool has room.
+    // The warning is true: a program that writes more into the pool is killed while the pool still has space.
     let fill = "dd if=/dev/zero of=/forebay/fill bs=1M count=300 status=none";
     let ran = cgroup.forebay(&place, &["run", "--", "sh", "-c", fill]);
     assert!(ran.code != Some(0) && ran.err.contains("warning: memory cgroup"), "{ran:?}");
-    // With room enough nothing is said.
+    // With enough memory there is no warning.
     place.ok(["run", "--quiet", "--", "rm", "-f", "/forebay/fill"]);
     assert!(cgroup.limit_to(1024 * MIB));
     let ran = cgroup.forebay(&place, &["run", "--", "true"]);

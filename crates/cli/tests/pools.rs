@@ -1,4 +1,4 @@
-//! Pools started, looked at and stopped by the command, and everything that can be wrong about them.
+//! Pools started, inspected and stopped by the command, and the errors of these verbs.
 
 mod common;
 
@@ -64,12 +64,12 @@ fn up_in_the_foreground_stays_until_the_pool_is_down_and_says_when_it_was_killed
     place.ok(["down"]);
     assert_eq!(up.wait().unwrap().code(), Some(0));
     place.assert_nothing_left();
-    // Told to stop: then it stops the pool.
+    // SIGTERM to `up` stops the pool too.
     let (mut up, _) = foreground();
     kill(up.id() as i32, libc::SIGTERM);
     assert_eq!(up.wait().unwrap().code(), Some(0));
     place.assert_nothing_left();
-    // The pool is killed under it.
+    // The pool is killed while `up` waits.
     let (up, pids) = foreground();
     pids.iter().rev().for_each(|pid| kill(*pid, libc::SIGKILL));
     let ended = Ran::of(up.wait_with_output().unwrap());
@@ -105,7 +105,7 @@ fn verbs_on_a_pool_that_is_not_there_say_how_to_start_it() {
     }
     let ran = Ran::of(place.command(["--pool"]).arg(&dir).args(["run", "true"]).output().unwrap());
     ran.assert_refused(125, &["there is no such directory", "leave out --pool"]);
-    // A pool that was there and is down.
+    // A pool that existed and is down.
     place.up("p");
     place.ok(["down", "--keep", "--pool", place.join("p").to_str().unwrap()]);
     for verb in ["status", "ls"] {
@@ -230,7 +230,7 @@ fn mount_that_a_lost_pool_left_is_cleared_by_the_next_up() {
     assert_eq!(up["reopened"], false);
     assert_eq!(place.mounts().len(), 1, "one mount, not one over the other");
     place.ok(["down", "--pool", text]);
-    // Somebody else's mount is not ours to clear.
+    // A mount that Forebay did not make is left alone.
     let other = place.join("other");
     std::fs::create_dir_all(other.join("target")).unwrap();
     assert!(Command::new("mount")
@@ -244,7 +244,7 @@ fn mount_that_a_lost_pool_left_is_cleared_by_the_next_up() {
         .assert_refused(1, &["something else is mounted", "umount"]);
 }
 
-/// A pool in a plain directory, which was up and is down.
+/// A pool in a plain directory, started and stopped.
 fn pool_on_disk_that_is_down(place: &Place) -> std::path::PathBuf {
     let dir = place.join("disk");
     let text = dir.to_str().unwrap();
@@ -286,7 +286,7 @@ fn shard_of_a_newer_format_is_refused_and_left_alone() {
     let place = Place::new();
     let dir = pool_on_disk_that_is_down(&place);
     let text = dir.to_str().unwrap();
-    // The format record as LMDB keeps it: 6 bytes of value, no flags, 1 byte of key; then the key, and version 5 of
+    // The format record as LMDB stores it: 6 bytes of value, no flags, 1 byte of key; then the key, and version 5 of
     // node 1.
     let shard = dir.join("target/shard/data.mdb");
     let mut bytes = std::fs::read(&shard).unwrap();
@@ -385,7 +385,7 @@ fn fsck_finds_a_backing_file_that_nobody_owns() {
     place.ok(["up", "--media", "ssd", "--capacity", "128MiB", "--path", text]);
     let clean = place.json(["fsck", "--json", "--pool", text]);
     assert_eq!(clean["clean"], true, "{clean}");
-    // An inode number far beyond any that was given.
+    // An inode number far beyond any that was assigned.
     std::fs::write(dir.join("target/data/42/0001000000777742"), "lost").unwrap();
     for state in ["up", "down"] {
         let ran = place.run(["fsck", "--pool", text]);

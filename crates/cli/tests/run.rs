@@ -1,4 +1,4 @@
-//! `forebay run`: programs, their status, what they see, what is staged, and what is left.
+//! `forebay run`: programs, their status, what they see, what is staged, and what is left behind.
 
 mod common;
 
@@ -110,7 +110,7 @@ fn run_without_a_pool_has_its_own_and_with_one_uses_it() {
     let mut command = place.command(["run", "--quiet", "--", "sh", "-c", "echo $FOREBAY_POOL"]);
     assert_eq!(Ran::of(command.env("FOREBAY_POOL", named).output().unwrap()).out.trim(), named);
     place.ok(["down", "--pool", named]);
-    // The default pool, once it is up, is meant by everybody who names none.
+    // The default pool, once up, is used by every run that names none.
     place.ok(["up", "--capacity", "128MiB"]);
     let ran = place.ok(["run", "--quiet", "--", "sh", "-c", "echo $FOREBAY_POOL"]);
     assert!(ran.out.trim().ends_with("/pool"), "{ran:?}");
@@ -230,7 +230,7 @@ fn stage_in_of_what_cannot_be_read_is_refused_before_the_program_starts() {
         let mut command = as_nobody(&place, ["run", "--stage-out", "/x:/usr/forebay-test-x", "true"]);
         Ran::of(command.output().unwrap())
             .assert_refused(125, &["/usr/forebay-test-x", "make /usr writable"]);
-        // One of many that cannot be read fails the stage-in, and with it the run.
+        // One unreadable file of many fails the stage-in, and with it the run.
         let tree = place.write("tree/open", "x");
         let closed = place.write("tree/closed", "x");
         std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
@@ -268,7 +268,7 @@ fn results_that_do_not_fit_stay_in_their_pool() {
     assert!(!small.join("f").exists(), "no torn file");
     let line = |word: &str| ran.err.lines().find(|l| l.trim_start().starts_with(word)).unwrap().to_owned();
     let pool = line("forebay down").split_whitespace().last().unwrap().to_owned();
-    // The advice, followed: room is made, the results come out, the pool goes.
+    // The printed advice works: with more space the results are staged out, and the pool is stopped.
     assert!(Command::new("mount").args(["-o", "remount,size=16m"]).arg(&small).status().unwrap().success());
     let advice = line("forebay stage-out");
     place.ok(advice.split_whitespace().skip(1));
@@ -340,7 +340,7 @@ fn leftovers_of_a_killed_pool_are_cleared_by_the_next_run() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ran.err.contains("the pool is gone"), "{ran:?}");
     place.assert_nothing_left();
-    // The same with results that are lost: that is a failure, and said.
+    // If results are lost too, the run fails and reports it.
     let out = place.join("out");
     let ran = place.run(["run", "--stage-out", &format!("/f:{}", out.display()), "--", "sh", "-c", script]);
     ran.assert_refused(125, &["the pool is gone"]);

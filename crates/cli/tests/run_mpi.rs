@@ -1,4 +1,4 @@
-//! Runs that belong together: ranks of one launcher on this node.
+//! Runs of one job: ranks of one launcher on this node.
 
 mod common;
 
@@ -6,12 +6,12 @@ use std::process::{Command, Stdio};
 
 use common::{eventually, start, Place, Ran};
 
-/// Starts runs as a launcher would: with its name for the launch, a rank each, and how many there are.
+/// Starts runs as a launcher would: with the launch's name, a rank each, and the number of ranks.
 fn ranks(place: &Place, count: usize, arguments: &[&str]) -> Vec<common::Guarded> {
     some_ranks(place, 0..count, count, arguments)
 }
 
-/// Some of them: launchers do not start all at the same instant.
+/// Starts some of the ranks: launchers do not start all at the same instant.
 fn some_ranks(
     place: &Place,
     which: std::ops::Range<usize>,
@@ -36,7 +36,7 @@ fn texts(place: &Place, name: &str, count: usize) -> Vec<String> {
 #[test]
 fn ranks_share_one_pool_and_see_each_others_files() {
     let place = Place::new();
-    // Rank 0 ends at once; the others find what it left, although it was gone before some of them came.
+    // Rank 0 ends at once; the others find its file, although rank 0 may have ended before they started.
     let script = format!(
         "echo $FOREBAY_POOL > {0}/pool$PMIX_RANK; echo $PMIX_RANK > /forebay/from$PMIX_RANK; \
          [ $PMIX_RANK = 0 ] && exit 0; \

@@ -1,5 +1,5 @@
-//! The libraries that programs write their files with: parallel HDF5, NetCDF-4, PnetCDF and h5py, unchanged, write the
-//! same files into a pool as on tmpfs, with 1, 2 and 4 ranks.
+//! Unchanged file libraries: parallel HDF5, NetCDF-4, PnetCDF and h5py write the same files into a pool as on tmpfs,
+//! with 1, 2 and 4 ranks.
 //!
 //! A library that is not installed is skipped with a line. Debian has HDF5 for both MPIs, the others for Open MPI.
 
@@ -12,18 +12,18 @@ use common::{Place, Ran};
 
 /// How a program's files are compared.
 struct Files<'a> {
-    /// What the names of the files that it makes end in.
+    /// Suffixes of the files that the program makes.
     endings: &'a [&'a str],
-    /// The command that compares two.
+    /// The command that compares two files.
     compare: &'a str,
-    /// Backing files of those in the pool.
+    /// Number of backing files of each file in the pool.
     stripes: u32,
 }
 
 const ONE: Files<'_> = Files { endings: &[""], compare: "cmp", stripes: 1 };
 
-/// Runs a program on a file of the pool and on one of tmpfs, and compares what it made. The files of the pool are read
-/// by another program, through the preload library. `words` has FILE where the file goes.
+/// Runs a program on a file of the pool and on one of tmpfs, and compares the results. Another program reads the pool's
+/// files through the preload library. `words` has FILE in place of the path.
 fn same_as_on_tmpfs(place: &Place, mpi: &Mpi, words: &str, files: &Files<'_>) {
     for ranks in [1, 2, 4] {
         let native = Native::new("clients");
@@ -63,7 +63,7 @@ fn parallel_hdf5_writes_the_file_that_it_writes_on_tmpfs() {
             Some(program) => {
                 let words = format!("{} FILE", program.display());
                 same_as_on_tmpfs(&place, mpi, &words, &ONE);
-                // Over several backing files, which cmp's open makes one.
+                // With several backing files; cmp's open converts them to one.
                 same_as_on_tmpfs(&place, mpi, &words, &Files { stripes: 3, ..ONE });
                 let compressed = format!("{words} compressed");
                 same_as_on_tmpfs(&place, mpi, &compressed, &Files { compare: "h5diff", ..ONE });
@@ -108,8 +108,8 @@ fn pnetcdf_writes_the_files_that_it_writes_on_tmpfs() {
     }
 }
 
-/// `ncmpi_open` opens the file by open(2) too, which would copy it into one backing file; and such names open(2) does
-/// not know.
+/// `ncmpi_open` also opens the file by open(2), which would copy it into one backing file. It also accepts names with a
+/// prefix that open(2) does not understand.
 #[test]
 fn pnetcdf_opens_a_file_of_several_backing_files_as_it_is() {
     let _alone = alone();
@@ -134,8 +134,8 @@ fn pnetcdf_opens_a_file_of_several_backing_files_as_it_is() {
     place.assert_nothing_left();
 }
 
-/// A module of a Python, with PnetCDF in it: its calls come to the driver's function, and the module alone has
-/// PnetCDF's.
+/// PnetCDF in a Python module: the module's calls reach the driver's function, but only the module can find PnetCDF's
+/// own.
 #[test]
 fn pnetcdf_in_a_module_is_found_and_none_is_an_error() {
     let _alone = alone();

@@ -1,7 +1,7 @@
 //! MPI-IO through `forebay run`: the programs of mpi/tests on both MPIs, with 1, 2 and 4 ranks.
 //!
-//! An MPI that is not installed is skipped with a line. The driver is built by mpi/Makefile into the directory of the
-//! command under test; reference files lie in a directory of /dev/shm that goes with the test.
+//! An MPI that is not installed is skipped with a line. mpi/Makefile builds the driver into the directory of the
+//! command under test. Reference files are in a directory of /dev/shm that is removed with the test.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn every_call_does_what_the_standard_says_and_misuse_has_its_class() {
     }
 }
 
-/// Arguments that differ between ranks, datatypes, amodes, offsets, closed files: in both ways of collective calls.
+/// Arguments that differ between ranks, datatypes, amodes, offsets, closed files: with both kinds of collective calls.
 #[test]
 fn misuse_of_collective_calls_has_its_class_on_every_rank() {
     let _alone = alone();
@@ -41,8 +41,8 @@ fn misuse_of_collective_calls_has_its_class_on_every_rank() {
     }
 }
 
-/// No rank returns from a close, a sync or another of these calls before all are in it, and from a close before all
-/// have let the file go.
+/// No rank returns from a close, a sync or another of these calls before all ranks have entered it, nor from a close
+/// before all ranks have released the file.
 #[test]
 fn collective_calls_on_a_file_return_when_all_ranks_are_in_them() {
     let _alone = alone();
@@ -102,7 +102,7 @@ fn error_of_a_file_ends_the_program_where_its_handler_says_so() {
     }
 }
 
-/// Of what lies far apart only the pages are taken that it is on: 4 MiB, in a range of 1 GiB.
+/// Records far apart take space only for the pages that they touch: 4 MiB, in a range of 1 GiB.
 #[test]
 fn records_far_apart_fit_a_pool_that_their_range_would_not() {
     let _alone = alone();
@@ -110,7 +110,7 @@ fn records_far_apart_fit_a_pool_that_their_range_would_not() {
         let place = Place::new();
         let program = compile(&place, mpi, "records");
         for ranks in [1, 2] {
-            // A backing file's part of the range is what is mapped at one time.
+            // Each mapping covers one backing file's part of the range.
             for files in [1, 4, 16] {
                 let mut command = place.command(["run", "--own", "--quiet", "--capacity", "96MiB", "--"]);
                 command.args(mpi.launcher).arg(ranks.to_string()).arg(&program);
@@ -126,7 +126,7 @@ fn records_far_apart_fit_a_pool_that_their_range_would_not() {
     }
 }
 
-/// Of MPICH alone, as the other MPI is of MPI 3.1.
+/// MPICH alone, as the other MPI implements MPI 3.1.
 #[test]
 fn forms_for_large_counts_move_what_they_say_also_more_than_two_gib() {
     let _alone = alone();
@@ -140,7 +140,7 @@ fn forms_for_large_counts_move_what_they_say_also_more_than_two_gib() {
     for ranks in [1, 2, 4] {
         passes(&place, mpi, ranks, &[program, "/forebay/file"]);
     }
-    // The file takes 2.1 GiB of memory, and the test little else.
+    // The file takes 2.1 GiB of memory, and the test little more.
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap();
     let available = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
     let available_kib: u64 = available.trim().trim_end_matches(" kB").parse().unwrap();
@@ -150,7 +150,7 @@ fn forms_for_large_counts_move_what_they_say_also_more_than_two_gib() {
         );
         return;
     }
-    // By one rank alone, and through aggregators.
+    // With one rank alone, and through aggregators.
     for ranks in ["1", "2"] {
         let mut command = place.command(["run", "--own", "--quiet", "--capacity", "3GiB", "--"]);
         command.args(mpi.launcher).args([ranks, program, "/forebay/file", "huge"]);
@@ -212,8 +212,8 @@ fn random_views_give_the_bytes_that_mpi_pack_says() {
     }
 }
 
-/// Open MPI alone: ROMIO of MPICH 4.0.2 aborts at some of these views, and gives other bytes at others. So does Open
-/// MPI 4.1.4 with four ranks.
+/// Open MPI alone: ROMIO of MPICH 4.0.2 aborts at some of these views, and gives different bytes at others. So does
+/// Open MPI 4.1.4 with four ranks.
 #[test]
 fn random_views_give_the_bytes_of_the_mpi_librarys_own() {
     let _alone = alone();
@@ -242,15 +242,15 @@ fn files_outside_the_pool_are_the_mpi_librarys() {
         let words = [program.to_str().unwrap(), file.to_str().unwrap(), "/forebay/file"];
         let ran = launch(&place, mpi, 2, &words, true);
         assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}: {ran:?}", mpi.name);
-        // The driver speaks of the pool's file alone.
+        // The driver reports the pool's file only.
         assert!(ran.err.contains("forebay: /file: open by 2 ranks"), "{ran:?}");
         assert!(!ran.err.contains("/dev/shm"), "{ran:?}");
         place.assert_nothing_left();
     }
 }
 
-/// srun starts nothing by itself: it sends its environment to daemons, which start the ranks with that (`--export=ALL`,
-/// its default). So does this one, by a process that has nothing of its caller's but the list.
+/// srun starts no rank itself: it sends its environment to daemons, which start the ranks with it (`--export=ALL`, the
+/// default). This script does the same with a process that gets nothing of its caller but that list.
 #[test]
 fn launcher_that_sends_its_environment_to_a_daemon_brings_the_doors_to_the_ranks() {
     use std::os::unix::fs::PermissionsExt;
@@ -277,7 +277,7 @@ fn launcher_that_sends_its_environment_to_a_daemon_brings_the_doors_to_the_ranks
     }
 }
 
-/// mpi4py loads its MPI where only the library itself can find it (RTLD_LOCAL).
+/// mpi4py loads its MPI so that only the library itself can find it (RTLD_LOCAL).
 #[test]
 fn mpi4py_reads_what_it_wrote() {
     let _alone = alone();
@@ -322,7 +322,7 @@ fn rank_that_is_killed_takes_nothing_along_that_was_written() {
     }
 }
 
-/// Those of one node have all that they share in memory, which rank 0 takes nothing of along.
+/// The ranks of one node share all state in memory, so the death of rank 0 destroys none of it.
 #[test]
 fn ranks_of_one_node_go_on_when_another_is_killed() {
     let _alone = alone();
@@ -350,7 +350,7 @@ fn ranks_that_may_not_look_at_each_other_share_memory_all_the_same() {
     let _alone = alone();
     const RUNS: [(u32, &[&str]); 5] =
         [(2, &[]), (3, &[]), (3, &["append"]), (3, &["atomicity"]), (3, &["seek"])];
-    /// Memory with a name in which ranks have met, also those of programs that were killed before.
+    /// Named shared memory through which ranks have met, including that of programs killed earlier.
     fn met_in() -> BTreeSet<OsString> {
         let names = std::fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.file_name());
         names.filter(|name| name.to_string_lossy().starts_with("forebay-mpi-")).collect()
@@ -391,7 +391,7 @@ fn mpi_that_runs_is_the_one_that_is_served_when_a_process_has_two() {
     }
 }
 
-/// The binaries in a directory of their own, without what the names say.
+/// The binaries in a directory of their own, except those in `absent`.
 fn installed_without(place: &Place, absent: &[&str]) -> PathBuf {
     let (built, own) = (forebay().parent().unwrap(), place.join("bin"));
     std::fs::create_dir_all(&own).unwrap();
@@ -405,8 +405,8 @@ fn installed_without(place: &Place, absent: &[&str]) -> PathBuf {
     own
 }
 
-/// As where an MPI was installed after Forebay was built. The ranks write by open(2) alone, which needs no driver: one
-/// of them says it all the same.
+/// The state after an MPI was installed later than Forebay. The ranks write by open(2) alone, which needs no driver,
+/// and still one of them prints the warning.
 #[test]
 fn program_whose_mpi_has_no_driver_is_told_so_once() {
     let _alone = alone();
@@ -425,14 +425,15 @@ fn program_whose_mpi_has_no_driver_is_told_so_once() {
             assert_eq!(ran.err.matches(told).count(), 1, "{}: {ran:?}", mpi.name);
             assert_eq!(ran.err.matches("forebay: ").count(), 1, "{}: {ran:?}", mpi.name);
         }
-        // With its driver there is nothing to say.
+        // With its driver there is no warning.
         let ran = launch(&place, mpi, 3, &[program.to_str().unwrap(), "/forebay"], false);
         assert!(ran.code == Some(0) && !ran.err.contains("forebay: "), "{}: {ran:?}", mpi.name);
         place.assert_nothing_left();
     }
 }
 
-/// A driver is made for each MPI that is there when Forebay is built: what a job runs has to be installed before.
+/// A driver is built for each MPI that is present when Forebay is built, so an MPI that a job runs must be installed
+/// before.
 #[test]
 fn jobs_that_run_mpi_programs_install_mpi_before_they_build() {
     for job in ["demo", "bench", "test"] {
@@ -444,8 +445,8 @@ fn jobs_that_run_mpi_programs_install_mpi_before_they_build() {
     }
 }
 
-/// The driver with the sanitizers of the C compiler in it, on both MPIs: every call, and random views in both
-/// collective ways. Leaks are not looked for, as an MPI library has many.
+/// The driver built with the C compiler's sanitizers, on both MPIs: every call, and random views with both kinds of
+/// collective buffering. Leak checks are off, as an MPI library has many leaks.
 #[test]
 fn driver_is_clean_under_address_and_undefined_behaviour_sanitizers() {
     let _alone = alone();

@@ -1,4 +1,5 @@
-//! Signals and terminals: what reaches the program, and how often; and what is left when `forebay run` is killed.
+//! Signals and terminals: which signals reach the program, and how often; and what is left when `forebay run` is
+//! killed.
 
 mod common;
 
@@ -31,7 +32,8 @@ fn signals_sent_to_run_reach_the_program_once() {
     let stop = place.join("stop");
     let mut command = place.command(["run", "--quiet", "--", "sh", "-c", script]);
     command.arg(&stop).stdout(Stdio::piped());
-    // Whoever started the tests may ignore some (nohup, a shell's background), and a shell cannot trap those.
+    // The process that started the tests may ignore some of these (nohup, a shell's background jobs), and a shell
+    // cannot trap a signal that it inherited as ignored.
     // SAFETY: only a system call between fork and exec.
     unsafe {
         command.pre_exec(|| {
@@ -115,7 +117,7 @@ fn run_that_is_killed_over_a_pool_that_is_up_leaves_the_pool() {
     assert_eq!(status()["state"], "up");
 }
 
-/// A terminal of the test's own: the end that the test types at, and the other.
+/// A new pseudoterminal: the end that the test types at, and the program's end.
 fn terminal() -> (std::fs::File, OwnedFd) {
     let (mut ours, mut theirs) = (0, 0);
     // SAFETY: both numbers are written; names and settings are not asked for.
@@ -148,7 +150,7 @@ fn on_terminal(mut command: Command) -> (Guarded, std::fs::File) {
     (child, ours)
 }
 
-/// Reads from a terminal until the text was seen.
+/// Reads from a terminal until `text` appears.
 fn read_until(terminal: &mut std::fs::File, text: &str, seen: &mut String) {
     let mut buffer = [0u8; 1024];
     while !seen.contains(text) {
@@ -161,8 +163,8 @@ fn read_until(terminal: &mut std::fs::File, text: &str, seen: &mut String) {
     }
 }
 
-/// Says of each interrupt who sent it; ends with status 5 a second after the last. A shell would not do: it takes two
-/// that come together for one.
+/// Prints the sender of each interrupt; ends with status 5 one second after the last. A shell would not do: it merges
+/// two that arrive together.
 const COUNTER: &str = r#"
 #include <signal.h>
 #include <stdio.h>
@@ -194,8 +196,8 @@ fn interrupt_key_reaches_the_program_once_and_its_status_counts() {
         on_terminal(place.command(["run", "--quiet", "--", counter.to_str().unwrap()]));
     let mut seen = String::new();
     read_until(&mut terminal, "ready", &mut seen);
-    // Run is held until the program has taken its interrupt: one that was handed on would come as a second, and not
-    // melt into the first.
+    // Run is stopped until the program has taken its interrupt. A forwarded one would then arrive as a second signal
+    // instead of merging with the first.
     kill(run.pid(), libc::SIGSTOP);
     terminal.write_all(b"\x03").unwrap();
     read_until(&mut terminal, "interrupt from", &mut seen);
@@ -224,8 +226,8 @@ fn stop_key_stops_run_and_program_and_continue_continues_both() {
     let program: i32 =
         seen.split("ready ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
     let state = |pid: i32| forebay_sys::process::Stat::of(pid as u32).unwrap().state;
-    // The session leader cannot be stopped by its terminal when its group is orphaned, as this one is: the signal is
-    // sent.
+    // The terminal cannot stop a session leader in an orphaned process group, such as this one, so the signal is sent
+    // with kill.
     kill(run.pid(), libc::SIGTSTP);
     eventually("run has stopped", || state(run.pid()) == b'T');
     assert!(is_alive(program));

@@ -1,10 +1,10 @@
-//! Which pool `forebay run` takes, and what it says where the program's results could be lost with it.
+//! Which pool `forebay run` uses, and its messages where the program's results could be lost with the pool.
 
 mod common;
 
 use common::{eventually, is_root, kill, lock_holder, start, Place};
 
-/// Stops the default pool's daemon as a crash would; its directory.
+/// Kills the default pool's daemon, as a crash would; returns the pool's directory.
 fn kill_default_pool(place: &Place) -> std::path::PathBuf {
     let pool = place.user_directory().join("pool");
     kill(lock_holder(&pool).unwrap(), libc::SIGKILL);
@@ -43,13 +43,13 @@ fn default_pool_whose_daemon_was_killed_is_not_replaced_by_an_empty_one() {
     place.run(write).assert_refused(125, &words);
     let ran = place.ok(["run", "--own", "--", "sh", "-c", "ls /forebay"]);
     assert_eq!(ran.out, "", "a pool of its own is empty");
-    // What is staged out is not lost: the run goes on, and says in what.
+    // What is staged out is not lost, so the run goes on, and warns which pool it uses.
     let out = place.join("out");
     let pair = format!("/f:{}", out.display());
     let ran = place.ok(["run", "--quiet", "--stage-out", &pair, "--", "sh", "-c", "echo x > /forebay/f"]);
     assert!(ran.err.contains("warning: pool") && ran.err.contains("its daemon was killed"), "{ran:?}");
     assert_eq!(std::fs::read(&out).unwrap(), b"x\n");
-    // The advice, followed.
+    // The printed advice works.
     let up = place.ok(["up"]);
     if is_root() {
         assert!(up.out.contains("with its data from before"), "{up:?}");
@@ -75,7 +75,7 @@ fn default_pool_whose_memory_is_gone_is_said_to_have_lost_its_data() {
     place.ok(["up", "--capacity", "64MiB"]);
     let pool = kill_default_pool(&place);
     eventually("its worker has ended", || lock_is_free(&pool));
-    // As when the node restarts: its directory is there, its memory is not.
+    // As after a restart of the node: the pool's directory exists, its memory does not.
     let status = std::process::Command::new("umount").arg(pool.join("target")).status().unwrap();
     assert!(status.success());
     place
@@ -128,7 +128,7 @@ fn mistyped_source_of_a_stage_out_leaves_no_empty_pool() {
     ran.assert_refused(125, &["/typo", "No such file", "the source is a path in the pool"]);
     assert!(!ran.err.contains("not lost"), "there are no results: {ran:?}");
     place.assert_nothing_left();
-    // With something in it, which the user meant perhaps.
+    // The pool has an entry, which the user may have meant.
     let ran = place.run(["run", "--stage-out", &pair, "--", "sh", "-c", "echo x > /forebay/type"]);
     ran.assert_refused(125, &["/typo", "their pool stays up", "forebay ls --pool"]);
     assert!(!ran.err.contains("room"), "space was not the cause: {ran:?}");
@@ -180,7 +180,7 @@ fn run_whose_pool_is_stopped_under_it_fails_and_says_what_became_of_the_data() {
     place.ok(["down", "--force"]);
     end(child)
         .assert_refused(125, &["the pool is gone", "stopped under the program", "what was in it is gone"]);
-    // Stopped with its data, or killed: the next start finds them.
+    // Stopped with its data, or killed: the next start finds the data.
     if is_root() {
         place.ok(["up", "--capacity", "64MiB"]);
         let child = run();

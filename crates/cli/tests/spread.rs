@@ -1,4 +1,4 @@
-//! Files of several backing files, and how they become files of one: the data stays whatever happens meanwhile.
+//! Files of several backing files, and their conversion to one: the data stay intact whatever happens meanwhile.
 
 mod common;
 
@@ -36,7 +36,7 @@ fn spread(pool: &Pool, path: &str) -> File {
     file
 }
 
-/// As the preload library opens.
+/// Opens as the preload library does.
 fn open(pool: &Pool, path: &str, flags: i32) -> Result<OwnedFd, Fail> {
     let fd = pool.open(at(path), flags | libc::O_CLOEXEC, 0o644, &mut PathBuffer::new())?;
     // SAFETY: the descriptor is new and ours.
@@ -54,7 +54,7 @@ fn stat(pool: &Pool, path: &str) -> libc::stat {
     pool.stat(at(path), true, &mut PathBuffer::new()).unwrap()
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that differ by offset.
 fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
     (0..bytes).map(|i| ((i * 31 + i / 251 + seed * 7) % 255 + 1) as u8).collect()
 }
@@ -73,7 +73,7 @@ fn open_for_a_descriptor_gives_the_file_one_backing_file_and_nothing_else_change
         let data = pattern(bytes, i);
         let file = spread(pool, &path);
         file.write_at(&data, 0).unwrap();
-        // A hole, and something behind it.
+        // A hole, with data behind it.
         let mut whole = data.clone();
         whole.resize(bytes + 5_000_000, 0);
         whole.extend(b"the end");
@@ -88,7 +88,7 @@ fn open_for_a_descriptor_gives_the_file_one_backing_file_and_nothing_else_change
             |s: &libc::stat| (s.st_ino, s.st_size, s.st_mode, s.st_nlink, s.st_mtime, s.st_mtime_nsec);
         assert_eq!(facts(&after), facts(&before));
         assert!(after.st_blocks * 512 < 4_000_000 + bytes as i64, "the hole stays one: {}", after.st_blocks);
-        // The other way of opening it gives the same file.
+        // An open for a handle then gives the same single backing file.
         let again = open_striped(pool, &path, libc::O_RDWR, 0).unwrap();
         assert!(again.fd().is_some());
         again.write_at(b"new", 1).unwrap();
@@ -133,8 +133,8 @@ fn file_that_somebody_has_open_stays_as_it_is_and_the_other_open_is_busy() {
     place.ok(["fsck", "--pool", dir.to_str().unwrap()]);
 }
 
-/// Writers, openers for a descriptor and stats of the same files at once: each write that returned is there, and no
-/// stat tells a size that the file never had.
+/// Writers, opens for a descriptor and stats of the same files at once: each write that returned is in the file, and no
+/// stat gives a size that the file never had.
 #[test]
 fn writes_stay_whoever_opens_the_file_meanwhile() {
     const ROUNDS: usize = 60;
@@ -153,7 +153,7 @@ fn writes_stay_whoever_opens_the_file_meanwhile() {
                     let path = &path;
                     scope.spawn(move || {
                         for piece in [writer, writer + 2] {
-                            // Whoever opens while the file is moved waits for it or is let in before.
+                            // An open during the migration waits for its end, or succeeds before it begins.
                             let file = open_striped(pool, path, libc::O_RDWR, 0).unwrap();
                             let data = pattern(PIECE, piece + round);
                             file.write_at(&data, (piece * PIECE) as u64).unwrap();
@@ -193,7 +193,8 @@ fn writes_stay_whoever_opens_the_file_meanwhile() {
     place.ok(["fsck", "--pool", dir.to_str().unwrap()]);
 }
 
-/// The command killed at any moment, and the worker too: the file has its bytes, and all space is back when it is gone.
+/// The command killed at any moment, and the worker too: the file keeps its bytes, and all space is free again after it
+/// is removed.
 #[test]
 fn kill_during_a_migration_leaves_the_file_whole() {
     let place = Place::new();
@@ -230,7 +231,7 @@ fn kill_during_a_migration_leaves_the_file_whole() {
     }
     println!("{moved} were moved, {not_moved} were not");
     assert!(not_moved > 0, "nothing was killed in time");
-    // The worker unlinks what a killed command left.
+    // The worker unlinks the leftovers of a killed command.
     let timeout = std::time::Instant::now();
     while before.saturating_sub(free(pool)) >= 1000 {
         assert!(timeout.elapsed() < common::TIMEOUT, "{} pages are lost", before - free(pool));
@@ -245,7 +246,7 @@ fn copy_of(dir: &Path, file: &File) -> std::path::PathBuf {
     dir.join(format!("target/data/{:02x}/{ino:016x}", ino as u8))
 }
 
-/// A command killed between its copy's name and the daemon's turn, as it leaves the target.
+/// The state of the target after a command was killed between naming its copy and the daemon's change of layout.
 #[test]
 fn fsck_finds_the_copy_that_a_killed_migration_left_and_migrate_removes_it() {
     let place = Place::new();
@@ -262,7 +263,7 @@ fn fsck_finds_the_copy_that_a_killed_migration_left_and_migrate_removes_it() {
     place.ok(["layout", "migrate", "--pool", name, "/f"]);
     assert!(place.ok(["fsck", "--pool", name]).out.contains("is clean"));
     assert!(read_all(&open(pool, "f", libc::O_RDONLY).unwrap()) == data);
-    // And so does the removal of the file.
+    // Removing the file removes the copy too.
     let file = spread(pool, "g");
     std::fs::write(copy_of(&dir, &file), b"left").unwrap();
     drop(file);

@@ -1,4 +1,4 @@
-//! The supervisor and its worker under SIGKILL and SIGSTOP, seen from outside.
+//! Supervisor and worker under SIGKILL and SIGSTOP, seen from outside.
 
 mod common;
 
@@ -44,7 +44,7 @@ fn supervisor_that_is_killed_takes_its_worker_and_the_next_up_works() {
     let text = pool.to_str().unwrap();
     let before = status(&place, &pool);
     kill(before["pids"]["supervisor"].as_i64().unwrap() as i32, 9);
-    // At once, while the worker may still be dying: `up` waits for it and finds the data.
+    // Started immediately, while the worker may still be dying: `up` waits for the worker's end and finds the data.
     let up = place.json(["up", "--path", text, "--json"]);
     assert!(!is_alive(worker(&before).unwrap()));
     assert_eq!(up["reopened"], up["backing"] != "detached");
@@ -72,7 +72,7 @@ fn worker_that_is_stopped_is_killed_by_down() {
     let pool = place.up("p");
     let before = status(&place, &pool);
     kill(worker(&before).unwrap(), libc::SIGSTOP);
-    // The supervisor still answers, and says what it knows.
+    // The supervisor still answers, with the facts that it has itself.
     let stopped = status(&place, &pool);
     assert_eq!(stopped["state"], "up");
     assert!(stopped["ring"].is_null(), "{stopped}");

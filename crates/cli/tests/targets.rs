@@ -1,4 +1,4 @@
-//! A node of several targets: what can be wrong about them, and files of a pool that has but this node.
+//! A node with several targets: their errors, and files of a pool that has only this node.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn target_that_cannot_be_had_is_named_with_what_to_do_and_nothing_is_left() {
     up(&place, &missing)
         .assert_refused(1, &["cannot use target 2 of node alone", &why, "is its medium mounted"]);
     assert!(!first.exists() && !second.exists(), "what was made before it is left");
-    // Somebody's files, a pool of its own, and another pool's target.
+    // A directory with other files, a pool's directory, and another pool's target.
     place.write("full/letter", "precious");
     let full = pool_file(&place, "full", &[(&first, "ssd"), (&place.join("full"), "ssd")]);
     up(&place, &full).assert_refused(1, &["target 1 of node alone", "other files (letter)"]);
@@ -50,7 +50,7 @@ fn target_that_cannot_be_had_is_named_with_what_to_do_and_nothing_is_left() {
     let taken = pool_file(&place, "taken", &[(&third, "ssd"), (&second, "ssd")]);
     up(&place, &taken).assert_refused(1, &["target 1 of node alone", "a pool that is up has it"]);
     place.run(["up", "--path", second.to_str().unwrap()]).assert_refused(1, &["already up"]);
-    // The same by two names.
+    // One directory under two names.
     std::os::unix::fs::symlink(&second, place.join("link")).unwrap();
     let fourth = place.join("fourth");
     place.ok(["--pool", first.to_str().unwrap(), "run", "--quiet", "sh", "-c", "echo x > /forebay/x"]);
@@ -68,7 +68,7 @@ fn target_that_cannot_be_had_is_named_with_what_to_do_and_nothing_is_left() {
     let twice =
         pool_file(&place, "twice", &[(&fourth, "ssd"), (&second, "ssd"), (&place.join("link"), "ssd")]);
     up(&place, &twice).assert_refused(1, &["target 2 of node alone", "listed twice"]);
-    // What memory does not carry.
+    // More than the memory holds.
     let huge = format!("{}", 1u64 << 50);
     let text = std::fs::read_to_string(&twice).unwrap().replacen("64MiB", &huge, 3).replace("ssd", "dram");
     let huge = place.write("huge.toml", text);
@@ -93,7 +93,7 @@ fn pool_of_one_node_uses_its_targets_in_their_order_and_copies_between_them() {
     };
     tell("mkdir /forebay/d /forebay/e; echo a > /forebay/d/a");
     assert_eq!(on("/d/a"), [0]);
-    // Stripes over both, which become one backing file for who wants a descriptor.
+    // Stripes over both targets, which an open for a descriptor converts to one backing file.
     place.ok(["--pool", pool, "layout", "set", "-c", "4", "-S", "4KiB", "/d/s"]);
     assert_eq!(on("/d/s"), [0, 1]);
     tell("seq 10000 > /forebay/d/s; seq 10000 | cmp - /forebay/d/s");
@@ -101,7 +101,7 @@ fn pool_of_one_node_uses_its_targets_in_their_order_and_copies_between_them() {
     place.ok(["--pool", pool, "layout", "set", "-t", "alone:1", "/e"]);
     tell("echo there > /forebay/e/f; cat /forebay/e/f; mv /forebay/e/f /forebay/d/f");
     assert_eq!(on("/d/f"), [1]);
-    // The first is filled: what is made then, and what is copied into one then, is on the second.
+    // The first target is filled: files made now, and files copied into one backing file now, are on the second.
     tell("head -c 64M /dev/zero > /forebay/full 2> /dev/null; truncate -s -3M /forebay/full; echo late > /forebay/late");
     place.ok(["--pool", pool, "layout", "set", "-c", "2", "-S", "4KiB", "/d/t"]);
     tell("seq 5000 > /forebay/d/t; seq 5000 | cmp - /forebay/d/t; cat /forebay/late /forebay/d/f /forebay/d/a > /forebay/d/all");

@@ -53,7 +53,7 @@ unsafe fn is_below(path: *const c_char, prefix: &[u8]) -> bool {
     matches!(unsafe { *path.add(prefix.len()) } as u8, 0 | b'/')
 }
 
-/// Where `path` leads from the directory `dirfd`. `follow` says whether the call follows a symbolic link at the end.
+/// Where `path` leads from the directory `dirfd`. `follow` is true if the call follows a symbolic link at the end.
 ///
 /// # Safety
 /// `path` is null or a C string that lives as long as the result.

@@ -19,7 +19,7 @@ const LINKS_MAX: u32 = 40;
 static NO_OPENAT2: AtomicBool = AtomicBool::new(false);
 
 /// Where `path`, under which the kernel found nothing, enters the pool: stores the path from the prefix on in `out`.
-/// `follow` says whether the call follows a symbolic link at the end.
+/// `follow` is true if the call follows a symbolic link at the end.
 ///
 /// # Safety
 /// `path` is null or a C string, and is not in `out`.
@@ -40,10 +40,7 @@ pub(crate) unsafe fn crossing(dirfd: c_int, path: *const c_char, follow: bool, o
     Walk { dirfd, above: &prefix[..at], last, path: out, bytes: text.len() }.run(follow)
 }
 
-/// True when the kernel meets a symbolic link on the path, or cannot say.
-///
-/// # Safety
-/// `path` is a C string.
+/// True when the kernel meets a symbolic link on the path, or when openat2(2) is not available.
 unsafe fn meets_link(dirfd: c_int, path: *const c_char, follow: bool) -> bool {
     if NO_OPENAT2.load(Ordering::Relaxed) {
         return true;

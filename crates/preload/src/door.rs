@@ -172,8 +172,8 @@ fn borrowed() -> Option<Pool> {
     Some(Pool { door: unsafe { &*DOOR.load(Ordering::Relaxed) }, handle })
 }
 
-/// Passes on a result of the pool. EIO is left of a pool whose daemon has ended, and is reported once on standard
-/// error.
+/// Passes on a result of the pool. Calls return EIO once the pool's daemon has ended; the first EIO is reported on
+/// standard error.
 #[inline]
 pub(crate) fn heard(answer: i64) -> i64 {
     if answer == -i64::from(libc::EIO) {

@@ -47,7 +47,7 @@ unsafe fn exec_any(dirfd: c_int, path: *const c_char, argv: Strings, envp: Strin
     }
 }
 
-/// Continues where the text of the path did not decide. `tried` says whether the kernel was called and found nothing.
+/// Continues where the text of the path did not decide. `tried` is true if the kernel was called and found nothing.
 #[cold]
 unsafe fn exec_found(
     dirfd: c_int,

@@ -12,8 +12,7 @@ use crate::door::Pool;
 use crate::path::{self, Buffer};
 use crate::{real, settings};
 
-/// f_type of /proc.
-/// Bytes of a backing file's last component, and of its last two with their slashes.
+/// The number of hexadecimal digits in a backing file's name.
 const NAME_BYTES: usize = 16;
 
 /// False when a path is certainly no such link: a comparison of its first bytes.
@@ -92,7 +91,7 @@ pub(crate) fn is_by_mount(path: &[u8]) -> bool {
     last.strip_prefix(b".forebay-inode-").is_some_and(|digits| digits.len() == NAME_BYTES)
 }
 
-/// Runs `body` on an O_PATH descriptor of what a link leads to.
+/// Runs `body` on an O_PATH descriptor of a link's target.
 ///
 /// # Safety
 /// `link` is a C string.
@@ -112,7 +111,7 @@ unsafe fn opened<T>(
     Ok(result)
 }
 
-/// Runs `body` on a descriptor of what the link at the start of `path` leads to, and on the rest of the path.
+/// Runs `body` on a descriptor of the target of the link at the start of `path`, and on the rest of the path.
 fn behind<T>(
     path: &[u8],
     follow: bool,
@@ -140,7 +139,7 @@ fn directory_of_mount(link: &[u8]) -> Option<(Pool, u64)> {
     descriptor::directory_of(number)
 }
 
-/// Where in the pool a path through such a link leads. `follow` says whether the call follows a link at the end. A file
+/// Where in the pool a path through such a link leads. `follow` is true if the call follows a link at the end. A file
 /// without a name is left to the kernel, which alone can open it again.
 pub(crate) fn place(path: &[u8], follow: bool) -> Result<Option<(Pool, Place)>, isize> {
     let found = behind(path, follow, |fd, rest| {
@@ -184,7 +183,7 @@ fn nameless_slowly(path: &[u8], body: impl FnOnce(c_int, Pool, u64) -> isize) ->
     })
 }
 
-/// Runs `body` on a descriptor of what `path` leads to, if all of it is such a link.
+/// Runs `body` on a descriptor of the target of `path`, if the whole path is a link to an open file.
 pub(crate) fn end_of<T>(path: &[u8], body: impl FnOnce(c_int) -> Option<T>) -> Option<T> {
     behind(path, true, |fd, rest| if rest.is_empty() { body(fd) } else { None }).ok()?
 }

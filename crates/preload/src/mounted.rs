@@ -10,7 +10,7 @@ use crate::abi::PATH_BYTES;
 use crate::path::Buffer;
 use crate::{real, settings};
 
-/// How long the answer is kept. A mount that comes or goes is noticed after this time.
+/// How long the answer is kept. A new or removed mount is noticed after this time.
 const BELIEVED_MS: u64 = 100;
 /// The link in the pool's directory in which the mount stores where it is: `DEVICE:PATH`.
 const LINK: &[u8] = b"/mounted";

@@ -111,8 +111,8 @@ unsafe fn link_any(
     }
 }
 
-/// Gives a file of the pool's target that was opened with O_TMPFILE a name in the pool. None when it is not such a
-/// file, or the name is not in the pool.
+/// Gives a file that was opened with O_TMPFILE on the pool's target a name in the pool. `None` when the descriptor is
+/// of another kind of file, or the name is not in the pool.
 unsafe fn link_unnamed(fd: c_int, to_dirfd: c_int, to: *const c_char) -> Option<isize> {
     if !descriptor::may_be_unnamed(fd) {
         return None;

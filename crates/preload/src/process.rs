@@ -18,8 +18,8 @@ pub(crate) fn begin() {
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
-/// True in a child that runs in the memory of its parent. A child of a clone(2) that libc did not make counts as such a
-/// child while its parent lives. Then state is determined again at each call and not kept.
+/// True in a child that runs in the memory of its parent. A child of a clone(2) that libc did not make also counts as
+/// one while its parent lives. Then state is determined again at each call and not kept.
 pub(crate) fn borrows_memory() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     let me = real::getpid();

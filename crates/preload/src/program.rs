@@ -141,7 +141,7 @@ impl Program {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: the caller passes C strings.
         unsafe {
-            // Only a file that the caller may execute.
+            // Only files that the caller may execute are examined.
             if system_call!(libc::SYS_faccessat, dirfd, path, libc::X_OK) != 0 {
                 return None;
             }

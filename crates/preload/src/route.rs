@@ -16,7 +16,7 @@ const CHANGES_MAX: u32 = 40;
 const ENOENT: isize = -(libc::ENOENT as isize);
 
 /// Makes a call on a path, in the pool or outside: `kernel` with a path of the kernel's tree, `pool` with a place in
-/// the pool and room for a path that leaves it. `follow` says whether the call follows a symbolic link at the end. Both
+/// the pool and room for a path that leaves it. `follow` is true if the call follows a symbolic link at the end. Both
 /// return 0 or more, or a negative errno; `pool` may return ESCAPED.
 ///
 /// # Safety

@@ -76,7 +76,7 @@ pub(crate) fn pool_c() -> &'static CStr {
     CStr::from_bytes_until_nul(unsafe { &*TEXTS.pool.get() }).unwrap_or_default()
 }
 
-/// Reads the environment. Only one thread runs it: that of the constructor, or of a constructor before it.
+/// Reads the environment. Only one thread runs it: the thread of this constructor, or of another constructor before it.
 #[cold]
 fn read_environment() -> usize {
     // SAFETY: no other reference to the texts exists before PREFIX_BYTES is stored.

@@ -138,7 +138,7 @@ unsafe fn statx_of_descriptor(fd: c_int, flags: c_int, mask: c_uint, out: *mut l
     }
 }
 
-/// access in the pool or outside. `libc_kernel` is libc's own function for a path of the kernel's tree.
+/// access in the pool or outside.
 #[inline(always)]
 unsafe fn access_any(dirfd: c_int, path: *const c_char, amode: c_int, flags: c_int) -> isize {
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;

@@ -55,7 +55,7 @@ struct Walk {
     here: c_int,
 }
 
-/// What the result of a visit means for the walk.
+/// How the walk continues after a visit.
 enum Next {
     Go,
     SkipSubtree,
@@ -91,7 +91,7 @@ impl Walk {
         }
     }
 
-    /// Visits what the path names, and everything below it.
+    /// Visits the file at the path, and everything below it.
     fn node(&mut self) -> Result<Next, c_int> {
         // SAFETY: a stat of zeroes is a valid one; paths are C strings.
         let mut seen: Stat = unsafe { std::mem::zeroed() };

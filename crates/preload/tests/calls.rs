@@ -58,7 +58,7 @@ fn calls_in_the_pool_do_what_is_expected() {
         succeeds(pool.command("mkdir").arg(&root));
         succeeds(pool.command(&program).arg(&root).arg(section));
     }
-    // Races and kills have left no files.
+    // Races and kills must leave no files behind.
     succeeds(Command::new(support::binary("forebay")).arg("fsck").arg("--pool").arg(pool.path()));
 }
 

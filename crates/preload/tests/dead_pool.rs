@@ -41,7 +41,7 @@ impl Running {
     fn start(command: &mut Command) -> Running {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut running = Running(command.spawn().unwrap());
-        // The first byte of its output, so that it is at work.
+        // The first byte of its output shows that it is at work.
         let out = running.0.stdout.as_mut().unwrap();
         std::io::Read::read_exact(out, &mut [0]).unwrap();
         running
@@ -75,7 +75,7 @@ impl Drop for Running {
     }
 }
 
-/// What happens to the worker before the supervisor is killed.
+/// Kills the supervisor after `first` was sent to the worker.
 fn dies(first: i32) {
     let pool = Pool::start();
     let shells: Vec<_> = (0..2).map(|_| Running::start(pool.command("bash").args(["-c", SHELL]))).collect();
@@ -91,7 +91,7 @@ fn dies(first: i32) {
         let (code, out, err) = shell.end();
         assert_eq!(code, Some(0), "{err}");
         assert!(out.ends_with("/usr\nstill here\n"), "{out}{err}");
-        // The shell's own redirection, and each program that it starts.
+        // The errors come from the shell's own redirection and from each program that it starts.
         assert!(err.matches("Input/output error").count() >= 5, "{err}");
         let lines: Vec<_> = err.lines().filter(|line| line.starts_with("forebay: ")).collect();
         assert!(lines.len() >= 5 && lines.iter().all(|line| line.contains("daemon")), "{err}");
@@ -124,7 +124,7 @@ fn disabled_library_passes_everything_through() {
         let root = scratch.path().join(section);
         std::fs::create_dir(&root).unwrap();
         succeeds(pool.command(&program).arg(&root).arg(section).env("FOREBAY_DISABLE", "1"));
-        // The same outside the prefix, with a library that is not disabled.
+        // The same outside the prefix, with the library enabled.
         let root = scratch.path().join(format!("{section}-enabled"));
         std::fs::create_dir(&root).unwrap();
         succeeds(pool.command(&program).arg(&root).arg(section));

@@ -39,7 +39,7 @@ const HEADERS: &str = "dirent dlfcn fcntl fts ftw glob libgen libintl mntent nl_
     sys/fanotify sys/inotify sys/ipc sys/mount sys/quota sys/stat sys/statfs sys/statvfs sys/swap sys/time sys/vfs \
     sys/xattr unistd utime utmp utmpx wordexp";
 
-/// Functions of libc's headers with a parameter that has the name of a path.
+/// Functions in libc's headers with a parameter whose name suggests a path.
 fn functions_with_paths() -> BTreeSet<String> {
     let source: String = HEADERS.split_whitespace().map(|h| format!("#include <{h}.h>\n")).collect();
     let path = std::env::temp_dir().join(format!("forebay-headers-{}.c", std::process::id()));

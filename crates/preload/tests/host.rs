@@ -23,8 +23,8 @@ fn program_that_never_touches_the_pool_does_not_load_the_client() {
     assert!(maps.contains("libforebay.so"), "the client is loaded by the first call on the pool");
 }
 
-/// A program that is linked with a libforebay.so elsewhere keeps that one, and the preload library uses it too. Two
-/// clients in a process would not know each other's descriptors.
+/// A program that is linked with a libforebay.so elsewhere keeps that copy, and the preload library uses it too. Two
+/// clients in a process would not recognize each other's descriptors.
 #[test]
 fn program_linked_with_the_client_shares_its_copy_with_the_door() {
     let (pool, scratch) = (Pool::start(), Scratch::new());

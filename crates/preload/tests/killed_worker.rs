@@ -37,7 +37,8 @@ impl Killer<'_> {
                     assert!(killed.elapsed() < TIMEOUT, "no new worker started");
                     std::thread::sleep(STEP);
                 }
-                // The worker answers, so no request that was in progress at this crash will be at the next.
+                // Once the worker answers, no request that was in progress at this crash can also be in progress at the
+                // next.
                 succeeds(
                     self.pool.command("sh").args(["-c", "mkdir /forebay/probe && rmdir /forebay/probe"]),
                 );

@@ -59,7 +59,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Directories of which the daemon keeps a mirror.
+/// The number of directories with a mirror at the daemon.
 fn mirrors(pool: &Pool) -> usize {
     let mut status = Command::new(support::binary("forebay"));
     let text = succeeds(status.args(["status", "--json", "--pool"]).arg(pool.path()));
@@ -193,7 +193,7 @@ fn a_watch_lasts_while_any_process_has_its_descriptor() {
     let (mut parent, mut lines) =
         Running::start(pool.command(&program).args(["/forebay/d", "child"]), "ready");
     assert!(parent.0.wait().unwrap().success());
-    // Longer than the interval at which the daemon looks for mirrors without a watch.
+    // Longer than the interval at which the daemon checks for mirrors without a watch.
     std::thread::sleep(Duration::from_secs(5));
     assert_eq!(mirrors(&pool), 1);
     succeeds(pool.command("mkdir").arg("/forebay/d/end"));
@@ -206,7 +206,7 @@ fn a_watch_lasts_while_any_process_has_its_descriptor() {
     drop(killed);
     comes_about("the mirror stays when its program was killed", || mirrors(&pool) == 0);
 
-    // A pool that is stopped removes its directories, so that programs that watch them get events.
+    // Stopping a pool removes its directories, so that programs that watch them get events.
     let (_watcher, mut lines) =
         Running::start(pool.command(&program).args(["/forebay/d", "until", "end3"]), "ready");
     drop(pool);
@@ -237,7 +237,7 @@ fn tail_follows_a_name_without_polling() {
     say("mkdir /forebay/d && echo first > /forebay/d/log");
     let errors = scratch.path().join("errors");
     let mut tail = pool.command("tail");
-    // A poll would come after an hour.
+    // tail would poll only after an hour.
     tail.args(["-s", "3600", "-F", "/forebay/d/log"]).stderr(std::fs::File::create(&errors).unwrap());
     let (_tail, mut lines) = Running::start(&mut tail, "first");
     comes_about("tail watches no directory", || mirrors(&pool) == 1);

@@ -35,69 +35,73 @@ on a tmpfs; `forebay status` says what that costs. After a crash or `down --keep
 pool with `forebay down --hosts LIST`, or on one of its nodes with `forebay down --all`. --job needs a directory that all
 ranks share, by default the home directory, in which they leave notes until all have come.")]
 pub(crate) struct Up {
-    /// Where to make the pool: the same as --pool
+    /// The directory in which to make the pool: the same as --pool
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) path: Option<PathBuf>,
-    /// dram: data in memory; ssd: data in the directory, on whatever disk it lies
+    /// dram: data in memory; ssd: data in the directory, on whatever disk holds it
     #[arg(long, value_name = "MEDIUM", value_parser = medium)]
     pub(crate) media: Option<Medium>,
     /// Mount it on this empty directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) mount: Option<PathBuf>,
-    /// Start every node of the pool file: this host's here, the others by ssh (or by what FOREBAY_RSH names)
+    /// Start every node of the pool file: this host's node directly, the others by ssh (or by the command in
+    /// FOREBAY_RSH)
     #[arg(long, conflicts_with_all = ["node", "path", "media", "capacity", "mount", "hosts", "job"])]
     pub(crate) all: bool,
     /// Start one pool over these hosts, by ssh: a,b or n[01-16] or @FILE. In --path and --mount, %n is the host's name
     #[arg(long, value_name = "LIST", conflicts_with_all = ["node", "job"])]
     pub(crate) hosts: Option<String>,
-    /// Hosts that are nodes of the pool of --hosts too, and give it no target: their programs use what the others give
+    /// Hosts that are also nodes of the pool of --hosts, but without a target: their programs use the space of the
+    /// others
     #[arg(long, value_name = "LIST", requires = "hosts")]
     pub(crate) no_target: Option<String>,
-    /// Start this node of one pool over the hosts of this MPI or Slurm job step; every rank does. NAME: where the
-    /// launcher gives its job none
+    /// Start this node of one pool over the hosts of this MPI or Slurm job step; every rank runs it. NAME is needed
+    /// where the launcher does not name its job
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "", conflicts_with = "node")]
     pub(crate) job: Option<String>,
-    /// Where the ranks of --job meet: a directory that all of them see [default: the home directory]
+    /// The directory through which the ranks of --job find each other; all of them must see it [default: the home
+    /// directory]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, env = "FOREBAY_SHARED", hide_env_values = true)]
     pub(crate) shared: Option<PathBuf>,
     /// How long --job waits for the other ranks
     #[arg(long, value_name = "SECONDS", requires = "job", default_value = "60", hide_default_value = true)]
     pub(crate) wait: u64,
-    /// Leave up the nodes that could be started when others could not
+    /// Leave the started nodes up when others could not be started
     #[arg(long)]
     pub(crate) partial: bool,
-    /// At which port the nodes listen for one another [default: 7850]
+    /// The port on which the nodes listen for one another [default: 7850]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
     /// libfabric's provider between the nodes, e.g. verbs;ofi_rxm [default: tcp;ofi_rxm]
     #[arg(long, value_name = "NAME")]
     pub(crate) provider: Option<String>,
-    /// Write the pool file of --hosts here too, and the secret beside it, for `--pool FILE` on this host
+    /// Also write the pool file of --hosts here, with the secret beside it, for `--pool FILE` on this host
     #[arg(long, value_name = "FILE", requires = "hosts", value_hint = ValueHint::FilePath)]
     pub(crate) write: Option<PathBuf>,
-    /// Take pool file and secret from standard input: how --hosts starts a node
+    /// Read pool file and secret from standard input; --hosts starts each node this way
     #[arg(long, hide = true, requires = "node")]
     pub(crate) handed: bool,
-    /// Which node of the pool file this is [default: FOREBAY_NODE, or the one that has this host's name]
+    /// Which node of the pool file this is [default: FOREBAY_NODE, or the node that has this host's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
-    /// This node's data are gone: join the pool under a number that it has never had. What was there stays an I/O error
+    /// This node's data are lost: join the pool again under a number that it never had. Files that had data here stay
+    /// I/O errors
     #[arg(long, conflicts_with_all = ["all", "hosts", "job"])]
     pub(crate) renumber: bool,
-    /// Users other than the one who mounts may use the mount too
+    /// Let users other than the one who mounts use the mount too
     #[arg(long, requires = "mount")]
     pub(crate) allow_other: bool,
-    /// Stay until the pool is down; SIGTERM, SIGHUP and ^C stop it. What Slurm starts as a step stays unasked
+    /// Stay until the pool is down; SIGTERM, SIGHUP and ^C stop it. In a Slurm step this is the default
     #[arg(long, conflicts_with_all = ["all", "hosts", "background"])]
     pub(crate) foreground: bool,
-    /// Return when the pool is up, also in a Slurm step, at whose end Slurm kills it
+    /// Return when the pool is up, even in a Slurm step, at whose end Slurm kills it
     #[arg(long, conflicts_with_all = ["all", "hosts"])]
     pub(crate) background: bool,
-    /// How much the pool may hold, e.g. 4GiB, of several nodes each [default: half of the free memory, or 80 % of the
-    /// free disk]. With --job each rank says it for its host, and 0 is for one that gives nothing
+    /// Capacity of the pool, e.g. 4GiB; with several nodes, of each [default: half of the free memory, or 80 % of the
+    /// free disk]. With --job each rank sets it for its host, and 0 means a host without a target
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) capacity: Option<u64>,
-    /// Print what was started as JSON
+    /// Print as JSON what was started
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -116,19 +120,20 @@ Examples:
 A pool on a disk (--media ssd) keeps its data in any case: remove its directory to be rid of it. `down` also clears away
 what a killed pool left.")]
 pub(crate) struct Down {
-    /// Stop every node of the pool file: this host's here, the others by ssh (or by what FOREBAY_RSH names)
+    /// Stop every node of the pool file: this host's node directly, the others by ssh (or by the command in
+    /// FOREBAY_RSH)
     #[arg(long, conflicts_with_all = ["json", "hosts"])]
     pub(crate) all: bool,
-    /// Stop the pool on these hosts, by ssh: the list that `up --hosts` got
+    /// Stop the pool on these hosts, by ssh: the list that was given to `up --hosts`
     #[arg(long, value_name = "LIST", conflicts_with = "json")]
     pub(crate) hosts: Option<String>,
-    /// Leave the data of a pool in memory for the next `up`
+    /// Keep the data of a pool in memory for the next `up`
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Stop the pool under the programs that use it
+    /// Stop the pool even while programs use it
     #[arg(long)]
     pub(crate) force: bool,
-    /// Print what became of it as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -141,7 +146,7 @@ Examples:
   forebay status --wait 60                      until this node and all others of the pool are up
   forebay status --json | jq .free_bytes")]
 pub(crate) struct Status {
-    /// Wait until the pool is up, all its nodes, at most so long
+    /// Wait until the pool and all its nodes are up, at most this long
     #[arg(long, value_name = "SECONDS")]
     pub(crate) wait: Option<u64>,
     /// Print everything as JSON

@@ -1,10 +1,11 @@
-//! How the library gets to ranks that Open MPI's mpirun starts on other nodes by ssh, which hands on no environment.
+//! Passes the library to ranks that Open MPI's mpirun starts on other nodes by ssh, which does not forward the
+//! environment.
 //!
-//! mpirun starts a daemon there, by the words in the parameter `orte_launch_agent`, `orted` unless set; the daemon's
-//! ranks have its environment. The parameter is given here as a variable, `env NAME=VALUE ... orted`, with the user's
-//! or the site's words in the place of `orted`: a variable goes before the files in which they are set ([`params`]),
-//! and after words on mpirun's command line. Open MPI's list of variables (`mca_base_env_list`) would make `mpirun -x`
-//! fail. Hydra and srun hand their whole environment on, and need nothing.
+//! mpirun starts a daemon there with the command in the parameter `orte_launch_agent`, by default `orted`; the daemon's
+//! ranks inherit its environment. This module sets the parameter as a variable, `env NAME=VALUE ... orted`, with the
+//! user's or the site's command in place of `orted`. A variable takes precedence over the files that set parameters
+//! ([`params`]), and options on mpirun's command line take precedence over a variable. Open MPI's list of variables
+//! (`mca_base_env_list`) would make `mpirun -x` fail. Hydra and srun forward their whole environment and need nothing.
 //!
 //! Test: tests/conformance/tests/cluster/remote.rs.
 
@@ -14,17 +15,17 @@ use std::path::Path;
 
 use super::params;
 
-/// Open MPI 4's.
+/// Open MPI 4's variable for the parameter.
 pub(super) const VARIABLE: &str = "OMPI_MCA_orte_launch_agent";
 const PARAMETER: &str = "orte_launch_agent";
 const DAEMON: &str = "orted";
-/// What every one of ours sets.
+/// Every launch agent made by this module contains it.
 const MARK: &str = " FOREBAY_POOL=";
-/// What users set for the libraries in programs; all else is of this node.
+/// Variables that users set for the libraries in programs; all other variables of Forebay concern this node alone.
 const FOR_PROGRAMS: [&str; 3] = ["FOREBAY_DISABLE", "FOREBAY_MPI_DEBUG", "FOREBAY_TMPDIR"];
 
-/// What the variable is to be for this program: a value, nothing as it was before, or, inside, none where an outer
-/// run's is there, which names another pool.
+/// The launch agent's variable for this program: its value, or `None` inside to remove it. No result means that it
+/// stays as it is. An outer run's agent, which names another pool, is replaced or removed.
 pub(super) fn variable(
     wanted: Option<&[(&str, OsString)]>,
     program: &Path,
@@ -39,8 +40,9 @@ pub(super) fn variable(
     Some((VARIABLE.into(), value.map(Into::into)))
 }
 
-/// The words of a launch agent; none leaves all as it is. `own` is what of [`FOR_PROGRAMS`] is set here.
-#[allow(clippy::option_option)] // to set, to take away, to leave
+/// The value of the launch agent; `None` leaves the variable as it is. `own` holds those of [`FOR_PROGRAMS`] that are
+/// set here.
+#[allow(clippy::option_option)] // set, remove, leave
 fn value(
     wanted: Option<&[(&str, OsString)]>,
     own: BTreeMap<String, String>,
@@ -65,7 +67,7 @@ fn value(
     }
 }
 
-/// Of an agent that a run has made, what follows its own words.
+/// The part of an agent made by a run that follows the run's own words.
 fn users_of(value: &str) -> Option<&str> {
     let mut rest = value.strip_prefix("env ").filter(|_| value.contains(MARK))?;
     while let Some((word, after)) = rest.split_once(' ') {
@@ -77,7 +79,7 @@ fn users_of(value: &str) -> Option<&str> {
     Some(rest)
 }
 
-/// No shell on the way makes anything else of it, whichever it is.
+/// True if no shell on the way, of any kind, would change the value.
 fn is_plain(value: &str) -> bool {
     !value.is_empty() && value.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-+:,=@%".contains(&b))
 }

@@ -1,8 +1,8 @@
-//! The program while it runs: started as a child that dies with this process, and handed the signals that come.
+//! The program while it runs: a child that dies with this process and receives this process's signals.
 //!
-//! It shares this process's group, so that a terminal's keys and job control work on both as they would on the program
-//! alone. A signal that the kernel sent to the group (^C) has reached the program already and is not handed on; one
-//! that a process sent to this one is.
+//! It shares this process's group, so that a terminal's keys and job control affect both as they would affect the
+//! program alone. A signal that the kernel sent to the group (^C) has already reached the program and is not forwarded;
+//! a signal that a process sent to this one is.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -24,7 +24,7 @@ pub(super) enum Ended {
     Signal(i32),
 }
 
-/// Runs the program to its end. `signals` are blocked here and not in the program.
+/// Runs the program until it ends. `signals` are blocked in this process and not in the program.
 pub(super) fn run(
     target: &Target,
     arguments: &[OsString],
@@ -54,7 +54,7 @@ pub(super) fn run(
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             if rustix::process::getppid() != Some(me) {
-                return Err(rustix::io::Errno::SRCH.into()); // killed before the kernel was told to watch
+                return Err(rustix::io::Errno::SRCH.into()); // killed before the death signal was set
             }
             mask.set();
             Ok(())
@@ -80,7 +80,7 @@ fn wait(mut child: Child, signals: &Signals) -> Ended {
                 };
             }
             Ok(None) => {}
-            // Somebody else has waited for it: how it ended cannot be told.
+            // Another part of this process has waited for the child, so its status is lost.
             Err(_) => return Ended::Status(i32::from(crate::failure::FOREBAY_FAILED)),
         }
         let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], None);
@@ -91,7 +91,7 @@ fn wait(mut child: Child, signals: &Signals) -> Ended {
                     if received.from_process {
                         send(&child, libc::SIGTSTP);
                     }
-                    // The shell waits until this process has stopped too; it goes on at SIGCONT.
+                    // The shell waits until this process has stopped too; SIGCONT resumes it.
                     let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
                 }
                 signal if received.from_process => send(&child, signal),
@@ -101,7 +101,7 @@ fn wait(mut child: Child, signals: &Signals) -> Ended {
     }
 }
 
-/// The child has not been waited for, so its number is its own.
+/// The child has not been waited for, so its pid has not been reused.
 fn send(child: &Child, signal: i32) {
     let pid = Pid::from_raw(child.id() as i32);
     if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(signal)) {

@@ -1,4 +1,4 @@
-//! The pool of a run: one that is up, or the job's own, which the first of its runs starts.
+//! Selects the pool of a run: one that is up, or the job's own pool, which the job's first run starts.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use super::job::Job;
 use crate::arguments::Run;
 use crate::{failure, pool, table};
 
-/// Times that a pool may end between being found and being joined, each time under another run's feet.
+/// Attempts to join: a pool may end between being found and being joined, because another run leaves it.
 const ATTEMPTS: usize = 20;
-/// How long a pool may take to start or to end.
+/// How long a pool may take to start or to stop.
 pub(super) const CHANGING_GRACE: Duration = Duration::from_secs(30);
-/// Lines of a daemon's log that explain why it was restarted.
+/// Lines of the daemon's log that are shown to explain a restart.
 const LOG_LINES: usize = 5;
 
 /// A pool that this run is a member of.
@@ -29,11 +29,11 @@ pub(super) struct Entered {
     pub(super) dir: PathBuf,
     pub(super) membership: Membership,
     pub(super) embedded: bool,
-    /// Set when this run started it.
+    /// Set when this run started the pool.
     pub(super) started: Option<Started>,
 }
 
-/// Joins the pool that is named, else the default one if it is up, else the job's own.
+/// Joins the named pool, else the default pool if it is up, else the job's own pool.
 pub(super) fn enter(
     named: Option<PathBuf>,
     arguments: &Run,
@@ -60,9 +60,9 @@ pub(super) fn enter(
     enter_own(arguments, job, request)
 }
 
-/// Joins the default pool; none when there is none, so that the run has its own. What programs write into a pool of the
-/// run's own is gone when it ends. So a default pool that is there and cannot be used is an error, unless the results
-/// are staged out.
+/// Joins the default pool. `None`: there is none, and the run uses a pool of its own. Data in a pool of the run's own
+/// are lost when it ends. So a default pool that exists and cannot be used is an error, unless the results are staged
+/// out.
 fn enter_default(arguments: &Run, request: &JoinRequest) -> Result<Option<Entered>> {
     let dir = directory::default_pool()?;
     let own = "add --own for a pool that ends with the program";
@@ -76,7 +76,7 @@ fn enter_default(arguments: &Run, request: &JoinRequest) -> Result<Option<Entere
                     Ok(membership) => {
                         return Ok(Some(Entered { dir, membership, embedded: false, started: None }));
                     }
-                    // It has just ended.
+                    // The pool has just ended.
                     Err(e) if matches!(e.code, Code::NotFound | Code::PoolGone) && Instant::now() < until => {
                     }
                     Err(e) => return Err(or(e, own)),
@@ -106,7 +106,7 @@ fn enter_default(arguments: &Run, request: &JoinRequest) -> Result<Option<Entere
     }
 }
 
-/// How a pool came to be down, and what became of its data.
+/// Why a pool is down, and whether its data still exist.
 fn state_of_down(killed: bool, has_data: bool) -> &'static str {
     match (killed, has_data) {
         (true, true) => "its daemon was killed, and its data are still there",
@@ -116,13 +116,13 @@ fn state_of_down(killed: bool, has_data: bool) -> &'static str {
     }
 }
 
-/// An error with another thing that the user can do.
+/// Adds an alternative to the cure of an error.
 fn or(e: Error, other: &str) -> Error {
     let cure = if e.cure.is_empty() { other.to_owned() } else { format!("{}; or {other}", e.cure) };
     e.cure(cure)
 }
 
-/// What a pool that is up is made of cannot be chosen any more.
+/// Medium and capacity of a pool that is up cannot be chosen.
 fn refuse_medium(arguments: &Run, dir: &Path) -> Result<()> {
     if arguments.media.is_none() && arguments.capacity.is_none() {
         return Ok(());
@@ -152,7 +152,7 @@ fn enter_own(arguments: &Run, job: &Job, request: JoinRequest) -> Result<Entered
             renumber: false,
         }) {
             Ok(started) => started,
-            Err(e) if e.code == Code::Busy => continue, // it is ending, or was started beside us
+            Err(e) if e.code == Code::Busy => continue, // the pool is ending, or another run has just started it
             Err(e) => return Err(e),
         };
         match control::join(&dir, request.clone()) {
@@ -166,7 +166,7 @@ fn enter_own(arguments: &Run, job: &Job, request: JoinRequest) -> Result<Entered
         .cure(format!("see what ends it; `forebay down --pool {}` clears it", dir.display())))
 }
 
-/// The place of an own pool, locked until it is joined.
+/// Locks the path of the run's own pool until the pool is joined.
 fn lock_own(arguments: &Run, name: &str) -> Result<(StartLock, PathBuf)> {
     let mut attempts = 0;
     loop {
@@ -177,14 +177,15 @@ fn lock_own(arguments: &Run, name: &str) -> Result<(StartLock, PathBuf)> {
         launch::sweep_dead(&base);
         attempts += 1;
         match StartLock::take(&base.join(format!("{name}.lock"))) {
-            // The end of the last pool in it has just removed it.
+            // The directory has just been removed with the last pool in it.
             Err(e) if e.code == Code::NotFound && attempts < ATTEMPTS => {}
             lock => return Ok((lock?, base.join(name))),
         }
     }
 }
 
-/// Held while a pool is looked for and started, so that one of several runs starts it. The file goes with the last.
+/// Held while a pool is searched for and started, so that only one of several runs starts it. Releasing it removes the
+/// file.
 struct StartLock {
     path: PathBuf,
     _file: File,
@@ -210,7 +211,7 @@ impl StartLock {
                     other => break other.map_err(failed)?,
                 }
             }
-            // Whoever held it before may have removed the file while this waited.
+            // The previous holder may have removed the file during the wait.
             let held = rustix::fs::fstat(&fd).map_err(failed)?;
             if rustix::fs::stat(path)
                 .is_ok_and(|seen| seen.st_ino == held.st_ino && seen.st_dev == held.st_dev)
@@ -229,7 +230,7 @@ impl Drop for StartLock {
 }
 
 impl Entered {
-    /// Says what was started, and what it costs.
+    /// Prints notes about a pool that was started, and about the limits of the pool.
     pub(super) fn announce(&self) {
         if !self.embedded && control::lacks_mount(&self.dir) {
             note!(
@@ -249,8 +250,9 @@ impl Entered {
         }
     }
 
-    /// Pages of a tmpfs count as memory of the process that first writes them. Says when the cgroup of the program has
-    /// less room than the pool: at its limit the kernel kills, where a full pool fails with ENOSPC.
+    /// Pages of a tmpfs count as memory of the process that first writes them. Warns when the program's cgroup has less
+    /// memory left than the pool has free: at the cgroup's limit the kernel kills the program, whereas a full pool
+    /// fails with ENOSPC.
     fn warn_of_memory(&self) {
         let Some(cgroup) = tightest_memory_cgroup(&Host::this(), None) else { return };
         let Ok(status) = control::status(&self.dir) else { return };
@@ -270,15 +272,15 @@ impl Entered {
         );
     }
 
-    /// Workers of the pool that were replaced.
+    /// How many times the pool's worker was restarted.
     pub(super) fn restarts(&self) -> u64 {
         if !self.embedded {
-            return 0; // not this run's affair alone
+            return 0; // concerns other runs too
         }
         control::status(&self.dir).map_or(0, |s| s.restarts)
     }
 
-    /// What the daemon's log says of a crash; the log goes with the pool.
+    /// The last lines of the daemon's log that are not informational; the log is removed with the pool.
     pub(super) fn last_words(&self) -> String {
         let log = std::fs::read_to_string(self.dir.join(directory::LOG_FILE)).unwrap_or_default();
         let lines: Vec<&str> = log.lines().filter(|l| !l.contains(" INFO ")).collect();
@@ -286,7 +288,7 @@ impl Entered {
         last.iter().map(|l| format!("\n  {l}")).collect()
     }
 
-    /// Leaves; what a supervisor that was killed left is cleared away.
+    /// Leaves the pool, and removes what a killed supervisor left.
     pub(super) fn leave(self) {
         let Entered { dir, membership, embedded, .. } = self;
         membership.leave();
@@ -296,7 +298,7 @@ impl Entered {
     }
 }
 
-/// Costs that a run is told of; `forebay status` has all.
+/// True for costs that a run reports; `forebay status` shows all.
 fn is_serious(cost: &str) -> bool {
     cost.starts_with("not in memory") || cost.starts_with("not a medium of this node")
 }

@@ -1,15 +1,15 @@
-//! Which runs belong together: those of one job step on this node.
+//! Groups runs: the runs of one job step on this node share a pool and stage once.
 //!
-//! A batch system or a launcher says in the environment which job, step and launch a process belongs to. Ranks of one
-//! `mpirun` share its name for the launch (PMIX_NAMESPACE); where it has none, they share the process that started
-//! them: the nearest ancestor that has no rank itself. A run in no job is by itself.
+//! Batch systems and launchers name job, step and launch in the environment. Ranks of one `mpirun` share its name for
+//! the launch (PMIX_NAMESPACE). Without that name they share the process that started them: the nearest ancestor that
+//! has no rank itself. A run outside a job forms a group alone.
 
 use forebay_sys::process::Stat;
 use std::collections::BTreeMap;
 
 use forebay_types::name_hash;
 
-/// What a batch system calls its job, with what tells parts of one apart.
+/// Variables that name a batch system's job, and those that distinguish parts of one job.
 const JOBS: [&[&str]; 9] = [
     &["SLURM_JOB_ID", "SLURM_STEP_ID"],
     &["PBS_JOBID"],
@@ -21,9 +21,9 @@ const JOBS: [&[&str]; 9] = [
     &["PJM_JOBID"],
     &["SGE_TASK_ID", "JOB_ID"],
 ];
-/// A launcher's name for what it launched.
+/// A launcher's name for one launch.
 const LAUNCH: &str = "PMIX_NAMESPACE";
-/// The rank, as launchers give it: who has one of these was started by a launcher.
+/// The rank, as launchers set it. A process with one of these variables was started by a launcher.
 const RANKS: [&str; 7] = [
     "PMIX_RANK",
     "OMPI_COMM_WORLD_RANK",
@@ -41,22 +41,22 @@ const LOCAL_SIZES: [&str; 5] = [
     "PALS_LOCAL_SIZE",
     "PMI_LOCAL_SIZE",
 ];
-/// Ancestors looked at: shells and wrappers between a launcher and a run.
+/// Ancestors examined: shells and wrappers between a launcher and a run.
 const ANCESTORS_MAX: usize = 32;
 
-/// Where a run belongs.
+/// The job of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Job {
     /// Names the embedded pool that the runs of the job share.
     pub(super) pool_key: String,
     /// Names the group within which staging is done once.
     pub(super) group: String,
-    /// Runs of the group on this node, as far as the launcher says.
+    /// The number of runs of the group on this node, as far as the launcher sets it.
     pub(super) expected: u32,
 }
 
 impl Job {
-    /// The job of this process, which `level` runs are around.
+    /// The job of this process, which is nested in `level` runs.
     pub(super) fn of_this_process(level: u32) -> Job {
         let environment: BTreeMap<String, String> = std::env::vars_os()
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
@@ -76,7 +76,7 @@ impl Job {
         let get = |name: &str| environment.get(name).map(String::as_str).filter(|v| !v.is_empty());
         let mut parts = Vec::new();
         for names in JOBS {
-            // All of SGE's, whose names others use too; of the rest the first is enough.
+            // Other programs also use SGE's names, so all of them must be set; for the others the first is enough.
             let needed = if names[0] == "SGE_TASK_ID" { names.len() } else { 1 };
             if names[..needed].iter().all(|name| get(name).is_some()) {
                 parts.extend(names.iter().filter_map(|name| Some(format!("{name}={}", get(name)?))));
@@ -86,7 +86,7 @@ impl Job {
         let in_step = get("SLURM_STEP_ID").is_some() && get("SLURM_PROCID").is_some();
         match (get(LAUNCH), rank) {
             (Some(launch), _) => parts.push(format!("{LAUNCH}={launch}")),
-            // The batch script of a Slurm job has a rank too, and no launcher of its own.
+            // The batch script of a Slurm job has a rank too, but no launcher of its own.
             (None, Some((name, _))) if name == "SLURM_PROCID" || in_step => {}
             (None, Some((name, value))) => parts.extend(launcher(name, value)),
             (None, None) => {}
@@ -114,7 +114,7 @@ fn local_size<'a>(get: &impl Fn(&str) -> Option<&'a str>, in_step: bool) -> u32 
     said.or_else(slurm).unwrap_or(1).max(1)
 }
 
-/// Slurm's list of tasks on each node, as `4(x2),3`: that of one.
+/// The number of tasks of one node, from Slurm's list such as `4(x2),3`.
 fn tasks_of_node(list: &str, node: u32) -> Option<u32> {
     let mut first = 0u32;
     for part in list.split(',') {
@@ -130,7 +130,7 @@ fn tasks_of_node(list: &str, node: u32) -> Option<u32> {
     None
 }
 
-/// The process that started the ranks: the nearest ancestor without this rank in its environment.
+/// The process that started the ranks: the nearest ancestor whose environment does not have this rank.
 fn launcher(name: &str, value: &str) -> Option<String> {
     let mark = format!("{name}={value}").into_bytes();
     let mut pid = std::os::unix::process::parent_id();
@@ -144,7 +144,7 @@ fn launcher(name: &str, value: &str) -> Option<String> {
     Some(format!("launcher {pid} {}", started(pid)?))
 }
 
-/// When a process started, in ticks since boot: with its number, a name that is not used again.
+/// When a process started, in ticks since boot. Pid and start time together are never used again.
 fn started(pid: u32) -> Option<String> {
     Stat::of(pid).ok().map(|stat| stat.start_ticks.to_string())
 }

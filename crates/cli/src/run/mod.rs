@@ -1,12 +1,11 @@
-//! `forebay run`: a program over a pool, with what it needs staged in before and its results out after.
+//! `forebay run`: runs a program over a pool, with its input staged in before and its results staged out after.
 //!
-//! The order: everything that can be checked without a pool; enter a pool (one that is up, or one of the job's own that
-//! the first of its ranks starts); stage in, once in the job; run the program and hand it the signals that come; let go
-//! of the stage-outs and do those of which this was the last holder; leave, which ends an embedded pool when it was the
-//! last. The membership is a connection: killed outright, this process leaves by its end, and the supervisor ends the
-//! program's descendants and the pool.
+//! The order: make all checks that need no pool; enter a pool (one that is up, or the job's own, which its first rank
+//! starts); stage in, once a job; run the program and forward signals; release the stage-outs, and do those that this
+//! run was the last to hold; leave, which ends an embedded pool with its last member. The membership is a connection:
+//! if this process is killed, the kernel closes it, and the supervisor ends the program's descendants and the pool.
 //!
-//! Tests: `tests/run.rs`, `tests/run_kill.rs`, `tests/run_mpi.rs`.
+//! Tests: `tests/run.rs`, `tests/run_signals.rs`, `tests/run_mpi.rs`, `tests/left_behind.rs`.
 
 mod agent;
 mod child;
@@ -36,7 +35,7 @@ use enter::Entered;
 use job::Job;
 use stages::Stages;
 
-/// Signals that are handed to the program. Those of job control are handed on and obeyed.
+/// Signals that are forwarded to the program. Those of job control also take effect here.
 const SIGNALS: [i32; 10] = [
     libc::SIGINT,
     libc::SIGTERM,
@@ -50,7 +49,7 @@ const SIGNALS: [i32; 10] = [
     libc::SIGCHLD,
 ];
 
-/// Does `forebay run`.
+/// Runs `forebay run`.
 pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
     let default = || forebay_server::directory::default_pool().ok();
     let pool = named.clone().or_else(default).filter(|_| !arguments.own);
@@ -118,7 +117,7 @@ pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
             finish.failed = true;
         }
     }
-    // Of many ranks those speak that have something to say.
+    // With many ranks, only those print a summary that staged, or whose program failed.
     let alone = job.expected == 1 || staged_in.is_some() || finish.report.is_some();
     if !arguments.quiet && (alone || ended != Ended::Status(0)) {
         summary(&arguments.command, ended, seconds, staged_in.as_ref(), &finish);
@@ -130,7 +129,7 @@ pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
     Ok(conclude(ended, finish.failed))
 }
 
-/// The program's end becomes this process's.
+/// Ends this process as the program ended.
 fn conclude(ended: Ended, failed: bool) -> ExitCode {
     match ended {
         Ended::Signal(signal) => die_of(signal),
@@ -139,7 +138,7 @@ fn conclude(ended: Ended, failed: bool) -> ExitCode {
     }
 }
 
-/// Ends this process by a signal, so that who waits for it sees what it would have seen of the program.
+/// Ends this process by a signal, so that its parent sees the same status as from the program.
 pub(crate) fn die_of(signal: i32) -> ! {
     let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
@@ -147,11 +146,12 @@ pub(crate) fn die_of(signal: i32) -> ! {
     // SAFETY: sends this process a signal; no memory is involved.
     unsafe { libc::kill(libc::getpid(), signal) };
     SignalMask::empty().set();
-    // A signal that does not end a process leads here.
+    // Reached after a signal that does not end a process.
     std::process::exit(128 + signal)
 }
 
-/// The prefix, normal; refused when something real is there that it would hide, other than the pool's own mount.
+/// Normalizes the prefix. Refuses it if something other than the pool's mount exists there, since the prefix would hide
+/// it.
 fn check_prefix(prefix: &Path, pool: Option<&Path>) -> Result<PathBuf> {
     use std::path::Component;
     let text = prefix.display();
@@ -184,7 +184,7 @@ fn check_prefix(prefix: &Path, pool: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
-/// True when a pool is mounted on a directory, of which `there` is known.
+/// True when `pool` is mounted on `directory`, whose metadata are `there`.
 fn is_mount_of(pool: &Path, directory: &Path, there: &std::fs::Metadata) -> bool {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::MetadataExt;
@@ -193,7 +193,7 @@ fn is_mount_of(pool: &Path, directory: &Path, there: &std::fs::Metadata) -> bool
     mount.is_some_and(|(device, at)| at == directory.as_os_str().as_bytes() && there.dev() == device)
 }
 
-/// What is run, for people: the command line, cut.
+/// The shortened command line, for display.
 fn label(command: &[OsString]) -> String {
     const CHARS_MAX: usize = 60;
     let words: Vec<String> = command.iter().map(|w| w.to_string_lossy().into_owned()).collect();

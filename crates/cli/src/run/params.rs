@@ -1,8 +1,8 @@
-//! Parameters of Open MPI as a user or a site has set them in files: `~/.openmpi/mca-params.conf` before the site's
+//! Parameters of Open MPI as set in files by the user or the site: `~/.openmpi/mca-params.conf` before the site's
 //! `openmpi-mca-params.conf`, or the files that `OMPI_MCA_mca_base_param_files` names.
 //!
-//! The site's file is where Open MPI was configured to have it, which `ompi_info` takes a tenth of a second to tell. It
-//! is looked for where it is usually: by the launcher's place, and by the variables that move an installation.
+//! Open MPI's configuration determines the path of the site's file. `ompi_info` prints it but takes 0.1 s, so the file
+//! is searched for in the usual places: relative to the launcher, and by the variables that relocate an installation.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use super::program;
 
 const USERS: &str = ".openmpi/mca-params.conf";
 const SITES: &str = "openmpi-mca-params.conf";
-/// Variables that name the files, by the parameter and by its old name.
+/// Variables that list the files: the parameter's name and its old name.
 const LISTS: [&str; 2] = ["OMPI_MCA_mca_base_param_files", "OMPI_MCA_mca_param_files"];
 pub(super) const LAUNCHERS: [&str; 3] = ["mpirun", "orterun", "mpiexec"];
-/// Of installations in /usr: Debian's, and Red Hat's.
+/// For installations in /usr: Debian's and Red Hat's.
 const ETC: [&str; 2] = ["/etc/openmpi", "/etc/openmpi-x86_64"];
 
-/// What a parameter is by files, for a launcher `program` or one that it starts.
+/// The value of a parameter in files, for a launcher `program` or one that it starts.
 pub(super) fn of_files(name: &str, program: &Path) -> Option<String> {
     let find = |launcher| program::find(OsStr::new(launcher)).ok();
     let is_launcher = LAUNCHERS
@@ -29,7 +29,7 @@ pub(super) fn of_files(name: &str, program: &Path) -> Option<String> {
         .find_map(|file| value(&std::fs::read_to_string(file).ok()?, name))
 }
 
-/// The files, those first that go first.
+/// The files, in order of precedence.
 fn files(get: impl Fn(&str) -> Option<OsString>, launchers: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
     if let Some(list) = LISTS.iter().find_map(|name| get(name)) {
         let list = list.to_string_lossy().into_owned();
@@ -37,7 +37,7 @@ fn files(get: impl Fn(&str) -> Option<OsString>, launchers: impl Iterator<Item =
     }
     let moved = get("OPAL_SYSCONFDIR").map(PathBuf::from);
     let moved = moved.or_else(|| Some(PathBuf::from(get("OPAL_PREFIX")?).join("etc")));
-    // Links lead from /usr/bin/mpirun to whichever MPI's it is.
+    // Links lead from /usr/bin/mpirun to the installed MPI's launcher.
     let by_launcher = launchers.filter_map(|path| path.canonicalize().ok()).flat_map(|path| {
         let prefix = path.parent().and_then(Path::parent).map(Path::to_owned).unwrap_or_default();
         let own = ["etc", "etc/openmpi"].map(|etc| prefix.join(etc));
@@ -47,7 +47,7 @@ fn files(get: impl Fn(&str) -> Option<OsString>, launchers: impl Iterator<Item =
     get("HOME").map(|home| Path::new(&home).join(USERS)).into_iter().chain(site).collect()
 }
 
-/// What a file says of a parameter: its last line does.
+/// The value of a parameter in a file: its last line counts.
 fn value(text: &str, name: &str) -> Option<String> {
     let lines = text.lines().filter_map(|line| line.split_once('='));
     let value = lines.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim()).next_back()?;

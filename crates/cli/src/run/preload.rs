@@ -1,5 +1,5 @@
-//! The library that shows a program the pool: where it is, how it gets into the environment, and how this command keeps
-//! itself out of it.
+//! The library that shows a program the pool: finds it, puts it into the environment, and keeps this command itself
+//! free of it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -13,16 +13,16 @@ use super::enter::Entered;
 use super::{agent, params};
 
 const LIBRARY: &str = "libforebay_preload.so";
-/// The one that shows MPI programs the pool; where no MPI was there when Forebay was built, it is not there.
+/// The library for MPI programs; it does not exist if Forebay was built without an MPI.
 const MPI_LIBRARY: &str = "libforebay_mpi.so";
 const PRELOAD: &str = "LD_PRELOAD";
-/// The preload list that this command was started with, while it runs without.
+/// The preload list that this command was started with, while it runs without it.
 const KEPT: &str = "FOREBAY_KEPT_PRELOAD";
-/// How many runs are around this one.
+/// How many runs this one is nested in.
 pub(super) const LEVEL: &str = "FOREBAY_LEVEL";
 
-/// Starts this program again without the library when it was started with it, as within `forebay run -- bash`: a tool
-/// must not see files of the pool as files of its own.
+/// Restarts this program without the library if it was started with it, as within `forebay run -- bash`: a tool must
+/// not see files of the pool as its own files.
 pub(crate) fn shed() {
     let Some(list) = std::env::var_os(PRELOAD) else { return };
     if !entries(&list).iter().any(|e| is_ours(e)) {
@@ -37,7 +37,7 @@ pub(crate) fn shed() {
     std::process::exit(1);
 }
 
-/// Entries of a preload list: blanks and colons separate.
+/// Entries of a preload list, separated by blanks and colons.
 fn entries(list: &OsStr) -> Vec<OsString> {
     list.as_bytes()
         .split(|b| matches!(b, b' ' | b':'))
@@ -51,7 +51,7 @@ fn is_ours(entry: &OsStr) -> bool {
     name == Some(OsStr::new(LIBRARY)) || name == Some(OsStr::new(MPI_LIBRARY))
 }
 
-/// The library, beside this program or in the `lib` next to its directory.
+/// Finds the library beside this program or in the `lib` next to its directory.
 pub(super) fn library() -> Result<PathBuf> {
     let what = || format!("cannot find {LIBRARY}");
     let me = std::env::current_exe().map_err(|e| Error::io(what(), &e))?;
@@ -72,8 +72,8 @@ pub(super) fn library() -> Result<PathBuf> {
     Ok(found)
 }
 
-/// The preload list for the program: what the user has, then ours. Calls that are not for the pool go from ours to the
-/// kernel, so a tracer or sanitizer that wants to see them must come first.
+/// The preload list for the program: the user's entries, then Forebay's. Calls that are not for the pool go from
+/// Forebay's library directly to the kernel, so a tracer or sanitizer that wants to see them must come first.
 fn list(library: &Path, users: Option<OsString>) -> OsString {
     let mut list = OsString::new();
     for entry in entries(&users.unwrap_or_default()) {
@@ -91,12 +91,11 @@ fn list(library: &Path, users: Option<OsString>) -> OsString {
     list
 }
 
-/// What is to be said of a launcher of MPI programs where Forebay has no MPI-IO at all. Where a driver is missing for
-/// the one MPI that a program has, the library says so (`mpi/src/chooser.c`), which sees programs that scripts start
-/// too.
+/// A warning for launchers of MPI programs where Forebay was built without MPI-IO. If only the driver of one MPI is
+/// missing, the library itself warns (`mpi/src/chooser.c`), since it also sees programs that scripts start.
 pub(super) fn without_mpi(library: &Path, program: &Path) -> Option<String> {
     let name = program.file_name()?.to_str()?;
-    // Debian's are mpirun.openmpi and mpiexec.hydra.
+    // Debian's launchers are mpirun.openmpi and mpiexec.hydra.
     let is_launcher = params::LAUNCHERS.contains(&name.split('.').next()?);
     if !is_launcher || library.with_file_name(MPI_LIBRARY).is_file() {
         return None;
@@ -108,7 +107,7 @@ pub(super) fn without_mpi(library: &Path, program: &Path) -> Option<String> {
     ))
 }
 
-/// What the program's environment has beyond this process's; none takes a variable away.
+/// Changes to this process's environment for the program; `None` removes a variable.
 pub(super) fn environment(
     library: &Path,
     entered: &Entered,
@@ -117,7 +116,7 @@ pub(super) fn environment(
 ) -> Vec<(OsString, Option<OsString>)> {
     let users = std::env::var_os(KEPT).or_else(|| std::env::var_os(PRELOAD));
     let level = level() + 1;
-    // Programs on other nodes get what is Forebay's alone: what the user preloads may not be there.
+    // Programs on other nodes get Forebay's entries alone: the libraries that the user preloads may not exist there.
     let elsewhere = [
         (PRELOAD, list(library, None)),
         ("FOREBAY_POOL", entered.dir.clone().into()),
@@ -137,7 +136,7 @@ pub(super) fn environment(
     own.into_iter().chain(agent).collect()
 }
 
-/// How many runs are around this one; 0 for an outermost.
+/// How many runs this one is nested in; 0 for an outermost.
 pub(super) fn level() -> u32 {
     std::env::var(LEVEL).ok().and_then(|v| v.parse().ok()).unwrap_or(0)
 }

@@ -1,5 +1,5 @@
-//! The program of a run: found as a shell would find it, in the pool too, and looked into for what would keep the pool
-//! from it.
+//! The program of a run: found as a shell would find it, also in the pool, and inspected for properties that would hide
+//! the pool from it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -18,29 +18,29 @@ pub(super) const CANNOT_START: u8 = 126;
 /// See [`CANNOT_START`].
 pub(super) const NOT_FOUND: u8 = 127;
 
-/// Interpreters of interpreters that are looked through.
+/// How many nested `#!` interpreters are followed.
 const SHEBANG_DEPTH: usize = 4;
-/// Program headers that are looked through.
+/// How many program headers are read.
 const HEADERS_MAX: u16 = 1024;
 const PT_INTERP: u32 = 3;
 
 /// A failure with its exit status.
 pub(super) type Refused = (u8, Error);
 
-/// What is started.
+/// What to start.
 #[derive(Debug)]
 pub(super) struct Target {
-    /// What the kernel is told to start.
+    /// The path given to exec.
     pub(super) path: PathBuf,
-    /// Arguments in the place of the first: an interpreter's, for a script in the pool.
+    /// Arguments that replace the first one: those of the interpreter, for a script in the pool.
     pub(super) before: Option<Vec<OsString>>,
-    /// What `path` refers to, if it is a descriptor of a file in the pool.
+    /// The descriptor that `path` refers to, if the program is a file in the pool.
     _fd: Option<OwnedFd>,
     warnings: Vec<String>,
 }
 
 impl Target {
-    /// A program of the kernel's tree.
+    /// A program outside the pool.
     pub(super) fn outside(path: PathBuf) -> Target {
         let warnings = warnings(&path, &path.display().to_string(), 0);
         Target { path, before: None, _fd: None, warnings }
@@ -57,7 +57,7 @@ pub(super) fn is_within(name: &OsStr, prefix: &Path) -> bool {
     Path::new(name).starts_with(prefix)
 }
 
-/// The error about a directory that is named as a program.
+/// The error when a directory is named as a program.
 fn is_a_directory(name: &str) -> Refused {
     let error = Error::new(Code::IsDirectory, format!("cannot run {name}")).why("it is a directory");
     (CANNOT_START, error.cure("name a program behind the `--`, with its arguments"))
@@ -111,8 +111,8 @@ fn executable(path: &Path) -> Result<(), rustix::io::Errno> {
     rustix::fs::access(path, rustix::fs::Access::EXEC_OK)
 }
 
-/// A program in the pool: its backing file for the kernel, or, for a script, its interpreter with the script's path,
-/// which sees the pool.
+/// A program in the pool. The kernel gets its backing file; for a script it gets the interpreter with the script's
+/// path, and the interpreter sees the pool.
 pub(super) fn within(dir: &Path, name: &OsStr, prefix: &Path) -> Result<Target, Refused> {
     let shown = name.to_string_lossy().into_owned();
     let failed = |status: u8, e: Error| (status, Error { what: format!("cannot run {shown}"), ..e });
@@ -136,7 +136,7 @@ pub(super) fn within(dir: &Path, name: &OsStr, prefix: &Path) -> Result<Target, 
     let fd = match attached.open_unwaiting(place, flags, 0, &mut escape) {
         // SAFETY: the descriptor is new and nobody else's.
         Ok(fd) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        // On another node: the pool's mount has it.
+        // The file is on another node: the pool's mount can open it.
         Err(Fail::Escape) if is_by_mount(escape.as_bytes()) => {
             let path = Path::new(OsStr::from_bytes(escape.as_bytes()));
             File::open(path).map(OwnedFd::from).map_err(|e| Error::io("cannot open it by the mount", &e))
@@ -162,7 +162,7 @@ fn is_by_mount(path: &[u8]) -> bool {
     path.rsplit(|b| *b == b'/').next().and_then(forebay_client::inode_of_name).is_some()
 }
 
-/// The interpreter and argument that a script names.
+/// The interpreter and argument in a script's first line.
 fn shebang(file: &File) -> Option<(PathBuf, Option<OsString>)> {
     let mut line = [0u8; 256];
     let n = file.read_at(&mut line, 0).ok()?;
@@ -229,7 +229,7 @@ fn linkage(file: &File) -> Linkage {
 fn read_linkage(file: &File) -> Option<Linkage> {
     let mut header = [0u8; 64];
     file.read_exact_at(&mut header, 0).ok()?;
-    // 64-bit, little-endian: what this program is built for.
+    // 64-bit, little-endian: the format that Forebay is built for.
     if header[..6] != *b"\x7fELF\x02\x01" {
         return None;
     }
@@ -279,7 +279,7 @@ mod tests {
     fn linkage_tells_static_from_dynamic() {
         let me = File::open("/proc/self/exe").unwrap();
         assert_eq!(linkage(&me), Linkage::Dynamic);
-        // The smallest header that has no program headers at all.
+        // The smallest header, without program headers.
         let mut bytes = vec![0u8; 64];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
         let path = scratch("static", &bytes);

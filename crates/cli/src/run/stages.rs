@@ -1,4 +1,4 @@
-//! What a run stages, each once in its job: in by the first that comes, out by the last that goes.
+//! Staging of a run, done once in its job: in by the first run, out by the last.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -22,19 +22,19 @@ pub(super) struct Stages {
     out: Vec<Pair>,
 }
 
-/// How the end of a run went.
+/// The result of a run's end.
 #[derive(Debug, Default)]
 pub(super) struct Finish {
-    /// What was staged out by this run.
+    /// What this run staged out.
     pub(super) report: Option<StageReport>,
-    /// Why what could have been staged out was not.
+    /// Why this run skipped stage-outs that it could have done.
     pub(super) skipped: Option<String>,
-    /// Forebay did not do what was asked.
+    /// Forebay failed to do what the user requested.
     pub(super) failed: bool,
 }
 
 impl Stages {
-    /// Reads what the command line says, and checks what can be checked before anything is done.
+    /// Parses the command line, and makes the checks that need no pool.
     pub(super) fn read(arguments: &Run) -> Result<Stages> {
         let into = staging::pairs_in(&arguments.stage_in, arguments.manifest.as_deref())?;
         let out = staging::pairs_out(&arguments.stage_out, None)?;
@@ -50,12 +50,12 @@ impl Stages {
         Ok(Stages { into, out })
     }
 
-    /// Keys of the stage-outs: runs of a job that say the same share them.
+    /// Keys of the stage-outs: runs of a job that name the same pairs share them.
     pub(super) fn holds(&self) -> Vec<String> {
         self.out.iter().map(key).collect()
     }
 
-    /// Stages in unless another run of the job has; waits while one does. The report, if this run did.
+    /// Stages in unless another run of the job has; waits while another does. Returns the report if this run staged.
     pub(super) fn stage_in(&self, entered: &mut Entered, arguments: &Run) -> Result<Option<StageReport>> {
         if self.into.is_empty() {
             return Ok(None);
@@ -78,7 +78,7 @@ impl Stages {
     fn stage_in_now(&self, entered: &Entered, arguments: &Run) -> Result<StageReport> {
         staging::refuse_own(&entered.dir, Direction::In, &self.into)?;
         let pool = Pool::attach_as(&entered.dir, Role::Tool)?;
-        // Until the program runs, signals end this process as they always do; the pool notices.
+        // Until the program runs, signals end this process as usual; the supervisor notices the closed connection.
         let signals = Signals::block(&[]).map_err(|e| Error::io("cannot wait for signals", &e))?;
         let interrupt = Interrupt::new(&signals, None);
         let shown = Shown::new(Direction::In, style(arguments), &interrupt);
@@ -90,7 +90,7 @@ impl Stages {
         Ok(report)
     }
 
-    /// Lets go of the stage-outs, and does those that are this run's to do.
+    /// Releases the stage-outs, and does those that fall to this run.
     pub(super) fn finish(
         &self,
         entered: &mut Entered,
@@ -102,7 +102,7 @@ impl Stages {
             Ok(plan) => plan,
             Err(e) => {
                 failure::say(&gone(entered, e));
-                // What a pool of the run's own held was not to stay anyway.
+                // Without stage-outs, a pool of the run's own held nothing that was meant to last.
                 return Finish { failed: !self.out.is_empty() || !entered.embedded, ..Finish::default() };
             }
         };
@@ -150,7 +150,7 @@ fn stage_out_now(
     let warning = "results are being staged out; once more to give up and lose them";
     let interrupt = Interrupt::new(signals, Some(warning));
     let shown = Shown::new(Direction::Out, style(arguments), &interrupt);
-    // What a program stored through a mapping leaves the time of modification as it was: everything is copied.
+    // A store through a mapping may leave the modification time as it was, so everything is copied.
     let options = StageOptions { resume: false, ..options(arguments) };
     let report = forebay_stage::stage_out(pool, pairs, &options, &shown);
     shown.finish();
@@ -159,7 +159,7 @@ fn stage_out_now(
     Ok((report, interrupt.stopped_by()))
 }
 
-/// The pool ended under the run: how, and what became of what is in it.
+/// The error when the pool ended during the run: how it ended, and whether its data still exist.
 fn gone(entered: &Entered, e: Error) -> Error {
     let dir = entered.dir.display();
     let what = format!("the pool is gone: {}", e.what);
@@ -178,8 +178,8 @@ fn gone(entered: &Entered, e: Error) -> Error {
     Error { what, cure, ..e }
 }
 
-/// Results that could not be staged out stay in the pool, which stays up, until the user has them. A pool of the run's
-/// own that is empty has none.
+/// Keeps the pool up when results could not be staged out, and prints how to stage them out later. An empty pool of the
+/// run's own ends.
 fn rescue(entered: &mut Entered, pairs: &[Pair], causes: &[Code]) {
     let dir = entered.dir.display();
     let remedy = match causes.contains(&Code::NoSpace) {
@@ -222,7 +222,7 @@ fn style(arguments: &Run) -> Style {
 }
 
 fn key(pair: &Pair) -> String {
-    // Bytes that are not UTF-8 must not make two pairs one.
+    // Two pairs that differ in bytes that are not UTF-8 must have different keys.
     let text = |path: &std::path::Path| -> String {
         path.as_os_str()
             .as_bytes()
@@ -234,8 +234,7 @@ fn key(pair: &Pair) -> String {
     format!("{}\n{}", text(&pair.source), text(&pair.destination))
 }
 
-/// A path below which results are to appear, checked before hours of computing: a directory above it that exists must
-/// be writable.
+/// Checks a destination of results before hours of computing: its nearest existing directory must be writable.
 fn check_destination(path: &Path) -> Result<()> {
     let mut above = path;
     loop {

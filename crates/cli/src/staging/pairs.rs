@@ -1,7 +1,7 @@
-//! Pairs as they are written: `SRC[:DST]` on the way in, `SRC:DST` on the way out, and manifests.
+//! Parses pairs of source and destination: `SRC[:DST]` for stage-in, `SRC:DST` for stage-out, and manifests.
 //!
-//! The last colon separates; on the way in only one that a slash follows, so that names with colons work without a
-//! destination. `\:` is a colon that does not separate.
+//! The last colon separates. For stage-in it separates only if a slash follows, so that names with colons work without
+//! a destination. `\:` is a colon that does not separate.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -14,7 +14,7 @@ use crate::failure::invalid;
 use crate::pool::path_within;
 use crate::staging::Direction;
 
-/// The pairs to stage in, of the command line and of a manifest.
+/// The pairs to stage in, from the command line and from a manifest.
 pub(crate) fn pairs_in(texts: &[OsString], manifest: Option<&Path>) -> Result<Vec<Pair>> {
     let mut pairs = Vec::new();
     for text in texts {
@@ -59,15 +59,14 @@ pub(crate) fn pairs_out(texts: &[OsString], manifest: Option<&Path>) -> Result<V
     Ok(pairs)
 }
 
-/// Refuses what would stage the pool's own directory: into the pool it would be copied while it grows, out of the pool
-/// it would be overwritten.
+/// Refuses to stage the pool's own directory: stage-in would copy it while it grows, stage-out would overwrite it.
 pub(crate) fn refuse_own(dir: &Path, direction: Direction, pairs: &[Pair]) -> Result<()> {
-    // The target may lie elsewhere: behind a link in the pool's directory.
+    // The target may be elsewhere, behind a link in the pool's directory.
     let own: Vec<PathBuf> = [dir.to_owned(), dir.join(forebay_server::directory::TARGET_FILE)]
         .iter()
         .filter_map(|path| path.canonicalize().ok())
         .collect();
-    // What is not there yet is where its nearest directory is.
+    // A path that does not exist yet is judged by its nearest existing directory.
     let real = |path: &Path| path.ancestors().find_map(|p| p.canonicalize().ok());
     for pair in pairs {
         let (what, path, clash) = match direction {
@@ -111,7 +110,7 @@ fn pair_in(text: &OsStr, source: Vec<u8>, destination: Option<Vec<u8>>) -> Resul
     })
 }
 
-/// A path of the backing store, made absolute; a slash at its end stays, for it says something.
+/// A path of the backing store, made absolute. A trailing slash is kept, as it has a meaning.
 fn outside(path: &OsStr) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|e| Error::io(format!("cannot find {}", path.to_string_lossy()), &e))
 }
@@ -123,7 +122,7 @@ fn within(path: &Path) -> PathBuf {
     PathBuf::from(OsString::from_vec(path_within(path.as_os_str())))
 }
 
-/// Splits at the last colon that is not escaped and whose rest is a destination.
+/// Splits at the last colon that is not escaped and is followed by a destination.
 fn split(text: &[u8], is_destination: impl Fn(&[u8]) -> bool) -> (Vec<u8>, Option<Vec<u8>>) {
     for i in (0..text.len()).rev() {
         let escaped = i > 0 && text[i - 1] == b'\\';

@@ -1,4 +1,4 @@
-//! Progress of staging: a bar on a terminal, a line now and then elsewhere, and signals that stop it.
+//! Progress of staging: a bar on a terminal, a line now and then elsewhere; and the signals that stop staging.
 
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -11,9 +11,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::Direction;
 use crate::table;
 
-/// A line is printed this often where there is no terminal.
+/// Period of the lines where there is no terminal.
 const LINE_PERIOD: Duration = Duration::from_secs(5);
-/// Signals are looked for this often.
+/// Signals are polled this often.
 const SIGNAL_PERIOD: Duration = Duration::from_millis(20);
 
 /// How progress is shown.
@@ -28,7 +28,7 @@ pub(crate) enum Style {
 }
 
 impl Style {
-    /// What suits stderr, unless no progress is wanted.
+    /// The style that suits stderr; [`Style::Messages`] when no progress is wanted.
     pub(crate) fn of_stderr(wanted: bool) -> Style {
         match (wanted, std::io::stderr().is_terminal()) {
             (false, _) => Style::Messages,
@@ -38,14 +38,14 @@ impl Style {
     }
 }
 
-/// Signals that stop a staging: the first, or the first few after a warning.
+/// Signals that stop staging: the first, or, with a warning, the second.
 #[derive(Debug)]
 pub(crate) struct Interrupt<'a> {
     signals: &'a Signals,
-    /// What is said at a signal that does not stop it yet.
+    /// Printed at the first signal, which then does not stop staging.
     warning: Option<&'static str>,
     looked_ms: AtomicU64,
-    /// The signal that stopped it; 0 for none.
+    /// The signal that stopped staging; 0 for none.
     stopped_by: AtomicU32,
     warned: AtomicBool,
     born: Instant,
@@ -64,7 +64,7 @@ impl<'a> Interrupt<'a> {
         }
     }
 
-    /// The signal that stopped it.
+    /// The signal that stopped staging.
     pub(crate) fn stopped_by(&self) -> Option<i32> {
         match self.stopped_by.load(Ordering::Relaxed) {
             0 => None,
@@ -101,7 +101,7 @@ impl<'a> Interrupt<'a> {
     }
 }
 
-/// Progress as it is shown to the user.
+/// Progress as shown to the user.
 #[derive(Debug)]
 pub(crate) struct Shown<'a> {
     direction: Direction,
@@ -118,7 +118,7 @@ pub(crate) struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    /// Nothing done so far.
+    /// No progress yet.
     pub(crate) fn new(direction: Direction, style: Style, interrupt: &'a Interrupt<'a>) -> Shown<'a> {
         let bar = match style {
             Style::Bar => ProgressBar::new(0),
@@ -126,7 +126,7 @@ impl<'a> Shown<'a> {
         };
         bar.set_prefix(direction.doing());
         bar.set_message(table::count(0, "file"));
-        // The total is not known before the sources are scanned: then a spinner turns.
+        // Until the sources are scanned the total is not known, so a spinner is shown.
         bar.set_style(style_of("{spinner} {prefix}  {binary_bytes}, {msg}, {binary_bytes_per_sec}"));
         if style == Style::Bar {
             bar.enable_steady_tick(Duration::from_millis(100));
@@ -146,7 +146,7 @@ impl<'a> Shown<'a> {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,4 +1,4 @@
-//! What staging did, as a line, a table or JSON.
+//! The result of staging as a line, a table or JSON.
 
 use forebay_stage::StageReport;
 use serde_json::{json, Value};
@@ -6,7 +6,7 @@ use serde_json::{json, Value};
 use super::Direction;
 use crate::table::{self, Facts};
 
-/// Failures that are printed; all are in the JSON.
+/// How many failures are printed; the JSON has all.
 const ERRORS_SHOWN: usize = 20;
 
 /// The report in one line: `staged in 12 files, 3.4 GiB in 1.2 s (2.8 GB/s)`.
@@ -28,7 +28,7 @@ pub(crate) fn line(direction: Direction, r: &StageReport) -> String {
     text
 }
 
-/// Prints the report on stdout, what failed and what could not be kept on stderr.
+/// Prints the report on stdout, and failures and attributes that could not be kept on stderr.
 pub(crate) fn print_report(direction: Direction, r: &StageReport, as_json: bool) {
     print_problems(r);
     if as_json {
@@ -44,7 +44,7 @@ pub(crate) fn print_report(direction: Direction, r: &StageReport, as_json: bool)
     }
 }
 
-/// Says what failed and what could not be kept.
+/// Prints failures, and warnings about attributes that could not be kept.
 pub(crate) fn print_problems(r: &StageReport) {
     for e in r.errors.iter().take(ERRORS_SHOWN) {
         let cure = if e.cure.is_empty() { String::new() } else { format!("\n  hint: {}", e.cure) };

@@ -21,10 +21,10 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
         return down_hosts(list, named, arguments);
     }
     let dir = pool::directory(named)?;
-    // Asked before, for it cannot be asked after. A pool that is dead already has nothing to say.
+    // Read before the stop, as the daemon cannot answer afterwards. A dead pool has no status.
     let before = control::status(&dir).ok();
     let stopped = launch::down(&dir, DownOptions { keep: arguments.keep, force: arguments.force })?;
-    let files = before.as_ref().and_then(|s| s.inodes).map(|n| n.saturating_sub(1)); // the root is no file
+    let files = before.as_ref().and_then(|s| s.inodes).map(|n| n.saturating_sub(1)); // the root does not count
     let bytes = before.as_ref().and_then(|s| s.used_bytes);
     if arguments.json {
         failure::print_json(&json!({
@@ -56,7 +56,7 @@ fn down_all(file: Option<&Path>, arguments: &Down) -> Result<ExitCode> {
     everywhere::on_every_node(&file, "stop", "stopping", |node| words(node.dir(), arguments))
 }
 
-/// Stops what `up --hosts` started.
+/// Stops the nodes that `up --hosts` started.
 fn down_hosts(list: &str, named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode> {
     let dir = pool::directory(named)?;
     let remote_commands: Vec<RemoteCommand> = hosts::expand(list)?
@@ -78,7 +78,7 @@ fn words(path: &Path, arguments: &Down) -> Vec<String> {
     words
 }
 
-/// What became of the data, in words.
+/// Whether the data still exist, in words.
 fn fate(before: Option<&Status>, kept: bool) -> String {
     let Some(Status { inodes: Some(inodes), used_bytes: Some(bytes), .. }) = before else {
         return if kept { "; its data is kept".to_owned() } else { String::new() };

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::arguments::Fsck;
 use crate::{failure, pool, table};
 
-/// Exit status when problems were found, as fsck(8) has it.
+/// Exit status when problems were found; fsck(8) uses the same.
 const PROBLEMS: u8 = 4;
 
 pub(super) fn fsck(named: Option<PathBuf>, arguments: &Fsck) -> Result<ExitCode> {

@@ -1,4 +1,4 @@
-//! `forebay layout`: how files lie in a pool, and changing it.
+//! `forebay layout`: shows and changes the layouts of files in a pool.
 
 use std::cell::OnceCell;
 use std::ffi::OsString;
@@ -30,11 +30,11 @@ pub(super) fn layout(named: Option<PathBuf>, verb: &LayoutVerb) -> Result<ExitCo
 struct Known {
     number: u16,
     name: String,
-    /// How many targets it has; none of one that cannot be reached.
+    /// How many targets it has; `None` if the node cannot be reached.
     targets: Option<usize>,
 }
 
-/// The pool's nodes, asked for once, when they are needed.
+/// The pool's nodes, fetched once, on first use.
 struct Nodes {
     pool: PathBuf,
     known: OnceCell<Vec<Known>>,
@@ -88,7 +88,7 @@ impl Nodes {
         }
     }
 
-    /// A target as people read it.
+    /// A target's name for display.
     fn name(&self, target: u32) -> String {
         let (node, index) = (node_of(target), target as u16);
         let found = self.all().iter().find(|k| k.number == node.0 && !k.name.is_empty());
@@ -101,7 +101,7 @@ impl Nodes {
     }
 }
 
-/// Does something to each path; all are tried.
+/// Applies `on` to each path; a failure does not stop the loop.
 fn each(paths: &[OsString], mut on: impl FnMut(&[u8]) -> Result<()>) -> ExitCode {
     let mut status = ExitCode::SUCCESS;
     for text in paths {
@@ -160,7 +160,7 @@ fn get(pool: &Pool, nodes: &Nodes, arguments: &LayoutGet) -> ExitCode {
     status
 }
 
-/// The nodes that a wide directory's entries lie on; none of anything else.
+/// The nodes that have a wide directory's entries; empty for anything else.
 fn nodes_of_entries(pool: &Pool, path: &[u8], entry: &Entry) -> Result<Vec<NodeId>> {
     let wide = entry.attr.is_directory() && entry.attr.width_log2 != 0;
     let parts = if wide { pool.parts_of(entry.attr.ino) } else { Ok(None) };
@@ -168,7 +168,7 @@ fn nodes_of_entries(pool: &Pool, path: &[u8], entry: &Entry) -> Result<Vec<NodeI
     Ok(parts.iter().flat_map(|parts| parts.as_slice()).map(|part| part.birth_node()).collect())
 }
 
-/// Ends a verb that changes layouts: with `--json` it prints what became of the paths that it changed.
+/// Applies a change of layout to each path; with `--json` prints the resulting layouts of the changed paths.
 fn changed(pool: &Pool, json: bool, paths: &[OsString], mut on: impl FnMut(&[u8]) -> Result<()>) -> ExitCode {
     let mut all = Vec::new();
     let status = each(paths, |path| {
@@ -192,7 +192,7 @@ fn list(c: &Component) -> impl Iterator<Item = u32> {
     (0..TARGETS_MAX).map_while(move |i| named.as_ref()?.as_slice().get(i).copied())
 }
 
-/// A layout as one line has it.
+/// A layout in one line.
 fn words(layout: &Layout, nodes: &Nodes) -> String {
     let parts = layout.components().iter().map(|c| {
         let range = if c.end == u64::MAX { String::new() } else { format!(" up to {}", table::bytes(c.end)) };
@@ -235,7 +235,7 @@ fn as_json(path: &[u8], entry: &Entry, entries_on: &[NodeId]) -> Value {
     object
 }
 
-/// The stripes that the command line asks for.
+/// The striping given on the command line.
 fn wanted(arguments: &LayoutSet) -> Result<Striping> {
     let bad = |why: String| Err(Error::new(Code::Invalid, "cannot set this layout").why(why));
     let count = arguments.stripe_count.unwrap_or(arguments.targets.len().min(usize::from(u16::MAX)) as u16);
@@ -268,7 +268,7 @@ fn set(pool: &Pool, nodes: &Nodes, arguments: &LayoutSet) -> Result<ExitCode> {
     }))
 }
 
-/// Sets how files that are made in a directory lie, or makes an empty file that lies so.
+/// Sets the layout of files that will be made in a directory, or makes an empty file with that layout.
 fn stripe(pool: &Pool, path: &[u8], striping: Striping, targets: &[u32]) -> Result<()> {
     let found = pool.resolve(pool::place(path), true, &mut PathBuffer::new());
     match found {
@@ -292,7 +292,7 @@ fn stripe(pool: &Pool, path: &[u8], striping: Striping, targets: &[u32]) -> Resu
     }
 }
 
-/// Cuts a directory's entries over several nodes.
+/// Distributes a directory's entries over several nodes.
 fn widen(pool: &Pool, nodes: &Nodes, path: &[u8], width: u16) -> Result<()> {
     let entry = look(pool, path, "widen")?;
     let what = || format!("cannot set the width of {} in the pool", table::printable(path));
@@ -300,7 +300,7 @@ fn widen(pool: &Pool, nodes: &Nodes, path: &[u8], width: u16) -> Result<()> {
         return Err(Error::new(Code::NotDirectory, what()).why("only directories have one"));
     }
     if width == 1 && entry.attr.width_log2 == 0 {
-        return Ok(()); // as it is
+        return Ok(()); // already narrow
     }
     pool.set_width(entry.attr.ino, width).map(drop).map_err(|code| {
         let error = Error::new(code, what());
@@ -325,7 +325,7 @@ fn widen(pool: &Pool, nodes: &Nodes, path: &[u8], width: u16) -> Result<()> {
     })
 }
 
-/// Has directories that are made in one be so wide.
+/// Sets the width of directories that will be made in this one.
 fn widen_new(pool: &Pool, path: &[u8], width: u16) -> Result<()> {
     let entry = look(pool, path, "set the width of directories in")?;
     let what = || format!("cannot set the width of directories that are made in {}", table::printable(path));
@@ -346,7 +346,7 @@ fn widen_new(pool: &Pool, path: &[u8], width: u16) -> Result<()> {
     done.map_err(|code| Error::new(code, what()).why(pool::words(code)))
 }
 
-/// The process's umask, which this asks for by setting it: the command has one thread here.
+/// The process's umask. It can only be read by setting it, which is safe as the command has one thread here.
 fn umask() -> u32 {
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(mask);

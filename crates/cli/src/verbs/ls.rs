@@ -10,7 +10,7 @@ use serde_json::{json, Value};
 use crate::arguments::Ls;
 use crate::{failure, pool, table};
 
-/// An entry as it is shown.
+/// An entry to show.
 struct Shown {
     name: Vec<u8>,
     ino: Ino,
@@ -41,14 +41,14 @@ struct Listing<'a> {
     pool: &'static Pool,
     arguments: &'a Ls,
     json: Vec<Value>,
-    /// Directories printed so far: an empty line goes between them.
+    /// Directories printed so far: an empty line separates them.
     blocks: u64,
 }
 
 impl Listing<'_> {
     fn list(&mut self, path: &[u8], headed: bool) -> Result<()> {
         let mut escape = PathBuffer::new();
-        // A link is followed where its target is a directory, as ls does, unless -l shows the link itself.
+        // Follows a link, as ls does, unless -l shows the link itself.
         let follow = !self.arguments.long || path.ends_with(b"/");
         let found = self.pool.resolve(pool::place(path), follow, &mut escape);
         let entry = pool::worded(found, "list", path)?;
@@ -123,7 +123,7 @@ impl Listing<'_> {
             text.extend_from_slice(long(&entries).as_bytes());
         } else {
             for e in &entries {
-                // To a pipe the bytes themselves: they name the file.
+                // The bytes are not escaped: programs that read a pipe need the exact name.
                 text.extend_from_slice(&e.name);
                 text.push(b'\n');
             }
@@ -137,7 +137,7 @@ fn trimmed(path: &[u8]) -> Vec<u8> {
     path[..end].to_vec()
 }
 
-/// Where a symbolic link points.
+/// The target of a symbolic link.
 pub(super) fn link_target(pool: &Pool, path: &[u8]) -> Option<Vec<u8>> {
     let mut buffer = vec![0; forebay_types::limits::PATH_MAX];
     let n = pool.read_link(pool::place(path), &mut buffer, &mut PathBuffer::new()).ok()?;
@@ -158,7 +158,7 @@ pub(super) fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// A name in JSON: text; and its bytes in hexadecimal when it is not UTF-8.
+/// Stores a name in JSON: as text, and, when it is not UTF-8, its bytes in hexadecimal too.
 pub(super) fn put_name(object: &mut Value, key: &str, name: &[u8]) {
     object[key] = json!(String::from_utf8_lossy(name));
     if std::str::from_utf8(name).is_err() {

@@ -1,4 +1,4 @@
-//! The verbs, each in a file of its own.
+//! The verbs, one a file.
 
 mod completions;
 mod down;
@@ -17,7 +17,7 @@ use forebay_types::Result;
 
 use crate::arguments::{Arguments, Verb};
 
-/// Does what the command line says.
+/// Runs the verb of the command line.
 pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
     let Arguments { pool, verb } = arguments;
     match verb {

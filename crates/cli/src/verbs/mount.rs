@@ -37,7 +37,8 @@ pub(super) fn umount(named: Option<PathBuf>, arguments: &Umount) -> Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-/// The full path of a mount point, without a look at the directory itself: what is mounted there may be dead.
+/// The absolute path of a mount point. The directory itself is not accessed, because a dead mount there would fail or
+/// block.
 pub(super) fn place(at: &Path) -> Result<PathBuf> {
     let what = |e: std::io::Error| Error::io(format!("cannot find {}", at.display()), &e);
     let absolute = std::path::absolute(at).map_err(what)?;
@@ -47,7 +48,7 @@ pub(super) fn place(at: &Path) -> Result<PathBuf> {
     }
 }
 
-/// What was mounted, in words.
+/// The result of mounting, in words.
 pub(super) fn text(at: &Path, facts: &MountFacts) -> String {
     let mut text = format!("mounted on {}\n", at.display());
     let Some(why) = &facts.why else { return text };

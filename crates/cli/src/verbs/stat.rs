@@ -55,7 +55,7 @@ fn data_words(entry: &Entry) -> &'static str {
     }
 }
 
-/// The target named by a layout: node and index.
+/// The targets named by a layout: node and index.
 fn targets(c: &Component) -> Vec<String> {
     c.targets[..c.target_count as usize].iter().map(|t| format!("{}.{}", t >> 16, t & 0xffff)).collect()
 }

@@ -16,7 +16,7 @@ const NODES_LACKING: u8 = 5;
 const NODE_COLUMNS: [&str; 10] =
     ["NAME", "NODE", "HOST", "STATE", "FOR", "TARGET", "MEDIUM", "USED", "FREE", "OF"];
 
-/// How often a pool is looked at that is to be up.
+/// The poll interval while waiting for a pool to come up.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub(super) fn status(named: Option<PathBuf>, arguments: &arguments::Status) -> Result<ExitCode> {
@@ -36,7 +36,7 @@ pub(super) fn status(named: Option<PathBuf>, arguments: &arguments::Status) -> R
     })
 }
 
-/// The status of a pool when it and all its nodes are up.
+/// Waits until a pool and all its nodes are up, and returns its status.
 fn when_up(dir: &Path, timeout: Duration) -> Result<Status> {
     let until = Instant::now() + timeout;
     loop {
@@ -47,7 +47,7 @@ fn when_up(dir: &Path, timeout: Duration) -> Result<Status> {
         };
         match status {
             Ok(status) if status.state == "up" && lacking.is_empty() => return Ok(status),
-            // A directory that is not there yet, or a pool that has not begun.
+            // The directory may not exist yet, or the pool may not have started.
             Err(e) if !matches!(e.code, Code::NotFound | Code::PoolGone | Code::TimedOut) => return Err(e),
             Err(e) if Instant::now() >= until => return Err(e),
             Ok(status) if Instant::now() >= until => {
@@ -86,7 +86,7 @@ fn nodes(s: &Status) -> Vec<String> {
         let mut lead =
             [text(node, "name"), node["node"].to_string(), text(node, "host"), text(node, "state"), since];
         let mut targets = list(node, "targets");
-        // Of one that did not answer it is not known which it has.
+        // The targets of a node that did not answer are unknown.
         let has_none = node["targets"].is_array() && targets.is_empty();
         if targets.is_empty() {
             targets.push(serde_json::Value::Null);
@@ -133,7 +133,7 @@ fn own_media(s: &Status) -> Vec<String> {
     }
 }
 
-/// Rows with their columns one below the other.
+/// Rows with aligned columns.
 fn aligned<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let line = |row: &[String; N]| {
@@ -200,7 +200,7 @@ fn text(s: &Status) -> String {
             "{} used, {} free of {}",
             table::bytes(used),
             table::bytes(free),
-            // A target that is a directory has its file system's room, whatever capacity was asked for.
+            // A target that is a directory has the size of its file system, whatever capacity was requested.
             table::bytes(s.capacity_bytes.max(used + free))
         ),
         _ => table::bytes(s.capacity_bytes),

@@ -20,14 +20,14 @@ use serde_json::json;
 
 use crate::{arguments, failure, pool, table};
 
-/// How long a rank waits for another of its node that is just starting it.
+/// How long a rank waits while another rank is starting its node.
 const STARTING_GRACE: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// A node that is up: what is printed of it.
+/// A node that is up, for printing.
 struct Up<'a> {
     started: Started,
-    /// It was before, as the same node of the same pool.
+    /// It was up before, as the same node of the same pool.
     already: bool,
     mounted: Option<(&'a Path, MountFacts)>,
 }
@@ -83,7 +83,8 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
     };
     let described = matches!(node, Some((Described::Bundle(_), _)));
     if let Some(at) = mount.as_ref().filter(|_| described) {
-        // Nobody makes a directory by hand on each of many hosts. One that cannot be made is refused below.
+        // With many hosts, users do not create the directory by hand on each. If it cannot be created, the mount below
+        // is refused.
         let _ = std::fs::create_dir(at);
     }
     if arguments.renumber && node.is_none() {
@@ -96,7 +97,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
     let mount = mount.as_deref().map(super::mount::place).transpose()?;
     let options = UpOptions {
         path: path.clone(),
-        // What came with a pool's description is in it.
+        // The pool's description already contains the medium and the capacity.
         media: arguments.media.filter(|_| !described),
         capacity_bytes: arguments.capacity.filter(|_| !described),
         embedded: false,
@@ -112,7 +113,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
             Ok(facts) => Some((at.as_path(), facts)),
             Err(e) => {
                 if !already {
-                    // Who asked for both has neither, and what was in it before is kept.
+                    // The user requested both pool and mount, so neither stays. Data from before are kept.
                     let _ = launch::down(&path, DownOptions { keep: started.reopened, force: true });
                 }
                 return Err(e);
@@ -121,7 +122,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
     };
     let daemon = started.pid;
     print(&Up { started, already, mounted }, chosen, arguments.json);
-    // Of several ranks on a node the one that started it stays.
+    // Of several ranks on a node, only the one that started the pool stays.
     let asked_to_stay = arguments.foreground;
     let has_to = !already && !arguments.background && stay::step_would_end_it();
     if !asked_to_stay && !has_to {
@@ -159,15 +160,15 @@ fn print(up: &Up<'_>, chosen: bool, as_json: bool) {
     }
 }
 
-/// What the one who starts all nodes gives this one.
+/// Reads the bundle that `up --hosts` sends to this node.
 fn handed() -> Result<Bundle> {
     let mut bytes = Vec::new();
     std::io::stdin().read_to_end(&mut bytes).map_err(|e| Error::io("cannot read what pool to be of", &e))?;
     Bundle::decode(&bytes)
 }
 
-/// Starts a pool. True: it was up before, as the same node of the same pool, and so is another's start; of several
-/// ranks on a node the first starts it.
+/// Starts a pool. True: it was already up as the same node of the same pool. Another process may also be starting it:
+/// of several ranks on a node the first starts it.
 fn start(options: &UpOptions) -> Result<(Started, bool)> {
     loop {
         let busy = match launch::up(options) {
@@ -181,7 +182,7 @@ fn start(options: &UpOptions) -> Result<(Started, bool)> {
         };
         let number = file.node(Some(name))?.number;
         let until = Instant::now() + STARTING_GRACE;
-        // When its start has failed it is gone, and another try says why.
+        // A start that fails removes the pool, and the next attempt reports why.
         while let Ok(status) = control::status(&options.path) {
             if status.more.get("pool_id") != Some(&json!(id)) || status.node != number {
                 return Err(busy);
@@ -197,7 +198,7 @@ fn start(options: &UpOptions) -> Result<(Started, bool)> {
     }
 }
 
-/// What a start would have told of a pool that is up.
+/// The result of a start, for a pool that is already up.
 fn started(path: &Path, status: &Status) -> Result<Started> {
     let identity = PoolIdentity::read(&PoolDirectory::open(path)?)?;
     let gone =
@@ -211,7 +212,7 @@ fn started(path: &Path, status: &Status) -> Result<Started> {
     })
 }
 
-/// Mounts a pool, or finds it mounted by whoever started it.
+/// Mounts a pool, or finds the mount made by the process that started the pool.
 fn ensure_mounted(path: &Path, at: &Path, options: MountOptions, already: bool) -> Result<MountFacts> {
     let until = Instant::now() + STARTING_GRACE;
     loop {
@@ -231,9 +232,9 @@ fn ensure_mounted(path: &Path, at: &Path, options: MountOptions, already: bool) 
     }
 }
 
-/// `--path` and `--pool` (or FOREBAY_POOL) name the same thing.
+/// `--path` and `--pool` (or FOREBAY_POOL) name the same directory.
 fn which(pool: Option<&PathBuf>, path: Option<&PathBuf>) -> Result<Option<PathBuf>> {
-    // FOREBAY_POOL alone does not contradict --path: the option is nearer.
+    // FOREBAY_POOL does not conflict with --path: an option takes precedence over a variable.
     let pool_is_option = std::env::var_os("FOREBAY_POOL").is_none_or(|v| Some(&PathBuf::from(v)) != pool);
     match (pool, path) {
         (Some(a), Some(b)) if a != b && pool_is_option => Err(failure::invalid(
@@ -246,7 +247,7 @@ fn which(pool: Option<&PathBuf>, path: Option<&PathBuf>) -> Result<Option<PathBu
     }
 }
 
-/// What the target is, in a word or two.
+/// Medium and backing of the target, in a few words.
 pub(crate) fn backing_words(media: &str, backing: Backing) -> String {
     match backing {
         Backing::Tmpfs => format!("{media}, a tmpfs of its own"),

@@ -1,4 +1,4 @@
-//! What the tests of the command share: the programs, built; a place of their own; and its clearing away, also when a
+//! Shared by the command's tests: the built programs, and a directory for each test that is cleaned up even when the
 //! test fails.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Nothing in these tests takes so long on a machine that is merely busy.
+/// No step of these tests takes this long, even on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
-/// An ordinary user, for tests of what root may do and others may not.
+/// An ordinary user, for tests of operations that only root may do.
 pub const NOBODY: u32 = 65534;
 
 /// The command, with daemon and libraries built beside it.
@@ -52,7 +52,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A directory of a test's own, in which all its pools are; when dropped, pools are stopped and it is removed.
+/// A directory of one test, which holds all its pools. Dropping it stops the pools and removes it.
 pub struct Place {
     pub path: PathBuf,
 }
@@ -77,8 +77,8 @@ impl Place {
         path
     }
 
-    /// The command, with this place for the pools that nobody gives a path, and nothing of the caller's environment
-    /// that could name a pool or a job.
+    /// The command with this directory for pools without a path. Variables of the caller that could name a pool or a
+    /// job are removed.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(forebay());
         command.args(arguments);
@@ -86,7 +86,7 @@ impl Place {
         command
     }
 
-    /// Gives a command this place's environment.
+    /// Sets this directory's environment for a command.
     pub fn dress(&self, command: &mut Command) {
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
@@ -98,25 +98,25 @@ impl Place {
         command.env("FOREBAY_TMPDIR", &self.path).stdin(Stdio::null());
     }
 
-    /// Runs the command to its end.
+    /// Runs the command until it ends.
     pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Ran {
         Ran::of(self.command(arguments).output().unwrap())
     }
 
-    /// Runs it and expects that it succeeds.
+    /// Runs the command and expects success.
     pub fn ok<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Ran {
         let ran = self.run(arguments);
         assert_eq!(ran.code, Some(0), "{ran:?}");
         ran
     }
 
-    /// Its JSON.
+    /// Runs the command and parses its JSON.
     pub fn json<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Value {
         let ran = self.ok(arguments);
         serde_json::from_str(&ran.out).unwrap_or_else(|e| panic!("{e}: {ran:?}"))
     }
 
-    /// Starts a pool of 128 MiB in this place; its directory.
+    /// Starts a pool of 128 MiB in this directory; returns the pool's directory.
     pub fn up(&self, name: &str) -> PathBuf {
         let dir = self.join(name);
         self.ok([
@@ -129,7 +129,7 @@ impl Place {
         dir
     }
 
-    /// Directories in this place that are pools or were.
+    /// Directories here that are pools or were pools.
     pub fn pools(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut rest = vec![(self.path.clone(), 0)];
@@ -147,7 +147,7 @@ impl Place {
         found
     }
 
-    /// What is mounted below this place.
+    /// Mount points below this directory.
     pub fn mounts(&self) -> Vec<String> {
         let bytes = std::fs::read("/proc/self/mountinfo").unwrap();
         let text = String::from_utf8_lossy(&bytes);
@@ -159,7 +159,7 @@ impl Place {
             .collect()
     }
 
-    /// The directory for pools that nobody gives a path.
+    /// The directory for pools without a path.
     pub fn user_directory(&self) -> PathBuf {
         self.join(format!("forebay-{}", rustix::process::geteuid().as_raw()))
     }
@@ -176,7 +176,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         for pool in self.pools() {
             let _ = self.command(["down", "--force", "--pool"]).arg(&pool).output();
-            // What even that leaves: processes by their number, mounts by their place.
+            // Leftovers even of that: processes, found by pid, and mounts, found by path.
             if let Some(pid) = lock_holder(&pool) {
                 kill(pid, 9);
             }
@@ -191,14 +191,14 @@ impl Drop for Place {
     }
 }
 
-/// The process that holds a pool's lock, if it lives.
+/// The process that holds a pool's lock, if it is alive.
 pub fn lock_holder(pool: &Path) -> Option<i32> {
     let pid = std::fs::read_to_string(pool.join("lock")).ok()?.trim().parse().ok()?;
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     name.starts_with("forebayd").then_some(pid)
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -218,7 +218,7 @@ impl Ran {
         }
     }
 
-    /// Asserts that it failed with `code` and said all of `words` on stderr.
+    /// Asserts that the command failed with `code` and printed all of `words` on stderr.
     pub fn assert_refused(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:?}");
         for word in words {
@@ -227,7 +227,7 @@ impl Ran {
     }
 }
 
-/// Waits until `condition` holds; panics when it does not in reasonable time.
+/// Waits until `condition` holds; panics after [`TIMEOUT`].
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + TIMEOUT;
     while !condition() {
@@ -236,7 +236,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// True while a process runs: not when it is dead and merely not waited for.
+/// True while a process runs. A zombie does not count.
 pub fn is_alive(pid: i32) -> bool {
     forebay_sys::process::Stat::of(pid as u32).is_ok_and(|stat| !stat.has_ended())
 }
@@ -246,7 +246,7 @@ pub fn kill(pid: i32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
-/// A child that dies with the test.
+/// A child that is killed when the test ends.
 pub struct Guarded(pub Child);
 
 impl Guarded {
@@ -273,12 +273,12 @@ impl Drop for Guarded {
     }
 }
 
-/// Starts a command whose end the test does not wait for at once.
+/// Starts a command without waiting for its end.
 pub fn start(mut command: Command) -> Guarded {
     Guarded(command.spawn().unwrap())
 }
 
-/// Lets a command run as an ordinary user, by setpriv(1); false when that cannot be.
+/// True if commands can run as an ordinary user, by setpriv(1).
 pub fn can_be_nobody() -> bool {
     is_root() && Command::new("setpriv").arg("--version").output().is_ok_and(|o| o.status.success())
 }
@@ -294,7 +294,7 @@ pub fn as_nobody<S: AsRef<OsStr>>(place: &Place, arguments: impl IntoIterator<It
     command
 }
 
-/// Gives a file to the ordinary user.
+/// Makes the ordinary user the owner of a file.
 pub fn give_to_nobody(path: &Path) {
     std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
 }

@@ -1,4 +1,4 @@
-//! What tests with ranks share: the two MPIs, their driver and test programs built, and a program launched.
+//! Shared by tests with ranks: the two MPIs, building their driver and test programs, launching programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,13 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{forebay, Place, Ran};
 
-/// Ranks of several programs at once would fight for the cores: one test at a time.
+/// Ranks of several programs at once would compete for the cores, so one test runs at a time.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An MPI: its name, compiler, and launcher with the words that let it run here.
+/// An MPI: its name, its compiler, and its launcher with the options needed here.
 pub struct Mpi {
     pub name: &'static str,
     pub compiler: &'static str,
@@ -28,7 +28,7 @@ pub const MPIS: [Mpi; 2] = [
     Mpi { name: "MPICH", compiler: "mpicc.mpich", launcher: &["mpiexec.hydra", "-n"] },
 ];
 
-/// Reference files on tmpfs; removed with the test.
+/// Reference files on tmpfs, removed with the test.
 pub struct Native(pub PathBuf);
 
 impl Native {
@@ -49,7 +49,7 @@ pub fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../mpi").join(name)
 }
 
-/// Builds the driver beside the command; false, and a line, where there is nothing to build it with.
+/// Builds the driver beside the command. Where the MPI is missing, prints a line and returns false.
 pub fn driver(mpi: &Mpi) -> bool {
     let here =
         |program: &str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
@@ -64,7 +64,7 @@ pub fn driver(mpi: &Mpi) -> bool {
     true
 }
 
-/// Builds a program of mpi/tests; `words` are more of the compiler's.
+/// Builds a program of mpi/tests; `words` are further arguments of the compiler.
 pub fn compile_with(place: &Place, compiler: &str, name: &str, words: &[&str]) -> Option<PathBuf> {
     let program = place.join(name);
     let mut command = Command::new(compiler);
@@ -72,13 +72,13 @@ pub fn compile_with(place: &Place, compiler: &str, name: &str, words: &[&str]) -
     command.current_dir(&place.path).output().is_ok_and(|o| o.status.success()).then_some(program)
 }
 
-/// The same, without a warning.
+/// Builds it with warnings as errors.
 pub fn compile(place: &Place, mpi: &Mpi, name: &str) -> PathBuf {
     let built = compile_with(place, mpi.compiler, name, &["-Wall", "-Wextra", "-Werror"]);
     built.unwrap_or_else(|| panic!("{} does not build {name}.c", mpi.compiler))
 }
 
-/// Runs a program under the launcher under `forebay run`.
+/// Runs a program with the launcher under `forebay run`.
 pub fn launch(place: &Place, mpi: &Mpi, ranks: u32, words: &[&str], debug: bool) -> Ran {
     let mut command = place.command(["run", "--own", "--quiet", "--"]);
     command.args(mpi.launcher).arg(ranks.to_string()).args(words);

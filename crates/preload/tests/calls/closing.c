@@ -25,7 +25,7 @@ static void by_number(void)
         close(fd);
 }
 
-/* As programs do that check which descriptors they have. */
+/* Closes as programs do that list their own descriptors. */
 static void by_listing(void)
 {
     DIR *listing = opendir("/proc/self/fd");
@@ -40,13 +40,10 @@ static void by_listing(void)
     CHECK(closedir(listing) == 0);
 }
 
-/* Beside this program, which is on a plain file system. */
+/* A directory beside this program, on a plain file system. */
 static char elsewhere[PATH_MAX];
 
-/*
- * The program takes all high numbers, as descriptors of a directory. A call relative to one of them would create files
- * there.
- */
+/* Makes all high numbers descriptors of a directory. A call relative to one of them would create files there. */
 static void by_taking_them(void)
 {
     int fd = open(elsewhere, O_RDONLY | O_DIRECTORY);
@@ -122,7 +119,10 @@ void test_closing(void)
             CHECK(kept >= 0 && works(name));
             WAYS[way]();
             CHECK(works(name));
-            /* A child of such a program, one that closes all descriptors again, and programs that either starts. */
+            /*
+             * A child of the program that closed its descriptors, a child that closes all again, and programs that
+             * either starts.
+             */
             pid_t again = child();
             if (again == 0) {
                 int sound = works(name);
@@ -137,7 +137,7 @@ void test_closing(void)
                 _exit(99);
             }
             CHECK(exit_status(again) == 7);
-            /* Also before the first call of an image. */
+            /* Programs that this one starts work too. */
             CHECK(starts("script") && works(name));
             int before = open_descriptors();
             for (int i = 0; i < 50; i++)

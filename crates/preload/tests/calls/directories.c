@@ -120,7 +120,7 @@ static int visit(const char *path, const struct stat *st, int kind, struct FTW *
     snprintf(seen + at, sizeof seen - at, "%s:%d:%d ", shown, kind, f->level);
     if (kind != FTW_NS && kind != FTW_SLN)
         CHECK(lstat(path, &now) == 0 || levels);
-    if (levels) /* FTW_CHDIR: seen from the directory that holds it, or, at its end, from within */
+    if (levels) /* with FTW_CHDIR: seen from the parent directory or, for FTW_DP, from within */
         CHECK(lstat(kind == FTW_DP ? "." : path + f->base, &now) == 0 && now.st_ino == st->st_ino);
     return 0;
 }
@@ -176,7 +176,7 @@ static int by_name(const FTSENT **a, const FTSENT **b)
 
 static char walked[4096];
 
-/* Walks, and records each node's info, level and name. `act` may give instructions. */
+/* Walks a tree and records each node's info, level and name. `act` may give instructions. */
 static void walk(char *const *paths, int options, void (*act)(FTS *, FTSENT *))
 {
     walked[0] = 0;
@@ -232,7 +232,7 @@ void test_trees(void)
     CHECK(symlink("b", "t/link") == 0 && symlink("nothing", "t/lost") == 0 && symlink("..", "t/b/up") == 0);
     CHECK(mkfifo("t/pipe", 0600) == 0);
     char *one[] = {"t", NULL}, *two[] = {(char *)under("t/b"), "t/a", "none", NULL};
-    /* Once by its absolute path, which is in the pool for every working directory. */
+    /* Also by an absolute path, which leads into the pool from every working directory. */
     char *absolute[] = {(char *)under("t"), NULL};
     walk(absolute, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
     WALKED("1.0t 8.1a 1.1b 1.2c 8.3x 6.2c 12.2up 6.1b 12.1link 12.1lost 3.1pipe 6.0t ");
@@ -241,14 +241,14 @@ void test_trees(void)
     walk(one, FTS_LOGICAL | FTS_NOCHDIR, NULL);
     WALKED("1.0t 8.1a 1.1b 1.2c 8.3x 6.2c 2.2up 6.1b 1.1link 1.2c 8.3x 6.2c 2.2up 6.1link 13.1lost 3.1pipe 6.0t ");
     walk(two, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
-    /* Compared as they were passed. */
+    /* Roots are compared as they were passed. */
     WALKED("1.0b 1.1c 8.2x 6.1c 12.1up 6.0b 10.0none 8.0a ");
     walk(one, FTS_PHYSICAL | FTS_NOCHDIR, skips_and_follows);
     WALKED("1.0t 8.1a 1.1b 6.1b 12.1link 1.1link 1.2c 8.3x 6.2c 12.2up 6.1link 12.1lost 3.1pipe 6.0t ");
     walk(one, FTS_PHYSICAL | FTS_NOCHDIR, looks_ahead);
-    /* The first node cannot be skipped from above. */
+    /* An instruction to skip has no effect on the first node of a list. */
     WALKED("1.0t 8.1a 1.1b 1.2c 8.3x 6.2c 12.2up 6.1b 12.1lost 3.1pipe 6.0t ");
-    /* Ended in the middle. */
+    /* A walk that is closed before its end. */
     FTS *fts = fts_open(absolute, FTS_PHYSICAL, NULL);
     for (int i = 0; i < 4; i++)
         CHECK(fts_read(fts) != NULL);

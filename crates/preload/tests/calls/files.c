@@ -173,7 +173,7 @@ void test_descriptors(void)
     if (pid == 0)
         _exit(openat(90, "e", O_RDONLY) >= 0 && fchdir(90) == 0 && exists("e") ? 0 : 1);
     CHECK(exit_status(pid) == 0);
-    /* Closed, and opened again under the same number as another file. */
+    /* Closed, and opened again as another file under the same number. */
     CHECK(close(90) == 0 && open("/", O_RDONLY) >= 0);
     dir = open("/", O_RDONLY | O_DIRECTORY);
     CHECK(dup2(dir, 90) == 90 && fstatat(90, "tmp", &a, 0) == 0);

@@ -123,7 +123,7 @@ void test_handlers(void)
             fprintf(stderr, "interrupted.c:%d in the program, :%d in a handler\n", line, went_wrong);
         CHECK(line == 0 && went_wrong == 0 && handled >= 1000 && count >= 2);
     }
-    /* A wait for a FIFO's other end, and one that continues after a handler. */
+    /* An open waits for a FIFO's other end: a handler interrupts it, or it continues after the handler. */
     struct sigaction ends = {.sa_handler = nothing}, goes_on = {.sa_handler = nothing, .sa_flags = SA_RESTART};
     struct stat st;
     CHECK(mkfifo("fifo", 0600) == 0 && sigaction(SIGALRM, &ends, NULL) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
@@ -169,7 +169,7 @@ void test_stopped(void)
         pid_t pid = pids[dice(&state, WORKERS)];
         int status;
         CHECK(kill(pid, SIGSTOP) == 0 && waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
-        /* No program waits for a stopped one. */
+        /* No other program waits for a stopped one. */
         for (int n = 0; n < 5; n++) {
             int line = life(named(name, "p", stop * 5 + n), named(other, "q", stop * 5 + n));
             if (line)
@@ -250,7 +250,7 @@ static void *at_fifo(void *name)
     return "opened";
 }
 
-/* Is already cancelled when it makes its first call on the pool, which attaches the process. */
+/* This thread is already cancelled when it makes its first call on the pool, which attaches the process. */
 static void *is_doomed(void *name)
 {
     struct stat st;
@@ -367,7 +367,7 @@ void test_children(void)
                 fprintf(stderr, "interrupted.c:%d in a forked child\n", wrong);
             _exit(wrong ? 1 : entries(".") > 0 ? 0 : 2);
         }
-        /* In the memory of its parent, with its own descriptors. */
+        /* A child in the memory of its parent, with its own descriptors. */
         pid_t borrowed = vfork();
         if (borrowed == 0) {
             int fd = open("in", O_RDONLY), out = open(under("borrowed"), O_WRONLY | O_CREAT | O_TRUNC, 0600);

@@ -21,7 +21,7 @@ static int opened(const char *path)
     return fd;
 }
 
-/* From a separate open, which is another open file, also within one process. */
+/* Locks through a separate open, which is another open file, even within one process. */
 static int flock_anew(const char *path, int how)
 {
     int fd = open(path, O_RDWR);
@@ -152,11 +152,11 @@ static void records(void)
     CHECK(IN_CHILD(is_held(fd, 0, 0, me, F_WRLCK, 0, 10)) && IN_CHILD(is_held(fd, 10, 0, me, F_WRLCK, 15, 15)));
     CHECK(record(fd, F_SETLK, F_RDLCK, 0, 30) == 0 && IN_CHILD(is_held(fd, 0, 0, me, F_RDLCK, 0, 30)));
     CHECK(IN_CHILD(record_anew("r", F_RDLCK, 0, 30) == 0) && IN_CHILD(REFUSED(record_anew("r", F_WRLCK, 0, 1))));
-    /* From the end, and to the end wherever it will be. */
+    /* A range from the end, and one up to the end however far the file grows. */
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_END, .l_start = -10, .l_len = 0};
     CHECK(record(fd, F_SETLK, F_UNLCK, 0, 0) == 0 && fcntl(fd, F_SETLK, &lock) == 0);
     CHECK(IN_CHILD(is_held(fd, 0, 0, me, F_WRLCK, 90, 0)) && IN_CHILD(REFUSED(record_anew("r", F_RDLCK, 1000, 1))));
-    /* Any close of the file by the process releases them, through whichever descriptor. */
+    /* When the process closes any descriptor of the file, its locks are released. */
     CHECK(close(opened("r")) == 0 && IN_CHILD(is_free(fd, 0, 0)));
     /* Locks that the descriptor's mode forbids. */
     int reading = open("r", O_RDONLY), writing = open("r", O_WRONLY);
@@ -237,7 +237,7 @@ static void open_files(void)
     /* They conflict with locks of processes, also of the same process. */
     CHECK(REFUSED(record(first, F_SETLK, F_WRLCK, 0, 1)));
     CHECK(IN_CHILD(REFUSED(record_anew("o", F_RDLCK, 0, 1))));
-    /* They are inherited, unlike those, and not released by the close of another descriptor. */
+    /* They are inherited, unlike locks of processes, and closing another descriptor does not release them. */
     CHECK(IN_CHILD(record(first, F_OFD_SETLK, F_WRLCK, 0, 10) == 0));
     CHECK(close(opened("o")) == 0 && IN_CHILD(REFUSED(record_anew("o", F_WRLCK, 0, 1))));
     int same = dup(first);
@@ -257,7 +257,7 @@ static void sections_of_lockf(void)
     CHECK(close(fd) == 0);
 }
 
-/* Over exec: a descriptor that stays open keeps its locks, one that is closed releases them. */
+/* Across exec: a descriptor that stays open keeps its locks, one that is closed releases them. */
 static void over_exec(void)
 {
     for (int kind = 0; kind < 2; kind++)
@@ -277,11 +277,11 @@ static void over_exec(void)
                 _exit(1);
             }
             char byte;
-            CHECK(close(running[1]) == 0 && read(running[0], &byte, 1) == 0); /* the program is another now */
+            CHECK(close(running[1]) == 0 && read(running[0], &byte, 1) == 0); /* exec has replaced the program */
             if (keeps) {
                 CHECK(REFUSED(kind ? record_anew("x", F_WRLCK, 0, 0) : flock_anew("x", LOCK_EX)));
             } else {
-                int fd = opened("x"); /* closing takes the kernel a moment */
+                int fd = opened("x"); /* the close at exec takes the kernel a moment */
                 CHECK((kind ? record(fd, F_SETLKW, F_WRLCK, 0, 0) : flock(fd, LOCK_EX)) == 0 && close(fd) == 0);
             }
             CHECK(close(running[0]) == 0 && close(input[0]) == 0 && close(input[1]) == 0 && exit_status(pid) == 0);
@@ -329,14 +329,17 @@ void test_locks(void)
     waits();
     open_files();
     sections_of_lockf();
-    alarm(120); /* a lock that is not given back */
+    alarm(120); /* ends the test if a lock is not released */
     over_exec();
     for (int kind = 0; kind < 4; kind++)
         counters(kind);
     alarm(0);
 }
 
-/* flock of a directory, by two opens of it: the lock excludes, or the call is refused. It never pretends to lock. */
+/*
+ * flock of a directory through two opens: the lock excludes, or the call is refused. It never succeeds without
+ * excluding.
+ */
 void test_directory_locks(void)
 {
     CHECK(mkdir("d", 0755) == 0);
@@ -353,7 +356,7 @@ void test_directory_locks(void)
         FAILS(flock(same, LOCK_EX), EOPNOTSUPP);
         CHECK(IN_CHILD(flock(second, LOCK_EX) == -1 && errno == EOPNOTSUPP));
         CHECK(flock(second, LOCK_UN) == 0 && close(first) == 0 && close(same) == 0);
-        /* The number, when it is a file's. */
+        /* A file under the same descriptor number can be locked. */
         CHECK(dup2(opened("f"), first) == first && flock(first, LOCK_EX) == 0);
         CHECK(REFUSED(flock_anew("f", LOCK_EX)));
     }

@@ -231,7 +231,7 @@ void test_magic(void)
     links_of_files();
     links_of_directories();
     names_for_unnamed_files();
-    /* A program in the pool finds its own path. */
+    /* The program runs from the pool and finds its own path. */
     if (getenv("CALLS_AGAIN") == NULL) {
         char command[128];
         snprintf(command, sizeof command, "cp /proc/%d/exe program && CALLS_AGAIN=1 $PWD/program $PWD magic", getpid());

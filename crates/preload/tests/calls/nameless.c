@@ -1,4 +1,7 @@
-/* Calls on open files without a name, in every way to lose or lack one, and calls with pointers to unmapped memory. */
+/*
+ * Calls on open files without a name, made in every way that leaves them without one; and calls with pointers to
+ * unmapped memory.
+ */
 #include "calls.h"
 #include <sys/inotify.h>
 
@@ -111,7 +114,7 @@ static void attributes_of(int fd, const char *link)
     struct timespec times[2] = {{100, 1000}, {200, 2000}};
     CHECK(futimens(fd, times) == 0);
     if (S_ISDIR(st.st_mode))
-        return; /* what is set of a directory without a name the process alone sees */
+        return; /* attributes set on a directory without a name are visible to this process alone */
     CHECK(fstat(fd, &st) == 0 && st.st_mtime == 200 && st.st_atim.tv_nsec == 1000);
     CHECK(chmod(link, 0611) == 0 && mode_of(fd) == 0611);
     pid_t pid = child();
@@ -153,7 +156,7 @@ static void values_of(int fd, const char *link)
     char value[8], list[256];
     errno = 0;
     if (fsetxattr(fd, "user.one", "123", 3, 0) != 0 && errno == EOPNOTSUPP)
-        return; /* the medium keeps none */
+        return; /* the medium does not support extended attributes */
     CHECK(errno == 0 && fgetxattr(fd, "user.one", value, sizeof value) == 3 && memcmp(value, "123", 3) == 0);
     CHECK(fgetxattr(fd, "user.one", NULL, 0) == 3);
     CHECK(setxattr(link, "user.two", "4", 1, XATTR_CREATE) == 0);
@@ -261,7 +264,7 @@ void test_pointers(void)
         FAILS(removexattr("f", bad), EFAULT);
         FAILS(fremovexattr(fd, bad), EFAULT);
         FAILS(inotify_add_watch(watch, bad, IN_OPEN), EFAULT);
-        if (i > 0) { /* null times are the present, and a null path is refused by the C library */
+        if (i > 0) { /* null times mean the present, and the C library refuses a null path */
             FAILS(utimensat(AT_FDCWD, bad, NULL, 0), EFAULT);
             FAILS(utimensat(AT_FDCWD, "f", (struct timespec *)bad, 0), EFAULT);
             FAILS(futimens(fd, (struct timespec *)bad), EFAULT);

@@ -1,4 +1,4 @@
-/* Calls by their numbers. */
+/* Calls by number, through syscall(2). */
 #include "calls.h"
 #include <sys/syscall.h>
 
@@ -52,7 +52,7 @@ void test_numbers(void)
     CHECK(strcmp(text, under("dir")) == 0);
     CHECK(syscall(SYS_fchdir, dir) == 0 && exists("made"));
     CHECK(syscall(SYS_close, dir) == 0);
-    /* Others, with all their arguments. */
+    /* Calls that do not concern the pool, with all their arguments. */
     CHECK(syscall(SYS_getpid) == getpid());
     char *memory = (char *)syscall(SYS_mmap, NULL, 8192L, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
     CHECK(memory != MAP_FAILED && (memory[8191] = 1) == 1);

@@ -160,7 +160,7 @@ void test_exec(void)
     exec_script_outside(args, script);
 
     CHECK(close(dir) == 0 && close(prog) == 0);
-    pid_t pid = vfork(); /* closes all descriptors, as programs do that start others */
+    pid_t pid = vfork(); /* closes all descriptors, as many programs do before an exec */
     if (pid == 0) {
         close_range(3, ~0U, 0);
         execl("bin/shell", "x", "y", NULL);

@@ -2,7 +2,7 @@
  * Random operations on files, compared with their contents in memory: `exerciser DIRECTORY SEED OPERATIONS [OTHER]`.
  *
  * Each file has two descriptors, of two opens. Every operation goes through either of them, through a mapping, or by
- * name. Every read must return what was written last, in whichever way. Exit status 0 when it always does; otherwise
+ * name. Every read, of any kind, must return the data written last. Exit status 0 when it always does; otherwise
  * the program prints the seed, the operation, and those before it.
  *
  * OTHER is the same directory through another interface, as an absolute path. Then the second descriptor comes from an
@@ -67,7 +67,7 @@ static void compare(const struct file *file, long at, const unsigned char *found
         }
 }
 
-/* A name through the first or the second interface, valid until the second next call. */
+/* A name through the first or the second interface, valid until the second call after this one. */
 static const char *by(int door, const char *name)
 {
     static char paths[2][512];
@@ -79,7 +79,7 @@ static const char *by(int door, const char *name)
     return paths[turn];
 }
 
-/* Through either. */
+/* A name through either interface. */
 static const char *any(const char *name)
 {
     return by(dice(2), name);
@@ -221,7 +221,7 @@ static void map_reads(struct file *file, int fd)
     unsigned char *mapped = mmap(NULL, bytes, PROT_READ, kind, fd, from);
     MUST(mapped != MAP_FAILED);
     compare(file, at, mapped + (at - from), length, "load");
-    /* Behind the end of the file its last page has zeros. */
+    /* Behind the end of the file its last page holds zeros. */
     long end = from + ((bytes + 4095) & ~4095L);
     for (long i = file->length; i < end && at + length == file->length; i++)
         MUST(mapped[i - from] == 0);

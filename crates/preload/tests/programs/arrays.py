@@ -58,7 +58,7 @@ if __name__ == "__main__":
         h5py.File("none.h5", "r")
     except OSError as error:
         print(type(error).__name__, error.errno)
-    # One writer, and readers that look while it writes.
+    # One writer, and readers that read while it writes.
     with h5py.File("swmr.h5", "w", libver="latest") as f:
         rows = f.create_dataset("rows", (0,), maxshape=(None,), chunks=(64,), dtype="i8")
         f.swmr_mode = True

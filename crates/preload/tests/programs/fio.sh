@@ -1,4 +1,4 @@
-# fio, which writes patterns and checks them, by each way into a file.
+# fio writes patterns and verifies them, with each of its I/O engines.
 cd "$1" || exit 1
 job() { name=$1; shift; mkdir "$name"; fio --output-format=terse --terse-version=3 --name="$name" --directory="$PWD/$name" --size=2m --verify=crc32c --verify_fatal=1 --verify_state_save=0 --randseed=7 --fallocate=none --group_reporting "$@" > "$name.log" 2>&1; status=$?; grep -E 'verify|error|fio:' "$name.log" | head -3; awk -F';' -v name="$name" -v status=$status '$1 == 3 { print name, "status", status, "error", $5, "read", $6, "written", $47 }' "$name.log"; ls "$name" | wc -l; cat "$name"/* | wc -c; rm -rf "$name" "$name.log"; }
 job psync --ioengine=psync --rw=randwrite --bs=4k

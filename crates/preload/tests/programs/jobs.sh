@@ -1,5 +1,5 @@
 cd "$1" || exit 1
-# Descriptors that stay open: for one program, for a function, for all that follows, and moved about.
+# Descriptors that stay open: for one program, for a function, for all later commands, and duplicated.
 exec 3> log 4<> both 5>> app; echo to three >&3; echo to four >&4; (echo from a subshell >&3; exec 3>&-; echo lost 2>&1 >&3) 2>&1 | sed 's/.*: //'; bash -c 'echo from a program >&3'
 put() { echo "put $1"; cat; } >&5; put one <<< 'here'; put two < log; exec 3>&- 5>&-; cat log app; exec 6< log; read -r -u 6 first; cat <&6; exec 6<&-; echo "$first"
 exec 7>&1 > everything; echo hidden; ls -d log; exec >&7 7>&-; cat everything; { echo a; echo b >&2; } > out 2> err; cat out err; { echo c; echo d >&2; } &> all; sort all; exec 4<&-
@@ -8,7 +8,7 @@ exec {named}> named; echo "by a name" >&"$named"; exec {named}>&-; cat named; ma
 trap 'echo usr1 >> signals' USR1; trap 'echo term >> signals' TERM; trap 'echo exit >> signals; cat signals' EXIT; trap 'echo "err $?"' ERR; kill -USR1 $$; kill -TERM $$; kill -USR1 $$; cat signals; cat none 2> none.err; false; trap - ERR
 (trap 'echo sub > sub; exit 4' TERM; kill -TERM $BASHPID; echo not here); echo $?; cat sub; bash -c 'trap "echo gone > gone" EXIT; cd /; exit 2'; echo $?; ls gone 2>&1 | sed 's/.*: //'; bash -c 'cd "$1"; trap "echo gone > gone" EXIT; exit 2' - "$1"; echo $?; cat gone
 for i in 1 2 3 4 5; do kill -USR1 $$; echo "$i" > "while$i"; done; grep -c usr1 signals; cat while?; (trap '' INT; kill -INT $BASHPID; echo deaf > deaf); cat deaf; set -e; set +e
-# Pipes, and programs that stand for files.
+# Pipes, and process substitution.
 seq 1 20000 | tee copy >(wc -l > counted) | tail -1; while [ ! -s counted ]; do sleep 0.01; done; cat counted; wc -l < copy; diff <(sort -n copy) <(seq 1 20000) && echo same; paste <(echo 1; echo 2) <(cat log | head -2); cat <(cat <(cat log)) | wc -l
 seq 1 3 | while read -r n; do echo "$n" >> looped; cat looped | wc -l; done; yes | head -n 1000 | sort -u > y; cat y; seq 5 | (cd /; cat > "$OLDPWD/cd"; pwd); cat cd; set -o pipefail; cat none 2> /dev/null | cat; echo $?; set +o pipefail; echo "${PIPESTATUS[@]}"
 coproc filter { sed -u 's/^/co /'; }; echo one >&"${filter[1]}"; read -r line <&"${filter[0]}"; echo "$line"; eval "exec ${filter[1]}>&-"; wait "$filter_PID"; echo $?; mkfifo ff; cat ff > from & echo through > ff; wait; cat from

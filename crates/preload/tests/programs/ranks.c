@@ -1,4 +1,4 @@
-/* A rank: writes its parts of one file and a file of its own, checks what the others wrote. `ranks DIRECTORY` */
+/* A rank: writes its parts of one file and a file of its own, and checks the data of the others. `ranks DIRECTORY` */
 #include <fcntl.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -30,7 +30,10 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
 
-    /* Blocks of all ranks by turns: each rank writes its own, all at once and together, and reads its neighbour's. */
+    /*
+     * Blocks of all ranks in turn: each rank writes its own blocks, independently and collectively, and reads its
+     * neighbour's.
+     */
     snprintf(path, sizeof path, "%s/shared", argv[1]);
     opened(MPI_COMM_WORLD, path, MPI_MODE_CREATE | MPI_MODE_RDWR, &file);
     for (int b = 0; b < BLOCKS; b++) {
@@ -70,7 +73,7 @@ int main(int argc, char **argv)
     must(MPI_File_write(file, block, COUNT / 4, MPI_INT, MPI_STATUS_IGNORE) == MPI_SUCCESS, "write of its own");
     MPI_File_close(&file);
 
-    /* One file that all have mapped. */
+    /* One file that all ranks have mapped. */
     snprintf(path, sizeof path, "%s/posix", argv[1]);
     int fd = open(path, O_RDWR | O_CREAT, 0644);
     must(fd >= 0 && ftruncate(fd, size * sizeof block) == 0, "a file for all");

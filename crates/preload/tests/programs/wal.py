@@ -42,7 +42,7 @@ def writer(name):
 
 
 def reader():
-    # A reader's view stays as it was while others commit, and is whole: as many rows as the total says.
+    # A reader's view stays the same while others commit, and is complete: as many rows as the total says.
     db = connection()
     for _ in range(300):
         db.execute("begin")
@@ -76,7 +76,7 @@ print(digest.hexdigest())
 
 
 def dies():
-    # In the middle of a transaction whose pages are partly in the log.
+    # Killed in the middle of a transaction whose pages are partly in the log.
     db = connection()
     db.execute("pragma cache_size=5")
     db.execute("begin immediate")

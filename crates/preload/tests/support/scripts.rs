@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::{has, said, succeeds, Pool, Scratch};
 
-/// A script beside the tests, and what it runs: programs, and `python:MODULE` for modules that Python must have.
+/// A script beside the tests, and its requirements: programs, and `python:MODULE` for modules of Python.
 pub struct Script {
     pub name: &'static str,
     pub needs: &'static [&'static str],
@@ -18,7 +18,7 @@ pub struct Outcome {
     left: String,
 }
 
-/// Pythons: a user's own may lack modules that the system's has.
+/// Pythons to try: a user's own may lack modules that the system's has.
 const PYTHONS: [&str; 2] = ["python3", "/usr/bin/python3"];
 
 /// The tree of $1, without files that have random names.

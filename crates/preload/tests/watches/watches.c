@@ -1,12 +1,12 @@
 /*
- * Watches of directories: `watches DIRECTORY WHAT`. It prints what inotify delivers, a line for each event, so that runs in the pool and
- * on a plain file system can be compared.
+ * Watches of directories: `watches DIRECTORY WHAT`. Prints a line for each event of inotify, so that runs in the pool
+ * and on a plain file system can be compared.
  *
  * names     changes of names and attributes in DIRECTORY/a, DIRECTORY/b and DIRECTORY/a/sub
  * contents  changes of files' contents
- * until N   prints "ready", then events until the name N comes
+ * until N   prints "ready", then events until one for the name N
  * child     a child holds the watch and ends at the name "end"; the parent ends at once
- * many N    watches N directories, prints how many it could and why no more; ends when standard input does
+ * many N    watches N directories, prints how many succeeded and why the next failed; exits at end of standard input
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -78,7 +78,7 @@ static void print(const struct inotify_event *event)
     fflush(stdout);
 }
 
-/* Prints events up to that of a directory that is made in `marks` for this. That event is not printed. */
+/* Prints events up to that of a directory that this function creates in `marks`. That last event is not printed. */
 static void show(const char *after)
 {
     static int number;
@@ -175,8 +175,8 @@ static void names(void)
 }
 
 /*
- * Prints the events of this kind for one name until the last one has come. No others may come. Consecutive ones count
- * as one.
+ * Prints the events of this kind for one name, until `last` has come. Events for other names are errors. Equal
+ * consecutive events are printed once.
  */
 static void expect(const char *name, unsigned sort, unsigned last)
 {

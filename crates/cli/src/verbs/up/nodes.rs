@@ -1,4 +1,4 @@
-//! `forebay up` of many nodes: those of a pool file, of a list of hosts, of a job's ranks.
+//! `forebay up` of many nodes: those of a pool file, of a list of hosts, or of a job's ranks.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -17,15 +17,15 @@ use crate::everywhere::{self, Outcome, RemoteCommand};
 use crate::rendezvous::{self, Rank};
 use crate::{failure, hosts, pool, table};
 
-/// So many nodes are listed one by one; of more the sums are said.
+/// Up to this many nodes are listed one by one; beyond it only the totals are printed.
 const LISTED_MAX: usize = 32;
-/// The address of this host for the others, where its name is not.
+/// This host's address for the others, if it is not the host's name.
 const HOST_VARIABLE: &str = "FOREBAY_HOST";
 
 /// Starts every node of a pool file.
 pub(super) fn of_file(file: Option<&Path>, arguments: &Up) -> Result<ExitCode> {
     let file = pool::file(file, "start all nodes")?;
-    // Here first, so that nodes which share a file system do not each make one.
+    // The key is created here first, so that nodes with a shared file system do not each create one.
     file.ensure_key()?;
     let path = file.path.to_string_lossy().into_owned();
     let remote_commands: Vec<RemoteCommand> = file
@@ -39,8 +39,8 @@ pub(super) fn of_file(file: Option<&Path>, arguments: &Up) -> Result<ExitCode> {
     start(&file, &remote_commands, arguments)
 }
 
-/// Starts a pool over a list of hosts, each of which is given the pool file and the secret by its shell's standard
-/// input.
+/// Starts a pool over a list of hosts. Each gets the pool file and the secret on the standard input of its remote
+/// shell.
 pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Result<ExitCode> {
     let named = |list: &str, capacity_bytes| -> Result<Vec<NamedHost>> {
         let hosts = hosts::expand(list)?.into_iter();
@@ -78,7 +78,7 @@ pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Res
     started
 }
 
-/// The pool of this job's ranks, and which node of it this host is.
+/// The pool of this job's ranks, and the name of this host's node.
 pub(super) fn by_job(job: &str, path: Option<PathBuf>, arguments: &Up) -> Result<(Bundle, String)> {
     let rank = Rank::of_this_process(job)?;
     let alike = alike(path, arguments)?;
@@ -118,7 +118,7 @@ fn alike(path: Option<PathBuf>, arguments: &Up) -> Result<Alike> {
     Ok(Alike { path, media: arguments.media, port: arguments.port, provider: arguments.provider.clone() })
 }
 
-/// Writes the pool file and the secret where this host finds them.
+/// Writes the pool file and the secret to the path that the user named.
 fn keep(bundle: &Bundle, path: &Path) -> Result<()> {
     for (path, mode, bytes) in bundle.files(path)? {
         let what = || format!("cannot write {}", path.display());
@@ -132,7 +132,8 @@ fn keep(bundle: &Bundle, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs the remote commands; all start, or none is left up that was not before, unless a part is welcome.
+/// Runs the remote commands. If one fails, the nodes that were not up before are stopped again, unless --partial allows
+/// a part of the pool.
 fn start(file: &PoolFile, remote_commands: &[RemoteCommand], arguments: &Up) -> Result<ExitCode> {
     let outcomes = everywhere::run("starting", remote_commands);
     let failed: Vec<&Outcome> = outcomes.iter().filter(|o| o.failure.is_some()).collect();
@@ -165,7 +166,7 @@ fn start(file: &PoolFile, remote_commands: &[RemoteCommand], arguments: &Up) -> 
     Err(Error::new(Code::Io, what()).why(format!("{}{more}; {fate}", why())).cure(cure))
 }
 
-/// Stops what these have started; the names of those that would not stop.
+/// Stops the nodes that these commands started; returns the names of those that could not be stopped.
 fn stop(file: &PoolFile, outcomes: &[Outcome]) -> Vec<String> {
     let remote_commands: Vec<RemoteCommand> = file
         .nodes
@@ -190,7 +191,7 @@ fn down_words(node: &NodeEntry) -> Vec<String> {
     ["down", "--pool", &node.dir().to_string_lossy()].map(str::to_owned).to_vec()
 }
 
-/// What came of one node.
+/// One node's result.
 fn line(outcome: &Outcome) -> String {
     if let Some(why) = &outcome.failure {
         return format!("{}: {why}\n", outcome.name);
@@ -232,7 +233,7 @@ fn print(outcomes: &[Outcome], arguments: &Up, failed: usize) {
     let of = if failed > 0 { format!("{up} of {all}") } else { all };
     let verb = if up == 1 { "is" } else { "are" };
     let mut text = format!("{of} {verb} up: {}\n", table::bytes(capacity));
-    // A note is said once, with how many it holds for.
+    // A note is printed once, with the number of nodes that it applies to.
     let mut notes: Vec<(String, usize)> = Vec::new();
     for note in
         told.iter().flat_map(|t| t["costs"].as_array().into_iter().flatten()).filter_map(Value::as_str)
@@ -260,7 +261,7 @@ fn print(outcomes: &[Outcome], arguments: &Up, failed: usize) {
     failure::put(text);
 }
 
-/// The pool's directory as the user wrote it, with the mark for the node's name.
+/// The pool's directory as the user wrote it, with `%n` for the node's name.
 fn arguments_path(arguments: &Up, dir: &str) -> String {
     arguments.path.as_ref().map_or(dir.to_owned(), |p| p.to_string_lossy().into_owned())
 }

@@ -1,8 +1,7 @@
 //! `forebay up` that stays until its pool is down.
 //!
-//! Slurm kills at the end of a step whatever the step has started, and with it a pool. The process that a step is made
-//! of is therefore one that stays; so is one that was told to, by `--foreground`, for other launchers and for
-//! supervisors of services.
+//! At the end of a step Slurm kills every process that the step started, and so would kill a pool. The process that
+//! makes up a step therefore stays. `--foreground` requests the same for other launchers and for service supervisors.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,14 +12,15 @@ use forebay_types::{Code, Error, Result};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::process::{getppid, pidfd_open, Pid, PidfdFlags};
 
-/// What launchers call the process of theirs that starts tasks on a node.
+/// The names of the launchers' processes that start tasks on a node.
 const STARTERS: [&str; 5] = ["slurmstepd", "orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr"];
 
-/// What is said where nobody asked for it.
+/// Printed when staying was not requested.
 const NOTE: &str = "  note: Slurm ends what a step has started when the step ends, so this one stays until `forebay down`:\n  \
                     start it with & and --overlap; `forebay status --wait 60` waits until the pool is up (--background: do not stay)\n";
 
-/// Whether what this process starts is killed when it ends: it is the task of a Slurm step, or was started by one.
+/// True if Slurm will kill what this process starts: the process is in a step that ends before its job does, and a
+/// launcher started it directly.
 pub(super) fn step_would_end_it() -> bool {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let parent = getppid().map(|pid| format!("/proc/{}/comm", pid.as_raw_nonzero()));
@@ -28,26 +28,27 @@ pub(super) fn step_would_end_it() -> bool {
     is_in_step(&groups) && STARTERS.contains(&parent.trim_end())
 }
 
-/// Whether a process of these control groups is of a step that ends before its job does; those of the batch script, of
-/// `salloc`'s shell and of what ssh brings do not.
+/// True if a process in these control groups is in a step that ends before its job. The steps of the batch script, of
+/// `salloc`'s shell and of ssh sessions do not end before.
 fn is_in_step(groups: &str) -> bool {
     groups.lines().flat_map(|line| line.split('/')).any(|part| {
         part.strip_prefix("step_").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
     })
 }
 
-/// Says why this process stays.
+/// Prints why this process stays.
 pub(super) fn tell() {
     eprint!("{NOTE}");
 }
 
-/// The signals that stop the pool. To be called when it is started, for the daemon would have them blocked too.
+/// The signals that stop the pool. Call it only after the daemon was started, which would otherwise inherit them
+/// blocked.
 pub(super) fn signals() -> Result<Signals> {
     Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])
         .map_err(|e| Error::io("cannot wait for signals", &e))
 }
 
-/// Waits until the pool is down, and stops it when a signal comes.
+/// Waits until the pool is down; a signal stops it.
 ///
 /// # Errors
 /// [`Code::PoolGone`] when its daemon was killed.
@@ -57,7 +58,7 @@ pub(super) fn until_down(path: &Path, supervisor: u32, signals: &Signals) -> Res
         .ok()
         .and_then(Pid::from_raw)
         .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-    // Without: it has ended already.
+    // Without a pidfd the daemon has already ended.
     if let Some(daemon) = &daemon {
         let mut watched = [PollFd::new(daemon, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
         loop {
