@@ -105,6 +105,8 @@ struct Scene {
     held: Held,
     /// A mount of the node's, which is told by this.
     kernel: Option<OwnedFd>,
+    /// The shard thread does nothing.
+    shard_waits: bool,
     starts: u64,
     begun_ns: u64,
     dir: PathBuf,
@@ -141,6 +143,7 @@ impl Scene {
             peers: peers.into(),
             held: Held { target, recorder, doorbell, keeper: Keeper::default(), rings: Vec::new() },
             kernel: None,
+            shard_waits: false,
             starts: 0,
             begun_ns: NOW_NS.load(Ordering::Relaxed),
             dir,
@@ -195,7 +198,9 @@ impl Scene {
         NOW_NS.store(self.begun_ns + self.network.now().as_nanos() as u64, Ordering::Relaxed);
         let node = self.node.as_mut().expect("started");
         node.communicate();
-        node.serve().unwrap();
+        if !self.shard_waits {
+            node.serve().unwrap();
+        }
         while node.serve_data(|_| 0) {}
         while node.sweep() {}
         for peer in self.peers.values_mut() {
@@ -1098,4 +1103,83 @@ fn lock_and_turn_to_append_are_not_taken_again_by_a_message_that_comes_late() {
     s.ask_and_wait(3, 6, 2, &turn);
     // One whose answer was lost has it again.
     s.ask_and_wait(3, 6, 2, &turn);
+}
+
+/// Reads another node's data by way of buffer 1.
+fn read_data(s: &mut Scene, ring: &Ring) {
+    let claim = post_read(ring, 2, 1);
+    let ticket = s.asked_move(2);
+    s.reply(2, ticket, Reply::Count(1));
+    assert_eq!(s.take(claim), Ok(1));
+}
+
+#[test]
+fn data_request_is_served_while_the_shard_thread_does_nothing() {
+    let mut s = Scene::new("bypass");
+    let (ring, session) = s.process(5);
+    s.give_buffer(session, 1);
+    s.turn();
+    s.shard_waits = true;
+    read_data(&mut s, &ring);
+    let id = BackingId::of(Ino::new(NODE, 99), &Layout::single(NODE, 0), 0, 0);
+    for (op, answer) in [
+        (BackingOp::EndAppend { handle: 7 }, None),
+        (BackingOp::Truncate { bytes: 5 }, Some(Code::NotSupported)),
+    ] {
+        let claim = post(&ring, &Request::Backing { id, op });
+        s.take_any(&claim);
+        let reply = claim.finish(&mut [0; 64], &|| true, |reply, _| Reply::decode(reply).err());
+        assert_eq!(reply.unwrap(), answer, "{op:?}");
+    }
+    // The shard thread is needed where the slot's last reply left its client something to do.
+    s.shard_waits = false;
+    make_file(&mut s, &ring, b"a");
+    s.shard_waits = true;
+    let claim = post_read(&ring, 2, 1);
+    s.pass(SOON);
+    assert!(s.peers[&2].moves.is_empty() && !claim.is_answered());
+    s.shard_waits = false;
+    let ticket = s.asked_move(2);
+    s.shard_waits = true;
+    s.reply(2, ticket, Reply::Count(1));
+    assert_eq!(s.take(claim), Ok(1), "the reply needs no shard");
+    read_data(&mut s, &ring);
+}
+
+/// The creator of a file sends nothing but data requests, which the shard thread need not see. All the same, the file's
+/// backing file goes when another process removes the file, wherever the worker is killed.
+#[test]
+fn backing_file_goes_though_its_creator_sends_data_requests_alone() {
+    for kill in 0..4 {
+        let what = format!("killed at {kill}");
+        let mut s = Scene::new("creator");
+        let ((ring, session), (other, other_session)) = (s.process(5), s.process(6));
+        let ino = make_file(&mut s, &ring, b"a");
+        if kill == 1 {
+            s.crash();
+        }
+        s.give_buffer(session, 1);
+        let claim = post_read(&ring, 2, 1);
+        let mut ticket = s.asked_move(2);
+        if kill == 2 {
+            s.crash();
+            s.give_buffer(session, 1);
+            ticket = s.asked_move(2);
+        }
+        s.reply(2, ticket, Reply::Count(1));
+        let read = s.take(claim);
+        assert!(read == Ok(1) || kill == 2 && read == Err(Code::Fault), "{what}: {read:?}");
+        if kill == 3 {
+            s.crash();
+            s.give_buffer(session, 1);
+            read_data(&mut s, &ring);
+        }
+        let claim = post(&other, &UNLINK_A);
+        owe_removal(&mut s, claim, ino);
+        s.node.as_mut().unwrap().end(other_session);
+        s.pass(SOON);
+        s.rest();
+        s.pass(SOON);
+        is_swept(&mut s, &what);
+    }
 }
