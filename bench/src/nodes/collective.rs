@@ -15,7 +15,7 @@ const BYTES_OF_A_RANK: u32 = 1 << 20;
 const WAYS: [&str; 3] = ["automatic", "independent", "two-phase"];
 
 /// The nodes of the ranks, the file, and a description of where it is.
-const EAGER_BUFFERS: [(&[usize], &str, &str); 2] = [
+const PLACES: [(&[usize], &str, &str); 2] = [
     (&[1, 1], "/forebay/far/file", "2 ranks on one node, the file on another"),
     (&[1, 2, 3, 4], "/forebay/striped/file", "4 ranks on 4 nodes, the file striped over them"),
 ];
@@ -38,7 +38,7 @@ pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, Stri
         let program = hosts.directory.join(mpi.compiler);
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("records.c");
         said(std::process::Command::new(mpi.compiler).args(["-O2", "-o"]).arg(&program).arg(source))?;
-        for (at, file, words) in EAGER_BUFFERS {
+        for (at, file, words) in PLACES {
             let mut table = Table {
                 title: format!(
                     "(g) collective MPI-IO, {}, {words}, {BYTES_OF_A_RANK} bytes a rank",

@@ -35,7 +35,7 @@ enum Place {
     Wide,
 }
 
-const EAGER_BUFFERS: [(Place, &str); 3] =
+const PLACES: [(Place, &str); 3] =
     [(Place::Own, "own directories"), (Place::One, "one directory"), (Place::Wide, "one wide directory")];
 const CALLS: &str = "calls";
 /// Target for requests, relative to the call layer's own rate.
@@ -57,12 +57,12 @@ pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
         ),
         unit: "operations/s",
         more_is_better: true,
-        columns: EAGER_BUFFERS.map(|(_, words)| words.into()).to_vec(),
+        columns: PLACES.map(|(_, words)| words.into()).to_vec(),
         rows: Vec::new(),
     };
     for _ in 0..sizes.repetitions {
         for clients in NODES {
-            for (column, (place, _)) in EAGER_BUFFERS.into_iter().enumerate() {
+            for (column, (place, _)) in PLACES.into_iter().enumerate() {
                 let rates = together(&hosts, clients, place, (1, |client| client + 1))?;
                 for (phase, rate) in PHASES.iter().zip(rates) {
                     table.add(&format!("{phase}: {clients}"), column, rate, Vec::new);

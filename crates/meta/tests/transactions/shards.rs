@@ -113,8 +113,8 @@ fn encoded(answer: &Answer<'_>) -> Vec<u8> {
 impl Shards {
     pub(crate) fn new(name: &str) -> Shards {
         use std::sync::atomic::{AtomicU64, Ordering};
-        static EAGER_BUFFERS: AtomicU64 = AtomicU64::new(0);
-        let number = EAGER_BUFFERS.fetch_add(1, Ordering::Relaxed);
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let place =
             std::env::temp_dir().join(format!("forebay-shards-{name}-{}-{number}", std::process::id()));
         let _ = std::fs::remove_dir_all(&place);
