@@ -4,7 +4,7 @@
 //! ```text
 //!  shard thread ──commands──► network thread ══ other nodes     (or the thread that runs its rounds: handoff.rs)
 //!       ▲                     ▲    │
-//!       └──── messages ───────┼────┤ requests of the namespace, answers
+//!       └──── messages ───────┼────┤ requests of the namespace, answers      rings ══ data requests of local clients
 //!                    answers  │    ▼
 //!                         I/O workers         reads and writes of backing files, several at a time
 //! ```
