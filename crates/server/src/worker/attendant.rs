@@ -151,7 +151,7 @@ impl Attendant {
             }
             let (Some(id), Ok([ring, process])) = (session_of_tag(&tag), <[OwnedFd; 2]>::try_from(fds))
             else {
-                tracing::warn!("the descriptor store holds {tag:?}, which nobody knows");
+                tracing::warn!("the descriptor store holds {tag:?}, which is unknown");
                 continue;
             };
             let ring = ServedRing::reopen(ring.as_fd()).map_err(|e| Error::io(what, &e))?;
@@ -524,7 +524,7 @@ impl Talk<'_> {
 
     /// A session serves a mount: its device follows, and is told of changes.
     fn mount(&self, session: u64) -> Result<()> {
-        let what = "cannot tell a mount of changes";
+        let what = "cannot notify a mount of changes";
         let code = |code| Error::new(code, what);
         let mut fds = [const { None }; ATTACH_FDS];
         receive_fds(self.socket.as_fd(), &mut [0], &mut fds).map_err(code)?;

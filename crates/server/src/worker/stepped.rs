@@ -85,7 +85,7 @@ impl Keeper {
                 Ok(Some(_)) => {}
                 Ok(None) => self.socket = None,
                 Err(Errno::AGAIN) => break,
-                Err(e) => return Err(Error::io("cannot hear what a worker puts", &e.into())),
+                Err(e) => return Err(Error::io("cannot receive from the worker", &e.into())),
             }
         }
         Ok(())

@@ -63,7 +63,7 @@ impl ShardThread<'_> {
                 return Ok(Interception::No); // as it is
             }
             tracing::warn!(
-                "refused {request:?}: a change over several nodes holds it, and its nodes do not answer"
+                "refused {request:?}: a cross-node transaction holds its name, and the transaction's nodes do not answer"
             );
             return Ok(Interception::Refused(Code::Io));
         }
@@ -149,7 +149,7 @@ impl ShardThread<'_> {
         if let Some(cross_node) = &mut self.cross_node {
             if !prepared.is_empty() || !deliveries.is_empty() {
                 tracing::info!(
-                    "{} changes over several nodes are in doubt, {} deliveries are to be made",
+                    "{} cross-node transactions are in doubt, {} deliveries are pending",
                     prepared.len(),
                     deliveries.len()
                 );

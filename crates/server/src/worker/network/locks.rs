@@ -196,7 +196,7 @@ impl RemoteLocks {
             match (Owner::of_tag(&tag), fds.pop()) {
                 (Some(owner), Some(file)) => held.insert(owner, Arc::new(file)),
                 _ => {
-                    tracing::warn!("the descriptor store holds {tag:?}, which says of nobody's lock");
+                    tracing::warn!("the descriptor store holds {tag:?}, which is not a valid lock tag");
                     None
                 }
             };
@@ -210,7 +210,9 @@ impl RemoteLocks {
                     appending.insert(id, Appending { session, handle, since_ns: now })
                 }
                 None => {
-                    tracing::warn!("the descriptor store holds {tag:?}, which says of nobody's turn");
+                    tracing::warn!(
+                        "the descriptor store holds {tag:?}, which is not a valid tag of an append turn"
+                    );
                     None
                 }
             };

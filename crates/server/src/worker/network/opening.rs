@@ -66,7 +66,7 @@ fn resolve(host: &str, port: u16, like: Option<SocketAddr>) -> Result<SocketAddr
 pub(in crate::worker) fn unwelcome(node: NodeId, why: String) -> Error {
     Error::new(Code::Stale, format!("cannot start as node {node}"))
         .why(why)
-        .cure("if its data cannot be had again, start it with --renumber (node 1: start the whole pool anew)")
+        .cure("if its data is lost, start it with --renumber (node 1: create the whole pool again)")
 }
 
 /// Opens this node's endpoint and starts the threads.
@@ -105,7 +105,7 @@ pub(in crate::worker) fn start(
             Code::NotSupported,
             format!("cannot use provider {} between nodes yet", endpoint.provider()),
         )
-        .why("its addresses are none of IP, and a pool file gives host and port")
+        .why("its addresses are not IP addresses, and a pool file gives host and port")
         .cure("name tcp;ofi_rxm or verbs;ofi_rxm in the pool file"));
     }
     tracing::info!(
