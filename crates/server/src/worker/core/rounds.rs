@@ -1,4 +1,4 @@
-//! Rounds: what the shard thread does each time it wakes. It handles messages, takes a batch of calls and serves it.
+//! Rounds of the shard thread: each handles messages, takes a batch of calls, and serves it.
 
 use super::state::{Round, ShardThread};
 use crate::worker::batch::Taken;
@@ -17,7 +17,7 @@ use serde_json::Value;
 /// An open transaction is committed when no call came for so long.
 const IDLE_COMMIT_MS: u64 = 2;
 impl ShardThread<'_> {
-    /// Does what there is to do now, once: messages, then a batch of calls.
+    /// Runs one round: messages, then a batch of calls.
     pub(in crate::worker) fn round(&mut self) -> Result<Round> {
         while let Some(message) = self.unhandled.pop_front().or_else(|| self.messages.try_recv().ok()) {
             self.handle(message)?;
@@ -25,7 +25,8 @@ impl ShardThread<'_> {
         self.serve_what_waits()
     }
 
-    /// The same by the network thread: messages from the network, and calls. Other messages may take long and are left.
+    /// Runs a round in the network thread: messages from the network, and calls. Other messages may take long, and are
+    /// left to the shard thread.
     pub(in crate::worker) fn round_for_network(&mut self) -> Result<Round> {
         while let Some(message) = self.unhandled.pop_front().or_else(|| self.messages.try_recv().ok()) {
             if !message.is_of_network() {
@@ -72,8 +73,8 @@ impl ShardThread<'_> {
         Ok(Round::Served)
     }
 
-    /// Does what is left for idle times; true when there may be more. With `long` no call came for a moment: then the
-    /// transaction is committed.
+    /// Does the work of idle times. True when there may be more. `long`: no call has come for a moment, so the
+    /// transaction is committed too.
     pub(in crate::worker) fn rest(&mut self, long: bool) -> Result<bool> {
         if self.backing.has_unlinked() && self.forget_orphans()? {
             return Ok(true);
@@ -91,9 +92,9 @@ impl ShardThread<'_> {
         Ok(false)
     }
 
-    /// Milliseconds until the next timed work, after so many rounds without a call.
+    /// Milliseconds until the next timed work, after this many rounds without a call.
     pub(in crate::worker) fn next_timeout_ms(&self, idle_rounds: u32) -> u64 {
-        // After a moment the poll by timer, there for scribbled doorbells, slows down.
+        // The poll by timer, which exists for scribbled doorbells, slows down after a moment.
         let timeout = match idle_rounds {
             0 | 1 => IDLE_COMMIT_MS,
             2..20 => DOORBELL_POLL_MS,
@@ -109,13 +110,13 @@ impl ShardThread<'_> {
         leased.map_or(timeout, |left| timeout.min(left))
     }
 
-    /// Takes a batch: calls that are served again, then a bounded number from every ring in turn, starting with another
+    /// Takes a batch: calls that are served again, then a bounded number from each ring in turn, beginning with another
     /// ring each time.
     fn take_requests(&mut self) {
         let most = if self.recorder.has_suspects() { 1 } else { BATCH_MAX };
         while self.pipeline.taken.len() < most {
             let Some(call) = self.cross_node.as_mut().and_then(CrossNode::next_anew) else { break };
-            // One that its client has given up meanwhile is not done any more.
+            // A call that its client has given up meanwhile is dropped.
             let client = call.client;
             let asks = |s: &Session| s.id == client.session && s.is_waiting(client.slot, client.seq);
             if let Some(session) = self.sessions.iter().position(asks) {
@@ -209,7 +210,7 @@ impl ShardThread<'_> {
     /// # Errors
     /// Those that end the worker.
     pub(in crate::worker) fn check_here(&mut self) -> Result<Result<Value>> {
-        // What is swept and not yet forgotten would look like damage.
+        // Orphan records whose backing files are gone would look like damage.
         if self.backing.has_unlinked() {
             self.forget_orphans()?;
         }
@@ -217,7 +218,7 @@ impl ShardThread<'_> {
         Ok(crate::worker::check::check(self.shard, &self.targets))
     }
 
-    /// A process has ended: finishes what it left undone.
+    /// A process has ended. Finishes what it left undone.
     pub(in crate::worker) fn end_session(&mut self, id: u64) -> Result<()> {
         let Some(i) = self.sessions.iter().position(|s| s.id == id) else { return Ok(()) };
         if self.mount.as_ref().is_some_and(|mount| mount.session == id) {
