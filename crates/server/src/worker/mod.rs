@@ -26,6 +26,7 @@
 
 mod acks;
 mod adaptive_spin;
+mod arrivals;
 mod attached_programs;
 mod attached_ring;
 mod attendant;
@@ -56,6 +57,7 @@ mod own_answers;
 mod recorder;
 mod session;
 mod session_id;
+mod sessions;
 mod shard_queries;
 mod statistics;
 #[cfg(any(test, feature = "simulation"))]

@@ -129,6 +129,12 @@ impl Session {
         }
     }
 
+    /// True when a request may be waiting in its ring.
+    #[inline]
+    pub(super) fn has_pending(&self) -> bool {
+        self.channel.ring().is_some_and(|ring| ring.has_pending())
+    }
+
     /// True for a process of this node.
     pub(super) fn is_here(&self) -> bool {
         self.channel.ring().is_some()

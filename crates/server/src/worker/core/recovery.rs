@@ -299,7 +299,8 @@ impl ShardThread<'_> {
         let mut theirs: Vec<u64> = noted.iter().copied().filter(|id| node_of_session(*id) != here).collect();
         theirs.sort_unstable();
         for id in theirs {
-            let mut session = Session::new(id, Channel::Remote(RemoteSlots::new(commands.clone())));
+            let slots = RemoteSlots::new(id, commands.clone(), self.arrivals.clone());
+            let mut session = Session::new(id, Channel::Remote(slots));
             session.noted = true;
             for slot in 0..RING_SLOTS {
                 let batch = self.batch()?;
@@ -308,7 +309,6 @@ impl ShardThread<'_> {
                 session.slots[slot].last_change = (seq, reply.to_vec());
                 session.slots[slot].reserved = reserved.filter(|ino| !has_inode(batch, *ino));
             }
-            self.remote_sessions += 1;
             self.sessions.push(session);
         }
         Ok(())

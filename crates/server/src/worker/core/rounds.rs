@@ -44,7 +44,8 @@ impl ShardThread<'_> {
         self.unhandled.extend(self.messages.try_recv().ok());
         self.has_unhandled()
             || self.has_released_calls()
-            || self.sessions.iter().any(|s| s.channel.has_pending())
+            || !self.arrivals.is_empty()
+            || self.sessions.local().iter().any(Session::has_pending)
             || self.mount.as_ref().is_some_and(MountedKernel::has_written)
     }
 
@@ -110,21 +111,39 @@ impl ShardThread<'_> {
         leased.map_or(timeout, |left| timeout.min(left))
     }
 
-    /// Takes a batch: calls that are served again, then a bounded number from each ring in turn, beginning with another
-    /// ring each time.
+    /// Takes a batch: calls that are served again, calls of other nodes' processes, and calls from the rings.
     fn take_requests(&mut self) {
         let most = if self.recorder.has_suspects() { 1 } else { BATCH_MAX };
         while self.pipeline.taken.len() < most {
             let Some(call) = self.cross_node.as_mut().and_then(CrossNode::next_anew) else { break };
             // A call that its client has given up meanwhile is dropped.
             let client = call.client;
-            let asks = |s: &Session| s.id == client.session && s.is_waiting(client.slot, client.seq);
-            if let Some(session) = self.sessions.iter().position(asks) {
+            let session = self.sessions.index_of(client.session);
+            if let Some(session) = session.filter(|i| self.sessions[*i].is_waiting(client.slot, client.seq)) {
                 self.pipeline.taken.push_back(Taken { session, client, call: Ok(call) });
             }
         }
         self.take_released_calls(most);
-        let n = self.sessions.len();
+        // Half of the batch is for this node's processes, as far as they ask.
+        self.take_arrivals(most / 2 + 1);
+        self.take_from_rings(most);
+        self.take_arrivals(most);
+    }
+
+    /// Takes calls of other nodes' processes into the batch, in the order of their arrival, until it has `most` calls.
+    fn take_arrivals(&mut self, most: usize) {
+        while self.pipeline.taken.len() < most {
+            let Some((id, slot)) = self.arrivals.next() else { break };
+            let Some(session) = self.sessions.index_of(id) else { continue };
+            if let Some((client, call)) = self.sessions[session].channel.take(id, slot, &mut self.scratch) {
+                self.pipeline.taken.push_back(Taken { session, client, call });
+            }
+        }
+    }
+
+    /// Takes a bounded number of calls from each ring in turn, beginning with another ring each time.
+    fn take_from_rings(&mut self, most: usize) {
+        let n = self.sessions.local().len();
         for k in 0..n {
             let i = (self.first_session + k) % n;
             let room = most.saturating_sub(self.pipeline.taken.len());
@@ -133,7 +152,7 @@ impl ShardThread<'_> {
                 return;
             }
             let Session { id, channel, .. } = &self.sessions[i];
-            let mut bits = channel.take_pending(room.min(BATCH_PER_RING));
+            let mut bits = channel.ring().map_or(0, |ring| ring.take_pending(room.min(BATCH_PER_RING)));
             while bits != 0 {
                 let slot = bits.trailing_zeros() as usize;
                 bits &= bits - 1;
@@ -167,7 +186,7 @@ impl ShardThread<'_> {
                 self.check_with_others(report, reply);
             }
             Message::Mounted(id, device, done) => {
-                let known = self.sessions.iter().any(|s| s.id == id);
+                let known = self.sessions.find(id).is_some();
                 if known {
                     self.take_mount(id, device)?;
                 }
@@ -175,7 +194,7 @@ impl ShardThread<'_> {
             }
             Message::Watch(order) => self.mind_watches(order)?,
             Message::Known(id, reply) => {
-                let _ = reply.send(self.sessions.iter().any(|s| s.id == id));
+                let _ = reply.send(self.sessions.find(id).is_some());
             }
             Message::Asked { ticket, message } => self.asked(ticket, message)?,
             Message::Answered { stamp, reply } => self.answered(stamp, &reply)?,
@@ -220,12 +239,10 @@ impl ShardThread<'_> {
 
     /// A process has ended. Finishes what it left undone.
     pub(in crate::worker) fn end_session(&mut self, id: u64) -> Result<()> {
-        let Some(i) = self.sessions.iter().position(|s| s.id == id) else { return Ok(()) };
+        let Some(mut session) = self.sessions.remove(id) else { return Ok(()) };
         if self.mount.as_ref().is_some_and(|mount| mount.session == id) {
             self.forget_mount();
         }
-        let mut session = self.sessions.swap_remove(i);
-        self.remote_sessions -= usize::from(!session.is_here());
         self.count_clients();
         if let (Some(network), true) = (&self.network, session.is_here()) {
             let nodes = std::mem::take(&mut session.asked_nodes);
