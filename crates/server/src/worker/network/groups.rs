@@ -16,7 +16,7 @@ use forebay_types::limits::{FILE_BYTES_MAX, GROUPS_MAX, GROUP_LOCKS_MAX, GROUP_P
 use forebay_types::{BackingId, Code, GroupOp, Ino, LockKind, LockWish, Reply};
 use forebay_wire::Stamp;
 
-use super::reply_cache::{packed, ReplyCache, WORDS};
+use super::reply_cache::{packed, ReplyCache, NUMBERS_END, WORDS};
 use crate::worker::durable_table::{DurableMemory, DurableTable, Format};
 
 /// The groups; the last steps; the locks.
@@ -187,16 +187,18 @@ impl Groups {
         let (mut lock_table, locks_left) = memory.table(2);
         let is_step =
             |state, [_, before, after]: &[u64; 3]| state == DONE && *before.max(after) <= FILE_BYTES_MAX;
-        let steps = ReplyCache::open(memory, 1, is_step);
+        let mut steps = ReplyCache::open(memory, 1, is_step);
         let mut groups = HashMap::new();
         for (entry, [state, key, session, file, ino, position, applied]) in groups_left {
             let (target, number, stripe) = ((file >> 32) as u32, (file >> 16) as u8, file as u16);
             let id = BackingId { target, ino: Ino(ino), number, stripe };
             let is_sound = state == EXISTS && packed(&id) == file && position <= FILE_BYTES_MAX;
-            if !is_sound || groups.contains_key(&key) {
+            if !is_sound || applied >= NUMBERS_END || groups.contains_key(&key) {
                 group_table.remove(entry);
                 continue;
             }
+            // The steps with these numbers may have been forgotten, with their process.
+            steps.number_from(applied);
             let (held, waiting) = (Vec::new(), VecDeque::new());
             groups.insert(key, Group { entry, session, id, position, applied, held, waiting });
         }
@@ -482,6 +484,24 @@ mod tests {
     }
 
     #[test]
+    fn step_after_those_of_an_ended_process_is_in_the_pointer() {
+        let memory = DurableMemory::new(&FORMAT);
+        let first = Groups::open(&memory);
+        let mut a = Asker(&first, 0);
+        a.ask(7, 1, GroupOp::Make { position: 0 }).unwrap();
+        (0..5).for_each(|_| _ = a.ask(8, 1, GroupOp::Move { by: 2 }).unwrap());
+        let applied = first.state().groups[&1].applied;
+        first.forget_steps(8);
+        // The next worker knows no step. It is killed before it writes the group's entry.
+        let next = Groups::open(&memory);
+        assert_eq!(next.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 4 }), Ok(Reply::Count(10)));
+        let entry = next.state().groups[&1].entry;
+        next.state().group_table.set(entry, POSITION, 10);
+        next.state().group_table.set(entry, APPLIED, applied);
+        assert_eq!(Asker(&Groups::open(&memory), 0).ask(9, 1, GroupOp::Move { by: 0 }), Ok(14));
+    }
+
+    #[test]
     fn entry_that_makes_no_sense_is_dropped() {
         let memory = DurableMemory::new(&FORMAT);
         let first = Groups::open(&memory);
@@ -491,9 +511,11 @@ mod tests {
         let (mut groups, mut steps, mut locks) =
             (memory.table::<GROUP_WORDS>(0).0, memory.table::<WORDS>(1).0, memory.table::<LOCK_WORDS>(2).0);
         let (file, far) = (packed(&ID), FILE_BYTES_MAX + 1);
-        // No such state, name or position, and one key twice; a step beyond the largest file.
+        // No such state, name, position or number, and one key twice; a step beyond the largest file.
         let group = [EXISTS, 2, 7, file, ID.ino.0, 5, 0];
-        for (index, value) in [(0, 2), (3, file | 1 << 24), (POSITION, far), (0, EXISTS), (0, EXISTS)] {
+        for (index, value) in
+            [(0, 2), (3, file | 1 << 24), (POSITION, far), (APPLIED, NUMBERS_END), (0, EXISTS), (0, EXISTS)]
+        {
             let entry = groups.insert(group).unwrap();
             groups.set(entry, index, value);
         }

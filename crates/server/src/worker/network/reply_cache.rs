@@ -19,7 +19,7 @@ use crate::worker::durable_table::{DurableMemory, DurableTable};
 /// Words of an entry: the state, its number, the session, slot and sequence, and three for the owner of the cache.
 pub(super) const WORDS: usize = 8;
 /// A number that no change reaches.
-const NUMBERS_END: u64 = 1 << 63;
+pub(super) const NUMBERS_END: u64 = 1 << 63;
 
 /// A session and its slot.
 type Slot = (u64, u16);
@@ -78,6 +78,11 @@ impl ReplyCache {
     /// The number of the change that begins next.
     pub(super) fn next_number(&self) -> u64 {
         self.next
+    }
+
+    /// Numbers changes from this one on, if not from a later one.
+    pub(super) fn number_from(&mut self, number: u64) {
+        self.next = self.next.max(number);
     }
 
     /// All that is kept, in the order in which it began.
