@@ -113,10 +113,10 @@ pub const LOCK_OWNERS_OVER_KEPT: usize = 16_384;
 pub const APPEND_HOLD_MS: u64 = 60_000;
 /// A process gives up an append if it has not found the end, or has waited for another process's append, for this long.
 pub const APPEND_MS: u64 = 20_000;
-/// Groups of processes that opened a file together over several nodes, per daemon that has the first backing file: 64
+/// Groups of processes that opened a file together over several nodes, per daemon that has the first backing file: 56
 /// bytes each. Further groups open the file too, but without a shared file pointer and atomic mode.
 pub const GROUPS_MAX: usize = 4096;
-/// Locks of groups that are held at a daemon at the same time, 64 bytes each. Further ones wait.
+/// Locks of groups that are held at a daemon at the same time, 56 bytes each. Further ones wait.
 pub const GROUP_LOCKS_MAX: usize = 4096;
 /// A process that waits for a group's lock and has not repeated its request for this long loses its place in the queue.
 /// Many times the pause between two requests.

@@ -40,6 +40,7 @@ mod coordination;
 mod core;
 mod cross_check;
 mod device_nodes;
+mod durable_table;
 #[cfg(debug_assertions)]
 mod faults;
 mod handoff;
@@ -187,11 +188,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             Arc::clone(&targets),
             to_shard.clone(),
             &handoff,
-            (
-                network::RemoteLocks::restored(setup.store.try_clone()?, &mut setup.restored),
-                network::Appended::restored(&setup.store, &mut setup.restored)?,
-                network::Groups::restored(&setup.store, &mut setup.restored)?,
-            ),
+            network::KeptOpen::restored(setup.store.try_clone()?, &mut setup.restored)?,
             &statistics,
         )?),
     };

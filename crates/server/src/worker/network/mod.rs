@@ -34,14 +34,13 @@ mod thread;
 
 use forebay_types::{Layout, NodeId};
 
-pub(super) use appended::{Appended, TAG as APPENDS_TAG};
+pub(super) use appended::TAG as APPENDS_TAG;
 pub(super) use buffers::give_buffer;
 pub(super) use commands::{Command, Commands};
-pub(super) use groups::Groups;
 pub(super) use io_workers::IoWorker;
 pub(super) use jobs::{queue, Job, Taker};
 pub(super) use kept::KeptOpen;
-pub(super) use locks::{RemoteLocks, TAG as LOCK_TAG, TURN_TAG};
+pub(super) use locks::{TAG as LOCK_TAG, TURN_TAG};
 pub(super) use opening::{start, unwelcome};
 pub(super) use target_selection::TargetNode;
 pub(super) use thread::{Member, NetworkThread, Round};

@@ -10,11 +10,8 @@ use forebay_fabric::libfabric::{LibfabricEndpoint, Settings};
 use forebay_fabric::{secret_file, Calls, CallsSettings, Endpoint, Identity};
 use forebay_types::{Code, Error, NodeId, Result};
 
-use super::appended::Appended;
 use super::commands::Commands;
-use super::groups::Groups;
 use super::kept::KeptOpen;
-use super::locks::RemoteLocks;
 use super::met::MetNodes;
 use super::target_selection::TargetNode;
 use super::thread::{Member, NetworkThread};
@@ -79,7 +76,7 @@ pub(in crate::worker) fn start(
     targets: Arc<NodeTargets>,
     to_shard: Sender<Message>,
     handoff: &Arc<Handoff>,
-    (locks, appended, groups): (RemoteLocks, Appended, Groups),
+    kept: KeptOpen,
     statistics: &Arc<Statistics>,
 ) -> Result<Network> {
     let me = membership.nodes.iter().find(|m| m.number == membership.node).ok_or_else(|| {
@@ -153,7 +150,7 @@ pub(in crate::worker) fn start(
     let waker = calls.endpoint().waker().clone();
     let (sender, commands) = mpsc::channel();
     let to_me = Commands::new(sender, waker);
-    let kept = Arc::new(KeptOpen::restored(locks, appended, groups));
+    let kept = Arc::new(kept);
     let io_worker = io_workers::IoWorker::new(Arc::clone(&targets), Arc::clone(&kept), to_me.clone());
     let jobs = io_workers::start(targets, Arc::clone(&kept), to_me.clone())?;
     let thread = NetworkThread::new(calls, NodeId(me.number), members, commands, to_shard, (jobs, kept));
