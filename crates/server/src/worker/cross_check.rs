@@ -7,7 +7,8 @@
 //! - To nodes with wide directories or their parts: do directory and part name each other?
 //!
 //! The pool serves requests meanwhile, so a mismatch may be a change in progress. Only what is wrong in each of three
-//! passes is reported. Nodes that do not answer are listed in the report.
+//! passes is reported. A pass in which a node is silent does not disprove a problem that this node's answer may confirm.
+//! Nodes that did not answer in one of the passes are listed in the report.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::Sender;
@@ -57,11 +58,17 @@ pub(super) struct CrossCheck {
     /// Directories whose parent is on another node: the parent, and how often an entry was found.
     directories: BTreeMap<u64, (Ino, u32)>,
     /// Problems of this pass.
-    found: BTreeSet<String>,
-    /// Problems of every pass so far.
-    problems: Option<BTreeSet<String>>,
-    silent: BTreeSet<u16>,
+    found: Problems,
+    /// Problems that no pass so far has disproved.
+    problems: Option<Problems>,
+    /// Nodes that did not answer a question of this pass.
+    silent: BTreeSet<NodeId>,
+    /// Nodes that did not answer a question of any pass.
+    ever_silent: BTreeSet<NodeId>,
 }
+
+/// Problems in words, each with the node whose answers confirm or disprove it. None: every node's answers do.
+type Problems = BTreeMap<String, Option<NodeId>>;
 
 fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name).escape_debug().to_string()
@@ -87,9 +94,10 @@ impl CrossCheck {
             next: 0,
             links: BTreeMap::new(),
             directories: BTreeMap::new(),
-            found: BTreeSet::new(),
+            found: Problems::new(),
             problems: None,
             silent: BTreeSet::new(),
+            ever_silent: BTreeSet::new(),
         }
     }
 
@@ -156,23 +164,30 @@ impl CrossCheck {
             (Question::IsLed { .. } | Question::HasPart { .. }, Ok(_)) => {}
             (Question::HasPart { part, of }, Err(Code::NotFound)) => {
                 let node = part.birth_node();
-                self.found.insert(format!("directory {of}: its part {part} on node {node} is not there"));
+                self.found.insert(
+                    format!("directory {of}: its part {part} on node {node} does not exist"),
+                    Some(node),
+                );
             }
             (Question::Lists { part, .. }, Ok(Reply::Parts(parts))) if parts.as_slice().contains(&part) => {}
             (Question::Lists { part, of }, Ok(_) | Err(Code::NotFound | Code::NoAttribute)) => {
                 let node = of.birth_node();
-                self.found.insert(format!("part {part}: directory {of} of node {node} does not list it"));
+                self.found.insert(
+                    format!("part {part}: directory {of} of node {node} does not list it"),
+                    Some(node),
+                );
             }
             (Question::IsLed { parent, name, ino, .. }, Err(Code::NotFound)) => {
-                self.found.insert(format!(
-                    "directory {parent}: entry \"{}\" leads to inode {ino} of node {}, which is not there or does not \
-                     count it",
-                    shown(&name),
-                    ino.birth_node()
-                ));
+                let node = ino.birth_node();
+                let problem = format!(
+                    "directory {parent}: entry \"{}\" leads to inode {ino} of node {node}, which does not exist or does \
+                     not count it",
+                    shown(&name)
+                );
+                self.found.insert(problem, Some(node));
             }
             (Question::LeadsHere(node, ..), _) => {
-                self.silent.insert(node.0);
+                self.silent.insert(node);
             }
             (
                 Question::IsLed { ino, .. }
@@ -180,7 +195,7 @@ impl CrossCheck {
                 | Question::Lists { of: ino, .. },
                 _,
             ) => {
-                self.silent.insert(ino.birth_node().0);
+                self.silent.insert(ino.birth_node());
             }
         }
         self.asked.is_empty() && self.questions.is_empty()
@@ -188,29 +203,31 @@ impl CrossCheck {
 
     fn leads_here(&mut self, node: NodeId, leading: &Leading<'_>) {
         let Leading { parent, ino, link, name, .. } = *leading;
-        let right = match link {
+        let count = match link {
             TxId::NONE => match self.directories.get_mut(&ino.0) {
-                Some((of, count)) if *of == parent => {
-                    *count += 1;
-                    *count == 1
-                }
-                _ => false,
+                Some((of, count)) if *of == parent => Some(count),
+                _ => None,
             },
-            link => match self.links.get_mut(&(ino.0, link)) {
-                Some(count) => {
-                    *count += 1;
-                    *count == 1
-                }
-                None => false,
-            },
+            link => self.links.get_mut(&(ino.0, link)),
         };
-        if !right {
-            self.found.insert(format!(
-                "directory {parent} of node {node}: entry \"{}\" leads to inode {ino} of this node, which is not there, \
-                 does not count it, or has another entry",
-                shown(name)
-            ));
-        }
+        let decided_by = match count {
+            Some(count @ 0) => {
+                *count = 1;
+                return;
+            }
+            // The other entry may be on any node.
+            Some(count) => {
+                *count += 1;
+                None
+            }
+            None => Some(node),
+        };
+        let problem = format!(
+            "directory {parent} of node {node}: entry \"{}\" leads to inode {ino} of this node, which does not exist, \
+             does not count it, or has another entry",
+            shown(name)
+        );
+        self.found.insert(problem, decided_by);
     }
 
     /// All questions of a pass are answered: sends the report, or schedules another pass. True when the report is sent.
@@ -218,23 +235,30 @@ impl CrossCheck {
         // A node that did not answer may have the missing entries.
         if self.silent.is_empty() {
             for ((ino, link), _) in self.links.iter().filter(|(_, count)| **count == 0) {
-                self.found.insert(format!(
-                    "inode {:016x}: counts link {link}, which no entry of any node has",
-                    ino
-                ));
+                let problem = format!("inode {ino:016x}: counts link {link}, which no entry of any node has");
+                self.found.insert(problem, None);
             }
             for (ino, (parent, _)) in self.directories.iter().filter(|(_, (_, count))| *count == 0) {
                 let node = parent.birth_node();
-                self.found.insert(format!(
+                let problem = format!(
                     "directory {ino:016x}: no entry of directory {parent} of node {node} leads to it"
-                ));
+                );
+                self.found.insert(problem, None);
             }
         }
         let found = std::mem::take(&mut self.found);
         let problems = match self.problems.take() {
             None => found,
-            Some(before) => before.intersection(&found).cloned().collect(),
+            Some(mut before) => {
+                let is_open = |decided_by: &Option<NodeId>| match decided_by {
+                    Some(node) => self.silent.contains(node),
+                    None => !self.silent.is_empty(),
+                };
+                before.retain(|problem, decided_by| found.contains_key(problem) || is_open(decided_by));
+                before
+            }
         };
+        self.ever_silent.append(&mut self.silent);
         if !problems.is_empty() && self.look < LOOKS {
             self.problems = Some(problems);
             self.next_at = Some(now + PAUSE);
@@ -246,19 +270,20 @@ impl CrossCheck {
 
     /// Sends the report without the problems found so far.
     pub(super) fn give_up(&mut self) {
-        self.tell(&BTreeSet::new());
+        self.ever_silent.append(&mut self.silent);
+        self.tell(&Problems::new());
     }
 
-    fn tell(&mut self, problems: &BTreeSet<String>) {
+    fn tell(&mut self, problems: &Problems) {
         let mut report = std::mem::take(&mut self.report);
         let count = report["problems_found"].as_u64().unwrap_or(0) + problems.len() as u64;
         if let Some(told) = report["problems"].as_array_mut() {
             let room = TOLD_MAX.saturating_sub(told.len());
-            told.extend(problems.iter().take(room).map(|problem| Value::from(problem.as_str())));
+            told.extend(problems.keys().take(room).map(|problem| Value::from(problem.as_str())));
         }
         report["problems_found"] = count.into();
         report["clean"] = (count == 0).into();
-        report["nodes_silent"] = self.silent.iter().copied().collect::<Vec<u16>>().into();
+        report["nodes_silent"] = self.ever_silent.iter().map(|node| node.0).collect::<Vec<u16>>().into();
         let _ = self.reply.send(Ok(report));
     }
 }
@@ -335,5 +360,54 @@ mod tests {
         let more = [both.clone(), leading(parent, dir, TxId::NONE), leading(parent, file, TxId(1))].concat();
         let wrong = run(&[(more.as_slice(), true); 3]);
         assert_eq!(wrong["problems_found"], 2, "{wrong}");
+    }
+
+    #[test]
+    fn check_keeps_the_problems_that_a_silent_node_could_confirm() {
+        let (file, link) = (Ino::new(HERE, 5), TxId::new(THERE, 3));
+        let entry = BeyondEntry {
+            parent: Ino::new(HERE, 6),
+            name: b"e".to_vec(),
+            ino: Ino::new(THERE, 9),
+            link: TxId::NONE,
+        };
+        let beyond =
+            || Beyond { links: vec![(file, link)], entries: vec![entry.clone()], ..Beyond::default() };
+        let right = leading(Ino::new(THERE, 8), file, link);
+        // What each pass finds: None is a pass in which the other node does not answer.
+        let run = |passes: [Option<bool>; 3]| {
+            let (send, receive) = mpsc::channel();
+            let report = serde_json::json!({ "problems": [], "problems_found": 0, "clean": true });
+            let mut check = CrossCheck::new(HERE, vec![THERE], report, send);
+            for is_right in passes {
+                let is_over = match is_right {
+                    Some(true) => look(&mut check, beyond(), &right, true),
+                    Some(false) => look(&mut check, beyond(), &[], false),
+                    None => {
+                        check.begin(beyond());
+                        while let Some((number, ..)) = check.next_question() {
+                            check.answered(number, Err(Code::TimedOut));
+                        }
+                        check.conclude(Duration::ZERO)
+                    }
+                };
+                if is_over {
+                    break;
+                }
+            }
+            receive.try_recv().unwrap().unwrap()
+        };
+        for passes in
+            [[Some(false), None, Some(false)], [Some(false), Some(false), None], [Some(false), None, None]]
+        {
+            let report = run(passes);
+            assert_eq!(
+                (&report["problems_found"], &report["clean"]),
+                (&2.into(), &false.into()),
+                "{passes:?}: {report}"
+            );
+            assert_eq!(report["nodes_silent"], serde_json::json!([THERE.0]));
+        }
+        assert_eq!(run([Some(false), None, Some(true)])["clean"], true, "an answer disproves them");
     }
 }
