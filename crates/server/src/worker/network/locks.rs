@@ -411,15 +411,19 @@ impl RemoteLocks {
 mod tests {
     use super::*;
     use forebay_types::NodeId;
+    use std::os::fd::AsRawFd;
 
     const ALL: LockWish =
         LockWish { owner: 1, flock: false, kind: LockKind::Write, start: 0, end: FILE_BYTES_MAX };
 
+    /// Opens a file that has no name any more, so that no test leaves it.
     fn file(name: &str) -> impl Fn() -> Result<OwnedFd, Code> + Clone {
         let path = std::env::temp_dir().join(format!("forebay-locks-{name}-{}", std::process::id()));
-        std::fs::write(&path, b"x").unwrap();
+        let file = Arc::new(std::fs::File::create(&path).unwrap());
+        std::fs::remove_file(path).unwrap();
         move || {
-            let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
             Ok(opened.unwrap().into())
         }
     }
@@ -476,8 +480,6 @@ mod tests {
         assert_eq!(lock(9, LockWish { start: 15, end: 15, kind: LockKind::Read, ..ALL }), Err(Code::Busy));
         lock(7, LockWish { kind: LockKind::Unlock, ..ALL }).unwrap();
         assert_eq!(locks.test(9, &id, &ALL, open.clone()).unwrap(), None);
-        let path = std::env::temp_dir().join(format!("forebay-locks-exclude-{}", std::process::id()));
-        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
@@ -502,8 +504,6 @@ mod tests {
             lock(LockWish { kind: LockKind::Unlock, owner, ..ALL }).unwrap();
         }
         assert_eq!(locks.owners().over.len(), LOCK_OWNERS_OVER_KEPT);
-        let path = std::env::temp_dir().join(format!("forebay-locks-late-{}", std::process::id()));
-        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
@@ -550,8 +550,6 @@ mod tests {
             apply(&local, wish).unwrap();
         }
         drop(supervisors);
-        let path = std::env::temp_dir().join(format!("forebay-locks-outlive-{}", std::process::id()));
-        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
