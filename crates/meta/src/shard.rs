@@ -14,6 +14,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use forebay_types::limits::NODE_NUMBER_MAX;
 use forebay_types::{Attr, Code, Error, Ino, Layout, NodeId, Result, Timestamp};
 use heed::{Env, EnvFlags, EnvOpenOptions, WithoutTls};
 use rustix::fs::{flock, FlockOperation};
@@ -219,8 +220,10 @@ impl Shard {
                 .why("there is one already")
                 .cure("open it, or remove the directory if the pool is no longer needed"));
         }
-        if options.node.0 == 0 || options.node.0 > 0x7fff {
-            return Err(Error::new(Code::Invalid, what()).why("node numbers are 1 to 32767"));
+        if !options.node.is_valid() {
+            return Err(
+                Error::new(Code::Invalid, what()).why(format!("node numbers are 1 to {NODE_NUMBER_MAX}"))
+            );
         }
         let page = rustix::param::page_size() as u64;
         let made = make(dir, options, options.map_bytes / page * page, now, &what);
@@ -285,7 +288,7 @@ impl Shard {
                 ))
                 .cure("stage its data out with the Forebay that made it, and make a new pool"));
         }
-        if version == 0 || node.0 == 0 || node.0 > 0x7fff {
+        if version == 0 || !node.is_valid() {
             return Err(corrupt("its format record is damaged"));
         }
         let space = new_space(&env, dir)?;
