@@ -205,8 +205,9 @@ pub const BOARD_FRACTION: u64 = 32;
 /// Bytes of the reply to one readdir request.
 pub const READDIR_REPLY_BYTES: usize = 32 * 1024;
 
-/// Pages (4 KiB) of the shard that are fallocated before a transaction that creates begins: a batch of
-/// [`BATCH_MAX`] operations touches fewer.
+/// Pages (4 KiB) of the shard that are fallocated beyond the last used one, so that requests seldom wait for fallocate.
+/// They are allocated again before a transaction when fewer than half are left. They do not bound a batch: a transaction
+/// that may take more pages is committed first (`Batch::is_spent`).
 pub const SHARD_PAGES_AHEAD: u64 = 4096;
 /// Pages that only removals may use, so that a full pool can always be emptied.
 pub const SHARD_PAGES_FOR_REMOVALS: u64 = 1024;
