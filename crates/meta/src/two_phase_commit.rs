@@ -23,6 +23,8 @@ use crate::effects::Delivery;
 
 /// The largest encoded reply of a cross-node transaction.
 const REPLY_BYTES_MAX: usize = 512;
+/// The largest of the daemon's own requests: [`Request::Decide`] with a node for each part that a transaction can have.
+const REQUEST_BYTES_MAX: usize = 2048;
 /// The daemon's own requests are made for no user.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 
@@ -144,11 +146,26 @@ pub struct Transactions {
     doubts: BTreeMap<TxId, Due>,
 }
 
-fn encoded(request: &Request<'_>) -> Vec<u8> {
-    let mut bytes = vec![0; 2048];
-    let n = request.encode(NOBODY, &mut bytes).unwrap_or(0);
+fn encode(request: &Request<'_>) -> Result<Vec<u8>, Code> {
+    let mut bytes = vec![0; REQUEST_BYTES_MAX];
+    let n = request.encode(NOBODY, &mut bytes)?;
     bytes.truncate(n);
-    bytes
+    Ok(bytes)
+}
+
+/// The message of a request without fields of variable length.
+fn encoded(request: &Request<'_>) -> Vec<u8> {
+    let message = encode(request);
+    debug_assert!(message.is_ok(), "{request:?} does not fit");
+    message.unwrap_or_default()
+}
+
+/// The message by which this node decides a transaction.
+fn decide(tx: TxId, nodes: &[NodeId], reply: Reply<'_>) -> Result<Vec<u8>, Code> {
+    let nodes: Vec<u8> = nodes.iter().flat_map(|node| node.0.to_le_bytes()).collect();
+    let mut room = [0; REPLY_BYTES_MAX];
+    let n = Reply::encode(&Ok(reply), &mut room)?;
+    encode(&Request::Decide { tx, nodes: &nodes, reply: &room[..n] })
 }
 
 impl Transactions {
@@ -416,11 +433,10 @@ impl Transactions {
             Ok(Next::Prepare(node, message)) => self.ask(node, message, Flight::Prepare(tx)),
             Ok(Next::Decide(reply)) => {
                 let Some(deal) = self.deals.get_mut(&tx) else { return };
-                let nodes: Vec<u8> =
-                    deal.coordinator.nodes.iter().flat_map(|node| node.0.to_le_bytes()).collect();
-                let mut room = [0; REPLY_BYTES_MAX];
-                let n = Reply::encode(&Ok(reply), &mut room).unwrap_or(0);
-                let message = encoded(&Request::Decide { tx, nodes: &nodes, reply: &room[..n] });
+                let message = match decide(tx, &deal.coordinator.nodes, reply) {
+                    Ok(message) => message,
+                    Err(code) => return self.abort(tx, Err(code.into()), now),
+                };
                 deal.reply = reply;
                 let (flight, client) = (self.next_flight, Some(deal.asked.client));
                 self.next_flight += 1;
@@ -499,5 +515,64 @@ impl Transactions {
             }
         }
         self.waiting = left;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::limits::{COMPONENTS_MAX, TARGETS_MAX, WIDTH_MAX};
+    use forebay_types::{Attr, Component, Entry, Ino, Layout, Parts, Timestamp};
+
+    #[test]
+    fn largest_decision_fits_its_message() {
+        let component = |end| Component {
+            end,
+            stripe_bytes: 4096,
+            stripe_count: TARGETS_MAX as u16,
+            target_count: TARGETS_MAX as u8,
+            targets: std::array::from_fn(|i| (i as u32 + 1) << 16),
+        };
+        let mut components: Vec<Component> = (1..COMPONENTS_MAX as u64).map(|i| component(i << 20)).collect();
+        components.push(component(u64::MAX));
+        let layout = Layout::new(&components).unwrap();
+        let inos: Vec<Ino> = (1..=WIDTH_MAX as u16).map(|node| Ino::part(NodeId(node), 5)).collect();
+        let ino = Ino::new(NodeId(1), 5);
+        // A coordinator counts its parts in a byte.
+        let nodes: Vec<NodeId> = (1..=u16::from(u8::MAX)).map(NodeId).collect();
+        for reply in [
+            Reply::Parts(Parts::new(ino, &inos).unwrap()),
+            Reply::Relaid { ino, layout },
+            Reply::Removed { ino, last: true, kind: forebay_types::Kind::Directory, layout },
+            Reply::Entry(Entry { attr: attr(ino), layout }),
+        ] {
+            let message = decide(TxId::new(NodeId(1), 7), &nodes, reply).expect("it fits");
+            let Request::Decide { nodes: told, reply: encoded, .. } = Request::decode(&message).unwrap().1
+            else {
+                panic!("{message:?}")
+            };
+            assert_eq!((told.len(), Reply::decode(encoded)), (2 * nodes.len(), Ok(reply)));
+        }
+    }
+
+    fn attr(ino: Ino) -> Attr {
+        let zero = Timestamp::default();
+        Attr {
+            ino,
+            size: 0,
+            rdev: 0,
+            parent: Ino::ROOT,
+            mode: 0o040_755,
+            uid: 1,
+            gid: 2,
+            nlink: 2,
+            flags: 0,
+            home: NodeId::FIRST,
+            width_log2: 0,
+            atime: zero,
+            mtime: zero,
+            ctime: zero,
+            btime: zero,
+        }
     }
 }
