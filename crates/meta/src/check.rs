@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use forebay_types::limits::{WIDTH_MAX, XATTR_TOTAL_MAX};
+use forebay_types::limits::{WIDTH_MAX, XATTR_OVERHEAD, XATTR_TOTAL_MAX};
 use forebay_types::{
     cookie_hash, part_of_hash, Code, Cookie, Entry, Error, Ino, Kind, NodeId, Parts, Reader, Result, TxId,
     DISCRIMINATOR_BITS,
@@ -19,7 +19,7 @@ use crate::record::{
     decode_format, decode_orphan, EntryRecord, Inode, Ledger, Pending, MARK_COLLISIONS, MARK_VALUES,
 };
 use crate::shard::Shard;
-use crate::wide::decode_place;
+use crate::wide::{decode_place, width_log2};
 
 /// Problems that are reported in words; further ones are only counted.
 const PROBLEMS_TOLD_MAX: usize = 1000;
@@ -89,9 +89,18 @@ struct Content {
 #[derive(Clone, Copy, Default)]
 struct Values {
     target_bytes: Option<u64>,
+    /// What the extended attributes count towards their bound.
     xattr_bytes: usize,
     /// The parts in a directory's value of the empty name.
     parts: Option<Parts>,
+}
+
+/// What a part is a part of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct PartOf {
+    directory: Ino,
+    /// The part's index, and the number of parts.
+    place: (usize, usize),
 }
 
 #[derive(Default)]
@@ -106,9 +115,9 @@ struct Check {
     /// Links from entries on other nodes, by inode.
     links: HashMap<u64, u32>,
     parents: HashMap<u64, Ino>,
-    /// Parts of wide directories that are or should be on this node, by number: the directory here that lists the part,
-    /// and the directory in the part's own record.
-    parts: BTreeMap<u64, (Option<Ino>, Option<Ino>)>,
+    /// Parts of wide directories that are or should be on this node, by number: what the list of a directory here says,
+    /// and what the part's own record says.
+    parts: BTreeMap<u64, (Option<PartOf>, Option<PartOf>)>,
     /// The last value's inode and name, and the piece that must follow.
     value: (u64, Vec<u8>, u32),
     /// The directory and hash that the walk has reached, and the names there, to find duplicates.
@@ -238,7 +247,7 @@ impl Check {
             values.target_bytes = Some(values.target_bytes.unwrap_or(0) + bytes.len() as u64);
             values.parts = Parts::decode(&mut Reader::new(bytes)).ok();
         } else {
-            values.xattr_bytes += bytes.len() + if continues { 0 } else { name.len() };
+            values.xattr_bytes += bytes.len() + if continues { 0 } else { name.len() + XATTR_OVERHEAD };
         }
     }
 
@@ -367,10 +376,17 @@ impl Check {
                 self.report
                     .problem(|| format!("directory {ino}: is wide, and does not say what its parts are"));
             }
-            for part in parts.iter().flat_map(|parts| parts.as_slice()) {
-                if part.birth_node() == shard.node() {
-                    self.parts.entry(part.0).or_default().0 = Some(ino);
-                }
+            let all = parts.as_ref().map_or(&[][..], |parts| parts.as_slice());
+            if !all.is_empty() && width_log2(all.len()) != attr.width_log2 {
+                let (listed, width) = (all.len(), attr.width_log2);
+                self.report.problem(|| {
+                    format!("directory {ino}: lists {listed} parts, but its width is 2^{width}, rounded up")
+                });
+            }
+            for (index, part) in all.iter().enumerate().filter(|(_, part)| part.birth_node() == shard.node())
+            {
+                let listed = PartOf { directory: ino, place: (index, all.len()) };
+                self.parts.entry(part.0).or_default().0 = Some(listed);
             }
             if content.entries > 0 {
                 self.report.problem(|| format!("directory {ino}: is wide, and has entries of its own"));
@@ -379,8 +395,9 @@ impl Check {
         if !ino.is_part() {
             return;
         }
-        self.parts.entry(ino.0).or_default().1 = Some(attr.parent);
         let (index, width) = decode_place(inode.cookie);
+        let own = PartOf { directory: attr.parent, place: (index, width) };
+        self.parts.entry(ino.0).or_default().1 = Some(own);
         let falls_here = |hash| part_of_hash(hash, width) == index;
         if !(2..=WIDTH_MAX).contains(&width) {
             self.report.problem(|| format!("part {ino} of directory {}: its place is damaged", attr.parent));
@@ -455,16 +472,24 @@ impl Check {
         for ino in self.contents.keys() {
             report.problem(|| format!("there are entries in directory {ino:016x}, which is not there"));
         }
-        for (part, (listed, says)) in &self.parts {
-            let (part, here) = (Ino(*part), |of: &Ino| of.birth_node() == node);
-            match (listed, says) {
-                (Some(of), Some(parent)) if of == parent => {}
-                (Some(of), _) => {
-                    report.problem(|| format!("directory {of}: its part {part} is not there"));
+        for (part, (listed, own)) in &self.parts {
+            let (part, here) = (Ino(*part), |of: Ino| of.birth_node() == node);
+            match (listed, own) {
+                (Some(listed), Some(own)) if listed == own => {}
+                (Some(listed), Some(own)) if listed.directory == own.directory => {
+                    let directory = own.directory;
+                    report.problem(|| {
+                        format!(
+                            "part {part} of directory {directory}: has another place in the directory's list"
+                        )
+                    });
+                }
+                (Some(PartOf { directory, .. }), _) => {
+                    report.problem(|| format!("directory {directory}: its part {part} is not there"));
                 }
                 // Whether a directory of another node lists it is a matter of the check over several nodes.
-                (None, Some(parent)) if here(parent) => {
-                    report.problem(|| format!("part {part}: directory {parent} does not list it"));
+                (None, Some(PartOf { directory, .. })) if here(*directory) => {
+                    report.problem(|| format!("part {part}: directory {directory} does not list it"));
                 }
                 (None, _) => {}
             }

@@ -12,6 +12,7 @@ use crate::effects::Delivery;
 use crate::keys::{self, Key};
 use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode};
+use crate::wide::decode_place;
 
 /// A notification that another node's inode is owed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,10 +88,23 @@ pub struct Beyond {
     pub directories: Vec<(Ino, Ino)>,
     /// Entries of this node that lead to inodes of other nodes.
     pub entries: Vec<BeyondEntry>,
-    /// Parts on this node whose wide directory is on another node, and that directory.
-    pub parts: Vec<(Ino, Ino)>,
+    /// Parts on this node whose wide directory is on another node.
+    pub parts: Vec<ForeignPart>,
     /// Parts on other nodes of wide directories of this node, and the directory.
     pub parts_elsewhere: Vec<(Ino, Ino)>,
+}
+
+/// A part, on this node, of a wide directory of another node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ForeignPart {
+    /// The part.
+    pub part: Ino,
+    /// Its directory.
+    pub of: Ino,
+    /// Its index in the directory's list, according to its own record.
+    pub index: usize,
+    /// The number of parts, likewise.
+    pub width: usize,
 }
 
 /// An entry that leads to another node's inode.
@@ -129,7 +143,8 @@ impl Batch<'_> {
                         };
                         let elsewhere = inode.attr.is_directory() && !self.is_ours(inode.attr.parent);
                         if elsewhere && ino.is_part() {
-                            beyond.parts.push((ino, inode.attr.parent));
+                            let (index, width) = decode_place(inode.cookie);
+                            beyond.parts.push(ForeignPart { part: ino, of: inode.attr.parent, index, width });
                         } else if elsewhere {
                             beyond.directories.push((ino, inode.attr.parent));
                         }

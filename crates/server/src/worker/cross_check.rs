@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use forebay_meta::{Beyond, Leading};
+use forebay_meta::{Beyond, ForeignPart, Leading};
 use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request, Result, TxId};
 use serde_json::Value;
 
@@ -36,8 +36,8 @@ enum Question {
     IsLed { parent: Ino, name: Vec<u8>, ino: Ino, link: TxId },
     /// Does this part of a local directory exist?
     HasPart { part: Ino, of: Ino },
-    /// Does this local part's directory list it?
-    Lists { part: Ino, of: Ino },
+    /// Does this local part's directory list it, at the place that the part's record has?
+    Lists(ForeignPart),
 }
 
 /// A check that is in progress.
@@ -118,7 +118,7 @@ impl CrossCheck {
         }));
         let parts = beyond.parts_elsewhere.into_iter().map(|(part, of)| Question::HasPart { part, of });
         self.questions.extend(parts);
-        self.questions.extend(beyond.parts.into_iter().map(|(part, of)| Question::Lists { part, of }));
+        self.questions.extend(beyond.parts.into_iter().map(Question::Lists));
     }
 
     /// The next question: its number, the node, and the encoded request.
@@ -137,7 +137,7 @@ impl CrossCheck {
             Question::HasPart { part, of } => {
                 (part.birth_node(), Request::IsLed { ino: *part, parent: *of, link: TxId::NONE })
             }
-            Question::Lists { of, .. } => (of.birth_node(), Request::PartsOf { ino: *of }),
+            Question::Lists(ForeignPart { of, .. }) => (of.birth_node(), Request::PartsOf { ino: *of }),
         };
         let mut message = vec![0; 128];
         let n = request.encode(NOBODY, &mut message).unwrap_or(0);
@@ -169,8 +169,18 @@ impl CrossCheck {
                     Some(node),
                 );
             }
-            (Question::Lists { part, .. }, Ok(Reply::Parts(parts))) if parts.as_slice().contains(&part) => {}
-            (Question::Lists { part, of }, Ok(_) | Err(Code::NotFound | Code::NoAttribute)) => {
+            (Question::Lists(part), Ok(Reply::Parts(parts))) if parts.as_slice().contains(&part.part) => {
+                let ForeignPart { part, of, index, width } = part;
+                if parts.as_slice().len() != width || parts.as_slice().get(index) != Some(&part) {
+                    let problem =
+                        format!("part {part} of directory {of}: has another place in the directory's list");
+                    self.found.insert(problem, Some(of.birth_node()));
+                }
+            }
+            (
+                Question::Lists(ForeignPart { part, of, .. }),
+                Ok(_) | Err(Code::NotFound | Code::NoAttribute),
+            ) => {
                 let node = of.birth_node();
                 self.found.insert(
                     format!("part {part}: directory {of} of node {node} does not list it"),
@@ -192,7 +202,7 @@ impl CrossCheck {
             (
                 Question::IsLed { ino, .. }
                 | Question::HasPart { part: ino, .. }
-                | Question::Lists { of: ino, .. },
+                | Question::Lists(ForeignPart { of: ino, .. }),
                 _,
             ) => {
                 self.silent.insert(ino.birth_node());
@@ -360,6 +370,33 @@ mod tests {
         let more = [both.clone(), leading(parent, dir, TxId::NONE), leading(parent, file, TxId(1))].concat();
         let wrong = run(&[(more.as_slice(), true); 3]);
         assert_eq!(wrong["problems_found"], 2, "{wrong}");
+    }
+
+    #[test]
+    fn check_compares_the_place_of_a_part_with_its_directory_s_list() {
+        let (part, of) = (Ino::part(HERE, 5), Ino::new(THERE, 9));
+        let parts = forebay_types::Parts::new(of, &[Ino::part(THERE, 9), part]).unwrap();
+        for (index, width, problems) in [(1, 2, 0), (0, 2, 1), (1, 3, 1), (7, 2, 1)] {
+            let (send, receive) = mpsc::channel();
+            let report = serde_json::json!({ "problems": [], "problems_found": 0, "clean": true });
+            let mut check = CrossCheck::new(HERE, vec![THERE], report, send);
+            for _ in 0..LOOKS {
+                let part = ForeignPart { part, of, index, width };
+                check.begin(Beyond { parts: vec![part], ..Beyond::default() });
+                while let Some((number, _, message)) = check.next_question() {
+                    let is_parts_of = matches!(Request::decode(&message).unwrap().1, Request::PartsOf { .. });
+                    check.answered(
+                        number,
+                        Ok(if is_parts_of { Reply::Parts(parts) } else { Reply::Bytes(&[]) }),
+                    );
+                }
+                if check.conclude(Duration::ZERO) {
+                    break;
+                }
+            }
+            let report = receive.try_recv().unwrap().unwrap();
+            assert_eq!(report["problems_found"], problems, "{report}");
+        }
     }
 
     #[test]
