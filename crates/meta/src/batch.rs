@@ -65,7 +65,7 @@ impl Shard {
             state.reload(&tx, self.node()).map_err(|code| {
                 Error::new(code, format!("cannot open the shard {}", self.dir().display()))
                     .why("its ledger, or a directory that it names, is damaged")
-                    .cure("run `forebay fsck` to see the damage; save what the backing files hold")
+                    .cure("run `forebay fsck` to see the damage; copy the data out of the backing files")
             })?;
         }
         state.directories.trim();

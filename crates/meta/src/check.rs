@@ -139,7 +139,7 @@ impl Shard {
         let _state = self.borrow("run a check")?;
         let broken = |code: Code| {
             Error::new(code, format!("cannot walk the shard {}", self.dir().display()))
-                .cure("the pool is damaged: save what the backing files hold and make a new one")
+                .cure("the pool is damaged: copy the data out of the backing files, then create a new pool")
         };
         let txn = self.env.read_txn().map_err(|e| broken(code_of(&e)))?;
         let mut check = Check::default();
@@ -259,16 +259,16 @@ impl Check {
         let (ino, name) = (record.ino, record.name);
         let at = || format!("directory {parent}: entry \"{}\"", shown(name));
         if matches!(name, b"." | b"..") || name.iter().any(|&b| b == b'/' || b == 0) {
-            self.report.problem(|| format!("{} has a name that cannot be", at()));
+            self.report.problem(|| format!("{} has an invalid name", at()));
         }
         if cookie_hash(cookie) != (shard.hash)(name) {
-            self.report.problem(|| format!("{} lies where its name's hash does not lead", at()));
+            self.report.problem(|| format!("{} has a cookie that does not match the hash of its name", at()));
         }
         if (self.names.0, self.names.1) != (parent.0, cookie_hash(cookie)) {
             self.names = (parent.0, cookie_hash(cookie), Vec::new());
         }
         if self.names.2.iter().any(|n| n == name) {
-            self.report.problem(|| format!("{} is there twice", at()));
+            self.report.problem(|| format!("{} exists twice", at()));
         }
         self.names.2.push(name.to_vec());
         let content = self.contents.entry(parent.0).or_default();
@@ -281,7 +281,7 @@ impl Check {
         if (record.link != TxId::NONE) != beyond {
             self.report.problem(|| {
                 let has = if beyond { "no link" } else { "a link" };
-                format!("{} leads to inode {ino}, and has {has}", at())
+                format!("{} leads to inode {ino}, but has {has}", at())
             });
         }
         if beyond {
@@ -309,11 +309,12 @@ impl Check {
         if let Some(pending) = pending {
             pending.apply(&mut inode.attr);
             if !inode.attr.is_directory() {
-                self.report.problem(|| format!("inode {ino}: pending, and no directory"));
+                self.report
+                    .problem(|| format!("inode {ino}: is pending in the ledger, but is not a directory"));
             }
         }
         if self.orphans.contains(&ino.0) {
-            self.report.problem(|| format!("inode {ino}: listed as an orphan, and there"));
+            self.report.problem(|| format!("inode {ino}: is listed as an orphan, but still exists"));
         }
         let attr = &inode.attr;
         match attr.kind() {
@@ -325,7 +326,7 @@ impl Check {
             }
             kind => {
                 if content.is_some() {
-                    self.report.problem(|| format!("inode {ino}: has entries, and is no directory"));
+                    self.report.problem(|| format!("inode {ino}: has entries, but is not a directory"));
                 }
                 let beyond = self.links.remove(&ino.0).unwrap_or(0);
                 let here = led.map_or(0, |led| led.links);
@@ -352,14 +353,14 @@ impl Check {
         }
         let is_wide = attr.is_directory() && attr.width_log2 != 0;
         if !attr.is_symlink() && !is_wide && values.target_bytes.is_some() {
-            self.report.problem(|| format!("inode {ino}: has a target, and is no symlink"));
+            self.report.problem(|| format!("inode {ino}: has a target, but is not a symlink"));
         }
         if values.xattr_bytes > XATTR_TOTAL_MAX {
             self.report.problem(|| format!("inode {ino}: too many extended attributes"));
         }
         let has_values = values.target_bytes.is_some() || values.xattr_bytes > 0;
         if has_values && inode.marks & MARK_VALUES == 0 {
-            self.report.problem(|| format!("inode {ino}: has values, and is not marked so"));
+            self.report.problem(|| format!("inode {ino}: has values, but lacks the mark for them"));
         }
         self.report.files += u64::from(attr.is_file());
         if attr.kind().has_backing() {
@@ -373,8 +374,7 @@ impl Check {
         if attr.width_log2 != 0 {
             let parts = listed.filter(|parts| parts.of == ino);
             if parts.is_none() {
-                self.report
-                    .problem(|| format!("directory {ino}: is wide, and does not say what its parts are"));
+                self.report.problem(|| format!("directory {ino}: is wide, but has no list of its parts"));
             }
             let all = parts.as_ref().map_or(&[][..], |parts| parts.as_slice());
             if !all.is_empty() && width_log2(all.len()) != attr.width_log2 {
@@ -389,7 +389,7 @@ impl Check {
                 self.parts.entry(part.0).or_default().0 = Some(listed);
             }
             if content.entries > 0 {
-                self.report.problem(|| format!("directory {ino}: is wide, and has entries of its own"));
+                self.report.problem(|| format!("directory {ino}: is wide, but has entries of its own"));
             }
         }
         if !ino.is_part() {
@@ -400,7 +400,9 @@ impl Check {
         self.parts.entry(ino.0).or_default().1 = Some(own);
         let falls_here = |hash| part_of_hash(hash, width) == index;
         if !(2..=WIDTH_MAX).contains(&width) {
-            self.report.problem(|| format!("part {ino} of directory {}: its place is damaged", attr.parent));
+            self.report.problem(|| {
+                format!("part {ino} of directory {}: its index or number of parts is damaged", attr.parent)
+            });
         } else if !content.hashes.is_none_or(|(first, last)| falls_here(first) && falls_here(last)) {
             self.report.problem(|| {
                 format!("part {ino} of directory {}: has names that belong to other parts", attr.parent)
@@ -420,7 +422,9 @@ impl Check {
             });
         }
         if content.discriminated && inode.marks & MARK_COLLISIONS == 0 {
-            self.report.problem(|| format!("directory {ino}: has names of one hash, and is not marked so"));
+            self.report.problem(|| {
+                format!("directory {ino}: has names with equal hashes, but lacks the mark for it")
+            });
         }
         match led {
             None if ino == Ino::ROOT && shard.node() == NodeId::FIRST => {
@@ -444,7 +448,7 @@ impl Check {
                 if (led.parent, led.cookie) != (attr.parent, inode.cookie) {
                     self.report.problem(|| {
                         format!(
-                            "directory {ino}: says it is in {}, but its entry is in {}",
+                            "directory {ino}: records {} as its parent, but its entry is in {}",
                             attr.parent, led.parent
                         )
                     });
@@ -461,16 +465,16 @@ impl Check {
                 continue; // another node has it
             }
             report.problem(|| {
-                format!("directory {}: an entry leads to inode {ino:016x}, which is not there", led.parent)
+                format!("directory {}: an entry leads to inode {ino:016x}, which does not exist", led.parent)
             });
         }
         for ino in self.links.keys() {
             report.problem(|| {
-                format!("there are links to inode {ino:016x}, which is not there, or a directory")
+                format!("there are links to inode {ino:016x}, which does not exist, or a directory")
             });
         }
         for ino in self.contents.keys() {
-            report.problem(|| format!("there are entries in directory {ino:016x}, which is not there"));
+            report.problem(|| format!("there are entries in directory {ino:016x}, which does not exist"));
         }
         for (part, (listed, own)) in &self.parts {
             let (part, here) = (Ino(*part), |of: Ino| of.birth_node() == node);
@@ -485,7 +489,7 @@ impl Check {
                     });
                 }
                 (Some(PartOf { directory, .. }), _) => {
-                    report.problem(|| format!("directory {directory}: its part {part} is not there"));
+                    report.problem(|| format!("directory {directory}: its part {part} does not exist"));
                 }
                 // Whether a directory of another node lists it is a matter of the check over several nodes.
                 (None, Some(PartOf { directory, .. })) if here(*directory) => {
@@ -495,10 +499,10 @@ impl Check {
             }
         }
         for ino in self.values.keys() {
-            report.problem(|| format!("there are values of inode {ino:016x}, which is not there"));
+            report.problem(|| format!("there are values of inode {ino:016x}, which does not exist"));
         }
         for ino in self.pending.keys() {
-            report.problem(|| format!("directory {ino:016x} is pending, and not there"));
+            report.problem(|| format!("directory {ino:016x} is pending in the ledger, but does not exist"));
         }
         if node == NodeId::FIRST && !self.parents.contains_key(&Ino::ROOT.0) {
             report.problem(|| "there is no root directory".into());

@@ -209,7 +209,7 @@ impl Space {
             return Ok(());
         }
         let mib = (needed * self.page_bytes).div_ceil(1 << 20);
-        Err(Error::new(Code::NoSpace, format!("cannot make a shard with less than {mib} MiB of its own"))
+        Err(Error::new(Code::NoSpace, format!("a shard needs at least {mib} MiB"))
             .why(format!("only {} MiB could be allocated", (self.backed_pages * self.page_bytes) >> 20))
             .cure("free space on the target, or choose a larger medium or capacity"))
     }

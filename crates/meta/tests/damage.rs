@@ -216,7 +216,7 @@ const DAMAGES: [Damage; 22] = [
     }),
     ("its record is damaged", |t, tree, [_, f, ..]| patch(t, tree, &inode_key(f), 0, &[99])),
     ("its record is damaged", |t, tree, [d, ..]| tree.put(t, &inode_key(d), b"rubbish").unwrap()),
-    ("which is not there", |t, tree, [_, f, ..]| assert!(tree.delete(t, &inode_key(f)).unwrap())),
+    ("which does not exist", |t, tree, [_, f, ..]| assert!(tree.delete(t, &inode_key(f)).unwrap())),
     ("entries in directory", |t, tree, [d, ..]| assert!(tree.delete(t, &inode_key(d)).unwrap())),
     ("no entry leads to it", |t, tree, [_, _, s, _]| {
         let key = entry_key(t, tree, s);
@@ -231,7 +231,9 @@ const DAMAGES: [Damage; 22] = [
         patch(t, tree, &inode_key(d), 26, &[3]);
     }),
     ("lies in itself", |t, tree, [_, _, _, e]| patch(t, tree, &inode_key(e), 82, &e.0.to_le_bytes())),
-    ("says it is in", |t, tree, [_, _, _, e]| patch(t, tree, &inode_key(e), 82, &ROOT.0.to_le_bytes())),
+    ("as its parent, but its entry is in", |t, tree, [_, _, _, e]| {
+        patch(t, tree, &inode_key(e), 82, &ROOT.0.to_le_bytes())
+    }),
     ("there is no root directory", |t, tree, _| assert!(tree.delete(t, &inode_key(ROOT)).unwrap())),
     ("its target is not 3000 bytes long", |t, tree, [_, _, s, _]| {
         let key = [[9].as_slice(), &s.0.to_be_bytes(), &[0, 0, 1]].concat();
@@ -241,7 +243,7 @@ const DAMAGES: [Damage; 22] = [
         let key = [[9].as_slice(), &s.0.to_be_bytes(), &[0, 0, 0]].concat();
         assert!(tree.delete(t, &key).unwrap());
     }),
-    ("is not marked so", |t, tree, [_, f, ..]| patch(t, tree, &inode_key(f), 1, &[0])),
+    ("lacks the mark for them", |t, tree, [_, f, ..]| patch(t, tree, &inode_key(f), 1, &[0])),
     ("too many extended attributes", |t, tree, [_, f, ..]| {
         // Their names and values alone are no more than the bound.
         for n in 0..limits::XATTR_TOTAL_MAX / (limits::XATTR_OVERHEAD + 20) {
@@ -265,7 +267,7 @@ const DAMAGES: [Damage; 22] = [
     ("the ledger counts", |t, tree, _| patch(t, tree, &[2], 10, &[200])),
     ("the next would be 3", |t, tree, _| patch(t, tree, &[2], 2, &[3])),
     ("under the unknown key", |t, tree, _| tree.put(t, &[9, 9], b"").unwrap()),
-    ("lies where its name's hash does not lead", |t, tree, [d, ..]| {
+    ("has a cookie that does not match the hash of its name", |t, tree, [d, ..]| {
         let key = entry_key(t, tree, d);
         patch(t, tree, &key, 13, b"z");
     }),
