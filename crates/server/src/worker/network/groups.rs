@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_ring::{call_clock, memfd_sealed, Mapping, Seal};
 use forebay_types::limits::{FILE_BYTES_MAX, GROUPS_MAX, GROUP_LOCKS_MAX, GROUP_PLACE_MS, REPLIES_KEPT};
-use forebay_types::{BackingId, Code, Error, GroupOp, Ino, LockKind, LockWish, Reply, Result};
+use forebay_types::{BackingId, Code, Error, GroupOp, Ino, LockKind, LockRequest, Reply, Result};
 use forebay_wire::Stamp;
 
 use super::reply_cache::{ReplyCache, ENTRY_BYTES};
@@ -44,13 +44,13 @@ const APPLIED: usize = 6;
 struct Held {
     entry: usize,
     session: u64,
-    wish: LockWish,
+    wish: LockRequest,
 }
 
 #[derive(Debug)]
 struct Waiting {
     session: u64,
-    wish: LockWish,
+    wish: LockRequest,
     /// By [`call_clock`].
     asked_ns: u64,
 }
@@ -97,7 +97,7 @@ fn packed(id: &BackingId) -> u64 {
     u64::from(id.target) << 32 | u64::from(id.number) << 16 | u64::from(id.stripe)
 }
 
-fn conflict(one: &LockWish, other: &LockWish) -> bool {
+fn conflict(one: &LockRequest, other: &LockRequest) -> bool {
     let writes = one.kind == LockKind::Write || other.kind == LockKind::Write;
     writes && one.start <= other.end && other.start <= one.end
 }
@@ -124,7 +124,7 @@ fn set(memory: &Option<Mapping>, entry: usize, index: usize, value: u64) {
 
 impl State {
     /// Releases the locks of which `which` is true, and removes such waiters.
-    fn release(&mut self, memory: &Option<Mapping>, key: u64, which: impl Fn(u64, &LockWish) -> bool) {
+    fn release(&mut self, memory: &Option<Mapping>, key: u64, which: impl Fn(u64, &LockRequest) -> bool) {
         let Some(group) = self.groups.get_mut(&key) else { return };
         for held in group.held.extract_if(.., |held| which(held.session, &held.wish)) {
             set(memory, held.entry, 0, 0);
@@ -201,7 +201,7 @@ impl Groups {
         for entry in used_locks {
             let kind = if load(entry, 6) != 0 { LockKind::Write } else { LockKind::Read };
             let (owner, start, end) = (load(entry, 3), load(entry, 4), load(entry, 5));
-            let wish = LockWish { owner, flock: false, kind, start, end };
+            let wish = LockRequest { owner, flock: false, kind, start, end };
             match state.groups.get_mut(&load(entry, 1)) {
                 Some(group) => group.held.push(Held { entry, session: load(entry, 2), wish }),
                 // The group was being removed.
@@ -305,7 +305,7 @@ impl Groups {
         state: &mut State,
         session: u64,
         key: u64,
-        wish: LockWish,
+        wish: LockRequest,
     ) -> std::result::Result<(), Code> {
         if wish.kind == LockKind::Unlock {
             state.release(&self.memory, key, |of, its| of == session && its.owner == wish.owner);
@@ -313,7 +313,7 @@ impl Groups {
         }
         let State { groups, free_locks, .. } = state;
         let group = groups.get_mut(&key).ok_or(Code::Stale)?;
-        let is_its = |of: u64, its: &LockWish| of == session && its.owner == wish.owner;
+        let is_its = |of: u64, its: &LockRequest| of == session && its.owner == wish.owner;
         if group.held.iter().any(|held| is_its(held.session, &held.wish)) {
             return Ok(());
         }
@@ -401,7 +401,7 @@ mod tests {
     }
 
     fn wish(owner: u64, kind: LockKind, start: u64, end: u64) -> GroupOp {
-        GroupOp::Lock(LockWish { owner, flock: false, kind, start, end })
+        GroupOp::Lock(LockRequest { owner, flock: false, kind, start, end })
     }
 
     #[test]
