@@ -277,14 +277,14 @@ impl Check {
         let hash = cookie_hash(cookie);
         content.hashes = Some((content.hashes.map_or(hash, |(first, _)| first), hash));
         content.discriminated |= cookie & ((1 << DISCRIMINATOR_BITS) - 1) != 0;
-        let beyond = ino.birth_node() != shard.node() && record.kind != Kind::Directory;
-        if (record.link != TxId::NONE) != beyond {
+        let foreign = ino.birth_node() != shard.node() && record.kind != Kind::Directory;
+        if (record.link != TxId::NONE) != foreign {
             self.report.problem(|| {
-                let has = if beyond { "no link" } else { "a link" };
+                let has = if foreign { "no link" } else { "a link" };
                 format!("{} leads to inode {ino}, but has {has}", at())
             });
         }
-        if beyond {
+        if foreign {
             return; // its node's check looks for that inode and the link
         }
         let led = self.led.entry(ino.0).or_insert(Led { links: 0, kind: record.kind, parent, cookie });
@@ -328,16 +328,16 @@ impl Check {
                 if content.is_some() {
                     self.report.problem(|| format!("inode {ino}: has entries, but is not a directory"));
                 }
-                let beyond = self.links.remove(&ino.0).unwrap_or(0);
+                let elsewhere = self.links.remove(&ino.0).unwrap_or(0);
                 let here = led.map_or(0, |led| led.links);
                 match led {
-                    None if beyond == 0 => {
+                    None if elsewhere == 0 => {
                         self.report.problem(|| format!("inode {ino}: no entry leads to it"));
                     }
-                    _ if here + beyond != attr.nlink => self.report.problem(|| {
+                    _ if here + elsewhere != attr.nlink => self.report.problem(|| {
                         let nlink = attr.nlink;
                         format!(
-                            "inode {ino}: has {nlink} links, but {here} entries here and {beyond} elsewhere"
+                            "inode {ino}: has {nlink} links, but {here} entries here and {elsewhere} elsewhere"
                         )
                     }),
                     None => {}

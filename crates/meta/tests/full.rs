@@ -50,8 +50,8 @@ impl<'s> Batches<'s> {
         f(&mut self.driver, batch)
     }
 
-    /// A request that is repeated in a new transaction if a long one refuses it for lack of space, as the daemon does: a
-    /// transaction cannot use the pages that it has freed. A short one refuses nothing that the next would not refuse.
+    /// A request that is repeated in a new transaction if a long one refuses it for lack of space, as the daemon does:
+    /// a transaction cannot use the pages that it has freed. A short one refuses nothing that the next would not refuse.
     fn apply<T>(&mut self, f: impl Fn(&mut Driver, &mut Batch<'s>) -> Result<T, Code>) -> Result<T, Code> {
         let answer = self.with(&f);
         let may_fit = self.requests_max > SHORT && self.batch.as_ref().is_some_and(Batch::has_changes);

@@ -7,14 +7,14 @@
 //! - To nodes with wide directories or their parts: do directory and part name each other?
 //!
 //! The pool serves requests meanwhile, so a mismatch may be a change in progress. Only what is wrong in each of three
-//! passes is reported. A pass in which a node is silent does not disprove a problem that this node's answer may confirm.
-//! Nodes that did not answer in one of the passes are listed in the report.
+//! passes is reported. A pass in which a node is silent does not disprove a problem that this node's answer may
+//! confirm. Nodes that did not answer in one of the passes are listed in the report.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use forebay_meta::{Beyond, ForeignPart, Leading};
+use forebay_meta::{ForeignPart, ForeignReferences, Leading};
 use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request, Result, TxId};
 use serde_json::Value;
 
@@ -102,7 +102,7 @@ impl CrossCheck {
     }
 
     /// Starts a pass with the shard's present references to other nodes.
-    pub(super) fn begin(&mut self, beyond: Beyond) {
+    pub(super) fn begin(&mut self, beyond: ForeignReferences) {
         self.look += 1;
         self.next_at = None;
         self.found.clear();
@@ -190,8 +190,8 @@ impl CrossCheck {
             (Question::IsLed { parent, name, ino, .. }, Err(Code::NotFound)) => {
                 let node = ino.birth_node();
                 let problem = format!(
-                    "directory {parent}: entry \"{}\" leads to inode {ino} of node {node}, which does not exist or does \
-                     not count it",
+                    "directory {parent}: entry \"{}\" leads to inode {ino} of node {node}, which does not exist or \
+                     does not count it",
                     shown(&name)
                 );
                 self.found.insert(problem, Some(node));
@@ -301,7 +301,7 @@ impl CrossCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_meta::BeyondEntry;
+    use forebay_meta::ForeignEntry;
     use std::sync::mpsc;
 
     const HERE: NodeId = NodeId(1);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     /// Answers all questions of a pass: `leads` to the first `LeadsHere`; `is_led` to questions about inodes.
-    fn look(check: &mut CrossCheck, beyond: Beyond, leads: &[u8], is_led: bool) -> bool {
+    fn look(check: &mut CrossCheck, beyond: ForeignReferences, leads: &[u8], is_led: bool) -> bool {
         check.begin(beyond);
         let mut first = true;
         loop {
@@ -340,12 +340,12 @@ mod tests {
     fn check_tells_only_what_is_wrong_at_every_look() {
         let (file, dir) = (Ino::new(HERE, 5), Ino::new(HERE, 6));
         let (parent, link) = (Ino::new(THERE, 9), TxId::new(THERE, 3));
-        let entry = BeyondEntry { parent: dir, name: b"e".to_vec(), ino: parent, link: TxId::NONE };
-        let beyond = || Beyond {
+        let entry = ForeignEntry { parent: dir, name: b"e".to_vec(), ino: parent, link: TxId::NONE };
+        let beyond = || ForeignReferences {
             links: vec![(file, link)],
             directories: vec![(dir, parent)],
             entries: vec![entry.clone()],
-            ..Beyond::default()
+            ..ForeignReferences::default()
         };
         let both = [leading(parent, file, link), leading(parent, dir, TxId::NONE)].concat();
         let run = |looks: &[(&[u8], bool)]| {
@@ -382,7 +382,7 @@ mod tests {
             let mut check = CrossCheck::new(HERE, vec![THERE], report, send);
             for _ in 0..LOOKS {
                 let part = ForeignPart { part, of, index, width };
-                check.begin(Beyond { parts: vec![part], ..Beyond::default() });
+                check.begin(ForeignReferences { parts: vec![part], ..ForeignReferences::default() });
                 while let Some((number, _, message)) = check.next_question() {
                     let is_parts_of = matches!(Request::decode(&message).unwrap().1, Request::PartsOf { .. });
                     check.answered(
@@ -402,14 +402,17 @@ mod tests {
     #[test]
     fn check_keeps_the_problems_that_a_silent_node_could_confirm() {
         let (file, link) = (Ino::new(HERE, 5), TxId::new(THERE, 3));
-        let entry = BeyondEntry {
+        let entry = ForeignEntry {
             parent: Ino::new(HERE, 6),
             name: b"e".to_vec(),
             ino: Ino::new(THERE, 9),
             link: TxId::NONE,
         };
-        let beyond =
-            || Beyond { links: vec![(file, link)], entries: vec![entry.clone()], ..Beyond::default() };
+        let beyond = || ForeignReferences {
+            links: vec![(file, link)],
+            entries: vec![entry.clone()],
+            ..ForeignReferences::default()
+        };
         let right = leading(Ino::new(THERE, 8), file, link);
         // What each pass finds: None is a pass in which the other node does not answer.
         let run = |passes: [Option<bool>; 3]| {
