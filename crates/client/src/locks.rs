@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use forebay_ring::{call_clock, pause};
 use forebay_types::limits::{APPEND_MS, FILE_BYTES_MAX, LOCK_OWNER_OF_NODE};
-use forebay_types::{BackingId, BackingOp, Code, LockKind, LockWish, Reply, Request};
+use forebay_types::{BackingId, BackingOp, Code, LockKind, LockRequest, Reply, Request};
 
 use crate::file::{File, Stripe};
 use crate::pool::{caller, Pool};
@@ -46,12 +46,12 @@ impl LocksElsewhere {
     ///
     /// # Errors
     /// [`Code::Busy`] if another lock conflicts; [`Code::NoResources`] if the file's node holds too many locks.
-    pub fn set(&self, wish: LockWish) -> Result<(), Code> {
+    pub fn set(&self, wish: LockRequest) -> Result<(), Code> {
         self.pool.ask_backing(self.id, BackingOp::Lock(wish))
     }
 
     /// Releases locks. False if the node may not have received the request.
-    fn is_told(&self, wish: LockWish) -> bool {
+    fn is_told(&self, wish: LockRequest) -> bool {
         match self.set(wish) {
             Ok(()) => true,
             // With any other error the node received the request, or is no longer a node that could hold a lock.
@@ -70,7 +70,7 @@ impl LocksElsewhere {
     }
 
     /// The lock that conflicts with `wish`, if there is one.
-    pub fn test(&self, wish: LockWish) -> Result<Option<LockWish>, Code> {
+    pub fn test(&self, wish: LockRequest) -> Result<Option<LockRequest>, Code> {
         let request = Request::Backing { id: self.id, op: BackingOp::TestLock(wish) };
         self.pool.ask_as(caller(), &request, |reply| match reply {
             Reply::Done => Ok(None),
@@ -100,18 +100,18 @@ pub fn leaves_lock_in_doubt(code: Code) -> bool {
 /// The release is retried until it is acknowledged, so that no lock without an owner remains.
 #[derive(Debug, Default)]
 pub struct Unlocks {
-    waiting: Mutex<Vec<(LocksElsewhere, LockWish)>>,
+    waiting: Mutex<Vec<(LocksElsewhere, LockRequest)>>,
 }
 
 impl Unlocks {
-    fn waiting(&self) -> MutexGuard<'_, Vec<(LocksElsewhere, LockWish)>> {
+    fn waiting(&self) -> MutexGuard<'_, Vec<(LocksElsewhere, LockRequest)>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Releases all locks of an owner. False if its node could not be reached: the release is kept for
     /// [`Unlocks::retry`].
     pub fn give(&self, locks: LocksElsewhere, owner: u64, flock: bool) -> bool {
-        let wish = LockWish { owner, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX };
+        let wish = LockRequest { owner, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX };
         let told = locks.is_told(wish);
         if !told {
             self.waiting().push((locks, wish));

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use forebay_client::{nameless, Pool};
+use forebay_types::limits::NODE_NUMBER_MAX;
 use forebay_types::{Caller, Code, Entry, Ino};
 
 use crate::cache_rules::CacheRules;
@@ -28,8 +29,8 @@ use crate::protocol::{self, op, Body, Request, Validity, ROOT_NODE};
 use crate::registrar::Registrar;
 
 /// Node numbers of files made without a name begin here. No inode of the pool has a number as high, because no node has
-/// the number 32767.
-pub(crate) const TEMPORARY: u64 = 0x7fff << 48;
+/// such a number.
+pub(crate) const TEMPORARY: u64 = (NODE_NUMBER_MAX as u64 + 1) << Ino::COUNTER_BITS;
 
 /// How a request is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

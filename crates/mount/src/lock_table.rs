@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_client::{LocksElsewhere, Unlocks};
 use forebay_types::limits::{FILE_BYTES_MAX, INTERRUPTS_KEPT, LOCK_OWNERS_MAX, LOCK_OWNERS_PART};
-use forebay_types::{LockKind, LockWish};
+use forebay_types::{LockKind, LockRequest};
 
 use crate::errno::{check, Errno};
 
@@ -191,8 +191,8 @@ pub(crate) struct Wish {
 
 impl Wish {
     /// The lock request that is sent to another node's daemon.
-    pub(crate) fn elsewhere(&self, number: u64) -> LockWish {
-        LockWish {
+    pub(crate) fn elsewhere(&self, number: u64) -> LockRequest {
+        LockRequest {
             owner: number,
             flock: self.owner.flock,
             kind: match self.kind {

@@ -126,6 +126,9 @@ pub const GROUP_PLACE_MS: u64 = 100;
 pub const LOCKS_OF_UNREACHED_MS: u64 = 60_000;
 /// Nodes of a pool: a bound against a mistaken pool file. Node numbers may be larger.
 pub const NODES_MAX: usize = 1024;
+/// The largest number of a node. The upper 16 bits of an inode number are a node's number: with this bound no inode
+/// number is negative as an `i64`, and the mount can use those of node 32767 for files without a name.
+pub const NODE_NUMBER_MAX: u16 = 32_766;
 /// Remote shells that `forebay up` and `down` run at the same time: 512 nodes take eight rounds of a second, and one
 /// host's process table and name service can handle so many.
 pub const REMOTE_SHELLS_MAX: usize = 64;
@@ -202,8 +205,9 @@ pub const BOARD_FRACTION: u64 = 32;
 /// Bytes of the reply to one readdir request.
 pub const READDIR_REPLY_BYTES: usize = 32 * 1024;
 
-/// Pages (4 KiB) of the shard that are fallocated before a transaction that creates begins: a batch of
-/// [`BATCH_MAX`] operations touches fewer.
+/// Pages (4 KiB) of the shard that are fallocated beyond the last used one, so that requests seldom wait for fallocate.
+/// They are allocated again before a transaction when fewer than half are left. They do not bound a batch: a transaction
+/// that may take more pages is committed first (`Batch::is_spent`).
 pub const SHARD_PAGES_AHEAD: u64 = 4096;
 /// Pages that only removals may use, so that a full pool can always be emptied.
 pub const SHARD_PAGES_FOR_REMOVALS: u64 = 1024;

@@ -138,12 +138,19 @@ impl ShardThread<'_> {
         }
         let (client, caller) = (listing.client, listing.caller);
         for index in listing.ask_ahead(network.node) {
-            self.wide.asked_ahead += 1;
-            let number = self.wide.asked_ahead;
-            self.wide.ahead.insert(number, (client, index));
-            if let Ok(call) = Call::encode(client, caller, &listing.question(index)) {
-                let node = listing.parts.as_slice()[index].birth_node();
-                steps.ask_ahead(number, node, call.bytes().to_vec());
+            match Call::encode(client, caller, &listing.question(index)) {
+                Ok(call) => {
+                    self.wide.asked_ahead += 1;
+                    let number = self.wide.asked_ahead;
+                    self.wide.ahead.insert(number, (client, index));
+                    let node = listing.parts.as_slice()[index].birth_node();
+                    steps.ask_ahead(number, node, call.bytes().to_vec());
+                }
+                // Nothing was sent, so no answer would arrive: the failure counts when this part's entries are next.
+                Err(code) => {
+                    let redirect = listing.hear_ahead(index, &Err(code.into()));
+                    debug_assert!(redirect.is_none(), "only parts behind the next one are requested ahead");
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_ring::call_clock;
 use forebay_types::limits::{FILE_BYTES_MAX, GROUPS_MAX, GROUP_LOCKS_MAX, GROUP_PLACE_MS, REPLIES_KEPT};
-use forebay_types::{BackingId, Code, GroupOp, Ino, LockKind, LockWish, Reply};
+use forebay_types::{BackingId, Code, GroupOp, Ino, LockKind, LockRequest, Reply};
 use forebay_wire::Stamp;
 
 use super::reply_cache::{packed, ReplyCache, NUMBERS_END, WORDS};
@@ -44,13 +44,13 @@ const PLACE_NS: u64 = GROUP_PLACE_MS * 1_000_000;
 struct Held {
     entry: usize,
     session: u64,
-    wish: LockWish,
+    wish: LockRequest,
 }
 
 #[derive(Debug)]
 struct Waiting {
     session: u64,
-    wish: LockWish,
+    wish: LockRequest,
     /// By [`call_clock`].
     asked_ns: u64,
 }
@@ -87,7 +87,7 @@ impl Default for Groups {
     }
 }
 
-fn conflict(one: &LockWish, other: &LockWish) -> bool {
+fn conflict(one: &LockRequest, other: &LockRequest) -> bool {
     let writes = one.kind == LockKind::Write || other.kind == LockKind::Write;
     writes && one.start <= other.end && other.start <= one.end
 }
@@ -103,7 +103,7 @@ impl Group {
 
 impl State {
     /// Releases the locks of which `which` is true, and removes such waiters.
-    fn release(&mut self, key: u64, which: impl Fn(u64, &LockWish) -> bool) {
+    fn release(&mut self, key: u64, which: impl Fn(u64, &LockRequest) -> bool) {
         let Some(group) = self.groups.get_mut(&key) else { return };
         for held in group.held.extract_if(.., |held| which(held.session, &held.wish)) {
             self.lock_table.remove(held.entry);
@@ -145,14 +145,14 @@ impl State {
         Ok(before)
     }
 
-    fn lock(&mut self, session: u64, key: u64, wish: LockWish) -> Result<(), Code> {
+    fn lock(&mut self, session: u64, key: u64, wish: LockRequest) -> Result<(), Code> {
         if wish.kind == LockKind::Unlock {
             self.release(key, |of, its| of == session && its.owner == wish.owner);
             return Ok(());
         }
         let State { groups, lock_table, .. } = self;
         let group = groups.get_mut(&key).ok_or(Code::Stale)?;
-        let is_its = |of: u64, its: &LockWish| of == session && its.owner == wish.owner;
+        let is_its = |of: u64, its: &LockRequest| of == session && its.owner == wish.owner;
         if group.held.iter().any(|held| is_its(held.session, &held.wish)) {
             return Ok(());
         }
@@ -211,7 +211,7 @@ impl Groups {
         }
         for (entry, [state, key, session, owner, start, end, writes]) in locks_left {
             let kind = if writes == 1 { LockKind::Write } else { LockKind::Read };
-            let wish = LockWish { owner, flock: false, kind, start, end };
+            let wish = LockRequest { owner, flock: false, kind, start, end };
             let is_sound = state == EXISTS && writes <= 1 && start <= end && end <= FILE_BYTES_MAX;
             match groups.get_mut(&key).filter(|_| is_sound) {
                 Some(group) => group.held.push(Held { entry, session, wish }),
@@ -324,7 +324,7 @@ mod tests {
     }
 
     fn wish(owner: u64, kind: LockKind, start: u64, end: u64) -> GroupOp {
-        GroupOp::Lock(LockWish { owner, flock: false, kind, start, end })
+        GroupOp::Lock(LockRequest { owner, flock: false, kind, start, end })
     }
 
     #[test]
