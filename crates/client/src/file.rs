@@ -407,10 +407,6 @@ impl File {
         &self.entry.layout
     }
 
-    pub(crate) fn pool(&self) -> &'static Pool {
-        self.pool
-    }
-
     pub(crate) fn stripe_count(&self) -> usize {
         self.stripes.len()
     }

@@ -4,7 +4,7 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 
-use forebay_types::{BackingOp, Code};
+use forebay_types::Code;
 
 use crate::errno;
 use crate::file::{File, Stripe};
@@ -76,29 +76,12 @@ impl File {
         if bytes == 0 {
             return Err(Code::Invalid);
         }
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        for (component, stripe) in self.layout().stripes() {
-            let first = self.layout().backing_bytes(component, stripe, offset);
-            let length = self.layout().backing_bytes(component, stripe, end).saturating_sub(first);
-            if length == 0 {
-                continue;
-            }
-            match self.stripe_at(self.index_of(component, stripe)) {
-                Stripe::Here(fd) => loop {
-                    // SAFETY: plain system call on our descriptor.
-                    let result =
-                        unsafe { libc::fallocate(fd.as_raw_fd(), mode, first as i64, length as i64) };
-                    match errno::check(result) {
-                        Err(Code::Interrupted) => {}
-                        result => break result.map(|_| ())?,
-                    }
-                },
-                Stripe::There(there) => {
-                    let op = BackingOp::Allocate { mode: mode as u32, offset: first, bytes: length };
-                    self.pool().ask_backing(there.id, op)?;
-                }
+        match end.saturating_sub(offset) {
+            0 => Ok(()),
+            bytes => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                self.allocate_range(mode, offset, bytes)
             }
         }
-        Ok(())
     }
 }
