@@ -133,10 +133,21 @@ pub fn list_xattr(fd: RawFd, names: &mut [u8]) -> Result<usize, Code> {
     if room == 0 {
         return Ok(n);
     }
+    Ok(hide_own(&mut names[..n]))
+}
+
+/// Removes Forebay's own attribute from a list of names, each followed by a NUL. Returns the length of the rest.
+fn hide_own(names: &mut [u8]) -> usize {
+    let (n, mut at) = (names.len(), 0);
     let hidden = KEPT.to_bytes_with_nul();
-    let Some(at) = names[..n].windows(hidden.len()).position(|part| part == hidden) else { return Ok(n) };
-    names.copy_within(at + hidden.len()..n, at);
-    Ok(n - hidden.len())
+    for name in names.split_inclusive(|&b| b == 0) {
+        if name == hidden {
+            names.copy_within(at + hidden.len().., at);
+            return n - hidden.len();
+        }
+        at += name.len();
+    }
+    n
 }
 
 /// Mode, owner and group of an inode without names: as last changed, else as this process opened it. After an exec the
@@ -249,5 +260,28 @@ impl Pool {
             remove_xattr(fd, name)
         };
         self.or_nameless(fd, ino, || self.remove_xattr_inode(ino, name), nameless)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_attribute_is_hidden_and_others_that_contain_its_name_are_not() {
+        for (names, shown) in [
+            (&b""[..], &b""[..]),
+            (b"user.forebay.inode\0", b""),
+            (b"user.a\0user.forebay.inode\0user.b\0", b"user.a\0user.b\0"),
+            (b"user.user.forebay.inode\0", b"user.user.forebay.inode\0"),
+            (
+                b"user.user.forebay.inode\0user.forebay.inode\0user.forebay.inode2\0",
+                b"user.user.forebay.inode\0user.forebay.inode2\0",
+            ),
+        ] {
+            let mut list = names.to_vec();
+            let n = hide_own(&mut list);
+            assert_eq!(list[..n].escape_ascii().to_string(), shown.escape_ascii().to_string());
+        }
     }
 }
