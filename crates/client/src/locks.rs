@@ -4,7 +4,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use forebay_ring::{call_clock, pause};
@@ -84,11 +84,26 @@ impl LocksElsewhere {
 /// released: a delayed message can still request a lock, and the other node then recognizes the number and refuses. No
 /// other process of the node has the number. So the other node recognizes it even if this process attached anew, under
 /// another session.
+///
+/// The counter starts at random, because a process may have the process number of an earlier one: a mount that is
+/// restarted in a container often does.
 pub fn new_lock_owner() -> u64 {
+    static FIRST: OnceLock<u64> = OnceLock::new();
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    LOCK_OWNER_OF_NODE
-        | u64::from(std::process::id()) << 32
-        | NEXT.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff
+    let number = FIRST.get_or_init(random).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+    LOCK_OWNER_OF_NODE | u64::from(std::process::id()) << 32 | number & 0xffff_ffff
+}
+
+/// A random number, or early after boot one by the clock.
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // SAFETY: the buffer is writable and has the given length.
+    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
+    if n == bytes.len() as isize {
+        u64::from_ne_bytes(bytes)
+    } else {
+        call_clock()
+    }
 }
 
 /// True for an error after which the lock may have been granted, or may still be granted.
@@ -199,5 +214,23 @@ impl File {
             }
         }
         Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_owners_are_distinct_and_do_not_start_at_one_number_in_each_process() {
+        let owners: Vec<u64> = (0..100).map(|_| new_lock_owner()).collect();
+        let mut distinct = owners.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), owners.len());
+        let process = LOCK_OWNER_OF_NODE | u64::from(std::process::id()) << 32;
+        assert!(owners.iter().all(|owner| owner & !0xffff_ffff == process), "{owners:x?}");
+        // A random start below 100 is expected once in 40 million runs.
+        assert!(owners[0] & 0xffff_ffff >= 100, "a counter that starts at zero");
     }
 }
