@@ -10,6 +10,8 @@ use std::sync::Arc;
 use forebay_types::{Code, Timestamp};
 
 use crate::kernel_file::KernelFile;
+use crate::leftovers::remove_tree;
+use crate::names::{Tag, Use};
 use crate::posix::PosixTree;
 use crate::run::stage;
 use crate::tree::{File, Meta, Names, Object, Space, Standing, Tree, Wanted};
@@ -27,6 +29,8 @@ struct Plan {
     fail_rename: AtomicI64,
     /// Number of calls of a file's `version` that report a change.
     changes: AtomicI64,
+    /// Renames with flags are refused, as on NFS.
+    like_nfs: bool,
     /// Files have no descriptor and report no holes, like striped ones.
     striped: AtomicBool,
     /// Names that contain this cannot be opened.
@@ -41,6 +45,7 @@ impl Default for Plan {
             full_from_write: AtomicI64::new(-1),
             fail_rename: AtomicI64::new(-1),
             changes: AtomicI64::new(0),
+            like_nfs: false,
             striped: AtomicBool::new(false),
             unreadable: b"",
             writes: AtomicU64::new(0),
@@ -212,6 +217,9 @@ impl Tree for Faulty {
     fn rename(&self, from: (&OwnedFd, &[u8]), to: (&OwnedFd, &[u8]), flags: u32) -> Result<(), Code> {
         if due(&self.plan.fail_rename) {
             return Err(Code::Io);
+        }
+        if self.plan.like_nfs && flags != 0 {
+            return Err(Code::Invalid);
         }
         self.inner.rename(from, to, flags)
     }
@@ -477,6 +485,41 @@ fn all_or_nothing_whose_moves_fail_half_way_leaves_the_destination_as_it_was() {
         assert_same(&before, &after);
     }
     assert!((50..70).contains(&failed), "{failed} of the moves were made to fail");
+}
+
+#[test]
+fn tree_of_a_file_system_without_rename_flags_is_removed() {
+    let scratch = Scratch::new();
+    std::fs::create_dir_all(scratch.join("tree/a/b/c")).unwrap();
+    // Names that the removal would give to the directories that it moves up.
+    for moved in ["1.moved", "2.moved", "3.moved/4.moved"] {
+        std::fs::create_dir_all(scratch.join("tree").join(moved)).unwrap();
+    }
+    for file in ["f", "a/f", "a/b/f", "a/b/c/f", "2.moved/f", "3.moved/4.moved/f"] {
+        std::fs::write(scratch.join("tree").join(file), b"f").unwrap();
+    }
+    let tree = faulty(Plan { like_nfs: true, ..Plan::default() });
+    let (at, _) = tree.open_path(scratch.0.as_os_str().as_encoded_bytes()).unwrap();
+    remove_tree(&tree, &at, b"tree", &Tag::new()).unwrap();
+    assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0);
+}
+
+#[test]
+fn tree_of_a_killed_staging_is_adopted_without_rename_flags() {
+    let scratch = Scratch::new();
+    let (store, pool) = make(&scratch);
+    let options = StageOptions { all_or_nothing: true, ..OPTIONS };
+    for like_nfs in [false, true] {
+        let dead = Tag::of_a_process_that_has_ended().temporary(b"pool", Use::Part);
+        let left = scratch.join(std::str::from_utf8(&dead).unwrap());
+        assert!(run(Plan::default(), Plan::default(), &store, &left, &OPTIONS, false).is_complete());
+        let plan = Plan { like_nfs, ..Plan::default() };
+        let report = run(Plan::default(), plan, &store, &pool, &options, false);
+        assert_eq!((report.skipped_files, report.leftovers_removed), (53, 0), "{report:?}");
+        assert!(report.is_complete() && !left.exists());
+        assert_same(&snapshot(&store), &snapshot(&pool));
+        std::fs::remove_dir_all(&pool).unwrap();
+    }
 }
 
 #[test]

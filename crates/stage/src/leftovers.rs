@@ -103,12 +103,12 @@ fn empty<T: Tree>(tree: &T, top: &T::Directory) -> Result<(), Code> {
             moved += 1;
             let new = format!("{moved:x}.moved").into_bytes();
             let _ = tree.set_mode(Object::Entry(&directory, &inside), FILLING_MODE);
-            match tree.rename((&directory, &inside), (top, &new), forebay_types::RENAME_NOREPLACE) {
+            match tree.rename_to_free((&directory, &inside), (top, &new)) {
                 Ok(()) => up.push(new),
                 // The tree contains an entry of this name: a longer name is used.
                 Err(Code::Exists) => {
                     let new = format!("{moved:x}.moved-{}", waiting.len()).into_bytes();
-                    tree.rename((&directory, &inside), (top, &new), forebay_types::RENAME_NOREPLACE)?;
+                    tree.rename_to_free((&directory, &inside), (top, &new))?;
                     up.push(new);
                 }
                 Err(code) => return Err(code),

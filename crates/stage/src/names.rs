@@ -67,6 +67,12 @@ impl Tag {
         }
     }
 
+    /// The tag of a staging on this host whose process has ended.
+    #[cfg(test)]
+    pub(crate) fn of_a_process_that_has_ended() -> Tag {
+        Tag { pid: u32::MAX, ..Tag::new() }
+    }
+
     /// The temporary name for `name`.
     pub(crate) fn temporary(&self, name: &[u8], purpose: Use) -> Vec<u8> {
         let suffix = match purpose {

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-use forebay_types::{Code, Kind, Timestamp};
+use forebay_types::{Code, Kind, Timestamp, RENAME_NOREPLACE};
 
 /// The attributes of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -199,6 +199,21 @@ pub(crate) trait Tree: Sync + Sized {
         to: (&Self::Directory, &[u8]),
         flags: u32,
     ) -> Result<(), Code>;
+    /// Renames to a name that is free; [`Code::Exists`] if it is not.
+    fn rename_to_free(
+        &self,
+        from: (&Self::Directory, &[u8]),
+        to: (&Self::Directory, &[u8]),
+    ) -> Result<(), Code> {
+        match self.rename(from, to, RENAME_NOREPLACE) {
+            // NFS does not support the flag. An object that gets the name after this check is replaced.
+            Err(Code::Invalid | Code::NotSupported) => match self.stat(to.0, to.1, false) {
+                Err(Code::NotFound) => self.rename(from, to, 0),
+                found => found.and(Err(Code::Exists)),
+            },
+            other => other,
+        }
+    }
     /// Removes an object that is not a directory.
     fn unlink(&self, at: &Self::Directory, name: &[u8]) -> Result<(), Code>;
     /// Removes an empty directory.

@@ -74,9 +74,7 @@ pub(crate) fn adopt<D: Tree>(
                     && leftover.temporary.purpose == Use::Part
                     && top.is_directory()
                     && !top.adopted;
-                if usable
-                    && tree.rename((&at, &leftover.name), (&at, &top.staged.name), RENAME_NOREPLACE).is_ok()
-                {
+                if usable && tree.rename_to_free((&at, &leftover.name), (&at, &top.staged.name)).is_ok() {
                     top.adopted = true;
                     continue;
                 }
