@@ -1,13 +1,15 @@
 //! A tree with injected faults, and the engine's reaction: tests of failures that are too rare on a real file system.
 //! Each detector has its canary test here: corruption is injected and must be found.
 
+use std::fs::Permissions;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use forebay_types::{Code, Timestamp};
+use forebay_types::{Code, Kind, Timestamp};
 
 use crate::kernel_file::KernelFile;
 use crate::leftovers::remove_tree;
@@ -29,7 +31,8 @@ struct Plan {
     fail_rename: AtomicI64,
     /// Number of calls of a file's `version` that report a change.
     changes: AtomicI64,
-    /// Renames with flags are refused, as on NFS.
+    /// Renames with flags are refused, as on NFS, and a directory that is not writable keeps its parent, as for other
+    /// users than root.
     like_nfs: bool,
     /// Files have no descriptor and report no holes, like striped ones.
     striped: AtomicBool,
@@ -220,6 +223,12 @@ impl Tree for Faulty {
         }
         if self.plan.like_nfs && flags != 0 {
             return Err(Code::Invalid);
+        }
+        let meta = self.inner.stat(from.0, from.1, false)?;
+        let stays =
+            || Ok(self.inner.stat(from.0, b".", false)?.ino == self.inner.stat(to.0, b".", false)?.ino);
+        if self.plan.like_nfs && meta.kind == Kind::Directory && meta.mode & 0o200 == 0 && !stays()? {
+            return Err(Code::AccessDenied);
         }
         self.inner.rename(from, to, flags)
     }
@@ -520,6 +529,19 @@ fn tree_of_a_killed_staging_is_adopted_without_rename_flags() {
         assert_same(&snapshot(&store), &snapshot(&pool));
         std::fs::remove_dir_all(&pool).unwrap();
     }
+}
+
+#[test]
+fn directory_that_is_not_writable_is_moved_without_rename_flags() {
+    let scratch = Scratch::new();
+    let (store, pool) = make(&scratch);
+    std::fs::set_permissions(store.join("d"), Permissions::from_mode(0o555)).unwrap();
+    std::fs::create_dir(&pool).unwrap();
+    let options = StageOptions { all_or_nothing: true, ..OPTIONS };
+    let plan = Plan { like_nfs: true, ..Plan::default() };
+    let report = run(Plan::default(), plan, &store, &pool, &options, false);
+    assert!(report.is_complete(), "{report:?}");
+    assert_same(&snapshot(&store), &snapshot(&pool));
 }
 
 #[test]

@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use forebay_types::{name_hash, Code, Kind, RENAME_EXCHANGE, RENAME_NOREPLACE};
+use forebay_types::{name_hash, Code, Kind, RENAME_EXCHANGE};
 
 use crate::attributes::{set_attributes, Scratch};
 use crate::engine::{At, Engine};
@@ -181,7 +181,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
         match there.map(|there| there.kind) {
             None => {
-                self.rename_directory_too(kind, old, new, RENAME_NOREPLACE)?;
+                self.rename_directory_too(kind, old, new)?;
                 steps.push(Step::Moved { from: from.clone(), to: to.clone() });
             }
             Some(Kind::Directory) if kind == Kind::Directory => return Ok(Some(meta)),
@@ -230,26 +230,20 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         self.destination.set_mode(Object::Entry(&parent, &at.name), mode)
     }
 
-    /// Renames. For other users than root, a directory must be writable to get another parent, so it is made writable
+    /// Renames to a name that is free. For other users than root, a directory must be writable to get another parent, so it is made writable
     /// for the rename.
     fn rename_directory_too(
         &self,
         kind: Kind,
         from: (&D::Directory, &[u8]),
         to: (&D::Directory, &[u8]),
-        flags: u32,
     ) -> Result<(), Code> {
         let tree = self.destination;
-        let renamed = match tree.rename(from, to, flags) {
-            // NFS does not support RENAME_NOREPLACE. The name was free a moment ago.
-            Err(Code::Invalid | Code::NotSupported) if flags == RENAME_NOREPLACE => tree.rename(from, to, 0),
-            other => other,
-        };
-        match renamed {
+        match tree.rename_to_free(from, to) {
             Err(Code::AccessDenied) if kind == Kind::Directory => {
                 let meta = tree.stat(from.0, from.1, false)?;
                 tree.set_mode(Object::Entry(from.0, from.1), meta.mode | FILLING_MODE)?;
-                let renamed = tree.rename(from, to, flags);
+                let renamed = tree.rename_to_free(from, to);
                 let at = if renamed.is_ok() { to } else { from };
                 let restored = tree.set_mode(Object::Entry(at.0, at.1), meta.mode);
                 renamed.and(restored)
@@ -265,12 +259,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 Step::Moved { from, to } => open_deep(tree, &from.parent).and_then(|(from_at, _)| {
                     let (to_at, _) = open_deep(tree, &to.parent)?;
                     let kind = tree.stat(&to_at, &to.name, false)?.kind;
-                    self.rename_directory_too(
-                        kind,
-                        (&to_at, &to.name),
-                        (&from_at, &from.name),
-                        RENAME_NOREPLACE,
-                    )
+                    self.rename_directory_too(kind, (&to_at, &to.name), (&from_at, &from.name))
                 }),
                 Step::Swapped { from, to } => open_deep(tree, &from.parent).and_then(|(from_at, _)| {
                     let (to_at, _) = open_deep(tree, &to.parent)?;
