@@ -68,7 +68,8 @@ pub(crate) struct Engine<'a, S: Tree, D: Tree> {
     pub(crate) tops: Vec<crate::prepare::Top>,
     stop: AtomicBool,
     cancelled: AtomicBool,
-    unsynced: Mutex<Vec<Arc<D::Directory>>>,
+    /// Directories that wait to be synced, with their paths.
+    unsynced: Mutex<Vec<(Arc<D::Directory>, Vec<u8>)>>,
 }
 
 impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
@@ -306,7 +307,8 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             }
         }
         if self.settings.durable {
-            self.unsynced.lock().unwrap_or_else(|e| e.into_inner()).push(handle);
+            let path = trunk.destination_path(b".");
+            self.unsynced.lock().unwrap_or_else(|e| e.into_inner()).push((handle, path));
             self.sync_directories(UNSYNCED_MAX.min(self.settings.open_directories));
         }
     }
@@ -319,9 +321,9 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
         let all = std::mem::take(&mut *waiting);
         drop(waiting);
-        for handle in all {
+        for (handle, path) in all {
             if let Err(code) = self.destination.sync_directory(&handle) {
-                self.error(At::Destination, "bring a directory to the medium", code, Vec::new(), None);
+                self.error(At::Destination, "bring a directory to the medium", code, path, None);
             }
         }
     }

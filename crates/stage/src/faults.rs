@@ -36,6 +36,8 @@ struct Plan {
     like_nfs: bool,
     /// Files have no descriptor and report no holes, like striped ones.
     striped: AtomicBool,
+    /// Directories cannot be synced.
+    fail_sync: bool,
     /// Names that contain this cannot be opened.
     unreadable: &'static [u8],
     writes: AtomicU64,
@@ -50,6 +52,7 @@ impl Default for Plan {
             changes: AtomicI64::new(0),
             like_nfs: false,
             striped: AtomicBool::new(false),
+            fail_sync: false,
             unreadable: b"",
             writes: AtomicU64::new(0),
         }
@@ -281,6 +284,9 @@ impl Tree for Faulty {
     }
 
     fn sync_directory(&self, at: &OwnedFd) -> Result<(), Code> {
+        if self.plan.fail_sync {
+            return Err(Code::Io);
+        }
         self.inner.sync_directory(at)
     }
 
@@ -429,6 +435,18 @@ fn unreadable_file_within_is_reported_and_the_others_are_staged() {
     assert!(report.rolled_back && !report.is_complete());
     assert!(!scratch.join("deeper").exists(), "directories made for it are gone, too");
     assert_no_temporaries(&scratch.0);
+}
+
+#[test]
+fn directory_that_cannot_be_synced_is_reported_with_its_path() {
+    let scratch = Scratch::new();
+    let (store, pool) = make(&scratch);
+    let plan = Plan { fail_sync: true, ..Plan::default() };
+    let report = run(Plan::default(), plan, &store, &pool, &OPTIONS, true);
+    assert_eq!(report.files, 53);
+    let mut paths: Vec<PathBuf> = report.errors.iter().map(|e| PathBuf::from(&e.path)).collect();
+    paths.sort();
+    assert_eq!(paths, [scratch.0.clone(), pool.clone(), pool.join("d"), pool.join("d/e")]);
 }
 
 #[test]
