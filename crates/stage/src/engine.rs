@@ -5,7 +5,7 @@
 //! and continues; a full destination stops everything. Lock order: no lock is taken while another one is held, except
 //! the two within a branch while a closed directory is opened again through its ancestors, one at a time.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_types::{Code, Kind, Timestamp};
@@ -68,6 +68,8 @@ pub(crate) struct Engine<'a, S: Tree, D: Tree> {
     pub(crate) tops: Vec<crate::prepare::Top>,
     stop: AtomicBool,
     cancelled: AtomicBool,
+    /// Bytes reported as done of copies that were abandoned and are made again.
+    pub(crate) withdrawn_bytes: AtomicU64,
     /// Directories that wait to be synced, with their paths.
     unsynced: Mutex<Vec<(Arc<D::Directory>, Vec<u8>)>>,
 }
@@ -95,6 +97,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             tops: Vec::new(),
             stop: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
+            withdrawn_bytes: AtomicU64::new(0),
             unsynced: Mutex::new(Vec::new()),
             settings,
         }
@@ -326,6 +329,16 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
                 self.error(At::Destination, "bring a directory to the medium", code, path, None);
             }
         }
+    }
+
+    /// Reports files and bytes as done, without the bytes that were reported already, of an abandoned copy.
+    pub(crate) fn done(&self, files: u64, bytes: u64) {
+        let mut twice = 0;
+        let _ = self.withdrawn_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |withdrawn| {
+            twice = withdrawn.min(bytes);
+            (twice > 0).then(|| withdrawn - twice)
+        });
+        self.progress.done(files, bytes - twice);
     }
 
     /// Records a failure at `path`. `needed` is the number of bytes that the destination had to have room for.

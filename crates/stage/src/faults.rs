@@ -646,13 +646,32 @@ impl Progress for Sums {
 
 #[test]
 fn progress_sums_agree_at_the_end() {
+    // Without and with files that are copied again because they changed.
+    for changes in [0, 2] {
+        let scratch = Scratch::new();
+        let (store, pool) = make(&scratch);
+        let sums = Sums::default();
+        let plan = Plan { changes: AtomicI64::new(changes), ..Plan::default() };
+        let trees = (faulty(plan), faulty(Plan::default()));
+        let report = stage(&trees.0, &trees.1, &pair(&store, &pool), &OPTIONS, false, &sums).unwrap();
+        assert!(report.is_complete() && report.retries == changes as u64, "{report:?}");
+        let value = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        assert_eq!((value(&sums.found.0), value(&sums.found.1)), (value(&sums.done.0), value(&sums.done.1)));
+        assert_eq!(value(&sums.done.0), 53);
+        assert!(value(&sums.done.1) > 100 << 20 && sums.scanned.into_inner());
+    }
+}
+
+#[test]
+fn progress_of_a_large_file_that_is_copied_again_counts_its_bytes_once() {
     let scratch = Scratch::new();
-    let (store, pool) = make(&scratch);
+    std::fs::write(scratch.join("large"), noise(70 << 20, 1)).unwrap();
     let sums = Sums::default();
-    let trees = (faulty(Plan::default()), faulty(Plan::default()));
-    stage(&trees.0, &trees.1, &pair(&store, &pool), &OPTIONS, false, &sums).unwrap().outcome().unwrap();
-    let value = |n: &AtomicU64| n.load(Ordering::Relaxed);
-    assert_eq!((value(&sums.found.0), value(&sums.found.1)), (value(&sums.done.0), value(&sums.done.1)));
-    assert_eq!(value(&sums.done.0), 53);
-    assert!(value(&sums.done.1) > 100 << 20 && sums.scanned.into_inner());
+    let plan = Plan { changes: AtomicI64::new(2), ..Plan::default() };
+    let trees = (faulty(plan), faulty(Plan::default()));
+    let pair = pair(&scratch.join("large"), &scratch.join("copy"));
+    let report = stage(&trees.0, &trees.1, &pair, &OPTIONS, false, &sums).unwrap();
+    assert!(report.is_complete() && report.retries == 2, "{report:?}");
+    assert_eq!(sums.done.1.into_inner(), 70 << 20);
+    assert_eq!(sums.found.1.into_inner(), 70 << 20);
 }

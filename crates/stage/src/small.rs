@@ -10,6 +10,7 @@
 //!   copies are durable (stage-out), it is synced before. A thread keeps some copies open and syncs them together: on a
 //!   journalling file system the first sync does most of the work for all.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use forebay_types::{Code, Kind};
@@ -164,7 +165,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
         add(&self.tally.skipped_files, 1);
         add(&self.tally.skipped_bytes, meta.size);
-        self.progress.done(1, meta.size);
+        self.done(1, meta.size);
         self.links_done(key, &entry, &meta);
     }
 
@@ -201,6 +202,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             attempt,
             key,
             data_bytes: 0,
+            reported: AtomicU64::new(0),
             sum: None,
         };
         if meta.size >= LARGE_BYTES {
@@ -307,7 +309,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         };
         match checked.and_then(|()| self.give_name(copying)) {
             Ok(()) => {
-                self.progress.done(1, copying.meta.size);
+                self.done(1, copying.meta.size);
                 self.completed(copying, copying.data_bytes);
             }
             Err(failure) => self.abandon(copying, failure),
@@ -356,6 +358,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         self.discard(copying);
         if failure == Failure::Changed && copying.attempt + 1 < ATTEMPTS {
             add(&self.tally.retries, 1);
+            self.withdrawn_bytes.fetch_add(copying.reported.load(Ordering::Relaxed), Ordering::Relaxed);
             let path = crate::report::display(&copying.entry.source_path());
             self.progress.message(&format!("{path}: it changed while it was copied; copying it again"));
             let again = Job::File(copying.entry.clone(), copying.attempt + 1, copying.key);

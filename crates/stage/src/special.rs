@@ -73,7 +73,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             Err((At::Source, code)) => return self.source_error("read the link", code, &entry),
             Err((At::Destination, code)) => return self.destination_error("make it", code, &entry),
         }
-        self.progress.done(1, 0);
+        self.done(1, 0);
     }
 
     fn place_special(
@@ -165,7 +165,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             }
             Err(code) => return self.destination_error("make the hard link", code, &entry),
         }
-        self.progress.done(1, meta.size);
+        self.done(1, meta.size);
     }
 
     fn place_link(&self, first: &Entry<S, D>, entry: &Entry<S, D>) -> Result<Placed, Code> {
