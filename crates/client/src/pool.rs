@@ -112,7 +112,7 @@ impl Pool {
                     ))
                 }
                 Code::AccessDenied => Error::new(code, what)
-                    .why("its socket does not let this user in")
+                    .why("this user may not connect to its socket")
                     .cure("a pool serves the user who started it; start one of your own with `forebay up`"),
                 Code::NoResources => Error::new(code, what)
                     .why("this process or the pool's daemon may open no more files")

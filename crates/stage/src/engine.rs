@@ -254,7 +254,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
                     .and_then(|handle| self.source.stat(&handle, &entry.name, entry.follow));
                 match meta {
                     Ok(meta) => meta.kind,
-                    Err(code) => return self.source_error("look at it", code, &entry),
+                    Err(code) => return self.source_error("read its attributes", code, &entry),
                 }
             }
         };
@@ -326,7 +326,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         drop(waiting);
         for (handle, path) in all {
             if let Err(code) = self.destination.sync_directory(&handle) {
-                self.error(At::Destination, "bring a directory to the medium", code, path, None);
+                self.error(At::Destination, "sync a directory to the medium", code, path, None);
             }
         }
     }
@@ -410,7 +410,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             }
             Failure::Changed => {
                 let what = format!("it changed while it was copied, {} times", ATTEMPTS);
-                let cure = "stage it when the program that writes it is done".to_string();
+                let cure = "stage it after the program that writes it has ended".to_string();
                 self.tally.error(FileError {
                     path: display(&entry.source_path()),
                     code: Code::Busy,
@@ -420,10 +420,10 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             }
             Failure::Differs => {
                 let what = format!(
-                    "the copy in {}, read again, differs from what was read",
+                    "verification failed: the copy in {} differs from the source",
                     self.destination.title()
                 );
-                let cure = "run it again; if this comes back, the memory or medium of this node is faulty"
+                let cure = "run it again; if it happens again, the memory or medium of this node is faulty"
                     .to_string();
                 let path = display(&entry.destination_path());
                 self.tally.error(FileError { path, code: Code::Corrupt, what, cure });
@@ -437,7 +437,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
     pub(crate) fn warn_of_newer(&self, there: &Meta, mtime: Timestamp, path: impl FnOnce() -> Vec<u8>) {
         if there.kind == Kind::File && there.mtime > mtime {
             let what = format!(
-                "in {}, a file was replaced by one that was changed earlier",
+                "in {}, a file was replaced by one with an older modification time",
                 self.destination.title()
             );
             self.tally.warning(what, Code::Exists, || display(&path()));
@@ -468,12 +468,12 @@ fn cure(at: At, code: Code, title: &str) -> String {
             format!("free space in {title} or choose another destination, then run it again: complete files stay and are not copied again")
         }
         (At::Destination, Code::IsDirectory | Code::NotDirectory | Code::Exists) => {
-            "a file and a directory of one name meet: remove or rename what is in the destination".into()
+            "a file and a directory have the same name: remove or rename the one in the destination".into()
         }
         (At::Destination, Code::Busy) => "give each file of the staging a destination of its own".into(),
         (_, Code::NoResources) => "raise the limit of open files (ulimit -n), or use fewer threads".into(),
         (_, Code::PoolGone | Code::UnknownSession) => {
-            "look with `forebay status`, start the pool again with `forebay up`, then run it again".into()
+            "check with `forebay status`, start the pool again with `forebay up`, then run it again".into()
         }
         (_, Code::Io) => "look in the kernel's log (dmesg), and at the health of the medium".into(),
         (At::Destination, Code::FileTooLarge) => format!("{title} cannot hold files of this size"),

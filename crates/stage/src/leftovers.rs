@@ -257,7 +257,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         if let Err(code) = pruned {
             self.error(
                 At::Destination,
-                "remove what the source has no more",
+                "remove entries that the source no longer has",
                 code,
                 trunk.destination_path(b"."),
                 None,

@@ -84,7 +84,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             match self.destination.stat(&directory, plan.entry.to(), false) {
                 Err(Code::NotFound) => {}
                 Err(code) => {
-                    self.destination_error("look at it", code, &plan.entry);
+                    self.destination_error("read its attributes", code, &plan.entry);
                     return self.links_failed(key);
                 }
                 Ok(there) if there.kind == Kind::Directory => {

@@ -30,7 +30,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         };
         let meta = match self.source.stat(&source, &entry.name, entry.follow) {
             Ok(meta) => meta,
-            Err(code) => return self.source_error("look at it", code, &entry),
+            Err(code) => return self.source_error("read its attributes", code, &entry),
         };
         if matches!(meta.kind, Kind::File | Kind::Directory) {
             // The entry was replaced since it was listed.
@@ -71,7 +71,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 self.warning(what, Code::NotPermitted, || entry.source_path());
             }
             Err((At::Source, code)) => return self.source_error("read the link", code, &entry),
-            Err((At::Destination, code)) => return self.destination_error("make it", code, &entry),
+            Err((At::Destination, code)) => return self.destination_error("create it", code, &entry),
         }
         self.done(1, 0);
     }

@@ -98,7 +98,13 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         for top in &self.tops {
             let moved = self.move_top(top, &mut steps, &mut merges);
             if let Err((code, spot)) = moved {
-                self.error(At::Destination, "move what was staged to its place", code, spot.path(), None);
+                self.error(
+                    At::Destination,
+                    "move the staged copies to their final names",
+                    code,
+                    spot.path(),
+                    None,
+                );
                 self.undo(steps);
                 return false;
             }
@@ -132,7 +138,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let synced =
             open_deep(self.destination, path).and_then(|(at, _)| self.destination.sync_directory(&at));
         if let Err(code) = synced {
-            self.error(At::Destination, "bring the directory to the medium", code, path.to_vec(), None);
+            self.error(At::Destination, "sync the directory to the medium", code, path.to_vec(), None);
         }
     }
 
