@@ -35,8 +35,8 @@ impl File {
             // The offset in this backing file that corresponds to `offset`.
             let at = self.layout().backing_bytes(component, stripe, offset);
             let data = match self.stripe_at(self.index_of(component, stripe)) {
-                Stripe::Here(fd) => seek(fd.as_raw_fd(), at, libc::SEEK_DATA)?,
-                Stripe::There(_) => Some(at),
+                Stripe::Local(fd) => seek(fd.as_raw_fd(), at, libc::SEEK_DATA)?,
+                Stripe::Remote(_) => Some(at),
             };
             let place = data.map(|data| self.layout().size_from(component, stripe, data + 1) - 1);
             found = found.into_iter().chain(place).min();
@@ -56,7 +56,7 @@ impl File {
         let mut at = offset;
         while at < size {
             let extent = self.layout().locate(at, size - at);
-            let Stripe::Here(fd) = self.stripe_at(self.index_of(extent.component, extent.stripe)) else {
+            let Stripe::Local(fd) = self.stripe_at(self.index_of(extent.component, extent.stripe)) else {
                 at += extent.len;
                 continue;
             };

@@ -52,7 +52,7 @@ fn counted(n: isize) -> Result<usize, Code> {
 }
 
 /// Mode, owner and group of a descriptor's inode, if they were changed after it lost its last name.
-pub fn kept(fd: RawFd) -> Option<Owned> {
+pub fn stored_owner(fd: RawFd) -> Option<Owned> {
     let mut bytes = [0u8; 12];
     let read = |link: &CStr| {
         // SAFETY: NUL-terminated, and the buffer has the given length.
@@ -68,7 +68,7 @@ pub fn kept(fd: RawFd) -> Option<Owned> {
 }
 
 /// Stores them for all processes; false if the medium cannot.
-pub fn keep(fd: RawFd, (mode, uid, gid): Owned) -> bool {
+pub fn store_owner(fd: RawFd, (mode, uid, gid): Owned) -> bool {
     let mut bytes = [0u8; 12];
     for (at, word) in bytes.chunks_exact_mut(4).zip([mode, uid, gid]) {
         at.copy_from_slice(&word.to_ne_bytes());
@@ -161,11 +161,11 @@ pub(crate) fn owned(fd: RawFd, ino: Ino, kernel: &libc::stat) -> Owned {
 
 /// The same if the values are known.
 pub(crate) fn changed(fd: RawFd, ino: Ino) -> Option<Owned> {
-    kept(fd).or_else(|| opened_as(ino))
+    stored_owner(fd).or_else(|| opened_as(ino))
 }
 
 fn set_owned(fd: RawFd, ino: Ino, owned: Owned) {
-    if !keep(fd, owned) {
+    if !store_owner(fd, owned) {
         reopened_as(ino, fd, owned);
     }
 }

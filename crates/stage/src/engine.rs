@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use forebay_types::{Code, Kind, Timestamp};
 
 use crate::attributes::{set_attributes, OwnerRules, Scratch};
-use crate::branch::{Branch, Ended, Shelf, Trunk};
+use crate::branch::{Branch, DirectoryState, Ended, Shelf};
 use crate::copy::{Buffer, Failure};
 use crate::entry::Entry;
 use crate::job::{Job, Listed, Worker, ATTEMPTS};
@@ -267,33 +267,33 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
 
     /// Finishes the directories below which everything is done.
     pub(crate) fn finish_ended(&self, scratch: &mut Scratch) {
-        while let Some(trunk) = self.ended.take() {
+        while let Some(state) = self.ended.take() {
             if !self.is_stopping() {
-                self.finish_directory(&trunk, scratch);
+                self.finish_directory(&state, scratch);
             }
         }
     }
 
-    fn finish_directory(&self, trunk: &Trunk<S, D>, scratch: &mut Scratch) {
-        let handle = match trunk.destination(self.destination, &self.destination_shelf) {
+    fn finish_directory(&self, state: &DirectoryState<S, D>, scratch: &mut Scratch) {
+        let handle = match state.destination(self.destination, &self.destination_shelf) {
             Ok(handle) => handle,
             Err(code) => {
-                let path = trunk.destination_path(b".");
+                let path = state.destination_path(b".");
                 return self.error(At::Destination, "open the directory again", code, path, None);
             }
         };
-        if trunk.prune {
-            self.prune(trunk, &handle);
+        if state.prune {
+            self.prune(state, &handle);
         }
-        if let Some(meta) = &trunk.meta {
-            let done = trunk
+        if let Some(meta) = &state.meta {
+            let done = state
                 .source(self.source, &self.source_shelf)
                 .map_err(|code| (At::Source, code))
                 .and_then(|source| {
                     let wanted = self.owners.wanted(meta);
                     let from = (self.source, Object::Directory(&*source));
                     let object = Object::Directory(&*handle);
-                    let warn = |what, code| self.warning(what, code, || trunk.destination_path(b"."));
+                    let warn = |what, code| self.warning(what, code, || state.destination_path(b"."));
                     set_attributes(from, (self.destination, object), &wanted, scratch, &warn)
                         .and_then(|()| self.destination.set_times(object, wanted.atime, wanted.mtime))
                         .map_err(|code| (At::Destination, code))
@@ -302,15 +302,15 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
                 Ok(()) => add(&self.tally.directories, 1),
                 Err((at, code)) => {
                     let path = match at {
-                        At::Source => trunk.source_path(b"."),
-                        At::Destination => trunk.destination_path(b"."),
+                        At::Source => state.source_path(b"."),
+                        At::Destination => state.destination_path(b"."),
                     };
                     self.error(at, "set the directory's attributes", code, path, None);
                 }
             }
         }
         if self.settings.durable {
-            let path = trunk.destination_path(b".");
+            let path = state.destination_path(b".");
             self.unsynced.lock().unwrap_or_else(|e| e.into_inner()).push((handle, path));
             self.sync_directories(UNSYNCED_MAX.min(self.settings.open_directories));
         }

@@ -16,7 +16,7 @@ use crate::leftovers::remove_tree;
 use crate::names::{Tag, Use};
 use crate::posix::PosixTree;
 use crate::run::stage;
-use crate::tree::{File, Meta, Names, Object, Space, Standing, Tree, Wanted};
+use crate::tree::{File, Meta, Names, Object, OwnerAndMode, Space, Tree, Wanted};
 use crate::trees::{assert_no_temporaries, assert_same, noise, snapshot, write, Scratch};
 use crate::{Pair, Progress, Quiet, StageOptions, StageReport};
 
@@ -256,8 +256,8 @@ impl Tree for Faulty {
         self.inner.set_mode(plain(object), mode)
     }
 
-    fn standing(&self, object: Object<'_, Self>) -> Result<Standing, Code> {
-        self.inner.standing(plain(object))
+    fn owner_and_mode(&self, object: Object<'_, Self>) -> Result<OwnerAndMode, Code> {
+        self.inner.owner_and_mode(plain(object))
     }
 
     fn set_times(&self, object: Object<'_, Self>, atime: Timestamp, mtime: Timestamp) -> Result<(), Code> {

@@ -96,7 +96,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let next = match failure {
             Some(failure) => Err(failure),
             None if checking => Ok(()),
-            None => self.dress(copying, &large.source, worker),
+            None => self.set_attributes_of(copying, &large.source, worker),
         };
         let next = match next {
             Ok(()) if large.method.sum && !checking => self.sync_to_check(copying).map(|()| true),

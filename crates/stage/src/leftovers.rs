@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_types::{Code, Kind, Timestamp};
 
-use crate::branch::Trunk;
+use crate::branch::DirectoryState;
 use crate::engine::{At, Engine};
 use crate::enter::FILLING_MODE;
 use crate::names::{Owner, Tag, Temporary, Use};
@@ -239,10 +239,10 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
     }
 
     /// Removes from a directory of an adopted tree the entries that its source no longer has.
-    pub(crate) fn prune(&self, trunk: &Trunk<S, D>, destination: &Arc<D::Directory>) {
-        let source = match trunk.source(self.source, &self.source_shelf) {
+    pub(crate) fn prune(&self, state: &DirectoryState<S, D>, destination: &Arc<D::Directory>) {
+        let source = match state.source(self.source, &self.source_shelf) {
             Ok(source) => source,
-            Err(code) => return self.error(At::Source, "open it again", code, trunk.source_path(b"."), None),
+            Err(code) => return self.error(At::Source, "open it again", code, state.source_path(b"."), None),
         };
         let mut extra = Vec::new();
         let listed = each_name(self.destination, destination, &mut |name| {
@@ -259,7 +259,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 At::Destination,
                 "remove entries that the source no longer has",
                 code,
-                trunk.destination_path(b"."),
+                state.destination_path(b"."),
                 None,
             );
         }

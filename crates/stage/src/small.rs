@@ -210,7 +210,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
         let filled = self
             .fill(&mut copying, &source, whole, worker)
-            .and_then(|()| self.dress(&copying, &source, worker));
+            .and_then(|()| self.set_attributes_of(&copying, &source, worker));
         if let Err(failure) = filled {
             return self.abandon(&copying, failure);
         }
@@ -224,7 +224,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 self.flush(worker);
             }
         } else {
-            self.conclude(&copying, worker.buffer.bytes());
+            self.finish_copy(&copying, worker.buffer.bytes());
         }
     }
 
@@ -270,7 +270,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
     }
 
     /// Checks that the source did not change while it was copied, and sets all attributes of the copy but its times.
-    pub(crate) fn dress(
+    pub(crate) fn set_attributes_of(
         &self,
         copying: &Copying<S, D>,
         source: &S::File,
@@ -295,11 +295,11 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
         batch.iter().for_each(|copying| copying.file.start_sync());
         for copying in &batch {
-            self.conclude(copying, worker.buffer.bytes());
+            self.finish_copy(copying, worker.buffer.bytes());
         }
     }
 
-    fn conclude(&self, copying: &Copying<S, D>, buffer: &mut [u8]) {
+    fn finish_copy(&self, copying: &Copying<S, D>, buffer: &mut [u8]) {
         let checked = match &copying.sum {
             Some(sum) => self.sync_to_check(copying).and_then(|()| {
                 let go_on = || !self.is_stopping();

@@ -55,16 +55,16 @@ pub(crate) struct Wanted {
 
 /// Kind, owner and mode of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Standing {
+pub(crate) struct OwnerAndMode {
     pub(crate) kind: Kind,
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
 }
 
-impl From<Meta> for Standing {
-    fn from(meta: Meta) -> Standing {
-        Standing { kind: meta.kind, mode: meta.mode, uid: meta.uid, gid: meta.gid }
+impl From<Meta> for OwnerAndMode {
+    fn from(meta: Meta) -> OwnerAndMode {
+        OwnerAndMode { kind: meta.kind, mode: meta.mode, uid: meta.uid, gid: meta.gid }
     }
 }
 
@@ -226,7 +226,7 @@ pub(crate) trait Tree: Sync + Sized {
     /// Sets the permission bits of an object that is not a symbolic link.
     fn set_mode(&self, object: Object<'_, Self>, mode: u32) -> Result<(), Code>;
     /// Present kind, owner and mode. For a file that was just created, the values of its creation suffice.
-    fn standing(&self, object: Object<'_, Self>) -> Result<Standing, Code>;
+    fn owner_and_mode(&self, object: Object<'_, Self>) -> Result<OwnerAndMode, Code>;
     /// Sets access and modification time.
     fn set_times(&self, object: Object<'_, Self>, atime: Timestamp, mtime: Timestamp) -> Result<(), Code>;
     /// Stores the names of extended attributes, each followed by a NUL, in `names`, which is cleared first.

@@ -281,7 +281,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                     }
                     Step::Replaced => Vec::new(),
                 };
-                self.error(At::Destination, "move back what was moved to its place", code, path, None);
+                self.error(At::Destination, "move the staged copies back", code, path, None);
             }
         }
     }
