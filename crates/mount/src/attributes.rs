@@ -222,7 +222,7 @@ impl FileSystem {
         // count.
         let opened = if ino.0 < TEMPORARY { self.nodes.opened(ino.0) } else { None };
         if let Some(file) = opened.and_then(|opened| opened.any()) {
-            nameless::keep(file.as_raw_fd(), (seen.mode, seen.uid, seen.gid));
+            nameless::store_owner(file.as_raw_fd(), (seen.mode, seen.uid, seen.gid));
         }
         self.nodes.note(ino.0, seen);
         Ok(())

@@ -176,7 +176,7 @@ impl FileSystem {
         if let Some(file) = self.nodes.opened(ino.0).and_then(|opened| opened.any()) {
             st = fstat(&file)?;
             // Another interface may have changed mode, owner and group since.
-            if let Some((mode, uid, gid)) = nameless::kept(std::os::fd::AsRawFd::as_raw_fd(&*file)) {
+            if let Some((mode, uid, gid)) = nameless::stored_owner(std::os::fd::AsRawFd::as_raw_fd(&*file)) {
                 seen = Seen { mode, uid, gid };
             }
         } else if let Some(Handle::Parts(file, _)) = self.handles.parts_of(ino.0).as_deref() {

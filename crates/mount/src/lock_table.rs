@@ -285,7 +285,7 @@ impl Locks {
     /// Releases all locks that an owner may have at another node, and sends the unlock until that node acknowledges
     /// it.
     pub(crate) fn let_go_elsewhere(&self, locks: LocksElsewhere, number: u64, flock: bool) {
-        if self.unlocks.give(locks, number, flock) || self.is_telling.swap(true, Ordering::SeqCst) {
+        if self.unlocks.release(locks, number, flock) || self.is_telling.swap(true, Ordering::SeqCst) {
             return;
         }
         let (unlocks, is_telling) = (Arc::clone(&self.unlocks), Arc::clone(&self.is_telling));

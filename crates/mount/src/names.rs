@@ -180,7 +180,7 @@ impl FileSystem {
         let likely = self.pool.lookup(parent, name).ok().map(|entry| entry.attr.ino);
         let soon = std::cell::Cell::new(false);
         let look = || soon.set(likely.is_some_and(|ino| self.pool.is_soon_removed(ino)));
-        self.pool.unlink_in_telling(parent, name, look, |ino| {
+        self.pool.unlink_in_with(parent, name, look, |ino| {
             victim = Some(ino);
             if soon.get() && likely == Some(ino) && self.nodes.opened(ino.0).is_none() {
                 if let Some(answer) = answer.take() {

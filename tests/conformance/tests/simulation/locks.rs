@@ -71,7 +71,7 @@ impl LockedElsewhere {
             Ok(()) => drop(owners.insert(ino, owner)),
             Err(code) if leaves_lock_in_doubt(code) && has.is_none() => {
                 self.in_doubt.borrow_mut().insert(ino);
-                self.unlocks.give(locks, owner, false);
+                self.unlocks.release(locks, owner, false);
             }
             Err(_) => {}
         }
@@ -80,7 +80,7 @@ impl LockedElsewhere {
 
     pub(crate) fn drop_lock(&self, ino: Ino, locks: LocksElsewhere) -> Result<(), Code> {
         if let Some(owner) = self.owners.borrow_mut().remove(&ino) {
-            if !self.unlocks.give(locks, owner, false) {
+            if !self.unlocks.release(locks, owner, false) {
                 self.in_doubt.borrow_mut().insert(ino);
             }
         }
