@@ -51,6 +51,9 @@ pub(crate) enum At {
     Destination,
 }
 
+/// A directory that waits to be synced, and its path.
+type Unsynced<D> = (Arc<D>, Vec<u8>);
+
 /// One staging in progress.
 pub(crate) struct Engine<'a, S: Tree, D: Tree> {
     pub(crate) source: &'a S,
@@ -71,7 +74,7 @@ pub(crate) struct Engine<'a, S: Tree, D: Tree> {
     /// Bytes reported as done of copies that were abandoned and are made again.
     pub(crate) withdrawn_bytes: AtomicU64,
     /// Directories that wait to be synced, with their paths.
-    unsynced: Mutex<Vec<(Arc<D::Directory>, Vec<u8>)>>,
+    unsynced: Mutex<Vec<Unsynced<D::Directory>>>,
 }
 
 impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
