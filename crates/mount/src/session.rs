@@ -190,7 +190,7 @@ impl Server<'_> {
         loop {
             let done = match self.serving.duty() {
                 Duty::Over => return,
-                Duty::Leader(term) => self.stand(term, turn),
+                Duty::Leader(term) => self.lead(term, turn),
                 Duty::Helper => self.help(turn),
             };
             if let Err(Over) = done {
@@ -199,14 +199,13 @@ impl Server<'_> {
         }
     }
 
-    fn stand(&mut self, term: u64, turn: &impl Fn()) -> std::result::Result<(), Over> {
-        self.serving.takes_over();
+    fn lead(&mut self, term: u32, turn: &impl Fn()) -> std::result::Result<(), Over> {
         let mut at_once = 0;
         while self.serving.is_leader(term) {
             let (n, found_at_once) = self.wait()?;
             at_once = if found_at_once { at_once + 1 } else { 0 };
             self.serving.found_at_once(at_once);
-            self.serving.begins();
+            self.serving.begins(term);
             self.serve(n, turn);
             self.serving.ends(term);
         }
