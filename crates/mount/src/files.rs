@@ -188,7 +188,7 @@ impl FileSystem {
         let opened = self.nodes.open(ino.0);
         let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
             Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
-            None => self.open_handle(&opened, Some(&entry), flags),
+            None => self.open_handle(&opened, Some(&entry), flags).inspect_err(|_| opened.end_write()),
         });
         let answer = answer.inspect_err(|_| {
             self.nodes.close(ino.0);
