@@ -218,6 +218,23 @@ impl FileSystem {
         if wish.has(fattr::GID) {
             seen.gid = wish.gid;
         }
+        self.note_nameless(ino, seen);
+        Ok(())
+    }
+
+    /// Drops the set-ID bits of a file without a name, because a caller without the right to keep them writes it.
+    pub(crate) fn drop_nameless_set_ids(&self, rq: &Request<'_>) -> Result<(), Errno> {
+        let mut seen = Seen::of(&self.stat(rq.node)?.0);
+        let kept = Rights::of(rq).drop_set_ids(seen.into());
+        if kept != seen.mode & 0o7777 {
+            seen.mode = seen.mode & libc::S_IFMT | kept;
+            self.note_nameless(self.open_ino(rq.node), seen);
+        }
+        Ok(())
+    }
+
+    /// Records new attributes of an inode without a name.
+    fn note_nameless(&self, ino: Ino, seen: Seen) {
         // Before a temporary file has a name, no other process can have it open. Afterwards the shard's attributes
         // count.
         let opened = if ino.0 < TEMPORARY { self.nodes.opened(ino.0) } else { None };
@@ -225,7 +242,6 @@ impl FileSystem {
             nameless::keep(file.as_raw_fd(), (seen.mode, seen.uid, seen.gid));
         }
         self.nodes.note(ino.0, seen);
-        Ok(())
     }
 
     /// Sets the size of a file, open or not.

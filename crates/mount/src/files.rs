@@ -237,7 +237,7 @@ impl FileSystem {
 
     /// Drops the set-ID bits of a file, because a caller without the right to keep them writes it.
     fn drop_set_ids(&self, rq: &Request<'_>, ino: Ino) -> Result<(), Errno> {
-        let Some(entry) = self.entry(ino)? else { return Ok(()) };
+        let Some(entry) = self.entry(ino)? else { return self.drop_nameless_set_ids(rq) };
         let kept = Rights::of(rq).drop_set_ids(Owned::from(&entry.attr));
         if kept != entry.attr.mode & 0o7777 {
             self.pool.set_attr(ino, SetAttr { mode: Some(kept), ..SetAttr::default() })?;
