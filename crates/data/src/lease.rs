@@ -2,10 +2,9 @@
 //!
 //! A read lease must be refused while a descriptor or mapping can write the file, and a write lease while another
 //! descriptor or a mapping of the file exists. The mount relies on the first rule, and the conversion of a striped file
-//! to one backing file on the second. Messages name "drain and evict", that is copying clean files out and freeing
-//! their space. That would need both rules, and does not exist yet. Local file systems keep both. overlayfs grants
-//! leases despite mappings, because the mapping is of another inode. Network file systems refuse leases, or grant them
-//! wrongly. So the check is made on the target itself.
+//! to one backing file on the second. Local file systems keep both. overlayfs grants leases despite mappings, because
+//! the mapping is of another inode. Network file systems refuse leases, or grant them wrongly. So the check is made on
+//! the target itself.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
