@@ -169,7 +169,7 @@ impl LibfabricEndpoint {
         }
     }
 
-    pub(super) fn insert_place(&mut self, address: &[u8]) -> Result<fi_addr_t, Code> {
+    pub(super) fn insert_place(&self, address: &[u8]) -> Result<fi_addr_t, Code> {
         if self.objects.av.is_null() {
             return Err(Code::NoResources);
         }
