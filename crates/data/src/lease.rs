@@ -45,7 +45,7 @@ fn check(file: &ProbeFile<'_>) -> Result<Option<String>, Errno> {
     }
     drop(mapping);
     if let Err(e) = lease_in_the_end(file, libc::F_RDLCK)? {
-        return Ok(Some(format!("a read lease on a file that nobody writes is refused: {e}")));
+        return Ok(Some(format!("a read lease on a file without writers is refused: {e}")));
     }
 
     let reader = file.open(OFlags::RDONLY)?;
@@ -59,7 +59,7 @@ fn check(file: &ProbeFile<'_>) -> Result<Option<String>, Errno> {
     }
     drop(mapping);
     if let Err(e) = lease_in_the_end(file, libc::F_WRLCK)? {
-        return Ok(Some(format!("a write lease on a file that nobody has open is refused: {e}")));
+        return Ok(Some(format!("a write lease on a file that is not open is refused: {e}")));
     }
 
     let holder = file.open(OFlags::RDONLY)?;

@@ -103,7 +103,7 @@ impl Capabilities {
         );
         say(
             !self.fallocate,
-            "space cannot be taken ahead (no fallocate): when it is full, programs that map files get SIGBUS",
+            "space cannot be reserved (no fallocate): when it is full, programs that map files get SIGBUS",
         );
         say(!self.punch_hole, "holes cannot be punched: space comes back only when a file is cut or removed");
         say(!self.o_tmpfile, "no unnamed files (O_TMPFILE)");

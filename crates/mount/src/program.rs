@@ -369,7 +369,7 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
         match heard {
             Heard::Nothing => {}
             Heard::Gone => {
-                tracing::error!("the supervisor is gone: {at} is taken away");
+                tracing::error!("the supervisor has died: unmounting {at}");
                 return; // the guard removes it
             }
             Heard::Unmount { lazy, asker } => match mountpoint::unmount(&guard.mounted) {
@@ -378,7 +378,7 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
                 Err(e) if !lazy => supervisor.busy(&e, asker),
                 Err(e) => match mountpoint::clear(&guard.mounted) {
                     Ok(()) => {
-                        tracing::warn!("{e}; it was taken away all the same");
+                        tracing::warn!("{e}; unmounted anyway");
                         guard.armed = false;
                         return supervisor.say(&json!({ "unmounted": {} }));
                     }
@@ -389,7 +389,7 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
                 Ok(()) => guard.armed = false,
                 Err(e) if e.code == Code::NotFound => return,
                 Err(e) => {
-                    tracing::warn!("{e}; it is taken away all the same");
+                    tracing::warn!("{e}; unmounting anyway");
                     return; // the guard removes it
                 }
             },

@@ -64,7 +64,7 @@ impl State {
                 asked.extend(old.asked);
                 known = true;
             } else {
-                let why = "it has started anew".to_owned();
+                let why = "it has restarted".to_owned();
                 self.happened.push_back(CallEvent::Left { node, incarnation: old.hello.incarnation, why });
             }
         }

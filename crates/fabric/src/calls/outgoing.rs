@@ -183,7 +183,7 @@ impl State {
             Answer::Welcome(peer, session) => (peer, session),
         };
         if peer.node != node {
-            let why = format!("node {node} is not at its address: node {} is", peer.node);
+            let why = format!("the address of node {node} belongs to node {}", peer.node);
             self.unreachable(node, Code::Io, why);
             self.happened.push_back(CallEvent::Joined {
                 node: peer.node,
@@ -248,7 +248,7 @@ impl State {
                     }
                     Ok(_) => Ok(Body::new(kind, body)),
                     Err(code) => {
-                        let why = format!("node {node} answered what cannot be read: {code}");
+                        let why = format!("node {node} sent a malformed answer: {code}");
                         Err(Failed { code: Code::Malformed, why })
                     }
                 };
@@ -326,7 +326,7 @@ impl State {
                     .filter(|s| now >= *s + if neighbour.told_down { quiet } else { unreachable })
             {
                 let why = format!(
-                    "node {node} is unreachable: no answer to a handshake for {} ms (is it down, or its secret another?)",
+                    "node {node} is unreachable: no answer to a handshake for {} ms (is it down, or does it have a different secret?)",
                     (now - since).as_millis()
                 );
                 self.unreachable(node, Code::Io, why);

@@ -114,12 +114,8 @@ impl State {
     /// If a peer has another data ID than the node whose number it uses: the reason to refuse it.
     pub(super) fn lacks_its_data(&self, peer: &Hello) -> Option<String> {
         let expected = self.expected.get(&peer.node)?;
-        (data_of(peer.incarnation) != *expected).then(|| {
-            format!(
-                "node {} has come back without the data that it had, and its number is that data's",
-                peer.node
-            )
-        })
+        (data_of(peer.incarnation) != *expected)
+            .then(|| format!("node {} restarted without its data; give it a new node number", peer.node))
     }
 
     /// A link's number. It cannot be guessed, so that frames of other senders are dropped before their MAC is computed.

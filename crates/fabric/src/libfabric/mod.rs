@@ -285,7 +285,7 @@ impl Drop for LibfabricEndpoint {
         self.large.clear();
         self.receive_mr = None;
         if !closed {
-            tracing::warn!("the endpoint would not close; its buffers are leaked");
+            tracing::warn!("the endpoint could not be closed; its buffers are leaked");
             std::mem::forget(self.receive_region.clone());
         }
     }

@@ -72,7 +72,7 @@ impl LibfabricEndpoint {
         if let Some(probe) = &mut self.health.probe {
             probe.calls += 1;
             if now >= probe.sent_at + PROBE_COMES_WITHIN && probe.calls >= PROBE_CALLS {
-                deaf = Some("a message to itself did not come".to_owned());
+                deaf = Some("a message to itself did not arrive".to_owned());
             }
         }
         if now >= self.health.looked_at + LOOK_EVERY {
@@ -98,8 +98,8 @@ impl LibfabricEndpoint {
         if health.told_at.is_none_or(|at| now >= at + LOG_EVERY) {
             health.told_at = Some(now);
             tracing::warn!(
-                "the network's provider hears nobody any more ({why}); its endpoint was opened anew {} times. Does a program that is no \
-                 node's daemon send to its port?",
+                "the network's provider no longer receives anything ({why}); its endpoint was opened again {} times. \
+                 Does a program that is not a node's daemon send to its port?",
                 health.opened_again
             );
         }
@@ -115,7 +115,7 @@ impl LibfabricEndpoint {
         health.said_at = Some(now);
         let of = host.map_or_else(String::new, |host| format!(", such as {host}"));
         tracing::warn!(
-            "closed {} connections that were too many, never asked for anything or had ended (hosts{of})",
+            "closed {} connections that were too many, sent no request or had ended (hosts{of})",
             std::mem::take(&mut health.broken)
         );
     }
@@ -124,7 +124,7 @@ impl LibfabricEndpoint {
     fn reopen(&mut self) {
         self.health.probe = None;
         let closed = self.objects.close_endpoint();
-        let failed = || Some((Code::Io, "the endpoint was opened anew".to_owned()));
+        let failed = || Some((Code::Io, "the endpoint was opened again".to_owned()));
         for operation in std::mem::take(&mut self.operations) {
             // SAFETY: from Box::into_raw, in the set once, and the endpoint that held it is closed.
             let operation = unsafe { Box::from_raw(operation) };

@@ -280,14 +280,14 @@ impl Sockets {
         };
         if returned != 0 {
             let why = std::io::Error::last_os_error();
-            tracing::warn!("the kernel does not keep hosts that are no nodes from port {}: {why}", self.port);
+            tracing::warn!("port {} accepts all hosts: the kernel refused the filter: {why}", self.port);
             return;
         }
         let hosts: Vec<String> = self.nodes.keys().take(HOSTS_SHOWN).map(|host| host.to_string()).collect();
         let more = self.nodes.len().saturating_sub(HOSTS_SHOWN);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         tracing::info!(
-            "port {} hears the nodes' hosts alone: {}{more} ({HEAR_ALL}=1 ends that)",
+            "port {} accepts only the nodes' hosts: {}{more} ({HEAR_ALL}=1 makes it accept all)",
             self.port,
             hosts.join(", ")
         );
