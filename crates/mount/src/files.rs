@@ -149,7 +149,7 @@ impl FileSystem {
         }
         self.locks.drop_opened(ino.0, handle);
         self.close_node(ino, flags, handle);
-        self.forget_twin_if_gone(rq.node);
+        self.forget_second_node_if_gone(rq.node);
         Ok(Outcome::Reply)
     }
 
@@ -218,7 +218,7 @@ impl FileSystem {
             uid: rq.uid,
             gid: if inherits { parent.attr.gid } else { rq.gid },
         };
-        self.nodes.mention(node, seen);
+        self.nodes.add_lookup(node, seen);
         let opened = self.nodes.open(node);
         let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
             Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),

@@ -122,7 +122,7 @@ impl Registrar {
         }
         let child = command.spawn()?;
         drop(theirs);
-        Registrar::greet(ours, Some(child), device)
+        Registrar::send_connection(ours, Some(child), device)
     }
 
     /// Connects to a helper that listens, and sends it the FUSE connection.
@@ -143,7 +143,7 @@ impl Registrar {
             }
             socket
         };
-        Registrar::greet(socket, None, device)
+        Registrar::send_connection(socket, None, device)
     }
 
     fn connect_to_root(path: &Path, device: BorrowedFd<'_>) -> io::Result<Registrar> {
@@ -158,7 +158,11 @@ impl Registrar {
     }
 
     /// Sends a helper the FUSE connection.
-    fn greet(socket: OwnedFd, child: Option<Child>, device: BorrowedFd<'_>) -> io::Result<Registrar> {
+    fn send_connection(
+        socket: OwnedFd,
+        child: Option<Child>,
+        device: BorrowedFd<'_>,
+    ) -> io::Result<Registrar> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let mut registrar = Registrar { socket: None, number: 0, child };
         set_timeout(socket.as_fd(), GREETING)?;
