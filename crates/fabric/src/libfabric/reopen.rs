@@ -204,18 +204,18 @@ impl LibfabricEndpoint {
         let port = host_and_port(&self.address).map(|(_, port)| port);
         let settings = Settings { provider: Some(provider), port, ..self.settings.clone() };
         self.objects = Objects::open(&settings, Duration::ZERO)?;
-        let places: std::result::Result<Vec<Option<fi_addr_t>>, Code> = self
+        let indexes: std::result::Result<Vec<Option<fi_addr_t>>, Code> = self
             .peers
             .iter()
-            .map(|state| state.place.map(|_| self.insert_place(&state.address)).transpose())
+            .map(|state| state.av_index.map(|_| self.insert_address(&state.address)).transpose())
             .collect();
-        match places {
-            Ok(places) => {
-                self.peers.iter_mut().zip(places).for_each(|(state, place)| state.place = place);
+        match indexes {
+            Ok(indexes) => {
+                self.peers.iter_mut().zip(indexes).for_each(|(state, index)| state.av_index = index);
                 Ok(())
             }
             Err(code) => {
-                // Users keep their peers, so a peer without a place would be cut off for ever.
+                // Users keep their peers, so a peer without an index would be cut off for ever.
                 self.objects.close_all();
                 Err(Error::new(code, "cannot insert the address of a peer again"))
             }

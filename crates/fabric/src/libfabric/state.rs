@@ -32,7 +32,7 @@ pub(super) const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Durat
 pub(super) struct PeerState {
     pub(super) address: Vec<u8>,
     /// Its index in the address vector. None after it was forgotten.
-    pub(super) place: Option<fi_addr_t>,
+    pub(super) av_index: Option<fi_addr_t>,
     /// Operations that the provider refused for now, in order.
     pub(super) waiting: VecDeque<*mut Operation>,
     /// Sends and pieces that the provider holds.
@@ -266,7 +266,7 @@ impl LibfabricEndpoint {
 
     pub(super) fn peer(&self, peer: Peer) -> Result<&PeerState, Code> {
         let state = self.peers.get(peer.0 as usize).ok_or(Code::Invalid)?;
-        match state.place {
+        match state.av_index {
             Some(_) if state.waiting.len() >= WAITING_PER_PEER => Err(Code::Busy),
             Some(_) => Ok(state),
             None => Err(Code::Invalid),
