@@ -261,6 +261,13 @@ mod tests {
     }
 
     #[test]
+    fn listener_of_an_endpoint_on_any_address_is_among_its_sockets() {
+        let provider = Some("tcp;ofi_rxm".to_owned());
+        let endpoint = LibfabricEndpoint::open(Settings { provider, ..Settings::default() }).unwrap();
+        assert_eq!(endpoint.health.sockets.as_ref().unwrap().descriptors().len(), 1);
+    }
+
+    #[test]
     fn reopen_while_the_port_is_taken_is_tried_again_without_blocking() {
         let (mut one, mut other) = (endpoint(), endpoint());
         let port = host_and_port(&one.address).unwrap().1;
