@@ -285,11 +285,8 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
         DataPath::PassthroughByHelper => ("passthrough", json!("files are registered by forebay-register")),
         DataPath::Requests(why) => ("requests", json!(why)),
     };
-    tracing::info!(
-        "pool {source} is mounted on {}: data by {data} {}",
-        at.display(),
-        why.as_str().unwrap_or("")
-    );
+    let reason = why.as_str().map_or_else(String::new, |why| format!(" ({why})"));
+    tracing::info!("pool {source} is mounted on {}: data by {data}{reason}", at.display());
     let announced = MountLink::new(&arguments.pool, &at);
     supervisor.send(&json!({ "ready": { "data": data, "why": why } }));
     serve(guard, supervisor, &signals, (&fs, &session));

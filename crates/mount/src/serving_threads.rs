@@ -35,8 +35,8 @@ pub(crate) struct ServingThreads {
     changed: Condvar,
     standby_changed: Condvar,
     helpers_max: u32,
-    /// The current leader's term and steps, see [`Progress`]. They are one word, so that a relieved leader cannot change
-    /// its successor's steps.
+    /// The current leader's term and steps, see [`Progress`]. They are one word, so that a relieved leader cannot
+    /// change its successor's steps.
     progress: AtomicU64,
     /// The standby sleeps until it is woken.
     standby_sleeps: AtomicBool,
@@ -154,8 +154,8 @@ impl ServingThreads {
         }
     }
 
-    /// Waits as the standby. When the leader has been at one request for a whole period, relieves it and returns the new
-    /// term.
+    /// Waits as the standby. When the leader has been at one request for a whole period, relieves it and returns the
+    /// new term.
     fn stand_by<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, Option<u32>) {
         let mut before = self.progress();
         loop {

@@ -98,8 +98,8 @@ impl LibfabricEndpoint {
         if health.told_at.is_none_or(|at| now >= at + LOG_EVERY) {
             health.told_at = Some(now);
             tracing::warn!(
-                "the network's provider no longer receives anything ({why}); its endpoint was opened again {} times. Does \
-                 a program that is not a node's daemon send to its port?",
+                "the network's provider no longer receives anything ({why}); its endpoint was opened again {} times. \
+                 Does a program that is not a node's daemon send to its port?",
                 health.opened_again
             );
         }
@@ -258,6 +258,13 @@ mod tests {
             from.progress(&mut |_| {});
             to.progress(&mut |event| received |= matches!(event, Event::Received { bytes: b"message", .. }));
         }
+    }
+
+    #[test]
+    fn listener_of_an_endpoint_on_any_address_is_among_its_sockets() {
+        let provider = Some("tcp;ofi_rxm".to_owned());
+        let endpoint = LibfabricEndpoint::open(Settings { provider, ..Settings::default() }).unwrap();
+        assert_eq!(endpoint.health.sockets.as_ref().unwrap().descriptors().len(), 1);
     }
 
     #[test]

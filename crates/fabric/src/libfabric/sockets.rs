@@ -103,7 +103,8 @@ fn of_port(host: Option<IpAddr>, port: u16) -> Vec<RawFd> {
     let numbers = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     numbers
         .filter(|fd| {
-            // SAFETY: only the calls below use the number. If another thread closes the descriptor meanwhile, they fail.
+            // SAFETY: only the calls below use the number. If another thread closes the descriptor meanwhile, they
+            // fail.
             let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
             let local = net::getsockname(fd).ok().and_then(of_any);
             local.is_some_and(|(of_host, of)| of == port && host.is_none_or(|host| host == of_host))
@@ -172,9 +173,14 @@ impl Sockets {
         self.past.clear();
     }
 
+    /// The sockets that are open.
+    pub(super) fn descriptors(&self) -> Vec<RawFd> {
+        of_port(self.host, self.port)
+    }
+
     /// Closes sockets that the closed provider left open. No other code uses these descriptors.
     pub(super) fn close_leftovers(&self) -> usize {
-        let left = of_port(self.host, self.port);
+        let left = self.descriptors();
         for fd in &left {
             // SAFETY: the provider that opened it is closed, and no other code has its number.
             unsafe { libc::close(*fd) };
@@ -184,7 +190,7 @@ impl Sockets {
 
     /// Checks all sockets, and breaks excess connections.
     pub(super) fn look(&mut self) -> Look {
-        let all = of_port(self.host, self.port);
+        let all = self.descriptors();
         if !self.nodes.is_empty() && !self.filtered {
             self.filter(&all);
         }
@@ -361,8 +367,6 @@ fn program<'a>(hosts: impl Iterator<Item = &'a IpAddr>) -> Option<Vec<libc::sock
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::Endpoint;
-    use crate::libfabric::{LibfabricEndpoint, Settings};
     use std::net::{TcpListener, TcpStream, UdpSocket};
 
     fn sockets_of(listener: &TcpListener) -> Sockets {
@@ -391,23 +395,11 @@ mod tests {
         let _out = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let accepted = listener.accept().unwrap().0;
         let sockets = sockets_of(&listener);
-        let mut found = of_port(sockets.host, sockets.port);
+        let mut found = sockets.descriptors();
         found.sort_unstable();
         let mut expected = [listener.as_raw_fd(), accepted.as_raw_fd()];
         expected.sort_unstable();
         assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn sockets_of_an_endpoint_on_any_address_have_its_listener() {
-        let provider = Some("tcp;ofi_rxm".to_owned());
-        let endpoint = LibfabricEndpoint::open(Settings { provider, ..Settings::default() }).unwrap();
-        let sockets = Sockets::of(endpoint.address()).unwrap();
-        let found = of_port(sockets.host, sockets.port);
-        assert!(
-            found.iter().any(|fd| net::sockopt::socket_acceptconn(borrow(fd)) == Ok(true)),
-            "{sockets:?}"
-        );
     }
 
     #[test]
