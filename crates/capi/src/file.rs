@@ -71,8 +71,8 @@ pub(crate) fn file_open_on(
     if flags & !allowed != 0 {
         return Err(INVALID);
     }
-    let yields = stripe_count == 0 || stripe_count & FOREBAY_STRIPES_DEFAULT != 0;
-    let striping = Striping { stripe_count: count.max(1), stripe_bytes, yields };
+    let directory_takes_precedence = stripe_count == 0 || stripe_count & FOREBAY_STRIPES_DEFAULT != 0;
+    let striping = Striping { stripe_count: count.max(1), stripe_bytes, directory_takes_precedence };
     let mut escape = forebay_client::PathBuffer::new();
     let file = pool.open_striped_on(place, flags, mode, striping, targets, &mut escape)?;
     *out = Box::into_raw(Box::new(forebay_file { file: Arc::new(file) }));

@@ -26,6 +26,9 @@ use crate::text::store;
 /// The manifest's path in the command's process: its descriptor 3.
 const MANIFEST: &CStr = c"/proc/self/fd/3";
 
+/// The size of the kernel's set of signals, which is not libc's.
+const SIGNAL_SET_BYTES: usize = 8;
+
 /// Staging that was started.
 #[allow(non_camel_case_types)]
 pub struct forebay_stage {
@@ -132,6 +135,11 @@ fn launch(
         for (fd, (_, place)) in above.iter().zip(places) {
             libc::syscall(libc::SYS_dup3, fd.as_raw_fd(), place, 0);
         }
+        // `forebay_stage_stop` sends SIGTERM, which may arrive before the command handles it. Then it must end the
+        // command, whether the host has a handler for it, ignores it or blocks it.
+        let none = [0u64; 4];
+        libc::syscall(libc::SYS_rt_sigaction, libc::SIGTERM, &raw const none, 0, SIGNAL_SET_BYTES);
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const none, 0, SIGNAL_SET_BYTES);
         // The command must not keep the host's descriptors open.
         libc::syscall(libc::SYS_close_range, 4, u32::MAX, 0);
         libc::syscall(libc::SYS_execve, command.as_ptr(), arguments.as_ptr(), environment.as_ptr());
@@ -176,11 +184,43 @@ fn contents(file: &OwnedFd) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
+/// The text of a JSON string that begins after its opening quotation mark. None if it is malformed.
+fn unescaped(string: &str) -> Option<String> {
+    let (mut text, mut rest) = (Vec::new(), string.chars());
+    loop {
+        let unit = match rest.next()? {
+            '"' => return Some(String::from_utf16_lossy(&text)),
+            '\\' => match rest.next()? {
+                'b' => 0x08,
+                't' => 0x09,
+                'n' => 0x0a,
+                'f' => 0x0c,
+                'r' => 0x0d,
+                'u' => {
+                    let (digits, behind) = rest.as_str().split_at_checked(4)?;
+                    rest = behind.chars();
+                    u16::from_str_radix(digits, 16).ok()?
+                }
+                itself @ ('"' | '\\' | '/') => itself as u16,
+                _ => return None,
+            },
+            other => {
+                text.extend_from_slice(other.encode_utf16(&mut [0; 2]));
+                continue;
+            }
+        };
+        text.push(unit);
+    }
+}
+
 /// The number or text behind the first `"key":` of a report, which `forebay` prints with one field a line.
-fn field<'a>(report: &'a str, key: &str) -> Option<&'a str> {
+fn field(report: &str, key: &str) -> Option<String> {
     let (_, behind) = report.split_once(&format!("\"{key}\":"))?;
-    let line = behind.lines().next()?;
-    Some(line.trim().trim_end_matches(',').trim_matches('"'))
+    let value = behind.lines().next()?.trim();
+    match value.strip_prefix('"') {
+        Some(string) => unescaped(string),
+        None => Some(value.trim_end_matches(',').to_owned()),
+    }
 }
 
 impl forebay_stage {
@@ -228,9 +268,10 @@ impl forebay_stage {
             return (Err(Code::Interrupted.into()), status);
         }
         let named = field(&report, "code").or_else(|| field(&said, "code"));
-        let code = Code::ALL.into_iter().find(|code| Some(code.name()) == named).unwrap_or(Code::Io);
+        let code =
+            Code::ALL.into_iter().find(|code| Some(code.name()) == named.as_deref()).unwrap_or(Code::Io);
         let first = ["path", "what", "why", "cure"].map(|key| field(&report, key));
-        let listed: Vec<&str> = first.into_iter().flatten().filter(|word| !word.is_empty()).collect();
+        let listed: Vec<String> = first.into_iter().flatten().filter(|word| !word.is_empty()).collect();
         let words = if listed.is_empty() { said.trim().to_owned() } else { listed.join(": ") };
         store(&words, &mut status.words);
         (Err(code.into()), status)
@@ -338,8 +379,43 @@ mod tests {
     fn field_of_a_report_is_its_value() {
         let report =
             "{\n  \"files\": 12,\n  \"errors\": [\n    {\n      \"code\": \"no-space\"\n    }\n  ]\n}\n";
-        assert_eq!(field(report, "files"), Some("12"));
-        assert_eq!(field(report, "code"), Some("no-space"));
+        assert_eq!(field(report, "files").as_deref(), Some("12"));
+        assert_eq!(field(report, "code").as_deref(), Some("no-space"));
         assert_eq!(field(report, "bytes"), None);
+    }
+
+    #[test]
+    fn field_of_a_report_is_unescaped() {
+        let report = r#"{
+  "path": "/in/\"a\\b\"",
+  "what": "tab\t, bell\u0007, ö and \ud83d\ude00",
+  "why": "ends with \"",
+  "cure": "\u12"
+}"#;
+        assert_eq!(field(report, "path").as_deref(), Some(r#"/in/"a\b""#));
+        assert_eq!(field(report, "what").as_deref(), Some("tab\t, bell\u{7}, ö and \u{1f600}"));
+        assert_eq!(field(report, "why").as_deref(), Some("ends with \""));
+        assert_eq!(field(report, "cure"), None);
+    }
+
+    #[test]
+    fn launched_command_ends_at_a_sigterm_that_its_starter_blocks_and_ignores() {
+        let (manifest, report, words) = (unnamed().unwrap(), unnamed().unwrap(), unnamed().unwrap());
+        // SAFETY: plain system calls of this thread. No other test of this crate uses the signal.
+        let process = unsafe {
+            let mut term: libc::sigset_t = std::mem::zeroed();
+            libc::sigaddset(&mut term, libc::SIGTERM);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &term, std::ptr::null_mut());
+            let before = libc::signal(libc::SIGTERM, libc::SIG_IGN);
+            let arguments = [c"sleep".to_owned(), c"60".to_owned()];
+            let process = launch(c"/bin/sleep", &arguments, &manifest, (&report, &words)).unwrap();
+            libc::signal(libc::SIGTERM, before);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &term, std::ptr::null_mut());
+            process
+        };
+        let stage = forebay_stage { process, report, words };
+        stage_stop(&stage).unwrap();
+        let status = stage.ended(true).unwrap().unwrap();
+        assert_eq!(libc::WTERMSIG(status), libc::SIGTERM);
     }
 }

@@ -368,7 +368,7 @@ fn stage_out_over_what_was_changed_later_says_so() {
         words.push(&pair);
         place.ok(words)
     };
-    let said = "a file was replaced by one that was changed earlier";
+    let said = "a file was replaced by one with an older modification time";
     assert!(!out(&[]).err.contains(said), "nothing was changed");
     // Another job changes a file of the backing store, and this one stages out the older version that it staged in.
     for more in [&[][..], &["--all-or-nothing"][..]] {

@@ -25,8 +25,11 @@ fn attach(dir: &Path) -> &'static Pool {
 }
 
 fn open_striped(pool: &Pool, path: &str, flags: i32, stripe_count: u16) -> Result<File, Fail> {
-    let striping =
-        Striping { stripe_count: stripe_count.max(1), stripe_bytes: STRIPE, yields: stripe_count == 0 };
+    let striping = Striping {
+        stripe_count: stripe_count.max(1),
+        stripe_bytes: STRIPE,
+        directory_takes_precedence: stripe_count == 0,
+    };
     pool.open_striped(at(path), flags, 0o644, striping, &mut PathBuffer::new())
 }
 

@@ -36,22 +36,22 @@ struct Window {
 
 /// Preallocation of an open file.
 #[derive(Debug, Default)]
-pub(crate) struct Ahead {
+pub(crate) struct Preallocation {
     windows: OnceLock<Box<[Window]>>,
     /// Bytes written in small steps.
     written: AtomicU64,
-    /// Bytes preallocated; [`Ahead::NEVER`] when preallocation has ended.
+    /// Bytes preallocated; [`Preallocation::NEVER`] when preallocation has ended.
     taken: AtomicU64,
     /// The stripe of the last small step.
     stripe: AtomicU64,
 }
 
-impl Ahead {
+impl Preallocation {
     const NEVER: u64 = u64::MAX;
 
     /// For a file on a medium that gains nothing from preallocation.
-    pub(crate) fn never() -> Ahead {
-        Ahead { taken: AtomicU64::new(Ahead::NEVER), ..Ahead::default() }
+    pub(crate) fn never() -> Preallocation {
+        Preallocation { taken: AtomicU64::new(Preallocation::NEVER), ..Preallocation::default() }
     }
 
     /// Preallocates before a write of `bytes` bytes to `range` of backing file `index` of `count`, whose descriptor is
@@ -64,7 +64,7 @@ impl Ahead {
         bytes: usize,
         step: usize,
     ) -> bool {
-        if step >= AHEAD_WRITE_BYTES_MAX || self.taken.load(Ordering::Relaxed) == Ahead::NEVER {
+        if step >= AHEAD_WRITE_BYTES_MAX || self.taken.load(Ordering::Relaxed) == Preallocation::NEVER {
             return false;
         }
         let windows = self.windows.get_or_init(|| (0..count).map(|_| Window::default()).collect());
@@ -80,7 +80,7 @@ impl Ahead {
     }
 
     /// Preallocates in another backing file of the same file, before writes reach `range` of it. Called after
-    /// [`Ahead::take`].
+    /// [`Preallocation::take`].
     pub(crate) fn take_next(&self, index: usize, fd: RawFd, range: Range<u64>) {
         if let Some(windows) = self.windows.get() {
             self.take_window(&windows[index], fd, range, true);
@@ -120,7 +120,7 @@ impl Ahead {
                     // A signal interrupted the call; the next step tries again.
                     Err(Code::Interrupted) => return,
                     Err(_) => {
-                        self.taken.store(Ahead::NEVER, Ordering::Relaxed);
+                        self.taken.store(Preallocation::NEVER, Ordering::Relaxed);
                         return;
                     }
                 }
@@ -181,7 +181,7 @@ mod tests {
         use std::os::fd::AsRawFd;
         use std::os::unix::fs::MetadataExt;
         let file = tempfile_in_memory();
-        let (ahead, step) = (Ahead::default(), 4096);
+        let (ahead, step) = (Preallocation::default(), 4096);
         for i in 0..1024 {
             ahead.take((0, 1), file.as_raw_fd(), i * step..(i + 1) * step, step as usize, step as usize);
         }
@@ -202,7 +202,7 @@ mod tests {
         use std::os::unix::fs::MetadataExt;
         let (this, next) = (tempfile_in_memory(), tempfile_in_memory());
         let blocks = || next.metadata().unwrap().blocks() * 512;
-        let (ahead, stripe) = (Ahead::default(), 1 << 20);
+        let (ahead, stripe) = (Preallocation::default(), 1 << 20);
         ahead.take_next(1, next.as_raw_fd(), 0..stripe);
         assert_eq!(blocks(), 0, "nothing was written that pays for it");
         for i in 0..10 {
@@ -212,7 +212,7 @@ mod tests {
         ahead.take_next(1, next.as_raw_fd(), 0..stripe);
         assert_eq!((blocks(), next.metadata().unwrap().len()), (stripe, 0));
         // Another process finds the space allocated and does not count it as its own.
-        let other = Ahead::default();
+        let other = Preallocation::default();
         assert!(other.take((1, 2), next.as_raw_fd(), 0..100_000, 100_000, 100_000));
         assert_eq!(other.taken.load(Ordering::Relaxed), 0);
         assert!(

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_counts_from_the_last_answer_and_ends_for_good() {
+    fn deadline_counts_from_the_last_answer_and_ends_for_good() {
         let mut deadline = CallDeadline::new();
         let first = deadline.until_ns();
         std::thread::sleep(std::time::Duration::from_millis(2));

@@ -54,7 +54,7 @@ impl Pool {
     pub fn backing_path(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
         let mut entry = self.get_attr(ino)?;
         if self.needs_mount(&entry) {
-            return self.lead_to_mount(&entry, path);
+            return self.mount_path_of(&entry, path);
         }
         if entry.attr.is_file() && !entry.layout.is_single() {
             self.make_single(ino, false)?;

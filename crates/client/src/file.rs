@@ -8,10 +8,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use forebay_types::limits::{AHEAD_BYTES_MAX, SCATTER_PIECES_MIN};
 use forebay_types::{BackingId, BackingOp, Code, Entry, Layout, Request, TimeSet, FLAG_DIRTY};
 
-use crate::ahead::Ahead;
+use crate::ahead::Preallocation;
 use crate::attributes::timespec;
 use crate::errno;
-use crate::making::EAGER_BUFFERS;
+use crate::making::PLACE_ATTEMPTS;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
 use crate::read_ahead::ReadAhead;
@@ -31,17 +31,22 @@ pub struct Striping {
     /// Bytes of a stripe, a power of two.
     pub stripe_bytes: u32,
     /// True if the directory's layout takes precedence where it has one.
-    pub yields: bool,
+    pub directory_takes_precedence: bool,
 }
 
 impl Striping {
     /// The directory's layout.
-    pub const OF_DIRECTORY: Striping = Striping { stripe_count: 1, stripe_bytes: 1 << 20, yields: true };
+    pub const OF_DIRECTORY: Striping =
+        Striping { stripe_count: 1, stripe_bytes: 1 << 20, directory_takes_precedence: true };
 
     /// The striping of a layout's first component.
     pub fn of(layout: &Layout) -> Striping {
         let first = &layout.components()[0];
-        Striping { stripe_count: first.stripe_count, stripe_bytes: first.stripe_bytes, yields: false }
+        Striping {
+            stripe_count: first.stripe_count,
+            stripe_bytes: first.stripe_bytes,
+            directory_takes_precedence: false,
+        }
     }
 }
 
@@ -49,9 +54,9 @@ impl Striping {
 #[derive(Debug)]
 pub(crate) enum Stripe {
     /// On this node: the kernel's descriptor.
-    Here(OwnedFd),
+    Local(OwnedFd),
     /// On another node: requests go to that node.
-    There(OpenElsewhere),
+    Remote(OpenElsewhere),
 }
 
 /// An open file. Offsets are in bytes. A read returns fewer bytes only at the file's end.
@@ -65,7 +70,7 @@ pub struct File {
     first: Vec<usize>,
     writable: bool,
     is_in_memory: bool,
-    ahead: Ahead,
+    ahead: Preallocation,
     scatter: Scatter,
     pub(crate) read_ahead: ReadAhead,
 }
@@ -75,8 +80,8 @@ impl Pool {
         // Preallocation and mappings pay only for files in memory.
         let is_in_memory = self.attached().is_ok_and(|attached| attached.is_in_memory(&entry.layout));
         let (ahead, scatter) = match is_in_memory {
-            true => (Ahead::default(), Scatter::default()),
-            false => (Ahead::never(), Scatter::never()),
+            true => (Preallocation::default(), Scatter::default()),
+            false => (Preallocation::never(), Scatter::never()),
         };
         let (pool, read_ahead) = (self.for_ever(), ReadAhead::default());
         File { pool, entry: *entry, stripes, first, writable, is_in_memory, ahead, scatter, read_ahead }
@@ -102,14 +107,14 @@ impl Pool {
             }
             let fd = self.open_stripe(entry, component, stripe, flags)?;
             // SAFETY: the descriptor is new and ours.
-            stripes.push(Some(Stripe::Here(unsafe { OwnedFd::from_raw_fd(fd) })));
+            stripes.push(Some(Stripe::Local(unsafe { OwnedFd::from_raw_fd(fd) })));
         }
         let mut there = match elsewhere.is_empty() {
             true => Vec::new(),
             false => self.open_elsewhere(&mut elsewhere.into_iter())?,
         }
         .into_iter()
-        .map(Stripe::There);
+        .map(Stripe::Remote);
         let stripes: Vec<Stripe> =
             stripes.into_iter().filter_map(|here| here.or_else(|| there.next())).collect();
         if write && entry.attr.flags & FLAG_DIRTY == 0 {
@@ -153,8 +158,10 @@ impl Pool {
     ) -> Door<File> {
         // On a node without a target a new file can only be opened in parts, because its backing files are on other
         // nodes.
-        let asked =
-            striping.stripe_count > 1 || striping.yields || !targets.is_empty() || !self.takes_files();
+        let asked = striping.stripe_count > 1
+            || striping.directory_takes_precedence
+            || !targets.is_empty()
+            || !self.takes_files();
         if flags & libc::O_CREAT != 0 && asked {
             if let Some(file) = self.make_striped(place, flags, mode, striping, targets, escape)? {
                 return Ok(file);
@@ -197,7 +204,7 @@ impl Pool {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid }.into());
         }
         let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        Ok(self.opened(&entry, vec![Stripe::Here(fd)], vec![0], writable))
+        Ok(self.opened(&entry, vec![Stripe::Local(fd)], vec![0], writable))
     }
 
     /// Opens a file with several backing files, or with one on another node.
@@ -239,7 +246,11 @@ impl Pool {
         };
         dir.check(self, WRITE | EXECUTE)?;
         let single_elsewhere = striping.stripe_count == 1 && targets.is_empty() && !self.takes_files();
-        let above = if striping.yields || single_elsewhere { Some(self.get_attr(dir.ino)?) } else { None };
+        let above = if striping.directory_takes_precedence || single_elsewhere {
+            Some(self.get_attr(dir.ino)?)
+        } else {
+            None
+        };
         let above = above.filter(|above| above.layout.is_set(above.attr.home));
         let is_placed = above.as_ref().map_or(!targets.is_empty(), |above| above.layout.is_placed());
         for attempt in 1.. {
@@ -267,7 +278,7 @@ impl Pool {
                     let _ = self.unlink_in(dir.ino, name.as_bytes());
                     // A selected node does not answer: the next attempt selects others, unless the caller or the
                     // directory names the targets.
-                    if is_placed || code != Code::Io || attempt == EAGER_BUFFERS {
+                    if is_placed || code != Code::Io || attempt == PLACE_ATTEMPTS {
                         return Err(code.into());
                     }
                 }
@@ -299,7 +310,7 @@ impl File {
 
     /// True if some backing files are on other nodes.
     pub(crate) fn has_far(&self) -> bool {
-        self.stripes.iter().any(|stripe| matches!(stripe, Stripe::There(_)))
+        self.stripes.iter().any(|stripe| matches!(stripe, Stripe::Remote(_)))
     }
 
     /// Reserves space for the first `bytes` bytes and extends the file to `bytes` if it is shorter. It never truncates.
@@ -327,10 +338,10 @@ impl File {
                 continue;
             }
             let fd = match self.stripe(component, stripe) {
-                Stripe::Here(fd) => fd,
-                Stripe::There(there) => {
+                Stripe::Local(fd) => fd,
+                Stripe::Remote(remote) => {
                     let op = BackingOp::Allocate { mode: mode as u32, offset: from, bytes: length };
-                    far.push((there.id, op));
+                    far.push((remote.id, op));
                     continue;
                 }
             };
@@ -360,8 +371,8 @@ impl File {
     /// The backing files on other nodes.
     fn far(&self) -> impl Iterator<Item = BackingId> + '_ {
         self.stripes.iter().filter_map(|stripe| match stripe {
-            Stripe::There(there) => Some(there.id),
-            Stripe::Here(_) => None,
+            Stripe::Remote(remote) => Some(remote.id),
+            Stripe::Local(_) => None,
         })
     }
 
@@ -373,7 +384,7 @@ impl File {
     /// fsync(2) of all backing files. Data that were read ahead are discarded.
     pub fn sync(&self) -> Result<(), Code> {
         for stripe in &self.stripes {
-            if let Stripe::Here(fd) = stripe {
+            if let Stripe::Local(fd) = stripe {
                 // SAFETY: plain system call on our descriptor.
                 errno::check(unsafe { libc::fsync(fd.as_raw_fd()) })?;
             }
@@ -385,7 +396,7 @@ impl File {
     /// The descriptor of a file with one backing file, if that is on this node.
     pub fn fd(&self) -> Option<RawFd> {
         match self.stripes.first() {
-            Some(Stripe::Here(fd)) if self.entry.layout.is_single() => Some(fd.as_raw_fd()),
+            Some(Stripe::Local(fd)) if self.entry.layout.is_single() => Some(fd.as_raw_fd()),
             _ => None,
         }
     }
@@ -405,10 +416,6 @@ impl File {
 
     pub(crate) fn layout(&self) -> &Layout {
         &self.entry.layout
-    }
-
-    pub(crate) fn pool(&self) -> &'static Pool {
-        self.pool
     }
 
     pub(crate) fn stripe_count(&self) -> usize {
@@ -439,7 +446,7 @@ impl File {
         let number = start / stripe_bytes * count + index as u64;
         if self.ahead.enters(number) {
             let (next, row) = ((number + 1) % count, (number + 1) / count);
-            if let Stripe::Here(fd) = &self.stripes[next as usize] {
+            if let Stripe::Local(fd) = &self.stripes[next as usize] {
                 let range = row * stripe_bytes..row * stripe_bytes + stripe_bytes.min(AHEAD_BYTES_MAX);
                 self.ahead.take_next(next as usize, fd.as_raw_fd(), range);
             }
@@ -460,7 +467,7 @@ impl File {
     pub fn set_times(&self, atime: TimeSet, mtime: TimeSet) -> Result<(), Code> {
         let times = [timespec(atime), timespec(mtime)];
         for stripe in &self.stripes {
-            if let Stripe::Here(fd) = stripe {
+            if let Stripe::Local(fd) = stripe {
                 // SAFETY: the array has two elements.
                 errno::check(unsafe { libc::futimens(fd.as_raw_fd(), times.as_ptr()) })?;
             }
@@ -492,8 +499,8 @@ impl File {
         let mut far = Vec::new();
         for (component, stripe) in self.entry.layout.stripes() {
             match self.stripe(component, stripe) {
-                Stripe::Here(fd) => look((component, stripe), &errno::stat(fd.as_raw_fd())?),
-                Stripe::There(there) => far.push(((component, stripe), there.id)),
+                Stripe::Local(fd) => look((component, stripe), &errno::stat(fd.as_raw_fd())?),
+                Stripe::Remote(remote) => far.push(((component, stripe), remote.id)),
             }
         }
         if far.is_empty() {
@@ -519,11 +526,11 @@ impl File {
         for (component, stripe) in layout.stripes() {
             let bytes = layout.backing_bytes(component, stripe, size);
             match self.stripe(component, stripe) {
-                Stripe::Here(fd) => {
+                Stripe::Local(fd) => {
                     // SAFETY: plain system call on our descriptor.
                     errno::check(unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as i64) })?;
                 }
-                Stripe::There(there) => far.push((there.id, BackingOp::Truncate { bytes })),
+                Stripe::Remote(remote) => far.push((remote.id, BackingOp::Truncate { bytes })),
             }
         }
         let all = self.ask_far(&mut far.into_iter());

@@ -4,7 +4,7 @@
 //! creates the group draws and passes to the others.
 
 use forebay_ring::pause;
-use forebay_types::{BackingId, BackingOp, Code, GroupOp, LockKind, LockWish, Reply, Request};
+use forebay_types::{BackingId, BackingOp, Code, GroupOp, LockKind, LockRequest, Reply, Request};
 
 use crate::file::File;
 use crate::locks::{PAUSE, PAUSE_MAX};
@@ -92,7 +92,7 @@ impl File {
     pub fn group_lock(&self, key: u64, writes: bool, start: u64, end: u64) -> Result<u64, Code> {
         let (owner, mut wait) = (new_handle(), PAUSE);
         let kind = if writes { LockKind::Write } else { LockKind::Read };
-        let wish = LockWish { owner, flock: false, kind, start, end };
+        let wish = LockRequest { owner, flock: false, kind, start, end };
         loop {
             match self.tell_group(key, GroupOp::Lock(wish)) {
                 // No timeout: the holder is alive, or its locks end.
@@ -110,7 +110,7 @@ impl File {
     /// # Errors
     /// As [`File::group_move`].
     pub fn group_unlock(&self, key: u64, lock: u64) -> Result<(), Code> {
-        let wish = LockWish { owner: lock, flock: false, kind: LockKind::Unlock, start: 0, end: 0 };
+        let wish = LockRequest { owner: lock, flock: false, kind: LockKind::Unlock, start: 0, end: 0 };
         self.tell_group(key, GroupOp::Lock(wish))
     }
 

@@ -4,7 +4,7 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 
-use forebay_types::{BackingOp, Code};
+use forebay_types::Code;
 
 use crate::errno;
 use crate::file::{File, Stripe};
@@ -35,8 +35,8 @@ impl File {
             // The offset in this backing file that corresponds to `offset`.
             let at = self.layout().backing_bytes(component, stripe, offset);
             let data = match self.stripe_at(self.index_of(component, stripe)) {
-                Stripe::Here(fd) => seek(fd.as_raw_fd(), at, libc::SEEK_DATA)?,
-                Stripe::There(_) => Some(at),
+                Stripe::Local(fd) => seek(fd.as_raw_fd(), at, libc::SEEK_DATA)?,
+                Stripe::Remote(_) => Some(at),
             };
             let place = data.map(|data| self.layout().size_from(component, stripe, data + 1) - 1);
             found = found.into_iter().chain(place).min();
@@ -56,7 +56,7 @@ impl File {
         let mut at = offset;
         while at < size {
             let extent = self.layout().locate(at, size - at);
-            let Stripe::Here(fd) = self.stripe_at(self.index_of(extent.component, extent.stripe)) else {
+            let Stripe::Local(fd) = self.stripe_at(self.index_of(extent.component, extent.stripe)) else {
                 at += extent.len;
                 continue;
             };
@@ -76,29 +76,12 @@ impl File {
         if bytes == 0 {
             return Err(Code::Invalid);
         }
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        for (component, stripe) in self.layout().stripes() {
-            let first = self.layout().backing_bytes(component, stripe, offset);
-            let length = self.layout().backing_bytes(component, stripe, end).saturating_sub(first);
-            if length == 0 {
-                continue;
-            }
-            match self.stripe_at(self.index_of(component, stripe)) {
-                Stripe::Here(fd) => loop {
-                    // SAFETY: plain system call on our descriptor.
-                    let result =
-                        unsafe { libc::fallocate(fd.as_raw_fd(), mode, first as i64, length as i64) };
-                    match errno::check(result) {
-                        Err(Code::Interrupted) => {}
-                        result => break result.map(|_| ())?,
-                    }
-                },
-                Stripe::There(there) => {
-                    let op = BackingOp::Allocate { mode: mode as u32, offset: first, bytes: length };
-                    self.pool().ask_backing(there.id, op)?;
-                }
+        match end.saturating_sub(offset) {
+            0 => Ok(()),
+            bytes => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                self.allocate_range(mode, offset, bytes)
             }
         }
-        Ok(())
     }
 }

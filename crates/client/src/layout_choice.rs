@@ -116,10 +116,10 @@ impl Pool {
     }
 
     /// A layout on targets that the daemon selects. The number of stripes is exact, except that [`prime_near`] replaces
-    /// a proposed number (`yields`) if all stripes are on one target.
+    /// a proposed number (`directory_takes_precedence`) if all stripes are on one target.
     pub(crate) fn layout_of(&self, mut striping: Striping) -> Result<Layout, Code> {
         let targets = self.place(striping.stripe_count)?;
-        if striping.yields && targets.as_slice().len() == 1 {
+        if striping.directory_takes_precedence && targets.as_slice().len() == 1 {
             striping.stripe_count = prime_near(striping.stripe_count);
         }
         self.layout_on(striping, targets.as_slice())

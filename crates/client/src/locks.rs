@@ -4,12 +4,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use forebay_ring::{call_clock, pause};
 use forebay_types::limits::{APPEND_MS, FILE_BYTES_MAX, LOCK_OWNER_OF_NODE};
-use forebay_types::{BackingId, BackingOp, Code, LockKind, LockWish, Reply, Request};
+use forebay_types::{BackingId, BackingOp, Code, LockKind, LockRequest, Reply, Request};
 
 use crate::file::{File, Stripe};
 use crate::pool::{caller, Pool};
@@ -20,7 +20,7 @@ pub(crate) const PAUSE: Duration = Duration::from_micros(100);
 pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(5);
 
 /// Longest duration of an append, and longest wait for other appends, in [`call_clock`]'s nanoseconds.
-pub(crate) const PATIENCE_NS: u64 = APPEND_MS * 1_000_000;
+pub(crate) const APPEND_TIMEOUT_NS: u64 = APPEND_MS * 1_000_000;
 
 /// In a pool of one node only the mount's process appends to files with several backing files.
 static APPENDING: Mutex<()> = Mutex::new(());
@@ -46,12 +46,12 @@ impl LocksElsewhere {
     ///
     /// # Errors
     /// [`Code::Busy`] if another lock conflicts; [`Code::NoResources`] if the file's node holds too many locks.
-    pub fn set(&self, wish: LockWish) -> Result<(), Code> {
+    pub fn set(&self, wish: LockRequest) -> Result<(), Code> {
         self.pool.ask_backing(self.id, BackingOp::Lock(wish))
     }
 
     /// Releases locks. False if the node may not have received the request.
-    fn is_told(&self, wish: LockWish) -> bool {
+    fn is_acknowledged(&self, wish: LockRequest) -> bool {
         match self.set(wish) {
             Ok(()) => true,
             // With any other error the node received the request, or is no longer a node that could hold a lock.
@@ -70,7 +70,7 @@ impl LocksElsewhere {
     }
 
     /// The lock that conflicts with `wish`, if there is one.
-    pub fn test(&self, wish: LockWish) -> Result<Option<LockWish>, Code> {
+    pub fn test(&self, wish: LockRequest) -> Result<Option<LockRequest>, Code> {
         let request = Request::Backing { id: self.id, op: BackingOp::TestLock(wish) };
         self.pool.ask_as(caller(), &request, |reply| match reply {
             Reply::Done => Ok(None),
@@ -84,11 +84,26 @@ impl LocksElsewhere {
 /// released: a delayed message can still request a lock, and the other node then recognizes the number and refuses. No
 /// other process of the node has the number. So the other node recognizes it even if this process attached anew, under
 /// another session.
+///
+/// The counter starts at random, because a process may have the process number of an earlier one: a mount that is
+/// restarted in a container often does.
 pub fn new_lock_owner() -> u64 {
+    static FIRST: OnceLock<u64> = OnceLock::new();
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    LOCK_OWNER_OF_NODE
-        | u64::from(std::process::id()) << 32
-        | NEXT.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff
+    let number = FIRST.get_or_init(random).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+    LOCK_OWNER_OF_NODE | u64::from(std::process::id()) << 32 | number & 0xffff_ffff
+}
+
+/// A random number, or early after boot one by the clock.
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // SAFETY: the buffer is writable and has the given length.
+    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
+    if n == bytes.len() as isize {
+        u64::from_ne_bytes(bytes)
+    } else {
+        call_clock()
+    }
 }
 
 /// True for an error after which the lock may have been granted, or may still be granted.
@@ -100,30 +115,30 @@ pub fn leaves_lock_in_doubt(code: Code) -> bool {
 /// The release is retried until it is acknowledged, so that no lock without an owner remains.
 #[derive(Debug, Default)]
 pub struct Unlocks {
-    waiting: Mutex<Vec<(LocksElsewhere, LockWish)>>,
+    waiting: Mutex<Vec<(LocksElsewhere, LockRequest)>>,
 }
 
 impl Unlocks {
-    fn waiting(&self) -> MutexGuard<'_, Vec<(LocksElsewhere, LockWish)>> {
+    fn waiting(&self) -> MutexGuard<'_, Vec<(LocksElsewhere, LockRequest)>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Releases all locks of an owner. False if its node could not be reached: the release is kept for
     /// [`Unlocks::retry`].
-    pub fn give(&self, locks: LocksElsewhere, owner: u64, flock: bool) -> bool {
-        let wish = LockWish { owner, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX };
-        let told = locks.is_told(wish);
-        if !told {
+    pub fn release(&self, locks: LocksElsewhere, owner: u64, flock: bool) -> bool {
+        let wish = LockRequest { owner, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX };
+        let acknowledged = locks.is_acknowledged(wish);
+        if !acknowledged {
             self.waiting().push((locks, wish));
         }
-        told
+        acknowledged
     }
 
     /// Retries the releases that were not acknowledged. True if none remain.
     pub fn retry(&self) -> bool {
         let again = std::mem::take(&mut *self.waiting());
         for (i, (locks, wish)) in again.iter().enumerate() {
-            if !locks.is_told(*wish) {
+            if !locks.is_acknowledged(*wish) {
                 // The others are mostly for the same node.
                 self.waiting().extend_from_slice(&again[i..]);
                 return false;
@@ -137,8 +152,8 @@ impl File {
     /// The node on which the file's locks are kept.
     pub fn lock_place(&self) -> LockPlace<'_> {
         match self.stripe(0, 0) {
-            Stripe::Here(fd) => LockPlace::Here(fd.as_fd()),
-            Stripe::There(there) => LockPlace::There(LocksElsewhere { pool: self.pool, id: there.id }),
+            Stripe::Local(fd) => LockPlace::Here(fd.as_fd()),
+            Stripe::Remote(remote) => LockPlace::There(LocksElsewhere { pool: self.pool, id: remote.id }),
         }
     }
 
@@ -151,7 +166,7 @@ impl File {
     /// this node, where the caller appends by the descriptor.
     pub fn append(&self, buffer: &[u8]) -> Result<usize, Code> {
         match self.stripes() {
-            [Stripe::There(there)] => self.pool.append_backing(there.id, buffer),
+            [Stripe::Remote(remote)] => self.pool.append_backing(remote.id, buffer),
             [_] => Err(Code::NotSupported),
             _ if !self.pool.spans_nodes() => {
                 let _turn = APPENDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -166,7 +181,7 @@ impl File {
         let (handle, begin, mut wait) = (new_handle(), call_clock(), PAUSE);
         loop {
             match self.pool.ask_backing(id, BackingOp::BeginAppend { handle }) {
-                Err(Code::Busy) if call_clock() - begin < PATIENCE_NS => {
+                Err(Code::Busy) if call_clock() - begin < APPEND_TIMEOUT_NS => {
                     pause(wait);
                     wait = (wait * 2).min(PAUSE_MAX);
                 }
@@ -177,7 +192,7 @@ impl File {
                 }
             }
         }
-        let until_ns = call_clock() + PATIENCE_NS;
+        let until_ns = call_clock() + APPEND_TIMEOUT_NS;
         let written = self.size().and_then(|end| self.write_all_at(buffer, end, until_ns));
         // If the message is lost, other appends wait until this turn times out.
         let _ = self.pool.ask_backing(id, BackingOp::EndAppend { handle });
@@ -199,5 +214,23 @@ impl File {
             }
         }
         Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_owners_are_distinct_and_do_not_start_at_one_number_in_each_process() {
+        let owners: Vec<u64> = (0..100).map(|_| new_lock_owner()).collect();
+        let mut distinct = owners.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), owners.len());
+        let process = LOCK_OWNER_OF_NODE | u64::from(std::process::id()) << 32;
+        assert!(owners.iter().all(|owner| owner & !0xffff_ffff == process), "{owners:x?}");
+        // A random start below 100 is expected once in 40 million runs.
+        assert!(owners[0] & 0xffff_ffff >= 100, "a counter that starts at zero");
     }
 }

@@ -16,7 +16,7 @@ use crate::walk::{permits, Dir, Name, EXECUTE, WRITE};
 
 /// Attempts to create a file whose data are to lie on other nodes. By the first attempt the daemon learns which node
 /// does not answer.
-pub(crate) const EAGER_BUFFERS: u32 = 3;
+pub(crate) const PLACE_ATTEMPTS: u32 = 3;
 const OWNER_READS_AND_WRITES: u32 = 0o600;
 
 /// The result of a request to create a file.
@@ -63,17 +63,17 @@ impl<'a> NewFile<'a> {
 
 /// The attempt to create a backing file before it was known whether an inode of this number will exist.
 #[derive(Clone, Copy)]
-struct Ahead {
+struct EarlyBackingFile {
     ino: Ino,
     fd: Option<RawFd>,
 }
 
-impl Ahead {
-    fn make(target: RawFd, ino: Ino, flags: i32) -> Ahead {
+impl EarlyBackingFile {
+    fn make(target: RawFd, ino: Ino, flags: i32) -> EarlyBackingFile {
         let name = BackingName::new(ino, 0, 0);
         // Exclusive: a file that exists already, if there ever is one, is not ours to use or remove.
         let flags = flags & KERNEL_FLAGS | libc::O_CREAT | libc::O_EXCL;
-        Ahead { ino, fd: open_at(target, name.as_c_str(), flags).ok() }
+        EarlyBackingFile { ino, fd: open_at(target, name.as_c_str(), flags).ok() }
     }
 
     /// The descriptor, if it belongs to the file that was created.
@@ -132,7 +132,7 @@ impl Pool {
             let made = match self.create_file(me, &file, flags)? {
                 Made::AsSet(above) => match self.open_new_as_set(&file, &above, flags, by_mount)? {
                     Some(made) => made,
-                    None if opens_first => return self.open_led(&file, mode, flags, by_mount).map(Some),
+                    None if opens_first => return self.open_by_mount(&file, mode, flags, by_mount).map(Some),
                     None => return Ok(None),
                 },
                 made => made,
@@ -140,9 +140,9 @@ impl Pool {
             let code = match made {
                 Made::New(_, Ok(fd)) => return Ok(Some(fd)),
                 Made::New(entry, Err(Code::NotSupported)) if elsewhere => {
-                    match self.make_far(&entry).and_then(|()| self.lead_to_mount(&entry, by_mount)) {
+                    match self.make_far(&entry).and_then(|()| self.mount_path_of(&entry, by_mount)) {
                         Ok(()) if opens_first => {
-                            return self.open_led(&file, mode, flags, by_mount).map(Some)
+                            return self.open_by_mount(&file, mode, flags, by_mount).map(Some)
                         }
                         Ok(()) => return Ok(None),
                         Err(code) => code,
@@ -158,7 +158,7 @@ impl Pool {
             };
             // No descriptors or no space left: a failed open leaves no name behind.
             let _ = self.unlink_in(dir.ino, name.as_bytes());
-            if !elsewhere || attempt == EAGER_BUFFERS || code == Code::NotSupported {
+            if !elsewhere || attempt == PLACE_ATTEMPTS || code == Code::NotSupported {
                 return Err(code);
             }
             // The node selected for the data does not answer. The next attempt uses this node, or another one if this
@@ -193,7 +193,13 @@ impl Pool {
 
     /// Opens a new file through the mount at `path`, then sets its mode. If it cannot be opened, its name is removed.
     #[cold]
-    fn open_led(&self, file: &NewFile<'_>, mode: u32, flags: i32, path: &PathBuffer) -> Result<RawFd, Code> {
+    fn open_by_mount(
+        &self,
+        file: &NewFile<'_>,
+        mode: u32,
+        flags: i32,
+        path: &PathBuffer,
+    ) -> Result<RawFd, Code> {
         let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
         let opened = open_at(libc::AT_FDCWD, path.as_c_str(), flags).and_then(|fd| {
             // SAFETY: plain system call on our descriptor.
@@ -229,7 +235,7 @@ impl Pool {
         by_mount: &mut PathBuffer,
     ) -> Result<Option<Made>, Code> {
         let me = caller();
-        for attempt in 0..EAGER_BUFFERS {
+        for attempt in 0..PLACE_ATTEMPTS {
             let layout = self.layout_to_open(above)?;
             if self.is_one_here(&layout) {
                 let file = NewFile { layout: Some(layout), ahead: false, ..*file };
@@ -243,12 +249,12 @@ impl Pool {
             if !created {
                 return Ok(Some(Made::Old(entry)));
             }
-            match self.make_far(&entry).and_then(|()| self.lead_to_mount(&entry, by_mount)) {
+            match self.make_far(&entry).and_then(|()| self.mount_path_of(&entry, by_mount)) {
                 Ok(()) => return Ok(None),
                 Err(code) => {
                     let _ = self.unlink_in(file.parent, file.name);
                     // If the directory names its targets, there is no alternative.
-                    if above.layout.is_placed() || attempt + 1 == EAGER_BUFFERS {
+                    if above.layout.is_placed() || attempt + 1 == PLACE_ATTEMPTS {
                         return Err(code);
                     }
                 }
@@ -277,7 +283,7 @@ impl Pool {
         let owed = claim.post(&message[..n]);
         // Runs while the daemon serves the request.
         let target = attached.target_at(file.target_index());
-        let ahead = number.map(|ino| Ahead::make(target, ino, flags));
+        let ahead = number.map(|ino| EarlyBackingFile::make(target, ino, flags));
         if let Some(removal) = owed {
             self.unlink_backing_file(attached, removal);
         }
@@ -414,7 +420,7 @@ impl Pool {
                 Ok(()) => return Ok((entry, true, None)),
                 Err(code) => {
                     let _ = self.unlink_in(parent, name);
-                    if is_placed || attempt == EAGER_BUFFERS {
+                    if is_placed || attempt == PLACE_ATTEMPTS {
                         return Err(code);
                     }
                 }

@@ -40,11 +40,11 @@ const COPY_BYTES: usize = 8 << 20;
 const F_SETSIG: libc::c_int = 10;
 
 /// The backing files of a file under write leases: no other process has them open.
-struct Held {
+struct LeasedFiles {
     files: [Option<OwnedFd>; STRIPES_MAX as usize],
 }
 
-impl Held {
+impl LeasedFiles {
     /// True if no other process has tried to open any of them since.
     fn is_undisturbed(&self) -> bool {
         self.files.iter().flatten().all(|file| {
@@ -158,7 +158,7 @@ impl Pool {
             return Err(Code::Busy);
         }
         self.name_single(&made, to, &name)?;
-        let done = self.relay(&entry, to);
+        let done = self.change_layout(&entry, to);
         if done == Err(Code::NotFound) {
             // Unlinked meanwhile. The inode number is never reused, so the name is ours to remove.
             // SAFETY: as above.
@@ -226,7 +226,7 @@ impl Pool {
     }
 
     /// [`Pool::hold`], retried for a short time while another process has the file open.
-    fn hold_in_the_end(&self, entry: &Entry) -> Result<Held, Code> {
+    fn hold_in_the_end(&self, entry: &Entry) -> Result<LeasedFiles, Code> {
         for _ in 1..LEASE_TRIES {
             match self.hold(entry) {
                 // SAFETY: no memory is involved.
@@ -238,8 +238,8 @@ impl Pool {
     }
 
     /// Opens all backing files and takes leases on them.
-    fn hold(&self, entry: &Entry) -> Result<Held, Code> {
-        let mut held = Held { files: [const { None }; STRIPES_MAX as usize] };
+    fn hold(&self, entry: &Entry) -> Result<LeasedFiles, Code> {
+        let mut held = LeasedFiles { files: [const { None }; STRIPES_MAX as usize] };
         // `held` has room for the backing files of one component.
         if entry.layout.stripes().count() > held.files.len() {
             return Err(Code::NotSupported);
@@ -256,7 +256,13 @@ impl Pool {
     }
 
     /// Copies the data into an unnamed file on a target of this node.
-    fn copy_into_one(&self, entry: &Entry, target: u16, held: &Held, empty: bool) -> Result<OwnedFd, Code> {
+    fn copy_into_one(
+        &self,
+        entry: &Entry,
+        target: u16,
+        held: &LeasedFiles,
+        empty: bool,
+    ) -> Result<OwnedFd, Code> {
         let st = self.stat_entry(entry)?;
         let attached = self.attached()?;
         let flags = libc::O_RDWR | libc::O_TMPFILE | libc::O_CLOEXEC;
@@ -294,7 +300,7 @@ impl Pool {
     }
 
     /// Requests the new layout from the daemon, and removes the old backing files.
-    fn relay(&self, entry: &Entry, target: u16) -> Result<(), Code> {
+    fn change_layout(&self, entry: &Entry, target: u16) -> Result<(), Code> {
         let layout = Layout::single(entry.attr.home, target);
         let request = Request::SetLayout { ino: entry.attr.ino, layout };
         self.ask_then(&request, |reply| match reply {
@@ -312,7 +318,7 @@ fn copy_stripe(
     (component, stripe): (usize, u16),
     from: RawFd,
     to: RawFd,
-    held: &Held,
+    held: &LeasedFiles,
 ) -> Result<(), Code> {
     let (mut at, mut since) = (0, 0);
     while let Some((start, end)) = data_behind(from, at)? {

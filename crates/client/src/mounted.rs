@@ -172,7 +172,7 @@ impl Pool {
     /// # Errors
     /// As [`Pool::sees_mount`].
     #[cold]
-    pub(crate) fn lead_to_mount(&self, entry: &Entry, path: &mut PathBuffer) -> Result<(), Code> {
+    pub(crate) fn mount_path_of(&self, entry: &Entry, path: &mut PathBuffer) -> Result<(), Code> {
         self.sees_mount(path)?;
         push_inode_name(path, entry.attr.ino)
     }
@@ -213,8 +213,8 @@ impl Pool {
         let _ = show();
     }
 
-    /// True for a descriptor that was opened by a path of [`Pool::lead_to_mount`]. `kernel` is the result of `fstat`.
-    pub(crate) fn was_led_to_mount(&self, fd: RawFd, kernel: &libc::stat) -> bool {
+    /// True for a descriptor that was opened by a path of [`Pool::mount_path_of`]. `kernel` is the result of `fstat`.
+    pub(crate) fn was_opened_by_mount(&self, fd: RawFd, kernel: &libc::stat) -> bool {
         let is_file = kernel.st_mode & libc::S_IFMT == libc::S_IFREG;
         if !is_file || !self.spans_nodes() || !self.is_mount(kernel.st_dev) {
             return false;

@@ -52,7 +52,7 @@ fn counted(n: isize) -> Result<usize, Code> {
 }
 
 /// Mode, owner and group of a descriptor's inode, if they were changed after it lost its last name.
-pub fn kept(fd: RawFd) -> Option<Owned> {
+pub fn stored_owner(fd: RawFd) -> Option<Owned> {
     let mut bytes = [0u8; 12];
     let read = |link: &CStr| {
         // SAFETY: NUL-terminated, and the buffer has the given length.
@@ -68,7 +68,7 @@ pub fn kept(fd: RawFd) -> Option<Owned> {
 }
 
 /// Stores them for all processes; false if the medium cannot.
-pub fn keep(fd: RawFd, (mode, uid, gid): Owned) -> bool {
+pub fn store_owner(fd: RawFd, (mode, uid, gid): Owned) -> bool {
     let mut bytes = [0u8; 12];
     for (at, word) in bytes.chunks_exact_mut(4).zip([mode, uid, gid]) {
         at.copy_from_slice(&word.to_ne_bytes());
@@ -133,10 +133,21 @@ pub fn list_xattr(fd: RawFd, names: &mut [u8]) -> Result<usize, Code> {
     if room == 0 {
         return Ok(n);
     }
+    Ok(hide_own(&mut names[..n]))
+}
+
+/// Removes Forebay's own attribute from a list of names, each followed by a NUL. Returns the length of the rest.
+fn hide_own(names: &mut [u8]) -> usize {
+    let (n, mut at) = (names.len(), 0);
     let hidden = KEPT.to_bytes_with_nul();
-    let Some(at) = names[..n].windows(hidden.len()).position(|part| part == hidden) else { return Ok(n) };
-    names.copy_within(at + hidden.len()..n, at);
-    Ok(n - hidden.len())
+    for name in names.split_inclusive(|&b| b == 0) {
+        if name == hidden {
+            names.copy_within(at + hidden.len().., at);
+            return n - hidden.len();
+        }
+        at += name.len();
+    }
+    n
 }
 
 /// Mode, owner and group of an inode without names: as last changed, else as this process opened it. After an exec the
@@ -150,11 +161,11 @@ pub(crate) fn owned(fd: RawFd, ino: Ino, kernel: &libc::stat) -> Owned {
 
 /// The same if the values are known.
 pub(crate) fn changed(fd: RawFd, ino: Ino) -> Option<Owned> {
-    kept(fd).or_else(|| opened_as(ino))
+    stored_owner(fd).or_else(|| opened_as(ino))
 }
 
 fn set_owned(fd: RawFd, ino: Ino, owned: Owned) {
-    if !keep(fd, owned) {
+    if !store_owner(fd, owned) {
         reopened_as(ino, fd, owned);
     }
 }
@@ -249,5 +260,28 @@ impl Pool {
             remove_xattr(fd, name)
         };
         self.or_nameless(fd, ino, || self.remove_xattr_inode(ino, name), nameless)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_attribute_is_hidden_and_others_that_contain_its_name_are_not() {
+        for (names, shown) in [
+            (&b""[..], &b""[..]),
+            (b"user.forebay.inode\0", b""),
+            (b"user.a\0user.forebay.inode\0user.b\0", b"user.a\0user.b\0"),
+            (b"user.user.forebay.inode\0", b"user.user.forebay.inode\0"),
+            (
+                b"user.user.forebay.inode\0user.forebay.inode\0user.forebay.inode2\0",
+                b"user.user.forebay.inode\0user.forebay.inode2\0",
+            ),
+        ] {
+            let mut list = names.to_vec();
+            let n = hide_own(&mut list);
+            assert_eq!(list[..n].escape_ascii().to_string(), shown.escape_ascii().to_string());
+        }
     }
 }

@@ -329,7 +329,7 @@ impl Pool {
     /// The same. `meanwhile` is called while the daemon serves the request. `gone` is called with the inode after the
     /// name was removed, and before the data are if this was the last name. Removing the data takes longer the larger
     /// the file is, and cannot fail.
-    pub fn unlink_in_telling(
+    pub fn unlink_in_with(
         &self,
         parent: Ino,
         name: &[u8],

@@ -169,7 +169,7 @@ impl Pool {
                     }
                     // The kernel has a descriptor for a file on another node only through the mount.
                     Ok(entry) if self.needs_mount(&entry) => {
-                        self.lead_to_mount(&entry, escape).map(|()| Way::ByMount)
+                        self.mount_path_of(&entry, escape).map(|()| Way::ByMount)
                     }
                     Ok(entry) => self.open_entry(&entry, flags).map(Way::Opened),
                     Err(Code::NotFound) => Err(Code::Stale),

@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use forebay_ring::{Board, CallFailure, Claim, Lookup, NameRef};
 use forebay_types::{Caller, Code, Entry, Error, Ino, Reply, Request};
@@ -41,9 +41,10 @@ const PREFIX_MAX: usize = 255;
 pub struct Pool {
     address: Address,
     role: Role,
-    attached: AtomicPtr<Attached>,
-    /// A word that a fork sets to zero in the child; 1 while `attached` belongs to this process.
-    own: &'static AtomicU32,
+    /// This process's attachment; a fork sets it to null in the child.
+    own: &'static AtomicPtr<Attached>,
+    /// The last attachment of this process or of its parent.
+    last: AtomicPtr<Attached>,
     /// The pool that was published in [`KEPT`] before this one.
     older: AtomicPtr<Pool>,
     prefix: UnsafeCell<[u8; PREFIX_MAX]>,
@@ -70,9 +71,9 @@ static KEPT: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
 /// Bytes of the mapping that detects a fork.
 const PAGE: usize = 4096;
 
-/// A word that reads 0 in a forked child. Kernels before 4.14 cannot do that: the word keeps its value, and the child
-/// shares its parent's ring, which works until both claim one slot.
-fn wiped_on_fork() -> Result<&'static AtomicU32, Code> {
+/// A pointer that is null in a forked child. Kernels before 4.14 cannot do that: the pointer keeps its value, and the
+/// child shares its parent's ring, which works until both claim one slot.
+fn wiped_on_fork() -> Result<&'static AtomicPtr<Attached>, Code> {
     // SAFETY: a fresh anonymous mapping, unmapped only with a pool that was not returned to any caller.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -81,7 +82,7 @@ fn wiped_on_fork() -> Result<&'static AtomicU32, Code> {
             return Err(Code::NoMemory);
         }
         libc::madvise(page, PAGE, libc::MADV_WIPEONFORK);
-        Ok(AtomicU32::from_ptr(page.cast()))
+        Ok(AtomicPtr::from_ptr(page.cast()))
     }
 }
 
@@ -111,7 +112,7 @@ impl Pool {
                     ))
                 }
                 Code::AccessDenied => Error::new(code, what)
-                    .why("its socket does not let this user in")
+                    .why("this user may not connect to its socket")
                     .cure("a pool serves the user who started it; start one of your own with `forebay up`"),
                 Code::NoResources => Error::new(code, what)
                     .why("this process or the pool's daemon may open no more files")
@@ -153,8 +154,8 @@ impl Pool {
         Ok(Pool {
             address,
             role,
-            attached: AtomicPtr::new(std::ptr::null_mut()),
             own,
+            last: AtomicPtr::new(std::ptr::null_mut()),
             prefix: UnsafeCell::new([0; PREFIX_MAX]),
             prefix_len: AtomicUsize::new(0),
             mounted: AtomicU64::new(0),
@@ -208,32 +209,23 @@ impl Pool {
     /// This process's attachment; attaches if there is none.
     #[inline]
     pub(crate) fn attached(&self) -> Result<&'static Attached, Code> {
-        let current = self.attached.load(Ordering::Acquire);
-        match self.served(current) {
+        let current = self.own.load(Ordering::Acquire);
+        match served(current) {
             Some(attached) => Ok(attached),
             None => self.attach_now(current),
         }
     }
 
-    #[inline]
-    fn served(&self, current: *mut Attached) -> Option<&'static Attached> {
-        if self.own.load(Ordering::Relaxed) != 1 || current.is_null() {
-            return None;
-        }
-        // SAFETY: attachments are never freed.
-        let attached = unsafe { &*current };
-        Some(attached).filter(|attached| !attached.gone.load(Ordering::Relaxed))
-    }
-
     /// The number of this process's session with the daemon. `None` if there is none, or if a call on it got no reply.
     pub fn session(&self) -> Option<u64> {
-        self.served(self.attached.load(Ordering::Acquire)).map(|attached| attached.reply.session)
+        served(self.own.load(Ordering::Acquire)).map(|attached| attached.reply.session)
     }
 
     #[cold]
     fn attach_now(&self, current: *mut Attached) -> Result<&'static Attached, Code> {
-        // SAFETY: attachments are never freed.
-        if !current.is_null() && unsafe { &*current }.gone.load(Ordering::Relaxed) {
+        let last = self.last.load(Ordering::Acquire);
+        // What is remembered of a pool that is gone is invalid in a forked child too.
+        if !last.is_null() && served(last).is_none() {
             crate::remembered::forget_all();
             self.shown_device.store(0, Ordering::Relaxed);
         }
@@ -241,9 +233,9 @@ impl Pool {
         let place = std::ptr::from_ref(new).cast_mut();
         // Threads that attach at the same time each create an attachment. All use the first; the others stay idle until
         // the process ends.
-        match self.attached.compare_exchange(current, place, Ordering::AcqRel, Ordering::Acquire) {
+        match self.own.compare_exchange(current, place, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
-                self.own.store(1, Ordering::Release);
+                self.last.store(place, Ordering::Release);
                 Ok(new)
             }
             // SAFETY: attachments are never freed.
@@ -467,6 +459,14 @@ impl Pool {
             None::<()>
         });
     }
+}
+
+/// An attachment, unless there is none or its pool is gone.
+#[inline]
+fn served(attached: *mut Attached) -> Option<&'static Attached> {
+    // SAFETY: attachments are never freed.
+    let attached = unsafe { attached.as_ref() };
+    attached.filter(|attached| !attached.gone.load(Ordering::Relaxed))
 }
 
 /// The caller of requests: effective IDs of the calling thread.

@@ -18,7 +18,7 @@ use forebay_types::{BackingId, BackingOp, Code, Move, MoveKind, Reply, Request};
 use crate::attached::Attached;
 use crate::buffer::{Buffer, Piece};
 use crate::call_deadline::CallDeadline;
-use crate::locks::{PATIENCE_NS, PAUSE, PAUSE_MAX};
+use crate::locks::{APPEND_TIMEOUT_NS, PAUSE, PAUSE_MAX};
 use crate::pool::{caller, Pool};
 use crate::remote_inodes::{gone_is_stale, new_handle};
 
@@ -276,7 +276,7 @@ impl Pool {
                     })?;
                 match answered {
                     // The node gathers appends of too many callers, or restarted and lost the earlier pieces.
-                    Err(Code::Busy | Code::Interrupted) if call_clock() - since < PATIENCE_NS => {
+                    Err(Code::Busy | Code::Interrupted) if call_clock() - since < APPEND_TIMEOUT_NS => {
                         pause(wait);
                         wait = (wait * 2).min(PAUSE_MAX);
                         continue 'anew;

@@ -259,8 +259,8 @@ impl File {
             some.sort_by_key(|piece| piece.stripe);
             for group in some.chunk_by(|a, b| a.stripe == b.stripe) {
                 match self.stripe_at(group[0].stripe) {
-                    Stripe::Here(fd) => self.read_group(fd.as_raw_fd(), group, &mut end)?,
-                    Stripe::There(_) => self.read_group_elsewhere(group, &mut end, &mut alone)?,
+                    Stripe::Local(fd) => self.read_group(fd.as_raw_fd(), group, &mut end)?,
+                    Stripe::Remote(_) => self.read_group_elsewhere(group, &mut end, &mut alone)?,
                 }
             }
             self.read_alone(&mut alone, parts, &mut end)?;
@@ -366,8 +366,8 @@ impl File {
         pieces.sort_by_key(|piece| piece.before);
         let mut far = pieces.iter().flat_map(|piece| {
             let id = match self.stripe_at(piece.stripe) {
-                Stripe::There(there) => Some(there.id),
-                Stripe::Here(_) => None,
+                Stripe::Remote(remote) => Some(remote.id),
+                Stripe::Local(_) => None,
             };
             id.into_iter().flat_map(|id| remote_data::parts(id, piece.at, piece.before as usize, piece.bytes))
         });
@@ -412,8 +412,8 @@ impl File {
             for i in 0..groups.len() {
                 let group = groups[(i + turn) % groups.len()];
                 match self.stripe_at(group[0].stripe) {
-                    Stripe::Here(fd) => self.write_group(fd.as_raw_fd(), group, step)?,
-                    Stripe::There(_) => elsewhere.extend_from_slice(group),
+                    Stripe::Local(fd) => self.write_group(fd.as_raw_fd(), group, step)?,
+                    Stripe::Remote(_) => elsewhere.extend_from_slice(group),
                 }
             }
             let whole = self.move_together(&mut elsewhere, parts, |first| Memory::From(first))?;

@@ -272,10 +272,10 @@ impl Pool {
         }
     }
 
-    /// The result of `fstat` for a descriptor of this pool; `None` for other descriptors. `kernel` is the kernel's
-    /// result. A file without names has 0 links and keeps the kernel's size and times.
+    /// The result of `fstat` for a descriptor of this pool; `None` for other descriptors, and when the attributes cannot
+    /// be read. `kernel` is the kernel's result. A file without names has 0 links and keeps the kernel's size and times.
     pub fn fstat(&self, fd: RawFd, kernel: &libc::stat) -> Option<libc::stat> {
-        if self.was_led_to_mount(fd, kernel) {
+        if self.was_opened_by_mount(fd, kernel) {
             let mut st = *kernel;
             st.st_dev = self.device();
             return Some(st);
@@ -283,9 +283,7 @@ impl Pool {
         let ino = self.inode_of(fd, kernel)?;
         let entry = match self.get_attr(ino) {
             Ok(entry) => entry,
-            // Another node has the attributes and does not answer.
-            Err(code) if code != Code::NotFound && self.spans_nodes() => return None,
-            Err(_) => {
+            Err(Code::NotFound) => {
                 let mut st = *kernel;
                 st.st_dev = self.device();
                 st.st_ino = ino.0;
@@ -297,6 +295,8 @@ impl Pool {
                 }
                 return Some(st);
             }
+            // The pool is gone, or another node has the attributes and does not answer.
+            Err(_) => return None,
         };
         let is_wide = entry.attr.is_directory() && entry.attr.width_log2 != 0;
         if is_wide || entry.attr.is_file() && !entry.layout.is_single() {

@@ -4,6 +4,7 @@ use forebay_ring::NameRef;
 use forebay_types::limits::{NAME_MAX, PATH_MAX, SYMLINKS_MAX};
 use forebay_types::{Code, Entry, Ino, Kind, Reply, Request};
 
+use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
 
@@ -19,6 +20,9 @@ const WALKS_MAX: u32 = 16;
 /// How often a name is looked up again when its inode was removed before the next request. Each time a process replaced
 /// the name between two requests; other nodes can do so for long while this process waits for a processor.
 const REPLACED_MAX: u32 = 4096;
+
+/// Supplementary groups that the kernel allows (NGROUPS_MAX).
+const GROUPS_MAX: usize = 65536;
 
 /// A component's name, copied.
 #[derive(Clone, Copy)]
@@ -110,14 +114,44 @@ pub(crate) fn permits((mode, uid, gid): (u32, u32, u32), want: u32, real_ids: bo
     class & want == want
 }
 
+/// Supplementary groups for which a look-up takes the stack: more than nearly all users have.
+const GROUPS_ON_STACK: usize = 256;
+
 /// True when `gid` is among the supplementary groups.
 fn in_groups(gid: u32) -> bool {
-    // The kernel allows up to 65536 groups. getgroups fails for a process with more than 256, which then counts as
-    // having none.
-    let mut groups = [0; 256];
-    // SAFETY: the array has the given length.
-    let n = unsafe { libc::getgroups(groups.len() as i32, groups.as_mut_ptr()) };
-    n > 0 && groups[..n as usize].contains(&gid)
+    let mut groups = [0; GROUPS_ON_STACK];
+    // EINVAL: this process has more groups.
+    match getgroups(&mut groups) {
+        Err(Code::Invalid) => in_many_groups(gid),
+        groups => groups.is_ok_and(|groups| groups.contains(&gid)),
+    }
+}
+
+/// The same for any number of groups, in memory that is mapped for the call.
+#[cold]
+fn in_many_groups(gid: u32) -> bool {
+    const BYTES: usize = GROUPS_MAX * size_of::<libc::gid_t>();
+    // SAFETY: a fresh anonymous mapping.
+    let memory = unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        libc::mmap(std::ptr::null_mut(), BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+    };
+    if memory == libc::MAP_FAILED {
+        return false;
+    }
+    // SAFETY: the mapping has this length, is zero-initialised, and is used here alone.
+    let groups = unsafe { std::slice::from_raw_parts_mut(memory.cast(), GROUPS_MAX) };
+    let found = getgroups(groups).is_ok_and(|groups| groups.contains(&gid));
+    // SAFETY: the mapping is ours, and the slice is not used after this.
+    unsafe { libc::munmap(memory, BYTES) };
+    found
+}
+
+/// The supplementary groups, in `room`; [`Code::Invalid`] if it is too small.
+fn getgroups(room: &mut [libc::gid_t]) -> Result<&[libc::gid_t], Code> {
+    // SAFETY: the slice has the given length.
+    let n = errno::check(unsafe { libc::getgroups(room.len() as i32, room.as_mut_ptr()) })?;
+    Ok(&room[..n as usize])
 }
 
 /// Walks again if a symlink was replaced between the look-ups of its name and of its target.
@@ -473,6 +507,32 @@ impl Pool {
                 Ok(n)
             }
             _ => Err(Code::Malformed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_supplementary_group_counts_however_many_there_are() {
+        for count in [1, GROUPS_ON_STACK, GROUPS_ON_STACK + 1, GROUPS_MAX] {
+            // The system call changes the calling thread alone.
+            let thread = std::thread::spawn(move || {
+                let groups: Vec<libc::gid_t> = (1000..).take(count).collect();
+                // SAFETY: the slice has the given length.
+                let set = unsafe { libc::syscall(libc::SYS_setgroups, count, groups.as_ptr()) };
+                if set != 0 {
+                    return eprintln!("not tested: only root may set groups");
+                }
+                assert!(
+                    [groups[0], groups[count / 2], groups[count - 1]].into_iter().all(in_groups),
+                    "{count}"
+                );
+                assert!(!in_groups(999) && !in_groups(1000 + count as u32), "{count}");
+            });
+            thread.join().unwrap();
         }
     }
 }

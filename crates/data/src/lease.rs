@@ -2,10 +2,9 @@
 //!
 //! A read lease must be refused while a descriptor or mapping can write the file, and a write lease while another
 //! descriptor or a mapping of the file exists. The mount relies on the first rule, and the conversion of a striped file
-//! to one backing file on the second. Messages name "drain and evict", that is copying clean files out and freeing
-//! their space. That would need both rules, and does not exist yet. Local file systems keep both. overlayfs grants
-//! leases despite mappings, because the mapping is of another inode. Network file systems refuse leases, or grant them
-//! wrongly. So the check is made on the target itself.
+//! to one backing file on the second. Local file systems keep both. overlayfs grants leases despite mappings, because
+//! the mapping is of another inode. Network file systems refuse leases, or grant them wrongly. So the check is made on
+//! the target itself.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -46,7 +45,7 @@ fn check(file: &ProbeFile<'_>) -> Result<Option<String>, Errno> {
     }
     drop(mapping);
     if let Err(e) = lease_in_the_end(file, libc::F_RDLCK)? {
-        return Ok(Some(format!("a read lease on a file that nobody writes is refused: {e}")));
+        return Ok(Some(format!("a read lease on a file without writers is refused: {e}")));
     }
 
     let reader = file.open(OFlags::RDONLY)?;
@@ -60,7 +59,7 @@ fn check(file: &ProbeFile<'_>) -> Result<Option<String>, Errno> {
     }
     drop(mapping);
     if let Err(e) = lease_in_the_end(file, libc::F_WRLCK)? {
-        return Ok(Some(format!("a write lease on a file that nobody has open is refused: {e}")));
+        return Ok(Some(format!("a write lease on a file that is not open is refused: {e}")));
     }
 
     let holder = file.open(OFlags::RDONLY)?;

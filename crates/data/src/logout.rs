@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::host::Host;
 
 /// Where systemd looks for settings. For each name, the first directory that has it counts.
-const EAGER_BUFFERS: &[&str] =
+const CONFIG_DIRECTORIES: &[&str] =
     &["/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd"];
 /// Users with smaller numbers are system users (systemd's SYSTEM_UID_MAX).
 const FIRST_USER: u32 = 1000;
@@ -54,7 +54,8 @@ fn lingers(host: &Host, uid: u32) -> bool {
 }
 
 fn removes_ipc(host: &Host) -> bool {
-    let main = EAGER_BUFFERS.iter().find_map(|place| host.read(Path::new(place).join("logind.conf")).ok());
+    let main =
+        CONFIG_DIRECTORIES.iter().find_map(|place| host.read(Path::new(place).join("logind.conf")).ok());
     let mut setting = main.as_deref().and_then(remove_ipc_in);
     for path in drop_ins(host).into_values() {
         let found = std::fs::read(path).ok().and_then(|text| remove_ipc_in(&String::from_utf8_lossy(&text)));
@@ -66,7 +67,7 @@ fn removes_ipc(host: &Host) -> bool {
 /// The drop-ins that count, by name.
 fn drop_ins(host: &Host) -> BTreeMap<OsString, PathBuf> {
     let mut found = BTreeMap::new();
-    for place in EAGER_BUFFERS {
+    for place in CONFIG_DIRECTORIES {
         let Ok(entries) = std::fs::read_dir(host.path(Path::new(place).join("logind.conf.d"))) else {
             continue;
         };

@@ -72,8 +72,8 @@ impl Capabilities {
         })
     }
 
-    /// True if leases work well enough for a future drain of clean files.
-    pub fn can_drain(&self) -> bool {
+    /// True if leases show whether a file is in use.
+    pub fn has_leases(&self) -> bool {
         self.lease_fault.is_none()
     }
 
@@ -103,14 +103,14 @@ impl Capabilities {
         );
         say(
             !self.fallocate,
-            "space cannot be taken ahead (no fallocate): when it is full, programs that map files get SIGBUS",
+            "space cannot be reserved (no fallocate): when it is full, programs that map files get SIGBUS",
         );
         say(!self.punch_hole, "holes cannot be punched: space comes back only when a file is cut or removed");
         say(!self.o_tmpfile, "no unnamed files (O_TMPFILE)");
         say(!self.exec, "mounted noexec: programs kept in the pool cannot be run");
         if let Some(fault) = &self.lease_fault {
             costs.push(format!(
-                "no drain and no evict, for its leases cannot tell whether a file is in use: {fault}"
+                "leases do not show whether a file is in use, which the conversion of striped files needs: {fault}"
             ));
         }
         costs
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn costs_of_a_tmpfs_of_our_own_are_none() {
         assert_eq!(perfect().costs(), Vec::<String>::new());
-        assert!(perfect().can_drain());
+        assert!(perfect().has_leases());
     }
 
     #[test]
@@ -237,7 +237,7 @@ mod tests {
             (Capabilities { punch_hole: false, ..perfect() }, "holes"),
             (Capabilities { o_tmpfile: false, ..perfect() }, "O_TMPFILE"),
             (Capabilities { exec: false, ..perfect() }, "noexec"),
-            (Capabilities { lease_fault: Some("granted".into()), ..perfect() }, "no drain"),
+            (Capabilities { lease_fault: Some("granted".into()), ..perfect() }, "in use"),
         ];
         for (capabilities, words) in lacks {
             let costs = capabilities.costs();
@@ -255,7 +255,7 @@ mod tests {
         }
         let found = Capabilities::of(&directory).unwrap();
         assert_eq!(found.fs_type, "tmpfs");
-        assert!(found.o_tmpfile && found.fallocate && found.punch_hole && found.can_drain(), "{found:?}");
+        assert!(found.o_tmpfile && found.fallocate && found.punch_hole && found.has_leases(), "{found:?}");
         assert_ne!(found.huge_pages, HugePages::NotApplicable);
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
     }

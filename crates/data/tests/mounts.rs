@@ -142,7 +142,7 @@ fn capabilities_of_our_own(root: &OwnedFd) -> Capabilities {
     let found = Capabilities::of(root).unwrap();
     assert_eq!(found.fs_type, "tmpfs");
     assert!(
-        found.o_tmpfile && found.fallocate && found.punch_hole && found.exec && found.can_drain(),
+        found.o_tmpfile && found.fallocate && found.punch_hole && found.exec && found.has_leases(),
         "{found:?}"
     );
     let shmem =
@@ -385,7 +385,7 @@ fn unmount_of_a_strangers_tmpfs_is_refused() {
 }
 
 #[test]
-fn capabilities_of_overlayfs_forbid_drain() {
+fn capabilities_of_overlayfs_lack_leases() {
     in_mount_namespace(|| {
         let scratch = Scratch::new();
         let directory = |name: &str| {
@@ -405,9 +405,9 @@ fn capabilities_of_overlayfs_forbid_drain() {
         let found = Capabilities::of(File::open(&merged).unwrap()).unwrap();
         unmount_any(&merged);
         assert_eq!(found.fs_type, "overlay");
-        assert!(!found.can_drain(), "{found:?}");
+        assert!(!found.has_leases(), "{found:?}");
         assert!(found.lease_fault.as_deref().unwrap().contains("mapping"), "{found:?}");
-        assert!(found.costs().iter().any(|line| line.contains("no drain")));
+        assert!(found.costs().iter().any(|line| line.contains("in use")));
     });
 }
 

@@ -52,25 +52,38 @@ struct Seen {
 /// Whether a line is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
-    /// The line is written. Before it, this many lines of its kind were left out.
-    Written(u64),
+    /// The line is written. Before it, this many lines of its kind were left out, and this many of kinds that are no
+    /// longer remembered.
+    Written(u64, u64),
     LeftOut,
 }
 
 /// Recent lines, by kind.
 #[derive(Debug, Default)]
-struct Kinds(HashMap<u64, Seen>);
+struct Kinds {
+    recent: HashMap<u64, Seen>,
+    /// Lines that were left out, of kinds that are no longer remembered. The next line that is written reports them.
+    forgotten: u64,
+}
 
 impl Kinds {
-    /// Decides whether to write a line of this kind.
-    fn decide(&mut self, kind: u64, most: u64, now: Instant) -> Fate {
-        if self.0.len() >= KINDS_MAX {
-            self.0.retain(|_, seen| now.duration_since(seen.since) < PERIOD);
-            if self.0.len() >= KINDS_MAX {
-                self.0.clear();
+    /// Counts a line of this kind. Returns whether it may be written.
+    fn admits(&mut self, kind: u64, most: u64, now: Instant) -> bool {
+        if self.recent.len() >= KINDS_MAX {
+            let forgotten = &mut self.forgotten;
+            let mut forget = |seen: &Seen| *forgotten += seen.left_out;
+            self.recent.retain(|_, seen| {
+                let is_recent = now.duration_since(seen.since) < PERIOD;
+                if !is_recent {
+                    forget(seen);
+                }
+                is_recent
+            });
+            if self.recent.len() >= KINDS_MAX {
+                self.recent.drain().for_each(|(_, seen)| forget(&seen));
             }
         }
-        let seen = match self.0.entry(kind) {
+        let seen = match self.recent.entry(kind) {
             Entry::Vacant(none) => none.insert(Seen { since: now, lines: 0, left_out: 0 }),
             Entry::Occupied(seen) => seen.into_mut(),
         };
@@ -78,11 +91,23 @@ impl Kinds {
             (seen.since, seen.lines) = (now, 0);
         }
         seen.lines += 1;
-        if seen.lines > most {
-            seen.left_out += 1;
+        let is_admitted = seen.lines <= most;
+        seen.left_out += u64::from(!is_admitted);
+        is_admitted
+    }
+
+    /// The lines of this kind that were left out since the last call.
+    fn take_left_out(&mut self, kind: u64) -> u64 {
+        self.recent.get_mut(&kind).map_or(0, |seen| std::mem::take(&mut seen.left_out))
+    }
+
+    /// Decides whether to write a line with this text, of this place in the code.
+    fn decide(&mut self, text: u64, place: u64, now: Instant) -> Fate {
+        if !self.admits(text, EQUAL_MAX, now) || !self.admits(place, PLACE_MAX, now) {
             return Fate::LeftOut;
         }
-        Fate::Written(std::mem::take(&mut seen.left_out))
+        let similar = self.take_left_out(text) + self.take_left_out(place);
+        Fate::Written(similar, std::mem::take(&mut self.forgotten))
     }
 }
 
@@ -112,20 +137,14 @@ struct Limited<F> {
 impl<F> Limited<F> {
     fn decide(&self, event: &Event<'_>, now: Instant) -> Fate {
         if *event.metadata().level() > Level::INFO {
-            return Fate::Written(0);
+            return Fate::Written(0, 0);
         }
         let mut place = DefaultHasher::new();
         event.metadata().callsite().hash(&mut place);
         let mut text = Text(place.clone());
         event.record(&mut text);
         let mut kinds = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        match kinds.decide(text.0.finish(), EQUAL_MAX, now) {
-            Fate::LeftOut => Fate::LeftOut,
-            Fate::Written(equal) => match kinds.decide(place.finish(), PLACE_MAX, now) {
-                Fate::LeftOut => Fate::LeftOut,
-                Fate::Written(of_place) => Fate::Written(equal + of_place),
-            },
-        }
+        kinds.decide(text.0.finish(), place.finish(), now)
     }
 }
 
@@ -138,12 +157,14 @@ where
     fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         match self.decide(event, Instant::now()) {
             Fate::LeftOut => Ok(()),
-            Fate::Written(left_out) => {
+            Fate::Written(similar, others) => {
                 self.format.format_event(ctx, to.by_ref(), event)?;
-                match left_out {
-                    0 => Ok(()),
-                    n => writeln!(to, "  (before this line {n} like it were left out)"),
+                for (count, kind) in [(similar, "similar"), (others, "other")] {
+                    if count > 0 {
+                        writeln!(to, "  (left out {count} {kind} lines before this one)")?;
+                    }
                 }
+                Ok(())
             }
         }
     }
@@ -215,15 +236,43 @@ mod tests {
     #[test]
     fn line_after_a_period_says_how_many_were_left_out() {
         let (mut kinds, begin) = (Kinds::default(), Instant::now());
-        let fates: Vec<Fate> = (0..5).map(|_| kinds.decide(7, 3, begin)).collect();
-        assert_eq!(fates[2..], [Fate::Written(0), Fate::LeftOut, Fate::LeftOut]);
-        assert_eq!(kinds.decide(8, 3, begin), Fate::Written(0));
+        let fates: Vec<Fate> = (0..5).map(|_| kinds.decide(7, 1, begin)).collect();
+        assert_eq!(fates[2..], [Fate::Written(0, 0), Fate::LeftOut, Fate::LeftOut]);
+        assert_eq!(kinds.decide(8, 1, begin), Fate::Written(0, 0));
         let later = begin + PERIOD;
-        assert_eq!(kinds.decide(7, 3, later), Fate::Written(2));
-        assert_eq!(kinds.decide(7, 3, later), Fate::Written(0));
-        for kind in 100..100 + 2 * KINDS_MAX as u64 {
-            kinds.decide(kind, 3, later);
+        assert_eq!(kinds.decide(7, 1, later), Fate::Written(2, 0));
+        assert_eq!(kinds.decide(7, 1, later), Fate::Written(0, 0));
+    }
+
+    #[test]
+    fn line_left_out_for_its_place_keeps_the_count_of_equal_lines() {
+        let (mut kinds, begin) = (Kinds::default(), Instant::now());
+        for _ in 0..EQUAL_MAX + 2 {
+            kinds.decide(7, 1, begin);
         }
-        assert!(kinds.0.len() <= KINDS_MAX);
+        let later = begin + PERIOD;
+        for text in 0..PLACE_MAX {
+            kinds.decide(1000 + text, 1, later);
+        }
+        assert_eq!(kinds.decide(7, 1, later), Fate::LeftOut);
+        assert_eq!(kinds.decide(7, 1, later + PERIOD), Fate::Written(2 + 1, 0));
+    }
+
+    #[test]
+    fn kinds_that_are_forgotten_are_few_and_their_lines_are_reported() {
+        let (mut kinds, begin) = (Kinds::default(), Instant::now());
+        for (now, lines) in [(begin, EQUAL_MAX + 2), (begin + PERIOD, EQUAL_MAX + 1)] {
+            for _ in 0..lines {
+                kinds.decide(7, 1, now);
+            }
+            let (mut similar, mut others) = (0, 0);
+            for kind in 100..100 + KINDS_MAX as u64 {
+                if let Fate::Written(of_kind, forgotten) = kinds.decide(kind << 32, kind, now) {
+                    (similar, others) = (similar + of_kind, others + forgotten);
+                }
+                assert!(kinds.recent.len() <= KINDS_MAX);
+            }
+            assert_eq!((similar, others), (0, lines - EQUAL_MAX));
+        }
     }
 }

@@ -65,7 +65,7 @@ impl Shard {
             state.reload(&tx, self.node()).map_err(|code| {
                 Error::new(code, format!("cannot open the shard {}", self.dir().display()))
                     .why("its ledger, or a directory that it names, is damaged")
-                    .cure("run `forebay fsck` to see the damage; save what the backing files hold")
+                    .cure("run `forebay fsck` to see the damage; copy the data out of the backing files")
             })?;
         }
         state.directories.trim();
@@ -208,23 +208,23 @@ impl<'a> Batch<'a> {
     #[inline]
     pub(crate) fn touch_directory(&mut self, c: &mut Context<'_>, slot: usize, entries: i64, links: i64) {
         let first = self.state.directories.touch(slot, entries, links, c.now);
-        self.owe_write(first);
+        self.expect_write(first);
         c.effects.inode(self.state.directories.get(slot).entry());
     }
 
     /// If `first`, the commit will write one more record.
     #[inline]
-    pub(crate) fn owe_write(&mut self, first: bool) {
+    pub(crate) fn expect_write(&mut self, first: bool) {
         if let (true, Some(usage)) = (first, &mut self.usage) {
-            usage.owe_write();
+            usage.expect_write();
         }
     }
 
     /// The commit will write one more orphan.
     #[inline]
-    pub(crate) fn owe_orphan(&mut self) {
+    pub(crate) fn expect_orphan(&mut self) {
         if let Some(usage) = &mut self.usage {
-            usage.owe_orphan();
+            usage.expect_orphan();
         }
     }
 
@@ -279,7 +279,7 @@ impl<'a> Batch<'a> {
             let slot = self.directory(inode.attr.ino)?;
             let (kept, first) = self.state.directories.change_whole(slot);
             *kept = *inode;
-            self.owe_write(first);
+            self.expect_write(first);
             return Ok(());
         }
         let mut buffer = [0; INODE_BYTES_MAX];

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use forebay_types::limits::{WIDTH_MAX, XATTR_TOTAL_MAX};
+use forebay_types::limits::{WIDTH_MAX, XATTR_OVERHEAD, XATTR_TOTAL_MAX};
 use forebay_types::{
     cookie_hash, part_of_hash, Code, Cookie, Entry, Error, Ino, Kind, NodeId, Parts, Reader, Result, TxId,
     DISCRIMINATOR_BITS,
@@ -19,7 +19,7 @@ use crate::record::{
     decode_format, decode_orphan, EntryRecord, Inode, Ledger, Pending, MARK_COLLISIONS, MARK_VALUES,
 };
 use crate::shard::Shard;
-use crate::wide::decode_place;
+use crate::wide::{decode_place, width_log2};
 
 /// Problems that are reported in words; further ones are only counted.
 const PROBLEMS_TOLD_MAX: usize = 1000;
@@ -89,9 +89,18 @@ struct Content {
 #[derive(Clone, Copy, Default)]
 struct Values {
     target_bytes: Option<u64>,
+    /// What the extended attributes count towards their bound.
     xattr_bytes: usize,
     /// The parts in a directory's value of the empty name.
     parts: Option<Parts>,
+}
+
+/// What a part is a part of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct PartOf {
+    directory: Ino,
+    /// The part's index, and the number of parts.
+    place: (usize, usize),
 }
 
 #[derive(Default)]
@@ -106,9 +115,9 @@ struct Check {
     /// Links from entries on other nodes, by inode.
     links: HashMap<u64, u32>,
     parents: HashMap<u64, Ino>,
-    /// Parts of wide directories that are or should be on this node, by number: the directory here that lists the part,
-    /// and the directory in the part's own record.
-    parts: BTreeMap<u64, (Option<Ino>, Option<Ino>)>,
+    /// Parts of wide directories that are or should be on this node, by number: what the list of a directory here says,
+    /// and what the part's own record says.
+    parts: BTreeMap<u64, (Option<PartOf>, Option<PartOf>)>,
     /// The last value's inode and name, and the piece that must follow.
     value: (u64, Vec<u8>, u32),
     /// The directory and hash that the walk has reached, and the names there, to find duplicates.
@@ -130,7 +139,7 @@ impl Shard {
         let _state = self.borrow("run a check")?;
         let broken = |code: Code| {
             Error::new(code, format!("cannot walk the shard {}", self.dir().display()))
-                .cure("the pool is damaged: save what the backing files hold and make a new one")
+                .cure("the pool is damaged: copy the data out of the backing files, then create a new pool")
         };
         let txn = self.env.read_txn().map_err(|e| broken(code_of(&e)))?;
         let mut check = Check::default();
@@ -238,7 +247,7 @@ impl Check {
             values.target_bytes = Some(values.target_bytes.unwrap_or(0) + bytes.len() as u64);
             values.parts = Parts::decode(&mut Reader::new(bytes)).ok();
         } else {
-            values.xattr_bytes += bytes.len() + if continues { 0 } else { name.len() };
+            values.xattr_bytes += bytes.len() + if continues { 0 } else { name.len() + XATTR_OVERHEAD };
         }
     }
 
@@ -250,16 +259,16 @@ impl Check {
         let (ino, name) = (record.ino, record.name);
         let at = || format!("directory {parent}: entry \"{}\"", shown(name));
         if matches!(name, b"." | b"..") || name.iter().any(|&b| b == b'/' || b == 0) {
-            self.report.problem(|| format!("{} has a name that cannot be", at()));
+            self.report.problem(|| format!("{} has an invalid name", at()));
         }
         if cookie_hash(cookie) != (shard.hash)(name) {
-            self.report.problem(|| format!("{} lies where its name's hash does not lead", at()));
+            self.report.problem(|| format!("{} has a cookie that does not match the hash of its name", at()));
         }
         if (self.names.0, self.names.1) != (parent.0, cookie_hash(cookie)) {
             self.names = (parent.0, cookie_hash(cookie), Vec::new());
         }
         if self.names.2.iter().any(|n| n == name) {
-            self.report.problem(|| format!("{} is there twice", at()));
+            self.report.problem(|| format!("{} exists twice", at()));
         }
         self.names.2.push(name.to_vec());
         let content = self.contents.entry(parent.0).or_default();
@@ -268,14 +277,14 @@ impl Check {
         let hash = cookie_hash(cookie);
         content.hashes = Some((content.hashes.map_or(hash, |(first, _)| first), hash));
         content.discriminated |= cookie & ((1 << DISCRIMINATOR_BITS) - 1) != 0;
-        let beyond = ino.birth_node() != shard.node() && record.kind != Kind::Directory;
-        if (record.link != TxId::NONE) != beyond {
+        let foreign = ino.birth_node() != shard.node() && record.kind != Kind::Directory;
+        if (record.link != TxId::NONE) != foreign {
             self.report.problem(|| {
-                let has = if beyond { "no link" } else { "a link" };
-                format!("{} leads to inode {ino}, and has {has}", at())
+                let has = if foreign { "no link" } else { "a link" };
+                format!("{} leads to inode {ino}, but has {has}", at())
             });
         }
-        if beyond {
+        if foreign {
             return; // its node's check looks for that inode and the link
         }
         let led = self.led.entry(ino.0).or_insert(Led { links: 0, kind: record.kind, parent, cookie });
@@ -300,11 +309,12 @@ impl Check {
         if let Some(pending) = pending {
             pending.apply(&mut inode.attr);
             if !inode.attr.is_directory() {
-                self.report.problem(|| format!("inode {ino}: pending, and no directory"));
+                self.report
+                    .problem(|| format!("inode {ino}: is pending in the ledger, but is not a directory"));
             }
         }
         if self.orphans.contains(&ino.0) {
-            self.report.problem(|| format!("inode {ino}: listed as an orphan, and there"));
+            self.report.problem(|| format!("inode {ino}: is listed as an orphan, but still exists"));
         }
         let attr = &inode.attr;
         match attr.kind() {
@@ -316,18 +326,18 @@ impl Check {
             }
             kind => {
                 if content.is_some() {
-                    self.report.problem(|| format!("inode {ino}: has entries, and is no directory"));
+                    self.report.problem(|| format!("inode {ino}: has entries, but is not a directory"));
                 }
-                let beyond = self.links.remove(&ino.0).unwrap_or(0);
+                let elsewhere = self.links.remove(&ino.0).unwrap_or(0);
                 let here = led.map_or(0, |led| led.links);
                 match led {
-                    None if beyond == 0 => {
+                    None if elsewhere == 0 => {
                         self.report.problem(|| format!("inode {ino}: no entry leads to it"));
                     }
-                    _ if here + beyond != attr.nlink => self.report.problem(|| {
+                    _ if here + elsewhere != attr.nlink => self.report.problem(|| {
                         let nlink = attr.nlink;
                         format!(
-                            "inode {ino}: has {nlink} links, but {here} entries here and {beyond} elsewhere"
+                            "inode {ino}: has {nlink} links, but {here} entries here and {elsewhere} elsewhere"
                         )
                     }),
                     None => {}
@@ -343,14 +353,14 @@ impl Check {
         }
         let is_wide = attr.is_directory() && attr.width_log2 != 0;
         if !attr.is_symlink() && !is_wide && values.target_bytes.is_some() {
-            self.report.problem(|| format!("inode {ino}: has a target, and is no symlink"));
+            self.report.problem(|| format!("inode {ino}: has a target, but is not a symlink"));
         }
         if values.xattr_bytes > XATTR_TOTAL_MAX {
             self.report.problem(|| format!("inode {ino}: too many extended attributes"));
         }
         let has_values = values.target_bytes.is_some() || values.xattr_bytes > 0;
         if has_values && inode.marks & MARK_VALUES == 0 {
-            self.report.problem(|| format!("inode {ino}: has values, and is not marked so"));
+            self.report.problem(|| format!("inode {ino}: has values, but lacks the mark for them"));
         }
         self.report.files += u64::from(attr.is_file());
         if attr.kind().has_backing() {
@@ -364,26 +374,35 @@ impl Check {
         if attr.width_log2 != 0 {
             let parts = listed.filter(|parts| parts.of == ino);
             if parts.is_none() {
-                self.report
-                    .problem(|| format!("directory {ino}: is wide, and does not say what its parts are"));
+                self.report.problem(|| format!("directory {ino}: is wide, but has no list of its parts"));
             }
-            for part in parts.iter().flat_map(|parts| parts.as_slice()) {
-                if part.birth_node() == shard.node() {
-                    self.parts.entry(part.0).or_default().0 = Some(ino);
-                }
+            let all = parts.as_ref().map_or(&[][..], |parts| parts.as_slice());
+            if !all.is_empty() && width_log2(all.len()) != attr.width_log2 {
+                let (listed, width) = (all.len(), attr.width_log2);
+                self.report.problem(|| {
+                    format!("directory {ino}: lists {listed} parts, but its width is 2^{width}, rounded up")
+                });
+            }
+            for (index, part) in all.iter().enumerate().filter(|(_, part)| part.birth_node() == shard.node())
+            {
+                let listed = PartOf { directory: ino, place: (index, all.len()) };
+                self.parts.entry(part.0).or_default().0 = Some(listed);
             }
             if content.entries > 0 {
-                self.report.problem(|| format!("directory {ino}: is wide, and has entries of its own"));
+                self.report.problem(|| format!("directory {ino}: is wide, but has entries of its own"));
             }
         }
         if !ino.is_part() {
             return;
         }
-        self.parts.entry(ino.0).or_default().1 = Some(attr.parent);
         let (index, width) = decode_place(inode.cookie);
+        let own = PartOf { directory: attr.parent, place: (index, width) };
+        self.parts.entry(ino.0).or_default().1 = Some(own);
         let falls_here = |hash| part_of_hash(hash, width) == index;
         if !(2..=WIDTH_MAX).contains(&width) {
-            self.report.problem(|| format!("part {ino} of directory {}: its place is damaged", attr.parent));
+            self.report.problem(|| {
+                format!("part {ino} of directory {}: its index or number of parts is damaged", attr.parent)
+            });
         } else if !content.hashes.is_none_or(|(first, last)| falls_here(first) && falls_here(last)) {
             self.report.problem(|| {
                 format!("part {ino} of directory {}: has names that belong to other parts", attr.parent)
@@ -403,7 +422,9 @@ impl Check {
             });
         }
         if content.discriminated && inode.marks & MARK_COLLISIONS == 0 {
-            self.report.problem(|| format!("directory {ino}: has names of one hash, and is not marked so"));
+            self.report.problem(|| {
+                format!("directory {ino}: has names with equal hashes, but lacks the mark for it")
+            });
         }
         match led {
             None if ino == Ino::ROOT && shard.node() == NodeId::FIRST => {
@@ -427,7 +448,7 @@ impl Check {
                 if (led.parent, led.cookie) != (attr.parent, inode.cookie) {
                     self.report.problem(|| {
                         format!(
-                            "directory {ino}: says it is in {}, but its entry is in {}",
+                            "directory {ino}: records {} as its parent, but its entry is in {}",
                             attr.parent, led.parent
                         )
                     });
@@ -444,36 +465,44 @@ impl Check {
                 continue; // another node has it
             }
             report.problem(|| {
-                format!("directory {}: an entry leads to inode {ino:016x}, which is not there", led.parent)
+                format!("directory {}: an entry leads to inode {ino:016x}, which does not exist", led.parent)
             });
         }
         for ino in self.links.keys() {
             report.problem(|| {
-                format!("there are links to inode {ino:016x}, which is not there, or a directory")
+                format!("there are links to inode {ino:016x}, which does not exist, or a directory")
             });
         }
         for ino in self.contents.keys() {
-            report.problem(|| format!("there are entries in directory {ino:016x}, which is not there"));
+            report.problem(|| format!("there are entries in directory {ino:016x}, which does not exist"));
         }
-        for (part, (listed, says)) in &self.parts {
-            let (part, here) = (Ino(*part), |of: &Ino| of.birth_node() == node);
-            match (listed, says) {
-                (Some(of), Some(parent)) if of == parent => {}
-                (Some(of), _) => {
-                    report.problem(|| format!("directory {of}: its part {part} is not there"));
+        for (part, (listed, own)) in &self.parts {
+            let (part, here) = (Ino(*part), |of: Ino| of.birth_node() == node);
+            match (listed, own) {
+                (Some(listed), Some(own)) if listed == own => {}
+                (Some(listed), Some(own)) if listed.directory == own.directory => {
+                    let directory = own.directory;
+                    report.problem(|| {
+                        format!(
+                            "part {part} of directory {directory}: has another place in the directory's list"
+                        )
+                    });
+                }
+                (Some(PartOf { directory, .. }), _) => {
+                    report.problem(|| format!("directory {directory}: its part {part} does not exist"));
                 }
                 // Whether a directory of another node lists it is a matter of the check over several nodes.
-                (None, Some(parent)) if here(parent) => {
-                    report.problem(|| format!("part {part}: directory {parent} does not list it"));
+                (None, Some(PartOf { directory, .. })) if here(*directory) => {
+                    report.problem(|| format!("part {part}: directory {directory} does not list it"));
                 }
                 (None, _) => {}
             }
         }
         for ino in self.values.keys() {
-            report.problem(|| format!("there are values of inode {ino:016x}, which is not there"));
+            report.problem(|| format!("there are values of inode {ino:016x}, which does not exist"));
         }
         for ino in self.pending.keys() {
-            report.problem(|| format!("directory {ino:016x} is pending, and not there"));
+            report.problem(|| format!("directory {ino:016x} is pending in the ledger, but does not exist"));
         }
         if node == NodeId::FIRST && !self.parents.contains_key(&Ino::ROOT.0) {
             report.problem(|| "there is no root directory".into());

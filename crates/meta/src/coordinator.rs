@@ -3,13 +3,13 @@
 //!
 //! ```text
 //! (if a condemned directory is wide: condemn all its parts too)
-//! widen            here: widen · each node: bear part · here: widen, with the parts
+//! widen            here: widen · each node: make part · here: widen, with the parts
 //! chmod … of a     here: change · each part: change
 //! wide directory
 //! link             home of the inode: count      · here: enter
 //! rmdir            here: leave                   · home of the directory: condemn
 //! mkdir            here: create inode            · home of the parent: enter · here: change, to inherit from it
-//! … that is wide   (then) each node: bear part   · here: widen, with the parts
+//! … that is wide   (then) each node: make part   · here: widen, with the parts
 //! rename, a file   here: leave                   · home of the destination: enter
 //! … a directory    home of the source: leave     · homes above the destination, up to the root: climb
 //! (root's home)    · home of the destination: enter · home of the directory: move · of what it replaces: condemn
@@ -138,7 +138,7 @@ impl Batch<'_> {
 
 /// Operations that run one at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Turn {
+pub(crate) enum Exclusive {
     /// Moves of directories between nodes, in the whole pool.
     Moves,
     /// Changes of this wide directory.
@@ -229,16 +229,16 @@ impl Coordinator {
 
     /// The sort of operation of which only one may run here at a time, if it is one: a second one would meet the first
     /// and have to start again.
-    pub(crate) fn turn(plan: &Plan) -> Option<Turn> {
+    pub(crate) fn exclusive(plan: &Plan) -> Option<Exclusive> {
         match &plan.0 {
-            Operation::MoveDirectory { .. } => Some(Turn::Moves),
-            Operation::Change { parts, .. } => Some(Turn::ChangesOf(parts.of)),
+            Operation::MoveDirectory { .. } => Some(Exclusive::Moves),
+            Operation::Change { parts, .. } => Some(Exclusive::ChangesOf(parts.of)),
             _ => None,
         }
     }
 
     /// True when the client, not this node, looked up the inode to move.
-    pub(crate) fn is_clients(&self) -> bool {
+    pub(crate) fn client_looked_up(&self) -> bool {
         matches!(self.plan, Operation::MoveDirectory { .. })
     }
 
@@ -267,7 +267,7 @@ impl Coordinator {
                 self.at = entry.attr.ino;
                 self.reply = reply;
             }
-            (Operation::MakeDirectory { .. }, 1, Reply::Entry(above)) => self.take_after(&above)?,
+            (Operation::MakeDirectory { .. }, 1, Reply::Entry(above)) => self.inherit(&above)?,
             (Operation::MakeDirectory { .. }, 2, _) => {}
             (Operation::MakeDirectory { .. }, 3, Reply::Entry(part)) => {
                 self.parts.push(part.attr.ino);
@@ -276,9 +276,9 @@ impl Coordinator {
                 }
             }
             (Operation::MakeDirectory { .. }, 4, Reply::Entry(_)) => {
-                let Reply::Entry(mut born) = self.reply else { return Err(Code::Malformed) };
-                born.attr.width_log2 = width_log2(self.parts.len());
-                self.reply = Reply::Entry(born);
+                let Reply::Entry(mut created) = self.reply else { return Err(Code::Malformed) };
+                created.attr.width_log2 = width_log2(self.parts.len());
+                self.reply = Reply::Entry(created);
                 self.parts.clear();
             }
             // No entry had the name.
@@ -357,10 +357,10 @@ impl Coordinator {
 
     /// Applies what a new directory inherits from its parent: group, set-group-id bit, layout, and the width of new
     /// directories, which is also its own width.
-    fn take_after(&mut self, above: &Entry) -> Answer<()> {
-        let Reply::Entry(mut born) = self.reply else { return Err(Code::Malformed) };
+    fn inherit(&mut self, above: &Entry) -> Answer<()> {
+        let Reply::Entry(mut created) = self.reply else { return Err(Code::Malformed) };
         let inherits = above.attr.mode & S_ISGID != 0;
-        let mode = inherits.then_some(born.attr.mode & 0o7777 | S_ISGID);
+        let mode = inherits.then_some(created.attr.mode & 0o7777 | S_ISGID);
         let width = Some(above.attr.width_of_new()).filter(|width| *width != 0);
         let gid = inherits.then_some(above.attr.gid);
         let set = SetAttr { mode, gid, width_of_new: width, ..SetAttr::default() };
@@ -371,10 +371,10 @@ impl Coordinator {
         if set == SetAttr::default() && layout.is_none() {
             return Ok(());
         }
-        let now = born.attr.ctime;
-        set.apply(&mut born.attr, now)?;
-        born.layout = layout.unwrap_or(born.layout);
-        self.reply = Reply::Entry(born);
+        let now = created.attr.ctime;
+        set.apply(&mut created.attr, now)?;
+        created.layout = layout.unwrap_or(created.layout);
+        self.reply = Reply::Entry(created);
         self.like = Some(Change { set, layout });
         Ok(())
     }
@@ -405,8 +405,8 @@ impl Coordinator {
                 3 if !self.wide_on.is_empty() => {
                     let (index, width) = (self.parts.len() as u8, self.wide_on.len() as u8);
                     let node = *self.wide_on.get(self.parts.len()).ok_or(Code::Malformed)?;
-                    let Reply::Entry(born) = self.reply else { return Err(Code::Malformed) };
-                    Some(Part::BearPart { node, of: self.at, index, width, like: like_for_parts(&born) })
+                    let Reply::Entry(created) = self.reply else { return Err(Code::Malformed) };
+                    Some(Part::CreatePart { node, of: self.at, index, width, like: like_for_parts(&created) })
                 }
                 4 => Some(Part::Widen { ino: self.at, parts: Some(Parts::new(self.at, &self.parts)?) }),
                 _ => None,
@@ -454,7 +454,7 @@ impl Coordinator {
                 (1, Some(like)) => {
                     let (index, width) = (self.parts.len() as u8, nodes.len() as u8);
                     let node = *nodes.get(self.parts.len()).ok_or(Code::Malformed)?;
-                    Some(Part::BearPart { node, of: *ino, index, width, like })
+                    Some(Part::CreatePart { node, of: *ino, index, width, like })
                 }
                 (2, _) => Some(Part::Widen { ino: *ino, parts: Some(Parts::new(*ino, &self.parts)?) }),
                 _ => None,

@@ -28,7 +28,7 @@ pub(crate) enum Ended {
 
 /// The deliveries to one node.
 #[derive(Debug, Default)]
-struct Owed {
+struct NodeQueue {
     /// When each is due; none while it is in flight.
     all: BTreeMap<Delivery, Option<Duration>>,
     /// Those that are not in flight, by the time when they are due.
@@ -37,7 +37,7 @@ struct Owed {
     silent: bool,
 }
 
-impl Owed {
+impl NodeQueue {
     fn put_off(&mut self, delivery: Delivery, until: Duration) {
         if let Some(Some(at)) = self.all.insert(delivery, Some(until)) {
             self.due.remove(&(at, delivery));
@@ -58,7 +58,7 @@ impl Owed {
 /// All deliveries; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Deliveries {
-    nodes: BTreeMap<NodeId, Owed>,
+    nodes: BTreeMap<NodeId, NodeQueue>,
     under_way: usize,
     under_way_silent: usize,
     /// The node that got the last delivery.
@@ -67,18 +67,18 @@ pub(crate) struct Deliveries {
 
 impl Deliveries {
     pub(crate) fn is_empty(&self) -> bool {
-        self.nodes.values().all(|owed| owed.all.is_empty())
+        self.nodes.values().all(|queue| queue.all.is_empty())
     }
 
     pub(crate) fn contains(&self, delivery: &Delivery) -> bool {
-        self.nodes.get(&delivery.node()).is_some_and(|owed| owed.all.contains_key(delivery))
+        self.nodes.get(&delivery.node()).is_some_and(|queue| queue.all.contains_key(delivery))
     }
 
     /// Adds a delivery that is due now, unless it exists. A new delivery is a reason to try a silent node again.
     pub(crate) fn add(&mut self, delivery: Delivery, now: Duration) {
-        let owed = self.nodes.entry(delivery.node()).or_default();
-        if !owed.all.contains_key(&delivery) {
-            owed.put_off(delivery, now);
+        let queue = self.nodes.entry(delivery.node()).or_default();
+        if !queue.all.contains_key(&delivery) {
+            queue.put_off(delivery, now);
         }
     }
 
@@ -88,30 +88,30 @@ impl Deliveries {
             return None;
         }
         let may_try_silent = self.under_way_silent < DELIVERIES_AHEAD_SILENT;
-        let is_ready = |owed: &Owed| {
-            owed.due.first().is_some_and(|(at, _)| *at <= now)
-                && owed.under_way < owed.ahead()
-                && (!owed.silent || may_try_silent)
+        let is_ready = |queue: &NodeQueue| {
+            queue.due.first().is_some_and(|(at, _)| *at <= now)
+                && queue.under_way < queue.ahead()
+                && (!queue.silent || may_try_silent)
         };
         let behind = (self.last.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
-        let ready = |(_, owed): &(&NodeId, &Owed)| is_ready(owed);
+        let ready = |(_, queue): &(&NodeId, &NodeQueue)| is_ready(queue);
         let node = *self.nodes.range(behind).find(ready).or_else(|| self.nodes.iter().find(ready))?.0;
-        let owed = self.nodes.get_mut(&node)?;
-        let (_, delivery) = owed.due.pop_first()?;
-        owed.all.insert(delivery, None);
-        owed.under_way += 1;
+        let queue = self.nodes.get_mut(&node)?;
+        let (_, delivery) = queue.due.pop_first()?;
+        queue.all.insert(delivery, None);
+        queue.under_way += 1;
         self.under_way += 1;
-        self.under_way_silent += usize::from(owed.silent);
+        self.under_way_silent += usize::from(queue.silent);
         self.last = Some(node);
         Some(delivery)
     }
 
     fn set_silent(&mut self, node: NodeId, silent: bool) {
-        if let Some(owed) = self.nodes.get_mut(&node).filter(|owed| owed.silent != silent) {
-            owed.silent = silent;
+        if let Some(queue) = self.nodes.get_mut(&node).filter(|queue| queue.silent != silent) {
+            queue.silent = silent;
             match silent {
-                true => self.under_way_silent += owed.under_way,
-                false => self.under_way_silent -= owed.under_way,
+                true => self.under_way_silent += queue.under_way,
+                false => self.under_way_silent -= queue.under_way,
             }
         }
     }
@@ -119,23 +119,23 @@ impl Deliveries {
     /// A delivery in flight has ended: it is removed, or due again later.
     pub(crate) fn ended(&mut self, delivery: Delivery, how: Ended, now: Duration) {
         let node = delivery.node();
-        let Some(owed) = self.nodes.get_mut(&node).filter(|owed| owed.all.get(&delivery) == Some(&None))
+        let Some(queue) = self.nodes.get_mut(&node).filter(|queue| queue.all.get(&delivery) == Some(&None))
         else {
             return;
         };
-        owed.under_way -= 1;
+        queue.under_way -= 1;
         self.under_way -= 1;
-        self.under_way_silent -= usize::from(owed.silent);
+        self.under_way_silent -= usize::from(queue.silent);
         match how {
             Ended::Made => {
-                owed.all.remove(&delivery);
+                queue.all.remove(&delivery);
             }
             Ended::Refused | Ended::NotReached => {
-                owed.put_off(delivery, now + Duration::from_millis(DELIVERY_AGAIN_MS));
+                queue.put_off(delivery, now + Duration::from_millis(DELIVERY_AGAIN_MS));
             }
         }
         self.set_silent(node, how == Ended::NotReached);
-        if self.nodes.get(&node).is_some_and(|owed| owed.all.is_empty()) {
+        if self.nodes.get(&node).is_some_and(|queue| queue.all.is_empty()) {
             self.nodes.remove(&node);
         }
     }
@@ -143,10 +143,10 @@ impl Deliveries {
     /// A node has sent something: all its deliveries are due.
     pub(crate) fn hurry(&mut self, node: NodeId, now: Duration) {
         self.set_silent(node, false);
-        let Some(owed) = self.nodes.get_mut(&node) else { return };
-        let later: Vec<Delivery> = owed.due.iter().filter(|(at, _)| *at > now).map(|(_, d)| *d).collect();
+        let Some(queue) = self.nodes.get_mut(&node) else { return };
+        let later: Vec<Delivery> = queue.due.iter().filter(|(at, _)| *at > now).map(|(_, d)| *d).collect();
         for delivery in later {
-            owed.put_off(delivery, now);
+            queue.put_off(delivery, now);
         }
     }
 
@@ -159,8 +159,8 @@ impl Deliveries {
         let able = self
             .nodes
             .values()
-            .filter(|owed| owed.under_way < owed.ahead() && (!owed.silent || may_try_silent));
-        able.filter_map(|owed| owed.due.first().map(|(at, _)| *at)).min()
+            .filter(|queue| queue.under_way < queue.ahead() && (!queue.silent || may_try_silent));
+        able.filter_map(|queue| queue.due.first().map(|(at, _)| *at)).min()
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct Directory {
     /// Size, links or times have changed since the last commit.
     changed: bool,
     /// Other attributes have changed too, so the record must be written.
-    whole: bool,
+    rewrite_record: bool,
     /// Time of the last change, to find the pending directory that was idle longest.
     used: u64,
 }
@@ -87,7 +87,7 @@ impl Directories {
     pub(crate) fn insert(&mut self, inode: Inode) -> usize {
         debug_assert!(!self.index.contains_key(&inode.attr.ino.0));
         let slot = self.slots.len();
-        self.slots.push(Directory { inode, pending: false, changed: false, whole: false, used: 0 });
+        self.slots.push(Directory { inode, pending: false, changed: false, rewrite_record: false, used: 0 });
         self.index.insert(inode.attr.ino.0, slot);
         slot
     }
@@ -122,7 +122,7 @@ impl Directories {
 
     /// The same, to change anything.
     pub(crate) fn change_whole(&mut self, slot: usize) -> (&mut Inode, bool) {
-        self.slots[slot].whole = true;
+        self.slots[slot].rewrite_record = true;
         self.change(slot)
     }
 
@@ -160,8 +160,8 @@ impl Directories {
         for &slot in &changed {
             let directory = &mut self.slots[slot];
             directory.changed = false;
-            if directory.whole {
-                directory.whole = false;
+            if directory.rewrite_record {
+                directory.rewrite_record = false;
                 write(&directory.inode)?;
                 if directory.pending {
                     directory.pending = false;

@@ -118,9 +118,15 @@ impl Effects {
         self.widened.clear();
     }
 
-    /// True when no name, inode or orphan was reported.
+    /// True when nothing was reported.
     pub fn is_empty(&self) -> bool {
-        self.names.is_empty() && self.inodes.is_empty() && self.orphaned.is_empty()
+        let Effects { arena, names, inodes, orphaned, deliveries, widened } = self;
+        arena.is_empty()
+            && names.is_empty()
+            && inodes.is_empty()
+            && orphaned.is_empty()
+            && deliveries.is_empty()
+            && widened.is_empty()
     }
 
     /// Names, in the order of the reports.
@@ -221,5 +227,23 @@ mod tests {
         assert!(effects.inodes().is_empty() && effects.orphaned().is_empty());
         effects.clear();
         assert!(effects.is_empty());
+    }
+
+    #[test]
+    fn is_empty_is_false_with_any_report() {
+        let reports: [fn(&mut Effects); 5] = [
+            |effects| effects.name(Ino(1), b"n", None),
+            |effects| effects.gone(Ino(3)),
+            |effects| effects.orphan(Ino(3), Layout::single(NodeId(1), 0)),
+            |effects| effects.delivery(Delivery::Touch(Ino(3), TxId(4))),
+            |effects| effects.widened(Ino(3)),
+        ];
+        for (i, report) in reports.into_iter().enumerate() {
+            let mut effects = Effects::new();
+            report(&mut effects);
+            assert!(!effects.is_empty(), "report {i}");
+            effects.clear();
+            assert!(effects.is_empty(), "report {i}");
+        }
     }
 }

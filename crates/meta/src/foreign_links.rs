@@ -12,11 +12,12 @@ use crate::effects::Delivery;
 use crate::keys::{self, Key};
 use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode};
+use crate::wide::decode_place;
 
 /// A notification that another node's inode is owed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(crate) enum Debt {
+pub(crate) enum Notification {
     /// An update of its ctime.
     Touch = 1,
     /// The removal of a link.
@@ -80,22 +81,35 @@ impl<'a> Leading<'a> {
 
 /// References between a shard and other nodes, for a check over several nodes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Beyond {
+pub struct ForeignReferences {
     /// Links from other nodes' entries that are counted here: inode, link.
     pub links: Vec<(Ino, TxId)>,
     /// Directories of this node whose entry is on another node, and their parents.
     pub directories: Vec<(Ino, Ino)>,
     /// Entries of this node that lead to inodes of other nodes.
-    pub entries: Vec<BeyondEntry>,
-    /// Parts on this node whose wide directory is on another node, and that directory.
-    pub parts: Vec<(Ino, Ino)>,
+    pub entries: Vec<ForeignEntry>,
+    /// Parts on this node whose wide directory is on another node.
+    pub parts: Vec<ForeignPart>,
     /// Parts on other nodes of wide directories of this node, and the directory.
     pub parts_elsewhere: Vec<(Ino, Ino)>,
 }
 
+/// A part, on this node, of a wide directory of another node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ForeignPart {
+    /// The part.
+    pub part: Ino,
+    /// Its directory.
+    pub of: Ino,
+    /// Its index in the directory's list, according to its own record.
+    pub index: usize,
+    /// The number of parts, likewise.
+    pub width: usize,
+}
+
 /// An entry that leads to another node's inode.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BeyondEntry {
+pub struct ForeignEntry {
     /// Directory.
     pub parent: Ino,
     /// Name.
@@ -108,18 +122,18 @@ pub struct BeyondEntry {
 
 impl Batch<'_> {
     /// References between this shard and other nodes. Walks all entries and inodes.
-    pub fn beyond(&self) -> Result<Beyond> {
-        let walk = || -> Answer<Beyond> {
-            let mut beyond = Beyond::default();
+    pub fn beyond(&self) -> Result<ForeignReferences> {
+        let walk = || -> Answer<ForeignReferences> {
+            let mut references = ForeignReferences::default();
             for item in self.tx.range(&[0], &[0xff; 16])? {
                 let (key, bytes) = item?;
                 match keys::decode(key) {
-                    Some(Key::Link(ino, link)) => beyond.links.push((ino, link)),
+                    Some(Key::Link(ino, link)) => references.links.push((ino, link)),
                     Some(Key::Entry(parent, _)) => {
                         let record = EntryRecord::decode(bytes)?;
                         let EntryRecord { ino, link, name, .. } = record;
                         if !self.is_ours(ino) {
-                            beyond.entries.push(BeyondEntry { parent, name: name.to_vec(), ino, link });
+                            references.entries.push(ForeignEntry { parent, name: name.to_vec(), ino, link });
                         }
                     }
                     Some(Key::Inode(ino)) => {
@@ -129,20 +143,26 @@ impl Batch<'_> {
                         };
                         let elsewhere = inode.attr.is_directory() && !self.is_ours(inode.attr.parent);
                         if elsewhere && ino.is_part() {
-                            beyond.parts.push((ino, inode.attr.parent));
+                            let (index, width) = decode_place(inode.cookie);
+                            references.parts.push(ForeignPart {
+                                part: ino,
+                                of: inode.attr.parent,
+                                index,
+                                width,
+                            });
                         } else if elsewhere {
-                            beyond.directories.push((ino, inode.attr.parent));
+                            references.directories.push((ino, inode.attr.parent));
                         }
                         if inode.attr.is_directory() && inode.attr.width_log2 != 0 {
                             let parts = self.parts_of(ino)?;
                             let others = parts.as_slice().iter().filter(|part| !self.is_ours(**part));
-                            beyond.parts_elsewhere.extend(others.map(|part| (*part, ino)));
+                            references.parts_elsewhere.extend(others.map(|part| (*part, ino)));
                         }
                     }
                     _ => {}
                 }
             }
-            Ok(beyond)
+            Ok(references)
         };
         walk().map_err(|code| self.failed("walk", code))
     }
@@ -166,11 +186,17 @@ impl Batch<'_> {
     }
 
     /// Records a debt to another node's inode.
-    pub(crate) fn owe(&mut self, c: &mut Context<'_>, ino: Ino, link: TxId, debt: Debt) -> Answer<()> {
+    pub(crate) fn add_debt(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        link: TxId,
+        debt: Notification,
+    ) -> Answer<()> {
         self.tx.put(&keys::owed(ino, link), &dated(debt as u8, c.now.sec))?;
         c.effects.delivery(match debt {
-            Debt::Touch => Delivery::Touch(ino, link),
-            Debt::Link => Delivery::DropLink(ino, link),
+            Notification::Touch => Delivery::Touch(ino, link),
+            Notification::Link => Delivery::DropLink(ino, link),
         });
         Ok(())
     }
@@ -258,7 +284,7 @@ impl Batch<'_> {
                 // Meanwhile the debt may have become the removal of the link.
                 Delivery::Touch(ino, link) => {
                     let bytes = self.tx.get(&keys::owed(ino, link))?.map(decode_dated).transpose()?;
-                    if bytes.is_some_and(|(kind, _)| kind == Debt::Touch as u8) {
+                    if bytes.is_some_and(|(kind, _)| kind == Notification::Touch as u8) {
                         self.tx.delete(&keys::owed(ino, link))?;
                     }
                 }
@@ -277,7 +303,7 @@ impl Batch<'_> {
                 let (key, bytes) = item?;
                 all.push(match keys::decode(key) {
                     Some(Key::Decision(tx, node)) => Delivery::Commit(tx, node),
-                    Some(Key::Owed(ino, link)) if decode_dated(bytes)?.0 == Debt::Touch as u8 => {
+                    Some(Key::Owed(ino, link)) if decode_dated(bytes)?.0 == Notification::Touch as u8 => {
                         Delivery::Touch(ino, link)
                     }
                     Some(Key::Owed(ino, link)) => Delivery::DropLink(ino, link),

@@ -28,7 +28,7 @@ pub(crate) enum Hold {
     /// It is being removed, and gets no entry.
     Condemned,
     /// It is being created, and gets no entry. Only the transaction that creates it may change it.
-    Born,
+    BeingCreated,
     /// It is becoming wide, and gets no entry of its own.
     Widening,
     /// It is wide, and attributes that its parts share are being changed.
@@ -36,10 +36,10 @@ pub(crate) enum Hold {
 }
 
 impl Hold {
-    fn bears(self, other: Hold) -> bool {
-        use Hold::{Born, Changing, Condemned, Entered, Moving, Pinned, Widening};
+    fn is_compatible(self, other: Hold) -> bool {
+        use Hold::{BeingCreated, Changing, Condemned, Entered, Moving, Pinned, Widening};
         match (self, other) {
-            (Condemned | Widening | Born, _) | (_, Condemned | Widening | Born) => false,
+            (Condemned | Widening | BeingCreated, _) | (_, Condemned | Widening | BeingCreated) => false,
             (Moving, Pinned | Moving) | (Pinned, Moving) | (Changing, Changing) => false,
             (Entered | Changing, _) | (_, Entered | Changing) | (Pinned, Pinned) => true,
         }
@@ -58,7 +58,7 @@ pub(crate) struct Holds {
 /// A prepared part's record: seconds since 1970, the inode that it created, the part.
 pub(crate) struct PreparedRecord<'a> {
     pub(crate) seconds: u64,
-    pub(crate) born: Ino,
+    pub(crate) created: Ino,
     pub(crate) part: Part<'a>,
 }
 
@@ -66,7 +66,7 @@ impl<'a> PreparedRecord<'a> {
     pub(crate) fn decode(bytes: &'a [u8]) -> Result<PreparedRecord<'a>, Code> {
         let mut r = Reader::new(bytes);
         let mut read = || -> Result<PreparedRecord<'a>, Code> {
-            Ok(PreparedRecord { seconds: r.u64()?, born: Ino(r.u64()?), part: Part::decode(&mut r)? })
+            Ok(PreparedRecord { seconds: r.u64()?, created: Ino(r.u64()?), part: Part::decode(&mut r)? })
         };
         read().map_err(|_| Code::Corrupt)
     }
@@ -93,7 +93,7 @@ impl Holds {
                     at = parent;
                 }
             }
-            holds.note(id, &record.part, record.born, here);
+            holds.note(id, &record.part, record.created, here);
         }
         Ok(holds)
     }
@@ -114,9 +114,9 @@ impl Holds {
         self.names.keys().map(|(parent, name)| (Ino(*parent), name.as_slice()))
     }
 
-    /// Adds the holds of a prepared part, which created `born`, if anything. For [`Part::Climb`] the caller holds the
-    /// directories.
-    pub(crate) fn note(&mut self, tx: TxId, part: &Part<'_>, born: Ino, here: NodeId) {
+    /// Adds the holds of a prepared part, which created the inode `created`, if any. For [`Part::Climb`] the caller holds
+    /// the directories.
+    pub(crate) fn note(&mut self, tx: TxId, part: &Part<'_>, created: Ino, here: NodeId) {
         *self.prepared.entry(tx).or_default() += 1;
         match *part {
             Part::Leave { parent, name, .. } => self.hold_name(tx, parent, name),
@@ -133,7 +133,9 @@ impl Holds {
             Part::Change { ino, .. } => self.hold_directory(tx, ino, Hold::Changing),
             // Its number is not known yet. A client that guesses it must not put an entry into a directory that may be
             // removed.
-            Part::CreateInode { .. } | Part::BearPart { .. } => self.hold_directory(tx, born, Hold::Born),
+            Part::CreateInode { .. } | Part::CreatePart { .. } => {
+                self.hold_directory(tx, created, Hold::BeingCreated)
+            }
             Part::Count { .. } | Part::Climb { .. } => {}
         }
     }
@@ -173,18 +175,18 @@ impl Holds {
     pub(crate) fn forbids(&self, tx: TxId, ino: Ino, hold: Hold) -> bool {
         let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);
         let counts = |of: TxId, other: Hold| of != tx || hold == Hold::Condemned || other == Hold::Condemned;
-        holders.iter().any(|(holder, other)| counts(*holder, *other) && !hold.bears(*other))
+        holders.iter().any(|(holder, other)| counts(*holder, *other) && !hold.is_compatible(*other))
     }
 
     /// True for a directory that a transaction in progress is creating: no client has seen it yet.
-    pub(crate) fn is_born(&self, ino: Ino) -> bool {
+    pub(crate) fn is_being_created(&self, ino: Ino) -> bool {
         let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);
-        holders.iter().any(|(_, hold)| matches!(hold, Hold::Born))
+        holders.iter().any(|(_, hold)| matches!(hold, Hold::BeingCreated))
     }
 
     /// True when a directory takes no entries, because it may be removed or become wide.
     pub(crate) fn is_condemned(&self, ino: Ino) -> bool {
         let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);
-        holders.iter().any(|(_, hold)| matches!(hold, Hold::Condemned | Hold::Widening | Hold::Born))
+        holders.iter().any(|(_, hold)| matches!(hold, Hold::Condemned | Hold::Widening | Hold::BeingCreated))
     }
 }

@@ -17,7 +17,7 @@ const SESSION: u8 = 3;
 const REPLY: u8 = 4;
 const ORPHAN: u8 = 5;
 /// Records that concern other nodes: rare, and of several kinds.
-const BEYOND: u8 = 6;
+const FOREIGN: u8 = 6;
 const LINK: u8 = 1;
 const PREPARED: u8 = 2;
 const DECISION: u8 = 3;
@@ -31,7 +31,7 @@ pub(crate) type NumberKey = [u8; 9];
 /// Bytes of an entry's key: tag, parent, cookie.
 pub(crate) type EntryKey = [u8; 17];
 /// Bytes of the key of a record that concerns other nodes: tag, kind, two numbers.
-pub(crate) type BeyondKey = [u8; 18];
+pub(crate) type ForeignKey = [u8; 18];
 /// Bytes of a kept reply's key: tag, session, slot.
 pub(crate) type ReplyKey = [u8; 10];
 /// Bytes of the longest key of a piece of a value: tag, inode, name, NUL, piece.
@@ -82,8 +82,8 @@ pub(crate) fn orphan(ino: Ino) -> NumberKey {
 }
 
 /// The key of a record that concerns other nodes: two numbers behind its kind.
-fn beyond(kind: u8, a: u64, b: u64) -> BeyondKey {
-    let mut key = [BEYOND; 18];
+fn foreign(kind: u8, a: u64, b: u64) -> ForeignKey {
+    let mut key = [FOREIGN; 18];
     key[1] = kind;
     key[2..10].copy_from_slice(&a.to_be_bytes());
     key[10..].copy_from_slice(&b.to_be_bytes());
@@ -91,43 +91,43 @@ fn beyond(kind: u8, a: u64, b: u64) -> BeyondKey {
 }
 
 /// The key of a link from an entry on another node to an inode.
-pub(crate) fn link(ino: Ino, link: TxId) -> BeyondKey {
-    beyond(LINK, ino.0, link.0)
+pub(crate) fn link(ino: Ino, link: TxId) -> ForeignKey {
+    foreign(LINK, ino.0, link.0)
 }
 
 /// The key of a prepared part of a transaction.
-pub(crate) fn prepared(tx: TxId, index: u8) -> BeyondKey {
-    beyond(PREPARED, tx.0, u64::from(index))
+pub(crate) fn prepared(tx: TxId, index: u8) -> ForeignKey {
+    foreign(PREPARED, tx.0, u64::from(index))
 }
 
 /// The key of a node that has not acknowledged that a transaction was committed.
-pub(crate) fn decision(tx: TxId, node: NodeId) -> BeyondKey {
-    beyond(DECISION, tx.0, u64::from(node.0))
+pub(crate) fn decision(tx: TxId, node: NodeId) -> ForeignKey {
+    foreign(DECISION, tx.0, u64::from(node.0))
 }
 
 /// The key of a debt to another node's inode.
-pub(crate) fn owed(ino: Ino, link: TxId) -> BeyondKey {
-    beyond(OWED, ino.0, link.0)
+pub(crate) fn owed(ino: Ino, link: TxId) -> ForeignKey {
+    foreign(OWED, ino.0, link.0)
 }
 
 /// First and last keys of a transaction's parts.
-pub(crate) fn parts_of(tx: TxId) -> (BeyondKey, BeyondKey) {
+pub(crate) fn parts_of(tx: TxId) -> (ForeignKey, ForeignKey) {
     (prepared(tx, 0), prepared(tx, u8::MAX))
 }
 
 /// First and last keys of a transaction's decision.
-pub(crate) fn decisions_of(tx: TxId) -> (BeyondKey, BeyondKey) {
-    (beyond(DECISION, tx.0, 0), beyond(DECISION, tx.0, u64::MAX))
+pub(crate) fn decisions_of(tx: TxId) -> (ForeignKey, ForeignKey) {
+    (foreign(DECISION, tx.0, 0), foreign(DECISION, tx.0, u64::MAX))
 }
 
 /// First and last keys of all prepared parts.
-pub(crate) fn all_prepared() -> (BeyondKey, BeyondKey) {
-    (beyond(PREPARED, 0, 0), beyond(PREPARED, u64::MAX, u64::MAX))
+pub(crate) fn all_prepared() -> (ForeignKey, ForeignKey) {
+    (foreign(PREPARED, 0, 0), foreign(PREPARED, u64::MAX, u64::MAX))
 }
 
 /// First and last keys of everything that other nodes have not acknowledged: decisions and debts.
-pub(crate) fn all_unsettled() -> (BeyondKey, BeyondKey) {
-    (beyond(DECISION, 0, 0), beyond(OWED, u64::MAX, u64::MAX))
+pub(crate) fn all_unsettled() -> (ForeignKey, ForeignKey) {
+    (foreign(DECISION, 0, 0), foreign(OWED, u64::MAX, u64::MAX))
 }
 
 /// The key of an inode.
@@ -223,7 +223,7 @@ pub(crate) fn decode(key: &[u8]) -> Option<Key<'_>> {
             }
             Key::Value(Ino(be(&rest[..8])?), name, u16::from_be_bytes([tail[1], tail[2]]))
         }
-        BEYOND if rest.len() == 17 => {
+        FOREIGN if rest.len() == 17 => {
             let (a, b) = (be(&rest[1..9])?, be(&rest[9..])?);
             match rest[0] {
                 LINK => Key::Link(Ino(a), TxId(b)),

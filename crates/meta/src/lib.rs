@@ -43,7 +43,7 @@ pub use batch::{Batch, PAYLOAD_BYTES_MAX};
 pub use check::CheckReport;
 pub use coordinator::Plan;
 pub use effects::{Delivery, Effects, Mark, NameEffect, Since};
-pub use foreign_links::{Beyond, BeyondEntry, Leading};
+pub use foreign_links::{ForeignEntry, ForeignPart, ForeignReferences, Leading};
 pub use replies::KEPT_REPLY_BYTES_MAX;
 pub use shard::{Shard, ShardOptions, ShardStatistics};
 pub use two_phase_commit::{Act, Client, Transactions};

@@ -11,7 +11,7 @@ use forebay_types::{
 };
 
 use crate::batch::{Answer, Batch, Context};
-use crate::foreign_links::Debt;
+use crate::foreign_links::Notification;
 use crate::keys;
 use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode, ENTRY_HEADER_BYTES, INODE_BYTES_MAX, MARK_COLLISIONS, MARK_VALUES};
@@ -54,7 +54,7 @@ pub(crate) enum Entered {
 
 /// The result of [`Batch::create_inode`].
 #[allow(clippy::large_enum_variant)] // Not boxed: every create takes this path.
-enum Born {
+enum CreateOutcome {
     New(Inode),
     Taken(Found),
 }
@@ -117,7 +117,7 @@ impl Batch<'_> {
         if discriminator > 0 && marks & MARK_COLLISIONS == 0 {
             let (inode, first) = self.state.directories.change_whole(slot);
             inode.marks |= MARK_COLLISIONS;
-            self.owe_write(first);
+            self.expect_write(first);
         }
         self.tx.put(&keys::entry(parent, first | discriminator), &buffer[..n])?;
         Ok(Entered::New(first | discriminator))
@@ -139,7 +139,7 @@ impl Batch<'_> {
     }
 
     /// Attributes of a new inode in a directory; its number is set later.
-    fn attr_of_birth(&self, c: &Context<'_>, slot: usize, mode: u32) -> Attr {
+    fn attr_of_new(&self, c: &Context<'_>, slot: usize, mode: u32) -> Attr {
         let parent = &self.state.directories.get(slot).attr;
         let directory = mode & 0o170_000 == Kind::Directory.mode_bits();
         let inherits = parent.mode & S_ISGID != 0;
@@ -171,12 +171,12 @@ impl Batch<'_> {
         name: &[u8],
         inode: Inode,
         extra: u64,
-    ) -> Answer<Born> {
-        self.bear_as(c, slot, name, inode, extra, None)
+    ) -> Answer<CreateOutcome> {
+        self.create_inode_as(c, slot, name, inode, extra, None)
     }
 
     /// [`Batch::create_inode`] with the inode's number, if the request has a reserved one.
-    fn bear_as(
+    fn create_inode_as(
         &mut self,
         c: &mut Context<'_>,
         slot: usize,
@@ -184,10 +184,10 @@ impl Batch<'_> {
         mut inode: Inode,
         extra: u64,
         number: Option<Ino>,
-    ) -> Answer<Born> {
+    ) -> Answer<CreateOutcome> {
         // Entry, inode, kept reply, ledger.
         if let Err(code) = self.admit(Class::Growth, Work { writes: 4, run: extra }) {
-            return self.find_entry(slot, name)?.map(Born::Taken).ok_or(code);
+            return self.find_entry(slot, name)?.map(CreateOutcome::Taken).ok_or(code);
         }
         let next = self.state.ledger.next_counter;
         // The request may reserve one more number.
@@ -203,13 +203,13 @@ impl Batch<'_> {
         }
         let directory = inode.attr.is_directory();
         if directory && self.state.directories.get(slot).attr.nlink >= LINKS_MAX {
-            return self.find_entry(slot, name)?.map(Born::Taken).ok_or(Code::TooManyLinks);
+            return self.find_entry(slot, name)?.map(CreateOutcome::Taken).ok_or(Code::TooManyLinks);
         }
         let kind = inode.attr.kind();
         let record = EntryRecord { ino, kind, home: inode.attr.home, width_log2: 0, link: TxId::NONE, name };
         let cookie = match self.enter(slot, &record)? {
             Entered::New(cookie) => cookie,
-            Entered::Taken(found) => return Ok(Born::Taken(found)),
+            Entered::Taken(found) => return Ok(CreateOutcome::Taken(found)),
         };
         inode.attr.ino = ino;
         inode.cookie = if directory { cookie } else { 0 };
@@ -224,7 +224,7 @@ impl Batch<'_> {
         c.effects.name(parent, name, Some((ino, kind)));
         c.effects.inode(inode.entry());
         self.touch_directory(c, slot, 1, directory as i64);
-        Ok(Born::New(inode))
+        Ok(CreateOutcome::New(inode))
     }
 
     /// Reserves the next inode number.
@@ -248,7 +248,7 @@ impl Batch<'_> {
             return Err(Code::Invalid);
         };
         let slot = self.entries_for(parent, name)?;
-        let mut attr = self.attr_of_birth(c, slot, Kind::File.mode_bits() | mode);
+        let mut attr = self.attr_of_new(c, slot, Kind::File.mode_bits() | mode);
         attr.flags = FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
         let layout = match layout {
             None => Layout::single(attr.home, 0),
@@ -266,20 +266,20 @@ impl Batch<'_> {
                 }
             },
         };
-        match self.bear_as(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0, number)? {
-            Born::New(inode) => {
+        match self.create_inode_as(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0, number)? {
+            CreateOutcome::New(inode) => {
                 let next = reserve.then(|| Ino::new(self.shard.node(), self.state.ledger.next_counter));
                 self.state.ledger.next_counter += u64::from(reserve);
                 Ok(Reply::Created { entry: inode.entry(), created: true, next })
             }
-            Born::Taken(_) if exclusive => Err(Code::Exists),
-            Born::Taken(found) if found.kind == Kind::Directory && !self.is_ours(found.ino) => {
+            CreateOutcome::Taken(_) if exclusive => Err(Code::Exists),
+            CreateOutcome::Taken(found) if found.kind == Kind::Directory && !self.is_ours(found.ino) => {
                 Err(Code::IsDirectory)
             }
-            Born::Taken(found) if !self.is_ours(found.ino) => {
+            CreateOutcome::Taken(found) if !self.is_ours(found.ino) => {
                 Ok(Reply::Elsewhere { ino: found.ino, kind: found.kind })
             }
-            Born::Taken(found) => {
+            CreateOutcome::Taken(found) => {
                 let entry = self.entered_inode(found.ino)?.entry();
                 c.effects.name(parent, name, Some((found.ino, found.kind)));
                 c.effects.inode(entry);
@@ -297,7 +297,7 @@ impl Batch<'_> {
         rdev: u64,
     ) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
-        let mut attr = self.attr_of_birth(c, slot, mode);
+        let mut attr = self.attr_of_new(c, slot, mode);
         match attr.kind() {
             Kind::CharDevice | Kind::BlockDevice => attr.rdev = rdev,
             Kind::Fifo | Kind::Socket => {}
@@ -305,8 +305,8 @@ impl Batch<'_> {
         }
         let layout = Layout::single(attr.home, 0);
         match self.create_inode(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
-            Born::New(inode) => Ok(Reply::Entry(inode.entry())),
-            Born::Taken(_) => Err(Code::Exists),
+            CreateOutcome::New(inode) => Ok(Reply::Entry(inode.entry())),
+            CreateOutcome::Taken(_) => Err(Code::Exists),
         }
     }
 
@@ -318,7 +318,7 @@ impl Batch<'_> {
         mode: u32,
     ) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
-        let mut attr = self.attr_of_birth(c, slot, Kind::Directory.mode_bits() | mode);
+        let mut attr = self.attr_of_new(c, slot, Kind::Directory.mode_bits() | mode);
         let above = self.state.directories.get(slot);
         let layout = above.layout;
         let width = Some(above.attr.width_of_new()).filter(|width| *width != 0);
@@ -327,11 +327,11 @@ impl Batch<'_> {
             SetAttr { width_of_new: width, ..SetAttr::default() }.apply(&mut attr, c.now)?;
         }
         match self.create_inode(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
-            Born::New(inode) => {
+            CreateOutcome::New(inode) => {
                 self.state.directories.insert(inode);
                 Ok(Reply::Entry(inode.entry()))
             }
-            Born::Taken(_) => Err(Code::Exists),
+            CreateOutcome::Taken(_) => Err(Code::Exists),
         }
     }
 
@@ -343,7 +343,7 @@ impl Batch<'_> {
         target: &[u8],
     ) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
-        let mut attr = self.attr_of_birth(c, slot, Kind::Symlink.mode_bits() | 0o777);
+        let mut attr = self.attr_of_new(c, slot, Kind::Symlink.mode_bits() | 0o777);
         attr.size = target.len() as u64;
         let layout = Layout::single(attr.home, 0);
         let pieces = Self::pieces_of(target.len());
@@ -354,11 +354,11 @@ impl Batch<'_> {
             Inode { attr, layout, cookie: 0, marks: MARK_VALUES },
             pieces,
         )? {
-            Born::New(inode) => {
+            CreateOutcome::New(inode) => {
                 self.put_value(inode.attr.ino, b"", target)?;
                 Ok(Reply::Entry(inode.entry()))
             }
-            Born::Taken(_) => Err(Code::Exists),
+            CreateOutcome::Taken(_) => Err(Code::Exists),
         }
     }
 
@@ -427,7 +427,7 @@ impl Batch<'_> {
         match inode {
             Some(mut inode) => Ok((self.drop_link(c, &mut inode)?, inode.layout)),
             None => {
-                self.owe(c, found.ino, found.link, Debt::Link)?;
+                self.add_debt(c, found.ino, found.link, Notification::Link)?;
                 Ok((false, Layout::single(found.ino.birth_node(), 0)))
             }
         }

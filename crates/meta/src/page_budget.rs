@@ -118,9 +118,9 @@ pub(crate) struct Usage {
     leaf_touches: u64,
     branch_touches: u64,
     /// Writes that the commit will make.
-    owed_writes: u64,
+    expected_writes: u64,
     /// Adjacent writes that the commit will make.
-    owed_run: u64,
+    expected_run: u64,
     depth: u64,
 }
 
@@ -128,8 +128,9 @@ impl Usage {
     /// Upper bound of the pages taken so far, and by the commit.
     fn taken(&self) -> u64 {
         let path = 2 * self.depth + 2;
-        let run = if self.owed_run == 0 { 0 } else { self.owed_run + self.owed_run / 32 + 2 * path };
-        let owed = self.owed_writes * path + run;
+        let run =
+            if self.expected_run == 0 { 0 } else { self.expected_run + self.expected_run / 32 + 2 * path };
+        let owed = self.expected_writes * path + run;
         self.leaf_touches.min(self.start.leaves)
             + self.branch_touches.min(self.start.branches)
             + (self.peak - self.start.all())
@@ -149,14 +150,14 @@ impl Usage {
 
     /// The commit will make one more write.
     #[inline]
-    pub(crate) fn owe_write(&mut self) {
-        self.owed_writes += 1;
+    pub(crate) fn expect_write(&mut self) {
+        self.expected_writes += 1;
     }
 
     /// The commit will write one more orphan.
     #[inline]
-    pub(crate) fn owe_orphan(&mut self) {
-        self.owed_run += 1;
+    pub(crate) fn expect_orphan(&mut self) {
+        self.expected_run += 1;
     }
 
     /// The worst case of an operation, in pages.
@@ -209,7 +210,7 @@ impl Space {
             return Ok(());
         }
         let mib = (needed * self.page_bytes).div_ceil(1 << 20);
-        Err(Error::new(Code::NoSpace, format!("cannot make a shard with less than {mib} MiB of its own"))
+        Err(Error::new(Code::NoSpace, format!("a shard needs at least {mib} MiB"))
             .why(format!("only {} MiB could be allocated", (self.backed_pages * self.page_bytes) >> 20))
             .cure("free space on the target, or choose a larger medium or capacity"))
     }

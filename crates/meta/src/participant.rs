@@ -13,7 +13,7 @@
 //! | move | directory cannot be moved, removed, or passed by a climb | other parent | |
 //! | condemn | directory cannot get entries | directory removed | |
 //! | widen | directory cannot get entries or be removed | its parts have its entries | |
-//! | bear part | part created | | part removed |
+//! | create part | part created | | part removed |
 //! | change | wide directory cannot get another such change | changed | |
 //! | climb | ancestors cannot be moved or removed | | |
 
@@ -122,14 +122,14 @@ impl Batch<'_> {
             Part::Enter { .. }
             | Part::Count { .. }
             | Part::CreateInode { .. }
-            | Part::BearPart { .. }
+            | Part::CreatePart { .. }
             | Part::Widen { .. } => Class::Growth,
             Part::Condemn { .. } => Class::Removal,
             _ => Class::Change,
         };
         // The part, an inode and a link, kept reply, ledger.
         self.admit(class, Work::writes(5))?;
-        let mut born = Ino(0);
+        let mut created = Ino(0);
         let n = match part {
             Part::Leave { parent, name, ino, link } => self.prepare_leave((parent, name), ino, link),
             Part::Enter { .. } => self.prepare_enter(tx, &part),
@@ -140,8 +140,8 @@ impl Batch<'_> {
                 if self.is_ours(parent) && tx.coordinator() != self.shard.node() {
                     return Err(Code::Invalid);
                 }
-                let inode = self.bear_detached(c, parent, mode)?;
-                born = inode.attr.ino;
+                let inode = self.create_detached(c, parent, mode)?;
+                created = inode.attr.ino;
                 Ok(Reply::Entry(inode.entry()))
             }
             Part::Move { ino, .. } => {
@@ -150,9 +150,9 @@ impl Batch<'_> {
                 Ok(Reply::Done)
             }
             Part::Widen { ino, .. } => self.prepare_widen(tx, ino),
-            Part::BearPart { .. } => {
-                let inode = self.bear_part(c, &part)?;
-                born = inode.attr.ino;
+            Part::CreatePart { .. } => {
+                let inode = self.create_part(c, &part)?;
+                created = inode.attr.ino;
                 Ok(Reply::Entry(inode.entry()))
             }
             Part::Change { ino, ref change } => self.prepare_change(c, tx, ino, change),
@@ -162,12 +162,12 @@ impl Batch<'_> {
         let mut buffer = [0; PREPARED_BYTES_MAX];
         let mut w = Writer::new(&mut buffer);
         w.u64(c.now.sec as u64)?;
-        w.u64(born.0)?;
+        w.u64(created.0)?;
         part.encode(&mut w)?;
         let len = w.len();
         self.tx.put(&key, &buffer[..len])?;
         let here = self.shard.node();
-        self.state.holds.note(tx, &part, born, here);
+        self.state.holds.note(tx, &part, created, here);
         Ok(n)
     }
 
@@ -263,7 +263,7 @@ impl Batch<'_> {
     }
 
     /// Creates a directory without an entry.
-    fn bear_detached(&mut self, c: &mut Context<'_>, parent: Ino, mode: u32) -> Answer<Inode> {
+    fn create_detached(&mut self, c: &mut Context<'_>, parent: Ino, mode: u32) -> Answer<Inode> {
         let home = self.shard.node();
         let attr = self.attr_of_detached(c, Ino::new, parent, mode)?;
         let inode = Inode { attr, layout: Layout::single(home, 0), cookie: 0, marks: 0 };
@@ -387,11 +387,11 @@ impl Batch<'_> {
             Part::Condemn { .. } => 2,
             _ => 1,
         });
-        for PreparedRecord { born, part, .. } in &records {
+        for PreparedRecord { created, part, .. } in &records {
             match commit {
                 true if !self.is_whole(part, &records)? => {}
                 true => self.commit_part(c, part)?,
-                false => self.abort_part(c, part, *born)?,
+                false => self.abort_part(c, part, *created)?,
             }
         }
         for (key, _) in &parts {
@@ -452,7 +452,7 @@ impl Batch<'_> {
             | Part::Change { .. }
             | Part::Count { .. }
             | Part::CreateInode { .. }
-            | Part::BearPart { .. }
+            | Part::CreatePart { .. }
             | Part::Climb { .. } => true,
         })
     }
@@ -507,7 +507,7 @@ impl Batch<'_> {
             Part::Widen { parts: None, .. }
             | Part::Count { .. }
             | Part::CreateInode { .. }
-            | Part::BearPart { .. }
+            | Part::CreatePart { .. }
             | Part::Climb { .. } => Ok(()),
         }
     }
@@ -588,19 +588,19 @@ impl Batch<'_> {
         inode.attr.ctime = c.now;
         inode.cookie = cookie;
         let entry = inode.entry();
-        self.owe_write(first);
+        self.expect_write(first);
         c.effects.inode(entry);
         Ok(())
     }
 
-    fn abort_part(&mut self, c: &mut Context<'_>, part: &Part<'_>, born: Ino) -> Answer<()> {
+    fn abort_part(&mut self, c: &mut Context<'_>, part: &Part<'_>, created: Ino) -> Answer<()> {
         match *part {
             Part::Count { ino, link } => self.end_link(c, ino, link),
-            Part::CreateInode { .. } | Part::BearPart { .. } => {
-                if let Some(inode) = self.find_inode(born)? {
-                    self.directory(born)?;
+            Part::CreateInode { .. } | Part::CreatePart { .. } => {
+                if let Some(inode) = self.find_inode(created)? {
+                    self.directory(created)?;
                     self.remove_inode(c, &inode)?;
-                    self.state.directories.remove(born);
+                    self.state.directories.remove(created);
                 }
                 Ok(())
             }

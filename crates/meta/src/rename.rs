@@ -17,7 +17,7 @@ use forebay_types::limits::{LINKS_MAX, NAME_MAX};
 use forebay_types::{Code, Ino, Kind, Layout, Reply, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use crate::batch::{Answer, Batch, Context};
-use crate::foreign_links::Debt;
+use crate::foreign_links::Notification;
 use crate::keys;
 use crate::namespace::{Entered, Found};
 use crate::page_budget::{Class, Work};
@@ -150,7 +150,7 @@ impl Batch<'_> {
         c.effects.name(to.parent, to.name, Some((source.ino, source.kind)));
         match inode {
             Some(inode) => self.move_inode(c, inode, to.parent, cookie)?,
-            None => self.owe(c, source.ino, source.link, Debt::Touch)?,
+            None => self.add_debt(c, source.ino, source.link, Notification::Touch)?,
         }
         let victim = match victim {
             Some((target, victim)) => {

@@ -112,7 +112,7 @@ impl Batch<'_> {
     pub(crate) fn add_orphan(&mut self, ino: Ino, layout: &Layout) {
         self.state.new_orphans.insert(ino.0, *layout);
         self.state.ledger.orphans += 1;
-        self.owe_orphan();
+        self.expect_orphan();
     }
 
     /// Writes the orphans of the batch that still exist.

@@ -14,6 +14,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use forebay_types::limits::NODE_NUMBER_MAX;
 use forebay_types::{Attr, Code, Error, Ino, Layout, NodeId, Result, Timestamp};
 use heed::{Env, EnvFlags, EnvOpenOptions, WithoutTls};
 use rustix::fs::{flock, FlockOperation};
@@ -139,7 +140,7 @@ fn open_env(dir: &Path, map_bytes: Option<u64>) -> Result<Env<WithoutTls>> {
         // The resolved path may exist in this process's tree and be another file than the one within a private mount.
         if !std::fs::metadata(&resolved).is_ok_and(|m| (m.dev(), m.ino()) == (ours.dev(), ours.ino())) {
             return Err(Error::new(Code::Busy, what())
-                .why(format!("{} is in the way of its private mount", resolved.display()))
+                .why(format!("{} exists under the same path as the pool's private mount", resolved.display()))
                 .cure("move that file away, or give the pool a directory with --path"));
         }
     }
@@ -162,7 +163,7 @@ fn open_env(dir: &Path, map_bytes: Option<u64>) -> Result<Env<WithoutTls>> {
     unsafe { options.open(&by_descriptor) }.map_err(|e| {
         Error::new(code_of(&e), what())
             .why(&e)
-            .cure("if the pool is damaged, save what the backing files hold and make a new one")
+            .cure("if the pool is damaged, copy the data out of the backing files, then create a new pool")
     })
 }
 
@@ -179,7 +180,7 @@ fn check_data_file(dir: &Path) -> Result<()> {
     if head.len() < 64 || head[MAGIC_OFFSET..MAGIC_OFFSET + 4] != MAGIC {
         return Err(Error::new(Code::Corrupt, what())
             .why(format!("{DATA_FILE} is not a shard's data file"))
-            .cure("the pool is damaged: save what the backing files hold and make a new one"));
+            .cure("the pool is damaged: copy the data out of the backing files, then create a new pool"));
     }
     Ok(())
 }
@@ -216,11 +217,13 @@ impl Shard {
         let what = || format!("cannot make a shard in {}", dir.display());
         if dir.join(DATA_FILE).exists() {
             return Err(Error::new(Code::Exists, what())
-                .why("there is one already")
+                .why("the directory already has a shard")
                 .cure("open it, or remove the directory if the pool is no longer needed"));
         }
-        if options.node.0 == 0 || options.node.0 > 0x7fff {
-            return Err(Error::new(Code::Invalid, what()).why("node numbers are 1 to 32767"));
+        if !options.node.is_valid() {
+            return Err(
+                Error::new(Code::Invalid, what()).why(format!("node numbers are 1 to {NODE_NUMBER_MAX}"))
+            );
         }
         let page = rustix::param::page_size() as u64;
         let made = make(dir, options, options.map_bytes / page * page, now, &what);
@@ -248,11 +251,11 @@ impl Shard {
         let corrupt = |why: &str| {
             Error::new(Code::Corrupt, what())
                 .why(why)
-                .cure("the pool is damaged: save what the backing files hold and make a new one")
+                .cure("the pool is damaged: copy the data out of the backing files, then create a new pool")
         };
         if !dir.join(DATA_FILE).exists() {
             return Err(Error::new(Code::NotFound, what())
-                .why("there is none")
+                .why("the directory has no shard")
                 .cure("check the pool's directory; `forebay up` makes a pool where there is none"));
         }
         let lock = take_lock(dir)?;
@@ -269,7 +272,7 @@ impl Shard {
         let (version, node) = match format {
             Some(Ok(format)) => format,
             Some(Err(_)) => return Err(corrupt("its format record is damaged")),
-            None => return Err(corrupt("it was not made completely")),
+            None => return Err(corrupt("its creation was not completed")),
         };
         if version > FORMAT_VERSION {
             return Err(Error::new(Code::NewerFormat, what())
@@ -285,7 +288,7 @@ impl Shard {
                 ))
                 .cure("stage its data out with the Forebay that made it, and make a new pool"));
         }
-        if version == 0 || node.0 == 0 || node.0 > 0x7fff {
+        if version == 0 || !node.is_valid() {
             return Err(corrupt("its format record is damaged"));
         }
         let space = new_space(&env, dir)?;

@@ -17,12 +17,14 @@ use std::time::Duration;
 use forebay_types::limits::{DOUBT_AFTER_MS, TRANSACTION_TIMEOUT_MS};
 use forebay_types::{Answer, Caller, Code, NodeId, Outcome, Refusal, Reply, Request, TxId};
 
-use crate::coordinator::{Coordinator, Next, Plan, Turn};
+use crate::coordinator::{Coordinator, Exclusive, Next, Plan};
 use crate::deliveries::{Deliveries, Ended};
 use crate::effects::Delivery;
 
 /// The largest encoded reply of a cross-node transaction.
 const REPLY_BYTES_MAX: usize = 512;
+/// The largest of the daemon's own requests: [`Request::Decide`] with a node for each part that a transaction can have.
+const REQUEST_BYTES_MAX: usize = 2048;
 /// The daemon's own requests are made for no user.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 
@@ -93,7 +95,7 @@ enum Flight {
 
 /// A client's request that needs a cross-node transaction.
 #[derive(Debug)]
-struct Asked {
+struct PendingRequest {
     client: Client,
     message: Vec<u8>,
     since: Duration,
@@ -101,9 +103,9 @@ struct Asked {
 
 /// A transaction that is not decided.
 #[derive(Debug)]
-struct Deal {
+struct Undecided {
     coordinator: Coordinator,
-    asked: Asked,
+    asked: PendingRequest,
     /// Set when it is decided.
     reply: Reply<'static>,
 }
@@ -131,12 +133,12 @@ pub struct Transactions {
     next_flight: u64,
     acts: VecDeque<Act>,
     flights: HashMap<u64, Flight>,
-    deals: HashMap<TxId, Deal>,
+    undecided: HashMap<TxId, Undecided>,
     /// Operations that run one at a time: the running transaction of each sort, and requests that wait for it.
-    turns: HashMap<Turn, TxId>,
-    queue: VecDeque<(Turn, Asked, Caller, Plan)>,
+    running: HashMap<Exclusive, TxId>,
+    queue: VecDeque<(Exclusive, PendingRequest, Caller, Plan)>,
     /// Requests that met another transaction.
-    again: Vec<(Duration, Asked)>,
+    again: Vec<(Duration, PendingRequest)>,
     waiting: Vec<Waiting>,
     deliveries: Deliveries,
     /// Deliveries of the previous worker that have not been tried since.
@@ -144,11 +146,26 @@ pub struct Transactions {
     doubts: BTreeMap<TxId, Due>,
 }
 
-fn encoded(request: &Request<'_>) -> Vec<u8> {
-    let mut bytes = vec![0; 2048];
-    let n = request.encode(NOBODY, &mut bytes).unwrap_or(0);
+fn encode(request: &Request<'_>) -> Result<Vec<u8>, Code> {
+    let mut bytes = vec![0; REQUEST_BYTES_MAX];
+    let n = request.encode(NOBODY, &mut bytes)?;
     bytes.truncate(n);
-    bytes
+    Ok(bytes)
+}
+
+/// The message of a request without fields of variable length.
+fn encoded(request: &Request<'_>) -> Vec<u8> {
+    let message = encode(request);
+    debug_assert!(message.is_ok(), "{request:?} does not fit");
+    message.unwrap_or_default()
+}
+
+/// The message by which this node decides a transaction.
+fn decide(tx: TxId, nodes: &[NodeId], reply: Reply<'_>) -> Result<Vec<u8>, Code> {
+    let nodes: Vec<u8> = nodes.iter().flat_map(|node| node.0.to_le_bytes()).collect();
+    let mut room = [0; REPLY_BYTES_MAX];
+    let n = Reply::encode(&Ok(reply), &mut room)?;
+    encode(&Request::Decide { tx, nodes: &nodes, reply: &room[..n] })
 }
 
 impl Transactions {
@@ -160,8 +177,8 @@ impl Transactions {
             next_flight: 1,
             acts: VecDeque::new(),
             flights: HashMap::new(),
-            deals: HashMap::new(),
-            turns: HashMap::new(),
+            undecided: HashMap::new(),
+            running: HashMap::new(),
             queue: VecDeque::new(),
             again: Vec::new(),
             waiting: Vec::new(),
@@ -184,7 +201,7 @@ impl Transactions {
     /// True when nothing is in progress, to be delivered or in doubt.
     pub fn is_idle(&self) -> bool {
         self.acts.is_empty()
-            && self.deals.is_empty()
+            && self.undecided.is_empty()
             && self.queue.is_empty()
             && self.again.is_empty()
             && self.deliveries.is_empty()
@@ -202,26 +219,28 @@ impl Transactions {
         since: Duration,
         now: Duration,
     ) {
-        let asked = Asked { client, message: message.to_vec(), since };
-        if let Some(turn) = Coordinator::turn(&plan).filter(|turn| self.turns.contains_key(turn)) {
-            return self.queue.push_back((turn, asked, caller, plan));
+        let asked = PendingRequest { client, message: message.to_vec(), since };
+        if let Some(exclusive) =
+            Coordinator::exclusive(&plan).filter(|exclusive| self.running.contains_key(exclusive))
+        {
+            return self.queue.push_back((exclusive, asked, caller, plan));
         }
         self.start(asked, caller, plan, now);
     }
 
-    fn start(&mut self, asked: Asked, caller: Caller, plan: Plan, now: Duration) {
+    fn start(&mut self, asked: PendingRequest, caller: Caller, plan: Plan, now: Duration) {
         self.next_number = self.next_number.wrapping_add(1);
         let mut tx = TxId::new(self.me, self.next_number);
         if tx == TxId::new(self.me, 0) {
             self.next_number += 1;
             tx = TxId::new(self.me, self.next_number);
         }
-        if let Some(turn) = Coordinator::turn(&plan) {
-            self.turns.insert(turn, tx);
+        if let Some(exclusive) = Coordinator::exclusive(&plan) {
+            self.running.insert(exclusive, tx);
         }
         let mut coordinator = Coordinator::new(tx, self.me, caller, plan);
         let next = coordinator.begin();
-        self.deals.insert(tx, Deal { coordinator, asked, reply: Reply::Done });
+        self.undecided.insert(tx, Undecided { coordinator, asked, reply: Reply::Done });
         self.go_on(tx, next, now);
     }
 
@@ -257,8 +276,8 @@ impl Transactions {
     pub fn note_prepared(&mut self, prepared: &[TxId], now: Duration) {
         self.doubts.retain(|tx, _| prepared.contains(tx));
         for tx in prepared {
-            // Transactions that this node coordinates and has not decided are in `deals`; the previous worker left all
-            // others.
+            // Transactions that this node coordinates and has not decided are in `undecided`; the previous worker left
+            // all others.
             let next_timeout = Duration::from_millis(DOUBT_AFTER_MS);
             self.doubts.entry(*tx).or_insert(Due { at: now + next_timeout, under_way: false });
         }
@@ -276,7 +295,7 @@ impl Transactions {
 
     /// True for a transaction that this node coordinates and has not decided.
     pub fn is_undecided(&self, tx: TxId) -> bool {
-        self.deals.contains_key(&tx)
+        self.undecided.contains_key(&tx)
     }
 
     /// A node is reachable again: deliveries to it and questions to it as a coordinator are due.
@@ -293,7 +312,7 @@ impl Transactions {
     pub fn tick(&mut self, now: Duration) {
         let (due, later): (Vec<_>, Vec<_>) = self.again.drain(..).partition(|(at, _)| *at <= now);
         self.again = later;
-        for (_, Asked { client, message, since }) in due {
+        for (_, PendingRequest { client, message, since }) in due {
             self.acts.push_back(Act::Again { client, message, since });
         }
         self.pump(now);
@@ -304,8 +323,8 @@ impl Transactions {
                 doubt.at = now + Duration::from_millis(DOUBT_AFTER_MS);
                 // If the transaction is undecided here, or its commit is being delivered to this node, the coordinator
                 // need not be asked.
-                let known =
-                    self.deals.contains_key(&tx) || self.deliveries.contains(&Delivery::Commit(tx, self.me));
+                let known = self.undecided.contains_key(&tx)
+                    || self.deliveries.contains(&Delivery::Commit(tx, self.me));
                 if !known {
                     doubt.under_way = true;
                     self.ask(tx.coordinator(), encoded(&Request::AskOutcome { tx }), Flight::Doubt(tx));
@@ -332,11 +351,11 @@ impl Transactions {
         let reply = answer.unwrap_or_else(|code| Err(code.into()));
         match flight {
             Flight::Prepare(tx) => {
-                let Some(deal) = self.deals.get_mut(&tx) else { return };
-                let lost = if gone { deal.coordinator.lost() } else { None };
+                let Some(undecided) = self.undecided.get_mut(&tx) else { return };
+                let lost = if gone { undecided.coordinator.lost() } else { None };
                 let next = match (lost, reply) {
                     (Some(next), _) => next,
-                    (None, Ok(reply)) => deal.coordinator.prepared(reply),
+                    (None, Ok(reply)) => undecided.coordinator.prepared(reply),
                     // The client's node sends the request again, to the part.
                     (None, Err(Refusal::Wide(parts))) => Ok(Next::Nothing(Err(Refusal::Wide(parts)))),
                     (None, Err(Refusal::Code(code))) => Err(code),
@@ -345,10 +364,10 @@ impl Transactions {
             }
             Flight::Decide(tx) => match reply {
                 Ok(_) => {
-                    let Some(deal) = self.deals.remove(&tx) else { return };
-                    let nodes = deal.coordinator.nodes.iter();
+                    let Some(undecided) = self.undecided.remove(&tx) else { return };
+                    let nodes = undecided.coordinator.nodes.iter();
                     let left: Vec<_> = nodes.map(|node| Delivery::Commit(tx, *node)).collect();
-                    self.answer_after(deal.asked.client, deal.reply, &left);
+                    self.answer_after(undecided.asked.client, undecided.reply, &left);
                     self.deliver(&left, now);
                     self.decided(tx, now);
                 }
@@ -396,7 +415,7 @@ impl Transactions {
 
     fn ask(&mut self, node: NodeId, message: Vec<u8>, what: Flight) {
         let client = match &what {
-            Flight::Prepare(tx) => self.deals.get(tx).map(|deal| deal.asked.client),
+            Flight::Prepare(tx) => self.undecided.get(tx).map(|undecided| undecided.asked.client),
             Flight::Deliver(of) => {
                 self.waiting.iter().find(|waiting| waiting.left.contains(of)).map(|waiting| waiting.client)
             }
@@ -415,14 +434,13 @@ impl Transactions {
         match next {
             Ok(Next::Prepare(node, message)) => self.ask(node, message, Flight::Prepare(tx)),
             Ok(Next::Decide(reply)) => {
-                let Some(deal) = self.deals.get_mut(&tx) else { return };
-                let nodes: Vec<u8> =
-                    deal.coordinator.nodes.iter().flat_map(|node| node.0.to_le_bytes()).collect();
-                let mut room = [0; REPLY_BYTES_MAX];
-                let n = Reply::encode(&Ok(reply), &mut room).unwrap_or(0);
-                let message = encoded(&Request::Decide { tx, nodes: &nodes, reply: &room[..n] });
-                deal.reply = reply;
-                let (flight, client) = (self.next_flight, Some(deal.asked.client));
+                let Some(undecided) = self.undecided.get_mut(&tx) else { return };
+                let message = match decide(tx, &undecided.coordinator.nodes, reply) {
+                    Ok(message) => message,
+                    Err(code) => return self.abort(tx, Err(code.into()), now),
+                };
+                undecided.reply = reply;
+                let (flight, client) = (self.next_flight, Some(undecided.asked.client));
                 self.next_flight += 1;
                 self.flights.insert(flight, Flight::Decide(tx));
                 self.acts.push_back(Act::Local { flight, message, client });
@@ -434,11 +452,13 @@ impl Transactions {
 
     /// Drops the prepared parts. Answers the request, or has it executed again if it met another transaction.
     fn abort(&mut self, tx: TxId, answer: Answer<'static>, now: Duration) {
-        let Some(Deal { coordinator, asked, .. }) = self.deals.remove(&tx) else { return };
+        let Some(Undecided { coordinator, asked, .. }) = self.undecided.remove(&tx) else { return };
         // [`Code::Stale`]: what this node found when it planned has changed, so the request is planned again. A client
         // that made the look-up itself must repeat it.
         let answer = match answer {
-            Err(Refusal::Code(Code::Stale)) if !coordinator.is_clients() => Err(Refusal::Code(Code::Busy)),
+            Err(Refusal::Code(Code::Stale)) if !coordinator.client_looked_up() => {
+                Err(Refusal::Code(Code::Busy))
+            }
             answer => answer,
         };
         for node in coordinator.nodes {
@@ -460,12 +480,15 @@ impl Transactions {
         self.decided(tx, now);
     }
 
-    /// A transaction is no longer undecided: the next request waiting for its [`Turn`] may start.
+    /// A transaction is no longer undecided: the next request waiting for its [`Exclusive`] may start.
     fn decided(&mut self, tx: TxId, now: Duration) {
-        let Some(turn) = self.turns.iter().find(|(_, of)| **of == tx).map(|(turn, _)| *turn) else { return };
-        self.turns.remove(&turn);
+        let Some(exclusive) = self.running.iter().find(|(_, of)| **of == tx).map(|(exclusive, _)| *exclusive)
+        else {
+            return;
+        };
+        self.running.remove(&exclusive);
         let next_timeout = Duration::from_millis(TRANSACTION_TIMEOUT_MS);
-        while let Some(next) = self.queue.iter().position(|(of, ..)| *of == turn) {
+        while let Some(next) = self.queue.iter().position(|(of, ..)| *of == exclusive) {
             let Some((_, asked, caller, plan)) = self.queue.remove(next) else { return };
             if now.saturating_sub(asked.since) < next_timeout {
                 return self.start(asked, caller, plan, now);
@@ -499,5 +522,64 @@ impl Transactions {
             }
         }
         self.waiting = left;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::limits::{COMPONENTS_MAX, TARGETS_MAX, WIDTH_MAX};
+    use forebay_types::{Attr, Component, Entry, Ino, Layout, Parts, Timestamp};
+
+    #[test]
+    fn largest_decision_fits_its_message() {
+        let component = |end| Component {
+            end,
+            stripe_bytes: 4096,
+            stripe_count: TARGETS_MAX as u16,
+            target_count: TARGETS_MAX as u8,
+            targets: std::array::from_fn(|i| (i as u32 + 1) << 16),
+        };
+        let mut components: Vec<Component> = (1..COMPONENTS_MAX as u64).map(|i| component(i << 20)).collect();
+        components.push(component(u64::MAX));
+        let layout = Layout::new(&components).unwrap();
+        let inos: Vec<Ino> = (1..=WIDTH_MAX as u16).map(|node| Ino::part(NodeId(node), 5)).collect();
+        let ino = Ino::new(NodeId(1), 5);
+        // A coordinator counts its parts in a byte.
+        let nodes: Vec<NodeId> = (1..=u16::from(u8::MAX)).map(NodeId).collect();
+        for reply in [
+            Reply::Parts(Parts::new(ino, &inos).unwrap()),
+            Reply::Relaid { ino, layout },
+            Reply::Removed { ino, last: true, kind: forebay_types::Kind::Directory, layout },
+            Reply::Entry(Entry { attr: attr(ino), layout }),
+        ] {
+            let message = decide(TxId::new(NodeId(1), 7), &nodes, reply).expect("it fits");
+            let Request::Decide { nodes: told, reply: encoded, .. } = Request::decode(&message).unwrap().1
+            else {
+                panic!("{message:?}")
+            };
+            assert_eq!((told.len(), Reply::decode(encoded)), (2 * nodes.len(), Ok(reply)));
+        }
+    }
+
+    fn attr(ino: Ino) -> Attr {
+        let zero = Timestamp::default();
+        Attr {
+            ino,
+            size: 0,
+            rdev: 0,
+            parent: Ino::ROOT,
+            mode: 0o040_755,
+            uid: 1,
+            gid: 2,
+            nlink: 2,
+            flags: 0,
+            home: NodeId::FIRST,
+            width_log2: 0,
+            atime: zero,
+            mtime: zero,
+            ctime: zero,
+            btime: zero,
+        }
     }
 }

@@ -140,17 +140,17 @@ impl Batch<'_> {
         inode.attr.ctime = c.now;
         inode.marks |= MARK_VALUES;
         let entry = inode.entry();
-        self.owe_write(first);
+        self.expect_write(first);
         c.effects.inode(entry);
-        if !self.state.holds.is_born(parts.of) {
+        if !self.state.holds.is_being_created(parts.of) {
             c.effects.widened(parts.of);
         }
         Ok(())
     }
 
     /// Creates a part of a directory that is becoming wide.
-    pub(crate) fn bear_part(&mut self, c: &mut Context<'_>, part: &Part<'_>) -> Answer<Inode> {
-        let Part::BearPart { node, of, index, width, like } = *part else { return Err(Code::Invalid) };
+    pub(crate) fn create_part(&mut self, c: &mut Context<'_>, part: &Part<'_>) -> Answer<Inode> {
+        let Part::CreatePart { node, of, index, width, like } = *part else { return Err(Code::Invalid) };
         let home = self.shard.node();
         if node != home || of.is_part() {
             return Err(Code::Invalid);
@@ -194,7 +194,7 @@ impl Batch<'_> {
         let (inode, first) = self.state.directories.change_whole(slot);
         inode.attr = after.attr;
         inode.layout = after.layout;
-        self.owe_write(first);
+        self.expect_write(first);
         c.effects.inode(after);
         Ok(())
     }

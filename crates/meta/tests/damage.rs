@@ -6,7 +6,7 @@ mod place;
 use std::path::Path;
 
 use forebay_meta::{Shard, ShardOptions};
-use forebay_types::{Code, Error, Ino, NodeId, Request};
+use forebay_types::{limits, Code, Error, Ino, NodeId, Request};
 use heed::types::Bytes;
 use heed::{Database, EnvFlags, EnvOpenOptions};
 use place::{at, Driver, Place, OPTIONS};
@@ -94,8 +94,12 @@ fn open_where_there_is_none_says_so() {
         Shard::create(&place.path().join("nowhere"), &OPTIONS, at(1)).unwrap_err().code,
         Code::NotFound
     );
-    let bad = ShardOptions { node: NodeId(0), ..OPTIONS };
-    assert_eq!(Shard::create(place.path(), &bad, at(1)).unwrap_err().code, Code::Invalid);
+    for number in [0, limits::NODE_NUMBER_MAX + 1, u16::MAX] {
+        let bad = ShardOptions { node: NodeId(number), ..OPTIONS };
+        assert_eq!(Shard::create(place.path(), &bad, at(1)).unwrap_err().code, Code::Invalid, "{number}");
+    }
+    let last = ShardOptions { node: NodeId(limits::NODE_NUMBER_MAX), ..OPTIONS };
+    assert!(Shard::create(place.path(), &last, at(1)).is_ok());
 }
 
 #[test]
@@ -184,13 +188,35 @@ fn forget_pending(txn: &mut heed::RwTxn<'_>, tree: Database<Bytes, Bytes>) {
     tree.put(txn, &[2], &ledger).unwrap();
 }
 
-const DAMAGES: [Damage; 18] = [
+/// Makes /d/e wide, with a part on this node and one on another.
+fn widen(txn: &mut heed::RwTxn<'_>, tree: Database<Bytes, Bytes>, e: Ino) {
+    let record = tree.get(txn, &inode_key(e)).unwrap().unwrap().to_vec();
+    patch(txn, tree, &inode_key(e), 1, &[1, 1]);
+    let mut list = [e.0.to_le_bytes().as_slice(), &[2]].concat();
+    let part = part(e);
+    for ino in [part, Ino::part(NodeId(2), 9)] {
+        list.extend(ino.0.to_le_bytes());
+    }
+    tree.put(txn, &[[9].as_slice(), &e.0.to_be_bytes(), &[0, 0, 0]].concat(), &list).unwrap();
+    tree.put(txn, &inode_key(part), &record).unwrap();
+    patch(txn, tree, &inode_key(part), 82, &e.0.to_le_bytes());
+    patch(txn, tree, &inode_key(part), 90, &[2, 0, 0, 0, 0, 0, 0, 0]);
+    let inodes = tree.get(txn, &[2]).unwrap().unwrap()[10];
+    patch(txn, tree, &[2], 10, &[inodes + 1]);
+}
+
+/// The part of a wide directory on this node.
+fn part(e: Ino) -> Ino {
+    Ino::part(NodeId::FIRST, e.counter())
+}
+
+const DAMAGES: [Damage; 22] = [
     ("has 7 links, but 2 entries here and 0 elsewhere", |t, tree, [_, f, ..]| {
         patch(t, tree, &inode_key(f), 16, &[7, 0, 0, 0])
     }),
     ("its record is damaged", |t, tree, [_, f, ..]| patch(t, tree, &inode_key(f), 0, &[99])),
     ("its record is damaged", |t, tree, [d, ..]| tree.put(t, &inode_key(d), b"rubbish").unwrap()),
-    ("which is not there", |t, tree, [_, f, ..]| assert!(tree.delete(t, &inode_key(f)).unwrap())),
+    ("which does not exist", |t, tree, [_, f, ..]| assert!(tree.delete(t, &inode_key(f)).unwrap())),
     ("entries in directory", |t, tree, [d, ..]| assert!(tree.delete(t, &inode_key(d)).unwrap())),
     ("no entry leads to it", |t, tree, [_, _, s, _]| {
         let key = entry_key(t, tree, s);
@@ -205,7 +231,9 @@ const DAMAGES: [Damage; 18] = [
         patch(t, tree, &inode_key(d), 26, &[3]);
     }),
     ("lies in itself", |t, tree, [_, _, _, e]| patch(t, tree, &inode_key(e), 82, &e.0.to_le_bytes())),
-    ("says it is in", |t, tree, [_, _, _, e]| patch(t, tree, &inode_key(e), 82, &ROOT.0.to_le_bytes())),
+    ("as its parent, but its entry is in", |t, tree, [_, _, _, e]| {
+        patch(t, tree, &inode_key(e), 82, &ROOT.0.to_le_bytes())
+    }),
     ("there is no root directory", |t, tree, _| assert!(tree.delete(t, &inode_key(ROOT)).unwrap())),
     ("its target is not 3000 bytes long", |t, tree, [_, _, s, _]| {
         let key = [[9].as_slice(), &s.0.to_be_bytes(), &[0, 0, 1]].concat();
@@ -215,11 +243,31 @@ const DAMAGES: [Damage; 18] = [
         let key = [[9].as_slice(), &s.0.to_be_bytes(), &[0, 0, 0]].concat();
         assert!(tree.delete(t, &key).unwrap());
     }),
-    ("is not marked so", |t, tree, [_, f, ..]| patch(t, tree, &inode_key(f), 1, &[0])),
+    ("lacks the mark for them", |t, tree, [_, f, ..]| patch(t, tree, &inode_key(f), 1, &[0])),
+    ("too many extended attributes", |t, tree, [_, f, ..]| {
+        // Their names and values alone are no more than the bound.
+        for n in 0..limits::XATTR_TOTAL_MAX / (limits::XATTR_OVERHEAD + 20) {
+            let key =
+                [[9].as_slice(), &f.0.to_be_bytes(), format!("user.{n:015}").as_bytes(), &[0, 0, 0]].concat();
+            tree.put(t, &key, b"").unwrap();
+        }
+    }),
+    ("lists 2 parts, but its width is 2^3", |t, tree, [_, _, _, e]| {
+        widen(t, tree, e);
+        patch(t, tree, &inode_key(e), 2, &[3]);
+    }),
+    ("has another place in the directory's list", |t, tree, [_, _, _, e]| {
+        widen(t, tree, e);
+        patch(t, tree, &inode_key(part(e)), 90, &[3, 0]);
+    }),
+    ("has another place in the directory's list", |t, tree, [_, _, _, e]| {
+        widen(t, tree, e);
+        patch(t, tree, &inode_key(part(e)), 90, &[2, 1]);
+    }),
     ("the ledger counts", |t, tree, _| patch(t, tree, &[2], 10, &[200])),
     ("the next would be 3", |t, tree, _| patch(t, tree, &[2], 2, &[3])),
     ("under the unknown key", |t, tree, _| tree.put(t, &[9, 9], b"").unwrap()),
-    ("lies where its name's hash does not lead", |t, tree, [d, ..]| {
+    ("has a cookie that does not match the hash of its name", |t, tree, [d, ..]| {
         let key = entry_key(t, tree, d);
         patch(t, tree, &key, 13, b"z");
     }),
@@ -255,6 +303,15 @@ fn exercise(shard: &Shard, inos: &[Ino]) {
     let _ = (batch.orphans(), batch.sessions(), batch.kept_reply(1, 2));
     let _ = batch.commit();
     let _ = shard.check(&mut |_| {});
+}
+
+#[test]
+fn check_of_a_wide_directory_without_damage_is_clean() {
+    let place = Place::new();
+    let [_, _, _, e] = furnish(place.path());
+    tamper(place.path(), |txn, tree| widen(txn, tree, e));
+    let report = Shard::open_for_check(place.path()).unwrap().check(&mut |_| {}).unwrap();
+    assert_eq!(report.problems, Vec::<String>::new());
 }
 
 #[test]

@@ -20,27 +20,46 @@ fn name(n: usize) -> Vec<u8> {
     format!("{:016x}.file", (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).into_bytes()
 }
 
-/// Runs batches like the daemon: commits when a batch is long or spent.
+/// Requests in one transaction of the daemon: CHANGES_MAX in crates/server/src/worker/core/state.rs
+/// (docs/decisions/0001).
+const LONG: usize = 1024;
+/// Requests in one transaction of a daemon that rests after every batch.
+const SHORT: usize = limits::BATCH_MAX;
+
+/// Runs transactions like the daemon: commits when one is long or spent.
 struct Batches<'s> {
     shard: &'s Shard,
+    requests_max: usize,
     batch: Option<Batch<'s>>,
     requests: usize,
     driver: Driver,
 }
 
 impl<'s> Batches<'s> {
-    fn new(shard: &'s Shard) -> Batches<'s> {
-        Batches { shard, batch: None, requests: 0, driver: Driver::new() }
+    fn new(shard: &'s Shard, requests_max: usize) -> Batches<'s> {
+        Batches { shard, requests_max, batch: None, requests: 0, driver: Driver::new() }
     }
 
     fn with<T>(&mut self, f: impl FnOnce(&mut Driver, &mut Batch<'s>) -> T) -> T {
-        if self.requests >= limits::BATCH_MAX || self.batch.as_ref().is_some_and(|b| b.is_spent()) {
+        if self.requests >= self.requests_max || self.batch.as_ref().is_some_and(|b| b.is_spent()) {
             self.commit();
         }
         self.requests += 1;
         let shard = self.shard;
         let batch = self.batch.get_or_insert_with(|| shard.begin().unwrap());
         f(&mut self.driver, batch)
+    }
+
+    /// A request that is repeated in a new transaction if a long one refuses it for lack of space, as the daemon does:
+    /// a transaction cannot use the pages that it has freed. A short one refuses nothing that the next would not refuse.
+    fn apply<T>(&mut self, f: impl Fn(&mut Driver, &mut Batch<'s>) -> Result<T, Code>) -> Result<T, Code> {
+        let answer = self.with(&f);
+        let may_fit = self.requests_max > SHORT && self.batch.as_ref().is_some_and(Batch::has_changes);
+        if !may_fit || !matches!(answer, Err(Code::NoSpace)) {
+            return answer;
+        }
+        self.commit();
+        self.with(&f)
     }
 
     fn commit(&mut self) {
@@ -88,11 +107,11 @@ fn assert_clean(shard: &Shard) {
     assert_eq!(shard.check(&mut |_| {}).unwrap().problems, Vec::<String>::new());
 }
 
-fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
+fn fill_use_and_empty(dir: &Path, options: &ShardOptions, requests_max: usize, files_min: usize) {
     let mut shard = Shard::create(dir, options, at(1)).unwrap();
     let mut most = 0;
     for round in 0..3 {
-        let mut batches = Batches::new(&shard);
+        let mut batches = Batches::new(&shard, requests_max);
         let files = batches.fill(0);
         assert!(files >= files_min, "round {round}: only {files} files");
         assert!(files * 10 >= most * 9, "round {round}: space was lost, {files} files after {most}");
@@ -105,9 +124,13 @@ fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
             Request::SetXattr { ino: ROOT, name: b"user.a", value: &[1; 65_000], flags: 0 },
         ];
         for request in refused {
-            assert_eq!(batches.with(|d, b| d.ask(b, request).map(|_| ())), Err(Code::NoSpace), "{request:?}");
+            assert_eq!(
+                batches.apply(|d, b| d.ask(b, request).map(|_| ())),
+                Err(Code::NoSpace),
+                "{request:?}"
+            );
         }
-        assert_eq!(batches.with(|d, b| d.file(b, ROOT, &first)), Err(Code::Exists));
+        assert_eq!(batches.apply(|d, b| d.file(b, ROOT, &first)), Err(Code::Exists));
         let open = Request::Create {
             parent: ROOT,
             name: &first,
@@ -118,28 +141,28 @@ fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
             number: None,
             reserve: false,
         };
-        batches.with(|d, b| d.entry(b, open)).unwrap();
+        batches.apply(|d, b| d.entry(b, open)).unwrap();
         // Existing files can be renamed and changed, many times.
         for n in 0..2000 {
             let (old, new) = (name(n % files), [b"renamed ".as_slice(), &name(n % files)].concat());
             for (name, new_name) in [(&old, &new), (&new, &old)] {
                 let request = Request::Rename { parent: ROOT, name, new_parent: ROOT, new_name, flags: 0 };
-                batches.with(|d, b| d.ask(b, request).map(|_| ())).unwrap();
+                batches.apply(|d, b| d.ask(b, request).map(|_| ())).unwrap();
             }
             let found =
                 batches.with(|d, b| d.entry(b, Request::Lookup { parent: ROOT, name: &old })).unwrap();
             let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
             let ino = found.attr.ino;
-            batches.with(|d, b| d.ask(b, Request::SetAttr { ino, set }).map(|_| ())).unwrap();
+            batches.apply(|d, b| d.ask(b, Request::SetAttr { ino, set }).map(|_| ())).unwrap();
         }
         // Half of the files are removed, and created again as far as possible: the shard stays full, and usable.
         for n in 0..files / 2 {
-            batches.with(|d, b| d.unlink(b, ROOT, &name(n))).unwrap();
+            batches.apply(|d, b| d.unlink(b, ROOT, &name(n))).unwrap();
         }
         batches.remove_orphans();
         let mut made = 0;
         for n in 0..files / 2 {
-            match batches.with(|d, b| d.file(b, ROOT, &name(n))) {
+            match batches.apply(|d, b| d.file(b, ROOT, &name(n))) {
                 Ok(_) => made += 1,
                 Err(code) => assert_eq!(code, Code::NoSpace),
             }
@@ -151,13 +174,13 @@ fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
             drop(batches);
             drop(shard);
             shard = Shard::open(dir).unwrap();
-            batches = Batches::new(&shard);
+            batches = Batches::new(&shard, requests_max);
         }
         // All files can be removed, in another order.
         let mut names = batches.with(|d, b| d.list(b, ROOT));
         names.sort_by_key(|n| n.0.wrapping_mul(0x2545_f491_4f6c_dd1d));
         for (_, name) in names {
-            batches.with(|d, b| d.unlink(b, ROOT, &name)).unwrap();
+            batches.apply(|d, b| d.unlink(b, ROOT, &name)).unwrap();
         }
         batches.remove_orphans();
         let attr = batches.with(|d, b| d.attr(b, ROOT)).unwrap();
@@ -170,15 +193,21 @@ fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
 #[test]
 fn full_map_refuses_growth_and_can_be_emptied() {
     let place = Place::new();
-    fill_use_and_empty(place.path(), &SMALL, 8000);
+    fill_use_and_empty(place.path(), &SMALL, LONG, 8000);
+}
+
+#[test]
+fn full_map_in_short_transactions_refuses_growth_and_can_be_emptied() {
+    let place = Place::new();
+    fill_use_and_empty(place.path(), &SMALL, SHORT, 8000);
 }
 
 #[test]
 fn shard_full_of_attributes_and_links_can_be_emptied() {
     let place = Place::new();
     let shard = Shard::create(place.path(), &SMALL, at(1)).unwrap();
-    for _ in 0..2 {
-        let mut batches = Batches::new(&shard);
+    for requests_max in [LONG, SHORT] {
+        let mut batches = Batches::new(&shard, requests_max);
         let mut made = 0usize;
         loop {
             let done = batches.with(|d, b| -> Result<(), Code> {
@@ -250,7 +279,7 @@ fn one_long_batch_on_a_full_shard_refuses_and_still_commits() {
 fn opened_reserve_lets_acknowledged_growth_be_applied_again() {
     let place = Place::new();
     let shard = Shard::create(place.path(), &SMALL, at(1)).unwrap();
-    let mut batches = Batches::new(&shard);
+    let mut batches = Batches::new(&shard, LONG);
     let files = batches.fill(0);
     batches.commit();
     let mut driver = Driver::new();
@@ -294,7 +323,7 @@ fn full_tmpfs_refuses_growth_and_can_be_emptied() {
         return;
     }
     // The map is larger than the medium, so that the medium runs full first.
-    fill_use_and_empty(place.path(), &OPTIONS, 6000);
+    fill_use_and_empty(place.path(), &OPTIONS, LONG, 6000);
 }
 
 #[test]
@@ -309,7 +338,7 @@ fn tmpfs_filled_by_others_refuses_growth_until_they_give_way() {
     // Takes all free space, to the last page.
     let full = std::fs::write(&other, vec![1; 64 << 20]).unwrap_err();
     assert_eq!(full.raw_os_error(), Some(28));
-    let mut batches = Batches::new(&shard);
+    let mut batches = Batches::new(&shard, LONG);
     let files = batches.fill(0);
     assert!(files > 1000);
     std::fs::remove_file(&other).unwrap();

@@ -26,7 +26,7 @@ fn is_past(time: Timestamp) -> bool {
 }
 
 /// A SETATTR's fields.
-struct Wish {
+struct SetAttrRequest {
     valid: u32,
     size: u64,
     atime: TimeSet,
@@ -36,8 +36,8 @@ struct Wish {
     gid: u32,
 }
 
-impl Wish {
-    fn read(rq: &Request<'_>) -> Result<Wish, Errno> {
+impl SetAttrRequest {
+    fn read(rq: &Request<'_>) -> Result<SetAttrRequest, Errno> {
         let mut f = rq.fields;
         let valid = f.u32()?;
         f.u32()?;
@@ -54,7 +54,7 @@ impl Wish {
             bits if bits & now != 0 => TimeSet::Now,
             _ => TimeSet::At(Timestamp { sec: sec as i64, nsec }),
         };
-        Ok(Wish {
+        Ok(SetAttrRequest {
             valid,
             size,
             atime: time(fattr::ATIME, fattr::ATIME_NOW, atime, atime_nsec),
@@ -130,22 +130,22 @@ impl FileSystem {
         if has_name {
             self.nodes.note(st.st_ino, Seen::of(st));
         }
-        protocol::put_attr_out(out, st, self.attr_belief(node, st));
+        protocol::put_attr_out(out, st, self.attr_validity(node, st));
     }
 
     pub(crate) fn statx(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let (st, entry) = self.stat(rq.node)?;
         let born = entry.map(|entry| (entry.attr.btime.sec, entry.attr.btime.nsec));
-        protocol::put_statx_out(out, &st, born, self.attr_belief(rq.node, &st));
+        protocol::put_statx_out(out, &st, born, self.attr_validity(rq.node, &st));
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn setattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
-        let (wish, ino, who) = (Wish::read(rq)?, self.ino(rq.node), Rights::of(rq));
+        let (request, ino, who) = (SetAttrRequest::read(rq)?, self.ino(rq.node), Rights::of(rq));
         let st = match self.entry(ino)? {
-            Some(entry) => self.set_named(rq.node, &entry, &wish, who)?,
+            Some(entry) => self.set_named(rq.node, &entry, &request, who)?,
             None => {
-                self.set_nameless(rq.node, &wish, who)?;
+                self.set_nameless(rq.node, &request, who)?;
                 self.stat(rq.node)?.0
             }
         };
@@ -159,24 +159,30 @@ impl FileSystem {
         self.nodes.opened(ino.0).is_some_and(|opened| opened.writable().is_some()) || parts()
     }
 
-    fn set_named(&self, node: u64, entry: &Entry, wish: &Wish, who: Rights) -> Result<libc::stat, Errno> {
+    fn set_named(
+        &self,
+        node: u64,
+        entry: &Entry,
+        request: &SetAttrRequest,
+        who: Rights,
+    ) -> Result<libc::stat, Errno> {
         let attr = &entry.attr;
-        let mode = wish.check(who, attr.into(), self.has_writer(self.open_ino(node)))?;
-        if wish.has(fattr::SIZE) {
-            self.truncate_entry(entry, wish.size)?;
+        let mode = request.check(who, attr.into(), self.has_writer(self.open_ino(node)))?;
+        if request.has(fattr::SIZE) {
+            self.truncate_entry(entry, request.size)?;
         }
         let mut set = SetAttr {
             mode,
-            uid: wish.has(fattr::UID).then_some(wish.uid),
-            gid: wish.has(fattr::GID).then_some(wish.gid),
+            uid: request.has(fattr::UID).then_some(request.uid),
+            gid: request.has(fattr::GID).then_some(request.gid),
             ..SetAttr::default()
         };
         if !attr.is_file() {
-            (set.atime, set.mtime) = (wish.atime, wish.mtime);
-        } else if wish.sets_times() {
-            self.pool.set_times_entry(entry, wish.atime, wish.mtime)?;
+            (set.atime, set.mtime) = (request.atime, request.mtime);
+        } else if request.sets_times() {
+            self.pool.set_times_entry(entry, request.atime, request.mtime)?;
         }
-        let entry = if set != SetAttr::default() || wish.is_empty() {
+        let entry = if set != SetAttr::default() || request.is_empty() {
             self.pool.set_attr(attr.ino, set)?
         } else {
             *entry
@@ -185,47 +191,63 @@ impl FileSystem {
     }
 
     /// Sets attributes of an inode without a name: on its open file, and in the attributes recorded in `nodes`.
-    fn set_nameless(&self, node: u64, wish: &Wish, who: Rights) -> Result<(), Errno> {
+    fn set_nameless(&self, node: u64, request: &SetAttrRequest, who: Rights) -> Result<(), Errno> {
         let mut seen = Seen::of(&self.stat(node)?.0);
         let ino = self.open_ino(node);
-        let mode = wish.check(who, seen.into(), self.has_writer(ino))?;
+        let mode = request.check(who, seen.into(), self.has_writer(ino))?;
         let opened = self.nodes.opened(ino.0);
         let parts = self.handles.parts_of(ino.0);
         let parts = match parts.as_deref() {
             Some(Handle::Parts(file, _)) => Some(file),
             _ => None,
         };
-        if let (Some(file), true) = (parts, wish.has(fattr::SIZE)) {
-            file.truncate(wish.size)?;
-        } else if wish.has(fattr::SIZE) {
+        if let (Some(file), true) = (parts, request.has(fattr::SIZE)) {
+            file.truncate(request.size)?;
+        } else if request.has(fattr::SIZE) {
             let file = opened.as_ref().and_then(|o| o.any()).ok_or(Errno(libc::ESTALE))?;
-            truncate(&reopen(&file, libc::O_RDWR)?, wish.size)?;
+            truncate(&reopen(&file, libc::O_RDWR)?, request.size)?;
         }
-        if let (Some(file), true) = (parts, wish.sets_times()) {
-            file.set_times(wish.atime, wish.mtime)?;
-        } else if wish.sets_times() && seen.mode & libc::S_IFMT == libc::S_IFREG {
+        if let (Some(file), true) = (parts, request.sets_times()) {
+            file.set_times(request.atime, request.mtime)?;
+        } else if request.sets_times() && seen.mode & libc::S_IFMT == libc::S_IFREG {
             let file = opened.and_then(|o| o.any()).ok_or(Errno(libc::ESTALE))?;
-            let times = [timespec(wish.atime), timespec(wish.mtime)];
+            let times = [timespec(request.atime), timespec(request.mtime)];
             // SAFETY: the array has two elements, as the call requires.
             check(unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) })?;
         }
         if let Some(mode) = mode {
             seen.mode = seen.mode & libc::S_IFMT | mode;
         }
-        if wish.has(fattr::UID) {
-            seen.uid = wish.uid;
+        if request.has(fattr::UID) {
+            seen.uid = request.uid;
         }
-        if wish.has(fattr::GID) {
-            seen.gid = wish.gid;
+        if request.has(fattr::GID) {
+            seen.gid = request.gid;
         }
+        self.note_nameless(ino, seen);
+        Ok(())
+    }
+
+    /// Drops the set-ID bits of a file without a name, because a caller without the right to keep them writes it.
+    pub(crate) fn drop_nameless_set_ids(&self, rq: &Request<'_>) -> Result<(), Errno> {
+        let mut seen = Seen::of(&self.stat(rq.node)?.0);
+        let kept = Rights::of(rq).drop_set_ids(seen.into());
+        if kept != seen.mode & 0o7777 {
+            seen.mode = seen.mode & libc::S_IFMT | kept;
+            self.note_nameless(self.open_ino(rq.node), seen);
+        }
+        Ok(())
+    }
+
+    /// Records new attributes of an inode without a name.
+    fn note_nameless(&self, ino: Ino, seen: Seen) {
         // Before a temporary file has a name, no other process can have it open. Afterwards the shard's attributes
         // count.
         let opened = if ino.0 < TEMPORARY { self.nodes.opened(ino.0) } else { None };
         if let Some(file) = opened.and_then(|opened| opened.any()) {
-            nameless::keep(file.as_raw_fd(), (seen.mode, seen.uid, seen.gid));
+            nameless::store_owner(file.as_raw_fd(), (seen.mode, seen.uid, seen.gid));
         }
         self.nodes.note(ino.0, seen);
-        Ok(())
     }
 
     /// Sets the size of a file, open or not.

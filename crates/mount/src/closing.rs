@@ -18,8 +18,8 @@ use crate::opened::Opened;
 /// Longest time from a flush to its release. Later no release is expected.
 const RELEASE_DUE: Duration = Duration::from_millis(10);
 /// The same on a busy machine. A statfs waits this long, and so do requests that need space in a pool that is nearly
-/// full.
-const RELEASE_DUE_FOR_SPACE: Duration = Duration::from_millis(500);
+/// full. If no release has arrived by then, a copy of the descriptor is open.
+pub(crate) const RELEASE_DUE_BUSY: Duration = Duration::from_millis(500);
 /// A pool is nearly full when less than one part in this many of its space is free.
 const NEARLY_FULL: u64 = 16;
 
@@ -65,7 +65,7 @@ impl Nameless {
     pub(crate) fn settle(&self, nodes: &Nodes, pool: &Pool) {
         self.settle_all(nodes, RELEASE_DUE);
         if self.is_closing(nodes) && is_nearly_full(pool) {
-            self.settle_all(nodes, RELEASE_DUE_FOR_SPACE);
+            self.settle_all(nodes, RELEASE_DUE_BUSY);
         }
     }
 
@@ -75,14 +75,13 @@ impl Nameless {
             return false;
         }
         let inos = self.inos.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let closes =
-            |opened: Arc<Opened>| opened.flushed().is_some_and(|at| at.elapsed() < RELEASE_DUE_FOR_SPACE);
+        let closes = |opened: Arc<Opened>| opened.flushed().is_some_and(|at| at.elapsed() < RELEASE_DUE_BUSY);
         inos.into_iter().any(|ino| nodes.opened(ino).is_some_and(closes))
     }
 
     /// Waits for the space of nameless inodes that are about to be closed, before the free space is reported.
     pub(crate) fn settle_space(&self, nodes: &Nodes) {
-        self.settle_all(nodes, RELEASE_DUE_FOR_SPACE);
+        self.settle_all(nodes, RELEASE_DUE_BUSY);
     }
 
     fn settle_all(&self, nodes: &Nodes, due: Duration) {

@@ -63,10 +63,16 @@ impl FileSystem {
             if plus {
                 match self.pool.stat_inode(entry.ino) {
                     Ok(st) => {
-                        self.nodes.mention(entry.ino.0, Seen::of(&st));
+                        self.nodes.add_lookup(entry.ino.0, Seen::of(&st));
                         self.note_place(ino, entry.name, &st);
-                        let attr = self.found_belief(&st);
-                        protocol::put_entry_out(out, self.node(entry.ino), &st, self.entry_belief(ino), attr);
+                        let attr = self.found_validity(&st);
+                        protocol::put_entry_out(
+                            out,
+                            self.node(entry.ino),
+                            &st,
+                            self.entry_validity(ino),
+                            attr,
+                        );
                     }
                     // Removed since it was listed: the name alone, as in READDIR.
                     Err(_) => out.zeros(protocol::ENTRY_OUT_BYTES),

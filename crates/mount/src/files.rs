@@ -149,7 +149,7 @@ impl FileSystem {
         }
         self.locks.drop_opened(ino.0, handle);
         self.close_node(ino, flags, handle);
-        self.forget_twin_if_gone(rq.node);
+        self.forget_second_node_if_gone(rq.node);
         Ok(Outcome::Reply)
     }
 
@@ -188,7 +188,7 @@ impl FileSystem {
         let opened = self.nodes.open(ino.0);
         let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
             Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
-            None => self.open_handle(&opened, Some(&entry), flags),
+            None => self.open_handle(&opened, Some(&entry), flags).inspect_err(|_| opened.end_write()),
         });
         let answer = answer.inspect_err(|_| {
             self.nodes.close(ino.0);
@@ -218,7 +218,7 @@ impl FileSystem {
             uid: rq.uid,
             gid: if inherits { parent.attr.gid } else { rq.gid },
         };
-        self.nodes.mention(node, seen);
+        self.nodes.add_lookup(node, seen);
         let opened = self.nodes.open(node);
         let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
             Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
@@ -237,7 +237,7 @@ impl FileSystem {
 
     /// Drops the set-ID bits of a file, because a caller without the right to keep them writes it.
     fn drop_set_ids(&self, rq: &Request<'_>, ino: Ino) -> Result<(), Errno> {
-        let Some(entry) = self.entry(ino)? else { return Ok(()) };
+        let Some(entry) = self.entry(ino)? else { return self.drop_nameless_set_ids(rq) };
         let kept = Rights::of(rq).drop_set_ids(Owned::from(&entry.attr));
         if kept != entry.attr.mode & 0o7777 {
             self.pool.set_attr(ino, SetAttr { mode: Some(kept), ..SetAttr::default() })?;

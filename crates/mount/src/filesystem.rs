@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use forebay_client::{nameless, Pool};
+use forebay_types::limits::NODE_NUMBER_MAX;
 use forebay_types::{Caller, Code, Entry, Ino};
 
 use crate::cache_rules::CacheRules;
@@ -28,8 +29,8 @@ use crate::protocol::{self, op, Body, Request, Validity, ROOT_NODE};
 use crate::registrar::Registrar;
 
 /// Node numbers of files made without a name begin here. No inode of the pool has a number as high, because no node has
-/// the number 32767.
-pub(crate) const TEMPORARY: u64 = 0x7fff << 48;
+/// such a number.
+pub(crate) const TEMPORARY: u64 = (NODE_NUMBER_MAX as u64 + 1) << Ino::COUNTER_BITS;
 
 /// How a request is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,7 +70,7 @@ pub struct FileSystem {
     next_temporary: AtomicU64,
     /// The inodes that files without a name got with their first name, by node number; and how many they are.
     named: Mutex<HashMap<u64, u64>>,
-    twins: AtomicUsize,
+    second_nodes: AtomicUsize,
 }
 
 impl FileSystem {
@@ -89,7 +90,7 @@ impl FileSystem {
             moved: Moved::default(),
             next_temporary: AtomicU64::new(TEMPORARY),
             named: Mutex::default(),
-            twins: AtomicUsize::new(0),
+            second_nodes: AtomicUsize::new(0),
         })
     }
 
@@ -175,7 +176,7 @@ impl FileSystem {
         if let Some(file) = self.nodes.opened(ino.0).and_then(|opened| opened.any()) {
             st = fstat(&file)?;
             // Another interface may have changed mode, owner and group since.
-            if let Some((mode, uid, gid)) = nameless::kept(std::os::fd::AsRawFd::as_raw_fd(&*file)) {
+            if let Some((mode, uid, gid)) = nameless::stored_owner(std::os::fd::AsRawFd::as_raw_fd(&*file)) {
                 seen = Seen { mode, uid, gid };
             }
         } else if let Some(Handle::Parts(file, _)) = self.handles.parts_of(ino.0).as_deref() {
@@ -192,14 +193,14 @@ impl FileSystem {
     /// Gives the kernel an inode, as an entry of `parent`.
     pub(crate) fn put_entry(&self, out: &mut Body, parent: Ino, name: &[u8], st: &libc::stat) {
         let ino = Ino(st.st_ino);
-        self.nodes.mention(ino.0, Seen::of(st));
+        self.nodes.add_lookup(ino.0, Seen::of(st));
         self.note_place(parent, name, st);
-        let (entry, attr) = (self.entry_belief(parent), self.found_belief(st));
+        let (entry, attr) = (self.entry_validity(parent), self.found_validity(st));
         protocol::put_entry_out(out, self.node(ino), st, entry, attr);
     }
 
     /// How long the kernel may use a name in `parent`. No notice arrives of changes by other nodes.
-    pub(crate) fn entry_belief(&self, parent: Ino) -> Validity {
+    pub(crate) fn entry_validity(&self, parent: Ino) -> Validity {
         if self.pool.hears_of_all_changes_in(parent) {
             self.cache_rules.entry()
         } else {
@@ -208,14 +209,14 @@ impl FileSystem {
     }
 
     /// How long the kernel may use the attributes of an inode that it requests by number, and so already knows.
-    pub(crate) fn attr_belief(&self, node: u64, st: &libc::stat) -> Validity {
+    pub(crate) fn attr_validity(&self, node: u64, st: &libc::stat) -> Validity {
         // This node gets no notice when other nodes change inodes that they serve, or when their programs write files.
         let is_file = st.st_mode & libc::S_IFMT == libc::S_IFREG;
         let is_told = self.pool.is_served_here(Ino(st.st_ino)) && !(is_file && self.pool.spans_nodes());
         // A node that does not serve all entries of a directory gets no notice of changes to the others.
         let is_dir = st.st_mode & libc::S_IFMT == libc::S_IFDIR;
         let is_told = is_told && (!is_dir || self.pool.hears_of_all_changes_in(Ino(st.st_ino)));
-        if !is_told || node >= TEMPORARY || self.has_twin(st.st_ino) {
+        if !is_told || node >= TEMPORARY || self.has_second_node(st.st_ino) {
             return Validity::NONE;
         }
         // The kernel itself knows of writes through the mount.
@@ -238,8 +239,8 @@ impl FileSystem {
     /// The same for an inode in the reply to a look-up. Until the kernel has read the reply it may not know the inode,
     /// and then it ignores invalidations of it. So while other programs use the pool, these attributes are valid for a
     /// moment only: the kernel soon requests them again, by number.
-    pub(crate) fn found_belief(&self, st: &libc::stat) -> Validity {
-        let validity = self.attr_belief(st.st_ino, st);
+    pub(crate) fn found_validity(&self, st: &libc::stat) -> Validity {
+        let validity = self.attr_validity(st.st_ino, st);
         if self.cache_rules.is_alone() && !self.pool.spans_nodes() {
             validity
         } else {
@@ -249,8 +250,8 @@ impl FileSystem {
 
     /// True when the kernel knows an inode under two node numbers, because it was opened with O_TMPFILE and linked
     /// later. A change through one number does not update what the kernel has cached under the other.
-    fn has_twin(&self, ino: u64) -> bool {
-        self.twins.load(Ordering::Acquire) > 0 && self.named().values().any(|named| *named == ino)
+    fn has_second_node(&self, ino: u64) -> bool {
+        self.second_nodes.load(Ordering::Acquire) > 0 && self.named().values().any(|named| *named == ino)
     }
 
     /// The inodes that files without a name got with their first name.
@@ -259,20 +260,20 @@ impl FileSystem {
     }
 
     /// Records the inode that a file without a name got with its first name.
-    pub(crate) fn note_twin(&self, node: u64, ino: Ino) {
+    pub(crate) fn note_second_node(&self, node: u64, ino: Ino) {
         let mut named = self.named();
         named.insert(node, ino.0);
-        self.twins.store(named.len(), Ordering::Release);
+        self.second_nodes.store(named.len(), Ordering::Release);
     }
 
     /// Forgets the inode of a file that was made without a name, if the kernel has released and forgotten its node.
-    pub(crate) fn forget_twin_if_gone(&self, node: u64) {
+    pub(crate) fn forget_second_node_if_gone(&self, node: u64) {
         if node < TEMPORARY || self.nodes.seen(node).is_some() {
             return;
         }
         let mut named = self.named();
         named.remove(&node);
-        self.twins.store(named.len(), Ordering::Release);
+        self.second_nodes.store(named.len(), Ordering::Release);
     }
 
     /// Serves one request. The session itself serves READ, UNLINK, INTERRUPT and lock requests that may wait, because

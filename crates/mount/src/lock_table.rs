@@ -10,16 +10,14 @@ use std::time::{Duration, Instant};
 
 use forebay_client::{LocksElsewhere, Unlocks};
 use forebay_types::limits::{FILE_BYTES_MAX, INTERRUPTS_KEPT, LOCK_OWNERS_MAX, LOCK_OWNERS_PART};
-use forebay_types::{LockKind, LockWish};
+use forebay_types::{LockKind, LockRequest};
 
+use crate::closing::RELEASE_DUE_BUSY;
 use crate::errno::{check, Errno};
 
 /// First and longest pause between two attempts to take a waiting lock.
 pub(crate) const PAUSE: Duration = Duration::from_micros(200);
 pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(20);
-/// Longest time from a flush to its release, also on a busy machine. If no release has arrived by then, a copy of the
-/// descriptor is open.
-const RELEASE_DUE: Duration = Duration::from_millis(500);
 /// The pause between two attempts to send an unlock to another node.
 const UNLOCK_PAUSE: Duration = Duration::from_secs(1);
 
@@ -102,14 +100,14 @@ impl Table {
             Flushed::At(at) if held.owner != of => Some(at),
             _ => None,
         };
-        let due = self.by_inode.get(&of.ino)?.iter().filter_map(flushed).max()? + RELEASE_DUE;
+        let due = self.by_inode.get(&of.ino)?.iter().filter_map(flushed).max()? + RELEASE_DUE_BUSY;
         (due > Instant::now()).then_some(due)
     }
 
     /// Records that `to` has waited in vain for the release of opens that were flushed.
     pub(crate) fn no_release_came(&mut self, to: Owner) {
         for held in self.by_inode.get_mut(&to.ino).into_iter().flatten().filter(|held| held.owner != to) {
-            if matches!(held.flushed, Flushed::At(at) if at.elapsed() >= RELEASE_DUE) {
+            if matches!(held.flushed, Flushed::At(at) if at.elapsed() >= RELEASE_DUE_BUSY) {
                 held.flushed = Flushed::Copied;
             }
         }
@@ -129,7 +127,7 @@ impl Table {
 
 /// A lock that waits, and the callback that receives its outcome.
 pub(crate) struct Wait {
-    pub(crate) wish: Wish,
+    pub(crate) request: FuseLock,
     pub(crate) unique: u64,
     pub(crate) pause: Duration,
     pub(crate) next: Instant,
@@ -140,7 +138,10 @@ pub(crate) struct Wait {
 
 impl std::fmt::Debug for Wait {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Wait").field("wish", &self.wish).field("unique", &self.unique).finish_non_exhaustive()
+        f.debug_struct("Wait")
+            .field("request", &self.request)
+            .field("unique", &self.unique)
+            .finish_non_exhaustive()
     }
 }
 
@@ -150,7 +151,7 @@ pub(crate) struct Waits {
     /// Requests whose interrupt was read before they waited. Some of them never wait.
     pub(crate) interrupted: VecDeque<u64>,
     /// The thread that retries waiting locks runs.
-    pub(crate) is_tended: bool,
+    pub(crate) retry_thread_runs: bool,
     /// The lock that is being requested from another node, and whether it was interrupted meanwhile.
     pub(crate) trying: Option<(u64, bool)>,
 }
@@ -164,7 +165,7 @@ pub(crate) struct Locks {
     pub(crate) freed: Condvar,
     pub(crate) unlocks: Arc<Unlocks>,
     /// The thread that retries unlocks runs.
-    pub(crate) is_telling: Arc<AtomicBool>,
+    pub(crate) unlock_retry_runs: Arc<AtomicBool>,
 }
 
 impl Wait {
@@ -181,7 +182,7 @@ impl Wait {
 
 /// A lock request's fields.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct FuseLock {
     pub(crate) owner: Owner,
     pub(crate) handle: u64,
     pub(crate) kind: i32,
@@ -189,10 +190,10 @@ pub(crate) struct Wish {
     pub(crate) end: u64,
 }
 
-impl Wish {
+impl FuseLock {
     /// The lock request that is sent to another node's daemon.
-    pub(crate) fn elsewhere(&self, number: u64) -> LockWish {
-        LockWish {
+    pub(crate) fn elsewhere(&self, number: u64) -> LockRequest {
+        LockRequest {
             owner: number,
             flock: self.owner.flock,
             kind: match self.kind {
@@ -257,7 +258,7 @@ impl Locks {
             waits: Mutex::default(),
             freed: Condvar::new(),
             unlocks: Arc::default(),
-            is_telling: Arc::default(),
+            unlock_retry_runs: Arc::default(),
         }
     }
 
@@ -285,25 +286,25 @@ impl Locks {
     /// Releases all locks that an owner may have at another node, and sends the unlock until that node acknowledges
     /// it.
     pub(crate) fn let_go_elsewhere(&self, locks: LocksElsewhere, number: u64, flock: bool) {
-        if self.unlocks.give(locks, number, flock) || self.is_telling.swap(true, Ordering::SeqCst) {
+        if self.unlocks.release(locks, number, flock) || self.unlock_retry_runs.swap(true, Ordering::SeqCst) {
             return;
         }
-        let (unlocks, is_telling) = (Arc::clone(&self.unlocks), Arc::clone(&self.is_telling));
+        let (unlocks, unlock_retry_runs) = (Arc::clone(&self.unlocks), Arc::clone(&self.unlock_retry_runs));
         let thread = std::thread::Builder::new().name("unlocks".into()).stack_size(128 * 1024);
         let started = thread.spawn(move || loop {
             std::thread::sleep(UNLOCK_PAUSE);
             if unlocks.retry() {
-                is_telling.store(false, Ordering::SeqCst);
+                unlock_retry_runs.store(false, Ordering::SeqCst);
                 // An unlock that was given between the retry and the store found this thread running, and started
                 // none.
-                if unlocks.retry() || is_telling.swap(true, Ordering::SeqCst) {
+                if unlocks.retry() || unlock_retry_runs.swap(true, Ordering::SeqCst) {
                     return;
                 }
             }
         });
         if started.is_err() {
             // The next unlock tries to start it again.
-            self.is_telling.store(false, Ordering::SeqCst);
+            self.unlock_retry_runs.store(false, Ordering::SeqCst);
         }
     }
 
@@ -413,7 +414,7 @@ mod tests {
             let told = told.clone();
             let owner = Owner { ino: 1, owner: unique, flock: false };
             locks.waits().list.push(Wait {
-                wish: Wish { owner, handle: 1, kind: libc::F_WRLCK, start: 0, end: 9 },
+                request: FuseLock { owner, handle: 1, kind: libc::F_WRLCK, start: 0, end: 9 },
                 unique,
                 pause: PAUSE,
                 next: Instant::now(),

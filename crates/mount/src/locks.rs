@@ -28,12 +28,12 @@ use forebay_types::{Code, LockKind};
 use crate::errno::{check, Errno};
 use crate::filesystem::{FileSystem, Outcome};
 use crate::handles::Handle;
-use crate::lock_table::{Flushed, Held, On, Owner, Wait, Wish, PAUSE, PAUSE_MAX};
+use crate::lock_table::{Flushed, FuseLock, Held, On, Owner, Wait, PAUSE, PAUSE_MAX};
 use crate::opened::reopen;
 use crate::protocol::{Body, Request, LK_FLOCK};
 
 impl FileSystem {
-    fn wish(&self, rq: &Request<'_>) -> Result<Wish, Errno> {
+    fn request(&self, rq: &Request<'_>) -> Result<FuseLock, Errno> {
         let mut f = rq.fields;
         let (handle, owner, start, end) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
         let (kind, _pid, flags) = (f.u32()? as i32, f.u32()?, f.u32()?);
@@ -41,7 +41,7 @@ impl FileSystem {
             return Err(Errno(libc::EINVAL));
         }
         let owner = Owner { ino: self.open_ino(rq.node).0, owner, flock: flags & LK_FLOCK != 0 };
-        Ok(Wish { owner, handle, kind, start, end })
+        Ok(FuseLock { owner, handle, kind, start, end })
     }
 
     /// A descriptor for an owner's locks. Record locks for writing need a writable descriptor, and an owner's locks
@@ -72,16 +72,16 @@ impl FileSystem {
     }
 
     pub(crate) fn getlk(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
-        let wish = self.wish(rq)?;
-        let mut record = wish.record();
+        let request = self.request(rq)?;
+        let mut record = request.record();
         let elsewhere = {
             let held = self.locks.held();
             let new;
             // On the owner's own descriptor its own locks do not conflict.
-            let on = match held.get(wish.owner) {
+            let on = match held.get(request.owner) {
                 Some(on) => on,
                 None => {
-                    new = self.lock_descriptor(wish.owner)?;
+                    new = self.lock_descriptor(request.owner)?;
                     &new
                 }
             };
@@ -96,10 +96,10 @@ impl FileSystem {
         };
         if let Some((locks, number)) = elsewhere {
             record.l_type = libc::F_UNLCK as i16;
-            if let Some(found) = locks.test(wish.elsewhere(number))? {
+            if let Some(found) = locks.test(request.elsewhere(number))? {
                 let kind = if found.kind == LockKind::Read { libc::F_RDLCK } else { libc::F_WRLCK };
                 let (start, end) = (found.start, found.end);
-                record = Wish { kind, start, end, ..wish }.record();
+                record = FuseLock { kind, start, end, ..request }.record();
             }
         }
         let end = if record.l_len == 0 { i64::MAX } else { record.l_start + record.l_len - 1 };
@@ -112,24 +112,24 @@ impl FileSystem {
     }
 
     /// Takes a lock, without waiting.
-    fn take(&self, wish: &Wish) -> Result<(), Errno> {
+    fn take(&self, request: &FuseLock) -> Result<(), Errno> {
         let mut held = self.locks.held();
-        let (locks, number) = match held.get(wish.owner) {
-            Some(On::File(file)) => return wish.apply(file),
+        let (locks, number) = match held.get(request.owner) {
+            Some(On::File(file)) => return request.apply(file),
             Some(On::Elsewhere(locks, number)) => (*locks, *number),
             None => {
                 if held.owners >= self.locks.owners_max {
                     return Err(Errno(libc::ENOLCK));
                 }
-                let on = self.lock_descriptor(wish.owner)?;
+                let on = self.lock_descriptor(request.owner)?;
                 let (taken, elsewhere) = match &on {
-                    On::File(file) => (wish.apply(file), None),
+                    On::File(file) => (request.apply(file), None),
                     On::Elsewhere(locks, number) => (Ok(()), Some((*locks, *number))),
                 };
                 // Inserted even if the lock has to wait, because it will be retried.
                 held.insert(Held {
-                    owner: wish.owner,
-                    handle: wish.handle,
+                    owner: request.owner,
+                    handle: request.handle,
                     on,
                     granted: false,
                     flushed: Flushed::Never,
@@ -141,23 +141,23 @@ impl FileSystem {
             }
         };
         drop(held);
-        let taken = locks.set(wish.elsewhere(number));
+        let taken = locks.set(request.elsewhere(number));
         let mut held = self.locks.held();
         let at = |on: &On| matches!(on, On::Elsewhere(_, of) if *of == number);
-        let Some(of) = held.get_mut(wish.owner).filter(|of| at(&of.on)) else {
+        let Some(of) = held.get_mut(request.owner).filter(|of| at(&of.on)) else {
             drop(held);
             // The owner was removed meanwhile, and its unlock may have been sent before this lock was granted. After
             // the unlock sent here the other node grants nothing more under the owner's number.
-            self.locks.let_go_elsewhere(locks, number, wish.owner.flock);
+            self.locks.let_go_elsewhere(locks, number, request.owner.flock);
             return Err(Errno(libc::EINTR));
         };
         match taken {
             Ok(()) => of.granted = true,
             // The other node may still grant the lock, to an owner that gets an error and so never releases it.
             Err(code) if leaves_lock_in_doubt(code) && !of.granted => {
-                held.remove(wish.owner.ino, |of| of.owner == wish.owner);
+                held.remove(request.owner.ino, |of| of.owner == request.owner);
                 drop(held);
-                self.locks.let_go_elsewhere(locks, number, wish.owner.flock);
+                self.locks.let_go_elsewhere(locks, number, request.owner.flock);
             }
             Err(_) => {}
         }
@@ -172,19 +172,19 @@ impl FileSystem {
 
     /// Takes or releases a lock, without waiting.
     fn set_at_once(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
-        let wish = self.wish(rq)?;
-        if wish.kind != libc::F_UNLCK {
-            self.take(&wish)?;
-        } else if wish.whole() {
-            self.locks.drop_all(wish.owner);
+        let request = self.request(rq)?;
+        if request.kind != libc::F_UNLCK {
+            self.take(&request)?;
+        } else if request.whole() {
+            self.locks.drop_all(request.owner);
         } else {
-            let dropped = match self.locks.held().get(wish.owner) {
-                Some(On::File(file)) => wish.apply(file).map(|()| None),
+            let dropped = match self.locks.held().get(request.owner) {
+                Some(On::File(file)) => request.apply(file).map(|()| None),
                 Some(On::Elsewhere(locks, number)) => Ok(Some((*locks, *number))),
                 None => return Ok(Outcome::Reply),
             };
             if let Some((locks, number)) = dropped? {
-                locks.set(wish.elsewhere(number))?;
+                locks.set(request.elsewhere(number))?;
             }
             self.locks.try_again();
         }
@@ -203,8 +203,8 @@ impl FileSystem {
             Err(Errno(libc::EAGAIN)) => {}
             done => return done,
         }
-        let wish = self.wish(rq)?;
-        let until = if waits { None } else { self.locks.held().release_due(wish.owner) };
+        let request = self.request(rq)?;
+        let until = if waits { None } else { self.locks.held().release_due(request.owner) };
         if !waits && until.is_none() {
             return Err(Errno(libc::EAGAIN));
         }
@@ -216,26 +216,33 @@ impl FileSystem {
         if waits.list.len() >= LOCK_WAITS_MAX {
             return Err(Errno(if until.is_some() { libc::EAGAIN } else { libc::ENOLCK }));
         }
-        if !waits.is_tended {
+        if !waits.retry_thread_runs {
             let this = Arc::clone(self);
             let thread = std::thread::Builder::new().name("locks".into()).stack_size(128 * 1024);
-            thread.spawn(move || this.tend_locks()).map_err(|_| Errno(libc::ENOLCK))?;
-            waits.is_tended = true;
+            thread.spawn(move || this.retry_locks()).map_err(|_| Errno(libc::ENOLCK))?;
+            waits.retry_thread_runs = true;
         }
         // The first retry is immediate: the conflicting lock may have been released since the first attempt.
         let next = Instant::now();
-        waits.list.push(Wait { wish, unique: rq.unique, pause: PAUSE, next, until, reply: Box::new(reply) });
+        waits.list.push(Wait {
+            request,
+            unique: rq.unique,
+            pause: PAUSE,
+            next,
+            until,
+            reply: Box::new(reply),
+        });
         self.locks.freed.notify_one();
         Ok(Outcome::Silence)
     }
 
     /// True when the owner's locks are at another node.
-    fn is_elsewhere(&self, wish: &Wish) -> bool {
-        matches!(self.locks.held().get(wish.owner), Some(On::Elsewhere(..)))
+    fn is_elsewhere(&self, request: &FuseLock) -> bool {
+        matches!(self.locks.held().get(request.owner), Some(On::Elsewhere(..)))
     }
 
     /// Retries the waiting locks, the longest waiting first, until none is left.
-    fn tend_locks(&self) {
+    fn retry_locks(&self) {
         let mut waits = self.locks.waits();
         while !waits.list.is_empty() {
             let (now, mut done) = (Instant::now(), Vec::new());
@@ -245,27 +252,27 @@ impl FileSystem {
                     i += 1;
                     continue;
                 }
-                let (unique, wish, error) = (wait.unique, wait.wish, wait.interrupted());
+                let (unique, request, error) = (wait.unique, wait.request, wait.interrupted());
                 let mut is_due = wait.until.is_some_and(|until| until <= now);
                 // Set also when the attempt fails, so that each lock is tried once in a round.
                 wait.next = wait.until.map_or(now + wait.pause, |until| until.min(now + wait.pause));
                 wait.pause = (wait.pause * 2).min(PAUSE_MAX);
                 let mut taken;
-                if self.is_elsewhere(&wish) {
+                if self.is_elsewhere(&request) {
                     waits.trying = Some((unique, false));
                     drop(waits);
-                    taken = self.take(&wish);
+                    taken = self.take(&request);
                     waits = self.locks.waits();
                     let interrupted = waits.trying.take().is_some_and(|(_, interrupted)| interrupted);
                     if interrupted && taken == Err(Errno(libc::EAGAIN)) {
                         (taken, is_due) = (Err(Errno(error)), true);
                     }
                 } else {
-                    taken = self.take(&wish);
+                    taken = self.take(&request);
                 }
                 // Other waits may have been added and removed while nothing was locked.
                 if is_due && taken == Err(Errno(libc::EAGAIN)) {
-                    self.locks.held().no_release_came(wish.owner);
+                    self.locks.held().no_release_came(request.owner);
                 }
                 let Some(at) = waits.list.iter().position(|wait| wait.unique == unique) else { continue };
                 if taken == Err(Errno(libc::EAGAIN)) && !is_due {
@@ -287,6 +294,6 @@ impl FileSystem {
             let pause = next.saturating_duration_since(Instant::now());
             waits = self.locks.freed.wait_timeout(waits, pause).unwrap_or_else(PoisonError::into_inner).0;
         }
-        waits.is_tended = false;
+        waits.retry_thread_runs = false;
     }
 }

@@ -87,7 +87,7 @@ pub fn check_place(at: &Path, source: &str, alone: bool) -> Result<Option<mounts
         }
         return Err(Error::new(Code::Busy, what())
             .why(format!("pool {} is mounted there", mounted.source))
-            .cure("`forebay umount` it first (or `umount -l` it, if that pool is no more), or name another directory"));
+            .cure("`forebay umount` it first (or `umount -l` it, if that pool no longer exists), or name another directory"));
     }
     if let (Some(other), true) = (uppermost(&stack), stack.iter().any(|m| m.fs_type == FILE_SYSTEM_TYPE)) {
         return Err(Error::new(Code::Busy, what())
@@ -137,7 +137,7 @@ fn busy(at: &Path) -> Error {
         format!("it is in use by {}", users.join(", "))
     };
     Error::new(Code::Busy, format!("cannot unmount {}", at.display())).why(why).cure(
-        "end these programs or have them leave it; `forebay umount --lazy` takes it away from under them",
+        "end these programs or make them leave it; `forebay umount --lazy` detaches it while they use it",
     )
 }
 
@@ -254,7 +254,7 @@ pub fn clear_all(source: &str) -> Result<()> {
         // A mount that lies over another one is removed first.
         let seen = left().find(|m| check_uppermost(m).is_ok()).or_else(|| left().next());
         let Some(mounted) = seen else { return Ok(()) };
-        tracing::warn!("{} was left mounted by a process that is no more", mounted.point.display());
+        tracing::warn!("{} is still mounted by a process that has died", mounted.point.display());
         clear(&mounted)?;
     }
     Ok(())
@@ -268,7 +268,7 @@ fn seen(at: &Path, mount: impl FnOnce() -> Result<Device>) -> Result<Mount> {
     match stack_on(at).into_iter().find(new) {
         Some(shown) => Ok(Mount { device, shown }),
         None => Err(Error::new(Code::Busy, format!("cannot mount on {}", at.display()))
-            .why("it was taken away again at once")),
+            .why("another process unmounted it at once")),
     }
 }
 
@@ -285,7 +285,7 @@ fn mount_new(at: &Path, source: &str, options: Options) -> Result<Device> {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return mount_by_helper(at, source, options),
         Err(e) => {
             let cure = match e.kind() {
-                io::ErrorKind::InvalidInput => "make it anew (`mknod -m 666 /dev/fuse c 10 229`); `forebay run` needs no mount",
+                io::ErrorKind::InvalidInput => "make it again (`mknod -m 666 /dev/fuse c 10 229`); `forebay run` needs no mount",
                 _ => "load the kernel's module (`modprobe fuse`), or give the container /dev/fuse; `forebay run` needs no mount",
             };
             return Err(Error::io(what(), &e).why(format!("/dev/fuse: {e}")).cure(cure));
@@ -322,7 +322,7 @@ fn mount_new(at: &Path, source: &str, options: Options) -> Result<Device> {
 /// Mounts in the place of a mount that no process serves. Where the kernel can (Linux 6.5), the new mount is put
 /// beneath the dead one, which is then removed. So no program ever sees the bare directory and creates files in it.
 pub fn mount_in_place_of(dead: &mounts::Mount, source: &str, options: Options) -> Result<Mount> {
-    tracing::warn!("{} was left mounted by a process that is no more", dead.point.display());
+    tracing::warn!("{} is still mounted by a process that has died", dead.point.display());
     let what = || format!("cannot mount beneath what is mounted on {}", dead.point.display());
     match seen(&dead.point, || mount_beneath(&dead.point, source, options).map_err(|e| Error::io(what(), &e)))
     {
@@ -331,7 +331,7 @@ pub fn mount_in_place_of(dead: &mounts::Mount, source: &str, options: Options) -
             Ok(mount)
         }
         Err(e) => {
-            tracing::info!("the dead mount goes first: {e}");
+            tracing::info!("removing the dead mount first: {e}");
             clear(dead)?;
             self::mount(&dead.point, source, options)
         }

@@ -44,7 +44,7 @@ impl FileSystem {
                 // inode by now.
                 Err(Code::Stale) => {}
                 Err(Code::NotFound) => {
-                    let validity = self.entry_belief(parent);
+                    let validity = self.entry_validity(parent);
                     if validity == protocol::Validity::NONE {
                         return Err(Errno(libc::ENOENT));
                     }
@@ -70,8 +70,8 @@ impl FileSystem {
             self.lookup_pins.pin_for_a_moment(&self.nodes, self.pool, ino)?;
         }
         let st = self.pool.stat_entry(&entry)?;
-        self.nodes.mention(ino.0, Seen::of(&st));
-        let attr = self.found_belief(&st);
+        self.nodes.add_lookup(ino.0, Seen::of(&st));
+        let attr = self.found_validity(&st);
         protocol::put_entry_out(out, self.node(ino), &st, protocol::Validity::NONE, attr);
         Ok(Outcome::Reply)
     }
@@ -87,18 +87,18 @@ impl FileSystem {
         let count = f.u32()?;
         f.u32()?;
         for _ in 0..count {
-            let (node, mentions) = (f.u64()?, f.u64()?);
-            self.forget_one(node, mentions);
+            let (node, lookup_count) = (f.u64()?, f.u64()?);
+            self.forget_one(node, lookup_count);
         }
         Ok(Outcome::Silence)
     }
 
-    fn forget_one(&self, node: u64, mentions: u64) {
+    fn forget_one(&self, node: u64, lookup_count: u64) {
         if node >= TEMPORARY {
-            self.nodes.forget(node, mentions);
-            self.forget_twin_if_gone(node);
+            self.nodes.forget(node, lookup_count);
+            self.forget_second_node_if_gone(node);
         } else {
-            self.nodes.forget(self.ino(node).0, mentions);
+            self.nodes.forget(self.ino(node).0, lookup_count);
         }
     }
 
@@ -165,7 +165,7 @@ impl FileSystem {
             name,
             seen.mode & 0o7777,
         )?;
-        self.note_twin(node, entry.attr.ino);
+        self.note_second_node(node, entry.attr.ino);
         self.made(parent, name, &entry, out)
     }
 
@@ -180,7 +180,7 @@ impl FileSystem {
         let likely = self.pool.lookup(parent, name).ok().map(|entry| entry.attr.ino);
         let soon = std::cell::Cell::new(false);
         let look = || soon.set(likely.is_some_and(|ino| self.pool.is_soon_removed(ino)));
-        self.pool.unlink_in_telling(parent, name, look, |ino| {
+        self.pool.unlink_in_with(parent, name, look, |ino| {
             victim = Some(ino);
             if soon.get() && likely == Some(ino) && self.nodes.opened(ino.0).is_none() {
                 if let Some(answer) = answer.take() {

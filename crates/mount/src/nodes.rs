@@ -67,7 +67,7 @@ pub(crate) struct Place {
 #[derive(Debug, Default)]
 struct Node {
     /// FUSE lookup count: references that the kernel has not returned with FORGET.
-    mentions: u64,
+    lookup_count: u64,
     seen: Seen,
     /// Opens that were not released yet.
     opens: u32,
@@ -103,10 +103,10 @@ impl Nodes {
     }
 
     /// Counts a reference to an inode that a reply is about to give to the kernel.
-    pub(crate) fn mention(&self, ino: u64, seen: Seen) {
+    pub(crate) fn add_lookup(&self, ino: u64, seen: Seen) {
         let mut part = self.part(ino);
         let node = part.entry(ino).or_default();
-        node.mentions += 1;
+        node.lookup_count += 1;
         node.seen = seen;
     }
 
@@ -115,8 +115,8 @@ impl Nodes {
         let gone = {
             let mut part = self.part(ino);
             let Some(node) = part.get_mut(&ino) else { return };
-            node.mentions = node.mentions.saturating_sub(count);
-            if node.mentions == 0 && node.opens == 0 {
+            node.lookup_count = node.lookup_count.saturating_sub(count);
+            if node.lookup_count == 0 && node.opens == 0 {
                 part.remove(&ino)
             } else {
                 None
@@ -160,7 +160,7 @@ impl Nodes {
                 return false;
             }
             let last = node.opened.take();
-            if node.mentions == 0 {
+            if node.lookup_count == 0 {
                 part.remove(&ino);
             }
             last
@@ -246,11 +246,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forget_of_every_mention_forgets_what_was_seen() {
+    fn forget_of_every_lookup_forgets_what_was_seen() {
         let nodes = Nodes::new();
         let seen = Seen { mode: 0o100_644, uid: 1, gid: 2 };
-        nodes.mention(7, seen);
-        nodes.mention(7, seen);
+        nodes.add_lookup(7, seen);
+        nodes.add_lookup(7, seen);
         nodes.forget(7, 1);
         assert_eq!(nodes.seen(7), Some(seen));
         nodes.forget(7, 1);
@@ -262,7 +262,7 @@ mod tests {
         let nodes = Nodes::new();
         let place = |parent, name: &[u8]| Place { parent, name: name.into() };
         assert_eq!(nodes.place(7, place(1, b"a")), None, "the kernel does not know it");
-        nodes.mention(7, Seen::default());
+        nodes.add_lookup(7, Seen::default());
         assert_eq!(nodes.place(7, place(1, b"a")), None);
         assert_eq!(nodes.place(7, place(1, b"a")), None);
         assert_eq!(nodes.place(7, place(2, b"a")), Some(place(1, b"a")));
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn writer_is_forgotten_only_while_nothing_is_open() {
         let nodes = Nodes::new();
-        nodes.mention(7, Seen::default());
+        nodes.add_lookup(7, Seen::default());
         nodes.open(7);
         assert!(nodes.note_writer(7) && !nodes.note_writer(7));
         assert!(!nodes.forget_writer(7) && nodes.was_written(7));
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn close_of_the_last_open_drops_what_was_open() {
         let nodes = Nodes::new();
-        nodes.mention(7, Seen::default());
+        nodes.add_lookup(7, Seen::default());
         let one = nodes.open(7);
         let two = nodes.open(7);
         assert!(Arc::ptr_eq(&one, &two));
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn forget_of_an_open_inode_waits_for_its_close() {
         let nodes = Nodes::new();
-        nodes.mention(7, Seen::default());
+        nodes.add_lookup(7, Seen::default());
         nodes.open(7);
         nodes.forget(7, 1);
         assert!(nodes.opened(7).is_some());

@@ -111,14 +111,7 @@ impl Opened {
             };
             *(if write { &mut inner.write } else { &mut inner.read }) = Some(Arc::new(fd));
         }
-        let registered = Opened::register(&mut inner, registrar);
-        if registered.is_ok() {
-            inner.writers += u32::from(write);
-        } else if inner.writers == 0 && inner.read.is_some() {
-            // No release will end the open for writing that failed.
-            inner.write = None;
-        }
-        registered
+        Opened::register_open(&mut inner, registrar, write)
     }
 
     /// Takes over the descriptor of a newly created file, as an open that can write if `write` is set.
@@ -130,9 +123,23 @@ impl Opened {
     ) -> Result<Option<i32>, Errno> {
         let mut inner = self.inner();
         *(if write { &mut inner.write } else { &mut inner.read }) = Some(Arc::new(fd));
-        let id = Opened::register(&mut inner, registrar)?;
-        inner.writers += u32::from(write);
-        Ok(id)
+        Opened::register_open(&mut inner, registrar, write)
+    }
+
+    /// Registers the file for an open, and counts the open if it can write.
+    fn register_open(
+        inner: &mut Inner,
+        registrar: Option<&Arc<Registrar>>,
+        write: bool,
+    ) -> Result<Option<i32>, Errno> {
+        let registered = Opened::register(inner, registrar);
+        if registered.is_ok() {
+            inner.writers += u32::from(write);
+        } else if inner.writers == 0 && inner.read.is_some() {
+            // No release will end the open for writing that failed.
+            inner.write = None;
+        }
+        registered
     }
 
     fn register(inner: &mut Inner, registrar: Option<&Arc<Registrar>>) -> Result<Option<i32>, Errno> {

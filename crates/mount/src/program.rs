@@ -1,6 +1,6 @@
 //! `forebay-mount` as a program: its command line, its start, and the messages that it handles while it serves.
 //!
-//! It exchanges JSON messages with its supervisor over a SOCK_SEQPACKET socket (`Supervisor`, `Heard`). When that
+//! It exchanges JSON messages with its supervisor over a SOCK_SEQPACKET socket (`Supervisor`, `Event`). When that
 //! socket closes, the supervisor is dead and so is the pool: the mount is removed.
 
 use std::ffi::OsString;
@@ -146,7 +146,7 @@ struct Supervisor {
 
 /// A message or signal to the main thread, or the end of the supervisor.
 #[derive(Debug, PartialEq, Eq)]
-enum Heard {
+enum Event {
     Unmount {
         lazy: bool,
         /// Repeated in a refusal.
@@ -170,7 +170,7 @@ impl Supervisor {
         Supervisor { socket }
     }
 
-    fn say(&self, message: &Value) {
+    fn send(&self, message: &Value) {
         let Some(socket) = &self.socket else { return };
         let text = message.to_string();
         // SAFETY: the buffer is as long as said. A failed send is ignored, because the supervisor is gone.
@@ -178,35 +178,35 @@ impl Supervisor {
     }
 
     fn failed(&self, e: &Error) {
-        self.say(&json!({ "failed": failure(e) }));
+        self.send(&json!({ "failed": failure(e) }));
     }
 
     /// Reports that the mount cannot be unmounted as requested.
     fn busy(&self, e: &Error, asker: u64) {
-        self.say(&json!({ "busy": failure(e), "asker": asker }));
+        self.send(&json!({ "busy": failure(e), "asker": asker }));
     }
 
-    fn hear(&self) -> Heard {
-        let Some(socket) = &self.socket else { return Heard::Nothing };
+    fn receive(&self) -> Event {
+        let Some(socket) = &self.socket else { return Event::Nothing };
         let mut buffer = vec![0u8; MESSAGE_BYTES_MAX];
         // SAFETY: the buffer is as long as said.
         let n = unsafe {
             libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT)
         };
         match n {
-            0 => Heard::Gone,
+            0 => Event::Gone,
             n if n < 0 => match io::Error::last_os_error().kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Heard::Nothing,
-                _ => Heard::Gone,
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Event::Nothing,
+                _ => Event::Gone,
             },
             n => {
                 let message: Value = serde_json::from_slice(&buffer[..n as usize]).unwrap_or_default();
                 match message.get("unmount") {
-                    Some(how) => Heard::Unmount {
+                    Some(how) => Event::Unmount {
                         lazy: how["lazy"] == true,
                         asker: how["asker"].as_u64().unwrap_or_default(),
                     },
-                    None => Heard::Nothing,
+                    None => Event::Nothing,
                 }
             }
         }
@@ -290,25 +290,25 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
         at.display(),
         why.as_str().unwrap_or("")
     );
-    let announced = Announced::new(&arguments.pool, &at);
-    supervisor.say(&json!({ "ready": { "data": data, "why": why } }));
+    let announced = MountLink::new(&arguments.pool, &at);
+    supervisor.send(&json!({ "ready": { "data": data, "why": why } }));
     serve(guard, supervisor, &signals, (&fs, &session));
     drop(announced);
     Ok(())
 }
 
 /// The link by which programs under the preload library find the mount. Dropping this removes the link.
-struct Announced {
+struct MountLink {
     link: PathBuf,
     text: PathBuf,
 }
 
-impl Announced {
+impl MountLink {
     /// None when the link cannot be created: programs then do without the mount.
-    fn new(pool: &Path, at: &Path) -> Option<Announced> {
+    fn new(pool: &Path, at: &Path) -> Option<MountLink> {
         let mounted = mountpoint::mounted_on(at)?;
         let text = forebay_types::mount_link(libc::makedev(0, mounted.device.1), at.as_os_str().as_bytes());
-        let announced = Announced { link: pool.join(MOUNT_LINK), text: OsString::from_vec(text).into() };
+        let announced = MountLink { link: pool.join(MOUNT_LINK), text: OsString::from_vec(text).into() };
         // Created under another name first, so that there is always one whole link.
         let new = pool.join(format!("{MOUNT_LINK}.new"));
         let _ = std::fs::remove_file(&new);
@@ -320,7 +320,7 @@ impl Announced {
     }
 }
 
-impl Drop for Announced {
+impl Drop for MountLink {
     fn drop(&mut self) {
         // Unless the link belongs to another mount by now.
         if std::fs::read_link(&self.link).is_ok_and(|text| text == self.text) {
@@ -362,34 +362,34 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
         if session.is_over() {
             tracing::info!("{at} was unmounted");
             guard.armed = false;
-            supervisor.say(&json!({ "unmounted": {} }));
+            supervisor.send(&json!({ "unmounted": {} }));
             return;
         }
-        let heard = if fds[0].revents != 0 { Heard::End } else { supervisor.hear() };
-        match heard {
-            Heard::Nothing => {}
-            Heard::Gone => {
-                tracing::error!("the supervisor is gone: {at} is taken away");
+        let event = if fds[0].revents != 0 { Event::End } else { supervisor.receive() };
+        match event {
+            Event::Nothing => {}
+            Event::Gone => {
+                tracing::error!("the supervisor has died: unmounting {at}");
                 return; // the guard removes it
             }
-            Heard::Unmount { lazy, asker } => match mountpoint::unmount(&guard.mounted) {
+            Event::Unmount { lazy, asker } => match mountpoint::unmount(&guard.mounted) {
                 Ok(()) => guard.armed = false,
                 Err(e) if e.code == Code::NotFound => return,
                 Err(e) if !lazy => supervisor.busy(&e, asker),
                 Err(e) => match mountpoint::clear(&guard.mounted) {
                     Ok(()) => {
-                        tracing::warn!("{e}; it was taken away all the same");
+                        tracing::warn!("{e}; unmounted anyway");
                         guard.armed = false;
-                        return supervisor.say(&json!({ "unmounted": {} }));
+                        return supervisor.send(&json!({ "unmounted": {} }));
                     }
                     Err(e) => supervisor.busy(&e, asker),
                 },
             },
-            Heard::End => match mountpoint::unmount(&guard.mounted) {
+            Event::End => match mountpoint::unmount(&guard.mounted) {
                 Ok(()) => guard.armed = false,
                 Err(e) if e.code == Code::NotFound => return,
                 Err(e) => {
-                    tracing::warn!("{e}; it is taken away all the same");
+                    tracing::warn!("{e}; unmounting anyway");
                     return; // the guard removes it
                 }
             },

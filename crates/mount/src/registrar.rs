@@ -105,7 +105,7 @@ impl State {
         self.numbers.gone();
         self.dead = self.helper.take();
         tracing::error!(
-            "forebay-register does not serve ({e}): files are served by requests until another is found"
+            "forebay-register failed ({e}): file data go through forebay-mount until another helper is found"
         );
         e
     }

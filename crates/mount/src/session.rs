@@ -190,7 +190,7 @@ impl Server<'_> {
         loop {
             let done = match self.serving.duty() {
                 Duty::Over => return,
-                Duty::Leader(term) => self.stand(term, turn),
+                Duty::Leader(term) => self.lead(term, turn),
                 Duty::Helper => self.help(turn),
             };
             if let Err(Over) = done {
@@ -199,14 +199,13 @@ impl Server<'_> {
         }
     }
 
-    fn stand(&mut self, term: u64, turn: &impl Fn()) -> std::result::Result<(), Over> {
-        self.serving.takes_over();
+    fn lead(&mut self, term: u32, turn: &impl Fn()) -> std::result::Result<(), Over> {
         let mut at_once = 0;
         while self.serving.is_leader(term) {
             let (n, found_at_once) = self.wait()?;
             at_once = if found_at_once { at_once + 1 } else { 0 };
             self.serving.found_at_once(at_once);
-            self.serving.begins();
+            self.serving.begins(term);
             self.serve(n, turn);
             self.serving.ends(term);
         }
@@ -289,7 +288,7 @@ fn agree(fs: &FileSystem, no_passthrough: bool) -> Result<Agreement> {
             Err(e) => return Err(failed(what)(e)),
         }
     };
-    let strange = |_| Error::new(Code::Malformed, what).why("its first request cannot be understood");
+    let strange = |_| Error::new(Code::Malformed, what).why("cannot parse its INIT request");
     let rq = Request::parse(&buffer[..n]).map_err(strange)?;
     let mut f = rq.fields;
     let mut word = || f.u32().map_err(strange);
@@ -297,7 +296,7 @@ fn agree(fs: &FileSystem, no_passthrough: bool) -> Result<Agreement> {
     let mut offered = u64::from(word()?);
     if rq.opcode != op::INIT || major != MAJOR || minor < MINOR_MIN {
         return Err(Error::new(Code::NotSupported, what)
-            .why(format!("it speaks version {major}.{minor} of the FUSE protocol"))
+            .why(format!("it has version {major}.{minor} of the FUSE protocol"))
             .cure("Linux 5.4 or later is needed"));
     }
     if offered & init::INIT_EXT != 0 {
@@ -335,7 +334,7 @@ fn agree(fs: &FileSystem, no_passthrough: bool) -> Result<Agreement> {
     out.zeros(64 - 40);
     fs.device.write(out.message(rq.unique, 0)).map_err(failed(what))?;
     let data = if no_passthrough {
-        DataPath::Requests("it was asked for (--no-passthrough)".into())
+        DataPath::Requests("requested with --no-passthrough".into())
     } else if agreed & init::PASSTHROUGH == 0 {
         DataPath::Requests(
             "this kernel has no FUSE passthrough (Linux 6.9 with CONFIG_FUSE_PASSTHROUGH)".into(),
@@ -354,12 +353,14 @@ fn try_passthrough(fs: &FileSystem) -> DataPath {
     let file = match fs.pool.make_temporary(0) {
         Ok(file) => file,
         Err(code) => {
-            return DataPath::Requests(format!("the target makes no file to try passthrough with: {code}"))
+            return DataPath::Requests(format!(
+                "cannot create a test file for passthrough on the target: {code}"
+            ))
         }
     };
     let refused = |e: io::Error| match e.raw_os_error() {
         Some(libc::ELOOP) => {
-            "the target lies on a stacked file system, over which passthrough cannot go".to_owned()
+            "the target is on a stacked file system, which passthrough does not support".to_owned()
         }
         _ => format!("the kernel refuses passthrough: {e}"),
     };

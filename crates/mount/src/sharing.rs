@@ -74,7 +74,7 @@ impl FileSystem {
                 return;
             }
             if Instant::now() >= end {
-                tracing::warn!("the kernel has not read in time what it was told of {} files", inos.len());
+                tracing::warn!("the kernel did not read replies about {} inodes in time", inos.len());
                 return;
             }
             std::thread::sleep(UNREAD_AGAIN);
@@ -111,7 +111,7 @@ pub(crate) fn listen(fs: &Arc<FileSystem>, rounds: &Arc<Rounds>) -> Result<()> {
                     break (socket, session);
                 }
                 Err(code) => {
-                    tracing::debug!("the daemon cannot be told of the mount: {code}");
+                    tracing::debug!("cannot announce the mount to the daemon: {code}");
                     std::thread::sleep(ANNOUNCE_AGAIN);
                 }
             }

@@ -12,13 +12,14 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 /// Where Debian and others install programs that are not for every user's PATH.
-const EAGER_BUFFERS: &str =
+const PROGRAM_DIRECTORIES: &str =
     "/usr/lib/postgresql /usr/pgsql /usr/lib64/pgsql /usr/local/pgsql /usr/local /usr";
 
 /// The newest server's directory of programs, if one is installed.
 fn programs() -> Option<PathBuf> {
-    let line =
-        format!("ls -d $(for p in {EAGER_BUFFERS}; do echo $p/bin $p/*/bin; done) 2>/dev/null | sort -rV");
+    let line = format!(
+        "ls -d $(for p in {PROGRAM_DIRECTORIES}; do echo $p/bin $p/*/bin; done) 2>/dev/null | sort -rV"
+    );
     let said = Command::new("sh").args(["-c", &line]).output().ok()?.stdout;
     let all = |dir: &&str| {
         ["initdb", "postgres", "pgbench", "psql"].iter().all(|p| Path::new(dir).join(p).is_file())

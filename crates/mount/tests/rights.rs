@@ -73,11 +73,16 @@ impl Drop for User {
 }
 
 fn shared() -> Option<Place> {
+    shared_as(&[])
+}
+
+/// A pool that several users share, mounted with further arguments.
+fn shared_as(mount: &[&str]) -> Option<Place> {
     if Command::new("python3").arg("-V").output().is_err() {
         eprintln!("skipped: there is no python3");
         return None;
     }
-    let place = Place::mounted_as(&["--capacity", "256MiB"], &["--allow-other"])?;
+    let place = Place::mounted_as(&["--capacity", "256MiB"], &[&["--allow-other"], mount].concat())?;
     fs::set_permissions(place.mnt(), fs::Permissions::from_mode(0o1777)).unwrap();
     Some(place)
 }
@@ -218,4 +223,57 @@ for path in made:
     fs::write(place.dir.join("script.py"), script).unwrap();
     let line = format!("mkdir /forebay/there; python3 {}/script.py /forebay/there", place.dir.display());
     assert_eq!(place.preloaded(&line), linux, "and by preload");
+}
+
+/// Writes as another user to a named file, a file made without a name and a removed one, all with set-ID bits, and
+/// prints their modes.
+const WRITES: &str = r#"
+import os, sys
+at, user = sys.argv[1], int(sys.argv[2])
+def written(kind, fd, write):
+    os.fchmod(fd, 0o6755)
+    child = os.fork()
+    if child == 0:
+        os.setgid(user)
+        os.setuid(user)
+        write(fd)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print(kind, oct(os.fstat(fd).st_mode & 0o7777))
+    return fd
+def made(name):
+    return os.open(os.path.join(at, name), os.O_RDWR | os.O_CREAT)
+def removed(name):
+    fd = made(name)
+    os.unlink(os.path.join(at, name))
+    return fd
+def unnamed():
+    return os.open(at, os.O_RDWR | os.O_TMPFILE)
+byte = lambda fd: os.write(fd, b'x')
+cut = lambda fd: os.ftruncate(fd, 0)
+written('named', made('file'), byte)
+written('removed', removed('gone'), byte)
+written('removed, cut', removed('gone'), cut)
+fd = written('unnamed', unnamed(), byte)
+os.link('/proc/self/fd/%d' % fd, os.path.join(at, 'linked'), src_dir_fd=0, follow_symlinks=True)
+print('linked', oct(os.stat(os.path.join(at, 'linked')).st_mode & 0o7777))
+written('unnamed, cut', unnamed(), cut)
+"#;
+
+#[test]
+fn write_to_a_file_without_a_name_clears_set_id_bits() {
+    for arguments in [&[] as &[&str], &["--no-passthrough"]] {
+        let Some(place) = shared_as(arguments) else { return };
+        let plain = place.dir.join("plain");
+        fs::create_dir(&plain).unwrap();
+        let said = |at: &Path| {
+            let mut command = Command::new("python3");
+            let output = command.args(["-c", WRITES]).arg(at).arg(NEW.to_string()).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let linux = said(&plain);
+        assert!(linux.contains("unnamed 0o755\nlinked 0o755\n"), "{linux}");
+        assert_eq!(said(&place.mnt()), linux, "{arguments:?}");
+    }
 }

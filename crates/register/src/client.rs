@@ -122,7 +122,7 @@ impl Registrar {
         }
         let child = command.spawn()?;
         drop(theirs);
-        Registrar::greet(ours, Some(child), device)
+        Registrar::send_connection(ours, Some(child), device)
     }
 
     /// Connects to a helper that listens, and sends it the FUSE connection.
@@ -143,19 +143,26 @@ impl Registrar {
             }
             socket
         };
-        Registrar::greet(socket, None, device)
+        Registrar::send_connection(socket, None, device)
     }
 
     fn connect_to_root(path: &Path, device: BorrowedFd<'_>) -> io::Result<Registrar> {
         let (owner, dir) = (|path: &Path| std::fs::symlink_metadata(path).map(|m| m.uid()), path.parent());
         if owner(path)? != 0 || dir.map_or(Ok(0), owner)? != 0 {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is not root's"));
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "root does not own the socket or its directory",
+            ));
         }
         Registrar::connect(path, device)
     }
 
     /// Sends a helper the FUSE connection.
-    fn greet(socket: OwnedFd, child: Option<Child>, device: BorrowedFd<'_>) -> io::Result<Registrar> {
+    fn send_connection(
+        socket: OwnedFd,
+        child: Option<Child>,
+        device: BorrowedFd<'_>,
+    ) -> io::Result<Registrar> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let mut registrar = Registrar { socket: None, number: 0, child };
         set_timeout(socket.as_fd(), GREETING)?;
@@ -178,12 +185,12 @@ impl Registrar {
         let Some(mut child) = self.child.take() else {
             return io::Error::new(
                 e.kind(),
-                "it closed the connection; is it of another version than this mount?",
+                "it closed the connection; it may be of another version than this mount",
             );
         };
         match child.wait() {
             Ok(status) if status.code() == Some(crate::program::NOT_PERMITTED.into()) => {
-                let why = "it has not the capability (`setcap cap_sys_admin+ep` it, as root)";
+                let why = "it lacks CAP_SYS_ADMIN (as root: `setcap cap_sys_admin+ep` on it)";
                 io::Error::new(io::ErrorKind::PermissionDenied, why)
             }
             Ok(status) => io::Error::other(format!("it ended at once: {status}")),
@@ -211,7 +218,7 @@ impl Registrar {
                     result => Ok(result),
                 }
             }
-            Some(_) => Err(strange("what it says is no answer")),
+            Some(_) => Err(strange("it sent a message that is not an answer")),
         });
         match result {
             Ok(result) if result < 0 => Err(Failure::Refused(io::Error::from_raw_os_error(-result))),

@@ -23,7 +23,7 @@
 
 use std::sync::atomic::{fence, Ordering};
 
-use forebay_types::limits::BOARD_NAME_MAX;
+use forebay_types::limits::{BOARD_NAME_MAX, NODE_NUMBER_MAX};
 use forebay_types::{
     Code, Entry, Ino, Kind, NodeId, Reader, ATTR_BYTES, COMPONENT_BYTES, PERMISSIONS_OFFSET,
 };
@@ -39,8 +39,9 @@ pub(crate) const DEPTH_OFFSET: usize = 24;
 /// Offset of the leases: one word for each number that a node may have. Pages of unused numbers are never allocated.
 pub(crate) const LEASES_OFFSET: usize = 4096;
 pub(crate) const HEADER_BYTES: usize = LEASES_OFFSET + 8 * NODE_NUMBERS;
-/// Node numbers are below this (`forebay-pool(5)`: 32766 is the last).
+/// Node numbers are below this.
 const NODE_NUMBERS: usize = 1 << 15;
+const _: () = assert!((NODE_NUMBER_MAX as usize) < NODE_NUMBERS);
 pub(crate) const NAME_BYTES: usize = 128;
 /// Buckets of names whose entries stand in for each other.
 pub(crate) const GROUP: usize = 4;

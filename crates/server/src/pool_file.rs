@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use forebay_data::Medium;
-use forebay_types::limits::{NODES_MAX, NODE_TARGETS_MAX};
+use forebay_types::limits::{NODES_MAX, NODE_NUMBER_MAX, NODE_TARGETS_MAX};
 use forebay_types::{Code, Error, NodeId, Result};
 use serde::{Deserialize, Serialize};
 
@@ -329,8 +329,8 @@ fn checked(node: NodeText, place: u16, file: &Path) -> std::result::Result<NodeE
         return Err(format!("{at}: a name has at least one character, and no slash"));
     }
     let number = node.number.unwrap_or(place);
-    if !(1..=32_766).contains(&number) {
-        return Err(format!("{at}: its number {number} is not between 1 and 32766"));
+    if !NodeId(number).is_valid() {
+        return Err(format!("{at}: its number {number} is not between 1 and {NODE_NUMBER_MAX}"));
     }
     if node.target.len() > NODE_TARGETS_MAX {
         let n = node.target.len();

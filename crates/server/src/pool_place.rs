@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_data::{is_mounted_here, Medium, Target};
+use forebay_types::limits::NODE_NUMBER_MAX;
 use forebay_types::{Code, Error, Result};
 use serde_json::Value;
 
@@ -30,7 +31,7 @@ use crate::target::{
 const ENDING_GRACE: Duration = Duration::from_secs(15);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Numbers of nodes that lost their data: beyond those that pool files give by place.
-const NEW_NUMBERS: std::ops::RangeInclusive<u16> = 2048..=32_766;
+const NEW_NUMBERS: std::ops::RangeInclusive<u16> = 2048..=NODE_NUMBER_MAX;
 /// The remark of a pool that replaces one whose memory is gone.
 const LOST: &str = "empty: the data of the pool that was here before went with the memory that they were in";
 

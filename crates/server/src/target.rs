@@ -273,7 +273,7 @@ pub(crate) fn costs_of(
         "punch_hole": c.punch_hole,
         "user_xattrs": c.user_xattrs,
         "exec": c.exec,
-        "drain": c.can_drain(),
+        "leases": c.has_leases(),
     });
     Ok((costs, value))
 }

@@ -109,7 +109,7 @@ impl Liar {
         match event {
             CallEvent::Asked { ticket, body } => {
                 let answer = match body.message() {
-                    Message::Ask(_, Request::Prepare { part: Part::BearPart { of, .. }, .. }) => {
+                    Message::Ask(_, Request::Prepare { part: Part::CreatePart { of, .. }, .. }) => {
                         self.born += 1;
                         Ok(Reply::Entry(directory(Ino::part(NodeId(2), 100 + self.born), of)))
                     }

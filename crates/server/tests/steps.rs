@@ -19,8 +19,8 @@ use forebay_types::limits::{
     QUARANTINE_MS, SESSIONS_PERIOD_MS,
 };
 use forebay_types::{
-    Answer, Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Error, Ino, Layout, LockKind, LockWish,
-    Move, MoveKind, NodeId, Part, Parts, Refusal, Reply, Request, SetAttr, Timestamp, TxId,
+    Answer, Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Error, Ino, Layout, LockKind,
+    LockRequest, Move, MoveKind, NodeId, Part, Parts, Refusal, Reply, Request, SetAttr, Timestamp, TxId,
 };
 use forebay_wire::{Message, Secret, Stamp};
 
@@ -1087,7 +1087,7 @@ fn lock_and_turn_to_append_are_not_taken_again_by_a_message_that_comes_late() {
     let id = BackingId::of(Ino::new(NodeId(2), 99), &Layout::single(NODE, 0), 0, 0);
     s.ask_and_wait(2, 5, 1, &Request::Backing { id, op: BackingOp::Make });
     let wish = |kind| {
-        let wish = LockWish { owner: 1, flock: false, kind, start: 0, end: FILE_BYTES_MAX };
+        let wish = LockRequest { owner: 1, flock: false, kind, start: 0, end: FILE_BYTES_MAX };
         Request::Backing { id, op: BackingOp::Lock(wish) }
     };
     let turn = Request::Backing { id, op: BackingOp::BeginAppend { handle: 7 } };

@@ -89,7 +89,7 @@ pub(crate) fn set_attributes<S: Tree, D: Tree>(
     warn: &dyn Fn(String, Code),
 ) -> Result<(), Code> {
     let (destination, object) = to;
-    let present = destination.standing(object)?;
+    let present = destination.owner_and_mode(object)?;
     let uid = wanted.uid.filter(|&u| u != present.uid);
     let gid = wanted.gid.filter(|&g| g != present.gid);
     let mut mode = wanted.mode;

@@ -67,7 +67,7 @@ impl<H> Side<H> {
 }
 
 /// The state of a directory in progress.
-pub(crate) struct Trunk<S: Tree, D: Tree> {
+pub(crate) struct DirectoryState<S: Tree, D: Tree> {
     pub(crate) parent: Option<Branch<S, D>>,
     pub(crate) source: Side<S::Directory>,
     pub(crate) destination: Side<D::Directory>,
@@ -81,10 +81,10 @@ pub(crate) struct Trunk<S: Tree, D: Tree> {
 }
 
 /// A hold on a directory in progress.
-pub(crate) struct Branch<S: Tree, D: Tree>(Option<Arc<Trunk<S, D>>>);
+pub(crate) struct Branch<S: Tree, D: Tree>(Option<Arc<DirectoryState<S, D>>>);
 
 /// Directories below which everything is done.
-pub(crate) struct Ended<S: Tree, D: Tree>(Mutex<Vec<Trunk<S, D>>>);
+pub(crate) struct Ended<S: Tree, D: Tree>(Mutex<Vec<DirectoryState<S, D>>>);
 
 impl<S: Tree, D: Tree> Ended<S, D> {
     pub(crate) fn new() -> Arc<Ended<S, D>> {
@@ -92,14 +92,14 @@ impl<S: Tree, D: Tree> Ended<S, D> {
     }
 
     /// Removes and returns one of them.
-    pub(crate) fn take(&self) -> Option<Trunk<S, D>> {
+    pub(crate) fn take(&self) -> Option<DirectoryState<S, D>> {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).pop()
     }
 }
 
 impl<S: Tree, D: Tree> Branch<S, D> {
-    pub(crate) fn new(trunk: Trunk<S, D>) -> Branch<S, D> {
-        Branch(Some(Arc::new(trunk)))
+    pub(crate) fn new(state: DirectoryState<S, D>) -> Branch<S, D> {
+        Branch(Some(Arc::new(state)))
     }
 }
 
@@ -110,11 +110,11 @@ impl<S: Tree, D: Tree> Clone for Branch<S, D> {
 }
 
 impl<S: Tree, D: Tree> Deref for Branch<S, D> {
-    type Target = Trunk<S, D>;
+    type Target = DirectoryState<S, D>;
 
-    fn deref(&self) -> &Trunk<S, D> {
+    fn deref(&self) -> &DirectoryState<S, D> {
         match &self.0 {
-            Some(trunk) => trunk,
+            Some(state) => state,
             None => unreachable!("only drop takes it"),
         }
     }
@@ -122,17 +122,17 @@ impl<S: Tree, D: Tree> Deref for Branch<S, D> {
 
 impl<S: Tree, D: Tree> Drop for Branch<S, D> {
     fn drop(&mut self) {
-        if let Some(trunk) = self.0.take().and_then(Arc::into_inner) {
-            let ended = trunk.ended.clone();
-            ended.0.lock().unwrap_or_else(|e| e.into_inner()).push(trunk);
+        if let Some(state) = self.0.take().and_then(Arc::into_inner) {
+            let ended = state.ended.clone();
+            ended.0.lock().unwrap_or_else(|e| e.into_inner()).push(state);
         }
     }
 }
 
-impl<S: Tree, D: Tree> Trunk<S, D> {
+impl<S: Tree, D: Tree> DirectoryState<S, D> {
     /// The open source directory.
     pub(crate) fn source(&self, tree: &S, shelf: &Shelf<S::Directory>) -> Result<Arc<S::Directory>, Code> {
-        reach(self, tree, |trunk| &trunk.source, shelf)
+        reach(self, tree, |state| &state.source, shelf)
     }
 
     /// The open destination directory.
@@ -141,29 +141,29 @@ impl<S: Tree, D: Tree> Trunk<S, D> {
         tree: &D,
         shelf: &Shelf<D::Directory>,
     ) -> Result<Arc<D::Directory>, Code> {
-        reach(self, tree, |trunk| &trunk.destination, shelf)
+        reach(self, tree, |state| &state.destination, shelf)
     }
 
     /// The path of `name` in the source, for messages.
     pub(crate) fn source_path(&self, name: &[u8]) -> Vec<u8> {
-        path(self, |trunk| &trunk.source.name, name)
+        path(self, |state| &state.source.name, name)
     }
 
     /// The path of `name` in the destination, for messages.
     pub(crate) fn destination_path(&self, name: &[u8]) -> Vec<u8> {
-        path(self, |trunk| &trunk.destination.name, name)
+        path(self, |state| &state.destination.name, name)
     }
 }
 
 /// Opens one side of a branch, starting at its nearest ancestor that is still open.
 fn reach<S: Tree, D: Tree, T: Tree>(
-    trunk: &Trunk<S, D>,
+    state: &DirectoryState<S, D>,
     tree: &T,
-    side: impl Fn(&Trunk<S, D>) -> &Side<T::Directory>,
+    side: impl Fn(&DirectoryState<S, D>) -> &Side<T::Directory>,
     shelf: &Shelf<T::Directory>,
 ) -> Result<Arc<T::Directory>, Code> {
     let mut closed = Vec::new();
-    let mut at = trunk;
+    let mut at = state;
     let mut handle = loop {
         if let Some(handle) = side(at).live() {
             break handle;
@@ -196,15 +196,15 @@ fn checked<H>(opened: (H, Meta), side: &Side<H>, shelf: &Shelf<H>) -> Result<Arc
 }
 
 fn path<'a, S: Tree, D: Tree>(
-    trunk: &'a Trunk<S, D>,
-    part: impl Fn(&'a Trunk<S, D>) -> &'a Vec<u8>,
+    state: &'a DirectoryState<S, D>,
+    part: impl Fn(&'a DirectoryState<S, D>) -> &'a Vec<u8>,
     name: &'a [u8],
 ) -> Vec<u8> {
     let mut parts = vec![name];
-    let mut at = Some(trunk);
-    while let Some(trunk) = at {
-        parts.push(part(trunk));
-        at = trunk.parent.as_deref();
+    let mut at = Some(state);
+    while let Some(state) = at {
+        parts.push(part(state));
+        at = state.parent.as_deref();
     }
     parts
         .into_iter()

@@ -5,13 +5,13 @@
 //! and continues; a full destination stops everything. Lock order: no lock is taken while another one is held, except
 //! the two within a branch while a closed directory is opened again through its ancestors, one at a time.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_types::{Code, Kind, Timestamp};
 
 use crate::attributes::{set_attributes, OwnerRules, Scratch};
-use crate::branch::{Branch, Ended, Shelf, Trunk};
+use crate::branch::{Branch, DirectoryState, Ended, Shelf};
 use crate::copy::{Buffer, Failure};
 use crate::entry::Entry;
 use crate::job::{Job, Listed, Worker, ATTEMPTS};
@@ -51,6 +51,9 @@ pub(crate) enum At {
     Destination,
 }
 
+/// A directory that waits to be synced, and its path.
+type Unsynced<D> = (Arc<D>, Vec<u8>);
+
 /// One staging in progress.
 pub(crate) struct Engine<'a, S: Tree, D: Tree> {
     pub(crate) source: &'a S,
@@ -68,7 +71,10 @@ pub(crate) struct Engine<'a, S: Tree, D: Tree> {
     pub(crate) tops: Vec<crate::prepare::Top>,
     stop: AtomicBool,
     cancelled: AtomicBool,
-    unsynced: Mutex<Vec<Arc<D::Directory>>>,
+    /// Bytes reported as done of copies that were abandoned and are made again.
+    pub(crate) withdrawn_bytes: AtomicU64,
+    /// Directories that wait to be synced, with their paths.
+    unsynced: Mutex<Vec<Unsynced<D::Directory>>>,
 }
 
 impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
@@ -94,6 +100,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             tops: Vec::new(),
             stop: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
+            withdrawn_bytes: AtomicU64::new(0),
             unsynced: Mutex::new(Vec::new()),
             settings,
         }
@@ -250,7 +257,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
                     .and_then(|handle| self.source.stat(&handle, &entry.name, entry.follow));
                 match meta {
                     Ok(meta) => meta.kind,
-                    Err(code) => return self.source_error("look at it", code, &entry),
+                    Err(code) => return self.source_error("read its attributes", code, &entry),
                 }
             }
         };
@@ -263,33 +270,33 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
 
     /// Finishes the directories below which everything is done.
     pub(crate) fn finish_ended(&self, scratch: &mut Scratch) {
-        while let Some(trunk) = self.ended.take() {
+        while let Some(state) = self.ended.take() {
             if !self.is_stopping() {
-                self.finish_directory(&trunk, scratch);
+                self.finish_directory(&state, scratch);
             }
         }
     }
 
-    fn finish_directory(&self, trunk: &Trunk<S, D>, scratch: &mut Scratch) {
-        let handle = match trunk.destination(self.destination, &self.destination_shelf) {
+    fn finish_directory(&self, state: &DirectoryState<S, D>, scratch: &mut Scratch) {
+        let handle = match state.destination(self.destination, &self.destination_shelf) {
             Ok(handle) => handle,
             Err(code) => {
-                let path = trunk.destination_path(b".");
+                let path = state.destination_path(b".");
                 return self.error(At::Destination, "open the directory again", code, path, None);
             }
         };
-        if trunk.prune {
-            self.prune(trunk, &handle);
+        if state.prune {
+            self.prune(state, &handle);
         }
-        if let Some(meta) = &trunk.meta {
-            let done = trunk
+        if let Some(meta) = &state.meta {
+            let done = state
                 .source(self.source, &self.source_shelf)
                 .map_err(|code| (At::Source, code))
                 .and_then(|source| {
                     let wanted = self.owners.wanted(meta);
                     let from = (self.source, Object::Directory(&*source));
                     let object = Object::Directory(&*handle);
-                    let warn = |what, code| self.warning(what, code, || trunk.destination_path(b"."));
+                    let warn = |what, code| self.warning(what, code, || state.destination_path(b"."));
                     set_attributes(from, (self.destination, object), &wanted, scratch, &warn)
                         .and_then(|()| self.destination.set_times(object, wanted.atime, wanted.mtime))
                         .map_err(|code| (At::Destination, code))
@@ -298,15 +305,16 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
                 Ok(()) => add(&self.tally.directories, 1),
                 Err((at, code)) => {
                     let path = match at {
-                        At::Source => trunk.source_path(b"."),
-                        At::Destination => trunk.destination_path(b"."),
+                        At::Source => state.source_path(b"."),
+                        At::Destination => state.destination_path(b"."),
                     };
                     self.error(at, "set the directory's attributes", code, path, None);
                 }
             }
         }
         if self.settings.durable {
-            self.unsynced.lock().unwrap_or_else(|e| e.into_inner()).push(handle);
+            let path = state.destination_path(b".");
+            self.unsynced.lock().unwrap_or_else(|e| e.into_inner()).push((handle, path));
             self.sync_directories(UNSYNCED_MAX.min(self.settings.open_directories));
         }
     }
@@ -319,11 +327,21 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
         let all = std::mem::take(&mut *waiting);
         drop(waiting);
-        for handle in all {
+        for (handle, path) in all {
             if let Err(code) = self.destination.sync_directory(&handle) {
-                self.error(At::Destination, "bring a directory to the medium", code, Vec::new(), None);
+                self.error(At::Destination, "sync a directory to the medium", code, path, None);
             }
         }
+    }
+
+    /// Reports files and bytes as done, without the bytes that were reported already, of an abandoned copy.
+    pub(crate) fn done(&self, files: u64, bytes: u64) {
+        let mut twice = 0;
+        let _ = self.withdrawn_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |withdrawn| {
+            twice = withdrawn.min(bytes);
+            (twice > 0).then(|| withdrawn - twice)
+        });
+        self.progress.done(files, bytes - twice);
     }
 
     /// Records a failure at `path`. `needed` is the number of bytes that the destination had to have room for.
@@ -395,7 +413,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             }
             Failure::Changed => {
                 let what = format!("it changed while it was copied, {} times", ATTEMPTS);
-                let cure = "stage it when the program that writes it is done".to_string();
+                let cure = "stage it after the program that writes it has ended".to_string();
                 self.tally.error(FileError {
                     path: display(&entry.source_path()),
                     code: Code::Busy,
@@ -405,10 +423,10 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             }
             Failure::Differs => {
                 let what = format!(
-                    "the copy in {}, read again, differs from what was read",
+                    "verification failed: the copy in {} differs from the source",
                     self.destination.title()
                 );
-                let cure = "run it again; if this comes back, the memory or medium of this node is faulty"
+                let cure = "run it again; if it happens again, the memory or medium of this node is faulty"
                     .to_string();
                 let path = display(&entry.destination_path());
                 self.tally.error(FileError { path, code: Code::Corrupt, what, cure });
@@ -422,7 +440,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
     pub(crate) fn warn_of_newer(&self, there: &Meta, mtime: Timestamp, path: impl FnOnce() -> Vec<u8>) {
         if there.kind == Kind::File && there.mtime > mtime {
             let what = format!(
-                "in {}, a file was replaced by one that was changed earlier",
+                "in {}, a file was replaced by one with an older modification time",
                 self.destination.title()
             );
             self.tally.warning(what, Code::Exists, || display(&path()));
@@ -453,12 +471,12 @@ fn cure(at: At, code: Code, title: &str) -> String {
             format!("free space in {title} or choose another destination, then run it again: complete files stay and are not copied again")
         }
         (At::Destination, Code::IsDirectory | Code::NotDirectory | Code::Exists) => {
-            "a file and a directory of one name meet: remove or rename what is in the destination".into()
+            "a file and a directory have the same name: remove or rename the one in the destination".into()
         }
         (At::Destination, Code::Busy) => "give each file of the staging a destination of its own".into(),
         (_, Code::NoResources) => "raise the limit of open files (ulimit -n), or use fewer threads".into(),
         (_, Code::PoolGone | Code::UnknownSession) => {
-            "look with `forebay status`, start the pool again with `forebay up`, then run it again".into()
+            "check with `forebay status`, start the pool again with `forebay up`, then run it again".into()
         }
         (_, Code::Io) => "look in the kernel's log (dmesg), and at the health of the medium".into(),
         (At::Destination, Code::FileTooLarge) => format!("{title} cannot hold files of this size"),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use forebay_types::{Code, Kind};
 
-use crate::branch::{Branch, Side, Trunk};
+use crate::branch::{Branch, DirectoryState, Side};
 use crate::engine::{At, Engine};
 use crate::entry::Entry;
 use crate::job::{Job, Worker};
@@ -34,7 +34,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 return self.error(At::Destination, "open its directory", code, top.staged.path(), None)
             }
         };
-        let at = Branch::new(Trunk {
+        let at = Branch::new(DirectoryState {
             parent: None,
             source: Side::new(top.source.parent.clone(), source, &self.source_shelf),
             destination: Side::new(top.staged.parent.clone(), destination, &self.destination_shelf),
@@ -77,7 +77,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
         let meta = Some(source.1).filter(|_| top.keeps_attributes);
         self.queue.push(Job::List(
-            Branch::new(Trunk {
+            Branch::new(DirectoryState {
                 parent: None,
                 source: Side::new(from, source, &self.source_shelf),
                 destination: Side::new(to.clone(), destination, &self.destination_shelf),
@@ -121,7 +121,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let to = entry.to().to_vec();
         let prune = entry.at.prune && !fresh;
         self.queue.push(Job::List(
-            Branch::new(Trunk {
+            Branch::new(DirectoryState {
                 source: Side::new(entry.name.to_vec(), source, &self.source_shelf),
                 destination: Side::new(to, destination, &self.destination_shelf),
                 parent: Some(entry.at),

@@ -1,18 +1,22 @@
 //! A tree with injected faults, and the engine's reaction: tests of failures that are too rare on a real file system.
 //! Each detector has its canary test here: corruption is injected and must be found.
 
+use std::fs::Permissions;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use forebay_types::{Code, Timestamp};
+use forebay_types::{Code, Kind, Timestamp};
 
 use crate::kernel_file::KernelFile;
+use crate::leftovers::remove_tree;
+use crate::names::{Tag, Use};
 use crate::posix::PosixTree;
 use crate::run::stage;
-use crate::tree::{File, Meta, Names, Object, Space, Standing, Tree, Wanted};
+use crate::tree::{File, Meta, Names, Object, OwnerAndMode, Space, Tree, Wanted};
 use crate::trees::{assert_no_temporaries, assert_same, noise, snapshot, write, Scratch};
 use crate::{Pair, Progress, Quiet, StageOptions, StageReport};
 
@@ -27,8 +31,13 @@ struct Plan {
     fail_rename: AtomicI64,
     /// Number of calls of a file's `version` that report a change.
     changes: AtomicI64,
+    /// Renames with flags are refused, as on NFS, and a directory that is not writable keeps its parent, as for other
+    /// users than root.
+    like_nfs: bool,
     /// Files have no descriptor and report no holes, like striped ones.
     striped: AtomicBool,
+    /// Directories cannot be synced.
+    fail_sync: bool,
     /// Names that contain this cannot be opened.
     unreadable: &'static [u8],
     writes: AtomicU64,
@@ -41,7 +50,9 @@ impl Default for Plan {
             full_from_write: AtomicI64::new(-1),
             fail_rename: AtomicI64::new(-1),
             changes: AtomicI64::new(0),
+            like_nfs: false,
             striped: AtomicBool::new(false),
+            fail_sync: false,
             unreadable: b"",
             writes: AtomicU64::new(0),
         }
@@ -213,6 +224,15 @@ impl Tree for Faulty {
         if due(&self.plan.fail_rename) {
             return Err(Code::Io);
         }
+        if self.plan.like_nfs && flags != 0 {
+            return Err(Code::Invalid);
+        }
+        let meta = self.inner.stat(from.0, from.1, false)?;
+        let stays =
+            || Ok(self.inner.stat(from.0, b".", false)?.ino == self.inner.stat(to.0, b".", false)?.ino);
+        if self.plan.like_nfs && meta.kind == Kind::Directory && meta.mode & 0o200 == 0 && !stays()? {
+            return Err(Code::AccessDenied);
+        }
         self.inner.rename(from, to, flags)
     }
 
@@ -236,8 +256,8 @@ impl Tree for Faulty {
         self.inner.set_mode(plain(object), mode)
     }
 
-    fn standing(&self, object: Object<'_, Self>) -> Result<Standing, Code> {
-        self.inner.standing(plain(object))
+    fn owner_and_mode(&self, object: Object<'_, Self>) -> Result<OwnerAndMode, Code> {
+        self.inner.owner_and_mode(plain(object))
     }
 
     fn set_times(&self, object: Object<'_, Self>, atime: Timestamp, mtime: Timestamp) -> Result<(), Code> {
@@ -264,6 +284,9 @@ impl Tree for Faulty {
     }
 
     fn sync_directory(&self, at: &OwnedFd) -> Result<(), Code> {
+        if self.plan.fail_sync {
+            return Err(Code::Io);
+        }
         self.inner.sync_directory(at)
     }
 
@@ -415,6 +438,18 @@ fn unreadable_file_within_is_reported_and_the_others_are_staged() {
 }
 
 #[test]
+fn directory_that_cannot_be_synced_is_reported_with_its_path() {
+    let scratch = Scratch::new();
+    let (store, pool) = make(&scratch);
+    let plan = Plan { fail_sync: true, ..Plan::default() };
+    let report = run(Plan::default(), plan, &store, &pool, &OPTIONS, true);
+    assert_eq!(report.files, 53);
+    let mut paths: Vec<PathBuf> = report.errors.iter().map(|e| PathBuf::from(&e.path)).collect();
+    paths.sort();
+    assert_eq!(paths, [scratch.0.clone(), pool.clone(), pool.join("d"), pool.join("d/e")]);
+}
+
+#[test]
 fn full_destination_stops_says_what_is_missing_and_leaves_only_whole_files() {
     for durable in [false, true] {
         for n in [0, 5, 20] {
@@ -477,6 +512,54 @@ fn all_or_nothing_whose_moves_fail_half_way_leaves_the_destination_as_it_was() {
         assert_same(&before, &after);
     }
     assert!((50..70).contains(&failed), "{failed} of the moves were made to fail");
+}
+
+#[test]
+fn tree_of_a_file_system_without_rename_flags_is_removed() {
+    let scratch = Scratch::new();
+    std::fs::create_dir_all(scratch.join("tree/a/b/c")).unwrap();
+    // Names that the removal would give to the directories that it moves up.
+    for moved in ["1.moved", "2.moved", "3.moved/4.moved"] {
+        std::fs::create_dir_all(scratch.join("tree").join(moved)).unwrap();
+    }
+    for file in ["f", "a/f", "a/b/f", "a/b/c/f", "2.moved/f", "3.moved/4.moved/f"] {
+        std::fs::write(scratch.join("tree").join(file), b"f").unwrap();
+    }
+    let tree = faulty(Plan { like_nfs: true, ..Plan::default() });
+    let (at, _) = tree.open_path(scratch.0.as_os_str().as_encoded_bytes()).unwrap();
+    remove_tree(&tree, &at, b"tree", &Tag::new()).unwrap();
+    assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0);
+}
+
+#[test]
+fn tree_of_a_killed_staging_is_adopted_without_rename_flags() {
+    let scratch = Scratch::new();
+    let (store, pool) = make(&scratch);
+    let options = StageOptions { all_or_nothing: true, ..OPTIONS };
+    for like_nfs in [false, true] {
+        let dead = Tag::of_a_process_that_has_ended().temporary(b"pool", Use::Part);
+        let left = scratch.join(std::str::from_utf8(&dead).unwrap());
+        assert!(run(Plan::default(), Plan::default(), &store, &left, &OPTIONS, false).is_complete());
+        let plan = Plan { like_nfs, ..Plan::default() };
+        let report = run(Plan::default(), plan, &store, &pool, &options, false);
+        assert_eq!((report.skipped_files, report.leftovers_removed), (53, 0), "{report:?}");
+        assert!(report.is_complete() && !left.exists());
+        assert_same(&snapshot(&store), &snapshot(&pool));
+        std::fs::remove_dir_all(&pool).unwrap();
+    }
+}
+
+#[test]
+fn directory_that_is_not_writable_is_moved_without_rename_flags() {
+    let scratch = Scratch::new();
+    let (store, pool) = make(&scratch);
+    std::fs::set_permissions(store.join("d"), Permissions::from_mode(0o555)).unwrap();
+    std::fs::create_dir(&pool).unwrap();
+    let options = StageOptions { all_or_nothing: true, ..OPTIONS };
+    let plan = Plan { like_nfs: true, ..Plan::default() };
+    let report = run(Plan::default(), plan, &store, &pool, &options, false);
+    assert!(report.is_complete(), "{report:?}");
+    assert_same(&snapshot(&store), &snapshot(&pool));
 }
 
 #[test]
@@ -563,13 +646,32 @@ impl Progress for Sums {
 
 #[test]
 fn progress_sums_agree_at_the_end() {
+    // Without and with files that are copied again because they changed.
+    for changes in [0, 2] {
+        let scratch = Scratch::new();
+        let (store, pool) = make(&scratch);
+        let sums = Sums::default();
+        let plan = Plan { changes: AtomicI64::new(changes), ..Plan::default() };
+        let trees = (faulty(plan), faulty(Plan::default()));
+        let report = stage(&trees.0, &trees.1, &pair(&store, &pool), &OPTIONS, false, &sums).unwrap();
+        assert!(report.is_complete() && report.retries == changes as u64, "{report:?}");
+        let value = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        assert_eq!((value(&sums.found.0), value(&sums.found.1)), (value(&sums.done.0), value(&sums.done.1)));
+        assert_eq!(value(&sums.done.0), 53);
+        assert!(value(&sums.done.1) > 100 << 20 && sums.scanned.into_inner());
+    }
+}
+
+#[test]
+fn progress_of_a_large_file_that_is_copied_again_counts_its_bytes_once() {
     let scratch = Scratch::new();
-    let (store, pool) = make(&scratch);
+    std::fs::write(scratch.join("large"), noise(70 << 20, 1)).unwrap();
     let sums = Sums::default();
-    let trees = (faulty(Plan::default()), faulty(Plan::default()));
-    stage(&trees.0, &trees.1, &pair(&store, &pool), &OPTIONS, false, &sums).unwrap().outcome().unwrap();
-    let value = |n: &AtomicU64| n.load(Ordering::Relaxed);
-    assert_eq!((value(&sums.found.0), value(&sums.found.1)), (value(&sums.done.0), value(&sums.done.1)));
-    assert_eq!(value(&sums.done.0), 53);
-    assert!(value(&sums.done.1) > 100 << 20 && sums.scanned.into_inner());
+    let plan = Plan { changes: AtomicI64::new(2), ..Plan::default() };
+    let trees = (faulty(plan), faulty(Plan::default()));
+    let pair = pair(&scratch.join("large"), &scratch.join("copy"));
+    let report = stage(&trees.0, &trees.1, &pair, &OPTIONS, false, &sums).unwrap();
+    assert!(report.is_complete() && report.retries == 2, "{report:?}");
+    assert_eq!(sums.done.1.into_inner(), 70 << 20);
+    assert_eq!(sums.found.1.into_inner(), 70 << 20);
 }

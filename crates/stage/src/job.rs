@@ -64,6 +64,8 @@ pub(crate) struct Copying<S: Tree, D: Tree> {
     /// The key of an inode with several links.
     pub(crate) key: Option<Key>,
     pub(crate) data_bytes: u64,
+    /// Bytes that were reported as done before the copy is complete.
+    pub(crate) reported: AtomicU64,
     pub(crate) sum: Option<Sum>,
 }
 

@@ -73,7 +73,8 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             return check_range(copy, range, &sum, buffer, &|| !self.is_stopping());
         }
         let mut went = |bytes| {
-            self.progress.done(0, bytes);
+            large.copying.reported.fetch_add(bytes, Ordering::Relaxed);
+            self.done(0, bytes);
             !self.is_stopping()
         };
         let copied = copy_range(&large.source, copy, range, large.method, buffer, &mut went)?;
@@ -95,7 +96,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let next = match failure {
             Some(failure) => Err(failure),
             None if checking => Ok(()),
-            None => self.dress(copying, &large.source, worker),
+            None => self.set_attributes_of(copying, &large.source, worker),
         };
         let next = match next {
             Ok(()) if large.method.sum && !checking => self.sync_to_check(copying).map(|()| true),
@@ -110,7 +111,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 self.queue.push(Job::Large(large));
             }
             Ok(false) => {
-                self.progress.done(1, 0);
+                self.done(1, 0);
                 self.completed(copying, large.data_bytes.load(Ordering::Acquire));
             }
             Err(failure) => self.abandon(copying, failure),

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use forebay_types::{Code, Kind, Timestamp};
 
-use crate::branch::Trunk;
+use crate::branch::DirectoryState;
 use crate::engine::{At, Engine};
 use crate::enter::FILLING_MODE;
 use crate::names::{Owner, Tag, Temporary, Use};
+use crate::pair::join;
 use crate::report::add;
 use crate::tree::{Names, Object, Tree};
 
@@ -46,23 +47,78 @@ pub(crate) fn find<T: Tree>(
     at: &T::Directory,
     hashes: Option<&HashSet<u64>>,
 ) -> Result<Vec<Leftover>, Code> {
-    let now = now();
+    find_at(tree, at, hashes, now())
+}
+
+fn find_at<T: Tree>(
+    tree: &T,
+    at: &T::Directory,
+    hashes: Option<&HashSet<u64>>,
+    now: Timestamp,
+) -> Result<Vec<Leftover>, Code> {
     let mut found = Vec::new();
     each_name(tree, at, &mut |name| {
         let Some(temporary) = Temporary::parse(name) else { return Ok(()) };
         if hashes.is_some_and(|hashes| !hashes.contains(&temporary.hash)) {
             return Ok(());
         }
-        match tree.stat(at, name, false) {
-            Ok(meta) if temporary.tag.owner(meta.ctime, now) == Owner::Dead => {
-                found.push(Leftover { name: name.to_vec(), temporary, kind: meta.kind });
-                Ok(())
-            }
-            Ok(_) | Err(Code::NotFound) => Ok(()),
-            Err(code) => Err(code),
+        let meta = match tree.stat(at, name, false) {
+            Err(Code::NotFound) => return Ok(()),
+            other => other?,
+        };
+        let is_dead = |changed| temporary.tag.owner(changed, now) == Owner::Dead;
+        // A live staging may change only what is deeper in its tree.
+        let may_be_deeper = meta.kind == Kind::Directory && temporary.tag.is_foreign();
+        if is_dead(meta.ctime) && !(may_be_deeper && has_change(tree, at, name, &|at| !is_dead(at))?) {
+            found.push(Leftover { name: name.to_vec(), temporary, kind: meta.kind });
         }
+        Ok(())
     })?;
     Ok(found)
+}
+
+/// True if anything in a directory, at any depth, changed at a time that is `recent`, and if the directory cannot be
+/// read. Another directory that cannot be read has its final mode, so everything in it is complete.
+fn has_change<T: Tree>(
+    tree: &T,
+    at: &T::Directory,
+    name: &[u8],
+    recent: &dyn Fn(Timestamp) -> bool,
+) -> Result<bool, Code> {
+    // Paths of directories still to be listed. Each is opened from `at`, so that neither depth nor descriptors are
+    // limits.
+    let mut waiting = vec![name.to_vec()];
+    while let Some(path) = waiting.pop() {
+        let directory = match open_below(tree, at, &path) {
+            Err(Code::AccessDenied) if path == name => return Ok(true),
+            Err(Code::AccessDenied | Code::NotFound | Code::NotDirectory) => continue,
+            other => other?,
+        };
+        let mut found = false;
+        each_name(tree, &directory, &mut |inside| {
+            match tree.stat(&directory, inside, false) {
+                Ok(meta) if recent(meta.ctime) => found = true,
+                Ok(meta) if meta.kind == Kind::Directory => waiting.push(join(&path, inside)),
+                Ok(_) | Err(Code::AccessDenied | Code::NotFound) => {}
+                Err(code) => return Err(code),
+            }
+            Ok(())
+        })?;
+        if found {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Opens the directory at a path relative to `at`, without following links.
+fn open_below<T: Tree>(tree: &T, at: &T::Directory, path: &[u8]) -> Result<T::Directory, Code> {
+    let mut names = path.split(|&b| b == b'/');
+    let (mut handle, _) = tree.open_directory(at, names.next().unwrap_or(b"."), false)?;
+    for name in names {
+        handle = tree.open_directory(&handle, name, false)?.0;
+    }
+    Ok(handle)
 }
 
 fn now() -> Timestamp {
@@ -103,12 +159,12 @@ fn empty<T: Tree>(tree: &T, top: &T::Directory) -> Result<(), Code> {
             moved += 1;
             let new = format!("{moved:x}.moved").into_bytes();
             let _ = tree.set_mode(Object::Entry(&directory, &inside), FILLING_MODE);
-            match tree.rename((&directory, &inside), (top, &new), forebay_types::RENAME_NOREPLACE) {
+            match tree.rename_to_free((&directory, &inside), (top, &new)) {
                 Ok(()) => up.push(new),
                 // The tree contains an entry of this name: a longer name is used.
                 Err(Code::Exists) => {
                     let new = format!("{moved:x}.moved-{}", waiting.len()).into_bytes();
-                    tree.rename((&directory, &inside), (top, &new), forebay_types::RENAME_NOREPLACE)?;
+                    tree.rename_to_free((&directory, &inside), (top, &new))?;
                     up.push(new);
                 }
                 Err(code) => return Err(code),
@@ -170,12 +226,12 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             match remove_tree(self.destination, at, &leftover.name, &self.tag) {
                 Ok(()) => {
                     add(&self.tally.leftovers_removed, 1);
-                    let path = crate::report::display(&crate::pair::join(&path(), &leftover.name));
+                    let path = crate::report::display(&join(&path(), &leftover.name));
                     self.progress.message(&format!("{path}: left by a staging that was killed; removed"));
                 }
                 Err(Code::NotFound) => {}
                 Err(code) => {
-                    let path = crate::pair::join(&path(), &leftover.name);
+                    let path = join(&path(), &leftover.name);
                     self.error(At::Destination, "remove what a killed staging left", code, path, None);
                 }
             }
@@ -183,10 +239,10 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
     }
 
     /// Removes from a directory of an adopted tree the entries that its source no longer has.
-    pub(crate) fn prune(&self, trunk: &Trunk<S, D>, destination: &Arc<D::Directory>) {
-        let source = match trunk.source(self.source, &self.source_shelf) {
+    pub(crate) fn prune(&self, state: &DirectoryState<S, D>, destination: &Arc<D::Directory>) {
+        let source = match state.source(self.source, &self.source_shelf) {
             Ok(source) => source,
-            Err(code) => return self.error(At::Source, "open it again", code, trunk.source_path(b"."), None),
+            Err(code) => return self.error(At::Source, "open it again", code, state.source_path(b"."), None),
         };
         let mut extra = Vec::new();
         let listed = each_name(self.destination, destination, &mut |name| {
@@ -201,11 +257,47 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         if let Err(code) = pruned {
             self.error(
                 At::Destination,
-                "remove what the source has no more",
+                "remove entries that the source no longer has",
                 code,
-                trunk.destination_path(b"."),
+                state.destination_path(b"."),
                 None,
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir_all, write};
+    use std::os::unix::fs::MetadataExt;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::names::FOREIGN_STALE_SECONDS;
+    use crate::posix::PosixTree;
+    use crate::trees::Scratch;
+
+    #[test]
+    fn tree_of_another_host_is_left_over_once_nothing_in_it_changes() {
+        let scratch = Scratch::new();
+        let name = Tag::of_another_host().temporary(b"tree", Use::Part);
+        let top = scratch.join(std::str::from_utf8(&name).unwrap());
+        create_dir_all(top.join("a/b/c")).unwrap();
+        write(top.join("a/f"), b"f").unwrap();
+        let tree = PosixTree::new();
+        let (at, _) = tree.open_path(scratch.0.as_os_str().as_encoded_bytes()).unwrap();
+        let stale_seconds =
+            |path: &str| std::fs::metadata(top.join(path)).unwrap().ctime() + FOREIGN_STALE_SECONDS;
+        let found = |sec| find_at(&tree, &at, None, Timestamp { sec, nsec: 0 }).unwrap().len();
+        let stale = stale_seconds("");
+        assert_eq!((found(stale - 1), found(stale + 1)), (0, 1));
+        // Only the directory that gets the entry changes.
+        while stale_seconds("a/b/c") <= stale + 1 {
+            std::thread::sleep(Duration::from_millis(100));
+            write(top.join("a/b/c/f"), b"f").unwrap();
+            std::fs::remove_file(top.join("a/b/c/f")).unwrap();
+        }
+        assert_eq!(stale_seconds(""), stale);
+        assert_eq!((found(stale + 1), found(stale_seconds("a/b/c"))), (0, 1));
     }
 }

@@ -100,7 +100,7 @@ pub fn stage_out(
 fn unreachable(code: Code) -> Error {
     Error::new(code, "cannot reach the pool")
         .why(report::reason(code))
-        .cure("look with `forebay status`, start it with `forebay up`")
+        .cure("check with `forebay status`, start it with `forebay up`")
 }
 
 /// The direction in which [`stage_between`] stages.

@@ -3,8 +3,8 @@
 //! A temporary is named `.forebay-<hash>-<host>-<pid>-<start>-<call>.part`, all fields in hexadecimal: the hash of the
 //! final name, and the owner (host and PID namespace, process, its start time, the number of the staging call in the
 //! process). So two stagings never share a temporary. A leftover of a killed staging is distinguished from a live
-//! staging's temporary: on the same host by looking up the process, else by the age of its last change. Trees in
-//! removal end in `.gone`. Names of this form are never staged.
+//! staging's temporary: on the same host by looking up the process, else by the age of its last change, which for a tree
+//! is the last change of anything in it. Trees in removal end in `.gone`. Names of this form are never staged.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -67,6 +67,19 @@ impl Tag {
         }
     }
 
+    /// The tag of a staging on this host whose process has ended.
+    #[cfg(test)]
+    pub(crate) fn of_a_process_that_has_ended() -> Tag {
+        Tag { pid: u32::MAX, ..Tag::new() }
+    }
+
+    /// The tag of a staging on another host.
+    #[cfg(test)]
+    pub(crate) fn of_another_host() -> Tag {
+        let mine = Tag::new();
+        Tag { host: mine.host ^ 1, ..mine }
+    }
+
     /// The temporary name for `name`.
     pub(crate) fn temporary(&self, name: &[u8], purpose: Use) -> Vec<u8> {
         let suffix = match purpose {
@@ -79,12 +92,17 @@ impl Tag {
             .into_bytes()
     }
 
+    /// True if the owner is on another host, where its process cannot be looked up.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.host != host()
+    }
+
     /// Whether the owner lives. `changed` is the temporary's last change, and `now` the present time of the same clock.
     pub(crate) fn owner(&self, changed: Timestamp, now: Timestamp) -> Owner {
-        let alive = if self.host == host() {
-            process(self.pid).is_some_and(|p| p.start == self.start && !p.ended)
-        } else {
+        let alive = if self.is_foreign() {
             now.sec.saturating_sub(changed.sec) < FOREIGN_STALE_SECONDS
+        } else {
+            process(self.pid).is_some_and(|p| p.start == self.start && !p.ended)
         };
         if alive {
             Owner::Alive
@@ -219,8 +237,7 @@ mod tests {
 
     #[test]
     fn owner_on_another_host_is_told_by_age() {
-        let mine = Tag::new();
-        let other = Tag { host: mine.host ^ 1, ..mine };
+        let other = Tag::of_another_host();
         let old = Timestamp { sec: NOW.sec - FOREIGN_STALE_SECONDS, nsec: 0 };
         assert_eq!(other.owner(NOW, NOW), Owner::Alive);
         assert_eq!(other.owner(old, NOW), Owner::Dead);

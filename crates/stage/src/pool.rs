@@ -12,7 +12,7 @@ use forebay_types::{
 };
 
 use crate::kernel_file::KernelFile;
-use crate::tree::{File, Meta, Names, Object, Space, Standing, Tree, Wanted};
+use crate::tree::{File, Meta, Names, Object, OwnerAndMode, Space, Tree, Wanted};
 
 /// Longest reply without fixed size, in bytes: a value, a list of names, a path.
 const LONGEST_REPLY: usize = XATTR_VALUE_MAX;
@@ -300,7 +300,7 @@ impl Tree for PoolTree {
         self.pool.chmod_inode(self.ino(object)?, mode)
     }
 
-    fn standing(&self, object: Object<'_, Self>) -> Result<Standing, Code> {
+    fn owner_and_mode(&self, object: Object<'_, Self>) -> Result<OwnerAndMode, Code> {
         let attr = match object {
             Object::File(file) => file.entry.attr,
             Object::Directory(&ino) => self.pool.get_attr(ino)?.attr,

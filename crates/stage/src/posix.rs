@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, Seek
 use rustix::io::Errno;
 
 use crate::kernel_file::{code, meta_of, retried, timestamps, KernelFile};
-use crate::tree::{Meta, Names, Object, Space, Standing, Tree, Wanted};
+use crate::tree::{Meta, Names, Object, OwnerAndMode, Space, Tree, Wanted};
 
 /// Bytes of one directory listing: about 1000 short names.
 const LISTING_BYTES: usize = 32 * 1024;
@@ -252,7 +252,7 @@ impl Tree for PosixTree {
         }
     }
 
-    fn standing(&self, object: Object<'_, Self>) -> Result<Standing, Code> {
+    fn owner_and_mode(&self, object: Object<'_, Self>) -> Result<OwnerAndMode, Code> {
         let meta = match object {
             Object::File(file) => file.meta()?,
             Object::Directory(fd) => meta_of(&retried(|| rustix::fs::fstat(fd))?)?,

@@ -68,7 +68,7 @@ pub(crate) fn check<S: Tree, D: Tree>(
                     format!("cannot stage {}", display(&top.source.path())),
                 )
                 .why(format!(
-                    "{} goes to {}, too",
+                    "{} has the same destination {}",
                     display(&tops[other].source.path()),
                     display(&top.destination.path())
                 ))
@@ -96,18 +96,15 @@ fn check_source<S: Tree>(tree: &S, mapped: &Mapped) -> Result<Meta> {
     let path = display(&spot.path());
     let wrong = |code: Code| {
         let cure = match code {
-            Code::NotFound => format!("name what is there; the source is a path in {}", tree.title()),
+            Code::NotFound => format!("name an existing path in {}", tree.title()),
             Code::AccessDenied | Code::NotPermitted => {
                 "make it readable (chmod u+r, directories u+rx), or run as a user who may read it".into()
             }
-            Code::NotDirectory => {
-                "leave the slash at the end away: it stands for a directory's contents".into()
-            }
+            Code::NotDirectory => "remove the slash at the end: it means a directory's contents".into(),
             Code::CrossDevice => {
-                "a link or `..` on the way leads out of the pool: name what it leads to by its path in the store"
-                    .into()
+                "a link or `..` on the way leads out of the pool: give the target's path in the store".into()
             }
-            Code::TooManySymlinks => "its links go in a circle: name the file itself".into(),
+            Code::TooManySymlinks => "its symbolic links form a loop: name the file itself".into(),
             _ => String::new(),
         };
         Error::new(code, format!("cannot stage {path}: cannot read it in {}", tree.title()))
@@ -201,16 +198,13 @@ fn check_destination<D: Tree>(tree: &D, mapped: &Mapped, source: &Meta, whole: b
 /// an existing object.
 fn look<D: Tree>(tree: &D, spot: &Spot) -> Result<Option<(D::Directory, Meta)>> {
     let failed = |code: Code| {
-        Error::new(
-            code,
-            format!("cannot look at the destination {} in {}", display(&spot.path()), tree.title()),
-        )
-        .why(reason(code))
-        .cure(match code {
-            Code::NotDirectory => "a directory on the way to it is a file: choose another destination",
-            Code::AccessDenied => "choose a destination that you may write to",
-            _ => "",
-        })
+        Error::new(code, format!("cannot read the destination {} in {}", display(&spot.path()), tree.title()))
+            .why(reason(code))
+            .cure(match code {
+                Code::NotDirectory => "a directory on the way to it is a file: choose another destination",
+                Code::AccessDenied => "choose a destination that you may write to",
+                _ => "",
+            })
     };
     let (parent, _) = match tree.open_path(&spot.parent) {
         Ok(opened) => opened,

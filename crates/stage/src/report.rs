@@ -146,10 +146,10 @@ pub(crate) fn display(path: &[u8]) -> String {
 pub(crate) fn reason(code: Code) -> String {
     let own = match code {
         Code::PoolGone => "the pool's daemon is gone",
-        Code::TimedOut => "it took too long",
+        Code::TimedOut => "the request timed out",
         Code::Corrupt => "the bytes differ",
         Code::UnknownSession => "the pool does not know this session any more",
-        Code::Malformed => "the pool's answer made no sense",
+        Code::Malformed => "the pool's daemon sent an invalid reply",
         _ => {
             let text = std::io::Error::from_raw_os_error(code.errno()).to_string();
             return text.split(" (os error").next().unwrap_or(&text).to_string();

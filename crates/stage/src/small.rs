@@ -10,6 +10,7 @@
 //!   copies are durable (stage-out), it is synced before. A thread keeps some copies open and syncs them together: on a
 //!   journalling file system the first sync does most of the work for all.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use forebay_types::{Code, Kind};
@@ -83,7 +84,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             match self.destination.stat(&directory, plan.entry.to(), false) {
                 Err(Code::NotFound) => {}
                 Err(code) => {
-                    self.destination_error("look at it", code, &plan.entry);
+                    self.destination_error("read its attributes", code, &plan.entry);
                     return self.links_failed(key);
                 }
                 Ok(there) if there.kind == Kind::Directory => {
@@ -164,7 +165,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
         add(&self.tally.skipped_files, 1);
         add(&self.tally.skipped_bytes, meta.size);
-        self.progress.done(1, meta.size);
+        self.done(1, meta.size);
         self.links_done(key, &entry, &meta);
     }
 
@@ -201,6 +202,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             attempt,
             key,
             data_bytes: 0,
+            reported: AtomicU64::new(0),
             sum: None,
         };
         if meta.size >= LARGE_BYTES {
@@ -208,7 +210,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
         let filled = self
             .fill(&mut copying, &source, whole, worker)
-            .and_then(|()| self.dress(&copying, &source, worker));
+            .and_then(|()| self.set_attributes_of(&copying, &source, worker));
         if let Err(failure) = filled {
             return self.abandon(&copying, failure);
         }
@@ -222,7 +224,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 self.flush(worker);
             }
         } else {
-            self.conclude(&copying, worker.buffer.bytes());
+            self.finish_copy(&copying, worker.buffer.bytes());
         }
     }
 
@@ -268,7 +270,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
     }
 
     /// Checks that the source did not change while it was copied, and sets all attributes of the copy but its times.
-    pub(crate) fn dress(
+    pub(crate) fn set_attributes_of(
         &self,
         copying: &Copying<S, D>,
         source: &S::File,
@@ -293,11 +295,11 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
         batch.iter().for_each(|copying| copying.file.start_sync());
         for copying in &batch {
-            self.conclude(copying, worker.buffer.bytes());
+            self.finish_copy(copying, worker.buffer.bytes());
         }
     }
 
-    fn conclude(&self, copying: &Copying<S, D>, buffer: &mut [u8]) {
+    fn finish_copy(&self, copying: &Copying<S, D>, buffer: &mut [u8]) {
         let checked = match &copying.sum {
             Some(sum) => self.sync_to_check(copying).and_then(|()| {
                 let go_on = || !self.is_stopping();
@@ -307,7 +309,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         };
         match checked.and_then(|()| self.give_name(copying)) {
             Ok(()) => {
-                self.progress.done(1, copying.meta.size);
+                self.done(1, copying.meta.size);
                 self.completed(copying, copying.data_bytes);
             }
             Err(failure) => self.abandon(copying, failure),
@@ -356,6 +358,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         self.discard(copying);
         if failure == Failure::Changed && copying.attempt + 1 < ATTEMPTS {
             add(&self.tally.retries, 1);
+            self.withdrawn_bytes.fetch_add(copying.reported.load(Ordering::Relaxed), Ordering::Relaxed);
             let path = crate::report::display(&copying.entry.source_path());
             self.progress.message(&format!("{path}: it changed while it was copied; copying it again"));
             let again = Job::File(copying.entry.clone(), copying.attempt + 1, copying.key);

@@ -30,7 +30,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         };
         let meta = match self.source.stat(&source, &entry.name, entry.follow) {
             Ok(meta) => meta,
-            Err(code) => return self.source_error("look at it", code, &entry),
+            Err(code) => return self.source_error("read its attributes", code, &entry),
         };
         if matches!(meta.kind, Kind::File | Kind::Directory) {
             // The entry was replaced since it was listed.
@@ -71,9 +71,9 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 self.warning(what, Code::NotPermitted, || entry.source_path());
             }
             Err((At::Source, code)) => return self.source_error("read the link", code, &entry),
-            Err((At::Destination, code)) => return self.destination_error("make it", code, &entry),
+            Err((At::Destination, code)) => return self.destination_error("create it", code, &entry),
         }
-        self.progress.done(1, 0);
+        self.done(1, 0);
     }
 
     fn place_special(
@@ -104,7 +104,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 }
         };
         let wanted = self.owners.wanted(meta);
-        let mut dress = |name: &[u8]| {
+        let mut set_attributes_of = |name: &[u8]| {
             let object = Object::Entry(&*directory, name);
             let from = (self.source, Object::Entry(&**source, &entry.name));
             let warn = |what, code| self.warning(what, code, || entry.destination_path());
@@ -116,13 +116,13 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 let found = self.destination.stat(&directory, entry.to(), false).map_err(there)?;
                 if self.settings.resume && same(&found) {
                     if found.mode != wanted.mode || !same_time(meta.mtime, found.mtime) {
-                        dress(entry.to()).map_err(there)?;
+                        set_attributes_of(entry.to()).map_err(there)?;
                     }
                     return Ok(Placed::Same);
                 }
-                self.replace(&directory, entry.to(), &found, &|name| make(name), &mut dress)
+                self.replace(&directory, entry.to(), &found, &|name| make(name), &mut set_attributes_of)
             }
-            Ok(()) => dress(entry.to()),
+            Ok(()) => set_attributes_of(entry.to()),
             Err(code) => Err(code),
         };
         made.map(|()| Placed::Made).map_err(there)
@@ -135,14 +135,14 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         name: &[u8],
         found: &Meta,
         make: &dyn Fn(&[u8]) -> Result<(), Code>,
-        dress: &mut dyn FnMut(&[u8]) -> Result<(), Code>,
+        set_attributes_of: &mut dyn FnMut(&[u8]) -> Result<(), Code>,
     ) -> Result<(), Code> {
         if found.kind == Kind::Directory {
             return Err(Code::IsDirectory);
         }
         let temporary = self.tag.temporary(name, Use::Part);
         make(&temporary)?;
-        let renamed = dress(&temporary)
+        let renamed = set_attributes_of(&temporary)
             .and_then(|()| self.destination.rename((directory, &temporary), (directory, name), 0));
         if renamed.is_err() {
             // The first failure is the one to report.
@@ -165,7 +165,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             }
             Err(code) => return self.destination_error("make the hard link", code, &entry),
         }
-        self.progress.done(1, meta.size);
+        self.done(1, meta.size);
     }
 
     fn place_link(&self, first: &Entry<S, D>, entry: &Entry<S, D>) -> Result<Placed, Code> {

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-use forebay_types::{Code, Kind, Timestamp};
+use forebay_types::{Code, Kind, Timestamp, RENAME_NOREPLACE};
 
 /// The attributes of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,16 +55,16 @@ pub(crate) struct Wanted {
 
 /// Kind, owner and mode of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Standing {
+pub(crate) struct OwnerAndMode {
     pub(crate) kind: Kind,
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
 }
 
-impl From<Meta> for Standing {
-    fn from(meta: Meta) -> Standing {
-        Standing { kind: meta.kind, mode: meta.mode, uid: meta.uid, gid: meta.gid }
+impl From<Meta> for OwnerAndMode {
+    fn from(meta: Meta) -> OwnerAndMode {
+        OwnerAndMode { kind: meta.kind, mode: meta.mode, uid: meta.uid, gid: meta.gid }
     }
 }
 
@@ -199,6 +199,21 @@ pub(crate) trait Tree: Sync + Sized {
         to: (&Self::Directory, &[u8]),
         flags: u32,
     ) -> Result<(), Code>;
+    /// Renames to a name that is free; [`Code::Exists`] if it is not.
+    fn rename_to_free(
+        &self,
+        from: (&Self::Directory, &[u8]),
+        to: (&Self::Directory, &[u8]),
+    ) -> Result<(), Code> {
+        match self.rename(from, to, RENAME_NOREPLACE) {
+            // NFS does not support the flag. An object that gets the name after this check is replaced.
+            Err(Code::Invalid | Code::NotSupported) => match self.stat(to.0, to.1, false) {
+                Err(Code::NotFound) => self.rename(from, to, 0),
+                found => found.and(Err(Code::Exists)),
+            },
+            other => other,
+        }
+    }
     /// Removes an object that is not a directory.
     fn unlink(&self, at: &Self::Directory, name: &[u8]) -> Result<(), Code>;
     /// Removes an empty directory.
@@ -211,7 +226,7 @@ pub(crate) trait Tree: Sync + Sized {
     /// Sets the permission bits of an object that is not a symbolic link.
     fn set_mode(&self, object: Object<'_, Self>, mode: u32) -> Result<(), Code>;
     /// Present kind, owner and mode. For a file that was just created, the values of its creation suffice.
-    fn standing(&self, object: Object<'_, Self>) -> Result<Standing, Code>;
+    fn owner_and_mode(&self, object: Object<'_, Self>) -> Result<OwnerAndMode, Code>;
     /// Sets access and modification time.
     fn set_times(&self, object: Object<'_, Self>, atime: Timestamp, mtime: Timestamp) -> Result<(), Code>;
     /// Stores the names of extended attributes, each followed by a NUL, in `names`, which is cleared first.

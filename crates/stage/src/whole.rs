@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use forebay_types::{name_hash, Code, Kind, RENAME_EXCHANGE, RENAME_NOREPLACE};
+use forebay_types::{name_hash, Code, Kind, RENAME_EXCHANGE};
 
 use crate::attributes::{set_attributes, Scratch};
 use crate::engine::{At, Engine};
@@ -74,9 +74,7 @@ pub(crate) fn adopt<D: Tree>(
                     && leftover.temporary.purpose == Use::Part
                     && top.is_directory()
                     && !top.adopted;
-                if usable
-                    && tree.rename((&at, &leftover.name), (&at, &top.staged.name), RENAME_NOREPLACE).is_ok()
-                {
+                if usable && tree.rename_to_free((&at, &leftover.name), (&at, &top.staged.name)).is_ok() {
                     top.adopted = true;
                     continue;
                 }
@@ -100,7 +98,13 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         for top in &self.tops {
             let moved = self.move_top(top, &mut steps, &mut merges);
             if let Err((code, spot)) = moved {
-                self.error(At::Destination, "move what was staged to its place", code, spot.path(), None);
+                self.error(
+                    At::Destination,
+                    "move the staged copies to their final names",
+                    code,
+                    spot.path(),
+                    None,
+                );
                 self.undo(steps);
                 return false;
             }
@@ -134,7 +138,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let synced =
             open_deep(self.destination, path).and_then(|(at, _)| self.destination.sync_directory(&at));
         if let Err(code) = synced {
-            self.error(At::Destination, "bring the directory to the medium", code, path.to_vec(), None);
+            self.error(At::Destination, "sync the directory to the medium", code, path.to_vec(), None);
         }
     }
 
@@ -183,7 +187,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         }
         match there.map(|there| there.kind) {
             None => {
-                self.rename_directory_too(kind, old, new, RENAME_NOREPLACE)?;
+                self.rename_directory_too(kind, old, new)?;
                 steps.push(Step::Moved { from: from.clone(), to: to.clone() });
             }
             Some(Kind::Directory) if kind == Kind::Directory => return Ok(Some(meta)),
@@ -232,26 +236,20 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         self.destination.set_mode(Object::Entry(&parent, &at.name), mode)
     }
 
-    /// Renames. For other users than root, a directory must be writable to get another parent, so it is made writable
+    /// Renames to a name that is free. For other users than root, a directory must be writable to get another parent, so it is made writable
     /// for the rename.
     fn rename_directory_too(
         &self,
         kind: Kind,
         from: (&D::Directory, &[u8]),
         to: (&D::Directory, &[u8]),
-        flags: u32,
     ) -> Result<(), Code> {
         let tree = self.destination;
-        let renamed = match tree.rename(from, to, flags) {
-            // NFS does not support RENAME_NOREPLACE. The name was free a moment ago.
-            Err(Code::Invalid | Code::NotSupported) if flags == RENAME_NOREPLACE => tree.rename(from, to, 0),
-            other => other,
-        };
-        match renamed {
+        match tree.rename_to_free(from, to) {
             Err(Code::AccessDenied) if kind == Kind::Directory => {
                 let meta = tree.stat(from.0, from.1, false)?;
                 tree.set_mode(Object::Entry(from.0, from.1), meta.mode | FILLING_MODE)?;
-                let renamed = tree.rename(from, to, flags);
+                let renamed = tree.rename_to_free(from, to);
                 let at = if renamed.is_ok() { to } else { from };
                 let restored = tree.set_mode(Object::Entry(at.0, at.1), meta.mode);
                 renamed.and(restored)
@@ -267,12 +265,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 Step::Moved { from, to } => open_deep(tree, &from.parent).and_then(|(from_at, _)| {
                     let (to_at, _) = open_deep(tree, &to.parent)?;
                     let kind = tree.stat(&to_at, &to.name, false)?.kind;
-                    self.rename_directory_too(
-                        kind,
-                        (&to_at, &to.name),
-                        (&from_at, &from.name),
-                        RENAME_NOREPLACE,
-                    )
+                    self.rename_directory_too(kind, (&to_at, &to.name), (&from_at, &from.name))
                 }),
                 Step::Swapped { from, to } => open_deep(tree, &from.parent).and_then(|(from_at, _)| {
                     let (to_at, _) = open_deep(tree, &to.parent)?;
@@ -288,7 +281,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                     }
                     Step::Replaced => Vec::new(),
                 };
-                self.error(At::Destination, "move back what was moved to its place", code, path, None);
+                self.error(At::Destination, "move the staged copies back", code, path, None);
             }
         }
     }

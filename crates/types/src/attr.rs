@@ -12,7 +12,8 @@ pub const PERMISSIONS_OFFSET: usize = 32;
 /// The file may differ from its copy in slow storage, so its data must not be dropped. The flag is set before any
 /// descriptor that can write is handed out.
 pub const FLAG_DIRTY: u32 = 1;
-/// The file's data are in its backing files. The flag is clear when they were dropped and must be restored first.
+/// The file's data are in its backing files. Every file has this flag, and nothing clears it: the value of a clear flag
+/// is reserved for files whose data left the pool.
 pub const FLAG_RESIDENT: u32 = 2;
 
 /// The bits of a directory's flags that hold the width of new directories in it.

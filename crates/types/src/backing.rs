@@ -9,7 +9,7 @@ use crate::layout::Layout;
 use crate::limits::{
     BACKING_BYTES_MAX, BUFFER_BYTES, COMPONENTS_MAX, FILE_BYTES_MAX, MOVE_BYTES_MAX, STRIPES_MAX,
 };
-use crate::lock::LockWish;
+use crate::lock::LockRequest;
 use crate::set_attr::TimeSet;
 
 /// A backing file, by the target that holds it.
@@ -88,9 +88,9 @@ pub enum BackingOp<'a> {
     },
     /// Takes or releases a lock for the requesting process, without waiting. It excludes locks of programs on the
     /// backing file's node too, and ends with the process. → `Done`, [`Code::Busy`] when another lock conflicts
-    Lock(LockWish),
+    Lock(LockRequest),
     /// Looks for a lock that conflicts with this one. → `Done` for none, `Lock`
-    TestLock(LockWish),
+    TestLock(LockRequest),
     /// Reserves the end of a file for a write of the requesting process; this is one of the file's several backing
     /// files. No other process may append until [`BackingOp::EndAppend`], the process's end, or
     /// [`crate::limits::APPEND_HOLD_MS`] have passed. → `Done`, [`Code::Busy`] when another process has the end
@@ -377,8 +377,8 @@ impl<'a> BackingOp<'a> {
             10 => BackingOp::Sync,
             11 => BackingOp::Open { handle: r.u64()? },
             12 => BackingOp::Close { handle: r.u64()? },
-            13 => BackingOp::Lock(LockWish::decode(r)?),
-            14 => BackingOp::TestLock(LockWish::decode(r)?),
+            13 => BackingOp::Lock(LockRequest::decode(r)?),
+            14 => BackingOp::TestLock(LockRequest::decode(r)?),
             15 => BackingOp::BeginAppend { handle: r.u64()? },
             16 => BackingOp::EndAppend { handle: r.u64()? },
             17 => BackingOp::Move(Move::decode(r)?),
@@ -462,14 +462,20 @@ mod tests {
             BackingOp::Sync,
             BackingOp::Open { handle: 7 },
             BackingOp::Close { handle: 8 },
-            BackingOp::Lock(LockWish {
+            BackingOp::Lock(LockRequest {
                 owner: 1,
                 flock: true,
                 kind: LockKind::Write,
                 start: 0,
                 end: FILE_BYTES_MAX,
             }),
-            BackingOp::TestLock(LockWish { owner: 2, flock: false, kind: LockKind::Read, start: 5, end: 6 }),
+            BackingOp::TestLock(LockRequest {
+                owner: 2,
+                flock: false,
+                kind: LockKind::Read,
+                start: 5,
+                end: 6,
+            }),
             BackingOp::BeginAppend { handle: 9 },
             BackingOp::EndAppend { handle: 9 },
             BackingOp::Move(Move { kind: MoveKind::Read, offset: 1 << 40, bytes: 1, buffer: 77, at: 0 }),
@@ -490,7 +496,7 @@ mod tests {
             group(GroupOp::Make { position: FILE_BYTES_MAX }),
             group(GroupOp::Move { by: 3 }),
             group(GroupOp::Seek { position: 0 }),
-            group(GroupOp::Lock(LockWish {
+            group(GroupOp::Lock(LockRequest {
                 owner: 1,
                 flock: false,
                 kind: LockKind::Unlock,
@@ -554,8 +560,8 @@ mod tests {
             let piece = BackingOp::AppendPiece { handle: 1, at, total, bytes };
             assert_eq!(round_trip(piece), Err(code), "{at} of {total}");
         }
-        let wish = LockWish { owner: 1, flock: false, kind: LockKind::Unlock, start: 7, end: 6 };
+        let wish = LockRequest { owner: 1, flock: false, kind: LockKind::Unlock, start: 7, end: 6 };
         assert_eq!(round_trip(BackingOp::Lock(wish)), Err(Code::Invalid));
-        assert_eq!(round_trip(BackingOp::Lock(LockWish { end: u64::MAX, ..wish })), Err(Code::Invalid));
+        assert_eq!(round_trip(BackingOp::Lock(LockRequest { end: u64::MAX, ..wish })), Err(Code::Invalid));
     }
 }

@@ -5,7 +5,7 @@
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::limits::FILE_BYTES_MAX;
-use crate::lock::LockWish;
+use crate::lock::LockRequest;
 
 /// An operation on a group's state. For a group that does not exist it fails with [`Code::Stale`], except
 /// [`GroupOp::End`].
@@ -29,7 +29,7 @@ pub enum GroupOp {
     },
     /// Takes an owner's one lock, without waiting, or releases it; `flock` is ignored. Conflicting locks are granted in
     /// the order of their first requests, as long as the requests are repeated. → `Done`, [`Code::Busy`]
-    Lock(LockWish),
+    Lock(LockRequest),
     /// Ends the group; only the process that made it may. → `Done`
     End,
 }
@@ -67,7 +67,7 @@ impl GroupOp {
             0 => GroupOp::Make { position: within(r.u64()?)? },
             1 => GroupOp::Move { by: within(r.u64()?)? },
             2 => GroupOp::Seek { position: within(r.u64()?)? },
-            3 => GroupOp::Lock(LockWish::decode(r)?),
+            3 => GroupOp::Lock(LockRequest::decode(r)?),
             4 => GroupOp::End,
             _ => return Err(Code::Malformed),
         })

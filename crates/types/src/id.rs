@@ -2,14 +2,21 @@
 
 use std::fmt;
 
-/// A node's number within a pool, 1 to 32767. A node that lost its shard rejoins under a new number, so a number always
-/// names the same shard.
+use crate::limits::NODE_NUMBER_MAX;
+
+/// A node's number within a pool, 1 to [`NODE_NUMBER_MAX`]. A node that lost its shard rejoins under a new number, so a
+/// number always names the same shard.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct NodeId(pub u16);
 
 impl NodeId {
     /// The node of an embedded pool, and the first of any other.
     pub const FIRST: NodeId = NodeId(1);
+
+    /// True for a number that a node may have.
+    pub fn is_valid(self) -> bool {
+        (1..=NODE_NUMBER_MAX).contains(&self.0)
+    }
 }
 
 impl fmt::Display for NodeId {

@@ -35,7 +35,7 @@ pub use group::GroupOp;
 pub use hash::{cookie_hash, name_hash, Cookie, COOKIE_MAX, DISCRIMINATOR_BITS, HASH_BITS};
 pub use id::{Ino, NodeId};
 pub use layout::{Component, Extent, Layout, COMPONENT_BYTES};
-pub use lock::{LockKind, LockWish};
+pub use lock::{LockKind, LockRequest};
 pub use mount::{mount_link, mount_of_link, MOUNT_LINK};
 pub use reply::{
     go_on_behind, Answer, DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Refusal, Reply,

@@ -113,10 +113,10 @@ pub const LOCK_OWNERS_OVER_KEPT: usize = 16_384;
 pub const APPEND_HOLD_MS: u64 = 60_000;
 /// A process gives up an append if it has not found the end, or has waited for another process's append, for this long.
 pub const APPEND_MS: u64 = 20_000;
-/// Groups of processes that opened a file together over several nodes, per daemon that has the first backing file: 64
+/// Groups of processes that opened a file together over several nodes, per daemon that has the first backing file: 56
 /// bytes each. Further groups open the file too, but without a shared file pointer and atomic mode.
 pub const GROUPS_MAX: usize = 4096;
-/// Locks of groups that are held at a daemon at the same time, 64 bytes each. Further ones wait.
+/// Locks of groups that are held at a daemon at the same time, 56 bytes each. Further ones wait.
 pub const GROUP_LOCKS_MAX: usize = 4096;
 /// A process that waits for a group's lock and has not repeated its request for this long loses its place in the queue.
 /// Many times the pause between two requests.
@@ -126,6 +126,9 @@ pub const GROUP_PLACE_MS: u64 = 100;
 pub const LOCKS_OF_UNREACHED_MS: u64 = 60_000;
 /// Nodes of a pool: a bound against a mistaken pool file. Node numbers may be larger.
 pub const NODES_MAX: usize = 1024;
+/// The largest number of a node. The upper 16 bits of an inode number are a node's number: with this bound no inode
+/// number is negative as an `i64`, and the mount can use those of node 32767 for files without a name.
+pub const NODE_NUMBER_MAX: u16 = 32_766;
 /// Remote shells that `forebay up` and `down` run at the same time: 512 nodes take eight rounds of a second, and one
 /// host's process table and name service can handle so many.
 pub const REMOTE_SHELLS_MAX: usize = 64;
@@ -202,8 +205,9 @@ pub const BOARD_FRACTION: u64 = 32;
 /// Bytes of the reply to one readdir request.
 pub const READDIR_REPLY_BYTES: usize = 32 * 1024;
 
-/// Pages (4 KiB) of the shard that are fallocated before a transaction that creates begins: a batch of
-/// [`BATCH_MAX`] operations touches fewer.
+/// Pages (4 KiB) of the shard that are fallocated beyond the last used one, so that requests seldom wait for fallocate.
+/// They are allocated again before a transaction when fewer than half are left. They do not bound a batch: a transaction
+/// that may take more pages is committed first (`Batch::is_spent`).
 pub const SHARD_PAGES_AHEAD: u64 = 4096;
 /// Pages that only removals may use, so that a full pool can always be emptied.
 pub const SHARD_PAGES_FOR_REMOVALS: u64 = 1024;

@@ -17,7 +17,7 @@ pub enum LockKind {
 
 /// A lock of a range of a file, or of all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LockWish {
+pub struct LockRequest {
     /// Its owner within the requesting process.
     pub owner: u64,
     /// A lock of flock(2), which has no range; else one of fcntl(2).
@@ -30,7 +30,7 @@ pub struct LockWish {
     pub end: u64,
 }
 
-impl LockWish {
+impl LockRequest {
     pub(crate) fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
         w.u64(self.owner)?;
         w.u8(u8::from(self.flock))?;
@@ -43,7 +43,7 @@ impl LockWish {
         w.u64(self.end)
     }
 
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<LockWish, Code> {
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<LockRequest, Code> {
         let (owner, flock) = (r.u64()?, r.u8()? != 0);
         let kind = match r.u8()? {
             0 => LockKind::Read,
@@ -55,6 +55,6 @@ impl LockWish {
         if start > end || end > FILE_BYTES_MAX {
             return Err(Code::Invalid);
         }
-        Ok(LockWish { owner, flock, kind, start, end })
+        Ok(LockRequest { owner, flock, kind, start, end })
     }
 }

@@ -8,7 +8,7 @@ use crate::hash::Cookie;
 use crate::id::Ino;
 use crate::layout::Layout;
 use crate::limits::NAME_MAX;
-use crate::lock::LockWish;
+use crate::lock::LockRequest;
 use crate::target::{TargetSpaces, Targets};
 use crate::transaction::Outcome;
 use crate::wide::{Parts, REFUSAL_TAG};
@@ -116,7 +116,7 @@ pub enum Reply<'a> {
         spaces: TargetSpaces<'a>,
     },
     /// A conflicting lock.
-    Lock(LockWish),
+    Lock(LockRequest),
     /// The parts of a wide directory.
     Parts(Parts),
 }
@@ -322,7 +322,7 @@ impl<'a> Reply<'a> {
             14 => Reply::Backing(BackingAttr::decode(r)?),
             15 => Reply::Count(r.u64()?),
             16 => Reply::Outcome(Outcome::from_u8(r.u8()?)?),
-            22 => Reply::Lock(LockWish::decode(r)?),
+            22 => Reply::Lock(LockRequest::decode(r)?),
             37 => Reply::Parts(Parts::decode(r)?),
             20 => Reply::Placed(Targets::decode(r)?),
             21 => Reply::Targets {
@@ -526,7 +526,7 @@ mod tests {
         let all = [
             Ok(Reply::Placed(Targets::new(&[7, 8, 9]).unwrap())),
             Ok(Reply::Targets { inodes: 5, free_inodes: 6, spaces: spaces_of_two }),
-            Ok(Reply::Lock(LockWish { owner: 3, flock: false, kind: LockKind::Read, start: 4, end: 5 })),
+            Ok(Reply::Lock(LockRequest { owner: 3, flock: false, kind: LockKind::Read, start: 4, end: 5 })),
             Ok(Reply::Parts(
                 Parts::new(Ino(5), &[Ino::part(NodeId(1), 2), Ino::part(NodeId(2), 2)]).unwrap(),
             )),

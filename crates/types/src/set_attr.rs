@@ -104,15 +104,14 @@ impl SetAttr {
     /// Applies the changes to attributes, with `now` as the present time.
     ///
     /// # Errors
-    /// The error of the first change that this kind of inode does not allow. The caller must discard the attributes
-    /// then: an earlier change may have been applied.
+    /// The error of the first change that this kind of inode does not allow. `attr` is then unchanged.
     pub fn apply(&self, attr: &mut Attr, now: Timestamp) -> Result<(), Code> {
         if self.mode.is_some() && attr.is_symlink() {
             return Err(Code::NotSupported);
         }
         match (self.size, attr.kind()) {
             (None, _) => {}
-            (Some(size), Kind::File) if size <= FILE_BYTES_MAX => attr.size = size,
+            (Some(size), Kind::File) if size <= FILE_BYTES_MAX => {}
             (_, Kind::File) => return Err(Code::FileTooLarge),
             (_, Kind::Directory) => return Err(Code::IsDirectory),
             _ => return Err(Code::Invalid),
@@ -120,6 +119,8 @@ impl SetAttr {
         if self.width_of_new.is_some() && !attr.is_directory() {
             return Err(Code::NotDirectory);
         }
+        // Nothing is refused from here on.
+        attr.size = self.size.unwrap_or(attr.size);
         if let Some(width) = self.width_of_new {
             attr.set_width_of_new(width);
         }
@@ -159,5 +160,56 @@ fn option_u32(r: &mut Reader<'_>) -> Result<Option<u32>, Code> {
     match option_u64(r)? {
         None => Ok(None),
         Some(v) => Ok(Some(u32::try_from(v).map_err(|_| Code::Malformed)?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Ino, NodeId};
+
+    #[test]
+    fn apply_that_is_refused_leaves_the_attributes_alone() {
+        let zero = Timestamp::default();
+        let file = Attr {
+            ino: Ino::new(NodeId(1), 2),
+            size: 7,
+            rdev: 0,
+            parent: Ino::ROOT,
+            mode: 0o100_644,
+            uid: 1,
+            gid: 2,
+            nlink: 1,
+            flags: 0,
+            home: NodeId(1),
+            width_log2: 0,
+            atime: zero,
+            mtime: zero,
+            ctime: zero,
+            btime: zero,
+        };
+        let directory = Attr { mode: 0o040_755, ..file };
+        let link = Attr { mode: 0o120_777, ..file };
+        let all = SetAttr {
+            mode: Some(0o600),
+            uid: Some(9),
+            size: Some(100),
+            width_of_new: Some(2),
+            ..SetAttr::default()
+        };
+        for (before, set, code) in [
+            (file, all, Code::NotDirectory),
+            (file, SetAttr { size: Some(u64::MAX), width_of_new: None, ..all }, Code::FileTooLarge),
+            (directory, all, Code::IsDirectory),
+            (link, all, Code::NotSupported),
+            (link, SetAttr { mode: None, ..all }, Code::Invalid),
+        ] {
+            let mut attr = before;
+            assert_eq!(set.apply(&mut attr, Timestamp { sec: 5, nsec: 0 }), Err(code));
+            assert_eq!(attr, before, "{set:?}");
+        }
+        let mut attr = file;
+        SetAttr { width_of_new: None, ..all }.apply(&mut attr, zero).unwrap();
+        assert_eq!((attr.size, attr.mode, attr.uid), (100, 0o100_600, 9));
     }
 }

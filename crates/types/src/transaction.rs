@@ -146,7 +146,7 @@ pub enum Part<'a> {
         parts: Option<Parts>,
     },
     /// Creates a part of a directory that becomes wide. → `Entry`
-    BearPart {
+    CreatePart {
         /// The node that creates it.
         node: NodeId,
         /// The directory.
@@ -249,7 +249,7 @@ impl<'a> Part<'a> {
                 w.u8(u8::from(parts.is_some()))?;
                 parts.map_or(Ok(()), |parts| parts.encode(w))
             }
-            Part::BearPart { node, of, index, width, ref like } => {
+            Part::CreatePart { node, of, index, width, ref like } => {
                 w.u8(9)?;
                 w.u16(node.0)?;
                 w.u64(of.0)?;
@@ -307,7 +307,7 @@ impl<'a> Part<'a> {
                 if index >= width || usize::from(width) > WIDTH_MAX {
                     return Err(Code::Invalid);
                 }
-                Part::BearPart { node, of, index, width, like: Change::decode(r)? }
+                Part::CreatePart { node, of, index, width, like: Change::decode(r)? }
             }
             10 => Part::Change { ino: Ino(r.u64()?), change: Change::decode(r)? },
             _ => return Err(Code::Malformed),
@@ -323,7 +323,7 @@ impl<'a> Part<'a> {
             | Part::Condemn { ino }
             | Part::Widen { ino, .. }
             | Part::Change { ino, .. } => Some(ino.birth_node()),
-            Part::BearPart { node, .. } => Some(node),
+            Part::CreatePart { node, .. } => Some(node),
             Part::Climb { from, .. } => Some(from.birth_node()),
             Part::CreateInode { .. } => None,
         }
@@ -350,7 +350,10 @@ mod tests {
         let all = [
             (Part::Widen { ino, parts: None }, Some(NodeId(3))),
             (Part::Widen { ino, parts: Some(parts) }, Some(NodeId(3))),
-            (Part::BearPart { node: NodeId(4), of: ino, index: 2, width: 3, like: change }, Some(NodeId(4))),
+            (
+                Part::CreatePart { node: NodeId(4), of: ino, index: 2, width: 3, like: change },
+                Some(NodeId(4)),
+            ),
             (Part::Change { ino, change: Change { layout: None, ..change } }, Some(NodeId(3))),
             (Part::Leave { parent, name, ino, link }, Some(NodeId(2))),
             (

@@ -12,8 +12,9 @@ use crate::limits::BUNDLE_BYTES_MAX;
 
 /// Appends a frame to a bundle. False if it does not fit or may not share a message.
 pub fn join(bundle: &mut Vec<u8>, frame: &[u8]) -> bool {
-    let fits =
-        bundle.len() + frame.len() <= BUNDLE_BYTES_MAX && !Header::opens(bundle) && !Header::opens(frame);
+    let fits = bundle.len() + frame.len() <= BUNDLE_BYTES_MAX
+        && !Header::is_handshake(bundle)
+        && !Header::is_handshake(frame);
     if fits {
         bundle.extend_from_slice(frame);
     }
@@ -38,7 +39,7 @@ impl<'a> Frames<'a> {
         let bytes = Header::frame_bytes(self.rest)?;
         let (frame, rest) = self.rest.split_at_checked(bytes).ok_or(Code::Malformed)?;
         let alone = self.first && rest.is_empty();
-        if Header::opens(frame) && !alone {
+        if Header::is_handshake(frame) && !alone {
             return Err(Code::Malformed);
         }
         (self.rest, self.first) = (rest, false);

@@ -74,7 +74,7 @@ impl Kind {
     }
 
     /// True for frames of a handshake, whose MAC uses a key of the pool.
-    pub fn opens(self) -> bool {
+    pub fn is_handshake(self) -> bool {
         matches!(self, Kind::Hello | Kind::Welcome | Kind::Refuse)
     }
 
@@ -165,8 +165,8 @@ impl Header {
             && slot <= SLOT_MAX
             && body_bytes <= BODY_BYTES_MAX
             && frame.len() == HEADER_BYTES + body_bytes + MAC_BYTES
-            && kind.opens() == (protocol == 0)
-            && (!kind.opens() || (link, counter, request, stamp) == (0, 0, 0, Stamp::default()));
+            && kind.is_handshake() == (protocol == 0)
+            && (!kind.is_handshake() || (link, counter, request, stamp) == (0, 0, 0, Stamp::default()));
         if !sound {
             return Err(Code::Malformed);
         }
@@ -185,7 +185,7 @@ impl Header {
     }
 
     /// True for bytes that start with a frame of a handshake, judged by its header.
-    pub(crate) fn opens(bytes: &[u8]) -> bool {
+    pub(crate) fn is_handshake(bytes: &[u8]) -> bool {
         bytes.get(4..6) == Some(&[0, 0])
     }
 

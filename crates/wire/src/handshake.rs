@@ -141,9 +141,9 @@ impl Initiator {
 fn refusal(me: &Hello, peer: &Hello) -> Option<Refusal> {
     let (mine, theirs) = (me.protocols, peer.protocols);
     let (code, detail) = if me.pool != peer.pool {
-        (Code::Invalid, format!("node {} is of another pool", me.node))
+        (Code::Invalid, format!("node {} belongs to another pool", me.node))
     } else if me.incarnation == peer.incarnation {
-        (Code::Exists, format!("node {} met itself", me.node))
+        (Code::Exists, format!("node {} connected to itself", me.node))
     } else if me.common(peer).is_none() {
         let detail = format!(
             "node {} speaks protocols {} to {}, node {} speaks {} to {}: install one version on both",

@@ -250,7 +250,7 @@ fn wanted(arguments: &LayoutSet) -> Result<Striping> {
             table::bytes(u64::from(STRIPE_BYTES_MAX))
         ));
     }
-    Ok(Striping { stripe_count: count, stripe_bytes: bytes, yields: false })
+    Ok(Striping { stripe_count: count, stripe_bytes: bytes, directory_takes_precedence: false })
 }
 
 fn set(pool: &Pool, nodes: &Nodes, arguments: &LayoutSet) -> Result<ExitCode> {

@@ -24,7 +24,7 @@ impl File {
             return false;
         }
         (stripes.start..stripes.start + count).all(|lead| {
-            let Stripe::Here(fd) = self.stripe(0, (lead % count) as u16) else { return false };
+            let Stripe::Local(fd) = self.stripe(0, (lead % count) as u16) else { return false };
             let fd = fd.as_raw_fd();
             let mut numbers = (lead..stripes.end).step_by(count as usize).peekable();
             while let Some(&next) = numbers.peek() {
@@ -88,9 +88,9 @@ impl File {
             let extent = self.entry.layout.locate(at, (buffer.len() - done) as u64);
             let part = &mut buffer[done..done + extent.len as usize];
             let n = match self.stripe(extent.component, extent.stripe) {
-                Stripe::There(there) => {
+                Stripe::Remote(remote) => {
                     let to = Memory::Into(part.as_mut_ptr());
-                    let mut parts = parts(there.id, extent.offset, 0, part.len());
+                    let mut parts = parts(remote.id, extent.offset, 0, part.len());
                     // SAFETY: the buffer is writable and has the given length.
                     let moved = unsafe { self.pool.move_far(&mut parts, part.len(), to)? };
                     match moved.failed {
@@ -98,7 +98,7 @@ impl File {
                         None => moved.end,
                     }
                 }
-                Stripe::Here(fd) => {
+                Stripe::Local(fd) => {
                     let (to, len) = (part.as_mut_ptr().cast(), part.len());
                     // SAFETY: the buffer has the given length.
                     let n = unsafe { libc::pread(fd.as_raw_fd(), to, len, extent.offset as i64) };
@@ -154,8 +154,8 @@ impl File {
             let (at, bytes) = (next, extent.len as usize);
             next += bytes;
             match self.stripe(extent.component, extent.stripe) {
-                Stripe::There(there) => queued = Some(parts(there.id, extent.offset, at, bytes)),
-                Stripe::Here(fd) => {
+                Stripe::Remote(remote) => queued = Some(parts(remote.id, extent.offset, at, bytes)),
+                Stripe::Local(fd) => {
                     let index = self.index_of(extent.component, extent.stripe);
                     // SAFETY: the caller's promise; the extent is within the memory.
                     match unsafe { self.move_here(index, fd, (memory, len), at, bytes, extent.offset) } {
@@ -233,8 +233,8 @@ impl File {
             let part = &buffer[done..done + extent.len as usize];
             let written = match self.stripe(extent.component, extent.stripe) {
                 // Files with parts on other nodes were handled above.
-                Stripe::There(_) => Err(Code::Invalid),
-                Stripe::Here(fd) => {
+                Stripe::Remote(_) => Err(Code::Invalid),
+                Stripe::Local(fd) => {
                     let range = extent.offset..extent.offset + extent.len;
                     let index = self.index_of(extent.component, extent.stripe);
                     self.take_ahead(index, fd.as_raw_fd(), range, part.len(), buffer.len());

@@ -76,7 +76,8 @@ pub enum CallEvent {
         /// The reason, with the node's number.
         failed: Failed,
     },
-    /// A node that sends requests has made a link, or a node answered at the address of another one.
+    /// A node that sends requests has made a link: [`CallEvent::Left`] reports its end. Or a node answered at the
+    /// address of another one: then there is no link, and no `Left` follows.
     Joined {
         /// The node.
         node: NodeId,

@@ -7,7 +7,7 @@ use forebay_wire::{respond_unless, Hello, Kind, Message, Refusal, Response, Stam
 
 use super::call_event::{Body, CallEvent, Ticket};
 use super::link::Incoming;
-use super::state::{Leaving, Role, State, To};
+use super::state::{OutgoingFrame, Role, State, To};
 
 impl State {
     pub(super) fn hear_hello(&mut self, frame: &[u8]) -> Result<(), Code> {
@@ -19,7 +19,11 @@ impl State {
             Response::Welcome(hello, session) => (hello, session),
             Response::Refuse(hello, refusal) => {
                 tracing::warn!("node {} was refused: {}", hello.node, refusal.detail);
-                self.leaving.push_back(Leaving { to: To::Address(hello.address), frame: out, node: 0 });
+                self.outgoing.push_back(OutgoingFrame {
+                    to: To::Address(hello.address),
+                    frame: out,
+                    node: 0,
+                });
                 return Ok(());
             }
         };
@@ -27,10 +31,14 @@ impl State {
             // Unproven links are removed first. So replays of a Hello can use up no more than the places of unproven
             // links.
             let unproven = self.incoming.iter().find(|(_, i)| !i.proven).map(|(link, _)| *link);
-            let oldest = unproven.ok_or(Code::NoResources)?;
-            self.drop_incoming(oldest);
+            let unproven = unproven.ok_or(Code::NoResources)?;
+            self.drop_incoming(unproven);
         }
-        self.leaving.push_back(Leaving { to: To::Address(hello.address.clone()), frame: out, node: 0 });
+        self.outgoing.push_back(OutgoingFrame {
+            to: To::Address(hello.address.clone()),
+            frame: out,
+            node: 0,
+        });
         let incoming = Incoming { hello, session, proven: false, heard: self.now, asked: BTreeSet::new() };
         self.incoming.insert(link, incoming);
         self.links.insert(link, Role::In);
@@ -41,8 +49,8 @@ impl State {
         self.links.remove(&link);
         let gone = self.incoming.remove(&link)?;
         let of = (gone.hello.node, gone.hello.incarnation);
-        if self.askers.get(&of) == Some(&link) {
-            self.askers.remove(&of);
+        if self.proven_links.get(&of) == Some(&link) {
+            self.proven_links.remove(&of);
         }
         Some(gone)
     }
@@ -52,7 +60,7 @@ impl State {
         let Some(new) = self.incoming.get(&link) else { return };
         let (node, incarnation) = (new.hello.node, new.hello.incarnation);
         let older: Vec<u64> = self
-            .askers
+            .proven_links
             .range((node, 0)..=(node, u64::MAX))
             .map(|(_, link)| *link)
             .filter(|l| *l != link)
@@ -64,14 +72,14 @@ impl State {
                 asked.extend(old.asked);
                 known = true;
             } else {
-                let why = "it has started anew".to_owned();
+                let why = "it has restarted".to_owned();
                 self.happened.push_back(CallEvent::Left { node, incarnation: old.hello.incarnation, why });
             }
         }
         if let Some(new) = self.incoming.get_mut(&link) {
             new.proven = true;
             new.asked = asked;
-            self.askers.insert((node, incarnation), link);
+            self.proven_links.insert((node, incarnation), link);
             if !known {
                 let (capacity_bytes, address) = (new.hello.capacity_bytes, new.hello.address.clone());
                 self.happened.push_back(CallEvent::Joined { node, incarnation, capacity_bytes, address });
@@ -145,7 +153,7 @@ impl State {
         let mut frame = Vec::new();
         if incoming.session.seal(request, stamp, message, &mut frame).is_ok() {
             let to = To::Address(incoming.hello.address.clone());
-            self.leaving.push_back(Leaving { to, frame, node: 0 });
+            self.outgoing.push_back(OutgoingFrame { to, frame, node: 0 });
         }
     }
 
@@ -153,13 +161,13 @@ impl State {
         if !message.kind().answers() {
             return Err(Code::Invalid);
         }
-        let link = self.askers.get(&(ticket.node, ticket.incarnation));
+        let link = self.proven_links.get(&(ticket.node, ticket.incarnation));
         let Some(incoming) = link.and_then(|link| self.incoming.get_mut(link)) else { return Ok(()) };
         let mut frame = Vec::new();
         incoming.session.seal(ticket.request, ticket.stamp, message, &mut frame)?;
         incoming.asked.remove(&ticket.request);
         let to = To::Address(incoming.hello.address.clone());
-        self.leaving.push_back(Leaving { to, frame, node: 0 });
+        self.outgoing.push_back(OutgoingFrame { to, frame, node: 0 });
         Ok(())
     }
 

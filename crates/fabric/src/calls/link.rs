@@ -41,7 +41,7 @@ pub(super) struct Asking {
 
 /// A node that this node sends requests to.
 #[derive(Debug)]
-pub(super) struct Neighbour {
+pub(super) struct ServingNode {
     pub(super) address: Vec<u8>,
     pub(super) peer: Peer,
     pub(super) up: Option<Up>,
@@ -49,14 +49,14 @@ pub(super) struct Neighbour {
     /// Calls without an answer yet.
     pub(super) calls: BTreeSet<u64>,
     /// Since when calls have waited for the link. None while the link is up or no call waits.
-    pub(super) missed: Option<Duration>,
+    pub(super) waiting_since: Option<Duration>,
     /// [`CallEvent::Down`](super::CallEvent::Down) was reported, and no [`CallEvent::Up`](super::CallEvent::Up) since.
-    pub(super) told_down: bool,
+    pub(super) reported_down: bool,
     /// The node refused the handshake with a reason. No handshake is started before this time.
     pub(super) refused_until: Duration,
 }
 
-impl Neighbour {
+impl ServingNode {
     /// True while a handshake is in progress.
     pub(super) fn is_asking(&self) -> bool {
         self.asking.is_some()

@@ -35,7 +35,7 @@ use crate::endpoint::{Endpoint, Event, Peer, Sleep, Transfer};
 use crate::numbers::{Entropy, Numbers};
 pub use call_event::{Body, CallEvent, CallId, Failed, Ticket};
 pub use settings::{CallsSettings, Identity, Statistics};
-use state::{Leaving, State, To};
+use state::{OutgoingFrame, State, To};
 pub use thread::CallsThread;
 
 /// Endpoint tokens with this bit set belong to the user's transfers. Other tokens belong to messages and are node
@@ -57,7 +57,7 @@ pub struct Calls {
     endpoint: Box<dyn Endpoint>,
     state: State,
     peers: BTreeMap<Vec<u8>, Peer>,
-    leaving: VecDeque<Bundle>,
+    outgoing: VecDeque<Bundle>,
     /// Outgoing frames wait for [`Calls::send_gathered`] or [`Calls::progress`].
     gathers: bool,
     /// Messages from hosts other than the nodes' may be dropped.
@@ -97,12 +97,12 @@ impl Calls {
             settings,
             entropy,
             links: BTreeMap::new(),
-            neighbours: BTreeMap::new(),
+            serving_nodes: BTreeMap::new(),
             incoming: BTreeMap::new(),
-            askers: BTreeMap::new(),
+            proven_links: BTreeMap::new(),
             calls: BTreeMap::new(),
             next_call: 0,
-            leaving: VecDeque::new(),
+            outgoing: VecDeque::new(),
             happened: VecDeque::new(),
             statistics: Statistics::default(),
             heard: endpoint.now(),
@@ -112,7 +112,7 @@ impl Calls {
             endpoint,
             state,
             peers: BTreeMap::new(),
-            leaving: VecDeque::new(),
+            outgoing: VecDeque::new(),
             gathers: false,
             only_nodes: false,
         }
@@ -131,7 +131,7 @@ impl Calls {
         if self.only_nodes {
             self.endpoint.admit(address);
         }
-        self.state.add_neighbour(node, address.to_vec(), peer);
+        self.state.add_serving_node(node, address.to_vec(), peer);
         Ok(())
     }
 
@@ -155,7 +155,7 @@ impl Calls {
 
     /// Removes a node, fails its calls and closes its link. For node numbers that are retired.
     pub fn remove_node(&mut self, node: NodeId) {
-        if let Some(peer) = self.state.remove_neighbour(node) {
+        if let Some(peer) = self.state.remove_serving_node(node) {
             self.flush();
             self.endpoint.forget(peer);
         }
@@ -210,8 +210,8 @@ impl Calls {
 
     fn flush_unless_gathering(&mut self) {
         // A frame of half a message or more gains nothing by waiting.
-        let is_long = |leaving: &Leaving| leaving.frame.len() >= BUNDLE_BYTES_MAX / 2;
-        if !self.gathers || self.state.leaving.back().is_some_and(is_long) {
+        let is_long = |outgoing: &OutgoingFrame| outgoing.frame.len() >= BUNDLE_BYTES_MAX / 2;
+        if !self.gathers || self.state.outgoing.back().is_some_and(is_long) {
             self.flush();
         }
     }
@@ -330,7 +330,7 @@ impl Calls {
     }
 
     fn has_to_send(&self) -> bool {
-        !self.leaving.is_empty() || !self.state.leaving.is_empty()
+        !self.outgoing.is_empty() || !self.state.outgoing.is_empty()
     }
 
     /// When [`Calls::progress`] has work to do even if no message is received.
@@ -365,22 +365,22 @@ impl Calls {
 
     /// Passes outgoing frames to the endpoint. Frames for one peer share as few messages as possible.
     fn flush(&mut self) {
-        if self.leaving.is_empty() && self.state.leaving.is_empty() {
+        if self.outgoing.is_empty() && self.state.outgoing.is_empty() {
             return;
         }
-        while let Some(leaving) = self.state.leaving.pop_front() {
-            let peer = match &leaving.to {
+        while let Some(outgoing) = self.state.outgoing.pop_front() {
+            let peer = match &outgoing.to {
                 To::Peer(peer) => Ok(*peer),
                 To::Address(address) => self.peer(address),
             };
             match peer {
-                Ok(peer) => self.bundle(peer, leaving),
-                Err(code) => self.state.send_failed(NodeId(leaving.node), code.name()),
+                Ok(peer) => self.bundle(peer, outgoing),
+                Err(code) => self.state.send_failed(NodeId(outgoing.node), code.name()),
             }
         }
         let deadline = self.endpoint.now() + self.state.settings.send_timeout;
         let mut busy = VecDeque::new();
-        for bundle in std::mem::take(&mut self.leaving) {
+        for bundle in std::mem::take(&mut self.outgoing) {
             let Bundle { peer, node, ref bytes } = bundle;
             match self.endpoint.send(peer, TAG, bytes, node.into(), deadline) {
                 Ok(()) => {}
@@ -390,12 +390,12 @@ impl Calls {
                 Err(code) => self.state.send_failed(NodeId(node), code.name()),
             }
         }
-        self.leaving = busy;
+        self.outgoing = busy;
     }
 
     /// Appends a frame to the message that leaves for its peer.
-    fn bundle(&mut self, peer: Peer, Leaving { frame, node, .. }: Leaving) {
-        if let Some(last) = self.leaving.iter_mut().rev().find(|bundle| bundle.peer == peer) {
+    fn bundle(&mut self, peer: Peer, OutgoingFrame { frame, node, .. }: OutgoingFrame) {
+        if let Some(last) = self.outgoing.iter_mut().rev().find(|bundle| bundle.peer == peer) {
             // A failed message is attributed to one node. So frames of outgoing links to two nodes do not share one.
             // Frames of incoming links (node 0) can join any.
             if (last.node == node || last.node == 0 || node == 0) && join(&mut last.bytes, &frame) {
@@ -403,6 +403,6 @@ impl Calls {
                 return;
             }
         }
-        self.leaving.push_back(Bundle { peer, node, bytes: frame });
+        self.outgoing.push_back(Bundle { peer, node, bytes: frame });
     }
 }

@@ -8,7 +8,7 @@ use forebay_types::{Code, NodeId};
 use forebay_wire::{Frames, Header, Hello, Kind, Message, Secret, Stamp};
 
 use super::call_event::{CallEvent, Ticket};
-use super::link::{Incoming, Neighbour};
+use super::link::{Incoming, ServingNode};
 use super::settings::{CallsSettings, Identity, Statistics};
 use crate::endpoint::Peer;
 use crate::numbers::Entropy;
@@ -22,7 +22,7 @@ pub(super) enum To {
 
 /// A frame that waits to be sent.
 #[derive(Debug)]
-pub(super) struct Leaving {
+pub(super) struct OutgoingFrame {
     pub(super) to: To,
     pub(super) frame: Vec<u8>,
     /// The node of an outgoing link, to which a failed send is attributed. 0 for an incoming link.
@@ -49,7 +49,7 @@ pub(super) struct Call {
     /// When the call was last sent, and on which link. None if it waits for the link.
     pub(super) sent: Option<(Duration, u64)>,
     /// The call was sent at least once.
-    pub(super) left: bool,
+    pub(super) was_sent: bool,
 }
 
 /// Everything but the endpoint.
@@ -64,13 +64,13 @@ pub(super) struct State {
     pub(super) address: Vec<u8>,
     pub(super) now: Duration,
     pub(super) links: BTreeMap<u64, Role>,
-    pub(super) neighbours: BTreeMap<NodeId, Neighbour>,
+    pub(super) serving_nodes: BTreeMap<NodeId, ServingNode>,
     pub(super) incoming: BTreeMap<u64, Incoming>,
     /// The proven link of each incarnation of each node that sends requests.
-    pub(super) askers: BTreeMap<(NodeId, u64), u64>,
+    pub(super) proven_links: BTreeMap<(NodeId, u64), u64>,
     pub(super) calls: BTreeMap<u64, Call>,
     pub(super) next_call: u64,
-    pub(super) leaving: VecDeque<Leaving>,
+    pub(super) outgoing: VecDeque<OutgoingFrame>,
     pub(super) happened: VecDeque<CallEvent>,
     pub(super) statistics: Statistics,
     /// When the last valid frame was received, from any node.
@@ -114,12 +114,8 @@ impl State {
     /// If a peer has another data ID than the node whose number it uses: the reason to refuse it.
     pub(super) fn lacks_its_data(&self, peer: &Hello) -> Option<String> {
         let expected = self.expected.get(&peer.node)?;
-        (data_of(peer.incarnation) != *expected).then(|| {
-            format!(
-                "node {} has come back without the data that it had, and its number is that data's",
-                peer.node
-            )
-        })
+        (data_of(peer.incarnation) != *expected)
+            .then(|| format!("node {} restarted without its data; give it a new node number", peer.node))
     }
 
     /// A link's number. It cannot be guessed, so that frames of other senders are dropped before their MAC is computed.
@@ -149,7 +145,8 @@ impl State {
     /// True if no valid frame was received for [`CallsSettings::quiet`], although there are nodes with links from or to
     /// here.
     pub(super) fn hears_nobody(&self) -> bool {
-        let expected = self.neighbours.values().any(Neighbour::is_wanted) || !self.askers.is_empty();
+        let expected =
+            self.serving_nodes.values().any(ServingNode::is_wanted) || !self.proven_links.is_empty();
         expected && self.now >= self.heard + self.settings.quiet
     }
 
@@ -168,16 +165,16 @@ impl State {
 
     /// The address of the node that sent a request, while it has a link.
     pub(super) fn address_of_asker(&self, asker: &Ticket) -> Option<Vec<u8>> {
-        let link = self.askers.get(&(asker.node, asker.incarnation))?;
+        let link = self.proven_links.get(&(asker.node, asker.incarnation))?;
         self.incoming.get(link).map(|i| i.hello.address.clone())
     }
 
     /// The address of a node with a link in either direction.
     pub(super) fn address_of(&self, node: NodeId) -> Option<Vec<u8>> {
-        if let Some(neighbour) = self.neighbours.get(&node) {
-            return Some(neighbour.address.clone());
+        if let Some(serving_node) = self.serving_nodes.get(&node) {
+            return Some(serving_node.address.clone());
         }
-        let (_, link) = self.askers.range((node, 0)..=(node, u64::MAX)).next_back()?;
+        let (_, link) = self.proven_links.range((node, 0)..=(node, u64::MAX)).next_back()?;
         self.incoming.get(link).map(|i| i.hello.address.clone())
     }
 
@@ -187,7 +184,7 @@ impl State {
         self.incoming_timers();
         self.call_timers();
         // Without calls only heartbeats need timers.
-        let busy = !self.calls.is_empty() || self.neighbours.values().any(Neighbour::is_asking);
+        let busy = !self.calls.is_empty() || self.serving_nodes.values().any(ServingNode::is_asking);
         self.timers_at = self.now + if busy { self.settings.tick() } else { self.settings.heartbeat / 2 };
     }
 
@@ -198,7 +195,7 @@ impl State {
 
     pub(super) fn leave(&mut self, detail: &str) {
         let detail = &detail.as_bytes()[..detail.len().min(forebay_wire::limits::DETAIL_BYTES_MAX)];
-        let nodes: Vec<NodeId> = self.neighbours.keys().copied().collect();
+        let nodes: Vec<NodeId> = self.serving_nodes.keys().copied().collect();
         for node in nodes {
             self.send_to_served(node, 0, Stamp::default(), &Message::Goodbye { detail });
         }

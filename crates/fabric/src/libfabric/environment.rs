@@ -2,6 +2,10 @@
 //! buffer size. Otherwise they refuse each other below the handshake, where no error reaches a user. So every node has
 //! these values, whatever its environment was: the parent of a program that opens an endpoint sets them for it, or the
 //! program sets them itself when it opens its first endpoint.
+//!
+//! The daemon's supervisor sets them for the worker. So the worker, which has threads when it opens its endpoint, does
+//! not change its environment. Any other program has to open its first endpoint before a thread of it may read the
+//! environment by libc, because libc does not lock the environment.
 
 use std::ffi::OsString;
 use std::sync::Once;
@@ -25,7 +29,7 @@ fn missing(of: impl Fn(&str) -> Option<OsString>) -> impl Iterator<Item = (&'sta
     environment().filter(move |(name, value)| of(name).is_none_or(|has| has != *value))
 }
 
-/// Sets the variables in this process, unless its parent did.
+/// Sets the variables in this process, unless its parent did. Changes nothing in a worker, see the module.
 pub(super) fn set() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

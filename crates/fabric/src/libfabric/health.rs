@@ -7,6 +7,8 @@ use super::sockets::Sockets;
 
 /// The shortest time until the next opening: normally, and if the opening before was within `reopen::REOPEN_SOON`.
 pub(super) const REOPEN_PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
+/// First and longest pause between two attempts to open an endpoint that could not be opened again.
+pub(super) const OPEN_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
 /// The token and the tag of a message to itself.
 pub(super) const PROBE: u64 = u64::MAX;
 
@@ -20,6 +22,8 @@ pub(super) struct Health {
     pub(super) reopened_at: Option<Duration>,
     pub(super) pause: Duration,
     pub(super) opened_again: u64,
+    /// When to try again to open the endpoint, and the pause after that attempt. None while it is open.
+    pub(super) open_retry: Option<(Duration, Duration)>,
     pub(super) told_at: Option<Duration>,
     /// Connections that were broken since the last log line about them.
     pub(super) broken: usize,

@@ -61,21 +61,21 @@ impl Endpoint for LibfabricEndpoint {
 
     fn connect(&mut self, address: &[u8]) -> Result<Peer, Code> {
         let known = self.by_address.get(address).copied();
-        if let Some(peer) = known.filter(|p| self.peers[p.0 as usize].place.is_some()) {
+        if let Some(peer) = known.filter(|p| self.peers[p.0 as usize].av_index.is_some()) {
             return Ok(peer);
         }
         if address.is_empty() || !self.sound_address(address) {
             return Err(Code::Invalid);
         }
-        let place = self.insert_place(address)?;
+        let av_index = self.insert_address(address)?;
         let peer = known.unwrap_or(Peer(self.peers.len() as u32));
         if known.is_some() {
             let state = &mut self.peers[peer.0 as usize];
-            (state.place, state.pause, state.again_at) = (Some(place), PAUSE.0, Duration::ZERO);
+            (state.av_index, state.pause, state.again_at) = (Some(av_index), PAUSE.0, Duration::ZERO);
         } else {
             self.peers.push(PeerState {
                 address: address.to_vec(),
-                place: Some(place),
+                av_index: Some(av_index),
                 waiting: VecDeque::new(),
                 under_way: 0,
                 pause: PAUSE.0,
@@ -98,7 +98,7 @@ impl Endpoint for LibfabricEndpoint {
         // While the provider holds operations for the peer, its entry in the address vector stays, and the next
         // `connect` uses it.
         if state.under_way == 0 {
-            self.remove_place(peer.0 as usize);
+            self.remove_address(peer.0 as usize);
         }
     }
 
@@ -285,7 +285,7 @@ impl Drop for LibfabricEndpoint {
         self.large.clear();
         self.receive_mr = None;
         if !closed {
-            tracing::warn!("the endpoint would not close; its buffers are leaked");
+            tracing::warn!("the endpoint could not be closed; its buffers are leaked");
             std::mem::forget(self.receive_region.clone());
         }
     }

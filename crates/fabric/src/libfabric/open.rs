@@ -4,6 +4,7 @@ use std::ffi::{c_void, CStr, CString};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_fabric_sys::*;
 use forebay_types::{Code, Error, Result};
@@ -22,6 +23,11 @@ const BY_HOST: [&str; 5] = ["verbs", "tcp", "net", "sockets", "udp"];
 /// in memory. verbs is left out while this is untested: with adaptive routing the last packet of a write may be stored
 /// although an earlier packet is missing when the connection breaks.
 const IN_ORDER: [&str; 2] = ["tcp;ofi_rxm", "net;ofi_rxm"];
+
+/// How long the first opening waits for its port: that of a daemon that was just killed may not be free yet.
+pub(super) const PORT_PATIENCE: Duration = Duration::from_secs(1);
+/// The pause between two attempts to take the port.
+const PORT_RETRY: Duration = Duration::from_millis(50);
 
 /// The objects of an endpoint, closed in the order that libfabric requires.
 pub(super) struct Objects {
@@ -139,12 +145,13 @@ fn info_of(
 }
 
 impl Objects {
-    /// Opens an endpoint of the provider in the settings, or of the first of `PREFERRED` that works.
-    pub(super) fn open(settings: &Settings) -> Result<Objects> {
+    /// Opens an endpoint of the provider in the settings, or of the first of `PREFERRED` that works. If its port is not
+    /// free, waits up to `patience` for it.
+    pub(super) fn open(settings: &Settings, patience: Duration) -> Result<Objects> {
         super::environment::set();
         let library = library()?;
         if let Some(name) = &settings.provider {
-            return Objects::open_provider(library, name, settings).map_err(|e| {
+            return Objects::open_provider(library, name, settings, patience).map_err(|e| {
                 e.cure(
                     "fi_info -t FI_EP_RDM (package libfabric-bin) lists what this node has; `auto` chooses",
                 )
@@ -152,7 +159,7 @@ impl Objects {
         }
         let mut reasons = Vec::new();
         for name in PREFERRED {
-            match Objects::open_provider(library, name, settings) {
+            match Objects::open_provider(library, name, settings, patience) {
                 Ok(objects) => return Ok(objects),
                 Err(e) => reasons.push(format!("{name}: {}", e.why)),
             }
@@ -161,7 +168,12 @@ impl Objects {
             .why(reasons.join(", ")))
     }
 
-    fn open_provider(library: &'static Library, name: &str, settings: &Settings) -> Result<Objects> {
+    fn open_provider(
+        library: &'static Library,
+        name: &str,
+        settings: &Settings,
+        patience: Duration,
+    ) -> Result<Objects> {
         let (info, (delivery_complete, behind)) = info_of(library, name, settings)?;
         let mut objects = Objects {
             library,
@@ -176,12 +188,12 @@ impl Objects {
             delivery_complete,
             in_order: delivery_complete && behind && IN_ORDER.contains(&name),
         };
-        objects.open_all(settings)?;
+        objects.open_all(settings, patience)?;
         Ok(objects)
     }
 
-    fn open_all(&mut self, settings: &Settings) -> Result<()> {
-        let library = self.library;
+    fn open_all(&mut self, settings: &Settings, patience: Duration) -> Result<()> {
+        let (library, end) = (self.library, Instant::now() + patience);
         let check = |what: &str, returned: i32| match returned {
             0 => Ok(()),
             e => Err(failed(library, format!("cannot open {what} of {}", self.provider), e.into())),
@@ -227,12 +239,8 @@ impl Objects {
             let both = u64::from(FI_TRANSMIT | FI_RECV);
             check("the endpoint", fi_ep_bind(self.ep, &raw mut (*self.cq).fid, both))?;
             let mut enabled = fi_enable(self.ep);
-            // The port of a daemon that was just killed may not be free yet.
-            for _ in 0..20 {
-                if enabled != -(FI_EADDRINUSE as i32) {
-                    break;
-                }
-                std::thread::sleep(std::time::Duration::from_millis(50));
+            while enabled == -(FI_EADDRINUSE as i32) && Instant::now() < end {
+                std::thread::sleep(PORT_RETRY);
                 enabled = fi_enable(self.ep);
             }
             check("the endpoint", enabled)

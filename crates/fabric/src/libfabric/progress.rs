@@ -56,14 +56,14 @@ impl LibfabricEndpoint {
                     fi_trecv(ep, start, bytes, desc, FI_ADDR_UNSPEC, 0, u64::MAX, context)
                 }
                 Work::Send(send) => {
-                    let Some(to) = self.peers[o.peer.0 as usize].place else {
+                    let Some(to) = self.peers[o.peer.0 as usize].av_index else {
                         return -(FI_ENOTCONN as isize);
                     };
                     let desc = Self::desc(send.buffer.mr.as_ref());
                     fi_tsend(ep, send.buffer.region.start().cast(), send.bytes, desc, to, send.tag, context)
                 }
                 Work::Piece(piece) => {
-                    let Some(to) = self.peers[o.peer.0 as usize].place else {
+                    let Some(to) = self.peers[o.peer.0 as usize].av_index else {
                         return -(FI_ENOTCONN as isize);
                     };
                     let iov = iovec {
@@ -155,32 +155,32 @@ impl LibfabricEndpoint {
         }
     }
 
-    pub(super) fn remove_place(&mut self, index: usize) {
+    pub(super) fn remove_address(&mut self, index: usize) {
         let state = &mut self.peers[index];
         if self.objects.av.is_null() {
-            state.place = None;
-        } else if let Some(mut place) = state.place.take() {
+            state.av_index = None;
+        } else if let Some(mut av_index) = state.av_index.take() {
             // SAFETY: inserted before, removed once. The provider holds no operation for this peer.
-            let removed = unsafe { fi_av_remove(self.objects.av, &mut place, 1, 0) };
+            let removed = unsafe { fi_av_remove(self.objects.av, &mut av_index, 1, 0) };
             if removed != 0 {
                 tracing::debug!("address {:02x?} stays in the vector: {removed}", state.address);
-                state.place = Some(place);
+                state.av_index = Some(av_index);
             }
         }
     }
 
-    pub(super) fn insert_place(&mut self, address: &[u8]) -> Result<fi_addr_t, Code> {
+    pub(super) fn insert_address(&self, address: &[u8]) -> Result<fi_addr_t, Code> {
         if self.objects.av.is_null() {
             return Err(Code::NoResources);
         }
-        let mut place = FI_ADDR_UNSPEC;
+        let mut av_index = FI_ADDR_UNSPEC;
         // SAFETY: the bytes are an address of the domain's format.
         let inserted = unsafe {
             let start = address.as_ptr().cast();
-            fi_av_insert(self.objects.av, start, 1, &mut place, 0, std::ptr::null_mut())
+            fi_av_insert(self.objects.av, start, 1, &mut av_index, 0, std::ptr::null_mut())
         };
         match inserted {
-            1 => Ok(place),
+            1 => Ok(av_index),
             e if e < 0 => Err(Code::from_errno(-e)),
             _ => Err(Code::Invalid),
         }

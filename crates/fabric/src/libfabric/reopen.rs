@@ -15,15 +15,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_fabric_sys::*;
-use forebay_types::Code;
+use forebay_types::{Code, Error, Result};
 
-use super::health::{Probe, PROBE, REOPEN_PAUSE};
+use super::health::{Probe, OPEN_RETRY, PROBE, REOPEN_PAUSE};
 use super::open::Objects;
 use super::operation::{Operation, Registration, Send as Sending, Work};
 use super::settings::Settings;
 use super::sockets::host_and_port;
 use super::state::{LibfabricEndpoint, Report, PAUSE};
-use crate::endpoint::{Endpoint, Local, Peer};
+use crate::endpoint::{Endpoint, Peer};
 
 /// The interval at which sockets are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -62,11 +62,17 @@ impl LibfabricEndpoint {
 
     /// Checks whether the endpoint still receives, and opens it again if not.
     pub(super) fn look_at_health(&mut self, now: Duration) {
+        if let Some((at, _)) = self.health.open_retry {
+            if now >= at {
+                self.open_again();
+            }
+            return;
+        }
         let mut deaf = None;
         if let Some(probe) = &mut self.health.probe {
             probe.calls += 1;
             if now >= probe.sent_at + PROBE_COMES_WITHIN && probe.calls >= PROBE_CALLS {
-                deaf = Some("a message to itself did not come".to_owned());
+                deaf = Some("a message to itself did not arrive".to_owned());
             }
         }
         if now >= self.health.looked_at + LOOK_EVERY {
@@ -78,9 +84,6 @@ impl LibfabricEndpoint {
             }
             if look.left > 0 {
                 deaf = Some(format!("it leaves {} connections unread", look.left));
-            }
-            if self.objects.ep.is_null() {
-                deaf = Some("it could not be opened".to_owned());
             }
         }
         let Some(why) = deaf else { return };
@@ -95,8 +98,8 @@ impl LibfabricEndpoint {
         if health.told_at.is_none_or(|at| now >= at + LOG_EVERY) {
             health.told_at = Some(now);
             tracing::warn!(
-                "the network's provider hears nobody any more ({why}); its endpoint was opened anew {} times. Does a program that is no \
-                 node's daemon send to its port?",
+                "the network's provider no longer receives anything ({why}); its endpoint was opened again {} times. Does \
+                 a program that is not a node's daemon send to its port?",
                 health.opened_again
             );
         }
@@ -112,7 +115,7 @@ impl LibfabricEndpoint {
         health.said_at = Some(now);
         let of = host.map_or_else(String::new, |host| format!(", such as {host}"));
         tracing::warn!(
-            "closed {} connections that were too many, never asked for anything or had ended (hosts{of})",
+            "closed {} connections that were too many, sent no request or had ended (hosts{of})",
             std::mem::take(&mut health.broken)
         );
     }
@@ -121,7 +124,7 @@ impl LibfabricEndpoint {
     fn reopen(&mut self) {
         self.health.probe = None;
         let closed = self.objects.close_endpoint();
-        let failed = || Some((Code::Io, "the endpoint was opened anew".to_owned()));
+        let failed = || Some((Code::Io, "the endpoint was opened again".to_owned()));
         for operation in std::mem::take(&mut self.operations) {
             // SAFETY: from Box::into_raw, in the set once, and the endpoint that held it is closed.
             let operation = unsafe { Box::from_raw(operation) };
@@ -143,37 +146,38 @@ impl LibfabricEndpoint {
                 self.reports.push_back(Report { token, peer, failed: failed() });
             }
         }
-        let memory: Vec<(Local, Arc<Registration>)> = std::mem::take(&mut self.memory).into_iter().collect();
-        let memory: Vec<_> =
-            memory.into_iter().map(|(local, r)| (local, r.region.clone(), r.access, r.key)).collect();
+        let memory = std::mem::take(&mut self.memory).into_iter();
+        self.lost.extend(memory.map(|(local, r)| (local, r.region.clone(), r.access, r.key)));
         self.small.clear();
         self.large.clear();
         self.receive_mr = None;
         self.objects.close_all();
-        if let Some(sockets) = &mut self.health.sockets {
-            let left = sockets.close_leftovers();
-            tracing::debug!("the provider left {left} sockets open");
-            sockets.forget();
-        }
         self.under_way = 0;
         for state in &mut self.peers {
             state.waiting.clear();
             (state.under_way, state.pause, state.again_at, state.unconnected) =
                 (0, PAUSE.0, Duration::ZERO, None);
         }
-        let provider = self.objects.provider.clone();
-        let port = host_and_port(&self.address).map(|(_, port)| port);
-        let settings = Settings { provider: Some(provider), port, ..self.settings.clone() };
-        match Objects::open(&settings) {
-            Ok(objects) => self.objects = objects,
-            // Tried again when sockets are next checked.
+        self.open_again();
+    }
+
+    /// Opens all objects of the closed endpoint, or plans the next attempt.
+    fn open_again(&mut self) {
+        if let Some(sockets) = &mut self.health.sockets {
+            let left = sockets.close_leftovers();
+            tracing::debug!("the provider left {left} sockets open");
+            sockets.forget();
+        }
+        match self.open_with_peers() {
+            Ok(()) => (self.health.open_retry, self.health.probe) = (None, None),
             Err(e) => {
                 tracing::error!("{e}");
-                self.lost.extend(memory);
+                let pause = self.health.open_retry.map_or(OPEN_RETRY.0, |(_, pause)| pause);
+                self.health.open_retry = Some((self.now() + pause, (2 * pause).min(OPEN_RETRY.1)));
                 return;
             }
         }
-        for (local, region, access, key) in memory.into_iter().chain(std::mem::take(&mut self.lost)) {
+        for (local, region, access, key) in std::mem::take(&mut self.lost) {
             match self.register_with(&region, access, Some(key)) {
                 Ok((mr, key)) => {
                     self.memory.insert(local, Arc::new(Registration { mr, region, access, key }));
@@ -187,15 +191,104 @@ impl LibfabricEndpoint {
             let region = self.receive_region.clone();
             self.receive_mr = self.register_range(&region, u64::from(FI_RECV)).ok();
         }
-        for index in 0..self.peers.len() {
-            if self.peers[index].place.is_some() {
-                let address = self.peers[index].address.clone();
-                self.peers[index].place = self.insert_place(&address).ok();
-            }
-        }
         self.unposted.clear();
         for place in 0..self.receives {
             self.post(Operation::new(Peer(u32::MAX), Work::Receive(place)));
         }
+    }
+
+    /// Opens the objects, with the addresses of all peers. On an error they are closed. Does not wait for the port,
+    /// because `progress` must not block.
+    fn open_with_peers(&mut self) -> Result<()> {
+        let provider = self.objects.provider.clone();
+        let port = host_and_port(&self.address).map(|(_, port)| port);
+        let settings = Settings { provider: Some(provider), port, ..self.settings.clone() };
+        self.objects = Objects::open(&settings, Duration::ZERO)?;
+        let indexes: std::result::Result<Vec<Option<fi_addr_t>>, Code> = self
+            .peers
+            .iter()
+            .map(|state| state.av_index.map(|_| self.insert_address(&state.address)).transpose())
+            .collect();
+        match indexes {
+            Ok(indexes) => {
+                self.peers.iter_mut().zip(indexes).for_each(|(state, index)| state.av_index = index);
+                Ok(())
+            }
+            Err(code) => {
+                // Users keep their peers, so a peer without an index would be cut off for ever.
+                self.objects.close_all();
+                Err(Error::new(code, "cannot insert the address of a peer again"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoint::Event;
+    use crate::libfabric::open::PORT_PATIENCE;
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    fn endpoint() -> LibfabricEndpoint {
+        let (provider, host) = (Some("tcp;ofi_rxm".to_owned()), Some("127.0.0.1".to_owned()));
+        LibfabricEndpoint::open(Settings { provider, host, ..Settings::default() }).unwrap()
+    }
+
+    fn progress_until_open(endpoint: &mut LibfabricEndpoint) {
+        let end = Instant::now() + TIMEOUT;
+        while endpoint.objects.ep.is_null() {
+            assert!(Instant::now() < end, "not opened");
+            let begin = Instant::now();
+            endpoint.progress(&mut |_| {});
+            assert!(begin.elapsed() < PORT_PATIENCE / 2, "progress blocked for {:?}", begin.elapsed());
+            endpoint.wait(Duration::from_secs(1));
+        }
+    }
+
+    /// Sends a message, and waits until the receiver has it.
+    fn sends(from: &mut LibfabricEndpoint, peer: Peer, to: &mut LibfabricEndpoint) {
+        from.send(peer, 1, b"message", 1, from.now() + TIMEOUT).unwrap();
+        let (end, mut received) = (Instant::now() + TIMEOUT, false);
+        while !received {
+            assert!(Instant::now() < end, "not received");
+            from.progress(&mut |_| {});
+            to.progress(&mut |event| received |= matches!(event, Event::Received { bytes: b"message", .. }));
+        }
+    }
+
+    #[test]
+    fn reopen_while_the_port_is_taken_is_tried_again_without_blocking() {
+        let (mut one, mut other) = (endpoint(), endpoint());
+        let port = host_and_port(&one.address).unwrap().1;
+        one.objects.close_all();
+        let taken = TcpListener::bind(("0.0.0.0", port)).unwrap();
+        let begin = Instant::now();
+        one.reopen();
+        assert!(begin.elapsed() < PORT_PATIENCE / 2, "blocked for {:?}", begin.elapsed());
+        assert!(one.objects.ep.is_null() && one.connect(&other.address).is_err());
+        drop(taken);
+        progress_until_open(&mut one);
+        assert_eq!(one.objects.address().unwrap(), one.address);
+        let peer = one.connect(&other.address).unwrap();
+        sends(&mut one, peer, &mut other);
+    }
+
+    #[test]
+    fn reopen_that_cannot_insert_a_peer_is_tried_again_and_the_peer_stays_valid() {
+        let (mut one, mut other) = (endpoint(), endpoint());
+        let peer = one.connect(&other.address).unwrap();
+        let index = peer.0 as usize;
+        // Host and port 0 are no address of a peer.
+        let (address, family) = (other.address.clone(), other.address[..2].to_vec());
+        one.peers[index].address = family.into_iter().chain([0; 14]).collect();
+        one.reopen();
+        assert!(one.objects.ep.is_null());
+        one.peers[index].address = address;
+        progress_until_open(&mut one);
+        sends(&mut one, peer, &mut other);
     }
 }

@@ -71,6 +71,8 @@ pub(super) struct Look {
 /// The sockets of a port.
 #[derive(Debug, Default)]
 pub(super) struct Sockets {
+    /// None if the port is of all the machine's addresses.
+    host: Option<IpAddr>,
     port: u16,
     past: BTreeMap<(RawFd, u16), Past>,
     /// The number of nodes at each address. Empty if it is not known which hosts have nodes.
@@ -95,16 +97,17 @@ fn of_any(address: SocketAddrAny) -> Option<(IpAddr, u16)> {
     Some((address.ip().to_canonical(), address.port()))
 }
 
-/// The descriptors of this process that are sockets of a local port.
-fn of_port(port: u16) -> Vec<RawFd> {
+/// The descriptors of this process that are TCP sockets of a local port, and of the local host if it is given.
+fn of_port(host: Option<IpAddr>, port: u16) -> Vec<RawFd> {
     let Ok(all) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
     let numbers = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     numbers
         .filter(|fd| {
-            // SAFETY: only getsockname uses the number. If another thread closes the descriptor meanwhile, the call
-            // fails.
+            // SAFETY: only the calls below use the number. If another thread closes the descriptor meanwhile, they fail.
             let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
-            net::getsockname(fd).ok().and_then(of_any).is_some_and(|(_, of)| of == port)
+            let local = net::getsockname(fd).ok().and_then(of_any);
+            local.is_some_and(|(of_host, of)| of == port && host.is_none_or(|host| host == of_host))
+                && net::sockopt::socket_type(fd) == Ok(net::SocketType::STREAM)
         })
         .collect()
 }
@@ -152,8 +155,9 @@ fn break_off(fd: RawFd) {
 
 impl Sockets {
     pub(super) fn of(address: &[u8]) -> Option<Sockets> {
-        let (_, port) = host_and_port(address)?;
-        Some(Sockets { port, ..Sockets::default() })
+        let (host, port) = host_and_port(address)?;
+        let host = Some(host.to_canonical()).filter(|host| !host.is_unspecified());
+        Some(Sockets { host, port, ..Sockets::default() })
     }
 
     /// Adds a node at this host. From the first one on, only hosts with nodes are accepted.
@@ -170,7 +174,7 @@ impl Sockets {
 
     /// Closes sockets that the closed provider left open. No other code uses these descriptors.
     pub(super) fn close_leftovers(&self) -> usize {
-        let left = of_port(self.port);
+        let left = of_port(self.host, self.port);
         for fd in &left {
             // SAFETY: the provider that opened it is closed, and no other code has its number.
             unsafe { libc::close(*fd) };
@@ -180,7 +184,7 @@ impl Sockets {
 
     /// Checks all sockets, and breaks excess connections.
     pub(super) fn look(&mut self) -> Look {
-        let all = of_port(self.port);
+        let all = of_port(self.host, self.port);
         if !self.nodes.is_empty() && !self.filtered {
             self.filter(&all);
         }
@@ -241,7 +245,27 @@ impl Sockets {
         if std::env::var_os(HEAR_ALL).is_some_and(|value| !value.is_empty()) {
             return;
         }
-        let Some(mut program) = program(self.nodes.keys()) else { return };
+        let Some(mut program) = program(self.nodes.keys()) else {
+            // The previous filter drops packets of nodes that were admitted since.
+            let ignored: libc::c_int = 0;
+            // SAFETY: the value has the length that is passed.
+            unsafe {
+                libc::setsockopt(
+                    *listener,
+                    libc::SOL_SOCKET,
+                    libc::SO_DETACH_FILTER,
+                    (&raw const ignored).cast(),
+                    size_of::<libc::c_int>() as libc::socklen_t,
+                )
+            };
+            tracing::warn!(
+                "port {} accepts all hosts: a filter cannot hold the {} hosts of the nodes (IPv4 and IPv6, or too many \
+                 networks)",
+                self.port,
+                self.nodes.len()
+            );
+            return;
+        };
         let filter = libc::sock_fprog { len: program.len() as libc::c_ushort, filter: program.as_mut_ptr() };
         // SAFETY: the program is read within the call and has the stated number of instructions.
         let returned = unsafe {
@@ -255,14 +279,14 @@ impl Sockets {
         };
         if returned != 0 {
             let why = std::io::Error::last_os_error();
-            tracing::warn!("the kernel does not keep hosts that are no nodes from port {}: {why}", self.port);
+            tracing::warn!("port {} accepts all hosts: the kernel refused the filter: {why}", self.port);
             return;
         }
         let hosts: Vec<String> = self.nodes.keys().take(HOSTS_SHOWN).map(|host| host.to_string()).collect();
         let more = self.nodes.len().saturating_sub(HOSTS_SHOWN);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         tracing::info!(
-            "port {} hears the nodes' hosts alone: {}{more} ({HEAR_ALL}=1 ends that)",
+            "port {} accepts only the nodes' hosts: {}{more} ({HEAR_ALL}=1 makes it accept all)",
             self.port,
             hosts.join(", ")
         );
@@ -332,4 +356,69 @@ fn program<'a>(hosts: impl Iterator<Item = &'a IpAddr>) -> Option<Vec<libc::sock
     }
     program.push(instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0));
     Some(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoint::Endpoint;
+    use crate::libfabric::{LibfabricEndpoint, Settings};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    fn sockets_of(listener: &TcpListener) -> Sockets {
+        let address = listener.local_addr().unwrap();
+        Sockets { host: Some(address.ip()), port: address.port(), ..Sockets::default() }
+    }
+
+    /// Instructions of the filter at a socket.
+    fn filter_length(socket: &impl AsRawFd) -> libc::socklen_t {
+        let mut length = 0;
+        // SAFETY: with the length 0 the call only stores the number of instructions there.
+        let returned = unsafe {
+            let none = std::ptr::null_mut();
+            libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_GET_FILTER, none, &mut length)
+        };
+        assert_eq!(returned, 0, "{}", std::io::Error::last_os_error());
+        length
+    }
+
+    #[test]
+    fn sockets_of_a_port_are_those_of_tcp_and_of_its_address() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let _udp = UdpSocket::bind(("127.0.0.1", port)).unwrap();
+        let _elsewhere = TcpListener::bind(("127.0.0.2", port)).unwrap();
+        let _out = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let accepted = listener.accept().unwrap().0;
+        let sockets = sockets_of(&listener);
+        let mut found = of_port(sockets.host, sockets.port);
+        found.sort_unstable();
+        let mut expected = [listener.as_raw_fd(), accepted.as_raw_fd()];
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn sockets_of_an_endpoint_on_any_address_have_its_listener() {
+        let provider = Some("tcp;ofi_rxm".to_owned());
+        let endpoint = LibfabricEndpoint::open(Settings { provider, ..Settings::default() }).unwrap();
+        let sockets = Sockets::of(endpoint.address()).unwrap();
+        let found = of_port(sockets.host, sockets.port);
+        assert!(
+            found.iter().any(|fd| net::sockopt::socket_acceptconn(borrow(fd)) == Ok(true)),
+            "{sockets:?}"
+        );
+    }
+
+    #[test]
+    fn filter_that_cannot_hold_all_nodes_is_detached() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sockets = sockets_of(&listener);
+        sockets.admit("127.0.0.1".parse().unwrap());
+        sockets.look();
+        assert!(filter_length(&listener) > 0);
+        sockets.admit("::1".parse().unwrap());
+        sockets.look();
+        assert_eq!(filter_length(&listener), 0);
+    }
 }

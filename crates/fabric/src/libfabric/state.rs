@@ -11,7 +11,7 @@ use forebay_types::{Code, Error};
 use forebay_wire::limits::ADDRESS_BYTES_MAX;
 
 use super::health::Health;
-use super::open::Objects;
+use super::open::{Objects, PORT_PATIENCE};
 use super::operation::{Buffer, Moving, Mr, Operation, Registration, Work};
 use super::settings::Settings;
 use crate::endpoint::{Limits, Local, Peer, Waker};
@@ -32,7 +32,7 @@ pub(super) const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Durat
 pub(super) struct PeerState {
     pub(super) address: Vec<u8>,
     /// Its index in the address vector. None after it was forgotten.
-    pub(super) place: Option<fi_addr_t>,
+    pub(super) av_index: Option<fi_addr_t>,
     /// Operations that the provider refused for now, in order.
     pub(super) waiting: VecDeque<*mut Operation>,
     /// Sends and pieces that the provider holds.
@@ -113,7 +113,7 @@ impl LibfabricEndpoint {
         if settings.message_bytes == 0 || settings.receives == 0 || settings.piece_bytes == 0 {
             return Err(Error::new(Code::Invalid, "an endpoint needs room for messages and pieces"));
         }
-        let objects = Objects::open(&settings)?;
+        let objects = Objects::open(&settings, PORT_PATIENCE)?;
         // SAFETY: fi_getinfo fills all attributes.
         let (max_message, mr_mode, key_size, rx_size) = unsafe {
             let info = &*objects.info;
@@ -196,6 +196,9 @@ impl LibfabricEndpoint {
         access: u64,
         key: Option<u64>,
     ) -> Result<(Mr, u64), Code> {
+        if self.objects.domain.is_null() {
+            return Err(Code::NoResources);
+        }
         let mut mr = std::ptr::null_mut();
         let mut asked = 0;
         // Keys cannot be guessed. Providers that choose keys ignore it. If a key is in use, another is tried.
@@ -263,7 +266,7 @@ impl LibfabricEndpoint {
 
     pub(super) fn peer(&self, peer: Peer) -> Result<&PeerState, Code> {
         let state = self.peers.get(peer.0 as usize).ok_or(Code::Invalid)?;
-        match state.place {
+        match state.av_index {
             Some(_) if state.waiting.len() >= WAITING_PER_PEER => Err(Code::Busy),
             Some(_) => Ok(state),
             None => Err(Code::Invalid),

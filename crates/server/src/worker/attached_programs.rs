@@ -1,13 +1,13 @@
-//! Who else has files of the pool open, as its mount has to know: while nobody has, the kernel may keep attributes of
-//! regular files, as nobody but itself can write them.
+//! Which programs besides the mount have attached to the pool. While none has, only the mount can change regular files,
+//! so the kernel may cache their attributes.
 //!
-//! A program that attaches may hand its descriptors to others that never attach and outlive it, so that from its first
-//! attach on the mount is shared until the pool ends; the descriptor store remembers that over workers. Tools are
-//! programs for as long as they live.
+//! A program that attaches may pass its descriptors to processes that never attach and that outlive it. So from the
+//! first program on, the mount shares the pool until the pool ends; the descriptor store keeps this over workers. A tool
+//! counts only while it is attached.
 //!
-//! The mount is told before a newcomer's attach is answered, and has answered that nothing is believed any more. One
-//! that does not answer in time is disconnected, as a late answer would be taken for that to another word; it announces
-//! itself anew.
+//! The mount is notified before a newcomer's attach is answered, and has confirmed by then that it caches nothing. A
+//! mount that does not confirm in time is disconnected, because a late confirmation would be taken for the answer to
+//! another message. It then announces itself again.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use forebay_ring::{read_exact, write_all, ATTACH_MOUNT, ATTACH_TOOL, MOUNT_ALONE, MOUNT_SHARED};
 use forebay_types::Code;
 
-/// Tag in the descriptor store that says that programs have been here.
+/// Tag in the descriptor store: programs have attached.
 pub(super) const PROGRAMS_TAG: &str = "programs";
 /// How long a newcomer waits for a mount that has not announced itself.
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a newcomer is, by the body of its message.
+/// The kind of a process that attaches, by the body of its message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Newcomer {
     Program,
@@ -40,13 +40,13 @@ impl Newcomer {
     }
 }
 
-/// The mount's process.
+/// The mount.
 #[derive(Debug)]
 struct Mount {
     session: u64,
-    /// Its connection, when it has announced itself to this worker.
+    /// Its connection, once it has announced itself to this worker.
     socket: Option<OwnedFd>,
-    /// It was waited for in vain: nobody waits until it announces itself.
+    /// A newcomer waited for its announcement in vain. Later ones do not wait.
     is_late: bool,
 }
 
@@ -58,12 +58,12 @@ impl Mount {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Programs are here or have been.
+    /// A program is or was attached.
     programs: bool,
     /// Sessions of tools.
     tools: HashSet<u64>,
     mount: Option<Mount>,
-    /// What the mount was told last.
+    /// The last message to the mount was that it shares the pool.
     told_shared: bool,
 }
 
@@ -73,8 +73,8 @@ impl State {
     }
 }
 
-/// See the module's text. Locked by the threads of connections and by the attendant, for as long as the mount takes to
-/// answer at most.
+/// See the module. The threads of connections and the attendant lock it, for as long as the mount takes to answer at
+/// most.
 #[derive(Debug, Default)]
 pub(super) struct AttachedPrograms {
     state: Mutex<State>,
@@ -82,7 +82,7 @@ pub(super) struct AttachedPrograms {
 }
 
 impl AttachedPrograms {
-    /// What a new worker finds: whether there have been programs, sessions that may be tools, the mount's session.
+    /// The state that a new worker finds: whether programs have attached, sessions that may be tools, the mount's session.
     pub(super) fn restored(programs: bool, sessions: &[u64], mount: Option<u64>) -> AttachedPrograms {
         let tools = sessions.iter().copied().filter(|id| Some(*id) != mount).collect();
         let mount = mount.map(|session| Mount { session, socket: None, is_late: false });
@@ -94,14 +94,14 @@ impl AttachedPrograms {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True when the mount has to be told before a newcomer is answered, which may take a while.
+    /// True when a newcomer must wait for the mount.
     pub(super) fn would_wait(&self) -> bool {
         let state = self.state();
         let untold = |mount: &Mount| mount.socket.is_some() && !state.told_shared;
         state.mount.as_ref().is_some_and(|mount| mount.is_awaited() || untold(mount))
     }
 
-    /// Somebody attaches; true for the first program, which is to be remembered.
+    /// A process attaches. True for the first program, which must be recorded in the descriptor store.
     pub(super) fn joins(&self, who: Newcomer, session: u64) -> bool {
         let mut state = self.state();
         let first = match who {
@@ -113,13 +113,13 @@ impl AttachedPrograms {
             }
         };
         let end = Instant::now() + ANNOUNCE_TIMEOUT;
-        // A mount that the last worker knew announces itself anew as soon as it has noticed.
+        // A mount of the last worker announces itself again as soon as it notices the new one.
         while state.mount.as_ref().is_some_and(Mount::is_awaited) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 tracing::error!(
-                    "the mount's process does not say that it serves: programs are let in, and the mount may show old sizes \
-                     and times of files until it does"
+                    "the mount has not announced itself: programs attach without it, and it may show stale sizes and times of \
+                     files until it does"
                 );
                 if let Some(mount) = &mut state.mount {
                     mount.is_late = true;
@@ -133,7 +133,7 @@ impl AttachedPrograms {
         first
     }
 
-    /// Tells the mount what it does not know yet.
+    /// Notifies the mount of a change, and waits for its confirmation.
     fn tell(state: &mut State) {
         let shared = state.is_shared();
         let Some(mount) = state.mount.as_mut().filter(|_| shared != state.told_shared) else { return };
@@ -148,8 +148,8 @@ impl AttachedPrograms {
             Err(code) => {
                 if code != Code::PoolGone {
                     tracing::error!(
-                        "the mount's process does not answer ({code}): a program is let in all the same, and the mount may \
-                         show old sizes and times of files until it does"
+                        "the mount does not confirm ({code}): a program attaches without it, and it may show stale sizes and \
+                         times of files until it does"
                     );
                 }
                 let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
@@ -159,7 +159,7 @@ impl AttachedPrograms {
         }
     }
 
-    /// A process is gone.
+    /// A process has ended.
     pub(super) fn leaves(&self, session: u64) {
         let mut state = self.state();
         if state.mount.as_ref().is_some_and(|mount| mount.session == session) {
@@ -172,7 +172,7 @@ impl AttachedPrograms {
         }
     }
 
-    /// The mount announces itself; `answer` is called with how it is to begin, and gives its connection.
+    /// The mount announces itself. `answer` sends it its initial state, and returns its connection.
     pub(super) fn announces<E>(
         &self,
         session: u64,
@@ -198,7 +198,7 @@ mod tests {
         announce_with(programs, None)
     }
 
-    /// A mount whose answers are waited for as long as `next_timeout` says.
+    /// A mount whose answers are awaited for as long as `next_timeout` says.
     fn announce_with(programs: &AttachedPrograms, next_timeout: Option<Duration>) -> (UnixStream, u8) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_read_timeout(next_timeout).unwrap();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_company_for_ever() {
+    fn pool_with_a_program_is_shared_for_ever() {
         let programs = AttachedPrograms::default();
         assert!(programs.joins(Newcomer::Program, 2));
         programs.leaves(2);

@@ -15,6 +15,7 @@ use forebay_meta::Client;
 use forebay_types::Code;
 
 use super::acks::ReplyBuf;
+use super::arrivals::Arrivals;
 use super::attached_ring::AttachedRing;
 use super::call::Call;
 use super::network::{Command, Commands};
@@ -47,14 +48,17 @@ struct Refused {
 /// The slots of a process of another node.
 #[derive(Debug)]
 pub(super) struct RemoteSlots {
+    session: u64,
     commands: Commands,
+    arrivals: Arrivals,
     waiting: RefCell<BTreeMap<usize, Waiting>>,
     last: RefCell<BTreeMap<usize, Refused>>,
 }
 
 impl RemoteSlots {
-    pub(super) fn new(commands: Commands) -> RemoteSlots {
-        RemoteSlots { commands, waiting: RefCell::default(), last: RefCell::default() }
+    /// `arrivals`: where requests are announced that the shard thread must take.
+    pub(super) fn new(session: u64, commands: Commands, arrivals: Arrivals) -> RemoteSlots {
+        RemoteSlots { session, commands, arrivals, waiting: RefCell::default(), last: RefCell::default() }
     }
 
     /// A request has arrived, perhaps as a duplicate.
@@ -82,6 +86,7 @@ impl RemoteSlots {
             Some(w) if w.seq > seq => self.overtaken(ticket),
             _ => {
                 waiting.insert(slot, Waiting { seq, ticket, call: Some(call), taken: false, instead: None });
+                self.arrivals.add(self.session, slot);
             }
         }
     }
@@ -102,10 +107,6 @@ impl RemoteSlots {
         self.waiting.borrow_mut().insert(slot, served);
     }
 
-    fn bits(&self) -> u64 {
-        self.waiting.borrow().iter().filter(|(_, w)| !w.taken).fold(0, |bits, (slot, _)| bits | 1 << slot)
-    }
-
     fn take(&self, slot: usize) -> Option<Call> {
         let mut waiting = self.waiting.borrow_mut();
         let w = waiting.get_mut(&slot).filter(|w| !w.taken)?;
@@ -121,6 +122,7 @@ impl RemoteSlots {
         match w.instead.take() {
             Some(call) if w.seq != kept => {
                 waiting.insert(slot, Waiting { call: Some(call), taken: false, ..w });
+                self.arrivals.add(self.session, slot);
             }
             _ => {
                 self.remember(slot, w.seq, w.call, reply, kept);
@@ -158,31 +160,6 @@ impl Channel {
         match self {
             Channel::Ring(ring) => Some(ring),
             Channel::Remote(_) => None,
-        }
-    }
-
-    /// True when a request may be waiting.
-    #[inline]
-    pub(super) fn has_pending(&self) -> bool {
-        match self {
-            Channel::Ring(ring) => ring.has_pending(),
-            Channel::Remote(slots) => slots.bits() != 0,
-        }
-    }
-
-    /// Takes up to `most` slots with new requests, as bits.
-    #[inline]
-    pub(super) fn take_pending(&self, most: usize) -> u64 {
-        match self {
-            Channel::Ring(ring) => ring.take_pending(most),
-            // A request that is taken is no longer pending.
-            Channel::Remote(slots) => {
-                let mut bits = slots.bits();
-                while bits.count_ones() as usize > most {
-                    bits &= bits - 1;
-                }
-                bits
-            }
         }
     }
 
@@ -232,7 +209,7 @@ mod tests {
     fn slots() -> (RemoteSlots, Receiver<Command>) {
         let (sender, commands) = channel();
         let endpoint = Network::new(1, Faults::NONE).endpoint(1);
-        (RemoteSlots::new(Commands::new(sender, endpoint.waker().clone())), commands)
+        (RemoteSlots::new(9, Commands::new(sender, endpoint.waker().clone()), Arrivals::default()), commands)
     }
 
     fn asked(ticket: Ticket, request: &Request<'_>) -> (Ticket, Call) {
@@ -259,6 +236,15 @@ mod tests {
         }
     }
 
+    /// The slots with requests to be taken, as bits. Each was announced.
+    fn untaken(slots: &RemoteSlots) -> u64 {
+        let waiting = slots.waiting.borrow();
+        let untaken = waiting.iter().filter(|(_, w)| !w.taken).fold(0, |bits, (slot, _)| bits | 1 << slot);
+        let announced = slots.arrivals.next().map_or(0, |(session, slot)| u64::from(session == 9) << slot);
+        assert_eq!(announced & untaken, untaken);
+        untaken
+    }
+
     fn failure(code: Code) -> Vec<u8> {
         ReplyBuf::from(code).bytes
     }
@@ -278,7 +264,7 @@ mod tests {
         put(&slots, ticket(1, 5), &list(1));
         assert_eq!(taken(&slots), Some(1));
         put(&slots, ticket(2, 5), &list(1));
-        assert_eq!((taken(&slots), slots.bits()), (None, 0));
+        assert_eq!((taken(&slots), untaken(&slots)), (None, 0));
         slots.answer(3, b"names", 4);
         assert_eq!(told(&commands), (2, b"names".to_vec()));
         assert!(!slots.is_waiting(3, 5));
@@ -292,9 +278,9 @@ mod tests {
         assert_eq!(taken(&slots), Some(1), "nobody had taken the other");
 
         put(&slots, ticket(3, 5), &list(2));
-        assert_eq!(slots.bits(), 0, "not before what is under way has ended");
+        assert_eq!(untaken(&slots), 0, "not before what is under way has ended");
         slots.answer(3, b"of the whole", 4);
-        assert_eq!((commands.try_iter().count(), slots.bits()), (0, 1 << 3), "that is no answer to it");
+        assert_eq!((commands.try_iter().count(), untaken(&slots)), (0, 1 << 3), "that is no answer to it");
         assert_eq!(taken(&slots), Some(2));
         slots.answer(3, b"of the part", 4);
         assert_eq!(told(&commands), (3, b"of the part".to_vec()));
@@ -311,7 +297,7 @@ mod tests {
         assert_eq!(told(&commands), (1, failure(Code::Exists)));
         // It was on its way a second time.
         put(&slots, ticket(1, 5), &link);
-        assert_eq!((told(&commands), slots.bits()), ((1, failure(Code::Exists)), 0));
+        assert_eq!((told(&commands), untaken(&slots)), ((1, failure(Code::Exists)), 0));
         // Another question with its stamp is served, and neither is made when both come again.
         let other = Request::Link { ino: Ino(7), parent: Ino(9), name: b"n" };
         put(&slots, ticket(1, 5), &other);
@@ -320,7 +306,7 @@ mod tests {
         assert_eq!(told(&commands), (1, failure(Code::NotFound)));
         for (asked, code) in [(&link, Code::Exists), (&other, Code::NotFound)] {
             put(&slots, ticket(2, 5), asked);
-            assert_eq!((told(&commands), slots.bits()), ((2, failure(code)), 0));
+            assert_eq!((told(&commands), untaken(&slots)), ((2, failure(code)), 0));
         }
         // What only looks is looked up again, and does away with what came before.
         for _ in 0..2 {
@@ -330,7 +316,7 @@ mod tests {
             assert_eq!(told(&commands), (2, failure(Code::NotFound)));
         }
         put(&slots, ticket(2, 5), &link);
-        assert_eq!((told(&commands), slots.bits()), ((2, failure(Code::Stale)), 0));
+        assert_eq!((told(&commands), untaken(&slots)), ((2, failure(Code::Stale)), 0));
     }
 
     #[test]

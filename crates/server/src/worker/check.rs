@@ -83,7 +83,7 @@ pub(crate) fn check(shard: &Shard, targets: &NodeTargets) -> Result<Value> {
         };
         if copied.is_some_and(|first| !is_held(first)) {
             found(format!(
-                "inode {ino} has a backing file that a copy left which ended early: `forebay layout migrate` of the \
+                "inode {ino} has a backing file left by an interrupted copy: `forebay layout migrate` of the \
                  file removes it, and so does the file's removal"
             ));
         }
@@ -100,7 +100,7 @@ pub(crate) fn check(shard: &Shard, targets: &NodeTargets) -> Result<Value> {
     let old = report.oldest_seconds != 0 && now.saturating_sub(report.oldest_seconds) > OLD_S;
     if old {
         problems.push(format!(
-            "changes over several nodes wait for {} s ({} parts in doubt, {} deliveries): is one of their nodes down?",
+            "cross-node transactions have waited for {} s ({} parts in doubt, {} deliveries): is one of their nodes down?",
             now - report.oldest_seconds,
             report.prepared,
             report.deliveries

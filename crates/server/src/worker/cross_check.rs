@@ -7,13 +7,14 @@
 //! - To nodes with wide directories or their parts: do directory and part name each other?
 //!
 //! The pool serves requests meanwhile, so a mismatch may be a change in progress. Only what is wrong in each of three
-//! passes is reported. Nodes that do not answer are listed in the report.
+//! passes is reported. A pass in which a node is silent does not disprove a problem that this node's answer may
+//! confirm. Nodes that did not answer in one of the passes are listed in the report.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use forebay_meta::{Beyond, Leading};
+use forebay_meta::{ForeignPart, ForeignReferences, Leading};
 use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request, Result, TxId};
 use serde_json::Value;
 
@@ -35,8 +36,8 @@ enum Question {
     IsLed { parent: Ino, name: Vec<u8>, ino: Ino, link: TxId },
     /// Does this part of a local directory exist?
     HasPart { part: Ino, of: Ino },
-    /// Does this local part's directory list it?
-    Lists { part: Ino, of: Ino },
+    /// Does this local part's directory list it, at the place that the part's record has?
+    Lists(ForeignPart),
 }
 
 /// A check that is in progress.
@@ -57,11 +58,17 @@ pub(super) struct CrossCheck {
     /// Directories whose parent is on another node: the parent, and how often an entry was found.
     directories: BTreeMap<u64, (Ino, u32)>,
     /// Problems of this pass.
-    found: BTreeSet<String>,
-    /// Problems of every pass so far.
-    problems: Option<BTreeSet<String>>,
-    silent: BTreeSet<u16>,
+    found: Problems,
+    /// Problems that no pass so far has disproved.
+    problems: Option<Problems>,
+    /// Nodes that did not answer a question of this pass.
+    silent: BTreeSet<NodeId>,
+    /// Nodes that did not answer a question of any pass.
+    ever_silent: BTreeSet<NodeId>,
 }
+
+/// Problems in words, each with the node whose answers confirm or disprove it. None: every node's answers do.
+type Problems = BTreeMap<String, Option<NodeId>>;
 
 fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name).escape_debug().to_string()
@@ -87,14 +94,15 @@ impl CrossCheck {
             next: 0,
             links: BTreeMap::new(),
             directories: BTreeMap::new(),
-            found: BTreeSet::new(),
+            found: Problems::new(),
             problems: None,
             silent: BTreeSet::new(),
+            ever_silent: BTreeSet::new(),
         }
     }
 
     /// Starts a pass with the shard's present references to other nodes.
-    pub(super) fn begin(&mut self, beyond: Beyond) {
+    pub(super) fn begin(&mut self, beyond: ForeignReferences) {
         self.look += 1;
         self.next_at = None;
         self.found.clear();
@@ -110,7 +118,7 @@ impl CrossCheck {
         }));
         let parts = beyond.parts_elsewhere.into_iter().map(|(part, of)| Question::HasPart { part, of });
         self.questions.extend(parts);
-        self.questions.extend(beyond.parts.into_iter().map(|(part, of)| Question::Lists { part, of }));
+        self.questions.extend(beyond.parts.into_iter().map(Question::Lists));
     }
 
     /// The next question: its number, the node, and the encoded request.
@@ -129,7 +137,7 @@ impl CrossCheck {
             Question::HasPart { part, of } => {
                 (part.birth_node(), Request::IsLed { ino: *part, parent: *of, link: TxId::NONE })
             }
-            Question::Lists { of, .. } => (of.birth_node(), Request::PartsOf { ino: *of }),
+            Question::Lists(ForeignPart { of, .. }) => (of.birth_node(), Request::PartsOf { ino: *of }),
         };
         let mut message = vec![0; 128];
         let n = request.encode(NOBODY, &mut message).unwrap_or(0);
@@ -156,31 +164,48 @@ impl CrossCheck {
             (Question::IsLed { .. } | Question::HasPart { .. }, Ok(_)) => {}
             (Question::HasPart { part, of }, Err(Code::NotFound)) => {
                 let node = part.birth_node();
-                self.found.insert(format!("directory {of}: its part {part} on node {node} is not there"));
+                self.found.insert(
+                    format!("directory {of}: its part {part} on node {node} does not exist"),
+                    Some(node),
+                );
             }
-            (Question::Lists { part, .. }, Ok(Reply::Parts(parts))) if parts.as_slice().contains(&part) => {}
-            (Question::Lists { part, of }, Ok(_) | Err(Code::NotFound | Code::NoAttribute)) => {
+            (Question::Lists(part), Ok(Reply::Parts(parts))) if parts.as_slice().contains(&part.part) => {
+                let ForeignPart { part, of, index, width } = part;
+                if parts.as_slice().len() != width || parts.as_slice().get(index) != Some(&part) {
+                    let problem =
+                        format!("part {part} of directory {of}: has another place in the directory's list");
+                    self.found.insert(problem, Some(of.birth_node()));
+                }
+            }
+            (
+                Question::Lists(ForeignPart { part, of, .. }),
+                Ok(_) | Err(Code::NotFound | Code::NoAttribute),
+            ) => {
                 let node = of.birth_node();
-                self.found.insert(format!("part {part}: directory {of} of node {node} does not list it"));
+                self.found.insert(
+                    format!("part {part}: directory {of} of node {node} does not list it"),
+                    Some(node),
+                );
             }
             (Question::IsLed { parent, name, ino, .. }, Err(Code::NotFound)) => {
-                self.found.insert(format!(
-                    "directory {parent}: entry \"{}\" leads to inode {ino} of node {}, which is not there or does not \
-                     count it",
-                    shown(&name),
-                    ino.birth_node()
-                ));
+                let node = ino.birth_node();
+                let problem = format!(
+                    "directory {parent}: entry \"{}\" leads to inode {ino} of node {node}, which does not exist or \
+                     does not count it",
+                    shown(&name)
+                );
+                self.found.insert(problem, Some(node));
             }
             (Question::LeadsHere(node, ..), _) => {
-                self.silent.insert(node.0);
+                self.silent.insert(node);
             }
             (
                 Question::IsLed { ino, .. }
                 | Question::HasPart { part: ino, .. }
-                | Question::Lists { of: ino, .. },
+                | Question::Lists(ForeignPart { of: ino, .. }),
                 _,
             ) => {
-                self.silent.insert(ino.birth_node().0);
+                self.silent.insert(ino.birth_node());
             }
         }
         self.asked.is_empty() && self.questions.is_empty()
@@ -188,29 +213,31 @@ impl CrossCheck {
 
     fn leads_here(&mut self, node: NodeId, leading: &Leading<'_>) {
         let Leading { parent, ino, link, name, .. } = *leading;
-        let right = match link {
+        let count = match link {
             TxId::NONE => match self.directories.get_mut(&ino.0) {
-                Some((of, count)) if *of == parent => {
-                    *count += 1;
-                    *count == 1
-                }
-                _ => false,
+                Some((of, count)) if *of == parent => Some(count),
+                _ => None,
             },
-            link => match self.links.get_mut(&(ino.0, link)) {
-                Some(count) => {
-                    *count += 1;
-                    *count == 1
-                }
-                None => false,
-            },
+            link => self.links.get_mut(&(ino.0, link)),
         };
-        if !right {
-            self.found.insert(format!(
-                "directory {parent} of node {node}: entry \"{}\" leads to inode {ino} of this node, which is not there, \
-                 does not count it, or has another entry",
-                shown(name)
-            ));
-        }
+        let decided_by = match count {
+            Some(count @ 0) => {
+                *count = 1;
+                return;
+            }
+            // The other entry may be on any node.
+            Some(count) => {
+                *count += 1;
+                None
+            }
+            None => Some(node),
+        };
+        let problem = format!(
+            "directory {parent} of node {node}: entry \"{}\" leads to inode {ino} of this node, which does not exist, \
+             does not count it, or has another entry",
+            shown(name)
+        );
+        self.found.insert(problem, decided_by);
     }
 
     /// All questions of a pass are answered: sends the report, or schedules another pass. True when the report is sent.
@@ -218,23 +245,30 @@ impl CrossCheck {
         // A node that did not answer may have the missing entries.
         if self.silent.is_empty() {
             for ((ino, link), _) in self.links.iter().filter(|(_, count)| **count == 0) {
-                self.found.insert(format!(
-                    "inode {:016x}: counts link {link}, which no entry of any node has",
-                    ino
-                ));
+                let problem = format!("inode {ino:016x}: counts link {link}, which no entry of any node has");
+                self.found.insert(problem, None);
             }
             for (ino, (parent, _)) in self.directories.iter().filter(|(_, (_, count))| *count == 0) {
                 let node = parent.birth_node();
-                self.found.insert(format!(
+                let problem = format!(
                     "directory {ino:016x}: no entry of directory {parent} of node {node} leads to it"
-                ));
+                );
+                self.found.insert(problem, None);
             }
         }
         let found = std::mem::take(&mut self.found);
         let problems = match self.problems.take() {
             None => found,
-            Some(before) => before.intersection(&found).cloned().collect(),
+            Some(mut before) => {
+                let is_open = |decided_by: &Option<NodeId>| match decided_by {
+                    Some(node) => self.silent.contains(node),
+                    None => !self.silent.is_empty(),
+                };
+                before.retain(|problem, decided_by| found.contains_key(problem) || is_open(decided_by));
+                before
+            }
         };
+        self.ever_silent.append(&mut self.silent);
         if !problems.is_empty() && self.look < LOOKS {
             self.problems = Some(problems);
             self.next_at = Some(now + PAUSE);
@@ -246,19 +280,20 @@ impl CrossCheck {
 
     /// Sends the report without the problems found so far.
     pub(super) fn give_up(&mut self) {
-        self.tell(&BTreeSet::new());
+        self.ever_silent.append(&mut self.silent);
+        self.tell(&Problems::new());
     }
 
-    fn tell(&mut self, problems: &BTreeSet<String>) {
+    fn tell(&mut self, problems: &Problems) {
         let mut report = std::mem::take(&mut self.report);
         let count = report["problems_found"].as_u64().unwrap_or(0) + problems.len() as u64;
         if let Some(told) = report["problems"].as_array_mut() {
             let room = TOLD_MAX.saturating_sub(told.len());
-            told.extend(problems.iter().take(room).map(|problem| Value::from(problem.as_str())));
+            told.extend(problems.keys().take(room).map(|problem| Value::from(problem.as_str())));
         }
         report["problems_found"] = count.into();
         report["clean"] = (count == 0).into();
-        report["nodes_silent"] = self.silent.iter().copied().collect::<Vec<u16>>().into();
+        report["nodes_silent"] = self.ever_silent.iter().map(|node| node.0).collect::<Vec<u16>>().into();
         let _ = self.reply.send(Ok(report));
     }
 }
@@ -266,7 +301,7 @@ impl CrossCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_meta::BeyondEntry;
+    use forebay_meta::ForeignEntry;
     use std::sync::mpsc;
 
     const HERE: NodeId = NodeId(1);
@@ -282,7 +317,7 @@ mod tests {
     }
 
     /// Answers all questions of a pass: `leads` to the first `LeadsHere`; `is_led` to questions about inodes.
-    fn look(check: &mut CrossCheck, beyond: Beyond, leads: &[u8], is_led: bool) -> bool {
+    fn look(check: &mut CrossCheck, beyond: ForeignReferences, leads: &[u8], is_led: bool) -> bool {
         check.begin(beyond);
         let mut first = true;
         loop {
@@ -305,12 +340,12 @@ mod tests {
     fn check_tells_only_what_is_wrong_at_every_look() {
         let (file, dir) = (Ino::new(HERE, 5), Ino::new(HERE, 6));
         let (parent, link) = (Ino::new(THERE, 9), TxId::new(THERE, 3));
-        let entry = BeyondEntry { parent: dir, name: b"e".to_vec(), ino: parent, link: TxId::NONE };
-        let beyond = || Beyond {
+        let entry = ForeignEntry { parent: dir, name: b"e".to_vec(), ino: parent, link: TxId::NONE };
+        let beyond = || ForeignReferences {
             links: vec![(file, link)],
             directories: vec![(dir, parent)],
             entries: vec![entry.clone()],
-            ..Beyond::default()
+            ..ForeignReferences::default()
         };
         let both = [leading(parent, file, link), leading(parent, dir, TxId::NONE)].concat();
         let run = |looks: &[(&[u8], bool)]| {
@@ -335,5 +370,84 @@ mod tests {
         let more = [both.clone(), leading(parent, dir, TxId::NONE), leading(parent, file, TxId(1))].concat();
         let wrong = run(&[(more.as_slice(), true); 3]);
         assert_eq!(wrong["problems_found"], 2, "{wrong}");
+    }
+
+    #[test]
+    fn check_compares_the_place_of_a_part_with_its_directory_s_list() {
+        let (part, of) = (Ino::part(HERE, 5), Ino::new(THERE, 9));
+        let parts = forebay_types::Parts::new(of, &[Ino::part(THERE, 9), part]).unwrap();
+        for (index, width, problems) in [(1, 2, 0), (0, 2, 1), (1, 3, 1), (7, 2, 1)] {
+            let (send, receive) = mpsc::channel();
+            let report = serde_json::json!({ "problems": [], "problems_found": 0, "clean": true });
+            let mut check = CrossCheck::new(HERE, vec![THERE], report, send);
+            for _ in 0..LOOKS {
+                let part = ForeignPart { part, of, index, width };
+                check.begin(ForeignReferences { parts: vec![part], ..ForeignReferences::default() });
+                while let Some((number, _, message)) = check.next_question() {
+                    let is_parts_of = matches!(Request::decode(&message).unwrap().1, Request::PartsOf { .. });
+                    check.answered(
+                        number,
+                        Ok(if is_parts_of { Reply::Parts(parts) } else { Reply::Bytes(&[]) }),
+                    );
+                }
+                if check.conclude(Duration::ZERO) {
+                    break;
+                }
+            }
+            let report = receive.try_recv().unwrap().unwrap();
+            assert_eq!(report["problems_found"], problems, "{report}");
+        }
+    }
+
+    #[test]
+    fn check_keeps_the_problems_that_a_silent_node_could_confirm() {
+        let (file, link) = (Ino::new(HERE, 5), TxId::new(THERE, 3));
+        let entry = ForeignEntry {
+            parent: Ino::new(HERE, 6),
+            name: b"e".to_vec(),
+            ino: Ino::new(THERE, 9),
+            link: TxId::NONE,
+        };
+        let beyond = || ForeignReferences {
+            links: vec![(file, link)],
+            entries: vec![entry.clone()],
+            ..ForeignReferences::default()
+        };
+        let right = leading(Ino::new(THERE, 8), file, link);
+        // What each pass finds: None is a pass in which the other node does not answer.
+        let run = |passes: [Option<bool>; 3]| {
+            let (send, receive) = mpsc::channel();
+            let report = serde_json::json!({ "problems": [], "problems_found": 0, "clean": true });
+            let mut check = CrossCheck::new(HERE, vec![THERE], report, send);
+            for is_right in passes {
+                let is_over = match is_right {
+                    Some(true) => look(&mut check, beyond(), &right, true),
+                    Some(false) => look(&mut check, beyond(), &[], false),
+                    None => {
+                        check.begin(beyond());
+                        while let Some((number, ..)) = check.next_question() {
+                            check.answered(number, Err(Code::TimedOut));
+                        }
+                        check.conclude(Duration::ZERO)
+                    }
+                };
+                if is_over {
+                    break;
+                }
+            }
+            receive.try_recv().unwrap().unwrap()
+        };
+        for passes in
+            [[Some(false), None, Some(false)], [Some(false), Some(false), None], [Some(false), None, None]]
+        {
+            let report = run(passes);
+            assert_eq!(
+                (&report["problems_found"], &report["clean"]),
+                (&2.into(), &false.into()),
+                "{passes:?}: {report}"
+            );
+            assert_eq!(report["nodes_silent"], serde_json::json!([THERE.0]));
+        }
+        assert_eq!(run([Some(false), None, Some(true)])["clean"], true, "an answer disproves them");
     }
 }

@@ -1,31 +1,38 @@
-//! The parts of wide directories that a daemon has learnt, in memory that the supervisor keeps over the worker: a
-//! request that the last worker sent to a part, and whose answer it did not hear, goes to that part again, which has
-//! kept the answer, also when the directory's home has nothing of it any more.
+//! The parts of wide directories that a daemon has learnt, in a durable table (`durable_table.rs`): a request that the
+//! last worker sent to a part, and whose answer it did not hear, goes to that part again, which has kept the answer,
+//! also when the directory's home has nothing of it any more.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::os::fd::OwnedFd;
 
-use forebay_ring::{memfd_sealed, Mapping, Seal};
 use forebay_types::limits::{WIDE_KNOWN_MAX, WIDTH_MAX};
-use forebay_types::{Error, Ino, Parts, Result};
+use forebay_types::{Ino, Parts, Result};
 
+use super::durable_table::{DurableMemory, DurableTable, Format};
 use crate::store::FdStore;
 
-/// The tag of the memory in the supervisor's store.
-const TAG: &str = "wide";
-/// Words of an entry: how many parts, 0 of none; the directory; the parts.
+/// Words of an entry: how many parts, the directory, its parts.
 const WORDS: usize = 2 + WIDTH_MAX;
-const MEMORY_BYTES: usize = WIDE_KNOWN_MAX * WORDS * 8;
+const FORMAT: Format = Format {
+    tag: "wide",
+    what: "the parts of wide directories",
+    version: 1,
+    tables: &[(WIDE_KNOWN_MAX, WORDS)],
+};
 
 /// By directory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct KnownParts {
     all: HashMap<Ino, Parts>,
-    /// None: nothing outlives this (a pool of one node, tests).
-    memory: Option<Mapping>,
-    /// Entries that were used.
-    used: usize,
+    table: DurableTable<WORDS>,
+    /// The entry of each directory, also of those that were taken.
+    entries: HashMap<Ino, usize>,
+}
+
+impl Default for KnownParts {
+    fn default() -> KnownParts {
+        KnownParts::open(&DurableMemory::none(&FORMAT))
+    }
 }
 
 impl KnownParts {
@@ -34,35 +41,23 @@ impl KnownParts {
     /// # Errors
     /// No memory; the supervisor is gone.
     pub(super) fn restored(store: &FdStore, left: &mut Vec<(String, Vec<OwnedFd>)>) -> Result<KnownParts> {
-        let kept = left.extract_if(.., |(tag, _)| tag == TAG).find_map(|(_, mut fds)| fds.pop());
-        if let Some(fd) = kept {
-            return KnownParts::open(fd.as_fd());
-        }
-        let what = "cannot keep which parts wide directories have";
-        let (fd, mapping) =
-            memfd_sealed(c"forebay-wide", MEMORY_BYTES, Seal::Size).map_err(|e| Error::io(what, &e))?;
-        store.put(TAG, &[fd.as_fd()])?;
-        Ok(KnownParts { memory: Some(mapping), ..KnownParts::default() })
+        Ok(KnownParts::open(&DurableMemory::restored(&FORMAT, store, left)?))
     }
 
-    fn open(fd: BorrowedFd<'_>) -> Result<KnownParts> {
-        let what = "cannot see which parts wide directories have";
-        let memory = Mapping::new(fd, MEMORY_BYTES, true).map_err(|e| Error::io(what, &e))?;
-        let mut known = KnownParts::default();
-        for entry in 0..WIDE_KNOWN_MAX {
-            let load = |i: usize| memory.word64((entry * WORDS + i) * 8).load(Ordering::Acquire);
-            let count = load(0) as usize;
-            // They follow each other. What nobody has used takes no memory until it is looked at.
-            if count == 0 {
-                break;
-            }
-            known.used = entry + 1;
-            let inos: Vec<Ino> = (0..count.min(WIDTH_MAX)).map(|i| Ino(load(2 + i))).collect();
-            if let Ok(parts) = Parts::new(Ino(load(1)), &inos) {
-                known.all.insert(parts.of, parts);
+    fn open(memory: &DurableMemory) -> KnownParts {
+        let (table, left) = memory.table(0);
+        let mut known = KnownParts { all: HashMap::new(), table, entries: HashMap::new() };
+        for (entry, [count, of, inos @ ..]) in left {
+            let parts = inos.map(Ino).get(..count as usize).and_then(|inos| Parts::new(Ino(of), inos).ok());
+            match parts {
+                Some(parts) if !known.all.contains_key(&parts.of) => {
+                    known.all.insert(parts.of, parts);
+                    known.entries.insert(parts.of, entry);
+                }
+                _ => known.table.remove(entry),
             }
         }
-        Ok(KnownParts { memory: Some(memory), ..known })
+        known
     }
 
     /// Forgets all, but for the next worker; what it was.
@@ -83,44 +78,25 @@ impl KnownParts {
         if self.all.insert(parts.of, parts) == Some(parts) {
             return;
         }
-        if self.used == WIDE_KNOWN_MAX {
-            self.retain(|known| *known == parts);
-            return;
+        let mut words = [0; WORDS];
+        (words[0], words[1]) = (parts.as_slice().len() as u64, parts.of.0);
+        words[2..].iter_mut().zip(parts.as_slice()).for_each(|(word, ino)| *word = ino.0);
+        let entry = self.table.insert(words).or_else(|| {
+            self.all.retain(|of, _| *of == parts.of);
+            self.entries.drain().for_each(|(_, entry)| self.table.remove(entry));
+            self.table.insert(words)
+        });
+        if let Some(before) = entry.and_then(|entry| self.entries.insert(parts.of, entry)) {
+            self.table.remove(before);
         }
-        self.write(&parts);
     }
 
     /// Forgets those of which `keeps` is false.
     pub(super) fn retain(&mut self, keeps: impl Fn(&Parts) -> bool) {
-        let before = self.all.len();
-        self.all.retain(|_, parts| keeps(parts));
-        if self.all.len() == before && self.used < WIDE_KNOWN_MAX {
-            return;
-        }
-        for entry in 0..self.used {
-            self.set(entry, 0, 0);
-        }
-        self.used = 0;
-        let all: Vec<Parts> = self.all.values().copied().collect();
-        for parts in all {
-            self.write(&parts);
-        }
-    }
-
-    fn write(&mut self, parts: &Parts) {
-        let (entry, inos) = (self.used, parts.as_slice());
-        self.used += 1;
-        self.set(entry, 1, parts.of.0);
-        for (i, ino) in inos.iter().enumerate() {
-            self.set(entry, 2 + i, ino.0);
-        }
-        // Last: the entry is there with this.
-        self.set(entry, 0, inos.len() as u64);
-    }
-
-    fn set(&self, entry: usize, index: usize, value: u64) {
-        if let Some(memory) = &self.memory {
-            memory.word64((entry * WORDS + index) * 8).store(value, Ordering::SeqCst);
+        for (of, _) in self.all.extract_if(|_, parts| !keeps(parts)) {
+            if let Some(entry) = self.entries.remove(&of) {
+                self.table.remove(entry);
+            }
         }
     }
 }
@@ -129,6 +105,7 @@ impl KnownParts {
 mod tests {
     use super::*;
     use forebay_types::NodeId;
+    use std::os::fd::AsFd;
 
     fn parts(counter: u64, width: u16) -> Parts {
         let inos: Vec<Ino> = (1..=width).map(|node| Ino::part(NodeId(node), counter)).collect();
@@ -138,27 +115,37 @@ mod tests {
     #[test]
     fn next_worker_knows_what_was_learnt_and_not_forgotten() {
         let (ours, theirs) = crate::store::pair().unwrap();
-        let mut known = KnownParts::restored(&FdStore::new(ours), &mut Vec::new()).unwrap();
+        let store = FdStore::new(ours);
+        let mut known = KnownParts::restored(&store, &mut Vec::new()).unwrap();
         let message = crate::store::receive(theirs.as_fd(), rustix::net::RecvFlags::empty()).unwrap();
         let Some(crate::store::Message::Put(tag, fds)) = message else { panic!("{message:?}") };
-        let memory = fds[0].try_clone().unwrap();
-        let worker = || KnownParts::open(memory.as_fd()).unwrap();
+        // The supervisor hands it to the next one.
+        let worker = || {
+            let mut left = vec![(tag.clone(), vec![fds[0].try_clone().unwrap()])];
+            let next = KnownParts::restored(&store, &mut left).unwrap();
+            assert!(left.is_empty());
+            next
+        };
         for (counter, width) in [(1, 2), (2, 16), (3, 3)] {
             known.insert(parts(counter, width));
             known.insert(parts(counter, width));
         }
-        assert_eq!(known.used, 3, "each once");
+        assert_eq!(known.table.free_count(), WIDE_KNOWN_MAX - 3, "each once");
         assert!(worker().all == known.all && known.all.len() == 3);
         known.retain(|parts| parts.as_slice().len() != 16);
         let mut next = worker();
         assert!(next.all == known.all && next.get(Ino::new(NodeId(9), 2)).is_none());
         next.insert(parts(4, 5));
         assert_eq!(worker().get(Ino::new(NodeId(9), 4)), Some(parts(4, 5)));
-        // The supervisor hands it to the next one.
-        let (ours, _theirs) = crate::store::pair().unwrap();
-        let mut left = vec![(tag, fds)];
-        assert_eq!(KnownParts::restored(&FdStore::new(ours), &mut left).unwrap().all, next.all);
-        assert!(left.is_empty());
+        // What was taken is there for the worker after this one, and once, though it is learnt anew and otherwise.
+        let mut again = worker();
+        again.take();
+        again.insert(parts(1, 2));
+        let others = Parts::new(parts(3, 3).of, parts(5, 2).as_slice()).unwrap();
+        again.insert(others);
+        next = worker();
+        assert_eq!((next.all.len(), next.table.free_count()), (3, WIDE_KNOWN_MAX - 3));
+        assert_eq!((next.get(others.of), next.get(parts(4, 5).of)), (Some(others), Some(parts(4, 5))));
         // One more than there is room for makes room.
         for counter in 10..10 + WIDE_KNOWN_MAX as u64 {
             next.insert(parts(counter, 2));
@@ -166,5 +153,24 @@ mod tests {
         let last = parts(10 + WIDE_KNOWN_MAX as u64 - 1, 2);
         assert!(next.all.len() <= WIDE_KNOWN_MAX && next.get(last.of) == Some(last));
         assert_eq!(worker().all, next.all);
+    }
+
+    #[test]
+    fn entry_that_makes_no_sense_is_dropped() {
+        let memory = DurableMemory::new(&FORMAT);
+        let mut known = KnownParts::open(&memory);
+        known.insert(parts(1, 2));
+        known.insert(parts(2, 16));
+        let (mut table, left) = memory.table::<WORDS>(0);
+        let (_, [_, of, inos @ ..]) = left.into_iter().find(|(_, words)| words[0] == 2).unwrap();
+        // Too many, too few, no parts, one directory twice.
+        for (count, of) in [(u64::MAX, of), (17, of), (1, of), (2, u64::MAX), (2, of)] {
+            let mut words = [0; WORDS];
+            (words[0], words[1]) = (count, of);
+            words[2..].copy_from_slice(&inos);
+            table.insert(words).unwrap();
+        }
+        let next = KnownParts::open(&memory);
+        assert_eq!((next.all, next.table.free_count()), (known.all, WIDE_KNOWN_MAX - 2));
     }
 }

@@ -26,6 +26,7 @@
 
 mod acks;
 mod adaptive_spin;
+mod arrivals;
 mod attached_programs;
 mod attached_ring;
 mod attendant;
@@ -39,6 +40,7 @@ mod coordination;
 mod core;
 mod cross_check;
 mod device_nodes;
+mod durable_table;
 #[cfg(debug_assertions)]
 mod faults;
 mod handoff;
@@ -56,6 +58,7 @@ mod own_answers;
 mod recorder;
 mod session;
 mod session_id;
+mod sessions;
 mod shard_queries;
 mod statistics;
 #[cfg(any(test, feature = "simulation"))]
@@ -78,7 +81,8 @@ use forebay_types::{Code, Error, NodeId, Result};
 use crate::identity::PoolIdentity;
 use crate::notifier::Starter;
 use crate::setup::WorkerSetup;
-use attendant::{Attendant, Restored};
+use crate::store::FdStore;
+use attendant::{Attendant, Attending, Restored};
 pub(crate) use clock::now;
 use core::state::ShardThread;
 use handoff::Handoff;
@@ -184,11 +188,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             Arc::clone(&targets),
             to_shard.clone(),
             &handoff,
-            (
-                network::RemoteLocks::restored(setup.store.try_clone()?, &mut setup.restored),
-                network::Appended::restored(&setup.store, &mut setup.restored)?,
-                network::Groups::restored(&setup.store, &mut setup.restored)?,
-            ),
+            network::KeptOpen::restored(setup.store.try_clone()?, &mut setup.restored)?,
             &statistics,
         )?),
     };
@@ -196,12 +196,9 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         Some(_) => KnownParts::restored(&setup.store, &mut setup.restored)?,
         None => KnownParts::default(),
     };
-    // Mirrors cause many small changes, which are cheap in memory.
     let first = setup.target_dirs[0].try_clone().map_err(|e| Error::io("cannot open the target", &e))?;
-    let mirrors = match has_stable_inodes(&first) {
-        true => descriptor::path(&first),
-        false => setup.pool_dir.clone(),
-    };
+    // Mirrors cause many small changes, which are cheap in memory.
+    let mirrors = if has_stable_inodes(&first) { descriptor::path(&first) } else { setup.pool_dir.clone() };
     let watches = Watches::restored(
         &mirrors,
         &targets,
@@ -244,7 +241,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     )?;
     shard_thread.wide = Wide::with(known_parts);
     shard_thread.notifiers = Some(notifiers);
-    let Restored { attending: mut attendant, sessions, mount } = attendant.restore()?;
+    let Restored { attending, sessions, mount } = attendant.restore()?;
     if let Some((session, device)) = mount {
         shard_thread.resume_mount(session, device)?;
     }
@@ -254,27 +251,8 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         shard_thread.watcher = faults::asked_for();
     }
     handoff.install(shard_thread)?;
-    attendant.ready()?;
-    let served = std::thread::scope(|scope| {
-        let attending = std::thread::Builder::new()
-            .name("attendant".into())
-            .spawn_scoped(scope, move || attendant.attend())
-            .map_err(|e| Error::io("cannot start a thread", &e))?;
-        let served = handoff.serve();
-        if let Err(e) = &served {
-            // The next worker takes over at once, and what was acknowledged is in the journal. Without the exit, the
-            // attendant would wait for clients for ever.
-            tracing::error!("the shard thread cannot go on: {e}");
-            if e.code == Code::Stale {
-                supervisor.failed(e); // no next worker could serve either
-            }
-            std::process::exit(1);
-        }
-        match attending.join() {
-            Ok(attended) => served.and(attended),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    });
+    attending.ready()?;
+    let served = serve(&handoff, attending, &supervisor);
     handoff.take_core();
     if served.is_ok() {
         // The pool ends. Programs may keep a target in memory alive, and their watches would get no more events.
@@ -283,4 +261,28 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     // SAFETY: from `Box::into_raw`; its borrower was dropped with the core.
     drop(unsafe { Box::from_raw(shard_box) });
     served
+}
+
+/// Serves in this thread, and attends to connections in another, until both are told to stop.
+fn serve(handoff: &Handoff, mut attending: Attending, supervisor: &FdStore) -> Result<()> {
+    std::thread::scope(|scope| {
+        let attendant = std::thread::Builder::new()
+            .name("attendant".into())
+            .spawn_scoped(scope, move || attending.attend())
+            .map_err(|e| Error::io("cannot start a thread", &e))?;
+        let served = handoff.serve();
+        if let Err(e) = &served {
+            // The next worker takes over at once, and what was acknowledged is in the journal. Without the exit, the
+            // attendant would wait for clients for ever.
+            tracing::error!("the shard thread cannot continue: {e}");
+            if e.code == Code::Stale {
+                supervisor.failed(e); // no next worker could serve either
+            }
+            std::process::exit(1);
+        }
+        match attendant.join() {
+            Ok(attended) => served.and(attended),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
 }

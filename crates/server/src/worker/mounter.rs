@@ -87,7 +87,7 @@ impl Mounter {
         device: OwnedFd,
         done: impl FnOnce(OwnedFd) -> Result<()>,
     ) -> Result<Option<u64>> {
-        let what = "cannot tell a mount of changes";
+        let what = "cannot notify a mount of changes";
         if !is_fuse_device(&device) {
             return Err(
                 Error::new(Code::Invalid, what).why("the descriptor that came along is not one of /dev/fuse")

@@ -198,7 +198,7 @@ impl MountedKernel {
     /// Makes the kernel look up all names again. Never blocks.
     pub(super) fn move_epoch(&self) {
         if let Err(e) = rustix::io::write(&*self.device, &fuse::new_epoch()) {
-            tracing::debug!("cannot move the mount's epoch: {e}");
+            tracing::debug!("cannot increment the mount's epoch: {e}");
         }
     }
 

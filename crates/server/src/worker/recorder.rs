@@ -32,11 +32,13 @@ impl InFlight {
 }
 
 /// Layout: word 0 is the number of requests being served, followed by up to [`BATCH_MAX`] of them (session, slot,
-/// sequence). The second half of the memory starts with the number of suspects, followed by the suspects with their
+/// sequence). Only the records that this word counts are valid: others are of earlier batches. The second half of the memory starts with the number of suspects, followed by the suspects with their
 /// crashes.
 #[derive(Debug)]
 pub(super) struct FlightRecorder {
     mapping: Mapping,
+    /// Requests that are recorded as being served.
+    flying: usize,
     suspects: Vec<(InFlight, u64)>,
 }
 
@@ -51,7 +53,7 @@ impl FlightRecorder {
     pub(super) fn open(fd: BorrowedFd<'_>) -> Result<FlightRecorder> {
         let mapping = Mapping::new(fd, FLIGHT_RECORDER_BYTES as usize, true)
             .map_err(|e| Error::io("cannot map the flight recorder", &e))?;
-        let mut recorder = FlightRecorder { mapping, suspects: Vec::new() };
+        let mut recorder = FlightRecorder { mapping, flying: 0, suspects: Vec::new() };
         let known = recorder.word(SUSPECTS_AT).min(SUSPECTS_MAX as u64) as usize;
         recorder.suspects = (0..known).map(|i| recorder.read(SUSPECTS_AT + 8, i)).collect();
         let flying = recorder.word(0).min(BATCH_MAX as u64) as usize;
@@ -64,7 +66,7 @@ impl FlightRecorder {
             }
         }
         recorder.write_suspects();
-        recorder.landed();
+        recorder.record_count();
         Ok(recorder)
     }
 
@@ -98,9 +100,12 @@ impl FlightRecorder {
         !self.suspects.is_empty()
     }
 
-    /// Records that a request, the `i`-th of its batch, is about to be served. False when it must not be: it was being
-    /// served at two crashes.
-    pub(super) fn takes_off(&mut self, i: usize, request: InFlight) -> bool {
+    fn record_count(&self) {
+        self.mapping.word64(0).store(self.flying as u64, Ordering::Release);
+    }
+
+    /// Records that a request is about to be served. False when it must not be: it was being served at two crashes.
+    pub(super) fn takes_off(&mut self, request: InFlight) -> bool {
         if !self.suspects.is_empty() {
             let crashes = self.suspects.iter().find(|(s, _)| *s == request).map_or(0, |(_, c)| *c);
             if crashes >= CRASHES_MAX {
@@ -108,12 +113,15 @@ impl FlightRecorder {
                 return false;
             }
         }
-        self.write(8, i, request, 0);
-        self.mapping.word64(0).store(i as u64 + 1, Ordering::Release);
+        if self.flying < BATCH_MAX {
+            self.write(8, self.flying, request, 0);
+            self.flying += 1;
+            self.record_count();
+        }
         true
     }
 
-    /// Records that a suspect was answered.
+    /// Records that a suspect was served, and the worker is alive.
     pub(super) fn clear(&mut self, request: InFlight) {
         let before = self.suspects.len();
         // An older request of the same slot can no longer arrive.
@@ -135,9 +143,16 @@ impl FlightRecorder {
         self.write_suspects();
     }
 
-    /// Records that no request is being served.
-    pub(super) fn landed(&self) {
-        self.mapping.word64(0).store(0, Ordering::Release);
+    /// Records that no request is being served: the batch is done. Its requests are no suspects any more, whether they
+    /// were answered, or are answered later.
+    pub(super) fn landed(&mut self) {
+        let flown = std::mem::take(&mut self.flying);
+        self.record_count();
+        if !self.suspects.is_empty() {
+            for i in 0..flown {
+                self.clear(self.read(8, i).0);
+            }
+        }
     }
 }
 
@@ -155,18 +170,38 @@ mod tests {
         let good = InFlight { session: 8, slot: 0, seq: 1 };
         let mut first = FlightRecorder::open(fd.as_fd()).unwrap();
         assert!(!first.has_suspects());
-        assert!(first.takes_off(0, bad) && first.takes_off(1, good));
+        assert!(first.takes_off(bad) && first.takes_off(good));
         // crash
         let mut second = FlightRecorder::open(fd.as_fd()).unwrap();
         assert!(second.has_suspects());
-        assert!(second.takes_off(0, good));
-        second.clear(good);
+        assert!(second.takes_off(good));
         second.landed();
-        assert!(second.takes_off(0, bad));
+        assert!(second.takes_off(bad));
         // crash
         let mut third = FlightRecorder::open(fd.as_fd()).unwrap();
-        assert!(!third.takes_off(0, bad), "met twice: refused");
+        assert!(!third.takes_off(bad), "met twice: refused");
         assert!(!third.has_suspects());
-        assert!(third.takes_off(0, InFlight { seq: 10, ..bad }), "the next request of the slot is served");
+        assert!(third.takes_off(InFlight { seq: 10, ..bad }), "the next request of the slot is served");
+    }
+
+    #[test]
+    fn open_after_a_crash_suspects_only_requests_of_the_last_batch() {
+        let (fd, _memory) =
+            forebay_ring::memfd_sealed(c"recorder", FLIGHT_RECORDER_BYTES as usize, forebay_ring::Seal::Size)
+                .unwrap();
+        let request = |slot| InFlight { session: 7, slot, seq: 1 };
+        let mut first = FlightRecorder::open(fd.as_fd()).unwrap();
+        assert!((0..BATCH_MAX).all(|slot| first.takes_off(request(slot))));
+        first.landed();
+        assert!(first.takes_off(request(BATCH_MAX)));
+        // crash
+        let mut second = FlightRecorder::open(fd.as_fd()).unwrap();
+        assert_eq!(second.suspects, [(request(BATCH_MAX), 1)]);
+        assert!(second.takes_off(request(0)));
+        second.landed();
+        assert!(second.has_suspects(), "another request");
+        assert!(second.takes_off(request(BATCH_MAX)));
+        second.landed();
+        assert!(!second.has_suspects());
     }
 }

@@ -1,4 +1,5 @@
-//! Sessions: one attached process each, with its ring, and what is owed to the shard when it moves on or dies.
+//! Sessions: one for each attached process, with its slots, and what the shard must do when the process sends its next
+//! request or ends.
 
 use std::sync::Arc;
 
@@ -11,50 +12,49 @@ use super::call::Call;
 use super::channel::Channel;
 use super::wide::Listing;
 
-/// A process that is attached.
+/// An attached process, of this node or of another.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) channel: Channel,
     pub(super) slots: Box<[Slot; RING_SLOTS]>,
-    /// The shard has a note of it: it has, or had, a reply to keep.
+    /// The shard has a record of the session, for its kept replies.
     pub(super) noted: bool,
-    /// Other nodes that keep something for it: replies of changes, open files.
+    /// Other nodes that keep replies to changes for it.
     pub(super) asked_nodes: Vec<NodeId>,
-    /// Slots with backing files that the client is to unlink: a bit each.
+    /// A bit for each slot with backing files that the client will unlink.
     owing: u64,
-    /// Those of them that sent nothing since the last look.
+    /// Those of them that have sent nothing since the last check.
     at_rest: u64,
 }
 
-/// What the daemon knows of a slot; nothing of it comes from the client's memory.
+/// The daemon's state of a slot. Nothing of it comes from the client's memory.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    /// The file that the last request made, whose backing file the client may be about to make.
+    /// The file that the last request created. The client may be about to create its backing file.
     pub(super) pending_create: Option<Ino>,
-    /// Inodes that the last request left without links: the client unlinks their backing files at once, or while the
+    /// Inodes that the last request left without links. The client unlinks their backing files at once, or while the
     /// daemon serves the slot's next request.
     orphans: Vec<(Ino, Layout)>,
-    /// The same of the request before.
+    /// Those of the request before.
     late_orphans: Vec<(Ino, Layout)>,
-    /// Sequence of the request that was served last.
+    /// Sequence of the last request that was served.
     served: u64,
-    /// Files that the last request gave another layout, with the layout before: the client is unlinking its backing
-    /// files.
+    /// Files whose layout the last request changed, with the old layout. The client is unlinking the old backing files.
     pub(super) relaid: Vec<(Ino, Layout)>,
-    /// The inode number that the slot's next `Create` may use, whose backing file the client may have made.
+    /// The inode number that the slot's next `Create` may use. The client may have created the backing file.
     pub(super) reserved: Option<Ino>,
-    /// Sequence and reply of the last change; what a commit has to keep.
+    /// Sequence and reply of the last change, which the next commit keeps.
     pub(super) last_change: (u64, Vec<u8>),
-    /// True while `last_change` is not in the shard.
+    /// True while the shard lacks `last_change`.
     pub(super) unkept: bool,
-    /// Sequence of the request that another node was asked and has not answered.
+    /// Sequence of the request that was forwarded and is not answered.
     pub(super) forwarded: Option<u64>,
-    /// A call of a process of this node that other nodes have a part in, until it is answered: it may be sent again.
+    /// A forwarded call of a process of this node, until it is answered: it may be redirected.
     pub(super) sent: Option<Call>,
-    /// A request that was asked anew of wide directories' parts, and how often.
+    /// Sequence of a request that was redirected to parts of wide directories, and how often.
     pub(super) asked_anew: (u64, u8),
-    /// The listing of a wide directory that is under way.
+    /// The listing of a wide directory in progress.
     pub(super) listing: Option<Box<Listing>>,
 }
 
@@ -69,7 +69,7 @@ impl Session {
         Session { id, channel, slots, noted: false, asked_nodes: Vec::new(), owing: 0, at_rest: 0 }
     }
 
-    /// Inodes are without links, and the client unlinks their backing files: those of the slot's last request.
+    /// The slot's last request left these inodes without links, and the client will unlink their backing files.
     pub(super) fn owes(&mut self, slot: usize, orphans: impl IntoIterator<Item = (Ino, Layout)>) {
         let kept = &mut self.slots[slot].orphans;
         kept.extend(orphans);
@@ -79,8 +79,8 @@ impl Session {
         }
     }
 
-    /// A slot carries its next request, of this sequence. Orphans of the request before the last are settled: their
-    /// backing files are gone, and `settled` gets them. A request that is served again settles nothing.
+    /// A slot carries its next request, of this sequence. The backing files of the orphans of the request before the last
+    /// are gone: `settled` gets these inodes. A request that is served again settles nothing.
     #[inline]
     pub(super) fn moves_on(&mut self, slot: usize, seq: u64, settled: &mut Vec<Ino>) {
         let (bit, state) = (1 << slot, &mut self.slots[slot]);
@@ -95,12 +95,12 @@ impl Session {
         }
     }
 
-    /// Takes the orphans of all slots: the daemon unlinks their backing files, whatever the client does.
+    /// Takes the orphans of all slots, whose backing files the daemon now unlinks.
     pub(super) fn take_orphans(&mut self, into: &mut Vec<(Ino, Layout)>) {
         self.take_orphans_of(self.owing, into);
     }
 
-    /// The same of slots that have sent nothing since the last call of this.
+    /// Takes the orphans of slots that have sent nothing since the last call of this function.
     pub(super) fn take_resting_orphans(&mut self, into: &mut Vec<(Ino, Layout)>) {
         self.take_orphans_of(self.owing & self.at_rest, into);
         self.at_rest = self.owing;
@@ -129,12 +129,18 @@ impl Session {
         }
     }
 
+    /// True when a request may be waiting in its ring.
+    #[inline]
+    pub(super) fn has_pending(&self) -> bool {
+        self.channel.ring().is_some_and(|ring| ring.has_pending())
+    }
+
     /// True for a process of this node.
     pub(super) fn is_here(&self) -> bool {
         self.channel.ring().is_some()
     }
 
-    /// False for a request of another node's process that it has given up.
+    /// False for a request that a process of another node has given up.
     pub(super) fn is_waiting(&self, slot: usize, seq: u64) -> bool {
         match &self.channel {
             Channel::Remote(slots) => slots.is_waiting(slot, seq),
@@ -142,19 +148,19 @@ impl Session {
         }
     }
 
-    /// The node keeps something for this process, and hears when it is gone.
+    /// The node keeps state for this process, and will be notified when the process ends.
     pub(super) fn note_asked(&mut self, node: NodeId) {
         if !self.asked_nodes.contains(&node) {
             self.asked_nodes.push(node);
         }
     }
 
-    /// Remembers a call that may turn out to name a wide directory, until it is answered.
+    /// Keeps a call until it is answered, because it may name a wide directory.
     pub(super) fn remember_sent(&mut self, call: &Call) {
         self.slots[call.client.slot].sent = Some(call.clone());
     }
 
-    /// Answers a request late: only if its process has not given it up.
+    /// Answers a request, unless its process has given it up.
     pub(super) fn answer_if_waiting(&self, slot: usize, seq: u64, reply: &[u8]) {
         if self.is_waiting(slot, seq) {
             self.answer(slot, reply);
@@ -170,7 +176,7 @@ impl Session {
     }
 }
 
-/// The file that a reply says was made, and the number that it put in reserve.
+/// The file that a reply says was created, and the number that it reserves.
 pub(super) fn created(reply: &Reply<'_>) -> Option<(Ino, Option<Ino>)> {
     match *reply {
         Reply::Created { entry, created: true, next } => Some((entry.attr.ino, next)),
@@ -178,7 +184,7 @@ pub(super) fn created(reply: &Reply<'_>) -> Option<(Ino, Option<Ino>)> {
     }
 }
 
-/// The file that a reply says got another layout, and the one that it had. A directory has no backing files.
+/// The file whose layout a reply says was changed, with its old layout. A directory has no backing files.
 pub(super) fn relaid(reply: &Reply<'_>) -> Option<(Ino, Layout)> {
     match *reply {
         Reply::Relaid { ino, layout } => Some((ino, layout)),
@@ -186,8 +192,8 @@ pub(super) fn relaid(reply: &Reply<'_>) -> Option<(Ino, Layout)> {
     }
 }
 
-/// What is in reserve for a slot behind a reply, when `before` was, and what no longer is without having been used: a
-/// backing file may be there under that number.
+/// The number reserved for a slot after a reply, where `before` was reserved, and a number that was given up unused: a
+/// backing file may exist under it.
 pub(super) fn reserve_behind(before: Option<Ino>, reply: &Reply<'_>) -> (Option<Ino>, Option<Ino>) {
     if let Reply::Number(next) = *reply {
         return (Some(next), before);
@@ -199,14 +205,14 @@ pub(super) fn reserve_behind(before: Option<Ino>, reply: &Reply<'_>) -> (Option<
     }
 }
 
-/// What is kept of a slot in the shard: what is in reserve for it, and the reply of its last change.
+/// Encodes what the shard keeps of a slot: its reserved number, and the reply to its last change.
 pub(super) fn encode_kept(reserved: Option<Ino>, reply: &[u8], out: &mut Vec<u8>) {
     out.clear();
     out.extend_from_slice(&reserved.map_or(0, |ino| ino.0).to_le_bytes());
     out.extend_from_slice(reply);
 }
 
-/// What [`encode_kept`] wrote.
+/// Decodes what [`encode_kept`] wrote.
 pub(super) fn decode_kept(bytes: &[u8]) -> (Option<Ino>, &[u8]) {
     match bytes.split_first_chunk() {
         Some((number, reply)) => (Some(Ino(u64::from_le_bytes(*number))).filter(|ino| *ino != Ino(0)), reply),
@@ -215,7 +221,7 @@ pub(super) fn decode_kept(bytes: &[u8]) -> (Option<Ino>, &[u8]) {
 }
 
 impl Slot {
-    /// Restores what a kept reply says is still owed; the inode that it left without links.
+    /// Restores the obligations that a kept reply leaves. Returns the inode that it left without links.
     pub(super) fn restore(&mut self, reply: &Reply<'_>) -> Option<(Ino, Layout)> {
         self.pending_create = created(reply).map(|(ino, _)| ino);
         match *reply {

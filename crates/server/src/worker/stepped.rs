@@ -34,8 +34,8 @@ use super::journal::Journal;
 use super::known_parts::KnownParts;
 use super::message::Message;
 use super::network::{
-    give_buffer, queue, Appended, Commands, Groups, IoWorker, Job, KeptOpen, Member, Network, NetworkThread,
-    RemoteLocks, Round as NetworkRound, Taker, TargetNode, APPENDS_TAG, LOCK_TAG, TURN_TAG,
+    give_buffer, queue, Commands, IoWorker, Job, KeptOpen, Member, Network, NetworkThread,
+    Round as NetworkRound, Taker, TargetNode, APPENDS_TAG, LOCK_TAG, TURN_TAG,
 };
 use super::recorder::FlightRecorder;
 use super::session::Session;
@@ -85,7 +85,7 @@ impl Keeper {
                 Ok(Some(_)) => {}
                 Ok(None) => self.socket = None,
                 Err(Errno::AGAIN) => break,
-                Err(e) => return Err(Error::io("cannot hear what a worker puts", &e.into())),
+                Err(e) => return Err(Error::io("cannot receive from the worker", &e.into())),
             }
         }
         Ok(())
@@ -244,10 +244,8 @@ impl Node {
                     _ => None,
                 };
                 left.retain(|(tag, _)| forgotten.is_none_or(|forgotten| !tag.starts_with(forgotten)));
-                let appended = Appended::restored(&store, &mut left)?;
-                let groups = Groups::restored(&store, &mut left)?;
                 known_parts = KnownParts::restored(&store, &mut left)?;
-                KeptOpen::restored(RemoteLocks::restored(store, &mut left), appended, groups)
+                KeptOpen::restored(store, &mut left)?
             }
             None => KeptOpen::default(),
         });

@@ -13,7 +13,7 @@ use crate::identity::PoolIdentity;
 /// Device number that all files of the pool show: the target's own. The pool's inode numbers are above 2^48, so they
 /// never equal those of the file system that the target is on.
 pub(super) fn device_of(target: &OwnedFd) -> Result<u64> {
-    let st = rustix::fs::fstat(target).map_err(|e| Error::io("cannot look at the target", &e.into()))?;
+    let st = rustix::fs::fstat(target).map_err(|e| Error::io("cannot stat the target", &e.into()))?;
     Ok(st.st_dev)
 }
 

@@ -81,12 +81,12 @@ impl Wide {
     ) -> Result<(), &'static str> {
         // `Err` means that the request names the directory, but cannot be redirected to a part.
         if request.in_parts(here, |ino| (ino == parts.of).then_some(parts)) == Ok(None) {
-            return Err("which the request does not name");
+            return Err("that the request does not name");
         }
         match self.known.get(parts.of) {
             Some(known) if known != parts => {
                 self.known.retain(|known| known.of != parts.of);
-                Err("and had others before")
+                Err("that differ from the known ones")
             }
             _ => {
                 self.left.remove(&parts.of);

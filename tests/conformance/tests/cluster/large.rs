@@ -76,9 +76,12 @@ fn reads_in_order_are_ahead_of_their_reader_only_where_it_asks_for_that() {
     assert_eq!(far.write_at(&vec![102; STEP], 6 * MIB as u64).unwrap(), STEP);
     assert!(read(6 * MIB, 102), "its own write");
     assert!(read(6 * MIB + STEP, 101));
+    far.punch((6 * MIB + 2 * STEP) as u64, STEP as u64).unwrap();
+    assert!(read(6 * MIB + 2 * STEP, 0), "its own hole");
+    assert!(read(6 * MIB + 3 * STEP, 101));
     fill(103);
     std::thread::sleep(Duration::from_millis(READ_AHEAD_MS));
-    assert!(read(6 * MIB + 2 * STEP, 103), "older than it may be");
+    assert!(read(6 * MIB + 4 * STEP, 103), "older than it may be");
     // It ends where the file does, and goes on when that has grown.
     assert!((7 * MIB..8 * MIB).step_by(STEP).all(|at| read(at, 103)));
     let mut room = vec![0; STEP];

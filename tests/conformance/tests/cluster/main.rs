@@ -404,7 +404,7 @@ fn node_that_lost_its_data_is_refused_and_joins_under_a_new_number() {
     let refused = c.start(2);
     let text = said(&refused);
     assert!(
-        !refused.status.success() && text.contains("without the data") && text.contains("--renumber"),
+        !refused.status.success() && text.contains("without its data") && text.contains("--renumber"),
         "{text}"
     );
     let words = ["up", "--pool", file.to_str().unwrap(), "--node", "n2", "--renumber", "--json"];

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_client::{leaves_lock_in_doubt, new_lock_owner, LocksElsewhere, Unlocks};
 use forebay_types::limits::FILE_BYTES_MAX;
-use forebay_types::{Code, Ino, LockKind, LockWish};
+use forebay_types::{Code, Ino, LockKind, LockRequest};
 
 /// A lock of a whole file, as another node's daemon takes it.
-const WHOLE: LockWish =
-    LockWish { owner: 0, flock: false, kind: LockKind::Write, start: 0, end: FILE_BYTES_MAX };
+const WHOLE: LockRequest =
+    LockRequest { owner: 0, flock: false, kind: LockKind::Write, start: 0, end: FILE_BYTES_MAX };
 
 /// A client's locks of files whose first backing file is on its node, which are the kernel's, by a descriptor each: a
 /// process that is killed leaves none.
@@ -66,12 +66,12 @@ impl LockedElsewhere {
         let mut owners = self.owners.borrow_mut();
         let has = owners.get(&ino).copied();
         let owner = has.unwrap_or_else(new_lock_owner);
-        let taken = locks.set(LockWish { owner, ..WHOLE });
+        let taken = locks.set(LockRequest { owner, ..WHOLE });
         match taken {
             Ok(()) => drop(owners.insert(ino, owner)),
             Err(code) if leaves_lock_in_doubt(code) && has.is_none() => {
                 self.in_doubt.borrow_mut().insert(ino);
-                self.unlocks.give(locks, owner, false);
+                self.unlocks.release(locks, owner, false);
             }
             Err(_) => {}
         }
@@ -80,7 +80,7 @@ impl LockedElsewhere {
 
     pub(crate) fn drop_lock(&self, ino: Ino, locks: LocksElsewhere) -> Result<(), Code> {
         if let Some(owner) = self.owners.borrow_mut().remove(&ino) {
-            if !self.unlocks.give(locks, owner, false) {
+            if !self.unlocks.release(locks, owner, false) {
                 self.in_doubt.borrow_mut().insert(ino);
             }
         }

@@ -51,7 +51,7 @@ impl ShardThread<'_> {
 
     /// Continues to notify the kernel that the last worker notified.
     pub(in crate::worker) fn resume_mount(&mut self, session: u64, device: OwnedFd) -> Result<()> {
-        let what = "cannot tell a mount of changes";
+        let what = "cannot notify a mount of changes";
         let starter = self.notifiers.as_ref().ok_or_else(|| Error::new(Code::NotSupported, what))?;
         self.mount = Some(MountedKernel::new(session, device, starter)?);
         Ok(())

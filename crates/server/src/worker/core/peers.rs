@@ -130,7 +130,7 @@ impl ShardThread<'_> {
     pub(in crate::worker) fn answered(&mut self, stamp: Stamp, reply: &[u8]) -> Result<()> {
         let answer = Reply::decode_answer(reply);
         self.note_looked(stamp, &answer);
-        let Some(i) = self.sessions.iter().position(|s| s.id == stamp.session) else { return Ok(()) };
+        let Some(i) = self.sessions.index_of(stamp.session) else { return Ok(()) };
         let slot = usize::from(stamp.slot);
         if slot >= RING_SLOTS || self.sessions[i].slots[slot].forwarded != Some(stamp.sequence) {
             return Ok(());
@@ -174,20 +174,16 @@ impl ShardThread<'_> {
             Ok(call) => call,
             Err(code) => return refuse(code),
         };
-        let known = self.sessions.iter().position(|s| s.id == stamp.session);
+        let known = self.sessions.index_of(stamp.session);
         let i = match known {
             Some(i) => i,
-            None if self.remote_sessions >= REMOTE_SESSIONS_MAX => return refuse(Code::NoResources),
+            None if self.sessions.remote_count() >= REMOTE_SESSIONS_MAX => return refuse(Code::NoResources),
             None => {
                 if is_of_daemon(stamp.session) {
                     self.end_daemons_before(ticket.node, stamp.session);
                 }
-                self.remote_sessions += 1;
-                self.sessions.push(Session::new(
-                    stamp.session,
-                    Channel::Remote(RemoteSlots::new(network.commands.clone())),
-                ));
-                self.sessions.len() - 1
+                let slots = RemoteSlots::new(stamp.session, network.commands.clone(), self.arrivals.clone());
+                self.sessions.push(Session::new(stamp.session, Channel::Remote(slots)))
             }
         };
         let session = &self.sessions[i];
@@ -255,7 +251,7 @@ impl ShardThread<'_> {
     /// Another node asks which of these processes of this node live.
     pub(in crate::worker) fn are_there(&self, ticket: Ticket, sessions: Vec<u64>) {
         let Some(network) = &self.network else { return };
-        let here = self.sessions.iter().filter(|s| s.is_here()).map(|s| s.id);
+        let here = self.sessions.local().iter().map(|s| s.id);
         let known: HashSet<u64> = here.chain(self.cross_node.as_ref().map(CrossNode::session)).collect();
         let there = sessions.iter().map(|id| u8::from(known.contains(id))).collect();
         network.commands.give(Command::AreThere { ticket, sessions, there });

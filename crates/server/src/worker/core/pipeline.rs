@@ -39,6 +39,8 @@ enum Route {
     Outcome(Outcome),
     /// It went away: its reply follows later.
     Away,
+    /// It waits, and is taken again.
+    Parked,
 }
 
 impl ShardThread<'_> {
@@ -63,16 +65,23 @@ impl ShardThread<'_> {
 
     /// Takes one call through the stages before the publication.
     fn serve(&mut self, Taken { session, client, call }: Taken) -> Result<()> {
+        let flight = InFlight::of(&client);
         let call = call.and_then(|call| self.lead_to_parts(session, call));
         self.move_on(session, &client);
         let call = match call {
             Ok(call) => call,
             Err(code) => {
+                self.recorder.clear(flight);
                 self.acknowledge_later(session, client, &Err(code.into()));
                 return Ok(());
             }
         };
-        match self.route(session, &call)? {
+        let route = self.route(session, &call)?;
+        // A call that is applied is cleared at the end of its batch, and a parked one is still to be served.
+        if !matches!(route, Route::Here | Route::Parked) {
+            self.recorder.clear(flight);
+        }
+        match route {
             Route::Here => self.apply(session, call),
             Route::Refuse(refusal) => {
                 self.conclude(session, call, &Err(refusal), None);
@@ -82,7 +91,7 @@ impl ShardThread<'_> {
                 self.conclude(session, call, &Ok(Reply::Outcome(outcome)), None);
                 Ok(())
             }
-            Route::Away => Ok(()),
+            Route::Away | Route::Parked => Ok(()),
         }
     }
 
@@ -106,7 +115,7 @@ impl ShardThread<'_> {
     fn route(&mut self, session: usize, call: &Call) -> Result<Route> {
         // Not for other nodes: they cache this node's report for seconds, and do not wait longer for it.
         if self.sessions[session].is_here() && self.park_for_removals(call) {
-            return Ok(Route::Away);
+            return Ok(Route::Parked);
         }
         if self.network.is_some() {
             match self.send_on(session, call) {
@@ -122,7 +131,13 @@ impl ShardThread<'_> {
             return Ok(Route::Here);
         }
         Ok(match self.intercept(session, call)? {
-            Interception::Later => Route::Away,
+            Interception::Later => {
+                let parked = self.cross_node.as_ref().and_then(|cross_node| cross_node.parked.last());
+                match parked.is_some_and(|parked| parked.call.client == call.client) {
+                    true => Route::Parked,
+                    false => Route::Away,
+                }
+            }
             Interception::Refused(code) => return self.refused(code),
             Interception::Outcome(outcome) => Route::Outcome(outcome),
             Interception::No => Route::Here,
@@ -136,7 +151,7 @@ impl ShardThread<'_> {
     /// Applies a call to this node's shard, and handles the answer.
     fn apply(&mut self, session: usize, call: Call) -> Result<()> {
         let flight = InFlight::of(&call.client);
-        if !self.recorder.takes_off(self.pipeline.served, flight) {
+        if !self.recorder.takes_off(flight) {
             tracing::error!("refused a request that was being served at two crashes: {flight:?}");
             self.conclude(session, call, &Err(Refusal::Code(Code::Io)), None);
             return Ok(());
@@ -376,20 +391,17 @@ impl ShardThread<'_> {
 
     /// Acknowledges the calls of the batch: now, or when leases are revoked and the kernel's cache is invalidated.
     fn acknowledge(&mut self) {
-        let (mut errors, has_suspects) = (0, self.recorder.has_suspects());
+        let mut errors = 0;
         let ShardThread { pipeline, sessions, leases, mount, recorder, .. } = self;
         pipeline.acks.release(|Ack { session, client, is_error, invalidations, wait, .. }, reply| {
             errors += u64::from(is_error);
             let held_reply = |reply: &[u8]| HeldReply::Client { client, reply: reply.to_vec() };
             match (leases.as_mut(), mount.as_mut(), wait) {
-                (Some(leases), _, Some(wait)) => return leases.hold(held_reply(reply), invalidations, wait),
+                (Some(leases), _, Some(wait)) => leases.hold(held_reply(reply), invalidations, wait),
                 (_, Some(mount), None) if !invalidations.is_empty() => {
                     mount.hold(held_reply(reply), invalidations)
                 }
                 _ => sessions[session].answer_if_waiting(client.slot, client.seq, reply),
-            }
-            if has_suspects {
-                recorder.clear(InFlight::of(&client));
             }
         });
         recorder.landed();

@@ -18,13 +18,14 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use forebay_meta::{Batch, Effects, Shard, PAYLOAD_BYTES_MAX};
+use forebay_meta::{Batch, Client, Effects, Shard, PAYLOAD_BYTES_MAX};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{Caller, Ino, Reply, Request, Result};
+use forebay_types::{Caller, Code, Ino, Reply, Request, Result};
 
 use super::state::ShardThread;
 use crate::worker::acks::ReplyBuf;
 use crate::worker::backing_files::layout_of_number;
+use crate::worker::call::Call;
 use crate::worker::channel::{Channel, RemoteSlots};
 use crate::worker::journal::{damaged, Journal, MARK_SESSION};
 use crate::worker::network::all_here;
@@ -168,58 +169,8 @@ impl ShardThread<'_> {
             session.noted = noted.contains(&session.id);
             let mut held_slots = 0u64;
             for slot in 0..RING_SLOTS {
-                let born = self.created_elsewhere(&session, slot, &mut scratch);
-                born.into_iter().for_each(|ino| self.backing.create_pending(ino));
-                session.slots[slot].pending_create = born;
-                let change =
-                    self.batch()?.kept_reply(session.id, slot as u8)?.map(|(seq, kept)| (seq, kept.to_vec()));
-                let Some((seq, kept)) = change else { continue };
-                let (reserved, reply) = decode_kept(&kept);
-                let Ok(kept) = Reply::decode(reply) else { continue };
-                let state = &mut session.slots[slot];
-                // Clients do not unlink backing files on other nodes.
-                let orphan =
-                    state.restore(&kept).filter(|(_, layout)| all_here(self.network.as_ref(), layout));
-                // Never the number of an inode, whatever was kept.
-                state.reserved = match reserved {
-                    Some(ino) if has_inode(self.batch()?, ino) => None,
-                    reserved => reserved,
-                };
-                match born {
-                    // A file that the slot created on this node is older.
-                    Some(_) => state.pending_create = born,
-                    None => state.pending_create.into_iter().for_each(|ino| self.backing.create_pending(ino)),
-                }
-                owed.extend(orphan.map(|(ino, _)| ino));
-                session.owes(slot, orphan);
-                let taken = session.channel.take(session.id, slot, &mut scratch);
-                if let Some((client, call)) = taken.filter(|(client, _)| client.seq == seq) {
-                    // Whether the kernel was notified before the crash is unknown.
-                    let moved = match &call {
-                        Ok(call) => moved_by(call.request(), self.batch()?),
-                        Err(_) => Vec::new(),
-                    };
-                    let invalidations = match (&self.mount, &call) {
-                        (Some(mount), Ok(call)) if mount.session != session.id => {
-                            invalidations_of(call.request(), &kept, &moved)
-                        }
-                        _ => Vec::new(),
-                    };
-                    let held_reply = || HeldReply::Client { client, reply: reply.to_vec() };
-                    let held = call.is_ok_and(|call| {
-                        self.answer_when_delivered(&call, &kept, &invalidations)
-                            || self.hold_cautiously(held_reply(), call.request(), &invalidations)
-                    });
-                    // The change is done: a delayed reply must not be mistaken for a new request.
-                    held_slots |= u64::from(held || !invalidations.is_empty()) << slot;
-                    match &mut self.mount {
-                        _ if held => {}
-                        Some(mount) if !invalidations.is_empty() => mount.hold(held_reply(), invalidations),
-                        _ => session.answer(slot, reply),
-                    }
-                    self.recorder.clear(InFlight::of(&client));
-                    Statistics::add(&self.statistics.replayed, 1);
-                }
+                let is_held = self.resume_slot(&mut session, slot, &mut scratch, &mut owed)?;
+                held_slots |= u64::from(is_held) << slot;
             }
             if let Some(ring) = session.channel.ring() {
                 ring.repend(held_slots);
@@ -233,6 +184,88 @@ impl ShardThread<'_> {
         self.recorder.keep_sessions(&known);
         self.show_root()?;
         self.forget_ended()?;
+        self.sweep_left(&owed)?;
+        self.count_clients();
+        Ok(())
+    }
+
+    /// Restores a slot from its kept reply, and answers the slot's request if it is the one that the reply belongs to.
+    /// True when that answer must wait. Inodes whose backing files the client unlinks go to `owed`.
+    fn resume_slot(
+        &mut self,
+        session: &mut Session,
+        slot: usize,
+        scratch: &mut [u8],
+        owed: &mut HashSet<Ino>,
+    ) -> Result<bool> {
+        let created_elsewhere = self.created_elsewhere(session, slot, scratch);
+        created_elsewhere.into_iter().for_each(|ino| self.backing.create_pending(ino));
+        session.slots[slot].pending_create = created_elsewhere;
+        let change =
+            self.batch()?.kept_reply(session.id, slot as u8)?.map(|(seq, kept)| (seq, kept.to_vec()));
+        let Some((seq, kept)) = change else { return Ok(false) };
+        let (reserved, reply) = decode_kept(&kept);
+        let Ok(kept) = Reply::decode(reply) else { return Ok(false) };
+        let state = &mut session.slots[slot];
+        // Clients do not unlink backing files on other nodes.
+        let orphan = state.restore(&kept).filter(|(_, layout)| all_here(self.network.as_ref(), layout));
+        // Never the number of an inode, whatever was kept.
+        state.reserved = match reserved {
+            Some(ino) if has_inode(self.batch()?, ino) => None,
+            reserved => reserved,
+        };
+        match created_elsewhere {
+            // A file that the slot created on this node is older.
+            Some(_) => state.pending_create = created_elsewhere,
+            None => state.pending_create.into_iter().for_each(|ino| self.backing.create_pending(ino)),
+        }
+        owed.extend(orphan.map(|(ino, _)| ino));
+        session.owes(slot, orphan);
+        match session.channel.take(session.id, slot, scratch).filter(|(client, _)| client.seq == seq) {
+            Some((client, call)) => self.answer_again(session, client, call, &kept, reply),
+            None => Ok(false),
+        }
+    }
+
+    /// Answers a request that was done before the crash. True when the answer must wait, for other nodes or for the
+    /// mount's kernel. Then it must not be mistaken for a new request.
+    fn answer_again(
+        &mut self,
+        session: &Session,
+        client: Client,
+        call: std::result::Result<Call, Code>,
+        kept: &Reply<'_>,
+        reply: &[u8],
+    ) -> Result<bool> {
+        // Whether the kernel was notified before the crash is unknown.
+        let moved = match &call {
+            Ok(call) => moved_by(call.request(), self.batch()?),
+            Err(_) => Vec::new(),
+        };
+        let invalidations = match (&self.mount, &call) {
+            (Some(mount), Ok(call)) if mount.session != session.id => {
+                invalidations_of(call.request(), kept, &moved)
+            }
+            _ => Vec::new(),
+        };
+        let held_reply = || HeldReply::Client { client, reply: reply.to_vec() };
+        let is_held = call.is_ok_and(|call| {
+            self.answer_when_delivered(&call, kept, &invalidations)
+                || self.hold_cautiously(held_reply(), call.request(), &invalidations)
+        });
+        let waits = is_held || !invalidations.is_empty();
+        match &mut self.mount {
+            _ if is_held => {}
+            Some(mount) if !invalidations.is_empty() => mount.hold(held_reply(), invalidations),
+            _ => session.answer(client.slot, reply),
+        }
+        self.recorder.clear(InFlight::of(&client));
+        Statistics::add(&self.statistics.replayed, 1);
+        Ok(waits)
+    }
+
+    /// Has the sweeper unlink the backing files of all orphans that no client unlinks.
+    fn sweep_left(&mut self, owed: &HashSet<Ino>) -> Result<()> {
         let mut left = Vec::new();
         for (ino, layout) in self.batch()?.orphans()? {
             if self.backing.is_pending(ino) {
@@ -246,7 +279,6 @@ impl ShardThread<'_> {
             tracing::info!("sweeping the backing files of {} inodes that a crash left", left.len());
             self.backing.sweep(Sweep::Orphans(left));
         }
-        self.count_clients();
         Ok(())
     }
 
@@ -267,7 +299,8 @@ impl ShardThread<'_> {
         let mut theirs: Vec<u64> = noted.iter().copied().filter(|id| node_of_session(*id) != here).collect();
         theirs.sort_unstable();
         for id in theirs {
-            let mut session = Session::new(id, Channel::Remote(RemoteSlots::new(commands.clone())));
+            let slots = RemoteSlots::new(id, commands.clone(), self.arrivals.clone());
+            let mut session = Session::new(id, Channel::Remote(slots));
             session.noted = true;
             for slot in 0..RING_SLOTS {
                 let batch = self.batch()?;
@@ -276,7 +309,6 @@ impl ShardThread<'_> {
                 session.slots[slot].last_change = (seq, reply.to_vec());
                 session.slots[slot].reserved = reserved.filter(|ino| !has_inode(batch, *ino));
             }
-            self.remote_sessions += 1;
             self.sessions.push(session);
         }
         Ok(())
@@ -332,7 +364,6 @@ mod tests {
 
     use super::*;
     use crate::worker::journal::JOURNAL_FILE;
-    use forebay_types::Code;
 
     const CALLER: Caller = Caller { uid: 0, gid: 0 };
     const NOW: Timestamp = Timestamp { sec: 5, nsec: 6 };

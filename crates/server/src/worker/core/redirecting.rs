@@ -98,10 +98,10 @@ impl ShardThread<'_> {
         state.sent = None;
         let may = may_ask_anew(&mut state.asked_anew, client.seq);
         let learnt = match (refusal, &asked) {
-            (_, None) => Err("and nobody knows of what request"),
-            (Refusal::Wide(_), _) if !may => Err("and the request was asked anew too often"),
+            (_, None) => Err("for an unknown request"),
+            (Refusal::Wide(_), _) if !may => Err("and the request was redirected too often"),
             (Refusal::Wide(parts), Some(asked)) => self.wide.learn_by(here, asked.request(), *parts),
-            (Refusal::Code(_), _) => Err("and asked one for a name that it has not"),
+            (Refusal::Code(_), _) => Err("for a name that its part does not have"),
         };
         let why = match (learnt, asked) {
             (Ok(()), Some(asked)) => return Redirect::Ask(asked),
@@ -109,14 +109,14 @@ impl ShardThread<'_> {
                 self.wide.forget_parts_in(here, asked.request());
                 why
             }
-            (Ok(()), None) => "and nobody knows of what request",
+            (Ok(()), None) => "for an unknown request",
             (Err(why), None) => why,
         };
         let of = match refusal {
             Refusal::Wide(parts) => parts.of,
             Refusal::Code(_) => Ino(0),
         };
-        tracing::warn!("a node told of parts of a wide directory ({of}), {why}: the request is refused");
+        tracing::warn!("refused a request: a node sent parts of wide directory {of} {why}");
         state.listing = None;
         Redirect::Answer(Code::Io.into())
     }
@@ -138,12 +138,19 @@ impl ShardThread<'_> {
         }
         let (client, caller) = (listing.client, listing.caller);
         for index in listing.ask_ahead(network.node) {
-            self.wide.asked_ahead += 1;
-            let number = self.wide.asked_ahead;
-            self.wide.ahead.insert(number, (client, index));
-            if let Ok(call) = Call::encode(client, caller, &listing.question(index)) {
-                let node = listing.parts.as_slice()[index].birth_node();
-                steps.ask_ahead(number, node, call.bytes().to_vec());
+            match Call::encode(client, caller, &listing.question(index)) {
+                Ok(call) => {
+                    self.wide.asked_ahead += 1;
+                    let number = self.wide.asked_ahead;
+                    self.wide.ahead.insert(number, (client, index));
+                    let node = listing.parts.as_slice()[index].birth_node();
+                    steps.ask_ahead(number, node, call.bytes().to_vec());
+                }
+                // Nothing was sent, so no answer would arrive: the failure counts when this part's entries are next.
+                Err(code) => {
+                    let redirect = listing.hear_ahead(index, &Err(code.into()));
+                    debug_assert!(redirect.is_none(), "only parts behind the next one are requested ahead");
+                }
             }
         }
     }

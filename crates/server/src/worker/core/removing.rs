@@ -12,7 +12,6 @@ use super::state::ShardThread;
 use crate::worker::batch::Taken;
 use crate::worker::call::Call;
 use crate::worker::late_removals::{Waiter, LOOK_AFTER_BATCHES, WAIT_NS};
-use crate::worker::session::Session;
 use crate::worker::sweeper::Sweep;
 
 impl ShardThread<'_> {
@@ -133,8 +132,7 @@ impl ShardThread<'_> {
         while self.pipeline.taken.len() < most {
             let Some(call) = self.late.ready.pop() else { break };
             let client = call.client;
-            let is_there = |s: &Session| s.id == client.session;
-            if let Some(session) = self.sessions.iter().position(is_there) {
+            if let Some(session) = self.sessions.index_of(client.session) {
                 self.late.released.push(client);
                 self.pipeline.taken.push_back(Taken { session, client, call: Ok(call) });
             }

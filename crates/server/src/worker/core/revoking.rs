@@ -42,7 +42,7 @@ impl ShardThread<'_> {
     pub(in crate::worker) fn lease_renewed(&mut self, node: NodeId, lease: Option<(u64, u64)>) {
         let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
         leases.renewed(node, lease, &mut self.board);
-        if lease.is_some() && self.sessions.len() > self.remote_sessions {
+        if lease.is_some() && !self.sessions.local().is_empty() {
             network.commands.give(Command::RenewLease(node));
         } else {
             leases.stop_renewing(node);

@@ -1,4 +1,4 @@
-//! Rounds: what the shard thread does each time it wakes. It handles messages, takes a batch of calls and serves it.
+//! Rounds of the shard thread: each handles messages, takes a batch of calls, and serves it.
 
 use super::state::{Round, ShardThread};
 use crate::worker::batch::Taken;
@@ -17,7 +17,7 @@ use serde_json::Value;
 /// An open transaction is committed when no call came for so long.
 const IDLE_COMMIT_MS: u64 = 2;
 impl ShardThread<'_> {
-    /// Does what there is to do now, once: messages, then a batch of calls.
+    /// Runs one round: messages, then a batch of calls.
     pub(in crate::worker) fn round(&mut self) -> Result<Round> {
         while let Some(message) = self.unhandled.pop_front().or_else(|| self.messages.try_recv().ok()) {
             self.handle(message)?;
@@ -25,7 +25,8 @@ impl ShardThread<'_> {
         self.serve_what_waits()
     }
 
-    /// The same by the network thread: messages from the network, and calls. Other messages may take long and are left.
+    /// Runs a round in the network thread: messages from the network, and calls. Other messages may take long, and are
+    /// left to the shard thread.
     pub(in crate::worker) fn round_for_network(&mut self) -> Result<Round> {
         while let Some(message) = self.unhandled.pop_front().or_else(|| self.messages.try_recv().ok()) {
             if !message.is_of_network() {
@@ -43,7 +44,8 @@ impl ShardThread<'_> {
         self.unhandled.extend(self.messages.try_recv().ok());
         self.has_unhandled()
             || self.has_released_calls()
-            || self.sessions.iter().any(|s| s.channel.has_pending())
+            || !self.arrivals.is_empty()
+            || self.sessions.local().iter().any(Session::has_pending)
             || self.mount.as_ref().is_some_and(MountedKernel::has_written)
     }
 
@@ -72,8 +74,8 @@ impl ShardThread<'_> {
         Ok(Round::Served)
     }
 
-    /// Does what is left for idle times; true when there may be more. With `long` no call came for a moment: then the
-    /// transaction is committed.
+    /// Does the work of idle times. True when there may be more. `long`: no call has come for a moment, so the
+    /// transaction is committed too.
     pub(in crate::worker) fn rest(&mut self, long: bool) -> Result<bool> {
         if self.backing.has_unlinked() && self.forget_orphans()? {
             return Ok(true);
@@ -91,9 +93,9 @@ impl ShardThread<'_> {
         Ok(false)
     }
 
-    /// Milliseconds until the next timed work, after so many rounds without a call.
+    /// Milliseconds until the next timed work, after this many rounds without a call.
     pub(in crate::worker) fn next_timeout_ms(&self, idle_rounds: u32) -> u64 {
-        // After a moment the poll by timer, there for scribbled doorbells, slows down.
+        // The poll by timer, which exists for scribbled doorbells, slows down after a moment.
         let timeout = match idle_rounds {
             0 | 1 => IDLE_COMMIT_MS,
             2..20 => DOORBELL_POLL_MS,
@@ -109,21 +111,39 @@ impl ShardThread<'_> {
         leased.map_or(timeout, |left| timeout.min(left))
     }
 
-    /// Takes a batch: calls that are served again, then a bounded number from every ring in turn, starting with another
-    /// ring each time.
+    /// Takes a batch: calls that are served again, calls of other nodes' processes, and calls from the rings.
     fn take_requests(&mut self) {
         let most = if self.recorder.has_suspects() { 1 } else { BATCH_MAX };
         while self.pipeline.taken.len() < most {
             let Some(call) = self.cross_node.as_mut().and_then(CrossNode::next_anew) else { break };
-            // One that its client has given up meanwhile is not done any more.
+            // A call that its client has given up meanwhile is dropped.
             let client = call.client;
-            let asks = |s: &Session| s.id == client.session && s.is_waiting(client.slot, client.seq);
-            if let Some(session) = self.sessions.iter().position(asks) {
+            let session = self.sessions.index_of(client.session);
+            if let Some(session) = session.filter(|i| self.sessions[*i].is_waiting(client.slot, client.seq)) {
                 self.pipeline.taken.push_back(Taken { session, client, call: Ok(call) });
             }
         }
         self.take_released_calls(most);
-        let n = self.sessions.len();
+        // Half of the batch is for this node's processes, as far as they ask.
+        self.take_arrivals(most / 2 + 1);
+        self.take_from_rings(most);
+        self.take_arrivals(most);
+    }
+
+    /// Takes calls of other nodes' processes into the batch, in the order of their arrival, until it has `most` calls.
+    fn take_arrivals(&mut self, most: usize) {
+        while self.pipeline.taken.len() < most {
+            let Some((id, slot)) = self.arrivals.next() else { break };
+            let Some(session) = self.sessions.index_of(id) else { continue };
+            if let Some((client, call)) = self.sessions[session].channel.take(id, slot, &mut self.scratch) {
+                self.pipeline.taken.push_back(Taken { session, client, call });
+            }
+        }
+    }
+
+    /// Takes a bounded number of calls from each ring in turn, beginning with another ring each time.
+    fn take_from_rings(&mut self, most: usize) {
+        let n = self.sessions.local().len();
         for k in 0..n {
             let i = (self.first_session + k) % n;
             let room = most.saturating_sub(self.pipeline.taken.len());
@@ -132,7 +152,7 @@ impl ShardThread<'_> {
                 return;
             }
             let Session { id, channel, .. } = &self.sessions[i];
-            let mut bits = channel.take_pending(room.min(BATCH_PER_RING));
+            let mut bits = channel.ring().map_or(0, |ring| ring.take_pending(room.min(BATCH_PER_RING)));
             while bits != 0 {
                 let slot = bits.trailing_zeros() as usize;
                 bits &= bits - 1;
@@ -166,7 +186,7 @@ impl ShardThread<'_> {
                 self.check_with_others(report, reply);
             }
             Message::Mounted(id, device, done) => {
-                let known = self.sessions.iter().any(|s| s.id == id);
+                let known = self.sessions.find(id).is_some();
                 if known {
                     self.take_mount(id, device)?;
                 }
@@ -174,7 +194,7 @@ impl ShardThread<'_> {
             }
             Message::Watch(order) => self.mind_watches(order)?,
             Message::Known(id, reply) => {
-                let _ = reply.send(self.sessions.iter().any(|s| s.id == id));
+                let _ = reply.send(self.sessions.find(id).is_some());
             }
             Message::Asked { ticket, message } => self.asked(ticket, message)?,
             Message::Answered { stamp, reply } => self.answered(stamp, &reply)?,
@@ -209,7 +229,7 @@ impl ShardThread<'_> {
     /// # Errors
     /// Those that end the worker.
     pub(in crate::worker) fn check_here(&mut self) -> Result<Result<Value>> {
-        // What is swept and not yet forgotten would look like damage.
+        // Orphan records whose backing files are gone would look like damage.
         if self.backing.has_unlinked() {
             self.forget_orphans()?;
         }
@@ -217,14 +237,12 @@ impl ShardThread<'_> {
         Ok(crate::worker::check::check(self.shard, &self.targets))
     }
 
-    /// A process has ended: finishes what it left undone.
+    /// A process has ended. Finishes what it left undone.
     pub(in crate::worker) fn end_session(&mut self, id: u64) -> Result<()> {
-        let Some(i) = self.sessions.iter().position(|s| s.id == id) else { return Ok(()) };
+        let Some(mut session) = self.sessions.remove(id) else { return Ok(()) };
         if self.mount.as_ref().is_some_and(|mount| mount.session == id) {
             self.forget_mount();
         }
-        let mut session = self.sessions.swap_remove(i);
-        self.remote_sessions -= usize::from(!session.is_here());
         self.count_clients();
         if let (Some(network), true) = (&self.network, session.is_here()) {
             let nodes = std::mem::take(&mut session.asked_nodes);

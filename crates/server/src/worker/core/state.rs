@@ -14,6 +14,7 @@ use forebay_types::{Code, Result, Timestamp};
 use serde_json::Value;
 
 use crate::notifier::Starter;
+use crate::worker::arrivals::Arrivals;
 use crate::worker::backing_files::BackingFiles;
 use crate::worker::batch::Pipeline;
 use crate::worker::coordination::CrossNode;
@@ -24,7 +25,7 @@ use crate::worker::moments::{Moment, Watcher};
 pub(in crate::worker) use crate::worker::network::Network;
 use crate::worker::notifier::MountedKernel;
 use crate::worker::recorder::FlightRecorder;
-use crate::worker::session::Session;
+use crate::worker::sessions::Sessions;
 use crate::worker::statistics::Statistics;
 use crate::worker::sweeper::Sweep;
 use crate::worker::watches::Watched;
@@ -74,9 +75,9 @@ pub(in crate::worker) struct ShardThread<'a> {
     pub(in crate::worker) backing: BackingFiles,
     pub(in crate::worker) statistics: Arc<Statistics>,
     pub(in crate::worker) epoch: u64,
-    pub(in crate::worker) sessions: Vec<Session>,
-    /// How many of them are processes of other nodes.
-    pub(in crate::worker) remote_sessions: usize,
+    pub(in crate::worker) sessions: Sessions,
+    /// Requests of other nodes' processes to be taken.
+    pub(in crate::worker) arrivals: Arrivals,
     /// The network thread's commands, in a pool of several nodes.
     pub(in crate::worker) network: Option<Network>,
     /// Cross-node transactions, likewise.
@@ -143,8 +144,8 @@ impl<'a> ShardThread<'a> {
             backing: BackingFiles::new(sweeper),
             statistics,
             epoch,
-            sessions: Vec::new(),
-            remote_sessions: 0,
+            sessions: Sessions::default(),
+            arrivals: Arrivals::default(),
             network,
             cross_node,
             leases,
@@ -192,7 +193,7 @@ impl<'a> ShardThread<'a> {
         let Some(mut batch) = self.batch.take() else { return Ok(()) };
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         for (session, slot) in self.unkept.drain(..) {
-            let Some(session) = self.sessions.iter_mut().find(|s| s.id == session) else { continue };
+            let Some(session) = self.sessions.find_mut(session) else { continue };
             let state = &mut session.slots[slot];
             let (seq, reply) = &state.last_change;
             crate::worker::session::encode_kept(state.reserved, reply, &mut kept);
@@ -265,7 +266,7 @@ impl<'a> ShardThread<'a> {
     }
 
     pub(in crate::worker) fn count_clients(&self) {
-        let here = self.sessions.len() - self.remote_sessions;
+        let here = self.sessions.local().len();
         self.statistics.clients.store(here as u64, Ordering::Relaxed);
     }
 
@@ -279,7 +280,7 @@ impl<'a> ShardThread<'a> {
                 let space = target.space().unwrap_or_default();
                 serde_json::json!({ "total_bytes": space.total_bytes, "free_bytes": space.free_bytes })
             }).collect::<Vec<_>>(),
-            "clients": self.sessions.len() - self.remote_sessions,
+            "clients": self.sessions.local().len(),
             "ring": self.statistics.to_json(),
             "board": { "bytes": self.board.bytes(), "evicted": self.board.evicted() },
             "inodes": s.inodes,

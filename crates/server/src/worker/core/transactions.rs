@@ -63,7 +63,7 @@ impl ShardThread<'_> {
                 return Ok(Interception::No); // as it is
             }
             tracing::warn!(
-                "refused {request:?}: a change over several nodes holds it, and its nodes do not answer"
+                "refused {request:?}: a cross-node transaction holds its name, and the transaction's nodes do not answer"
             );
             return Ok(Interception::Refused(Code::Io));
         }
@@ -149,7 +149,7 @@ impl ShardThread<'_> {
         if let Some(cross_node) = &mut self.cross_node {
             if !prepared.is_empty() || !deliveries.is_empty() {
                 tracing::info!(
-                    "{} changes over several nodes are in doubt, {} deliveries are to be made",
+                    "{} cross-node transactions are in doubt, {} deliveries are pending",
                     prepared.len(),
                     deliveries.len()
                 );
@@ -304,7 +304,7 @@ impl ShardThread<'_> {
     /// Answers a call after the end of its batch.
     fn answer_late(&mut self, client: Client, answer: &Answer<'_>) {
         let mut reply = ReplyBuf::encode(answer);
-        if let Some(i) = self.sessions.iter().position(|s| s.id == client.session) {
+        if let Some(i) = self.sessions.index_of(client.session) {
             match self.redirect(i, &client, None, answer) {
                 Some(Redirect::Ask(call)) => return self.serve_anew(call),
                 Some(Redirect::Answer(other)) => reply = other,
@@ -328,7 +328,7 @@ impl ShardThread<'_> {
 
     /// Answers a call, if its client still waits for it.
     pub(in crate::worker) fn answer_client(&self, client: Client, reply: &[u8]) {
-        if let Some(session) = self.sessions.iter().find(|s| s.id == client.session) {
+        if let Some(session) = self.sessions.find(client.session) {
             session.answer_if_waiting(client.slot, client.seq, reply);
         }
     }
@@ -420,7 +420,7 @@ impl ShardThread<'_> {
     fn journal_step(&mut self, step: &Call, now: Timestamp, reply: &Reply<'_>) {
         let Client { session, slot, seq } = step.client;
         let decides = matches!(step.request(), Request::Decide { .. });
-        let client = self.sessions.iter_mut().find(|s| decides && s.id == session);
+        let client = self.sessions.find_mut(session).filter(|_| decides);
         let Some(client) = client else {
             let nobody = session_on(self.here(), 0);
             return self.journal.append(nobody, 0, 0, now, step.bytes());

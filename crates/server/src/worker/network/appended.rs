@@ -12,26 +12,26 @@
 //! make one of them that comes late, or again, makes nothing, whichever worker it meets.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use forebay_ring::{memfd_sealed, Mapping, Seal};
 use forebay_types::limits::REPLIES_KEPT;
-use forebay_types::{BackingId, Code, Error, Ino, Result};
+use forebay_types::{BackingId, Code, Ino};
 use forebay_wire::Stamp;
 
-use super::reply_cache::{ReplyCache, ENTRY_BYTES};
-use crate::store::FdStore;
+use super::reply_cache::{packed, ReplyCache, WORDS};
+use crate::worker::durable_table::{DurableMemory, DurableTable, Format};
 
-/// The tag of the log in the supervisor's store.
+/// The tag of the memory in the supervisor's store.
 pub(in crate::worker) const TAG: &str = "appends";
 /// Inodes whose backing files were removed last.
 const REMOVED_KEPT: usize = 4096;
-/// Where they begin: how many there were, and the last of them.
-const REMOVED_AT: usize = REPLIES_KEPT * ENTRY_BYTES;
-/// Bytes of all that.
-pub(super) const APPENDS_BYTES: usize = REMOVED_AT + 8 * (1 + REMOVED_KEPT);
+/// The last appends; the inodes.
+pub(super) const FORMAT: Format = Format {
+    tag: TAG,
+    what: "the log of finished appends and removed inodes",
+    version: 1,
+    tables: &[(REPLIES_KEPT, WORDS), (REMOVED_KEPT, 2)],
+};
 
 /// The states of an append. Its words: the inode, the rest of the backing file's name, and where it goes.
 const BEGUN: u64 = 1;
@@ -49,11 +49,11 @@ pub(super) enum Before {
 /// A backing file, as an append needs it.
 pub(super) trait AppendFile {
     /// Its bytes.
-    fn size(&self) -> std::result::Result<u64, Code>;
+    fn size(&self) -> Result<u64, Code>;
     /// Reads at an offset; how many bytes, fewer at the end.
-    fn read(&self, bytes: &mut [u8], at: u64) -> std::result::Result<usize, Code>;
+    fn read(&self, bytes: &mut [u8], at: u64) -> Result<usize, Code>;
     /// Writes at the end as it is then; where the first byte went.
-    fn append(&self, bytes: &[u8]) -> std::result::Result<u64, Code>;
+    fn append(&self, bytes: &[u8]) -> Result<u64, Code>;
 }
 
 /// How much of an append that was begun is in its file.
@@ -68,7 +68,7 @@ enum Found {
 }
 
 /// Looks for bytes that were to be appended when the file ended at `at`.
-fn find(file: &impl AppendFile, bytes: &[u8], at: u64) -> std::result::Result<Found, Code> {
+fn find(file: &impl AppendFile, bytes: &[u8], at: u64) -> Result<Found, Code> {
     let Some(there) = file.size()?.checked_sub(at) else { return Ok(Found::Other) };
     let there = bytes.len().min(usize::try_from(there).unwrap_or(usize::MAX));
     let (mut done, mut piece) = (0, [0; 16 * 1024]);
@@ -89,8 +89,7 @@ const FILE_LOCKS: usize = 64;
 /// The last append of each slot, and what was removed.
 #[derive(Debug)]
 pub(in crate::worker) struct Appended {
-    /// None: nothing outlives this (tests).
-    memory: Option<Mapping>,
+    memory: DurableMemory,
     last: Mutex<ReplyCache>,
     /// Taken before `last`.
     files: [Mutex<()>; FILE_LOCKS],
@@ -98,78 +97,29 @@ pub(in crate::worker) struct Appended {
 
 impl Default for Appended {
     fn default() -> Appended {
-        let last = Mutex::new(ReplyCache::new(0, REPLIES_KEPT));
-        Appended { memory: None, last, files: [const { Mutex::new(()) }; FILE_LOCKS] }
+        Appended::open(&DurableMemory::none(&FORMAT))
     }
-}
-
-fn packed(id: &BackingId) -> u64 {
-    u64::from(id.target) << 32 | u64::from(id.number) << 16 | u64::from(id.stripe)
-}
-
-/// Where the `i`-th inode is whose backing files were removed.
-fn removed_at(i: u64) -> usize {
-    REMOVED_AT + 8 * (1 + i as usize % REMOVED_KEPT)
 }
 
 impl Appended {
-    /// What the last worker left with the supervisor, taken out of `left`, or new memory that is put there.
-    ///
-    /// # Errors
-    /// No memory; the supervisor is gone.
-    pub(in crate::worker) fn restored(
-        store: &FdStore,
-        left: &mut Vec<(String, Vec<OwnedFd>)>,
-    ) -> Result<Appended> {
-        let kept = left.extract_if(.., |(tag, _)| tag == TAG).find_map(|(_, mut fds)| fds.pop());
-        if let Some(fd) = kept {
-            return Appended::open(fd.as_fd());
-        }
-        let what = "cannot keep which appends are done";
-        let (fd, mapping) =
-            memfd_sealed(c"forebay-appends", APPENDS_BYTES, Seal::Size).map_err(|e| Error::io(what, &e))?;
-        store.put(TAG, &[fd.as_fd()])?;
-        Ok(Appended { memory: Some(mapping), ..Appended::default() })
-    }
-
-    /// What is kept in memory of [`APPENDS_BYTES`], which is zero where there is none yet.
-    ///
-    /// # Errors
-    /// Memory that cannot be mapped.
-    pub(super) fn open(fd: std::os::fd::BorrowedFd<'_>) -> Result<Appended> {
-        let what = "cannot see which appends are done";
-        let memory = Mapping::new(fd, APPENDS_BYTES, true).map_err(|e| Error::io(what, &e))?;
-        let last = Mutex::new(ReplyCache::restored(&memory, 0, REPLIES_KEPT));
-        Ok(Appended { memory: Some(memory), last, ..Appended::default() })
+    /// What is kept in a memory.
+    pub(super) fn open(memory: &DurableMemory) -> Appended {
+        let last = ReplyCache::open(memory, 0, |state, _| state == BEGUN || state == DONE);
+        let files = [const { Mutex::new(()) }; FILE_LOCKS];
+        Appended { memory: memory.clone(), last: Mutex::new(last), files }
     }
 
     fn last(&self) -> MutexGuard<'_, ReplyCache> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A backing file of an inode is about to be removed: the inode is put to those of `known`, and kept for the next
-    /// worker. One that has several here is told of several times in a row, and is to make no more than one other
-    /// forgotten.
-    pub(super) fn note_removed(&self, known: &mut VecDeque<Ino>, ino: Ino) {
-        if known.back() == Some(&ino) {
-            return;
-        }
-        known.push_back(ino);
-        if known.len() > REMOVED_KEPT {
-            known.pop_front();
-        }
-        let Some(memory) = &self.memory else { return };
-        let count = memory.word64(REMOVED_AT).load(Ordering::Relaxed);
-        memory.word64(removed_at(count)).store(ino.0, Ordering::Relaxed);
-        memory.word64(REMOVED_AT).store(count.wrapping_add(1), Ordering::Release);
-    }
-
     /// Those that were removed last, by this worker or an earlier one.
-    pub(super) fn removed(&self) -> VecDeque<Ino> {
-        let Some(memory) = &self.memory else { return VecDeque::new() };
-        let count = memory.word64(REMOVED_AT).load(Ordering::Acquire);
-        let last = count.saturating_sub(REMOVED_KEPT as u64)..count;
-        last.map(|i| Ino(memory.word64(removed_at(i)).load(Ordering::Relaxed))).collect()
+    pub(super) fn removed(&self) -> Removed {
+        let (table, mut left) = self.memory.table(1);
+        left.sort_unstable_by_key(|(_, [number, _])| *number);
+        let next = left.last().map_or(1, |(_, [number, _])| number.saturating_add(1));
+        let (entries, last) = left.into_iter().map(|(entry, [_, ino])| (entry, Ino(ino))).unzip();
+        Removed { table, last, entries, next }
     }
 
     /// What was done of an append that is asked again; none of one that was never begun.
@@ -186,12 +136,12 @@ impl Appended {
 
     /// An append begins on a file that is so long; its number.
     fn begin(&self, stamp: &Stamp, id: &BackingId, size: u64) -> u64 {
-        self.last().put(self.memory.as_ref(), stamp, BEGUN, [id.ino.0, packed(id), size])
+        self.last().put(stamp, BEGUN, [id.ino.0, packed(id), size])
     }
 
     /// The append of this number is done: its first byte went there.
     fn done(&self, number: u64, at: u64) {
-        self.last().advance(self.memory.as_ref(), number, DONE, at);
+        self.last().advance(number, DONE, at);
     }
 
     /// The processes whose appends are kept.
@@ -201,7 +151,7 @@ impl Appended {
 
     /// A process is over.
     pub(super) fn end(&self, session: u64) {
-        self.last().end(self.memory.as_ref(), session);
+        self.last().end(session);
     }
 
     /// Does an append, or the rest of it, unless it was done before; where its first byte went.
@@ -215,7 +165,7 @@ impl Appended {
         id: &BackingId,
         bytes: &[u8],
         file: &impl AppendFile,
-    ) -> std::result::Result<u64, Code> {
+    ) -> Result<u64, Code> {
         let lock = &self.files[id.ino.0 as usize % FILE_LOCKS];
         let _apart = lock.lock().unwrap_or_else(PoisonError::into_inner);
         match self.numbered_before(stamp, id) {
@@ -245,6 +195,41 @@ impl Appended {
     }
 }
 
+/// The inodes of other nodes whose backing files were removed last.
+#[derive(Debug)]
+pub(super) struct Removed {
+    /// Words of an entry: the number of the removal, from 1, and the inode.
+    table: DurableTable<2>,
+    /// From the one that was removed first.
+    last: VecDeque<Ino>,
+    /// Their entries.
+    entries: VecDeque<usize>,
+    next: u64,
+}
+
+impl Removed {
+    pub(super) fn contains(&self, ino: Ino) -> bool {
+        self.last.contains(&ino)
+    }
+
+    /// A backing file of an inode is about to be removed: the inode is kept, for the next worker too. One that has
+    /// several here is told of several times in a row, and is to make no more than one other forgotten.
+    pub(super) fn note(&mut self, ino: Ino) {
+        if self.last.back() == Some(&ino) {
+            return;
+        }
+        let entry = self.table.take_free().or_else(|| {
+            self.last.pop_front();
+            self.entries.pop_front()
+        });
+        let Some(entry) = entry else { return };
+        self.table.write(entry, [self.next, ino.0]);
+        self.next = self.next.saturating_add(1);
+        self.last.push_back(ino);
+        self.entries.push_back(entry);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,11 +255,11 @@ mod tests {
     }
 
     impl AppendFile for Fake {
-        fn size(&self) -> std::result::Result<u64, Code> {
+        fn size(&self) -> Result<u64, Code> {
             self.0.borrow().as_ref().map(|bytes| bytes.len() as u64).ok_or(Code::NotFound)
         }
 
-        fn read(&self, bytes: &mut [u8], at: u64) -> std::result::Result<usize, Code> {
+        fn read(&self, bytes: &mut [u8], at: u64) -> Result<usize, Code> {
             let file = self.0.borrow();
             let found = file.as_ref().and_then(|file| file.get(at as usize..)).ok_or(Code::NotFound)?;
             let n = found.len().min(bytes.len());
@@ -282,7 +267,7 @@ mod tests {
             Ok(n)
         }
 
-        fn append(&self, bytes: &[u8]) -> std::result::Result<u64, Code> {
+        fn append(&self, bytes: &[u8]) -> Result<u64, Code> {
             let at = self.size()?;
             self.0.borrow_mut().as_mut().ok_or(Code::NotFound)?.extend_from_slice(bytes);
             Ok(at)
@@ -291,14 +276,14 @@ mod tests {
 
     /// What the next worker says of an append of "abcd", and what is in the file then: the first one was killed between
     /// the entry and its end, when the file was `then` and is `now`.
-    fn repeated(then: &[u8], now: &[u8]) -> (std::result::Result<u64, Code>, Vec<u8>) {
-        let (fd, memory) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
-        let first = Appended { memory: Some(memory), ..Appended::default() };
+    fn repeated(then: &[u8], now: &[u8]) -> (Result<u64, Code>, Vec<u8>) {
+        let memory = DurableMemory::new(&FORMAT);
+        let first = Appended::open(&memory);
         first.begin(&stamp(2, 7), &ID, then.len() as u64);
-        let (next, file) = (Appended::open(fd.as_fd()).unwrap(), Fake::with(now));
+        let (next, file) = (Appended::open(&memory), Fake::with(now));
         let told = next.once(&stamp(2, 7), &ID, b"abcd", &file);
         if let Ok(at) = told {
-            assert_eq!(Appended::open(fd.as_fd()).unwrap().before(&stamp(2, 7), &ID), Some(Before::Done(at)));
+            assert_eq!(Appended::open(&memory).before(&stamp(2, 7), &ID), Some(Before::Done(at)));
         }
         assert_eq!(next.once(&stamp(2, 7), &ID, b"abcd", &file), told, "asked again");
         (told, file.bytes())
@@ -322,12 +307,12 @@ mod tests {
 
     #[test]
     fn next_worker_knows_what_is_done_also_of_a_file_that_is_gone() {
-        let (fd, memory) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
-        let first = Appended { memory: Some(memory), ..Appended::default() };
+        let memory = DurableMemory::new(&FORMAT);
+        let first = Appended::open(&memory);
         let (file, gone) = (Fake::with(b"xyz"), Fake(RefCell::new(None)));
         assert_eq!(first.once(&stamp(63, 7), &ID, b"ab", &file), Ok(3));
         first.begin(&stamp(2, 8), &ID, 5);
-        let next = Appended::open(fd.as_fd()).unwrap();
+        let next = Appended::open(&memory);
         assert_eq!(next.before(&stamp(63, 7), &ID), Some(Before::Done(3)));
         assert_eq!(next.before(&stamp(2, 8), &ID), Some(Before::Begun(5)));
         assert!([stamp(2, 9), stamp(3, 7)].iter().all(|of| next.before(of, &ID).is_none()));
@@ -340,13 +325,11 @@ mod tests {
 
     #[test]
     fn next_worker_knows_what_was_removed_last() {
-        let (fd, _memory) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
-        let worker = || Appended::open(fd.as_fd()).unwrap();
+        let memory = DurableMemory::new(&FORMAT);
         let note = |inodes: &[u64]| {
-            let worker = worker();
-            let mut known = worker.removed();
-            inodes.iter().for_each(|ino| worker.note_removed(&mut known, Ino(*ino)));
-            known
+            let mut removed = Appended::open(&memory).removed();
+            inodes.iter().for_each(|ino| removed.note(Ino(*ino)));
+            removed.last
         };
         assert!(note(&[]).is_empty());
         note(&[7]);
@@ -363,18 +346,18 @@ mod tests {
 
     #[test]
     fn append_whose_reply_was_lost_is_known_though_others_append_many_times() {
-        let (fd, memory) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
-        let first = Appended { memory: Some(memory), ..Appended::default() };
+        let memory = DurableMemory::new(&FORMAT);
+        let first = Appended::open(&memory);
         let file = Fake::with(b"");
         first.once(&stamp(1, 1), &ID, b"a", &file).unwrap();
         for sequence in 0..REPLIES_KEPT as u64 + 10 {
             first.once(&stamp(0, sequence), &ID, b"b", &file).unwrap();
         }
-        let (next, before) = (Appended::open(fd.as_fd()).unwrap(), file.bytes());
+        let (next, before) = (Appended::open(&memory), file.bytes());
         assert_eq!(next.once(&stamp(1, 1), &ID, b"a", &file), Ok(0));
         assert_eq!(next.once(&stamp(0, 3), &ID, b"b", &file), Err(Code::Stale), "its slot went on");
         assert!(file.bytes() == before);
         next.end(stamp(0, 0).session);
-        assert!(Appended::open(fd.as_fd()).unwrap().before(&stamp(1, 1), &ID).is_none());
+        assert!(Appended::open(&memory).before(&stamp(1, 1), &ID).is_none());
     }
 }

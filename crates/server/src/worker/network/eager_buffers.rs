@@ -274,17 +274,26 @@ impl RemoteBuffers {
 
     /// Takes a buffer for `bytes` bytes whose last is `last`. Returns the memory to write them to.
     pub(super) fn take(&mut self, node: NodeId, bytes: u64, last: u8) -> Option<(UsedBuffer, Memory)> {
-        let remote = self.buffers.get_mut(&node)?;
-        let index = remote.free.iter().rposition(|buffer| canary(*buffer) != last)?;
-        let buffer = remote.free[index];
-        // A buffer whose generations are used up is not used any more.
-        let generation = remote.generations[usize::from(buffer)].checked_add(1)?;
-        remote.free.remove(index);
-        remote.generations[usize::from(buffer)] = generation;
-        remote.pending[usize::from(buffer)] = 2;
-        let at = last_byte(buffer) as u64 + 1 - bytes;
-        let to = Memory { address: remote.memory.address + at, key: remote.memory.key };
-        Some((UsedBuffer { node, of: BufferUse { grant: remote.number, buffer, generation } }, to))
+        loop {
+            let remote = self.buffers.get_mut(&node)?;
+            let index = remote.free.iter().rposition(|buffer| canary(*buffer) != last)?;
+            let buffer = remote.free.remove(index);
+            let of_buffer = usize::from(buffer);
+            let used =
+                |generation| UsedBuffer { node, of: BufferUse { grant: remote.number, buffer, generation } };
+            let Some(generation) = remote.generations[of_buffer].checked_add(1) else {
+                // The buffer's generations are used up. Those of the next grant begin anew.
+                let used = used(u32::MAX);
+                self.retire(used);
+                continue;
+            };
+            let used = used(generation);
+            remote.generations[of_buffer] = generation;
+            remote.pending[of_buffer] = 2;
+            let at = last_byte(buffer) as u64 + 1 - bytes;
+            let to = Memory { address: remote.memory.address + at, key: remote.memory.key };
+            return Some((used, to));
+        }
     }
 
     /// The number of the request for a grant that is to be sent to this node now, if one is due.
@@ -504,6 +513,27 @@ mod tests {
             EAGER_BUFFERS,
             "a buffer of the old grant is none of them"
         );
+    }
+
+    #[test]
+    fn buffer_with_no_generation_left_is_retired_and_the_next_one_taken() {
+        let mut taken = RemoteBuffers::default();
+        let number = taken.next_request(NODE, Duration::ZERO).unwrap();
+        let memory = Memory { address: 1 << 20, key: 3 };
+        taken.add_grant(NODE, number, memory, EAGER_BUFFERS as u16, EAGER_BUFFER_BYTES as u32);
+        for retired in 1..RETIRED_MAX {
+            let (used, _) = taken.take(NODE, 100, 0).unwrap();
+            taken.cancelled(used);
+            taken.buffers.get_mut(&NODE).unwrap().generations[usize::from(used.of.buffer)] = u32::MAX;
+            let (next, _) = taken.take(NODE, 100, 0).expect("the other buffers are free");
+            assert_ne!(next.of.buffer, used.of.buffer);
+            taken.cancelled(next);
+            assert_eq!(taken.buffers[&NODE].retired, retired);
+        }
+        assert_eq!(taken.next_request(NODE, Duration::ZERO), None);
+        taken.buffers.get_mut(&NODE).unwrap().generations = [u32::MAX; EAGER_BUFFERS];
+        assert!(taken.take(NODE, 100, 0).is_none());
+        taken.next_request(NODE, Duration::ZERO).expect("a new grant is due");
     }
 
     #[test]

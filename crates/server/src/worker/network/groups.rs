@@ -1,56 +1,56 @@
 //! The shared state of processes of several nodes that opened a file together, for files whose first backing file is on
 //! this node: MPI's shared file pointer, and the locks of its atomic mode, which are separate from programs' own locks.
 //!
-//! All of it is in memory that the supervisor keeps over the worker: a table of groups, one of locks, and the last step
-//! (a move or a seek) of each slot ([`ReplyCache`]). One store of its entry commits a step; the table of groups
-//! follows. So the next worker knows where each pointer is, and a repeated step is answered and not executed again. A
-//! lock is in its table before it is granted. Waiters for locks are in this process's memory alone: they send their
-//! requests again.
+//! All of it is in durable tables (`durable_table.rs`): the groups, the locks, and the last step (a move or a seek) of
+//! each slot ([`ReplyCache`]). One store of its entry commits a step; the table of groups follows. So the next worker
+//! knows where each pointer is, and a repeated step is answered and not executed again. A lock is in its table before it
+//! is granted. Waiters for locks are in this process's memory alone: they send their requests again.
 //!
 //! The network thread serves this by itself, and nothing blocks. Lock order: no other lock is taken with the table's.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use forebay_ring::{call_clock, memfd_sealed, Mapping, Seal};
+use forebay_ring::call_clock;
 use forebay_types::limits::{FILE_BYTES_MAX, GROUPS_MAX, GROUP_LOCKS_MAX, GROUP_PLACE_MS, REPLIES_KEPT};
-use forebay_types::{BackingId, Code, Error, GroupOp, Ino, LockKind, LockWish, Reply, Result};
+use forebay_types::{BackingId, Code, GroupOp, Ino, LockKind, LockRequest, Reply};
 use forebay_wire::Stamp;
 
-use super::reply_cache::{ReplyCache, ENTRY_BYTES};
-use crate::store::FdStore;
+use super::reply_cache::{packed, ReplyCache, NUMBERS_END, WORDS};
+use crate::worker::durable_table::{DurableMemory, DurableTable, Format};
 
-/// The tag of the memory in the supervisor's store.
-const TAG: &str = "groups";
-/// How long a waiter keeps its place in the queue without sending its request again.
-const PLACE_NS: u64 = GROUP_PLACE_MS * 1_000_000;
-/// Words of an entry of each table.
-const WORDS: usize = 8;
-/// Where the tables begin, in entries.
-const STEPS_AT: usize = GROUPS_MAX;
-const LOCKS_AT: usize = STEPS_AT + REPLIES_KEPT;
-const MEMORY_BYTES: usize = (LOCKS_AT + GROUP_LOCKS_MAX) * ENTRY_BYTES;
-/// The state of a step that is done. Its words: the group's key, and the pointer before and after the step.
-const DONE: u64 = 1;
-
-/// Words of a group: its state (1: it exists), key, the session that made it, target with number and stripe, inode, the
-/// pointer, and the number of the first step that is not in the pointer.
+/// The groups; the last steps; the locks.
+pub(super) const FORMAT: Format = Format {
+    tag: "groups",
+    what: "the state of groups of processes",
+    version: 1,
+    tables: &[(GROUPS_MAX, GROUP_WORDS), (REPLIES_KEPT, WORDS), (GROUP_LOCKS_MAX, LOCK_WORDS)],
+};
+/// Words of a group: its state, key, the session that made it, target with number and stripe, inode, the pointer, and
+/// the number of the first step that is not in the pointer.
+const GROUP_WORDS: usize = 7;
 const POSITION: usize = 5;
 const APPLIED: usize = 6;
+/// Words of a lock: its state, the group's key, session, owner, first and last byte, and 1 for a write lock.
+const LOCK_WORDS: usize = 7;
+/// The state of a group or a lock that exists.
+const EXISTS: u64 = 1;
+/// The state of a step that is done. Its words: the group's key, and the pointer before and after the step.
+const DONE: u64 = 1;
+/// How long a waiter keeps its place in the queue without sending its request again.
+const PLACE_NS: u64 = GROUP_PLACE_MS * 1_000_000;
 
 #[derive(Debug)]
 struct Held {
     entry: usize,
     session: u64,
-    wish: LockWish,
+    wish: LockRequest,
 }
 
 #[derive(Debug)]
 struct Waiting {
     session: u64,
-    wish: LockWish,
+    wish: LockRequest,
     /// By [`call_clock`].
     asked_ns: u64,
 }
@@ -61,6 +61,8 @@ struct Group {
     session: u64,
     id: BackingId,
     position: u64,
+    /// The number of the first step that is not in `position`.
+    applied: u64,
     held: Vec<Held>,
     waiting: VecDeque<Waiting>,
 }
@@ -69,150 +71,155 @@ struct Group {
 struct State {
     groups: HashMap<u64, Group>,
     steps: ReplyCache,
-    free_groups: Vec<usize>,
-    free_locks: Vec<usize>,
+    group_table: DurableTable<GROUP_WORDS>,
+    lock_table: DurableTable<LOCK_WORDS>,
 }
 
 /// All groups.
 #[derive(Debug)]
 pub(in crate::worker) struct Groups {
-    /// None: nothing outlives this (simulations, tests).
-    memory: Option<Mapping>,
     state: Mutex<State>,
 }
 
 impl Default for Groups {
     fn default() -> Groups {
-        let state = State {
-            groups: HashMap::new(),
-            steps: ReplyCache::new(STEPS_AT * ENTRY_BYTES, REPLIES_KEPT),
-            free_groups: (0..GROUPS_MAX).rev().collect(),
-            free_locks: (LOCKS_AT..LOCKS_AT + GROUP_LOCKS_MAX).rev().collect(),
-        };
-        Groups { memory: None, state: Mutex::new(state) }
+        Groups::open(&DurableMemory::none(&FORMAT))
     }
 }
 
-fn packed(id: &BackingId) -> u64 {
-    u64::from(id.target) << 32 | u64::from(id.number) << 16 | u64::from(id.stripe)
-}
-
-fn conflict(one: &LockWish, other: &LockWish) -> bool {
+fn conflict(one: &LockRequest, other: &LockRequest) -> bool {
     let writes = one.kind == LockKind::Write || other.kind == LockKind::Write;
     writes && one.start <= other.end && other.start <= one.end
 }
 
-fn word(memory: &Mapping, entry: usize, index: usize) -> &AtomicU64 {
-    memory.word64((entry * WORDS + index) * 8)
-}
-
-/// Writes an entry, its state last.
-fn put(memory: &Option<Mapping>, entry: usize, words: &[u64]) {
-    let Some(memory) = memory else { return };
-    word(memory, entry, 0).store(0, Ordering::SeqCst);
-    for (i, value) in words.iter().enumerate() {
-        word(memory, entry, 1 + i).store(*value, Ordering::SeqCst);
-    }
-    word(memory, entry, 0).store(1, Ordering::SeqCst);
-}
-
-fn set(memory: &Option<Mapping>, entry: usize, index: usize, value: u64) {
-    if let Some(memory) = memory {
-        word(memory, entry, index).store(value, Ordering::SeqCst);
+impl Group {
+    /// A step has moved the pointer: its entry in `table` follows.
+    fn moved(&mut self, table: &DurableTable<GROUP_WORDS>, number: u64, position: u64) {
+        (self.position, self.applied) = (position, number + 1);
+        table.set(self.entry, POSITION, position);
+        table.set(self.entry, APPLIED, number + 1);
     }
 }
 
 impl State {
     /// Releases the locks of which `which` is true, and removes such waiters.
-    fn release(&mut self, memory: &Option<Mapping>, key: u64, which: impl Fn(u64, &LockWish) -> bool) {
+    fn release(&mut self, key: u64, which: impl Fn(u64, &LockRequest) -> bool) {
         let Some(group) = self.groups.get_mut(&key) else { return };
         for held in group.held.extract_if(.., |held| which(held.session, &held.wish)) {
-            set(memory, held.entry, 0, 0);
-            self.free_locks.push(held.entry);
+            self.lock_table.remove(held.entry);
         }
         group.waiting.retain(|waiting| !which(waiting.session, &waiting.wish));
     }
 
-    fn remove(&mut self, memory: &Option<Mapping>, key: u64) {
-        self.release(memory, key, |_, _| true);
+    fn remove(&mut self, key: u64) {
+        self.release(key, |_, _| true);
         if let Some(group) = self.groups.remove(&key) {
-            set(memory, group.entry, 0, 0);
-            self.free_groups.push(group.entry);
+            self.group_table.remove(group.entry);
         }
+    }
+
+    fn make(&mut self, session: u64, id: &BackingId, key: u64, position: u64) -> Result<(), Code> {
+        // Steps of an earlier group with the same key do not belong to this one.
+        let applied = self.steps.next_number();
+        let words = [EXISTS, key, session, packed(id), id.ino.0, position, applied];
+        let entry = self.group_table.insert(words).ok_or(Code::NoResources)?;
+        let (held, waiting) = (Vec::new(), VecDeque::new());
+        self.groups.insert(key, Group { entry, session, id: *id, position, applied, held, waiting });
+        Ok(())
+    }
+
+    /// Moves a pointer from where it is to where `after` says, unless the step was done before; where it was.
+    /// [`Code::FileTooLarge`] beyond the largest file.
+    fn step(&mut self, stamp: &Stamp, key: u64, after: impl Fn(u64) -> Option<u64>) -> Result<u64, Code> {
+        if let Some(done) = self.steps.get(stamp) {
+            return Ok(done.words[1]);
+        }
+        if self.steps.is_overtaken(stamp) {
+            return Err(Code::Stale);
+        }
+        let group = self.groups.get_mut(&key).ok_or(Code::Stale)?;
+        let before = group.position;
+        let after = after(before).ok_or(Code::FileTooLarge)?;
+        let number = self.steps.put(stamp, DONE, [key, before, after]);
+        group.moved(&self.group_table, number, after);
+        Ok(before)
+    }
+
+    fn lock(&mut self, session: u64, key: u64, wish: LockRequest) -> Result<(), Code> {
+        if wish.kind == LockKind::Unlock {
+            self.release(key, |of, its| of == session && its.owner == wish.owner);
+            return Ok(());
+        }
+        let State { groups, lock_table, .. } = self;
+        let group = groups.get_mut(&key).ok_or(Code::Stale)?;
+        let is_its = |of: u64, its: &LockRequest| of == session && its.owner == wish.owner;
+        if group.held.iter().any(|held| is_its(held.session, &held.wish)) {
+            return Ok(());
+        }
+        let now = call_clock();
+        group.waiting.retain(|w| is_its(w.session, &w.wish) || now.saturating_sub(w.asked_ns) < PLACE_NS);
+        let at = group.waiting.iter().position(|w| is_its(w.session, &w.wish));
+        let before = at.unwrap_or(group.waiting.len());
+        let is_free = !group.held.iter().any(|held| conflict(&held.wish, &wish))
+            && !group.waiting.iter().take(before).any(|waiting| conflict(&waiting.wish, &wish));
+        let writes = u64::from(wish.kind == LockKind::Write);
+        let words = [EXISTS, key, session, wish.owner, wish.start, wish.end, writes];
+        let entry = if is_free { lock_table.insert(words) } else { None };
+        let Some(entry) = entry else {
+            match at.and_then(|at| group.waiting.get_mut(at)) {
+                Some(waiting) => waiting.asked_ns = now,
+                None => group.waiting.push_back(Waiting { session, wish, asked_ns: now }),
+            }
+            return Err(Code::Busy);
+        };
+        if let Some(at) = at {
+            group.waiting.remove(at);
+        }
+        group.held.push(Held { entry, session, wish });
+        Ok(())
     }
 }
 
 impl Groups {
-    /// The groups that the last worker left with the supervisor, taken out of `left`, or new memory that is put there.
-    ///
-    /// # Errors
-    /// No memory; the supervisor is gone.
-    pub(in crate::worker) fn restored(
-        store: &FdStore,
-        left: &mut Vec<(String, Vec<OwnedFd>)>,
-    ) -> Result<Groups> {
-        let kept = left.extract_if(.., |(tag, _)| tag == TAG).find_map(|(_, mut fds)| fds.pop());
-        if let Some(fd) = kept {
-            return Groups::open(fd.as_fd());
+    /// The groups in a memory.
+    pub(super) fn open(memory: &DurableMemory) -> Groups {
+        let (mut group_table, groups_left) = memory.table(0);
+        let (mut lock_table, locks_left) = memory.table(2);
+        let is_step =
+            |state, [_, before, after]: &[u64; 3]| state == DONE && *before.max(after) <= FILE_BYTES_MAX;
+        let mut steps = ReplyCache::open(memory, 1, is_step);
+        let mut groups = HashMap::new();
+        for (entry, [state, key, session, file, ino, position, applied]) in groups_left {
+            let (target, number, stripe) = ((file >> 32) as u32, (file >> 16) as u8, file as u16);
+            let id = BackingId { target, ino: Ino(ino), number, stripe };
+            let is_sound = state == EXISTS && packed(&id) == file && position <= FILE_BYTES_MAX;
+            if !is_sound || applied >= NUMBERS_END || groups.contains_key(&key) {
+                group_table.remove(entry);
+                continue;
+            }
+            // The steps with these numbers may have been forgotten, with their process.
+            steps.number_from(applied);
+            let (held, waiting) = (Vec::new(), VecDeque::new());
+            groups.insert(key, Group { entry, session, id, position, applied, held, waiting });
         }
-        let what = "cannot keep what processes have in common that opened a file together";
-        let (fd, mapping) =
-            memfd_sealed(c"forebay-groups", MEMORY_BYTES, Seal::Size).map_err(|e| Error::io(what, &e))?;
-        store.put(TAG, &[fd.as_fd()])?;
-        Ok(Groups { memory: Some(mapping), ..Groups::default() })
-    }
-
-    fn open(fd: BorrowedFd<'_>) -> Result<Groups> {
-        let what = "cannot see what processes have in common that opened a file together";
-        let memory = Mapping::new(fd, MEMORY_BYTES, true).map_err(|e| Error::io(what, &e))?;
-        let groups = Groups::default();
-        let mut state = groups.state();
-        let State { free_groups, free_locks, .. } = &mut *state;
-        let load = |entry, index| word(&memory, entry, index).load(Ordering::Acquire);
-        let is_used = |entry: &usize| load(*entry, 0) == 1;
-        let used_groups: Vec<usize> = free_groups.extract_if(.., |entry| is_used(entry)).collect();
-        let used_locks: Vec<usize> = free_locks.extract_if(.., |entry| is_used(entry)).collect();
-        for entry in used_groups {
-            let (files, ino) = (load(entry, 3), Ino(load(entry, 4)));
-            let (target, number, stripe) = ((files >> 32) as u32, (files >> 16) as u8, files as u16);
-            let group = Group {
-                entry,
-                session: load(entry, 2),
-                id: BackingId { target, ino, number, stripe },
-                position: load(entry, POSITION),
-                held: Vec::new(),
-                waiting: VecDeque::new(),
-            };
-            state.groups.insert(load(entry, 1), group);
-        }
-        let steps = ReplyCache::restored(&memory, STEPS_AT * ENTRY_BYTES, REPLIES_KEPT);
         for step in steps.in_order() {
             let [key, _, after] = step.words;
-            if let Some(group) = state.groups.get_mut(&key) {
-                // The worker was killed before it wrote the table.
-                if step.number >= load(group.entry, APPLIED) {
-                    group.position = after;
-                    word(&memory, group.entry, POSITION).store(after, Ordering::SeqCst);
-                    word(&memory, group.entry, APPLIED).store(step.number + 1, Ordering::SeqCst);
-                }
+            // The worker was killed before it wrote the group's entry.
+            if let Some(group) = groups.get_mut(&key).filter(|group| step.number >= group.applied) {
+                group.moved(&group_table, step.number, after);
             }
         }
-        state.steps = steps;
-        for entry in used_locks {
-            let kind = if load(entry, 6) != 0 { LockKind::Write } else { LockKind::Read };
-            let (owner, start, end) = (load(entry, 3), load(entry, 4), load(entry, 5));
-            let wish = LockWish { owner, flock: false, kind, start, end };
-            match state.groups.get_mut(&load(entry, 1)) {
-                Some(group) => group.held.push(Held { entry, session: load(entry, 2), wish }),
-                // The group was being removed.
-                None => {
-                    word(&memory, entry, 0).store(0, Ordering::SeqCst);
-                    state.free_locks.push(entry);
-                }
+        for (entry, [state, key, session, owner, start, end, writes]) in locks_left {
+            let kind = if writes == 1 { LockKind::Write } else { LockKind::Read };
+            let wish = LockRequest { owner, flock: false, kind, start, end };
+            let is_sound = state == EXISTS && writes <= 1 && start <= end && end <= FILE_BYTES_MAX;
+            match groups.get_mut(&key).filter(|_| is_sound) {
+                Some(group) => group.held.push(Held { entry, session, wish }),
+                // Or the group was being removed.
+                None => lock_table.remove(entry),
             }
         }
-        drop(state);
-        Ok(Groups { memory: Some(memory), ..groups })
+        Groups { state: Mutex::new(State { groups, steps, group_table, lock_table }) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -226,7 +233,7 @@ impl Groups {
         id: &BackingId,
         key: u64,
         op: GroupOp,
-    ) -> std::result::Result<Reply<'static>, Code> {
+    ) -> Result<Reply<'static>, Code> {
         let mut state = self.state();
         let there = state.groups.get_mut(&key);
         let is_its = there.as_ref().is_some_and(|group| group.id == *id);
@@ -235,12 +242,12 @@ impl Groups {
                 // A retry; others may have moved the pointer by now.
                 Some(group) if is_its && group.session == stamp.session => Ok(Reply::Done),
                 Some(_) => Err(Code::Exists),
-                None => self.make(&mut state, stamp.session, id, key, position).map(|()| Reply::Done),
+                None => state.make(stamp.session, id, key, position).map(|()| Reply::Done),
             },
             GroupOp::End => match there {
                 Some(group) if is_its && group.session != stamp.session => Err(Code::NotPermitted),
                 Some(_) if is_its => {
-                    state.remove(&self.memory, key);
+                    state.remove(key);
                     Ok(Reply::Done)
                 }
                 _ => Ok(Reply::Done),
@@ -249,100 +256,16 @@ impl Groups {
             GroupOp::Move { by: 0 } => there.map(|group| Reply::Count(group.position)).ok_or(Code::Stale),
             GroupOp::Move { by } => {
                 let after = |before: u64| before.checked_add(by).filter(|at| *at <= FILE_BYTES_MAX);
-                self.step(&mut state, &stamp, key, after).map(Reply::Count)
+                state.step(&stamp, key, after).map(Reply::Count)
             }
-            GroupOp::Seek { position } => {
-                self.step(&mut state, &stamp, key, |_| Some(position)).map(|_| Reply::Done)
-            }
-            GroupOp::Lock(wish) => self.lock(&mut state, stamp.session, key, wish).map(|()| Reply::Done),
+            GroupOp::Seek { position } => state.step(&stamp, key, |_| Some(position)).map(|_| Reply::Done),
+            GroupOp::Lock(wish) => state.lock(stamp.session, key, wish).map(|()| Reply::Done),
         }
-    }
-
-    fn make(
-        &self,
-        state: &mut State,
-        session: u64,
-        id: &BackingId,
-        key: u64,
-        position: u64,
-    ) -> std::result::Result<(), Code> {
-        let entry = state.free_groups.pop().ok_or(Code::NoResources)?;
-        // Steps of an earlier group with the same key do not belong to this one.
-        put(&self.memory, entry, &[key, session, packed(id), id.ino.0, position, state.steps.next_number()]);
-        let (held, waiting) = (Vec::new(), VecDeque::new());
-        state.groups.insert(key, Group { entry, session, id: *id, position, held, waiting });
-        Ok(())
-    }
-
-    /// Moves a pointer from where it is to where `after` says, unless the step was done before; where it was.
-    /// [`Code::FileTooLarge`] beyond the largest file.
-    fn step(
-        &self,
-        state: &mut State,
-        stamp: &Stamp,
-        key: u64,
-        after: impl Fn(u64) -> Option<u64>,
-    ) -> std::result::Result<u64, Code> {
-        if let Some(done) = state.steps.get(stamp) {
-            return Ok(done.words[1]);
-        }
-        if state.steps.is_overtaken(stamp) {
-            return Err(Code::Stale);
-        }
-        let group = state.groups.get_mut(&key).ok_or(Code::Stale)?;
-        let before = group.position;
-        let after = after(before).ok_or(Code::FileTooLarge)?;
-        group.position = after;
-        let entry = group.entry;
-        let number = state.steps.put(self.memory.as_ref(), stamp, DONE, [key, before, after]);
-        set(&self.memory, entry, POSITION, after);
-        set(&self.memory, entry, APPLIED, number + 1);
-        Ok(before)
-    }
-
-    fn lock(
-        &self,
-        state: &mut State,
-        session: u64,
-        key: u64,
-        wish: LockWish,
-    ) -> std::result::Result<(), Code> {
-        if wish.kind == LockKind::Unlock {
-            state.release(&self.memory, key, |of, its| of == session && its.owner == wish.owner);
-            return Ok(());
-        }
-        let State { groups, free_locks, .. } = state;
-        let group = groups.get_mut(&key).ok_or(Code::Stale)?;
-        let is_its = |of: u64, its: &LockWish| of == session && its.owner == wish.owner;
-        if group.held.iter().any(|held| is_its(held.session, &held.wish)) {
-            return Ok(());
-        }
-        let now = call_clock();
-        group.waiting.retain(|w| is_its(w.session, &w.wish) || now.saturating_sub(w.asked_ns) < PLACE_NS);
-        let at = group.waiting.iter().position(|w| is_its(w.session, &w.wish));
-        let before = at.unwrap_or(group.waiting.len());
-        let is_free = !group.held.iter().any(|held| conflict(&held.wish, &wish))
-            && !group.waiting.iter().take(before).any(|waiting| conflict(&waiting.wish, &wish));
-        let entry = if is_free { free_locks.pop() } else { None };
-        let Some(entry) = entry else {
-            match at.and_then(|at| group.waiting.get_mut(at)) {
-                Some(waiting) => waiting.asked_ns = now,
-                None => group.waiting.push_back(Waiting { session, wish, asked_ns: now }),
-            }
-            return Err(Code::Busy);
-        };
-        if let Some(at) = at {
-            group.waiting.remove(at);
-        }
-        let writes = u64::from(wish.kind == LockKind::Write);
-        put(&self.memory, entry, &[key, session, wish.owner, wish.start, wish.end, writes]);
-        group.held.push(Held { entry, session, wish });
-        Ok(())
     }
 
     /// A process has ended: it repeats no step.
     pub(super) fn forget_steps(&self, session: u64) {
-        self.state().steps.end(self.memory.as_ref(), session);
+        self.state().steps.end(session);
     }
 
     /// A process has ended, or counts as dead: removes the groups that it made, and its locks and waiters in others.
@@ -351,9 +274,9 @@ impl Groups {
         let keys: Vec<u64> = state.groups.keys().copied().collect();
         for key in keys {
             if state.groups.get(&key).is_some_and(|group| group.session == session) {
-                state.remove(&self.memory, key);
+                state.remove(key);
             } else {
-                state.release(&self.memory, key, |of, _| of == session);
+                state.release(key, |of, _| of == session);
             }
         }
     }
@@ -389,7 +312,7 @@ mod tests {
     struct Asker<'a>(&'a Groups, u64);
 
     impl Asker<'_> {
-        fn ask(&mut self, session: u64, key: u64, op: GroupOp) -> std::result::Result<u64, Code> {
+        fn ask(&mut self, session: u64, key: u64, op: GroupOp) -> Result<u64, Code> {
             self.1 += 1;
             self.0.serve(Stamp { session, slot: 0, sequence: self.1 }, &ID, key, op).map(
                 |reply| match reply {
@@ -401,7 +324,7 @@ mod tests {
     }
 
     fn wish(owner: u64, kind: LockKind, start: u64, end: u64) -> GroupOp {
-        GroupOp::Lock(LockWish { owner, flock: false, kind, start, end })
+        GroupOp::Lock(LockRequest { owner, flock: false, kind, start, end })
     }
 
     #[test]
@@ -468,7 +391,10 @@ mod tests {
         a.ask(8, 1, all(3)).unwrap();
         groups.end(7);
         let state = groups.state();
-        assert_eq!((state.free_groups.len(), state.free_locks.len()), (GROUPS_MAX, GROUP_LOCKS_MAX));
+        assert_eq!(
+            (state.group_table.free_count(), state.lock_table.free_count()),
+            (GROUPS_MAX, GROUP_LOCKS_MAX)
+        );
     }
 
     #[test]
@@ -489,8 +415,8 @@ mod tests {
 
     #[test]
     fn next_worker_knows_pointers_steps_and_locks() {
-        let (fd, memory) = memfd_sealed(c"groups", MEMORY_BYTES, Seal::Size).unwrap();
-        let first = Groups { memory: Some(memory), ..Groups::default() };
+        let memory = DurableMemory::new(&FORMAT);
+        let first = Groups::open(&memory);
         let mut a = Asker(&first, 0);
         for key in 1..=3 {
             a.ask(7, key, GroupOp::Make { position: 10 * key }).unwrap();
@@ -516,10 +442,10 @@ mod tests {
         let number = first.state().steps.next_number() - 1;
         for killed in [false, true] {
             if killed {
-                set(&first.memory, entry, POSITION, end);
-                set(&first.memory, entry, APPLIED, number);
+                first.state().group_table.set(entry, POSITION, end);
+                first.state().group_table.set(entry, APPLIED, number);
             }
-            let next = Groups::open(fd.as_fd()).unwrap();
+            let next = Groups::open(&memory);
             let step = next.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 1 });
             assert_eq!(step, Ok(Reply::Count(end)), "it was done");
             assert_eq!(lost(&next), Ok(Reply::Count(10)), "it was done long ago");
@@ -533,26 +459,77 @@ mod tests {
             b.ask(9, 1, wish(2, LockKind::Unlock, 0, 0)).unwrap();
             b.ask(8, 1, wish(9, LockKind::Write, 100, 199)).unwrap();
             let state = next.state();
-            assert_eq!(state.free_groups.len(), GROUPS_MAX - 2);
-            assert_eq!(state.free_locks.len(), GROUP_LOCKS_MAX - 1);
-            assert!(!state.free_groups.contains(&entry));
+            assert_eq!(state.group_table.free_count(), GROUPS_MAX - 2);
+            assert_eq!(state.lock_table.free_count(), GROUP_LOCKS_MAX - 1);
+            assert_eq!(state.groups[&1].entry, entry);
         }
     }
 
     #[test]
     fn step_that_was_not_finished_is_none() {
-        let (fd, memory) = memfd_sealed(c"groups", MEMORY_BYTES, Seal::Size).unwrap();
-        let first = Groups { memory: Some(memory), ..Groups::default() };
+        let memory = DurableMemory::new(&FORMAT);
+        let first = Groups::open(&memory);
         let mut a = Asker(&first, 0);
         a.ask(7, 1, GroupOp::Make { position: 0 }).unwrap();
         assert_eq!(first.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 4 }), Ok(Reply::Count(0)));
         // Killed before the entry's state was stored.
-        (STEPS_AT..LOCKS_AT).for_each(|entry| set(&first.memory, entry, 0, 0));
+        let (mut steps, left) = memory.table::<WORDS>(1);
+        left.iter().for_each(|(entry, _)| steps.remove(*entry));
         let entry = first.state().groups[&1].entry;
-        set(&first.memory, entry, POSITION, 0);
-        set(&first.memory, entry, APPLIED, 0);
-        let next = Groups::open(fd.as_fd()).unwrap();
+        first.state().group_table.set(entry, POSITION, 0);
+        first.state().group_table.set(entry, APPLIED, 0);
+        let next = Groups::open(&memory);
         assert_eq!(next.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 4 }), Ok(Reply::Count(0)));
         assert_eq!(next.serve(stamp(9, 2), &ID, 1, GroupOp::Move { by: 0 }), Ok(Reply::Count(4)));
+    }
+
+    #[test]
+    fn step_after_those_of_an_ended_process_is_in_the_pointer() {
+        let memory = DurableMemory::new(&FORMAT);
+        let first = Groups::open(&memory);
+        let mut a = Asker(&first, 0);
+        a.ask(7, 1, GroupOp::Make { position: 0 }).unwrap();
+        (0..5).for_each(|_| _ = a.ask(8, 1, GroupOp::Move { by: 2 }).unwrap());
+        let applied = first.state().groups[&1].applied;
+        first.forget_steps(8);
+        // The next worker knows no step. It is killed before it writes the group's entry.
+        let next = Groups::open(&memory);
+        assert_eq!(next.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 4 }), Ok(Reply::Count(10)));
+        let entry = next.state().groups[&1].entry;
+        next.state().group_table.set(entry, POSITION, 10);
+        next.state().group_table.set(entry, APPLIED, applied);
+        assert_eq!(Asker(&Groups::open(&memory), 0).ask(9, 1, GroupOp::Move { by: 0 }), Ok(14));
+    }
+
+    #[test]
+    fn entry_that_makes_no_sense_is_dropped() {
+        let memory = DurableMemory::new(&FORMAT);
+        let first = Groups::open(&memory);
+        let mut a = Asker(&first, 0);
+        a.ask(7, 1, GroupOp::Make { position: 5 }).unwrap();
+        a.ask(7, 1, wish(1, LockKind::Write, 10, 19)).unwrap();
+        let (mut groups, mut steps, mut locks) =
+            (memory.table::<GROUP_WORDS>(0).0, memory.table::<WORDS>(1).0, memory.table::<LOCK_WORDS>(2).0);
+        let (file, far) = (packed(&ID), FILE_BYTES_MAX + 1);
+        // No such state, name, position or number, and one key twice; a step beyond the largest file.
+        let group = [EXISTS, 2, 7, file, ID.ino.0, 5, 0];
+        for (index, value) in
+            [(0, 2), (3, file | 1 << 24), (POSITION, far), (APPLIED, NUMBERS_END), (0, EXISTS), (0, EXISTS)]
+        {
+            let entry = groups.insert(group).unwrap();
+            groups.set(entry, index, value);
+        }
+        steps.insert([DONE, 0, 8, 0, 1, 1, 5, far]).unwrap();
+        // No such state, kind, range or group.
+        for (index, value) in [(0, 2), (6, 2), (4, 20), (5, far), (1, 3)] {
+            let entry = locks.insert([EXISTS, 1, 7, 2, 10, 19, 1]).unwrap();
+            locks.set(entry, index, value);
+        }
+        let next = Groups::open(&memory);
+        assert_eq!((next.sessions(), next.step_sessions()), (vec![7; 3], vec![]));
+        assert_eq!(Asker(&next, 0).ask(9, 1, GroupOp::Move { by: 0 }), Ok(5));
+        let state = next.state();
+        assert_eq!(state.group_table.free_count(), GROUPS_MAX - 2);
+        assert_eq!(state.lock_table.free_count(), GROUP_LOCKS_MAX - 1);
     }
 }

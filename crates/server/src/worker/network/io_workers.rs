@@ -412,12 +412,9 @@ fn append(file: &OwnedFd, bytes: &[u8]) -> std::result::Result<u64, Code> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::network::appended::{Appended, APPENDS_BYTES};
-    use crate::worker::network::groups::Groups;
-    use crate::worker::network::locks::RemoteLocks;
-    use forebay_ring::{memfd_sealed, Seal};
+    use crate::worker::durable_table::DurableMemory;
+    use crate::worker::network::appended::{Appended, FORMAT};
     use forebay_types::Ino;
-    use std::os::fd::AsFd;
     use std::path::PathBuf;
 
     /// A node's targets, and their directory.
@@ -434,10 +431,10 @@ mod tests {
     #[test]
     fn append_that_is_done_is_known_by_the_next_worker_when_its_file_is_gone() {
         let (place, targets) = targets("gone");
-        let (memory, _) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
+        let memory = DurableMemory::new(&FORMAT);
         let worker = || {
-            let appended = Appended::open(memory.as_fd()).unwrap();
-            let kept = KeptOpen::restored(RemoteLocks::default(), appended, Groups::default());
+            let mut kept = KeptOpen::default();
+            kept.appended = Appended::open(&memory);
             Files { targets: Arc::clone(&targets), kept: Arc::new(kept) }
         };
         let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };

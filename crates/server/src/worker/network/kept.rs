@@ -9,12 +9,14 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_types::limits::BACKING_OPEN_MAX;
-use forebay_types::{BackingId, Code};
+use forebay_types::{BackingId, Code, Error};
 
-use super::appended::Appended;
+use super::appended::{self, Appended};
 use super::gathering::Gathering;
-use super::groups::Groups;
+use super::groups::{self, Groups};
 use super::locks::RemoteLocks;
+use crate::store::FdStore;
+use crate::worker::durable_table::DurableMemory;
 
 #[derive(Debug)]
 struct Kept {
@@ -37,9 +39,18 @@ pub(in crate::worker) struct KeptOpen {
 }
 
 impl KeptOpen {
-    /// With the state that the last worker left.
-    pub(in crate::worker) fn restored(locks: RemoteLocks, appended: Appended, groups: Groups) -> KeptOpen {
-        KeptOpen { locks, appended, groups, gathering: Gathering::default(), all: Mutex::default() }
+    /// What the last worker left with the supervisor, taken out of `left`; what it did not leave is put there.
+    ///
+    /// # Errors
+    /// No memory; the supervisor is gone.
+    pub(in crate::worker) fn restored(
+        store: FdStore,
+        left: &mut Vec<(String, Vec<OwnedFd>)>,
+    ) -> Result<KeptOpen, Error> {
+        let mut memory = |format| DurableMemory::restored(format, &store, left);
+        let appended = Appended::open(&memory(&appended::FORMAT)?);
+        let groups = Groups::open(&memory(&groups::FORMAT)?);
+        Ok(KeptOpen { appended, groups, locks: RemoteLocks::restored(store, left), ..KeptOpen::default() })
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<(u64, BackingId), Kept>> {

@@ -20,7 +20,7 @@ use forebay_ring::call_clock;
 use forebay_types::limits::{
     APPEND_HOLD_MS, FILE_BYTES_MAX, LOCK_OWNERS_OVER_KEPT, LOCK_OWNER_OF_NODE, REMOTE_LOCK_OWNERS_MAX,
 };
-use forebay_types::{BackingId, Code, Ino, LockKind, LockWish};
+use forebay_types::{BackingId, Code, Ino, LockKind, LockRequest};
 
 use crate::store::FdStore;
 use crate::worker::session_id::{node_of_session, session_on};
@@ -153,7 +153,7 @@ fn check(result: i32) -> Result<(), Code> {
     }
 }
 
-fn record(wish: &LockWish) -> libc::flock {
+fn record(wish: &LockRequest) -> libc::flock {
     // SAFETY: an all-zero flock is valid.
     let mut record: libc::flock = unsafe { std::mem::zeroed() };
     record.l_type = match wish.kind {
@@ -168,7 +168,7 @@ fn record(wish: &LockWish) -> libc::flock {
     record
 }
 
-fn apply(file: &OwnedFd, wish: &LockWish) -> Result<(), Code> {
+fn apply(file: &OwnedFd, wish: &LockRequest) -> Result<(), Code> {
     if wish.flock {
         let how = match wish.kind {
             LockKind::Read => libc::LOCK_SH,
@@ -185,7 +185,7 @@ fn apply(file: &OwnedFd, wish: &LockWish) -> Result<(), Code> {
 
 /// Releases all locks on a descriptor. Closing it would not, while another process has a duplicate.
 fn unlock(file: &OwnedFd, flock: bool) -> Result<(), Code> {
-    apply(file, &LockWish { owner: 0, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX })
+    apply(file, &LockRequest { owner: 0, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX })
 }
 
 impl RemoteLocks {
@@ -196,7 +196,7 @@ impl RemoteLocks {
             match (Owner::of_tag(&tag), fds.pop()) {
                 (Some(owner), Some(file)) => held.insert(owner, Arc::new(file)),
                 _ => {
-                    tracing::warn!("the descriptor store holds {tag:?}, which says of nobody's lock");
+                    tracing::warn!("the descriptor store holds {tag:?}, which is not a valid lock tag");
                     None
                 }
             };
@@ -210,7 +210,9 @@ impl RemoteLocks {
                     appending.insert(id, Appending { session, handle, since_ns: now })
                 }
                 None => {
-                    tracing::warn!("the descriptor store holds {tag:?}, which says of nobody's turn");
+                    tracing::warn!(
+                        "the descriptor store holds {tag:?}, which is not a valid tag of an append turn"
+                    );
                     None
                 }
             };
@@ -266,7 +268,7 @@ impl RemoteLocks {
         &self,
         session: u64,
         id: &BackingId,
-        wish: &LockWish,
+        wish: &LockRequest,
         open: impl FnOnce() -> Result<OwnedFd, Code>,
     ) -> Result<(), Code> {
         let asks = Owner { session, id: *id, owner: wish.owner, flock: wish.flock };
@@ -321,9 +323,9 @@ impl RemoteLocks {
         &self,
         session: u64,
         id: &BackingId,
-        wish: &LockWish,
+        wish: &LockRequest,
         open: impl FnOnce() -> Result<OwnedFd, Code>,
-    ) -> Result<Option<LockWish>, Code> {
+    ) -> Result<Option<LockRequest>, Code> {
         let asks = Owner { session, id: *id, owner: wish.owner, flock: wish.flock };
         // Locks on the owner's own descriptor do not conflict.
         let owners = self.owners();
@@ -343,7 +345,7 @@ impl RemoteLocks {
         };
         let start = found.l_start as u64;
         let end = if found.l_len == 0 { FILE_BYTES_MAX } else { start + found.l_len as u64 - 1 };
-        Ok(Some(LockWish { owner: 0, flock: false, kind, start, end }))
+        Ok(Some(LockRequest { owner: 0, flock: false, kind, start, end }))
     }
 
     /// Gives a process the turn to write at the end of a file.
@@ -411,15 +413,19 @@ impl RemoteLocks {
 mod tests {
     use super::*;
     use forebay_types::NodeId;
+    use std::os::fd::AsRawFd;
 
-    const ALL: LockWish =
-        LockWish { owner: 1, flock: false, kind: LockKind::Write, start: 0, end: FILE_BYTES_MAX };
+    const ALL: LockRequest =
+        LockRequest { owner: 1, flock: false, kind: LockKind::Write, start: 0, end: FILE_BYTES_MAX };
 
+    /// Opens a file that has no name any more, so that no test leaves it.
     fn file(name: &str) -> impl Fn() -> Result<OwnedFd, Code> + Clone {
         let path = std::env::temp_dir().join(format!("forebay-locks-{name}-{}", std::process::id()));
-        std::fs::write(&path, b"x").unwrap();
+        let file = Arc::new(std::fs::File::create(&path).unwrap());
+        std::fs::remove_file(path).unwrap();
         move || {
-            let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
             Ok(opened.unwrap().into())
         }
     }
@@ -431,13 +437,13 @@ mod tests {
             (RemoteLocks::default(), BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 });
         let (first, second) = (session_on(NodeId(2), 7), session_on(NodeId(2), 8));
         let elsewhere = session_on(NodeId(3), 8);
-        let lock = |session, wish: LockWish| locks.lock(session, &id, &wish, open.clone());
-        let wish = LockWish { owner: LOCK_OWNER_OF_NODE | 5, ..ALL };
+        let lock = |session, wish: LockRequest| locks.lock(session, &id, &wish, open.clone());
+        let wish = LockRequest { owner: LOCK_OWNER_OF_NODE | 5, ..ALL };
         lock(first, wish).unwrap();
         assert_eq!(lock(elsewhere, wish), Err(Code::Busy), "another node's with the same number");
-        lock(second, LockWish { kind: LockKind::Read, ..wish }).unwrap();
+        lock(second, LockRequest { kind: LockKind::Read, ..wish }).unwrap();
         assert_eq!(locks.test(second, &id, &wish, open.clone()), Ok(None), "its own is not in its way");
-        lock(second, LockWish { kind: LockKind::Unlock, ..wish }).unwrap();
+        lock(second, LockRequest { kind: LockKind::Unlock, ..wish }).unwrap();
         // A request of its first session may still arrive.
         assert_eq!(lock(first, wish), Err(Code::Stale));
         lock(elsewhere, wish).unwrap();
@@ -448,36 +454,34 @@ mod tests {
         let open = file("exclude");
         let (locks, id) =
             (RemoteLocks::default(), BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 });
-        let lock = |session, wish: LockWish| locks.lock(session, &id, &wish, open.clone());
+        let lock = |session, wish: LockRequest| locks.lock(session, &id, &wish, open.clone());
         for flock in [false, true] {
-            let wish = LockWish { flock, ..ALL };
+            let wish = LockRequest { flock, ..ALL };
             lock(7, wish).unwrap();
             lock(7, wish).unwrap();
-            assert_eq!(lock(7, LockWish { owner: 2, ..wish }), Err(Code::Busy));
+            assert_eq!(lock(7, LockRequest { owner: 2, ..wish }), Err(Code::Busy));
             assert_eq!(lock(8, wish), Err(Code::Busy));
             let local = open().unwrap();
             assert_eq!(apply(&local, &wish), Err(Code::Busy), "a program of this node");
             assert!(locks.sessions().contains(&7));
             locks.end(7);
             lock(8, wish).unwrap();
-            lock(8, LockWish { kind: LockKind::Unlock, ..wish }).unwrap();
+            lock(8, LockRequest { kind: LockKind::Unlock, ..wish }).unwrap();
             apply(&local, &wish).unwrap();
-            assert_eq!(lock(8, LockWish { owner: 3, ..wish }), Err(Code::Busy));
+            assert_eq!(lock(8, LockRequest { owner: 3, ..wish }), Err(Code::Busy));
             drop(local);
             locks.end(8);
         }
         // Ranges.
-        lock(7, LockWish { start: 10, end: 19, ..ALL }).unwrap();
-        lock(9, LockWish { start: 20, end: 29, ..ALL }).unwrap();
+        lock(7, LockRequest { start: 10, end: 19, ..ALL }).unwrap();
+        lock(9, LockRequest { start: 20, end: 29, ..ALL }).unwrap();
         let found = locks.test(9, &id, &ALL, open.clone()).unwrap().unwrap();
         assert_eq!((found.start, found.end, found.kind), (10, 19, LockKind::Write));
-        lock(7, LockWish { start: 10, end: 14, kind: LockKind::Unlock, ..ALL }).unwrap();
-        lock(9, LockWish { start: 10, end: 14, ..ALL }).unwrap();
-        assert_eq!(lock(9, LockWish { start: 15, end: 15, kind: LockKind::Read, ..ALL }), Err(Code::Busy));
-        lock(7, LockWish { kind: LockKind::Unlock, ..ALL }).unwrap();
+        lock(7, LockRequest { start: 10, end: 14, kind: LockKind::Unlock, ..ALL }).unwrap();
+        lock(9, LockRequest { start: 10, end: 14, ..ALL }).unwrap();
+        assert_eq!(lock(9, LockRequest { start: 15, end: 15, kind: LockKind::Read, ..ALL }), Err(Code::Busy));
+        lock(7, LockRequest { kind: LockKind::Unlock, ..ALL }).unwrap();
         assert_eq!(locks.test(9, &id, &ALL, open.clone()).unwrap(), None);
-        let path = std::env::temp_dir().join(format!("forebay-locks-exclude-{}", std::process::id()));
-        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
@@ -485,25 +489,23 @@ mod tests {
         let open = file("late");
         let (locks, id) =
             (RemoteLocks::default(), BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 });
-        let lock = |wish: LockWish| locks.lock(7, &id, &wish, open.clone());
+        let lock = |wish: LockRequest| locks.lock(7, &id, &wish, open.clone());
         for flock in [false, true] {
-            let (of, unlock) = (|owner| LockWish { owner, flock, ..ALL }, LockKind::Unlock);
+            let (of, unlock) = (|owner| LockRequest { owner, flock, ..ALL }, LockKind::Unlock);
             // A release that overtakes the first lock, and a repeated lock request.
-            lock(LockWish { kind: unlock, ..of(1) }).unwrap();
+            lock(LockRequest { kind: unlock, ..of(1) }).unwrap();
             assert_eq!(lock(of(1)), Err(Code::Stale));
             lock(of(2)).unwrap();
-            lock(LockWish { kind: unlock, ..of(2) }).unwrap();
+            lock(LockRequest { kind: unlock, ..of(2) }).unwrap();
             assert_eq!(lock(of(2)), Err(Code::Stale));
             lock(of(3)).unwrap();
-            lock(LockWish { kind: unlock, ..of(3) }).unwrap();
+            lock(LockRequest { kind: unlock, ..of(3) }).unwrap();
         }
         assert_eq!(locks.sessions(), [0; 0]);
         for owner in 0..2 * LOCK_OWNERS_OVER_KEPT as u64 {
-            lock(LockWish { kind: LockKind::Unlock, owner, ..ALL }).unwrap();
+            lock(LockRequest { kind: LockKind::Unlock, owner, ..ALL }).unwrap();
         }
         assert_eq!(locks.owners().over.len(), LOCK_OWNERS_OVER_KEPT);
-        let path = std::env::temp_dir().join(format!("forebay-locks-late-{}", std::process::id()));
-        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
@@ -523,7 +525,7 @@ mod tests {
         let (ours, theirs) = crate::store::pair().unwrap();
         let id = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
         let locks = RemoteLocks::restored(FdStore::new(ours), &mut Vec::new());
-        let wishes = [ALL, LockWish { flock: true, ..ALL }];
+        let wishes = [ALL, LockRequest { flock: true, ..ALL }];
         for wish in &wishes {
             locks.lock(7, &id, wish, open.clone()).unwrap();
         }
@@ -550,8 +552,6 @@ mod tests {
             apply(&local, wish).unwrap();
         }
         drop(supervisors);
-        let path = std::env::temp_dir().join(format!("forebay-locks-outlive-{}", std::process::id()));
-        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub(super) struct MetNodes {
     /// None: nothing is stored (simulations).
     dir: Option<PathBuf>,
     nodes: BTreeMap<u16, Met>,
+    /// The file lacks something of `nodes`: writing it failed.
+    unwritten: bool,
     /// By number in the pool file.
     addresses: BTreeMap<u16, Vec<u8>>,
 }
@@ -58,7 +60,7 @@ impl MetNodes {
                 )
             })?,
         };
-        Ok(MetNodes { dir: Some(dir.to_owned()), nodes, addresses: BTreeMap::new() })
+        Ok(MetNodes { dir: Some(dir.to_owned()), nodes, unwritten: false, addresses: BTreeMap::new() })
     }
 
     /// Sets the address of a node in the pool file.
@@ -82,8 +84,12 @@ impl MetNodes {
         self.nodes.iter().map(|(number, met)| (NodeId(*number), met.data))
     }
 
-    /// First contact with a node: its data ID, and its `address` if known. Returns what is new.
+    /// Contact with a node: its data ID, and its `address` if known. Returns what is new at the first contact. If the
+    /// file could not be written before, tries again.
     pub(super) fn meet(&mut self, node: NodeId, data: u32, address: Option<&[u8]>) -> Option<News> {
+        if self.unwritten {
+            self.store();
+        }
         if data == 0 || self.nodes.contains_key(&node.0) {
             return None; // the same data ID, or `Calls` would have refused the node
         }
@@ -101,10 +107,19 @@ impl MetNodes {
             met.gone = true;
         }
         self.nodes.insert(node.0, Met { data, instead_of, gone: false });
-        if let Err(e) = self.write() {
-            tracing::error!("{e}");
-        }
+        self.store();
         Some(News { instead_of: before })
+    }
+
+    fn store(&mut self) {
+        let written = self.write();
+        self.unwritten = written.is_err();
+        if let Err(e) = written {
+            tracing::error!(
+                "{e}; it is tried again at the next contact with a node: if this daemon restarts before, it may take \
+                 a node that has lost its data for the one it has met"
+            );
+        }
     }
 
     fn write(&self) -> Result<()> {
@@ -122,6 +137,23 @@ impl MetNodes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn meet_writes_again_what_could_not_be_written() {
+        let dir = std::env::temp_dir().join(format!("forebay-met-again-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        // A directory in the place of the new file.
+        std::fs::create_dir_all(dir.join(MET_FILE_NEW)).unwrap();
+        let mut met = MetNodes::read(&dir).unwrap();
+        met.set_address(2, b"two");
+        assert_eq!(met.meet(NodeId(2), 7, None), Some(News { instead_of: None }));
+        assert_eq!(MetNodes::read(&dir).unwrap().all().count(), 0);
+        std::fs::remove_dir(dir.join(MET_FILE_NEW)).unwrap();
+        assert_eq!(met.meet(NodeId(2), 7, None), None);
+        let written: Vec<(NodeId, u32)> = MetNodes::read(&dir).unwrap().all().collect();
+        assert_eq!(written, [(NodeId(2), 7)]);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn meet_keeps_whose_place_a_new_number_takes_over_a_restart() {

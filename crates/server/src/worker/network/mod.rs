@@ -4,7 +4,7 @@
 //! ```text
 //!  shard thread ──commands──► network thread ══ other nodes     (or the thread that runs its rounds: handoff.rs)
 //!       ▲                     ▲    │
-//!       └──── messages ───────┼────┤ requests of the namespace, answers
+//!       └──── messages ───────┼────┤ requests of the namespace, answers      rings ══ data requests of local clients
 //!                    answers  │    ▼
 //!                         I/O workers         reads and writes of backing files, several at a time
 //! ```
@@ -34,14 +34,13 @@ mod thread;
 
 use forebay_types::{Layout, NodeId};
 
-pub(super) use appended::{Appended, TAG as APPENDS_TAG};
+pub(super) use appended::TAG as APPENDS_TAG;
 pub(super) use buffers::give_buffer;
 pub(super) use commands::{Command, Commands};
-pub(super) use groups::Groups;
 pub(super) use io_workers::IoWorker;
 pub(super) use jobs::{queue, Job, Taker};
 pub(super) use kept::KeptOpen;
-pub(super) use locks::{RemoteLocks, TAG as LOCK_TAG, TURN_TAG};
+pub(super) use locks::{TAG as LOCK_TAG, TURN_TAG};
 pub(super) use opening::{start, unwelcome};
 pub(super) use target_selection::TargetNode;
 pub(super) use thread::{Member, NetworkThread, Round};

@@ -10,11 +10,8 @@ use forebay_fabric::libfabric::{LibfabricEndpoint, Settings};
 use forebay_fabric::{secret_file, Calls, CallsSettings, Endpoint, Identity};
 use forebay_types::{Code, Error, NodeId, Result};
 
-use super::appended::Appended;
 use super::commands::Commands;
-use super::groups::Groups;
 use super::kept::KeptOpen;
-use super::locks::RemoteLocks;
 use super::met::MetNodes;
 use super::target_selection::TargetNode;
 use super::thread::{Member, NetworkThread};
@@ -66,7 +63,7 @@ fn resolve(host: &str, port: u16, like: Option<SocketAddr>) -> Result<SocketAddr
 pub(in crate::worker) fn unwelcome(node: NodeId, why: String) -> Error {
     Error::new(Code::Stale, format!("cannot start as node {node}"))
         .why(why)
-        .cure("if its data cannot be had again, start it with --renumber (node 1: start the whole pool anew)")
+        .cure("if its data is lost, start it with --renumber (node 1: create the whole pool again)")
 }
 
 /// Opens this node's endpoint and starts the threads.
@@ -79,7 +76,7 @@ pub(in crate::worker) fn start(
     targets: Arc<NodeTargets>,
     to_shard: Sender<Message>,
     handoff: &Arc<Handoff>,
-    (locks, appended, groups): (RemoteLocks, Appended, Groups),
+    kept: KeptOpen,
     statistics: &Arc<Statistics>,
 ) -> Result<Network> {
     let me = membership.nodes.iter().find(|m| m.number == membership.node).ok_or_else(|| {
@@ -105,7 +102,7 @@ pub(in crate::worker) fn start(
             Code::NotSupported,
             format!("cannot use provider {} between nodes yet", endpoint.provider()),
         )
-        .why("its addresses are none of IP, and a pool file gives host and port")
+        .why("its addresses are not IP addresses, and a pool file gives host and port")
         .cure("name tcp;ofi_rxm or verbs;ofi_rxm in the pool file"));
     }
     tracing::info!(
@@ -153,7 +150,7 @@ pub(in crate::worker) fn start(
     let waker = calls.endpoint().waker().clone();
     let (sender, commands) = mpsc::channel();
     let to_me = Commands::new(sender, waker);
-    let kept = Arc::new(KeptOpen::restored(locks, appended, groups));
+    let kept = Arc::new(kept);
     let io_worker = io_workers::IoWorker::new(Arc::clone(&targets), Arc::clone(&kept), to_me.clone());
     let jobs = io_workers::start(targets, Arc::clone(&kept), to_me.clone())?;
     let thread = NetworkThread::new(calls, NodeId(me.number), members, commands, to_shard, (jobs, kept));

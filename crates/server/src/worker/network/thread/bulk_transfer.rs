@@ -56,7 +56,7 @@ impl NetworkThread {
         if self.moves.buffers.len() >= BUFFERS_MAX || self.moves.quarantined.len() >= BUFFERS_QUARANTINED_MAX
         {
             return tracing::debug!(
-                "{} processes have buffers and {} are at rest: another's data go by requests",
+                "{} processes have buffers and {} are in quarantine: further processes send data inside requests",
                 self.moves.buffers.len(),
                 self.moves.quarantined.len()
             );
@@ -187,7 +187,7 @@ impl NetworkThread {
                 return false;
             }
             Err(code) => {
-                tracing::warn!("cannot ask node {node}: {code}");
+                tracing::warn!("cannot send a request to node {node}: {code}");
                 self.retire_eager(eager);
                 self.answered(stamp, Err(Code::Io));
             }
@@ -355,8 +355,8 @@ impl NetworkThread {
                 match Bounce::new(self.calls.endpoint()) {
                     Ok(bounce) => self.moves.bounce = Some(bounce),
                     Err(code) => {
-                        tracing::error!("cannot get memory to move data: {code}");
-                        self.refuse(&asked.ticket, code, "there is no memory to move data");
+                        tracing::error!("no memory for the data transfer: {code}");
+                        self.refuse(&asked.ticket, code, "no memory for the data transfer");
                         continue;
                     }
                 }

@@ -78,7 +78,7 @@ impl NetworkThread {
                 false
             }
             Err(code) => {
-                tracing::warn!("cannot ask node {node}: {code}");
+                tracing::warn!("cannot send a request to node {node}: {code}");
                 let code = if code == Code::Invalid { Code::Io } else { code };
                 self.answered(stamp, Err(code));
                 true
@@ -114,7 +114,7 @@ impl NetworkThread {
                 } else {
                     ": this node's pool file has no such node"
                 };
-                tracing::warn!("cannot ask node {node} for its part: {code}{why}");
+                tracing::warn!("cannot send node {node} its step of a cross-node transaction: {code}{why}");
                 self.tell(Message::Stepped(usize::from(stamp.slot), Err(code)));
             }
         }

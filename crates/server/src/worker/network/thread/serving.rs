@@ -115,7 +115,7 @@ impl NetworkThread {
             }
             Request::RemoveBackings { ids } => {
                 for id in BackingId::listed(ids) {
-                    self.kept.appended.note_removed(&mut self.removed, id.ino);
+                    self.removed.note(id.ino);
                 }
                 // The shard thread knows whether a client may be creating one.
                 self.tell(Message::RemoveBackings { ticket, message });
@@ -133,7 +133,7 @@ impl NetworkThread {
         message: Vec<u8>,
     ) {
         match op {
-            BackingOp::Make if self.removed.contains(&id.ino) => {
+            BackingOp::Make if self.removed.contains(id.ino) => {
                 return self.answer(&ticket, &NOT_FOUND);
             }
             BackingOp::Write { .. }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_fabric::{CallId, Calls};
 use forebay_types::limits::NODE_TIMEOUT_MS;
-use forebay_types::{Code, Ino, NodeId, Reply};
+use forebay_types::{Code, NodeId, Reply};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -16,6 +16,7 @@ use super::local_clients::LocalClients;
 use super::moves::Moves;
 use super::served::Served;
 use crate::worker::message::Message;
+use crate::worker::network::appended::Removed;
 use crate::worker::network::commands::Command;
 use crate::worker::network::ended::Ended;
 use crate::worker::network::io_workers::IoWorker;
@@ -74,7 +75,7 @@ pub(in crate::worker) struct NetworkThread {
     pub(super) served: HashMap<(u64, u16), Served>,
     /// Data transfers.
     pub(super) moves: Moves,
-    pub(super) removed: VecDeque<Ino>,
+    pub(super) removed: Removed,
     /// Processes of other nodes that have ended.
     pub(super) ended: Ended,
     /// Requests for the status of all nodes.
