@@ -2,9 +2,9 @@
 //! node's number of names over the mean.
 //!
 //! - *cut*: one wide directory, by the code that divides it; also for more nodes than a wide directory may have.
-//! - *makers*: directories of 1000 names, each on its maker's node; ranks that are evenly distributed over the nodes
-//!   make them in turn.
-//! - *any maker*: the same, made by random nodes.
+//! - *in turn*: directories of 1000 names, each on its creator's node; ranks that are evenly distributed over the nodes
+//!   create them in turn.
+//! - *random*: the same, created by random nodes.
 //! - *chance*: each name on a random node: no hash does better without counting.
 
 use forebay_types::{name_hash, part_of_hash};
@@ -20,7 +20,7 @@ pub(super) fn placement() -> Table {
         title: format!("(e) {NAMES} names on many nodes"),
         unit: "fullest node / mean",
         more_is_better: false,
-        columns: ["cut", "makers", "any maker", "chance"].map(str::to_owned).to_vec(),
+        columns: ["cut", "in turn", "random", "chance"].map(str::to_owned).to_vec(),
         rows: Vec::new(),
     };
     let hashes: Vec<u64> = (0..NAMES).map(|i| name_hash(format!("file.mdtest.{i}").as_bytes())).collect();

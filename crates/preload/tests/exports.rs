@@ -96,7 +96,7 @@ fn every_function_of_libc_with_a_path_is_interposed_or_has_a_reason_not_to_be() 
 fn document_lists_exactly_what_is_interposed() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/semantics.md");
     let text = std::fs::read_to_string(path).unwrap();
-    let table = text.split("## Calls that the preload door answers").nth(1).expect("the section");
+    let table = text.split("## Calls that the preload library serves").nth(1).expect("the section");
     let rows = table.lines().filter(|line| line.starts_with("| "));
     let words = rows.flat_map(|line| line.split('`').skip(1).step_by(2));
     assert_eq!(words.map(str::to_owned).collect::<BTreeSet<_>>(), listed());

@@ -12,9 +12,11 @@ use support::{compile, succeeds, Pool, Scratch};
 /// it.
 #[allow(dead_code)]
 const PROMISES: [&str; 3] = [
-    "A program under preload that watches a directory with inotify gets the kernel's events of its names, whoever changes them: \
-     IN_CREATE, IN_DELETE, IN_MOVED_FROM and IN_MOVED_TO with one cookie, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF and IN_ISDIR.",
-    "Contents that change in a watched directory raise IN_MODIFY, and IN_CLOSE_WRITE after the last byte.",
+    "A program under preload that watches a directory with inotify gets the kernel's events of its names, whichever \
+     program changes them: IN_CREATE, IN_DELETE, IN_MOVED_FROM and IN_MOVED_TO with one cookie, IN_ATTRIB, \
+     IN_DELETE_SELF, IN_MOVE_SELF and IN_ISDIR.",
+    "A change of the contents of a file in a watched directory raises IN_MODIFY, and IN_CLOSE_WRITE after the last \
+     byte.",
     "A watch lives as long as its inotify descriptor is open in any process, and outlives the daemon's worker.",
 ];
 

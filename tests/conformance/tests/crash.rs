@@ -1,9 +1,9 @@
 //! What survives kills: programs and the daemon's worker, at instants that a printed seed gives.
 //!
 //! Each test runs for a few seconds; FOREBAY_CRASH_SECONDS makes that as long as wanted, FOREBAY_CRASH_SEED repeats a
-//! run. Quoted from docs/semantics.md: "A killed program loses nothing of what its calls returned for, and harms no
-//! other." "A daemon killed at any instant restarts on the same shard: programs wait a little and see no error." "After
-//! any such kill no space is lost, and `forebay fsck` finds nothing wrong."
+//! run. Quoted from docs/semantics.md: "A killed program loses no change whose call has returned, and harms no other
+//! program." "A daemon killed at any instant restarts on the same shard: programs wait a moment and get no error."
+//! "After any such kill no space is lost, and `forebay fsck` finds nothing wrong."
 
 use forebay_conformance::harness::{said, Scratch, TestPool};
 use std::path::PathBuf;

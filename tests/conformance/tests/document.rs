@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 
 /// Sentences that are proved by killing things (tests/crash.rs), not by a case.
 const PROVED_BY_KILLING: [&str; 3] = [
-    "A killed program loses nothing of what its calls returned for, and harms no other.",
-    "A daemon killed at any instant restarts on the same shard: programs wait a little and see no error.",
+    "A killed program loses no change whose call has returned, and harms no other program.",
+    "A daemon killed at any instant restarts on the same shard: programs wait a moment and get no error.",
     "After any such kill no space is lost, and `forebay fsck` finds nothing wrong.",
 ];
 
 /// Sentences that the preload door's own tests prove, which name them.
 const PROVED_UNDER_PRELOAD: &str = include_str!("../../../crates/preload/tests/watches.rs");
 const OF_WATCHES: [&str; 3] = [
-    "A program under preload that watches a directory with inotify gets the kernel's events of its names, whoever changes them: IN_CREATE, IN_DELETE, IN_MOVED_FROM and IN_MOVED_TO with one cookie, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF and IN_ISDIR.",
-    "Contents that change in a watched directory raise IN_MODIFY, and IN_CLOSE_WRITE after the last byte.",
+    "A program under preload that watches a directory with inotify gets the kernel's events of its names, whichever program changes them: IN_CREATE, IN_DELETE, IN_MOVED_FROM and IN_MOVED_TO with one cookie, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF and IN_ISDIR.",
+    "A change of the contents of a file in a watched directory raises IN_MODIFY, and IN_CLOSE_WRITE after the last byte.",
     "A watch lives as long as its inotify descriptor is open in any process, and outlives the daemon's worker.",
 ];
 

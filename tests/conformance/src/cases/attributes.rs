@@ -7,19 +7,19 @@ use std::os::fd::AsRawFd;
 
 pub(super) const CASES: &[Case] = &[
     case!(stat_by_path_and_descriptor_agree;
-        "stat, lstat and fstat agree on everything but the link that lstat does not follow."),
+        "stat, lstat and fstat return the same attributes, except for a symbolic link, which lstat does not follow."),
     case!(inode_numbers_are_distinct_and_kept;
-        "Every inode of a pool has one device number and its own inode number, which it keeps through rename."),
+        "All inodes of a pool have the same device number; each has its own inode number, and keeps it through rename."),
     case!(chmod_sets_twelve_bits;
-        "chmod sets the twelve permission bits by path and by descriptor, and what every descriptor sees."),
+        "chmod sets the twelve permission bits, by path and by descriptor, and fstat of every descriptor returns the new bits."),
     case!(chown_sets_owner_and_group [Root];
         "chown sets owner and group, either of them alone, also of a symbolic link, and clears the set-id bits of a file."),
     case!(create_in_a_set_group_id_directory_takes_its_group [Root];
-        "A file, directory or link made in a directory with the set-group-id bit gets its group, and a directory the bit too."),
+        "A file, directory or link created in a directory with the set-group-ID bit gets its group, and a directory also the bit."),
     case!(umask_applies_to_what_is_made;
-        "The umask applies to files, directories and nodes, and to nothing else."),
+        "The umask applies to new files, directories, FIFOs, sockets and device nodes, and to nothing else."),
     case!(directory_link_count_follows_its_subdirectories;
-        "A directory's link count is two and one more for each subdirectory."),
+        "A directory's link count is two, plus one for each subdirectory."),
 ];
 
 fn stat_by_path_and_descriptor_agree(door: &dyn Door) -> Verdict {

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 pub(super) const CASES: &[Case] = &[
     case!(child_reads_what_its_parent_wrote_and_the_other_way_round [Children];
-        "What one descriptor wrote, every other descriptor of the file reads at once, in every process."),
+        "Data written through one descriptor can be read at once through every other descriptor of the file, in every process."),
     case!(child_shares_the_offset [Children];
-        "Descriptors are the kernel's: the lowest free number, O_CLOEXEC as asked, shared offsets after dup and fork."),
+        "open returns a descriptor of the kernel: the lowest free number, O_CLOEXEC as requested, a shared offset after dup and fork."),
     case!(create_exclusive_by_many_succeeds_once [Children];
-        "Of several processes that open one new name with O_CREAT and O_EXCL, exactly one succeeds."),
+        "When several processes open one new name with O_CREAT and O_EXCL, exactly one succeeds."),
     case!(append_by_many_keeps_records_whole [Children];
-        "O_APPEND puts every write at the end whole, whoever else appends at the same time."),
+        "With O_APPEND each write lands whole at the end of the file, also when several processes append at the same time."),
     case!(locks_exclude_and_go_with_their_holder [Children];
-        "Record locks and flock exclude other processes, and go with their holder."),
+        "Record locks and flock exclude other processes, and are released when their holder ends."),
     case!(fifo_passes_bytes_between_processes [Children, OneDoor];
         "A FIFO passes bytes between processes that open it by name."),
     case!(rename_over_by_another_is_never_seen_half_done [Children];

@@ -7,27 +7,27 @@ use std::os::fd::AsRawFd;
 
 pub(super) const CASES: &[Case] = &[
     case!(read_by_another_descriptor_sees_the_write;
-        "What one descriptor wrote, every other descriptor of the file reads at once, in every process."),
+        "Data written through one descriptor can be read at once through every other descriptor of the file, in every process."),
     case!(read_at_the_end_gives_nothing;
-        "A read at or beyond the end of a file gives nothing, and one across it what there is."),
+        "A read at or beyond the end of a file returns 0 bytes, and a read across the end returns the bytes before it."),
     case!(write_beyond_the_end_leaves_a_hole;
         "A write beyond the end leaves a hole that reads as zeros and takes no space."),
-    case!(positioned_calls_leave_the_offset; "pread and pwrite leave the offset alone."),
+    case!(positioned_calls_leave_the_offset; "pread and pwrite do not change the descriptor's offset."),
     case!(vectored_calls_move_all_their_buffers;
         "readv, writev, preadv and pwritev move the bytes of all their buffers, in order."),
     case!(append_writes_at_the_end;
-        "O_APPEND puts every write at the end whole, whoever else appends at the same time."),
+        "With O_APPEND each write lands whole at the end of the file, also when several processes append at the same time."),
     case!(truncate_cuts_and_extends_by_path_and_descriptor;
-        "truncate cuts a file, and extends one with zeros, by path and by descriptor."),
+        "truncate shortens a file, or extends it with zeros, by path and by descriptor."),
     case!(truncate_then_grow_reads_zeros;
         "A truncated file that grows again reads zeros where its old bytes were."),
     case!(truncate_of_what_cannot_be_cut_fails;
-        "truncate of a directory fails with EISDIR, and of a descriptor that cannot write with EINVAL."),
+        "truncate of a directory fails with EISDIR, and ftruncate of a descriptor that is open for reading only with EINVAL."),
     case!(seek_finds_places_data_and_holes [OwnData];
-        "lseek works from start, offset and end, finds data and holes, and refuses a negative result with EINVAL."),
+        "lseek works from start, offset and end, finds data and holes, and fails with EINVAL where the result would be negative."),
     case!(allocate_reserves_extends_and_punches;
-        "fallocate reserves space, extends a file unless told to keep its size, and punches holes."),
-    case!(sync_succeeds; "fsync and fdatasync succeed: in this version they make nothing safer than it was."),
+        "fallocate reserves space, extends a file unless FALLOC_FL_KEEP_SIZE is set, and punches holes."),
+    case!(sync_succeeds; "fsync and fdatasync succeed; in this version they do not make data more durable."),
     case!(file_of_five_gigabytes_is_addressed; "A file may be larger than 4 GiB."),
     case!(copies_in_the_kernel_move_the_bytes [OneDoor]; "copy_file_range and sendfile copy between files of the pool."),
 ];

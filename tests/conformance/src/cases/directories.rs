@@ -8,25 +8,25 @@ use std::os::fd::AsRawFd;
 
 pub(super) const CASES: &[Case] = &[
     case!(make_directory_on_a_name_or_nowhere_fails;
-        "mkdir on any name that is there fails with EEXIST, and under a missing parent with ENOENT."),
+        "mkdir on any existing name fails with EEXIST, and under a missing parent with ENOENT."),
     case!(make_directory_of_the_root_fails [Outside];
-        "mkdir on any name that is there fails with EEXIST, and under a missing parent with ENOENT."),
+        "mkdir on any existing name fails with EEXIST, and under a missing parent with ENOENT."),
     case!(remove_directory_only_when_empty;
-        "rmdir removes an empty directory, and fails with ENOTEMPTY on another and with ENOTDIR on anything else."),
+        "rmdir removes an empty directory; it fails with ENOTEMPTY on a directory with entries and with ENOTDIR on anything else."),
     case!(remove_directory_by_dots_fails;
         "rmdir of a path that ends in `.` fails with EINVAL, and of one that ends in `..` with ENOTEMPTY."),
     case!(unlink_of_a_directory_fails; "unlink of a directory fails with EISDIR."),
     case!(list_gives_each_entry_once_with_inode_and_type;
         "A directory lists `.`, `..` and each entry once, with its inode number and type."),
     case!(list_while_entries_come_and_go_keeps_the_rest;
-        "Reading a directory while entries come and go gives every entry that was there all along exactly once."),
+        "A listing during which entries are created and removed returns each entry that exists throughout exactly once."),
     case!(list_position_survives_changes;
-        "A position taken with telldir is good for seekdir while the directory is open, whatever entries came and went."),
-    case!(list_rewound_sees_what_is_new; "rewinddir begins anew and sees what was made since."),
-    case!(list_while_removing_removes_all; "Removing entries as they are read removes all of them."),
-    case!(directory_of_many_entries_is_complete; "A directory holds as many entries as there is space."),
+        "A position from telldir stays valid for seekdir while the directory is open, also when entries are created or removed."),
+    case!(list_rewound_sees_what_is_new; "rewinddir starts a new listing, which shows entries created since."),
+    case!(list_while_removing_removes_all; "A program that removes each entry that it reads from a listing removes all of them."),
+    case!(directory_of_many_entries_is_complete; "The number of entries of a directory is limited only by space."),
     case!(removed_directory_that_is_open_takes_nothing [DirectoryDescriptors];
-        "In a directory that was removed while open nothing can be made, with ENOENT, and it lists no entries."),
+        "In a directory that was removed while open, creating an entry fails with ENOENT, and a listing returns no entries."),
     case!(calls_under_a_descriptor_follow_its_directory [DirectoryDescriptors];
         "Calls relative to a directory's descriptor follow the directory through renames."),
     case!(parent_under_a_descriptor_follows_its_directory [DirectoryDescriptors, OneNode];

@@ -5,11 +5,11 @@ use crate::door::{Door, Verdict};
 
 pub(super) const CASES: &[Case] = &[
     case!(link_shares_data_attributes_and_count;
-        "Hard links are names of one inode: data, attributes and link count are seen through each of them."),
+        "Hard links are names of one inode: each of them shows the same data, attributes and link count."),
     case!(link_onto_a_name_or_of_a_directory_fails;
-        "link fails with EEXIST on any name that is there, and with EPERM on a directory."),
+        "link fails with EEXIST on any existing name, and with EPERM on a directory."),
     case!(link_of_a_symlink_follows_only_when_asked;
-        "link makes a second name of a symbolic link itself, and of its target with AT_SYMLINK_FOLLOW."),
+        "link creates a second name of a symbolic link itself, or of its target with AT_SYMLINK_FOLLOW."),
 ];
 
 fn link_shares_data_attributes_and_count(door: &dyn Door) -> Verdict {

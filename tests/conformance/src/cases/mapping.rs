@@ -7,10 +7,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 pub(super) const CASES: &[Case] = &[
     case!(mapping_shared_and_calls_see_each_other [OwnData];
-        "A shared mapping and reads and writes of the same file see each other at once."),
+        "A shared mapping shows writes to the file at once, and reads return the mapping's stores at once."),
     case!(mapping_private_keeps_its_stores; "A private mapping's stores stay private."),
     case!(mapping_outlives_descriptor_and_name;
-        "A mapping stays valid when its descriptor is closed and its name is gone."),
+        "A mapping stays valid after its descriptor is closed and its file's name is removed."),
 ];
 
 struct Mapping {

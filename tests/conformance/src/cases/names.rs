@@ -5,14 +5,14 @@ use crate::door::{Ability, Door, Verdict};
 
 pub(super) const CASES: &[Case] = &[
     case!(name_of_255_bytes_is_kept_and_256_refused;
-        "A name is 1 to 255 bytes, any bytes but `/` and NUL; a longer one fails with ENAMETOOLONG."),
+        "A name has 1 to 255 bytes, any except `/` and NUL; a longer one fails with ENAMETOOLONG."),
     case!(name_of_any_byte_is_kept;
-        "A name is 1 to 255 bytes, any bytes but `/` and NUL; a longer one fails with ENAMETOOLONG."),
+        "A name has 1 to 255 bytes, any except `/` and NUL; a longer one fails with ENAMETOOLONG."),
     case!(path_of_4095_bytes_is_walked_and_4096_refused [OneDoor];
         "A path of 4096 bytes or more, counted with its final NUL, fails with ENAMETOOLONG."),
     case!(path_that_is_empty_fails; "An empty path fails with ENOENT."),
     case!(path_with_dots_and_slashes_is_walked;
-        "`.`, `..` and repeated slashes within a path mean what they mean on any Linux file system."),
+        "`.`, `..` and repeated slashes within a path have the same meaning as on any Linux file system."),
     case!(path_through_a_missing_or_wrong_component_fails;
         "A path whose middle component is missing fails with ENOENT, and one whose middle component is not a directory with ENOTDIR."),
     case!(path_that_ends_in_a_slash_demands_a_directory;
@@ -22,19 +22,19 @@ pub(super) const CASES: &[Case] = &[
     case!(parent_of_the_root_is_outside [Outside, OneDoor];
         "`..` of the pool's root leads out of the pool, as it leads out of a mounted file system."),
     case!(symlink_gives_back_its_target;
-        "A symbolic link gives back its target byte for byte, cut to the reader's buffer; its size is the target's length."),
+        "readlink returns a link's target byte for byte, cut to the buffer; the link's size is the length of the target."),
     case!(symlink_target_length_is_bounded;
         "A target has 1 to 4095 bytes: an empty one fails with ENOENT and a longer one with ENAMETOOLONG."),
     case!(symlink_in_the_middle_is_followed_and_the_last_as_asked;
-        "Links in the middle of a path are followed always, the last one as the call says."),
+        "Links in the middle of a path are always followed; the call determines whether the last one is."),
     case!(symlinks_beyond_forty_fail;
-        "A look-up follows at most 40 links and fails with ELOOP beyond."),
+        "A look-up follows at most 40 links, and fails with ELOOP at the next."),
     case!(symlink_with_an_absolute_target_leads_back_in;
         "A target that begins with a slash is resolved from the program's root directory, into the pool, out of it, and back."),
     case!(symlink_out_of_the_pool_is_followed [Outside];
         "A target that begins with a slash is resolved from the program's root directory, into the pool, out of it, and back."),
     case!(read_link_of_anything_else_fails;
-        "Reading a link that is not a symbolic link fails with EINVAL."),
+        "readlink of anything except a symbolic link fails with EINVAL."),
 ];
 
 fn name_of_255_bytes_is_kept_and_256_refused(door: &dyn Door) -> Verdict {

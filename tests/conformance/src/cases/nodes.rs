@@ -5,9 +5,9 @@ use crate::door::{Door, Verdict};
 
 pub(super) const CASES: &[Case] = &[
     case!(make_node_makes_each_kind;
-        "mknod makes FIFOs, sockets and regular files as entries, and for root device nodes with their numbers."),
+        "mknod creates entries for FIFOs, sockets and regular files, and for root also device nodes with their numbers."),
     case!(make_node_for_root_makes_devices [Root];
-        "mknod makes FIFOs, sockets and regular files as entries, and for root device nodes with their numbers."),
+        "mknod creates entries for FIFOs, sockets and regular files, and for root also device nodes with their numbers."),
     case!(make_node_on_a_name_that_is_there_fails;
         "mknod and mkfifo on a name that is there fail with EEXIST."),
 ];

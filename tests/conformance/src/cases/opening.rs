@@ -10,11 +10,11 @@ use std::os::fd::AsRawFd;
 
 pub(super) const CASES: &[Case] = &[
     case!(open_create_makes_a_file_of_the_caller;
-        "O_CREAT makes a regular file with the mode asked for less the umask, owned by the caller."),
+        "O_CREAT creates a regular file with the requested mode less the umask, owned by the caller."),
     case!(open_exclusive_on_a_name_that_is_there_fails;
-        "O_CREAT with O_EXCL fails with EEXIST on any name that is there, a dangling symbolic link too."),
+        "O_CREAT with O_EXCL fails with EEXIST on any existing name, also on a dangling symbolic link."),
     case!(open_create_through_a_dangling_symlink_makes_its_target;
-        "O_CREAT through a dangling symbolic link makes the link's target."),
+        "O_CREAT through a dangling symbolic link creates the link's target."),
     case!(open_truncate_empties_and_keeps_the_inode; "O_TRUNC empties the file and keeps its inode."),
     case!(open_of_the_wrong_kind_fails;
         "O_DIRECTORY on anything else fails with ENOTDIR, and O_NOFOLLOW on a symbolic link with ELOOP."),
@@ -23,13 +23,13 @@ pub(super) const CASES: &[Case] = &[
     case!(open_mode_bounds_reads_and_writes;
         "A descriptor that is open for reading only refuses writes with EBADF, and the other way round."),
     case!(open_descriptors_are_the_kernels;
-        "Descriptors are the kernel's: the lowest free number, O_CLOEXEC as asked, shared offsets after dup and fork."),
+        "open returns a descriptor of the kernel: the lowest free number, O_CLOEXEC as requested, a shared offset after dup and fork."),
     case!(open_unnamed_file_vanishes_with_its_descriptor [OwnData];
-        "A descriptor opened with O_TMPFILE is a regular file without a name, gone with its last descriptor."),
+        "O_TMPFILE opens a regular file without a name, which is removed with its last descriptor."),
     case!(link_of_an_unnamed_file_names_it [OneNode];
         "linkat gives a file opened with O_TMPFILE a name, unless it was opened with O_EXCL."),
     case!(open_path_only_answers_fstat;
-        "A descriptor opened with O_PATH answers fstat and refuses reads and writes with EBADF."),
+        "On a descriptor opened with O_PATH fstat succeeds, and reads and writes fail with EBADF."),
 ];
 
 fn open_create_makes_a_file_of_the_caller(door: &dyn Door) -> Verdict {

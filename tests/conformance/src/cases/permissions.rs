@@ -6,12 +6,12 @@ use libc::{EACCES, F_OK, O_CREAT, O_RDONLY, O_RDWR, O_WRONLY, R_OK, W_OK, X_OK};
 
 pub(super) const CASES: &[Case] = &[
     case!(access_for_root_refuses_only_execution [Root];
-        "access answers by the permission bits: for root, only execution of a file without any execute bit is refused."),
+        "access evaluates the permission bits; for root it refuses only execution of a file without any execute bit."),
     case!(access_for_a_user_follows_the_bits [NotRoot];
-        "access answers by the permission bits: for root, only execution of a file without any execute bit is refused."),
+        "access evaluates the permission bits; for root it refuses only execution of a file without any execute bit."),
     case!(user_is_refused_what_the_bits_refuse [NotRoot];
-        "A user who is not root is refused what the permission bits refuse: reading, writing, searching and changing a directory."),
-    case!(chown_by_a_user_to_another_fails [NotRoot]; "Only root may give a file away."),
+        "The permission bits are enforced for users other than root: for reading and writing files, and for listing, searching and changing directories."),
+    case!(chown_by_a_user_to_another_fails [NotRoot]; "Only root may change the owner of a file to another user."),
 ];
 
 fn access_for_root_refuses_only_execution(door: &dyn Door) -> Verdict {

@@ -10,7 +10,7 @@ pub(super) const CASES: &[Case] = &[
     case!(rename_onto_a_file_replaces_it;
         "rename onto an existing name replaces it: every observer sees the old or the new inode, never none."),
     case!(rename_onto_a_directory_or_by_one_is_bounded;
-        "A directory replaces only an empty directory (else ENOTEMPTY), a directory never a file (ENOTDIR), a file never a directory (EISDIR)."),
+        "rename of a directory onto a directory with entries fails with ENOTEMPTY, of a directory onto a file with ENOTDIR, and of a file onto a directory with EISDIR."),
     case!(rename_into_itself_fails; "A directory cannot be moved into itself or below itself: EINVAL."),
     case!(rename_exchanging_with_a_directory_above_fails [OneNode];
         "A directory cannot be moved into itself or below itself: EINVAL."),
@@ -19,11 +19,11 @@ pub(super) const CASES: &[Case] = &[
     case!(rename_of_dots_or_nothing_fails;
         "rename of a path that ends in `.` or `..` fails with EBUSY, and of a missing name with ENOENT."),
     case!(rename_without_replacing_refuses_a_name;
-        "RENAME_NOREPLACE fails with EEXIST when the destination is there."),
+        "RENAME_NOREPLACE fails with EEXIST when the destination exists."),
     case!(rename_exchanging_swaps_any_two [OneNode];
-        "RENAME_EXCHANGE swaps any two entries, a directory and a file too, and fails with ENOENT when one is missing."),
+        "RENAME_EXCHANGE swaps any two entries, also a directory and a file, and fails with ENOENT when one is missing."),
     case!(rename_with_wrong_flags_fails;
-        "RENAME_NOREPLACE with RENAME_EXCHANGE fails with EINVAL, and so does a flag that is not known."),
+        "RENAME_NOREPLACE with RENAME_EXCHANGE fails with EINVAL, and so does an unknown flag."),
     case!(rename_of_a_directory_moves_its_parent;
         "A directory that moved has its new parent as `..`, and both parents' link counts are right."),
 ];

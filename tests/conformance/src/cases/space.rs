@@ -7,17 +7,17 @@ use std::os::fd::OwnedFd;
 
 pub(super) const CASES: &[Case] = &[
     case!(space_moves_with_files [OwnSpace];
-        "statfs tells the pool's capacity and what is free, names of 255 bytes, and moves as files are written and removed.",
-        "Space is free at once when a file is truncated, or when its last name and last descriptor are gone."),
+        "statfs returns the pool's capacity, its free space as files are written and removed, and a name length of 255.",
+        "Space is free at once after a file is truncated, or after its last name is removed and its last descriptor closed."),
     case!(full_of_data_refuses_writes_and_keeps_the_rest [SmallSpace];
-        "On a full pool a write fails with ENOSPC or writes less; it never kills the program, and what was written before is whole.",
+        "On a full pool a write fails with ENOSPC or writes less; it never kills the program, and data written before stay whole.",
         "On a full pool fallocate fails with ENOSPC."),
     case!(full_of_data_can_be_read_changed_and_emptied [SmallSpace];
-        "A full pool can be read, listed, truncated, renamed within and emptied.",
-        "Space is free at once when a file is truncated, or when its last name and last descriptor are gone."),
+        "In a full pool files can be read, listed, truncated, renamed and removed.",
+        "Space is free at once after a file is truncated, or after its last name is removed and its last descriptor closed."),
     case!(full_of_names_refuses_each_call_and_can_be_emptied [SmallSpace];
-        "When nothing more can be made, open, mkdir, symlink, link and mknod fail with ENOSPC and leave nothing behind.",
-        "A full pool can be read, listed, truncated, renamed within and emptied."),
+        "When a pool has no space for another entry, open, mkdir, symlink, link and mknod fail with ENOSPC and leave nothing behind.",
+        "In a full pool files can be read, listed, truncated, renamed and removed."),
 ];
 
 const CHUNK: usize = 256 << 10;

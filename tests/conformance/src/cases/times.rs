@@ -7,15 +7,15 @@ use std::os::fd::AsRawFd;
 
 pub(super) const CASES: &[Case] = &[
     case!(times_keep_nanoseconds_and_far_years;
-        "Times have nanoseconds, and may lie before 1970 and after 2038."),
+        "Times have a resolution of nanoseconds, and may lie before 1970 and after 2038."),
     case!(write_and_truncate_move_mtime_and_ctime;
-        "Writing moves mtime and ctime, and so do truncation by path and by descriptor."),
+        "Writes, and truncation by path and by descriptor, update mtime and ctime."),
     case!(changes_of_the_inode_move_ctime_alone;
-        "chmod, chown, link and rename move ctime and leave mtime alone."),
+        "chmod, chown, link and rename update ctime and leave mtime unchanged."),
     case!(changes_of_entries_move_the_directorys_times;
-        "Making, removing and renaming an entry move mtime and ctime of its directory."),
+        "Creating, removing and renaming an entry update mtime and ctime of its directory."),
     case!(set_times_sets_either_and_omits_the_other;
-        "utimensat sets either time, to a value or to now, and leaves what UTIME_OMIT names."),
+        "utimensat sets each time to a value or to the present, and leaves it unchanged with UTIME_OMIT."),
     case!(set_times_of_a_symlink_leaves_its_target;
         "utimensat with AT_SYMLINK_NOFOLLOW sets the times of the link."),
 ];

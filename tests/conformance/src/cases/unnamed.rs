@@ -7,12 +7,12 @@ use std::os::fd::AsRawFd;
 
 pub(super) const CASES: &[Case] = &[
     case!(unlink_while_open_keeps_the_file_usable;
-        "A file that is open stays whole after its last name is gone: it can be read, written, extended and asked for its attributes.",
+        "An open file stays whole after its last name is removed: it can be read, written and extended, and fstat returns its attributes.",
         "An open file without a name has a link count of zero."),
     case!(rename_over_an_open_file_keeps_it_usable;
-        "A file that rename replaced stays whole for those who have it open."),
+        "A file that rename replaced stays whole for processes that have it open."),
     case!(unlinked_name_made_anew_is_another_inode;
-        "A name that was unlinked can be made anew at once, and is another inode."),
+        "A name that was unlinked can be created again at once, as another inode."),
 ];
 
 fn unlink_while_open_keeps_the_file_usable(door: &dyn Door) -> Verdict {

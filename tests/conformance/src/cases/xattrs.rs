@@ -13,9 +13,9 @@ pub(super) const CASES: &[Case] = &[
     case!(xattr_value_may_be_large [LargeXattrs];
         "A value may have up to 65,536 bytes, and may be empty; a longer one fails with E2BIG."),
     case!(xattr_create_and_replace_are_held_to [Xattrs];
-        "XATTR_CREATE fails with EEXIST on an attribute that is there, and XATTR_REPLACE with ENODATA on one that is not."),
+        "XATTR_CREATE fails with EEXIST on an existing attribute, and XATTR_REPLACE with ENODATA on an absent one."),
     case!(xattr_absent_or_short_buffer_is_told [Xattrs];
-        "An attribute that is not there is ENODATA, a buffer that is too small ERANGE, and an empty buffer asks for the size."),
+        "An absent attribute fails with ENODATA and a buffer that is too small with ERANGE; with an empty buffer the call returns the size."),
     case!(xattr_on_a_symlink_fails [Xattrs];
         "A `user.` attribute on a symbolic link fails with EPERM."),
     case!(xattr_of_a_bad_name_fails [Xattrs];
