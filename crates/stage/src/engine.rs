@@ -51,6 +51,9 @@ pub(crate) enum At {
     Destination,
 }
 
+/// Directories that wait to be synced, with their paths.
+type Unsynced<D> = Vec<(Arc<<D as Tree>::Directory>, Vec<u8>)>;
+
 /// One staging in progress.
 pub(crate) struct Engine<'a, S: Tree, D: Tree> {
     pub(crate) source: &'a S,
@@ -70,8 +73,7 @@ pub(crate) struct Engine<'a, S: Tree, D: Tree> {
     cancelled: AtomicBool,
     /// Bytes reported as done of copies that were abandoned and are made again.
     pub(crate) withdrawn_bytes: AtomicU64,
-    /// Directories that wait to be synced, with their paths.
-    unsynced: Mutex<Vec<(Arc<D::Directory>, Vec<u8>)>>,
+    unsynced: Mutex<Unsynced<D>>,
 }
 
 impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
