@@ -51,8 +51,8 @@ pub(crate) enum At {
     Destination,
 }
 
-/// A directory that waits to be synced, and its path.
-type Unsynced<D> = (Arc<D>, Vec<u8>);
+/// Directories that wait to be synced, with their paths.
+type Unsynced<D> = Vec<(Arc<<D as Tree>::Directory>, Vec<u8>)>;
 
 /// One staging in progress.
 pub(crate) struct Engine<'a, S: Tree, D: Tree> {
@@ -73,8 +73,7 @@ pub(crate) struct Engine<'a, S: Tree, D: Tree> {
     cancelled: AtomicBool,
     /// Bytes reported as done of copies that were abandoned and are made again.
     pub(crate) withdrawn_bytes: AtomicU64,
-    /// Directories that wait to be synced, with their paths.
-    unsynced: Mutex<Vec<Unsynced<D::Directory>>>,
+    unsynced: Mutex<Unsynced<D>>,
 }
 
 impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
