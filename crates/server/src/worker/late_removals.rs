@@ -2,7 +2,6 @@
 //!
 //! A client unlinks the backing file of a removed file while the daemon serves its slot's next request
 //! (docs/decisions/0037). Until the request after that, the orphan stays in the shard, so that a crash of either side
-//! (docs/decisions/0037). Until the request after that, the orphan stays in the shard, so that a crash of either side
 //! loses nothing. The sweeper unlinks what is left when a slot rests, and when a request asks for the free space: as
 //! far as programs can see, space is free as soon as a removal is acknowledged.
 //!
