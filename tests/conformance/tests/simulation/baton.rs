@@ -1,18 +1,18 @@
-//! Threads of which one runs at a time: each client has a seat, and the scheduler passes the baton.
+//! Client threads, one of which runs at a time: each client has a seat, and the scheduler passes the baton.
 //!
-//! A client is the real library on a thread of its own. It runs only while it has the baton, and gives it back between
-//! two operations and where the library would sleep for its daemon ([`forebay_ring::Waiter`]). So everything that
-//! happens has one order, which the scheduler chooses. A killed client never gets the baton again; its thread ends with
-//! the process.
+//! A client is the real library on a thread of its own. It runs only while it has the baton. It returns the baton
+//! between two operations, and where the library would sleep until its daemon replies ([`forebay_ring::Waiter`]). So
+//! all events have one order, which the scheduler chooses. A killed client never gets the baton again; its thread ends
+//! with the process.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The simulation's clock, in nanoseconds: the network's.
+/// The simulation's clock, in nanoseconds: a copy of the network's clock.
 pub(crate) static NOW_NS: AtomicU64 = AtomicU64::new(0);
 
-/// The time that files of the pool are stamped with.
+/// The time for the time stamps of the pool's files.
 pub(crate) fn timestamp() -> forebay_types::Timestamp {
     let ns = NOW_NS.load(Ordering::Relaxed);
     forebay_types::Timestamp {
@@ -26,9 +26,9 @@ pub(crate) fn timestamp() -> forebay_types::Timestamp {
 enum Pause {
     /// It is between two operations.
     Ready,
-    /// It sleeps while this word of its ring is this value, until this time at most.
+    /// It sleeps while this word of its ring has this value, until this time at most.
     Asleep { word: *const AtomicU32, value: u32, until_ns: u64 },
-    /// Its thread has ended, by a panic or in order.
+    /// Its thread has ended, by a panic or regularly.
     Ended { panicked: bool },
 }
 
@@ -67,7 +67,7 @@ impl Baton {
         }
     }
 
-    /// The scheduler's: lets the client run until it pauses.
+    /// Called by the scheduler: lets the client run until it pauses.
     pub(crate) fn pass(&self) {
         let mut seat = self.seat();
         seat.has_baton = true;
@@ -76,12 +76,12 @@ impl Baton {
         assert!(!matches!(self.seat().pause, Pause::Ended { panicked: true }), "a client panicked");
     }
 
-    /// The scheduler's: true when the client is between two operations.
+    /// Called by the scheduler: true when the client is between two operations.
     pub(crate) fn is_ready(&self) -> bool {
         matches!(self.seat().pause, Pause::Ready)
     }
 
-    /// The scheduler's: true when what the client sleeps for has come.
+    /// Called by the scheduler: true when the word has changed or the time has passed for which the client sleeps.
     pub(crate) fn is_woken(&self) -> bool {
         match self.seat().pause {
             Pause::Asleep { word, value, until_ns } => {
@@ -93,12 +93,12 @@ impl Baton {
         }
     }
 
-    /// The scheduler's: true when the client's thread has ended.
+    /// Called by the scheduler: true when the client's thread has ended.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self.seat().pause, Pause::Ended { .. })
     }
 
-    /// The client's first: this is its seat, and it waits for its first turn.
+    /// Called by the client first: takes this seat for its thread and waits for the first turn.
     pub(crate) fn sit_down(&self) {
         MINE.with(|mine| *mine.borrow_mut() = Some(self.clone()));
         self.await_turn(self.seat(), true);
@@ -114,18 +114,18 @@ impl Baton {
         }
     }
 
-    /// The client's, between two operations.
+    /// Called by the client between two operations.
     pub(crate) fn between_operations(&self) {
         self.pause(Pause::Ready);
     }
 
-    /// The client's last.
+    /// Called by the client last.
     pub(crate) fn end(&self, panicked: bool) {
         self.pause(Pause::Ended { panicked });
     }
 }
 
-/// Where rings sleep and what time it is to them.
+/// Clock and sleep for the rings.
 struct Scheduled;
 
 impl forebay_ring::Waiter for Scheduled {
@@ -142,7 +142,7 @@ impl forebay_ring::Waiter for Scheduled {
     }
 }
 
-/// Has this process's rings wait for the scheduler from now on.
+/// From now on all rings of this process use the scheduler's clock, and sleep by returning the baton.
 pub(crate) fn take_over() {
     forebay_ring::simulate(Box::new(Scheduled));
 }

@@ -1,7 +1,7 @@
-//! Whether a history can be: whether its operations, each somewhere between question and answer, in some order, do to a
-//! file tree what clients were told (linearizability, Herlihy and Wing 1990; the search follows the answers in time, as
-//! Lowe's just-in-time linearization, 2017). What was not answered, or with EIO, may have happened at any time since,
-//! or not at all.
+//! Judges whether a history is possible: whether its operations, each at one moment between request and reply, in some
+//! order, do to a file tree what the replies say (linearizability, Herlihy and Wing 1990). The search takes the replies
+//! in order of time (just-in-time linearization, Lowe 2017). An operation without a reply, or with EIO, may have
+//! happened at any time after its request, or not at all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -11,31 +11,31 @@ use crate::history::{Event, History, Op, Outcome};
 use crate::model::{Id, State};
 use crate::reach::{Leads, Pending, Reach};
 
-/// Most trees that may be looked at for one answer: then the history is too tangled to be judged.
+/// The most trees that the search examines for one reply. Above it the history is too tangled to be judged.
 const LOOKS_MAX: usize = 400_000;
 
-/// What may be, at one point in time: a tree, and which operations have happened that were not answered yet.
+/// A possible situation at one time: a tree, and the operations that have happened and had no reply yet.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Possible {
     state: State,
     happened: BTreeSet<usize>,
 }
 
-/// Why a history is not accepted.
+/// The judgement of a history.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     Sound,
-    /// This operation cannot have been answered so.
+    /// The reply to this operation is impossible. The text explains it.
     Impossible(usize, String),
-    /// Too many are in doubt at this operation.
+    /// Too many operations are in doubt at this operation.
     Tangled(usize),
 }
 
-/// Most operations whose order may matter to one answer, as they are bits.
+/// The most operations whose order may matter to one reply: each is a bit of a `u128`.
 const CONCERNED_MAX: usize = u128::BITS as usize;
 
-/// The operations without a place in the order that may matter to one of them, with that first, and for each which of
-/// these it meets, as bits.
+/// The pending operations whose order may matter to the first of them, which comes first, directly or through each
+/// other; and for each of these a mask of those that it meets.
 fn concerned(pending: &[Pending<'_>], leads: &Leads) -> (Vec<usize>, Vec<u128>) {
     let reaches: Vec<Reach> = pending.iter().map(|one| Reach::of(*one, leads)).collect();
     let mut found = vec![0];
@@ -54,8 +54,8 @@ fn concerned(pending: &[Pending<'_>], leads: &Leads) -> (Vec<usize>, Vec<u128>) 
     (found.iter().map(|i| pending[*i].0).collect(), found.iter().map(met).collect())
 }
 
-/// Leaves those out that can do nothing that another cannot: it has the same tree, fewer operations in doubt have
-/// happened, and more that had to and change nothing.
+/// Removes each `Possible` that allows nothing that another one does not allow. The other one has the same tree; all
+/// operations that it lacks are in doubt, and all that it has in addition change nothing.
 fn without_lesser(
     all: HashSet<Possible>,
     in_doubt: impl Fn(usize) -> bool,
@@ -78,21 +78,23 @@ fn without_lesser(
     by_state.into_iter().flat_map(of).collect()
 }
 
-/// What is known of files that grow at their ends before anything is tried.
+/// What reads of appended files show, collected before the search.
 struct Appends {
-    /// The longest that was read of each: what it had before and behind that begins, or goes on, so.
+    /// The longest content that was read of each file. Every earlier content is a prefix of it, and every later content
+    /// begins with it.
     longest: HashMap<Ino, Vec<u32>>,
 }
 
 impl Appends {
-    /// Of a history; or the operation that read something of an append that was answered to be whole, or of none.
+    /// Collects this of a history. Fails with the number of an operation that read a part of an append that is not in
+    /// doubt, or of no append at all.
     fn of(history: &History, in_doubt: impl Fn(usize) -> bool) -> Result<Appends, usize> {
         let (mut longest, mut torn): (HashMap<Ino, Vec<u32>>, HashMap<Ino, BTreeSet<u32>>) =
             Default::default();
         for (i, entry) in history.entries.iter().enumerate() {
             if let Op::Append { ino, value, spread: true, .. } = entry.op {
                 if in_doubt(i) {
-                    // Some nodes may have written their parts of it, and others not.
+                    // Some nodes may have written their parts of the append, and others not.
                     torn.entry(ino).or_default().extend([0, value]);
                 }
             }
@@ -113,7 +115,7 @@ impl Appends {
         Ok(Appends { longest })
     }
 
-    /// False for an append that nobody ever saw the end of, nor what it wrote: whether it happened nothing shows.
+    /// False for an append of which no read shows the value. Nothing depends on such an append if it is also in doubt.
     fn shows(&self, op: &Op) -> bool {
         match op {
             Op::Append { ino, value, .. } => self.longest.get(ino).is_some_and(|all| all.contains(value)),
@@ -121,7 +123,7 @@ impl Appends {
         }
     }
 
-    /// True when a tree's file can become, or was, what was read.
+    /// True when the file's content in `tree` agrees with what was read of it, earlier or later.
     fn fits(&self, op: &Op, tree: &State) -> bool {
         let Op::Append { ino, .. } = op else { return true };
         let (Some(longest), Some(file)) = (self.longest.get(ino), tree.files.get(&Id::Known(ino.0))) else {
@@ -150,7 +152,7 @@ pub(crate) fn judge(history: &History) -> Verdict {
         let index = match *event {
             Event::Asked(index) => {
                 if let Op::Link { ino, dir, .. } = history.entries[index].op {
-                    // Its home counts the name from now on, until it hears what came of that.
+                    // The file's home counts the name from now on, until it receives the outcome.
                     if ino.birth_node() != dir.birth_node() || all_widened || widened.contains(&dir) {
                         possible.iter_mut().for_each(|p| p.state.goes_abroad(ino));
                     }
@@ -178,8 +180,8 @@ pub(crate) fn judge(history: &History) -> Verdict {
         if concerned.len() > CONCERNED_MAX {
             return Verdict::Tangled(index);
         }
-        // With each: those that were done for this one and that nothing was done yet to which it matters that they
-        // were.
+        // The mask beside each `Possible` has the idle operations: those that the search has placed for this reply and
+        // that no operation placed after them meets.
         let mut seen: HashSet<(Possible, u128)> = HashSet::new();
         let mut left: Vec<(Possible, u128)> = possible.iter().map(|p| (p.clone(), 0)).collect();
         let ways = |state: &State, i: usize| {
@@ -191,10 +193,10 @@ pub(crate) fn judge(history: &History) -> Verdict {
         };
         let mut next: HashSet<Possible> = HashSet::new();
         if matches!(event, Event::Over(_)) {
-            next.extend(possible.iter().cloned()); // it never happened
+            next.extend(possible.iter().cloned()); // the operation never happened
         }
         while let Some((mut p, mut idle)) = left.pop() {
-            // What changes nothing best happens as soon as it can.
+            // An operation that changes nothing is placed as soon as it fits: this excludes no order.
             for (bit, &i) in concerned.iter().enumerate().filter(|(_, i)| changes_nothing(**i)) {
                 if !p.happened.contains(&i) && ways(&p.state, i).contains(&p.state) {
                     p.happened.insert(i);
@@ -202,7 +204,7 @@ pub(crate) fn judge(history: &History) -> Verdict {
                 }
             }
             if p.happened.remove(&index) {
-                // What is idle can as well happen later.
+                // Idle operations can as well happen later: a `Possible` without them is found too.
                 if idle == 0 {
                     next.insert(p);
                 }
@@ -235,7 +237,7 @@ pub(crate) fn judge(history: &History) -> Verdict {
     Verdict::Sound
 }
 
-/// What people want to know of an operation that cannot be.
+/// Describes an impossible operation for the report.
 fn explain(history: &History, index: usize, possible: &[Possible], concerned: &[usize]) -> String {
     let entry = &history.entries[index];
     let mut text = format!("#{index} of client {}: {:?} -> {:?}\n", entry.client, entry.op, entry.outcome);
@@ -250,7 +252,7 @@ fn explain(history: &History, index: usize, possible: &[Possible], concerned: &[
     text
 }
 
-/// Where inodes are that clients were told of twice.
+/// The inode numbers that two creating operations returned.
 pub(crate) fn numbers_given_twice(history: &History) -> Vec<String> {
     let mut made = BTreeMap::new();
     let mut twice = Vec::new();

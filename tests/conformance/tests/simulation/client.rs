@@ -1,5 +1,5 @@
-//! A client: the library on a thread of its own, which asks what its numbers say until it is told to look at
-//! everything, and then to end.
+//! A simulated client: the client library on a thread of its own. It executes operations that its random numbers
+//! choose, until its plan is to read the whole tree and then to end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -16,43 +16,43 @@ use crate::locks::{Locked, LockedElsewhere};
 use crate::world::Plot;
 
 const XATTR: &[u8] = b"user.word";
-/// How a file lies that is spread.
+/// The layout of spread files, which lie over two nodes.
 const STRIPES: u16 = 4;
 const STRIPE_BYTES: u32 = 4096;
-/// Where a file's block is, and how long: more than goes within a request, and less than is moved in several parts, so
-/// that it is written at one moment.
+/// Offset and length of a file's block. The block is too long for a request, and short enough that one transfer moves
+/// it, so that it is written at one moment.
 const BLOCK_AT: u64 = 4096;
 const BLOCK_BYTES: usize = 60 << 10;
-/// Names of a directory: few, so that clients meet.
+/// Names in a directory: few, so that clients conflict.
 const NAMES: u64 = 5;
 
-/// What a client is to do when it has the baton between two operations.
+/// What a client does when it has the baton between two operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Plan {
-    /// An operation as its numbers say.
+    /// Execute an operation that its random numbers choose.
     Anything,
-    /// List and stat all that can be reached from the root.
+    /// List and stat all inodes that can be reached from the root.
     LookAtAll,
     /// End its thread.
     End,
 }
 
-/// A defect that the simulation must find, to show that it would find others.
+/// A planted defect. The simulation must find it, to show that it would find other defects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Defect {
-    /// A worker that takes over forgets the last replies of other nodes' processes.
+    /// A restarted worker forgets the kept replies of other nodes' processes.
     ForgetsReplies,
-    /// A worker that takes over does not know which appends are done.
+    /// A restarted worker forgets which appends are done.
     ForgetsAppends,
-    /// A worker that takes over does not know which locks other nodes' processes hold.
+    /// A restarted worker forgets which locks other nodes' processes hold.
     ForgetsLocks,
-    /// Nor whose turn it is to append to a file that is spread.
+    /// A restarted worker forgets which process has the turn to append to a spread file.
     ForgetsTurns,
-    /// `fallocate` of a file that is spread does nothing.
+    /// `fallocate` of a spread file does nothing.
     AllocatesNothing,
-    /// What is told of a wide directory is its own, without its parts.
+    /// `stat` of a wide directory returns the attributes of its home alone, without those of its parts.
     CountsWithoutParts,
-    /// Data that are sent ahead of their request are taken for there without a look.
+    /// The canary of an eager buffer is not checked: data are used before they have arrived.
     TrustsPlaces,
 }
 
@@ -68,7 +68,7 @@ impl Defect {
     ];
 }
 
-/// What clients have heard of: one may use what another made.
+/// The inodes that clients have created. Each client may use what another created.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     pub(crate) directories: Vec<Ino>,
@@ -76,7 +76,7 @@ pub(crate) struct Known {
     pub(crate) next_value: u32,
 }
 
-/// A file, what is done with it, and who made it.
+/// A file, what clients do with it, and the index of its creator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Made {
     ino: Ino,
@@ -84,16 +84,16 @@ pub(crate) struct Made {
     maker: usize,
 }
 
-/// What is done with a file's data.
+/// What clients do with a file's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
-    /// It has a word and a block, which are written anew.
+    /// It has a word and a block, which clients overwrite.
     Written,
-    /// It grows at its end.
+    /// Clients append to it.
     Appended,
     /// It is spread, and only its size changes.
     Spread,
-    /// It is spread, and grows at its end.
+    /// It is spread, and clients append to it.
     SpreadAppended,
 }
 
@@ -108,16 +108,16 @@ impl Use {
     }
 }
 
-/// Shared by scheduler and clients; only one of them runs at a time.
+/// What scheduler and clients share. Only one of them runs at a time.
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
     pub(crate) recorder: Recorder,
     planted: Option<Defect>,
-    /// Half of what clients do is done to data, and half of the files are spread.
+    /// Half of the operations are on data, and half of the files are spread.
     much_data: bool,
     /// Clients lock files.
     locks: bool,
-    /// Clients are mostly after the blocks of files.
+    /// Many operations read or write files' blocks.
     blocks: bool,
     known: Arc<Mutex<Known>>,
 }
@@ -146,7 +146,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts a client of a node whose door is in `dir`.
+    /// Starts a client of `node`. The socket for attaching is in `dir`.
     pub(crate) fn start(
         index: usize,
         node: u16,
@@ -185,7 +185,7 @@ impl Client {
             seat.end(followed.is_err());
         };
         std::thread::Builder::new().name(format!("client {index}")).spawn(body).unwrap();
-        // It attaches now, while its node is there.
+        // The client attaches now, while its node is running.
         baton.pass();
         Client { baton, node, session, plan, killed: false, locked }
     }
@@ -199,7 +199,7 @@ impl Client {
     }
 }
 
-/// Appends to a file of this node as programs do.
+/// Appends to a file of this node with `O_APPEND`, as programs do.
 fn append_here(pool: &Pool, entry: &Entry, bytes: &[u8]) -> Result<usize, Code> {
     let fd = pool.open_backing(entry, libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC)?;
     // SAFETY: the descriptor is new and ours.
@@ -207,7 +207,8 @@ fn append_here(pool: &Pool, entry: &Entry, bytes: &[u8]) -> Result<usize, Code> 
     Ok(std::io::Write::write(&mut file, bytes).unwrap_or_else(|e| panic!("cannot append: {e}")))
 }
 
-/// What a file has that grows at its end: values that are there whole, in order, and what is of no whole one.
+/// The content of a file that clients append to: the values of whole appends, in order, and the values of which the
+/// file has anything else.
 fn appended(bytes: &[u8]) -> Outcome {
     assert!(bytes.len().is_multiple_of(4), "a word is torn");
     let words: Vec<u32> = bytes.chunks(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
@@ -227,13 +228,13 @@ fn letters() -> impl Iterator<Item = Name> {
     (0..NAMES).map(|i| Name(b'a' + i as u8))
 }
 
-/// The letters that each part has, as bits.
+/// The letters of each part, as bits.
 fn letters_of(parts: &Parts) -> Vec<u32> {
     let its = |part: &Ino| letters().filter(|name| parts.of_name(name.bytes()) == *part).map(Name::bit).sum();
     parts.as_slice().iter().map(its).collect()
 }
 
-/// What has these letters of what was listed.
+/// The listed names that are among these letters.
 fn among(names: &BTreeMap<Name, Ino>, letters: u32) -> BTreeMap<Name, Ino> {
     names.iter().filter(|(name, _)| name.bit() & letters != 0).map(|(name, ino)| (*name, *ino)).collect()
 }
@@ -246,9 +247,9 @@ struct Program {
     common: Common,
     locked: Locked,
     elsewhere: LockedElsewhere,
-    /// What it asked of locks and knows no end of, in the history.
+    /// Numbers, in the history, of its lock operations with unknown outcome.
     doubtful: Vec<usize>,
-    /// It has asked for nothing yet.
+    /// It has executed no operation yet.
     fresh: bool,
 }
 
@@ -257,7 +258,7 @@ impl Program {
         Name(b'a' + self.numbers.below(NAMES) as u8)
     }
 
-    /// A directory: mostly one that was heard of lately, as older ones are gone.
+    /// A directory: mostly one of the last four created, as older ones are often removed.
     fn directory(&mut self) -> Ino {
         let known = self.common.known();
         let n = known.directories.len() as u64;
@@ -329,7 +330,7 @@ impl Program {
                         Op::Append { ino, value: value() << 1 | u32::from(large), large, spread }
                     }
                     Use::Appended => Op::ReadAppended { ino },
-                    // Whoever reads while others append sees what is there by then.
+                    // A read during appends over several nodes may see any part of them, so it is not checked.
                     Use::SpreadAppended => Op::Stat { ino },
                     Use::Spread if maker != self.index => Op::Stat { ino },
                     Use::Spread if !changes => Op::Size { ino },
@@ -342,7 +343,7 @@ impl Program {
     }
 
     fn anything(&mut self) {
-        // The root is empty at the beginning alone.
+        // Only an empty directory can be made wide, and the root is empty only at the beginning.
         let is_first = self.index == 0 && std::mem::take(&mut self.fresh);
         let op =
             if is_first && self.numbers.chance(400) { Op::Widen { dir: Ino::ROOT } } else { self.choose() };
@@ -355,7 +356,8 @@ impl Program {
                 return self.list_parts(dir, &parts);
             }
         }
-        // Where a node without a target makes directories depends on what they are in.
+        // On a node without a target, the node of a new directory depends on its parent directory. 0 stands for any
+        // node.
         let home = if self.pool.takes_files() { self.node } else { 0 };
         let recorder = &self.common.recorder;
         let starts = recorder.starts();
@@ -364,8 +366,8 @@ impl Program {
             Ok((outcome, made)) => (outcome, made),
             Err(code) => (Outcome::Failed(code), None),
         };
-        // What was written, and not answered before a node's worker was killed, the next one is asked for: it writes it
-        // again, or finds the file gone meanwhile.
+        // If a worker was killed before it replied to a write, the client sends the write again to the next worker,
+        // which repeats it or finds that the file was removed meanwhile.
         let may_be_again = matches!(outcome, Outcome::Done | Outcome::Failed(Code::Stale | Code::NotFound));
         if matches!(op, Op::Write { .. }) && may_be_again && starts != recorder.starts() {
             recorder.may_have_been_repeated(index);
@@ -373,7 +375,7 @@ impl Program {
         if matches!(op, Op::Lock { .. } | Op::Unlock { .. }) && outcome.is_doubtful() {
             self.doubtful.push(index);
         }
-        // One that it was told has failed it lets go of, when its node hears of it.
+        // A client releases a lock whose outcome is unknown as soon as the lock's node can be reached.
         if let (Op::Lock { ino, client }, true) = (&op, outcome.is_doubtful()) {
             let unlock = recorder.asked(self.index, 0, &Op::Unlock { ino: *ino, client: *client });
             self.doubtful.push(unlock);
@@ -394,13 +396,14 @@ impl Program {
         outcome
     }
 
-    /// A directory that was narrow has been listed: of one moment, unless it is wide by now.
+    /// Records a listing of a directory that had no parts when the listing began. If it still has none, all names are
+    /// from one moment.
     fn listed(&self, dir: Ino, index: usize, names: &BTreeMap<Name, Ino>) {
         let recorder = &self.common.recorder;
         let letters = match self.pool.parts_of(dir) {
             Ok(None) => return recorder.answered(index, Outcome::Names(names.clone())),
             Ok(Some(parts)) => letters_of(&parts),
-            // Nobody knows which lay together.
+            // The parts are unknown, so each name may be from another moment.
             Err(_) => letters().map(Name::bit).collect(),
         };
         for (part, letters) in recorder.is_of_parts(index, &letters) {
@@ -408,7 +411,8 @@ impl Program {
         }
     }
 
-    /// Lists a wide directory: each part's names are from one moment, all of them need not be.
+    /// Lists a wide directory. The names of one part are from one moment; different parts may be from different
+    /// moments.
     fn list_parts(&mut self, dir: Ino, parts: &Parts) -> Outcome {
         let asked = |letters| {
             (self.common.recorder.asked(self.index, self.node, &Op::ListPart { dir, letters }), letters)
@@ -426,7 +430,7 @@ impl Program {
         outcome
     }
 
-    /// Does it: what came of it, and of a new file its use.
+    /// Executes an operation. Returns its outcome, and the use of a created file.
     fn execute(&self, op: &Op) -> Result<(Outcome, Option<Use>), Code> {
         let mut made = None;
         let outcome = self.execute_as(op, &mut made)?;
@@ -482,7 +486,7 @@ impl Program {
                 }
                 Outcome::Names(names)
             }
-            // Recorded by `list_parts`, which lists all.
+            // `list_parts` records these operations; it executes `Op::List`.
             Op::ListPart { .. } => return Err(Code::NotSupported),
             Op::WidenNew { dir } => {
                 pool.set_width_of_new(*dir, 16)?;
@@ -567,7 +571,7 @@ impl Program {
             }
             Op::Allocate { ino, bytes } => {
                 let file = pool.open_file(&pool.get_attr(*ino)?, true)?;
-                // The defect: nobody is asked.
+                // The planted defect: no allocation.
                 if *bytes > 0 && self.common.planted != Some(Defect::AllocatesNothing) {
                     file.allocate((*bytes).into())?;
                 }
@@ -579,7 +583,7 @@ impl Program {
             }
             Op::Count { dir } => {
                 let (names, links) = match self.common.planted {
-                    // The defect: parts are not asked.
+                    // The planted defect: the attributes of the parts are not included.
                     Some(Defect::CountsWithoutParts) => {
                         let attr = pool.get_attr(*dir)?.attr;
                         (attr.size, attr.nlink)
@@ -605,7 +609,7 @@ impl Program {
                             "{n} bytes, not all alike, of what is written as a whole: {first:?}"
                         );
                         let word = u32::from_le_bytes([first[0], first[1], first[2], first[3]]);
-                        // A hole, if the block is there and the word is not.
+                        // The word is 0, a hole, if only the block was written.
                         Outcome::Value(Some(word).filter(|word| *word != 0))
                     }
                 }
@@ -613,8 +617,7 @@ impl Program {
         })
     }
 
-    /// Lists and stats all that can be reached.
-    /// Lets go of what it may have locked without knowing it. What it asked before has happened by then, or never will.
+    /// Releases the locks with unknown outcome. Earlier lock operations have happened by then, or never will.
     fn settle_locks(&mut self) {
         let (doubts, client) = (self.elsewhere.take_doubts(), self.index);
         for ino in &doubts {

@@ -1,5 +1,5 @@
-//! The socket by which clients come to their ring, as a daemon's attendant has it: a thread answers at once whatever it
-//! is asked, while its client has the baton. What it answers with the scheduler has laid out before.
+//! The socket through which clients attach, in place of a daemon's attendant. A thread answers each request at once,
+//! while its client has the baton. The scheduler has prepared the answers.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,7 +16,7 @@ use forebay_server::stepped::Buffers;
 use forebay_types::limits::BUFFER_BYTES;
 use forebay_types::Code;
 
-/// What a client is handed: ring, doorbell, board and target, and buffers when it asks for them.
+/// What an attaching client receives: ring, doorbell, board and target, and buffers on request.
 #[derive(Debug)]
 pub(crate) struct Handout {
     pub(crate) reply: AttachReply,
@@ -27,11 +27,12 @@ pub(crate) struct Handout {
     pub(crate) buffers: Buffers,
 }
 
-/// By session. Nothing is laid out for the clients of a worker that is dead: they are told so, and ask by their rings.
+/// The handouts, by session. The clients of a dead worker have none: they receive an error, and continue to wait at
+/// their rings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Desk {
     handouts: Arc<Mutex<BTreeMap<u64, Handout>>>,
-    /// Buffers that were given.
+    /// The number of data buffers given out.
     given: Arc<AtomicU64>,
 }
 
@@ -40,13 +41,13 @@ impl Desk {
         self.handouts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens for a session's client in a directory.
+    /// Listens on a socket in `dir` for a session's client.
     pub(crate) fn open_door(&self, dir: &Path, session: u64) {
         let listener = UnixListener::bind(dir.join("socket")).unwrap();
         let desk = self.clone();
         let body = move || {
             for socket in listener.incoming() {
-                // A client that is gone needs no answer.
+                // A client that has ended needs no answer.
                 let _ = socket.map(|socket| desk.talk(&socket, session));
             }
         };
@@ -62,7 +63,7 @@ impl Desk {
         let handouts = self.handouts();
         let Some(handout) = handouts.get(&session) else {
             if header.kind == KIND_ALIVE {
-                // The supervisor listens, and its next worker will answer.
+                // As with a real supervisor, the connection succeeds, and the next worker will answer.
                 return Ok(());
             }
             let mut message = Header { kind: KIND_ERROR, len: 2 }.encode().to_vec();

@@ -1,4 +1,4 @@
-//! What clients asked and were told, in the order in which it happened.
+//! The requests and replies of all clients, in the order in which they happened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -28,12 +28,12 @@ impl fmt::Debug for Name {
     }
 }
 
-/// An inode for people: birth node and count.
+/// An inode number for readers: birth node and count.
 pub(crate) fn short(ino: Ino) -> String {
     format!("{}.{}", ino.birth_node(), ino.0 & ((1 << 48) - 1))
 }
 
-/// One operation of a client, on inodes and names: what a kernel asks of a file system.
+/// One operation of a client, on inodes and names, as a kernel requests them from a file system.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Op {
     /// `spread`: over backing files of two nodes.
@@ -77,8 +77,8 @@ pub(crate) enum Op {
     List {
         dir: Ino,
     },
-    /// The names of a wide directory that one of its parts has: bits of the letters. A listing is one of these for each
-    /// part.
+    /// Lists the names of one part of a wide directory. `letters`: the part's letters, as bits. A listing is recorded
+    /// as one `ListPart` for each part.
     ListPart {
         dir: Ino,
         letters: u32,
@@ -86,7 +86,7 @@ pub(crate) enum Op {
     Widen {
         dir: Ino,
     },
-    /// Directories made in it are wide from now on.
+    /// Directories created in it are wide from now on.
     WidenNew {
         dir: Ino,
     },
@@ -104,8 +104,8 @@ pub(crate) enum Op {
     GetXattr {
         ino: Ino,
     },
-    /// Of a word at the file's beginning, which goes within a request; `large`: of a block behind it, all of this word,
-    /// which the network moves by itself.
+    /// Writes a word at the file's beginning, which travels in the request. `large`: writes a block behind it, filled
+    /// with this word, which the network moves by RMA.
     Write {
         ino: Ino,
         value: u32,
@@ -115,18 +115,20 @@ pub(crate) enum Op {
         ino: Ino,
         large: bool,
     },
-    /// Of a word at the end; `large`: of so many that no request has room for them; `spread`: to a file over two nodes.
+    /// Appends a word. `large`: repeats the word, so that the data are too long for a request. `spread`: the file lies
+    /// over two nodes.
     Append {
         ino: Ino,
         value: u32,
         large: bool,
         spread: bool,
     },
-    /// All that was appended.
+    /// Reads everything that was appended.
     ReadAppended {
         ino: Ino,
     },
-    /// Of a file that is spread, by who made it, as it is done on one node after the other.
+    /// Changes the size of a spread file. Only the file's creator does this, because it is done on one node after the
+    /// other.
     Truncate {
         ino: Ino,
         bytes: u32,
@@ -135,7 +137,7 @@ pub(crate) enum Op {
         ino: Ino,
         bytes: u32,
     },
-    /// Of the whole file, against everybody else; without waiting.
+    /// Takes an exclusive lock of the whole file, without waiting.
     Lock {
         ino: Ino,
         client: usize,
@@ -147,14 +149,14 @@ pub(crate) enum Op {
     Size {
         ino: Ino,
     },
-    /// What a directory tells of its names, those of all its parts, when nothing else happens.
+    /// The numbers of names and of directories in a directory with all its parts. Only used when nothing else happens.
     Count {
         dir: Ino,
     },
 }
 
 impl Op {
-    /// True when it changes nothing: without an answer it tells nothing either.
+    /// True when the operation changes nothing. Without a reply such an operation has no meaning for the checker.
     pub(crate) fn only_reads(&self) -> bool {
         matches!(
             self,
@@ -215,11 +217,11 @@ impl fmt::Debug for Op {
     }
 }
 
-/// What an operation was answered.
+/// The reply to an operation.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
-    /// This inode was made, or found.
+    /// This inode was created or found.
     Inode(Ino),
     Names(BTreeMap<Name, Ino>),
     Attr {
@@ -228,7 +230,7 @@ pub(crate) enum Outcome {
         mode: u32,
     },
     Value(Option<u32>),
-    /// What is there whole, in order, and the values of which there is something else; 0 of a hole.
+    /// The values of whole appends, in order, and the values of which the file has anything else; 0 stands for a hole.
     Appended {
         whole: Vec<u32>,
         torn: BTreeSet<u32>,
@@ -242,7 +244,7 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// True when it is not known whether the operation happened: what programs see as EIO.
+    /// True when it is unknown whether the operation happened. Programs see this as EIO.
     pub(crate) fn is_doubtful(&self) -> bool {
         matches!(self, Outcome::Failed(Code::Io | Code::PoolGone | Code::TimedOut))
     }
@@ -273,38 +275,38 @@ impl fmt::Debug for Outcome {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) client: usize,
-    /// The client's node, if that has a target.
+    /// The client's node, or 0 if it has no target.
     pub(crate) node: u16,
     pub(crate) op: Op,
-    /// None: the client was killed, and never told.
+    /// None: the client was killed before the reply.
     pub(crate) outcome: Option<Outcome>,
 }
 
-/// Where an operation begins or ends.
+/// The beginning or the end of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
     Asked(usize),
     Answered(usize),
-    /// It has happened before, or never will.
+    /// The operation happened before this event, or never will.
     Over(usize),
 }
 
-/// All of it.
+/// The operations and events of one simulation.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) entries: Vec<Entry>,
     pub(crate) events: Vec<Event>,
-    /// The first operation behind which all is told that nodes tell each other later.
+    /// The first operation after which no delivery between nodes is pending.
     pub(crate) settled: Option<usize>,
-    /// Starts of nodes.
+    /// Number of node starts.
     starts: u64,
-    /// What is told to people, with the time.
+    /// The lines of the trace, with the time.
     pub(crate) told: Vec<(Duration, String)>,
     prints: bool,
     hash: u64,
 }
 
-/// A history that scheduler and clients write. Clones are the same.
+/// A history that scheduler and clients write. Clones share the history.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recorder {
     history: Arc<Mutex<History>>,
@@ -334,24 +336,24 @@ impl Recorder {
         index
     }
 
-    /// A node starts.
+    /// Records that a node starts.
     pub(crate) fn started(&self, node: u16) {
         let mut history = self.history();
         history.starts += 1;
         history.tell(format!("node {node} starts"));
     }
 
-    /// Starts of nodes until now.
+    /// The number of node starts until now.
     pub(crate) fn starts(&self) -> u64 {
         self.history().starts
     }
 
-    /// An operation of a client that is gone happens no later than now, if it ever does.
+    /// Records that an operation with unknown outcome happens no later than now, if it ever does.
     pub(crate) fn is_over(&self, index: usize) {
         self.history().events.push(Event::Over(index));
     }
 
-    /// What clients of which this is true asked and were not answered, of locks.
+    /// The lock operations with unknown outcome of those clients for which `of` is true.
     pub(crate) fn unanswered_locks(&self, of: impl Fn(usize) -> bool) -> Vec<usize> {
         let history = self.history();
         let is_it = |entry: &Entry| {
@@ -361,14 +363,14 @@ impl Recorder {
         (0..history.entries.len()).filter(|i| is_it(&history.entries[*i])).collect()
     }
 
-    /// The files that a client has asked to lock.
+    /// The files that a client has tried to lock.
     pub(crate) fn locked(&self, client: usize) -> BTreeSet<Ino> {
         let history = self.history();
         let locks = history.entries.iter().filter(|entry| entry.client == client);
         locks.filter_map(|entry| if let Op::Lock { ino, .. } = entry.op { Some(ino) } else { None }).collect()
     }
 
-    /// An operation is answered that may have been done twice until now.
+    /// Records that an operation may have been executed twice before its reply. Called before the reply is recorded.
     pub(crate) fn may_have_been_repeated(&self, index: usize) {
         let mut history = self.history();
         let asked = history.asked_at(index);
@@ -380,8 +382,8 @@ impl Recorder {
         history.events.push(Event::Over(again));
     }
 
-    /// A listing that is answered now became one of a wide directory meanwhile, with these letters on a node each: the
-    /// operations that it is, for [`Recorder::answered`].
+    /// Records that a directory became wide during its listing. `letters` has one entry for each part. Returns the
+    /// operations that replace the listing, with their letters, for [`Recorder::answered`].
     pub(crate) fn is_of_parts(&self, index: usize, letters: &[u32]) -> Vec<(usize, u32)> {
         let mut history = self.history();
         let Op::List { dir } = history.entries[index].op else { panic!("no listing") };
@@ -418,7 +420,7 @@ impl History {
         self.events.iter().position(|event| *event == Event::Asked(index)).expect("it was asked")
     }
 
-    /// The inodes that clients found when they looked at everything.
+    /// The inodes that clients found when they read the whole tree at the end.
     pub(crate) fn found_in_the_end(&self) -> BTreeSet<Ino> {
         let last = self.entries.iter().skip(self.settled.unwrap_or(usize::MAX));
         let names = last.filter_map(|entry| match &entry.outcome {
@@ -430,7 +432,7 @@ impl History {
 
     fn tell(&mut self, text: String) {
         let now = Duration::from_nanos(crate::baton::NOW_NS.load(std::sync::atomic::Ordering::Relaxed));
-        // FNV-1a, as the network's trace.
+        // FNV-1a, like the trace of the network.
         for byte in now.as_nanos().to_le_bytes().iter().chain(text.as_bytes()) {
             self.hash = (self.hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
@@ -440,7 +442,7 @@ impl History {
         self.told.push((now, text));
     }
 
-    /// A number that two equal histories share.
+    /// A hash of the trace: equal histories have equal hashes.
     pub(crate) fn hash(&self) -> u64 {
         self.hash
     }

@@ -1,6 +1,6 @@
-//! What a client has locked. Locks of files whose first backing file is on another node are taken and let go of as the
-//! mount does it: under a number that is given up with them, and when the other node may have granted what its asker
-//! was told has failed, or has not heard that it was let go of, it is told until it has.
+//! The locks of a client. Locks of files whose first backing file is on another node are taken and released as the
+//! mount does it: under an owner number that is used for one lock. The client repeats a release until the other node
+//! has acknowledged it. It also releases a lock after a failed request if the other node may have granted the lock.
 
 use std::cell::RefCell;
 use std::collections::{btree_map, BTreeMap, BTreeSet};
@@ -11,12 +11,12 @@ use forebay_client::{leaves_lock_in_doubt, new_lock_owner, LocksElsewhere, Unloc
 use forebay_types::limits::FILE_BYTES_MAX;
 use forebay_types::{Code, Ino, LockKind, LockRequest};
 
-/// A lock of a whole file, as another node's daemon takes it.
+/// A lock of a whole file, as requested from another node's daemon.
 const WHOLE: LockRequest =
     LockRequest { owner: 0, flock: false, kind: LockKind::Write, start: 0, end: FILE_BYTES_MAX };
 
-/// A client's locks of files whose first backing file is on its node, which are the kernel's, by a descriptor each: a
-/// process that is killed leaves none.
+/// A client's locks of files whose first backing file is on its node. They are open file description locks of the
+/// kernel, one descriptor each, so a killed process leaves none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Locked {
     files: Arc<Mutex<BTreeMap<Ino, OwnedFd>>>,
@@ -27,7 +27,7 @@ impl Locked {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks a file by a duplicate of a descriptor of its own, unless there is one that has.
+    /// Locks a file, unless the client holds the lock already. A duplicate of `file` keeps the lock.
     pub(crate) fn take(&self, ino: Ino, file: BorrowedFd<'_>) -> Result<(), Code> {
         if let btree_map::Entry::Vacant(vacant) = self.files().entry(ino) {
             // SAFETY: a flock of zeros but for its type, which means the whole file.
@@ -42,12 +42,12 @@ impl Locked {
         Ok(())
     }
 
-    /// False when it has no lock of that file here.
+    /// False when the client holds no lock of that file here.
     pub(crate) fn drop_lock(&self, ino: Ino) -> bool {
         self.files().remove(&ino).is_some()
     }
 
-    /// Its client is killed.
+    /// Releases all locks, because the client was killed.
     pub(crate) fn end(&self) {
         self.files().clear();
     }
@@ -84,7 +84,7 @@ impl LockedElsewhere {
                 self.in_doubt.borrow_mut().insert(ino);
             }
         }
-        // Whatever waits to be told: it is over for all files, or none.
+        // This repeats all pending releases, of other files too: the outcome is known for all, or the operation fails.
         if self.unlocks.retry() {
             Ok(())
         } else {
@@ -92,7 +92,7 @@ impl LockedElsewhere {
         }
     }
 
-    /// Files of which it is not known what the client has of them; empty from now on.
+    /// Takes out the files for which it is unknown whether the client holds the lock.
     pub(crate) fn take_doubts(&self) -> BTreeSet<Ino> {
         std::mem::take(&mut self.in_doubt.borrow_mut())
     }

@@ -1,9 +1,9 @@
-//! Whole nodes in one process, under one seed: the server's and the client's own code over a simulated network, a
-//! scheduler that chooses who goes on, faults of all kinds, and a model that must be able to explain what clients were
-//! told. docs/decisions/0019 says how and why.
+//! Simulates whole nodes in one process from one seed: the code of server and client over a simulated network, a
+//! scheduler that chooses the next thread, faults of all kinds, and a model that must explain every reply to a client
+//! (docs/decisions/0019).
 //!
-//! Each history is a process of its own, as clients' threads and rings last as long as theirs. `FOREBAY_SEEDS=2000`
-//! runs more of them, `FOREBAY_SEED=17` one, with its trace.
+//! Each history runs in a process of its own, because clients' threads and rings last as long as their process.
+//! `FOREBAY_SEEDS=2000` runs more of them; `FOREBAY_SEED=17` runs one and prints its trace.
 
 mod baton;
 mod checker;
@@ -27,8 +27,7 @@ use history::{Outcome, Recorder};
 use world::{Plot, World};
 
 const PLANTED: &str = "FOREBAY_PLANTED";
-/// How the verdict begins that no order of what was done explains what clients were told: what each planted defect
-/// leads to.
+/// The beginning of the error for a history that no order of its operations explains. Each planted defect leads to it.
 const IMPOSSIBLE: &str = "what clients were told is impossible: ";
 
 fn number(name: &str) -> Option<u64> {
@@ -53,7 +52,7 @@ fn plot(seed: u64) -> Plot {
     }
 }
 
-/// What is wrong with a history, in words.
+/// Judges a history and the final state of all nodes; the error describes the first problem.
 fn judge(world: &mut World, recorder: &Recorder) -> Result<(), String> {
     let history = recorder.history();
     let twice = checker::numbers_given_twice(&history);
@@ -85,14 +84,14 @@ fn judge(world: &mut World, recorder: &Recorder) -> Result<(), String> {
     Ok(())
 }
 
-/// Where a process has the targets of a history: in memory, where there is a tmpfs.
+/// The directory for the targets of a history: in memory if there is a tmpfs.
 fn place(process: u32, seed: u64) -> PathBuf {
     let shared = Path::new("/dev/shm");
     let parent = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
     parent.join(format!("forebay-simulation-{process}-{seed}"))
 }
 
-/// One history in this process: its last line says what it was.
+/// Runs one history in this process. The last line of the output summarizes it.
 fn tell(seed: u64) {
     baton::take_over();
     let recorder = Recorder::new(std::env::var("FOREBAY_QUIET").is_err());
@@ -128,18 +127,18 @@ fn run(seed: u64, planted: Option<&str>) -> Output {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("this program runs");
     let process = child.id();
     let output = child.wait_with_output().expect("it ends");
-    // One that was killed has left its targets.
+    // A process that was killed has left its targets.
     let _ = std::fs::remove_dir_all(place(process, seed));
     output
 }
 
-/// The line that says what a history was.
+/// The line that summarizes a history.
 fn summary(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout);
     text.lines().find(|line| line.starts_with("history ")).unwrap_or_default().to_owned()
 }
 
-/// Runs histories, as many at a time as there are processors, until `enough` says so of one.
+/// Runs histories, as many at a time as there are processors, until `enough` returns true for one.
 fn run_all(seeds: u64, planted: Option<&str>, enough: impl Fn(u64, &Output) -> bool + Sync) {
     let next = AtomicU64::new(1);
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
@@ -201,16 +200,16 @@ fn one_seed_gives_one_history() {
     }
 }
 
-/// Histories until a defect has to have shown: the rarest shows in one of some hundreds.
+/// Each planted defect must show within this number of histories. The rarest shows in one of some hundreds.
 const CANARY_HISTORIES: u64 = 1500;
 
-/// The model's canaries: each defect shows in one history at least.
+/// Canary tests of the model: each planted defect shows in at least one history.
 #[test]
 fn planted_defects_are_caught() {
     for (defect, name) in Defect::ALL {
         let caught = Mutex::new(None);
         run_all(CANARY_HISTORIES, Some(name), |seed, output| {
-            // Any other end, as one that could not be judged, shows nothing of the checker.
+            // Any other failure, such as a history that is too tangled, proves nothing about the checker.
             let words = String::from_utf8_lossy(&output.stderr);
             let is_caught = !output.status.success() && words.contains(IMPOSSIBLE);
             if is_caught {

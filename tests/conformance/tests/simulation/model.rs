@@ -1,7 +1,7 @@
-//! What a file tree is, and what each operation does to it, in one step, whatever nodes take part
-//! (docs/decisions/0016). What comes later, or earlier, is one thing: what a file's home knows of names on other nodes.
-//! It learns of the end of one when that node gets to telling it, and counts a new one before that node shows it, or
-//! finds that it cannot be.
+//! The model: a file tree, and what each operation does to it in one step, whatever nodes take part
+//! (docs/decisions/0016). One thing does not change in that step: a file's home learns later that a name on another
+//! node was removed, when that node notifies it. It counts a new name on another node before that node publishes it, or
+//! refuses it.
 
 mod transitions;
 
@@ -14,9 +14,9 @@ use crate::history::Name;
 /// An inode of the model.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum Id {
-    /// Clients know its number.
+    /// A reply has contained its number.
     Known(u64),
-    /// Made by an operation that was not answered: the number shows when somebody meets it.
+    /// Created by an operation without a reply. The number is known when a later reply contains it.
     MadeBy(usize, /* node that it is born on; 0: any */ u16),
 }
 
@@ -32,9 +32,9 @@ impl Id {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Directory {
     pub(crate) entries: BTreeMap<Name, Id>,
-    /// Its entries, and what is born in it, are on several nodes.
+    /// Its entries, and the inodes created in it, are on several nodes.
     pub(crate) wide: bool,
-    /// Directories made in it are wide, and hand this on.
+    /// Directories created in it are wide and inherit this setting.
     pub(crate) new_wide: bool,
 }
 
@@ -45,15 +45,15 @@ pub(crate) struct File {
     pub(crate) mode: u32,
     pub(crate) xattr: Option<u32>,
     pub(crate) word: Option<u32>,
-    /// What its block is full of.
+    /// The value that fills its block.
     pub(crate) block: Option<u32>,
-    /// What was appended.
+    /// The appended values.
     pub(crate) appended: Vec<u32>,
-    /// Bytes of a file that is spread; none: what changed them last came to no known end.
+    /// The size of a spread file, in bytes. None: the last change of the size has an unknown outcome.
     pub(crate) bytes: Option<u32>,
-    /// It has, or had, names on other nodes: what it is told of their end comes later.
+    /// It has or had names on other nodes. Its home learns later that such a name was removed.
     pub(crate) abroad: bool,
-    /// The client that has it locked.
+    /// The client that holds the lock.
     pub(crate) locked: Option<usize>,
 }
 
@@ -65,13 +65,13 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// A new pool.
+    /// The tree of a new pool.
     pub(crate) fn new() -> State {
         let root = (Id::Known(Ino::ROOT.0), Directory::default());
         State { directories: BTreeMap::from([root]), files: BTreeMap::new() }
     }
 
-    /// Learns the number of an inode that somebody has met.
+    /// Replaces `id` by the number that a reply contained.
     fn learn(&mut self, id: Id, ino: Ino) {
         let known = Id::Known(ino.0);
         if let Some(directory) = self.directories.remove(&id) {
@@ -85,13 +85,13 @@ impl State {
         }
     }
 
-    /// True when `id` is the inode that was met as `ino`; what was not known of it is learnt.
+    /// True when `id` can be the inode `ino` of a reply. If its number was unknown, it is `ino` from now on.
     fn is(&mut self, id: Id, ino: Ino) -> bool {
         match id {
             Id::Known(known) => known == ino.0,
             Id::MadeBy(_, node) => {
                 let met = Id::Known(ino.0);
-                // A number is one inode's.
+                // No two inodes have the same number.
                 let new = !self.directories.contains_key(&met) && !self.files.contains_key(&met);
                 let fits = new && (node == 0 || node == ino.birth_node().0);
                 if fits {
@@ -107,7 +107,7 @@ impl State {
         directory.entries.get(&name).copied().ok_or(Code::NotFound)
     }
 
-    /// The directory, if it takes an entry.
+    /// The directory, if it exists and has no entry of that name.
     fn open(&mut self, dir: Ino, name: Name) -> Result<&mut Directory, Code> {
         let directory = self.directories.get_mut(&Id::Known(dir.0)).ok_or(Code::NotFound)?;
         if directory.entries.contains_key(&name) {
@@ -163,7 +163,7 @@ impl State {
         Ok(())
     }
 
-    /// Renames, or says all that is against it: which reason is given is not promised.
+    /// Renames, or returns all errors that apply: the order in which a rename checks them is not specified.
     fn rename(&mut self, from: (Ino, Name), to: (Ino, Name), replaces: bool) -> Result<(), Vec<Code>> {
         let mut reasons = Vec::new();
         let (moved, target) = (self.get(from.0, from.1), self.directories.get(&Id::Known(to.0 .0)));
@@ -196,8 +196,8 @@ impl State {
             return Ok(());
         }
         if let Some(replaced) = replaced {
-            // Over several nodes it has happened when the source's has decided, and what is replaced may be changed by
-            // its number until its own has heard of that.
+            // A rename over several nodes happens when the source's home decides. The replaced file can still be
+            // changed by its number until its own home is notified.
             let several =
                 self.is_wide(from.0) || self.is_wide(to.0) || from.0.birth_node() != to.0.birth_node();
             if let Some(file) = self.files.get_mut(&replaced) {
@@ -218,7 +218,7 @@ impl State {
         self.directories.get(&Id::Known(dir.0)).is_some_and(|directory| directory.wide)
     }
 
-    /// Notes that a file has a name in a directory of another node than its own.
+    /// Records that a file gets a name in `dir`, possibly on a node other than its home.
     fn gets_name(&mut self, id: Id, dir: Ino) {
         let is_wide = self.is_wide(dir);
         if let Some(file) = self.files.get_mut(&id) {
@@ -226,14 +226,14 @@ impl State {
         }
     }
 
-    /// A file is to get a name in a directory of another node than its own, whatever comes of it.
+    /// Records that a file may get a name on another node, whatever the outcome.
     pub(crate) fn goes_abroad(&mut self, ino: Ino) {
         if let Some(file) = self.files.get_mut(&Id::Known(ino.0)) {
             file.abroad = true;
         }
     }
 
-    /// A file, and whether its home may know already that it has no name left, or not yet.
+    /// The file, and whether it has lost its last name. Its home may know that already, or not yet.
     fn file(&mut self, ino: Ino) -> (Option<&mut File>, bool) {
         let file = self.files.get_mut(&Id::Known(ino.0));
         let doubtful = file.as_ref().is_some_and(|file| file.links == 0);

@@ -1,6 +1,6 @@
-//! Which operations' order may matter: what of a file tree each of them may look at, and what it may change. It may say
-//! too much, which costs the checker time, and must not say too little: then it would find histories impossible that
-//! are not.
+//! Tells for which operations the order may matter: the parts of a file tree that each operation may read, and those
+//! that it may change. Too many parts cost the checker time. Too few would be an error: the checker would find possible
+//! histories impossible.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::model::{Id, State};
 
 /// Aspects of a file.
 const LINKS: u16 = 1;
-/// Whether it had names on other nodes.
+/// Whether the file has or had names on other nodes.
 const ABROAD: u16 = 2;
 const MODE: u16 = 4;
 const XATTR: u16 = 8;
@@ -21,21 +21,21 @@ const APPENDED: u16 = 64;
 const BYTES: u16 = 128;
 const LOCK: u16 = 256;
 
-/// Something of a tree.
+/// A part of a tree.
 #[derive(Clone, Copy, Debug)]
 enum Thing {
-    /// Of a directory, that it is there, and how what is made in it lies.
+    /// The existence of a directory, and whether it and new directories in it are wide.
     Directory(Id),
     /// Entries of a directory with these letters, as bits.
     Entries(Id, u32),
     /// Aspects of a file.
     File(Id, u16),
-    /// Which directory is below which.
+    /// Which directory contains which.
     Order,
 }
 
-/// An inode of which nobody knows the number is who made it, wherever that may have been. No operation names it: who
-/// does has been told the number, and so have all trees.
+/// Identifies an inode of unknown number by the operation that created it, without the node. No operation names such an
+/// inode: a client names an inode only after a reply has contained its number, and then all trees have the number.
 fn plain(id: Id) -> Id {
     match id {
         Id::MadeBy(index, _) => Id::MadeBy(index, 0),
@@ -59,11 +59,11 @@ impl Thing {
     }
 }
 
-/// An operation that has no place in the order yet: its number, what it is, and what it was answered if it is known to
-/// have happened.
+/// An operation that has no place in the order yet: its number, the operation, and its reply if it is known to have
+/// happened.
 pub(crate) type Pending<'h> = (usize, &'h Op, Option<&'h Outcome>);
 
-/// What entries may lead to, as long as nothing but pending operations happens.
+/// The inodes to which entries may lead, as long as nothing but the pending operations happens.
 #[derive(Debug, Default)]
 pub(crate) struct Leads {
     to: BTreeMap<(Ino, Name), BTreeSet<Id>>,
@@ -71,7 +71,7 @@ pub(crate) struct Leads {
 }
 
 impl Leads {
-    /// Of the entries that pending operations remove or move, in any of some trees.
+    /// Collects this for the entries that pending operations remove or move, in any of `trees`.
     pub(crate) fn new<'s>(pending: &[Pending<'_>], trees: impl Iterator<Item = &'s State>) -> Leads {
         let mut leads = Leads::default();
         for (_, op, _) in pending {
@@ -115,7 +115,7 @@ impl Leads {
         leads
     }
 
-    /// Lets each rename lead where its source may; true when that was something new.
+    /// Adds to each rename's target the inodes to which its source may lead. Returns true when that added any.
     fn follow(&mut self, pending: &[Pending<'_>]) -> bool {
         let mut new = false;
         for (_, op, _) in pending {
@@ -142,7 +142,7 @@ fn made(index: usize, told: Option<&Outcome>) -> Id {
     }
 }
 
-/// What an operation may look at and change.
+/// What an operation may read and change.
 #[derive(Debug, Default)]
 pub(crate) struct Reach {
     looks: Vec<Thing>,
@@ -218,7 +218,7 @@ impl Reach {
         reach
     }
 
-    /// True when it may matter which of two operations was first.
+    /// True when the order of the two operations may matter.
     pub(crate) fn meets(&self, other: &Reach) -> bool {
         let any = |changes: &[Thing], things: &[Thing]| {
             changes.iter().any(|changed| things.iter().any(|thing| changed.meets(*thing)))
@@ -238,7 +238,7 @@ impl Reach {
         self.changes.push(Thing::Entries(known(dir), name.bit()));
     }
 
-    /// Every answer tells whether a file is there.
+    /// Every reply also shows whether the file exists, hence `LINKS`.
     fn looks_at(&mut self, ino: Ino, aspects: u16) {
         self.looks.push(Thing::File(known(ino), aspects | LINKS));
     }
@@ -248,12 +248,12 @@ impl Reach {
         self.changes.push(Thing::File(known(ino), aspects));
     }
 
-    /// A name of a file ends.
+    /// A name of a file is removed.
     fn ends(&mut self, id: Id) {
         self.changes.push(Thing::File(id, LINKS | ABROAD));
     }
 
-    /// A directory goes, if it is empty.
+    /// A directory is removed if it is empty.
     fn removes(&mut self, id: Id) {
         self.looks.push(Thing::Entries(id, u32::MAX));
         self.changes.push(Thing::Directory(id));

@@ -1,4 +1,4 @@
-//! Nodes, clients and everything that goes wrong between them, on one network with one clock, from one seed.
+//! Nodes, clients and the faults between them, on one simulated network with one clock, from one seed.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,36 +28,37 @@ use crate::door::{Desk, Handout};
 use crate::history::{Op, Outcome, Recorder};
 
 const SHARD_BYTES: u64 = 64 << 20;
-/// Longest time that everything takes to settle once nothing goes wrong any more: longer than the longest deadline.
+/// The longest time in which the pool settles once there are no more faults. It is longer than the longest deadline.
 const SETTLE: Duration = Duration::from_secs(90);
 
-/// In which time nodes tell each other of processes that are gone.
+/// The time in which nodes notify each other of processes that ended.
 const ENDS: Duration = Duration::from_secs(3);
 
-/// After so many turns supervisors take what workers have put with them: before these have to wait for room.
+/// Supervisors collect the descriptors that workers store with them once in so many turns. That is often enough that no
+/// worker waits for room.
 const COLLECT_TURNS: u64 = 16;
 
-/// In the number of a daemon's own session, beside which start of it is.
+/// Marks the number of a daemon's own session, which also contains the count of its starts.
 const DAEMONS: u64 = 1 << 47;
 
-/// What a history is made of.
+/// The parameters of a history.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plot {
     pub(crate) seed: u64,
     pub(crate) nodes: u16,
     pub(crate) clients_per_node: usize,
-    /// A node that has no target.
+    /// The node that has no target, if there is one.
     pub(crate) without_target: Option<u16>,
-    /// Turns in which things go wrong.
+    /// The number of turns with faults.
     pub(crate) turns: u64,
     pub(crate) planted: Option<Defect>,
     pub(crate) much_data: bool,
     pub(crate) locks: bool,
-    /// Clients are mostly after the blocks of files.
+    /// Many operations read or write files' blocks.
     pub(crate) blocks: bool,
 }
 
-/// A host of the network, with what outlives its worker.
+/// A host of the network, with the state that outlives its worker.
 struct Host {
     number: u16,
     node: Option<Node>,
@@ -69,11 +70,11 @@ struct Host {
     keeper: Keeper,
     rings: BTreeMap<u64, Arc<OwnedFd>>,
     starts: u64,
-    /// Where the shard thread is to be killed next, and after how many passes.
+    /// The moment of a round at which the shard thread is killed next, and how many times it passes that moment first.
     doom: Rc<Cell<Option<(Moment, u32)>>>,
 }
 
-/// What a killed shard thread unwinds with.
+/// The panic payload of a killed shard thread.
 struct Killed;
 
 pub(crate) struct World {
@@ -90,7 +91,7 @@ pub(crate) struct World {
     turns: u64,
 }
 
-/// Removes the nodes' targets, whatever happens.
+/// Removes the nodes' targets, also after a panic.
 impl Drop for World {
     fn drop(&mut self) {
         for host in &mut self.hosts {
@@ -109,7 +110,7 @@ fn open_directory(path: &Path) -> OwnedFd {
 }
 
 impl World {
-    /// A pool that has just been started, with its targets in a new directory that goes with it.
+    /// A pool that has just been started. Its targets are in the new directory `dir`, which `drop` removes.
     pub(crate) fn new(plot: Plot, dir: PathBuf, recorder: Recorder) -> World {
         let faults = Faults {
             delay: (Duration::from_micros(5), Duration::from_millis(2)),
@@ -185,7 +186,7 @@ impl World {
         self.clients.push(Client::start(index, number, session, dir, seed, common.clone()));
     }
 
-    /// Puts on the desk what a host's clients may ask for.
+    /// Puts on the desk what a host's clients may request.
     fn lay_out(&mut self, host: usize) {
         let host = &self.hosts[host];
         let mut handouts = self.desk.handouts();
@@ -269,7 +270,7 @@ impl World {
         self.lay_out(index);
     }
 
-    /// Something goes wrong, or is put right.
+    /// Injects a fault, or repairs one.
     fn trouble(&mut self) {
         let index = self.numbers.below(self.hosts.len() as u64) as usize;
         let number = u32::from(self.hosts[index].number);
@@ -290,7 +291,7 @@ impl World {
             }
             6..=7 => self.kill(index, ""),
             8..=10 => {
-                // At a place within a round that it will come to.
+                // The shard thread is killed when it reaches this moment of a later round.
                 const MOMENTS: [Moment; 5] = [
                     Moment::Journaled,
                     Moment::Published,
@@ -309,7 +310,7 @@ impl World {
             16 => self.pause(index, true),
             17..=18 => self.pause(index, false),
             _ => {
-                // Few are killed: the others are to go on.
+                // Few clients are killed, so that the others continue.
                 if self.numbers.chance(100) {
                     let client = self.numbers.below(self.clients.len() as u64) as usize;
                     self.kill_client(client);
@@ -330,7 +331,7 @@ impl World {
 
     fn kill_client(&mut self, index: usize) {
         let client = &mut self.clients[index];
-        // The first of each node live on, to look at everything in the end.
+        // The first client of each node lives on, to read the whole tree at the end.
         let first = index.is_multiple_of(self.plot.clients_per_node);
         if client.killed || first {
             return;
@@ -345,13 +346,13 @@ impl World {
         }
         self.recorder.tell(format!("client {index} is killed"));
         client.locked.end();
-        // Its locks go at some time.
+        // Its locks are released at some later time.
         for ino in self.recorder.locked(index) {
             self.recorder.asked(index, 0, &Op::Unlock { ino, client: index });
         }
     }
 
-    /// A round of one of a node's threads, if it comes to its turn.
+    /// Runs rounds of a node's threads, each with its own probability.
     fn run_host(&mut self, index: usize) {
         let host = &mut self.hosts[index];
         let Some(node) = host.node.as_mut().filter(|_| !host.stopped) else { return };
@@ -416,7 +417,7 @@ impl World {
         }
     }
 
-    /// Lets things go wrong for as long as the plot says.
+    /// Runs the turns with faults.
     pub(crate) fn run(&mut self) {
         for _ in 0..self.plot.turns {
             self.turn();
@@ -431,7 +432,8 @@ impl World {
         }
     }
 
-    /// Puts everything right, lets all that is under way end, and has a client of each node look at everything.
+    /// Repairs all faults, waits until all operations in progress have ended, and has a client of each node read the
+    /// whole tree.
     pub(crate) fn heal(&mut self) {
         self.recorder.tell("everything is put right".to_owned());
         self.chaos = false;
@@ -448,14 +450,13 @@ impl World {
         self.network.set_faults(Faults::NONE);
         let at_rest = |c: &Client| c.killed || c.baton.is_ready() || c.baton.has_ended();
         self.until("what is under way", |world| world.clients.iter().all(at_rest));
-        // What daemons do by themselves, and links that pause between two attempts, get the time that they take at
-        // most.
+        // 15 s is the longest that the daemons' own work and a link's pause between two attempts take.
         let settled = self.network.now() + Duration::from_secs(15);
         self.until("settling", |world| world.network.now() >= settled);
         for host in &mut self.hosts {
             host.node.as_mut().expect("started above").review_sessions();
         }
-        // By now nothing is left of what they asked, and their locks are free.
+        // The lock requests of killed clients are over by now, and their locks are free.
         self.until("ends of processes", |world| world.network.now() >= settled + ENDS);
         let (locks, ends): (Vec<usize>, Vec<usize>) = self
             .recorder
@@ -477,7 +478,7 @@ impl World {
         self.until("ending", |world| world.clients.iter().all(|c| c.killed || c.baton.has_ended()));
     }
 
-    /// Each node's check of itself, in order.
+    /// The report of each node's check, in order.
     pub(crate) fn check_nodes(&mut self) -> Vec<Value> {
         let check = |host: &mut Host| {
             let node = host.node.as_mut().expect("started by `heal`");
@@ -487,8 +488,8 @@ impl World {
         self.hosts.iter_mut().map(check).collect()
     }
 
-    /// The backing files that nodes have of other nodes' inodes, of which no node's check can say whether they are
-    /// there.
+    /// The backing files on each node that belong to other nodes' inodes. No node's own check can tell whether those
+    /// inodes exist.
     pub(crate) fn foreign_backing_files(&self) -> Vec<(u16, Ino)> {
         let mut all = Vec::new();
         for host in &self.hosts {
@@ -502,7 +503,7 @@ impl World {
         all
     }
 
-    /// Sessions of which nodes keep something, and those of processes that live.
+    /// The sessions for which nodes keep replies, and the sessions of live processes.
     pub(crate) fn sessions(&mut self) -> (BTreeSet<u64>, BTreeSet<u64>) {
         let mut kept = BTreeSet::new();
         for host in &mut self.hosts {
@@ -510,7 +511,7 @@ impl World {
             kept.extend(node.kept_sessions().unwrap_or_else(|e| panic!("{e}")));
         }
         let live = self.clients.iter().filter(|c| !c.killed).map(|c| c.session);
-        // Daemons ask each other too, in one session a worker.
+        // Daemons also send requests to each other, in one session for each worker.
         let daemons = self.hosts.iter().map(|h| session_of(NodeId(h.number), DAEMONS | h.starts));
         (kept, live.chain(daemons).collect())
     }
