@@ -1,18 +1,18 @@
-//! Where the nodes of a test's cluster are: a network namespace each, joined by a bridge in one more, so that a link
-//! can be cut without either end's kernel knowing; or, where this user may not have that, addresses of the loopback
-//! network.
+//! The network of a test's cluster. Each node has a network namespace, and a bridge in one more namespace joins them,
+//! so that a link can be cut unnoticed by the kernels at its ends. If this user may not create namespaces, nodes are
+//! addresses of the loopback network.
 //!
-//! The namespaces live by a sleeping process each, which this kills when it is dropped; with it goes all that was in
-//! them.
+//! A sleeping process keeps each namespace alive. `Bed` kills these processes when it is dropped, and all in the
+//! namespaces ends with them.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest life of what a killed test leaves.
+/// How long the namespaces of a killed test live at most, in seconds.
 const SLEEP_S: &str = "900";
 
 enum Kind {
-    /// The bridge's namespace, and each node's.
+    /// The namespaces of the bridge and of each node.
     Namespaces {
         bridge: Child,
         nodes: Vec<Child>,
@@ -25,7 +25,7 @@ pub(crate) struct Bed {
     kind: Kind,
 }
 
-/// A process with a network of its own.
+/// Starts a process in a network namespace of its own.
 fn namespace() -> Result<Child, String> {
     let child = Command::new("unshare")
         .args(["--net", "sleep", SLEEP_S])
@@ -93,7 +93,7 @@ fn joined(count: usize) -> Result<Kind, String> {
 }
 
 impl Bed {
-    /// A network of so many nodes, counted from 1.
+    /// A network of `count` nodes, numbered from 1.
     pub(crate) fn new(count: usize) -> Bed {
         let kind = joined(count).unwrap_or_else(|why| {
             println!("no network namespaces here, so nodes are on 127.0.0.0/8: {why}");
@@ -102,11 +102,11 @@ impl Bed {
         Bed { kind }
     }
 
-    /// Where the others reach a node.
+    /// The address of a node.
     pub(crate) fn address(&self, node: usize) -> String {
         match self.kind {
             Kind::Namespaces { .. } => format!("10.78.0.{node}"),
-            // Tests that run at the same time are kept apart by their process numbers.
+            // The process number separates tests that run at the same time.
             Kind::Loopback => {
                 format!("127.{}.{}.{node}", std::process::id() / 251 % 251, std::process::id() % 251)
             }
@@ -130,7 +130,7 @@ impl Bed {
         matches!(self.kind, Kind::Namespaces { .. })
     }
 
-    /// Limits what a node sends and is sent, in megabits a second. False where that cannot be done.
+    /// Limits a node's link in both directions, in megabits a second. False where that is not possible.
     pub(crate) fn limit(&self, node: usize, megabits: u32) -> bool {
         let Kind::Namespaces { bridge, nodes } = &self.kind else { return false };
         let rate = format!("{megabits}mbit");
@@ -149,7 +149,7 @@ impl Bed {
         })
     }
 
-    /// A command on a node whose monotonic clock counts from so many seconds earlier; none where that cannot be done.
+    /// A command on a node whose monotonic clock is `ahead_s` seconds ahead. None where that is not possible.
     pub(crate) fn command_with_clock(
         &self,
         node: usize,
@@ -167,7 +167,7 @@ impl Bed {
         Some(command)
     }
 
-    /// Cuts a node's link, or joins it again. False where that cannot be done.
+    /// Cuts a node's link, or restores it. False where that is not possible.
     pub(crate) fn set_link(&self, node: usize, up: bool) -> bool {
         let Kind::Namespaces { bridge, .. } = &self.kind else { return false };
         ip(bridge, &format!("link set port{node} {}", if up { "up" } else { "down" }))

@@ -1,14 +1,14 @@
-//! Which way collective MPI-IO goes when nobody says: by what the debug line tells, and that the data is the same
-//! either way.
+//! The automatic choice between two-phase and independent collective MPI-IO, as the debug line shows it. The data must
+//! be the same either way.
 
 use crate::launch::{built, Mpi, MPIS};
 use crate::nodes::{said, Cluster};
 
-/// Records of so many bytes, so many of a rank, and what is to come of a write and of a read.
+/// A case: `record` bytes a record, `count` records a rank, and the expected choice for a write and for a read.
 struct Case {
     record: u32,
     count: u32,
-    /// Hints, and where records lie: variables of the program's environment.
+    /// Environment variables of the program, for hints and for the position of records.
     set: &'static str,
     write: &'static str,
     read: &'static str,
@@ -17,15 +17,15 @@ struct Case {
 const TOGETHER: &str = "two-phase (hint: automatic; ";
 const ALONE: &str = "independent (hint: automatic; ";
 
-/// Of data on other nodes.
+/// Cases with data on other nodes.
 const FAR: [Case; 8] = [
     Case { record: 64, count: 16384, set: "", write: TOGETHER, read: TOGETHER },
-    // Little of a rank: read with the gaps faster than ranks agree.
+    // Few data a rank: a read that includes the gaps is faster than an agreement of the ranks.
     Case { record: 64, count: 100, set: "", write: TOGETHER, read: ALONE },
     Case { record: 32768, count: 32, set: "", write: TOGETHER, read: TOGETHER },
     Case { record: 65536, count: 16, set: "", write: ALONE, read: ALONE },
     Case { record: 64, count: 4, set: "", write: ALONE, read: ALONE },
-    // Gaps: one as long as a turn of all ranks, and fifteen times as long.
+    // Gaps as long as one round of records of all ranks, and fifteen times as long.
     Case { record: 1024, count: 1024, set: "RECORDS_SPREAD=2", write: TOGETHER, read: TOGETHER },
     Case { record: 1024, count: 1024, set: "RECORDS_SPREAD=16", write: ALONE, read: ALONE },
     Case {
@@ -37,7 +37,7 @@ const FAR: [Case; 8] = [
     },
 ];
 
-/// Of data on the ranks' own node.
+/// Cases with data on the ranks' own node.
 const HERE: [Case; 2] = [
     Case { record: 64, count: 16384, set: "", write: ALONE, read: ALONE },
     Case {
@@ -49,12 +49,13 @@ const HERE: [Case; 2] = [
     },
 ];
 
-/// The last rank has nothing, and a view of bytes: it does not count.
+/// The last rank has no data, and a view of bytes: the choice ignores it.
 const IDLE: Case = Case { record: 64, count: 16384, set: "RECORDS_IDLE=1", write: TOGETHER, read: TOGETHER };
 
 fn holds(c: &Cluster, mpi: &Mpi, program: &str, at: &[usize], file: &str, lies: &str, cases: &[Case]) {
     for case in cases {
-        // The same ways again, with arguments that are wrong on one rank.
+        // The program repeats the calls with arguments that are wrong on one rank. It gets the expected choices for
+        // that.
         let of = |way: &str| if way.starts_with("two-phase") { "together" } else { "alone" };
         let line = format!(
             "env FOREBAY_MPI_DEBUG=1 {} {program} {file} {} {} {} {}",
@@ -92,9 +93,9 @@ fn collective_calls_go_through_aggregators_where_data_is_on_other_nodes_and_runs
         holds(&c, mpi, program, &[1, 1], "/forebay/two/file", "other nodes", &FAR);
         holds(&c, mpi, program, &[1, 1], "/forebay/one/file", "this node", &HERE);
         holds(&c, mpi, program, &[1, 1, 1], "/forebay/two/file", "other nodes", &[IDLE]);
-        // One of the ranks is where the file is.
+        // One of the ranks is on the file's node.
         holds(&c, mpi, program, &[1, 2], "/forebay/one/file", "other nodes", &FAR[..1]);
-        // A file over all nodes, made by the open.
+        // A file over all nodes, which the open creates.
         holds(&c, mpi, program, &[1, 2, 3, 4], "/forebay/striped/file", "other nodes", &FAR[..2]);
         c.tell(1, "rm /forebay/striped/file");
     }
@@ -117,7 +118,7 @@ fn rank_that_is_killed_on_one_of_four_nodes_takes_nothing_along_that_was_written
         assert!(staged.status.success(), "{}", said(&staged));
         let expected: Vec<u8> = (1..=4u8).flat_map(|i| vec![i; 100_000]).collect();
         assert!(std::fs::read(&out).unwrap() == expected, "{}", mpi.name);
-        // Others go on with the file, and with its lock.
+        // Other ranks can use the file and its lock.
         let records = built(&c, mpi.compiler, "records", &[]).expect("it builds");
         let line = format!("{} /forebay/striped/file 100 1000", records.display());
         let again = c.by_ranks(mpi, &[4, 3, 2, 1], &line);

@@ -1,6 +1,6 @@
-//! The suite on a pool of four nodes: each call is made on the next node, so that what one makes another writes, reads,
-//! renames and removes. What docs/network.md
-//! excepts are the cases that need `OneNode`, and on nodes without a target those that need `OwnData`.
+//! The conformance suite on a pool of four nodes. Each call is made on the next node, so that a node writes, reads,
+//! renames and removes what another one created. The exceptions of docs/network.md are the cases that need `OneNode`,
+//! and on nodes without a target those that need `OwnData`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -44,7 +44,7 @@ fn preloaded_programs_and_mounts_of_other_nodes_keep_every_promise() {
     suite(&c, &mut command, "--root", Path::new("/forebay"), &mounts[1..], &[]);
 }
 
-/// Two nodes with a target, two without: programs under preload on one of these, and the mounts of the others.
+/// Two nodes with a target, two without: preloaded programs on one of the latter, and mounts of the others.
 #[test]
 fn nodes_without_a_target_keep_every_promise() {
     let c = without::prepare("doors-without");

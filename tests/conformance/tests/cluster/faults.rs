@@ -1,13 +1,13 @@
-//! What goes wrong with hosts and links while programs write: a node that is killed whole, one that is full, a slow
-//! link, clocks that differ.
+//! Faults of hosts and links while programs write: a node is killed whole, a node is full, a link is slow, clocks
+//! differ.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 
 use crate::nodes::{bytes, said, until, Cluster};
 
-/// Mounts the pool on so many nodes, by which preloaded programs open each other's files; false where that cannot be
-/// done.
+/// Mounts the pool on so many nodes. Preloaded programs open other nodes' files through these mounts. False where
+/// mounting is not possible.
 fn mounted(c: &Cluster, nodes: usize) -> bool {
     (1..=nodes).all(|node| c.mount(node).is_some())
 }
@@ -22,8 +22,8 @@ fn node_that_is_killed_in_a_write_storm_harms_only_what_it_has_and_keeps_what_it
         return;
     }
     let list = |node: usize| c.file().with_file_name(format!("acknowledged{node}"));
-    // Node 1 writes to its own directory and must not notice anything; node 3 to that of the node that is killed, and
-    // goes on when it is back. What a write was acknowledged of is noted before the next begins.
+    // Node 1 writes to its own directory and must not notice anything. Node 3 writes to the directory of the killed
+    // node, and continues when that node is back. It records each acknowledged write before the next one begins.
     let own = "set -e; for i in $(seq 600); do head -c 5000 /dev/zero | tr '\\0' x > /forebay/d1/f$i; mv /forebay/d1/f$i /forebay/d1/g$i; done";
     let others = format!(
         "i=0; while [ ! -e {stop} ]; do i=$((i+1)); if echo $i > /forebay/d2/f$i && mv /forebay/d2/f$i /forebay/d2/g$i; then echo $i >> {list}; \
@@ -60,7 +60,7 @@ fn slow_link_slows_and_breaks_nothing() {
     let c = Cluster::up("slow", 2);
     c.tell(2, "mkdir /forebay/d; : > /forebay/d/f");
     let Some(at) = c.mount(1) else { return };
-    // 2 MiB in some 2 s each way, with heartbeats between the pieces.
+    // At 8 Mbit/s, 2 MiB take about 2 s in each direction, with heartbeats between the pieces.
     if !c.bed.limit(2, 8) {
         return println!("skipped: links cannot be limited here");
     }
@@ -94,7 +94,7 @@ fn node_that_is_full_refuses_what_falls_on_it_and_loses_nothing() {
     let path = at.join("d/f");
     let data = bytes(8 << 20, 9);
     fs::write(&path, &data).unwrap();
-    // Node 2 is filled by its own program, to the last page.
+    // A program on node 2 fills the node, to the last page.
     c.tell(2, "mkdir /forebay/own; dd if=/dev/zero of=/forebay/own/fill bs=1M 2>/dev/null; dd if=/dev/zero bs=4k 2>/dev/null >> /forebay/own/fill; :");
     let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let mut end = data.len() as u64;
@@ -109,7 +109,7 @@ fn node_that_is_full_refuses_what_falls_on_it_and_loses_nothing() {
     let mut seen = vec![0; data.len()];
     file.read_exact_at(&mut seen, 0).unwrap();
     assert!(seen == data, "what was there before is there");
-    // What is on the node that has space goes on, and all can be removed.
+    // Files on the node with space remain usable, and all files can be removed.
     c.tell(1, "echo fine > /forebay/small && cat /forebay/small && rm /forebay/small");
     drop(file);
     c.tell(1, "rm -r /forebay/d /forebay/own");
@@ -122,7 +122,7 @@ fn node_that_is_full_refuses_what_falls_on_it_and_loses_nothing() {
 fn clocks_that_differ_hurt_nobody() {
     let c = Cluster::prepare("clocks", 3);
     assert!(c.start(1).status.success());
-    // A lease's end and a deadline that went over the network as a time of one node's clock would be days off.
+    // If the end of a lease or a deadline were sent as a time of one node's clock, it would be days off.
     for (node, ahead) in [(2, 1_000_000), (3, 5)] {
         let Some(output) = c.start_ahead(node, ahead) else {
             return println!("skipped: clocks cannot differ here");
@@ -138,7 +138,7 @@ fn clocks_that_differ_hurt_nobody() {
     for i in 1..=3 {
         assert_eq!(c.tell(i, "cat /forebay/d1/sub/f /forebay/d2/sub/f /forebay/d3/sub/f"), "1\n2\n3\n");
     }
-    // Leases: who renames is not held up, and nobody believes the old name.
+    // Leases: a rename is not delayed, and no node finds the old name afterwards.
     for i in 1..=3 {
         let (from, to) = (format!("/forebay/d{i}/sub"), format!("/forebay/d{}/moved{i}", i % 3 + 1));
         c.tell(i % 3 + 1, &format!("mv {from} {to}"));
@@ -161,7 +161,7 @@ fn new_files_go_to_another_node_when_their_maker_s_is_above_its_high_water_mark(
     let (Some(one), Some(two)) = (c.mount(1), c.mount(2)) else { return };
     // 91 of 96 MiB.
     c.tell(1, "mkdir /forebay/d; head -c 95420416 /dev/zero > /forebay/d/fill; echo small > /forebay/d/here");
-    // What the others have is asked for when it is wanted, so that the first files may still be made here.
+    // A node requests the other nodes' free space only when it needs it, so the first files may still be created here.
     let data = bytes(2 << 20, 5);
     let mut there = 0;
     for i in 0..60 {
@@ -174,7 +174,7 @@ fn new_files_go_to_another_node_when_their_maker_s_is_above_its_high_water_mark(
         }
     }
     assert!(there == 30, "{there} of 60 files were made on the node that has room");
-    // By the preload door too; and who cannot open it again keeps it here.
+    // Preloaded programs likewise. A program that could not open the file again creates it here.
     let made = "for i in $(seq 40); do head -c 1000 /dev/zero > /forebay/d/p$i; done; umask 777; : > /forebay/d/locked; ls /forebay/d | grep -c p";
     assert_eq!(c.tell(1, made), "40\n");
     let layout = |name: &str| said(&c.layout(1, &["get", name]));
@@ -193,18 +193,19 @@ fn new_files_go_to_another_node_when_their_maker_s_is_above_its_high_water_mark(
     c.check();
 }
 
-/// New files of a full node that were to lie on one that has just died lie elsewhere, whoever makes them, and no name
-/// is left without a file behind it.
+/// If a full node has chosen a node for new files and that node has just died, the files lie elsewhere, through every
+/// interface, and no name remains without a backing file.
 #[test]
 fn new_files_are_made_though_the_node_that_was_chosen_has_just_died() {
     let c = Cluster::up("chosen", 2);
     let (Some(one), Some(_)) = (c.mount(1), c.mount(2)) else { return };
-    // To the last page, but for 4 MB.
+    // Fills the node except for 4 MB.
     c.tell(1, "mkdir /forebay/d /forebay/s; head -c 100M /dev/zero > /forebay/d/fill; truncate -s -4MB /forebay/d/fill");
     let layout = |words: &[&str]| said(&c.layout(1, words));
     layout(&["set", "-c", "2", "-S", "64KiB", "/s"]);
     let on_two = |name: &str| layout(&["get", name]).contains("n2");
-    // The daemon knows that node 2 has room, and the mount's process and a shell that goes on that their own is full.
+    // From now on the daemon knows that node 2 has room. The mount's process and a running shell know that their own
+    // node is full.
     until("files on the node that has room", || {
         (0..8).for_each(|i| fs::write(one.join(format!("d/m{i}")), "mounted").unwrap());
         on_two("/d/m7").then_some(())
@@ -228,14 +229,14 @@ fn new_files_are_made_though_the_node_that_was_chosen_has_just_died() {
     fs::write(one.join("s/m"), "mounted").unwrap();
     let ended = preloaded.wait_with_output().unwrap();
     assert!(ended.status.success(), "{ended:?}");
-    // What was made since is here, and whole.
+    // The files created since lie here, and are whole.
     for i in 10..16 {
         assert_eq!(fs::read_to_string(one.join(format!("d/m{i}"))).unwrap(), "mounted");
     }
     let seen =
         c.tell(1, "cat /forebay/d/p4[1-9] /forebay/d/p50 /forebay/s/p | grep -c preloaded; cat /forebay/s/m");
     assert_eq!(seen, "11\nmounted");
-    // Where a directory names its targets a file is refused, and leaves no name.
+    // In a directory whose layout names targets, the create fails and leaves no name.
     c.tell(1, "mkdir /forebay/t");
     layout(&["set", "-t", "n2", "/t"]);
     let refused = fs::write(one.join("t/m"), "x").unwrap_err();

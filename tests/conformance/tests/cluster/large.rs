@@ -1,4 +1,4 @@
-//! Data that are too large for a request, which the network moves by itself.
+//! Data that are too large for a request: the network moves them by RMA.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ fn large_reads_and_writes_pass_between_nodes_as_they_are() {
     fs::write(near.join("d/f"), &data).unwrap();
     assert!(fs::read(far.join("d/f")).unwrap() == data, "what another node wrote");
     let file = OpenOptions::new().read(true).write(true).open(far.join("d/f")).unwrap();
-    // Of many lengths, beginning anywhere, beyond the end too.
+    // Writes of various lengths and unaligned offsets, also beyond the end.
     for (i, (at, len)) in
         [(0, 2 * MIB), (1, 65_537), (777_777, 3 * MIB + 1), (7 * MIB, MIB), (9 * MIB + 5, 300_000)]
             .into_iter()
@@ -45,7 +45,8 @@ fn large_reads_and_writes_pass_between_nodes_as_they_are() {
     c.check();
 }
 
-/// Who does not ask for it sees each write of another node at once; who does gives that up for a time, and for no more.
+/// Without `read_in_order`, a reader sees each write of another node at once. With it, read data may be up to
+/// `READ_AHEAD_MS` old, and no older.
 #[test]
 fn reads_in_order_are_ahead_of_their_reader_only_where_it_asks_for_that() {
     const STEP: usize = 64 << 10;
@@ -82,7 +83,7 @@ fn reads_in_order_are_ahead_of_their_reader_only_where_it_asks_for_that() {
     fill(103);
     std::thread::sleep(Duration::from_millis(READ_AHEAD_MS));
     assert!(read(6 * MIB + 4 * STEP, 103), "older than it may be");
-    // It ends where the file does, and goes on when that has grown.
+    // Read-ahead ends at the file's end, and continues when the file has grown.
     assert!((7 * MIB..8 * MIB).step_by(STEP).all(|at| read(at, 103)));
     let mut room = vec![0; STEP];
     assert_eq!(far.read_at(&mut room, 8 * MIB as u64).unwrap(), 0);
@@ -95,7 +96,7 @@ fn reads_in_order_are_ahead_of_their_reader_only_where_it_asks_for_that() {
     c.check();
 }
 
-/// An append that is too large for a request goes in as a whole, as a small one does.
+/// An append that is too large for a request is whole, like a small one.
 #[test]
 fn large_appends_to_another_node_s_file_are_whole() {
     const RECORD: usize = 500_000;
@@ -121,7 +122,7 @@ fn large_appends_to_another_node_s_file_are_whole() {
     c.check();
 }
 
-/// Also while other threads of the process have all of its buffer in use.
+/// Large appends are whole even while other threads of the process use all of its data buffers.
 #[test]
 fn large_appends_are_whole_while_much_else_is_moved() {
     const RECORD: usize = 300_000;
@@ -168,8 +169,8 @@ fn large_appends_are_whole_while_much_else_is_moved() {
     c.check();
 }
 
-/// What is under way when a worker dies is done by the next one, of the node that has the data and of the node that
-/// asks.
+/// If a worker dies during a request, its successor completes the request, on the node that has the data and on the
+/// node of the client.
 #[test]
 fn large_reads_and_writes_go_on_when_workers_are_killed() {
     let c = Cluster::up("larger", 2);
@@ -201,7 +202,7 @@ fn large_reads_and_writes_go_on_when_workers_are_killed() {
             }
             rounds
         });
-        // Short ones go ahead of their requests.
+        // Short writes go into an eager buffer before their request.
         let short = scope.spawn(move || {
             let file = OpenOptions::new().read(true).write(true).open(far.join("d/short")).unwrap();
             let (mut rounds, mut back) = (0, vec![0; SHORT]);
@@ -229,18 +230,19 @@ fn large_reads_and_writes_go_on_when_workers_are_killed() {
     c.check();
 }
 
-/// An append is done once and whole, though the worker that does it is killed; where nobody can tell it is EIO.
+/// An append is done once and whole even if the worker that executes it is killed. If the outcome is unknown, it fails
+/// with EIO.
 #[test]
 fn appends_are_done_once_though_the_worker_that_has_the_file_is_killed() {
     const SIZES: [usize; 2] = [3_000, 68_000];
-    // What the target has room for.
+    // So many records fit on the target.
     const RECORDS: u32 = 1000;
     let c = Cluster::up("once", 2);
     c.tell(2, "mkdir /forebay/d; : > /forebay/d/log0; : > /forebay/d/log1");
     let pool = Pool::attach(&c.pool(1)).unwrap();
     let dir = pool.lookup(Ino::ROOT, b"d").unwrap().attr.ino;
     let (stop, appended) = (AtomicBool::new(false), AtomicU32::new(0));
-    // What each append was told: the numbers of those that are there, and of those in doubt.
+    // For each log, the numbers of the successful appends and of those with unknown outcome.
     let told: Vec<(Vec<u32>, Vec<u32>)> = std::thread::scope(|scope| {
         let append = |which: usize| {
             let (stop, appended) = (&stop, &appended);
@@ -264,7 +266,7 @@ fn appends_are_done_once_though_the_worker_that_has_the_file_is_killed() {
                 (there, doubtful)
             })
         };
-        // On a busy machine a worker is killed in the middle of a write.
+        // These threads keep the machine busy, so that a worker is killed in the middle of a write.
         for _ in 0..4 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -273,7 +275,7 @@ fn appends_are_done_once_though_the_worker_that_has_the_file_is_killed() {
             });
         }
         let writers = [append(0), append(1)];
-        // In the middle of the appends: a worker is killed when it has done some.
+        // Kills a worker in the middle of the appends, each time after some of them.
         let mut kills = 0;
         for some in [20, 35, 50, 5, 40, 30, 60, 25] {
             let goal = appended.load(Ordering::Relaxed) + some;
@@ -295,7 +297,7 @@ fn appends_are_done_once_though_the_worker_that_has_the_file_is_killed() {
             pool.open_file(&pool.lookup(dir, format!("log{which}").as_bytes()).unwrap(), false).unwrap();
         let size = SIZES[which];
         let mut log = vec![0; (there.len() + doubtful.len() + 10) * size];
-        // A read may be short where a part of it failed.
+        // A read may be short if a part of it failed.
         let mut n = 0;
         while let more @ 1.. = file.read_at(&mut log[n..], n as u64).unwrap() {
             n += more;

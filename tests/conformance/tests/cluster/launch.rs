@@ -1,13 +1,13 @@
-//! Ranks on the nodes of a test's cluster: the two MPIs, programs of `mpi/tests` built with them, and a program
-//! launched with a rank wherever one is wanted. For the MPI all are on this host and its network; each is of a node's
-//! pool.
+//! MPI ranks on the nodes of a test's cluster: the two MPIs, programs of `mpi/tests` built with them, and a launcher
+//! that starts a rank on each given node. The MPI sees all ranks on this host and its network; each rank uses its own
+//! node's pool.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use crate::nodes::{program, said, Cluster, PATIENCE_S};
 
-/// An MPI, as Debian names what belongs to it.
+/// An MPI, with Debian's names of its programs.
 pub(crate) struct Mpi {
     pub(crate) name: &'static str,
     pub(crate) compiler: &'static str,
@@ -26,7 +26,7 @@ pub(crate) const MPICH: Mpi =
 pub(crate) const MPIS: [Mpi; 2] = [OPEN_MPI, MPICH];
 
 impl Mpi {
-    /// Whether it can build and launch; a line says where it cannot.
+    /// True if its compiler and launcher run here. Otherwise prints that tests are skipped.
     pub(crate) fn is_here(&self) -> bool {
         let runs =
             |program| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
@@ -38,14 +38,14 @@ impl Mpi {
     }
 }
 
-/// Builds a program of mpi/tests beside the cluster, named after its compiler too; none, and a line, where its library
-/// is not installed.
+/// Builds a program of mpi/tests in the cluster's directory; its name contains the compiler's. None, after printing the
+/// reason, if it cannot be built, such as without its library.
 pub(crate) fn built(c: &Cluster, compiler: &str, name: &str, words: &[&str]) -> Option<PathBuf> {
     let source = format!("{}/../../mpi/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let program = c.file().with_file_name(format!("{name}-{compiler}"));
     let mut command = Command::new(compiler);
     command.args(["-O1", "-o"]).arg(&program).arg(source).args(words);
-    // Its object file goes where it is called.
+    // Some compilers write the object file to the current directory.
     let output = command.current_dir(program.parent()?).output();
     match output {
         Ok(output) if output.status.success() => Some(program),
@@ -61,10 +61,10 @@ pub(crate) fn built(c: &Cluster, compiler: &str, name: &str, words: &[&str]) -> 
 }
 
 impl Cluster {
-    /// Runs a line as ranks of an MPI, one on each node that is named; a node may have several.
+    /// Runs a command line as ranks of an MPI, one for each element of `at`, which may name a node several times.
     pub(crate) fn by_ranks(&self, mpi: &Mpi, at: &[usize], line: &str) -> Output {
-        // To launchers all are on one host: each rank is told how many its node really has, which `forebay run` waits
-        // for.
+        // The launchers see one host. So each rank receives the true number of ranks on its node, for which `forebay
+        // run` waits.
         let told = |node: &usize| {
             let here = at.iter().filter(|other| *other == node).count();
             format!("{here} {}", self.pool(*node).display())

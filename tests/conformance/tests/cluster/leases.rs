@@ -1,15 +1,15 @@
-//! What nodes believe of each other's directories (docs/decisions/0022): walks ask for the last name alone, and no node
-//! believes what was changed when the change is acknowledged.
+//! Leases on other nodes' directories (docs/decisions/0022): a path walk sends a request only for the last name, and
+//! once a change is acknowledged no node uses what it had cached of it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use crate::nodes::Cluster;
 
-/// A program on a node that looks at paths: it has walked them before, and shows what it believes.
+/// A long-running program on a node that calls `stat` on paths, so that it uses what the node has cached.
 struct Looker {
     child: Child,
-    /// Until it is to end.
+    /// Closed to end the program.
     asks: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
@@ -30,7 +30,7 @@ impl Looker {
         Looker { child, asks, answers: BufReader::new(answers) }
     }
 
-    /// The inode at a path, or why there is none.
+    /// The inode number at a path, or the error.
     fn look(&mut self, path: &str) -> String {
         writeln!(self.asks.as_ref().unwrap(), "{path}").unwrap();
         let mut line = String::new();
@@ -38,7 +38,7 @@ impl Looker {
         line.trim().to_owned()
     }
 
-    /// Looks until the node has a lease and shows the path.
+    /// Calls `stat` until the node has a lease and the path is on its board.
     fn warm(&mut self, path: &str) -> String {
         (0..20).map(|_| self.look(path)).next_back().unwrap()
     }
@@ -67,8 +67,8 @@ fn walks_through_directories_of_other_nodes_ask_for_the_last_name_alone() {
         two.look("/forebay/a/b/c/f");
     }
     let asked = requests(&c, 1) - before;
-    // Without leases it would be five each: root, a, b, c, f. Some go beyond one, as leases run out on a machine that
-    // is busy.
+    // Without leases each `stat` would take five requests: root, a, b, c, f. Some take more than one, because leases
+    // expire on a busy machine.
     assert!((LOOKS..3 * LOOKS).contains(&asked), "{asked} requests for {LOOKS} looks");
 }
 
@@ -84,7 +84,7 @@ fn a_directory_that_was_renamed_or_removed_is_believed_by_nobody() {
         for looker in [&mut two, &mut three] {
             assert_eq!(looker.warm(&old), file);
         }
-        // By a program of one of three nodes, who all believe it.
+        // A program on one of the three nodes renames; all three have the old name cached.
         c.tell(i % 3 + 1, &format!("mv /forebay/a{i} /forebay/a{}", i + 1));
         for looker in [&mut two, &mut three] {
             assert_eq!(
@@ -109,7 +109,7 @@ fn a_node_that_is_stopped_holds_a_rename_up_for_a_lease_and_believes_the_old_nam
     let file = two.warm("/forebay/a/b/f");
     let go_on = c.stop_worker(2);
     c.tell(1, "mv /forebay/a /forebay/z");
-    // What it has on its board is no longer believed, so that it asks, and waits for the worker.
+    // The lease of node 2 has expired, so its program ignores the board, sends a request and waits for the worker.
     let looking = std::thread::spawn(move || (two.look("/forebay/a/b/f"), two.look("/forebay/z/b/f")));
     go_on();
     assert_eq!(looking.join().unwrap(), ("absent".to_owned(), file));

@@ -1,8 +1,8 @@
-//! Pools of several nodes, with a daemon each: what programs on one see of the others, and what is left when one is
-//! killed, stopped, cut off or started with the wrong key. Networks of their own need root; without, nodes are on
-//! 127.0.0.0/8 and links are not cut.
+//! Pools of several nodes, with a daemon each: what programs on one node see of the others, and what remains when a
+//! node is killed, stopped, cut off or started with the wrong key. Only root can give each node a network of its own;
+//! otherwise nodes are on 127.0.0.0/8 and links are not cut.
 //!
-//! No time is asserted but one: that nothing hangs.
+//! Tests assert only one time: that nothing hangs.
 
 mod bed;
 mod collective;
@@ -26,7 +26,7 @@ use std::path::Path;
 
 use nodes::{plain, said, until, Cluster};
 
-/// A function of the shell that runs a command and prints `EIO`, `ok` or what else came of it.
+/// A shell function that runs a command and prints `EIO`, `ok` or the command's output.
 const ERRNO: &str = r#"errno() { out=$("$@" 2>&1) && echo ok || case "$out" in *'Input/output error'*) echo EIO;; *) echo "$out";; esac; }; "#;
 
 /// Waits until the first two nodes' targets hold no backing file.
@@ -43,7 +43,7 @@ fn nothing_is_left_on_targets(c: &Cluster) {
 #[test]
 fn programs_see_what_those_on_other_nodes_make_rename_and_remove() {
     let c = Cluster::up("names", 3);
-    // A directory of each node, and files of every node in each.
+    // A directory of each node, and in each directory files of every node.
     for i in 1..=3 {
         c.tell(i, &format!("mkdir /forebay/d{i}"));
     }
@@ -68,7 +68,7 @@ fn programs_see_what_those_on_other_nodes_make_rename_and_remove() {
             "/forebay/d2/sub1\n/forebay\n"
         );
     }
-    // What one changes, the others see at once.
+    // Changes made on one node are visible on the others at once.
     c.tell(1, "mv /forebay/d3/f3 /forebay/d3/g3; chmod 600 /forebay/d3/g3; ln /forebay/d3/g3 /forebay/d3/h3; ln -s g3 /forebay/d3/l");
     assert_eq!(
         c.tell(2, "stat -c '%a %h' /forebay/d3/h3; readlink /forebay/d3/l; stat -L -c %s /forebay/d3/l"),
@@ -80,7 +80,7 @@ fn programs_see_what_those_on_other_nodes_make_rename_and_remove() {
         c.tell(1, "python3 -c 'import os; print(os.getxattr(\"/forebay/d3/h3\", \"user.x\"))'"),
         "b'y'\n"
     );
-    // A directory of another node gets a new name in its parent; moved elsewhere it is copied by mv.
+    // A directory of another node is renamed within its parent, and moved to a directory of a third node.
     c.tell(1, "mv /forebay/d2/sub3 /forebay/d2/renamed");
     assert_eq!(
         c.tell(3, "stat -c %i /forebay/d2/renamed | cut -c1-3; cd /forebay/d2/renamed && pwd -P"),
@@ -91,7 +91,7 @@ fn programs_see_what_those_on_other_nodes_make_rename_and_remove() {
         c.tell(2, "ls /forebay/d2 /forebay/d1/moved"),
         "/forebay/d1/moved:\nx\n\n/forebay/d2:\nf1\nf2\nf3\nsub1\nsub2\n"
     );
-    // Removing, from any node; a directory that is not empty stays, and can be used on.
+    // Any node can remove. A directory that is not empty stays and remains usable.
     let full = c.shell(2, "rmdir /forebay/d1");
     assert!(!full.status.success() && said(&full).contains("not empty"), "{}", said(&full));
     c.tell(2, "echo more > /forebay/d1/more && rm -r /forebay/d1 /forebay/d3");
@@ -109,7 +109,7 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     let bytes: Vec<u8> = (0..7_000_001u32).flat_map(|i| i.to_le_bytes()).take(7_000_001).collect();
     std::fs::write(at(&one, "d/f"), &bytes).unwrap();
     assert!(std::fs::read(at(&two, "d/f")).unwrap() == bytes, "read on the other node");
-    // Written on the other node, in the middle and behind the end.
+    // Writes on the other node, in the middle of the file and beyond its end.
     use std::os::unix::fs::FileExt;
     let there = std::fs::OpenOptions::new().read(true).write(true).open(at(&two, "d/f")).unwrap();
     there.write_all_at(b"middle", 3_000_000).unwrap();
@@ -128,7 +128,7 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     there.set_times(times).unwrap();
     let seen = std::fs::metadata(at(&one, "d/f")).unwrap().modified().unwrap();
     assert_eq!(seen.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs(), 1_000_000);
-    // Open on the other node, it outlives its name, and is another file's name's no more.
+    // A file that is open on the other node outlives its name, and is distinct from a new file of that name.
     std::fs::write(at(&one, "d/gone"), b"still here").unwrap();
     let gone = std::fs::OpenOptions::new().read(true).write(true).open(at(&two, "d/gone")).unwrap();
     std::fs::remove_file(at(&one, "d/gone")).unwrap();
@@ -137,7 +137,7 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     let mut left = [0; 20];
     assert_eq!((gone.read_at(&mut left, 0).unwrap(), &left[..11]), (11, b"still here!".as_slice()));
     drop(gone);
-    // A file made on the other node in this node's directory has its data there.
+    // The data of a file that the other node creates in this node's directory lie on the other node.
     std::fs::write(at(&two, "d/g"), b"from two").unwrap();
     assert_eq!(std::fs::read(at(&one, "d/g")).unwrap(), b"from two");
     // Appends of both nodes to one file: each line is whole, none is lost.
@@ -161,7 +161,7 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
             (0..300).map(|i| format!("{who} {i:04} {}", "x".repeat(i % 90))).collect();
         assert_eq!(mine, expected);
     }
-    // Programs that know nothing of all this.
+    // Unmodified programs.
     let source = env!("CARGO_MANIFEST_DIR");
     let tar = format!("tar -C {source} -cf - . | tar -C {} -xf -", at(&one, "d"));
     let copied = plain("sh", &["-c", &tar]);
@@ -177,7 +177,7 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     );
     let versions = plain("sh", &["-c", &git]);
     assert!(versions.status.success() && versions.stdout.is_empty(), "{}", said(&versions));
-    // A preloaded program opens what is on another node by its own node's mount, and sees one file system all the same.
+    // A preloaded program opens files on another node through its own node's mount, and still sees one file system.
     let preloaded = c.tell(
         1,
         "cd /forebay; cat d/g; echo; echo more >> d/g; cp d/g d/copy; cat < d/copy; stat -c %s d/g; \
@@ -186,7 +186,7 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     );
     assert_eq!(preloaded, "from two\nfrom twomore\n13\nTrue True from\n3\n");
     assert_eq!(std::fs::read(at(&two, "d/g")).unwrap(), b"fro");
-    // Programs and scripts that lie on the other node, and results that are staged out from there.
+    // Executes programs and scripts that lie on the other node, and stages out files from there.
     c.tell(2, "cp /bin/echo /forebay/d/echo; printf '#!/bin/sh\\necho script $1\\n' > /forebay/d/s; chmod 755 /forebay/d/s");
     assert_eq!(c.tell(1, "/forebay/d/echo binary; cd /forebay/d && ./s 1"), "binary\nscript 1\n");
     let (pool, out) = (c.pool(1), c.file().with_file_name("out"));
@@ -198,7 +198,7 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     assert!(staged.status.success(), "{}", said(&staged));
     let same = plain("diff", &["-r", out.to_str().unwrap(), &at(&two, "d")]);
     assert!(same.status.success(), "{}", said(&same));
-    // What is removed on one node leaves the other's target.
+    // The backing files on the other node's target are removed too.
     drop(there);
     std::fs::remove_dir_all(at(&two, "d")).unwrap();
     std::fs::remove_dir_all(at(&one, "r")).unwrap();
@@ -241,7 +241,7 @@ fn files_of_several_backing_files_stay_so_and_preloaded_programs_open_them_by_th
             assert!(got.contains("3 backing files"), "{got}");
         }
     }
-    // What the program opens on the mount by itself is the mount's.
+    // A file that the program opens below the mount point keeps the mount's device number.
     let own = c.tell(
         2,
         &format!(
@@ -293,7 +293,7 @@ fn node_that_is_killed_gives_eio_for_its_own_alone_and_comes_back_with_its_data(
 fn worker_that_is_killed_in_a_storm_loses_and_repeats_nothing() {
     let c = Cluster::up("storm", 2);
     c.tell(1, "mkdir /forebay/d");
-    // Exclusive creates and removals from the other node: one that is done twice fails.
+    // Exclusive creates and removals from the other node. Each fails if it is executed twice.
     let storm = "set -eC; for i in $(seq 400); do echo $i > /forebay/d/f$i; \
          if [ $((i % 3)) = 0 ]; then rm /forebay/d/f$i; elif [ $((i % 3)) = 1 ]; then mv /forebay/d/f$i /forebay/d/g$i; fi; \
          mkdir /forebay/d/s$i; if [ $((i % 2)) = 0 ]; then rmdir /forebay/d/s$i; fi; done";
@@ -344,10 +344,10 @@ fn what_is_wrong_with_a_pool_file_a_key_or_a_port_is_said() {
     let c = Cluster::prepare("wrong", 2);
     let up = |node: usize| said(&c.start(node));
     assert!(up(1).contains("is up"));
-    // The same node again is no fault; a pool of another secret there is.
+    // Starting the same node again is no error; a pool with another secret at its place is one.
     assert!(up(1).contains("it was already"), "{}", up(1));
     let good = std::fs::read_to_string(c.file()).unwrap();
-    // A node started with another key is not heard.
+    // The other nodes ignore a node that is started with another key.
     let key = c.file().with_extension("key");
     let secret = std::fs::read(&key).unwrap();
     std::fs::write(&key, [secret[1..].to_vec(), vec![7]].concat()).unwrap();
@@ -363,12 +363,12 @@ fn what_is_wrong_with_a_pool_file_a_key_or_a_port_is_said() {
     let pool = c.pool(2);
     assert!(c.forebay(2, &["down", "--pool", pool.to_str().unwrap()]).status.success());
     std::fs::write(&key, secret).unwrap();
-    // A key that others may read.
+    // A key that other users can read is refused.
     let chmod = |mode: &str| assert!(plain("chmod", &[mode, key.to_str().unwrap()]).status.success());
     chmod("644");
     assert!(up(2).contains("chmod 600"), "{}", up(2));
     chmod("600");
-    // Its number belongs to a node's data.
+    // The number of a node belongs to its data and cannot be changed.
     assert!(up(2).contains("is up"));
     assert!(c.forebay(2, &["down", "--keep", "--pool", pool.to_str().unwrap()]).status.success());
     std::fs::write(c.file(), good.replace("name = \"n2\"\n", "name = \"n2\"\nnumber = 5\n")).unwrap();
@@ -391,11 +391,11 @@ fn node_that_lost_its_data_is_refused_and_joins_under_a_new_number() {
     c.tell(2, "mkdir /forebay/two; echo lost > /forebay/two/f; mkdir /forebay/two/sub");
     let old: u64 = c.tell(1, "stat -c %i /forebay/two").trim().parse().unwrap();
     c.tell(3, "ls /forebay/two; mkdir /forebay/three; echo 3 > /forebay/three/f");
-    // Its host loses power, and its memory.
+    // The host of node 2 loses power, and with it the data in memory.
     c.kill(2);
     let (file, pool) = (c.file(), c.pool(2));
     assert!(c.forebay(2, &["down", "--pool", pool.to_str().unwrap()]).status.success());
-    // Node 1 is too slow to answer while it starts: it ends when that one does.
+    // Node 1 is too slow to answer while node 2 starts; node 2 ends when node 1 answers.
     let go_on = c.stop_worker(1);
     let started = c.start(2);
     assert!(started.status.success(), "{}", said(&started));
@@ -413,7 +413,7 @@ fn node_that_lost_its_data_is_refused_and_joins_under_a_new_number() {
         serde_json::from_slice(&joined.stdout).unwrap_or_else(|e| panic!("{e}: {}", said(&joined)));
     let number = told["node"].as_u64().unwrap();
     assert!(number > 1024 && number <= 32_766, "{told}");
-    // The old number is an I/O error for ever, the pool goes on, and what it makes has the new number.
+    // Inodes of the old number give EIO for ever. The pool continues, and node 2 creates inodes with its new number.
     assert_eq!(
         c.tell(2, "stat -c %s /forebay/three/f; mkdir /forebay/again; echo new > /forebay/again/f"),
         "2\n"
@@ -429,7 +429,7 @@ fn node_that_lost_its_data_is_refused_and_joins_under_a_new_number() {
         assert_eq!((old >> 48, new >> 48), (2, number));
     };
     (1..=3).for_each(sees);
-    // Directories become wide over who has its place now.
+    // Wide directories include the node under its new number.
     let becomes_wide = |name: &str| {
         c.tell(1, &format!("mkdir /forebay/{name}"));
         let path = format!("/forebay/{name}");
@@ -448,7 +448,7 @@ fn node_that_lost_its_data_is_refused_and_joins_under_a_new_number() {
             .any(|n| n["name"] == "n2" && n["node"] == number && n["state"] == "up"),
         "{nodes}"
     );
-    // All remember it, and so does itself.
+    // All nodes keep the new number over a restart, node 2 itself too.
     c.kill_worker(1);
     c.kill_worker(2);
     (1..=3).for_each(|node| {
@@ -466,7 +466,7 @@ fn node_that_lost_its_data_is_refused_and_joins_under_a_new_number() {
         said(&back)
     );
     until("a look after it is back", || c.shell(3, "stat /forebay/again/f").status.success().then_some(()));
-    // Node 1 has the root, which nothing replaces.
+    // Node 1 has the root, so it cannot get a new number.
     assert!(c.forebay(1, &["down", "--force", "--pool", c.pool(1).to_str().unwrap()]).status.success());
     let words = ["up", "--pool", file.to_str().unwrap(), "--node", "n1", "--renumber"];
     let root = said(&c.forebay(1, &words));
@@ -482,13 +482,13 @@ fn all_nodes_are_started_and_stopped_by_one_command() {
     assert!(up.status.success() && said(&up).contains("n3: pool"), "{}", said(&up));
     c.tell(1, "mkdir /forebay/d");
     assert_eq!(c.tell(3, "echo x > /forebay/d/f; ls /forebay/d"), "f\n");
-    // Who runs programs without a mount is told what they cannot do, and they are told so too.
+    // Without a mount, `forebay run` warns what programs cannot do, and their calls fail with EOPNOTSUPP.
     let pool = c.pool(1);
     let bare = c.forebay(1, &["run", "--pool", pool.to_str().unwrap(), "--", "cat", "/forebay/d/f"]);
     let bare = said(&bare);
     assert!(bare.contains("not mounted here") && bare.contains("Operation not supported"), "{bare}");
     assert_eq!(c.status(2)["nodes"].as_array().unwrap().len(), 2);
-    // Those that are up already stay as they are, and who is not is started.
+    // Running nodes stay as they are; the others are started.
     c.kill(2);
     let again = c.by_remote_shell(&words("up"));
     assert!(again.status.success(), "{}", said(&again));
@@ -513,7 +513,7 @@ fn mpi_ranks_on_two_nodes_share_a_file_and_read_each_others() {
         return println!("skipped: no Open MPI to compile with: {}", said(&compiled));
     }
     c.tell(1, "mkdir /forebay/d");
-    // Of one host for the MPI, of two for the pool: ranks take turns.
+    // The MPI sees one host, the pool two nodes. Successive ranks are on different nodes.
     let ranks = c.by_ranks(&launch::OPEN_MPI, &[1, 2, 1, 2], &format!("{} /forebay/d", program.display()));
     assert!(said(&ranks).contains("all 4 ranks"), "{}", said(&ranks));
     assert_eq!(
