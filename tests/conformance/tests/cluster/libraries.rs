@@ -1,15 +1,15 @@
-//! Parallel HDF5, NetCDF-4 and PnetCDF, and h5py, with a rank on each of four nodes: the files that they write, striped
-//! over all, are those that they write on tmpfs. Every call of MPI-IO, random views and mpi4py likewise.
+//! Parallel HDF5, NetCDF-4, PnetCDF and h5py with a rank on each of four nodes: their files, striped over all nodes,
+//! are equal to the files that they write on tmpfs. Likewise every call of MPI-IO, random views and mpi4py.
 
 use std::path::{Path, PathBuf};
 
 use crate::launch::{built, Mpi, MPICH, MPIS, OPEN_MPI};
 use crate::nodes::{plain, said, Cluster};
 
-/// A rank on each.
+/// One rank on each of these nodes.
 const NODES: [usize; 4] = [1, 2, 3, 4];
 
-/// What the libraries write on tmpfs; removed with the test.
+/// The directory of the files that the libraries write on tmpfs. Dropping it removes the directory.
 struct Reference(PathBuf);
 
 impl Drop for Reference {
@@ -18,7 +18,7 @@ impl Drop for Reference {
     }
 }
 
-/// A cluster with a directory over all nodes, and one whose files are each on one.
+/// A cluster with a directory whose files are striped over all nodes, and one whose files are each on one node.
 fn cluster(name: &str) -> Cluster {
     let c = Cluster::up(name, NODES.len());
     c.tell(1, "mkdir /forebay/striped /forebay/plain");
@@ -36,7 +36,7 @@ fn passes(c: &Cluster, mpi: &Mpi, line: &str) {
     assert!(ran.status.success() && said(&ran).contains("passed"), "{}, {line}: {}", mpi.name, said(&ran));
 }
 
-/// Runs a line on a file of each layout and on one of tmpfs; each node then reads what was made.
+/// Runs a command line on a file of each layout and on one of tmpfs, and compares them on each node.
 fn same_on_all_nodes(c: &Cluster, mounts: &[PathBuf], mpi: &Mpi, name: &str, line: &str, endings: &[&str]) {
     let own = std::process::id();
     let reference = Reference(PathBuf::from(format!("/dev/shm/fbt-libraries-{name}-{}-{own}", mpi.name)));
@@ -69,7 +69,7 @@ fn files_of_libraries_that_are_striped_over_four_nodes_are_those_of_tmpfs() {
     for mpi in MPIS.iter().filter(|mpi| mpi.is_here()) {
         same(mpi, built(&c, &format!("h5pcc.{}", mpi.name), "hdf5", &["-shlib"]), &[""]);
     }
-    // Debian has these for one MPI.
+    // Debian has these libraries for Open MPI only.
     same(&OPEN_MPI, built(&c, OPEN_MPI.compiler, "netcdf", &[netcdf, "-lnetcdf_mpi"]), &[""]);
     same(&OPEN_MPI, built(&c, OPEN_MPI.compiler, "pnetcdf", &["-lpnetcdf"]), &[".1", ".2", ".5"]);
     match Path::new("/usr/lib/python3/dist-packages/h5py/_debian_h5py_mpi").exists() {

@@ -1,9 +1,9 @@
-//! Names over several nodes: links to other nodes' files, renames between nodes, and what is left when workers and
-//! programs are killed in the middle of them.
+//! Names over several nodes: links to other nodes' files, renames between nodes, and what remains when workers and
+//! programs are killed during them.
 
 use crate::nodes::{plain, said, until, Cluster};
 
-/// Python that makes system calls as they are, as `mv` and others copy where the kernel would refuse.
+/// Python that makes the system calls directly, because `mv` copies where a rename fails.
 const CALLS: &str = r#"
 import os, errno, sys
 def attempt(call, *a):
@@ -22,7 +22,7 @@ def look(*paths):
 "#;
 
 impl Cluster {
-    /// What a Python program on a node prints.
+    /// Runs a Python program on a node and returns its output.
     fn python(&self, node: usize, script: &str) -> String {
         let path = self.file().with_file_name(format!("script-{}.py", rand()));
         std::fs::write(&path, format!("{CALLS}{script}")).unwrap();
@@ -30,7 +30,7 @@ impl Cluster {
     }
 }
 
-/// A number that is not used twice.
+/// A new number at each call.
 fn rand() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -47,7 +47,7 @@ fn files_of_other_nodes_have_hard_links_that_count() {
         c.python(1, "os.link('d2/f', 'd1/a'); os.link('d2/f', 'd3/b'); look('d2/f', 'd1/a', 'd3/b')"),
         "f 2 3\na 2 3\nb 2 3\n"
     );
-    // Seen by every node, written through any name, listed with its attributes.
+    // Every node sees the links, can write through any name, and lists them with their attributes.
     for i in 1..=3 {
         assert_eq!(
             c.tell(i, "stat -c %h /forebay/d1/a; ls -l /forebay/d3 | awk 'NF > 2 {print $2, $9}'"),
@@ -56,12 +56,13 @@ fn files_of_other_nodes_have_hard_links_that_count() {
     }
     c.tell(1, "chmod 600 /forebay/d1/a");
     assert_eq!(c.tell(3, "stat -c '%a %s' /forebay/d3/b"), "600 7\n");
-    // What cannot be: a name that is there, a directory; symlinks and FIFOs have links too.
+    // Links fail for a name that exists and for a directory. Symlinks and FIFOs can have links too.
     let refused = "print(attempt(os.link, 'd2/f', 'd1/a'), attempt(os.link, 'd2', 'd1/x'), attempt(os.link, 'd2/none', 'd1/x'))";
     assert_eq!(c.python(3, refused), "EEXIST EPERM ENOENT\n");
     c.python(3, "os.link('d2/l', 'd1/l2', follow_symlinks=False); os.link('d2/p', 'd1/p2')");
     assert_eq!(c.tell(1, "readlink /forebay/d1/l2; stat -c '%F %h' /forebay/d1/p2"), "f\nfifo 2\n");
-    // O_CREAT meets one, O_EXCL refuses it; renamed within its directory and over; unlinked name by name.
+    // O_CREAT opens a link, O_EXCL fails on it. Links are renamed within their directory, replaced, and unlinked name
+    // by name.
     assert_eq!(c.tell(1, "touch /forebay/d1/a; set -C; (: > /forebay/d1/l2) 2>/dev/null || echo there; mv /forebay/d1/a /forebay/d1/c; stat -c %h /forebay/d1/c"), "there\n3\n");
     c.tell(1, "mv /forebay/d1/f /forebay/d1/c");
     assert_eq!(c.python(2, "look('d2/f', 'd1/c')"), "f 2 2\nc 1 1\n");
@@ -85,18 +86,19 @@ fn files_and_directories_are_renamed_between_nodes() {
     for i in 1..=3 {
         c.tell(i, &format!("mkdir /forebay/d{i}; for f in a b c; do echo $f'{i}' > /forebay/d{i}/$f; done"));
     }
-    // A file keeps its inode, and its data, which is read where it is.
+    // A renamed file keeps its inode and its data, which stay where they are.
     let inode = c.tell(2, "stat -c %i /forebay/d2/a");
     c.python(1, "os.rename('d2/a', 'd3/a2'); look('d2/a', 'd3/a2')");
     assert_eq!(c.tell(2, "stat -c %i /forebay/d3/a2; cat /forebay/d3/a2"), format!("{inode}a2\n"));
-    // Replacing, of every node; what is not to be replaced.
+    // Renames replace files of every node. Other renames fail.
     assert_eq!(
         c.python(1, "os.rename('d3/a2', 'd1/a'); os.rename('d1/b', 'd2/b'); look('d1/a', 'd2/b', 'd1/b')"),
         "a 2 1\nb 1 1\nb ENOENT\n"
     );
     let refused = "print(attempt(os.rename, 'd1/c', 'd2'), attempt(os.rename, 'd1/none', 'd2/c'), attempt(os.rename, 'd1', 'd2/c'))";
     assert_eq!(c.python(2, refused), "EISDIR ENOENT ENOTDIR\n");
-    // Trees: from a node's directory to another's, into a third's, not below themselves, over an empty one only.
+    // Trees move from one node's directory to another's and into a third's. They cannot move below themselves, and
+    // replace only an empty directory.
     c.tell(3, "mkdir -p /forebay/d3/t/u/v; echo deep > /forebay/d3/t/u/v/f; mkdir /forebay/d3/e");
     c.tell(1, "mkdir -p /forebay/d3/t/one; echo 1 > /forebay/d3/t/one/f");
     assert_eq!(
@@ -110,7 +112,7 @@ fn files_and_directories_are_renamed_between_nodes() {
             "5\n2\n/forebay/d2/t/u\n/forebay\n/forebay/d1 2\n/forebay/d2 3\n/forebay/d3 3\n"
         );
     }
-    // mv renames now, and copies nothing.
+    // mv renames here and copies nothing.
     let inode = c.tell(1, "stat -c %i /forebay/d2/t/u");
     assert_eq!(c.tell(3, "mv /forebay/d2/t/u /forebay/d1/w; stat -c %i /forebay/d1/w"), inode);
     assert_eq!(c.tell(1, "cd /forebay/d1/w && python3 -c 'import os; os.rename(\"v/f\", \"../../d3/f2\")'; stat -c %s /forebay/d3/f2"), "5\n");
@@ -125,8 +127,8 @@ fn observers_on_every_node_find_a_renamed_file_under_one_name_and_not_under_both
         c.tell(i, &format!("mkdir /forebay/d{i}"));
     }
     c.tell(1, "for i in $(seq 200); do : > /forebay/d1/f$i; done");
-    // Each file goes from d1 to d2, once. Who does not find it in the one finds it in the other then; who finds it in
-    // the other finds it no more in the one.
+    // Each file moves from d1 to d2 once. An observer that does not find it in d1 must find it in d2 then; an observer
+    // that finds it in d2 must no longer find it in d1.
     let observer = "
 def there(p): return os.path.lexists(p)
 looks = 0
@@ -169,7 +171,7 @@ fn killed_workers_and_programs_leave_no_change_half_done() {
     for i in 1..=3 {
         c.tell(i, &format!("mkdir /forebay/d{i} /forebay/d{i}/keep"));
     }
-    // Every node moves things of its own round and round: each is there once at the end, under one name.
+    // Every node moves files and directories of its own round the nodes. At the end each exists once, under one name.
     let storm = |node: usize| {
         let next = node % 3 + 1;
         format!(
@@ -205,7 +207,7 @@ for i in range(60):
             c.spawn(node, &format!("python3 {}", path.display()))
         })
         .collect();
-    // And programs that are killed in the middle of such changes.
+    // These programs are killed in the middle of such changes.
     let doomed = "i=0; while :; do i=$((i+1)); python3 -c \"import os; os.chdir('/forebay'); os.mkdir('d2/x$i'); os.rename('d2/x$i', 'd3/x$i'); os.rmdir('d3/x$i')\"; done";
     for round in 0..10 {
         let mut victim = c.spawn(1, doomed);
@@ -221,7 +223,7 @@ for i in range(60):
     for i in 1..=3 {
         until("quiet", || c.status(i)["pids"]["worker"].as_u64());
     }
-    // What the killed programs left is in use: it can be removed.
+    // What the killed programs left can be removed.
     c.tell(1, "rm -rf /forebay/d2/x* /forebay/d3/x*");
     let next = |node: usize| node % 3 + 1;
     for node in 1..=3 {
@@ -250,7 +252,7 @@ fn names_in_doubt_are_eio_until_their_node_is_back_and_then_whole() {
     for i in 1..=3 {
         c.tell(i, &format!("mkdir /forebay/d{i}; echo {i} > /forebay/d{i}/f"));
     }
-    // Node 2 is stopped: renames to it fail in time, and what they held is free again.
+    // Node 2 is stopped: renames to it fail in time, and release the names that they held.
     let go_on = c.stop_worker(2);
     assert_eq!(
         c.python(3, "print(attempt(os.rename, 'd3/f', 'd2/g'), attempt(os.link, 'd2/f', 'd3/x'))"),
@@ -265,7 +267,7 @@ fn names_in_doubt_are_eio_until_their_node_is_back_and_then_whole() {
             .then_some(())
     });
     assert_eq!(c.tell(3, "cat /forebay/d2/g; ls /forebay/d2"), "3\nf\ng\n");
-    // A name for a file of a node that is down: its directory's node has it, and it can go.
+    // A link to a file of a node that is down: its directory's node has the entry and can remove it.
     c.python(1, "os.link('d2/f', 'd1/l')");
     c.kill(2);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The daemons of a test's cluster, one a node, and programs on them.
+//! The daemons of a test's cluster, one on each node, and programs on them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -8,17 +8,17 @@ use serde_json::Value;
 
 use crate::bed::Bed;
 
-/// No program of a test takes so long, unless it hangs.
+/// Timeout for each program of a test, in seconds: a program that takes longer hangs.
 pub(crate) const PATIENCE_S: &str = "100";
 
-/// A cluster, numbered from 1, whose node N has its pool directory in `nN`.
+/// A cluster whose nodes are numbered from 1. Node N has its pool directory in `nN`.
 pub(crate) struct Cluster {
     pub(crate) bed: Bed,
     dir: PathBuf,
     count: usize,
 }
 
-/// A program that `cargo build` made.
+/// The path of a program that `cargo build` made.
 pub(crate) fn program(name: &str) -> PathBuf {
     let me = std::env::current_exe().unwrap();
     let path = me.parent().and_then(Path::parent).unwrap().join(name);
@@ -26,7 +26,7 @@ pub(crate) fn program(name: &str) -> PathBuf {
     path
 }
 
-/// Bytes of which no four are as others at another place or of another seed nearby.
+/// Bytes in which each aligned group of four differs from those at other positions and of nearby seeds.
 pub(crate) fn bytes(count: usize, seed: u32) -> Vec<u8> {
     (0..count as u32 / 4 + 1)
         .flat_map(|i| i.wrapping_mul(2_654_435_761).wrapping_add(seed).to_le_bytes())
@@ -34,7 +34,7 @@ pub(crate) fn bytes(count: usize, seed: u32) -> Vec<u8> {
         .collect()
 }
 
-/// What a program said.
+/// A program's output and error output.
 pub(crate) fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
@@ -45,14 +45,14 @@ fn signal(pid: u64, signal: i32) {
 }
 
 impl Cluster {
-    /// Writes the pool file of so many nodes; none of them runs yet.
+    /// Writes the pool file of `count` nodes; none of them runs yet.
     pub(crate) fn prepare(name: &str, count: usize) -> Cluster {
         Cluster::prepare_with(name, count, |c, node| {
             format!("target = [{{ path = \"{}\", capacity = \"96MiB\" }}]", c.pool(node).display())
         })
     }
 
-    /// The same, with lines of each node's entry.
+    /// Like [`Cluster::prepare`]; `rest` returns more lines for each node's entry.
     pub(crate) fn prepare_with(
         name: &str,
         count: usize,
@@ -103,21 +103,21 @@ impl Cluster {
         self.forebay(node, &["up", "--pool", file.to_str().unwrap(), "--node", &name])
     }
 
-    /// Starts a node whose monotonic clock is so many seconds ahead of the others'; none where clocks cannot differ.
+    /// Starts a node whose monotonic clock is `ahead_s` seconds ahead of the others'. None where that is not possible.
     pub(crate) fn start_ahead(&self, node: usize, ahead_s: u64) -> Option<Output> {
         let mut command = self.bed.command_with_clock(node, ahead_s, &program("forebay"))?;
         command.args(["up", "--pool"]).arg(self.file()).args(["--node", &format!("n{node}")]);
         Some(command.env_remove("FOREBAY_POOL").output().unwrap())
     }
 
-    /// The command, on a node.
+    /// Runs the `forebay` command on a node.
     pub(crate) fn forebay(&self, node: usize, words: &[&str]) -> Output {
         let mut command = self.bed.command(node, Path::new("/usr/bin/timeout"));
         command.arg(PATIENCE_S).arg(program("forebay")).args(words);
         command.env_remove("FOREBAY_POOL").output().unwrap()
     }
 
-    /// The command, with something in the place of ssh that knows the bed's nodes.
+    /// Runs the `forebay` command with a script in place of ssh that reaches the bed's nodes.
     pub(crate) fn by_remote_shell(&self, words: &[String]) -> Output {
         use std::os::unix::fs::PermissionsExt;
         let script = self.dir.join("rsh");
@@ -135,7 +135,7 @@ impl Cluster {
         command.env_remove("FOREBAY_POOL").env("FOREBAY_RSH", script).output().unwrap()
     }
 
-    /// `forebay layout`, asked on a node.
+    /// Runs `forebay layout` on a node.
     pub(crate) fn layout(&self, node: usize, words: &[&str]) -> Output {
         let pool = self.pool(node);
         self.forebay(node, &[&["--pool", pool.to_str().unwrap(), "layout"], words].concat())
@@ -152,14 +152,14 @@ impl Cluster {
         self.forebay(node, &["run", "--quiet", "--pool", pool.to_str().unwrap(), "--", "bash", "-c", script])
     }
 
-    /// What a shell on a node prints; it must succeed.
+    /// Runs a shell on a node and returns its output. Panics if it fails.
     pub(crate) fn tell(&self, node: usize, script: &str) -> String {
         let output = self.shell(node, script);
         assert!(output.status.success(), "on node {node}: {script}\n{}", said(&output));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Starts a shell on a node that goes on by itself.
+    /// Starts a shell on a node and does not wait for it.
     pub(crate) fn spawn(&self, node: usize, script: &str) -> std::process::Child {
         self.command(node, script).spawn().unwrap()
     }
@@ -173,7 +173,7 @@ impl Cluster {
         command
     }
 
-    /// Mounts the pool on a node; none where this user may not, with the reason printed.
+    /// Mounts the pool on a node. None, after printing the reason, if this user may not mount.
     pub(crate) fn mount(&self, node: usize) -> Option<PathBuf> {
         let at = self.dir.join(format!("mount{node}"));
         std::fs::create_dir_all(&at).unwrap();
@@ -187,14 +187,14 @@ impl Cluster {
         None
     }
 
-    /// Kills what [`Cluster::spawn`] started, with all that it started.
+    /// Kills a program of [`Cluster::spawn`] with its children.
     pub(crate) fn kill_program(&self, child: &mut std::process::Child) {
         // SAFETY: plain system call; `timeout` leads a process group of its own, and was not waited for yet.
         unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
         let _ = child.wait();
     }
 
-    /// What `status` says of a node.
+    /// The output of `forebay status --json` on a node.
     pub(crate) fn status(&self, node: usize) -> Value {
         let pool = self.pool(node);
         let output = self.forebay(node, &["status", "--json", "--pool", pool.to_str().unwrap()]);
@@ -212,26 +212,26 @@ impl Cluster {
         }
     }
 
-    /// Kills a node's daemon whole, as when its host loses power, but for its memory.
+    /// Kills a node's supervisor and worker, as if its host had lost power, except that its memory survives.
     pub(crate) fn kill(&self, node: usize) {
         let (supervisor, worker) = (self.pid(node, "supervisor"), self.pid(node, "worker"));
         signal(supervisor, libc::SIGKILL);
         signal(worker, libc::SIGKILL);
     }
 
-    /// Kills a node's worker; its supervisor starts another.
+    /// Kills a node's worker. Its supervisor starts another one.
     pub(crate) fn kill_worker(&self, node: usize) {
         signal(self.pid(node, "worker"), libc::SIGKILL);
     }
 
-    /// Stops a node's worker without killing it; what lets it go on.
+    /// Stops a node's worker with SIGSTOP. The returned function continues it.
     pub(crate) fn stop_worker(&self, node: usize) -> impl FnOnce() {
         let worker = self.pid(node, "worker");
         signal(worker, libc::SIGSTOP);
         move || signal(worker, libc::SIGCONT)
     }
 
-    /// Every node's shard and target agree with themselves.
+    /// Checks every node's shard and targets with `forebay fsck`.
     pub(crate) fn check(&self) {
         for node in 1..=self.count {
             let pool = self.pool(node);
@@ -259,7 +259,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Repeats a look until it finds what is wanted.
+/// Repeats `look` until it returns a value. Panics after 60 s.
 pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -271,7 +271,7 @@ pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A command that is not of the cluster.
+/// Runs a command outside the cluster.
 pub(crate) fn plain(program: &str, words: &[&str]) -> Output {
     Command::new("/usr/bin/timeout").arg(PATIENCE_S).arg(program).args(words).output().unwrap()
 }

@@ -1,5 +1,5 @@
-//! MPI's shared file pointers, ordered calls and atomic mode by ranks on several nodes, which share no memory: each
-//! rank has a boot identity of its own, which is by what ranks know that they are on one node.
+//! MPI's shared file pointers, ordered calls and atomic mode with ranks on several nodes, which share no memory. Each
+//! rank has its own boot identity, because ranks with the same one consider themselves on one node.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -9,16 +9,16 @@ use std::time::Duration;
 use crate::nodes::{plain, program, said, until, Cluster, PATIENCE_S};
 
 const NODES: usize = 4;
-/// What the driver says when ranks begin to use a pointer that a daemon keeps.
+/// What the driver prints when ranks begin to use a pointer that a daemon keeps.
 const KEPT_BY_DAEMON: &str = "a daemon keeps their file pointer";
 
 struct Mpi {
     compiler: &'static str,
     launcher: &'static [&'static str],
-    /// More words, with which the other ranks of one that was killed go on.
+    /// More arguments, with which the other ranks continue after one was killed.
     outliving: &'static [&'static str],
-    /// Its ranks of one host that take themselves for several hosts' may wait for ever in MPI_Finalize: they end
-    /// without.
+    /// False if ranks on one host may wait for ever in MPI_Finalize when they consider themselves on several hosts.
+    /// Then they end without it.
     ends: bool,
 }
 
@@ -37,7 +37,8 @@ const MPIS: [Mpi; 2] = [
     },
 ];
 
-/// Builds a program of mpi/tests beside the cluster; none, and a line, where that cannot be run.
+/// Builds a program of mpi/tests in the cluster's directory. None, after printing the reason, if it cannot be built or
+/// run.
 fn built(c: &Cluster, mpi: &Mpi, name: &str) -> Option<PathBuf> {
     let source = format!("{}/../../mpi/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let at = c.file().with_file_name(format!("{name}-{}", mpi.compiler));
@@ -54,12 +55,12 @@ fn built(c: &Cluster, mpi: &Mpi, name: &str) -> Option<PathBuf> {
     Some(at)
 }
 
-/// Runs a line as a rank on each node.
+/// Runs a command line as one rank on each node.
 fn by_ranks_apart(c: &Cluster, mpi: &Mpi, words: &[&str], program_line: &str) -> Output {
     ranks_apart(c, mpi, words, program_line).output().unwrap()
 }
 
-/// The command that does.
+/// The command of [`by_ranks_apart`].
 fn ranks_apart(c: &Cluster, mpi: &Mpi, words: &[&str], program_line: &str) -> Command {
     let dir = c.file().parent().map(Path::to_path_buf).unwrap();
     let script = format!(
@@ -108,7 +109,7 @@ fn shared_pointer_gives_each_record_one_place_though_daemons_are_killed() {
         let mut command = ranks_apart(&c, mpi, &[], &line);
         let mut running = command.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap();
         let is_begun = || String::from_utf8_lossy(&fs::read(&log).unwrap()).contains(KEPT_BY_DAEMON);
-        // The pointer is kept by the first rank's node: every other time its worker dies.
+        // The first rank's node keeps the pointer; every second kill hits its worker.
         let (mut kills, nodes) = (0, [1, 2, 1, 3, 1, 4]);
         let status = loop {
             if let Some(status) = running.try_wait().unwrap() {
@@ -141,7 +142,7 @@ fn rank_that_is_killed_leaves_no_lock_and_takes_only_what_it_made() {
                 words.matches("went on").count() == NODES - 1 && !words.contains("survivors.c:"),
                 "{words}"
             );
-            // Who lost it with rank 0 is told so, once, by whichever answer comes first.
+            // A rank that lost the pointer with rank 0 gets one message about it, with the first reply.
             let told = words.matches("are not available: ").count();
             assert_eq!(told, if dead == 0 { NODES - 1 } else { 0 }, "{words}");
         }
@@ -149,7 +150,8 @@ fn rank_that_is_killed_leaves_no_lock_and_takes_only_what_it_made() {
     c.check();
 }
 
-/// Runs mpi/tests/late.c. When all ranks but the last one are in a close, `meanwhile` is done; then that one comes.
+/// Runs mpi/tests/late.c. Calls `meanwhile` when all ranks except the last one are in a close; then the last one
+/// closes.
 fn late(c: &Cluster, mpi: &Mpi, launcher: &[&str], more: &str, meanwhile: impl FnOnce()) -> Option<Output> {
     let program = built(c, mpi, "late")?;
     let beside = |name: &str| c.file().with_file_name(format!("{name}{more}-{}", mpi.compiler));
@@ -171,7 +173,7 @@ fn late(c: &Cluster, mpi: &Mpi, launcher: &[&str], more: &str, meanwhile: impl F
 #[test]
 fn node_that_is_cut_off_for_seconds_keeps_no_rank_in_a_close_and_makes_none_fail() {
     let c = Cluster::up("late", NODES);
-    // Not the last rank's node, nor the one that keeps the group. The ranks' own messages go another way.
+    // Neither the last rank's node nor the node that keeps the group. The ranks' own messages take another path.
     let cut = NODES - 1;
     for mpi in &MPIS {
         let ran = late(&c, mpi, &[], "", || {
@@ -183,7 +185,7 @@ fn node_that_is_cut_off_for_seconds_keeps_no_rank_in_a_close_and_makes_none_fail
                 nodes.iter().filter(|node| node["state"] == "up").count()
             };
             until("the cut", || (reached() == 0).then_some(()));
-            // The rank there asks each second.
+            // The rank on that node sends a request each second.
             std::thread::sleep(Duration::from_secs(4));
             assert!(c.bed.set_link(cut, true));
             until("the end of the cut", || (reached() == NODES - 1).then_some(()));
@@ -198,7 +200,7 @@ fn node_that_is_cut_off_for_seconds_keeps_no_rank_in_a_close_and_makes_none_fail
 #[test]
 fn rank_0_that_is_killed_in_a_close_keeps_no_other_in_it() {
     let c = Cluster::up("parted", NODES);
-    // MPICH's launcher does not outlive the kill of a rank that others exchange messages with, without Forebay either.
+    // MPICH's launcher ends when a rank is killed with which others exchange messages, also without Forebay.
     for mpi in &MPIS[..1] {
         let ran = late(&c, mpi, mpi.outliving, "dies", || std::thread::sleep(Duration::from_secs(2)));
         let Some(ran) = ran else { continue };

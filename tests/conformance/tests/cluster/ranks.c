@@ -1,5 +1,5 @@
-/* MPI ranks on several nodes of a pool: one file of all, striped, and a file of each; every rank reads what its neighbour
- * wrote, byte for byte. Usage: ranks DIRECTORY */
+/* MPI ranks on several nodes of a pool write one striped file together and one file each. Every rank compares what its
+ * neighbour wrote, byte for byte. Usage: ranks DIRECTORY */
 
 #include <mpi.h>
 #include <stdio.h>
@@ -80,7 +80,7 @@ int main(int argc, char **argv)
     MPI_Info_free(&info);
     if (rank == 0)
         printf("all %d ranks read what their neighbours wrote\n", count);
-    /* Where ranks of one host take themselves for several hosts', MPICH 4.0's end waits for ever at times. */
+    /* If ranks on one host consider themselves on several hosts, MPICH 4.0's MPI_Finalize sometimes hangs. */
     if (getenv("CHECK_WITHOUT_END") != NULL) {
         fflush(stdout);
         MPI_Barrier(MPI_COMM_WORLD);

@@ -1,8 +1,8 @@
-//! Ranks that mpirun and mpiexec start on other nodes by a remote shell that hands on no environment, under one
-//! `forebay run`: they see the pool, and nobody's options are in the way.
+//! Ranks that mpirun and mpiexec start on other nodes under one `forebay run`, by a remote shell that passes no
+//! environment. They must see the pool, and users' options must keep their effect.
 //!
-//! The nodes have networks, host names and mounts of their own, so that the pool's directory has one name on all of
-//! them: that of the first node's.
+//! The nodes have their own networks, host names and mounts, so that the pool's directory has one name on all of them,
+//! that of the first node's directory.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use crate::launch::{built, Mpi, MPICH, OPEN_MPI};
 use crate::nodes::{program, said, Cluster, PATIENCE_S};
 
-/// Something in the place of ssh: a shell on the node, with nothing but a search path.
+/// Writes a script in place of ssh: it starts a shell on the node with PATH as its only variable.
 fn remote_shell(c: &Cluster, count: usize) -> PathBuf {
     let script = c.file().with_file_name("bare-rsh");
     let mut text =
@@ -34,7 +34,7 @@ fn remote_shell(c: &Cluster, count: usize) -> PathBuf {
     script
 }
 
-/// `forebay run` of a launcher on the first node.
+/// Runs a launcher under `forebay run` on the first node.
 fn run(c: &Cluster, variables: &[(&str, &str)], words: &[String]) -> Output {
     let mut command = c.bed.command(1, "/usr/bin/timeout".as_ref());
     command
@@ -56,7 +56,7 @@ fn ranks(mpi: &Mpi) -> Option<&'static str> {
     can.then_some(if mpi.name == OPEN_MPI.name { "OMPI_COMM_WORLD_RANK" } else { "PMI_RANK" })
 }
 
-/// The launcher's line up to the program: with the shell, and a rank on each of three nodes.
+/// The launcher's command line up to the program, with the remote shell and a rank on each of three nodes.
 fn line(c: &Cluster, mpi: &Mpi, shell: &str, more: &str) -> String {
     let hosts: Vec<String> = (1..=3).map(|node| c.bed.address(node)).collect();
     let hosts = hosts.join(",");
@@ -80,7 +80,7 @@ fn ranks_that_a_bare_remote_shell_starts_see_the_pool() {
         let Some(rank) = ranks(mpi) else { continue };
         let shell = remote_shell(&c, 3);
         let shell = shell.to_str().unwrap();
-        // Each where it should be, by names of its own node's directories.
+        // Each rank runs on its own node: a directory's home is the node that creates it.
         let script = format!("mkdir /forebay/d/${rank}-$(hostname)");
         let ran = run(&c, &[], &words(&line(&c, mpi, shell, ""), &["sh", "-c", &script]));
         assert!(ran.status.success(), "{}: {}", mpi.name, said(&ran));
@@ -88,7 +88,7 @@ fn ranks_that_a_bare_remote_shell_starts_see_the_pool() {
         let homes: Vec<u64> = homes.lines().map(|ino| ino.parse::<u64>().unwrap() >> 48).collect();
         assert_eq!(homes, [2, 3], "{}: a directory's home is its maker's node", mpi.name);
         c.tell(1, "rmdir /forebay/d/*");
-        // The driver too.
+        // The MPI-IO driver works too.
         let records = built(&c, mpi.compiler, "records", &[]).expect("it builds");
         let program = [records.to_str().unwrap(), "/forebay/d/file", "1000", "100"];
         let ran = run(&c, &[("FOREBAY_MPI_DEBUG", "1")], &words(&line(&c, mpi, shell, ""), &program));
@@ -117,12 +117,13 @@ fn users_options_of_mpirun_are_as_without_forebay() {
         lines.sort();
         lines
     };
-    // Variables of the user's, beside ours; where Open MPI is.
+    // The user's variables reach the ranks beside Forebay's, also with `--prefix`.
     let all = ["0: mine=yes pool=there of=", "1: mine=yes pool=there of=", "2: mine=yes pool=there of="];
     assert_eq!(says(&[("MINE", "yes")], "-x MINE"), all);
     assert_eq!(says(&[("MINE", "yes")], "-x MINE --prefix /usr"), all);
     assert_eq!(says(&[("MINE", "yes")], "-x MINE --mca plm_rsh_no_tree_spawn 1"), all);
-    // Another agent of the user's or of the site's, with the pool; without where words on the command line name it.
+    // A launch agent of the user or the site is used, and its ranks see the pool. If the command line names the agent,
+    // its ranks on other nodes do not see the pool.
     let theirs =
         ["0: mine= pool=there of=", "1: mine= pool=there of=theirs", "2: mine= pool=there of=theirs"];
     let alone = ["0: mine= pool=there of=", "1: mine= pool= of=theirs", "2: mine= pool= of=theirs"];
@@ -132,7 +133,7 @@ fn users_options_of_mpirun_are_as_without_forebay() {
     let agent = agent.to_str().unwrap();
     assert_eq!(says(&[], &format!("--launch-agent {agent}")), alone);
     assert_eq!(says(&[("OMPI_MCA_orte_launch_agent", agent)], ""), theirs);
-    // As files of parameters say, which name the remote shell as well.
+    // Likewise with parameter files, which also name the remote shell.
     let directory = c.file().with_file_name("etc");
     let parameters = directory.join("openmpi-mca-params.conf");
     std::fs::create_dir(&directory).unwrap();

@@ -14,7 +14,7 @@ fn fine(output: &Output) {
     assert!(output.status.success(), "{}", said(output));
 }
 
-/// Bytes of backing files that a node has.
+/// Total size of a node's backing files.
 fn stored(c: &Cluster, node: usize) -> u64 {
     let found =
         plain("find", &[c.pool(node).join("target/data").to_str().unwrap(), "-type", "f", "-printf", "%s\n"]);
@@ -39,11 +39,11 @@ fn directory_s_layout_holds_for_every_door_and_all_nodes_see_one_file() {
     let told = said(&c.layout(3, &["get", "/d"]));
     assert!(told.contains("files made in it: 4 backing files, stripes of 64 KiB"), "{told}");
     let mounts: Option<Vec<PathBuf>> = (1..=4).map(|node| c.mount(node)).collect();
-    // Without a mount a program gets no descriptor of such a file, and makes one with one backing file.
+    // Without a mount a program can get no descriptor of a striped file, so it creates files with one backing file.
     let Some(m) = mounts else { return };
     let data = bytes(1_000_003, 1);
     fs::write(m[1].join("d/mounted"), &data).unwrap();
-    // Nor does one where it does not see the mount, as in a container.
+    // The same holds for a program that does not see the mount, as in a container.
     let unseen = format!("unshare -m sh -c 'umount -l {} && echo alone >/forebay/d/alone'", m[2].display());
     c.tell(3, &unseen);
     assert_eq!(fs::read(m[0].join("d/alone")).unwrap(), b"alone\n");
@@ -74,9 +74,9 @@ fn directory_s_layout_holds_for_every_door_and_all_nodes_see_one_file() {
         assert!((400_000..600_000).contains(&share), "node {node} has {share} bytes of two files of 1 MB");
     }
     assert_eq!(fs::read(m[0].join("d/new")).unwrap(), b"new\n");
-    // Inherited, also by a directory that is on another node than its parent.
+    // Directories inherit the layout, also on another node than their parent.
     assert!(said(&c.layout(1, &["get", "/d/sub"])).contains("4 backing files"));
-    // A directory whose files are to be on one node, and a file of its own layout.
+    // A directory whose layout names one node, and a file with a layout of its own.
     c.tell(2, "mkdir /forebay/e");
     fine(&c.layout(2, &["set", "--targets", "n3", "/e"]));
     fs::write(m[0].join("e/f"), &data).unwrap();
@@ -86,7 +86,7 @@ fn directory_s_layout_holds_for_every_door_and_all_nodes_see_one_file() {
     assert!(said(&c.layout(1, &["get", "/e/g"])).contains("4 backing files, stripes of 1 MiB, on n2, n4"));
     let wrong = c.layout(4, &["set", "-c", "2", "-t", "n2,n9", "/e/h"]);
     assert!(!wrong.status.success() && said(&wrong).contains("no node \"n9\""), "{}", said(&wrong));
-    // What is there goes on as one file under every change.
+    // An existing file remains one file under every change.
     let (here, there) = (m[0].join("d/f"), m[3].join("d/f"));
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&here).unwrap();
     file.write_all_at(&data, 0).unwrap();
@@ -103,7 +103,7 @@ fn directory_s_layout_holds_for_every_door_and_all_nodes_see_one_file() {
     // SAFETY: plain system call on an open descriptor.
     assert_eq!(unsafe { libc::posix_fallocate(file.as_raw_fd(), 900_000, 100_000) }, 0);
     assert_eq!(fs::metadata(&there).unwrap().len(), 1_000_000);
-    // Unlinked while it is open, it is a file still, to whoever has it open.
+    // A file that is unlinked while it is open remains usable through its open descriptors.
     fs::remove_file(&there).unwrap();
     let st = file.metadata().unwrap();
     assert_eq!((st.len(), st.nlink()), (1_000_000, 0));
@@ -115,7 +115,7 @@ fn directory_s_layout_holds_for_every_door_and_all_nodes_see_one_file() {
     assert_eq!(file.read_at(&mut read, 0).unwrap(), 100);
     assert_eq!(read[..100], data[..100]);
     drop(file);
-    // Space of all nodes is the pool's.
+    // The pool's size includes all nodes.
     let df = c.tell(3, "df -m --output=size /forebay | tail -1");
     assert_eq!(df.trim().parse::<u64>().unwrap(), 4 * 96, "{df}");
     let staged = c.file().with_file_name("out");
@@ -163,7 +163,7 @@ fn locks(file: &File) -> bool {
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
-/// What one holds, one waits for and one let go of, when the link is cut, is known to both sides afterwards.
+/// After a link was cut, both sides agree on locks that were held, awaited or released meanwhile.
 #[test]
 fn locks_held_and_awaited_over_a_link_that_is_cut_are_free_when_nobody_wants_them() {
     let c = Cluster::up("cut-locks", 2);
@@ -181,7 +181,7 @@ fn locks_held_and_awaited_over_a_link_that_is_cut_are_free_when_nobody_wants_the
             let locked = unsafe { libc::flock(waits.as_raw_fd(), libc::LOCK_EX) };
             (locked == 0, std::io::Error::last_os_error(), waits)
         });
-        // It asks again and again, so that one request is on its way when the link goes.
+        // The waiter repeats its request, so that one is in progress when the link is cut.
         std::thread::sleep(std::time::Duration::from_millis(300));
         if !c.bed.set_link(2, false) {
             // SAFETY: as above.
@@ -191,14 +191,14 @@ fn locks_held_and_awaited_over_a_link_that_is_cut_are_free_when_nobody_wants_the
         }
         let (locked, why, waits) = waiter.join().unwrap();
         assert!(!locked && why.raw_os_error() == Some(libc::EIO), "round {round}: {locked}, {why}");
-        // One is let go of while its node cannot be told, and the one that had to be waited for is free before the
-        // request comes.
+        // One lock is released while its node cannot be reached. The awaited lock is free before the waiter's request
+        // arrives.
         drop(held);
         // SAFETY: as above.
         assert_eq!(unsafe { libc::flock(there[1].as_raw_fd(), libc::LOCK_UN) }, 0);
         assert!(c.bed.set_link(2, true));
         until("the way to node 2", || c.shell(1, "cat /forebay/d/held").status.success().then_some(()));
-        // A program whose request failed holds nothing, though its file is still open.
+        // A program whose request failed holds no lock, although its file is still open.
         let free = || {
             let all = there.iter().all(locks);
             // SAFETY: as above.
@@ -207,7 +207,7 @@ fn locks_held_and_awaited_over_a_link_that_is_cut_are_free_when_nobody_wants_the
             });
             all.then_some(())
         };
-        // Later than anything that was on its way.
+        // Longer than any message can have been in transit.
         std::thread::sleep(std::time::Duration::from_secs(3));
         until("the end of locks that nobody has", free);
         assert!(locks(&waits), "round {round}: and can have it now");
@@ -242,7 +242,7 @@ fn locks_exclude_programs_of_other_nodes_by_every_door_and_go_with_who_holds_the
             // SAFETY: as above.
             assert_eq!(unsafe { libc::flock(files[holder].as_raw_fd(), libc::LOCK_UN) }, 0);
         }
-        // Record locks, by ranges, of processes on different nodes.
+        // Record locks on ranges, by processes on different nodes.
         let record = "import fcntl, sys\nf = open(sys.argv[1], 'r+')\n\
              try:\n fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, int(sys.argv[2])); print('got')\n\
              except BlockingIOError: print('busy')\n";
@@ -260,7 +260,7 @@ fn locks_exclude_programs_of_other_nodes_by_every_door_and_go_with_who_holds_the
         let mut said_so = [0; 4];
         std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut said_so).unwrap();
         assert_eq!(&said_so, b"got\n");
-        // The daemon of the node that has the file's first backing file is killed, and neither this nor flock's go.
+        // The worker on the node of the file's first backing file is killed; the record lock and the flock survive.
         assert!(locks(&files[1]));
         c.kill_worker(if name == "whole" { 1 } else { 2 });
         let try_on = |node: usize, from: u32| {
@@ -283,7 +283,7 @@ fn locks_exclude_programs_of_other_nodes_by_every_door_and_go_with_who_holds_the
         holder.wait().unwrap();
         until("the lock's end", || (try_on(1, 5) == "got\n").then_some(()));
     }
-    // And with its node's mount.
+    // A lock also ends with its node's mount.
     let held = OpenOptions::new().write(true).open(m[1].join("whole")).unwrap();
     assert!(locks(&held));
     let first = OpenOptions::new().write(true).open(m[0].join("whole")).unwrap();
@@ -315,7 +315,8 @@ fn striped_file_gives_eio_for_what_a_node_that_is_down_has_and_nothing_else() {
     let errno = |e: std::io::Error| e.raw_os_error();
     assert_eq!(file.read_exact_at(&mut page, 4096).map_err(errno), Err(Some(libc::EIO)));
     assert_eq!(file.write_all_at(&page, 4096).map_err(errno), Err(Some(libc::EIO)));
-    // New files avoid it, once that is known, and others of their layout are what they were.
+    // New files without a layout that names the node avoid it, once the failure is detected. Existing striped files
+    // still need it.
     let looks = c.tell(1, &format!("{ERRNO} mkdir /forebay/e; errno touch /forebay/e/f; errno ls /forebay/d; errno stat /forebay/d/f"));
     assert_eq!(looks, "ok\nok\nEIO\n");
     fine(&c.layout(1, &["set", "-c", "3", "/e"]));
@@ -334,7 +335,7 @@ fn striped_file_gives_eio_for_what_a_node_that_is_down_has_and_nothing_else() {
     c.check();
 }
 
-/// Whose turn it is outlives the worker that keeps it: two never find the same end.
+/// The turn to append outlives the worker that keeps it, so that two writers never append at the same offset.
 #[test]
 fn appends_to_a_striped_file_are_whole_while_its_first_node_s_worker_is_killed() {
     const RECORD: usize = 150_000;
@@ -351,7 +352,7 @@ fn appends_to_a_striped_file_are_whole_while_its_first_node_s_worker_is_killed()
             scope.spawn(move || {
                 let file = OpenOptions::new().append(true).open(at).unwrap();
                 let mut count = 0;
-                // Fewer than fill the pool, however fast the machine.
+                // The limit keeps a fast machine from filling the pool.
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) && count < RECORDS_MAX {
                     let n = (&file).write(&vec![who; RECORD]).unwrap();
                     assert_eq!(n, RECORD, "node {who}");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::nodes::{plain, program, said, until, Cluster};
 
-/// Two targets of a node, both in memory, the first of them small.
+/// The pool file's line for two targets of a node, both in memory. The first one is small.
 fn two(c: &Cluster, node: usize) -> String {
     format!(
         "target = [{{ path = \"{}\", capacity = \"64MiB\" }}, {{ path = \"{}\", capacity = \"128MiB\" }}]",
@@ -14,7 +14,7 @@ fn two(c: &Cluster, node: usize) -> String {
     )
 }
 
-/// Fills a node's first target up to above its high-water mark with one file.
+/// Fills a node's first target above its high-water mark with one file.
 fn fill(c: &Cluster, node: usize, path: &str) {
     c.tell(
         node,
@@ -33,7 +33,7 @@ fn up(name: &str, count: usize) -> Cluster {
     c
 }
 
-/// Backing files on a node's two targets.
+/// The numbers of backing files on a node's two targets.
 fn files(c: &Cluster, node: usize) -> [usize; 2] {
     [c.pool(node), second(c, node)].map(|dir| {
         let found = plain("find", &[dir.join("target/data").to_str().unwrap(), "-type", "f"]);
@@ -54,7 +54,7 @@ fn first_target_fills_and_what_is_made_then_is_on_the_second() {
     c.tell(1, "echo small > /forebay/a; mkdir /forebay/d");
     fill(&c, 1, "/forebay/full");
     assert_eq!((c.lies_on("/a").as_str(), c.lies_on("/full").as_str()), ("n1", "n1"));
-    // Now the first is above its high-water mark, and what it has is as good as before.
+    // The first target is above its high-water mark now. Its files remain usable.
     c.tell(
         1,
         "head -c 60M /dev/zero | tr '\\0' x > /forebay/b; echo more >> /forebay/a; echo in > /forebay/d/f",
@@ -65,10 +65,10 @@ fn first_target_fills_and_what_is_made_then_is_on_the_second() {
         c.tell(1, "cat /forebay/a /forebay/d/f; stat -c '%s %b' /forebay/b; grep -c xxx /forebay/b"),
         format!("small\nmore\nin\n{} {}\n1\n", 60 << 20, (60 << 20) / 512)
     );
-    // Every way to change a file, where it is now.
+    // Every kind of change of a file on the second target.
     c.tell(1, "cd /forebay; truncate -s 5 b; touch -d @1000000 b; mv b d/b; ln d/b e; chmod 600 e");
     assert_eq!(c.tell(1, "stat -c '%s %Y %h %a' /forebay/e; cat /forebay/d/b"), "5 1000000 2 600\nxxxxx");
-    // A file without a name gets one, and FIFOs work, wherever there is room.
+    // Unnamed files can be linked, and FIFOs work, on whichever target has room.
     let script = "import os
 fd = os.open('/forebay/d', os.O_TMPFILE | os.O_RDWR, 0o640)
 os.write(fd, b'named late')
@@ -89,7 +89,7 @@ assert os.pread(fd, 9, 0) == b'kept' and os.fstat(fd).st_nlink == 0
     c.tell(1, &format!("python3 {}", c.file().with_file_name("late.py").display()));
     assert_eq!(c.lies_on("/d/late"), "n1:1");
     assert_eq!(c.tell(1, "cat /forebay/d/late; stat -c %a /forebay/d/late"), "named late600\n");
-    // The other node and the mount see and make them as any.
+    // The other node and the mount use and create such files like others.
     if let (Some(m1), Some(m2)) = (c.mount(1), c.mount(2)) {
         assert_eq!(fs::read(m2.join("d/late")).unwrap(), b"named late");
         assert_eq!(c.tell(2, "cat /forebay/e /forebay/d/f"), "xxxxxin\n");
@@ -102,7 +102,7 @@ assert os.pread(fd, 9, 0) == b'kept' and os.fstat(fd).st_nlink == 0
         fs::remove_file(m2.join("d/mounted")).unwrap();
     }
     c.check();
-    // A backing file on the target that its file does not lie on is found.
+    // fsck finds a backing file on a target that its file's layout does not name.
     let name = |path: &str| {
         let ino: u64 = c.tell(1, &format!("stat -c %i {path}")).trim().parse().unwrap();
         format!("target/data/{:02x}/{ino:016x}", ino as u8)
@@ -143,7 +143,8 @@ fn stripes_go_over_all_targets_and_a_killed_worker_costs_none() {
     assert_eq!((c.lies_on("/t/f").as_str(), files(&c, 2)), ("n2:1", [1, 2]));
     assert_eq!(c.tell(2, "echo own > /forebay/t/own; cat /forebay/t/f /forebay/t/own"), "thereown\n");
     assert_eq!(c.lies_on("/t/own"), "n2:1", "named in the directory's layout, by a program of that node");
-    // Both are in use when the worker is killed: files are made and removed on both, and read by the other node.
+    // Both targets are in use when the worker is killed: a program creates and removes files on both, and the other
+    // node reads.
     fill(&c, 1, "/forebay/full");
     let mut maker = c.spawn(
         1,
@@ -183,7 +184,7 @@ fn node_starts_again_with_the_targets_that_it_had_and_with_no_others() {
     assert_eq!(files(&c, 2), [2, 1]);
     let checked = c.forebay(2, &["fsck", "--pool", pool.to_str().unwrap()]);
     assert!(checked.status.success(), "{}", said(&checked));
-    // Another list than it had.
+    // A node with another list of targets does not start.
     let text = fs::read_to_string(c.file()).unwrap();
     let (dir, other) = (second(&c, 2), c.file().with_file_name("other"));
     let refused = |text: &str, words: &[&str]| {
@@ -204,7 +205,7 @@ fn node_starts_again_with_the_targets_that_it_had_and_with_no_others() {
     let one = text.replace(&format!(", {{ path = {}, capacity = \"128MiB\" }}", path(&dir)), "");
     assert_ne!(one, text);
     refused(&one, &["not listed now", dir.to_str().unwrap()]);
-    // Its medium is not mounted: files on it would seem empty.
+    // A node does not start while the medium of a target is not mounted: files on it would seem empty.
     let at = dir.join("target");
     if plain("mountpoint", &["-q", at.to_str().unwrap()]).status.success() {
         let stash = c.file().with_file_name("stash");
@@ -220,7 +221,7 @@ fn node_starts_again_with_the_targets_that_it_had_and_with_no_others() {
         assert!(moved(&stash, &at));
         fs::remove_dir(&stash).unwrap();
     }
-    // As it was, and with one more.
+    // It starts with the old list and one target more.
     let more = text.replace(
         &format!("{}, capacity = \"128MiB\" }}]", path(&dir)),
         &format!(
@@ -236,13 +237,14 @@ fn node_starts_again_with_the_targets_that_it_had_and_with_no_others() {
     assert_eq!(c.tell(2, "cat /forebay/d/a /forebay/d/b"), "one\ntwo\n");
     assert!(c.layout(2, &["set", "-t", "n2:2", "/d"]).status.success());
     assert_eq!(c.tell(2, "echo three > /forebay/d/c; cat /forebay/d/c"), "three\n");
-    // Its programs make files there in directories of a node that does not know of it yet, when its others are full.
+    // When its other targets are full, its programs create files on the new target, also in directories of a node that
+    // does not know that target yet.
     c.tell(2, "mkdir /forebay/d/e");
     assert!(c.layout(2, &["set", "-t", "n2:1", "/d/e"]).status.success());
     c.tell(2, "f=/forebay/d/e/full; head -c 128M /dev/zero > $f 2> /dev/null; truncate -s -3M $f; echo four > /forebay/x");
     assert_eq!((c.lies_on("/d/e/full").as_str(), c.lies_on("/x").as_str()), ("n2:1", "n2:2"));
     assert_eq!(c.tell(2, "cat /forebay/x"), "four\n");
-    // One that there is not is refused wherever the directory is, by who knows.
+    // A target that does not exist is refused, wherever the directory lies.
     c.tell(1, "mkdir /forebay/g");
     let script = format!(
         "import ctypes, errno

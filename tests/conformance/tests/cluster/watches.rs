@@ -1,12 +1,12 @@
-//! inotify in a pool of several nodes: a directory can be watched on its own node, where changes by programs of all
-//! nodes are heard.
+//! inotify in a pool of several nodes: a directory can be watched on its own node. The watch reports changes by
+//! programs of all nodes.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Stdio};
 
 use crate::nodes::{said, Cluster};
 
-/// Python that watches a directory and prints what happens there until `end` comes, or why it cannot.
+/// Python that watches a directory and prints its events until a name `end` appears, or prints why it cannot watch.
 fn watch(dir: &str) -> String {
     format!(
         r#"exec python3 -c '
@@ -61,7 +61,7 @@ fn a_directory_is_watched_on_its_own_node_and_changes_by_all_nodes_are_heard() {
     for node in 1..=2 {
         c.tell(node, &format!("mkdir /forebay/d{node}"));
     }
-    // Not told what happens is worse than told that it cannot be.
+    // A watch on another node fails: an error is better than missing events.
     assert_eq!(c.tell(1, &watch("/forebay/d2")), "Operation not supported\n");
     let mut watcher = Watcher::start(&c, 2, "/forebay/d2");
     c.tell(1, "echo text > /forebay/d2/file; mv /forebay/d2/file /forebay/d2/renamed");

@@ -1,4 +1,4 @@
-//! Directories whose entries lie on several nodes, as programs, mounts and the commands see them.
+//! Wide directories, as programs, mounts and the commands see them.
 
 use crate::nodes::{said, until, Cluster};
 use crate::ERRNO;
@@ -10,14 +10,14 @@ impl Cluster {
     }
 }
 
-/// Python that makes `n` files in a directory.
+/// Python that creates `n` files in a directory.
 fn make(dir: &str, prefix: &str, n: usize) -> String {
     format!(
         "python3 -c \"import os\nfor i in range({n}):\n    os.close(os.open('{dir}/{prefix}%d' % i, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o640))\""
     )
 }
 
-/// Python that prints how many names a directory has on each node, by the numbers of their inodes.
+/// Python that prints how many names a directory has on each node, from their inode numbers.
 fn count(dir: &str) -> String {
     format!(
         "python3 -c \"import os, collections\nc = collections.Counter(e.inode() >> 48 for e in os.scandir('{dir}'))\nprint(*(c[n] for n in (1, 2, 3)))\""
@@ -40,7 +40,7 @@ fn programs_of_all_nodes_use_a_wide_directory_as_any_other() {
         spread.iter().sum::<usize>() == 300 && spread.iter().all(|n| (60..=140).contains(n)),
         "{spread:?}"
     );
-    // One tree for all: attributes, data, names that are there and that are not, `..`, the way up.
+    // All nodes see one tree: attributes, data, existing and absent names, `..`, the path to the root.
     for i in 1..=3 {
         assert_eq!(
             c.tell(i, "ls /forebay/w | sort | uniq | wc -l; stat -c '%a %h %s' /forebay/w"),
@@ -60,7 +60,7 @@ fn programs_of_all_nodes_use_a_wide_directory_as_any_other() {
         assert_eq!(c.tell(i, "stat -c %i /forebay/w/d1/.. /forebay/w | uniq | wc -l; ls -ia /forebay/w/d1 | awk '$2 == \"..\" {print $1}' | wc -l"), "1\n1\n");
     }
     assert_eq!(c.tell(1, "stat -c %h /forebay/w"), "5\n");
-    // What nodes looked for in vain before, they find when another has made it.
+    // A node finds a name that another node created, also after it looked for it in vain.
     for k in 0..12 {
         assert_eq!(c.tell(1, &format!("test -e /forebay/w/late{k} || echo absent")), "absent\n");
         c.tell(2, &format!("touch /forebay/w/late{k}"));
@@ -68,14 +68,14 @@ fn programs_of_all_nodes_use_a_wide_directory_as_any_other() {
         c.tell(3, &format!("rm /forebay/w/late{k}"));
         assert_eq!(c.tell(1, &format!("test -e /forebay/w/late{k} || echo absent")), "absent\n");
     }
-    // Renames within, out, in and over; links; all kinds of inodes.
+    // Renames within the directory, out of it, into it and over a file; links; all kinds of inodes.
     for k in 0..6 {
         c.tell(3, &format!("mv /forebay/w/f1.{k} /forebay/w/g{k}; mv /forebay/w/f2.{k} /forebay/n/; ln /forebay/w/f3.{k} /forebay/w/h{k}; ln -s g{k} /forebay/w/l{k}; mkfifo /forebay/w/p{k}"));
         c.tell(1, &format!("mv /forebay/n/f2.{k} /forebay/w/f3.{k}; test $(stat -c %h /forebay/w/h{k}) = 1"));
     }
     assert_eq!(c.tell(1, "ls /forebay/w | wc -l; cat /forebay/w/l1; mv /forebay/w/d1 /forebay/w/d2/; ls /forebay/w/d2; rmdir /forebay/w/d3 2>/dev/null || rmdir /forebay/w/d3/e /forebay/w/d3; ls -d /forebay/w/d*"),
         "315\n1-1\nd1\ne\n/forebay/w/d2\n");
-    // What changes of the directory its parts take over; what its files inherit.
+    // The parts receive changes of the directory's attributes, and new files inherit them.
     c.tell(3, "chgrp 7 /forebay/w; chmod 2755 /forebay/w");
     c.tell(1, &make("/forebay/w", "later", 20));
     assert_eq!(c.tell(2, "stat -c %g /forebay/w/later* | sort | uniq -c | awk '{print $1, $2}'; stat -c '%a %g' /forebay/w"), "20 7\n2755 7\n");
@@ -117,7 +117,7 @@ fn width_is_refused_with_words_where_it_cannot_be() {
     assert!(!again.status.success() && said(&again).contains("it is wide already"), "{}", said(&again));
     let json = said(&c.layout(1, &["get", "--json", "/e"]));
     assert!(json.contains("\"entries_on\""), "{json}");
-    // The root, as long as it is empty.
+    // The root can be made wide as long as it is empty.
     c.tell(1, "rm -r /forebay/full /forebay/file; rmdir /forebay/e");
     c.widen(1, "0", "/");
     c.tell(2, &make("/forebay", "f", 60));
@@ -137,7 +137,7 @@ fn node_that_is_down_takes_only_its_own_names_of_a_wide_directory_with_it() {
     assert_eq!(stats, "EIO 1\nok 1\n");
     let made = c.tell(1, &format!("{ERRNO} for i in $(seq 0 29); do errno touch /forebay/w/new$i; done | sort | uniq -c | awk '{{print $2, ($1 > 2)}}'"));
     assert_eq!(made, "EIO 1\nok 1\n");
-    // What cannot be known is not told: of the listing what comes before, and then the failure.
+    // Nothing is guessed: a listing returns the entries before the missing part, then fails.
     assert_eq!(
         c.tell(1, &format!("{ERRNO} errno ls /forebay/w; errno stat /forebay/w; errno chmod 700 /forebay/w")),
         "EIO\nEIO\nEIO\n"
@@ -182,7 +182,7 @@ fn mounts_see_a_wide_directory_as_programs_do() {
         return;
     };
     let at = |node: usize, path: &str| mounts[node - 1].join(path);
-    // The kernel believes that these names are absent.
+    // The kernel caches that these names are absent.
     for k in 0..20 {
         assert!(!at(1, &format!("w/f{k}")).exists());
     }
@@ -219,7 +219,8 @@ fn kernel_of_the_home_forgets_what_it_believed_absent_though_the_worker_is_kille
         return;
     };
     let at = |node: usize, path: &str| mounts[node - 1].join(path);
-    // The root too, whose name the kernel cannot be told to forget; so does a directory in it that is absent.
+    // The root too: it has no name that could be invalidated in the kernel. This caches the absence of a directory in
+    // it.
     assert!(!at(1, "w0").exists());
     c.widen(1, "2", "/");
     for k in 0..12 {
@@ -267,7 +268,7 @@ fn directories_made_where_new_ones_are_wide_are_wide_whoever_is_killed() {
     }
     c.tell(3, "mkdir /forebay/other/narrow");
     assert!(!said(&c.layout(1, &["get", "/other/narrow"])).contains("nodes"));
-    // Workers are killed while it goes on: each directory is whole, or is not there.
+    // Workers are killed meanwhile: each directory exists with all its parts, or not at all.
     let make = |node: usize| {
         format!(
             "python3 -c \"import os\nfor i in range(40):\n    try: os.mkdir('/forebay/runs/k{node}.%d' % i)\n    except FileExistsError: pass\n    except OSError as e: assert e.errno == 5, e\""
@@ -293,7 +294,7 @@ fn directories_made_where_new_ones_are_wide_are_wide_whoever_is_killed() {
         assert!(nodes == Some(3) && one["default_width"] == 16, "{one}");
     }
     c.tell(3, "rmdir /forebay/runs/k* && mkdir /forebay/runs/r1/last");
-    // And not any more.
+    // After the setting is removed, new directories are narrow.
     let set = c.layout(1, &["set", "--default-width", "1", "/runs"]);
     assert!(set.status.success(), "{}", said(&set));
     c.tell(2, "mkdir /forebay/runs/narrow");
@@ -313,7 +314,7 @@ fn all_ranks_change_one_wide_directory_at_once() {
     for mut rank in ranks {
         assert!(rank.wait().unwrap().success());
     }
-    // All of one change or all of another, on every part.
+    // Every part has the attributes of the same change.
     c.tell(3, &make("/forebay/w", "f", 40));
     assert_eq!(
         c.tell(1, "chmod 2700 /forebay/w; stat -c %a /forebay/w; ls /forebay/w | wc -l"),
@@ -333,8 +334,8 @@ fn listings_of_wide_directories_of_all_sizes_are_whole_and_in_one_order_on_all_n
         c.tell(node, &make(&format!("/forebay/w{size}"), "a-name-of-some-length-", size));
     }
     for size in sizes {
-        // Unsorted: the order of the cookies, which is the same for all. With attributes, and of many ranks at the same
-        // time.
+        // Unsorted, in the order of the cookies, which is the same on all nodes; with attributes; and by several
+        // programs at the same time.
         let list = format!("for k in 1 2 3; do (ls -f /forebay/w{size} | grep -v '^[.]' | md5sum > /tmp/widelist-$$-$k) & done; wait; cat /tmp/widelist-$$-* | uniq -c | awk '{{print $1, $2}}'; rm /tmp/widelist-$$-*; ls -f /forebay/w{size} | sort -u | wc -l; ls -l /forebay/w{size} | wc -l; stat -c %s /forebay/w{size}");
         let told: std::collections::BTreeSet<String> = (1..=4).map(|node| c.tell(node, &list)).collect();
         assert_eq!(told.len(), 1, "{told:?}");
@@ -343,7 +344,8 @@ fn listings_of_wide_directories_of_all_sizes_are_whole_and_in_one_order_on_all_n
         let numbers: Vec<usize> = told[1..].iter().map(|n| n.parse().unwrap()).collect();
         assert_eq!(numbers, [size + 2, size + 1, size]);
     }
-    // While a node that is asked ahead does not answer: what comes before its names, then the failure.
+    // While a node does not answer whose names are requested ahead, a listing returns the names before them, then
+    // fails.
     let resume = c.stop_worker(3);
     let said = c.tell(1, &format!("{ERRNO} errno ls /forebay/w60"));
     assert!(said.contains("EIO"), "{said}");

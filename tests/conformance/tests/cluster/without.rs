@@ -1,4 +1,4 @@
-//! Nodes without a target: their programs work as any, and what they make lies on other nodes.
+//! Nodes without a target: their programs work like others, and their files and directories lie on other nodes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,13 +20,13 @@ fn up(name: &str) -> Cluster {
     c
 }
 
-/// Backing files and what else has to do with files, of a node.
+/// The number of backing files on a node.
 fn files_on(c: &Cluster, node: usize) -> usize {
     let found = plain("find", &[c.pool(node).join("target/data").to_str().unwrap(), "-type", "f"]);
     String::from_utf8_lossy(&found.stdout).lines().count()
 }
 
-/// The node on which an inode was born.
+/// The birth node of an inode.
 fn home(c: &Cluster, path: &str) -> u64 {
     c.tell(1, &format!("stat -c %i {path}")).trim().parse::<u64>().unwrap() >> 48
 }
@@ -38,7 +38,7 @@ fn programs_of_nodes_without_a_target_make_read_and_remove_files() {
     let Some(mounts) = mounts else { return };
     let df = c.tell(3, "df -BM --output=size /forebay | tail -1");
     assert_eq!(df.trim(), "192M", "what those with targets give");
-    // Directories are at the home of what they are in, files on nodes that have targets, in turn.
+    // New directories are on the home of their parent, and files on nodes with targets, in turn.
     c.tell(3, "mkdir /forebay/d3 /forebay/d3/in");
     c.tell(2, "mkdir /forebay/d2");
     c.tell(4, "mkdir /forebay/d2/d4");
@@ -57,7 +57,7 @@ fn programs_of_nodes_without_a_target_make_read_and_remove_files() {
         assert_eq!(read, "from 3: 7\nfrom 4: 9\n21\n", "on node {node}");
         assert_eq!(fs::read_to_string(mounts[node - 1].join("d3/f7")).unwrap(), "from 3: 7\n");
     }
-    // Every kind of change from such a node, of what any made.
+    // Every kind of change from a node without a target, of files that any node created.
     c.tell(1, "echo of one > /forebay/one; echo of two > /forebay/d2/two");
     c.tell(
         4,
@@ -76,8 +76,8 @@ fn programs_of_nodes_without_a_target_make_read_and_remove_files() {
             && fs::read(mounts[0].join("d3/big")).unwrap() == big
     );
     assert_ne!(c.lies_on("/d3/big"), "n3");
-    // A shared mapping is this node's programs': its stores go out at msync or when it ends, and one made anew shows
-    // what is there.
+    // Only this node's programs share a mapping. Stores are written to the file at msync or when the mapping ends, and
+    // a new mapping shows the current data.
     let script = "import mmap, os
 fd = os.open('/forebay/d3/mapped', os.O_CREAT | os.O_RDWR)
 os.write(fd, b'.' * 9000)
@@ -94,7 +94,7 @@ m.flush()
     c.tell(1, "printf '#' | dd of=/forebay/d3/mapped bs=1 seek=5 conv=notrunc status=none");
     let anew = "python3 -c \"import mmap; f = open('/forebay/d3/mapped', 'r+'); print(chr(mmap.mmap(f.fileno(), 9000)[5]))\"";
     assert_eq!(c.tell(3, anew), "#\n");
-    // Unlinked while it is open; locks; a lock that another node's program holds.
+    // A file that is unlinked while it is open; locks; a lock that another node's program holds.
     let script = "import fcntl, os, sys
 fd = os.open('/forebay/d3/gone', os.O_CREAT | os.O_RDWR, 0o400)
 os.unlink('/forebay/d3/gone')
@@ -146,7 +146,7 @@ fn ranks_on_nodes_without_a_target_share_files_with_those_on_others() {
     if !compiled.status.success() {
         return println!("skipped: no Open MPI to compile with: {}", said(&compiled));
     }
-    // The first rank, which makes the shared file, is on a node with a target, or on one without.
+    // The first rank, which creates the shared file, is on a node with a target, then on one without.
     for (at, dir) in [([1, 2, 3, 4], "/forebay/a"), ([3, 4, 1, 2], "/forebay/b")] {
         c.tell(4, &format!("mkdir {dir}"));
         let ranks = c.by_ranks(&OPEN_MPI, &at, &format!("{} {dir}", program.display()));
@@ -186,7 +186,8 @@ fn layouts_and_wide_directories_leave_nodes_without_a_target_out() {
     on.sort_unstable();
     assert_eq!(on, ["n1", "n2"]);
     assert!((0..4).all(|i| fs::read(mounts[i].join("s/f")).unwrap() == data));
-    // A wide directory is over those with targets, and what is made in it from elsewhere is at the names' parts.
+    // A wide directory lies over the nodes with targets. Inodes that other nodes create in it lie on the parts of their
+    // names.
     let set = c.layout(4, &["set", "-W", "0", "/w"]);
     assert!(set.status.success(), "{}", said(&set));
     let json = c.layout(3, &["get", "--json", "/w"]);
@@ -223,7 +224,7 @@ fn node_without_a_target_is_killed_and_started_again_under_its_programs() {
     assert!(maker.wait().unwrap().success(), "a program felt that its node's worker was killed");
     let wrong = "cd /forebay; for f in n*; do echo $f $(cat $f); done | awk '{ if ($1 != \"n\" $2 || $2 % 3 == 0) print }'";
     assert_eq!(c.tell(4, wrong), "");
-    // Its host dies: nobody else notices. It comes back as who it was.
+    // Its host dies: other nodes are not affected. It restarts under its number.
     c.tell(3, "echo before > /forebay/before");
     c.kill(3);
     assert_eq!(
@@ -238,7 +239,7 @@ fn node_without_a_target_is_killed_and_started_again_under_its_programs() {
         "before\nx\ny\n"
     );
     c.check();
-    // Nor is its state of any worth: without it, it joins under another number.
+    // Its state is not needed: without it, the node joins under another number.
     let pool = c.pool(3);
     let down = c.forebay(3, &["down", "--force", "--pool", pool.to_str().unwrap()]);
     assert!(down.status.success(), "{}", said(&down));
@@ -247,7 +248,7 @@ fn node_without_a_target_is_killed_and_started_again_under_its_programs() {
     assert!(started.status.success() && said(&started).contains("no target"), "{}", said(&started));
     c.mount(3);
     assert_eq!(c.tell(3, "cat /forebay/before; echo z > /forebay/z; cat /forebay/z"), "before\nz\n");
-    // It stays what it was.
+    // A node without a target cannot get one.
     let target = format!("target = [{{ path = \"{}\" }}]", pool.display());
     let text = fs::read_to_string(&file).unwrap();
     let with = text.replace(&format!("state = \"{}\"", pool.display()), &target);
@@ -264,7 +265,7 @@ fn node_without_a_target_is_killed_and_started_again_under_its_programs() {
     fs::write(&file, text).unwrap();
     let again = c.start(3);
     assert!(again.status.success(), "{}", said(&again));
-    // All that have targets are down: errors, at once or soon, and nothing hangs.
+    // All nodes with targets are down: requests fail, at once or soon, and nothing hangs.
     for node in [1, 2] {
         c.kill(node);
     }
