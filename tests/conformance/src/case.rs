@@ -6,33 +6,33 @@ use std::panic::Location;
 
 /// One case of the suite.
 pub struct Case {
-    /// Operation, condition, outcome.
+    /// Operation, condition and outcome.
     pub name: &'static str,
     /// The sentences of docs/semantics.md that it proves, word for word.
     pub promises: &'static [&'static str],
-    /// What it needs of the door.
+    /// The abilities that it needs of the door.
     pub needs: &'static [Ability],
     /// Tries to break the promises, in a directory of its own.
     pub run: fn(&dyn Door) -> Verdict,
 }
 
-/// What became of a case.
+/// The result of a case.
 #[derive(Debug)]
 pub enum Result {
     /// The promises held.
     Passed,
-    /// The door lacks this.
+    /// The door lacks this ability.
     Skipped(Ability),
-    /// They did not.
+    /// A promise was broken.
     Failed(Failure),
 }
 
-/// Runs a case through a door, which enters a new directory named after the case.
+/// Runs a case through a door. The door enters a new directory named after the case.
 pub fn run(case: &Case, door: &mut dyn Door) -> Result {
     if let Some(lacking) = case.needs.iter().find(|need| !door.can(**need)) {
         return Result::Skipped(*lacking);
     }
-    // A case that left a umask behind would change the next one's outcome.
+    // A case may have changed the umask, which would affect the next one.
     door.set_umask(0o022);
     let verdict = match door.enter(case.name) {
         Ok(()) => (case.run)(door),
@@ -44,7 +44,7 @@ pub fn run(case: &Case, door: &mut dyn Door) -> Result {
     }
 }
 
-/// Fails with these words.
+/// Fails with the message `what`.
 #[track_caller]
 pub(crate) fn fail<T>(what: String) -> std::result::Result<T, Failure> {
     Err(Failure { what, place: Location::caller() })

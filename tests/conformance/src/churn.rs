@@ -1,9 +1,9 @@
-//! A workload that is killed, and the check of what it leaves.
+//! A workload that tests kill, and the check of what it leaves.
 //!
-//! [`run`] changes a directory by single calls, in an order that a seed gives, and writes each step to a journal
-//! outside the pool: once before the calls, once after they returned. [`check`] replays a journal: what was
-//! acknowledged must be there exactly, the last step may have happened or not (or, for data, in part), and nothing else
-//! may be.
+//! [`run`] changes a directory by single calls, in an order that a seed determines. It writes each step to a journal
+//! outside the pool, once before the calls and once after they returned. [`check`] replays a journal: every
+//! acknowledged step must have its exact effect, the last step may have happened or not (or, for data, in part), and
+//! there must be nothing else.
 
 use crate::door::{Door, Errno, Outcome};
 use libc::{O_APPEND, O_CREAT, O_EXCL, O_TRUNC, O_WRONLY};
@@ -12,12 +12,12 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-/// Names that a workload uses: few, so that steps meet.
+/// Number of names that a workload uses: few, so that steps concern the same names.
 const NAMES: u64 = 24;
-/// Longest file.
+/// Maximum length of data in one step, in bytes.
 const BYTES_MAX: u64 = 192 << 10;
 
-/// One step: one call, or one file written.
+/// One step: one call, or one write of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Step {
     /// A new file with these bytes.
@@ -26,18 +26,18 @@ enum Step {
         tag: u64,
         length: u64,
     },
-    /// Other bytes in place of the file's.
+    /// Replaces the file's bytes.
     Overwrite {
         name: u64,
         tag: u64,
         length: u64,
     },
-    /// More bytes, of the file's own pattern.
+    /// Appends bytes of the file's own pattern.
     Append {
         name: u64,
         length: u64,
     },
-    /// Fewer.
+    /// Shortens the file.
     Truncate {
         name: u64,
         length: u64,
@@ -142,7 +142,7 @@ struct Partly {
     at_least: u64,
 }
 
-/// What the directory must be.
+/// The expected content of the directory.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 struct Model {
     names: BTreeMap<u64, usize>,
@@ -218,14 +218,14 @@ impl Model {
         }
     }
 
-    /// The models that the directory may agree with when it is not known whether a step came to its end: before it,
-    /// after it, and for data every length on the way.
+    /// The models that the directory may match if it is unknown whether a step completed: before it, after it, and for
+    /// data every length in between.
     fn possible(&self, step: &Step) -> Vec<(Model, Option<Partly>)> {
         let mut after = self.clone();
         after.apply(step);
         let mut all = vec![(self.clone(), None), (after.clone(), None)];
         match *step {
-            // The name is there, with a part of the bytes.
+            // The name exists, with a part of the bytes.
             Step::Create { name, .. } | Step::Overwrite { name, .. } => {
                 all.push((after, Some(Partly { name, at_least: 0 })))
             }
@@ -238,7 +238,7 @@ impl Model {
         all
     }
 
-    /// What differs between the model and the directory.
+    /// The differences between the model and the directory.
     fn differences(&self, door: &dyn Door, partly: Option<Partly>) -> Vec<String> {
         let mut wrong = Vec::new();
         let there = match door.names(".") {
@@ -262,7 +262,7 @@ impl Model {
             ));
         }
         for (&name, &index) in &self.names {
-            // Every name of a file that is partly written shows a part of it.
+            // All names of a partly written file show the same part.
             let part = partly.filter(|p| self.names.get(&p.name) == Some(&index));
             if let Err(what) = self.compare(door, name, part) {
                 wrong.push(format!("{}: {what}", path(name)));
@@ -332,11 +332,11 @@ impl Dice {
     }
 }
 
-/// A step that makes sense now.
+/// A step that is possible now.
 fn choose(model: &Model, dice: &mut Dice) -> Step {
     let (name, to) = (dice.below(NAMES), dice.below(NAMES));
     let (tag, length) = (dice.below(1 << 40), dice.below(BYTES_MAX));
-    // Most files are small, as most files are.
+    // Most files are small, as in practice.
     let length = if dice.below(4) > 0 { length / 40 } else { length };
     let is_directory = |name| matches!(model.node(name), Some(Node::Directory));
     match model.node(name) {
@@ -366,11 +366,11 @@ fn choose(model: &Model, dice: &mut Dice) -> Step {
     }
 }
 
-/// Does a step.
+/// Executes a step.
 fn act(door: &dyn Door, model: &Model, step: &Step) -> Outcome<()> {
     let put = |name: u64, flags: i32, bytes: &[u8]| -> Outcome<()> {
         let fd = door.open(path(name), O_WRONLY | flags, 0o644)?;
-        // In several writes, so that a kill finds files half written.
+        // Several writes, so that a kill can leave a file partly written.
         bytes.chunks(17_000).try_for_each(|chunk| match door.write(&fd, chunk)? {
             n if n == chunk.len() => Ok(()),
             _ => Err(Errno(libc::EIO)),
@@ -399,8 +399,8 @@ fn act(door: &dyn Door, model: &Model, step: &Step) -> Outcome<()> {
     }
 }
 
-/// Changes the directory that the door entered until `steps` are done or the process is killed. Any call that fails
-/// ends it: whoever else is killed, this program must not notice.
+/// Changes the directory that the door entered until `steps` are done or the process is killed. Any failed call ends it
+/// with an error: kills of other processes must not be visible to this program.
 pub fn run(door: &dyn Door, seed: u64, journal: &Path, steps: u64) -> Result<(), String> {
     let mut journal = File::create(journal).map_err(|e| format!("{}: {e}", journal.display()))?;
     let mut dice = Dice(seed | 1);
@@ -412,7 +412,7 @@ pub fn run(door: &dyn Door, seed: u64, journal: &Path, steps: u64) -> Result<(),
             .map_err(|errno| format!("step {i} (seed {seed}), {}: {errno}", step.words()))?;
         writeln!(journal, "done").map_err(|e| format!("the journal: {e}"))?;
         model.apply(&step);
-        // What has nobody's name any more need not be kept in the model for ever.
+        // Inodes without a name are removed from the model, so that it does not grow without limit.
         if i % 1000 == 999 {
             model = model.compact();
         }
@@ -435,7 +435,7 @@ impl Model {
     }
 }
 
-/// Checks the directory that the door entered against a journal; how many steps were acknowledged.
+/// Checks the directory that the door entered against a journal. Returns the number of acknowledged steps.
 pub fn check(door: &dyn Door, journal: &Path) -> Result<u64, String> {
     let text = std::fs::read_to_string(journal).map_err(|e| format!("{}: {e}", journal.display()))?;
     let mut model = Model::default();

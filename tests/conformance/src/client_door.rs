@@ -1,7 +1,7 @@
-//! The door of the client library: calls on a pool, as the other doors make them.
+//! The door of the client library: the suite's calls, made on a pool.
 //!
-//! What the library leaves to a door is done here in the plainest way: the umask, the empty path, the length of a path,
-//! `.` and `..` in a listing, negative sizes.
+//! The client library leaves some tasks to its interfaces. This door does them in the simplest way: the umask, the
+//! empty path, the length of a path, `.` and `..` in a listing, negative sizes.
 
 use crate::door::{done, Ability, At, Door, Errno, Item, Outcome, SetTime, Space, Stat, Stream};
 use crate::libc_door::{LibcDoor, Spelling};
@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-/// Where the suite pretends that programs see the pool.
+/// The path at which programs would see the pool.
 const PREFIX: &[u8] = b"/forebay";
 
 /// See the module.
@@ -21,11 +21,11 @@ pub struct ClientDoor {
     entered_path: Vec<u8>,
     umask: Cell<u32>,
     abilities: Vec<Ability>,
-    /// For descriptors that the pool does not know, which are the kernel's alone.
+    /// Serves descriptors that the pool does not know, such as those of O_TMPFILE: only the kernel has their files.
     kernel: LibcDoor,
 }
 
-/// A path that leaves the pool: no case that this door can do has one, so none expects this.
+/// The error for a path that leaves the pool. No case with such a path runs through this door, so none expects it.
 const ESCAPED: Errno = Errno(libc::EREMOTE);
 
 impl From<Code> for Errno {
@@ -256,7 +256,7 @@ impl Door for ClientDoor {
     fn stream_of(&self, directory: OwnedFd) -> Outcome<Box<dyn Stream>> {
         let ino = self.inode(directory.as_raw_fd())?;
         let parent = self.pool.resolve(Place { dir: ino, path: b".." }, true, &mut escape());
-        // The root's parent is outside; the root stands for it.
+        // The root's parent is outside the pool; the root is used instead.
         let parent = parent.map_or(ino, |entry| entry.attr.ino);
         let entries = Box::new(self.pool.read_directory(ino));
         Ok(Box::new(PoolStream { pool: self.pool, entries, dots: 0, ino, parent, _open: directory }))
@@ -271,7 +271,7 @@ impl Door for ClientDoor {
     }
 
     fn stat_handle(&self, fd: RawFd) -> Outcome<Stat> {
-        // A descriptor that the pool does not know, as of O_TMPFILE, is the kernel's alone: its answer stands.
+        // A descriptor that the pool does not know, such as one of O_TMPFILE, has only the kernel's attributes.
         let kernel = kernel_stat(fd)?;
         Ok(Stat::from_c(&self.pool.fstat(fd, &kernel).unwrap_or(kernel)))
     }
@@ -326,7 +326,8 @@ impl Door for ClientDoor {
     }
 }
 
-/// A directory's entries behind `.` and `..`, whose positions are 0 and 1: cookies are larger.
+/// A directory's entries after `.` and `..`. The positions before `.`, `..` and the first entry are 0, 1 and 2; later
+/// positions are cookies, which are larger.
 struct PoolStream {
     pool: &'static Pool,
     entries: Box<Directory>,

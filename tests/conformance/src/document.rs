@@ -1,8 +1,8 @@
-//! docs/semantics.md, read for its promises.
+//! Reads the promises of docs/semantics.md.
 
 use std::path::PathBuf;
 
-/// Where the document is.
+/// The path of the document.
 pub fn path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/semantics.md")
 }

@@ -1,8 +1,8 @@
-//! What the suite asks of a door: operations on paths, on open descriptors, and on directory streams.
+//! The operations of a door: on paths, on open descriptors, and on directory streams.
 //!
 //! Paths are relative to the directory that the door last entered, or absolute as programs see them. Descriptors are
-//! the kernel's, because every door of Forebay hands those out; so reading, writing, seeking, mapping and locking have
-//! one implementation here, over the C library, which the preload library may interpose.
+//! the kernel's, because every door of Forebay returns such. So reading, writing, seeking, mapping and locking have one
+//! implementation here, over the C library, which the preload library may interpose.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -53,7 +53,7 @@ impl fmt::Debug for Errno {
     }
 }
 
-/// What an operation gave.
+/// The result of an operation.
 pub type Outcome<T> = Result<T, Errno>;
 
 /// Why a case failed, and where in the case.
@@ -72,23 +72,25 @@ impl From<Errno> for Failure {
     }
 }
 
-/// What a case gives: nothing, or why it failed.
+/// The result of a case: nothing, or why it failed.
 pub type Verdict = Result<(), Failure>;
 
-/// What a door, or the place behind it, may lack. A case names what it needs; a door that lacks it skips the case.
+/// An ability that a door, or the file system behind it, may lack. A case lists the abilities that it needs, and is
+/// skipped for a door that lacks one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ability {
     /// Descriptors of directories for the `*at` calls, fchdir, and a working directory.
     DirectoryDescriptors,
-    /// Forked children go through the same door.
+    /// Forked children can use the door.
     Children,
     /// The door sees paths outside the pool too.
     Outside,
-    /// Every path and every descriptor is of one door.
+    /// All paths and descriptors belong to one door.
     OneDoor,
-    /// Every call is made on one node: what docs/network.md excepts for several nodes is not in the way.
+    /// Every call is made on one node, so that the exceptions of docs/network.md for several nodes do not apply.
     OneNode,
-    /// What a program makes lies on its node, so that its descriptor is of a file of the node's own file system.
+    /// The files that a program creates lie on its node, so that its descriptors are of files of the node's own file
+    /// system.
     OwnData,
     /// The program runs as root.
     Root,
@@ -98,13 +100,13 @@ pub enum Ability {
     Xattrs,
     /// Values of extended attributes up to 65,536 bytes.
     LargeXattrs,
-    /// Nobody else writes to the file system, so that its free space tells something.
+    /// No other process writes to the file system, so that changes of its free space can be checked.
     OwnSpace,
     /// The file system is so small (at most 256 MiB, some thousand inodes) that a case may fill it.
     SmallSpace,
 }
 
-/// A point in time as `struct timespec` has it.
+/// A point in time, like `struct timespec`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Time {
     /// Seconds since 1970.
@@ -120,12 +122,12 @@ pub enum SetTime {
     Omit,
     /// UTIME_NOW.
     Now,
-    /// This one.
+    /// Set this time.
     At(Time),
 }
 
 impl SetTime {
-    /// As `utimensat` takes it.
+    /// The value for `utimensat`.
     pub fn timespec(self) -> libc::timespec {
         match self {
             SetTime::Omit => libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT },
@@ -135,7 +137,7 @@ impl SetTime {
     }
 }
 
-/// What stat tells.
+/// The result of stat.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs)] // the fields of struct stat
 pub struct Stat {
@@ -183,18 +185,18 @@ impl Stat {
     }
 }
 
-/// What statfs tells.
+/// The result of statfs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Space {
-    /// Bytes of the file system.
+    /// Size of the file system, in bytes.
     pub total_bytes: u64,
-    /// Bytes that can still be written.
+    /// Free space, in bytes.
     pub free_bytes: u64,
-    /// Longest name.
+    /// Maximum length of a name, in bytes.
     pub name_max: u64,
 }
 
-/// One entry that a directory stream gave.
+/// One entry of a directory stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Item {
     /// Name.
@@ -207,20 +209,20 @@ pub struct Item {
 
 /// An open directory.
 pub trait Stream {
-    /// The next entry, `.` and `..` among them; none at the end.
+    /// The next entry, including `.` and `..`. None at the end.
     fn next(&mut self) -> Outcome<Option<Item>>;
     /// The position before the next entry.
     fn tell(&mut self) -> i64;
-    /// Goes to a position that `tell` gave.
+    /// Moves to a position that `tell` returned.
     fn seek(&mut self, position: i64);
-    /// Goes to the beginning.
+    /// Moves to the beginning.
     fn rewind(&mut self);
 }
 
 /// A name of a file: a path, or a path under the descriptor of a directory.
 #[derive(Clone, Copy)]
 pub struct At<'a> {
-    /// The directory, or none for the door's own.
+    /// The directory, or none for the directory that the door entered.
     pub dir: Option<RawFd>,
     /// The path.
     pub path: &'a [u8],
@@ -232,17 +234,17 @@ impl<'a, P: AsRef<[u8]> + ?Sized> From<&'a P> for At<'a> {
     }
 }
 
-/// The operations. Every method is the call of its name in POSIX or Linux, with the same outcomes.
+/// The operations. Every method is the call of that name in POSIX or Linux, with the same results.
 #[allow(missing_docs)] // named after the calls
 pub trait Door {
     /// For messages.
     fn name(&self) -> String;
     fn can(&self, ability: Ability) -> bool;
-    /// Makes a directory of that name under the door's root, and makes it the one that paths begin from.
+    /// Creates a directory of that name under the door's root. Paths are relative to it from now on.
     fn enter(&mut self, directory: &str) -> Outcome<()>;
-    /// The same of a directory that another door to the same files has made.
+    /// Like `enter`, for a directory that another door to the same pool has created.
     fn enter_existing(&mut self, directory: &str) -> Outcome<()>;
-    /// The absolute path, as programs see it, of what `path` names.
+    /// The absolute form of `path`, as programs see it.
     fn absolute(&self, path: &[u8]) -> Vec<u8>;
 
     fn open_at(&self, at: At<'_>, flags: i32, mode: u32) -> Outcome<OwnedFd>;
@@ -331,7 +333,7 @@ pub trait Door {
     }
 }
 
-/// The short forms that cases are written in: paths for [`At`], whole files, whole directories.
+/// Short forms for the cases: paths in place of [`At`], whole files, whole directories.
 impl dyn Door + '_ {
     /// open(2).
     pub fn open(&self, path: impl AsRef<[u8]>, flags: i32, mode: u32) -> Outcome<OwnedFd> {
@@ -356,7 +358,7 @@ impl dyn Door + '_ {
         let fd = self.open(path, libc::O_RDONLY, 0)?;
         self.drain(&fd)
     }
-    /// What is left to read.
+    /// The bytes from the current offset to the end.
     pub fn drain(&self, fd: &OwnedFd) -> Outcome<Vec<u8>> {
         let mut all = Vec::new();
         let mut buffer = [0; 8192];
@@ -403,7 +405,7 @@ impl dyn Door + '_ {
     pub fn symlink(&self, target: impl AsRef<[u8]>, path: impl AsRef<[u8]>) -> Outcome<()> {
         self.symlink_at(target.as_ref(), path.as_ref().into())
     }
-    /// readlink(2) with room enough.
+    /// readlink(2) with a buffer that is long enough.
     pub fn read_link(&self, path: impl AsRef<[u8]>) -> Outcome<Vec<u8>> {
         let mut buffer = vec![0; 5000];
         let n = self.read_link_at(path.as_ref().into(), &mut buffer)?;
@@ -429,7 +431,7 @@ impl dyn Door + '_ {
         names.sort();
         Ok(names)
     }
-    /// A directory's entries in the order in which they come.
+    /// A directory's entries in the order of the listing.
     pub fn items(&self, path: impl AsRef<[u8]>) -> Outcome<Vec<Item>> {
         let mut stream = self.open_stream(path.as_ref())?;
         let mut items = Vec::new();
@@ -440,7 +442,7 @@ impl dyn Door + '_ {
     }
 }
 
-/// The result of a call that gives a count.
+/// The result of a call that returns a count.
 pub(crate) fn count(n: isize) -> Outcome<usize> {
     if n < 0 {
         Err(Errno::last())
@@ -449,7 +451,7 @@ pub(crate) fn count(n: isize) -> Outcome<usize> {
     }
 }
 
-/// The result of a call that gives zero.
+/// The result of a call that returns zero.
 pub(crate) fn done(result: i32) -> Outcome<()> {
     if result < 0 {
         Err(Errno::last())
@@ -458,7 +460,7 @@ pub(crate) fn done(result: i32) -> Outcome<()> {
     }
 }
 
-/// The result of a call that gives a descriptor.
+/// The result of a call that returns a descriptor.
 pub(crate) fn owned(fd: i32) -> Outcome<OwnedFd> {
     if fd < 0 {
         return Err(Errno::last());

@@ -1,6 +1,6 @@
-//! What the tests of this crate stand on: scratch directories, the built binaries, pools, and runs of the suite.
+//! The base of this crate's tests: scratch directories, the built binaries, pools, and runs of the suite.
 //!
-//! Everything made here is taken away when it is dropped, also when the test panics.
+//! Everything created here is removed when it is dropped, also when the test panics.
 
 use serde_json::Value;
 use std::fs;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// On the disk that holds the build.
+    /// In the directory for temporary files.
     pub fn on_disk() -> Scratch {
         Scratch::under(&std::env::temp_dir())
     }
@@ -42,7 +42,7 @@ impl Scratch {
         self.0.to_str().expect("scratch paths are text")
     }
 
-    /// Makes it another user's.
+    /// Changes its owner and group.
     pub fn give_to(&self, user: u32) {
         chown(&self.0, Some(user), Some(user)).expect("root may give a directory away");
     }
@@ -50,7 +50,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A case that failed may have left directories that nobody may enter.
+        // A failed case may have left this directory without permissions.
         fs::set_permissions(&self.0, fs::Permissions::from_mode(0o700)).ok();
         fs::remove_dir_all(&self.0).ok();
     }
@@ -62,7 +62,7 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// What the tests' user cannot be: what a door cannot do because of it.
+/// The ability that every door lacks because of the user that runs the tests.
 pub fn not_me() -> &'static str {
     if is_root() {
         "NotRoot"
@@ -71,21 +71,21 @@ pub fn not_me() -> &'static str {
     }
 }
 
-/// What a run of the suite came to.
+/// The result of a run of the suite.
 #[derive(Debug)]
 pub struct Summary {
     /// Cases that passed.
     pub passed: usize,
-    /// Cases that failed; 1 where the run itself did.
+    /// Cases that failed; 1 if the run itself failed.
     pub failed: usize,
-    /// Cases that the door cannot do.
+    /// Cases that were skipped, because the door lacks an ability.
     pub skipped: usize,
-    /// All that was printed.
+    /// All output.
     pub output: String,
 }
 
 impl Summary {
-    /// Panics unless every case passed but those that need one of these abilities, by name.
+    /// Panics unless every case passed, except those that need one of the abilities `lacking`, given by name.
     #[track_caller]
     pub fn passed_but_for(&self, lacking: &[&str]) {
         assert_eq!(self.failed, 0, "{}", self.output);
@@ -102,7 +102,7 @@ pub fn program() -> PathBuf {
     binaries().join("forebay-conformance")
 }
 
-/// The directory of the built binaries and libraries: the one that holds the running test's.
+/// The directory of the built binaries and libraries: the parent of the running test's directory.
 pub fn binaries() -> PathBuf {
     let test = std::env::current_exe().expect("a running test has a path");
     test.ancestors().nth(2).expect("tests lie in <profile>/deps").to_owned()
@@ -138,13 +138,13 @@ pub struct TestPool {
 }
 
 impl TestPool {
-    /// A pool of `capacity_mib` MiB that is up.
+    /// Starts a pool of `capacity_mib` MiB.
     pub fn up(capacity_mib: u64) -> TestPool {
         TestPool::of(Scratch::on_disk(), binaries(), None, capacity_mib)
     }
 
-    /// The same as another user, who cannot read where the build is: with copies of the binaries in `place`. Only root
-    /// can do this.
+    /// Like [`TestPool::up`], as another user, with copies of the binaries in `place`, because that user may not be
+    /// able to read the build's directory. Needs root.
     pub fn up_as(user: u32, place: &Scratch, capacity_mib: u64) -> TestPool {
         for name in [
             "forebay",
@@ -177,7 +177,7 @@ impl TestPool {
         self.scratch.path().join("pool")
     }
 
-    /// A built program, as the pool's user, in an environment without Forebay.
+    /// A built program, as the pool's user, in an environment without Forebay's variables.
     fn plain(&self, program: &str) -> Command {
         let mut command = Command::new(self.binaries.join(program));
         for name in ["FOREBAY_POOL", "FOREBAY_PREFIX", "FOREBAY_DISABLE", "LD_PRELOAD"] {
@@ -189,15 +189,15 @@ impl TestPool {
         command
     }
 
-    /// `forebay --pool DIR`, to which a verb is added.
+    /// `forebay --pool DIR`; the caller adds a subcommand.
     pub fn forebay(&self) -> Command {
         let mut command = self.plain("forebay");
         command.arg("--pool").arg(self.directory());
         command
     }
 
-    /// A built program that sees the pool as `/forebay`: as `forebay run` starts it, without that process between, so
-    /// that a test can kill it by its number.
+    /// A built program that sees the pool as `/forebay`, with the environment that `forebay run` sets. It has no
+    /// `forebay run` as its parent, so that a test can kill it by its process number.
     pub fn program(&self, program: &str) -> Command {
         let mut command = self.plain(program);
         command.env("LD_PRELOAD", self.binaries.join("libforebay_preload.so"));
@@ -205,7 +205,8 @@ impl TestPool {
         command
     }
 
-    /// Mounts the pool, for all users; none where that cannot be done on this machine, which is said.
+    /// Mounts the pool, for all users if this user is root. None, after printing the reason, if this machine or user
+    /// cannot mount.
     pub fn mount(&self) -> Option<PathBuf> {
         let at = self.scratch.path().join("mnt");
         if !at.is_dir() {
@@ -230,33 +231,33 @@ impl TestPool {
         Some(at)
     }
 
-    /// The suite through a path that any program can use.
+    /// Runs the suite in a directory that any program can use, such as a mount.
     pub fn suite_at(&self, root: &Path, arguments: &[&str]) -> Summary {
         summary(self.plain("forebay-conformance").arg("--root").arg(root).args(arguments))
     }
 
-    /// The suite, run by `forebay run` over the pool.
+    /// Runs the suite under `forebay run`.
     pub fn suite_by_run(&self, arguments: &[&str]) -> Summary {
         let suite = self.binaries.join("forebay-conformance");
         summary(self.forebay().args(["run", "--quiet", "--"]).arg(suite).args(arguments))
     }
 
-    /// The suite, through the client library.
+    /// Runs the suite through the client library.
     pub fn suite_by_client(&self, arguments: &[&str]) -> Summary {
         summary(self.plain("forebay-conformance").arg("--pool").arg(self.directory()).args(arguments))
     }
 
-    /// What `forebay status --json` says.
+    /// The output of `forebay status --json`.
     pub fn status(&self) -> Value {
         json(self.forebay().args(["status", "--json"]))
     }
 
-    /// What `forebay fsck --json` says.
+    /// The output of `forebay fsck --json`.
     pub fn fsck(&self) -> Value {
         json(self.forebay().args(["fsck", "--json"]))
     }
 
-    /// The worker's process number; none while it is replaced.
+    /// The worker's process number. None while no worker is running.
     pub fn worker(&self) -> Option<i32> {
         self.status()["pids"]["worker"].as_i64().map(|pid| pid as i32)
     }
@@ -271,7 +272,7 @@ impl Drop for TestPool {
     }
 }
 
-/// Runs a command that must succeed; what it printed.
+/// Runs a command that must succeed, and returns its output.
 #[track_caller]
 pub fn said(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?} cannot be run: {e}"));

@@ -1,9 +1,10 @@
-//! The conformance suite: what docs/semantics.md promises, tried through every door.
+//! The conformance suite: tests the promises of docs/semantics.md through every door.
 //!
-//! [`case::Case`]s quote the document and try to break it; a [`door::Door`] says how calls reach a file system. The
-//! program `forebay-conformance` runs the cases through one door, in one process of one thread, and prints a line for
-//! each; tests/suite.rs runs it for every door, on plain directories first, and on a door that lies, which must be
-//! caught. The same program is the workload that the crash tests kill ([`churn`]).
+//! [`case::Case`]s quote the document and try to break it. A [`door::Door`] defines how calls reach a file system. The
+//! program `forebay-conformance` runs the cases through one door, in one process with one thread, and prints a line for
+//! each case. tests/reference.rs runs it on plain directories, and on a door with a planted defect, which it must
+//! detect; tests/doors.rs runs it through every door. The program `forebay-churn` is the workload that the crash tests
+//! kill ([`churn`]).
 
 pub mod case;
 pub mod cases;

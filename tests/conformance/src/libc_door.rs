@@ -1,8 +1,8 @@
-//! The door of the C library: a directory, seen as any program sees it.
+//! The door of the C library: a directory, as any program sees it.
 //!
-//! On a plain directory it is the reference that the suite is proved against. In a process that runs under
-//! `forebay run` the same calls go through the preload library, so the same code is that door's test. Each call has
-//! three spellings, which the library answers by different ways, and the suite runs in all of them.
+//! On a plain directory it is the reference for the suite. In a process under `forebay run` the same calls go through
+//! the preload library, so the same code tests that door. Each call has three spellings, which the preload library
+//! handles by different code; the suite runs with each of them.
 
 use crate::door::{
     count, done, owned, Ability, At, Door, Errno, Item, Outcome, SetTime, Space, Stat, Stream,
@@ -33,7 +33,7 @@ pub struct LibcDoor {
 }
 
 impl LibcDoor {
-    /// A door to the directory `root`, with what the caller claims of it beyond what can be probed.
+    /// A door to the directory `root`. `claimed`: abilities that cannot be probed.
     pub fn new(root: &Path, spelling: Spelling, claimed: &[Ability]) -> LibcDoor {
         let mut abilities = vec![
             Ability::DirectoryDescriptors,

@@ -1,8 +1,9 @@
 //! The doors of several nodes to one pool: each call is made on the next node.
 //!
-//! Paths lead through whichever node's turn it is; a descriptor, or a path under one, is of the node that opened it. So
-//! a directory's names are made, looked at and removed by different nodes, and a file is written through one and read
-//! through another. Device numbers are left out of comparisons, as each node's door shows its own.
+//! A call with a path goes through the next node in turn. A call with a descriptor, or with a path under one, goes
+//! through the node that opened the descriptor. So different nodes create, look up and remove a directory's names, and
+//! a file is written through one node and read through another. Device numbers are not compared, because each node's
+//! door has its own.
 
 use crate::door::{Ability, At, Door, Errno, Outcome, SetTime, Space, Stat, Stream};
 use crate::pair_door::without_device;
@@ -18,7 +19,7 @@ pub struct NodesDoor {
 }
 
 impl NodesDoor {
-    /// A door that goes through these in turn. There is at least one.
+    /// A door that uses these doors in turn. There must be at least one.
     pub fn new(doors: Vec<Box<dyn Door>>) -> NodesDoor {
         assert!(!doors.is_empty(), "a pool has a node");
         NodesDoor { doors, turn: Cell::new(0), opened_by: RefCell::default() }
@@ -34,12 +35,12 @@ impl NodesDoor {
         self.opened_by.borrow().get(&fd).copied().unwrap_or(0)
     }
 
-    /// Who makes a call with this name: who opened the directory that it is under, or the next.
+    /// The door for a call with this name: the one that opened the directory of the name, or the next one.
     fn of_name(&self, at: At<'_>) -> usize {
         at.dir.map_or_else(|| self.next(), |dir| self.of_handle(dir))
     }
 
-    /// A path, which cases have from the first door, as another door has it.
+    /// Translates a path of the first door, which cases use, for another door.
     fn translated(&self, door: usize, path: &[u8]) -> Vec<u8> {
         match path.strip_prefix(&self.doors[0].absolute(b"")[..]) {
             Some(rest) => [&self.doors[door].absolute(b"")[..], rest].concat(),
@@ -57,7 +58,7 @@ impl NodesDoor {
         call(&*self.doors[door], At { path: &self.translated(door, at.path), ..at })
     }
 
-    /// A call with two names; they may be under descriptors of two nodes, which no call of one can take.
+    /// A call with two names. If they are under descriptors of two nodes, no single call can do it: EXDEV.
     fn by_names<T>(
         &self,
         from: At<'_>,
@@ -85,7 +86,7 @@ impl Door for NodesDoor {
     }
 
     fn can(&self, ability: Ability) -> bool {
-        // Space is the sum over all nodes, as others told it some seconds ago.
+        // Space is the sum over all nodes, as reported by them some seconds ago.
         let lacking = [Ability::OneDoor, Ability::OneNode, Ability::OwnSpace];
         !lacking.contains(&ability) && self.doors.iter().all(|door| door.can(ability))
     }
@@ -195,7 +196,7 @@ impl Door for NodesDoor {
     }
 
     fn set_umask(&self, mask: u32) -> u32 {
-        // A process has one umask; doors that keep their own have all seen the same calls.
+        // A process has one umask. Doors with their own umask have had the same calls.
         let earlier: Vec<u32> = self.doors.iter().map(|door| door.set_umask(mask)).collect();
         earlier[0]
     }

@@ -1,8 +1,8 @@
-//! Two doors to one pool: what one changes, the other looks at.
+//! Two doors to one pool: one for changes, the other for reads.
 //!
-//! Everything that only looks (stat, readlink, access, xattrs read, directories listed, files opened for reading) goes
-//! through one door, all else through the other. A case passes only if each look sees what was just acknowledged.
-//! Device numbers are left out of comparisons, as each door shows its own.
+//! Everything that only reads (stat, readlink, access, reads of xattrs, listings, opens for reading) goes through one
+//! door, all else through the other. A case passes only if each read sees every change that was acknowledged before it.
+//! Device numbers are not compared, because each door has its own.
 
 use crate::door::{Ability, At, Door, Outcome, SetTime, Space, Stat, Stream};
 use crate::libc_door::LibcDoor;
@@ -10,14 +10,14 @@ use std::os::fd::{OwnedFd, RawFd};
 
 /// See the module.
 pub struct PairDoor {
-    /// The door that changes go through.
+    /// The door for changes.
     pub changes: LibcDoor,
-    /// The door that looks go through.
+    /// The door for reads.
     pub looks: LibcDoor,
 }
 
 impl PairDoor {
-    /// A path as the other door has it.
+    /// Translates a path of `changes` for `looks`.
     fn translated(&self, path: &[u8]) -> Vec<u8> {
         let (from, to) = (self.changes.absolute(b""), self.looks.absolute(b""));
         match path.strip_prefix(&from[..]) {
@@ -31,7 +31,7 @@ pub(crate) fn without_device(stat: Outcome<Stat>) -> Outcome<Stat> {
     stat.map(|stat| Stat { dev: 0, ..stat })
 }
 
-/// Methods that one of the doors answers.
+/// Methods that go through one of the doors.
 macro_rules! through {
     ($door:ident: $(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         $(fn $name(&self, $($argument: $type),*) -> $result {

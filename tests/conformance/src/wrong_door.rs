@@ -1,32 +1,32 @@
-//! The canary: a door that lies in one thing. A suite that passes it proves nothing.
+//! The canary: a door with one planted defect. A suite that passes it proves nothing.
 
 use crate::door::{Ability, At, Door, Errno, Item, Outcome, SetTime, Space, Stat, Stream};
 use crate::libc_door::LibcDoor;
 use std::os::fd::{OwnedFd, RawFd};
 
-/// What a wrong door does wrong.
+/// The planted defect of a wrong door.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lie {
     /// RENAME_NOREPLACE replaces.
     ReplacesAlways,
-    /// unlink of a directory gives EPERM, as POSIX would have it and Linux does not.
+    /// unlink of a directory gives EPERM, as in POSIX, instead of EISDIR, as in Linux.
     AnotherErrno,
-    /// A long directory lacks an entry.
+    /// The listing of a long directory lacks an entry.
     LosesAnEntry,
-    /// O_EXCL is forgotten.
+    /// O_EXCL is ignored.
     NotExclusive,
     /// stat rounds a size up.
     RoundsSizes,
     /// Modification times lose their nanoseconds.
     WholeSeconds,
-    /// A write is cut by a byte and says that it was not.
+    /// A long write omits its last byte and returns the full count.
     CutsWrites,
     /// utimensat with UTIME_OMIT sets the time to now.
     OmitsNothing,
 }
 
 impl Lie {
-    /// Every lie.
+    /// All planted defects.
     pub const ALL: [Lie; 8] = [
         Lie::ReplacesAlways,
         Lie::AnotherErrno,
@@ -39,11 +39,11 @@ impl Lie {
     ];
 }
 
-/// A door to a directory that tells the truth but for one lie.
+/// A door to a directory that is correct except for one planted defect.
 pub struct WrongDoor {
-    /// The honest door.
+    /// The correct door.
     pub inner: LibcDoor,
-    /// The lie.
+    /// The planted defect.
     pub lie: Lie,
 }
 
@@ -67,7 +67,7 @@ impl WrongDoor {
     }
 }
 
-/// Methods that the honest door answers.
+/// Methods that go to the correct door unchanged.
 macro_rules! honest {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         $(fn $name(&self, $($argument: $type),*) -> $result {

@@ -1,12 +1,12 @@
-//! Imports between rooms are those that the table in ARCHITECTURE.md allows, and point one way.
+//! Crates import only what the table in ARCHITECTURE.md allows, and the allowed imports have no cycle.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-/// Libraries that only these crates may use, so that doors know nothing of LMDB or libfabric, nor libraries of
-/// command lines.
+/// Libraries that only the listed crates may use, so that the crates of programs' interfaces depend neither on LMDB or
+/// libfabric nor on command-line libraries.
 const KEPT_TO: [(&str, &[&str]); 6] = [
     ("heed", &["meta"]),
     ("clap", &["cli"]),
@@ -15,10 +15,10 @@ const KEPT_TO: [(&str, &[&str]); 6] = [
     ("blake3", &["wire"]),
     ("fabric-sys", &["fabric"]),
 ];
-/// What every host program has in it: these use no library but libc.
+/// Crates that are linked into every host program: they use no library except libc.
 const IN_EVERY_HOST: [&str; 4] = ["client", "capi", "preload", "sys"];
 
-/// What may import what: the rows of the rooms' table whose first cell is a crate.
+/// The crates that each crate may import: the rows of the table whose first cell is a crate.
 fn allowed() -> BTreeMap<String, BTreeSet<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ARCHITECTURE.md");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -35,8 +35,8 @@ fn allowed() -> BTreeMap<String, BTreeSet<String>> {
         .collect()
 }
 
-/// What each crate of crates/ uses, by the manifests: rooms without `forebay-`, and other libraries. What only tests
-/// use is left out.
+/// The dependencies of each crate in crates/, from the manifests: our crates without `forebay-`, and other libraries.
+/// Dependencies of tests are left out.
 fn used() -> BTreeMap<String, BTreeSet<String>> {
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
     let mut cargo = Command::new(std::env::var("CARGO").unwrap_or("cargo".into()));

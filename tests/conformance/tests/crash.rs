@@ -1,9 +1,9 @@
-//! What survives kills: programs and the daemon's worker, at instants that a printed seed gives.
+//! Kills programs and the daemon's worker at random times from a printed seed, and checks what survives.
 //!
-//! Each test runs for a few seconds; FOREBAY_CRASH_SECONDS makes that as long as wanted, FOREBAY_CRASH_SEED repeats a
-//! run. Quoted from docs/semantics.md: "A killed program loses no change whose call has returned, and harms no other
-//! program." "A daemon killed at any instant restarts on the same shard: programs wait a moment and get no error."
-//! "After any such kill no space is lost, and `forebay fsck` finds nothing wrong."
+//! Each test runs for some seconds. FOREBAY_CRASH_SECONDS sets this time, and FOREBAY_CRASH_SEED repeats a run. Quoted
+//! from docs/semantics.md: "A killed program loses no change whose call has returned, and harms no other program." "A
+//! daemon killed at any instant restarts on the same shard: programs wait a moment and get no error." "After any such
+//! kill no space is lost, and `forebay fsck` finds nothing wrong."
 
 use forebay_conformance::harness::{said, Scratch, TestPool};
 use std::path::PathBuf;
@@ -11,9 +11,9 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 3;
-/// So much room that clients unlink backing files late.
+/// Large enough that clients use late removal of backing files.
 const CAPACITY_MIB: u64 = 4096;
-/// Of what all files of a workload may leave in the shard: its pages stay reserved when they are empty.
+/// Space that a workload's removed files may leave allocated in the shard: empty LMDB pages stay allocated.
 const SHARD_GROWTH_BYTES: u64 = 24 << 20;
 
 fn seconds() -> Duration {
@@ -42,7 +42,7 @@ impl Dice {
     }
 }
 
-/// A workload that runs. Killed when it is dropped.
+/// A running workload. Dropping it kills it.
 struct Workload {
     child: Child,
     directory: String,
@@ -56,7 +56,7 @@ impl Drop for Workload {
     }
 }
 
-/// A pool under workloads, what they did so far.
+/// A pool with its workloads, and their progress.
 struct Scene {
     pool: TestPool,
     journals: Scratch,
@@ -91,7 +91,7 @@ impl Scene {
         self.running.push(Workload { child, directory, journal });
     }
 
-    /// Fails when a workload that was not killed has ended: it saw an error.
+    /// Fails if a workload has ended that was not killed: it got an error.
     fn nobody_noticed(&mut self) {
         for workload in &mut self.running {
             if let Some(status) = workload.child.try_wait().expect("the workload is a child") {
@@ -104,12 +104,12 @@ impl Scene {
         }
     }
 
-    /// How far the journals are.
+    /// The journals' lengths, in bytes.
     fn written(&self) -> Vec<u64> {
         self.running.iter().map(|w| std::fs::metadata(&w.journal).map_or(0, |m| m.len())).collect()
     }
 
-    /// Waits until every workload did something more; fails when one does not.
+    /// Waits until every workload has made progress. Fails if one makes none in 60 s.
     fn all_go_on(&mut self) {
         let before = self.written();
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -134,7 +134,7 @@ impl Scene {
 
     fn check(&mut self, workload: &Workload) {
         if std::fs::metadata(&workload.journal).map_or(0, |m| m.len()) == 0 {
-            // Killed before its first step, so that its directory may not be there.
+            // It was killed before its first step, so its directory may not exist.
             self.pool.program("forebay-churn").args(["remove", &workload.directory]).output().ok();
             return;
         }
@@ -155,17 +155,18 @@ impl Scene {
             assert!(Instant::now() < deadline, "no new worker came");
             std::thread::sleep(Duration::from_millis(2));
         }
-        // A request may be in progress at one crash, not at two.
+        // A request that is in progress at two crashes gets EIO, so each workload must make progress before the next
+        // kill.
         self.all_go_on();
     }
 
-    /// Ends all, checks all, and that nothing is lost.
+    /// Ends and checks all workloads, and checks that no space is lost.
     fn finish(mut self) {
         self.nobody_noticed();
         while !self.running.is_empty() {
             self.kill_client(0);
         }
-        // What a killed program had unlinked and not yet removed is swept within moments.
+        // The sweeper removes the backing files that killed programs left after an unlink.
         let deadline = Instant::now() + Duration::from_secs(20);
         let report = loop {
             let report = self.pool.fsck();

@@ -1,17 +1,17 @@
-//! Document and suite agree: every promised sentence has a case, every quotation is in the document.
+//! Document and suite agree: every promise has a case, and every quotation is in the document.
 
 use forebay_conformance::{cases, document};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Sentences that are proved by killing things (tests/crash.rs), not by a case.
+/// Promises that tests/crash.rs proves by kills, not a case.
 const PROVED_BY_KILLING: [&str; 3] = [
     "A killed program loses no change whose call has returned, and harms no other program.",
     "A daemon killed at any instant restarts on the same shard: programs wait a moment and get no error.",
     "After any such kill no space is lost, and `forebay fsck` finds nothing wrong.",
 ];
 
-/// Sentences that the preload door's own tests prove, which name them.
+/// The tests of crates/preload for the promises about watches; they quote the promises.
 const PROVED_UNDER_PRELOAD: &str = include_str!("../../../crates/preload/tests/watches.rs");
 const OF_WATCHES: [&str; 3] = [
     "A program under preload that watches a directory with inotify gets the kernel's events of its names, whichever program changes them: IN_CREATE, IN_DELETE, IN_MOVED_FROM and IN_MOVED_TO with one cookie, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF and IN_ISDIR.",
@@ -62,7 +62,7 @@ fn documents(root: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Paths of source files that a text names in backquotes.
+/// Paths of files that a text contains in backquotes.
 fn named_paths(text: &str) -> impl Iterator<Item = &str> {
     const ENDINGS: [&str; 7] = [".rs", ".c", ".h", ".S", ".md", ".txt", ".golden"];
     let quoted = text.split('`').skip(1).step_by(2);

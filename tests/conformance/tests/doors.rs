@@ -1,15 +1,15 @@
-//! The suite through every door, each in a pool of its own that is small enough to be filled.
+//! The suite through every door, each in a pool of its own. Most of these pools are small, so that cases can fill them.
 
 use forebay_conformance::harness::{is_root, not_me, Scratch, TestPool};
 
 const CAPACITY_MIB: u64 = 128;
 
-/// What a pool has, claimed: every door must pass the cases that need it.
+/// Claims the abilities of a pool: every door must pass the cases that need them.
 fn claims() -> Vec<&'static str> {
     ["xattrs", "large-xattrs", "own-space", "small-space"].into_iter().flat_map(|c| ["--claim", c]).collect()
 }
 
-/// What must hold of any pool when a suite is through with it.
+/// Checks a pool after a run of the suite: fsck is clean, and the worker did not restart.
 fn sound(pool: &TestPool) {
     let report = pool.fsck();
     assert_eq!(report["clean"], true, "{report:#}");
@@ -29,7 +29,7 @@ fn client_door_keeps_every_promise() {
     sound(&pool);
 }
 
-/// In a pool with so much room clients unlink backing files late.
+/// Large enough that clients use late removal of backing files.
 const ROOMY_MIB: u64 = 4096;
 
 #[test]
@@ -117,7 +117,8 @@ fn mount_door_of_another_user_keeps_every_promise() {
     sound(&pool);
 }
 
-/// Changes through one door, looks through the other. Cases that fill the pool are the single doors'.
+/// Runs the suite with changes through one door and reads through the other. Cases that fill the pool run through
+/// single doors only.
 fn pair(changes: &str, looks: &str, pool: &TestPool) {
     let claims = ["--claim", "xattrs", "--claim", "large-xattrs"];
     let summary = pool.suite_by_run(&[&["--root", changes, "--looks-at", looks], &claims[..]].concat());

@@ -1,5 +1,5 @@
-//! Whole programs, unmodified: each script of tests/programs runs in a plain directory and in a pool, and must say the
-//! same.
+//! Whole, unmodified programs: each script of tests/programs runs in a plain directory and in a pool, with the same
+//! output.
 
 use forebay_conformance::harness::{said, Scratch, TestPool};
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../programs")
 }
 
-/// What a script says in a directory that it is given, stderr within, and how it ends.
+/// Runs a script in a directory. Returns its output, with stderr, and its exit status.
 fn outcome(mut shell: Command, script: &str, directory: &str) -> String {
     let path = scripts().join(script);
     let line = format!("mkdir -p {directory} && cd {directory} && . {} 2>&1; echo status $?", path.display());

@@ -1,11 +1,11 @@
-//! The suite on plain directories: what Linux does is the reference, so every case must pass there, and a door that
-//! lies must not.
+//! The suite on plain directories. Linux is the reference: every case must pass there, and a door with a planted defect
+//! must fail.
 
 use forebay_conformance::harness::{is_root, suite, Scratch};
 use forebay_conformance::wrong_door::Lie;
 
 const SPELLINGS: [&str; 3] = ["absolute", "relative", "at"];
-/// What a plain directory of any file system may lack.
+/// Abilities that a plain directory may lack, depending on its file system.
 const NOT_CLAIMED: &[&str] = &["Xattrs", "LargeXattrs", "OwnSpace", "SmallSpace"];
 const ROOT_OR_NOT: &[&str] = &["Root", "NotRoot"];
 
@@ -42,7 +42,7 @@ fn suite_on_a_small_tmpfs_passes_and_fills_it() {
         }
         eprintln!("{}", summary.output);
     }
-    // Where nothing may be mounted, the cases that fill a file system are left to the doors.
+    // If this user may not mount, the cases that fill a file system run only through the doors of pools.
     suite(&["--root", scratch.text()]).passed_but_for(&[NOT_CLAIMED, ROOT_OR_NOT].concat());
 }
 

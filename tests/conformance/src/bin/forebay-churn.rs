@@ -1,5 +1,5 @@
 //! The workload of the crash tests: `forebay-churn run DIR SEED JOURNAL STEPS`, `forebay-churn check DIR JOURNAL`,
-//! `forebay-churn remove DIR`. DIR is seen through the C library; run makes it.
+//! `forebay-churn remove DIR`. It accesses DIR through the C library; `run` creates it.
 
 use forebay_conformance::churn;
 use forebay_conformance::door::Door;

@@ -85,7 +85,7 @@ fn door(options: &Options) -> Result<Box<dyn Door>, String> {
     }
     let honest = LibcDoor::new(&options.root, options.spelling, &options.claimed);
     if let Some(other) = &options.looks_at {
-        // Only paths from the root directory name either door.
+        // Only absolute paths distinguish the two doors.
         let changes = LibcDoor::new(&options.root, Spelling::Absolute, &options.claimed);
         let looks = LibcDoor::new(other, Spelling::Absolute, &options.claimed);
         return Ok(Box::new(PairDoor { changes, looks }));
@@ -96,7 +96,7 @@ fn door(options: &Options) -> Result<Box<dyn Door>, String> {
     })
 }
 
-/// Runs the cases, prints a line for each; how many failed.
+/// Runs the cases and prints a line for each. Returns the number of failed cases.
 fn run_all(door: &mut dyn Door, options: &Options) -> usize {
     println!("door: {}", door.name());
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
@@ -190,7 +190,7 @@ fn choose<T: Copy>(value: &str, among: &[(impl AsRef<str> + Ord, T)]) -> Result<
     all.get(value).copied().ok_or(format!("{value} is none of {}", names.join(", ")))
 }
 
-/// Mounts what was asked for, becomes who was asked for, and makes the root.
+/// Creates the root, mounts the private tmpfs and changes the user, as the options say.
 fn prepare(options: &Options) -> Result<(), String> {
     if options.pool.is_none() && !options.root.is_dir() {
         make_root(&options.root)?;

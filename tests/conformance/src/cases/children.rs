@@ -146,13 +146,12 @@ fn locks_exclude_and_go_with_their_holder(door: &dyn Door) -> Verdict {
             equal((record == -1, file == -1), (!whole, whole))
         })
     };
-    // The parent has the record lock, so the child gets only the flock; then the other way round.
+    // The parent holds the record lock, so the child gets only the flock. Then the other way round.
     reap(attempt(false)?)?;
     range.l_type = libc::F_UNLCK as i16;
     // SAFETY: the structure is ours.
     equal(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLK, &range) }, 0)?;
-    // The child that held the flock is gone, and its lock with it.
-    // Another node is told of it a moment later.
+    // The child that held the flock has ended, and its lock with it. Another node receives that a moment later.
     let free_by =
         Instant::now() + if door.can(Ability::OneNode) { Duration::ZERO } else { Duration::from_secs(10) };
     loop {
@@ -199,8 +198,8 @@ fn rename_over_by_another_is_never_seen_half_done(door: &dyn Door) -> Verdict {
     // SAFETY: the status is ours.
     while unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } == 0 {
         let bytes = match door.get("name") {
-            // Through a mount the kernel looks at the name and opens what it led to, and does so once more: who renames
-            // was faster both times. On one node that is rare, and happens where the mount's threads wait for a
+            // Through a mount the kernel looks the name up and opens the inode, and after ESTALE does both once more. A
+            // rename came between both times. On one node that is rare: it happens when the mount's threads wait for a
             // processor.
             Err(Errno(libc::ESTALE)) if !door.can(Ability::OneNode) || stale < 2 => {
                 stale += 1;

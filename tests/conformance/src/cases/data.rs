@@ -32,7 +32,7 @@ pub(super) const CASES: &[Case] = &[
     case!(copies_in_the_kernel_move_the_bytes [OneDoor]; "copy_file_range and sendfile copy between files of the pool."),
 ];
 
-/// Bytes that tell their position and a seed.
+/// Bytes that depend on their position and a seed.
 fn pattern(seed: u8, length: usize) -> Vec<u8> {
     (0..length).map(|i| (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ seed).collect()
 }

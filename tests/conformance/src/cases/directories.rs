@@ -178,7 +178,7 @@ fn list_position_survives_changes(door: &dyn Door) -> Verdict {
     equal(before.len() + behind.len(), ENTRIES + 2)?;
     stream.seek(position);
     equal(rest(&mut *stream)?, behind.clone())?;
-    // What was read before the position goes, with one of those behind it, and others come.
+    // The entries read before the position are removed, and one of the entries after it; others are created.
     for item in &before {
         if item.name != b"." && item.name != b".." {
             door.unlink([b"d/", item.name.as_slice()].concat())?;

@@ -260,12 +260,12 @@ fn symlink_out_of_the_pool_is_followed(door: &dyn Door) -> Verdict {
         equal(door.names("out")?, vec![b"f".to_vec()])?;
         door.put("out/g", b"written")?;
         holds(std::fs::read(outside.join("g")).is_ok_and(|b| b == b"written"), "the file is outside")?;
-        // Out of the pool and back into it.
+        // A path that leaves the pool and enters it again.
         door.put("here", b"back")?;
         door.symlink(door.absolute(b""), "out/in")?;
         equal(door.get("out/in/here")?, b"back".to_vec())?;
         refused(door.rename("here", "out/here"), libc::EXDEV).or_else(|failure| {
-            // On one file system with the outside there is nothing to cross.
+            // If `out` is on the same file system, nothing is crossed.
             if door.can(Ability::OwnSpace) {
                 Err(failure)
             } else {

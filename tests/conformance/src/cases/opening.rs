@@ -40,10 +40,10 @@ fn open_create_makes_a_file_of_the_caller(door: &dyn Door) -> Verdict {
     equal((stat.size, stat.nlink), (0, 1))?;
     // SAFETY: no memory is passed.
     equal((stat.uid, stat.gid), unsafe { (libc::geteuid(), libc::getegid()) })?;
-    // Of a file that is there the mode stays, whatever is asked for.
+    // An open of an existing file ignores the requested mode.
     door.open("f", O_RDWR | O_CREAT, 0o777)?;
     equal(door.stat("f")?.permissions(), 0o640)?;
-    // The mode of a new file does not bind the descriptor that made it.
+    // The mode of a new file does not restrict the descriptor that created it.
     let fd = door.open("unwritable", O_RDWR | O_CREAT, 0o400)?;
     equal(door.write(&fd, b"yes")?, 3)?;
     equal(door.get("unwritable")?, b"yes".to_vec())

@@ -43,7 +43,7 @@ fn access_for_a_user_follows_the_bits(door: &dyn Door) -> Verdict {
         }
         door.access("f", F_OK)?;
     }
-    // The owner's bits bind the owner, even when others may more.
+    // The owner's bits apply to the owner, even if others have more permissions.
     door.chmod("f", 0o077)?;
     refused(door.access("f", R_OK), EACCES)
 }

@@ -92,7 +92,7 @@ fn rename_into_itself_fails(door: &dyn Door) -> Verdict {
     door.make_directory("a/b/c")?;
     refused(door.rename("a", "a/x"), libc::EINVAL)?;
     refused(door.rename("a", "a/b/c/x"), libc::EINVAL)?;
-    // Onto a directory above, which is not empty.
+    // The target is an ancestor, which is not empty.
     refused(door.rename("a/b/c", "a"), libc::ENOTEMPTY)?;
     door.rename("a", "a")?;
     door.stat("a/b/c")?;
@@ -181,7 +181,7 @@ fn rename_of_a_directory_moves_its_parent(door: &dyn Door) -> Verdict {
     equal((door.stat("p")?.nlink, door.stat("q")?.nlink), (2, 3))?;
     let dotdot = door.items("q/d")?.into_iter().find(|item| item.name == b"..").map(|item| item.ino);
     equal(dotdot, Some(door.stat("q")?.ino))?;
-    // Replacing an empty directory takes that one's count away too.
+    // Replacing an empty directory also removes its link from the parent's count.
     door.make_directory("p/empty")?;
     door.rename("q/d", "p/empty")?;
     equal((door.stat("p")?.nlink, door.stat("q")?.nlink), (3, 2))

@@ -26,12 +26,12 @@ const BYTES_MAX: usize = 300 << 20;
 /// No case may make more entries: a `SmallSpace` file system holds fewer.
 const ENTRIES_MAX: usize = 3_000_000;
 
-/// What the byte at `offset` of a filled file is.
+/// The byte at `offset` of a filled file.
 fn byte_at(offset: usize) -> u8 {
     (offset / CHUNK) as u8 ^ 0x5a
 }
 
-/// Appends until ENOSPC; the bytes that were taken.
+/// Appends until ENOSPC. Returns the number of bytes written.
 fn fill(door: &dyn Door, fd: &OwnedFd) -> Result<usize, Failure> {
     let mut taken = 0;
     while taken < BYTES_MAX {
@@ -144,7 +144,7 @@ fn full_of_data_can_be_read_changed_and_emptied(door: &dyn Door) -> Verdict {
     Ok(())
 }
 
-/// Makes entries until ENOSPC; how many there are then.
+/// Creates entries until ENOSPC. Returns how many were created.
 fn exhaust(make: &dyn Fn(usize) -> Outcome<()>) -> Result<usize, Failure> {
     for i in 0..ENTRIES_MAX {
         match make(i) {
@@ -162,7 +162,7 @@ fn full_of_names_refuses_each_call_and_can_be_emptied(door: &dyn Door) -> Verdic
     // Long targets fill the file system sooner than empty files do.
     let target = vec![b't'; 3000];
     let links = exhaust(&|i| door.symlink(&target, format!("d/{i}")))?;
-    // A little may still fit for the smaller kinds; each ends in ENOSPC too.
+    // Some smaller inodes may still fit; each kind ends in ENOSPC too.
     let files = exhaust(&|i| door.open(format!("d/f{i}"), O_WRONLY | O_CREAT | O_EXCL, 0o644).map(drop))?;
     let dirs = exhaust(&|i| door.make_directory(format!("d/d{i}")))?;
     let nodes = exhaust(&|i| door.make_node_at(format!("d/n{i}").as_str().into(), libc::S_IFIFO | 0o600, 0))?;

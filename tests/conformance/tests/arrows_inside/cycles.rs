@@ -20,7 +20,7 @@ impl Graph {
         self.arrows.get(module).into_iter().flatten().map(|(to, _)| to.as_str())
     }
 
-    /// The shortest way from one module to another, both included.
+    /// The shortest path from one module to another, both included.
     fn way(&self, from: &str, to: &str) -> Option<Vec<String>> {
         let mut came_from = BTreeMap::from([(from, None)]);
         let mut queue = VecDeque::from([self.arrows.get_key_value(from)?.0.as_str()]);
@@ -48,7 +48,7 @@ impl Graph {
         Some(cycle.into_iter().collect())
     }
 
-    /// Groups of modules of which each reaches each other one.
+    /// Groups of modules in which each module reaches each other one.
     pub(crate) fn groups(&self) -> Vec<BTreeSet<String>> {
         let mut groups: BTreeSet<BTreeSet<String>> = BTreeSet::new();
         for module in self.arrows.keys() {
@@ -59,7 +59,7 @@ impl Graph {
         groups.into_iter().filter(|group| group.len() > 1).collect()
     }
 
-    /// The arrows inside a group, a line each, with the names that they stand for.
+    /// The arrows inside a group, one on a line, with the imported names.
     pub(crate) fn describe(&self, group: &BTreeSet<String>) -> String {
         let inside = self.arrows.iter().filter(|(from, _)| group.contains(*from));
         let arrows =

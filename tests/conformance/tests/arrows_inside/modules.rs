@@ -17,7 +17,7 @@ struct Module {
     children: BTreeSet<String>,
     /// Names that a `use` brings into scope, with their paths.
     imported: BTreeMap<String, Names>,
-    /// Those of them that are `pub use`.
+    /// The names among `imported` that are `pub use`.
     re_exported: BTreeSet<String>,
     /// Paths of `use path::*`.
     globs: Vec<Names>,
@@ -75,7 +75,7 @@ impl Crate<'_> {
     }
 
     fn walk(&self, mut at: Names, path: &[String], depth: usize) -> Option<Names> {
-        // Modules whose globs import each other would be walked for ever.
+        // Without a limit, modules whose globs import each other would cause endless recursion.
         if depth > 20 {
             return None;
         }
@@ -89,7 +89,7 @@ impl Crate<'_> {
                 return Some(at);
             } else if let Some(imported) = module.imported.get(name) {
                 let whole: Names = imported.iter().chain(&path[i + 1..]).cloned().collect();
-                // A path that begins with its own name (`use log::log`) is another crate's.
+                // A path that begins with its own name (`use log::log`) names another crate.
                 return if imported.first() == Some(name) {
                     None
                 } else {
@@ -100,7 +100,7 @@ impl Crate<'_> {
                     let whole: Names = glob.iter().chain(&path[i..]).cloned().collect();
                     self.glob_knows(&at, glob, name, depth).then(|| self.resolve(&at, &whole, depth + 1))
                 });
-                // A macro may define what no item of the file names.
+                // The item may be defined by a macro, so that no item of the file has its name.
                 return through.unwrap_or(Some(at));
             }
         }
@@ -111,7 +111,7 @@ impl Crate<'_> {
         self.modules[scope].imported.contains_key(name) || self.shows(scope, name, depth)
     }
 
-    /// Whether a module has `name` for others, not only for itself and its children.
+    /// True if other modules can name `name` in this module, not only the module itself and its children.
     fn shows(&self, scope: &Names, name: &str, depth: usize) -> bool {
         let module = &self.modules[scope];
         let names = [&module.children, &module.items, &module.re_exported];
@@ -146,7 +146,7 @@ impl Crate<'_> {
     }
 }
 
-/// Notes what one file defines and names, and reads the files of the modules that it declares.
+/// Records the definitions and paths of one file, and reads the files of the modules that it declares.
 struct Reader<'a, 'f> {
     all: &'a mut Crate<'f>,
     module: Names,
@@ -188,7 +188,8 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Paths among tokens that are not parsed: `a::b`, and `$crate::a` where `only_crate` says so.
+    /// Records the paths among tokens that are not parsed: all paths such as `a::b`, or with `only_crate` only those
+    /// that begin with `crate`.
     fn tokens(&mut self, tokens: TokenStream, only_crate: bool) {
         let mut path = Names::new();
         let mut colons = 2;
@@ -237,7 +238,7 @@ impl Reader<'_, '_> {
             return items.iter().for_each(|item| reader.visit_item(item));
         }
         if module.attrs.iter().any(|attribute| attribute.path().is_ident("path")) {
-            // A file of another crate, which is read there.
+            // The file belongs to another crate, and is read with that crate.
             return drop(self.all.modules.insert(inner.clone(), Module { file: inner, ..Module::default() }));
         }
         let beside = self.folder.join(format!("{name}.rs"));

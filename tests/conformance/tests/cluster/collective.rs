@@ -54,8 +54,8 @@ const IDLE: Case = Case { record: 64, count: 16384, set: "RECORDS_IDLE=1", write
 
 fn holds(c: &Cluster, mpi: &Mpi, program: &str, at: &[usize], file: &str, lies: &str, cases: &[Case]) {
     for case in cases {
-        // The program repeats the calls with arguments that are wrong on one rank. It gets the expected choices for
-        // that.
+        // The program also makes calls with wrong arguments on one rank. Their results depend on the choice, so it gets
+        // the expected choices as arguments.
         let of = |way: &str| if way.starts_with("two-phase") { "together" } else { "alone" };
         let line = format!(
             "env FOREBAY_MPI_DEBUG=1 {} {program} {file} {} {} {} {}",

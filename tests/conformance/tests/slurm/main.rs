@@ -1,8 +1,8 @@
-//! A job of a real Slurm of three nodes: the pool that its first step starts, the steps that use it, and the end of it.
+//! A job on a real Slurm of three nodes: its first step starts a pool, other steps use it, and the job ends.
 //!
-//! Each node is a network, PID, mount and host-name namespace with a slurmd, the first one slurmctld too. Steps are
-//! held in control groups, as on clusters, so that what a step leaves running is killed. That needs root, Debian's
-//! Slurm and version 1 of control groups: with version 2, Slurm wants systemd to give it one.
+//! Each node is a network, PID, mount and host-name namespace with a slurmd; the first one also runs slurmctld. Slurm
+//! tracks steps with control groups, as on clusters, so it kills all processes that a step leaves running. The test
+//! needs root, Debian's Slurm and version 1 of control groups: with version 2, Slurm needs systemd to create a group.
 
 #[path = "../cluster/bed.rs"]
 #[allow(dead_code)] // links are not cut here
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 use bed::Bed;
 
 const NODES: usize = 3;
-/// No job of a test takes so long, unless it hangs.
+/// Timeout for a job, in seconds: a job that takes longer hangs.
 const PATIENCE_S: &str = "100";
-/// Longer than a daemon takes to start on a machine that does much else.
+/// Longer than a daemon takes to start on a busy machine.
 const START: Duration = Duration::from_secs(60);
 const FREEZER: &str = "/sys/fs/cgroup/freezer";
 
-/// What is lacking for a Slurm of one's own.
+/// The reason why this test cannot run here, if there is one.
 fn lacking() -> Option<String> {
     // SAFETY: a plain system call.
     if unsafe { libc::geteuid() } != 0 {
@@ -37,7 +37,8 @@ fn lacking() -> Option<String> {
     (!Path::new(FREEZER).is_dir()).then(|| format!("there is no {FREEZER}"))
 }
 
-/// A Slurm that is up, and a directory that all its nodes see; in `here` of it each node has its own.
+/// A running Slurm, and a directory that all its nodes share, except its subdirectory `here`: each node has its own
+/// there.
 struct Slurm {
     dir: PathBuf,
     daemons: Vec<Child>,
@@ -105,7 +106,7 @@ impl Slurm {
         write("cgroup.conf", b"CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n");
     }
 
-    /// A line on a node: within its host name and file systems, and in processes of its own where it is `alone`.
+    /// A command line on a node, with the node's host name and mounts. `alone`: in a PID namespace of its own.
     fn line(&self, node: usize, alone: bool, line: &str) -> Command {
         let mut command = self.bed.command(node, Path::new("/usr/bin/unshare"));
         command.args(["--uts", "--mount"]);
@@ -123,7 +124,7 @@ impl Slurm {
         command
     }
 
-    /// Where the command is that `cargo build` made, and Slurm's.
+    /// The search path, with the programs of `cargo build` and Slurm's.
     fn path(&self) -> String {
         let me = std::env::current_exe().unwrap();
         let built = me.parent().and_then(Path::parent).unwrap();
@@ -131,7 +132,7 @@ impl Slurm {
         format!("{}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", built.display())
     }
 
-    /// Starts a daemon: on this host, or on a node.
+    /// Starts a daemon on a node, or on this host.
     fn start(&mut self, line: &str, on: Option<usize>) {
         let mut command = match on {
             Some(node) => self.line(node, true, line),
@@ -162,12 +163,12 @@ impl Slurm {
         }
     }
 
-    /// A line on the first node.
+    /// Runs a command line on the first node.
     fn on_first(&self, line: &str) -> Output {
         self.line(1, false, &format!("timeout {PATIENCE_S} {line}")).output().unwrap()
     }
 
-    /// Runs a batch script on all nodes; what it printed, and whether it succeeded.
+    /// Runs a batch script on all nodes. Returns its output, and whether it succeeded.
     fn batch(&self, script: &str) -> (String, bool) {
         let (path, out) = (self.dir.join("job.sh"), self.dir.join("job.out"));
         std::fs::write(&path, format!("#!/bin/bash\n{script}")).unwrap();
@@ -186,7 +187,7 @@ impl Slurm {
 
 impl Drop for Slurm {
     fn drop(&mut self) {
-        // With the first process of a node's namespace go all others.
+        // When the first process of a node's PID namespace ends, the kernel kills all others in it.
         for daemon in self.daemons.iter_mut().rev() {
             let _ = daemon.kill();
             let _ = daemon.wait();
@@ -216,7 +217,7 @@ fn pool_of_a_job_lives_as_long_as_the_step_that_started_it_and_other_steps_use_i
         return println!("skipped: no Slurm of three nodes here: {why}");
     }
     let slurm = Slurm::up();
-    // The script of the README, in short.
+    // A short form of the script in the README.
     let (text, well) = slurm.batch(
         r#"set -e
 srun --overlap --ntasks-per-node=1 forebay up --job --capacity 96MiB --mount $HERE/mnt &
@@ -237,7 +238,7 @@ echo all ended
 
     mpi_programs_in_a_job(&slurm);
 
-    // A step that is told not to stay takes the pool with it: what Slurm does, for which the step stays.
+    // With `--background` the step ends and Slurm kills the pool with it. That is why `up --job` stays without it.
     let (text, well) = slurm.batch(
         r#"srun --ntasks-per-node=1 forebay up --job --background --capacity 96MiB
 forebay status && echo it is up
@@ -247,7 +248,7 @@ true
     );
     assert!(well && !text.contains("it is up") && text.contains("is not up"), "{text}");
 
-    // A job that is cancelled: the pool is stopped, its memory free.
+    // A cancelled job: its pool is stopped and its memory is freed.
     let (text, _) = slurm.batch(
         r#"srun --overlap --ntasks-per-node=1 forebay up --job --capacity 96MiB &
 forebay status --wait 60 >/dev/null && echo it is up
@@ -259,13 +260,13 @@ wait
     slurm.wait("an end of the pool of a job that was cancelled", || leftovers(&slurm).is_empty());
 }
 
-/// Ranks on all three nodes, started by each MPI's own launcher, which Slurm has start its helpers: they write and read
-/// one striped file and one each, and find the doors of their own node's pool.
+/// Ranks on all three nodes. Each MPI's own launcher starts them, with helpers that Slurm starts. They write and read
+/// one striped file and one file each, through their own node's pool.
 fn mpi_programs_in_a_job(slurm: &Slurm) {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster/ranks.c");
     for (compiler, launcher) in [
         ("mpicc.openmpi", "mpirun.openmpi --allow-run-as-root --mca btl tcp,self --map-by node -n 6"),
-        // UCX takes namespaces of one kernel for one host, whose memory could be shared.
+        // UCX treats namespaces of one kernel as one host and would use shared memory.
         ("mpicc.mpich", "env UCX_TLS=tcp,self CHECK_WITHOUT_END=1 mpiexec.hydra -n 6 -ppn 2"),
     ] {
         let program = slurm.dir.join(format!("ranks.{compiler}"));
@@ -292,7 +293,7 @@ wait
     }
 }
 
-/// What is there of pools on all nodes.
+/// What remains of pools on all nodes.
 fn leftovers(slurm: &Slurm) -> String {
     let list = |node: usize| {
         let pools = slurm.dir.join(format!("node{node}/pool"));
