@@ -465,6 +465,6 @@ pub(crate) fn owned(fd: i32) -> Outcome<OwnedFd> {
     if fd < 0 {
         return Err(Errno::last());
     }
-    // SAFETY: the kernel just made this descriptor, and nobody else knows of it.
+    // SAFETY: the kernel just returned this descriptor, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -479,7 +479,7 @@ impl Stream for DirStream {
 
 impl Drop for DirStream {
     fn drop(&mut self) {
-        // SAFETY: the stream is open, and nobody uses it any more.
+        // SAFETY: the stream is open, and is not used afterwards.
         unsafe { libc::closedir(self.0) };
     }
 }

@@ -80,7 +80,7 @@ fn paths_that_documents_name_can_be_opened_as_written() {
     for document in documents(&root) {
         let text = std::fs::read_to_string(&document).unwrap();
         for path in named_paths(&text) {
-            // ARCHITECTURE.md says that its paths begin in crates/, and what worker/ is.
+            // In ARCHITECTURE.md paths begin in crates/, and `worker/` is in crates/server/src.
             let bases = ["", "crates/", "crates/server/src/", "docs/"];
             match bases.iter().any(|base| root.join(base).join(path).exists()) {
                 true => found += 1,

@@ -72,7 +72,7 @@ fn make_directory_of_the_root_fails(door: &dyn Door) -> Verdict {
     refused(door.unlink(&root), libc::EISDIR)?;
     refused(door.open(&root, O_RDWR | O_CREAT, 0o644), libc::EISDIR)?;
     holds(!door.names(&root)?.is_empty(), "the root lists the case's directory")?;
-    // ENOTEMPTY of a directory, EBUSY of a mount point.
+    // ENOTEMPTY for a directory, EBUSY for a mount point.
     holds(door.remove_directory(&root).is_err(), "the root stays")
 }
 
@@ -248,7 +248,7 @@ fn removed_directory_that_is_open_takes_nothing(door: &dyn Door) -> Verdict {
     refused(door.make_directory_at(under("e"), 0o755), libc::ENOENT)?;
     refused(door.symlink_at(b"x", under("s")), libc::ENOENT)?;
     refused(door.stat_at(under("f"), true), libc::ENOENT)?;
-    // The name may be taken by another directory, which the descriptor is not.
+    // Another directory may get the name; the descriptor still refers to the removed one.
     door.make_directory("d")?;
     door.put("d/f", b"")?;
     refused(door.stat_at(under("f"), true), libc::ENOENT)?;
@@ -282,7 +282,7 @@ fn calls_under_a_descriptor_follow_its_directory(door: &dyn Door) -> Verdict {
     refused(door.unlink_at(under("e")), libc::EISDIR)?;
     door.remove_directory_at(under("e"))?;
     equal(door.names("other/moved")?, vec![])?;
-    // Not a directory, and not open.
+    // A descriptor that is not a directory, and one that is not open.
     refused(door.stat_at(At { dir: Some(fd.as_raw_fd()), path: b"x" }, true), libc::ENOTDIR)?;
     refused(door.stat_at(At { dir: Some(999), path: b"x" }, true), libc::EBADF)?;
     let mut stream = door.stream_of(dir)?;
@@ -300,7 +300,7 @@ fn parent_under_a_descriptor_follows_its_directory(door: &dyn Door) -> Verdict {
 }
 
 fn working_directory_is_in_the_pool(door: &dyn Door) -> Verdict {
-    // Relative to the process's working directory, whatever the door's own spelling is.
+    // Paths relative to the process's working directory, with every spelling of the door.
     let here = |path: &'static str| At { dir: Some(libc::AT_FDCWD), path: path.as_bytes() };
     let back = door.open(".", O_RDONLY | O_DIRECTORY, 0)?;
     door.make_directory("d")?;

@@ -44,7 +44,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody uses it any more.
+        // SAFETY: the mapping is ours and is not used afterwards.
         unsafe { libc::munmap(self.at.cast(), self.length) };
     }
 }

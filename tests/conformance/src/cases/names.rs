@@ -108,7 +108,7 @@ fn path_with_dots_and_slashes_is_walked(door: &dyn Door) -> Verdict {
     equal(door.stat("d/e/..")?.ino, door.stat("d")?.ino)?;
     equal(door.stat("d/.")?.ino, door.stat("d")?.ino)?;
     equal(door.stat("d/../.")?.ino, door.stat(".")?.ino)?;
-    // `..` is looked up, not cut off the text: what stands before it must be a directory.
+    // `..` is looked up, not removed from the text: the component before it must be a directory.
     refused(door.stat("d/e/f/.."), libc::ENOTDIR)?;
     refused(door.stat("d/e/f/."), libc::ENOTDIR)?;
     refused(door.stat("d/none/.."), libc::ENOENT)?;

@@ -34,7 +34,7 @@ fn access_for_a_user_follows_the_bits(door: &dyn Door) -> Verdict {
     for mode in 0..8_i32 {
         door.chmod("f", (mode as u32) << 6)?;
         for ask in 1..8 {
-            // R_OK, W_OK and X_OK are the very bits.
+            // R_OK, W_OK and X_OK have the values of the permission bits.
             if ask & !mode == 0 {
                 door.access("f", ask)?;
             } else {

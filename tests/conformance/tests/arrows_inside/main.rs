@@ -51,7 +51,7 @@ fn modules_of_a_crate_import_one_another_in_no_cycle() {
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
-/// The shortest cycle in a crate of these files, of which `lib.rs` is the first.
+/// The shortest cycle in a crate of these files. The first one is the root file.
 fn cycle(files: &[(&str, &str)]) -> Option<String> {
     let text = |path: &Path| {
         let file = files.iter().find(|(name, _)| Path::new(name) == path);

@@ -344,7 +344,7 @@ fn listings_of_wide_directories_of_all_sizes_are_whole_and_in_one_order_on_all_n
         let numbers: Vec<usize> = told[1..].iter().map(|n| n.parse().unwrap()).collect();
         assert_eq!(numbers, [size + 2, size + 1, size]);
     }
-    // While a node does not answer whose names are requested ahead, a listing returns the names before them, then
+    // A listing requests names of later nodes ahead. If such a node does not answer, it returns the names before, then
     // fails.
     let resume = c.stop_worker(3);
     let said = c.tell(1, &format!("{ERRNO} errno ls /forebay/w60"));

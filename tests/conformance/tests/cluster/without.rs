@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::launch::OPEN_MPI;
 use crate::nodes::{bytes, plain, said, until, Cluster};
 
-/// Four nodes, of which the last two have no target.
+/// Four nodes. The last two have no target.
 pub(crate) fn prepare(name: &str) -> Cluster {
     Cluster::prepare_with(name, 4, |c, node| match node {
         1 | 2 => format!("target = [{{ path = \"{}\", capacity = \"96MiB\" }}]", c.pool(node).display()),

@@ -34,8 +34,8 @@ pub(crate) enum Verdict {
 /// The most operations whose order may matter to one reply: each is a bit of a `u128`.
 const CONCERNED_MAX: usize = u128::BITS as usize;
 
-/// The pending operations whose order may matter to the first of them, which comes first, directly or through each
-/// other; and for each of these a mask of those that it meets.
+/// Selects the pending operations whose order may matter to the first of them, directly or through others. The first
+/// one comes first. Also returns, for each selected operation, a mask of the selected ones that it meets.
 fn concerned(pending: &[Pending<'_>], leads: &Leads) -> (Vec<usize>, Vec<u128>) {
     let reaches: Vec<Reach> = pending.iter().map(|one| Reach::of(*one, leads)).collect();
     let mut found = vec![0];
@@ -115,7 +115,7 @@ impl Appends {
         Ok(Appends { longest })
     }
 
-    /// False for an append of which no read shows the value. Nothing depends on such an append if it is also in doubt.
+    /// False for an append whose value no read shows. If the append is also in doubt, nothing depends on it.
     fn shows(&self, op: &Op) -> bool {
         match op {
             Op::Append { ino, value, .. } => self.longest.get(ino).is_some_and(|all| all.contains(value)),

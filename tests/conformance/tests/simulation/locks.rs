@@ -30,7 +30,7 @@ impl Locked {
     /// Locks a file, unless the client holds the lock already. A duplicate of `file` keeps the lock.
     pub(crate) fn take(&self, ino: Ino, file: BorrowedFd<'_>) -> Result<(), Code> {
         if let btree_map::Entry::Vacant(vacant) = self.files().entry(ino) {
-            // SAFETY: a flock of zeros but for its type, which means the whole file.
+            // SAFETY: all zeros is a valid `flock`. Zeros, except for the type, mean the whole file.
             let mut lock: libc::flock = unsafe { std::mem::zeroed() };
             lock.l_type = libc::F_WRLCK as i16;
             // SAFETY: the record lives over the call.
