@@ -38,7 +38,7 @@ impl Looker {
         line.trim().to_owned()
     }
 
-    /// Calls `stat` until the node has a lease and the path is on its board.
+    /// Calls `stat` 20 times, after which the node has a lease and the path is on its board. Returns the last result.
     fn warm(&mut self, path: &str) -> String {
         (0..20).map(|_| self.look(path)).next_back().unwrap()
     }
@@ -84,7 +84,7 @@ fn a_directory_that_was_renamed_or_removed_is_believed_by_nobody() {
         for looker in [&mut two, &mut three] {
             assert_eq!(looker.warm(&old), file);
         }
-        // A program on one of the three nodes renames; all three have the old name cached.
+        // A program on one of the three nodes renames. Nodes 2 and 3 have the old name cached.
         c.tell(i % 3 + 1, &format!("mv /forebay/a{i} /forebay/a{}", i + 1));
         for looker in [&mut two, &mut three] {
             assert_eq!(
