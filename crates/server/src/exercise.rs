@@ -215,7 +215,7 @@ fn pieces(mut bytes: &[u8]) -> Vec<(u8, &[u8])> {
 /// valid link. The node must store nothing of them and must keep serving.
 ///
 /// # Panics
-/// When it does not.
+/// When the node does not.
 pub fn exercise_unknown(bytes: &[u8]) {
     let mut scene = start().unwrap_or_else(|e| panic!("{e}"));
     let mut overheard: Vec<Vec<u8>> = Vec::new();
@@ -261,7 +261,7 @@ pub fn exercise_unknown(bytes: &[u8]) {
 /// node's shard must stay readable, and the node must keep serving.
 ///
 /// # Panics
-/// When it does not.
+/// When the node does not.
 pub fn exercise_known(bytes: &[u8]) {
     inodes_behind(bytes);
 }
