@@ -88,7 +88,7 @@ pub struct TargetEntry {
 pub struct NodeEntry {
     /// The node's name.
     pub name: String,
-    /// Its number.
+    /// The node's number.
     pub number: u16,
     /// Name or address at which other nodes reach it.
     pub host: String,
@@ -176,7 +176,7 @@ impl Membership {
 pub struct Member {
     /// The node's name.
     pub name: String,
-    /// Its number.
+    /// The node's number.
     pub number: u16,
     /// Name or address at which other nodes reach it.
     pub host: String,
