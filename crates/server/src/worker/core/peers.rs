@@ -263,8 +263,8 @@ impl ShardThread<'_> {
         let Some(Network { commands, .. }) = &self.network else { return Ok(()) };
         let commands = commands.clone();
         if let Ok((_, Request::RemoveBackings { ids })) = Request::decode(&message) {
-            // Only the file numbered 0 may be a file of a pending create: a client learns the names of further backing
-            // files from a reply.
+            // Only the backing file of a file that has just one (number 0) has a name that its creator knows before it
+            // sends a further request.
             let single = BackingId::listed(ids).filter(|id| id.number == 0).map(|id| id.ino);
             let asks = |s: &Session| s.is_here() && s.slots.iter().any(|slot| slot.forwarded.is_some());
             let may_create = self.sessions.iter().any(asks);
