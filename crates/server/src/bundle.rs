@@ -51,7 +51,7 @@ impl Bundle {
     /// A pool file's text with a new secret.
     ///
     /// # Errors
-    /// When the system gives no random bytes, and what [`PoolFile::from_text`] refuses.
+    /// When the kernel returns no random bytes, and the errors of [`PoolFile::from_text`].
     pub fn new(file: String) -> Result<Bundle> {
         let mut secret = [0; SECRET_BYTES];
         for half in secret.chunks_mut(16) {
@@ -65,7 +65,7 @@ impl Bundle {
     /// A pool file and its secret, as they are on disk.
     ///
     /// # Errors
-    /// What [`PoolFile::read`] refuses; a secret that is missing, or that others may read.
+    /// The errors of [`PoolFile::read`]; a secret that is missing, or that other users may read.
     pub fn of_files(path: &Path) -> Result<Bundle> {
         let file = PoolFile::read(path)?;
         let what = || format!("cannot read {}", path.display());
@@ -81,7 +81,7 @@ impl Bundle {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Parses what [`Bundle::encode`] made.
+    /// Decodes the bytes of [`Bundle::encode`].
     ///
     /// # Errors
     /// [`Code::Invalid`] for bytes that are no bundle, and [`Code::NotSupported`] for a bundle of another version.
@@ -108,7 +108,7 @@ impl Bundle {
     /// The bundle's pool file, as it will lie in the pool directory `dir`.
     ///
     /// # Errors
-    /// What [`PoolFile::from_text`] refuses.
+    /// The errors of [`PoolFile::from_text`].
     pub fn pool_file(&self, dir: &Path) -> Result<PoolFile> {
         let mut file = PoolFile::from_text(&dir.join(NODES_FILE), &self.file)?;
         file.key = dir.join(SECRET_FILE);

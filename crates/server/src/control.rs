@@ -27,7 +27,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     stream: UnixStream,
-    /// An exchange failed. What arrives next may be the answer to that request, so no further request is sent. The
+    /// An exchange failed. The next message may be the answer to that request, so no further request is sent. The
     /// connection stays open, because the membership ends with it.
     failed: bool,
 }

@@ -18,7 +18,7 @@ const FORMAT_OF_SEVERAL_TARGETS: u32 = 2;
 /// The format of a pool on a node with one target, which older versions read too.
 const FORMAT_OF_ONE_TARGET: u32 = 1;
 
-/// What a pool's target is.
+/// The kind of a target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backing {
@@ -64,7 +64,7 @@ pub struct TargetRecord {
     pub media: Medium,
     /// Capacity for data, in bytes.
     pub capacity_bytes: u64,
-    /// What the target is.
+    /// The kind of the target.
     pub backing: Backing,
     /// True when the directory was made with the target and is removed with it.
     pub made_directory: bool,
@@ -84,7 +84,7 @@ pub struct PoolIdentity {
     pub media: Medium,
     /// Bytes that data and shard may take.
     pub capacity_bytes: u64,
-    /// What the target is.
+    /// The kind of the target.
     pub backing: Backing,
     /// True for a node without targets: the directory of its first target holds only the shard.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -1,4 +1,4 @@
-//! Resets what a daemon inherits from the shell or job that starts it.
+//! Resets the process state that a daemon inherits from the shell or job that starts it.
 //!
 //! A pool outlives its starter. So the starter's resource limits are raised as far as the kernel permits, which for
 //! most users is the hard limit. The limits that remain must not kill the daemon: signals that enforce a limit are

@@ -84,7 +84,7 @@ pub struct Started {
     pub reopened: bool,
 }
 
-/// The way by which the daemon tells its starter, once, how the start went.
+/// The pipe by which the daemon reports the result of the start, once, to its starter.
 #[derive(Debug)]
 pub(crate) struct Report(Option<File>);
 

@@ -169,8 +169,7 @@ pub(crate) struct Notifier {
     socket: OwnedFd,
     shared: Mapping,
     shared_fd: OwnedFd,
-    /// Packets whose number the notifier has not stored as written when last read, oldest first; the first `sent` of
-    /// them were sent.
+    /// Packets that the notifier may not have written yet, oldest first; the first `sent` of them were sent.
     packets: VecDeque<(u64, Vec<u8>)>,
     sent: usize,
 }

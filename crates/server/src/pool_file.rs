@@ -1,21 +1,21 @@
 //! The pool file: the nodes of a pool, their addresses, and their targets. It is TOML, and the same on all nodes:
 //!
 //! ```toml
-//! name = "case"                    # optional, for people
-//! key = "/home/u/case.key"         # the pool's secret; optional: the pool file's name with .key behind
+//! name = "case"                    # optional, for messages
+//! key = "/home/u/case.key"         # the pool's secret; optional, by default the pool file's name with the extension .key
 //! mount = "/mnt/case"              # optional: where every node mounts the pool
 //!
 //! [network]
 //! provider = "tcp;ofi_rxm"         # optional: libfabric's name, or "auto"
 //!
 //! [[node]]
-//! name = "n1"                      # the host's name, or what `--node` says
-//! host = "10.0.0.1"                # where the others reach it
+//! name = "n1"                      # the host's name, or the argument of `--node`
+//! host = "10.0.0.1"                # name or address at which other nodes reach it
 //! port = 7850                      # optional
-//! target = [{ media = "dram", path = "/tmp/case", capacity = "8GiB" }]      # or several, new ones at the end; or none
+//! target = [{ media = "dram", path = "/tmp/case", capacity = "8GiB" }]      # several, with new ones at the end, or none
 //!
 //! [[node]]
-//! name = "login1"                  # has no target: its programs' files lie on other nodes
+//! name = "login1"                  # a node without a target: its programs' files lie on other nodes
 //! state = "/tmp/case"              # optional: the pool's directory there
 //! ```
 //! A node's number is its position in the file, from 1, or the value of `number`. It is bound to the node's data for

@@ -35,7 +35,7 @@ const NEW_NUMBERS: std::ops::RangeInclusive<u16> = 2048..=NODE_NUMBER_MAX;
 /// The message of a pool that replaces one whose memory is gone.
 const LOST: &str = "empty: the data of the pool that was here before went with the memory that they were in";
 
-/// A directory whose lock this process holds.
+/// A pool directory whose lock this process holds.
 #[derive(Debug)]
 pub(crate) struct LockedPool {
     pub(crate) dir: PoolDirectory,

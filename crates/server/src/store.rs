@@ -29,7 +29,7 @@ const TAG_BYTES_MAX: usize = 255;
 /// A message between supervisor and worker.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// Worker: keep these under the tag and replace what it had.
+    /// Worker: store these under the tag, in place of the tag's earlier descriptors.
     Put(String, Vec<OwnedFd>),
     /// Worker: forget the tag.
     Remove(String),
@@ -179,8 +179,8 @@ impl FdStore {
             .map_err(|e| Error::io("cannot reach the supervisor's descriptor store", &e.into()))
     }
 
-    /// Stores duplicates of `fds` (1 to [`TAG_FDS_MAX`]) under `tag` (1 to 255 bytes) and replaces what the tag had.
-    /// When this returns, they outlive this process.
+    /// Stores duplicates of `fds` (1 to [`TAG_FDS_MAX`]) under `tag` (1 to 255 bytes), in place of the tag's earlier
+    /// descriptors. When this returns, they outlive this process.
     pub fn put(&self, tag: &str, fds: &[BorrowedFd<'_>]) -> Result<()> {
         if tag.is_empty() || tag.len() > TAG_BYTES_MAX || fds.is_empty() || fds.len() > TAG_FDS_MAX {
             return Err(Error::new(

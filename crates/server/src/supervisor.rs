@@ -1,10 +1,10 @@
 //! The supervisor: the process that keeps a pool up and does as little else as possible.
 //!
-//! It holds what must outlive a worker: the locks, the targets' descriptors (which keep a detached mount alive), the
-//! clients' listening socket, the descriptor store and the flight recorder. It starts the worker, and restarts it at
-//! once when it dies. It counts the members of an embedded pool, which ends with the last one. It has one thread and
-//! one poll loop and does not block: all its sockets are non-blocking, and a connection that does not read its answers
-//! is closed. It depends on no member and checks everything that a member sends.
+//! It holds the resources that must outlive a worker: the locks, the targets' descriptors (which keep a detached mount
+//! alive), the clients' listening socket, the descriptor store and the flight recorder. It starts the worker, and
+//! restarts it at once when it dies. It counts the members of an embedded pool, which ends with the last one. It has
+//! one thread and one poll loop and does not block: all its sockets are non-blocking, and a connection that does not
+//! read its answers is closed. It depends on no member and checks everything that a member sends.
 //!
 //! If the supervisor dies, the kernel kills the worker (PR_SET_PDEATHSIG). The data stay as far as the medium permits,
 //! and the next `up` removes the remains. Tests: `crates/cli/tests/supervisor.rs`.
@@ -316,8 +316,8 @@ impl Supervisor {
             }
         }
         if refused && self.served {
-            // The other nodes know other data under this node's number. No other node has used what was created here
-            // since the start.
+            // The other nodes have met other data under this node's number. No other node has used what was created
+            // here since the start.
             self.begin_stop(self.pool.reopened, None);
         }
     }

@@ -216,7 +216,7 @@ fn peers_without_the_secret_are_not_answered() {
     // Connections that send bytes other than libfabric's protocol.
     let mut random = Random(5);
     for round in 0..20 {
-        // From the other node's host: the daemon's kernel drops packets from hosts that are no nodes.
+        // From the other node's host: the kernel drops connections from hosts that are not nodes.
         let Ok(mut socket) = connect_from(&daemon.hosts[1], (&daemon.hosts[0], daemon.port)) else {
             continue;
         };

@@ -343,7 +343,7 @@ impl Scene {
         }
     }
 
-    /// Gives node 3 a lease of the node.
+    /// Gives node 3 a lease from the node.
     fn lease_to_3(&mut self) {
         let reply = self.ask_and_wait(3, 0, self.network.events(), &Request::RenewLease);
         assert!(matches!(Reply::decode(&reply), Ok(Reply::Count(_))));
@@ -1055,8 +1055,8 @@ fn kernel_forgets_what_it_believes_absent_when_a_directory_becomes_wide_and_afte
     assert_eq!(epochs_moved(&mut told), 0);
 }
 
-/// The part has the kept reply, and the directory's home no longer has one. Replies to requests from before the
-/// directory was wide are at the home.
+/// The part has the kept reply, and the directory's home no longer has the directory. For a request from before the
+/// directory was wide, the home has the kept reply.
 #[test]
 fn request_that_a_dead_worker_sent_to_a_part_goes_to_that_part_again() {
     let mut s = Scene::new("led");

@@ -1,6 +1,6 @@
-//! Channels: where a session's requests come from and its replies go. That is the ring of a process of this node, or
-//! the network for a process of another node. Each slot of a process of another node has one request in progress. A
-//! request with a later sequence replaces it, because the process has abandoned the earlier one.
+//! Channels: the source of a session's requests and the destination of its replies. A channel is the ring of a process
+//! of this node, or the network for a process of another node. Each slot of a process of another node has one request
+//! in progress. A request with a later sequence replaces it, because the process has abandoned the earlier one.
 //!
 //! For one request of a process its daemon may send several requests to other nodes (for the parts of a wide directory,
 //! `wide.rs`), all with the process's stamp. After a restart of its worker, that daemon sends the first of them again,
@@ -30,7 +30,7 @@ const REFUSALS_KEPT: usize = 8;
 struct Waiting {
     seq: u64,
     ticket: Ticket,
-    /// None: the request was carried out before, and its reply is held back.
+    /// None if the request was executed before and its reply is delayed.
     call: Option<Call>,
     taken: bool,
     /// Another request with the same stamp that arrived after this one was taken.

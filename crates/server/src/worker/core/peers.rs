@@ -38,7 +38,7 @@ impl ShardThread<'_> {
     }
 
     /// In a pool of several nodes: forwards a call to another node or to the network thread if they serve it. True: the
-    /// answer comes later.
+    /// answer arrives later.
     ///
     /// # Errors
     /// [`Code::Stale`] when another node sent a call that this node does not serve.

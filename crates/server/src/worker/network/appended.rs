@@ -1,6 +1,6 @@
 //! The log of appends by processes of other nodes, in memory that the supervisor keeps for the next worker. Unlike a
-//! write at an offset, an append must not be done twice. The process of an append that was in progress when a worker
-//! was killed retries it at the next worker.
+//! write at an offset, an append must not be done twice. An append that was in progress when a worker was killed is
+//! retried at the next worker.
 //!
 //! The log has the last append of each slot ([`ReplyCache`]). The entry is written before the append and marked as done
 //! after it. If a worker was killed between the two, the file's content shows the state of the append, because the

@@ -31,7 +31,7 @@ use crate::worker::message::Message;
 /// reads a mirror and when it opens a file there to close it.
 const NEVER_TOLD: u32 = libc::IN_OPEN | libc::IN_ACCESS | libc::IN_CLOSE_NOWRITE;
 
-/// What the watch thread needs from the worker.
+/// The parts of the worker that the watch thread uses.
 #[derive(Clone, Debug)]
 pub(super) struct WatchContext {
     pub(super) mirrors: PathBuf,
