@@ -389,8 +389,8 @@ fn kill(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool) -> Result<Stop
     };
     let pid = dir.lock_holder().and_then(rustix::process::Pid::from_raw);
     let Some(pid) = pid else { return Err(stuck("who holds its lock cannot be told")) };
-    // While the lock is held, its holder's number belongs to the supervisor. If only the worker is left, no process has
-    // that number, and the worker releases the lock by ending.
+    // The lock is held, so the recorded number belongs to the supervisor, unless only the worker is left. Then nothing
+    // is killed, and the worker releases the lock when it ends.
     let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
     if let Ok(process) = process {
         let name =

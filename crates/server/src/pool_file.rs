@@ -2,7 +2,7 @@
 //!
 //! ```toml
 //! name = "case"                    # optional, for messages
-//! key = "/home/u/case.key"         # the pool's secret; optional, by default the pool file's name with the extension .key
+//! key = "/home/u/case.key"         # the pool's secret; optional: the pool file's name, ending in .key
 //! mount = "/mnt/case"              # optional: where every node mounts the pool
 //!
 //! [network]
@@ -12,7 +12,7 @@
 //! name = "n1"                      # the host's name, or the argument of `--node`
 //! host = "10.0.0.1"                # name or address at which other nodes reach it
 //! port = 7850                      # optional
-//! target = [{ media = "dram", path = "/tmp/case", capacity = "8GiB" }]      # several, with new ones at the end, or none
+//! target = [{ media = "dram", path = "/tmp/case", capacity = "8GiB" }]      # several (new ones at the end), or none
 //!
 //! [[node]]
 //! name = "login1"                  # a node without a target: its programs' files lie on other nodes
