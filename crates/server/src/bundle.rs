@@ -1,8 +1,9 @@
-//! What a host must be given to be a node of a pool when no file system shows it the pool file and the secret: both, as
-//! one JSON text that comes by a pipe. It is never an argument or in the environment, which others on a host may read.
+//! A bundle: the pool file and the secret, which a host needs to be a node of a pool when no shared file system has
+//! them. A bundle is one JSON text that a pipe carries. It is never an argument or in the environment, which other
+//! users of the host may be able to read.
 //!
-//! The daemon that starts keeps both in the pool's directory, as [`NODES_FILE`] and [`SECRET_FILE`], for its workers
-//! and for whoever names the directory and means the whole pool.
+//! The daemon keeps both in the pool's directory, as [`NODES_FILE`] and [`SECRET_FILE`]. Its workers read them there,
+//! and so do commands that name the directory to reach the whole pool.
 
 use std::fmt;
 use std::io::Write;
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::directory::{PoolDirectory, NODES_FILE, NODES_FILE_NEW, SECRET_FILE, SECRET_FILE_NEW};
 use crate::pool_file::PoolFile;
 
-/// The version that makes and takes bundles: of another one the nodes would not understand one another.
+/// The version that makes and accepts bundles: nodes of different versions could not communicate.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A pool file's text and the pool's secret.
@@ -50,7 +51,7 @@ impl Bundle {
     /// A pool file's text with a new secret.
     ///
     /// # Errors
-    /// When the system gives no random bytes, and what [`PoolFile::from_text`] refuses.
+    /// When the kernel returns no random bytes, and the errors of [`PoolFile::from_text`].
     pub fn new(file: String) -> Result<Bundle> {
         let mut secret = [0; SECRET_BYTES];
         for half in secret.chunks_mut(16) {
@@ -64,7 +65,7 @@ impl Bundle {
     /// A pool file and its secret, as they are on disk.
     ///
     /// # Errors
-    /// What [`PoolFile::read`] refuses; a secret that is missing, or that others may read.
+    /// The errors of [`PoolFile::read`]; a secret that is missing, or that other users may read.
     pub fn of_files(path: &Path) -> Result<Bundle> {
         let file = PoolFile::read(path)?;
         let what = || format!("cannot read {}", path.display());
@@ -75,17 +76,17 @@ impl Bundle {
         Ok(Bundle { version: VERSION.to_owned(), file: text, secret: hexadecimal(&secret) })
     }
 
-    /// As it goes through a pipe.
+    /// The bytes to write to a pipe.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// As it came.
+    /// Decodes the bytes of [`Bundle::encode`].
     ///
     /// # Errors
-    /// [`Code::Invalid`] for what is no bundle, and [`Code::NotSupported`] for another version's.
+    /// [`Code::Invalid`] for bytes that are no bundle, and [`Code::NotSupported`] for a bundle of another version.
     pub fn decode(bytes: &[u8]) -> Result<Bundle> {
-        /// The version alone first: the rest of another one's may be spelt differently.
+        /// Parsed first, because the rest of another version's bundle may have other fields.
         #[derive(Deserialize)]
         struct VersionOnly {
             version: String,
@@ -104,25 +105,25 @@ impl Bundle {
         serde_json::from_slice(bytes).map_err(unusable)
     }
 
-    /// The pool file in it, as it will be in the pool directory `dir`.
+    /// The bundle's pool file, as it will lie in the pool directory `dir`.
     ///
     /// # Errors
-    /// What [`PoolFile::from_text`] refuses.
+    /// The errors of [`PoolFile::from_text`].
     pub fn pool_file(&self, dir: &Path) -> Result<PoolFile> {
         let mut file = PoolFile::from_text(&dir.join(NODES_FILE), &self.file)?;
         file.key = dir.join(SECRET_FILE);
         Ok(file)
     }
 
-    /// The pool's id, as `status` tells it.
+    /// The pool's id, as `status` reports it.
     ///
     /// # Errors
-    /// [`Code::Invalid`] when its secret is none.
+    /// [`Code::Invalid`] when the bundle's secret is malformed.
     pub fn pool_id(&self) -> Result<String> {
         Ok(hexadecimal(&self.secret()?.pool()))
     }
 
-    /// What to write so that there is a pool file at `path`: each file's path, mode and bytes, the secret's first.
+    /// The files to write for a pool file at `path`: the path, mode and bytes of each, the secret's first.
     ///
     /// # Errors
     /// As [`PoolFile::from_text`].
@@ -138,7 +139,8 @@ impl Bundle {
         forebay_wire::Secret::new(&bytes).map_err(wrong)
     }
 
-    /// Puts both into a pool directory whose lock this process holds: a reader sees the old ones or these.
+    /// Writes both files into a pool directory whose lock this process holds. A reader of one file sees its old or its
+    /// new content, never a part.
     pub(crate) fn write(&self, dir: &PoolDirectory) -> Result<()> {
         self.secret()?;
         let secret = bytes_of(&self.secret).unwrap_or_default();
@@ -148,7 +150,7 @@ impl Bundle {
         ];
         for (new, name, bytes) in both {
             let what = || format!("cannot write {}", dir.file(name).display());
-            // One that a killed start left may have been made otherwise.
+            // A start that was killed may have left one with another mode.
             dir.remove_file(new)?;
             let fd = dir.open_file(new, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
             std::fs::File::from(fd).write_all(bytes).map_err(|e| Error::io(what(), &e))?;

@@ -1,4 +1,4 @@
-//! One connection of the supervisor's: what was received of its next message, and what could not be sent yet.
+//! One connection to the supervisor: the bytes received of its next message, and the bytes not sent yet.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Sends what there is room for; false when the connection is to be closed.
+    /// Sends as much as the socket accepts; false when the connection is to be closed.
     pub(crate) fn flush(&mut self) -> bool {
         while !self.to_send.is_empty() {
             match self.stream.write(&self.to_send) {

@@ -1,4 +1,4 @@
-//! A pool that is up, asked: status, check, membership. The other ends are the supervisor and the worker.
+//! Requests to a pool that is up: status, check, mount, membership. The supervisor and the worker answer them.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -14,11 +14,11 @@ use crate::members::{Answer, JoinRequest};
 pub use crate::protocol::MountOptions;
 use crate::protocol::{Ask, Reply, WorkerAsk};
 
-/// The supervisor never waits for anybody, so silence means that it is stopped or starved.
+/// The supervisor never blocks, so a missing answer means that it is stopped or starved.
 const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(5);
-/// A worker answers within a batch, or is being replaced.
+/// A worker answers after at most one batch, unless it is being replaced.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Mounting waits for the kernel and one look through the mount.
+/// Mounting takes the kernel's time and one access through the mount.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(30);
 /// A check walks the whole shard and target.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -27,8 +27,8 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     stream: UnixStream,
-    /// An exchange failed: what arrives next may answer that request, so that nothing more is asked. The connection
-    /// stays, as a membership lasts as long as it.
+    /// An exchange failed. The next message may be the answer to that request, so no further request is sent. The
+    /// connection stays open, because the membership ends with it.
     failed: bool,
 }
 
@@ -84,18 +84,18 @@ fn unexpected() -> Error {
 pub struct Pids {
     /// The supervisor.
     pub supervisor: u32,
-    /// The worker; none while it is replaced.
+    /// The worker; none while it is being replaced.
     #[serde(default)]
     pub worker: Option<u32>,
 }
 
-/// What is known about a pool that is up. Its JSON is that of `forebay status --json`.
+/// The state of a pool that is up. Its JSON is that of `forebay status --json`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
     /// The pool's directory.
     pub pool: String,
-    /// `up`, `restarting` (the worker is replaced) or `stopping`.
+    /// `up`, `restarting` (the worker is being replaced) or `stopping`.
     pub state: String,
     /// The node's number.
     pub node: u16,
@@ -107,40 +107,40 @@ pub struct Status {
     pub embedded: bool,
     /// Process numbers.
     pub pids: Pids,
-    /// Workers that were replaced.
+    /// How often the worker was replaced.
     pub restarts: u64,
-    /// How the last worker ended that was replaced.
+    /// How the last replaced worker ended.
     pub last_crash: Option<String>,
     /// Seconds since the pool was started.
     pub uptime_s: u64,
-    /// Bytes that data and shard may take.
+    /// Capacity for data and shard, in bytes.
     pub capacity_bytes: u64,
-    /// Bytes that they take.
+    /// Bytes that data and shard use.
     pub used_bytes: Option<u64>,
     /// Bytes that can still be written.
     pub free_bytes: Option<u64>,
-    /// Inodes that exist.
+    /// The number of inodes.
     pub inodes: Option<u64>,
-    /// Processes that are attached.
+    /// The number of attached processes.
     pub clients: Option<u64>,
-    /// `forebay run`s that use the pool.
+    /// The number of `forebay run`s that use the pool.
     pub members: u64,
-    /// What they run.
+    /// The commands that they run.
     pub member_labels: Vec<String>,
-    /// Where it is mounted.
+    /// The pool's mounts.
     pub mounts: Vec<MountStatus>,
-    /// What the medium costs, in words.
+    /// Drawbacks of the medium and its placement, for users to read.
     pub costs: Vec<String>,
-    /// What else the worker tells: ring, board, capabilities.
+    /// Other values from the worker: ring, board, capabilities.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
-/// Asks a pool that is up how it is. A worker that does not answer in time leaves its part out. [`Code::NotFound`] when
-/// the pool is not up.
+/// Queries the status of a pool that is up. If the worker does not answer in time, its values are missing.
+/// [`Code::NotFound`] when the pool is not up.
 pub fn status(path: &Path) -> Result<Status> {
     let dir = PoolDirectory::open(path)?;
-    // Whoever is not a pool says so before it is said to be down.
+    // Reports a damaged or newer pool before a pool that is down.
     crate::identity::PoolIdentity::read(&dir)?;
     let Value::Object(ours) = Supervisor::connect(&dir)?.status()? else { return Err(unexpected()) };
     let mut all = match ask_worker(&dir, &WorkerAsk::Status, WORKER_TIMEOUT) {
@@ -151,15 +151,15 @@ pub fn status(path: &Path) -> Result<Status> {
     serde_json::from_value(Value::Object(all)).map_err(|e| unexpected().why(e))
 }
 
-/// Fails with what a user can do when the pool in `path` is not up, is newer, or is not there.
+/// Fails, with a cure for the user, when the pool in `path` is not up, is of a newer format, or is not there.
 pub fn ensure_up(path: &Path) -> Result<()> {
     let dir = PoolDirectory::open(path)?;
     crate::identity::PoolIdentity::read(&dir)?;
     Supervisor::connect(&dir).map(drop)
 }
 
-/// True when the pool in `path` has other nodes and is not mounted on this one: programs that are run over it cannot
-/// open files whose data is there.
+/// True when the pool in `path` has other nodes and is not mounted on this one: preloaded programs cannot open files
+/// whose data lie on other nodes.
 pub fn lacks_mount(path: &Path) -> bool {
     let ask = || Supervisor::connect(&PoolDirectory::open(path)?)?.status();
     ask().is_ok_and(|status| {
@@ -168,7 +168,7 @@ pub fn lacks_mount(path: &Path) -> bool {
     })
 }
 
-/// Has a pool that is up check its shard and its target; the findings as the worker tells them.
+/// Makes the worker of a pool that is up check its shard and its target. Returns the worker's findings.
 pub fn check(path: &Path) -> Result<Value> {
     let dir = PoolDirectory::open(path)?;
     crate::identity::PoolIdentity::read(&dir)?;
@@ -181,28 +181,28 @@ fn ask_worker(dir: &PoolDirectory, ask: &WorkerAsk, timeout: Duration) -> Result
     frame::ask(&mut stream, ask, Some(timeout))
 }
 
-/// A member's place in a pool, for as long as this lives.
+/// A membership in a pool, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Membership {
     connection: Supervisor,
     token: String,
 }
 
-/// Whose turn a claim is.
+/// The state of a claim.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Turn {
-    /// This member's: do it, then say so with [`Membership::finish_claim`].
+    /// This member does it, then reports with [`Membership::finish_claim`].
     Mine,
-    /// It was done.
+    /// Another member of the group has done it.
     Done,
-    /// It was tried and failed, with this reason.
+    /// Another member tried and failed, for this reason.
     Failed(String),
 }
 
-/// What is left to a member whose program has ended.
+/// The remaining work of a member whose program has ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeavePlan {
-    /// Keys of which it was the last holder: its stage-outs to do.
+    /// Keys that no other member holds any more: the stage-outs that this member does.
     pub keys: Vec<String>,
     /// True when a member of its group failed.
     pub any_failed: bool,
@@ -212,19 +212,19 @@ pub struct LeavePlan {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MountFacts {
-    /// `passthrough`: the kernel goes to the backing files by itself; `requests`: by requests to the mount's process.
+    /// `passthrough`: the kernel accesses the backing files by itself; `requests`: by requests to the mount's process.
     pub data: String,
-    /// Why not by passthrough.
+    /// Why data do not go by passthrough.
     pub why: Option<String>,
 }
 
-/// A mount, as `status` tells of it.
+/// A mount, as `status` reports it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MountStatus {
     /// The directory.
     pub at: String,
-    /// `mounted`, `mounting` (its process is started or replaced) or `unmounting`.
+    /// `mounted`, `mounting` (its process is being started or replaced) or `unmounting`.
     pub state: String,
     /// True when other users may use it too.
     pub allow_other: bool,
@@ -234,13 +234,13 @@ pub struct MountStatus {
     pub data: Option<String>,
     /// See [`MountFacts`].
     pub why: Option<String>,
-    /// Processes that were replaced.
+    /// How often its process was replaced.
     pub restarts: u64,
-    /// How the last one ended that was replaced.
+    /// How the last replaced process ended.
     pub last_crash: Option<String>,
 }
 
-/// Mounts the pool in `path` on the empty directory `at`; returns when the mount answers.
+/// Mounts the pool in `path` on the empty directory `at`; returns when the mount serves requests.
 pub fn mount(path: &Path, at: &Path, options: MountOptions) -> Result<MountFacts> {
     let mut supervisor = Supervisor::connect(&PoolDirectory::open(path)?)?;
     match supervisor.ask(&Ask::Mount { at: at.to_owned(), options }, Some(MOUNT_TIMEOUT))? {
@@ -250,14 +250,14 @@ pub fn mount(path: &Path, at: &Path, options: MountOptions) -> Result<MountFacts
     }
 }
 
-/// Unmounts the pool in `path`, from `at` or from wherever it is. [`Code::Busy`] while programs use the mount, unless
-/// `lazy`: then it is taken away from under them.
+/// Unmounts the pool in `path`, from `at` or from wherever it is mounted. [`Code::Busy`] while programs use the mount,
+/// unless `lazy`: then it is detached while they use it.
 pub fn unmount(path: &Path, at: Option<&Path>, lazy: bool) -> Result<()> {
     let mut supervisor = Supervisor::connect(&PoolDirectory::open(path)?)?;
     supervisor.unmount(at, lazy)
 }
 
-/// Joins the pool in `path`. [`Code::NotFound`] or [`Code::PoolGone`] when it is not up, or stops just now.
+/// Joins the pool in `path`. [`Code::NotFound`] or [`Code::PoolGone`] when it is not up or is stopping.
 pub fn join(path: &Path, request: JoinRequest) -> Result<Membership> {
     let dir = PoolDirectory::open(path)?;
     crate::identity::PoolIdentity::read(&dir)?;
@@ -269,12 +269,12 @@ pub fn join(path: &Path, request: JoinRequest) -> Result<Membership> {
 }
 
 impl Membership {
-    /// What marks this member's programs: the value of [`crate::TOKEN_VARIABLE`] in their environment.
+    /// The token that marks this member's programs: the value of [`crate::TOKEN_VARIABLE`] in their environment.
     pub fn token(&self) -> &str {
         &self.token
     }
 
-    /// Claims what the group does once. While another member does it, this waits.
+    /// Claims work that the group does once. Blocks while another member does it.
     pub fn claim(&mut self, key: &str) -> Result<Turn> {
         match self.connection.member(&Ask::Claim { key: key.to_owned() }, None)? {
             Answer::Mine => Ok(Turn::Mine),
@@ -284,14 +284,15 @@ impl Membership {
         }
     }
 
-    /// Reports how what was claimed went.
+    /// Reports the result of the claimed work.
     pub fn finish_claim(&mut self, key: &str, result: std::result::Result<(), String>) -> Result<()> {
         let ask = Ask::Finish { key: key.to_owned(), failure: result.err() };
         self.connection.member(&ask, Some(SUPERVISOR_TIMEOUT)).map(drop)
     }
 
-    /// Says that this member's program ended, well or not, and lets go of what it holds; what it was the last to
-    /// hold is its to do, before it leaves. While members of its group are still to come, this waits.
+    /// Reports that this member's program ended, successfully or not, and releases the member's holds. The plan lists
+    /// the holds that no other member has; this member does their work before it leaves. Blocks while members of its
+    /// group have not joined yet.
     pub fn leave_plan(&mut self, success: bool) -> Result<LeavePlan> {
         match self.connection.member(&Ask::LeavePlan { success }, None)? {
             Answer::Plan { keys, any_failed } => Ok(LeavePlan { keys, any_failed }),
@@ -299,7 +300,7 @@ impl Membership {
         }
     }
 
-    /// Makes an embedded pool stay up after its last member, until `forebay down`.
+    /// Keeps an embedded pool up after its last member leaves, until `forebay down`.
     pub fn keep_pool(&mut self) -> Result<()> {
         match self.connection.ask(&Ask::Keep, Some(SUPERVISOR_TIMEOUT))? {
             Reply::Kept => Ok(()),
@@ -308,7 +309,7 @@ impl Membership {
         }
     }
 
-    /// Leaves. An embedded pool ends with its last member.
+    /// Leaves the pool. An embedded pool ends with its last member.
     pub fn leave(self) {}
 }
 

@@ -1,4 +1,4 @@
-//! `forebayd` as a program: its command line, what it sheds of its starter, and its three roles.
+//! The program `forebayd`: its command line, the inherited state that it resets, and its three roles.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -52,8 +52,8 @@ enum Role {
     Print(String),
 }
 
-/// Runs `forebayd` with these arguments, without the program's name. Exit status 0 in good order, 1 on failure, 2 on a
-/// command line that makes no sense.
+/// Runs `forebayd` with these arguments, without the program's name. Exit status: 0 on success, 1 on failure, 2 for an
+/// invalid command line.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     shed_preload();
     match parse(arguments) {
@@ -128,7 +128,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
 }
 
 fn standard_input() -> Result<Vec<u8>> {
-    /// More than the description of the largest pool.
+    /// More than the bundle of the largest pool needs.
     const BYTES_MAX: u64 = 4 << 20;
     let mut bytes = Vec::new();
     std::io::stdin()
@@ -138,7 +138,7 @@ fn standard_input() -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The options of one node of a pool file; what the command line says besides wins.
+/// Fills in the options of one node of a pool file. Options of the command line take precedence.
 fn be_node(options: &mut PoolOptions, file: &PoolFile, node: Option<&str>) -> Result<()> {
     let node = file.node(node)?;
     if !options.path.as_os_str().is_empty() && options.path != node.dir() {
@@ -164,7 +164,7 @@ fn be_node(options: &mut PoolOptions, file: &PoolFile, node: Option<&str>) -> Re
     Ok(())
 }
 
-/// A daemon that is preloaded with the preload library would wait for itself: it starts again without.
+/// A daemon with the preload library in it would wait for itself. So it executes itself again without LD_PRELOAD.
 fn shed_preload() {
     if std::env::var_os("LD_PRELOAD").is_some() {
         let e = std::process::Command::new("/proc/self/exe")
@@ -191,7 +191,7 @@ fn inherited(number: RawFd) -> Result<OwnedFd> {
 fn work(socket: RawFd) -> ExitCode {
     let _ = rustix::thread::set_name(c"forebayd-worker");
     forebay_log::to_stderr();
-    // The store goes to the worker; this second handle says why it failed.
+    // The worker gets the store. This second handle reports why it failed.
     let spare = inherited(socket).and_then(|socket| {
         let spare = rustix::io::fcntl_dupfd_cloexec(&socket, 3)
             .map_err(|e| Error::io("cannot duplicate the supervisor's socket", &e.into()))?;
@@ -207,7 +207,7 @@ fn work(socket: RawFd) -> ExitCode {
     let run = || -> Result<()> {
         let (setup, locks) = receive_setup(socket)?;
         let result = crate::worker::run(setup);
-        drop(locks); // held until here, so that no other pool opens the targets before
+        drop(locks); // held until here, so that no other pool opens the targets earlier
         result
     };
     match run() {
@@ -266,7 +266,7 @@ fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Res
         .map_err(|e| Error::io(format!("cannot find {}", options.path.display()), &e))?;
     inherited::shed();
     inherited::check(options.capacity_bytes.map_or(0, board_bytes))?;
-    // Directories above the pool's are made as its starter makes directories, but for its own use at least.
+    // Directories above the pool's get their mode by the starter's umask, but are always accessible to their owner.
     let mask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::umask(mask - Mode::RWXU);
     let locked = pool_place::lock_pool(&options.path)?;
@@ -278,7 +278,7 @@ fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Res
     }
     forebay_log::to_stderr();
     let _ = std::env::set_current_dir("/");
-    let _ = rustix::process::setsid(); // its starter did this already, unless a person is the starter
+    let _ = rustix::process::setsid(); // `forebay` did this already; a person who starts forebayd did not
     rustix::process::umask(Mode::from_raw_mode(0o077));
     let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGCHLD])
         .map_err(|e| Error::io("cannot block signals", &e))?;
@@ -312,7 +312,8 @@ fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Res
     }
 }
 
-/// A daemon holds nothing of its starter's: a pipe that it kept would never end for who reads it.
+/// Closes descriptors inherited from the starter: if the daemon kept a pipe open, its reader would never see end of
+/// file.
 fn close_inherited(keep: Option<RawFd>) {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return };
     let numbers: Vec<RawFd> =
@@ -327,7 +328,7 @@ fn close_inherited(keep: Option<RawFd>) {
 }
 
 fn log_to_file(dir: &PoolDirectory) -> Result<()> {
-    /// A log that is longer is begun anew at the next start.
+    /// A longer log is truncated at the next start.
     const LOG_BYTES_MAX: i64 = 8 << 20;
     let log = dir.open_file(LOG_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND)?;
     if rustix::fs::fstat(&log).is_ok_and(|s| s.st_size > LOG_BYTES_MAX) {

@@ -1,8 +1,9 @@
-//! A pool's directory: what is in it, who may have it, and where it is when nobody names one.
+//! A pool's directory: its files, its permissions, and its default path.
 //!
-//! Files in it are reached relative to one descriptor, so that a directory moved or replaced meanwhile is not mistaken
-//! for the pool. It belongs to the pool's user and is closed to all others; a symbolic link in the place of a default
-//! directory is refused. Its path is short enough for the addresses of its sockets.
+//! Files in the directory are opened relative to one descriptor, so that a directory that was moved or replaced
+//! meanwhile is not mistaken for the pool. The directory belongs to the pool's user and is closed to all others. A
+//! symbolic link in place of a default directory is refused. The path is short enough for the addresses of the pool's
+//! sockets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -12,13 +13,13 @@ use std::path::{Path, PathBuf};
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 
-/// Held by the supervisor and its worker while the pool is up; its text is the supervisor's process number.
+/// Locked by the supervisor and its worker while the pool is up; its text is the supervisor's process number.
 pub const LOCK_FILE: &str = "lock";
 /// Clients attach here.
 pub const SOCKET_FILE: &str = "socket";
 /// The supervisor answers here.
 pub const SUPERVISOR_FILE: &str = "supervisor";
-/// What supervisor and worker have to say.
+/// The log of supervisor and worker.
 pub const LOG_FILE: &str = "log";
 /// The target: data, anchors, shard.
 pub const TARGET_FILE: &str = "target";
@@ -31,32 +32,33 @@ pub(crate) const MOUNT_LINK_NEW: &str = "mounted.new";
 /// Mirrors of the directories that programs watch.
 pub(crate) const MIRRORS_DIRECTORY: &str = "watches";
 
-/// The pool file of a node that was given it by a pipe ([`crate::bundle`]).
+/// The pool file of a node that received it in a bundle ([`crate::bundle`]).
 pub const NODES_FILE: &str = "nodes.toml";
-/// The secret that came with it: the pool file's default name for it.
+/// The bundle's secret, under the name that the pool file gives it by default.
 pub const SECRET_FILE: &str = "nodes.key";
 pub(crate) const NODES_FILE_NEW: &str = "nodes.toml.new";
 pub(crate) const SECRET_FILE_NEW: &str = "nodes.key.new";
-/// Which data each node of the pool was met with.
+/// The data ID with which this node first met each other node.
 pub(crate) const MET_FILE: &str = "met.json";
 pub(crate) const MET_FILE_NEW: &str = "met.json.new";
-/// In the directory of a target behind a node's first: whose it is.
+/// In the directory of each target after a node's first: the pool that owns the target.
 pub(crate) const OWNER_FILE: &str = "target.json";
 pub(crate) const OWNER_FILE_NEW: &str = "target.json.new";
-/// What of these a pool leaves behind only with its data.
+/// Those of these files that a pool removes only together with its data.
 pub(crate) const NODES_FILES: [&str; 6] =
     [NODES_FILE, SECRET_FILE, NODES_FILE_NEW, SECRET_FILE_NEW, MET_FILE, MET_FILE_NEW];
 
-/// Files of a pool are for its user alone.
+/// Only the pool's user may access its files.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 
-/// Bytes of a pool directory's path: a socket's address holds 107, the longest socket's name among them.
+/// Maximum bytes of a pool directory's path: a socket's address holds 107, which include the longest socket's name.
 const PATH_BYTES_MAX: usize = 107 - "/supervisor".len();
 
-/// Times that a directory for a pool is made again because another pool's end removed it or the one above it meanwhile.
+/// How often the directory of a new pool is made again because another pool's end removed it, or the one above it,
+/// meanwhile.
 const MAKE_ATTEMPTS: usize = 100;
 
-/// Says what to do where the medium of a pool's directory is full.
+/// Adds a cure to the error of a full medium of a pool's directory.
 pub(crate) fn or_elsewhere(error: Error) -> Error {
     match error.code {
         Code::NoSpace => error.cure(format!(
@@ -66,7 +68,7 @@ pub(crate) fn or_elsewhere(error: Error) -> Error {
     }
 }
 
-/// Every name that a pool's directory may hold. Anything else in it is somebody's file.
+/// Every name that a pool's directory may hold. Any other entry is a file that does not belong to a pool.
 const NAMES: [&str; 18] = [
     LOCK_FILE,
     SOCKET_FILE,
@@ -96,7 +98,7 @@ pub struct PoolDirectory {
 }
 
 impl PoolDirectory {
-    /// Opens the directory of a pool that was made before.
+    /// Opens the directory of an existing pool.
     pub fn open(path: &Path) -> Result<PoolDirectory> {
         let what = || format!("cannot open pool {}", path.display());
         let fd = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
@@ -113,8 +115,8 @@ impl PoolDirectory {
         Ok(PoolDirectory { path, fd })
     }
 
-    /// Opens the directory for a pool, making it and its parents when they are missing; true when it was made. One
-    /// that holds anything but a pool is refused, and one of another user.
+    /// Opens the directory for a pool, and makes it and its parents if they are missing; true when it was made. Refuses
+    /// a directory of another user and one with entries that belong to no pool.
     pub fn make(path: &Path) -> Result<(PoolDirectory, bool)> {
         let what = || format!("cannot make a pool in {}", path.display());
         let denied = |e: &std::io::Error| {
@@ -131,7 +133,7 @@ impl PoolDirectory {
                 .why(format!("its path exceeds {PATH_BYTES_MAX} bytes, and addresses of sockets are short"))
                 .cure("name a shorter path, such as one under /tmp"));
         }
-        // The path is in messages between processes and in files of the pool, all of which are JSON.
+        // Messages between processes and files of the pool contain the path, and all of them are JSON.
         if path.to_str().is_none() {
             return Err(Error::new(Code::Invalid, what())
                 .why("its path is not UTF-8")
@@ -159,7 +161,7 @@ impl PoolDirectory {
         dir.check_owner()?;
         if !made {
             dir.check_content()?;
-            // A directory that its user made beforehand usually lets others look in.
+            // A directory that the user made beforehand is usually readable for others.
             rustix::fs::fchmod(&dir.fd, Mode::from_raw_mode(0o700)).map_err(|e| denied(&e.into()))?;
         }
         rustix::fs::accessat(
@@ -221,7 +223,7 @@ impl PoolDirectory {
         self.fd.as_fd()
     }
 
-    /// Opens or makes a file in the directory, for the pool's user alone.
+    /// Opens or makes a file in the directory that only the pool's user may access.
     pub fn open_file(&self, name: &str, flags: OFlags) -> Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         rustix::fs::openat(&self.fd, name, flags, FILE_MODE).map_err(|e| {
@@ -229,7 +231,7 @@ impl PoolDirectory {
         })
     }
 
-    /// Removes a file; one that is not there is no error.
+    /// Removes a file; a missing file is no error.
     pub fn remove_file(&self, name: &str) -> Result<()> {
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
@@ -237,7 +239,7 @@ impl PoolDirectory {
         }
     }
 
-    /// Makes a listening socket, in the place of one that a dead pool left.
+    /// Makes a listening socket, and replaces the socket of a dead pool.
     pub fn listen(&self, name: &str) -> Result<UnixListener> {
         self.remove_file(name)?;
         let what = || format!("cannot make socket {}", self.file(name).display());
@@ -248,7 +250,8 @@ impl PoolDirectory {
         Ok(listener)
     }
 
-    /// Connects to a socket of the pool. A missing or silent one means that the pool is not up: [`Code::NotFound`].
+    /// Connects to a socket of the pool. A socket that is missing or refuses means that the pool is not up:
+    /// [`Code::NotFound`].
     pub fn connect(&self, name: &str) -> Result<UnixStream> {
         UnixStream::connect(self.file(name)).map_err(|e| match e.raw_os_error() {
             Some(libc::ENOENT) | Some(libc::ECONNREFUSED) => self.not_up(),
@@ -256,15 +259,15 @@ impl PoolDirectory {
         })
     }
 
-    /// The error that says that the pool is not up.
+    /// The error for a pool that is not up.
     pub fn not_up(&self) -> Error {
         Error::new(Code::NotFound, format!("cannot reach pool {}", self.path.display()))
             .why("it is not up")
             .cure(format!("`forebay up --path {}` starts it", self.path.display()))
     }
 
-    /// Takes the pool's lock and writes this process's number into it. [`Code::Busy`] when the pool is up,
-    /// [`Code::Stale`] when lock or directory were removed meanwhile: make them again.
+    /// Takes the pool's lock and writes this process's number into it. [`Code::Busy`] when the pool is up.
+    /// [`Code::Stale`] when lock or directory were removed meanwhile: the caller makes them again.
     pub fn lock(&self) -> Result<OwnedFd> {
         let fd = self.open_file(LOCK_FILE, OFlags::RDWR | OFlags::CREATE)?;
         let what = || format!("cannot lock {}", self.file(LOCK_FILE).display());
@@ -281,7 +284,7 @@ impl PoolDirectory {
         let text = format!("{}\n", rustix::process::getpid().as_raw_nonzero());
         rustix::fs::ftruncate(&fd, 0).and_then(|()| rustix::io::pwrite(&fd, text.as_bytes(), 0)).map_err(
             |e| {
-                let _ = self.remove_file(LOCK_FILE); // held, so it is this process's to remove
+                let _ = self.remove_file(LOCK_FILE); // this process holds the lock and so may remove it
                 or_elsewhere(Error::io(what(), &e.into()))
             },
         )?;
@@ -318,19 +321,19 @@ impl PoolDirectory {
     }
 }
 
-/// Names the directory in the place of `/tmp`, for nodes whose `/tmp` is not their own.
+/// The environment variable for a directory to use instead of `/tmp`, on nodes whose `/tmp` is not local to them.
 pub const BASE_VARIABLE: &str = "FOREBAY_TMPDIR";
 
-/// Where [`user_directory`] is, or will be.
+/// The path of [`user_directory`], whether or not it exists.
 pub(crate) fn user_directory_path() -> PathBuf {
     let me = rustix::process::geteuid().as_raw();
     let base = std::env::var_os(BASE_VARIABLE).filter(|v| !v.is_empty()).map_or("/tmp".into(), PathBuf::from);
     base.join(format!("forebay-{me}"))
 }
 
-/// The directory under which pools live that nobody gave a path: one a user, closed to others. It is in `/tmp`, or
-/// where [`BASE_VARIABLE`] says; not XDG_RUNTIME_DIR, which a logout clears under a pool that should outlive it, and
-/// which batch systems hand on to nodes that lack it.
+/// The directory for pools without a path: one per user, closed to others. It is in `/tmp`, or in the directory that
+/// [`BASE_VARIABLE`] names. XDG_RUNTIME_DIR is not used: a logout clears it although the pool should outlive the login,
+/// and batch systems set it on nodes that lack the directory.
 pub fn user_directory() -> Result<PathBuf> {
     let path = absolute_user_directory_path()?;
     let what = || format!("cannot use {}", path.display());
@@ -341,7 +344,7 @@ pub fn user_directory() -> Result<PathBuf> {
             Err(e) => return Err(Error::io(what(), &e.into()).cure("name a directory with --pool DIR")),
         }
         attempts += 1;
-        // The end of the last pool in it may have removed it again.
+        // The last pool in it may have removed it at its end.
         if is_safe_user_directory(&path)? || attempts == MAKE_ATTEMPTS {
             return Ok(path);
         }
@@ -358,7 +361,7 @@ fn absolute_user_directory_path() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Refuses a user directory that others may have made or may change; false when it is not there.
+/// Refuses a user directory that other users may have made or may change; false when it does not exist.
 fn is_safe_user_directory(path: &Path) -> Result<bool> {
     let me = rustix::process::geteuid().as_raw();
     let what = || format!("cannot use {}", path.display());
@@ -377,21 +380,21 @@ fn is_safe_user_directory(path: &Path) -> Result<bool> {
     if stat.st_uid != me {
         return unsafe_because(format!("it belongs to user {}", stat.st_uid));
     }
-    // Open to others, or made under a umask that closed it to its owner.
+    // It is open to others, or was made under a umask that closed it to its owner.
     if stat.st_mode & 0o777 != 0o700 {
         rustix::fs::chmod(path, Mode::from_raw_mode(0o700)).map_err(|e| Error::io(what(), &e.into()))?;
     }
     Ok(true)
 }
 
-/// The directory for pools of runs on a disk: one a user, in the directory for temporary files, where batch systems put
-/// a node's disk.
+/// The directory for pools of `forebay run` on a disk: one per user, in the directory for temporary files, where batch
+/// systems place a node's disk.
 pub fn ssd_directory() -> Result<PathBuf> {
     let me = rustix::process::geteuid().as_raw();
     let path = std::env::temp_dir().join(ssd_directory_name());
     match rustix::fs::mkdir(&path, Mode::RWXU) {
         Ok(()) => {
-            // A umask may have taken bits away.
+            // The umask may have cleared bits.
             rustix::fs::chmod(&path, Mode::RWXU)
                 .map_err(|e| Error::io(format!("cannot make {}", path.display()), &e.into()))?;
             return Ok(path);
@@ -416,8 +419,8 @@ fn ssd_directory_name() -> String {
     format!("forebay-ssd-{}", rustix::process::geteuid().as_raw())
 }
 
-/// Removes the directory above `path` if it is [`user_directory`] or [`ssd_directory`] and empty: nothing of Forebay
-/// stays behind the last pool. A process that creates something in it creates it again first.
+/// Removes the directory above `path` if it is [`user_directory`] or [`ssd_directory`] and empty, so that the last pool
+/// leaves nothing behind. A process that makes a pool in it makes the directory again first.
 pub fn remove_empty_above(path: &Path) {
     let Some(above) = path.parent() else { return };
     if above == user_directory_path() || above.ends_with(ssd_directory_name()) {
@@ -425,12 +428,12 @@ pub fn remove_empty_above(path: &Path) {
     }
 }
 
-/// True for a pool that has met another of its nodes, so that programs on that one can see it.
+/// True for a pool that has met another of its nodes, so that programs on that node can see it.
 pub fn has_met_others(path: &Path) -> bool {
     path.join(MET_FILE).is_file()
 }
 
-/// The pool that `forebay up` makes and every other verb looks for when nobody names one. Nothing is made for it here.
+/// The path of the pool that `forebay up` makes, and that all other verbs use, when none is named. Makes nothing.
 pub fn default_pool() -> Result<PathBuf> {
     let above = absolute_user_directory_path()?;
     is_safe_user_directory(&above)?;

@@ -1,8 +1,8 @@
-//! Two entry points for fuzzing a daemon, by `fuzz/` and by `tests/garbage.rs`: a node of a pool of two, without
-//! threads ([`crate::stepped`]), and whoever sends it the input by the simulated network.
+//! Two entry points for fuzzing a daemon, used by `fuzz/` and `tests/garbage.rs`. A node of a pool of two runs without
+//! threads ([`crate::stepped`]), and a peer sends it the input over the simulated network.
 //!
-//! The input is a list of pieces: one byte that says what is done with the piece, two its length, then the piece.
-//! Whatever it is, the node must go on and serve a peer that asks soundly.
+//! The input is a list of pieces: one byte that selects what is done with the piece, two bytes for its length, then the
+//! piece. For any input, the node must keep running and must serve a peer that sends well-formed requests.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -25,12 +25,12 @@ use crate::FLIGHT_RECORDER_BYTES;
 const NODE: u32 = 1;
 const PEER: u16 = 2;
 const SHARD_BYTES: u64 = 16 << 20;
-/// Steps of the network after each piece: more than an exchange takes.
+/// Steps of the network after each piece: more than one request and its reply need.
 const TURNS: usize = 4;
-/// And for a handshake or an answer that is waited for.
+/// The most steps for a handshake or an answer.
 const TURNS_MAX: usize = 5000;
 
-/// A directory that goes with its owner.
+/// A directory that is removed on drop.
 struct Place(PathBuf);
 
 impl Place {
@@ -53,16 +53,16 @@ impl Drop for Place {
     }
 }
 
-/// The node, and the other end of the network.
+/// The node, and its peer's end of the network.
 struct Scene {
     network: Network,
     node: Node,
     peer: SimulatedEndpoint,
     at: Peer,
-    /// Frames that came.
+    /// Frames that the peer received.
     heard: Vec<Vec<u8>>,
     nonce: u8,
-    /// Last, as the node has its target in it.
+    /// The last field, because the node, which uses the directory, must be dropped first.
     _place: Place,
 }
 
@@ -110,11 +110,11 @@ fn start() -> forebay_types::Result<Scene> {
 impl Scene {
     fn send(&mut self, frame: &[u8]) {
         let deadline = self.network.now() + Duration::from_secs(1);
-        // What the network does not take, as too long a frame, does not come.
+        // The network drops a frame that it does not accept, such as one that is too long.
         let _ = self.peer.send(self.at, 0, frame, 0, deadline);
     }
 
-    /// One step of everything.
+    /// One step of the network, the node and the peer.
     fn turn(&mut self) {
         self.network.turn();
         self.node.communicate();
@@ -131,7 +131,7 @@ impl Scene {
         });
     }
 
-    /// A link, made as a peer with the secret makes one.
+    /// Makes a link as a peer that has the secret.
     fn link(&mut self) -> Session {
         self.nonce = self.nonce.wrapping_add(1);
         let me = Hello {
@@ -166,7 +166,7 @@ impl Scene {
         panic!("the node welcomes nobody any more");
     }
 
-    /// A sound request on a link of its own is answered.
+    /// Checks that a well-formed request on a new link is answered.
     fn is_served(&mut self) {
         let mut session = self.link();
         let ask = Message::Ask(Caller { uid: 0, gid: 0 }, Request::GetAttr { ino: Ino::ROOT });
@@ -187,7 +187,7 @@ impl Scene {
                 let Ok(Message::Answer(answer)) = Message::decode(header.kind, body) else {
                     panic!("a sound request is refused: {:?}", Message::decode(header.kind, body));
                 };
-                // A peer with the secret may have filled the node with what it keeps for processes.
+                // A peer with the secret may have used up the state that the node keeps for processes.
                 assert!(
                     matches!(answer, Ok(Reply::Entry(_)) | Err(Refusal::Code(Code::NoResources))),
                     "a sound request is answered with {answer:?}"
@@ -211,17 +211,17 @@ fn pieces(mut bytes: &[u8]) -> Vec<(u8, &[u8])> {
     pieces
 }
 
-/// A node under frames of somebody who has not the secret: as they are, and made of such as were sent to it or by it.
-/// It keeps nothing of them, and serves on.
+/// Sends a node frames from a sender without the secret: the pieces themselves, and modified copies of frames of a
+/// valid link. The node must store nothing of them and must keep serving.
 ///
 /// # Panics
-/// When it does not.
+/// When the node does not.
 pub fn exercise_unknown(bytes: &[u8]) {
     let mut scene = start().unwrap_or_else(|e| panic!("{e}"));
     let mut overheard: Vec<Vec<u8>> = Vec::new();
     for (what, piece) in pieces(bytes) {
         match what % 4 {
-            // A sound link of a peer that has the secret, of which frames are overheard.
+            // A valid link of a peer that has the secret. Its frames are overheard.
             0 => {
                 let mut session = scene.link();
                 let (mut frame, path) = (Vec::new(), Message::Ask(Caller { uid: 0, gid: 0 }, Request::Space));
@@ -230,12 +230,12 @@ pub fn exercise_unknown(bytes: &[u8]) {
                     overheard.push(frame);
                 }
             }
-            // What was overheard, with some bytes changed: those at the places that the piece says.
+            // The last overheard frame with some bytes changed, at the positions that the piece gives.
             1 => {
                 let Some(frame) = overheard.last_mut() else { continue };
                 for change in piece.chunks_exact(2) {
                     let at = usize::from(change[0]) % frame.len();
-                    // Never nothing: a frame that is as it was is the peer's own.
+                    // At least one bit changes: an unchanged frame would be a valid one of the peer.
                     frame[at] ^= change[1] | 1;
                 }
                 let frame = frame.clone();
@@ -257,16 +257,16 @@ pub fn exercise_unknown(bytes: &[u8]) {
     scene.is_served();
 }
 
-/// A node under frames that are sealed with the pool's secret: any body of any kind, and requests that decode. It stays
-/// what it is, and serves on.
+/// Sends a node frames that are sealed with the pool's secret: any body of any kind, and requests that decode. The
+/// node's shard must stay readable, and the node must keep serving.
 ///
 /// # Panics
-/// When it does not.
+/// When the node does not.
 pub fn exercise_known(bytes: &[u8]) {
     inodes_behind(bytes);
 }
 
-/// [`exercise_known`]; how many inodes the shard has behind it, the root among them.
+/// As [`exercise_known`]; returns the number of inodes in the shard afterwards, with the root.
 pub fn inodes_behind(bytes: &[u8]) -> u64 {
     let mut scene = start().unwrap_or_else(|e| panic!("{e}"));
     let mut session = scene.link();
@@ -275,7 +275,7 @@ pub fn inodes_behind(bytes: &[u8]) -> u64 {
             // Any kind.
             (0, [kind, body @ ..]) => (Kind::ALL[usize::from(*kind) % Kind::ALL.len()], body),
             (0, []) => continue,
-            // Time in which links fall silent.
+            // Time without frames, in which links are closed.
             (1, _) => {
                 for _ in 0..20 * piece.len() {
                     scene.turn();
@@ -298,7 +298,7 @@ pub fn inodes_behind(bytes: &[u8]) -> u64 {
         for _ in 0..TURNS {
             scene.turn();
         }
-        // It hung up, as it may: the next one calls again.
+        // The node may close the link. Then a new link is made.
         let hung_up = scene.heard.iter().any(|f| Header::peek(f).is_ok_and(|h| h.kind == Kind::Goodbye));
         scene.heard.clear();
         if hung_up || matches!(kind, Kind::Goodbye) {

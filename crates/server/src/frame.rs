@@ -1,5 +1,5 @@
-//! Messages of JSON on the pool's two unix sockets: the header that attach uses (forebay-ring), kind "control", then
-//! the text. Every length is checked before it is believed.
+//! JSON messages on the pool's two unix sockets: the header that attach messages have (forebay-ring) with kind
+//! "control", then the text. Every length is checked before it is used.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use forebay_ring::{Header, HEADER_BYTES, KIND_CONTROL, KIND_ERROR};
 use forebay_types::{Code, Error, Result};
 use serde::{de::DeserializeOwned, Serialize};
 
-/// Bytes of one JSON message: a check report with many findings fits.
+/// Maximum bytes of one JSON message: enough for a check report with many findings.
 const JSON_BYTES_MAX: usize = 16 << 20;
 
 /// The bytes of one message.
@@ -22,7 +22,7 @@ pub(crate) fn encode(value: &impl Serialize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The first whole message of `buffer`, which it leaves; none while bytes are missing.
+/// Removes the first whole message from `buffer` and returns it; none while bytes are missing.
 pub(crate) fn take<T: DeserializeOwned>(buffer: &mut Vec<u8>) -> Result<Option<T>> {
     let Some(header) = buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
     let len = checked_len(header)?;
@@ -51,7 +51,7 @@ fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T> {
     })
 }
 
-/// Sends `value` and waits for the answer; `timeout` bounds each step, none is for ever.
+/// Sends `value` and waits for the answer. `timeout` bounds each read and write; with none they wait without limit.
 pub(crate) fn ask<T: DeserializeOwned>(
     stream: &mut UnixStream,
     value: &impl Serialize,

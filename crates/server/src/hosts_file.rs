@@ -1,4 +1,4 @@
-//! The pool file of a pool that was started by a list of hosts.
+//! Writes the pool file of a pool that is started by a list of hosts.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ const NAME_MARK: &str = "%n";
 /// A host that is to be a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamedHost {
-    /// By which people call it.
+    /// The node's name.
     pub name: String,
-    /// Where the others reach it.
+    /// The name or address at which other nodes reach it.
     pub host: String,
-    /// Bytes of its target: by default as `forebay up` chooses. 0: it gives no target.
+    /// Bytes of its target; by default as `forebay up` chooses. With 0 the node has no target.
     pub capacity_bytes: Option<u64>,
 }
 
@@ -25,10 +25,10 @@ impl NamedHost {
     }
 }
 
-/// What all nodes have alike.
+/// The settings that all nodes share.
 #[derive(Clone, Debug)]
 pub struct Alike {
-    /// The pool's directory on each; `%n` in it is the node's name.
+    /// The pool's directory on each node; `%n` in it stands for the node's name.
     pub path: PathBuf,
     /// The medium; by default as `forebay up` chooses.
     pub media: Option<Medium>,
@@ -38,7 +38,7 @@ pub struct Alike {
     pub provider: Option<String>,
 }
 
-/// A path with the node's name where `%n` is.
+/// Replaces `%n` in a path by the node's name.
 pub fn path_on(path: &Path, name: &str) -> PathBuf {
     match path.to_str() {
         Some(text) => PathBuf::from(text.replace(NAME_MARK, name)),
@@ -50,7 +50,8 @@ fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
 
-/// The pool file: the hosts in their order, but those without a target last, as the first has the root.
+/// The pool file's text. The hosts are in their order, except that those without a target come last, because the first
+/// node has the root.
 pub fn text(hosts: &[NamedHost], alike: &Alike) -> String {
     let mut text = String::from("# Made by `forebay up`.\n");
     if let Some(provider) = &alike.provider {
@@ -102,7 +103,7 @@ mod tests {
         let file = PoolFile::from_text(Path::new("/f"), &text(&[host("a", None)], &plain)).unwrap();
         assert_eq!(file.nodes[0].port, crate::pool_file::DEFAULT_PORT);
         assert_eq!(file.nodes[0].first().capacity_bytes, None);
-        // One that gives nothing is not the first, which has the root.
+        // A host without a target is not the first node, which has the root.
         let hosts = [host("none", Some(0)), host("some", Some(9 << 30)), host("more", None)];
         let file = PoolFile::from_text(Path::new("/f"), &text(&hosts, &plain)).unwrap();
         let names: Vec<(&str, bool)> =

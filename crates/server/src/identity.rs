@@ -1,5 +1,5 @@
-//! Who a pool is: the record in `pool.json`, written once when the pool is made and read before anything of it is
-//! touched. A pool of a newer format is refused here, before its shard is opened.
+//! A pool's identity: the record in `pool.json`, which is written when the pool is made and read before any other file
+//! of the pool is used. A pool of a newer format is refused here, before its shard is opened.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -13,20 +13,20 @@ use crate::directory::{or_elsewhere, PoolDirectory, IDENTITY_FILE};
 
 /// The format of a pool that this version writes, and the newest that it reads.
 pub const POOL_FORMAT: u32 = 3;
-/// The format of a pool whose nodes all have targets, this one several.
+/// The format of a pool on a node with several targets.
 const FORMAT_OF_SEVERAL_TARGETS: u32 = 2;
-/// The format of a pool with one target, which older versions read too.
+/// The format of a pool on a node with one target, which older versions read too.
 const FORMAT_OF_ONE_TARGET: u32 = 1;
 
-/// What a pool's target is.
+/// The kind of a target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backing {
-    /// A tmpfs of the pool's own, mounted at `target`.
+    /// A tmpfs that the pool owns, mounted at `target`.
     Tmpfs,
     /// The plain directory `target`, on whatever file system it lies.
     Directory,
-    /// A tmpfs of the pool's own that is mounted nowhere: it lives as long as the supervisor.
+    /// A tmpfs that the pool owns and that is mounted nowhere: it lives as long as the supervisor.
     Detached,
 }
 
@@ -54,7 +54,7 @@ mod medium_text {
     }
 }
 
-/// A target behind a node's first.
+/// A target after a node's first.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TargetRecord {
     /// The directory that the pool file names.
@@ -62,20 +62,20 @@ pub struct TargetRecord {
     /// The medium.
     #[serde(with = "medium_text")]
     pub media: Medium,
-    /// Bytes that data may take.
+    /// Capacity for data, in bytes.
     pub capacity_bytes: u64,
-    /// What the target is.
+    /// The kind of the target.
     pub backing: Backing,
-    /// True when the directory was made with the target, and goes with it.
+    /// True when the directory was made with the target and is removed with it.
     pub made_directory: bool,
 }
 
 /// A pool's identity, as `pool.json` holds it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolIdentity {
-    /// What a version must know to use the pool: 2 for several targets, 3 for none.
+    /// The format that a version must support to use the pool: 2 for several targets, 3 for a node without a target.
     pub format: u32,
-    /// A random name that no other pool has.
+    /// A random name, unique to this pool.
     pub uuid: String,
     /// The node's number in the pool.
     pub node: u16,
@@ -84,21 +84,21 @@ pub struct PoolIdentity {
     pub media: Medium,
     /// Bytes that data and shard may take.
     pub capacity_bytes: u64,
-    /// What the target is.
+    /// The kind of the target.
     pub backing: Backing,
-    /// True for a node on which no file lies: what would be its first target has its shard alone.
+    /// True for a node without targets: the directory of its first target holds only the shard.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shard_only: bool,
-    /// The targets behind the first.
+    /// The targets after the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more: Vec<TargetRecord>,
-    /// The number that the pool file has for this node, if that was of data which are gone.
+    /// The number of this node in the pool file, if that number belonged to data that are lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instead_of: Option<u16>,
     /// True for a pool that ends with its last member.
     #[serde(default)]
     pub embedded: bool,
-    /// True when the pool directory was made with the pool, and goes with it.
+    /// True when the pool directory was made with the pool and is removed with it.
     #[serde(default)]
     pub made_directory: bool,
 }
@@ -121,7 +121,7 @@ impl PoolIdentity {
         })
     }
 
-    /// Bytes that data and shard may take on the node's first target; none on a node without one.
+    /// Capacity for data and shard on the node's first target, in bytes; 0 on a node without a target.
     pub fn capacity_of_first(&self) -> u64 {
         if self.shard_only {
             0
@@ -130,19 +130,19 @@ impl PoolIdentity {
         }
     }
 
-    /// Bytes that data and shard may take on all targets; none on a node without one.
+    /// Capacity for data and shard on all targets, in bytes; 0 on a node without a target.
     pub fn capacity_of_all(&self) -> u64 {
         self.more
             .iter()
             .fold(self.capacity_of_first(), |sum, target| sum.saturating_add(target.capacity_bytes))
     }
 
-    /// How many directories with a target or, in its place, a shard the node has.
+    /// The number of the node's target directories. On a node without a target the directory of its shard counts.
     pub fn target_count(&self) -> usize {
         1 + self.more.len()
     }
 
-    /// Sets the targets behind the first.
+    /// Sets the targets after the first.
     pub(crate) fn set_more(&mut self, more: Vec<TargetRecord>) {
         self.format = match more.len() {
             _ if self.shard_only => POOL_FORMAT,
@@ -171,7 +171,7 @@ impl PoolIdentity {
                 .why(format!("it is not the identity of a pool ({e})"))
                 .cure("if the pool's data is no longer needed, remove the directory and start anew")
         };
-        // The format alone first: the rest of a newer identity may be spelt differently.
+        // The format is parsed first, because the rest of a newer identity may have other fields.
         #[derive(Deserialize)]
         struct FormatOnly {
             format: u32,
@@ -205,7 +205,7 @@ fn random_uuid() -> Result<String> {
     Ok(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
 }
 
-/// 16 bytes that nobody can guess.
+/// 16 unpredictable bytes.
 pub(crate) fn random_bytes() -> Result<[u8; 16]> {
     let mut bytes = [0u8; 16];
     let mut got = 0;

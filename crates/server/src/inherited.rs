@@ -1,12 +1,12 @@
-//! What a daemon inherits from the shell or the job that starts it, and must not be bound by.
+//! Resets the process state that a daemon inherits from the shell or job that starts it.
 //!
-//! A pool serves programs for longer than its starter lives. Limits of the starter are raised as far as the kernel lets
-//! this user, which is the hard limit for most. What remains of them must not kill: signals that enforce a limit are
-//! ignored, so that the call fails instead (EFBIG). Limits below which the daemon cannot work are refused before it
-//! starts. Signals that the starter had ignored or blocked, and its umask, are set anew. Limits and ignored signals
-//! pass on to worker and mount, which are this program's children.
+//! A pool outlives its starter. So the starter's resource limits are raised as far as the kernel permits, which for
+//! most users is the hard limit. The limits that remain must not kill the daemon: signals that enforce a limit are
+//! ignored, so that the call fails instead (EFBIG). The daemon refuses to start under limits with which it cannot work.
+//! Signal dispositions, the signal mask and the umask are reset. The worker and the mount, which are this program's
+//! children, inherit the limits and the ignored signals.
 //!
-//! The starter's nice value and processors are kept: they say how much of the machine the pool may use.
+//! The starter's nice value and CPU affinity are kept: they state how much of the machine the pool may use.
 
 use std::io::Write;
 
@@ -14,20 +14,21 @@ use forebay_sys::signals;
 use forebay_types::{Code, Error, Result};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 
-/// Fewer descriptors than this do not suffice for supervisor, worker and the first clients.
+/// The least number of descriptors for supervisor, worker and the first clients.
 const DESCRIPTORS_MIN: u64 = 48;
 /// Descriptors that are enough for all clients that a daemon may have.
 const DESCRIPTORS_ENOUGH: u64 = 1 << 16;
-/// The largest file of the daemon's own, beside the board, when a pool is new.
+/// The size of the largest file that the daemon itself writes in a new pool, apart from the board.
 const OWN_FILE_BYTES: u64 = 64 << 20;
-/// Less stack than this is raised to it. More is left alone: an unlimited stack changes where the kernel maps memory.
+/// A smaller stack limit is raised to this. A larger one stays: an unlimited stack changes where the kernel maps
+/// memory.
 const STACK_BYTES: u64 = 8 << 20;
 
-/// Limits that are raised as far as they go.
+/// Limits that are raised to unlimited, or else to the hard limit.
 const RAISED: [Resource; 6] =
     [Resource::Fsize, Resource::Cpu, Resource::As, Resource::Data, Resource::Nproc, Resource::Memlock];
 
-/// Raises one limit to `enough`, or to what this user may have.
+/// Raises one limit to `enough` (none: unlimited), or to the hard limit if that is lower.
 fn raise(resource: Resource, enough: Option<u64>) {
     let limit = getrlimit(resource);
     let below = |limit: Option<u64>| limit.is_some_and(|limit| enough.is_none_or(|enough| limit < enough));
@@ -43,21 +44,21 @@ fn raise(resource: Resource, enough: Option<u64>) {
     }
 }
 
-/// Sheds what can be shed. To be called while the process has one thread.
+/// Resets the inherited state. Must be called while the process has one thread.
 pub(crate) fn shed() {
     signals::ignore(&[libc::SIGXFSZ, libc::SIGXCPU, libc::SIGPIPE]);
-    // Ignored, children could not be waited for.
+    // If the signal were ignored, the kernel would reap children before this process could wait for them.
     signals::reset(libc::SIGCHLD);
     for resource in RAISED {
         raise(resource, None);
     }
     raise(Resource::Stack, Some(STACK_BYTES));
     raise(Resource::Nofile, Some(DESCRIPTORS_ENOUGH));
-    // All of them, where the hard limit is above that.
+    // The hard limit may be higher: the soft limit is raised to it.
     let descriptors = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: descriptors.maximum, ..descriptors });
     leave_class();
-    // A worker that the kernel prefers to end takes all programs' calls with it.
+    // If the kernel's OOM killer preferred the worker, all programs' calls would fail with it.
     if std::fs::read_to_string("/proc/self/oom_score_adj")
         .is_ok_and(|n| n.trim().parse().is_ok_and(|n: i32| n > 0))
     {
@@ -66,8 +67,8 @@ pub(crate) fn shed() {
     }
 }
 
-/// To the class of ordinary processes: one that runs only when nothing else does lets calls time out, and one in real
-/// time keeps all others from its processor while it looks for requests.
+/// Moves to the scheduling class of ordinary processes. In the idle class calls would time out, and a real-time process
+/// that polls for requests would keep all others from its processor.
 fn leave_class() {
     let zero = libc::sched_param { sched_priority: 0 };
     // SAFETY: the structure lives over the call.
@@ -78,14 +79,15 @@ fn leave_class() {
     }
 }
 
-/// Clients that may attach at a time, by the descriptors that this process may have, of which `taken` serve for other
-/// things. For each, the supervisor keeps two and has a connection to its `forebay run`.
+/// The number of clients that may be attached at one time. It is limited by the descriptors that this process may have;
+/// `taken` of those have other uses. For each client the supervisor keeps two descriptors and has a connection to the
+/// client's `forebay run`.
 pub(crate) fn clients_max(taken: u64) -> usize {
     let descriptors = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     usize::try_from(descriptors.saturating_sub(taken) / 3).unwrap_or(usize::MAX)
 }
 
-/// Refuses limits with which a pool cannot work, whose board has so many bytes.
+/// Refuses limits with which a pool cannot work; the board has `board_bytes` bytes.
 pub(crate) fn check(board_bytes: u64) -> Result<()> {
     let refused = |why: String, cure: &str| {
         Err(Error::new(Code::NoResources, "cannot start the pool's daemon").why(why).cure(cure))
@@ -108,7 +110,7 @@ pub(crate) fn check(board_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// What remains of the starter's limits, for the user's eye.
+/// Messages to the user about the starter's limits that could not be raised.
 pub(crate) fn costs() -> Vec<String> {
     let mut costs = Vec::new();
     if let Some(bytes) = getrlimit(Resource::Fsize).current {

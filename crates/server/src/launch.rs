@@ -1,7 +1,7 @@
-//! Pools started and stopped: what `forebay up`, `forebay down` and `forebay run` do.
+//! Starts and stops pools for `forebay up`, `forebay down` and `forebay run`.
 //!
-//! `up` starts `forebayd` as a process of its own session that outlives its starter, and waits for its report: that
-//! it serves, or why it cannot. All preparation of the pool is done there, by the process that holds the lock.
+//! `up` starts `forebayd` in a session of its own, so that it outlives its starter, and waits for its report: it
+//! serves, or why it cannot. `forebayd` does all preparation of the pool, because it holds the lock.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -24,13 +24,13 @@ use crate::protocol::{Ask, Stopped};
 use crate::store::Failure;
 use crate::target;
 
-/// Longer than a supervisor gives its worker to close.
+/// Longer than a supervisor waits for its worker to stop.
 const DOWN_TIMEOUT: Duration = Duration::from_secs(30);
-/// In which a worker ends whose supervisor was killed.
+/// A worker whose supervisor was killed ends within this time.
 const WORKER_END: Duration = Duration::from_secs(5);
-/// How often something is looked at again that no event announces.
+/// The polling interval for changes that no event reports.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Environment of whoever starts a pool that its daemon must not see.
+/// Environment variables of the starter that the daemon must not inherit.
 const FOREIGN_VARIABLES: [&str; 6] = [
     "LD_PRELOAD",
     "LD_AUDIT",
@@ -40,31 +40,32 @@ const FOREIGN_VARIABLES: [&str; 6] = [
     crate::programs::TOKEN_VARIABLE,
 ];
 
-/// What pool to start.
+/// The pool to start.
 #[derive(Clone, Debug, Default)]
 pub struct UpOptions {
     /// The pool's directory.
     pub path: PathBuf,
-    /// The medium; by default that of the pool that is there, else memory.
+    /// The medium; by default the existing pool's, else memory.
     pub media: Option<Medium>,
-    /// Bytes; by default those of the pool that is there, else what the medium and the memory cgroup leave.
+    /// Bytes; by default the existing pool's capacity, else as much as the medium and the memory cgroup permit.
     pub capacity_bytes: Option<u64>,
-    /// The pool ends with its last member, and nothing is left of it.
+    /// The pool ends with its last member, and everything of it is removed.
     pub embedded: bool,
-    /// The directory was nobody's choice: when memory cannot be had in it, the target may lie in `/dev/shm`.
+    /// The user did not choose the directory: if no target in memory can be made in it, the target may lie in
+    /// `/dev/shm`.
     pub elsewhere_allowed: bool,
-    /// What tells of the pool's nodes, and the name of the one to start: path, medium and capacity are what it says.
+    /// The description of the pool's nodes, and the name of the one to start. It gives path, medium and capacity.
     pub node: Option<(Described, String)>,
-    /// Its data are gone: it takes a number that the pool has never had.
+    /// The node's data are lost: it takes a number that the pool has never had.
     pub renumber: bool,
 }
 
-/// What tells of a pool's nodes.
+/// A description of a pool's nodes.
 #[derive(Clone, Debug)]
 pub enum Described {
     /// A pool file.
     File(PathBuf),
-    /// Its text and the pool's secret.
+    /// The pool file's text and the pool's secret.
     Bundle(Bundle),
 }
 
@@ -77,13 +78,13 @@ pub struct Started {
     pub pid: u32,
     /// The pool's identity.
     pub identity: PoolIdentity,
-    /// What the medium costs, in words.
+    /// Drawbacks of the medium and its placement, for users to read.
     pub costs: Vec<String>,
-    /// True when data was there from before.
+    /// True when the pool existed before and has its data.
     pub reopened: bool,
 }
 
-/// The way by which the daemon tells its starter, once, how the start went.
+/// The pipe by which the daemon reports the result of the start, once, to its starter.
 #[derive(Debug)]
 pub(crate) struct Report(Option<File>);
 
@@ -99,7 +100,7 @@ impl Report {
         Report(fd.map(File::from))
     }
 
-    /// Says how it went; later reports go nowhere.
+    /// Sends the result of the start. Later calls do nothing.
     pub(crate) fn send(&mut self, result: &Result<Started>) {
         let Some(mut file) = self.0.take() else { return };
         let text = match result {
@@ -107,17 +108,17 @@ impl Report {
             Err(e) => ReportText::Failed(Failure::from(e)),
         };
         if let Ok(bytes) = serde_json::to_vec(&text) {
-            let _ = file.write_all(&bytes); // a starter that has gone does not want to know
+            let _ = file.write_all(&bytes); // fails if the starter has ended, which does not matter
         }
     }
 }
 
-/// The daemon's program: beside this one, or where the build put it for tests.
+/// The path of `forebayd`: beside this program, or where the build puts it for tests.
 fn daemon_program() -> Result<PathBuf> {
     let what = "cannot find forebayd";
     let me = std::env::current_exe().map_err(|e| Error::io(what, &e))?;
     let beside = me.with_file_name("forebayd");
-    // Test binaries lie one directory below the programs.
+    // The build puts test binaries one directory below the programs.
     let above = me.parent().and_then(Path::parent).map(|dir| dir.join("forebayd"));
     [Some(beside.clone()), above].into_iter().flatten().find(|p| p.is_file()).ok_or_else(|| {
         Error::new(Code::NotFound, what)
@@ -126,7 +127,7 @@ fn daemon_program() -> Result<PathBuf> {
     })
 }
 
-/// Starts a pool and waits until it serves. [`Code::Busy`] when it is up already.
+/// Starts a pool and waits until it serves. [`Code::Busy`] when it is already up.
 pub fn up(options: &UpOptions) -> Result<Started> {
     let what = || format!("cannot start pool {}", options.path.display());
     let program = daemon_program()?;
@@ -181,7 +182,7 @@ pub fn up(options: &UpOptions) -> Result<Started> {
         command.pre_exec(move || {
             forebay_sys::signals::SignalMask::empty().set();
             libc::setsid();
-            // Once more, so that the daemon is nobody's child: its starter may live long and never wait for it.
+            // A second fork makes init the daemon's parent: its starter may live long and never reap it.
             match libc::fork() {
                 -1 => return Err(std::io::Error::last_os_error()),
                 0 => {}
@@ -198,7 +199,7 @@ pub fn up(options: &UpOptions) -> Result<Started> {
     })?;
     drop(report);
     if let (Some(input), Some(mut pipe)) = (input, between.stdin.take()) {
-        // A daemon that does not take it says why in its report.
+        // A daemon that does not read it reports the reason.
         let _ = pipe.write_all(&input);
     }
     let _ = between.wait();
@@ -221,19 +222,19 @@ fn receive_report(mut reader: std::io::PipeReader, options: &UpOptions) -> Resul
 /// How to stop a pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DownOptions {
-    /// Leave the data of a mounted tmpfs for the next `up`.
+    /// Keep the data of a mounted tmpfs for the next `up`.
     pub keep: bool,
-    /// Stop it under the programs that use it.
+    /// Stop the pool although programs use it.
     pub force: bool,
 }
 
-/// Stops the pool in `path`, or clears what a killed one left. Returns when no process of it is left.
-/// [`Code::NotFound`] when there is none.
+/// Stops the pool in `path`, or removes the remains of a killed one. Returns when none of its processes is left.
+/// [`Code::NotFound`] when there is no pool.
 pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
     let dir = PoolDirectory::open(path)?;
     let identity = match PoolIdentity::read(&dir) {
         Ok(Some(identity)) => identity,
-        // A supervisor that died before it wrote who the pool is leaves a lock alone.
+        // A supervisor that died before it wrote the pool's identity leaves only a lock.
         Ok(None) if dir.is_locked() => {
             return Err(dir.not_up().why("it is starting or stopping").cure("try again"))
         }
@@ -255,7 +256,7 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
             }
         }
         Ok(_) => {}
-        Err(_) => return kill(&dir, &identity, options.keep), // it never waits for anybody: it is stopped, or stuck
+        Err(_) => return kill(&dir, &identity, options.keep), // the supervisor never blocks, so it is stopped or stuck
     }
     match connection.ask(&Ask::Down { keep: options.keep }, Some(DOWN_TIMEOUT)) {
         Ok(crate::protocol::Reply::Stopped(stopped)) => {
@@ -268,15 +269,15 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
     }
 }
 
-/// Whether a pool whose supervisor has ended was killed, and not stopped: what a supervisor clears away at its end is
-/// still there. Its worker has the lock too, and ends a moment later.
+/// True when a pool whose supervisor has ended was killed rather than stopped: the files that a supervisor removes at
+/// its end still exist. Its worker holds the lock too, and ends a moment later.
 pub fn was_killed(path: &Path) -> bool {
     let end = Instant::now() + WORKER_END;
     loop {
         match PoolDirectory::open(path) {
             Ok(dir) if dir.file(SOCKET_FILE).exists() => match dir.is_locked() {
                 false => return true,
-                // A new pool in its place.
+                // A new pool has started in the same directory.
                 true if Instant::now() >= end => return false,
                 true => std::thread::sleep(LOOK_AGAIN),
             },
@@ -285,25 +286,25 @@ pub fn was_killed(path: &Path) -> bool {
     }
 }
 
-/// What is in the place of a pool that may not be up.
+/// The state of a pool's directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// No pool was made there, or it was stopped and nothing of it kept.
+    /// No pool was made there, or it was stopped and removed.
     None,
-    /// Its supervisor takes connections.
+    /// Its supervisor accepts connections.
     Up,
-    /// A process holds its lock and does not serve: it starts or ends.
+    /// A process holds its lock and does not serve: the pool is starting or stopping.
     Changing,
-    /// It is down, and what it was is kept.
+    /// It is down, and its identity exists.
     Down {
-        /// Its daemon did not stop it: it was killed, or the node was.
+        /// Its daemon did not stop it: the daemon was killed, or the node failed.
         killed: bool,
-        /// Its data are there for the next `up`.
+        /// Its data exist, for the next `up`.
         has_data: bool,
     },
 }
 
-/// Looks what is in the place of a pool. It starts nothing and changes nothing.
+/// Determines the state of a pool's directory. Starts nothing and changes nothing.
 pub fn presence(path: &Path) -> Result<Presence> {
     let dir = match PoolDirectory::open(path) {
         Err(e) if e.code == Code::NotFound => return Ok(Presence::None),
@@ -324,7 +325,7 @@ pub fn presence(path: &Path) -> Result<Presence> {
     })
 }
 
-/// As [`presence`], when a pool that starts or ends has done so, or after `grace`.
+/// As [`presence`], but waits up to `grace` while the pool is starting or stopping.
 pub fn settled_presence(path: &Path, grace: Duration) -> Result<Presence> {
     let end = Instant::now() + grace;
     loop {
@@ -335,7 +336,7 @@ pub fn settled_presence(path: &Path, grace: Duration) -> Result<Presence> {
     }
 }
 
-/// Clears away the embedded pools below `base` whose supervisors were killed.
+/// Removes the remains of the embedded pools below `base` whose supervisors were killed.
 pub fn sweep_dead(base: &Path) {
     let Ok(entries) = std::fs::read_dir(base) else { return };
     for entry in entries.flatten() {
@@ -346,7 +347,7 @@ pub fn sweep_dead(base: &Path) {
     }
 }
 
-/// Clears away the embedded pool in `path` if its supervisor was killed; all else is left as it is.
+/// Removes the remains of the embedded pool in `path` if its supervisor was killed. Any other pool stays unchanged.
 pub fn sweep_if_dead(path: &Path) {
     let Ok(dir) = PoolDirectory::open(path) else { return };
     if !dir.is_locked() && PoolIdentity::read(&dir).is_ok_and(|i| i.is_some_and(|i| i.embedded)) {
@@ -357,7 +358,7 @@ pub fn sweep_if_dead(path: &Path) {
 /// Unmounts, unless programs use the mount.
 fn unmount_unused(connection: &mut control::Supervisor, dir: &PoolDirectory) -> Result<()> {
     connection.unmount(None, false).or_else(|e| match e.code {
-        Code::NotFound => Ok(()), // it went by itself
+        Code::NotFound => Ok(()), // it was unmounted meanwhile
         code => Err(Error::new(code, format!("cannot stop pool {}", dir.path().display()))
             .why(e.what + ": " + &e.why)
             .cure(
@@ -379,7 +380,7 @@ fn refuse_if_used(status: &serde_json::Value, dir: &PoolDirectory) -> Result<()>
         .cure("wait for it, or stop the pool under it with --force"))
 }
 
-/// The supervisor does not answer: it is stopped, or stuck.
+/// Kills a supervisor that does not answer, because it is stopped or stuck.
 fn kill(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool) -> Result<Stopped> {
     let stuck = |why: &str| {
         Error::new(Code::TimedOut, format!("cannot stop pool {}", dir.path().display()))
@@ -388,8 +389,8 @@ fn kill(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool) -> Result<Stop
     };
     let pid = dir.lock_holder().and_then(rustix::process::Pid::from_raw);
     let Some(pid) = pid else { return Err(stuck("who holds its lock cannot be told")) };
-    // The lock is held, so its holder's number is its own, unless the worker alone is left: then there is no one to
-    // kill and the lock goes by itself.
+    // The lock is held, so the recorded number belongs to the supervisor, unless only the worker is left. Then nothing
+    // is killed, and the worker releases the lock when it ends.
     let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
     if let Ok(process) = process {
         let name =

@@ -1,12 +1,13 @@
-//! forebayd: the owner of a node's shard and targets, and the library by which the command speaks to it.
+//! `forebayd`, which owns a node's shard and targets, and the library with which the `forebay` command controls it.
 //!
-//! A pool that is up is two processes of one program. The *supervisor* (`supervisor`) holds what must outlive a crash
-//! (lock, target, listening socket, descriptors of rings) and restarts the *worker* ([`worker`]), which opens the shard
-//! and answers. The command starts and stops pools with [`launch`] and asks them with [`control`]; what lies in a
-//! pool's directory is in [`directory`] and [`identity`].
+//! A pool that is up has two processes of one program on each node. The *supervisor* (`supervisor`) holds the resources
+//! that must survive a crash (lock, target, listening socket, the rings' descriptors) and restarts the *worker*
+//! ([`worker`]), which opens the shard and answers requests. The command starts and stops pools with [`launch`] and
+//! sends requests to them with [`control`]. [`directory`] and [`identity`] describe the files in a pool's directory.
 //!
-//! Processes meet in four ways only: the lock (who owns the pool), two unix sockets in the pool's directory (the
-//! worker's for clients, the supervisor's for the command), and the pair between supervisor and worker ([`store`]).
+//! Processes communicate in only these ways: the lock (which process owns the pool), two unix sockets in the pool's
+//! directory (the worker's for clients, the supervisor's for the command), and the socket pair between supervisor and
+//! worker ([`store`]).
 
 pub mod bundle;
 mod connection;

@@ -1,64 +1,64 @@
-//! Who uses a pool together: members, their groups, and what a group does once.
+//! The members of a pool, their groups, and the work that a group does once.
 //!
-//! A member is one `forebay run`; a group is the runs of one job step on this node (the ranks of one `mpirun`), or one
-//! run alone. Within a group a *claim* (a stage-in) is done by the first that asks while others wait, and a *hold* (a
-//! stage-out) is done by the last that lets go. A group knows how many members its launcher started here, so that a
-//! rank that ends before another begins is not taken for the last.
+//! A member is one `forebay run`. A group is the runs of one job step on this node (the ranks of one `mpirun`), or a
+//! single run. The first member that requests a *claim* (a stage-in) does it while the others wait. The last member
+//! that releases a *hold* (a stage-out) does it. A group has the number of members that its launcher started on this
+//! node, so that a rank that ends before another begins is not mistaken for the last one.
 //!
-//! This is a state machine: events in, answers out, the clock given; no I/O. Tests: below.
+//! This is a state machine without I/O: events in, answers out; the caller passes the time. Tests: below.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-/// How long a group is waited for that is smaller than its launcher said, in milliseconds: ranks of one node start
-/// within this time of one another.
+/// How long to wait for a group with fewer members than its launcher announced, in milliseconds: ranks of one node
+/// start within this time of one another.
 pub(crate) const GROUP_GRACE_MS: u64 = 10_000;
 
-/// A member's number: that of its connection.
+/// A member's number, which is the number of its connection.
 pub(crate) type MemberId = u64;
 
-/// What a member says when it comes.
+/// A member's request to join.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JoinRequest {
-    /// For people: the command that it runs.
+    /// The command that it runs, for messages.
     pub label: String,
-    /// The group: job, step and launcher, or the run's own name.
+    /// The group's name: job, step and launcher, or a name of this run alone.
     pub group: String,
-    /// Members that the launcher starts on this node; 1 when nobody knows.
+    /// The number of members that the launcher starts on this node; 1 if unknown.
     pub expected: u32,
-    /// What it will hold: the keys of its stage-outs.
+    /// The member's holds: the keys of its stage-outs.
     pub holds: Vec<String>,
 }
 
-/// What a member is answered.
+/// An answer to a member.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Answer {
-    /// It is a member. The token marks its programs.
+    /// It has joined. The token marks its programs.
     Joined {
-        /// 32 hexadecimal digits that nobody else knows.
+        /// 32 unpredictable hexadecimal digits.
         token: String,
     },
-    /// The claim is this member's to do, and to report.
+    /// This member does the claim, then reports the result.
     Mine,
-    /// Somebody of the group has done it.
+    /// A member of the group has done it.
     Done,
-    /// Somebody of the group tried and failed.
+    /// A member of the group tried and failed.
     Failed {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// What this member is the last to hold, and so must do.
+    /// The holds that no other member has, whose work this member must do.
     Plan {
-        /// Keys of the holds.
+        /// The keys of the holds.
         keys: Vec<String>,
-        /// True when a member of the group failed: ended badly, or vanished.
+        /// True when a member of the group failed or disconnected early.
         any_failed: bool,
     },
-    /// What was asked makes no sense now.
+    /// The request is not valid now.
     Refused {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
@@ -69,7 +69,7 @@ struct Member {
     group: String,
     token: String,
     holds: BTreeSet<String>,
-    /// It asked for its plan, and how its program ended, while the group was not complete.
+    /// Set while its request for a plan waits until the group is complete: whether its program succeeded.
     waits_for_plan: Option<bool>,
     let_go: bool,
 }
@@ -108,7 +108,7 @@ pub(crate) struct Members {
 pub(crate) type Answers = Vec<(MemberId, Answer)>;
 
 impl Members {
-    /// `id` joins; `token` is what marks its programs.
+    /// `id` joins; `token` marks its programs.
     pub(crate) fn join(&mut self, id: MemberId, request: JoinRequest, token: String, now_ms: u64) -> Answers {
         if self.members.contains_key(&id) {
             return vec![(id, refused("it joined before"))];
@@ -139,7 +139,7 @@ impl Members {
         answers
     }
 
-    /// `id` wants to do `key`, or to know that it is done. No answer while another does it.
+    /// `id` claims `key`. No answer while another member does it.
     pub(crate) fn claim(&mut self, id: MemberId, key: &str) -> Answers {
         let Some(group) = self.group_of(id) else { return vec![(id, refused("it has not joined"))] };
         let answer = match group.claims.get_mut(key) {
@@ -158,7 +158,7 @@ impl Members {
         vec![(id, answer)]
     }
 
-    /// `id` has done `key`, or failed to.
+    /// `id` has done `key`, or has failed.
     pub(crate) fn finish(&mut self, id: MemberId, key: &str, failure: Option<String>) -> Answers {
         let Some(group) = self.group_of(id) else { return vec![(id, refused("it has not joined"))] };
         match group.claims.get_mut(key) {
@@ -183,8 +183,8 @@ impl Members {
         }
     }
 
-    /// `id`'s program has ended, well or not, and `id` lets go of all it holds. The answer comes once the group is
-    /// complete.
+    /// `id`'s program has ended, successfully or not, and `id` releases all of its holds. The answer is sent once the
+    /// group is complete.
     pub(crate) fn leave_plan(&mut self, id: MemberId, success: bool, now_ms: u64) -> Answers {
         match self.members.get_mut(&id) {
             None => vec![(id, refused("it has not joined"))],
@@ -198,7 +198,8 @@ impl Members {
         }
     }
 
-    /// `id`'s connection has ended. The token of its programs, unless it left in good order (after its plan).
+    /// `id`'s connection has ended. Also returns the token of its programs, unless it left in good order (after its
+    /// plan).
     pub(crate) fn disconnect(&mut self, id: MemberId, now_ms: u64) -> (Answers, Option<String>) {
         let Some(member) = self.members.remove(&id) else { return (Vec::new(), None) };
         let mut answers = Vec::new();
@@ -210,7 +211,7 @@ impl Members {
                 if let Claim::Running { owner, waiting } = claim {
                     waiting.retain(|&w| w != id);
                     if *owner == id {
-                        // Who waited longest does it in the place of the one that vanished.
+                        // The member that waited longest takes over the claim of the member that disconnected.
                         if waiting.is_empty() {
                             *owner = 0;
                         } else {
@@ -226,7 +227,7 @@ impl Members {
         (answers, (!member.let_go).then_some(member.token))
     }
 
-    /// What the clock brings: plans of groups that are complete, groups that are over.
+    /// Answers that are due by time: plans of groups that are now complete. Removes groups that have ended.
     pub(crate) fn tick(&mut self, now_ms: u64) -> Answers {
         let ready: Vec<(MemberId, bool)> = self
             .members
@@ -251,7 +252,7 @@ impl Members {
         answers
     }
 
-    /// When [`Members::tick`] has something to do that no event announces.
+    /// When [`Members::tick`] must next be called although no event occurs.
     pub(crate) fn next_tick_ms(&self, now_ms: u64) -> Option<u64> {
         self.groups
             .values()
@@ -260,22 +261,22 @@ impl Members {
             .min()
     }
 
-    /// True when members were here, all have gone, and no more of their groups is awaited.
+    /// True when there were members, all have left, and no group still waits for members.
     pub(crate) fn all_gone(&self) -> bool {
         self.ever > 0 && self.members.is_empty() && self.groups.is_empty()
     }
 
-    /// True once a member has been here.
+    /// True once a member has joined.
     pub(crate) fn ever_used(&self) -> bool {
         self.ever > 0
     }
 
-    /// Members now, by label.
+    /// The labels of the present members.
     pub(crate) fn labels(&self) -> Vec<&str> {
         self.members.values().map(|m| m.label.as_str()).collect()
     }
 
-    /// Members now.
+    /// The number of present members.
     pub(crate) fn count(&self) -> usize {
         self.members.len()
     }
@@ -363,7 +364,7 @@ mod tests {
         join(&mut m, 2, "b", 1, &[], 0);
         assert_eq!(m.claim(1, "in"), [(1, Answer::Mine)]);
         assert_eq!(m.claim(2, "in"), [(2, Answer::Mine)]);
-        // A group that comes again after all its members left starts anew.
+        // A group whose name is used again after all its members left is a new one.
         m.finish(1, "in", None);
         m.leave_plan(1, true, 5);
         m.disconnect(1, 5);

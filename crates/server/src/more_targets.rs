@@ -1,10 +1,11 @@
-//! The targets of a node behind its first: found or made when its pool starts, and taken away with it.
+//! The targets of a node after its first. They are found or made when the pool starts, and removed with it.
 //!
-//! Each has a directory like the pool's own, with a lock and the target in it, and `target.json`, which says whose it
-//! is: a directory is one pool's, and its data are of no use without the shard that names them. So they come and go
-//! with the first target's, and a pool does not start without one that it had: its files would seem empty.
+//! Each has a directory like the pool's own, with a lock, the target, and `target.json`, which names the pool that owns
+//! it. A directory belongs to one pool, and its data are useless without the shard that refers to them. So these
+//! targets are made and removed with the first one. A pool does not start if one of its targets is missing, because its
+//! files would seem to be empty.
 //!
-//! Their order is their numbers', by which layouts name them. New ones come at the end.
+//! A target's position in the list is its number, which layouts contain. New targets are added at the end.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,14 +29,14 @@ use crate::target::{
 /// The format of [`Owner`].
 const OWNER_FORMAT: u32 = 1;
 
-/// Whose a target is, as its `target.json` holds it.
+/// The pool that owns a target, as in the target's `target.json`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Owner {
     format: u32,
     /// The pool's directory, on the node's first target.
     pool: PathBuf,
     uuid: String,
-    /// Its number on the node.
+    /// The target's number on the node.
     index: u16,
 }
 
@@ -46,16 +47,16 @@ pub(crate) struct MoreTarget {
     pub(crate) lock: OwnedFd,
     pub(crate) target_dir: OwnedFd,
     record: TargetRecord,
-    /// This start made it.
+    /// True when this start made it.
     is_new: bool,
-    /// What its medium costs.
+    /// Drawbacks of the medium, for users to read.
     pub(crate) costs: Vec<String>,
-    /// What its file system can do.
+    /// The features of its file system.
     pub(crate) capabilities: Value,
 }
 
 impl Owner {
-    /// Whose the target in `dir` is; none when it is nobody's.
+    /// The owner of the target in `dir`; none when it has none.
     pub(crate) fn read(dir: &PoolDirectory) -> Result<Option<Owner>> {
         let fd = match dir.open_file(OWNER_FILE, OFlags::RDONLY) {
             Ok(fd) => fd,
@@ -81,7 +82,7 @@ impl Owner {
         Ok(Some(owner))
     }
 
-    /// Whether the pool that it says is where it says.
+    /// True when the owning pool is still in the recorded directory.
     fn has_pool(&self) -> bool {
         let there = PoolDirectory::open(&self.pool).and_then(|dir| PoolIdentity::read(&dir));
         matches!(there, Ok(Some(identity)) if identity.uuid == self.uuid)
@@ -98,7 +99,7 @@ impl Owner {
     }
 }
 
-/// Refuses to make a pool's directory of one that is a target of another.
+/// Refuses to use a target of another pool as a pool's directory.
 pub(crate) fn refuse_as_pool(dir: &PoolDirectory) -> Result<()> {
     let Some(owner) = Owner::read(dir)? else { return Ok(()) };
     Err(Error::new(Code::Exists, format!("cannot make a pool in {}", dir.path().display()))
@@ -106,8 +107,8 @@ pub(crate) fn refuse_as_pool(dir: &PoolDirectory) -> Result<()> {
         .cure("name another directory, or remove this one if its data is no longer needed"))
 }
 
-/// Opens or makes the targets behind a node's first, `first`, as the pool file lists them, and notes them in
-/// `identity`. When that fails, what was made is gone again.
+/// Opens or makes the targets after the node's first one, `first`, as the pool file lists them, and records them in
+/// `identity`. On failure the targets that this call made are removed again.
 pub(crate) fn open(
     dir: &PoolDirectory,
     identity: &mut PoolIdentity,
@@ -152,14 +153,14 @@ pub(crate) fn open(
     Ok(all)
 }
 
-/// Takes away again those that this start made.
+/// Removes the targets that this start made.
 pub(crate) fn undo(all: &[MoreTarget]) {
     for target in all.iter().filter(|t| t.is_new) {
         clear(&target.dir, target.record.backing, target.record.made_directory);
     }
 }
 
-/// Memory that the targets so far may still take.
+/// Memory that the targets opened so far may still use, in bytes.
 fn promised_memory(identity: &PoolIdentity, first: &OwnedFd, all: &[MoreTarget]) -> u64 {
     let first = (identity.media, identity.backing, identity.capacity_bytes, first);
     let more = all.iter().map(|t| (t.record.media, t.record.backing, t.record.capacity_bytes, &t.target_dir));
@@ -186,12 +187,12 @@ struct Wanted<'a> {
     identity: &'a PoolIdentity,
     index: u16,
     entry: &'a TargetEntry,
-    /// What the pool had in its place, if its data are there.
+    /// The target that the pool had at this position, if its data exist.
     known: Option<&'a TargetRecord>,
     medium: Medium,
-    /// Memory that other targets of the node may still take.
+    /// Memory that other targets of the node may still use.
     promised_bytes: u64,
-    /// The node's data are given up.
+    /// The node's data are abandoned.
     renumber: bool,
 }
 
@@ -240,7 +241,7 @@ impl Wanted<'_> {
         }
     }
 
-    /// Its lock, the target, and what is to be noted of it.
+    /// Returns the lock, the target and its record.
     fn open_in(&self, dir: &PoolDirectory, made_directory: bool) -> Result<(OwnedFd, OwnedFd, TargetRecord)> {
         if PoolIdentity::read(dir)?.is_some() {
             let why = format!("{IDENTITY_FILE} in it says that it is a pool, or a node's first target");
@@ -251,7 +252,7 @@ impl Wanted<'_> {
             Code::Busy => {
                 let why = "a pool that is up has it".to_owned();
                 Wanted::refused(
-                    // `Busy` would say that this pool is up.
+                    // Not `Busy`, which would mean that this pool is up.
                     Code::Exists,
                     why,
                     "name another directory; is it listed twice, by another path?",
@@ -308,7 +309,7 @@ impl Wanted<'_> {
         Ok((lock, target_dir, TargetRecord { path, media, capacity_bytes, backing, made_directory }))
     }
 
-    /// Refuses a target with data of another pool, or of data of this node that are gone, unless those are given up.
+    /// Refuses a target with data of another pool, or with data of this node that are lost, unless those are abandoned.
     fn refuse_data_of(&self, dir: &PoolDirectory, owner: &Owner) -> Result<()> {
         let is_given_up = self.renumber && owner.pool == self.pool.path();
         if is_given_up || !owner.has_pool() && !has_data(dir)? {
@@ -325,7 +326,7 @@ impl Wanted<'_> {
     }
 }
 
-/// A target's record in the words of a pool of one.
+/// A target's record as the identity of a pool with one target.
 fn as_identity(record: &TargetRecord, pool: &PoolIdentity) -> PoolIdentity {
     PoolIdentity {
         media: record.media,
@@ -350,11 +351,11 @@ fn facts_of(
     Ok((costs.into_iter().map(|cost| format!("target {index}: {cost}")).collect(), capabilities))
 }
 
-/// Whether there is a backing file in what was left of a target.
+/// True when a left-over target has a backing file.
 fn has_data(dir: &PoolDirectory) -> Result<bool> {
     let at = dir.file(TARGET_FILE);
     let Ok(directory) = std::fs::File::open(&at) else { return Ok(false) };
-    // One that was never formatted, or whose memory is gone, holds none.
+    // A target that was never formatted, or whose memory is gone, has none.
     let Ok(target) = Target::open(&directory, 0) else { return Ok(false) };
     let mut any = false;
     target
@@ -367,7 +368,7 @@ fn has_data(dir: &PoolDirectory) -> Result<bool> {
     Ok(any)
 }
 
-/// Removes what a pool that is no more left of a target.
+/// Removes a target that a removed pool left.
 fn discard(dir: &PoolDirectory) -> Result<()> {
     let path = dir.file(TARGET_FILE);
     let backing = match forebay_data::is_mounted_here(&path)? {
@@ -391,7 +392,7 @@ fn clear(dir: &PoolDirectory, backing: Backing, made_directory: bool) {
     }
 }
 
-/// Takes away, with their data, the targets behind the first of a pool that is no more.
+/// Removes, with their data, the targets after the first of a pool that is being removed.
 pub(crate) fn take_away(identity: &PoolIdentity) {
     for (i, record) in identity.more.iter().enumerate() {
         let Ok(dir) = PoolDirectory::open(&record.path) else { continue };
@@ -403,7 +404,7 @@ pub(crate) fn take_away(identity: &PoolIdentity) {
     }
 }
 
-/// The targets behind the first of a pool that is down.
+/// Opens the targets after the first of a pool that is down.
 pub(crate) fn open_at_rest(identity: &PoolIdentity) -> Result<Vec<OwnedFd>> {
     let open = |record: &TargetRecord| {
         open_target_at_rest(&PoolDirectory::open(&record.path)?, &as_identity(record, identity))
@@ -411,7 +412,7 @@ pub(crate) fn open_at_rest(identity: &PoolIdentity) -> Result<Vec<OwnedFd>> {
     identity.more.iter().map(open).collect()
 }
 
-/// What `status` tells of a target.
+/// A target's part of `status`.
 pub(crate) fn describe(
     path: &Path,
     (media, backing, capacity_bytes): (Medium, Backing, u64),
@@ -427,7 +428,7 @@ pub(crate) fn describe(
 }
 
 impl MoreTarget {
-    /// What `status` tells of it.
+    /// The target's part of `status`.
     pub(crate) fn status(&self) -> Value {
         let r = &self.record;
         describe(&r.path, (r.media, r.backing, r.capacity_bytes), &self.capabilities)

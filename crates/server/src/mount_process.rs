@@ -1,11 +1,12 @@
-//! The mount's process as its supervisor sees it: started, watched, started again, and ended with the pool.
+//! The supervisor's part of the mount: starts the mount's process, watches it, restarts it, and ends it with the pool.
 //!
-//! `forebay-mount` does all that may wait: it looks at the mount point, clears away what a dead one left there, mounts
-//! and serves. Here is only who asked for it, what it said last, and when it is started again. The two speak JSON over
-//! a SOCK_SEQPACKET pair, one message a packet; the supervisor never waits for it.
+//! `forebay-mount` does everything that may block: it accesses the mount point, removes what a dead mount left there,
+//! mounts and serves. This module has only the connections that wait for it, its last messages, and the time of its
+//! next start. The two processes exchange JSON over a SOCK_SEQPACKET pair, one message a packet. The supervisor never
+//! waits for the mount's process.
 //!
-//! Who asked for the end is answered when the kernel's table has the mount no more. A process that ended and left it
-//! there is followed by another that clears it away.
+//! A request to unmount is answered when the kernel's mount table no longer has the mount. If the process ends and
+//! leaves the mount, another process is started to remove it.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -27,16 +28,16 @@ use crate::store::{self, Failure};
 use crate::worker_process::{describe, Backoff};
 use forebay_sys::signals::SignalMask;
 
-/// The program, beside this one.
+/// The program's name; it is beside this program.
 const PROGRAM: &str = "forebay-mount";
-/// Kind of file system in the kernel's table of mounts.
+/// The type of file system in the kernel's mount table.
 const FILE_SYSTEM_TYPE: &str = "fuse.forebay";
-/// Bytes of a message.
+/// Maximum bytes of a message.
 const MESSAGE_BYTES_MAX: usize = 16 * 1024;
-/// How long it may take to unmount when the pool stops.
+/// How long unmounting may take when the pool stops.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// Where and how a pool is to be mounted.
+/// The mount point and the options of a requested mount.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) at: PathBuf,
@@ -48,9 +49,9 @@ struct Process {
     child: Child,
     socket: OwnedFd,
     started: Instant,
-    /// What it said when it was ready.
+    /// The message that it sent when it was ready.
     ready: Option<Value>,
-    /// It was started to take away what another left.
+    /// True when it was started to remove a dead mount.
     clears: bool,
 }
 
@@ -62,17 +63,17 @@ struct Mount {
     start_at: Instant,
     restarts: u64,
     last_end: Option<String>,
-    /// Why it could not mount, in its own words.
+    /// The error that the process reported when it could not mount.
     failure: Option<Reply>,
-    /// Who waits for the first start.
+    /// The connection that waits for the first start.
     asker: Option<MemberId>,
-    /// Who waits for the end, which was asked for.
+    /// Connections whose requests to unmount are not answered yet.
     enders: Vec<MemberId>,
     ends: bool,
     killed_at: Option<Instant>,
 }
 
-/// The pool's mount, if it has one; and answers that are due.
+/// The pool's mount, if it has one, and answers to be sent.
 #[derive(Debug, Default)]
 pub(crate) struct MountKeeper {
     mount: Option<Mount>,
@@ -120,9 +121,9 @@ impl Process {
         Ok(Process { child, socket: ours, started: Instant::now(), ready: None, clears: false })
     }
 
-    /// Starts one that takes away what a dead one left mounted.
+    /// Starts a process that removes a dead mount.
     fn start_clearing(pool: &Path) -> Result<Process> {
-        // It says nothing here: the other end is closed at once.
+        // It sends no messages: the other end is closed at once.
         let (ours, _) = store::pair()?;
         let mut command = Command::new(program()?);
         command.arg("--pool").arg(pool).arg("--clear").stdin(std::process::Stdio::null()).current_dir("/");
@@ -138,13 +139,13 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) {
-        // The child is not reaped yet, so the number is still its own.
+        // The child is not reaped yet, so its process number is not reused.
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
             let _ = rustix::process::kill_process(pid, signal);
         }
     }
 
-    /// What it said and was not read; never waits.
+    /// Its unread messages; never waits.
     fn messages(&self) -> Vec<Value> {
         let (mut all, mut buffer) = (Vec::new(), vec![0u8; MESSAGE_BYTES_MAX]);
         loop {
@@ -156,17 +157,17 @@ impl Process {
         }
     }
 
-    /// A refusal names the asker again, so that it is told to no other.
+    /// A refusal contains `asker`, so that only the right connection gets it.
     fn ask_to_unmount(&self, lazy: bool, asker: MemberId) {
         let text = json!({ "unmount": { "lazy": lazy, "asker": asker } }).to_string();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        // One that is gone is noticed by its end.
+        // If the process has ended, `tend` notices it.
         let _ = rustix::net::send(&self.socket, text.as_bytes(), flags);
     }
 }
 
 impl MountKeeper {
-    /// Mounts; the asker is answered when it is done.
+    /// Mounts; `asker` gets the answer when it is done.
     pub(crate) fn mount(&mut self, wanted: Wanted, asker: MemberId) {
         if let Some(mount) = &self.mount {
             let e = Error::new(Code::Busy, format!("cannot mount on {}", wanted.at.display()))
@@ -189,7 +190,7 @@ impl MountKeeper {
         });
     }
 
-    /// Unmounts; the asker is answered when it is done or refused.
+    /// Unmounts; `asker` gets the answer when it is done or refused.
     pub(crate) fn unmount(&mut self, at: Option<&Path>, lazy: bool, asker: MemberId) {
         let named = self.mount.as_mut().filter(|m| at.is_none_or(|at| at == m.wanted.at));
         let Some(mount) = named else {
@@ -204,17 +205,17 @@ impl MountKeeper {
         if let Some(process) = &mount.process {
             process.ask_to_unmount(lazy, asker);
         } else {
-            // It died, and would be started again: the next turn ends it instead.
+            // The process died and would be restarted: the next `tend` ends the mount instead.
             mount.ends = true;
         }
     }
 
-    /// True when the mount is still in the kernel's table.
+    /// True when the kernel's mount table still has the mount.
     fn is_left(pool: &Path, mount: &Mount) -> bool {
         forebay_data::is_in_table(&mount.wanted.at, FILE_SYSTEM_TYPE, pool)
     }
 
-    /// Nobody serves the mount any more, as was asked. What is left of it is taken away first.
+    /// Ends a mount whose process has ended on request. A mount that is left is removed first.
     fn end(&mut self, pool: &Path) {
         let Some(mount) = &mut self.mount else { return };
         forget_where(pool);
@@ -241,7 +242,7 @@ impl MountKeeper {
         self.answers.extend(mount.asker.into_iter().chain(mount.enders).map(|id| (id, answer())));
     }
 
-    /// Takes the mount away with its pool; programs that use it get errors.
+    /// Unmounts because the pool stops; programs that use the mount get errors.
     pub(crate) fn stop(&mut self) {
         let Some(mount) = &mut self.mount else { return };
         mount.ends = true;
@@ -256,7 +257,7 @@ impl MountKeeper {
         self.mount.is_none()
     }
 
-    /// What is due to whom.
+    /// Removes and returns the answers to be sent.
     pub(crate) fn take_answers(&mut self) -> Vec<(MemberId, Reply)> {
         std::mem::take(&mut self.answers)
     }
@@ -267,7 +268,7 @@ impl MountKeeper {
         mount.process.as_ref().map(|process| process.socket.as_fd())
     }
 
-    /// When there is something to do next, whatever happens.
+    /// When [`MountKeeper::tend`] must next be called although no event occurs.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let mount = self.mount.as_ref()?;
         match &mount.process {
@@ -277,7 +278,7 @@ impl MountKeeper {
         }
     }
 
-    /// Hears it, buries it, starts it again: whatever is due.
+    /// Reads the process's messages, reaps it and restarts it, as is due.
     pub(crate) fn tend(&mut self, pool: &Path, pool_serves: bool) {
         self.hear();
         let Some(mount) = &mut self.mount else { return };
@@ -299,7 +300,7 @@ impl MountKeeper {
             mount.process = None;
             tracing::error!("the mount {words}");
             if !was_ready && mount.restarts == 0 {
-                // It never was.
+                // The pool was never mounted.
                 if let Some(asker) = mount.asker {
                     let e = Error::new(Code::Io, format!("cannot mount on {}", mount.wanted.at.display()))
                         .why(format!("its process {words}"));
@@ -349,7 +350,7 @@ impl MountKeeper {
                     self.answers.push((asker, Reply::Mounted(ready.clone())));
                 }
             } else if let Some(why) = message.get("failed") {
-                // Told when the process has ended, so that who asked can ask again.
+                // Sent when the process has ended, so that the requester can retry.
                 mount.failure = Some(failure(why));
             } else if let Some(why) = message.get("busy") {
                 let asker = message["asker"].as_u64();
@@ -361,7 +362,7 @@ impl MountKeeper {
         }
     }
 
-    /// For `status`.
+    /// The mount's part of `status`.
     pub(crate) fn status(&self) -> Value {
         let Some(mount) = &self.mount else { return json!([]) };
         let ready = mount.process.as_ref().and_then(|p| p.ready.clone());
@@ -383,17 +384,17 @@ impl MountKeeper {
     }
 }
 
-/// Removes the link by which programs find the mount: its process does that, unless it was killed.
+/// Removes the link by which programs find the mount. The mount's process does this itself, unless it was killed.
 fn forget_where(pool: &Path) {
     for name in [forebay_types::MOUNT_LINK, MOUNT_LINK_NEW] {
         let _ = std::fs::remove_file(pool.join(name));
     }
 }
 
-/// Takes away the mounts of a pool whose processes were killed. To be called while no supervisor serves it.
+/// Removes the mounts of a pool whose processes were killed. Must be called while no supervisor serves the pool.
 pub(crate) fn clear_dead_mounts(pool: &Path) {
     forget_where(pool);
-    // The kernel's own table, so that nothing is asked of a file system that may be dead.
+    // Reads the kernel's mount table, because access to a dead file system could block.
     let mounts = forebay_sys::mounts::own().unwrap_or_default();
     if !mounts.iter().any(|mount| mount.fs_type == FILE_SYSTEM_TYPE) {
         return;

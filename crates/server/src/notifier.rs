@@ -1,19 +1,21 @@
-//! Notifiers: processes that write notifications of changes to a mount's FUSE connection, so that no other process
-//! does.
+//! Notifiers: processes that write notifications of changes to a mount's FUSE connection. No other process of the pool
+//! writes notifications.
 //!
-//! A notification of a name waits in the kernel for the lock of the name's directory, and no signal ends that wait. A
-//! program that uses the directory through the mount holds the lock until `forebay-mount` answers it, and
-//! `forebay-mount` may wait for the worker. A killed worker with a thread in such a wait would not end before its
-//! successor had answered, and the supervisor starts no successor before that (docs/decisions/0035). A notifier has
-//! nothing that any process waits for: no lock, no shard, no ring. It may stay in the kernel for as long as it takes.
+//! Writing a notification of a name waits in the kernel for the lock of the name's directory, and no signal ends that
+//! wait. A program that uses the directory through the mount holds the lock until `forebay-mount` answers it, and
+//! `forebay-mount` may wait for the worker. If the worker wrote notifications, a killed worker with a thread in such a
+//! wait would not end before its successor had answered, and the supervisor starts no successor before that
+//! (docs/decisions/0035). No process waits for a notifier, which has no lock, no shard and no ring. So it may block in
+//! the kernel for any time.
 //!
-//! The supervisor starts notifiers and reaps them, the worker has two at a time: one for names and one for attributes.
-//! Each has one thread, as the descriptors of a process with a thread in the kernel stay open: a notifier that was
-//! killed is noticed by the end of its socket, unless it is in the kernel, and then it is late.
+//! The supervisor starts and reaps notifiers. The worker has two at a time: one for names and one for attributes. Each
+//! has one thread, because the descriptors of a process stay open while one of its threads is blocked in the kernel.
+//! The worker detects that a notifier was killed when its socket closes; while the notifier is blocked in the kernel,
+//! this is late.
 //!
 //! The worker sends a first message with descriptors, then one packet for each change: its number, then FUSE messages.
-//! The notifier writes them, stores the number in memory that both map, and rings the shard thread's doorbell. It ends
-//! when the worker closes its end of the socket, by its death too.
+//! The notifier writes the messages to the connection, stores the packet's number in shared memory, and rings the shard
+//! thread's doorbell. It ends when the worker closes its end of the socket or dies.
 //!
 //! Tests: here, `worker/notifier.rs`, `crates/mount/tests/worker_killed.rs`.
 
@@ -36,15 +38,16 @@ use forebay_sys::signals::SignalMask;
 
 /// Bytes of the memory that worker and notifier share.
 const SHARED_BYTES: usize = 4096;
-/// Byte offsets in it: the number of the last packet that was written, and of the last one that need not be.
+/// Byte offsets in the shared memory: the number of the last written packet, and of the last packet that need not be
+/// written.
 const WRITTEN: usize = 0;
 const MOOT: usize = 64;
-/// Bytes of a packet: a rename's messages need less than 2 KiB.
+/// Maximum bytes of a packet: a rename's messages need less than 2 KiB.
 const PACKET_BYTES_MAX: usize = 16 * 1024;
 
 // --- the process
 
-/// What a notifier does until its worker's end of `socket` is closed.
+/// Runs a notifier until the worker's end of `socket` is closed.
 pub(crate) fn serve(socket: BorrowedFd<'_>) {
     let Ok(Some(Message::Handed(fds))) = store::receive(socket, RecvFlags::empty()) else { return };
     let Ok([device, doorbell, shared]) = <[OwnedFd; 3]>::try_from(fds) else { return };
@@ -72,7 +75,8 @@ pub(crate) fn serve(socket: BorrowedFd<'_>) {
             else {
                 return tracing::error!("the worker sent a notification that is cut off");
             };
-            // ENOENT: the kernel does not know the inode or name. The end of a connection is noticed by its mount.
+            // Errors are ignored. ENOENT: the kernel does not cache the inode or name. If the connection has ended, the
+            // mount notices it.
             let _ = rustix::io::write(&device, message);
             messages = rest;
         }
@@ -83,15 +87,15 @@ pub(crate) fn serve(socket: BorrowedFd<'_>) {
 
 // --- the supervisor's side
 
-/// Notifiers that were started and not reaped yet.
+/// Notifiers that were started and are not reaped yet.
 #[derive(Debug, Default)]
 pub(crate) struct Notifiers {
     children: Vec<Child>,
 }
 
 impl Notifiers {
-    /// Starts this program as a notifier with the worker's peer socket. A failure closes the socket, which the worker
-    /// notices.
+    /// Starts this program as a notifier with `socket`, the peer of the worker's socket. On failure the socket is
+    /// closed, which the worker detects.
     pub(crate) fn start(&mut self, socket: &OwnedFd) {
         let number = socket.as_raw_fd();
         let mut command = Command::new("/proc/self/exe");
@@ -113,12 +117,12 @@ impl Notifiers {
         }
     }
 
-    /// Reaps those that have ended; never waits.
+    /// Reaps notifiers that have ended; never waits.
     pub(crate) fn reap(&mut self) {
         self.children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
     }
 
-    /// True when all have ended.
+    /// True when all notifiers have ended.
     pub(crate) fn is_empty(&self) -> bool {
         self.children.is_empty()
     }
@@ -126,7 +130,7 @@ impl Notifiers {
 
 // --- the worker's side
 
-/// How the worker gets notifiers.
+/// Starts notifiers for the worker.
 #[derive(Debug)]
 pub(crate) struct Starter {
     doorbell: OwnedFd,
@@ -139,7 +143,7 @@ impl Starter {
         Starter { doorbell, supervisor }
     }
 
-    /// A new notifier for `device`; the socket to it.
+    /// Starts a notifier for `device` and returns the socket to it.
     fn start(&self, device: BorrowedFd<'_>, shared: BorrowedFd<'_>) -> Result<OwnedFd> {
         let what = "cannot start a notifier";
         let (ours, theirs) = store::pair()?;
@@ -157,7 +161,7 @@ impl Starter {
     }
 }
 
-/// One of the worker's two notifiers, and what it has still to write.
+/// One of the worker's two notifiers, and the packets that it has not written yet.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     device: Arc<OwnedFd>,
@@ -165,13 +169,13 @@ pub(crate) struct Notifier {
     socket: OwnedFd,
     shared: Mapping,
     shared_fd: OwnedFd,
-    /// Packets that it is not known to have written, oldest first; the first `sent` of them were sent.
+    /// Packets that the notifier may not have written yet, oldest first; the first `sent` of them were sent.
     packets: VecDeque<(u64, Vec<u8>)>,
     sent: usize,
 }
 
 impl Notifier {
-    /// A new notifier.
+    /// Starts a notifier.
     pub(crate) fn new(device: Arc<OwnedFd>, starter: Arc<Starter>) -> Result<Notifier> {
         let (shared_fd, shared) = memfd_sealed(c"forebay-notifier", SHARED_BYTES, Seal::Size)
             .map_err(|e| Error::io("cannot share memory with a notifier", &e))?;
@@ -179,7 +183,7 @@ impl Notifier {
         Ok(Notifier { device, starter, socket, shared, shared_fd, packets: VecDeque::new(), sent: 0 })
     }
 
-    /// Has it write these messages, under a number above all before. Never waits.
+    /// Queues these messages as one packet, with a number above all earlier ones. Never waits.
     pub(crate) fn notify<'a>(&mut self, number: u64, messages: impl Iterator<Item = Vec<u8>> + 'a) {
         let mut packet = number.to_ne_bytes().to_vec();
         messages.for_each(|message| packet.extend(message));
@@ -188,31 +192,31 @@ impl Notifier {
         self.send();
     }
 
-    /// Sends what the socket has room for: the rest follows when the notifier has written some.
+    /// Sends as many packets as the socket has room for. The rest follow when the notifier has written some.
     fn send(&mut self) {
         while let Some((_, packet)) = self.packets.get(self.sent) {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             match rustix::net::send(&self.socket, packet, flags) {
                 Ok(_) => self.sent += 1,
                 Err(Errno::INTR) => {}
-                // Full, or at its end, which `revive` is for.
+                // The socket is full, or closed, which `revive` handles.
                 Err(_) => return,
             }
         }
     }
 
-    /// The number of the last packet that it has written.
+    /// The number of the last packet that the notifier has written.
     pub(crate) fn written(&self) -> u64 {
         self.shared.word64(WRITTEN).load(Ordering::SeqCst)
     }
 
-    /// True when it has written what [`Notifier::hear`] has not heard of.
+    /// True when the notifier has written packets that [`Notifier::collect_written`] has not removed yet.
     #[inline]
     pub(crate) fn has_written(&self) -> bool {
         self.packets.front().is_some_and(|(number, _)| *number <= self.written())
     }
 
-    /// Forgets what was written, and sends on; the number of the last packet that was written.
+    /// Removes the packets that were written and sends more; returns the number of the last written packet.
     pub(crate) fn collect_written(&mut self) -> u64 {
         let written = self.written();
         while self.packets.pop_front_if(|(number, _)| *number <= written).is_some() {
@@ -222,22 +226,22 @@ impl Notifier {
         written
     }
 
-    /// Packets up to this number need not be written any more.
+    /// Makes the notifier skip packets up to this number.
     pub(crate) fn make_moot(&self, number: u64) {
         self.shared.word64(MOOT).store(number, Ordering::Release);
     }
 
-    /// True while there is a packet that it is not known to have written.
+    /// True while there is a packet that may not be written yet.
     pub(crate) fn is_behind(&self) -> bool {
         !self.packets.is_empty()
     }
 
-    /// Packets up to this number need not be written.
+    /// The number up to which the notifier skips packets.
     pub(crate) fn moot(&self) -> u64 {
         self.shared.word64(MOOT).load(Ordering::Acquire)
     }
 
-    /// Starts another if this one was killed, which writes what this one had still to write.
+    /// If this notifier was killed, starts another, which writes the remaining packets.
     pub(crate) fn revive(&mut self) {
         let mut ended = [PollFd::new(&self.socket, PollFlags::empty())];
         if !matches!(poll(&mut ended, Some(&Timespec::default())), Ok(1)) {
@@ -264,7 +268,7 @@ mod tests {
         message
     }
 
-    /// A notifier that is a thread, and writes to a pipe.
+    /// A notifier that runs as a thread and writes to a pipe.
     fn notifier() -> (Notifier, std::fs::File) {
         let (read, write) = rustix::pipe::pipe().unwrap();
         let (doorbell, _) = Doorbell::create().unwrap();
@@ -283,7 +287,7 @@ mod tests {
     #[test]
     fn packets_beyond_what_the_socket_holds_are_all_written_in_order() {
         let (mut notifier, mut pipe) = notifier();
-        // More than the socket and the pipe have room for together.
+        // More packets than the socket and the pipe can hold together.
         for number in 1..=5000 {
             notifier.notify(number, [message(&format!("{number:064}"))].into_iter());
         }
@@ -324,7 +328,7 @@ mod tests {
         wait_for(|| notifier.collect_written() == 2);
         let mut read = [0; 64];
         assert_eq!(pipe.read(&mut read).unwrap(), 14);
-        // One that lives is left alone.
+        // A notifier that is alive is not replaced.
         let socket = notifier.socket.as_raw_fd();
         notifier.revive();
         assert_eq!(notifier.socket.as_raw_fd(), socket);

@@ -1,26 +1,26 @@
-//! The pool file: which nodes a pool has, where each of them is reached, and what it gives. TOML, the same on all
-//! nodes:
+//! The pool file: the nodes of a pool, their addresses, and their targets. It is TOML, and the same on all nodes:
 //!
 //! ```toml
-//! name = "case"                    # optional, for people
-//! key = "/home/u/case.key"         # the pool's secret; optional: the pool file's name with .key behind
+//! name = "case"                    # optional, for messages
+//! key = "/home/u/case.key"         # the pool's secret; optional: the pool file's name, ending in .key
 //! mount = "/mnt/case"              # optional: where every node mounts the pool
 //!
 //! [network]
 //! provider = "tcp;ofi_rxm"         # optional: libfabric's name, or "auto"
 //!
 //! [[node]]
-//! name = "n1"                      # the host's name, or what `--node` says
-//! host = "10.0.0.1"                # where the others reach it
+//! name = "n1"                      # the host's name, or the argument of `--node`
+//! host = "10.0.0.1"                # name or address at which other nodes reach it
 //! port = 7850                      # optional
-//! target = [{ media = "dram", path = "/tmp/case", capacity = "8GiB" }]      # or several, new ones at the end; or none
+//! target = [{ media = "dram", path = "/tmp/case", capacity = "8GiB" }]      # several (new ones at the end), or none
 //!
 //! [[node]]
-//! name = "login1"                  # has no target: its programs' files lie on other nodes
+//! name = "login1"                  # a node without a target: its programs' files lie on other nodes
 //! state = "/tmp/case"              # optional: the pool's directory there
 //! ```
-//! A node's number is its place in the file, from 1, or what `number` says; it is the number of its data for ever, so a
-//! node that leaves keeps its place. What is not known here is refused, so that no setting is misspelt and silently without effect.
+//! A node's number is its position in the file, from 1, or the value of `number`. It is bound to the node's data for
+//! ever, so a node that leaves the pool keeps its position. Unknown settings are refused, so that a misspelt one is not
+//! silently ignored.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -72,69 +72,69 @@ struct TargetText {
     capacity: Option<String>,
 }
 
-/// A target of a node.
+/// A target of a node, as the pool file describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TargetEntry {
     /// The medium; by default memory.
     pub media: Option<Medium>,
-    /// The directory: of a node's first target the pool's directory on it.
+    /// The target's directory; for a node's first target, the pool's directory.
     pub path: PathBuf,
-    /// Bytes; by default as `forebay up` chooses.
+    /// Capacity in bytes; by default as `forebay up` chooses.
     pub capacity_bytes: Option<u64>,
 }
 
 /// A node of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeEntry {
-    /// By which people call it.
+    /// The node's name.
     pub name: String,
-    /// Its number.
+    /// The node's number.
     pub number: u16,
-    /// Name or address at which the others reach it.
+    /// Name or address at which other nodes reach it.
     pub host: String,
-    /// And port.
+    /// The port.
     pub port: u16,
-    /// What it gives, in the order of the targets' numbers; none of a node whose programs' files lie on others.
+    /// Its targets, in the order of their numbers; none of a node whose programs' files lie on other nodes.
     pub targets: Vec<TargetEntry>,
-    /// Where the shard of a node without a target is.
+    /// The directory for the shard of a node without a target.
     pub state: Option<TargetEntry>,
 }
 
 impl NodeEntry {
-    /// What has its shard: its first target, or what it has in the place of one.
+    /// The directory with its shard: its first target, or `state` on a node without one.
     pub fn first(&self) -> &TargetEntry {
         self.state.as_ref().unwrap_or_else(|| &self.targets[0])
     }
 
-    /// True when no file lies on it.
+    /// True when the node has no target.
     pub fn is_shard_only(&self) -> bool {
         self.targets.is_empty()
     }
 
-    /// The pool's directory on it.
+    /// The pool's directory on the node.
     pub fn dir(&self) -> &Path {
         &self.first().path
     }
 }
 
-/// A pool file that makes sense.
+/// A valid pool file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolFile {
-    /// Where it was read.
+    /// The file's path.
     pub path: PathBuf,
     /// The pool's name.
     pub name: String,
     /// The file of its secret.
     pub key: PathBuf,
-    /// Where every node mounts it.
+    /// The directory on which every node mounts the pool.
     pub mount: Option<PathBuf>,
     /// libfabric's provider; none: TCP.
     pub provider: Option<String>,
-    /// Its nodes, in the order of their numbers.
+    /// The nodes, in the order of their numbers.
     pub nodes: Vec<NodeEntry>,
 }
 
-/// What a member's daemon knows of its pool.
+/// The description of the pool that a node's daemon gets.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Membership {
     /// The pool's name.
@@ -149,16 +149,16 @@ pub struct Membership {
     pub nodes: Vec<Member>,
     /// The pool's directory.
     pub dir: PathBuf,
-    /// Which data this node has there: a number drawn with them, never 0.
+    /// The ID of the node's data: a number drawn when the data were made, never 0.
     pub data: u32,
-    /// They are new.
+    /// True when the node's data are new.
     pub fresh: bool,
-    /// The number that the pool file has for this node, if that was of data which are gone.
+    /// The number of this node in the pool file, if that number belonged to data that are lost.
     pub instead_of: Option<u16>,
 }
 
 impl Membership {
-    /// Fills in who this node's data says that it is.
+    /// Fills in the node's number and data ID from the identity of its data.
     pub(crate) fn take(&mut self, identity: &crate::identity::PoolIdentity, dir: &Path, fresh: bool) {
         for node in self.nodes.iter_mut().filter(|n| n.number == self.node) {
             node.number = identity.node;
@@ -171,20 +171,20 @@ impl Membership {
     }
 }
 
-/// A node, as the others see it.
+/// A node, as the other nodes need it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Member {
-    /// By which people call it.
+    /// The node's name.
     pub name: String,
-    /// Its number.
+    /// The node's number.
     pub number: u16,
-    /// Where it is reached.
+    /// Name or address at which other nodes reach it.
     pub host: String,
-    /// And port.
+    /// The port.
     pub port: u16,
-    /// How many targets it gives.
+    /// The number of its targets.
     pub targets: u16,
-    /// And on which media they are.
+    /// The media of its targets.
     pub media: Vec<String>,
 }
 
@@ -192,7 +192,7 @@ impl PoolFile {
     /// Reads and checks a pool file.
     ///
     /// # Errors
-    /// [`Code::Invalid`] for what makes no sense, saying where.
+    /// [`Code::Invalid`], with the place in the file, when the file is invalid.
     pub fn read(path: &Path) -> Result<PoolFile> {
         let path = std::path::absolute(path)
             .map_err(|e| Error::io(format!("cannot find {}", path.display()), &e))?;
@@ -250,17 +250,17 @@ impl PoolFile {
         Ok(PoolFile { path: path.to_owned(), name: file.name, key, mount: file.mount, provider, nodes })
     }
 
-    /// Makes the pool's secret unless it is there: the first node that is started does, where they share a file system;
-    /// else the file is to be copied to the others.
+    /// Makes the pool's secret unless it exists. If the nodes share a file system, the first node that starts makes it
+    /// for all; otherwise a user must copy the file to the other nodes.
     ///
     /// # Errors
-    /// [`Code::AccessDenied`] when others than its owner may read it.
+    /// [`Code::AccessDenied`] when other users than its owner may read it.
     pub fn ensure_key(&self) -> Result<()> {
         match forebay_fabric::secret_file::make(&self.key) {
             Err(e) if e.code == Code::Exists => {}
             made => return made.map(drop),
         }
-        // Who makes it at this moment has not filled it yet.
+        // Another process may have made the file and not filled it yet.
         let mut tries = 0;
         loop {
             match forebay_fabric::secret_file::read(&self.key) {
@@ -273,10 +273,10 @@ impl PoolFile {
         }
     }
 
-    /// The node of this name, or with none the one that is this host.
+    /// The node with this name; without a name, the node that is this host.
     ///
     /// # Errors
-    /// [`Code::NotFound`], listing those that there are.
+    /// [`Code::NotFound`], with a list of the existing nodes.
     pub fn node(&self, name: Option<&str>) -> Result<&NodeEntry> {
         let uname = rustix::system::uname();
         let host = uname.nodename().to_string_lossy().into_owned();
@@ -295,7 +295,7 @@ impl PoolFile {
         })
     }
 
-    /// What the daemon of a node must know.
+    /// The description of the pool for the daemon of a node.
     pub fn membership(&self, node: &NodeEntry) -> Membership {
         let members = self.nodes.iter().map(|n| Member {
             name: n.name.clone(),
@@ -367,7 +367,7 @@ fn checked(node: NodeText, place: u16, file: &Path) -> std::result::Result<NodeE
     Ok(NodeEntry { name: node.name, number, host, port, targets, state })
 }
 
-/// Where a node without a target has its shard when nobody says where.
+/// The default directory for the shard of a node without a target.
 fn default_state(file: &Path, node: &str) -> PathBuf {
     let pool = file.file_stem().unwrap_or_default().to_string_lossy();
     crate::directory::user_directory_path().join(format!("{pool}-{node}"))
@@ -383,7 +383,7 @@ fn checked_target(target: TargetText, at: &str) -> std::result::Result<TargetEnt
     Ok(TargetEntry { media, path: target.path, capacity_bytes })
 }
 
-/// Nothing may be two nodes'.
+/// Refuses names, numbers, addresses and targets that two nodes share.
 fn find_duplicates(nodes: &[NodeEntry]) -> std::result::Result<(), String> {
     let mut seen: BTreeMap<String, &str> = BTreeMap::new();
     for node in nodes {
@@ -457,7 +457,7 @@ mod tests {
         assert!(c.dir().ends_with("p-c") && c.dir().is_absolute(), "{:?}", c.dir());
         let given: Vec<u16> = file.membership(c).nodes.iter().map(|n| n.targets).collect();
         assert_eq!(given, [1, 1, 0, 0]);
-        // The first node may be one, if it is not number 1.
+        // The first node in the file may have no target, if it is not number 1.
         let first = "[[node]]\nname = \"c\"\nnumber = 3\n[[node]]\nname = \"d\"\nnumber = 1\ntarget = [{ path = \"/x\" }]";
         assert_eq!(parse(first).unwrap().nodes[0].name, "d");
     }

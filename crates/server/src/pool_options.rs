@@ -1,4 +1,4 @@
-//! What the daemon is asked to open.
+//! The options with which the daemon opens a pool.
 
 use std::path::PathBuf;
 
@@ -15,18 +15,18 @@ pub(crate) struct PoolOptions {
     pub(crate) capacity_bytes: Option<u64>,
     pub(crate) embedded: bool,
     pub(crate) elsewhere_allowed: bool,
-    /// Of a pool with a pool file: its nodes, and which of them this one is.
+    /// For a pool with a pool file: its nodes, and the number of this one.
     pub(crate) membership: Option<Membership>,
-    /// The node's data are gone: it takes a number that the pool has never had.
+    /// The node's data are lost: it takes a number that the pool has never had.
     pub(crate) renumber: bool,
-    /// What came by a pipe of the pool, to be kept in its directory.
+    /// The bundle that came through a pipe, to be stored in the pool's directory.
     pub(crate) bundle: Option<Bundle>,
-    /// No file lies on the node: `path` has its shard alone.
+    /// The node has no target: `path` holds only its shard.
     pub(crate) shard_only: bool,
-    /// What the node gives beside that in `path`.
+    /// The node's targets after the first, which is in `path`.
     pub(crate) more: Vec<TargetEntry>,
-    /// The name by which people call the node.
+    /// The node's name.
     pub(crate) node_name: String,
-    /// Memory of the node that is promised to other targets.
+    /// Bytes of the node's memory that other targets may still use.
     pub(crate) promised_bytes: u64,
 }

@@ -1,7 +1,7 @@
-//! The place of a pool: found or made before its daemon serves, and removed afterwards.
+//! Finds or makes a pool's directory and targets before its daemon serves, and removes them afterwards.
 //!
-//! Only the process that holds the pool's lock works here. A pool that was killed leaves its lock free, its sockets
-//! dead and its target as it was: opening it again finds the data, and `sweep` removes it. If a pool cannot start,
+//! Only the process that holds the pool's lock runs this code. A killed pool leaves its lock free, its sockets dead and
+//! its target unchanged: opening it again finds the data, and `sweep` removes the pool. If a pool cannot start,
 //! everything that was made for it is removed again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,15 +27,15 @@ use crate::target::{
     clear_stray_target, costs_of, make_target, remove_directory, remove_target, remove_tree, reopen,
 };
 
-/// How long a start waits for a pool that is just ending.
+/// How long a start waits for a pool that is stopping.
 const ENDING_GRACE: Duration = Duration::from_secs(15);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Numbers of nodes that lost their data: beyond those that pool files give by place.
+/// Numbers for nodes that lost their data: above those that pool files give by position.
 const NEW_NUMBERS: std::ops::RangeInclusive<u16> = 2048..=NODE_NUMBER_MAX;
-/// The remark of a pool that replaces one whose memory is gone.
+/// The message of a pool that replaces one whose memory is gone.
 const LOST: &str = "empty: the data of the pool that was here before went with the memory that they were in";
 
-/// A directory whose lock this process holds.
+/// A pool directory whose lock this process holds.
 #[derive(Debug)]
 pub(crate) struct LockedPool {
     pub(crate) dir: PoolDirectory,
@@ -43,7 +43,7 @@ pub(crate) struct LockedPool {
     made: bool,
 }
 
-/// A pool that can be served.
+/// A pool that is open and locked.
 #[derive(Debug)]
 pub(crate) struct OpenPool {
     pub(crate) dir: PoolDirectory,
@@ -52,7 +52,7 @@ pub(crate) struct OpenPool {
     target_dir: OwnedFd,
     more: Vec<MoreTarget>,
     pub(crate) costs: Vec<String>,
-    /// What the target's file system can do, for `status`.
+    /// The features of the target's file system, for `status`.
     pub(crate) capabilities: Value,
     pub(crate) reopened: bool,
     pub(crate) membership: Option<Membership>,
@@ -65,7 +65,7 @@ impl OpenPool {
         std::iter::once(self.target_dir.as_fd()).chain(more).collect()
     }
 
-    /// The locks that keep other pools from the targets.
+    /// The locks that exclude other pools from the targets.
     pub(crate) fn locks(&self) -> Vec<BorrowedFd<'_>> {
         let more = self.more.iter().map(|target| target.lock.as_fd());
         std::iter::once(self.lock.as_fd()).chain(more).collect()
@@ -83,19 +83,19 @@ impl OpenPool {
     }
 }
 
-/// Makes the directory and takes its lock. [`Code::Busy`] when the pool is up; one that is ending is waited for.
+/// Makes the directory and takes its lock. [`Code::Busy`] when the pool is up. Waits for a pool that is stopping.
 pub(crate) fn lock_pool(path: &Path) -> Result<LockedPool> {
     let deadline = Instant::now() + ENDING_GRACE;
     loop {
         let (dir, made) = PoolDirectory::make(path)?;
         match dir.lock() {
             Ok(lock) => return Ok(LockedPool { dir, lock, made }),
-            Err(e) if e.code == Code::Stale && Instant::now() < deadline => {} // it went between two steps
+            Err(e) if e.code == Code::Stale && Instant::now() < deadline => {} // it was removed between two steps
             Err(e) if e.code == Code::Busy && dir.connect(SUPERVISOR_FILE).is_ok() => return Err(e),
             Err(e) if e.code == Code::Busy && Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),
             Err(e) => {
                 if made {
-                    let _ = rustix::fs::rmdir(dir.path()); // it stays if somebody else's pool is in it by now
+                    let _ = rustix::fs::rmdir(dir.path()); // fails if another pool is in it by now
                     remove_empty_above(dir.path());
                 }
                 return Err(e);
@@ -158,7 +158,7 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     }
     let medium = options.media.or(before.as_ref().map(|i| i.media)).unwrap_or(Medium::Dram);
     check_number(dir, before.as_ref(), options)?;
-    // The data of a pool that belongs to one run are not missed.
+    // An embedded pool's data belong to one run, so their loss is not reported.
     let had_data = before.as_ref().is_some_and(|identity| !identity.embedded);
     let made = locked.made || before.as_ref().is_some_and(|identity| identity.made_directory);
     if let Some(identity) = before {
@@ -175,7 +175,7 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
             return finish(locked, identity, target_dir, options, true);
         }
     }
-    // Before anything is made: a refusal leaves no target behind.
+    // Drawn before anything is made, so that a refusal leaves no target behind.
     let renumbered = options.membership.as_ref().filter(|_| options.renumber).map(new_number).transpose()?;
     clear_stray_target(dir)?;
     let (backing, target_dir, capacity_bytes) = make_target(dir, medium, options)?;
@@ -201,7 +201,8 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     }
 }
 
-/// A target stays a target, as files may lie on it; a directory that was made for a shard alone is too small for one.
+/// Refuses to add or drop the node's first target. Files may lie on an existing one, and a directory that was made for
+/// a shard alone is too small for a target.
 fn check_kind(dir: &PoolDirectory, identity: &PoolIdentity, options: &PoolOptions) -> Result<()> {
     if identity.shard_only == options.shard_only {
         return Ok(());
@@ -219,7 +220,7 @@ fn check_kind(dir: &PoolDirectory, identity: &PoolIdentity, options: &PoolOption
     Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display())).why(why).cure(cure))
 }
 
-/// Refuses another number than that of the node's data, which they keep for ever.
+/// Refuses a node number that differs from that of the node's data, which keep theirs for ever.
 fn check_number(dir: &PoolDirectory, before: Option<&PoolIdentity>, options: &PoolOptions) -> Result<()> {
     let Some(identity) = before else { return Ok(()) };
     let asked = options.membership.as_ref().map_or(identity.node, |m| m.node);
@@ -239,8 +240,8 @@ fn check_number(dir: &PoolDirectory, before: Option<&PoolIdentity>, options: &Po
         )))
 }
 
-/// A number for a node whose data are gone, which the pool file does not have. If two such nodes draw the same number,
-/// the second is refused when it meets the other nodes.
+/// Draws a number for a node whose data are lost; the pool file does not have it. If two such nodes draw the same
+/// number, the second is refused when it meets the other nodes.
 fn new_number(membership: &Membership) -> Result<u16> {
     if membership.node == forebay_types::NodeId::FIRST.0 {
         return Err(Error::new(Code::Invalid, "cannot renumber node 1")
@@ -279,8 +280,8 @@ fn finish(
     Ok(Opened { identity, target_dir, more, costs, capabilities, reopened })
 }
 
-/// Closes a pool whose worker has ended. With `discard` its data is removed; else it stays if it is on a medium that
-/// persists, or if `keep` is set and its memory can stay mounted.
+/// Closes a pool whose worker has ended. With `discard` its data are removed. Otherwise the data stay if the medium is
+/// persistent, or if `keep` is set and its memory can stay mounted.
 pub(crate) fn close_pool(pool: OpenPool, keep: bool, discard: bool) -> Result<Stopped> {
     let OpenPool { dir, lock, identity, target_dir, more, .. } = pool;
     drop(target_dir);
@@ -290,7 +291,7 @@ pub(crate) fn close_pool(pool: OpenPool, keep: bool, discard: bool) -> Result<St
     result
 }
 
-/// Closes what a killed pool left, as its supervisor would have done. [`Code::Busy`] if the pool is up.
+/// Removes the remains of a killed pool, as its supervisor would have done. [`Code::Busy`] if the pool is up.
 pub(crate) fn sweep(dir: PoolDirectory, keep: bool) -> Result<Stopped> {
     let lock = dir.lock()?;
     let Some(identity) = PoolIdentity::read(&dir)? else { return Err(dir.not_up()) };
@@ -311,7 +312,7 @@ fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: 
             Backing::Directory => true,
             Backing::Detached => false,
         };
-    // Data on the node's other targets are of no use without the shard.
+    // Data on the node's other targets are useless without the shard.
     if !data_kept {
         more_targets::take_away(identity);
         remove_target(dir, identity.backing)?;

@@ -1,8 +1,8 @@
-//! Programs that a run left behind: found by the token in their environment, killed when their run was.
+//! Kills the programs that a killed run left behind. It finds them by the token in their environment.
 //!
-//! A `forebay run` that is killed outright cannot take its programs with it; the kernel ends its direct child, and this
-//! ends what that child had started. A program that ended in good order may leave others running: those are not
-//! touched.
+//! A `forebay run` that is killed by SIGKILL cannot end its programs. The kernel kills its direct child, and this
+//! module kills the processes that the child had started. A program that ended in good order may leave others running:
+//! those are not killed.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 /// The environment variable that marks a run's programs.
 pub const TOKEN_VARIABLE: &str = "FOREBAY_MEMBER";
 
-/// Passes over the process table: programs may start others while one pass goes on.
+/// The most passes over the process table: programs may start others during a pass.
 const PASSES_MAX: usize = 20;
-/// Longest pause before a process that shows no environment is looked at again, after pauses of half, a quarter... of
-/// it: one that is starting another program shows none for a moment.
+/// Longest pause before a process without a visible environment is examined again. The pauses double up to this one. A
+/// process that is executing another program has no visible environment for a moment.
 const PAUSE_MAX: Duration = Duration::from_millis(64);
 
-/// Kills every process of this user that carries `token` in its first environment; how many.
+/// Kills every process of this user whose initial environment has `token`; returns their number.
 pub(crate) fn kill_marked(token: &str) -> usize {
     let mark = format!("{TOKEN_VARIABLE}={token}").into_bytes();
     let (mut killed, mut pause) = (0, Duration::from_millis(1));
@@ -29,7 +29,7 @@ pub(crate) fn kill_marked(token: &str) -> usize {
         if found.killed == 0 && (!found.any_unknown || pause > PAUSE_MAX) {
             break;
         }
-        // What was killed may take a moment to end.
+        // Killed processes may take a moment to end.
         std::thread::sleep(if found.killed > 0 { Duration::from_millis(1) } else { pause });
         if found.killed == 0 {
             pause *= 2;
@@ -38,11 +38,11 @@ pub(crate) fn kill_marked(token: &str) -> usize {
     killed
 }
 
-/// What one pass found.
+/// The result of one pass.
 #[derive(Default)]
 struct Found {
     killed: usize,
-    /// A process showed no environment.
+    /// True when the environment of a process was not visible.
     any_unknown: bool,
 }
 
@@ -66,7 +66,7 @@ fn pass(mark: &[u8]) -> Found {
                 continue;
             }
         }
-        // The number may have passed to another process meanwhile: hold on to it, then look again.
+        // The process number may have been reused: pin it by a pidfd, then check again.
         let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
         let marked = carries(pid, mark) == Some(true);
         if marked && rustix::process::pidfd_send_signal(process.as_fd(), Signal::KILL).is_ok() {
@@ -76,7 +76,7 @@ fn pass(mark: &[u8]) -> Found {
     found
 }
 
-/// Whether a process carries the mark; unknown of one that has memory and shows no environment.
+/// Whether a process has the mark; none when the process is executing another program and has no visible environment.
 fn carries(pid: Pid, mark: &[u8]) -> Option<bool> {
     let number = pid.as_raw_nonzero().get().unsigned_abs();
     let Ok(environment) = std::fs::read(format!("/proc/{number}/environ")) else { return Some(false) };
@@ -86,8 +86,9 @@ fn carries(pid: Pid, mark: &[u8]) -> Option<bool> {
     Some(environment.split(|&b| b == 0).any(|variable| variable == mark))
 }
 
-/// True when a process is about to run another program, whose environment is not in place yet. One that was started
-/// without an environment has a place for it; threads of the kernel and processes that have ended have no program.
+/// True when a process is executing another program and the new environment is not in place yet. A process that was
+/// started without an environment has an address for it, and kernel threads and processes that have ended have no
+/// program.
 fn is_starting(number: u32) -> bool {
     Stat::of(number).is_ok_and(|stat| stat.environment_start == 0)
         && std::fs::read_link(format!("/proc/{number}/exe")).is_ok()

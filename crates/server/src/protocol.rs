@@ -1,4 +1,4 @@
-//! What is asked of a pool's supervisor and of its worker, beside attaching.
+//! Requests to a pool's supervisor and to its worker, apart from attaching.
 
 use std::path::PathBuf;
 
@@ -12,9 +12,9 @@ use crate::store::Failure;
 /// How a pool is mounted.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct MountOptions {
-    /// Other users may use it too.
+    /// Other users may use the mount.
     pub allow_other: bool,
-    /// Data goes by requests even where passthrough is available.
+    /// Data go by requests even if passthrough is available.
     pub no_passthrough: bool,
 }
 
@@ -22,23 +22,23 @@ pub struct MountOptions {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case")]
 pub(crate) enum Ask {
-    /// Become a member for as long as the connection lasts. → `Member`
+    /// Become a member until the connection closes. → `Member`
     Join(JoinRequest),
-    /// Do something once in the group. → `Member`
+    /// Claim work that the group does once. → `Member`
     Claim { key: String },
-    /// The claim was done, or failed. → `Member`
+    /// Report that the claim was done, or failed. → `Member`
     Finish { key: String, failure: Option<String> },
-    /// The member's program has ended. → `Member`
+    /// Report that the member's program has ended. → `Member`
     LeavePlan { success: bool },
-    /// Facts that the supervisor knows. → `Status`
+    /// Return the supervisor's part of the status. → `Status`
     Status,
-    /// The pool shall stay when its last member leaves. → `Kept`
+    /// Keep the pool up when its last member leaves. → `Kept`
     Keep,
     /// Mount the pool on an empty directory, named by its full path. → `Mounted`
     Mount { at: PathBuf, options: MountOptions },
-    /// Unmount it, from wherever it is when no directory is named. → `Unmounted`
+    /// Unmount the pool, from wherever it is mounted if no directory is named. → `Unmounted`
     Unmount { at: Option<PathBuf>, lazy: bool },
-    /// Stop the pool. → `Stopped`, when nothing of it is left but what `keep` keeps.
+    /// Stop the pool. → `Stopped`, when everything of it is removed except what `keep` keeps.
     Down { keep: bool },
 }
 
@@ -48,9 +48,9 @@ pub(crate) enum Ask {
 pub(crate) enum Reply {
     /// To a member.
     Member(Answer),
-    /// To `Status`: keys that join those of the worker's.
+    /// To `Status`: keys that are merged with those of the worker.
     Status(Value),
-    /// To `Mount`: how data is served, and why not by passthrough.
+    /// To `Mount`: how data are served, and why not by passthrough.
     Mounted(Value),
     /// To `Unmount`.
     Unmounted,
@@ -58,7 +58,7 @@ pub(crate) enum Reply {
     Kept,
     /// To `Down`.
     Stopped(Stopped),
-    /// It failed.
+    /// To any request that failed.
     Failed(Failure),
 }
 
@@ -71,18 +71,18 @@ impl Reply {
 /// How a pool stopped.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stopped {
-    /// True when its data is still there for the next `up`.
+    /// True when its data are kept for the next `up`.
     pub data_kept: bool,
     /// True when the worker had to be killed.
     pub killed: bool,
 }
 
-/// Asked of the worker, on the clients' socket.
+/// Requests to the worker, on the clients' socket.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case")]
 pub(crate) enum WorkerAsk {
-    /// Facts that the worker knows.
+    /// Return the worker's part of the status.
     Status,
-    /// Checks shard and target.
+    /// Check shard and target.
     Check,
 }

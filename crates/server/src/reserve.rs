@@ -1,6 +1,6 @@
-//! A descriptor in reserve: with it a listener that has run out of descriptors still takes connections, and refuses
-//! them. Left in the listener's queue, their clients would wait for ever, and each look at the queue would find them
-//! again.
+//! A reserved descriptor. With it, a listener that has run out of descriptors still accepts connections, and refuses
+//! them. Otherwise the clients in the listener's queue would wait for ever, and poll would report the listener as
+//! readable again and again.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
@@ -11,25 +11,25 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use rustix::time::Timespec;
 
-/// Between two lines of the log about the same.
+/// The least time between two equal lines of the log.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
-/// A client says what it wants within so long, and is refused whether it has or not.
+/// How long to wait for a client's request before refusing it.
 const PROMPT: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
 
-/// See the module.
+/// A reserved descriptor; see the module.
 #[derive(Debug)]
 pub(crate) struct Reserve {
     fd: Option<OwnedFd>,
 }
 
-/// Says the same seldom.
+/// Limits the rate of a log line.
 #[derive(Debug, Default)]
 pub(crate) struct Seldom {
     said: Mutex<Option<Instant>>,
 }
 
 impl Seldom {
-    /// True when it was not said lately.
+    /// True when the line may be logged again.
     pub(crate) fn may_say(&self) -> bool {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let may = said.is_none_or(|at| at.elapsed() >= SAY_AGAIN);
@@ -41,25 +41,25 @@ impl Seldom {
 }
 
 impl Reserve {
-    /// A duplicate of any descriptor.
+    /// Reserves a duplicate of any descriptor.
     pub(crate) fn new(any: BorrowedFd<'_>) -> Reserve {
         Reserve { fd: any.try_clone_to_owned().ok() }
     }
 
-    /// True when an accept failed because there is no descriptor left, of this process or of the machine.
+    /// True when an accept failed because this process or the machine has no descriptor left.
     pub(crate) fn is_wanted(e: Errno) -> bool {
         matches!(e, Errno::MFILE | Errno::NFILE)
     }
 
-    /// Takes one connection of a listener and answers it with `refusal`.
+    /// Accepts one connection of a listener and answers it with `refusal`.
     ///
     /// # Errors
-    /// `Errno::AGAIN` when none waits: without a descriptor the kernel does not look.
+    /// `Errno::AGAIN` when no connection waits. Without a free descriptor the kernel would not examine the queue.
     pub(crate) fn refuse(&mut self, listener: BorrowedFd<'_>, refusal: &[u8]) -> Result<(), Errno> {
         self.fd = None;
         let accepted = rustix::net::accept_with(listener, SocketFlags::CLOEXEC);
         let refused = accepted.map(|socket| {
-            // One whose words were not read when this end closes gets an error instead of the answer.
+            // If this end closes with the client's request unread, the client gets an error instead of the answer.
             let _ = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&PROMPT));
             let _ = rustix::net::recv(&socket, &mut [0u8; 4096], RecvFlags::DONTWAIT);
             let _ = rustix::net::send(&socket, refusal, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);

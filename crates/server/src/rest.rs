@@ -1,4 +1,4 @@
-//! A pool at rest, looked at without a daemon.
+//! Checks a pool that is down, without a daemon.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use crate::directory::PoolDirectory;
 use crate::identity::PoolIdentity;
 use crate::target::open_target_at_rest;
 
-/// Checks shard and targets of the pool in `path`, which is down: as the daemon would, under the pool's lock, so that
-/// it cannot be started meanwhile. [`Code::NotFound`] when no data is there.
+/// Checks shard and targets of the pool in `path`, which is down. The check is the daemon's, under the pool's lock, so
+/// that the pool cannot be started meanwhile. [`Code::NotFound`] when the pool has no data.
 pub fn check(path: &Path) -> Result<Value> {
     let dir = PoolDirectory::open(path)?;
     let Some(identity) = PoolIdentity::read(&dir)? else {

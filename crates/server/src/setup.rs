@@ -1,5 +1,5 @@
-//! What a worker starts with, and how it comes to the worker: one message on its store socket, then what earlier
-//! workers left there.
+//! The setup of a worker. It arrives as one message on the worker's store socket, followed by the descriptors that
+//! earlier workers stored.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -12,25 +12,25 @@ use crate::identity::PoolIdentity;
 use crate::pool_file::Membership;
 use crate::store::{receive, FdStore, Message};
 
-/// All that a worker needs to serve.
+/// Everything that a worker needs to serve.
 #[derive(Debug)]
 pub struct WorkerSetup {
-    /// The targets, one at least: `target` in the pool's directory or the root of a detached mount, then the node's
-    /// others.
+    /// The targets, at least one: `target` in the pool's directory or the root of a detached mount, then the node's
+    /// other targets.
     pub target_dirs: Vec<OwnedFd>,
     /// The listening socket on which clients attach.
     pub listener: OwnedFd,
-    /// Where descriptors are kept over this worker's death. [`FdStore::ready`] must be called once the worker serves.
+    /// The store for descriptors that survive this worker. [`FdStore::ready`] must be called once the worker serves.
     pub store: FdStore,
-    /// What earlier workers put there and did not remove.
+    /// Descriptors that earlier workers stored and did not remove.
     pub restored: Vec<(String, Vec<OwnedFd>)>,
-    /// A memfd of [`FLIGHT_RECORDER_BYTES`] that is zero when the pool starts and lives over workers.
+    /// A memfd of [`FLIGHT_RECORDER_BYTES`] that is zero when the pool starts and is shared by all its workers.
     pub flight_recorder: OwnedFd,
     /// The pool's identity.
     pub identity: PoolIdentity,
     /// The pool's directory.
     pub pool_dir: PathBuf,
-    /// What the medium costs, for `status`.
+    /// Drawbacks of the medium and its placement, for `status`.
     pub costs: Vec<String>,
     /// The other nodes, if the pool has a pool file.
     pub membership: Option<Membership>,
@@ -39,8 +39,8 @@ pub struct WorkerSetup {
 /// Bytes of the flight recorder.
 pub const FLIGHT_RECORDER_BYTES: u64 = 64 * 1024;
 
-/// The part of the setup that is text; the descriptors beside it are listener, flight recorder, then the targets, then
-/// a lock for each of them.
+/// The part of the setup that is text. The descriptors beside it are listener, flight recorder, the targets, and a lock
+/// for each target.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SetupText {
     pub(crate) identity: PoolIdentity,
@@ -64,8 +64,8 @@ impl<'a> SetupFds<'a> {
     }
 }
 
-/// Waits for the supervisor's setup on `socket`; the second value is the locks of the pool and its targets, which the
-/// worker holds open so that no other pool starts on the same targets before this process is gone.
+/// Waits for the supervisor's setup on `socket`. The second value is the locks of the pool and its targets. The worker
+/// holds them open so that no other pool starts on the same targets before this process has ended.
 pub(crate) fn receive_setup(socket: OwnedFd) -> Result<(WorkerSetup, Vec<OwnedFd>)> {
     let what = "cannot learn from the supervisor what to serve";
     let strange = || Error::new(Code::Malformed, what).cure("workers are started by their supervisor alone");

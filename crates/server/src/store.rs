@@ -1,9 +1,9 @@
-//! The descriptor store: what a worker must not lose when it dies lies with the supervisor.
+//! The descriptor store: the supervisor keeps the descriptors that must survive a worker.
 //!
-//! Supervisor and worker hold the two ends of a SOCK_SEQPACKET pair; a message is one byte of kind, then text, with
-//! descriptors beside it. The worker's `put` has reached the supervisor's end once it returns, and the supervisor
-//! reads that end to its bottom after the worker died and before it starts the next: a descriptor that was put is
-//! never lost. The supervisor never blocks on this pair, the worker may.
+//! Supervisor and worker hold the two ends of a SOCK_SEQPACKET pair. A message is one byte of kind, then text, with
+//! descriptors beside it. When the worker's `put` returns, the message is in the supervisor's queue. The supervisor
+//! reads that queue until it is empty after the worker has died and before it starts the next one, so no descriptor is
+//! lost once `put` has returned. The supervisor never blocks on this pair; the worker may.
 
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
@@ -18,37 +18,38 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Descriptors of one message: those of the setup, with a target and its lock for each that a node may have.
+/// Maximum descriptors of one message: those of the setup, with a target and a lock for each target that a node may
+/// have.
 pub const TAG_FDS_MAX: usize = 2 + 2 * forebay_types::limits::NODE_TARGETS_MAX;
-/// Bytes of one message: the setup with its lists of costs.
+/// Maximum bytes of one message, which is the setup with its lists of costs.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024;
-/// Bytes of a tag.
+/// Maximum bytes of a tag.
 const TAG_BYTES_MAX: usize = 255;
 
-/// What travels between the two.
+/// A message between supervisor and worker.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// Worker: keep these under the tag, in the place of what was there.
+    /// Worker: store these under the tag, in place of the tag's earlier descriptors.
     Put(String, Vec<OwnedFd>),
     /// Worker: forget the tag.
     Remove(String),
     /// Worker: start a notifier with this end of a pair.
     StartNotifier(OwnedFd),
-    /// Worker: it serves.
+    /// Worker: the worker serves.
     Ready,
-    /// Worker: it cannot serve, and why.
+    /// Worker: the worker cannot serve, and why.
     Failed(Failure),
     /// Supervisor: the first message, a [`crate::setup::SetupText`], with the descriptors that it names.
     Setup(String, Vec<OwnedFd>),
-    /// Supervisor: what an earlier worker put.
+    /// Supervisor: descriptors that an earlier worker stored.
     Given(String, Vec<OwnedFd>),
-    /// Supervisor: all was given.
+    /// Supervisor: all stored descriptors were sent.
     End,
-    /// Worker, to a notifier: what it works with.
+    /// Worker, to a notifier: the descriptors that it needs.
     Handed(Vec<OwnedFd>),
 }
 
-/// An [`Error`] that crosses a process border.
+/// An [`Error`] in a form that is sent between processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Failure {
     code: u16,
@@ -69,13 +70,13 @@ impl From<Failure> for Error {
     }
 }
 
-/// The two ends: the supervisor's, then the worker's. Both are close-on-exec.
+/// Makes a pair of sockets: the supervisor's end, then the worker's. Both are close-on-exec.
 pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd)> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .map_err(|e| Error::io("cannot make the pair of sockets between supervisor and worker", &e.into()))
 }
 
-/// Sends one message; `Errno::AGAIN` when `flags` forbid to wait and there is no room.
+/// Sends one message; `Errno::AGAIN` when `flags` forbid waiting and the queue is full.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     kind: u8,
@@ -99,7 +100,7 @@ pub(crate) fn send(
     }
 }
 
-/// The kind's byte, the text and the descriptors of a message to send.
+/// The first byte of a message, which is its kind.
 pub(crate) const KIND_SETUP: u8 = b'S';
 pub(crate) const KIND_GIVEN: u8 = b'G';
 pub(crate) const KIND_END: u8 = b'E';
@@ -110,9 +111,9 @@ const KIND_REMOVE: u8 = b'R';
 const KIND_READY: u8 = b'Y';
 const KIND_FAILED: u8 = b'F';
 
-/// Receives one message; none when the other end is closed, `Errno::AGAIN` when `flags` forbid to wait and there is
-/// none. What cannot be understood is `Errno::PROTO`; a message whose descriptors this process has no room for is
-/// `Errno::MFILE`.
+/// Receives one message; none when the other end is closed. `Errno::AGAIN` when `flags` forbid waiting and no message
+/// is queued. A message that cannot be decoded is `Errno::PROTO`. A message with more descriptors than this process may
+/// open is `Errno::MFILE`.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     flags: RecvFlags,
@@ -167,7 +168,7 @@ impl FdStore {
         FdStore { socket }
     }
 
-    /// Another end of the same store.
+    /// A second handle of the same store.
     pub(crate) fn try_clone(&self) -> Result<FdStore> {
         let socket = self.socket.try_clone();
         socket.map(FdStore::new).map_err(|e| Error::io("cannot duplicate the supervisor's socket", &e))
@@ -178,8 +179,8 @@ impl FdStore {
             .map_err(|e| Error::io("cannot reach the supervisor's descriptor store", &e.into()))
     }
 
-    /// Keeps duplicates of `fds` (1 to [`TAG_FDS_MAX`]) under `tag` (1 to 255 bytes), in the place of what was there.
-    /// When this returns, they outlive this process.
+    /// Stores duplicates of `fds` (1 to [`TAG_FDS_MAX`]) under `tag` (1 to 255 bytes), in place of the tag's earlier
+    /// descriptors. When this returns, they outlive this process.
     pub fn put(&self, tag: &str, fds: &[BorrowedFd<'_>]) -> Result<()> {
         if tag.is_empty() || tag.len() > TAG_BYTES_MAX || fds.is_empty() || fds.len() > TAG_FDS_MAX {
             return Err(Error::new(
@@ -190,23 +191,23 @@ impl FdStore {
         self.send(KIND_PUT, tag.as_bytes(), fds)
     }
 
-    /// Forgets a tag and closes what was kept under it.
+    /// Removes a tag and closes its stored descriptors.
     pub fn remove(&self, tag: &str) -> Result<()> {
         self.send(KIND_REMOVE, tag.as_bytes(), &[])
     }
 
-    /// Has the supervisor start a notifier, which gets a duplicate of `socket`.
+    /// Makes the supervisor start a notifier, which gets a duplicate of `socket`.
     pub(crate) fn start_notifier(&self, socket: BorrowedFd<'_>) -> Result<()> {
         self.send(KIND_NOTIFIER, b"", &[socket])
     }
 
-    /// Says that the worker serves: `forebay up` and `forebay run` wait for it.
+    /// Reports that the worker serves; `forebay up` and `forebay run` wait for this.
     pub fn ready(&self) -> Result<()> {
         self.send(KIND_READY, b"", &[])
     }
 
-    /// Says why the worker ends. Before the pool has served at all this ends the pool too, and [`Code::Stale`] does at
-    /// any time.
+    /// Reports why the worker ends. If the pool has not served yet, the pool ends too. With [`Code::Stale`] the pool
+    /// ends at any time.
     pub(crate) fn failed(&self, error: &Error) {
         if let Ok(text) = serde_json::to_string(&Failure::from(error)) {
             let _ = self.send(KIND_FAILED, text.as_bytes(), &[]);
@@ -214,7 +215,7 @@ impl FdStore {
     }
 }
 
-/// What the supervisor keeps for its workers, by tag.
+/// The supervisor's stored descriptors, by tag.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     by_tag: BTreeMap<String, Vec<OwnedFd>>,
@@ -259,9 +260,9 @@ mod tests {
         store.put("ring 8", &[file("gone").as_fd()]).unwrap();
         store.remove("ring 8").unwrap();
         store.put("ring 7", &[file("c").as_fd()]).unwrap();
-        drop(store); // the worker dies; what it said is still to be read
+        drop(store); // the worker dies; its messages are not read yet
         loop {
-            // Waits for the end: a child that another test forks just now has the other end open until it execs.
+            // Blocks until the end closes: a child that another test is forking has the other end open until it execs.
             match receive(ours.as_fd(), RecvFlags::empty()).unwrap() {
                 Some(Message::Put(tag, fds)) => kept.put(tag, fds),
                 Some(Message::Remove(tag)) => kept.remove(&tag),

@@ -1,13 +1,13 @@
-//! The supervisor: the process that holds a pool together and does as little else as possible.
+//! The supervisor: the process that keeps a pool up and does as little else as possible.
 //!
-//! It holds what must live longer than a worker: the locks, the targets' descriptors (a detached mount lives by it
-//! alone), the clients' listening socket, the descriptor store, the flight recorder. It starts the worker, again at
-//! once when that dies, and counts the members of an embedded pool, which ends with the last. It has one thread and
-//! one poll loop and never waits for anybody: all its sockets are non-blocking, and a connection that does not take its
-//! answers is closed. It asks nothing of a member and believes nothing that it cannot check.
+//! It holds the resources that must outlive a worker: the locks, the targets' descriptors (which keep a detached mount
+//! alive), the clients' listening socket, the descriptor store and the flight recorder. It starts the worker, and
+//! restarts it at once when it dies. It counts the members of an embedded pool, which ends with the last one. It has
+//! one thread and one poll loop and does not block: all its sockets are non-blocking, and a connection that does not
+//! read its answers is closed. It depends on no member and checks everything that a member sends.
 //!
-//! Its own death takes the worker along (PR_SET_PDEATHSIG); the data stays as the medium allows, and the next `up`
-//! clears what is left. Tests: `crates/cli/tests/supervisor.rs`.
+//! If the supervisor dies, the kernel kills the worker (PR_SET_PDEATHSIG). The data stay as far as the medium permits,
+//! and the next `up` removes the remains. Tests: `crates/cli/tests/supervisor.rs`.
 
 mod requests;
 
@@ -39,13 +39,13 @@ use forebay_sys::signals::Signals;
 
 /// How long an embedded pool waits for its first member.
 const FIRST_MEMBER_GRACE: Duration = Duration::from_secs(30);
-/// How long a worker may take to close after SIGTERM.
+/// How long a worker may take to stop after SIGTERM.
 const STOP_GRACE: Duration = Duration::from_secs(10);
-/// How long notifiers, which end with their worker, may be in the kernel beyond that.
+/// How much longer notifiers, which end with their worker, may stay blocked in the kernel.
 const NOTIFIERS_GRACE: Duration = Duration::from_secs(1);
-/// Workers that may crash before the pool has served at all.
+/// How many workers may crash before the pool has served at all.
 const FIRST_STARTS_MAX: u32 = 3;
-/// Lines of the log that explain a pool that never served.
+/// How many lines of the log the error of a pool that never served contains.
 const LOG_LINES_SHOWN: usize = 8;
 
 struct Stopping {
@@ -53,14 +53,14 @@ struct Stopping {
     worker_told: bool,
     kill_at: Instant,
     killed: bool,
-    /// When the pool ends though notifiers are left, once the worker is gone.
+    /// Once the worker is gone: when the pool ends even if notifiers are left.
     end_at: Option<Instant>,
     askers: Vec<MemberId>,
 }
 
-/// What the loop holds.
+/// The state of the poll loop.
 pub(crate) struct Supervisor {
-    /// The id of a pool with a secret, in hexadecimal digits.
+    /// The ID of a pool with a secret, in hexadecimal digits.
     pool_id: Option<String>,
     pool: OpenPool,
     signals: Signals,
@@ -87,7 +87,7 @@ pub(crate) struct Supervisor {
     refusals: Seldom,
 }
 
-/// How the loop ended.
+/// The result of the poll loop.
 pub(crate) struct End {
     pub(crate) pool: OpenPool,
     /// Set when the pool never served.
@@ -98,7 +98,7 @@ pub(crate) struct End {
     askers: Vec<UnixStream>,
 }
 
-/// What is left of an [`End`] once its pool is being closed.
+/// The rest of an [`End`] while its pool is being closed.
 pub(crate) struct Teller {
     pub(crate) keep: bool,
     pub(crate) killed: bool,
@@ -114,7 +114,7 @@ impl End {
 }
 
 impl Teller {
-    /// Tells those who asked for the end that it is complete; why the pool never served, if so.
+    /// Answers the connections that requested the stop. Returns the reason if the pool never served.
     pub(crate) fn tell(mut self, result: &Result<Stopped>) -> Option<Error> {
         let reply = match result {
             Ok(stopped) => Reply::Stopped(stopped.clone()),
@@ -132,7 +132,7 @@ impl Teller {
 }
 
 impl Supervisor {
-    /// Signals are blocked already.
+    /// The caller has already blocked `signals`.
     pub(crate) fn new(pool: OpenPool, supplies: Supplies, signals: Signals, report: Report) -> Supervisor {
         let now = Instant::now();
         let Supplies { clients, listener, recorder, pool_id } = supplies;
@@ -199,8 +199,8 @@ impl Supervisor {
         }
     }
 
-    /// True when no notifier is left, or one stays in the kernel. It has nothing of the pool but a descriptor of the
-    /// mount's connection.
+    /// True when no notifier is left, or when the rest have been blocked in the kernel for too long. A notifier holds
+    /// nothing of the pool but a descriptor of the mount's connection.
     fn notifiers_are_gone(&mut self) -> bool {
         let Some(stopping) = self.stopping.as_mut().filter(|_| !self.notifiers.is_empty()) else {
             return true;
@@ -248,7 +248,7 @@ impl Supervisor {
     fn reap_worker(&mut self) {
         let Some(worker) = &mut self.worker else { return };
         let Some(status) = worker.ended() else { return };
-        // What it said before its end counts: descriptors that it put above all.
+        // Messages that it sent before its end are processed, above all stored descriptors.
         self.hear_worker();
         let Some(worker) = self.worker.take() else { return };
         let words = describe(status);
@@ -280,7 +280,7 @@ impl Supervisor {
                         )),
                 );
             }
-            // The data of a pool that was there before stays, for a version that can read it.
+            // The data of a pool that existed before stay, for a version that can read them.
             self.begin_stop(self.pool.reopened, None);
         } else if !delay.is_zero() {
             tracing::warn!("worker crashes again and again: next start in {} ms", delay.as_millis());
@@ -316,7 +316,8 @@ impl Supervisor {
             }
         }
         if refused && self.served {
-            // Its data are not what the other nodes know under its number: what was made here since nobody has seen.
+            // The other nodes have met other data under this node's number. No other node has used what was created
+            // here since the start.
             self.begin_stop(self.pool.reopened, None);
         }
     }
@@ -412,7 +413,7 @@ impl Supervisor {
             }
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) => fds.iter().map(|fd| fd.revents()).collect(),
-                Err(_) => return, // interrupted: look again
+                Err(_) => return, // interrupted: the caller's loop repeats it
             }
         };
         if !ready[0].is_empty() {
@@ -421,7 +422,7 @@ impl Supervisor {
         if !ready[1].is_empty() {
             self.accept();
         }
-        // What the mount said is heard at the next turn, as is its end.
+        // The next turn of the loop handles the mount's messages and its end.
         let worker_ready = self.worker.as_ref().and_then(|_| ready.get(2 + ids.len()).copied());
         for (id, flags) in ids.iter().zip(&ready[2..]) {
             if !flags.is_empty() {
@@ -433,7 +434,8 @@ impl Supervisor {
             if let Some(worker) = &mut self.worker {
                 worker.give(&self.kept);
                 if flags.contains(PollFlags::HUP) {
-                    // Its end is closed: it is dying, and SIGCHLD follows. Until then poll would return at once.
+                    // The worker's end is closed: it is dying, and SIGCHLD follows. Until then poll would return at
+                    // once.
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -452,8 +454,8 @@ impl Supervisor {
     fn take_signals(&mut self) {
         while let Some(received) = self.signals.next() {
             match received.signal {
-                libc::SIGCHLD => {} // the loop looks at the worker at every turn
-                // Whoever ends the process ends the pool, and never its data.
+                libc::SIGCHLD => {} // every turn of the loop checks the worker
+                // Any other signal stops the pool but keeps its data, unless the pool is embedded.
                 signal => {
                     tracing::info!("signal {signal}");
                     self.begin_stop(!self.pool.identity.embedded, None);

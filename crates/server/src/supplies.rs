@@ -1,5 +1,5 @@
-//! What a supervisor needs beside its pool and may fail to get: made before it takes the pool over, so that a failure
-//! leaves the pool to its starter, who takes it away again.
+//! Resources that a supervisor needs besides its pool and that may be unavailable. They are made before the supervisor
+//! takes over the pool, so that on failure its starter removes the pool again.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -12,7 +12,7 @@ use crate::directory::{SOCKET_FILE, SUPERVISOR_FILE};
 use crate::pool_place::OpenPool;
 use crate::setup::FLIGHT_RECORDER_BYTES;
 
-/// Clients that may wait for a worker; the kernel allows net.core.somaxconn at most.
+/// Length of the clients' queue while a worker is replaced; the kernel limits it to net.core.somaxconn.
 const CLIENTS_BACKLOG: i32 = 4096;
 
 /// The sockets of an opened pool, and the flight recorder.
@@ -20,14 +20,14 @@ pub(crate) struct Supplies {
     pub(crate) clients: UnixListener,
     pub(crate) listener: UnixListener,
     pub(crate) recorder: OwnedFd,
-    /// The id of a pool with a secret, in hexadecimal digits.
+    /// The ID of a pool with a secret, in hexadecimal digits.
     pub(crate) pool_id: Option<String>,
 }
 
 impl Supplies {
     pub(crate) fn make(pool: &OpenPool) -> Result<Supplies> {
         let clients = pool.dir.listen(SOCKET_FILE)?;
-        // Clients of a large node come all at once, and wait here while a worker is replaced.
+        // All clients of a large node may connect at once, and they wait in this queue while a worker is replaced.
         rustix::net::listen(&clients, CLIENTS_BACKLOG)
             .map_err(|e| Error::io("cannot listen for clients", &e.into()))?;
         let listener = pool.dir.listen(SUPERVISOR_FILE)?;

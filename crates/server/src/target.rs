@@ -1,4 +1,4 @@
-//! One target of a node: making it, opening it again, its costs, and removing it.
+//! One target of a node: makes it, opens it again, reports its drawbacks and removes it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ use crate::directory::{
 use crate::identity::{Backing, PoolIdentity};
 use crate::pool_options::PoolOptions;
 
-/// Where memory is found when the pool's directory has none and the user named no directory.
+/// The directory for data in memory when the pool's directory is not on a tmpfs and the user chose no directory.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// The target of a pool that was here before; none when its data went with its memory.
+/// Opens the target of an existing pool; none when its data went with its memory.
 pub(crate) fn reopen(
     dir: &PoolDirectory,
     identity: &PoolIdentity,
@@ -62,7 +62,7 @@ pub(crate) fn reopen(
 }
 
 fn open_target(dir: &PoolDirectory) -> Result<OwnedFd> {
-    // A link here was made by Forebay: the target may lie in memory elsewhere.
+    // A symbolic link is followed: Forebay made it for a target in memory elsewhere.
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     rustix::fs::openat(dir.fd(), TARGET_FILE, flags, Mode::empty()).map_err(|e| {
         let error = Error::io(format!("cannot open {}", dir.file(TARGET_FILE).display()), &e.into());
@@ -75,7 +75,7 @@ fn open_target(dir: &PoolDirectory) -> Result<OwnedFd> {
     })
 }
 
-/// Removes what is in the target's place although no pool has a target there.
+/// Removes an entry named `target` in a directory without a pool.
 pub(crate) fn clear_stray_target(dir: &PoolDirectory) -> Result<()> {
     let path = dir.file(TARGET_FILE);
     if is_mounted_here(&path)? {
@@ -86,7 +86,7 @@ pub(crate) fn clear_stray_target(dir: &PoolDirectory) -> Result<()> {
         Ok(()) | Err(rustix::io::Errno::NOENT) => return Ok(()),
         Err(rustix::io::Errno::NOTDIR) => {
             if std::fs::read_link(&path).is_ok_and(|to| !to.exists()) {
-                return dir.remove_file(TARGET_FILE); // its memory went with a restart of the node
+                return dir.remove_file(TARGET_FILE); // the node restarted, so the target's memory is gone
             }
         }
         Err(rustix::io::Errno::NOTEMPTY | rustix::io::Errno::EXIST) => {}
@@ -110,8 +110,8 @@ pub(crate) fn make_target(
     if medium == Medium::Ssd {
         return make_directory_target(dir, medium, options, None);
     }
-    // The pool's own memory first: mounted if this user may mount, else detached. That of an embedded pool is detached
-    // if possible, so that nothing of it can be left behind.
+    // A tmpfs that the pool owns is preferred: mounted if this user may mount, else detached. An embedded pool's tmpfs
+    // is detached if possible, so that nothing of it can be left behind.
     let in_memory = is_tmpfs(dir.fd());
     let mut refused = Vec::new();
     let ways: [Backing; 3] = if options.embedded {
@@ -204,7 +204,7 @@ fn make_directory_target(
     made
 }
 
-/// A new directory's name in the node's shared memory, when that is a tmpfs that this user may write.
+/// A name for a new directory in the node's shared memory, if that is a tmpfs that this user may write.
 fn shared_memory() -> Option<PathBuf> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(SHARED_MEMORY, flags, Mode::empty()).ok()?;
@@ -222,7 +222,7 @@ pub(crate) fn is_tmpfs(directory: std::os::fd::BorrowedFd<'_>) -> bool {
     FileSystem::of(directory).is_ok_and(|kind| kind == FileSystem::TMPFS)
 }
 
-/// What the pool's place costs its user, beyond what its file system lacks.
+/// Drawbacks of the pool's location, in addition to those of its file system.
 fn placement_costs(
     host: &Host,
     uid: u32,
@@ -241,7 +241,7 @@ fn placement_costs(
     if identity.backing == Backing::Detached && !identity.embedded {
         costs.push("a private tmpfs: its data goes with the pool, also by `down --keep`".to_owned());
     }
-    // A logout does not matter to an embedded pool, which ends with its job.
+    // An embedded pool ends with its job, so a logout does not matter to it.
     if let (false, Some(reason)) =
         (identity.embedded, places.iter().find_map(|place| logout_clears(host, place, uid)))
     {
@@ -257,7 +257,7 @@ pub(crate) fn costs_of(
 ) -> Result<(Vec<String>, Value)> {
     let capabilities = Capabilities::of(target_dir)?;
     let real = |path: PathBuf| path.canonicalize().unwrap_or(path);
-    // The place of the sockets counts as much as that of the data.
+    // The sockets' directory matters as much as that of the data.
     let places = [real(dir.path().to_owned()), real(dir.file(TARGET_FILE))];
     let uid = rustix::process::geteuid().as_raw();
     let memory = is_tmpfs(target_dir.as_fd());
@@ -293,10 +293,10 @@ pub(crate) fn remove_target(dir: &PoolDirectory, backing: Backing) -> Result<()>
     let path = dir.file(TARGET_FILE);
     let what = || format!("cannot remove {}", path.display());
     match backing {
-        Backing::Detached => return Ok(()), // it goes with the last descriptor
+        Backing::Detached => return Ok(()), // the kernel frees it with its last descriptor
         Backing::Tmpfs => {
             // Programs may have files open in it: the mount is detached now, and its memory is freed when they have
-            // ended.
+            // closed them.
             if is_mounted_here(&path)? {
                 unmount(&path, Unmount::WhenUnused)?;
             }
@@ -326,7 +326,7 @@ pub(crate) fn remove_tree(path: &Path) -> Result<()> {
     }
 }
 
-/// Removes a directory that was made for a pool, with what pools put there.
+/// Removes a directory that was made for a pool, with the pool's files.
 pub(crate) fn remove_directory(dir: &PoolDirectory) {
     let own = [SOCKET_FILE, SUPERVISOR_FILE, IDENTITY_FILE, "pool.json.new", LOG_FILE, LOCK_FILE];
     for name in own.into_iter().chain(NODES_FILES).chain([OWNER_FILE, OWNER_FILE_NEW]) {
@@ -336,7 +336,7 @@ pub(crate) fn remove_directory(dir: &PoolDirectory) {
     remove_empty_above(dir.path());
 }
 
-/// The target of a pool that is down, if its data is still there.
+/// Opens the target of a pool that is down, if its data exist.
 pub(crate) fn open_target_at_rest(dir: &PoolDirectory, identity: &PoolIdentity) -> Result<OwnedFd> {
     let gone = || {
         Error::new(Code::NotFound, format!("cannot look into pool {}", dir.path().display()))

@@ -1,4 +1,4 @@
-//! The worker as its supervisor sees it: started, given its setup, listened to, and buried.
+//! The supervisor's part of the worker: starts it, sends its setup, receives its messages and reaps it.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -15,18 +15,18 @@ use crate::setup::{SetupFds, SetupText};
 use crate::store::{self, Kept, Message, KIND_END, KIND_GIVEN, KIND_SETUP};
 use forebay_sys::signals::SignalMask;
 
-/// A worker that lives less than this has crashed at its start.
+/// A worker that ends within this time counts as crashed at its start.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
-/// First and greatest delay before a worker is started again that crashed at its start.
+/// First and longest delay before the restart of a worker that crashed at its start.
 const DELAY: Duration = Duration::from_millis(50);
 const DELAY_MAX: Duration = Duration::from_secs(5);
 
-/// A worker that runs.
+/// A worker process.
 #[derive(Debug)]
 pub(crate) struct WorkerProcess {
     child: Child,
     socket: OwnedFd,
-    /// Tags that are still to be given, then the end.
+    /// Tags whose descriptors are still to be sent; the end message follows them.
     to_give: VecDeque<String>,
     end_sent: bool,
     pub(crate) started: Instant,
@@ -51,7 +51,7 @@ impl WorkerProcess {
                 SignalMask::empty().set();
                 rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
                 if rustix::process::getppid() != Some(supervisor) {
-                    return Err(Errno::SRCH.into()); // it died before the kernel was told to watch it
+                    return Err(Errno::SRCH.into()); // the supervisor died before the kernel watched it
                 }
                 if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
                     return Err(std::io::Error::last_os_error());
@@ -61,7 +61,7 @@ impl WorkerProcess {
         }
         let child = command.spawn().map_err(|e| Error::io(what, &e))?;
         drop(theirs);
-        // The pair is new and empty: the setup fits.
+        // The pair is new and empty, so the setup fits.
         store::send(ours.as_fd(), KIND_SETUP, text.as_bytes(), &fds.in_order(), SendFlags::DONTWAIT)
             .map_err(|e| Error::io(what, &e.into()))?;
         Ok(WorkerProcess {
@@ -82,12 +82,12 @@ impl WorkerProcess {
         self.socket.as_fd()
     }
 
-    /// True while there is something to send when the socket has room.
+    /// True while messages are still to be sent.
     pub(crate) fn wants_to_send(&self) -> bool {
         !self.end_sent
     }
 
-    /// Sends what there is room for.
+    /// Sends stored descriptors, as many as the socket has room for, and then the end message.
     pub(crate) fn give(&mut self, kept: &Kept) {
         while let Some(tag) = self.to_give.front() {
             if let Some(fds) = kept.get(tag) {
@@ -97,7 +97,7 @@ impl WorkerProcess {
                     Err(Errno::AGAIN | Errno::TOOMANYREFS) => return,
                     Err(e) => {
                         tracing::error!("cannot hand {tag} to the worker: {e}");
-                        break; // it is gone, and will be noticed
+                        break; // the worker has ended, which `ended` reports
                     }
                 }
             }
@@ -110,7 +110,7 @@ impl WorkerProcess {
         }
     }
 
-    /// All that the worker has said and that was not read; it never waits.
+    /// The worker's unread messages; never waits.
     pub(crate) fn messages(&self) -> Vec<Message> {
         let mut all = Vec::new();
         loop {
@@ -125,21 +125,21 @@ impl WorkerProcess {
         }
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Sends it a signal.
+    /// Sends the worker a signal.
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        // The child is not reaped yet, so the number is still its own.
+        // The child is not reaped yet, so its process number is not reused.
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
             let _ = rustix::process::kill_process(pid, signal);
         }
     }
 }
 
-/// How a process ended, in words.
+/// Describes how a process ended.
 pub(crate) fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("ended with status {code}"),
@@ -148,14 +148,14 @@ pub(crate) fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// When the next worker starts.
+/// The delay before a restart.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     short_lives: u32,
 }
 
 impl Backoff {
-    /// The delay after a worker that lived so long: none, unless it crashed at its start again and again.
+    /// The delay after a worker that lived for `life`: none, unless several in a row crashed at their start.
     pub(crate) fn after(&mut self, life: Duration) -> Duration {
         if life >= SHORT_LIFE {
             self.short_lives = 0;
@@ -168,7 +168,7 @@ impl Backoff {
         }
     }
 
-    /// Workers in a row that crashed at their start.
+    /// How many workers in a row crashed at their start.
     pub(crate) fn short_lives(&self) -> u32 {
         self.short_lives
     }

@@ -1,5 +1,5 @@
-//! Random, mutated and sound-looking input to a daemon, from peers with and without the pool's secret: no panic, and a
-//! sound request is answered behind it. The entry points are those of `fuzz/`.
+//! Sends a daemon random, mutated and well-formed input from peers with and without the pool's secret. The daemon must
+//! not panic, and must answer a well-formed request afterwards. The entry points are those of `fuzz/`.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ fn body(message: &Message<'_>) -> Vec<u8> {
     body
 }
 
-/// Requests of a peer that knows the language: among them such as only a daemon asks.
+/// Well-formed requests, some of which only a daemon sends.
 fn requests() -> Vec<Vec<u8>> {
     let (root, theirs) = (Ino::ROOT, Ino::new(NodeId(2), 1));
     let here = BackingId { target: 1 << 16, ino: theirs, number: 0, stripe: 0 };
@@ -63,7 +63,8 @@ fn requests() -> Vec<Vec<u8>> {
     all.iter().map(|request| body(&Message::Ask(caller, *request))).collect()
 }
 
-/// Pieces to begin with: for a peer with the secret, requests and bodies of all kinds; without it, frames.
+/// Pieces from which inputs are made: requests and bodies of all kinds for a peer with the secret, frames for one
+/// without.
 fn corpus(known: bool) -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = Vec::new();
     if !known {
@@ -89,7 +90,7 @@ fn input(numbers: &mut Numbers, corpus: &[Vec<u8>]) -> Vec<u8> {
         let mut piece = corpus[numbers.below(corpus.len() as u64) as usize].clone();
         match numbers.below(4) {
             0 => {
-                // Random behind what is done with it.
+                // A random selector and random bytes.
                 let bytes: Vec<u8> = (0..numbers.below(160)).map(|_| numbers.draw() as u8).collect();
                 piece = self::piece(numbers.draw() as u8, &bytes);
             }
@@ -106,7 +107,7 @@ fn input(numbers: &mut Numbers, corpus: &[Vec<u8>]) -> Vec<u8> {
     input
 }
 
-/// Runs inputs for some seconds; where `exercise` panics, the input is told first.
+/// Runs inputs for some seconds. If `exercise` panics, the message contains the input.
 fn run(known: bool, exercise: fn(&[u8])) {
     let seed = std::env::var("FOREBAY_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(7);
     let (mut numbers, corpus, start) = (Numbers::new(seed), corpus(known), Instant::now());
@@ -122,7 +123,7 @@ fn run(known: bool, exercise: fn(&[u8])) {
 
 #[test]
 fn daemon_survives_anything_from_a_peer_with_the_secret() {
-    // Each sound request alone first.
+    // First each well-formed request alone.
     for request in requests() {
         exercise_known(&piece(2, &request));
     }
@@ -134,8 +135,8 @@ fn daemon_keeps_nothing_of_somebody_without_the_secret() {
     run(false, exercise_unknown);
 }
 
-/// The canary: a sound request of a peer with the secret does change the shard, so that a change by somebody without it
-/// would be seen.
+/// The canary test: a well-formed request of a peer with the secret does change the shard, so the other test would
+/// detect a change by a sender without it.
 #[test]
 fn exercise_reaches_the_shard() {
     use forebay_server::exercise::inodes_behind;

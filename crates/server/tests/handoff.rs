@@ -1,5 +1,5 @@
-//! A real daemon under the requests of another node, which is the test, whose rounds fail, whose threads panic, and
-//! which is stopped: what it acknowledged is there, once, and it goes on.
+//! A real daemon whose rounds fail, whose threads panic, and which is stopped, while another node, which is the test,
+//! sends requests. Every acknowledged change must exist, once, and the next worker must continue.
 
 mod support;
 
@@ -12,19 +12,19 @@ use forebay_types::{Caller, Code, Ino, Layout, NodeId, Reply, Request};
 use forebay_wire::{Message, Stamp};
 use support::{skipped, Daemon};
 
-/// Requests under way.
+/// Requests in progress at one time.
 const AT_ONCE: usize = 4;
-/// One slot each, many to a session.
+/// Each request uses a slot; a session has this many.
 const SLOTS: u64 = 32;
-/// Longer than anything takes here.
+/// Longer than any step of these tests takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Node 2, which makes files in the root as fast as it is answered.
+/// Node 2, which creates files in the root as fast as the daemon answers.
 struct Traffic {
     calls: Calls,
     under_way: HashMap<CallId, u64>,
     made: BTreeMap<u64, Ino>,
-    /// Answered with EIO: made, or not.
+    /// Creates that were answered with EIO: made, or not.
     in_doubt: u64,
     next: u64,
 }
@@ -45,7 +45,7 @@ impl Traffic {
         self.under_way.insert(self.calls.call(NodeId(1), stamp, &message, deadline).unwrap(), number);
     }
 
-    /// Hears what has come; what `is_answer` says of each answer is kept.
+    /// Handles the events that have arrived; `keep` gets each successful reply.
     fn hear(&mut self, mut keep: impl FnMut(u64, Reply<'_>)) {
         self.calls.progress();
         let mut some = false;
@@ -94,7 +94,7 @@ impl Traffic {
                 number: None,
                 reserve: false,
             };
-            // A slot is asked again when it has its answer: those under way are not as far apart.
+            // A slot is used again only after its answer: there are more slots than requests in progress.
             let stamp =
                 Stamp { session: 2 << 48 | 5, slot: (number % SLOTS) as u16, sequence: 1 + number / SLOTS };
             self.ask(number, stamp, request);
@@ -117,13 +117,13 @@ impl Traffic {
         }
     }
 
-    /// More is made now than before.
+    /// Checks that the daemon still creates files.
     fn goes_on(&mut self) {
         let enough = self.made.len() + 200;
         self.until("to go on", true, |traffic| traffic.made.len() >= enough);
     }
 
-    /// All that was acknowledged is there, under the numbers that were told, and nothing else.
+    /// Checks that every acknowledged file exists with the inode number of its reply, and no other file.
     fn check(&mut self, daemon: &Daemon) {
         self.until("the rest", false, |traffic| traffic.under_way.is_empty());
         let made = std::mem::take(&mut self.made);
@@ -163,7 +163,7 @@ fn shared_memory() -> Option<&'static Path> {
 }
 
 #[test]
-#[cfg(debug_assertions)] // as the faults are
+#[cfg(debug_assertions)] // the faults exist only there
 fn worker_whose_thread_fails_or_panics_is_followed_by_one_that_knows_all() {
     let Some(parent) = shared_memory() else { return };
     let daemon = Daemon::start_in(parent, "turns", 4);
@@ -204,7 +204,7 @@ fn worker_that_is_stopped_under_requests_of_another_node_ends_whole() {
     let mut traffic = Traffic::new(&daemon);
     for _ in 0..3 {
         traffic.goes_on();
-        // It stops between two rounds of the traffic, of which the next comes while it does.
+        // It is stopped between two rounds of the traffic; the next round's requests arrive while it stops.
         let stopped = std::thread::scope(|scope| {
             let stopping = scope.spawn(|| daemon.stop());
             while !stopping.is_finished() {

@@ -1,4 +1,5 @@
-//! A real daemon under clients that lie, scribble, stop and die: the others must not notice, and the shard stays clean.
+//! A real daemon with clients that send wrong requests, overwrite shared memory, stop and die. Other clients must not
+//! notice, and the shard must stay clean.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,7 +32,7 @@ impl Daemon {
         Daemon::start_in(dir)
     }
 
-    /// Starts on what an earlier daemon left in `dir`.
+    /// Starts with the data that an earlier daemon left in `dir`.
     fn start_in(dir: PathBuf) -> Daemon {
         let log = dir.with_extension("log");
         let supervisor = Command::new(env!("CARGO_BIN_EXE_forebayd"))
@@ -54,7 +55,7 @@ impl Daemon {
         forebay_server::control::status(&self.dir).ok()?.pids.worker
     }
 
-    /// Waits until clients that died were noticed, then checks shard and target.
+    /// Waits until the daemon has noticed the clients that died, then checks shard and target.
     fn assert_clean(&self) {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
@@ -67,7 +68,7 @@ impl Daemon {
         }
     }
 
-    /// This test binary again, in another role.
+    /// Starts this test binary in another role.
     fn child(&self, role: &str, seed: u64) -> Child {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child_role", "--nocapture", "--include-ignored"])
@@ -105,7 +106,7 @@ impl Random {
     }
 }
 
-/// Creates, checks and removes files until told to stop or for `rounds`; every error is a failure.
+/// Creates, checks and removes files until `stop` is set or for `rounds`; every error is a failure.
 fn work(pool: &Pool, who: u64, rounds: u64, stop: &AtomicBool) -> u64 {
     let root = pool.root().unwrap();
     let mut escape = PathBuffer::new();
@@ -129,7 +130,7 @@ fn work(pool: &Pool, who: u64, rounds: u64, stop: &AtomicBool) -> u64 {
     done
 }
 
-/// An attachment whose memory we can reach.
+/// An attachment whose shared memory the test can overwrite.
 fn attach_raw(dir: &Path) -> (OwnedFd, OwnedFd, Ring) {
     let socket = UnixStream::connect(dir.join("socket")).unwrap();
     send_fds(socket.as_fd(), &Header { kind: KIND_ATTACH, len: 0 }.encode(), &[]).unwrap();
@@ -162,7 +163,7 @@ fn scribbling_client_harms_no_other() {
                 for _ in 0..256 {
                     let slot = 4096 + (random.next() % 64) as usize * SLOT;
                     let at = slot + (random.next() % 12) as usize * 8;
-                    // States, lengths and operations in their ranges do more harm than noise.
+                    // Valid states, lengths and operations do more harm than random words.
                     let v = match random.next() % 4 {
                         0 => (random.next() % 4) | ((random.next() % 200) << 32),
                         1 => random.next() % 24,
@@ -293,7 +294,7 @@ fn stopped_client_holds_up_nobody_and_goes_on() {
     daemon.assert_clean();
 }
 
-/// A worker that is stopped, and goes on whatever becomes of the test.
+/// A stopped worker, which is continued on drop, whatever the result of the test.
 struct Stopped(i32);
 
 impl Drop for Stopped {
@@ -316,7 +317,7 @@ fn calls_end_in_time_while_their_own_node_s_worker_is_stopped() {
     assert_eq!(unsafe { libc::kill(worker, libc::SIGSTOP) }, 0);
     let (went_on, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        // More calls than there are slots: some wait for one.
+        // More calls than slots: some wait for a slot.
         let waiting: Vec<_> = (0..RING_SLOTS + 2).map(|_| scope.spawn(ask)).collect();
         scope.spawn(|| {
             let _stopped = Stopped(worker);
@@ -332,7 +333,7 @@ fn calls_end_in_time_while_their_own_node_s_worker_is_stopped() {
         is_over.store(true, Ordering::SeqCst);
     });
     assert!(!went_on.load(Ordering::SeqCst), "calls waited until the worker went on, after 40 s");
-    // Slots of calls that were given up are not lost.
+    // Slots of abandoned calls are not lost.
     for _ in 0..2 * RING_SLOTS {
         ask().unwrap();
     }
@@ -396,7 +397,7 @@ fn supervisor_killed_with_its_worker_loses_nothing_that_was_acknowledged() {
         child.wait().unwrap();
         let mut said = String::new();
         child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
-        // Each line was written when its file had been made.
+        // Each line was written after its file was made.
         let made: Vec<&str> = said.split('\n').filter(|l| l.starts_with("made ")).map(|l| &l[5..]).collect();
         let whole = made.len().saturating_sub(1);
         assert!(whole > 0, "{said}");
@@ -416,7 +417,7 @@ fn supervisor_killed_with_its_worker_loses_nothing_that_was_acknowledged() {
 #[test]
 fn backing_file_made_ahead_by_who_is_killed_is_removed_whoever_dies_with_it() {
     let mut daemon = Daemon::start("ahead");
-    // A check commits first: without one, what there is to know about the client is in the journal alone.
+    // A check commits first. Without one, the client's changes are only in the journal.
     let kinds = ["client", "client and worker", "all"].map(|victims| [(victims, true), (victims, false)]);
     for (round, (victims, checked)) in kinds.into_iter().flatten().cycle().take(12).enumerate() {
         let mut child = daemon.child("ahead", round as u64);
@@ -461,7 +462,7 @@ fn file_that_cannot_be_made_leaves_nothing_and_its_number_serves_the_next_one() 
     let daemon = Daemon::start("undo");
     let pool = Pool::attach(&daemon.dir).unwrap();
     let (root, mut escape) = (pool.root().unwrap(), PathBuffer::new());
-    // Too long for the board, so that only the daemon can tell that it is there.
+    // The names are too long for the board, so only the daemon can find that they exist.
     let long = [b'l'; 120];
     let mut create = |name: &[u8]| {
         let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
@@ -499,7 +500,7 @@ fn forked_child_and_closed_descriptors_go_on() {
     daemon.assert_clean();
 }
 
-/// Not a test of its own: what the children above run. Ignored when the role is not set.
+/// Not a test itself: the code of the child processes above. Does nothing when the role is not set.
 #[test]
 #[ignore = "started by the other tests in a process of its own"]
 fn child_role() {
@@ -511,7 +512,7 @@ fn child_role() {
         "work" => {
             print!("!");
             std::io::stdout().flush().unwrap();
-            // Until standard input is closed; the names that stay are checked at the end.
+            // Runs until standard input is closed; the names that stay are checked at the end.
             let stop = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 let worked = scope.spawn(|| work(pool, seed, u64::MAX, &stop));

@@ -1,6 +1,6 @@
-//! What a daemon refuses of a peer that has the pool's secret and says what no daemon of it says: layouts on nodes that
-//! are not there, names that a part of a wide directory has not, and another version; and one whose clock is wrong,
-//! which it gets along with.
+//! Requests that a daemon refuses although the peer has the pool's secret, because no correct daemon sends them:
+//! layouts on nodes that do not exist, names that a part of a wide directory does not own, and another protocol
+//! version. A peer with a wrong clock is served.
 
 mod support;
 
@@ -16,13 +16,13 @@ use support::{skipped, Daemon};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Node 2, which answers what it is asked as a node would, and asks what it wants.
+/// Node 2, which answers requests as a node would, and sends any request.
 struct Liar {
     calls: Calls,
     sequence: u64,
-    /// Parts of directories that it was asked to make.
+    /// How many parts of directories it was asked to make.
     born: u64,
-    /// What was said of why node 1 is not reached.
+    /// The reasons why node 1 was not reached.
     whys: Vec<String>,
     clocks_us: Vec<i64>,
 }
@@ -71,7 +71,7 @@ impl Liar {
         self.calls.call(NodeId(1), stamp, &message, deadline).unwrap()
     }
 
-    /// The encoded reply, or the failure's code.
+    /// Sends a request; returns the encoded reply, or the failure's code.
     fn ask(&mut self, request: Request<'_>) -> Result<Vec<u8>, Code> {
         let asked = self.begin(request);
         loop {
@@ -89,13 +89,13 @@ impl Liar {
         }
     }
 
-    /// The code of its refusal, or none.
+    /// Sends a request; returns the code of its refusal, or none.
     fn refused(&mut self, request: Request<'_>) -> Option<Code> {
         let reply = self.ask(request).unwrap_or_else(|code| panic!("{request:?}: {code}"));
         Reply::decode(&reply).err()
     }
 
-    /// Makes a directory over both nodes.
+    /// Makes a wide directory over both nodes.
     fn wide_directory(&mut self) -> (Ino, Parts) {
         let made =
             self.ask(Request::MakeDirectory { parent: Ino::ROOT, name: b"wide", mode: 0o755 }).unwrap();
@@ -168,8 +168,8 @@ fn layout_on_a_node_or_target_that_is_not_there_is_refused() {
             }
         }
     }
-    // What is there is taken: one of each node's, one more of node 2's than the pool file had, and one that is chosen
-    // for each file.
+    // Layouts on existing targets are accepted: a target of each node, a target of node 2 above those in the pool file,
+    // and targets that are chosen for each file.
     assert_eq!(liar.refused(create(root, b"a", Some(on(&[1 << 16, 2 << 16])))), None);
     assert_eq!(liar.refused(create(root, b"b", Some(Layout::unless_set(2 << 16)))), None);
     assert_eq!(liar.refused(create(root, b"c", Some(Layout::unless_set(2 << 16 | 1)))), None);
@@ -193,7 +193,7 @@ fn name_that_a_part_of_a_wide_directory_has_not_is_refused_by_the_part() {
     let names: Vec<Vec<u8>> = (0..40).map(|i| format!("name {i}").into_bytes()).collect();
     let (its, others): (Vec<_>, Vec<_>) = names.iter().partition(|name| parts.of_name(name) == here);
     assert!(its.len() > 4 && others.len() > 4);
-    // Its own first, so that there is something to lie of.
+    // First names that this part owns, for use in the wrong requests.
     for name in &its {
         assert_eq!(liar.refused(create(here, name, None)), None);
     }
@@ -216,7 +216,7 @@ fn name_that_a_part_of_a_wide_directory_has_not_is_refused_by_the_part() {
             assert_eq!(liar.refused(request), Some(Code::Wide), "{request:?}");
         }
     }
-    // And the directory itself has no names.
+    // The wide directory itself has no names.
     assert_eq!(liar.refused(create(wide, its[0], None)), Some(Code::Wide));
     assert_eq!(liar.refused(Request::Lookup { parent: here, name: its[0] }), None);
     liar.calls.leave("done");
@@ -245,7 +245,7 @@ fn peer_of_another_version_is_told_both_versions_and_so_is_the_log() {
     assert!(liar.whys[0].contains(&theirs), "{:?}", liar.whys);
     let said = daemon.messages();
     assert!(said.contains("node 2 was refused") && said.contains(&theirs), "{said}");
-    // What the daemon asks for itself is refused by the other one, and people are told so.
+    // The peer refuses the daemon's own requests too, and `status` reports the reason.
     let nodes = std::thread::scope(|scope| {
         let asking = scope.spawn(|| daemon.status().unwrap().more["nodes"].clone());
         while !asking.is_finished() {
@@ -277,7 +277,7 @@ fn peer_whose_clock_is_an_hour_ahead_is_told_of_and_served() {
     let leased = liar.ask(Request::RenewLease).unwrap();
     assert!(matches!(Reply::decode(&leased), Ok(Reply::Count(_))), "{leased:?}");
     assert_eq!(liar.refused(Request::Unlink { parent: Ino::ROOT, name: b"a" }), None);
-    // Node 1's is an hour behind, as this one sees it.
+    // Seen from node 2, node 1's clock is an hour behind.
     assert!(liar.clocks_us.iter().all(|us| (*us + 3_600_000_000).abs() < 60_000_000), "{:?}", liar.clocks_us);
     assert!(!liar.clocks_us.is_empty());
     let told = |said: &str| {
@@ -286,7 +286,7 @@ fn peer_whose_clock_is_an_hour_ahead_is_told_of_and_served() {
     let until = Instant::now() + TIMEOUT;
     while !told(&daemon.messages()) {
         assert!(Instant::now() < until, "nobody was told: {}", daemon.messages());
-        // It is told of when the daemon's own link is made.
+        // The daemon logs this when it makes its own link.
         liar.refused(Request::GetAttr { ino: Ino::ROOT });
     }
     liar.calls.leave("done");

@@ -1,5 +1,5 @@
-//! A real daemon under peers that have the pool's secret and lie, that have another secret, and that have none: it
-//! answers or ignores them, its own clients notice nothing, and its shard stays clean.
+//! A real daemon with peers that have the pool's secret and send wrong requests, that have another secret, or that have
+//! none. It answers or ignores them, its own clients notice nothing, and its shard stays clean.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -27,7 +27,7 @@ use support::{skipped, Daemon};
 
 mod support;
 
-/// What a liar asks for.
+/// How many requests the wrong peer sends.
 const ROUNDS: u64 = 2500;
 
 struct Random(u64);
@@ -40,7 +40,7 @@ impl Random {
         self.0
     }
 
-    /// An inode number, mostly one that may be there.
+    /// An inode number, mostly one that may exist.
     fn ino(&mut self) -> Ino {
         let node = [1, 1, 1, 2, 9][self.next() as usize % 5];
         Ino::new(NodeId(node), 1 + self.next() % 40)
@@ -52,7 +52,7 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
     let target = [1 << 16, 1 << 16, 2 << 16, 1 << 16 | 7][random.next() as usize % 4];
     let id = BackingId { target, ino, number: (random.next() % 2) as u8, stripe: (random.next() % 3) as u16 };
     let removal = TxId::new(NodeId(2), (1 << 20) | (round / 4));
-    // Of those that were begun not long ago.
+    // A transaction that was begun recently.
     let recent = TxId::new(NodeId(2), round.saturating_sub(random.next() % 12));
     match random.next() % 20 {
         0 | 1 => Request::Create {
@@ -70,7 +70,8 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
         4 => Request::RemoveDirectory { parent, name },
         5 => Request::Rename { parent, name, new_parent: ino, new_name: b"b", flags: (round % 3) as u32 },
         6 => Request::MakeDirectoryAt { node: NodeId(1 + (round % 2) as u16), parent, name, mode: 0o700 },
-        // A directory of its own that it enters under two names would be caught by nobody but it: each is entered once.
+        // Each directory is entered once: only node 2 itself could detect that it enters a directory of its own under
+        // two names.
         7 => Request::Prepare {
             tx: TxId::new(NodeId(2), round),
             index: (round % 3) as u8,
@@ -99,7 +100,7 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
             4 => Request::Finish { tx: removal, commit: true },
             _ => Request::MoveDirectory { parent, name, new_parent: ino, new_name: b"b", flags: 0, ino },
         },
-        // Parts of changes of which the others are missing, or are others than they must be.
+        // Parts of cross-node transactions whose other parts are missing or wrong.
         19 => Request::Prepare {
             tx: [recent, removal][random.next() as usize % 2],
             index: (3 + random.next() % 4) as u8,
@@ -140,9 +141,9 @@ fn peer_with_the_secret_that_asks_anything_is_answered_and_harms_nothing() {
     for round in 0..ROUNDS {
         let name = [b"a".as_slice(), b"b", b"c"][round as usize % 3];
         let request = request(&mut random, round, name, &data);
-        // Sessions of this node and of others, slots that there are and others, sequences that go back.
+        // Sessions of node 2 and of other nodes, slots that exist and others, sequences that decrease.
         let node = [2, 2, 2, 1, 9][random.next() as usize % 5];
-        // Some of them a daemon's.
+        // Requests that only daemons send have a daemon's session.
         let daemons = if matches!(request.class(), Class::Step | Class::Peer) { 1 << 47 } else { 0 };
         let session = (node << 48) | (random.next() % 3) | daemons;
         let slot = (random.next() % (RING_SLOTS as u64 + 4)) as u16;
@@ -154,7 +155,7 @@ fn peer_with_the_secret_that_asks_anything_is_answered_and_harms_nothing() {
             calls.progress();
             while let Some(event) = calls.next_event() {
                 match event {
-                    // What the daemon asks of it, it has never heard of, and changes of its own neither.
+                    // The peer refuses every request of the daemon, and reports its own transactions as aborted.
                     CallEvent::Asked { ticket, body } => {
                         let refusal = Message::Failure { code: Code::NotSupported, detail: b"a lie" };
                         let aborted = Message::Answer(Ok(Reply::Outcome(Outcome::Aborted)));
@@ -165,7 +166,7 @@ fn peer_with_the_secret_that_asks_anything_is_answered_and_harms_nothing() {
                         let round = under_way.remove(&call);
                         match outcome {
                             Ok(_) => answered += 1,
-                            // One that a later one of its slot overtook is given up, as its asker has given it up.
+                            // A request that a later one of its slot replaced is abandoned, and times out.
                             Err(failed) if failed.code == Code::TimedOut => refused += 1,
                             Err(failed) => panic!("round {round:?}: {failed:?}"),
                         }
@@ -181,7 +182,7 @@ fn peer_with_the_secret_that_asks_anything_is_answered_and_harms_nothing() {
     daemon.assert_unharmed(worker);
 }
 
-/// A connection between two addresses of this host.
+/// Connects two addresses of this host.
 fn connect_from(host: &str, (to, port): (&str, u16)) -> std::io::Result<TcpStream> {
     use rustix::net::{bind, connect, socket, AddressFamily, SocketType};
     let address = |host: &str, port| std::net::SocketAddr::new(host.parse().unwrap(), port);
@@ -212,10 +213,10 @@ fn peers_without_the_secret_are_not_answered() {
         }
     };
     assert_eq!(failed.code, Code::Io, "{failed:?}");
-    // Who does not even speak libfabric's protocol.
+    // Connections that send bytes other than libfabric's protocol.
     let mut random = Random(5);
     for round in 0..20 {
-        // From the other node's host: what comes from hosts that are no nodes the kernel drops.
+        // From the other node's host: the kernel drops connections from hosts that are not nodes.
         let Ok(mut socket) = connect_from(&daemon.hosts[1], (&daemon.hosts[0], daemon.port)) else {
             continue;
         };
@@ -227,7 +228,7 @@ fn peers_without_the_secret_are_not_answered() {
     assert!(forged.is_some_and(|n| n > 0), "{forged:?}");
 }
 
-/// Asks node 1, and waits: the answer, or the code and words of the failure.
+/// Sends node 1 a request and waits: the answer, or the code and text of the failure.
 fn answer(
     calls: &mut Calls,
     sequence: u64,
@@ -292,7 +293,7 @@ fn peer_moves_data_of_a_file_by_its_own_memory_and_by_no_other() {
     assert_eq!(answer(&mut calls, 10, &write(5, false, 1000, at(0))), Ok(Ok(1000)));
     let stored = || std::fs::read(format!("/proc/self/fd/{fd}")).unwrap();
     assert!(stored()[5..1005] == [7; 1000] && stored().len() == len);
-    // A retry is answered and not done again, and what comes late is not done over it.
+    // A retry is answered and not done again. A request with an earlier sequence that arrives late is refused.
     region.write_at(0, &[8; 1000]).unwrap();
     assert_eq!(answer(&mut calls, 10, &write(5, false, 1000, at(0))), Ok(Ok(1000)));
     let late = answer(&mut calls, 9, &write(5, false, 1000, at(0))).unwrap_err();
@@ -306,14 +307,14 @@ fn peer_moves_data_of_a_file_by_its_own_memory_and_by_no_other() {
     assert_eq!(answer(&mut calls, 11, &write(0, true, 1000, at(0))), Ok(Ok(1000)));
     assert!(stored()[len..] == [8; 1000], "appended once");
 
-    // Files that are not there, targets of others, more than a piece.
+    // Files that do not exist, targets of other nodes, more bytes than one piece.
     let absent = BackingId { ino: Ino(1 << 48 | 99), ..id };
     assert_eq!(answer(&mut calls, 20, &read(absent, 0, 9, at(0))), Ok(Err(Code::NotFound)));
     let other = BackingId { target: 3 << 16, ..id };
     assert_eq!(answer(&mut calls, 21, &read(other, 0, 9, at(0))), Ok(Err(Code::Stale)));
     let long = answer(&mut calls, 22, &read(id, 0, whole + 1, at(0))).unwrap_err();
     assert_eq!(long.0, Code::TooBig, "{long:?}");
-    // Memory that is not its own: the transport refuses it, and the next request is served as ever.
+    // Memory that the peer does not own: the transport refuses it, and the next request is served.
     let wrong = [
         DataLocation::Remote(Memory { address: mine.address, key: mine.key ^ 0x55 }),
         at(BUFFER_BYTES),
@@ -408,7 +409,7 @@ fn data_that_a_peer_sends_ahead_are_written_where_they_have_come_and_fetched_whe
 
     let first = eager_buffers(&mut calls, 7, 1).unwrap();
     assert_eq!(eager_buffers(&mut calls, 7, 2).unwrap(), first, "a retry");
-    // Whether the data are fetched shows in what the peer's own memory holds meanwhile.
+    // The peer's own memory has other bytes than the eager buffer, which shows whether the daemon fetched the data.
     region.write_at(0, &[1; BYTES]).unwrap();
     let ahead = calls.endpoint().limits().in_order;
     if ahead {
@@ -425,14 +426,15 @@ fn data_that_a_peer_sends_ahead_are_written_where_they_have_come_and_fetched_whe
         assert_eq!(answer(&mut calls, 2, &write(7, 3)), done);
         assert!(stored() == [1; BYTES], "the data that had arrived");
     }
-    // Nothing was transferred: not again, not ever, not in that grant, not to a buffer that exists.
+    // No data are in the eager buffer: used before, never used (twice), of another grant, no such buffer. So the daemon
+    // fetches the data.
     for (i, (grant, buffer)) in [(7, 3), (7, 4), (7, 4), (6, 5), (7, EAGER_BUFFERS)].into_iter().enumerate() {
         let byte = 10 + i as u8;
         region.write_at(0, &[byte; BYTES]).unwrap();
         assert_eq!(answer(&mut calls, 10 + i as u64, &write(grant, buffer)), done);
         assert!(stored() == [byte; BYTES], "{i}: fetched");
     }
-    // A new grant is other memory, and the old one is retired.
+    // A new grant has new memory, and the old grant is retired.
     let second = eager_buffers(&mut calls, 8, 3).unwrap();
     assert_ne!(second.key, first.key);
     assert_eq!(eager_buffers(&mut calls, 7, 4), Err(Code::Stale));
@@ -449,7 +451,7 @@ fn data_that_a_peer_sends_ahead_are_written_where_they_have_come_and_fetched_whe
     daemon.assert_unharmed(worker);
 }
 
-/// A process of the daemon's node: its ring and its session.
+/// Attaches a process of the daemon's node; returns its ring and its session.
 fn attach_raw(daemon: &Daemon) -> (Ring, u64) {
     let socket = UnixStream::connect(daemon.pool().join("socket")).unwrap();
     send_fds(socket.as_fd(), &Header { kind: KIND_ATTACH, len: 0 }.encode(), &[]).unwrap();
@@ -463,7 +465,7 @@ fn attach_raw(daemon: &Daemon) -> (Ring, u64) {
     (ring, AttachReply::decode(&body).unwrap().session)
 }
 
-/// A buffer for a session: its number, or the kind of the answer that is none.
+/// Requests a data buffer for a session; returns its number, or the kind of another answer.
 fn buffer(daemon: &Daemon, session: u64) -> Result<u64, u16> {
     let socket = UnixStream::connect(daemon.pool().join("socket")).unwrap();
     send_fds(socket.as_fd(), &Header { kind: KIND_BUFFER, len: 8 }.encode(), &[]).unwrap();
@@ -506,11 +508,11 @@ fn client_that_names_a_buffer_that_is_not_its_own_is_refused() {
     ] {
         assert_eq!(ask(&ring, BackingOp::Move(wrong)), Err(Code::Fault), "{why}");
     }
-    // Its own: node 2 is not there, so that nothing was asked of anybody, and the buffer is as good as before.
+    // Its own buffer: node 2 is down, so no request was sent, and the buffer stays usable.
     assert_eq!(ask(&ring, BackingOp::Move(good)), Err(Code::Io));
     assert_eq!(ask(&ring, BackingOp::Move(good)), Err(Code::Io));
     assert_eq!(ask(&other_ring, BackingOp::Move(Move { buffer: theirs, ..good })), Err(Code::Io));
-    // Lengths and places out of bounds do not even decode.
+    // Lengths and offsets out of bounds do not decode.
     for (bytes, at, code) in [
         (0, 0, Code::Invalid),
         (MOVE_BYTES_MAX as u32 + 1, 0, Code::TooBig),

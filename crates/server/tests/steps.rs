@@ -1,5 +1,5 @@
-//! A node in the middle of changes over several nodes: the daemon's own code without threads, over a simulated network,
-//! and the other nodes played by the test, which answers when it wants to, or never.
+//! A node during cross-node transactions: the daemon's own code without threads, over a simulated network. The test
+//! plays the other nodes, which answer when it decides, or never.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,12 +26,12 @@ use forebay_wire::{Message, Secret, Stamp};
 
 const NODE: NodeId = NodeId(1);
 const CALLER: Caller = Caller { uid: 7, gid: 8 };
-/// In the number of a daemon's own session.
+/// The bit that marks a daemon's own session.
 const DAEMON: u64 = 1 << 47;
 
-/// The one clock of this process, in nanoseconds: it goes on from test to test.
+/// The clock of this process, in nanoseconds. It is not reset between tests.
 static NOW_NS: AtomicU64 = AtomicU64::new(0);
-/// Tests take turns, as they share the clock.
+/// Tests run one at a time, because they share the clock.
 static TURN: Mutex<()> = Mutex::new(());
 
 struct Clock;
@@ -62,9 +62,9 @@ fn address(node: NodeId) -> Vec<u8> {
 /// Another node, played by the test.
 struct Peer {
     calls: Calls,
-    /// What it was asked and has not answered.
+    /// Requests that it has received and not answered.
     asked: Vec<(Ticket, Vec<u8>)>,
-    /// The same of data to be moved.
+    /// Unanswered requests to transfer data.
     moves: Vec<Ticket>,
     answers: HashMap<CallId, Result<Vec<u8>, Code>>,
 }
@@ -79,7 +79,7 @@ impl Peer {
         )
     }
 
-    /// A node at the address of the one whose number is `place`.
+    /// A node at the address of node `place`.
     fn with_data(network: &Network, place: u16, node: NodeId, settings: CallsSettings) -> Peer {
         let endpoint = network.endpoint(place.into());
         let identity = Identity { pool: secret().pool(), node, capacity_bytes: 0 };
@@ -89,7 +89,7 @@ impl Peer {
     }
 }
 
-/// What outlives the node's worker.
+/// The resources that outlive the node's worker.
 struct Held {
     target: OwnedFd,
     recorder: OwnedFd,
@@ -103,9 +103,9 @@ struct Scene {
     node: Option<Node>,
     peers: BTreeMap<u16, Peer>,
     held: Held,
-    /// A mount of the node's, which is told by this.
+    /// The node's FUSE connection, to which it writes notifications.
     kernel: Option<OwnedFd>,
-    /// The shard thread does nothing.
+    /// True while the shard thread does nothing.
     shard_waits: bool,
     starts: u64,
     begun_ns: u64,
@@ -116,7 +116,7 @@ struct Scene {
 impl Drop for Scene {
     fn drop(&mut self) {
         self.node = None;
-        // Leases of this test have run out in the next one.
+        // Leases of this test have expired in the next one.
         NOW_NS.fetch_add(1_000_000_000_000, Ordering::Relaxed);
         let _ = std::fs::remove_dir_all(&self.dir);
     }
@@ -176,14 +176,14 @@ impl Scene {
         self.node = Some(node.unwrap());
     }
 
-    /// What SIGKILL is to the node's worker, and its next start.
+    /// Ends the node's worker like SIGKILL, and starts the next one.
     fn crash(&mut self) {
         self.node = None;
         self.network.kill(NODE.0.into());
         self.start();
     }
 
-    /// Node 2 comes back without its data, under another number, and is met.
+    /// Node 2 returns without its data, under another number, and meets the node.
     fn replace_2(&mut self) {
         const NEW: u16 = 5000;
         self.network.kill(2);
@@ -221,7 +221,7 @@ impl Scene {
         }
     }
 
-    /// What the node does while nobody asks.
+    /// Runs the work that the node does when it has no requests.
     fn rest(&mut self) {
         while self.node.as_mut().unwrap().rest().unwrap() {}
     }
@@ -233,7 +233,7 @@ impl Scene {
         }
     }
 
-    /// A process of a peer, or with [`DAEMON`] its daemon, asks.
+    /// Sends a request of a process of a peer, or with [`DAEMON`] of its daemon.
     fn ask(&mut self, peer: u16, session: u64, sequence: u64, request: &Request<'_>) -> CallId {
         let stamp = Stamp { session: session_of(NodeId(peer), session), slot: 0, sequence };
         let deadline = self.network.now() + Duration::from_secs(60);
@@ -245,7 +245,7 @@ impl Scene {
         self.peers[&peer].answers.contains_key(&call)
     }
 
-    /// The answer to a call, waited for.
+    /// Waits for the answer to a call.
     fn answer(&mut self, peer: u16, call: CallId) -> Result<Vec<u8>, Code> {
         let end = self.network.now() + Duration::from_secs(40);
         loop {
@@ -262,7 +262,7 @@ impl Scene {
         self.answer(peer, call).unwrap_or_else(|code| panic!("{request:?}: {code}"))
     }
 
-    /// Waits until a peer is asked something of this sort; what it is to answer by.
+    /// Waits until a peer receives a request for which `is_it` is true; returns its ticket.
     fn asked(&mut self, peer: u16, is_it: impl Fn(&Request<'_>) -> bool) -> Ticket {
         let end = self.network.now() + Duration::from_secs(20);
         loop {
@@ -276,7 +276,7 @@ impl Scene {
         }
     }
 
-    /// Waits until a peer is asked for data.
+    /// Waits until a peer receives a request to transfer data; returns its ticket.
     fn asked_move(&mut self, peer: u16) -> Ticket {
         let end = self.network.now() + Duration::from_secs(20);
         loop {
@@ -288,7 +288,7 @@ impl Scene {
         }
     }
 
-    /// A process of the node's: its ring, and its session.
+    /// Attaches a process of the node; returns its ring and its session.
     fn process(&mut self, number: u64) -> (Ring, u64) {
         let session = session_of(NODE, number);
         let fd = self.node.as_mut().unwrap().attach(session).unwrap();
@@ -302,7 +302,7 @@ impl Scene {
         Mapping::new(memory.as_fd(), BUFFER_BYTES, true).unwrap()
     }
 
-    /// Waits until what a process asked is answered.
+    /// Waits until a process's request is answered.
     fn take_any(&mut self, claim: &Claim<'_>) {
         let end = self.network.now() + Duration::from_secs(40);
         while !claim.is_answered() {
@@ -311,7 +311,7 @@ impl Scene {
         }
     }
 
-    /// Waits for the answer to what a process asked.
+    /// Waits for the answer to a process's request.
     fn take(&mut self, claim: Claim<'_>) -> Result<u64, Code> {
         self.take_any(&claim);
         let reply = claim.finish(&mut [0; 64], &|| true, |reply, _| match Reply::decode(reply)? {
@@ -329,7 +329,7 @@ impl Scene {
         self.peers.get_mut(&peer).unwrap().calls.answer(&ticket, &Message::Answer(answer)).unwrap();
     }
 
-    /// A directory of the node's, made for a peer's process; its number.
+    /// Makes a directory on the node for a peer's process; returns its inode number.
     fn make_directory(&mut self, parent: Ino, name: &[u8]) -> Ino {
         let reply = self.ask_and_wait(
             3,
@@ -343,14 +343,14 @@ impl Scene {
         }
     }
 
-    /// Node 3 has a lease from the node.
+    /// Gives node 3 a lease from the node.
     fn lease_to_3(&mut self) {
         let reply = self.ask_and_wait(3, 0, self.network.events(), &Request::RenewLease);
         assert!(matches!(Reply::decode(&reply), Ok(Reply::Count(_))));
     }
 }
 
-/// A directory of node 2's with a group that is inherited.
+/// A directory of node 2 whose group new entries inherit.
 fn parent_of_2(ino: Ino) -> Entry {
     let (time, home) = (Timestamp::default(), NodeId(2));
     let attr = Attr {
@@ -391,7 +391,7 @@ fn retry_of_a_decided_change_is_answered_when_the_other_node_knows_of_it() {
     s.asked(2, finish);
     assert!(!s.has_answer(2, call), "it is decided, and node 2 has not acknowledged it");
     s.crash();
-    // The call is made again by itself: its stamp is the old one.
+    // The node retries the call with the same stamp.
     let ticket = s.asked(2, finish);
     s.pass(Duration::from_secs(4));
     assert!(!s.has_answer(2, call), "node 2 still has not");
@@ -418,7 +418,7 @@ fn part_that_is_prepared_has_recalled_the_name_that_it_holds() {
     assert!(!s.has_answer(2, call), "node 3 may still walk by the name");
     s.reply(3, ticket, Reply::Done);
     s.answer(2, call).unwrap();
-    // Without an answer it is prepared when the lease has run out.
+    // Without an answer the part is prepared when the lease has expired.
     let e = s.make_directory(Ino::ROOT, b"e");
     s.lease_to_3();
     s.ask_and_wait(3, 4, 2, &Request::Lookup { parent: Ino::ROOT, name: b"e" });
@@ -441,7 +441,7 @@ fn change_that_is_finished_twice_is_acknowledged_when_its_recalls_are_over() {
     let finish = Request::Finish { tx, commit: true };
     let first = s.ask(2, DAEMON | 1, 3, &finish);
     let ticket = s.asked(3, |r| matches!(r, Request::RevokeDirectory { ino } if *ino == d));
-    // Its coordinator has started anew, and does not know that it has told already.
+    // The coordinator has restarted, and does not know that it sent the decision before.
     let second = s.ask(2, DAEMON | 2, 1, &finish);
     s.pass(SOON);
     assert!(!s.has_answer(2, first) && !s.has_answer(2, second), "node 3 may still believe in it");
@@ -472,7 +472,7 @@ fn number_in_reserve_for_another_nodes_process_outlives_a_crash() {
     assert_eq!(s.answer(2, other), Err(Code::Stale), "a number that is in reserve for nobody");
 }
 
-/// The backing files that the node has.
+/// The node's backing files.
 fn backing_files(s: &Scene) -> Vec<Ino> {
     let target = Target::open(s.held.target.as_fd(), 1 << 16).unwrap();
     let mut all = Vec::new();
@@ -484,7 +484,7 @@ fn backing_files(s: &Scene) -> Vec<Ino> {
     all
 }
 
-/// Posts a request on the first slot.
+/// Posts a request on the first free slot.
 fn post<'r>(ring: &'r Ring, request: &Request<'_>) -> Claim<'r> {
     let mut message = [0; 512];
     let n = request.encode(CALLER, &mut message).unwrap();
@@ -493,7 +493,7 @@ fn post<'r>(ring: &'r Ring, request: &Request<'_>) -> Claim<'r> {
     claim
 }
 
-/// The same of a process that may owe a removal, which is returned.
+/// As [`post`], for a process that may owe a late removal, which is returned.
 fn post_owing<'r>(ring: &'r Ring, request: &Request<'_>) -> (Claim<'r>, Option<Removal>) {
     let mut message = [0; 512];
     let n = request.encode(CALLER, &mut message).unwrap();
@@ -502,7 +502,7 @@ fn post_owing<'r>(ring: &'r Ring, request: &Request<'_>) -> (Claim<'r>, Option<R
     (claim, owed)
 }
 
-/// Makes a file in the root, and its backing file, as a process of the node does.
+/// Creates a file in the root and its backing file, as a process of the node does.
 fn make_file(s: &mut Scene, ring: &Ring, name: &[u8]) -> Ino {
     let layout = Some(Layout::single(NODE, 0));
     let request = Request::Create {
@@ -526,7 +526,7 @@ fn make_file(s: &mut Scene, ring: &Ring, name: &[u8]) -> Ino {
     ino
 }
 
-/// Takes the reply of a removal, whose backing file the client leaves for its next request.
+/// Takes the reply of a removal. The client unlinks the backing file during its next request.
 fn owe_removal(s: &mut Scene, claim: Claim<'_>, ino: Ino) {
     s.take_any(&claim);
     let removed = claim.finish(&mut [0; 512], &|| true, |reply, claim| match Reply::decode(reply) {
@@ -543,13 +543,13 @@ fn unlink_backing(s: &Scene, ino: Ino) {
     target.remove_all(ino, &Layout::single(NODE, 0)).unwrap();
 }
 
-/// Nothing is lost: `fsck` finds nothing, and knows of each backing file that has no inode.
+/// Checks that `fsck` finds nothing: each backing file without an inode has a record.
 fn is_clean(s: &mut Scene, what: &str) {
     let report = s.node.as_mut().unwrap().check().unwrap();
     assert_eq!(report["clean"], true, "{what}: {report}");
 }
 
-/// Nothing is left: no backing file, and no record of one.
+/// Checks that no backing file is left, and no record of one.
 fn is_swept(s: &mut Scene, what: &str) {
     assert_eq!(backing_files(s), [], "{what}");
     let report = s.node.as_mut().unwrap().check().unwrap();
@@ -560,14 +560,14 @@ const UNLINK_A: Request<'static> = Request::Unlink { parent: Ino::ROOT, name: b"
 const UNLINK_B: Request<'static> = Request::Unlink { parent: Ino::ROOT, name: b"b" };
 
 /// A client has removed a file, and unlinks its backing file while its next removal is served. The client is killed
-/// before or behind that, the worker at each moment of it, or both.
+/// before or after that, the worker at each moment of it, or both.
 #[test]
 fn backing_file_unlinked_late_is_found_wherever_client_and_worker_are_killed() {
     let moments =
         [Moment::Journaled, Moment::Published, Moment::Answered, Moment::Committing, Moment::Committed];
     for moment in [None].into_iter().chain(moments.map(Some)) {
         for (unlinks, lives) in [(false, false), (true, false), (false, true), (true, true)] {
-            // A client that lives unlinks in the end.
+            // A client that is not killed unlinks the file in the end.
             let what = format!("killed at {moment:?}, unlinked before {unlinks}, the client lives {lives}");
             let mut s = Scene::new(&format!("late-{moment:?}-{unlinks}-{lives}"));
             let (ring, session) = s.process(5);
@@ -588,7 +588,7 @@ fn backing_file_unlinked_late_is_found_wherever_client_and_worker_are_killed() {
                         true => Err(Error::new(Code::Io, "killed")),
                         false => Ok(()),
                     }));
-                    // The transaction is committed at rest.
+                    // `rest` commits the transaction.
                     assert!(node.serve().and_then(|_| node.rest()).is_err(), "{what}: it is not killed");
                     s.crash();
                 }
@@ -596,7 +596,7 @@ fn backing_file_unlinked_late_is_found_wherever_client_and_worker_are_killed() {
                     s.node.as_mut().unwrap().serve().unwrap();
                 }
             }
-            // Records are deleted here of what counts as unlinked.
+            // The restart has deleted records of files that count as unlinked.
             is_clean(&mut s, &what);
             if lives {
                 unlink_backing(&s, a);
@@ -632,7 +632,7 @@ fn backing_file_unlinked_late_is_swept_when_the_daemon_rests_and_while_other_slo
     s.rest();
     s.pass(SOON);
     assert_eq!(backing_files(&s), [b]);
-    // The client unlinks it all the same, while it removes the next.
+    // The client still unlinks the file, while it removes the next one.
     let (claim, owed) = post_owing(&ring, &UNLINK_B);
     assert_eq!(owed, Some(Removal { ino: a, target: 0 }));
     owe_removal(&mut s, claim, b);
@@ -655,7 +655,7 @@ fn free_space_is_told_behind_late_removals_alone_and_not_for_ever_behind_the_swe
     let serve = |s: &mut Scene| while s.node.as_mut().unwrap().serve().unwrap() {};
     serve(&mut s);
     assert!(!asks.is_answered() && backing_files(&s).len() == 2, "the sweeper has not been there");
-    // Another removal meanwhile does not make it wait again.
+    // Another late removal meanwhile does not prolong the wait.
     let (claim, _) = post_owing(&ring, &UNLINK_B);
     serve(&mut s);
     assert!(claim.is_answered());
@@ -671,7 +671,7 @@ fn free_space_is_told_behind_late_removals_alone_and_not_for_ever_behind_the_swe
         })
     };
     told(asks).unwrap();
-    // A sweeper with much to do.
+    // The sweeper is busy: the wait ends after some seconds.
     let asks = post(&other, &Request::Targets);
     serve(&mut s);
     assert!(!asks.is_answered());
@@ -710,8 +710,9 @@ fn removes(ino: Ino) -> impl Fn(&Request<'_>) -> bool {
     move |r| matches!(r, Request::RemoveBackings { ids } if BackingId::listed(ids).any(|id| id.ino == ino))
 }
 
-/// A process has another node's file, or is about to be told so, and not yet its backing file, when the file is removed
-/// there: whenever its own node's worker dies, what it makes then goes when it asks for something else.
+/// A process has created a file of another node, or the reply is still on its way, and has not made the backing file
+/// yet, when the file is removed on its node. Whenever the worker of the process's node dies, the backing file that the
+/// process makes then is removed after the process's next request.
 #[test]
 fn backing_file_of_another_nodes_file_that_is_gone_is_removed_whichever_worker_its_maker_outlives() {
     let places = [(false, false, false), (false, true, false), (false, false, true), (false, true, true)];
@@ -774,7 +775,7 @@ fn backing_file_that_was_removed_is_not_made_by_a_request_that_comes_late_to_the
     assert_eq!(backing_files(&s), []);
 }
 
-/// Who keeps replies for a process must not forget them before the last of what that has asked has come.
+/// A node that keeps replies for a process must keep them until the process's last request has arrived.
 #[test]
 fn process_that_is_gone_is_there_while_what_it_has_asked_of_another_node_is_under_way() {
     let mut s = Scene::new("ended");
@@ -798,7 +799,7 @@ fn process_that_is_gone_is_there_while_what_it_has_asked_of_another_node_is_unde
     drop(claim);
 }
 
-/// A message that was sent twice, as its answer took long, and came behind the word that its process is gone.
+/// A message that was sent twice because its answer took long arrives after the message that its process has ended.
 #[test]
 fn change_of_a_process_that_is_over_is_not_made_again_by_a_message_that_comes_late() {
     let mut s = Scene::new("late");
@@ -812,7 +813,7 @@ fn change_of_a_process_that_is_over_is_not_made_again_by_a_message_that_comes_la
     let look = s.ask(3, 5, 2, &Request::Lookup { parent: Ino::ROOT, name: b"d" });
     assert_eq!(s.answer(3, look), Err(Code::NotFound));
     assert!(!s.node.as_mut().unwrap().kept_sessions().unwrap().contains(&session_of(NodeId(2), 5)));
-    // Another process of the node is served.
+    // Another process of the same node is served.
     s.ask_and_wait(2, 6, 1, &make);
 }
 
@@ -828,7 +829,7 @@ fn maker_that_is_told_again_of_a_file_that_is_gone_has_its_node_remove_the_backi
     let ticket = s.asked(2, removes(ino));
     s.reply(2, ticket, Reply::Bytes(&[1]));
     s.pass(SOON);
-    // Its node has started anew before it had the answer, and this one starts anew behind it.
+    // The creator's node restarts before it has the answer; then this node restarts after it.
     for crashes in [false, true] {
         assert_eq!(s.ask_and_wait(2, 5, 1, &create), made);
         if crashes {
@@ -857,7 +858,7 @@ fn backing_file_on_another_node_of_a_file_that_was_removed_before_a_crash_is_rem
     s.take_any(&claim);
     claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
     s.crash();
-    // The process unlinks what is here, and takes care of no more.
+    // The process unlinks only backing files of this node.
     let claim = post(&ring, &Request::Ping);
     s.take_any(&claim);
     claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
@@ -893,7 +894,7 @@ fn backing_file_on_a_node_whose_place_another_has_taken_counts_as_removed() {
             s.asked(2, |r| matches!(r, Request::RemoveBackings { .. }));
             s.replace_2();
         }
-        // A request under way times out first, and is tried again 10 s later.
+        // A request in progress times out first, and is retried 10 s later.
         s.pass(Duration::from_millis(NODE_TIMEOUT_MS + 15_000));
         let report = s.node.as_mut().unwrap().check().unwrap();
         assert_eq!(report["orphans"], 0, "{asked}: {report}");
@@ -913,7 +914,7 @@ fn processes_of_a_node_whose_place_another_has_taken_are_gone() {
     assert!(!kept(&mut s).contains(&session));
 }
 
-/// Posts a read of another node's data by way of a buffer.
+/// Posts a read of another node's data through a data buffer.
 fn post_read(ring: &Ring, node: u16, buffer: u64) -> Claim<'_> {
     let id =
         BackingId { target: u32::from(node) << 16, ino: Ino::new(NodeId(node), 5), number: 0, stripe: 0 };
@@ -933,7 +934,7 @@ fn buffer_of_what_a_dead_worker_was_asked_is_used_no_more() {
     let (first, other) = (post_read(&ring, 2, 1), post_read(&ring, 3, 1));
     s.asked_move(2);
     let of_other = s.asked_move(3);
-    // What it has begun may come late, behind what the next one does in its place.
+    // Transfers that the dead worker has begun may arrive late, after those of the next worker.
     s.network.kill(2);
     let next = Peer::start(&s.network, 2, 77);
     s.peers.insert(2, next);
@@ -948,7 +949,7 @@ fn buffer_of_what_a_dead_worker_was_asked_is_used_no_more() {
     let (again, ticket) = (post_read(&ring, 2, 2), s.asked_move(2));
     s.reply(2, ticket, Reply::Count(1));
     assert_eq!(s.take(again), Ok(1));
-    // Who only lost its link is the same as before.
+    // A worker that only lost its link has the same incarnation.
     s.network.cut(1, 2, true);
     s.pass(Duration::from_secs(2));
     let claim = post_read(&ring, 2, 2);
@@ -967,7 +968,7 @@ fn buffer_of_what_a_dead_worker_was_asked_is_used_no_more() {
 fn buffers_at_rest_are_bounded_and_give_their_memory_back() {
     let mut s = Scene::new("rest");
     let (ring, session) = s.process(5);
-    // Of a node that is down nothing was asked, and no buffer is in doubt.
+    // No request was sent to a node that is down, so no buffer is in doubt.
     s.network.kill(3);
     for number in 1..BUFFERS_QUARANTINED_MAX as u64 + 2 {
         s.give_buffer(session, number);
@@ -998,7 +999,7 @@ fn buffers_at_rest_are_bounded_and_give_their_memory_back() {
     s.node.as_mut().unwrap().end(session);
     s.pass(SOON);
     assert!(!resident(&last), "nobody looks at it any more");
-    // All of it is let go of in time.
+    // All buffers are released after the quarantine.
     s.pass(Duration::from_millis(QUARANTINE_MS));
     let (ring, session) = s.process(6);
     s.give_buffer(session, 1);
@@ -1007,10 +1008,10 @@ fn buffers_at_rest_are_bounded_and_give_their_memory_back() {
     assert_eq!(s.take(claim), Ok(1));
 }
 
-/// What FUSE calls "all that you have looked up is old" (fuse.h: FUSE_NOTIFY_INC_EPOCH).
+/// The FUSE notification that invalidates all cached names (fuse.h: FUSE_NOTIFY_INC_EPOCH).
 const INC_EPOCH: i32 = 8;
 
-/// How often the kernel was told so.
+/// How many of these notifications the kernel got.
 fn epochs_moved(told: &mut std::fs::File) -> usize {
     use std::io::Read;
     let mut messages = [0; 4096];
@@ -1044,7 +1045,7 @@ fn kernel_forgets_what_it_believes_absent_when_a_directory_becomes_wide_and_afte
     s.ask(2, DAEMON | 1, 2, &Request::Finish { tx, commit: true });
     s.pass(SOON);
     assert_eq!(epochs_moved(&mut told), 1);
-    // Other changes of it are told one by one.
+    // Other changes of the directory cause single notifications.
     let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
     let change = Part::Change { ino: d, change: Change { set, layout: None } };
     let tx = TxId::new(NodeId(2), 2);
@@ -1054,8 +1055,8 @@ fn kernel_forgets_what_it_believes_absent_when_a_directory_becomes_wide_and_afte
     assert_eq!(epochs_moved(&mut told), 0);
 }
 
-/// The part keeps the answer, and the directory's home has nothing of it any more. Of what was asked before the
-/// directory was wide its home has.
+/// The part has the kept reply, and the directory's home no longer has the directory. For a request from before the
+/// directory was wide, the home has the kept reply.
 #[test]
 fn request_that_a_dead_worker_sent_to_a_part_goes_to_that_part_again() {
     let mut s = Scene::new("led");
@@ -1080,7 +1081,7 @@ fn request_that_a_dead_worker_sent_to_a_part_goes_to_that_part_again() {
     drop(claim);
 }
 
-/// A message that was sent twice, as its answer took long, and came behind what its process did next.
+/// A message that was sent twice because its answer took long arrives after the next request of its process.
 #[test]
 fn lock_and_turn_to_append_are_not_taken_again_by_a_message_that_comes_late() {
     let mut s = Scene::new("relocked");
@@ -1101,11 +1102,11 @@ fn lock_and_turn_to_append_are_not_taken_again_by_a_message_that_comes_late() {
     }
     s.ask_and_wait(3, 6, 1, &wish(LockKind::Write));
     s.ask_and_wait(3, 6, 2, &turn);
-    // One whose answer was lost has it again.
+    // A retry of a request whose answer was lost gets the answer again.
     s.ask_and_wait(3, 6, 2, &turn);
 }
 
-/// Reads another node's data by way of buffer 1.
+/// Reads another node's data through buffer 1.
 fn read_data(s: &mut Scene, ring: &Ring) {
     let claim = post_read(ring, 2, 1);
     let ticket = s.asked_move(2);
@@ -1131,7 +1132,7 @@ fn data_request_is_served_while_the_shard_thread_does_nothing() {
         let reply = claim.finish(&mut [0; 64], &|| true, |reply, _| Reply::decode(reply).err());
         assert_eq!(reply.unwrap(), answer, "{op:?}");
     }
-    // The shard thread is needed where the slot's last reply left its client something to do.
+    // The shard thread is needed if the slot's last reply left work for its client.
     s.shard_waits = false;
     make_file(&mut s, &ring, b"a");
     s.shard_waits = true;
@@ -1146,8 +1147,8 @@ fn data_request_is_served_while_the_shard_thread_does_nothing() {
     read_data(&mut s, &ring);
 }
 
-/// The creator of a file sends nothing but data requests, which the shard thread need not see. All the same, the file's
-/// backing file goes when another process removes the file, wherever the worker is killed.
+/// The creator of a file sends only data requests, which the shard thread need not process. Nevertheless, the file's
+/// backing file is removed when another process removes the file, wherever the worker is killed.
 #[test]
 fn backing_file_goes_though_its_creator_sends_data_requests_alone() {
     for kill in 0..4 {

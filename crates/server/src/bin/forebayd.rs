@@ -1,4 +1,4 @@
-//! The daemon's program; all of it is in the library.
+//! The program `forebayd`; its code is in the library.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Connections to the supervisor, and the requests that come on them.
+//! Connections to the supervisor, and the requests on them.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -18,15 +18,15 @@ use crate::programs;
 use crate::protocol::{Ask, Reply};
 use crate::reserve::Reserve;
 
-/// Bytes of answers that a connection may leave unread.
+/// Maximum bytes of unread answers of a connection.
 const UNREAD_BYTES_MAX: usize = 1 << 20;
-/// Connections at one time: those of members and of single requests.
+/// Maximum number of connections: those of members and of single requests.
 const CONNECTIONS_MAX: usize = 4096;
-/// Pause after a connection could not be accepted.
+/// Pause after an accept failed.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 
 impl Supervisor {
-    /// Accepts all connections that wait.
+    /// Accepts all waiting connections.
     pub(super) fn accept(&mut self) {
         loop {
             let stream = match self.listener.accept() {
@@ -69,7 +69,7 @@ impl Supervisor {
         self.reserve.refuse(self.listener.as_fd(), &refusal)
     }
 
-    /// Sends what waits for a connection, and handles the requests that came on it.
+    /// Sends a connection's queued answers, and handles the requests that it sent.
     pub(super) fn serve(&mut self, id: MemberId) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let mut open = connection.flush();

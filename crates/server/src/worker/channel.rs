@@ -1,10 +1,11 @@
-//! Where a session's requests come from and where its replies go: the ring of a process of this node, or the network
-//! for a process of another node. Of a process of another node, each slot has one request in progress. A request with a
-//! later sequence replaces it: its process has given the earlier one up.
+//! Channels: the source of a session's requests and the destination of its replies. A channel is the ring of a process
+//! of this node, or the network for a process of another node. Each slot of a process of another node has one request
+//! in progress. A request with a later sequence replaces it, because the process has abandoned the earlier one.
 //!
-//! One request of a process may take several requests from its daemon to other nodes (for the parts of a wide
-//! directory, `wide.rs`), all with the process's stamp. When that daemon's worker restarts, it sends the first of them
-//! again, while this node may have received the last one. So requests with one stamp are compared by their bytes too.
+//! For one request of a process its daemon may send several requests to other nodes (for the parts of a wide directory,
+//! `wide.rs`), all with the process's stamp. After a restart of its worker, that daemon sends the first of them again,
+//! although this node may have received the last one already. So this module compares requests with one stamp by their
+//! bytes too.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ use super::attached_ring::AttachedRing;
 use super::call::Call;
 use super::network::{Command, Commands};
 
-/// Refused requests with one stamp that are remembered: more than a daemon sends for one request of a process
+/// How many refused requests with one stamp are stored: more than a daemon sends for one request of a process
 /// (`wide.rs`).
 const REFUSALS_KEPT: usize = 8;
 
@@ -29,15 +30,15 @@ const REFUSALS_KEPT: usize = 8;
 struct Waiting {
     seq: u64,
     ticket: Ticket,
-    /// None: the request was carried out before, and its reply is held back.
+    /// None if the request was executed before and its reply is delayed.
     call: Option<Call>,
     taken: bool,
     /// Another request with the same stamp that arrived after this one was taken.
     instead: Option<Call>,
 }
 
-/// The last refusals of a slot. The reply to a change that was made is kept in the shard. A change that was refused must
-/// not be made by a duplicate that arrives later, when it would succeed.
+/// The last refusals of a slot. The reply to a successful change is a kept reply in the shard. A change that was
+/// refused must not be made by a duplicate that arrives later, when it might succeed.
 #[derive(Debug, Default)]
 struct Refused {
     seq: u64,
@@ -56,12 +57,12 @@ pub(super) struct RemoteSlots {
 }
 
 impl RemoteSlots {
-    /// `arrivals`: where requests are announced that the shard thread must take.
+    /// `arrivals`: the list of requests for the shard thread to take.
     pub(super) fn new(session: u64, commands: Commands, arrivals: Arrivals) -> RemoteSlots {
         RemoteSlots { session, commands, arrivals, waiting: RefCell::default(), last: RefCell::default() }
     }
 
-    /// A request has arrived, perhaps as a duplicate.
+    /// A request, or a duplicate of one, has arrived.
     pub(super) fn put(&self, ticket: Ticket, call: Call) {
         let slot = call.client.slot;
         let (seq, mut waiting) = (ticket.stamp.sequence, self.waiting.borrow_mut());
@@ -101,7 +102,7 @@ impl RemoteSlots {
         self.waiting.borrow().get(&slot).is_some_and(|w| w.seq == seq)
     }
 
-    /// A request has arrived whose reply is known, and will be sent later.
+    /// A request has arrived whose reply is known but is sent later.
     pub(super) fn put_served(&self, slot: usize, ticket: Ticket) {
         let served = Waiting { seq: ticket.stamp.sequence, ticket, call: None, taken: true, instead: None };
         self.waiting.borrow_mut().insert(slot, served);
@@ -114,8 +115,8 @@ impl RemoteSlots {
         w.call.clone()
     }
 
-    /// Answers the request that was taken, unless another one with its stamp has replaced it, which is then to be taken.
-    /// A reply that is `kept` under the stamp is that of a change, which is made once: it answers both.
+    /// Answers the request that was taken. If another request with its stamp has replaced it, that one is announced
+    /// instead. A reply `kept` under the stamp belongs to a change, which is made once: it answers both requests.
     fn answer(&self, slot: usize, reply: &[u8], kept: u64) {
         let mut waiting = self.waiting.borrow_mut();
         let Some(mut w) = waiting.remove(&slot) else { return };
@@ -131,7 +132,7 @@ impl RemoteSlots {
         }
     }
 
-    /// Remembers the refusal of a change.
+    /// Stores the refusal of a change.
     fn remember(&self, slot: usize, seq: u64, call: Option<Call>, reply: &[u8], kept: u64) {
         let mut all = self.last.borrow_mut();
         let last = all.entry(slot).or_default();
@@ -145,7 +146,7 @@ impl RemoteSlots {
     }
 }
 
-/// Where a session's requests come from, and where its replies go.
+/// The source of a session's requests and the destination of its replies.
 #[derive(Debug)]
 pub(super) enum Channel {
     /// The ring of a process of this node.
@@ -163,7 +164,7 @@ impl Channel {
         }
     }
 
-    /// Takes the request of a slot of this session, once: its client, and the call, or why it cannot be parsed.
+    /// Takes the request of a slot of this session, once: its client, and the call or the error of parsing it.
     #[inline]
     pub(super) fn take(
         &self,
@@ -181,7 +182,7 @@ impl Channel {
         }
     }
 
-    /// Answers; `kept` is the sequence number of the slot's last change.
+    /// Answers a request; `kept` is the sequence number of the slot's last change.
     #[inline]
     pub(super) fn answer(&self, slot: usize, reply: &[u8], kept: u64) {
         match self {
@@ -226,7 +227,7 @@ mod tests {
         Request::ReadDirectory { ino: Ino(ino), cookie: 0, attributes: false }
     }
 
-    /// The inode of the request that is taken, which tells these apart.
+    /// The inode of the request that is taken, by which the test distinguishes requests.
     fn taken(slots: &RemoteSlots) -> Option<u64> {
         let call = slots.take(3)?;
         match *call.request() {
@@ -236,7 +237,7 @@ mod tests {
         }
     }
 
-    /// The slots with requests to be taken, as bits. Each was announced.
+    /// The slots with requests that are not taken yet, as bits. Checks that each was announced.
     fn untaken(slots: &RemoteSlots) -> u64 {
         let waiting = slots.waiting.borrow();
         let untaken = waiting.iter().filter(|(_, w)| !w.taken).fold(0, |bits, (slot, _)| bits | 1 << slot);
@@ -249,7 +250,7 @@ mod tests {
         ReplyBuf::from(code).bytes
     }
 
-    /// Whom the only answer goes to, and what it is.
+    /// The incarnation that gets the only answer, and the answer.
     fn told(commands: &Receiver<Command>) -> (u64, Vec<u8>) {
         let all: Vec<Command> = commands.try_iter().collect();
         match &all[..] {
@@ -295,10 +296,10 @@ mod tests {
         assert_eq!(taken(&slots), Some(8));
         slots.answer(3, &failure(Code::Exists), 4);
         assert_eq!(told(&commands), (1, failure(Code::Exists)));
-        // It was on its way a second time.
+        // A duplicate arrives.
         put(&slots, ticket(1, 5), &link);
         assert_eq!((told(&commands), untaken(&slots)), ((1, failure(Code::Exists)), 0));
-        // Another question with its stamp is served, and neither is made when both come again.
+        // Another request with the same stamp is served, and neither change is made when both arrive again.
         let other = Request::Link { ino: Ino(7), parent: Ino(9), name: b"n" };
         put(&slots, ticket(1, 5), &other);
         assert_eq!(taken(&slots), Some(9));
@@ -308,7 +309,7 @@ mod tests {
             put(&slots, ticket(2, 5), asked);
             assert_eq!((told(&commands), untaken(&slots)), ((2, failure(code)), 0));
         }
-        // What only looks is looked up again, and does away with what came before.
+        // A request that changes nothing is executed again. With a later sequence it discards the earlier refusals.
         for _ in 0..2 {
             put(&slots, ticket(2, 6), &look);
             assert_eq!(taken(&slots), Some(8));

@@ -1,6 +1,6 @@
-//! The parts of wide directories that a daemon has learnt, in a durable table (`durable_table.rs`): a request that the
-//! last worker sent to a part, and whose answer it did not hear, goes to that part again, which has kept the answer,
-//! also when the directory's home has nothing of it any more.
+//! The known parts of wide directories, in a durable table (`durable_table.rs`). If the last worker sent a request to a
+//! part and did not receive the answer, this worker sends it to the same part again, whose reply cache has the answer.
+//! This also holds when the directory's home no longer has the directory.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use forebay_types::{Ino, Parts, Result};
 use super::durable_table::{DurableMemory, DurableTable, Format};
 use crate::store::FdStore;
 
-/// Words of an entry: how many parts, the directory, its parts.
+/// Words of an entry: the number of parts, the directory, its parts.
 const WORDS: usize = 2 + WIDTH_MAX;
 const FORMAT: Format = Format {
     tag: "wide",
@@ -20,12 +20,12 @@ const FORMAT: Format = Format {
     tables: &[(WIDE_KNOWN_MAX, WORDS)],
 };
 
-/// By directory.
+/// The known parts, by directory.
 #[derive(Debug)]
 pub(super) struct KnownParts {
     all: HashMap<Ino, Parts>,
     table: DurableTable<WORDS>,
-    /// The entry of each directory, also of those that were taken.
+    /// The entry of each directory, also of directories that [`KnownParts::take`] removed from `all`.
     entries: HashMap<Ino, usize>,
 }
 
@@ -36,10 +36,11 @@ impl Default for KnownParts {
 }
 
 impl KnownParts {
-    /// What the last worker left with the supervisor, taken out of `left`, or new memory that is put there.
+    /// Opens the memory that the last worker left with the supervisor, taken out of `left`, or makes new memory and
+    /// stores it there.
     ///
     /// # Errors
-    /// No memory; the supervisor is gone.
+    /// When there is no memory, or the supervisor is gone.
     pub(super) fn restored(store: &FdStore, left: &mut Vec<(String, Vec<OwnedFd>)>) -> Result<KnownParts> {
         Ok(KnownParts::open(&DurableMemory::restored(&FORMAT, store, left)?))
     }
@@ -60,7 +61,7 @@ impl KnownParts {
         known
     }
 
-    /// Forgets all, but for the next worker; what it was.
+    /// Removes and returns all entries. They stay in the table for the next worker.
     pub(super) fn take(&mut self) -> HashMap<Ino, Parts> {
         std::mem::take(&mut self.all)
     }
@@ -73,7 +74,7 @@ impl KnownParts {
         self.all.get(&directory).copied()
     }
 
-    /// Learns the parts of a directory; for want of room all others are forgotten.
+    /// Stores the parts of a directory. If the table is full, all other entries are removed.
     pub(super) fn insert(&mut self, parts: Parts) {
         if self.all.insert(parts.of, parts) == Some(parts) {
             return;
@@ -91,7 +92,7 @@ impl KnownParts {
         }
     }
 
-    /// Forgets those of which `keeps` is false.
+    /// Removes the entries for which `keeps` is false.
     pub(super) fn retain(&mut self, keeps: impl Fn(&Parts) -> bool) {
         for (of, _) in self.all.extract_if(|_, parts| !keeps(parts)) {
             if let Some(entry) = self.entries.remove(&of) {
@@ -119,7 +120,7 @@ mod tests {
         let mut known = KnownParts::restored(&store, &mut Vec::new()).unwrap();
         let message = crate::store::receive(theirs.as_fd(), rustix::net::RecvFlags::empty()).unwrap();
         let Some(crate::store::Message::Put(tag, fds)) = message else { panic!("{message:?}") };
-        // The supervisor hands it to the next one.
+        // The supervisor passes the memory to the next worker.
         let worker = || {
             let mut left = vec![(tag.clone(), vec![fds[0].try_clone().unwrap()])];
             let next = KnownParts::restored(&store, &mut left).unwrap();
@@ -137,7 +138,8 @@ mod tests {
         assert!(next.all == known.all && next.get(Ino::new(NodeId(9), 2)).is_none());
         next.insert(parts(4, 5));
         assert_eq!(worker().get(Ino::new(NodeId(9), 4)), Some(parts(4, 5)));
-        // What was taken is there for the worker after this one, and once, though it is learnt anew and otherwise.
+        // The next worker finds the entries that `take` removed. An entry that is stored again, with the same or other
+        // parts, exists once.
         let mut again = worker();
         again.take();
         again.insert(parts(1, 2));
@@ -146,7 +148,7 @@ mod tests {
         next = worker();
         assert_eq!((next.all.len(), next.table.free_count()), (3, WIDE_KNOWN_MAX - 3));
         assert_eq!((next.get(others.of), next.get(parts(4, 5).of)), (Some(others), Some(parts(4, 5))));
-        // One more than there is room for makes room.
+        // An entry beyond the table's size makes room for itself.
         for counter in 10..10 + WIDE_KNOWN_MAX as u64 {
             next.insert(parts(counter, 2));
         }
@@ -163,7 +165,7 @@ mod tests {
         known.insert(parts(2, 16));
         let (mut table, left) = memory.table::<WORDS>(0);
         let (_, [_, of, inos @ ..]) = left.into_iter().find(|(_, words)| words[0] == 2).unwrap();
-        // Too many, too few, no parts, one directory twice.
+        // Too many parts, too few, parts of no directory, one directory twice.
         for (count, of) in [(u64::MAX, of), (17, of), (1, of), (2, u64::MAX), (2, of)] {
             let mut words = [0; WORDS];
             (words[0], words[1]) = (count, of);

@@ -1,7 +1,7 @@
-//! A daemon of a pool of two nodes, of which the test is the other.
+//! A daemon of a pool of two nodes; the test is the other node.
 
-#![allow(unreachable_pub)] // a module of each program that uses it
-#![allow(dead_code)] // and uses some of it
+#![allow(unreachable_pub)] // each test program includes this module
+#![allow(dead_code)] // each test program uses only some of it
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -13,7 +13,7 @@ use forebay_fabric::{secret_file, Calls, CallsSettings, Identity};
 use forebay_types::NodeId;
 use forebay_wire::Secret;
 
-/// Node 1 of a pool of two, stopped and removed on drop; node 2 is the test.
+/// Node 1 of a pool of two, stopped and removed on drop; the test is node 2.
 pub struct Daemon {
     pub dir: PathBuf,
     pub supervisor: Child,
@@ -22,12 +22,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// On a disk.
+    /// Starts a daemon with data on a disk.
     pub fn start(name: &str, net: u8) -> Daemon {
         Daemon::start_in(&std::env::temp_dir(), name, net)
     }
 
-    /// In a directory within `parent`.
+    /// Starts a daemon in a directory within `parent`.
     pub fn start_in(parent: &Path, name: &str, net: u8) -> Daemon {
         let dir = parent.join(format!("forebay-peers-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
@@ -63,25 +63,25 @@ impl Daemon {
         }
     }
 
-    /// Stops it by SIGTERM: how it ended.
+    /// Stops it by SIGTERM; returns its exit status.
     pub fn stop(&mut self) -> ExitStatus {
         // SAFETY: our own child, not waited for yet.
         unsafe { libc::kill(self.supervisor.id() as i32, libc::SIGTERM) };
         self.supervisor.wait().unwrap()
     }
 
-    /// Starts it again, after it was stopped.
+    /// Starts it again after a stop.
     pub fn start_again(&mut self) {
         self.supervisor = spawn(&self.dir);
         self.wait_until_up();
     }
 
-    /// Where a fault is asked for.
+    /// The path of the file that requests a fault.
     pub fn fault(&self) -> PathBuf {
         self.dir.join("fault")
     }
 
-    /// What the daemon has said.
+    /// The daemon's log and messages.
     pub fn messages(&self) -> String {
         let log = std::fs::read_to_string(self.pool().join("log")).unwrap_or_default();
         log + &std::fs::read_to_string(self.dir.join("messages")).unwrap_or_default()
@@ -95,13 +95,13 @@ impl Daemon {
         forebay_server::control::status(&self.pool()).ok()
     }
 
-    /// Node 2 with this secret.
+    /// Makes node 2 with this secret.
     pub fn peer(&self, secret: &Secret) -> Calls {
         let settings = CallsSettings { unreachable: Duration::from_secs(3), ..CallsSettings::default() };
         self.peer_with(secret, settings)
     }
 
-    /// Node 2 with this secret, and times of its own.
+    /// Makes node 2 with this secret and these settings.
     pub fn peer_with(&self, secret: &Secret, settings: CallsSettings) -> Calls {
         let endpoint = LibfabricEndpoint::open(Settings {
             provider: Some("tcp;ofi_rxm".to_owned()),
@@ -124,7 +124,7 @@ impl Daemon {
         secret_file::read(&self.dir.join("pool.key")).unwrap()
     }
 
-    /// The worker that there was still serves its own clients, and its shard is clean.
+    /// Checks that this worker still runs and serves its own clients, and that its shard is clean.
     pub fn assert_unharmed(&self, worker: Option<u32>) {
         let pool = Pool::attach(&self.pool()).unwrap();
         let place = Place { dir: pool.root().unwrap(), path: b"a client of its own" };
@@ -159,7 +159,7 @@ fn spawn(dir: &Path) -> Child {
         .unwrap()
 }
 
-/// True, with the reason printed, where libfabric is not to be had.
+/// True, with the reason printed, if libfabric is unusable.
 pub fn skipped() -> bool {
     libfabric::unusable().inspect(|why| println!("skipped: {why}")).is_some()
 }

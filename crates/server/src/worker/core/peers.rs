@@ -38,7 +38,7 @@ impl ShardThread<'_> {
     }
 
     /// In a pool of several nodes: forwards a call to another node or to the network thread if they serve it. True: the
-    /// answer comes later.
+    /// answer arrives later.
     ///
     /// # Errors
     /// [`Code::Stale`] when another node sent a call that this node does not serve.
@@ -51,7 +51,7 @@ impl ShardThread<'_> {
         let is_here = self.sessions[session].is_here();
         match request.class() {
             Class::Peer => return Err(Code::NotPermitted),
-            // Those of anybody but a daemon are refused where they are served.
+            // A step from a sender that is no daemon is refused where steps are served.
             Class::Step if is_here => return Err(Code::NotPermitted),
             Class::Step => return Ok(false),
             Class::Data if !is_here => return Err(Code::NotSupported),
@@ -79,7 +79,7 @@ impl ShardThread<'_> {
             _ => {}
         }
         match self.elsewhere(request) {
-            // Before it may become a change over several nodes, whose parts nobody looks at like this.
+            // Checked before the request may become a cross-node transaction, whose parts are not checked for this.
             None => {
                 crate::worker::layout_change::check_targets(&self.targets, self.network.as_ref(), request)
                     .map(|()| false)
@@ -92,7 +92,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Forwards a call of a client of this node. Its answer comes to [`ShardThread::answered`].
+    /// Forwards a call of a client of this node. [`ShardThread::answered`] gets the answer.
     fn forward(&mut self, session: usize, node: NodeId, call: &Call) {
         let stamp = call.stamp();
         if let Some(leases) = &mut self.leases {
@@ -109,15 +109,15 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Has the network thread take the data requests of a client of this node.
+    /// Makes the network thread take the data requests of a client of this node.
     pub(in crate::worker) fn give_ring_to_network(&self, session: &Session) {
         if let (Some(network), Some(ring)) = (&self.network, session.channel.ring()) {
             network.commands.give(Command::Attach(session.id, Arc::clone(ring)));
         }
     }
 
-    /// Makes the network thread answer a client of this node. False for a client of another node, which this node
-    /// answers itself.
+    /// Makes the network thread answer a client of this node. False for a client of another node, which the shard
+    /// thread answers itself.
     fn ask_network(&mut self, session: usize, call: &Call, order: impl FnOnce(Stamp) -> Command) -> bool {
         let session = &mut self.sessions[session];
         let Some(network) = self.network.as_ref().filter(|_| session.is_here()) else { return false };
@@ -143,7 +143,8 @@ impl ShardThread<'_> {
             Some(Redirect::Wait) => {}
             None => {
                 if let Some((ino, _)) = answer.ok().as_ref().and_then(created) {
-                    // The client makes the backing file before it asks again: it is not to be removed before.
+                    // The client makes the backing file before it sends its next request. Until then the file must not
+                    // be removed.
                     self.sessions[i].slots[slot].pending_create = Some(ino);
                     self.backing.create_pending(ino);
                     if self.backing.was_removed_elsewhere(ino) {
@@ -156,7 +157,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// A call of a process of another node arrived, perhaps again.
+    /// A call of a process of another node, or a retry of one, arrived.
     pub(in crate::worker) fn asked(&mut self, ticket: Ticket, message: Vec<u8>) -> Result<()> {
         let Some(network) = &self.network else { return Ok(()) };
         let stamp = ticket.stamp;
@@ -192,7 +193,7 @@ impl ShardThread<'_> {
         };
         let (last, kept) = &session.slots[slot].last_change;
         if !kept.is_empty() && *last == stamp.sequence {
-            // A retry: it was done, and its answer was lost, or is held back still.
+            // A retry: the change was made, and its reply was lost or is still delayed.
             if slots.is_waiting(slot, stamp.sequence) {
                 slots.put(ticket, call);
                 return Ok(());
@@ -239,8 +240,8 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Asks other nodes, or one of them, which of their processes with kept replies still live. The end of a process is
-    /// reported once, and that report may get lost with a node.
+    /// Asks other nodes, or one of them, which of their processes with kept replies still exist. The end of a process
+    /// is reported once, and that report may get lost with a node.
     pub(in crate::worker) fn review_sessions(&self, node: Option<NodeId>) {
         let Some(network) = &self.network else { return };
         let theirs = self.sessions.iter().filter(|s| !s.is_here()).map(|s| s.id);
@@ -248,7 +249,7 @@ impl ShardThread<'_> {
         network.commands.give(Command::Review(node, theirs.collect()));
     }
 
-    /// Another node asks which of these processes of this node live.
+    /// Another node asks which of these processes of this node exist.
     pub(in crate::worker) fn are_there(&self, ticket: Ticket, sessions: Vec<u64>) {
         let Some(network) = &self.network else { return };
         let here = self.sessions.local().iter().map(|s| s.id);
@@ -257,12 +258,13 @@ impl ShardThread<'_> {
         network.commands.give(Command::AreThere { ticket, sessions, there });
     }
 
-    /// Another node has removed inodes, and their backing files on this node are to be removed.
+    /// Another node has removed inodes. Removes their backing files on this node.
     pub(in crate::worker) fn remove_backings(&mut self, ticket: Ticket, message: Vec<u8>) -> Result<()> {
         let Some(Network { commands, .. }) = &self.network else { return Ok(()) };
         let commands = commands.clone();
         if let Ok((_, Request::RemoveBackings { ids })) = Request::decode(&message) {
-            // Only of one backing file is the name known before its maker asks for it.
+            // Only the backing file of a file that has just one (number 0) has a name that its creator knows before it
+            // sends a further request.
             let single = BackingId::listed(ids).filter(|id| id.number == 0).map(|id| id.ino);
             let asks = |s: &Session| s.is_here() && s.slots.iter().any(|slot| slot.forwarded.is_some());
             let may_create = self.sessions.iter().any(asks);
@@ -273,8 +275,8 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Another node has removed inodes whose backing files clients of this node may be making: the sweeper removes
-    /// these files when the clients have gone on.
+    /// Another node has removed inodes whose backing files clients of this node may still create: the sweeper removes
+    /// these files when the clients have sent their next request.
     fn remove_when_made(&mut self, mut inos: Vec<Ino>) -> Result<()> {
         let Some(here) = self.network.as_ref().map(|network| network.node) else { return Ok(()) };
         inos.retain(|ino| self.backing.unlinked_while_pending(*ino, Layout::single(here, 0)));
@@ -287,12 +289,12 @@ impl ShardThread<'_> {
                 tracing::warn!("no room to list inode {ino} of another node as an orphan");
             }
         }
-        // Its node forgets it now: from here on this one alone knows.
+        // The other node forgets the inodes now, so that only this node knows of the files.
         self.commit()
     }
 
-    /// The kept reply to a create is sent again, and the file was removed meanwhile: the client may now make the
-    /// backing file that its node has already removed.
+    /// The kept reply to a create is sent again after the file was removed: the client may now create the backing file
+    /// that its node has already removed.
     fn remove_again(&mut self, reply: &Reply<'_>) -> Result<()> {
         let Reply::Created { entry, created: true, .. } = *reply else { return Ok(()) };
         let (ino, layout) = (entry.attr.ino, entry.layout);
@@ -301,7 +303,7 @@ impl ShardThread<'_> {
         }
         if self.remove_in_batch(|batch| batch.list_orphan(ino, &layout))? {
             self.backing.sweep_soon((ino, layout));
-            // Before it is told: it does not ask again.
+            // Committed before the client gets the reply, because the client does not send the request again.
             self.commit()?;
         }
         Ok(())

@@ -1,15 +1,15 @@
-//! Which appends of processes of other nodes were begun and which are done, in memory that the supervisor keeps over
-//! the worker: an append, unlike a write at an offset, is not to be done twice, and what is under way when a worker is
-//! killed is asked of the next.
+//! The log of appends by processes of other nodes, in memory that the supervisor keeps for the next worker. Unlike a
+//! write at an offset, an append must not be done twice. An append that was in progress when a worker was killed is
+//! retried at the next worker.
 //!
-//! The last append of each slot ([`ReplyCache`]). Its entry is written before the append, and marked behind it. When a
-//! worker was killed between the two, the file tells what became of the append, and the repeated request has its bytes:
-//! an append that is not in the file is done, a torn one is completed. Appends to one file go one after the other, so
-//! that no other one of this module's is found in its place. Programs of this node append without the worker: where one
-//! of them has meanwhile, the process is told EIO.
+//! The log has the last append of each slot ([`ReplyCache`]). The entry is written before the append and marked as done
+//! after it. If a worker was killed between the two, the file's content shows the state of the append, because the
+//! repeated request has the append's bytes: an append that is not in the file is done, and a torn one is completed.
+//! Appends to one file by this module are serialized, so that none of them takes another's position. Programs of this
+//! node append without the worker: if one of them has appended meanwhile, the process gets EIO.
 //!
-//! Behind it, in the same memory, are the inodes of other nodes whose backing files were removed last: a request to
-//! make one of them that comes late, or again, makes nothing, whichever worker it meets.
+//! The same memory has the recently removed inodes of other nodes. A request to make the backing file of such an inode,
+//! if it is late or a duplicate, makes nothing at this worker or the next.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,9 +23,9 @@ use crate::worker::durable_table::{DurableMemory, DurableTable, Format};
 
 /// The tag of the memory in the supervisor's store.
 pub(in crate::worker) const TAG: &str = "appends";
-/// Inodes whose backing files were removed last.
+/// How many recently removed inodes are stored.
 const REMOVED_KEPT: usize = 4096;
-/// The last appends; the inodes.
+/// The tables: last appends, removed inodes.
 pub(super) const FORMAT: Format = Format {
     tag: TAG,
     what: "the log of finished appends and removed inodes",
@@ -33,41 +33,42 @@ pub(super) const FORMAT: Format = Format {
     tables: &[(REPLIES_KEPT, WORDS), (REMOVED_KEPT, 2)],
 };
 
-/// The states of an append. Its words: the inode, the rest of the backing file's name, and where it goes.
+/// The states of an append. Its words: the inode, the rest of the backing file's name, and the offset: the file's size
+/// before an append that has begun, the offset of its first byte when it is done.
 const BEGUN: u64 = 1;
 const DONE: u64 = 2;
 
-/// What became of an append.
+/// The known state of an append.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Before {
-    /// It was begun when the file was so long.
+    /// It has begun; the file's size before it.
     Begun(u64),
-    /// It is done: where its first byte went.
+    /// It is done; the offset of its first byte.
     Done(u64),
 }
 
-/// A backing file, as an append needs it.
+/// The operations on a backing file that an append needs.
 pub(super) trait AppendFile {
-    /// Its bytes.
+    /// The file's size in bytes.
     fn size(&self) -> Result<u64, Code>;
-    /// Reads at an offset; how many bytes, fewer at the end.
+    /// Reads at an offset; returns the number of bytes, which is lower at the end.
     fn read(&self, bytes: &mut [u8], at: u64) -> Result<usize, Code>;
-    /// Writes at the end as it is then; where the first byte went.
+    /// Writes at the current end; returns the offset of the first byte.
     fn append(&self, bytes: &[u8]) -> Result<u64, Code>;
 }
 
-/// How much of an append that was begun is in its file.
+/// How much of an append is in its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Found {
-    /// So many of its first bytes, and the file ends there.
+    /// This many of its first bytes, and the file ends after them.
     First(usize),
     /// All bytes.
     All,
-    /// Something else is in its place.
+    /// The file has other bytes at the append's offset, or ends before it.
     Other,
 }
 
-/// Looks for bytes that were to be appended when the file ended at `at`.
+/// Compares the file with bytes that were to be appended at offset `at`.
 fn find(file: &impl AppendFile, bytes: &[u8], at: u64) -> Result<Found, Code> {
     let Some(there) = file.size()?.checked_sub(at) else { return Ok(Found::Other) };
     let there = bytes.len().min(usize::try_from(there).unwrap_or(usize::MAX));
@@ -83,10 +84,10 @@ fn find(file: &impl AppendFile, bytes: &[u8], at: u64) -> Result<Found, Code> {
     Ok(if there == bytes.len() { Found::All } else { Found::First(there) })
 }
 
-/// Locks that keep appends to one file apart. Two files may have the same one.
+/// The number of mutexes that serialize appends to one file. Two files may share one.
 const FILE_LOCKS: usize = 64;
 
-/// The last append of each slot, and what was removed.
+/// The last append of each slot, and the removed inodes.
 #[derive(Debug)]
 pub(in crate::worker) struct Appended {
     memory: DurableMemory,
@@ -102,7 +103,7 @@ impl Default for Appended {
 }
 
 impl Appended {
-    /// What is kept in a memory.
+    /// Opens the log in a memory.
     pub(super) fn open(memory: &DurableMemory) -> Appended {
         let last = ReplyCache::open(memory, 0, |state, _| state == BEGUN || state == DONE);
         let files = [const { Mutex::new(()) }; FILE_LOCKS];
@@ -113,7 +114,7 @@ impl Appended {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those that were removed last, by this worker or an earlier one.
+    /// The inodes that this worker or an earlier one removed last.
     pub(super) fn removed(&self) -> Removed {
         let (table, mut left) = self.memory.table(1);
         left.sort_unstable_by_key(|(_, [number, _])| *number);
@@ -122,7 +123,7 @@ impl Appended {
         Removed { table, last, entries, next }
     }
 
-    /// What was done of an append that is asked again; none of one that was never begun.
+    /// The state of a retried append; none if it never began.
     pub(super) fn before(&self, stamp: &Stamp, id: &BackingId) -> Option<Before> {
         self.numbered_before(stamp, id).map(|(_, before)| before)
     }
@@ -134,31 +135,32 @@ impl Appended {
         Some((kept.number, if kept.state == DONE { Before::Done(at) } else { Before::Begun(at) }))
     }
 
-    /// An append begins on a file that is so long; its number.
+    /// Records that an append begins on a file of `size` bytes; returns its number.
     fn begin(&self, stamp: &Stamp, id: &BackingId, size: u64) -> u64 {
         self.last().put(stamp, BEGUN, [id.ino.0, packed(id), size])
     }
 
-    /// The append of this number is done: its first byte went there.
+    /// Records that the append of this number is done, with its first byte at `at`.
     fn done(&self, number: u64, at: u64) {
         self.last().advance(number, DONE, at);
     }
 
-    /// The processes whose appends are kept.
+    /// The processes with stored appends.
     pub(super) fn sessions(&self) -> Vec<u64> {
         self.last().sessions()
     }
 
-    /// A process is over.
+    /// A process has ended: removes its entries.
     pub(super) fn end(&self, session: u64) {
         self.last().end(session);
     }
 
-    /// Does an append, or the rest of it, unless it was done before; where its first byte went.
+    /// Does an append, or the rest of it, unless it was done before; returns the offset of its first byte.
     ///
     /// # Errors
-    /// What the file's calls fail with; [`Code::Io`] when an earlier worker was killed in the middle of it, and another
-    /// program has appended since or the file is shorter or gone; [`Code::Stale`] when its slot has begun a later one.
+    /// The errors of the file's calls. [`Code::Io`] when an earlier worker was killed during the append, and another
+    /// program has appended since or the file is shorter or gone. [`Code::Stale`] when its slot has begun a later
+    /// append.
     pub(super) fn once(
         &self,
         stamp: &Stamp,
@@ -200,9 +202,9 @@ impl Appended {
 pub(super) struct Removed {
     /// Words of an entry: the number of the removal, from 1, and the inode.
     table: DurableTable<2>,
-    /// From the one that was removed first.
+    /// The inodes, oldest removal first.
     last: VecDeque<Ino>,
-    /// Their entries.
+    /// The entries of `last`.
     entries: VecDeque<usize>,
     next: u64,
 }
@@ -212,8 +214,8 @@ impl Removed {
         self.last.contains(&ino)
     }
 
-    /// A backing file of an inode is about to be removed: the inode is kept, for the next worker too. One that has
-    /// several here is told of several times in a row, and is to make no more than one other forgotten.
+    /// Stores an inode before a backing file of it is removed, also for the next worker. An inode with several backing
+    /// files here is noted several times in a row, and takes only one entry.
     pub(super) fn note(&mut self, ino: Ino) {
         if self.last.back() == Some(&ino) {
             return;
@@ -241,7 +243,7 @@ mod tests {
         Stamp { session: u64::MAX - 1, slot, sequence }
     }
 
-    /// A file in memory; none that is gone.
+    /// A file in memory; none when it is removed.
     struct Fake(RefCell<Option<Vec<u8>>>);
 
     impl Fake {
@@ -274,8 +276,8 @@ mod tests {
         }
     }
 
-    /// What the next worker says of an append of "abcd", and what is in the file then: the first one was killed between
-    /// the entry and its end, when the file was `then` and is `now`.
+    /// The next worker's result for an append of "abcd", and the file's content after it. The first worker was killed
+    /// between the entry and its mark; the file was `then` before the append and is `now` afterwards.
     fn repeated(then: &[u8], now: &[u8]) -> (Result<u64, Code>, Vec<u8>) {
         let memory = DurableMemory::new(&FORMAT);
         let first = Appended::open(&memory);
@@ -333,7 +335,7 @@ mod tests {
         };
         assert!(note(&[]).is_empty());
         note(&[7]);
-        // Stripes of one inode, of which the last worker knew already.
+        // Stripes of one inode, which the last worker has already stored.
         note(&[7, 7, 8, 8, 8]);
         assert_eq!(note(&[]), [Ino(7), Ino(8)]);
         let stripes: Vec<u64> = (0..2 * REMOVED_KEPT as u64).map(|i| 100 + i / 2).collect();

@@ -1,12 +1,15 @@
-//! The shared state of processes of several nodes that opened a file together, for files whose first backing file is on
-//! this node: MPI's shared file pointer, and the locks of its atomic mode, which are separate from programs' own locks.
+//! Groups: the shared state of processes of several nodes that opened a file together. This node has the groups of
+//! files whose first backing file is here: MPI's shared file pointer, and the locks of its atomic mode, which are
+//! separate from programs' own locks.
 //!
-//! All of it is in durable tables (`durable_table.rs`): the groups, the locks, and the last step (a move or a seek) of
-//! each slot ([`ReplyCache`]). One store of its entry commits a step; the table of groups follows. So the next worker
-//! knows where each pointer is, and a repeated step is answered and not executed again. A lock is in its table before it
-//! is granted. Waiters for locks are in this process's memory alone: they send their requests again.
+//! The groups, the locks, and the last step (a move or a seek of the pointer) of each slot ([`ReplyCache`]) are in
+//! durable tables (`durable_table.rs`). A single store to a step's entry commits the step; the group's entry is updated
+//! after it. So the next worker restores each pointer, and answers a repeated step without executing it again. A lock
+//! is in its table before it is granted. Waiters for locks are only in this process's memory: they send their requests
+//! again.
 //!
-//! The network thread serves this by itself, and nothing blocks. Lock order: no other lock is taken with the table's.
+//! The network thread serves these requests without the shard thread, and never blocks. Lock order: no other lock is
+//! taken while the mutex of the groups is held.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,15 +22,15 @@ use forebay_wire::Stamp;
 use super::reply_cache::{packed, ReplyCache, NUMBERS_END, WORDS};
 use crate::worker::durable_table::{DurableMemory, DurableTable, Format};
 
-/// The groups; the last steps; the locks.
+/// The tables: groups, last steps, locks.
 pub(super) const FORMAT: Format = Format {
     tag: "groups",
     what: "the state of groups of processes",
     version: 1,
     tables: &[(GROUPS_MAX, GROUP_WORDS), (REPLIES_KEPT, WORDS), (GROUP_LOCKS_MAX, LOCK_WORDS)],
 };
-/// Words of a group: its state, key, the session that made it, target with number and stripe, inode, the pointer, and
-/// the number of the first step that is not in the pointer.
+/// Words of a group: its state, its key, the session that made it, the backing file (target, number and stripe in one
+/// word, then the inode), the pointer, and the number of the first step that is not in the pointer.
 const GROUP_WORDS: usize = 7;
 const POSITION: usize = 5;
 const APPLIED: usize = 6;
@@ -35,7 +38,7 @@ const APPLIED: usize = 6;
 const LOCK_WORDS: usize = 7;
 /// The state of a group or a lock that exists.
 const EXISTS: u64 = 1;
-/// The state of a step that is done. Its words: the group's key, and the pointer before and after the step.
+/// The state of a finished step. Its words: the group's key, and the pointer before and after the step.
 const DONE: u64 = 1;
 /// How long a waiter keeps its place in the queue without sending its request again.
 const PLACE_NS: u64 = GROUP_PLACE_MS * 1_000_000;
@@ -93,7 +96,7 @@ fn conflict(one: &LockRequest, other: &LockRequest) -> bool {
 }
 
 impl Group {
-    /// A step has moved the pointer: its entry in `table` follows.
+    /// A step has moved the pointer: updates the group's entry in `table`.
     fn moved(&mut self, table: &DurableTable<GROUP_WORDS>, number: u64, position: u64) {
         (self.position, self.applied) = (position, number + 1);
         table.set(self.entry, POSITION, position);
@@ -102,7 +105,7 @@ impl Group {
 }
 
 impl State {
-    /// Releases the locks of which `which` is true, and removes such waiters.
+    /// Releases the locks for which `which` is true, and removes such waiters.
     fn release(&mut self, key: u64, which: impl Fn(u64, &LockRequest) -> bool) {
         let Some(group) = self.groups.get_mut(&key) else { return };
         for held in group.held.extract_if(.., |held| which(held.session, &held.wish)) {
@@ -128,7 +131,7 @@ impl State {
         Ok(())
     }
 
-    /// Moves a pointer from where it is to where `after` says, unless the step was done before; where it was.
+    /// Moves a pointer to the value of `after`, unless the step was done before. Returns the pointer before the step.
     /// [`Code::FileTooLarge`] beyond the largest file.
     fn step(&mut self, stamp: &Stamp, key: u64, after: impl Fn(u64) -> Option<u64>) -> Result<u64, Code> {
         if let Some(done) = self.steps.get(stamp) {
@@ -181,7 +184,7 @@ impl State {
 }
 
 impl Groups {
-    /// The groups in a memory.
+    /// Opens the groups in a memory.
     pub(super) fn open(memory: &DurableMemory) -> Groups {
         let (mut group_table, groups_left) = memory.table(0);
         let (mut lock_table, locks_left) = memory.table(2);
@@ -197,14 +200,14 @@ impl Groups {
                 group_table.remove(entry);
                 continue;
             }
-            // The steps with these numbers may have been forgotten, with their process.
+            // Steps with lower numbers may have been removed with their process; numbers are not reused.
             steps.number_from(applied);
             let (held, waiting) = (Vec::new(), VecDeque::new());
             groups.insert(key, Group { entry, session, id, position, applied, held, waiting });
         }
         for step in steps.in_order() {
             let [key, _, after] = step.words;
-            // The worker was killed before it wrote the group's entry.
+            // The worker was killed between the step's entry and the group's.
             if let Some(group) = groups.get_mut(&key).filter(|group| step.number >= group.applied) {
                 group.moved(&group_table, step.number, after);
             }
@@ -215,7 +218,7 @@ impl Groups {
             let is_sound = state == EXISTS && writes <= 1 && start <= end && end <= FILE_BYTES_MAX;
             match groups.get_mut(&key).filter(|_| is_sound) {
                 Some(group) => group.held.push(Held { entry, session, wish }),
-                // Or the group was being removed.
+                // The lock is malformed, or its group was being removed.
                 None => lock_table.remove(entry),
             }
         }
@@ -239,7 +242,7 @@ impl Groups {
         let is_its = there.as_ref().is_some_and(|group| group.id == *id);
         match op {
             GroupOp::Make { position } => match there {
-                // A retry; others may have moved the pointer by now.
+                // A retry; other processes may have moved the pointer since.
                 Some(group) if is_its && group.session == stamp.session => Ok(Reply::Done),
                 Some(_) => Err(Code::Exists),
                 None => state.make(stamp.session, id, key, position).map(|()| Reply::Done),
@@ -263,12 +266,13 @@ impl Groups {
         }
     }
 
-    /// A process has ended: it repeats no step.
+    /// A process has ended, and repeats no step: removes its steps.
     pub(super) fn forget_steps(&self, session: u64) {
         self.state().steps.end(session);
     }
 
-    /// A process has ended, or counts as dead: removes the groups that it made, and its locks and waiters in others.
+    /// A process has ended, or is considered dead: removes the groups that it made, and its locks and waiters in other
+    /// groups.
     pub(super) fn end(&self, session: u64) {
         let mut state = self.state();
         let keys: Vec<u64> = state.groups.keys().copied().collect();
@@ -281,7 +285,7 @@ impl Groups {
         }
     }
 
-    /// Processes whose steps are kept.
+    /// Processes with stored steps.
     pub(super) fn step_sessions(&self) -> Vec<u64> {
         self.state().steps.sessions()
     }
@@ -303,12 +307,12 @@ mod tests {
 
     const ID: BackingId = BackingId { target: u32::MAX, ino: Ino(u64::MAX - 5), number: 3, stripe: 255 };
 
-    /// A stamp for requests that are repeated: their slot is used for nothing else.
+    /// A stamp for requests that are repeated; no other request uses its slot.
     fn stamp(session: u64, sequence: u64) -> Stamp {
         Stamp { session, slot: 63, sequence }
     }
 
-    /// Sends each operation with a stamp of its own.
+    /// Sends each operation with a new stamp.
     struct Asker<'a>(&'a Groups, u64);
 
     impl Asker<'_> {
@@ -421,7 +425,7 @@ mod tests {
         for key in 1..=3 {
             a.ask(7, key, GroupOp::Make { position: 10 * key }).unwrap();
         }
-        // A step whose reply is lost, followed by more steps of another process than entries are kept.
+        // A step whose reply is lost, followed by more steps of another process than the table has entries.
         let lost = |groups: &Groups| groups.serve(stamp(10, 5), &ID, 1, GroupOp::Move { by: 0x10 });
         assert_eq!(lost(&first), Ok(Reply::Count(10)));
         for _ in 0..REPLIES_KEPT + 10 {
@@ -437,7 +441,8 @@ mod tests {
         a.ask(8, 1, wish(10, LockKind::Unlock, 0, 0)).unwrap();
         let end = 10 + 0x10 + 2 * (REPLIES_KEPT as u64 + 10);
         assert_eq!(first.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 1 }), Ok(Reply::Count(end)));
-        // As the next worker finds it, and as if this one had been killed right after the step's entry.
+        // The state as the next worker finds it, and the state if this worker had been killed right after the step's
+        // entry.
         let entry = first.state().groups[&1].entry;
         let number = first.state().steps.next_number() - 1;
         for killed in [false, true] {
@@ -472,7 +477,7 @@ mod tests {
         let mut a = Asker(&first, 0);
         a.ask(7, 1, GroupOp::Make { position: 0 }).unwrap();
         assert_eq!(first.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 4 }), Ok(Reply::Count(0)));
-        // Killed before the entry's state was stored.
+        // The worker is killed before it stores the entry's state.
         let (mut steps, left) = memory.table::<WORDS>(1);
         left.iter().for_each(|(entry, _)| steps.remove(*entry));
         let entry = first.state().groups[&1].entry;
@@ -492,7 +497,7 @@ mod tests {
         (0..5).for_each(|_| _ = a.ask(8, 1, GroupOp::Move { by: 2 }).unwrap());
         let applied = first.state().groups[&1].applied;
         first.forget_steps(8);
-        // The next worker knows no step. It is killed before it writes the group's entry.
+        // The next worker finds no step. It is killed before it writes the group's entry.
         let next = Groups::open(&memory);
         assert_eq!(next.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 4 }), Ok(Reply::Count(10)));
         let entry = next.state().groups[&1].entry;
@@ -511,7 +516,7 @@ mod tests {
         let (mut groups, mut steps, mut locks) =
             (memory.table::<GROUP_WORDS>(0).0, memory.table::<WORDS>(1).0, memory.table::<LOCK_WORDS>(2).0);
         let (file, far) = (packed(&ID), FILE_BYTES_MAX + 1);
-        // No such state, name, position or number, and one key twice; a step beyond the largest file.
+        // An invalid state, name, position or number, and one key twice; a step beyond the largest file.
         let group = [EXISTS, 2, 7, file, ID.ino.0, 5, 0];
         for (index, value) in
             [(0, 2), (3, file | 1 << 24), (POSITION, far), (APPLIED, NUMBERS_END), (0, EXISTS), (0, EXISTS)]
@@ -520,7 +525,7 @@ mod tests {
             groups.set(entry, index, value);
         }
         steps.insert([DONE, 0, 8, 0, 1, 1, 5, far]).unwrap();
-        // No such state, kind, range or group.
+        // An invalid state, kind, range or group.
         for (index, value) in [(0, 2), (6, 2), (4, 20), (5, far), (1, 3)] {
             let entry = locks.insert([EXISTS, 1, 7, 2, 10, 19, 1]).unwrap();
             locks.set(entry, index, value);

@@ -1,12 +1,12 @@
-//! What became of the last change that each slot of a process asked for, in a durable table (`durable_table.rs`): a
-//! request whose reply was lost is answered and not done again, whichever worker it meets.
+//! The last change of each slot of remote processes, in a durable table (`durable_table.rs`): a request whose reply was
+//! lost is answered, by this worker or a later one, and not done again.
 //!
-//! An entry belongs to a slot, and is replaced by the slot's next change alone: a process uses a slot again when it has
-//! the reply, so that no earlier request of it is ever asked again. However long a reply is lost, and however many
-//! others ask meanwhile, the entry is there. Entries go with their process. Where there are more slots than entries, the
-//! slot that asked longest ago loses its own.
+//! An entry belongs to a slot, and only the slot's next change replaces it. A process reuses a slot once it has the
+//! reply, so it never retries an earlier request. So the entry exists however late the retry is, and however many
+//! requests of other slots come first. Entries are removed with their process. If there are more slots than entries,
+//! the slot with the oldest change loses its entry.
 //!
-//! This is the duplicate request cache of NFSv4.1's sessions (RFC 8881, section 2.10.6), kept in memory that outlives the
+//! This is the duplicate request cache of NFSv4.1's sessions (RFC 8881, section 2.10.6), in memory that outlives the
 //! worker. Tests: below, and those of `appended.rs` and `groups.rs`.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use forebay_wire::Stamp;
 
 use crate::worker::durable_table::{DurableMemory, DurableTable};
 
-/// Words of an entry: the state, its number, the session, slot and sequence, and three for the owner of the cache.
+/// Words of an entry: the state, the number, the session, slot and sequence, and three for the owner of the cache.
 pub(super) const WORDS: usize = 8;
 /// A number that no change reaches.
 pub(super) const NUMBERS_END: u64 = 1 << 63;
@@ -24,15 +24,15 @@ pub(super) const NUMBERS_END: u64 = 1 << 63;
 /// A session and its slot.
 type Slot = (u64, u16);
 
-/// What became of a change.
+/// A stored change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Kept {
     /// Changes are numbered in the order in which they began.
     pub(super) number: u64,
     pub(super) sequence: u64,
-    /// The owner's, not 0.
+    /// Defined by the owner of the cache; not 0.
     pub(super) state: u64,
-    /// The owner's.
+    /// Defined by the owner of the cache.
     pub(super) words: [u64; 3],
 }
 
@@ -46,13 +46,13 @@ pub(super) fn packed(id: &BackingId) -> u64 {
 pub(super) struct ReplyCache {
     table: DurableTable<WORDS>,
     by_slot: BTreeMap<Slot, (usize, Kept)>,
-    /// The slots, from the one that asked longest ago.
+    /// The slots by the numbers of their changes, so the oldest comes first.
     by_age: BTreeMap<u64, Slot>,
     next: u64,
 }
 
 impl ReplyCache {
-    /// The cache in a table of a memory. Entries of which `is_sound` denies state and words are dropped.
+    /// Opens the cache in a table of a memory. Entries whose state and words `is_sound` rejects are removed.
     pub(super) fn open(
         memory: &DurableMemory,
         table: usize,
@@ -75,35 +75,35 @@ impl ReplyCache {
         cache
     }
 
-    /// The number of the change that begins next.
+    /// The number of the next change.
     pub(super) fn next_number(&self) -> u64 {
         self.next
     }
 
-    /// Numbers changes from this one on, if not from a later one.
+    /// Makes the numbers of further changes start here, or higher if they already do.
     pub(super) fn number_from(&mut self, number: u64) {
         self.next = self.next.max(number);
     }
 
-    /// All that is kept, in the order in which it began.
+    /// All stored changes, in the order in which they began.
     pub(super) fn in_order(&self) -> impl Iterator<Item = &Kept> {
         self.by_age.values().filter_map(|slot| self.by_slot.get(slot)).map(|(_, kept)| kept)
     }
 
-    /// What became of a change; none of one that never began, or whose slot has begun a later one.
+    /// The stored change with this stamp; none if it never began, or if its slot has begun a later one.
     pub(super) fn get(&self, stamp: &Stamp) -> Option<&Kept> {
         let (_, kept) = self.by_slot.get(&(stamp.session, stamp.slot))?;
         (kept.sequence == stamp.sequence).then_some(kept)
     }
 
-    /// True when the slot of a change has begun a later one.
+    /// True when the slot has begun a later change.
     pub(super) fn is_overtaken(&self, stamp: &Stamp) -> bool {
         let kept = self.by_slot.get(&(stamp.session, stamp.slot));
         kept.is_some_and(|(_, kept)| kept.sequence > stamp.sequence)
     }
 
-    /// Keeps a slot's change in place of the one before; its number. It is kept when this returns, and not at all when
-    /// the worker is killed earlier.
+    /// Stores a slot's change in place of the earlier one; returns its number. The store is atomic: a worker that is
+    /// killed earlier leaves no entry.
     pub(super) fn put(&mut self, stamp: &Stamp, state: u64, words: [u64; 3]) -> u64 {
         let (slot, number) = ((stamp.session, stamp.slot), self.next);
         let before = self.by_slot.get(&slot).map(|(entry, before)| {
@@ -122,7 +122,7 @@ impl ReplyCache {
         number
     }
 
-    /// A change of this number goes on: its new state and third word. Nothing happens when its slot has begun another.
+    /// Sets the state and the third word of the change of this number. Does nothing if its slot has begun another.
     pub(super) fn advance(&mut self, number: u64, state: u64, third: u64) {
         let Some((entry, kept)) = self.by_age.get(&number).and_then(|slot| self.by_slot.get_mut(slot)) else {
             return;
@@ -132,20 +132,20 @@ impl ReplyCache {
         self.table.set(*entry, 0, state);
     }
 
-    /// Takes the entry of the slot that asked longest ago.
+    /// Takes the entry of the slot with the oldest change.
     fn evict(&mut self) -> Option<usize> {
         let (_, slot) = self.by_age.pop_first()?;
         self.by_slot.remove(&slot).map(|(entry, _)| entry)
     }
 
-    /// The processes of which something is kept.
+    /// The processes with stored changes.
     pub(super) fn sessions(&self) -> Vec<u64> {
         let mut sessions: Vec<u64> = self.by_slot.keys().map(|(session, _)| *session).collect();
         sessions.dedup();
         sessions
     }
 
-    /// A process is over: it asks for nothing again.
+    /// A process has ended, and retries nothing: removes its changes.
     pub(super) fn end(&mut self, session: u64) {
         let theirs: Vec<Slot> =
             self.by_slot.range((session, 0)..=(session, u16::MAX)).map(|(slot, _)| *slot).collect();
@@ -166,7 +166,7 @@ mod tests {
     const FORMAT: Format =
         Format { tag: "test", what: "a test", version: 1, tables: &[(1, 1), (ENTRIES, WORDS)] };
 
-    /// The cache as this worker or the next one finds it. Its states are 1 and 2.
+    /// The cache as this worker or the next one opens it. Its states are 1 and 2.
     fn opened(memory: &DurableMemory) -> ReplyCache {
         ReplyCache::open(memory, 1, |state, _| state <= 2)
     }
@@ -260,13 +260,13 @@ mod tests {
         let memory = DurableMemory::new(&FORMAT);
         opened(&memory).put(&stamp(5, 0, 1), 1, [0; 3]);
         let (mut table, _) = memory.table::<WORDS>(1);
-        // No such slot, number or state.
+        // An invalid slot, number or state.
         for (state, number, slot) in [(1, 1, 1 << 16), (1, u64::MAX, 1), (3, 1, 1)] {
             table.insert([state, number, 5, slot, 1, 0, 0, 0]).unwrap();
         }
         let cache = opened(&memory);
         assert_eq!((cache.next_number(), cache.table.free_count(), cache.sessions()), (1, 3, vec![5]));
-        // Two of one slot, or of one number, of which one is kept.
+        // Two entries with the same slot or the same number: one is kept.
         for (number, slot) in [(1, 0), (0, 1)] {
             table.write(0, [1, 0, 5, 0, 1, 0, 0, 0]);
             table.write(1, [1, number, 5, slot, 1, 0, 0, 0]);

@@ -1,8 +1,9 @@
-//! Contents that change: the kernel's events of this node's backing files, while somebody watches a directory for them.
+//! Changed file contents: the kernel's events for this node's backing files, while a program watches a directory for
+//! them.
 //!
-//! One inotify instance of the daemon's watches the directories of the backing files, 256 on each target. So there is
-//! no watch for each file, and none that comes too late for a new one. While somebody watches for IN_MODIFY, each write
-//! to any file of the node costs its writer what the kernel takes to note an event.
+//! One inotify instance of the daemon watches the directories of the backing files, 256 on each target. So no file
+//! needs its own watch, and none is set too late for a new file. While a program watches for IN_MODIFY, each write to
+//! any file of the node costs its writer the time in which the kernel queues an event.
 
 use forebay_sys::descriptor;
 use std::collections::{HashMap, HashSet};
@@ -14,18 +15,18 @@ use forebay_types::Ino;
 use rustix::fs::inotify::{self, ReadFlags, WatchFlags};
 use rustix::io::Errno;
 
-/// The events that backing files raise for their names in watched directories.
+/// The events of backing files that are raised for their names in watched directories.
 pub(super) const RAISED: u32 = libc::IN_MODIFY | libc::IN_CLOSE_WRITE | libc::IN_ATTRIB;
 
-/// Reads of one look: about as much as the kernel keeps by default.
+/// The most reads in one call of [`Contents::take`]: about as many events as the kernel queues by default.
 const READS_MAX: usize = 12;
 
-/// What happened to backing files since the last look.
+/// The events of backing files since the last call.
 #[derive(Debug, Default)]
 pub(super) struct Happened {
-    /// Inodes and events, in order; what an inode's last event says again is left out.
+    /// Inodes and events, in order, without events that repeat the inode's last one.
     pub(super) events: Vec<(Ino, u32)>,
-    /// True when the kernel dropped some: anything may have happened.
+    /// True when the kernel dropped events: any file may have changed.
     pub(super) lost: bool,
 }
 
@@ -48,7 +49,8 @@ impl Contents {
         &self.instance
     }
 
-    /// Watches for these of the events [`RAISED`], and for no others. After a failure it watches as before.
+    /// Watches for exactly those of the events [`RAISED`] that are in `mask`. After a failure the earlier watches are
+    /// in force.
     pub(super) fn watch_for(&mut self, mask: u32) -> Result<(), Errno> {
         let mask = mask & RAISED;
         if mask == self.mask {
@@ -61,7 +63,8 @@ impl Contents {
         if let Err(e) = self.set(mask) {
             match self.mask {
                 0 => self.watch_for_nothing(),
-                // As far as the new mask came, an older one comes too: behind that it is still in force.
+                // Every directory that got the new mask can get the older one. The directories after the failed one
+                // still have it.
                 before => {
                     let _ = self.set(before);
                 }
@@ -77,7 +80,7 @@ impl Contents {
             for low in 0..=255u8 {
                 let path = descriptor::path(&target.directory()).join(format!("data/{low:02x}"));
                 let flags = WatchFlags::from_bits_retain(mask) | WatchFlags::ONLYDIR;
-                // A directory that is watched keeps the number of its watch.
+                // A directory that is already watched keeps its watch descriptor.
                 self.watches.insert(inotify::add_watch(&self.instance, path, flags)?);
             }
         }
@@ -91,8 +94,7 @@ impl Contents {
         self.mask = 0;
     }
 
-    /// Takes what happened since the last look, or the oldest of it when that is very much: writers must not hold the
-    /// thread here.
+    /// Takes the events since the last call, up to a limit, oldest first: writers must not keep the thread busy here.
     pub(super) fn take(&mut self) -> Happened {
         let mut happened = Happened::default();
         let mut last: HashMap<Ino, u32> = HashMap::new();
@@ -148,7 +150,7 @@ mod tests {
         (place, Contents::new(Arc::new(targets)).unwrap())
     }
 
-    /// The masks of the kernel's watches.
+    /// The masks of the instance's watches, as the kernel reports them.
     fn masks(contents: &Contents) -> Vec<u32> {
         let path = format!("/proc/self/fdinfo/{}", contents.instance.as_raw_fd());
         let text = std::fs::read_to_string(path).unwrap();
@@ -188,7 +190,8 @@ mod tests {
     fn a_look_ends_while_there_is_more() {
         let (place, mut contents) = contents("more");
         contents.watch_for(libc::IN_CLOSE_WRITE).unwrap();
-        // An event has the file's name: 8000 of these are more than a look takes, and fewer than the kernel keeps.
+        // An event contains the file's name: 8000 of these are more than one call takes, and fewer than the kernel
+        // queues.
         let file = |digit: &str| std::fs::File::create(bucket(&place.0).join(digit.repeat(200))).unwrap();
         for _ in 0..4000 {
             drop((file("1"), file("2")));

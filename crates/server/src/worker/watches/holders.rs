@@ -1,13 +1,13 @@
-//! Which directories are still watched: weak references to programs' inotify instances.
+//! Weak references to programs' inotify instances, which show the directories that are still watched.
 //!
-//! An epoll set holds no reference to the files in it: an instance leaves it when the last process has closed it. So
-//! for each directory that an instance watches it is an entry of one set, which nobody waits for, with the directory's
-//! number as its data, and `/proc/self/fdinfo` lists the entries that remain. A file can be in a set once for each
-//! number of a descriptor. Each directory has a number of its own, that of its mirror's descriptor: so an instance is
-//! entered once for a directory, however often it adds the watch.
+//! An epoll set holds no reference to its files: the kernel removes an inotify instance from the set when the last
+//! process has closed it. So for each directory that an instance watches, the instance is in one epoll set, with the
+//! directory's inode number as its data. No thread waits for the set. `/proc/self/fdinfo` lists the entries that
+//! remain. A set can contain a file once for each descriptor number. Each directory uses one number, that of its
+//! mirror's descriptor. So an instance has one entry for a directory, however often it adds the watch.
 //!
-//! The entry's events are those of [`RAISED`] that the directory's watches ask for, under names that inotify never
-//! raises.
+//! The entry's epoll events encode the events of [`RAISED`] that the directory's watches request. They are epoll events
+//! that inotify never raises.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,11 +18,11 @@ use rustix::io::{DupFlags, Errno};
 
 use super::contents::RAISED;
 
-/// Numbers of mirrors' descriptors begin here, above those of most others: the next worker is to find the same ones
-/// free.
+/// The lowest number for mirrors' descriptors. Most other descriptors are lower, so that the next worker can reuse the
+/// same numbers.
 const NUMBERS: i32 = 1024;
 
-/// The entries' events, and what they stand for.
+/// The entries' epoll events, and the inotify events that they encode.
 const MASKS: [(EventFlags, u32); 3] = [
     (EventFlags::PRI, libc::IN_MODIFY),
     (EventFlags::RDBAND, libc::IN_CLOSE_WRITE),
@@ -30,7 +30,7 @@ const MASKS: [(EventFlags, u32); 3] = [
 ];
 const _: () = assert!(MASKS[0].1 | MASKS[1].1 | MASKS[2].1 == RAISED);
 
-/// An entry.
+/// An entry of the epoll set.
 struct Entry {
     number: i32,
     mask: u32,
@@ -41,29 +41,30 @@ struct Entry {
 #[derive(Debug)]
 pub(super) struct Holders {
     epoll: OwnedFd,
-    /// The numbers of entries that earlier workers made, and for which directory; none where it is several.
+    /// The descriptor numbers of entries that earlier workers made, and their directory; none if several directories
+    /// used the number.
     left: HashMap<i32, Option<Ino>>,
 }
 
 impl Holders {
-    /// An empty set.
+    /// Makes an empty set.
     pub(super) fn create() -> Result<Holders> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| Error::io("cannot remember watches", &e.into()))?;
         Ok(Holders { epoll, left: HashMap::new() })
     }
 
-    /// The set's descriptor, for the store.
+    /// The set's descriptor, for the descriptor store.
     pub(super) fn epoll(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// The set that the last worker had.
+    /// The last worker's set.
     pub(super) fn of(epoll: OwnedFd) -> Holders {
         Holders { epoll, left: HashMap::new() }
     }
 
-    /// Reads what earlier workers entered: the directories, and what their watches ask for.
+    /// Reads the entries of earlier workers: the directories, and the events that their watches request.
     pub(super) fn take_over(&mut self) -> std::io::Result<HashMap<Ino, u32>> {
         let entries = self.entries()?;
         for entry in &entries {
@@ -73,11 +74,11 @@ impl Holders {
         Ok(masks(&entries))
     }
 
-    /// The descriptor of a directory's mirror under a number that has no entry for another directory: if it is free,
-    /// the number under which earlier workers made entries for this one.
+    /// Duplicates the descriptor of a directory's mirror to a number that has no entry for another directory. If
+    /// earlier workers made entries for this directory under a number that is free, uses that number.
     pub(super) fn numbered(&self, mirror: &OwnedFd, directory: Ino) -> std::result::Result<OwnedFd, Errno> {
         let earlier = self.left.iter().find(|(_, of)| **of == Some(directory)).map(|(number, _)| *number);
-        // From the lowest where the limit of open files is low.
+        // If the limit of open files is low, starts again from 0.
         let mut starts = [earlier.unwrap_or(NUMBERS), 0].into_iter();
         let mut from = starts.next().unwrap_or(0);
         loop {
@@ -91,8 +92,8 @@ impl Holders {
         }
     }
 
-    /// Enters a watch of `directory` by `inotify`; true when there was no entry. `mirror` is the descriptor of its
-    /// mirror, which lends its number.
+    /// Adds an entry for a watch of `directory` by `inotify`; true when there was none. `mirror` is the descriptor of
+    /// the directory's mirror, whose number the entry uses.
     pub(super) fn add(
         &self,
         inotify: &OwnedFd,
@@ -104,15 +105,15 @@ impl Holders {
         rustix::io::dup3(inotify, mirror, DupFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(directory.0);
         let asked = MASKS.iter().filter(|(_, of)| mask & of != 0);
-        // Edge-triggered, as nobody waits.
+        // Edge-triggered, because no thread waits for the set.
         let events = asked.fold(EventFlags::ET, |events, (event, _)| events | *event);
         let entered = match epoll::add(&self.epoll, &*mirror, data, events) {
-            // For this directory, or for one that is gone and had the number before.
+            // The entry is for this directory, or for a removed one that had the number before.
             Err(Errno::EXIST) => epoll::modify(&self.epoll, &*mirror, data, events).map(|()| false),
             entered => entered.map(|()| true),
         };
         if let Err(e) = rustix::io::dup3(&own, mirror, DupFlags::CLOEXEC) {
-            // Under another number it is a mirror all the same.
+            // The mirror can be used under its other number.
             *mirror = own;
             return Err(e);
         }
@@ -133,7 +134,7 @@ impl Holders {
         Ok(text.lines().filter_map(entry).collect())
     }
 
-    /// The directories that are watched, and what their watches ask for.
+    /// The watched directories, and the events that their watches request.
     pub(super) fn directories(&self) -> std::io::Result<HashMap<Ino, u32>> {
         Ok(masks(&self.entries()?))
     }
@@ -151,7 +152,7 @@ fn fdinfo(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fdinfo/{}", fd.as_raw_fd())
 }
 
-/// True of a descriptor of an inotify instance.
+/// True for the descriptor of an inotify instance.
 pub(super) fn is_inotify(fd: &OwnedFd) -> bool {
     let link = std::fs::read_link(forebay_sys::descriptor::path(fd));
     link.is_ok_and(|link| matches!(link.to_str(), Some("anon_inode:inotify" | "inotify")))
@@ -213,14 +214,14 @@ mod tests {
         let both = HashMap::from([(Ino(5), libc::IN_CLOSE_WRITE | libc::IN_MODIFY)]);
         assert_eq!(holders.directories().unwrap(), both);
 
-        // The next worker.
+        // As the next worker.
         assert_eq!(holders.take_over().unwrap(), both);
         let taken = holders.numbered(&free, Ino(5)).unwrap();
         assert!(taken.as_raw_fd() > number, "its number is taken");
         drop((taken, of));
         free = holders.numbered(&free, Ino(6)).unwrap();
         assert_ne!(free.as_raw_fd(), number, "entries for another directory have it");
-        // The directory is gone, and another one has the number.
+        // The directory is removed, and another one uses the number.
         holders.left.clear();
         holders.add(&one, &mut free, Ino(8), 0).unwrap();
         holders.add(&one, &mut free, Ino(9), 0).unwrap();

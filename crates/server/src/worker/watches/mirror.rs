@@ -1,9 +1,9 @@
-//! One watched directory's mirror: a kernel's directory that has the same names, whose events are those of the watched
-//! one.
+//! The mirror of one watched directory: a directory of the kernel with the same names, which raises the inotify events
+//! of the watched one.
 //!
-//! A file, link, FIFO, socket or device is an empty file there, a directory an empty directory. Each change is one
-//! system call, so that it raises the events that the change itself raises on Linux, and none besides. Whatever the
-//! state of the mirror, a change leaves the name as the watched directory has it.
+//! In the mirror a file, link, FIFO, socket or device is an empty file, and a directory is an empty directory. Each
+//! change is one system call, so that it raises exactly the events that the change itself raises on Linux. Whatever the
+//! state of the mirror, after a change the name is as in the watched directory.
 
 use forebay_sys::descriptor;
 use std::collections::HashMap;
@@ -18,13 +18,13 @@ const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 const DIRECTORY_MODE: Mode = Mode::RWXU;
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// In the directory of the mirrors: what a rename brings in, or takes out.
+/// The name, in the directory of the mirrors, of an entry that a rename brings in or takes out.
 pub(super) const IN_TRANSIT: &str = "transit";
 
-/// What a name leads to.
+/// The inode of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Leaf {
-    /// The inode; none when only the mirror of an earlier worker says that there is one.
+    /// The inode number; none when the name is known only from the mirror of an earlier worker.
     pub(super) ino: Option<Ino>,
     pub(super) is_directory: bool,
 }
@@ -39,9 +39,9 @@ impl Leaf {
 #[derive(Debug)]
 pub(super) struct Mirror {
     directory: OwnedFd,
-    /// Its own name in the directory of the mirrors.
+    /// The mirror's name in the directory of the mirrors.
     own_name: String,
-    /// True when its name is the second of its two, between which it is renamed.
+    /// True when the mirror has the second of its two names, between which it is renamed.
     is_moved: bool,
     names: HashMap<Vec<u8>, Leaf>,
 }
@@ -50,7 +50,7 @@ fn own_name(ino: Ino, is_moved: bool) -> String {
     format!("{:x}{}", ino.0, if is_moved { ".moved" } else { "" })
 }
 
-/// The watched directory of a mirror's name, and which of the two names it is.
+/// Parses a mirror's name: the watched directory, and true for the second of its names.
 pub(super) fn parse_own_name(name: &str) -> Option<(Ino, bool)> {
     let (digits, is_moved) = match name.strip_suffix(".moved") {
         Some(digits) => (digits, true),
@@ -60,13 +60,13 @@ pub(super) fn parse_own_name(name: &str) -> Option<(Ino, bool)> {
 }
 
 impl Mirror {
-    /// An empty mirror, in the directory of the mirrors.
+    /// Makes an empty mirror in the directory of the mirrors.
     pub(super) fn make(mirrors: BorrowedFd<'_>, ino: Ino) -> Result<Mirror, Errno> {
         rustix::fs::mkdirat(mirrors, own_name(ino, false), DIRECTORY_MODE)?;
         Mirror::open(mirrors, ino, false)
     }
 
-    /// A mirror that an earlier worker left, with its names.
+    /// Opens a mirror that an earlier worker left, with its names.
     pub(super) fn open(mirrors: BorrowedFd<'_>, ino: Ino, is_moved: bool) -> Result<Mirror, Errno> {
         let own_name = own_name(ino, is_moved);
         let directory = rustix::fs::openat(mirrors, own_name.as_str(), DIRECTORY, Mode::empty())?;
@@ -102,7 +102,7 @@ impl Mirror {
         self.names.iter().map(|(name, leaf)| (name, *leaf))
     }
 
-    /// Names that an earlier worker's mirror has and the watched directory was not found to have.
+    /// Names in an earlier worker's mirror that were not found in the watched directory.
     pub(super) fn unconfirmed(&self) -> Vec<Vec<u8>> {
         self.iter().filter(|(_, leaf)| leaf.ino.is_none()).map(|(name, _)| name.clone()).collect()
     }
@@ -124,7 +124,7 @@ impl Mirror {
 
     fn put_in_transit(mirrors: BorrowedFd<'_>, leaf: Leaf) -> Result<(), Errno> {
         match Mirror::put(mirrors, IN_TRANSIT.as_bytes(), leaf) {
-            // A change that failed half-way left it.
+            // An earlier change failed half-way and left it.
             Err(Errno::EXIST) => {
                 let _ = rustix::fs::unlinkat(mirrors, IN_TRANSIT, AtFlags::empty());
                 let _ = rustix::fs::unlinkat(mirrors, IN_TRANSIT, AtFlags::REMOVEDIR);
@@ -134,7 +134,7 @@ impl Mirror {
         }
     }
 
-    /// The name leads to this, or to nothing: IN_CREATE, IN_DELETE, or both.
+    /// Makes the name refer to `leaf`, or removes it: IN_CREATE, IN_DELETE, or both.
     pub(super) fn set(&mut self, name: &[u8], leaf: Option<Leaf>) -> Result<(), Errno> {
         let before = self.get(name);
         let same = match (before, leaf) {
@@ -155,7 +155,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// The name is renamed to where nobody watches: IN_MOVED_FROM.
+    /// Renames a name to a directory that is not watched: IN_MOVED_FROM.
     pub(super) fn move_out(&mut self, mirrors: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
         let Some(leaf) = self.get(name) else { return Ok(()) };
         rustix::fs::renameat(&self.directory, name, mirrors, IN_TRANSIT)?;
@@ -163,7 +163,7 @@ impl Mirror {
         Mirror::take(mirrors, IN_TRANSIT.as_bytes(), leaf)
     }
 
-    /// Something comes under the name from where nobody watches: IN_MOVED_TO.
+    /// Renames an entry from a directory that is not watched to the name: IN_MOVED_TO.
     pub(super) fn move_in(&mut self, mirrors: BorrowedFd<'_>, name: &[u8], leaf: Leaf) -> Result<(), Errno> {
         Mirror::put_in_transit(mirrors, leaf)?;
         self.make_way(name, leaf)?;
@@ -172,7 +172,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// What a rename cannot replace is removed. On Linux too a rename replaces only its like.
+    /// Removes an entry that the rename cannot replace because one of the two is a directory. On Linux too a rename
+    /// replaces only an entry of the same kind.
     fn make_way(&mut self, name: &[u8], leaf: Leaf) -> Result<(), Errno> {
         match self.get(name) {
             Some(there) if there.is_directory != leaf.is_directory => self.set(name, None),
@@ -180,7 +181,7 @@ impl Mirror {
         }
     }
 
-    /// A rename within one mirror: IN_MOVED_FROM and IN_MOVED_TO with one cookie.
+    /// Renames within one mirror: IN_MOVED_FROM and IN_MOVED_TO with one cookie.
     pub(super) fn rename(&mut self, from: &[u8], to: &[u8], leaf: Leaf) -> Result<(), Errno> {
         self.make_way(to, leaf)?;
         rustix::fs::renameat(&self.directory, from, &self.directory, to)?;
@@ -189,7 +190,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// The same between two.
+    /// Renames from this mirror to another.
     pub(super) fn rename_to(
         &mut self,
         from: &[u8],
@@ -204,7 +205,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Exchanges two names that are there, the second of another mirror if one is given: both events for each.
+    /// Exchanges two existing names, the second in `other` if given: both events for each.
     pub(super) fn exchange(
         &mut self,
         from: (&[u8], Leaf),
@@ -221,8 +222,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// The same with what is where nobody watches: it comes under the name, and what the name led to goes there.
-    /// `is_source` when the name is the first of the two that are exchanged, which decides the order of the events.
+    /// Exchanges a name with one in a directory that is not watched: `leaf` gets this name, and the earlier entry
+    /// leaves the mirror. `is_source` when this name is the first of the two, which determines the order of the events.
     pub(super) fn exchange_with_outside(
         &mut self,
         mirrors: BorrowedFd<'_>,
@@ -239,7 +240,7 @@ impl Mirror {
         Mirror::take(mirrors, IN_TRANSIT.as_bytes(), before)
     }
 
-    /// The watched directory itself was renamed: IN_MOVE_SELF.
+    /// The watched directory itself was renamed: renames the mirror, which raises IN_MOVE_SELF.
     pub(super) fn move_itself(&mut self, mirrors: BorrowedFd<'_>, ino: Ino) -> Result<(), Errno> {
         let name = own_name(ino, !self.is_moved);
         rustix::fs::renameat(mirrors, self.own_name.as_str(), mirrors, name.as_str())?;
@@ -247,7 +248,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Attributes of a name were set, or of the directory itself: IN_ATTRIB.
+    /// Attributes of a name, or of the directory itself, were set: IN_ATTRIB.
     pub(super) fn touch(&self, name: Option<&[u8]>) -> Result<(), Errno> {
         let Some(name) = name else { return rustix::fs::fchmod(&self.directory, DIRECTORY_MODE) };
         let mode = match self.get(name) {
@@ -258,7 +259,8 @@ impl Mirror {
         rustix::fs::chmodat(&self.directory, name, mode, AtFlags::empty())
     }
 
-    /// The contents of a file were changed, or a writable descriptor closed: IN_MODIFY, or IN_OPEN and IN_CLOSE_WRITE.
+    /// A file's contents were changed, or a writable descriptor of it was closed: IN_MODIFY, or IN_OPEN and
+    /// IN_CLOSE_WRITE.
     pub(super) fn change_contents(&self, name: &[u8], events: u32) -> Result<(), Errno> {
         if self.get(name).is_none_or(|leaf| leaf.is_directory) {
             return Ok(());
@@ -279,7 +281,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Removes the mirror. Watches that it still has hear of the removal of what is left in it, and of its own.
+    /// Removes the mirror. Remaining watches get the events of the removal of its names and of itself.
     pub(super) fn remove(self, mirrors: BorrowedFd<'_>) {
         for (name, leaf) in self.iter() {
             let _ = Mirror::take(self.directory.as_fd(), name, leaf);
@@ -314,7 +316,7 @@ mod tests {
     fn watch(mirror: &Mirror) -> OwnedFd {
         let instance = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).unwrap();
         let path = descriptor::path(&mirror.directory);
-        // The mirror's own descriptor is closed too.
+        // Without IN_CLOSE_NOWRITE, because the mirror's own descriptor is closed too.
         let mask = inotify::WatchFlags::ALL_EVENTS - inotify::WatchFlags::CLOSE_NOWRITE;
         inotify::add_watch(&instance, path, mask).unwrap();
         instance

@@ -1,9 +1,10 @@
 //! Directories that preloaded programs watch with inotify (docs/decisions/0036).
 //!
-//! The kernel raises inotify events for changes of its own directories alone. So the daemon keeps a mirror of each
-//! watched directory: a kernel's directory, on the first target where that is memory and else in the pool's directory.
-//! It has an empty file or directory for each name, and the watch thread makes every change there that the shard thread
-//! made to the watched one. The program's own inotify instance watches the mirror, so that its events are the kernel's.
+//! The kernel raises inotify events only for changes that it makes itself. So the daemon keeps a mirror of each watched
+//! directory: a directory of the kernel, on the first target if that is in memory, otherwise in the pool's directory.
+//! The mirror has an empty file or directory for each name. The watch thread repeats there every change that the shard
+//! thread makes to the watched directory. The program's own inotify instance watches the mirror, so the kernel raises
+//! the program's events.
 //!
 //! ```text
 //!  program ── KIND_WATCH, its inotify descriptor ──► connection's thread ── Ask ──► watch thread ──► mirrors
@@ -12,11 +13,11 @@
 //!  the kernel ── contents of backing files that changed (contents.rs) ────────────────▲
 //! ```
 //!
-//! The watch thread starts with the first watch; before that a change costs one look at an option. The shard thread
-//! never waits for it. Which mirrors still have watches the kernel tells by weak references (`holders.rs`), so that
-//! nothing is recorded of processes: close, dup, fork, exec and death need no word. The references outlive the worker
-//! in the descriptor store; the next worker compares each mirror with its directory, and what happened in between is
-//! told as removals and creations.
+//! The watch thread starts with the first watch; before that a change costs one check of an option. The shard thread
+//! never waits for it. Weak references to the inotify instances (`holders.rs`) show which mirrors are still watched. So
+//! no state of processes is needed: close, dup, fork, exec and the end of a process send no message. The references
+//! survive the worker in the descriptor store. The next worker compares each mirror with its directory, and raises the
+//! changes in between as removals and creations.
 //!
 //! Tests: beside the code; `crates/preload/tests/watches.rs`.
 
@@ -51,15 +52,15 @@ pub(super) use words::{Change, Chunk, Command, Word, Words};
 
 /// The tag of the weak references in the supervisor's store.
 const TAG: &str = "watches";
-/// Longest wait of a connection for its watch. It is shorter than the client's wait for the answer.
+/// How long a connection waits for its watch: less than the client waits for the answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Ends all watches: the pool is stopped. Each is told of the removal of its directory.
+/// Ends all watches because the pool stops. Each gets the event that its directory was removed.
 pub(super) fn end(place: &Path) {
     let _ = std::fs::remove_dir_all(place.join(MIRRORS_DIRECTORY));
 }
 
-/// The attendant's end.
+/// The part of the connections' threads: adds watches.
 #[derive(Debug)]
 pub(super) struct Watches {
     context: WatchContext,
@@ -68,8 +69,8 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    /// Takes over what the last worker left with the supervisor, out of `left`; mirrors in `place` without that are
-    /// removed. The watch thread does both: they can take long, and the worker is to serve.
+    /// Takes over the watches that the last worker left with the supervisor, out of `left`. Without those, mirrors in
+    /// `place` are removed. The watch thread does both, because they can take long and the worker must serve meanwhile.
     pub(super) fn restored(
         place: &Path,
         targets: &Arc<NodeTargets>,
@@ -88,7 +89,7 @@ impl Watches {
         let watches = Watches { context, store, words: Mutex::new(None) };
         let started = match kept {
             Some(epoll) => watches.words_by(|| Ok(Holders::of(epoll))).map(drop),
-            // Of an earlier supervisor.
+            // The mirrors belong to an earlier supervisor.
             None if watches.context.mirrors.exists() => watches.words().map(drop),
             None => Ok(()),
         };
@@ -107,7 +108,7 @@ impl Watches {
         })
     }
 
-    /// The thread; it is started with `holders` where there is none.
+    /// The sending end of the watch thread, which is started with `holders` if it does not run.
     fn words_by(&self, holders: impl FnOnce() -> Result<Holders>) -> Result<Words> {
         let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(words) = &*words {
@@ -117,7 +118,7 @@ impl Watches {
         Ok(words.insert(started).clone())
     }
 
-    /// Watches a directory with an inotify instance; the watch's descriptor.
+    /// Watches a directory with an inotify instance; returns the watch descriptor.
     pub(super) fn watch(
         &self,
         directory: Ino,
@@ -137,8 +138,8 @@ impl Watches {
     }
 }
 
-/// Inodes that had a name in a watched directory since the first was watched, and a few others: a set of bits, so that
-/// it never grows.
+/// The inodes that had a name in a watched directory since the first watch, and a few others. A fixed set of bits (a
+/// Bloom filter with one hash), so that it never grows.
 #[derive(Debug)]
 pub(in crate::worker) struct NamedInodes {
     bits: Box<[u64]>,
@@ -146,7 +147,7 @@ pub(in crate::worker) struct NamedInodes {
 }
 
 impl NamedInodes {
-    /// Eight bits for each name that there may be.
+    /// Eight bits for each name that watched directories may have.
     const BITS_LOG2: u32 = (8 * WATCHED_NAMES_MAX).ilog2();
 
     pub(in crate::worker) fn new() -> NamedInodes {
@@ -155,7 +156,7 @@ impl NamedInodes {
 
     /// The word and the bit of an inode.
     fn place(ino: Ino) -> (usize, u64) {
-        // Multiplication by an odd number that is near 2^64 divided by the golden ratio spreads the numbers evenly.
+        // Multiplication by an odd number near 2^64 divided by the golden ratio spreads the numbers evenly.
         let bit = ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - NamedInodes::BITS_LOG2);
         ((bit / 64) as usize, 1 << (bit % 64))
     }
@@ -179,7 +180,7 @@ impl NamedInodes {
     }
 }
 
-/// The shard thread's end: which directories are watched, and what is to be sent of them.
+/// The shard thread's part: the watched directories, and the changes to be sent.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(in crate::worker) directories: HashSet<Ino>,
@@ -193,7 +194,7 @@ impl Watched {
         Watched { directories: HashSet::new(), named: NamedInodes::new(), changes: Vec::new(), words }
     }
 
-    /// Notes a change that had these effects.
+    /// Collects a change with these effects, if it concerns a watched directory.
     pub(super) fn note(&mut self, request: &Request<'_>, effects: Since<'_>) {
         if self.directories.is_empty() {
             return;
@@ -236,7 +237,7 @@ impl Watched {
         }
     }
 
-    /// Sends what was noted, now that the board shows it.
+    /// Sends the collected changes, after the board shows them. `widened`: directories that became wide.
     pub(super) fn send(&mut self, widened: &[Ino]) {
         for ino in widened {
             if self.directories.remove(ino) {
@@ -283,7 +284,7 @@ mod tests {
         change(&mut watched, WATCH_CHANGES_MAX);
         watched.send(&[]);
         assert_eq!(words.try_recv().unwrap().size(), WATCH_CHANGES_MAX, "as many are kept");
-        // The thread has not done with them. One directory was removed just now.
+        // The thread has not processed them yet. One directory was removed just now.
         change(&mut watched, 1);
         assert!(watched.directories.remove(&Ino(3)));
         watched.changes.push(Change::Gone(Ino(3), Code::NotFound));

@@ -1,8 +1,8 @@
-//! The watch thread: adds watches, makes changes to mirrors, and removes mirrors that nobody watches.
+//! The watch thread: adds watches, repeats changes in mirrors, and removes mirrors without watches.
 //!
-//! What happened to backing files is taken before words are: a change of names is sent before it is acknowledged, and
-//! so before anybody writes to a file that it made. Contents of files that have a name already are told first, then
-//! names, then the rest.
+//! The thread takes events of backing files before messages. A change of names is sent before it is acknowledged, and
+//! so before any program can write to a file that it created. Events of files that have a name already are raised
+//! first, then the changes of names, then the remaining events.
 
 use forebay_sys::descriptor;
 use std::collections::HashMap;
@@ -27,11 +27,11 @@ use super::mirror::{parse_own_name, Leaf, Mirror};
 use super::words::{Ask, Change, Chunk, Command, Named, Word, Words};
 use crate::worker::message::Message;
 
-/// Events that are not delivered for directories and the names in them: the daemon raises some of them itself, when it
+/// Events that are never delivered for directories and their names. The daemon raises some of them itself, when it
 /// reads a mirror and when it opens a file there to close it.
 const NEVER_TOLD: u32 = libc::IN_OPEN | libc::IN_ACCESS | libc::IN_CLOSE_NOWRITE;
 
-/// What the watch thread works with.
+/// The parts of the worker that the watch thread uses.
 #[derive(Clone, Debug)]
 pub(super) struct WatchContext {
     pub(super) mirrors: PathBuf,
@@ -44,11 +44,11 @@ pub(super) struct WatchContext {
 #[derive(Debug)]
 struct Directory {
     mirror: Mirror,
-    /// All of its entries were listed once.
+    /// True when all of its entries were listed once.
     is_listed: bool,
-    /// What its watches ask for of [`RAISED`].
+    /// Those of the events [`RAISED`] that its watches request.
     mask: u32,
-    /// Requests that wait until it is listed.
+    /// Requests that wait until the directory is listed.
     waiting: Vec<Ask>,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct WatchThread {
     mirrors: OwnedFd,
     words: Receiver<Word>,
     wake: Arc<OwnedFd>,
-    /// For the shard thread.
+    /// The sending end, which the shard thread gets.
     own: Words,
     holders: Holders,
     contents: Contents,
@@ -72,7 +72,7 @@ pub(super) struct WatchThread {
 }
 
 impl WatchThread {
-    /// Starts the thread, which takes over mirrors whose watches remain.
+    /// Starts the thread, which takes over mirrors that are still watched.
     pub(super) fn start(context: WatchContext, holders: Holders) -> Result<Words> {
         let what = "cannot watch directories";
         let failed = |e: Errno| Error::io(what, &e.into());
@@ -115,7 +115,7 @@ impl WatchThread {
             tracing::warn!("the watches of the last worker end, since it cannot be told which remain: {e}");
             HashMap::new()
         });
-        // A directory with two mirrors keeps one.
+        // If a directory has two mirrors, one is kept.
         let mut mask_of = |name: &str| {
             let (ino, moved) = parse_own_name(name)?;
             Some((ino, moved, watched.remove(&ino)?))
@@ -190,7 +190,8 @@ impl WatchThread {
             };
             let mut count = [0; 8];
             let _ = rustix::io::read(&*self.wake, &mut count);
-            // What waits now: those who send must not hold the thread here. Whatever is sent later wakes it.
+            // Processes only the messages that are queued now, so that senders cannot keep the thread busy. Later
+            // messages wake it.
             let mut waiting = self.own.waiting.load(Ordering::Relaxed);
             while waiting > 0 {
                 let Ok(word) = self.words.try_recv() else { break };
@@ -207,7 +208,7 @@ impl WatchThread {
         }
     }
 
-    /// Waits for words, and for contents that change; not for these just after some.
+    /// Waits for messages and for events of backing files. Just after such events it waits for a moment without them.
     fn sleep(&self, were_changed: bool) {
         let milliseconds = |ms: u64| rustix::time::Timespec {
             tv_sec: (ms / 1000) as i64,
@@ -265,33 +266,33 @@ impl WatchThread {
         }
     }
 
-    /// Adds a watch to a mirror that is as its directory.
+    /// Adds a watch to a mirror that is complete.
     fn add(&mut self, ask: Ask) {
         let added = self.try_to_add(&ask);
         if added.is_err() {
-            // It was to watch for more than the others do.
+            // The failed watch may have requested events that no other watch requests.
             self.watch_contents();
         }
         let answer = added.map(|(watch, _)| watch).map_err(|e| Code::from_errno(e.raw_os_error()));
         if let (Err(_), Ok((watch, true))) = (ask.answer.send(answer), added) {
-            // The program has an error for it already, as it had waited too long.
+            // The request timed out and the program got an error, so the watch is removed.
             let _ = inotify::remove_watch(&ask.inotify, watch);
         }
     }
 
-    /// The watch, and whether it is the first of this directory by its instance.
+    /// Returns the watch, and true if it is the instance's first watch of this directory.
     fn try_to_add(&mut self, ask: &Ask) -> std::result::Result<(i32, bool), Errno> {
         let union = self.directories.values().fold(ask.mask, |all, watched| all | watched.mask);
         let Some(watched) = self.directories.get_mut(&ask.directory) else { return Err(Errno::NOENT) };
         self.contents.watch_for(union)?;
-        // By a link of /proc, which is to be followed.
+        // The path is a link in /proc, which must be followed.
         let flags = WatchFlags::from_bits_retain(ask.mask & !libc::IN_DONT_FOLLOW & !NEVER_TOLD);
         let path = descriptor::path(watched.mirror.directory());
         let watch = inotify::add_watch(&ask.inotify, path, flags)?;
         let mask = watched.mask | (ask.mask & RAISED);
         let entered = self.holders.add(&ask.inotify, watched.mirror.directory_mut(), ask.directory, mask);
         let is_first = entered.inspect_err(|_| {
-            // It would end with the mirror, which nobody is known to watch.
+            // Without an entry the mirror would count as unwatched and be removed, which would end the watch.
             let _ = inotify::remove_watch(&ask.inotify, watch);
         })?;
         watched.mask = mask;
@@ -327,7 +328,7 @@ impl WatchThread {
         }
     }
 
-    /// Ends the watches of a directory; requests that wait for it get `code`.
+    /// Ends the watches of a directory; waiting requests fail with `code`.
     fn end(&mut self, ino: Ino, code: Code) {
         let Some(watched) = self.directories.remove(&ino) else { return };
         for ask in watched.waiting {
@@ -341,20 +342,20 @@ impl WatchThread {
         self.order(Command::Leave(ino));
     }
 
-    /// A mirror cannot be kept: its watches end, as when its directory is removed.
+    /// A mirror cannot follow its directory: its watches end, as if the directory were removed.
     fn give_up(&mut self, ino: Ino, e: Errno) {
         tracing::warn!(
             "a directory can no longer be watched, and those who watch it are told that it is gone: {e}"
         );
         self.end(ino, Code::NoSpace);
-        // The change that failed may have left the mirror with other names than were noted.
+        // After the failed change the mirror's names may differ from those in `places`.
         self.places.retain(|_, names| {
             names.retain(|(parent, _)| *parent != ino);
             !names.is_empty()
         });
     }
 
-    /// Makes a change to a mirror, and keeps count; false when the mirror had to be given up.
+    /// Makes a change to a mirror and updates the number of names; false when the mirror was given up.
     fn change(
         &mut self,
         ino: Ino,
@@ -375,14 +376,14 @@ impl WatchThread {
         self.directories.get(&parent)?.mirror.get(name)
     }
 
-    /// The name of a watched directory leads to what `named` says.
+    /// Sets a name of a watched directory as in `named`.
     fn set(&mut self, named: &Named) -> bool {
         let Named { parent, name, entry } = named;
         self.enter_leave(*parent, name, entry.map(Leaf::of));
         self.change(*parent, |mirror, _| mirror.set(name, entry.map(Leaf::of)))
     }
 
-    /// Notes that a name is to lead to `leaf`.
+    /// Updates `places` before a name changes to `leaf`.
     fn enter_leave(&mut self, parent: Ino, name: &[u8], leaf: Option<Leaf>) {
         let Some(watched) = self.directories.get(&parent) else { return };
         let before = watched.mirror.get(name);
@@ -421,7 +422,7 @@ impl WatchThread {
     }
 
     fn rename(&mut self, from: &Named, to: &Named) {
-        // Something that the mirrors do not have cannot be moved in them: its names are set.
+        // An entry that the mirrors do not have cannot be moved in them, so its names are set.
         let is = |there: Option<Leaf>, entry: Option<Leaf>| match (there, entry) {
             (Some(there), Some(entry)) => {
                 there.is_directory == entry.is_directory && (there.ino.is_none() || there.ino == entry.ino)
@@ -465,7 +466,7 @@ impl WatchThread {
         }
     }
 
-    /// One side of an exchange whose other side is not watched, or that the mirrors do not have as it was.
+    /// One side of an exchange whose other side is not watched, or whose entries differ from the mirrors'.
     fn exchange_with_outside(&mut self, (is_there, named): (bool, &Named), leaf: Leaf, is_source: bool) {
         self.change(named.parent, |mirror, mirrors| match is_there {
             true => mirror.exchange_with_outside(mirrors, &named.name, leaf, is_source),
@@ -473,7 +474,7 @@ impl WatchThread {
         });
     }
 
-    /// A change to two mirrors at once.
+    /// Makes a change to two mirrors at once.
     fn in_both(
         &mut self,
         from: &Named,
@@ -494,8 +495,7 @@ impl WatchThread {
         }
     }
 
-    /// Raises what happened to contents, for each name of the file; gives back what happened to files that have none
-    /// yet.
+    /// Raises events of contents for each name of the file; returns the events of files that have no name yet.
     fn tell_contents(&mut self, happened: impl Iterator<Item = (Ino, u32)>) -> Vec<(Ino, u32)> {
         let mut unknown = Vec::new();
         for (ino, events) in happened {
@@ -522,14 +522,14 @@ impl WatchThread {
         });
     }
 
-    /// The kernel could not keep all that happened to contents: any file may have changed.
+    /// The kernel dropped events: raises a change of every file.
     fn tell_everything(&mut self) -> Vec<(Ino, u32)> {
         let all: Vec<_> =
             self.places.keys().map(|ino| (*ino, libc::IN_MODIFY | libc::IN_CLOSE_WRITE)).collect();
         self.tell_contents(all.into_iter())
     }
 
-    /// Removes the mirrors that no watch is left of.
+    /// Removes the mirrors that have no watches any more.
     fn review(&mut self) {
         self.reviewed = Instant::now();
         if self.directories.is_empty() {
@@ -549,7 +549,7 @@ impl WatchThread {
         }
     }
 
-    /// Watches for what the watches ask for of contents.
+    /// Watches the backing files for the events that the remaining watches request.
     fn watch_contents(&mut self) {
         let union = self.directories.values().fold(0, |all, directory| all | directory.mask);
         if let Err(e) = self.contents.watch_for(union) {
@@ -558,7 +558,7 @@ impl WatchThread {
     }
 }
 
-/// Forgets a name of what it led to.
+/// Removes a name from the names of its inode.
 fn leave_place(places: &mut HashMap<Ino, Vec<(Ino, Vec<u8>)>>, leaf: Leaf, parent: Ino, name: &[u8]) {
     let Some(ino) = leaf.ino else { return };
     if let Some(of) = places.get_mut(&ino) {

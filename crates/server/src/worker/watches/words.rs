@@ -1,4 +1,4 @@
-//! What the threads say to one another of directories that are watched.
+//! The messages between threads about watched directories.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use forebay_types::{Code, Cookie, Ino, Kind};
 
-/// A name after a change, and what it leads to.
+/// A name after a change, and the inode that it now has, if any.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::worker) struct Named {
     pub(super) parent: Ino,
@@ -15,17 +15,17 @@ pub(in crate::worker) struct Named {
     pub(super) entry: Option<(Ino, Kind)>,
 }
 
-/// A change to what is watched.
+/// A change to watched directories.
 #[derive(Debug)]
 pub(in crate::worker) enum Change {
-    /// Names of one change, each with what it leads to now.
+    /// The names of one change, each with its inode now.
     Names(Vec<Named>),
-    /// The two names of a rename: the source's, then the destination's.
+    /// The two names of a rename: the source, then the destination.
     Rename(Named, Named),
-    /// Mode, owner or extended attributes of an inode were set.
+    /// An inode's mode, owner or extended attributes were set.
     Attributes(Ino),
-    /// The watches of a directory end: it was removed, was spread over several nodes, or changed faster than its
-    /// mirror. Requests that still wait get the code.
+    /// The watches of a directory end: it was removed, was made wide, or changed faster than its mirror. Waiting
+    /// requests fail with the code.
     Gone(Ino, Code),
 }
 
@@ -38,10 +38,11 @@ pub(in crate::worker) struct Ask {
     pub(super) answer: Sender<std::result::Result<i32, Code>>,
 }
 
-/// Entries of a directory, and the cookie behind which there are more.
+/// Entries of a directory, and the cookie after which there are more.
 pub(in crate::worker) type Chunk = (Vec<(Vec<u8>, Ino, Kind)>, Option<Cookie>);
 
-/// What the watch thread receives. Of words from the shard thread, each holds from the moment at which it was sent.
+/// The messages to the watch thread. A message of the shard thread describes the directory at the time when it was
+/// sent.
 #[derive(Debug)]
 pub(in crate::worker) enum Word {
     Ask(Ask),
@@ -50,7 +51,7 @@ pub(in crate::worker) enum Word {
 }
 
 impl Word {
-    /// Changes in it, or one.
+    /// The number of changes in it; 1 for other messages.
     pub(super) fn size(&self) -> usize {
         match self {
             Word::Changes(changes) => changes.len(),
@@ -59,32 +60,32 @@ impl Word {
     }
 }
 
-/// The watch thread, as others reach it.
+/// The sending end of the watch thread's channel.
 #[derive(Clone, Debug)]
 pub(in crate::worker) struct Words {
     pub(in crate::worker) words: Sender<Word>,
-    /// The sizes of the words sent and not yet heard.
+    /// The total size of the messages that the thread has not processed.
     pub(in crate::worker) waiting: Arc<AtomicUsize>,
     /// An eventfd that the thread polls.
     pub(super) wake: Arc<OwnedFd>,
 }
 
 impl Words {
-    /// The thread lives as long as the worker, so that nothing sent is lost.
+    /// Sends a message. The thread lives as long as the worker, so no message is lost.
     pub(in crate::worker) fn send(&self, word: Word) {
-        // Counted first: what the thread has received was counted before.
+        // Counted before it is sent, so that every message that the thread receives is counted.
         self.waiting.fetch_add(word.size(), Ordering::Relaxed);
         let _ = self.words.send(word);
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }
 
-/// What the watch thread asks of the shard thread. Answered by [`Word::Listed`].
+/// Commands of the watch thread to the shard thread. [`Word::Listed`] is the answer.
 #[derive(Debug)]
 pub(in crate::worker) enum Command {
-    /// Send changes of this directory from now on, and the first of its entries.
+    /// Send changes of this directory from now on, and its first entries.
     Enrol(Ino, Words),
-    /// The entries behind a cookie.
+    /// Send the entries after a cookie.
     List(Ino, Cookie),
     /// Send no more changes of this directory.
     Leave(Ino),
