@@ -82,10 +82,12 @@ impl Owner {
         Ok(Some(owner))
     }
 
-    /// True when the owning pool is still in the recorded directory.
+    /// True when the owning pool is still in the recorded directory, or when that cannot be determined.
     fn has_pool(&self) -> bool {
-        let there = PoolDirectory::open(&self.pool).and_then(|dir| PoolIdentity::read(&dir));
-        matches!(there, Ok(Some(identity)) if identity.uuid == self.uuid)
+        match PoolDirectory::open(&self.pool).and_then(|dir| PoolIdentity::read(&dir)) {
+            Ok(identity) => identity.is_some_and(|identity| identity.uuid == self.uuid),
+            Err(e) => !matches!(e.code, Code::NotFound | Code::NotDirectory),
+        }
     }
 
     fn write(&self, dir: &PoolDirectory) -> Result<()> {
@@ -352,11 +354,22 @@ fn facts_of(
 }
 
 /// True when a left-over target has a backing file.
+///
+/// # Errors
+/// The target cannot be read. It may have data then.
 fn has_data(dir: &PoolDirectory) -> Result<bool> {
     let at = dir.file(TARGET_FILE);
-    let Ok(directory) = std::fs::File::open(&at) else { return Ok(false) };
-    // A target that was never formatted, or whose memory is gone, has none.
-    let Ok(target) = Target::open(&directory, 0) else { return Ok(false) };
+    let directory = match std::fs::File::open(&at) {
+        Ok(directory) => directory,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(Error::io(format!("cannot open {}", at.display()), &e)),
+    };
+    let target = match Target::open(&directory, 0) {
+        Ok(target) => target,
+        // A target that was never formatted, or whose memory is gone, has none.
+        Err(e) if e.code == Code::NotFound => return Ok(false),
+        Err(e) => return Err(e),
+    };
     let mut any = false;
     target
         .for_each(&mut |_, _, _| {

@@ -97,7 +97,7 @@ impl WorkerProcess {
                     Err(Errno::AGAIN | Errno::TOOMANYREFS) => return,
                     Err(e) => {
                         tracing::error!("cannot hand {tag} to the worker: {e}");
-                        break; // the worker has ended, which `ended` reports
+                        return; // the worker has ended, which `ended` reports, or memory is short and this is retried
                     }
                 }
             }

@@ -86,8 +86,11 @@ impl RemoteSlots {
             }
             Some(w) if w.seq > seq => self.overtaken(ticket),
             _ => {
-                waiting.insert(slot, Waiting { seq, ticket, call: Some(call), taken: false, instead: None });
-                self.arrivals.add(self.session, slot);
+                let arrived = Waiting { seq, ticket, call: Some(call), taken: false, instead: None };
+                let before = waiting.insert(slot, arrived);
+                if before.is_none_or(|before| before.taken) {
+                    self.arrivals.add(self.session, slot);
+                }
             }
         }
     }
@@ -104,8 +107,11 @@ impl RemoteSlots {
 
     /// A request has arrived whose reply is known but is sent later.
     pub(super) fn put_served(&self, slot: usize, ticket: Ticket) {
-        let served = Waiting { seq: ticket.stamp.sequence, ticket, call: None, taken: true, instead: None };
-        self.waiting.borrow_mut().insert(slot, served);
+        let (seq, mut waiting) = (ticket.stamp.sequence, self.waiting.borrow_mut());
+        if waiting.get(&slot).is_some_and(|w| w.seq > seq) {
+            return self.overtaken(ticket);
+        }
+        waiting.insert(slot, Waiting { seq, ticket, call: None, taken: true, instead: None });
     }
 
     fn take(&self, slot: usize) -> Option<Call> {
@@ -269,6 +275,20 @@ mod tests {
         slots.answer(3, b"names", 4);
         assert_eq!(told(&commands), (2, b"names".to_vec()));
         assert!(!slots.is_waiting(3, 5));
+    }
+
+    #[test]
+    fn request_that_replaces_one_that_was_not_taken_is_announced_once() {
+        let (slots, commands) = slots();
+        for sequence in 5..50 {
+            put(&slots, ticket(1, sequence), &list(sequence));
+        }
+        assert!(slots.arrivals.next().is_some() && slots.arrivals.is_empty());
+        assert_eq!(taken(&slots), Some(49));
+        // The reply to an earlier change is known: its late duplicate does not replace the request in progress.
+        slots.put_served(3, ticket(2, 48));
+        assert_eq!(told(&commands), (2, failure(Code::Stale)));
+        assert!(slots.is_waiting(3, 49));
     }
 
     #[test]

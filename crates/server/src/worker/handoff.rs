@@ -32,6 +32,7 @@ use forebay_types::{Code, Error, Result};
 
 use super::adaptive_spin::AdaptiveSpin;
 use super::core::state::{Round, ShardThread};
+use super::end_of_worker::EndOfWorker;
 use super::network::{NetworkThread, Round as NetworkRound};
 use super::statistics::Statistics;
 
@@ -229,15 +230,20 @@ impl Handoff {
     /// Gives the doorbell back before the network thread sleeps: from here on clients wake the shard thread. False when
     /// a request has arrived before.
     fn gives_doorbell_back(&self) -> bool {
-        if !self.minds.swap(false, Ordering::Relaxed) {
+        if !self.minds.load(Ordering::Relaxed) {
             return true;
         }
-        // The thread that holds the core is awake, and checks the doorbell before it sleeps.
-        let Ok(mut guard) = self.shard.try_lock() else { return true };
-        match guard.as_mut() {
-            Some(core) if core.asleep.is_some() => self.doorbell.falls_asleep(|| !core.thread.has_work()),
-            _ => true,
-        }
+        let given = match self.shard.try_lock() {
+            // The thread that holds the core is awake, and checks the doorbell before it sleeps.
+            Err(_) => true,
+            Ok(mut guard) => match guard.as_mut() {
+                Some(core) if core.asleep.is_some() => self.doorbell.falls_asleep(|| !core.thread.has_work()),
+                _ => true,
+            },
+        };
+        // Otherwise the network thread must try again: the doorbell rings for no thread until then.
+        self.minds.store(!given, Ordering::Relaxed);
+        given
     }
 
     // --- the shard thread
@@ -377,18 +383,6 @@ impl Core {
         match !self.thread.has_unhandled() && self.asleep.is_none_or(|(_, until)| until <= due + LATE) {
             true => Service::Done { gave },
             false => Service::Left,
-        }
-    }
-}
-
-/// Ends the worker when its thread panics: clients and other nodes would wait for the missing thread, while the
-/// supervisor starts a complete worker.
-struct EndOfWorker;
-
-impl Drop for EndOfWorker {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            std::process::abort();
         }
     }
 }

@@ -41,6 +41,7 @@ mod core;
 mod cross_check;
 mod device_nodes;
 mod durable_table;
+mod end_of_worker;
 #[cfg(debug_assertions)]
 mod faults;
 mod handoff;

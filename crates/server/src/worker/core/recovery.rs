@@ -28,7 +28,7 @@ use crate::worker::backing_files::layout_of_number;
 use crate::worker::call::Call;
 use crate::worker::channel::{Channel, RemoteSlots};
 use crate::worker::journal::{damaged, Journal, MARK_SESSION};
-use crate::worker::network::all_here;
+use crate::worker::network::{all_here, Command};
 use crate::worker::notifier::{invalidations_of, HeldReply};
 use crate::worker::recorder::InFlight;
 use crate::worker::session::{created, decode_kept, encode_kept, relaid, reserve_behind, Session};
@@ -178,6 +178,9 @@ impl ShardThread<'_> {
             (0..RING_SLOTS).for_each(|slot| session.note_obligation(slot));
             self.give_ring_to_network(&session);
             self.sessions.push(session);
+        }
+        if let Some(network) = &self.network {
+            network.commands.give(Command::EndOthers);
         }
         self.restore_remote(&noted)?;
         let known: HashSet<u64> = self.sessions.iter().map(|s| s.id).collect();

@@ -124,8 +124,10 @@ impl ShardThread<'_> {
             }
         }
         self.take_released_calls(most);
-        // Half of the batch is for this node's processes, as far as they ask.
-        self.take_arrivals(most / 2 + 1);
+        // Half of the batch is for each sort of process, as far as it asks. A batch of one call is for each in turn.
+        self.is_rings_turn = !self.is_rings_turn;
+        let share = if most == 1 { usize::from(!self.is_rings_turn) } else { most / 2 };
+        self.take_arrivals(share);
         self.take_from_rings(most);
         self.take_arrivals(most);
     }

@@ -88,6 +88,8 @@ pub(in crate::worker) struct ShardThread<'a> {
     pub(in crate::worker) wide: Wide,
     /// The session that the next batch starts with.
     pub(in crate::worker) first_session: usize,
+    /// A batch of one call is taken from a ring if there is one.
+    pub(in crate::worker) is_rings_turn: bool,
     /// Memory into which a request is copied out of its ring.
     pub(in crate::worker) scratch: Vec<u8>,
     pub(in crate::worker) effects: Effects,
@@ -151,6 +153,7 @@ impl<'a> ShardThread<'a> {
             leases,
             wide: Wide::default(),
             first_session: 0,
+            is_rings_turn: false,
             effects: Effects::new(),
             late: LateRemovals::default(),
             pipeline: Pipeline::new(),

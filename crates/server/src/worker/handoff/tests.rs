@@ -341,9 +341,11 @@ fn who_is_awake_minds_the_doorbell_of_who_sleeps() {
     // A message between the last check and the sleep is not missed.
     assert!(!handoff.is_asked());
     tell(lost());
-    assert!(!handoff.gives_doorbell_back());
+    assert!(!handoff.gives_doorbell_back() && handoff.minds.load(Ordering::Relaxed), "it is not given back");
+    assert!(!handoff.gives_doorbell_back(), "nor the next time");
     assert_eq!(handoff.serve_for_shard_thread(), Service::Done { gave: false });
     assert!(handoff.gives_doorbell_back(), "it is given back once");
+    assert!(!handoff.doorbell.falls_asleep(|| false), "and rings for the shard thread");
 
     // The thread that holds the core checks the doorbell itself.
     let held = handoff.shard().unwrap();

@@ -48,6 +48,9 @@ pub(in crate::worker) enum Command {
     },
     /// A client of this node has attached: take its data requests from its ring.
     Attach(u64, Arc<AttachedRing>),
+    /// All clients of this node that the last worker left have attached: release what is kept for others of this node,
+    /// which ended when no worker could release it.
+    EndOthers,
     /// Serve a data request of a client of this node that the shard thread took from the ring, and answer its slot.
     ServeClient(Call),
     /// The I/O workers have served a request of a client of this node.

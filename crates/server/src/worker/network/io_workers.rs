@@ -21,6 +21,7 @@ use super::bounce::DataBuffer;
 use super::commands::{Command, Commands};
 use super::jobs::{queue, Asker, Job, Jobs, Moving};
 use super::kept::KeptOpen;
+use crate::worker::end_of_worker::EndOfWorker;
 
 /// The number of threads: enough to keep a medium busy while some wait for it.
 const THREADS: usize = 4;
@@ -46,6 +47,7 @@ pub(super) fn start(targets: Arc<NodeTargets>, kept: Arc<KeptOpen>, commands: Co
             .name("data".into())
             .stack_size(512 * 1024)
             .spawn(move || {
+                let _end = EndOfWorker;
                 while let Some(job) = taker.take() {
                     io_worker.serve(job);
                 }

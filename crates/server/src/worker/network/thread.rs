@@ -22,6 +22,7 @@ use forebay_types::{NodeId, Reply, Request};
 
 use super::commands::Command;
 use crate::worker::message::Message;
+use crate::worker::session_id::node_of_session;
 use flights::Flight;
 use state::NODE_TIMEOUT;
 
@@ -201,7 +202,7 @@ impl NetworkThread {
             Command::EndSession(session, nodes) => {
                 self.clients.stop_taking(session);
                 // Its last requests must not arrive after the message that it has ended.
-                if self.asks_for(session) {
+                if self.asks_for(session) || self.clients.is_served(session) {
                     self.backlog.push_back(Command::EndSession(session, nodes));
                     return false;
                 }
@@ -219,6 +220,14 @@ impl NetworkThread {
                     let request = Request::EndSession { session };
                     let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);
                 }
+            }
+            Command::EndOthers => {
+                let theirs = self.kept.sessions().into_iter();
+                let ended = |session: &u64| {
+                    node_of_session(*session) == self.me && !self.clients.is_attached(*session)
+                };
+                let ended: BTreeSet<u64> = theirs.filter(ended).collect();
+                ended.into_iter().for_each(|session| self.kept.end(session));
             }
             Command::Moved(moving, result) => self.piece_moved(*moving, result),
             Command::Buffer { session, number, memory } => self.add_buffer(session, number, memory),

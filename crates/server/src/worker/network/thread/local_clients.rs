@@ -85,6 +85,10 @@ impl LocalClients {
             while slots != 0 {
                 let slot = slots.trailing_zeros() as usize;
                 slots &= slots - 1;
+                // No correct client posts on a slot before it has the reply.
+                if client.in_progress[slot].is_some() {
+                    continue;
+                }
                 self.scratch.resize(MESSAGE_BYTES_MAX, 0);
                 let channel = Channel::Ring(Arc::clone(&client.ring));
                 let Some((of, call)) = channel.take(session, slot, &mut self.scratch) else { continue };
@@ -97,12 +101,23 @@ impl LocalClients {
     }
 
     /// Records a request that the shard thread took from the ring. False when its process has ended, and reads no
-    /// reply.
+    /// reply, or when the slot has a request in progress.
     pub(super) fn adopt(&mut self, call: &Call) -> bool {
         let client = self.all.get_mut(&call.client.session).filter(|client| !client.has_ended);
-        let Some(client) = client else { return false };
-        client.in_progress[call.client.slot] = Some(call.client.seq);
+        let slot = client.and_then(|client| client.in_progress.get_mut(call.client.slot));
+        let Some(slot) = slot.filter(|slot| slot.is_none()) else { return false };
+        *slot = Some(call.client.seq);
         true
+    }
+
+    /// True while a request of the process is in progress.
+    pub(super) fn is_served(&self, session: u64) -> bool {
+        self.all.get(&session).is_some_and(|client| client.in_progress.iter().any(Option::is_some))
+    }
+
+    /// True for a process of this node that has not ended.
+    pub(super) fn is_attached(&self, session: u64) -> bool {
+        self.all.contains_key(&session)
     }
 
     /// Answers the slot of a request in progress, once. False for any other request.
@@ -182,13 +197,18 @@ mod tests {
         // The shard thread takes it and hands it over.
         assert_eq!(served.take_pending(64), 1);
         let mut scratch = vec![0; MESSAGE_BYTES_MAX];
-        let (_, call) = Channel::Ring(served).take(5, 0, &mut scratch).unwrap();
-        assert!(clients.adopt(&call.unwrap()));
+        let (_, call) = Channel::Ring(Arc::clone(&served)).take(5, 0, &mut scratch).unwrap();
+        let call = call.unwrap();
+        assert!(clients.adopt(&call) && clients.is_served(5));
+        // A client that marks the slot as pending again, while its request is in progress, is not served twice.
+        assert!(!clients.adopt(&call));
+        served.repend(0);
+        assert!(clients.have_requests() && clients.take(9).is_empty() && !clients.have_requests());
         for other in [Stamp { sequence: 2, ..stamp }, Stamp { slot: 1, ..stamp }, Stamp { slot: 64, ..stamp }]
         {
             assert!(!clients.answer(other, reply), "{other:?}");
         }
-        assert!(clients.answer(stamp, reply) && !clients.answer(stamp, reply));
+        assert!(clients.answer(stamp, reply) && !clients.answer(stamp, reply) && !clients.is_served(5));
         assert!(claim.is_answered());
         clients.note_node(5, NODE);
         assert_eq!(clients.detach(5), BTreeSet::from([NODE]));
