@@ -48,7 +48,7 @@ fn target_that_cannot_be_had_is_named_with_what_to_do_and_nothing_is_left() {
     place.ok(["up", "--pool", good.to_str().unwrap()]);
     let third = place.join("third");
     let taken = pool_file(&place, "taken", &[(&third, "ssd"), (&second, "ssd")]);
-    up(&place, &taken).assert_refused(1, &["target 1 of node alone", "a pool that is up has it"]);
+    up(&place, &taken).assert_refused(1, &["target 1 of node alone", "a running pool uses it"]);
     place.run(["up", "--path", second.to_str().unwrap()]).assert_refused(1, &["already up"]);
     // One directory under two names.
     std::os::unix::fs::symlink(&second, place.join("link")).unwrap();

@@ -93,8 +93,7 @@ impl Bundle {
         }
         let what = "cannot take part in the pool";
         let unusable = |e: serde_json::Error| {
-            Error::new(Code::Invalid, what)
-                .why(format!("what came on standard input is no description of a pool ({e})"))
+            Error::new(Code::Invalid, what).why(format!("standard input is not a pool bundle ({e})"))
         };
         let VersionOnly { version } = serde_json::from_slice(bytes).map_err(unusable)?;
         if version != VERSION {
@@ -134,7 +133,7 @@ impl Bundle {
     }
 
     fn secret(&self) -> Result<forebay_wire::Secret> {
-        let wrong = |code| Error::new(code, "cannot take part in the pool").why("its secret is none");
+        let wrong = |code| Error::new(code, "cannot take part in the pool").why("its secret is malformed");
         let bytes = bytes_of(&self.secret).ok_or_else(|| wrong(Code::Invalid))?;
         forebay_wire::Secret::new(&bytes).map_err(wrong)
     }

@@ -75,7 +75,7 @@ impl Supervisor {
 }
 
 fn unexpected() -> Error {
-    Error::new(Code::Malformed, "the pool's supervisor answered something else")
+    Error::new(Code::Malformed, "the pool's supervisor sent an unexpected reply")
         .cure("command and daemon must be of one version: stop the pool with the Forebay that started it")
 }
 

@@ -134,7 +134,7 @@ fn standard_input() -> Result<Vec<u8>> {
     std::io::stdin()
         .take(BYTES_MAX)
         .read_to_end(&mut bytes)
-        .map_err(|e| Error::io("cannot read what pool to be of", &e))?;
+        .map_err(|e| Error::io("cannot read the pool bundle from standard input", &e))?;
     Ok(bytes)
 }
 
@@ -142,7 +142,7 @@ fn standard_input() -> Result<Vec<u8>> {
 fn be_node(options: &mut PoolOptions, file: &PoolFile, node: Option<&str>) -> Result<()> {
     let node = file.node(node)?;
     if !options.path.as_os_str().is_empty() && options.path != node.dir() {
-        return Err(Error::new(Code::Invalid, "cannot tell where the pool is to be").why(format!(
+        return Err(Error::new(Code::Invalid, "the pool's directory is ambiguous").why(format!(
             "the pool file says {}, --pool {}",
             node.dir().display(),
             options.path.display()

@@ -214,7 +214,7 @@ fn receive_report(mut reader: std::io::PipeReader, options: &UpOptions) -> Resul
         Ok(ReportText::Started(started)) => Ok(*started),
         Ok(ReportText::Failed(failure)) => Err(failure.into()),
         Err(_) => Err(Error::new(Code::Io, what())
-            .why("its daemon ended without a word")
+            .why("its daemon ended without a report")
             .cure(format!("see {}", options.path.join(LOG_FILE).display()))),
     }
 }
@@ -264,7 +264,7 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
             Ok(stopped)
         }
         Ok(crate::protocol::Reply::Failed(failure)) => Err(failure.into()),
-        Ok(_) => Err(Error::new(Code::Malformed, "the supervisor answered something else")),
+        Ok(_) => Err(Error::new(Code::Malformed, "the supervisor sent an unexpected reply")),
         Err(_) => kill(&dir, &identity, options.keep),
     }
 }
@@ -388,7 +388,7 @@ fn kill(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool) -> Result<Stop
             .cure(format!("see {}", dir.file(LOG_FILE).display()))
     };
     let pid = dir.lock_holder().and_then(rustix::process::Pid::from_raw);
-    let Some(pid) = pid else { return Err(stuck("who holds its lock cannot be told")) };
+    let Some(pid) = pid else { return Err(stuck("the process that holds its lock is unknown")) };
     // The lock is held, so the recorded number belongs to the supervisor, unless only the worker is left. Then nothing
     // is killed, and the worker releases the lock when it ends.
     let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());

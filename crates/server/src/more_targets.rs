@@ -71,7 +71,7 @@ impl Owner {
             .map_err(|e| Error::io(what(), &e))?;
         let owner: Owner = serde_json::from_str(&text).map_err(|e| {
             Error::new(Code::Corrupt, what())
-                .why(format!("it does not say whose the target is ({e})"))
+                .why(format!("it does not name the pool that owns the target ({e})"))
                 .cure("remove the directory if its data is no longer needed, or name another")
         })?;
         if owner.format > OWNER_FORMAT {
@@ -252,7 +252,7 @@ impl Wanted<'_> {
         }
         let lock = dir.lock().map_err(|e| match e.code {
             Code::Busy => {
-                let why = "a pool that is up has it".to_owned();
+                let why = "a running pool uses it".to_owned();
                 Wanted::refused(
                     // Not `Busy`, which would mean that this pool is up.
                     Code::Exists,

@@ -235,7 +235,7 @@ impl MountKeeper {
             false => Reply::Unmounted,
             true => Reply::failed(
                 &Error::new(Code::Busy, format!("cannot unmount {at}"))
-                    .why("nobody serves it any more, and it cannot be taken away")
+                    .why("its process has ended, and the mount cannot be removed")
                     .cure(format!("`umount -l {at}`, or unmount what is mounted over it first")),
             ),
         };
@@ -339,7 +339,7 @@ impl MountKeeper {
         let Some(process) = &mut mount.process else { return };
         let failure = |value: &Value| {
             let failure: Failure = serde_json::from_value(value.clone()).unwrap_or_else(|_| {
-                Failure::from(&Error::new(Code::Malformed, "the mount's process said what is not understood"))
+                Failure::from(&Error::new(Code::Malformed, "the mount's process sent a malformed message"))
             });
             Reply::Failed(failure)
         };

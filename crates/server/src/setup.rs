@@ -67,7 +67,7 @@ impl<'a> SetupFds<'a> {
 /// Waits for the supervisor's setup on `socket`. The second value is the locks of the pool and its targets. The worker
 /// holds them open so that no other pool starts on the same targets before this process has ended.
 pub(crate) fn receive_setup(socket: OwnedFd) -> Result<(WorkerSetup, Vec<OwnedFd>)> {
-    let what = "cannot learn from the supervisor what to serve";
+    let what = "cannot receive the worker's setup from the supervisor";
     let strange = || Error::new(Code::Malformed, what).cure("workers are started by their supervisor alone");
     let next = |socket: BorrowedFd<'_>| {
         receive(socket, RecvFlags::empty()).map_err(|e| Error::io(what, &e.into()))?.ok_or_else(strange)

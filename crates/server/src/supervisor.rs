@@ -312,7 +312,7 @@ impl Supervisor {
                     refused |= e.code == Code::Stale;
                     self.last_failure = Some(e);
                 }
-                other => tracing::error!("the worker said {other:?}, which is not its to say"),
+                other => tracing::error!("the worker said {other:?}, which a worker must not send"),
             }
         }
         if refused && self.served {

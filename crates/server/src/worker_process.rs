@@ -119,7 +119,7 @@ impl WorkerProcess {
                 Err(Errno::MFILE) => tracing::error!(
                     "no descriptor is left to keep a client's for the next worker: it will fail with EIO if this one dies"
                 ),
-                Err(Errno::PROTO) => tracing::error!("the worker said something that is not understood"),
+                Err(Errno::PROTO) => tracing::error!("the worker sent a malformed message"),
                 Ok(None) | Err(_) => return all,
             }
         }

@@ -163,7 +163,9 @@ fn print(up: &Up<'_>, chosen: bool, as_json: bool) {
 /// Reads the bundle that `up --hosts` sends to this node.
 fn handed() -> Result<Bundle> {
     let mut bytes = Vec::new();
-    std::io::stdin().read_to_end(&mut bytes).map_err(|e| Error::io("cannot read what pool to be of", &e))?;
+    std::io::stdin()
+        .read_to_end(&mut bytes)
+        .map_err(|e| Error::io("cannot read the pool bundle from standard input", &e))?;
     Bundle::decode(&bytes)
 }
 
@@ -238,7 +240,7 @@ fn which(pool: Option<&PathBuf>, path: Option<&PathBuf>) -> Result<Option<PathBu
     let pool_is_option = std::env::var_os("FOREBAY_POOL").is_none_or(|v| Some(&PathBuf::from(v)) != pool);
     match (pool, path) {
         (Some(a), Some(b)) if a != b && pool_is_option => Err(failure::invalid(
-            "cannot tell where the pool is to be",
+            "the pool's directory is ambiguous",
             format!("--pool says {} and --path says {}", a.display(), b.display()),
             "name one: for `up` they are the same",
         )),

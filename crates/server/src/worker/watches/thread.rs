@@ -122,7 +122,7 @@ impl WatchThread {
         };
         let entries = match std::fs::read_dir(&self.context.mirrors) {
             Ok(entries) => entries,
-            Err(e) => return tracing::warn!("the watches of the last worker hear nothing more: {e}"),
+            Err(e) => return tracing::warn!("the watches of the last worker get no more events: {e}"),
         };
         let mut others = Vec::new();
         for entry in entries.flatten() {
