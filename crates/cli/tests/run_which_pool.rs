@@ -125,7 +125,7 @@ fn mistyped_source_of_a_stage_out_leaves_no_empty_pool() {
     let place = Place::new();
     let pair = format!("/typo:{}", place.join("out").display());
     let ran = place.run(["run", "--stage-out", &pair, "--", "true"]);
-    ran.assert_refused(125, &["/typo", "No such file", "the source is a path in the pool"]);
+    ran.assert_refused(125, &["/typo", "No such file", "name an existing path in the pool"]);
     assert!(!ran.err.contains("not lost"), "there are no results: {ran:?}");
     place.assert_nothing_left();
     // The pool has an entry, which the user may have meant.

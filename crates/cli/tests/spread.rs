@@ -262,7 +262,7 @@ fn fsck_finds_the_copy_that_a_killed_migration_left_and_migrate_removes_it() {
     std::fs::write(copy_of(&dir, &file), &data[..5000]).unwrap();
     drop(file);
     let ran = place.run(["fsck", "--pool", name]);
-    assert!(ran.code == Some(4) && ran.out.contains("a copy left which ended early"), "{ran:?}");
+    assert!(ran.code == Some(4) && ran.out.contains("left by an interrupted copy"), "{ran:?}");
     place.ok(["layout", "migrate", "--pool", name, "/f"]);
     assert!(place.ok(["fsck", "--pool", name]).out.contains("is clean"));
     assert!(read_all(&open(pool, "f", libc::O_RDONLY).unwrap()) == data);

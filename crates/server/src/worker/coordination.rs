@@ -14,13 +14,17 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{Client, Since, Transactions};
 use forebay_types::limits::{HELD_LIST_TIMEOUT_MS, HELD_TIMEOUT_MS};
-use forebay_types::{Code, NodeId, Outcome, Part, Request, Result, Timestamp};
+#[cfg(any(test, feature = "simulation"))]
+use forebay_types::Timestamp;
+use forebay_types::{Code, NodeId, Outcome, Part, Request, Result};
 
 use super::call::Call;
 use super::cross_check::CrossCheck;
 use super::leases::Wait;
 use super::notifier::Invalidation;
-use super::session_id::{daemon_session, new_daemon_session, random_number};
+#[cfg(any(test, feature = "simulation"))]
+use super::session_id::daemon_session;
+use super::session_id::{new_daemon_session, random_number};
 
 /// What happens to a request before the pipeline applies it.
 pub(super) enum Interception {
@@ -89,6 +93,7 @@ pub(super) const QUESTION_BITS: u32 = 32;
 #[derive(Clone, Copy, Debug)]
 enum Time {
     Since(Instant),
+    #[cfg(any(test, feature = "simulation"))]
     By(fn() -> Timestamp),
 }
 
@@ -98,6 +103,7 @@ impl CrossNode {
         Ok(CrossNode::with(node, first, session, Time::Since(Instant::now())))
     }
 
+    #[cfg(any(test, feature = "simulation"))]
     /// For a simulated node: its clock is the caller's, and its numbers follow from its epoch.
     pub(super) fn by_clock(node: NodeId, epoch: u64, clock: fn() -> Timestamp) -> CrossNode {
         CrossNode::with(node, epoch << 20, daemon_session(node, epoch), Time::By(clock))
@@ -125,6 +131,7 @@ impl CrossNode {
     pub(super) fn now(&self) -> Duration {
         match self.time {
             Time::Since(begun) => begun.elapsed(),
+            #[cfg(any(test, feature = "simulation"))]
             Time::By(clock) => {
                 let now = clock();
                 Duration::new(now.sec.max(0) as u64, now.nsec)

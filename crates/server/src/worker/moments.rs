@@ -1,6 +1,9 @@
 //! Points of the shard thread's pipeline at which a watcher may end the worker: simulations and tests of faults kill
 //! the worker there.
 
+// Only the simulator exports these.
+#![cfg_attr(not(any(test, feature = "simulation")), allow(unreachable_pub))]
+
 use forebay_types::Result;
 
 /// A point within a round. The state that a killed worker leaves differs from point to point.

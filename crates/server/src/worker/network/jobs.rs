@@ -129,6 +129,7 @@ impl Taker {
         }
     }
 
+    #[cfg(any(test, feature = "simulation"))]
     /// Takes a job, if there is one.
     pub(in crate::worker) fn try_take(&self) -> Option<Job> {
         self.0.state().jobs.pop_front()

@@ -34,16 +34,22 @@ mod thread;
 
 use forebay_types::{Layout, NodeId};
 
+#[cfg(any(test, feature = "simulation"))]
 pub(super) use appended::TAG as APPENDS_TAG;
 pub(super) use buffers::give_buffer;
 pub(super) use commands::{Command, Commands};
+#[cfg(any(test, feature = "simulation"))]
 pub(super) use io_workers::IoWorker;
+#[cfg(any(test, feature = "simulation"))]
 pub(super) use jobs::{queue, Job, Taker};
 pub(super) use kept::KeptOpen;
+#[cfg(any(test, feature = "simulation"))]
 pub(super) use locks::{TAG as LOCK_TAG, TURN_TAG};
 pub(super) use opening::{start, unwelcome};
 pub(super) use target_selection::TargetNode;
-pub(super) use thread::{Member, NetworkThread, Round};
+#[cfg(any(test, feature = "simulation"))]
+pub(super) use thread::Member;
+pub(super) use thread::{NetworkThread, Round};
 
 /// The network, as the shard thread sees it.
 #[derive(Debug)]

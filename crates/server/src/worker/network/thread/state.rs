@@ -189,6 +189,7 @@ impl NetworkThread {
         self
     }
 
+    #[cfg(any(test, feature = "simulation"))]
     /// Sets the addresses of the nodes. A node that joins from one of them under another number replaces the node
     /// listed.
     pub(in crate::worker) fn with_addresses(mut self, listed: &[(NodeId, Vec<u8>)]) -> NetworkThread {
@@ -196,6 +197,7 @@ impl NetworkThread {
         self
     }
 
+    #[cfg(any(test, feature = "simulation"))]
     /// Plants a defect: canaries are not checked.
     pub(in crate::worker) fn trust_canaries(&mut self) {
         self.moves.granted.trusts_canaries = true;
