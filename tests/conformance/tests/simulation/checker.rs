@@ -131,6 +131,16 @@ impl Appends {
         };
         file.appended.iter().zip(longest).all(|(has, read)| has == read)
     }
+
+    /// Sorts the values behind the longest content that was read: no read shows their order, so that trees that differ
+    /// in it alone allow the same.
+    fn order_unread(&self, op: &Op, tree: &mut State) {
+        let Op::Append { ino, .. } = op else { return };
+        let read = self.longest.get(ino).map_or(0, Vec::len);
+        if let Some(unread) = tree.files.get_mut(&Id::Known(ino.0)).and_then(|f| f.appended.get_mut(read..)) {
+            unread.sort_unstable();
+        }
+    }
 }
 
 /// Judges a history.
@@ -189,6 +199,7 @@ pub(crate) fn judge(history: &History) -> Verdict {
             let settled = history.settled.is_some_and(|at| index >= at);
             let mut after = state.after(&entry.op, told(i), (i, entry.node), settled);
             after.retain(|tree| appends.fits(&entry.op, tree));
+            after.iter_mut().for_each(|tree| appends.order_unread(&entry.op, tree));
             after
         };
         let mut next: HashSet<Possible> = HashSet::new();
