@@ -9,6 +9,7 @@
 
 mod attr;
 mod backing;
+mod backing_store;
 mod bytes;
 mod error;
 mod group;
@@ -29,6 +30,7 @@ mod wide;
 
 pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT, PERMISSIONS_OFFSET};
 pub use backing::{BackingAttr, BackingId, BackingOp, Move, MoveKind};
+pub use backing_store::{StoreVersion, STORE_VERSION_BYTES};
 pub use bytes::{Reader, Writer};
 pub use error::{Code, Error, Result};
 pub use group::GroupOp;
