@@ -1,15 +1,15 @@
 //! Preallocation of space for files that are written in small steps, so that tmpfs uses huge pages.
 //!
 //! A tmpfs allocates pages no larger than the write. Ranks that write records of a few kilobytes in turns would fill a
-//! file with small pages, and every later access would find and lock each page separately: writes reach half the speed,
-//! reads of 4 KiB runs a third (docs/decisions/0021). So a backing file that grows by such writes is preallocated in
-//! windows. The size of a window is a power of two.
+//! file with small pages, and every later access would find and lock each page separately: writes would reach half the
+//! speed, reads of runs of 4 KiB a third (docs/decisions/0021). So a backing file that grows by such writes is
+//! preallocated in windows. The size of a window is a power of two.
 //!
 //! Preallocated space is freed only with the file, so it is bounded: by four times the bytes that this process wrote to
 //! the file in small steps, by the offset of the window in its backing file, and by [`AHEAD_BYTES_MAX`] per window. A
 //! write far from the last window preallocates nothing, because scattered writes leave holes. When the medium is full,
-//! preallocation stops, and the write itself returns the error. The atomics are not ordered: a lost update costs a
-//! system call or a missed window.
+//! preallocation stops, and the write itself returns the error. The atomic variables need no memory order: a lost
+//! update costs a system call or a missed window.
 //!
 //! In a file of several backing files, the next backing file's window is preallocated and filled with zeros while this
 //! one is written. The kernel writes zeros under the inode's lock, and ranks that write the file together would

@@ -2,8 +2,8 @@
 //! (`sieve.rs`). Both depend on the cost of a system call on this machine.
 //!
 //! A small pread takes 0.3 us on one machine and 1 us on another, depending on the processor, the hypervisor and the
-//! kernel's mitigations of side channels, while the speed of copies is similar. So the first such read of a process
-//! measures the cost. Measurements: docs/decisions/0021.
+//! kernel's mitigations of side channels, while the speed of copies is similar. So the first read of this kind in a
+//! process measures the cost. Measurements: docs/decisions/0021.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;

@@ -1,7 +1,7 @@
-//! State that processes share which opened a file together on several nodes: a file pointer, and locks that conflict
-//! only within the group. MPI's shared file pointer and atomic mode use them. The daemon of the node with the file's
-//! first backing file keeps them (`crates/server/src/worker/network/groups.rs`), under a number that the process that
-//! creates the group draws and passes to the others.
+//! State that is shared by processes of several nodes which opened a file together: a file pointer, and locks that
+//! conflict only within the group. MPI's shared file pointer and atomic mode use them. The daemon of the node with the
+//! file's first backing file keeps them (`crates/server/src/worker/network/groups.rs`) under a random number. The
+//! process that creates the group draws the number and passes it to the others.
 
 use forebay_ring::pause;
 use forebay_types::{BackingId, BackingOp, Code, GroupOp, LockKind, LockRequest, Reply, Request};

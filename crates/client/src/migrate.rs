@@ -11,9 +11,9 @@
 //! A process may die or lose its leases between its request and the daemon's processing of it. Therefore:
 //!
 //! - The daemon changes the layout only if, at that time, a lease is held and the new name exists.
-//! - A process removes a leftover new name before it takes leases: after the leases of a dead process are gone, and the
-//!   daemon has confirmed the old layout. So a lease together with the name means that the lease's holder has copied
-//!   all data.
+//! - A process removes a leftover file of the new name before it takes leases. It does so after the leases of a dead
+//!   process are gone and the daemon has confirmed the old layout. So a lease together with the name means that the
+//!   lease's holder has copied all data.
 //! - A process that opens several backing files checks for the new name while it has all of them open. From then on no
 //!   lease can be held, and the layout cannot change. If it changed earlier, the name exists, and the process queries
 //!   the daemon.

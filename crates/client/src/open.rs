@@ -2,8 +2,8 @@
 //! directory belongs to the mount or is an anchor.
 //!
 //! An open for writing takes these steps in order: open the backing file without O_TRUNC; mark the file dirty if it is
-//! clean; truncate; return the descriptor. If opening the backing file fails with ENOENT, it was never created, was
-//! released, or was removed. The daemon knows which.
+//! clean; truncate; return the descriptor. If opening the backing file fails with ENOENT, it was never created, or was
+//! removed with the file. The daemon knows which.
 
 use std::ffi::CStr;
 use std::os::fd::RawFd;

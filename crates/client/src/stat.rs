@@ -272,8 +272,9 @@ impl Pool {
         }
     }
 
-    /// The result of `fstat` for a descriptor of this pool; `None` for other descriptors, and when the attributes cannot
-    /// be read. `kernel` is the kernel's result. A file without names has 0 links and keeps the kernel's size and times.
+    /// The result of `fstat` for a descriptor of this pool; `None` for other descriptors, and when the attributes
+    /// cannot be read. `kernel` is the kernel's result. A file without names has 0 links and keeps the kernel's size
+    /// and times.
     pub fn fstat(&self, fd: RawFd, kernel: &libc::stat) -> Option<libc::stat> {
         if self.was_opened_by_mount(fd, kernel) {
             let mut st = *kernel;

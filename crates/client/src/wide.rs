@@ -1,5 +1,5 @@
-//! Operations on wide directories as a whole. Operations on names need none: the daemon redirects each request to the
-//! part that has the name.
+//! Operations on wide directories as a whole. Operations on names need nothing of this module: the daemon redirects
+//! each request to the part that has the name.
 
 use forebay_types::{Attr, Code, Ino, Parts, Reply, Request, SetAttr};
 

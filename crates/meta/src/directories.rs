@@ -1,10 +1,10 @@
 //! Directories in memory: the decoded inode records of directories in use, and their pending attributes.
 //!
-//! A create changes its parent's size and times. Rewriting the parent's record would copy one more path of the tree in
-//! every transaction. So for the [`PENDING_MAX`] directories that changed last these attributes are pending: they are
-//! written to the ledger, and to the record only when another directory takes the place in the ledger. A pending
-//! directory is always in memory, and directories in memory are always up to date: every read of an inode that may be a
-//! directory looks here first.
+//! A create changes its parent's size and times. If each create rewrote the parent's record, LMDB would copy one more
+//! path of its tree in every transaction. So for the [`PENDING_MAX`] directories that changed last these attributes are
+//! pending: they are written to the ledger, and to the record only when another directory takes the place in the
+//! ledger. A pending directory is always in memory, and directories in memory are always up to date: every read of an
+//! inode that may be a directory looks here first.
 //!
 //! A slot number stays valid until [`Directories::trim`], which is called between requests.
 

@@ -2,7 +2,7 @@
 //! request of a round, publishes it before it replies, and clears it. Once its buffers have grown, nothing is
 //! allocated.
 //!
-//! If several reports name the same name or inode, the last one holds.
+//! If several effects concern the same name or inode, the last one holds.
 
 use forebay_types::{Entry, Ino, Kind, Layout, NodeId, TxId};
 

@@ -1,5 +1,5 @@
-//! Records about other nodes: links that their entries make to files here, decisions that they have not acknowledged,
-//! and debts to them.
+//! Records about other nodes: links from their entries to files here, decisions that they have not acknowledged, and
+//! debts: notifications that they have not acknowledged.
 //!
 //! A file with an entry on another node has a record of that link, so that counting up and down can be repeated: the
 //! file's link count is the number of its entries here and of these records. Decisions and debts are delivered until

@@ -114,8 +114,8 @@ impl Holds {
         self.names.keys().map(|(parent, name)| (Ino(*parent), name.as_slice()))
     }
 
-    /// Adds the holds of a prepared part, which created the inode `created`, if any. For [`Part::Climb`] the caller holds
-    /// the directories.
+    /// Adds the holds of a prepared part, which created the inode `created`, if any. For [`Part::Climb`] the caller
+    /// holds the directories.
     pub(crate) fn note(&mut self, tx: TxId, part: &Part<'_>, created: Ino, here: NodeId) {
         *self.prepared.entry(tx).or_default() += 1;
         match *part {

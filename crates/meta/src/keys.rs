@@ -3,8 +3,9 @@
 //!
 //! The order of tags matters. The records that nearly every transaction writes (ledger, kept replies, orphans) come
 //! first, so that they share one leaf page. Pieces of values, two of which may fill a page, come last: the pieces of a
-//! new inode, whose number is greater than all before it, are then appended. Inserted elsewhere at the end of a page
-//! they would leave every page behind them half empty. Small records fill their pages well in either order.
+//! new inode, whose number is greater than all before it, are then appended. If they were inserted before other
+//! records, LMDB would split each full page in the middle and leave it half empty. Small records fill their pages well
+//! in either order.
 
 use forebay_types::limits::XATTR_NAME_MAX;
 use forebay_types::{Cookie, Ino, NodeId, TxId, DISCRIMINATOR_BITS};

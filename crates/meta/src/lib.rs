@@ -4,9 +4,10 @@
 //! transaction; [`Batch::apply`] answers a request in it; [`Batch::commit`] commits all of them together. [`Effects`]
 //! lists what a request read or changed, for the board.
 //!
-//! Invariants at every commit, and after a crash at any instant: every entry leads to an inode, and every inode has an
-//! entry that leads to it; link counts and directory sizes are right; no inode number is assigned twice; an inode that
-//! lost its last link and has backing files is listed as an orphan. [`Shard::check`] checks all of this.
+//! Invariants at every commit, and after a crash at any instant: every entry leads to an inode, here or on another
+//! node; every inode has an entry that leads to it, except the root and the parts of wide directories; link counts and
+//! directory sizes are right; no inode number is assigned twice; an inode that lost its last link and has backing files
+//! is listed as an orphan. [`Shard::check`] checks all of this.
 //!
 //! Layers, top down: `namespace`, `rename`, `attributes`, `values` and `replies` are the operations; `batch` dispatches
 //! a request to one of them; `directories` caches directories in memory; `page_budget` counts pages, so that a full

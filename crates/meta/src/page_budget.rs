@@ -1,7 +1,7 @@
 //! The page budget: how many pages a transaction may still take, and fallocating them in advance.
 //!
-//! A store through the map to a page that the medium cannot provide is SIGBUS, and LMDB running out of map during an
-//! operation breaks the whole transaction. Neither must ever happen. So before each operation its worst case is
+//! A store through the map to a page that the medium cannot provide raises SIGBUS, and if LMDB runs out of map during
+//! an operation, the whole transaction is broken. Neither must ever happen. So before each operation its worst case is
 //! compared with the pages that are certain: those behind the last used one that are allocated on the medium, and free
 //! pages that LMDB may use again.
 //!

@@ -1,8 +1,8 @@
 //! The file system: dispatches requests to their handlers, and holds the state that all handlers share.
 //!
-//! A handler takes a request and builds the body of its reply; it does not use the device for it. Handlers reach the
-//! pool through the client library, as every other interface does. Node numbers are the pool's inode numbers, except
-//! the root's, which is 1, and those of files without a name ([`TEMPORARY`]).
+//! A handler takes a request and builds the body of its reply. It does not read or write the device for this. Handlers
+//! reach the pool through the client library, as every other interface does. Node numbers are the pool's inode numbers,
+//! except the root's, which is 1, and those of files without a name ([`TEMPORARY`]).
 //!
 //! The kernel checks permissions (`default_permissions`) against the attributes that it has cached. Where it may have
 //! an old owner, [`crate::rights`] checks again.

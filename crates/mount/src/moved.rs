@@ -1,15 +1,15 @@
 //! Directories that other nodes move.
 //!
-//! The kernel has one entry for a directory in its cache. When a look-up shows it that the directory has another name
-//! by now, the kernel moves that entry. A rename between two directories cannot do so, because it holds the lock for
-//! its own purpose: it fails with ESTALE, and is tried once more. A program that moves a directory which another node
-//! moved before would get ESTALE, unless a look-up came in between. So the mount keeps the place of every directory
-//! that the kernel knows. When a look-up finds the directory elsewhere, a thread invalidates the kernel's entry before
-//! the kernel tries again. The thread does nothing else, because the kernel may wait for the lock of a directory that
-//! the rename holds.
+//! The kernel has one entry for a directory in its cache. When a look-up finds the directory under another name, the
+//! kernel moves that entry. During a rename between two directories it cannot do so, because the rename holds the lock
+//! that this needs. The rename fails with ESTALE, and the kernel tries it once more. So a program that moves a
+//! directory which another node has moved before would get ESTALE, unless a look-up came in between. Therefore the
+//! mount keeps the place of every directory that the kernel knows. When a look-up finds the directory elsewhere, a
+//! thread invalidates the kernel's entry before the kernel tries again. The thread does nothing else, because its write
+//! may wait in the kernel for the lock of a directory that the rename holds.
 //!
 //! In a pool of one node the daemon invalidates the kernel's entry at every move before it acknowledges the move, and
-//! nothing of this runs.
+//! nothing of this module runs.
 
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex, PoisonError};

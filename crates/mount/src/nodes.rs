@@ -1,4 +1,4 @@
-//! Inodes that the kernel knows, which are those with a FUSE lookup count above 0: that count, and the open state.
+//! The inodes that the kernel knows (those with a FUSE lookup count above 0): for each its count and its open state.
 //!
 //! The kernel may send requests for an inode until FORGET has returned its whole lookup count, also after the inode
 //! lost its last name: through an open file, a working directory, an O_PATH descriptor. The attributes of such an

@@ -1,5 +1,5 @@
-//! Registration of backing files with the kernel for passthrough: by this process if it has the privilege, else by the
-//! helper.
+//! Registration of backing files with the kernel for passthrough: by this process if it has the privilege, else by a
+//! helper, `forebay-register`.
 //!
 //! A helper may die or hang. A thread, the keeper, notices this and searches for another helper. No open waits for
 //! that search: files that are opened meanwhile are served by requests until their last release. A helper that hangs

@@ -4,9 +4,9 @@
 //! a machine whose processors sleep deeply this costs twice as much as serving the request. So one thread, the
 //! *leader*, polls and sleeps in the kernel, and the others wait here. Two events wake one of them:
 //!
-//! - The leader has been at one request for long (a file's space to free, a daemon that restarts): the *standby*,
-//!   which checks the leader repeatedly while there is work, becomes the leader. The old leader returns here when its
-//!   request is done.
+//! - The leader has served one request for a long time (it frees a file's space, or the daemon restarts): the
+//!   *standby*, which checks the leader repeatedly while there is work, becomes the leader. The old leader returns here
+//!   when its request is done.
 //! - Requests queue up: a *helper* serves until none is left.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,9 +1,9 @@
-//! Receives from the daemon whether other programs have files of the pool open, on a thread of its own.
+//! Receives from the daemon whether other programs use the pool, on a thread of its own.
 //!
-//! While no other program has, the kernel may cache attributes of regular files (`cache_rules`). When another program
-//! comes, the thread first stops giving out lasting attributes, waits for replies that are on their way, and
-//! invalidates what the kernel has cached. Only then does the daemon admit that program. After the death of a worker
-//! the mount is announced to the next one; until that has succeeded, other programs count as present.
+//! While no other program does, the kernel may cache attributes of regular files (`cache_rules`). When another program
+//! attaches, the thread first stops replying with attributes that the kernel may keep, waits for replies that are on
+//! their way, and invalidates what the kernel has cached. Only then does the daemon admit that program. After the death
+//! of a worker the mount is announced to the next one; until that has succeeded, other programs count as present.
 //!
 //! The mount is also announced again when this process has attached anew, for example after a call without an answer.
 //! The daemon writes invalidations for the changes of every session but the announced one, and an invalidation for the

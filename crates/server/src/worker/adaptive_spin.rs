@@ -4,9 +4,9 @@
 //! What pays is learnt from the gaps between requests, including those that were slept through: when a client rings
 //! soon after the thread went to sleep, a longer spin would have saved a system call and a wake-up. A yield that takes
 //! long means that other threads compute on this processor. Then it is better to sleep and be woken, because the
-//! scheduler favours a thread that slept. While more threads are runnable than the node has processors, a spin takes
-//! from one of them what it may gain another. Then the thread spins only through gaps that are shorter than a sleep
-//! with its wake-up.
+//! scheduler favours a thread that slept. While more threads are runnable than the node has processors, one of them
+//! could use the time that a spin takes. Then the thread spins only through gaps that are shorter than a sleep with its
+//! wake-up.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,5 +1,5 @@
-//! Requests of other nodes' processes that wait to be taken, in the order of their arrival. So a round costs nothing for
-//! sessions that have sent no request, of which a large pool has many.
+//! Requests of other nodes' processes that wait to be taken, in the order of their arrival. Without this queue a round
+//! would check all sessions, most of which have sent no request in a large pool.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

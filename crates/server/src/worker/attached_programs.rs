@@ -2,12 +2,12 @@
 //! so the kernel may cache their attributes.
 //!
 //! A program that attaches may pass its descriptors to processes that never attach and that outlive it. So from the
-//! first program on, the mount shares the pool until the pool ends; the descriptor store keeps this over workers. A tool
-//! counts only while it is attached.
+//! first program on, the mount shares the pool until the pool ends; the descriptor store keeps this over workers. A
+//! tool counts only while it is attached.
 //!
-//! The mount is notified before a newcomer's attach is answered, and has confirmed by then that it caches nothing. A
-//! mount that does not confirm in time is disconnected, because a late confirmation would be taken for the answer to
-//! another message. It then announces itself again.
+//! Before a newcomer's attach is answered, the mount is notified and confirms that the kernel has no such attributes
+//! cached. A mount that does not confirm in time is disconnected, because a late confirmation would be taken for the
+//! answer to another message. It then announces itself again.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -82,7 +82,8 @@ pub(super) struct AttachedPrograms {
 }
 
 impl AttachedPrograms {
-    /// The state that a new worker finds: whether programs have attached, sessions that may be tools, the mount's session.
+    /// The state that a new worker finds: whether programs have attached, sessions that may be tools, the mount's
+    /// session.
     pub(super) fn restored(programs: bool, sessions: &[u64], mount: Option<u64>) -> AttachedPrograms {
         let tools = sessions.iter().copied().filter(|id| Some(*id) != mount).collect();
         let mount = mount.map(|session| Mount { session, socket: None, is_late: false });

@@ -1,9 +1,9 @@
-//! The ring of a process of this node, as two threads of the worker take requests from it.
+//! The ring of a process of this node, from which two threads of the worker take requests.
 //!
 //! A request for data (`Class::Data`) needs no shard: the network thread takes it, serves it or sends it to another
 //! node, and writes the reply into the slot. The shard thread takes every other request. It also takes data requests
-//! that it meets while the network thread sleeps, and hands them over as commands. A slot belongs to the thread that
-//! cleared its pending bit, until the slot is answered.
+//! that it finds first, for example while the network thread sleeps, and hands them over as commands. A slot belongs to
+//! the thread that cleared its pending bit, until the slot is answered.
 //!
 //! The shard thread learns one thing from every request of a slot: the client has finished what the slot's last reply
 //! called for, such as the creation or removal of a backing file. So the network thread leaves a slot alone while its

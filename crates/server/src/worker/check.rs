@@ -1,11 +1,11 @@
 //! Check of shard and targets together: the shard in itself, then its files against the backing files.
 //!
 //! In a pool of several nodes it checks this node only; `cross_check.rs` continues while the pool is up. Data of other
-//! nodes' files are counted and not checked. The shard is at rest meanwhile. A file without a backing file is sound: it
-//! is empty. A backing file without an inode is lost space, unless the inode is an orphan whose client is unlinking it,
-//! or its number is reserved for a client that is about to create it. A single backing file of a file that has several
-//! is lost space too, unless a client holds a lease on those: then it is the copy that will replace them
-//! (`client/migrate.rs`).
+//! nodes' files are counted and not checked. The shard serves nothing meanwhile. A file without a backing file is no
+//! problem: it is empty. A backing file without an inode is lost space, unless the inode is an orphan whose client is
+//! unlinking it, or its number is reserved for a client that is about to create it. A single backing file of a file
+//! that has several is lost space too, unless a client holds a lease on those: then it is the copy that will replace
+//! them (`crates/client/src/migrate.rs`).
 
 use std::collections::{HashMap, HashSet};
 

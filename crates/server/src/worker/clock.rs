@@ -1,4 +1,4 @@
-//! The daemon's clock: the clock of the kernel's file times, so that times of the shard and of backing files are in the
+//! The daemon's clock: that of the kernel's file times. So the times in the shard and those of backing files are in the
 //! order of the events.
 //!
 //! The kernel stamps files with its coarse clock, which ticks every few milliseconds. From Linux 6.13 on (multigrain

@@ -5,9 +5,9 @@
 //! request ─ plan ─► transactions ─► this shard, as an ordinary change · other nodes, through the network thread
 //!    └ meets a hold ─► parked ─► served again when some part was finished; after a timeout: EIO
 //! ```
-//! Each worker has one session at other nodes, like a client's. So its steps there are batched, journaled, notified to
-//! the mount and answered like other requests. The protocol is in `two_phase_commit.rs` of forebay-meta. A pool of one
-//! node has none of this.
+//! Each worker has one session at other nodes, like a client's. So its steps there are batched, journaled and answered
+//! like other requests, and the mount is notified of them. The protocol is in `two_phase_commit.rs` of forebay-meta. A
+//! pool of one node has none of this.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -7,8 +7,8 @@
 //! - To nodes with wide directories or their parts: do directory and part name each other?
 //!
 //! The pool serves requests meanwhile, so a mismatch may be a change in progress. Only what is wrong in each of three
-//! passes is reported. A pass in which a node is silent does not disprove a problem that this node's answer may
-//! confirm. Nodes that did not answer in one of the passes are listed in the report.
+//! passes is reported. A problem that only a certain node's answer can confirm is not dropped by a pass in which that
+//! node did not answer. Nodes that did not answer in one of the passes are listed in the report.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::Sender;

@@ -3,7 +3,7 @@
 //!
 //! `FOREBAY_FAULT` in the daemon's environment names a file with three words: a moment, a thread's name, and `fail` or
 //! `panic`. The thread that reaches the moment removes the file and fails or panics. If this worker serves anything
-//! after a failed round, it leaves a file beside it whose name ends with `.after`.
+//! after a failed round, it creates a second file of that name with `.after` appended.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,10 @@
 //! The journal: changes that were acknowledged and are not yet committed to the shard.
 //!
 //! A transaction of LMDB costs several times what a request adds to one (measured: docs/decisions/0001), so the shard
-//! thread keeps one open over many batches. What it acknowledged meanwhile must survive its death. Each change is
-//! written here first, in a mapped file beside the shard that is allocated whole, and the next worker applies it again
-//! to the last commit. That gives the same inode numbers and replies, because request, caller, time and order are the
-//! same, and the shard's counters are part of the commit.
+//! thread keeps one open over many batches. What it acknowledged meanwhile must survive its death. So each change is
+//! first written here, in a mapped file beside the shard. The file's space is allocated in advance. The next worker
+//! applies these changes again to the last commit. That gives the same inode numbers and replies, because request,
+//! caller, time and order are the same, and the shard's counters are part of the commit.
 //!
 //! ```text
 //! word 0   bytes in use, this header included (published last)
@@ -15,8 +15,8 @@
 //! Each commit keeps the number of the last record that it includes, as the reply of a session that does not exist, so
 //! that a crash between commit and [`Journal::clear`] does not apply a record twice.
 //!
-//! Word 0 is published behind the record, so the death of a process leaves only whole records. Anything else is damage.
-//! It is refused and never repaired by guessing, because each record is an acknowledged change.
+//! Word 0 is published after the record, so the death of a process leaves only whole records. Anything else is damage.
+//! A damaged journal is refused and never repaired by guessing, because each record is an acknowledged change.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;

@@ -1,9 +1,10 @@
-//! Checks of layouts: that a file's targets exist, and that a file's layout may change now. It may if the client that
-//! sends the request has copied the data, and no program can have changed them since.
+//! Checks of layouts: that a file's targets exist, and that a file's layout may change now. It may change if the client
+//! that sends the request has copied the data, and no program can have changed them since.
 //!
-//! That client may have died or lost its leases before its request is served. A write lease on the first backing file
-//! shows when it is opened without waiting. It is the lease of a client whose copy is complete if the copy has its
-//! name, because that name is removed before any lease is taken (`client/migrate.rs`).
+//! That client may have died or lost its leases before its request is served. So the daemon checks two things. An open
+//! of the first backing file without waiting shows whether a write lease is held on it. The copy must have its final
+//! name: a client removes a leftover copy of that name before it takes leases, so whoever holds a lease while the name
+//! exists has copied all data (`crates/client/src/migrate.rs`).
 
 use forebay_data::{BackingName, Media, NodeTargets, Target};
 use forebay_meta::{Batch, Effects};

@@ -11,7 +11,7 @@
 //!  the kernel that has the pool mounted ◄─── notifiers (processes) ◄─► shard thread
 //!  other nodes, if the pool has several ◄─── network thread, I/O workers ◄─► shard thread
 //!
-//!  P/socket ─────────► attendant ──► one short-lived thread a connection (attach, control)
+//!  P/socket ─────────► attendant ──► a short-lived thread for each slow connection (attach, control)
 //!  pidfds, SIGTERM ───────┘
 //! ```
 //!
@@ -19,7 +19,7 @@
 //! network thread run each other's rounds while the other one sleeps (`handoff.rs`); the shard thread waits for another
 //! thread only while that one runs such a round. Order of a request: record in the flight recorder, apply in the open
 //! transaction, write to the journal, publish on the board, answer. The transaction is committed when it is long and
-//! when the shard rests. A worker that is killed anywhere in this leaves what the next one needs: it applies the
+//! when the shard rests. A worker that is killed at any of these steps leaves what the next one needs: it applies the
 //! changes of the journal to the last commit, sends their replies again, and serves all else as new.
 //!
 //! Tests: `tests/worker.rs`, and the crash tests of the conformance crate.

@@ -1,7 +1,9 @@
-//! The process that serves the pool's mount: one at a time, which lives and has handed over a FUSE connection.
+//! The process that serves the pool's mount. There is at most one: a living process that has handed over a FUSE
+//! connection.
 //!
-//! The kernel behind that connection is notified of changes, and acknowledgements wait for the notifications. So
-//! another process of the pool's user could delay them, or cause the kernel to keep invalid entries.
+//! The kernel behind that connection is notified of changes, and acknowledgements wait for the notifications. If
+//! another process of the pool's user could hand over a connection of its own, it could delay acknowledgements and
+//! leave invalid entries in the kernel's cache.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -32,8 +32,8 @@ impl InFlight {
 }
 
 /// Layout: word 0 is the number of requests being served, followed by up to [`BATCH_MAX`] of them (session, slot,
-/// sequence). Only the records that this word counts are valid: others are of earlier batches. The second half of the memory starts with the number of suspects, followed by the suspects with their
-/// crashes.
+/// sequence). Only the records that this word counts are valid: others are of earlier batches. The second half of the
+/// memory starts with the number of suspects, followed by the suspects with their crashes.
 #[derive(Debug)]
 pub(super) struct FlightRecorder {
     mapping: Mapping,

@@ -79,8 +79,8 @@ impl Session {
         }
     }
 
-    /// A slot carries its next request, of this sequence. The backing files of the orphans of the request before the last
-    /// are gone: `settled` gets these inodes. A request that is served again settles nothing.
+    /// A slot carries its next request, of this sequence. The backing files of the orphans of the request before the
+    /// last are gone: `settled` gets these inodes. A request that is served again settles nothing.
     #[inline]
     pub(super) fn moves_on(&mut self, slot: usize, seq: u64, settled: &mut Vec<Ino>) {
         let (bit, state) = (1 << slot, &mut self.slots[slot]);

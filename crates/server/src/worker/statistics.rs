@@ -1,4 +1,5 @@
-//! Counters that `forebay status` shows. Written by the shard thread, read by the attendant.
+//! Counters that `forebay status` shows. The shard thread writes and reads them; the network thread adds to the data
+//! requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,8 +9,8 @@ use serde_json::{json, Value};
 pub(super) struct Statistics {
     /// Requests served.
     pub(super) requests: AtomicU64,
-    /// Requests for data of other nodes, and for locks and appends that all nodes share. The network thread counts those
-    /// that it takes.
+    /// Requests for data of other nodes, and for locks and appends that all nodes share. The network thread counts
+    /// those that it takes.
     pub(super) data_requests: AtomicU64,
     /// Requests answered with an error.
     pub(super) errors: AtomicU64,

@@ -4,8 +4,8 @@
 //! journal, over an endpoint from the caller. Only what makes it a process is missing: supervisor, attendant,
 //! notifiers, threads. The caller keeps what a supervisor keeps (target, flight recorder, doorbell, rings). So dropping
 //! a [`Node`] has the effect of SIGKILL on a worker: the open transaction and all memory are lost; journal, shard as of
-//! its last commit, target and rings remain for the next worker. A [`Watcher`] that unwinds kills in the middle of a
-//! round. No code here reads a clock of the machine or generates a random number.
+//! its last commit, target and rings remain for the next worker. A [`Watcher`] that unwinds kills the worker in the
+//! middle of a round. No code here reads a clock of the machine or generates a random number.
 //!
 //! Tests: `tests/conformance/tests/simulation`; `tests/garbage.rs`.
 

@@ -1,5 +1,6 @@
-//! The sweeper: unlinks backing files that no client unlinks (the client or a worker died). It is a thread of its own,
-//! because unlinking a large file takes long. It passes backing files on other nodes to the network thread.
+//! The sweeper: unlinks backing files that no client unlinks, because the client or a worker died, the client's slot
+//! rests, or the removal came from another node. It is a thread of its own, because unlinking a large file takes long.
+//! It passes backing files on other nodes to the network thread.
 
 use std::sync::mpsc::{self, Sender};
 use std::sync::Arc;

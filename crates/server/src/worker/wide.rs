@@ -5,13 +5,13 @@
 //! request ─ parts known ─► the same for the part, on this node or sent on         the part answers
 //!    └ parts unknown ─► the directory's home ─ refusal with the parts ─► stored, served again
 //! listing: one part after the other, in the order of the cookies, until the reply is full. The first part's reply
-//! shows how many parts will fit, because all have about as many names: the parts behind it are requested at the same
-//! time.
+//! shows how many parts will fit, because all parts have about the same number of names. The parts behind it are then
+//! requested at the same time.
 //! ```
 //! Stored parts stay valid without a lease, because parts never move and inode numbers are never reused. They are
-//! dropped only when memory is full, and the next worker inherits them (`known_parts`). Parts are stored only for
-//! directories that the request names. Requests of other nodes' processes name the part already; a request that does
-//! not is refused with the parts.
+//! dropped when memory is full, and when one of them does not have a name that belongs to it. The next worker inherits
+//! them (`known_parts`). Parts are stored only for directories that the request names. Requests of other nodes'
+//! processes name the part already; a request that does not is refused with the parts.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

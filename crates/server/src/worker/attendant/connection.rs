@@ -259,7 +259,8 @@ impl Connection<'_> {
             // Any descriptor will do: the next worker searches for the tag.
             self.desk.setup.store.put(PROGRAMS_TAG, &[self.desk.board_fd.as_fd()])?;
         }
-        // Watched before the answer is sent, and even if it does not arrive, so that the death of the process is noticed.
+        // Watched before the answer is sent, and even if it does not arrive, so that the death of the process is
+        // noticed.
         let token = epoll::EventData::new_u64(id & (TOKEN_LISTENER - 1));
         if let Err(e) = epoll::add(&self.desk.epoll, &process, token, epoll::EventFlags::IN) {
             self.forget(id);

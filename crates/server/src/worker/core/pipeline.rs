@@ -1,4 +1,5 @@
-//! The pipeline: a batch of calls, from taking them to their acknowledgements. Each stage is a function:
+//! The pipeline: a batch of calls, from taking them to their acknowledgements. A stage is a function of its name,
+//! except that `lead_to_parts` runs before `move_on`, `apply` journals too, and `conclude` observes:
 //!
 //! ```text
 //! take ─► move on ─► route ─► apply ─► journal ─► observe ─► publish ─► acknowledge ─► settle

@@ -6,10 +6,10 @@
 //! after it. If a worker was killed between the two, the file's content shows the state of the append, because the
 //! repeated request has the append's bytes: an append that is not in the file is done, and a torn one is completed.
 //! Appends to one file by this module are serialized, so that none of them takes another's position. Programs of this
-//! node append without the worker: if one of them has appended meanwhile, the process gets EIO.
+//! node append without the worker: if one of them has appended meanwhile, the retry fails with EIO.
 //!
-//! The same memory has the recently removed inodes of other nodes. A request to make the backing file of such an inode,
-//! if it is late or a duplicate, makes nothing at this worker or the next.
+//! The same memory lists the recently removed inodes of other nodes. A late or duplicate request to make the backing
+//! file of such an inode makes nothing, at this worker or the next.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -6,9 +6,8 @@
 //!  writer's node ([`RemoteBuffers`]): take a buffer ─► transfer, WriteStripe right behind ─► reply: the buffer is free
 //!  file's node ([`GrantedBuffers`]):  canary ─► … the canary is gone: data have arrived ─► written ─► canary ─► reply
 //! ```
-//! Data arrive from the first byte to the last, and end where the buffer ends. So the buffer's last byte tells whether
-//! all data have arrived: until then it is the *canary*. A buffer is not used for data that end in the byte of its
-//! canary.
+//! Data arrive from the first byte to the last, and end where the buffer ends. So the buffer's last byte shows whether
+//! all data have arrived: until then it is the *canary*. Data whose last byte equals the canary do not use the buffer.
 //!
 //! A buffer whose transfer may still be in flight is never reused. The writer retires a buffer when its transfer or its
 //! request failed, and all buffers when the link to the node was made again; then it requests a new grant. The file's

@@ -1,5 +1,6 @@
-//! Processes of other nodes that have ended. A repeated request of theirs may arrive behind the message that they have
-//! ended. A node that has forgotten their replies would execute it a second time.
+//! Processes of other nodes that have ended. A repeated request of such a process may arrive after the message of its
+//! end, when this node has forgotten its replies and would execute the request a second time. So the request is
+//! refused.
 //!
 //! In memory alone: the next worker has new links, on which no message to this worker arrives.
 

@@ -1,5 +1,5 @@
 //! Appends of processes of other nodes that are too large for one request, and arrive in pieces because their process
-//! has no free buffer. They are kept here until the last piece has arrived, so that they are written as a whole.
+//! has no free buffer. They are kept here until the last piece has arrived, so that an append is written as a whole.
 //!
 //! The pieces are in memory alone: a process whose pieces were lost with a worker starts again. Lock order: no other
 //! lock is taken with the table's.
@@ -37,7 +37,8 @@ impl Gathering {
     /// Adds a piece that begins at `at` of `total` bytes. With the last piece it returns and forgets the whole append.
     ///
     /// # Errors
-    /// [`Code::Interrupted`] when the pieces before it are not here, [`Code::Busy`] when there is no room for another append.
+    /// [`Code::Interrupted`] when the pieces before it are not here, [`Code::Busy`] when there is no room for another
+    /// append.
     pub(super) fn add(
         &self,
         of: Key,

@@ -1,6 +1,7 @@
-//! The I/O workers: threads that read and write backing files for other nodes. They do not use the shard: the target
-//! knows whether a backing file exists. Duplicates of requests are harmless, except for appends, which the network
-//! thread answers from the replies that it kept, or these threads from what an earlier worker recorded (`appended`).
+//! The I/O workers: threads that read and write backing files for other nodes, and serve this node's processes the
+//! locks and the turns to append that all nodes share. They do not use the shard: the target knows whether a backing
+//! file exists. The network thread answers duplicates of changes from the replies that it kept. An append that an
+//! earlier worker began is found in its log (`appended`).
 
 use forebay_sys::descriptor;
 use std::cell::LazyCell;

@@ -1,5 +1,5 @@
-//! The queue of the I/O workers' jobs. A job wakes one of them. (A channel behind a lock would wake two: the one that
-//! takes the job, and the one that takes its place at the lock.)
+//! The queue of the I/O workers' jobs. A job wakes one worker. A channel behind a lock would wake two: the one that
+//! takes the job, and the one that then waits for the next job in its place.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

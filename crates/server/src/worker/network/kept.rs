@@ -1,5 +1,5 @@
 //! Backing files that processes of other nodes have open: one descriptor for all opens of a process. So the file stays
-//! when it is unlinked, as the kernel keeps the open files of this node's processes.
+//! usable after it is unlinked, as it does for this node's processes, whose open files the kernel keeps.
 //!
 //! The descriptors are in memory alone: after a worker's death, files are opened by name again, and a file without a
 //! name is gone.

@@ -8,7 +8,7 @@
 //!                    answers  │    ▼
 //!                         I/O workers         reads and writes of backing files, several at a time
 //! ```
-//! Commands never wait and are never refused: those for which the calls have no capacity are queued here. Requests in
+//! Giving a command never waits or fails: commands for which the calls have no capacity are queued here. Requests in
 //! progress when this process dies are retried by their senders: clients' slots stay open, with their stamps
 //! (docs/decisions/0011). A pool without a pool file has no network.
 

@@ -2,8 +2,8 @@
 //!
 //! Nodes are asked for their space on demand, not periodically. A report that is at most [`FRESH`] old is used as it
 //! is. An older one, up to [`OLD`], is used too while the nodes are asked again. Beyond that a request waits for the
-//! nodes. The selection for a file never waits: it assumes that a node that has never reported has space. The exception
-//! is a file of one stripe, which is best on the node of its creator.
+//! nodes. The selection for a file never waits. It assumes that a node that has never reported has space, except for a
+//! file of one stripe: it goes to another node only for space that the other node has reported.
 //!
 //! A state machine: the clock is an argument, and this module sends nothing.
 

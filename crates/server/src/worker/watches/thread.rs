@@ -1,8 +1,9 @@
 //! The watch thread: adds watches, repeats changes in mirrors, and removes mirrors without watches.
 //!
-//! The thread takes events of backing files before messages. A change of names is sent before it is acknowledged, and
-//! so before any program can write to a file that it created. Events of files that have a name already are raised
-//! first, then the changes of names, then the remaining events.
+//! The thread takes events of backing files before messages. The message about a change of names is sent before the
+//! change is acknowledged, so before any program can write to a file that the change created. Therefore the thread
+//! first raises events of files whose names it knows, then repeats the changes of names, then raises the remaining
+//! events.
 
 use forebay_sys::descriptor;
 use std::collections::HashMap;

@@ -1,4 +1,5 @@
-//! A node with new data introduces itself: a node that knows other data under its number refuses it, now or later.
+//! Introductions: a node with new data sends other nodes a request when it starts. A node that knows other data under
+//! the same number refuses the request, now or when it is reached.
 
 use std::sync::mpsc::Sender;
 use std::time::Duration;
