@@ -1,7 +1,7 @@
-//! Attributes of one inode: reading, setting, the dirty flag; and the path of a directory.
+//! Attributes of one inode: reading and setting them; and the path of a directory.
 
 use forebay_types::limits::PATH_MAX;
-use forebay_types::{Code, Ino, Kind, Layout, Reply, SetAttr, FLAG_DIRTY};
+use forebay_types::{Code, Ino, Kind, Layout, Reply, SetAttr};
 
 use crate::batch::{Answer, Batch, Context};
 use crate::keys;
@@ -29,22 +29,6 @@ impl Batch<'_> {
             Kind::Directory => Err(Code::IsDirectory),
             Kind::Symlink | Kind::Socket => Err(Code::Invalid),
         }
-    }
-
-    pub(crate) fn mark_dirty(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<Reply<'static>> {
-        let mut inode = self.inode(ino)?;
-        match inode.attr.kind() {
-            Kind::File => {}
-            Kind::Directory => return Err(Code::IsDirectory),
-            _ => return Err(Code::Invalid),
-        }
-        if inode.attr.flags & FLAG_DIRTY == 0 {
-            self.admit(Class::Removal, Work::writes(3))?;
-            inode.attr.flags |= FLAG_DIRTY;
-            self.store_inode(&inode)?;
-        }
-        c.effects.inode(inode.entry());
-        Ok(Reply::Entry(inode.entry()))
     }
 
     pub(crate) fn set_layout(

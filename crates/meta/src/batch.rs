@@ -41,6 +41,8 @@ pub struct Batch<'a> {
     pub(crate) state: RefMut<'a, State>,
     /// The wide directory that the last request named.
     pub(crate) met_wide: Option<Parts>,
+    /// The unlisted directory for which the last request was refused.
+    pub(crate) met_unlisted: Option<Ino>,
     usage: Option<Usage>,
     reserve_open: bool,
 }
@@ -69,7 +71,15 @@ impl Shard {
             })?;
         }
         state.directories.trim();
-        Ok(Batch { shard: self, tx, state, met_wide: None, usage: None, reserve_open: false })
+        Ok(Batch {
+            shard: self,
+            tx,
+            state,
+            met_wide: None,
+            met_unlisted: None,
+            usage: None,
+            reserve_open: false,
+        })
     }
 }
 
@@ -95,6 +105,10 @@ impl<'a> Batch<'a> {
         let mark = effects.mark();
         let mut context = Context { caller, now, effects };
         let result = self.answer(&mut context, request, payload);
+        let result = match (&result, self.state.ledger.has_stores() && request.changes()) {
+            (Ok(_), true) => self.note_names(&mut context, request, mark).and(result),
+            _ => result,
+        };
         let written = self.count_writes();
         match (result, written) {
             (Ok(reply), Ok(())) => Ok(reply),
@@ -156,11 +170,36 @@ impl<'a> Batch<'a> {
             Request::SetWidth { .. } => Err(Code::NoDevice),
             Request::PartsOf { ino } => self.tell_parts(ino),
             Request::NameOf { parent, ino } => self.name_of(parent, ino, payload),
+            Request::Attach { ino, listed, settings } => self.attach_store(c, ino, listed, settings),
+            Request::Detach { ino } => self.detach_store(c, ino),
+            Request::Import { ino, objects } => self.import(c, ino, objects),
+            Request::Listed { ino } => self.listed(c, ino),
+            Request::Restore { ino } => self.get_attr(c, ino),
+            Request::Restored { ino, epoch } => self.restored(c, ino, epoch),
+            Request::BeginDrain { ino } => self.begin_drain(c, ino),
+            Request::Pending { parent, name } => self.list_pending(parent, name, payload),
+            Request::Intend { parent, name, version } => self.intend(parent, name, version),
+            Request::Published { parent, name, ino, epoch, seen, version } => {
+                self.published(c, parent, name, ino, epoch, seen, version)
+            }
+            Request::Unpublished { parent, name, seen } => self.unpublished(parent, name, seen),
+            Request::Settled { parent, name, seen } => self.settled(parent, name, seen),
+            Request::Moved { parent, name, new_parent, new_name, version } => {
+                self.moved(parent, name, new_parent, new_name, version)
+            }
+            Request::Release { ino, epoch, ref set } => self.release(c, ino, epoch, set),
+            Request::Pin { ino, pinned } => self.pin(c, ino, pinned),
+            Request::StorePlace { ino } => self.store_place(ino, payload),
+            Request::Conflict { parent, name, found, version } => {
+                self.note_conflict(c, parent, name, found, version)
+            }
             Request::Ping
             | Request::Space
             | Request::Place { .. }
             | Request::Targets
             | Request::Backing { .. }
+            | Request::StoreWork { .. }
+            | Request::StoreFailed { .. }
             | Request::EndSession { .. }
             | Request::AreThere { .. }
             | Request::RemoveBackings { .. }
@@ -195,6 +234,8 @@ impl<'a> Batch<'a> {
             }
         };
         let class = if self.reserve_open { Class::Removal } else { class };
+        let noted = if self.state.ledger.has_stores() { crate::places::WRITES_MAX } else { 0 };
+        let work = Work { writes: work.writes + noted, ..work };
         self.state.space.admit(usage, class, work)
     }
 

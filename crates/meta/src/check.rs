@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use forebay_types::limits::{WIDTH_MAX, XATTR_OVERHEAD, XATTR_TOTAL_MAX};
 use forebay_types::{
     cookie_hash, part_of_hash, Code, Cookie, Entry, Error, Ino, Kind, NodeId, Parts, Reader, Result, TxId,
-    DISCRIMINATOR_BITS,
+    DISCRIMINATOR_BITS, FLAG_STORE,
 };
 
 use crate::foreign_links::decode_dated;
 use crate::holds::PreparedRecord;
 use crate::keys::{self, Key};
 use crate::lmdb_txn::{code_of, walk};
+use crate::places::{decode_copy, decode_place as decode_placed, PendingRecord};
 use crate::record::{
     decode_format, decode_orphan, EntryRecord, Inode, Ledger, Pending, MARK_COLLISIONS, MARK_VALUES,
 };
@@ -43,6 +44,8 @@ pub struct CheckReport {
     pub prepared: u64,
     /// Decisions and debts that other nodes have not acknowledged yet.
     pub deliveries: u64,
+    /// Places at which a backing store may differ.
+    pub pending: u64,
     /// When the oldest of these parts, decisions and debts was written, in seconds since 1970; 0: there is none.
     pub oldest_seconds: u64,
     /// Number of problems.
@@ -115,6 +118,10 @@ struct Check {
     /// Links from entries on other nodes, by inode.
     links: HashMap<u64, u32>,
     parents: HashMap<u64, Ino>,
+    /// What backing stores have, by place; the inodes with a copy there; the directories with a store.
+    places: HashMap<(u64, Vec<u8>), Ino>,
+    copies: HashSet<u64>,
+    stores: u64,
     /// Parts of wide directories that are or should be on this node, by number: what the list of a directory here says,
     /// and what the part's own record says.
     parts: BTreeMap<u64, (Option<PartOf>, Option<PartOf>)>,
@@ -213,6 +220,29 @@ impl Check {
                 }
                 Err(_) => self.report.problem(|| format!("the record under {key:02x?} is damaged")),
             },
+            Some(Key::Place(parent, name)) => match decode_placed(bytes) {
+                Ok(placed) => drop(self.places.insert((parent.0, name.to_vec()), placed.ino)),
+                Err(_) => {
+                    self.report.problem(|| format!("the place \"{}\" of {parent} is damaged", shown(name)))
+                }
+            },
+            Some(Key::Copy(ino)) => match decode_copy(bytes) {
+                Ok(copy) => {
+                    self.copies.insert(ino.0);
+                    if self.places.get(&(copy.parent.0, copy.name)) != Some(&ino) {
+                        self.report
+                            .problem(|| format!("inode {ino}: its copy in the backing store has no place"));
+                    }
+                }
+                Err(_) => self.report.problem(|| format!("inode {ino}: the record of its copy is damaged")),
+            },
+            Some(Key::Pending(parent, name)) => {
+                self.report.pending += 1;
+                if PendingRecord::decode(bytes).is_err() {
+                    self.report
+                        .problem(|| format!("the pending place \"{}\" of {parent} is damaged", shown(name)));
+                }
+            }
             Some(Key::Entry(parent, cookie)) => self.entry(shard, parent, cookie, bytes),
             Some(Key::Inode(ino)) => self.inode(shard, ino, bytes, each_file),
             None => self.report.problem(|| format!("a record under the unknown key {key:02x?}")),
@@ -363,6 +393,11 @@ impl Check {
             self.report.problem(|| format!("inode {ino}: has values, but lacks the mark for them"));
         }
         self.report.files += u64::from(attr.is_file());
+        self.stores += u64::from(attr.flags & FLAG_STORE != 0);
+        if attr.is_file() && !attr.is_resident() && !self.copies.contains(&ino.0) {
+            self.report
+                .problem(|| format!("file {ino}: its data are neither in the pool nor in a backing store"));
+        }
         if attr.kind().has_backing() {
             each_file(&inode.entry());
         }

@@ -7,7 +7,7 @@
 //! records, LMDB would split each full page in the middle and leave it half empty. Small records fill their pages well
 //! in either order.
 
-use forebay_types::limits::XATTR_NAME_MAX;
+use forebay_types::limits::{NAME_MAX, XATTR_NAME_MAX};
 use forebay_types::{Cookie, Ino, NodeId, TxId, DISCRIMINATOR_BITS};
 
 /// Format version and node number.
@@ -23,6 +23,10 @@ const LINK: u8 = 1;
 const PREPARED: u8 = 2;
 const DECISION: u8 = 3;
 const OWED: u8 = 4;
+/// Records that concern backing stores, in the same range of keys: a pool without a store has none.
+const PLACE: u8 = 5;
+const COPY: u8 = 6;
+const PENDING: u8 = 7;
 const ENTRY: u8 = 7;
 const INODE: u8 = 8;
 const VALUE: u8 = 9;
@@ -55,6 +59,12 @@ pub(crate) enum Key<'a> {
     Decision(TxId, NodeId),
     /// A debt: a notification that another node's inode is owed.
     Owed(Ino, TxId),
+    /// What a backing store has at a place: a directory and a name.
+    Place(Ino, &'a [u8]),
+    /// The place of an inode's copy in its backing store.
+    Copy(Ino),
+    /// A place at which a backing store may differ.
+    Pending(Ino, &'a [u8]),
     Entry(Ino, Cookie),
     Inode(Ino),
 }
@@ -177,6 +187,51 @@ impl ValueKey {
     }
 }
 
+/// A key of a place: tag, kind, directory, name.
+pub(crate) struct PlaceKey {
+    bytes: [u8; 10 + NAME_MAX],
+    len: usize,
+}
+
+impl PlaceKey {
+    fn new(kind: u8, parent: Ino, name: &[u8]) -> PlaceKey {
+        let mut bytes = [0; 10 + NAME_MAX];
+        (bytes[0], bytes[1]) = (FOREIGN, kind);
+        bytes[2..10].copy_from_slice(&parent.0.to_be_bytes());
+        let len = name.len().min(NAME_MAX);
+        bytes[10..10 + len].copy_from_slice(&name[..len]);
+        PlaceKey { bytes, len: 10 + len }
+    }
+
+    /// The key.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// The key of what a backing store has at a place.
+pub(crate) fn place(parent: Ino, name: &[u8]) -> PlaceKey {
+    PlaceKey::new(PLACE, parent, name)
+}
+
+/// The key of a place at which a backing store may differ.
+pub(crate) fn pending(parent: Ino, name: &[u8]) -> PlaceKey {
+    PlaceKey::new(PENDING, parent, name)
+}
+
+/// A key behind all pending places.
+pub(crate) fn last_pending() -> [u8; 2] {
+    [FOREIGN, PENDING + 1]
+}
+
+/// The key of the place of an inode's copy.
+pub(crate) fn copy(ino: Ino) -> [u8; 10] {
+    let mut key = [FOREIGN; 10];
+    key[1] = COPY;
+    key[2..].copy_from_slice(&ino.0.to_be_bytes());
+    key
+}
+
 /// First key of all values, and the one behind their last.
 pub(crate) fn all_values() -> ([u8; 1], [u8; 1]) {
     ([VALUE], [VALUE + 1])
@@ -223,6 +278,15 @@ pub(crate) fn decode(key: &[u8]) -> Option<Key<'_>> {
                 return None;
             }
             Key::Value(Ino(be(&rest[..8])?), name, u16::from_be_bytes([tail[1], tail[2]]))
+        }
+        FOREIGN if rest.len() >= 9 && matches!(rest[0], PLACE | COPY | PENDING) => {
+            let (ino, name) = (Ino(be(&rest[1..9])?), &rest[9..]);
+            match rest[0] {
+                COPY if name.is_empty() => Key::Copy(ino),
+                PLACE if (1..=NAME_MAX).contains(&name.len()) => Key::Place(ino, name),
+                PENDING if (1..=NAME_MAX).contains(&name.len()) => Key::Pending(ino, name),
+                _ => return None,
+            }
         }
         FOREIGN if rest.len() == 17 => {
             let (a, b) = (be(&rest[1..9])?, be(&rest[9..])?);

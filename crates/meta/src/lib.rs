@@ -9,7 +9,8 @@
 //! directory sizes are right; no inode number is assigned twice; an inode that lost its last link and has backing files
 //! is listed as an orphan. [`Shard::check`] checks all of this.
 //!
-//! Layers, top down: `namespace`, `rename`, `attributes`, `values` and `replies` are the operations; `batch` dispatches
+//! Layers, top down: `namespace`, `rename`, `attributes`, `values`, `replies`, and for backing stores `backing_store`
+//! and `places`, are the operations; `batch` dispatches
 //! a request to one of them; `directories` caches directories in memory; `page_budget` counts pages, so that a full
 //! medium is an error and never a signal; `record` and `keys` define the stored records; `lmdb_txn` is the only user of
 //! LMDB. The format is in docs/disk-format.md.
@@ -19,6 +20,7 @@
 //! reference model, crashes, a full medium, damage.
 
 mod attributes;
+mod backing_store;
 mod batch;
 mod check;
 mod coordinator;
@@ -32,6 +34,7 @@ mod lmdb_txn;
 mod namespace;
 mod page_budget;
 mod participant;
+mod places;
 mod record;
 mod rename;
 mod replies;
@@ -40,6 +43,7 @@ mod two_phase_commit;
 mod values;
 mod wide;
 
+pub use backing_store::STORE_SETTINGS;
 pub use batch::{Batch, PAYLOAD_BYTES_MAX};
 pub use check::CheckReport;
 pub use coordinator::Plan;

@@ -7,7 +7,8 @@
 use forebay_types::limits::{COLLISIONS_MAX, LINKS_MAX, NAME_MAX};
 use forebay_types::{
     node_of, Attr, Code, Cookie, DirEntries, DirEntry, DirWriter, Ino, Kind, Layout, NodeId, Reply, Request,
-    SetAttr, TxId, DISCRIMINATOR_BITS, FLAG_DIRTY, FLAG_RESIDENT, REPLY_HEADER_BYTES,
+    SetAttr, TxId, DISCRIMINATOR_BITS, FLAG_ATTACHED, FLAG_DIRTY, FLAG_RESIDENT, FLAG_STORE,
+    REPLY_HEADER_BYTES,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -152,7 +153,7 @@ impl Batch<'_> {
             uid: c.caller.uid,
             gid: if inherits { parent.gid } else { c.caller.gid },
             nlink: if directory { 2 } else { 1 },
-            flags: 0,
+            flags: parent.flags & FLAG_ATTACHED,
             home: self.shard.node(),
             width_log2: 0,
             atime: c.now,
@@ -249,7 +250,7 @@ impl Batch<'_> {
         };
         let slot = self.entries_for(parent, name)?;
         let mut attr = self.attr_of_new(c, slot, Kind::File.mode_bits() | mode);
-        attr.flags = FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
+        attr.flags |= FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
         let layout = match layout {
             None => Layout::single(attr.home, 0),
             Some(layout) => match layout.wish() {
@@ -376,6 +377,9 @@ impl Batch<'_> {
         // keeps its reply, whatever has happened to the inode meanwhile.
         let slot = self.entries_for(parent, name)?;
         let mut inode = self.inode(ino)?;
+        if (inode.attr.flags ^ self.state.directories.get(slot).attr.flags) & FLAG_ATTACHED != 0 {
+            return Err(Code::CrossDevice);
+        }
         if inode.attr.is_directory() || inode.attr.nlink >= LINKS_MAX {
             let refusal = if inode.attr.is_directory() { Code::NotPermitted } else { Code::TooManyLinks };
             return Err(self.find_entry(slot, name)?.map_or(refusal, |_| Code::Exists));
@@ -409,6 +413,7 @@ impl Batch<'_> {
             return Ok(false);
         }
         self.remove_inode(c, inode)?;
+        self.forget_copy(inode)?;
         if inode.attr.kind().has_backing() {
             self.add_orphan(inode.attr.ino, &inode.layout);
             c.effects.orphan(inode.attr.ino, inode.layout);
@@ -491,6 +496,10 @@ impl Batch<'_> {
         if inode.attr.width_log2 != 0 {
             return Err(Code::CrossDevice); // likewise
         }
+        if inode.attr.flags & FLAG_STORE != 0 {
+            return Err(Code::Busy); // like a mount point
+        }
+        self.check_listed(found.ino)?;
         if inode.attr.size != 0 {
             return Err(Code::NotEmpty);
         }

@@ -19,7 +19,7 @@ pub(crate) const ENTRY_HEADER_BYTES: usize = 21;
 /// Directories whose attributes may be pending in the ledger.
 pub(crate) const PENDING_MAX: usize = 16;
 const PENDING_BYTES: usize = 44;
-const LEDGER_HEADER_BYTES: usize = 2 + 4 * 8;
+const LEDGER_HEADER_BYTES: usize = 2 + 5 * 8;
 /// Bytes of the largest ledger record; less than LMDB's largest in-page record.
 pub(crate) const LEDGER_BYTES_MAX: usize = LEDGER_HEADER_BYTES + PENDING_MAX * PENDING_BYTES;
 
@@ -27,6 +27,8 @@ pub(crate) const LEDGER_BYTES_MAX: usize = LEDGER_HEADER_BYTES + PENDING_MAX * P
 pub(crate) const MARK_VALUES: u8 = 1;
 /// Mark of a directory in which two names have or had the same hash, so that a look-up must walk the discriminators.
 pub(crate) const MARK_COLLISIONS: u8 = 2;
+/// Mark, in the record alone, of a file with an epoch: one that was drained or released.
+const MARK_EPOCH: u8 = 4;
 
 const _: () = assert!(LEDGER_BYTES_MAX < 2000);
 
@@ -101,8 +103,9 @@ impl Inode {
         let a = &self.attr;
         let mut w = Writer::new(buffer);
         let has_layout = a.is_file() || a.is_directory();
+        let has_epoch = a.is_file() && a.epoch() != 0;
         w.u8(RECORD_VERSION)?;
-        w.u8(self.marks)?;
+        w.u8(self.marks | if has_epoch { MARK_EPOCH } else { 0 })?;
         w.u8(a.width_log2)?;
         w.u8(if has_layout { self.layout.components().len() as u8 } else { 0 })?;
         for v in [a.mode, a.uid, a.gid, a.nlink, a.flags] {
@@ -119,6 +122,7 @@ impl Inode {
                 w.u64(self.cookie)?;
             }
             Kind::CharDevice | Kind::BlockDevice => w.u64(a.rdev)?,
+            Kind::File if has_epoch => w.u64(a.epoch())?,
             _ => {}
         }
         if has_layout {
@@ -146,8 +150,10 @@ impl Inode {
         match kind {
             Kind::Directory => (parent, cookie) = (Ino(r.u64()?), r.u64()?),
             Kind::CharDevice | Kind::BlockDevice => rdev = r.u64()?,
+            Kind::File if marks & MARK_EPOCH != 0 => rdev = r.u64()?,
             _ => {}
         }
+        let marks = marks & !MARK_EPOCH;
         let layout = if matches!(kind, Kind::File | Kind::Directory) {
             layout(r, components as usize)?
         } else {
@@ -273,9 +279,20 @@ pub(crate) struct Ledger {
     pub(crate) entries: u64,
     /// Orphans that are listed.
     pub(crate) orphans: u64,
+    /// Directories with a backing store.
+    pub(crate) stores: u64,
 }
 
+/// Version byte of the ledger of a shard with backing stores: it has their number.
+const LEDGER_WITH_STORES: u8 = 2;
+
 impl Ledger {
+    /// True if any directory has a backing store.
+    #[inline]
+    pub(crate) fn has_stores(&self) -> bool {
+        self.stores != 0
+    }
+
     /// Writes the record. Returns its length.
     pub(crate) fn encode(
         &self,
@@ -283,10 +300,13 @@ impl Ledger {
         buffer: &mut [u8; LEDGER_BYTES_MAX],
     ) -> Result<usize, Code> {
         let mut w = Writer::new(buffer);
-        w.u8(RECORD_VERSION)?;
+        w.u8(if self.has_stores() { LEDGER_WITH_STORES } else { RECORD_VERSION })?;
         w.u8(pending.len() as u8)?;
         for v in [self.next_counter, self.inodes, self.entries, self.orphans] {
             w.u64(v)?;
+        }
+        if self.has_stores() {
+            w.u64(self.stores)?;
         }
         for p in pending {
             w.u64(p.ino.0)?;
@@ -303,11 +323,12 @@ impl Ledger {
         let mut r = Reader::new(bytes);
         let mut read = || -> Result<(Ledger, Vec<Pending>), Code> {
             let (version, count) = (r.u8()?, r.u8()? as usize);
-            if version != RECORD_VERSION || count > PENDING_MAX {
+            if !matches!(version, RECORD_VERSION | LEDGER_WITH_STORES) || count > PENDING_MAX {
                 return Err(Code::Corrupt);
             }
-            let ledger =
-                Ledger { next_counter: r.u64()?, inodes: r.u64()?, entries: r.u64()?, orphans: r.u64()? };
+            let (next_counter, inodes, entries, orphans) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
+            let stores = if version == LEDGER_WITH_STORES { r.u64()? } else { 0 };
+            let ledger = Ledger { next_counter, inodes, entries, orphans, stores };
             let mut pending = Vec::with_capacity(count);
             for _ in 0..count {
                 pending.push(Pending {
@@ -433,7 +454,7 @@ mod tests {
 
     #[test]
     fn ledger_and_orphan_round_trip() {
-        let ledger = Ledger { next_counter: 1, inodes: 2, entries: 3, orphans: 4 };
+        let ledger = Ledger { next_counter: 1, inodes: 2, entries: 3, orphans: 4, stores: 5 };
         let pending: Vec<_> = (0..PENDING_MAX as u64)
             .map(|i| Pending { ino: Ino(i), ..Pending::of(&inode(0o040_755).attr) })
             .collect();

@@ -48,8 +48,14 @@ impl Batch<'_> {
             return Ok(Reply::Elsewhere { ino: source.ino, kind: source.kind });
         }
         let to = Side { slot: self.entries_for(to.0, to.1)?, parent: to.0, name: to.1 };
+        self.check_same_store(from.parent, to.parent)?;
         let source = self.find_entry(from.slot, from.name)?.ok_or(Code::NotFound)?;
         let target = self.find_entry(to.slot, to.name)?;
+        for side in [Some(source), target].into_iter().flatten() {
+            if side.kind == Kind::Directory && self.is_with_store(side.ino)? {
+                return Err(Code::Busy); // like a mount point
+            }
+        }
         match (flags, target) {
             (RENAME_NOREPLACE, Some(_)) => return Err(Code::Exists),
             (RENAME_EXCHANGE, None) => return Err(Code::NotFound),
@@ -217,7 +223,7 @@ impl Batch<'_> {
     }
 
     /// Checks whether a rename may replace an inode, and returns it; none for a file of another node.
-    fn replaceable(&self, moves_directory: bool, target: Found) -> Answer<Option<Inode>> {
+    fn replaceable(&mut self, moves_directory: bool, target: Found) -> Answer<Option<Inode>> {
         match (moves_directory, target.kind == Kind::Directory) {
             (true, false) => return Err(Code::NotDirectory),
             (false, true) => return Err(Code::IsDirectory),
@@ -227,6 +233,9 @@ impl Batch<'_> {
             return Ok(None);
         }
         let victim = self.entered_inode(target.ino)?;
+        if moves_directory {
+            self.check_listed(target.ino)?;
+        }
         if moves_directory && victim.attr.size != 0 {
             return Err(Code::NotEmpty);
         }

@@ -15,7 +15,7 @@
 
 use forebay_types::{
     name_hash, part_of_hash, Attr, Change, Code, Cookie, Ino, Layout, NodeId, Part, Parts, Reader, Refusal,
-    Reply, SetAttr, Timestamp, TxId, Writer,
+    Reply, SetAttr, Timestamp, TxId, Writer, FLAG_UNLISTED,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -43,8 +43,10 @@ impl Batch<'_> {
     #[inline]
     pub(crate) fn entries_of(&mut self, ino: Ino) -> Answer<usize> {
         let slot = self.directory(ino)?;
-        match self.state.directories.get(slot).attr.width_log2 {
-            0 => Ok(slot),
+        let attr = &self.state.directories.get(slot).attr;
+        match (attr.width_log2, attr.flags & FLAG_UNLISTED) {
+            (0, 0) => Ok(slot),
+            (0, _) => self.check_listed(ino).map(|()| slot),
             _ => self.refuse_wide(ino),
         }
     }

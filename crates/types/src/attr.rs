@@ -12,9 +12,22 @@ pub const PERMISSIONS_OFFSET: usize = 32;
 /// The file may differ from its copy in slow storage, so its data must not be dropped. The flag is set before any
 /// descriptor that can write is handed out.
 pub const FLAG_DIRTY: u32 = 1;
-/// The file's data are in its backing files. Every file has this flag, and nothing clears it: the value of a clear flag
-/// is reserved for files whose data left the pool.
+/// The file's data are in its backing files. A file without the flag was released, or never restored: its data are in
+/// the backing store alone.
 pub const FLAG_RESIDENT: u32 = 2;
+/// The file is being copied to its backing store. A write since then must be marked ([`FLAG_DIRTY`] alone does not
+/// suffice).
+pub const FLAG_DRAINING: u32 = 4;
+/// The inode belongs to the tree of a backing store. What is created in such a directory gets the flag too.
+pub const FLAG_ATTACHED: u32 = 8;
+/// The directory has names in its backing store that are not in the pool yet.
+pub const FLAG_UNLISTED: u32 = 16;
+/// The file, or what is in the directory, is not released.
+pub const FLAG_PINNED: u32 = 32;
+/// The directory is where a backing store is attached.
+pub const FLAG_STORE: u32 = 64;
+/// An epoch that no file has.
+pub const EPOCH_UNKNOWN: u64 = u64::MAX;
 
 /// The bits of a directory's flags that hold the width of new directories in it.
 const WIDTH_OF_NEW_SHIFT: u32 = 8;
@@ -113,7 +126,7 @@ pub struct Attr {
     pub ino: Ino,
     /// A symlink: bytes of its target. A file: a hint of its bytes. A directory: the number of its entries.
     pub size: u64,
-    /// Device number (`dev_t`) of a device node, else 0.
+    /// Device number (`dev_t`) of a device node; of a file its data's epoch ([`Attr::epoch`]); else 0.
     pub rdev: u64,
     /// The parent of a directory (the root is its own parent); else the zero inode.
     pub parent: Ino,
@@ -125,7 +138,7 @@ pub struct Attr {
     pub gid: u32,
     /// Hard links. A directory has 2, and one more for each subdirectory.
     pub nlink: u32,
-    /// [`FLAG_DIRTY`], [`FLAG_RESIDENT`]; for a directory [`Attr::width_of_new`].
+    /// `FLAG_…`; for a directory also [`Attr::width_of_new`].
     pub flags: u32,
     /// A directory: its home, the node that owns its entries. Else: the node that owns the inode.
     pub home: NodeId,
@@ -164,6 +177,31 @@ impl Attr {
 
     pub(crate) fn set_width_of_new(&mut self, width: u8) {
         self.flags = self.flags & !WIDTH_OF_NEW | u32::from(width) << WIDTH_OF_NEW_SHIFT;
+    }
+
+    /// A file's epoch: it changes when a clean file is marked dirty, and when the file is released. So an open that
+    /// finds the same epoch before and after has opened the file's present data. It stands in the place of a device
+    /// number, which files have not.
+    #[inline]
+    pub fn epoch(&self) -> u64 {
+        self.rdev
+    }
+
+    /// Begins a new epoch.
+    pub fn next_epoch(&mut self) {
+        self.rdev += 1;
+    }
+
+    /// True for a file whose data are in the pool.
+    #[inline]
+    pub fn is_resident(&self) -> bool {
+        self.flags & FLAG_RESIDENT != 0
+    }
+
+    /// True when a write must be preceded by a mark: the file equals its copy in the backing store, or is being copied.
+    #[inline]
+    pub fn needs_mark(&self) -> bool {
+        self.flags & (FLAG_DIRTY | FLAG_DRAINING) != FLAG_DIRTY
     }
 
     /// True for a directory.

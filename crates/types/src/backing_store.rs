@@ -4,9 +4,13 @@
 //! place of an attached tree. A **copy** is the place that has a file's last published version. A place is *pending*
 //! if the store may differ from the pool there; `forebay-mover` compares both and makes the store equal.
 
-use crate::attr::Timestamp;
+use crate::attr::{Kind, Timestamp};
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
+use crate::id::Ino;
+use crate::limits::{NAME_MAX, PATH_MAX};
+use crate::name;
+use crate::reply::Entry;
 
 /// A version of an object in a store. Two equal versions have the same bytes, as far as the store can tell.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -45,18 +49,418 @@ impl StoreVersion {
     }
 }
 
+fn put_time(w: &mut Writer<'_>, time: Timestamp) -> Result<(), Code> {
+    w.u64(time.sec as u64)?;
+    w.u32(time.nsec)
+}
+
+fn time(r: &mut Reader<'_>) -> Result<Timestamp, Code> {
+    let time = Timestamp { sec: r.u64()? as i64, nsec: r.u32()? };
+    match time.nsec {
+        0..1_000_000_000 => Ok(time),
+        _ => Err(Code::Malformed),
+    }
+}
+
+/// What calls wait for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum StoreTask {
+    /// The names of a directory.
+    List(Ino),
+    /// The data of a file.
+    Restore(Ino),
+}
+
+impl StoreTask {
+    /// The directory or file.
+    pub fn ino(self) -> Ino {
+        match self {
+            StoreTask::List(ino) | StoreTask::Restore(ino) => ino,
+        }
+    }
+
+    /// Appends the task.
+    pub fn encode(self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u8(u8::from(matches!(self, StoreTask::Restore(_))))?;
+        w.u64(self.ino().0)
+    }
+
+    /// Reads a list of tasks to its end.
+    pub fn decode_list(bytes: &[u8]) -> Result<Vec<StoreTask>, Code> {
+        let (mut r, mut tasks) = (Reader::new(bytes), Vec::new());
+        while !r.rest().is_empty() {
+            let (kind, ino) = (r.u8()?, Ino(r.u64()?));
+            tasks.push(match kind {
+                0 => StoreTask::List(ino),
+                1 => StoreTask::Restore(ino),
+                _ => return Err(Code::Malformed),
+            });
+        }
+        Ok(tasks)
+    }
+}
+
+/// An object of a store, to be imported.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoreObject<'a> {
+    /// Its name.
+    pub name: &'a [u8],
+    /// Its kind.
+    pub kind: Kind,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device node, else 0.
+    pub rdev: u64,
+    /// Time of the last access.
+    pub atime: Timestamp,
+    /// Its version, with the time of the last modification.
+    pub version: StoreVersion,
+    /// A symbolic link's target; else empty.
+    pub target: &'a [u8],
+}
+
+impl<'a> StoreObject<'a> {
+    /// Appends the object.
+    pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u8(self.kind as u8)?;
+        w.u32(self.mode)?;
+        w.u32(self.uid)?;
+        w.u32(self.gid)?;
+        w.u64(self.rdev)?;
+        put_time(w, self.atime)?;
+        self.version.encode(w)?;
+        w.short_bytes(self.name)?;
+        w.short_bytes(self.target)
+    }
+
+    /// Reads and checks an object.
+    pub fn decode(r: &mut Reader<'a>) -> Result<StoreObject<'a>, Code> {
+        let kind = Kind::from_u8(r.u8()?)?;
+        let (mode, uid, gid, rdev, atime) = (r.u32()?, r.u32()?, r.u32()?, r.u64()?, time(r)?);
+        let version = StoreVersion::decode(r)?;
+        let (name, target) = (r.short_bytes()?, r.short_bytes()?);
+        name::check(name)?;
+        let is_target = !target.is_empty() && target.len() <= PATH_MAX && !target.contains(&0);
+        if mode & !0o7777 != 0 || is_target != (kind == Kind::Symlink) || !is_target && !target.is_empty() {
+            return Err(Code::Malformed);
+        }
+        Ok(StoreObject { name, kind, mode, uid, gid, rdev, atime, version, target })
+    }
+}
+
+/// What a store has at a place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placed {
+    /// The inode that was published or imported there.
+    pub ino: Ino,
+    /// Its kind.
+    pub kind: Kind,
+    /// Its version.
+    pub version: StoreVersion,
+}
+
+impl Placed {
+    /// Appends it.
+    pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u64(self.ino.0)?;
+        w.u8(self.kind as u8)?;
+        self.version.encode(w)
+    }
+
+    /// Reads it.
+    pub fn decode(r: &mut Reader<'_>) -> Result<Placed, Code> {
+        Ok(Placed { ino: Ino(r.u64()?), kind: Kind::from_u8(r.u8()?)?, version: StoreVersion::decode(r)? })
+    }
+}
+
+/// A place at which the store may differ from the pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PendingPlace {
+    /// Directory.
+    pub parent: Ino,
+    /// Name in it.
+    pub name: Vec<u8>,
+    /// How often the pool has changed there since it became pending.
+    pub changes: u64,
+    /// When it became pending.
+    pub since: Timestamp,
+    /// The version that was about to be published when a mover noted it last.
+    pub intent: Option<StoreVersion>,
+    /// True when the store was found to have a version that the pool did not know.
+    pub conflict: bool,
+    /// What the store has there, as far as the pool knows.
+    pub placed: Option<Placed>,
+    /// What the pool has there.
+    pub wanted: Option<Wanted>,
+}
+
+/// What the pool has at a place.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// An inode, and the place at which the store has its last version.
+    Here(Entry, Option<CopyOf>),
+    /// An inode of another node.
+    Elsewhere(Ino, Kind),
+}
+
+/// The place at which a store has the last published version of an inode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CopyOf {
+    /// Directory.
+    pub parent: Ino,
+    /// Name in it.
+    pub name: Vec<u8>,
+    /// Epoch of the data of a file's version.
+    pub epoch: u64,
+}
+
+const HAS_INTENT: u8 = 1;
+const HAS_CONFLICT: u8 = 2;
+const HAS_PLACED: u8 = 4;
+const HAS_WANTED: u8 = 8;
+const HAS_COPY: u8 = 16;
+const IS_ELSEWHERE: u8 = 32;
+
+impl PendingPlace {
+    /// Appends the place.
+    pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        let bit = |is: bool, bit: u8| if is { bit } else { 0 };
+        let copy = match &self.wanted {
+            Some(Wanted::Here(_, copy)) => copy.as_ref(),
+            _ => None,
+        };
+        w.u64(self.parent.0)?;
+        w.short_bytes(&self.name)?;
+        w.u64(self.changes)?;
+        put_time(w, self.since)?;
+        w.u8(bit(self.intent.is_some(), HAS_INTENT)
+            | bit(self.conflict, HAS_CONFLICT)
+            | bit(self.placed.is_some(), HAS_PLACED)
+            | bit(self.wanted.is_some(), HAS_WANTED)
+            | bit(copy.is_some(), HAS_COPY)
+            | bit(matches!(self.wanted, Some(Wanted::Elsewhere(..))), IS_ELSEWHERE))?;
+        if let Some(intent) = &self.intent {
+            intent.encode(w)?;
+        }
+        if let Some(placed) = &self.placed {
+            placed.encode(w)?;
+        }
+        match &self.wanted {
+            Some(Wanted::Here(entry, _)) => entry.encode(w)?,
+            Some(Wanted::Elsewhere(ino, kind)) => {
+                w.u64(ino.0)?;
+                w.u8(*kind as u8)?;
+            }
+            None => {}
+        }
+        if let Some(copy) = copy {
+            w.u64(copy.parent.0)?;
+            w.short_bytes(&copy.name)?;
+            w.u64(copy.epoch)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a list of places to its end.
+    pub fn decode_list(bytes: &[u8]) -> Result<Vec<PendingPlace>, Code> {
+        let (mut r, mut places) = (Reader::new(bytes), Vec::new());
+        while !r.rest().is_empty() {
+            places.push(PendingPlace::decode(&mut r)?);
+        }
+        Ok(places)
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<PendingPlace, Code> {
+        let (parent, name) = (Ino(r.u64()?), stored_name(r)?);
+        let (changes, since, has) = (r.u64()?, time(r)?, r.u8()?);
+        let intent = if has & HAS_INTENT != 0 { Some(StoreVersion::decode(r)?) } else { None };
+        let placed = if has & HAS_PLACED != 0 { Some(Placed::decode(r)?) } else { None };
+        let wanted = match (has & HAS_WANTED != 0, has & IS_ELSEWHERE != 0) {
+            (false, _) => None,
+            (true, true) => Some(Wanted::Elsewhere(Ino(r.u64()?), Kind::from_u8(r.u8()?)?)),
+            (true, false) => {
+                let entry = Entry::decode(r)?;
+                let copy = if has & HAS_COPY != 0 {
+                    Some(CopyOf { parent: Ino(r.u64()?), name: stored_name(r)?, epoch: r.u64()? })
+                } else {
+                    None
+                };
+                Some(Wanted::Here(entry, copy))
+            }
+        };
+        let conflict = has & HAS_CONFLICT != 0;
+        Ok(PendingPlace { parent, name, changes, since, intent, conflict, placed, wanted })
+    }
+}
+
+fn stored_name(r: &mut Reader<'_>) -> Result<Vec<u8>, Code> {
+    match r.short_bytes()? {
+        name if name.len() <= NAME_MAX => Ok(name.to_vec()),
+        _ => Err(Code::Malformed),
+    }
+}
+
+/// Where a store has an inode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StorePlace {
+    /// The directory below which the path begins: where the store is attached, or one of another node.
+    pub top: Ino,
+    /// Whether the store is attached at `top`.
+    pub is_root: bool,
+    /// The version; none for the directory with the store, and for one that is not in the store yet.
+    pub placed: Option<Placed>,
+    /// The epoch of the version's data; [`crate::EPOCH_UNKNOWN`] for a directory.
+    pub epoch: u64,
+    /// The path below `top`: names with `/` between them. Empty for `top` itself.
+    pub path: Vec<u8>,
+}
+
+impl StorePlace {
+    /// Appends it.
+    pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u64(self.top.0)?;
+        w.u8(u8::from(self.is_root) | u8::from(self.placed.is_some()) << 1)?;
+        if let Some(placed) = &self.placed {
+            placed.encode(w)?;
+        }
+        w.u64(self.epoch)?;
+        w.short_bytes(&self.path)
+    }
+
+    /// Reads it.
+    pub fn decode(bytes: &[u8]) -> Result<StorePlace, Code> {
+        let r = &mut Reader::new(bytes);
+        let (top, bits) = (Ino(r.u64()?), r.u8()?);
+        let placed = if bits & 2 != 0 { Some(Placed::decode(r)?) } else { None };
+        let (epoch, path) = (r.u64()?, r.short_bytes()?.to_vec());
+        Ok(StorePlace { top, is_root: bits & 1 != 0, placed, epoch, path })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Attr, Layout, NodeId};
 
     #[test]
     fn a_version_is_read_as_it_was_written() {
-        let version =
-            StoreVersion { bytes: 1 << 40, mtime: Timestamp { sec: -5, nsec: 999_999_999 }, ino: 7, tag: u64::MAX };
+        let version = StoreVersion {
+            bytes: 1 << 40,
+            mtime: Timestamp { sec: -5, nsec: 999_999_999 },
+            ino: 7,
+            tag: u64::MAX,
+        };
         let mut buffer = [0; STORE_VERSION_BYTES];
         version.encode(&mut Writer::new(&mut buffer)).unwrap();
         assert_eq!(StoreVersion::decode(&mut Reader::new(&buffer)), Ok(version));
         buffer[16..20].copy_from_slice(&1_000_000_000u32.to_le_bytes());
         assert_eq!(StoreVersion::decode(&mut Reader::new(&buffer)), Err(Code::Malformed));
+    }
+
+    #[test]
+    fn tasks_are_read_as_they_were_written() {
+        let tasks = [StoreTask::List(Ino(5)), StoreTask::Restore(Ino(6))];
+        let mut buffer = [0; 18];
+        let mut w = Writer::new(&mut buffer);
+        tasks.iter().for_each(|task| task.encode(&mut w).unwrap());
+        assert_eq!(StoreTask::decode_list(&buffer), Ok(tasks.to_vec()));
+        buffer[0] = 2;
+        assert_eq!(StoreTask::decode_list(&buffer), Err(Code::Malformed));
+        assert_eq!(StoreTask::decode_list(&buffer[..17]), Err(Code::Malformed));
+    }
+
+    #[test]
+    fn objects_with_bad_names_targets_and_modes_are_refused() {
+        let good = StoreObject {
+            name: b"n",
+            kind: Kind::Symlink,
+            mode: 0o777,
+            uid: 1,
+            gid: 2,
+            rdev: 0,
+            atime: Timestamp::default(),
+            version: StoreVersion::default(),
+            target: b"../t",
+        };
+        let read = |object: &StoreObject<'_>| {
+            let mut buffer = [0; 5000];
+            let mut w = Writer::new(&mut buffer);
+            object.encode(&mut w).unwrap();
+            let n = w.len();
+            StoreObject::decode(&mut Reader::new(&buffer[..n])).map(|read| assert_eq!(read, *object))
+        };
+        assert_eq!(read(&good), Ok(()));
+        assert!(read(&StoreObject { name: b"a/b", ..good }).is_err());
+        assert!(read(&StoreObject { name: b"..", ..good }).is_err());
+        assert!(read(&StoreObject { target: b"", ..good }).is_err());
+        assert!(read(&StoreObject { kind: Kind::File, ..good }).is_err());
+        assert!(read(&StoreObject { mode: 0o10_000, ..good }).is_err());
+        assert_eq!(read(&StoreObject { kind: Kind::File, target: b"", ..good }), Ok(()));
+    }
+
+    #[test]
+    fn pending_places_are_read_as_they_were_written() {
+        let attr = Attr {
+            ino: Ino(9),
+            size: 4,
+            rdev: 3,
+            parent: Ino(0),
+            mode: 0o100_644,
+            uid: 1,
+            gid: 2,
+            nlink: 1,
+            flags: 3,
+            home: NodeId(1),
+            width_log2: 0,
+            atime: Timestamp::default(),
+            mtime: Timestamp::default(),
+            ctime: Timestamp::default(),
+            btime: Timestamp::default(),
+        };
+        let entry = Entry { attr, layout: Layout::single(NodeId(1), 0) };
+        let version = StoreVersion { bytes: 4, ..StoreVersion::default() };
+        let copy = CopyOf { parent: Ino(1), name: b"old".to_vec(), epoch: 2 };
+        let plain = PendingPlace {
+            parent: Ino(1),
+            name: b"name".to_vec(),
+            changes: 7,
+            since: Timestamp { sec: 5, nsec: 6 },
+            intent: None,
+            conflict: false,
+            placed: None,
+            wanted: None,
+        };
+        let places = vec![
+            plain.clone(),
+            PendingPlace { wanted: Some(Wanted::Here(entry, Some(copy))), conflict: true, ..plain.clone() },
+            PendingPlace { wanted: Some(Wanted::Here(entry, None)), intent: Some(version), ..plain.clone() },
+            PendingPlace {
+                wanted: Some(Wanted::Elsewhere(Ino(7), Kind::Directory)),
+                placed: Some(Placed { ino: Ino(8), kind: Kind::File, version }),
+                ..plain
+            },
+        ];
+        let mut buffer = [0; 2000];
+        let mut w = Writer::new(&mut buffer);
+        places.iter().for_each(|place| place.encode(&mut w).unwrap());
+        let n = w.len();
+        assert_eq!(PendingPlace::decode_list(&buffer[..n]), Ok(places));
+        for short in 1..n {
+            let _ = PendingPlace::decode_list(&buffer[..short]);
+        }
+    }
+
+    #[test]
+    fn a_store_place_is_read_as_it_was_written() {
+        let place = StorePlace { top: Ino(1), is_root: true, placed: None, epoch: 3, path: b"a/b".to_vec() };
+        let mut buffer = [0; 100];
+        let mut w = Writer::new(&mut buffer);
+        place.encode(&mut w).unwrap();
+        let n = w.len();
+        assert_eq!(StorePlace::decode(&buffer[..n]), Ok(place));
     }
 }

@@ -82,11 +82,14 @@ pub enum Code {
     Wide = 36,
     /// Out of memory or address space.
     NoMemory = 37,
+    /// The directory has names in its backing store that are not in the pool yet: the daemon waits for them, and applies
+    /// the request again. Programs get it only for changes over several nodes.
+    NotListed = 38,
 }
 
 impl Code {
     /// Every code, for tests that walk all mappings.
-    pub const ALL: [Code; 37] = [
+    pub const ALL: [Code; 38] = [
         Code::NotFound,
         Code::Exists,
         Code::NotDirectory,
@@ -124,6 +127,7 @@ impl Code {
         Code::NoDevice,
         Code::Wide,
         Code::NoMemory,
+        Code::NotListed,
     ];
 
     /// The code for a number that came by ring or wire; [`Code::Malformed`] for unknown numbers.
@@ -171,6 +175,7 @@ impl Code {
             Code::NoDevice => 6,
             Code::Wide => 5,
             Code::NoMemory => 12,
+            Code::NotListed => 16,
         }
     }
 
@@ -251,6 +256,7 @@ impl Code {
             Code::NoDevice => "no-device",
             Code::Wide => "wide",
             Code::NoMemory => "no-memory",
+            Code::NotListed => "not-listed",
         }
     }
 }

@@ -28,9 +28,15 @@ mod target;
 mod transaction;
 mod wide;
 
-pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT, PERMISSIONS_OFFSET};
+pub use attr::{
+    Attr, Kind, Timestamp, ATTR_BYTES, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED,
+    FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED, PERMISSIONS_OFFSET,
+};
 pub use backing::{BackingAttr, BackingId, BackingOp, Move, MoveKind};
-pub use backing_store::{StoreVersion, STORE_VERSION_BYTES};
+pub use backing_store::{
+    CopyOf, PendingPlace, Placed, StoreObject, StorePlace, StoreTask, StoreVersion, Wanted,
+    STORE_VERSION_BYTES,
+};
 pub use bytes::{Reader, Writer};
 pub use error::{Code, Error, Result};
 pub use group::GroupOp;

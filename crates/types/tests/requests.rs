@@ -2,8 +2,8 @@
 //! new number or a new protocol. The encoder that this table replaced wrote `requests.golden`.
 
 use forebay_types::{
-    BackingId, BackingOp, Caller, Ino, Layout, NodeId, Part, Request, SetAttr, TimeSet, Timestamp, TxId,
-    RENAME_EXCHANGE, REQUESTS, XATTR_CREATE,
+    BackingId, BackingOp, Caller, Ino, Layout, NodeId, Part, Request, SetAttr, StoreVersion, TimeSet,
+    Timestamp, TxId, RENAME_EXCHANGE, REQUESTS, XATTR_CREATE,
 };
 
 /// A sample of each request, with distinct values in all fields. Requests with optional fields have several.
@@ -24,6 +24,7 @@ fn samples() -> Vec<Request<'static>> {
         number,
         reserve: bits & 4 != 0,
     };
+    let version = StoreVersion { bytes: 9, mtime: Timestamp { sec: -5, nsec: 7 }, ino: 3, tag: 4 };
     vec![
         Request::Ping,
         Request::Lookup { parent: p, name },
@@ -76,6 +77,25 @@ fn samples() -> Vec<Request<'static>> {
         Request::PartsOf { ino: i },
         Request::AreThere { sessions: &[7; 24] },
         Request::RemoveBackings { ids: &[0; 30] },
+        Request::Attach { ino: i, listed: true, settings: b"{}" },
+        Request::Detach { ino: i },
+        Request::StoreWork { restart: true },
+        Request::StoreFailed { ino: i, code: 8 },
+        Request::Import { ino: i, objects: &[1; 40] },
+        Request::Listed { ino: i },
+        Request::Restore { ino: i },
+        Request::Restored { ino: i, epoch: 6 },
+        Request::BeginDrain { ino: i },
+        Request::Pending { parent: p, name: b"" },
+        Request::Intend { parent: p, name, version },
+        Request::Published { parent: p, name, ino: i, epoch: 6, seen: 5, version },
+        Request::Unpublished { parent: p, name, seen: 5 },
+        Request::Settled { parent: p, name, seen: 5 },
+        Request::Moved { parent: p, name, new_parent: i, new_name: b"b", version },
+        Request::Release { ino: i, epoch: 6, set },
+        Request::Pin { ino: i, pinned: true },
+        Request::StorePlace { ino: i },
+        Request::Conflict { parent: p, name, found: true, version },
         Request::Backing {
             id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
             op: BackingOp::Write { offset: 77, append: false, bytes: &[5; 30] },

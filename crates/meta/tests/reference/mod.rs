@@ -383,7 +383,27 @@ impl Reference {
             | Request::RemoveBackings { .. }
             | Request::RenewLease
             | Request::RevokeName { .. }
-            | Request::RevokeDirectory { .. } => Err(Code::NotSupported),
+            | Request::RevokeDirectory { .. }
+            // Backing stores: tests/backing_store.rs.
+            | Request::Attach { .. }
+            | Request::Detach { .. }
+            | Request::StoreWork { .. }
+            | Request::StoreFailed { .. }
+            | Request::Import { .. }
+            | Request::Listed { .. }
+            | Request::Restore { .. }
+            | Request::Restored { .. }
+            | Request::BeginDrain { .. }
+            | Request::Pending { .. }
+            | Request::Intend { .. }
+            | Request::Published { .. }
+            | Request::Unpublished { .. }
+            | Request::Settled { .. }
+            | Request::Moved { .. }
+            | Request::Release { .. }
+            | Request::Pin { .. }
+            | Request::StorePlace { .. }
+            | Request::Conflict { .. } => Err(Code::NotSupported),
         }
     }
 

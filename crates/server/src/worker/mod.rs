@@ -64,6 +64,7 @@ mod shard_queries;
 mod statistics;
 #[cfg(any(test, feature = "simulation"))]
 pub mod stepped;
+mod store_waits;
 mod sweeper;
 mod targets;
 mod watches;

@@ -2,6 +2,7 @@
 
 use crate::attr::permission_bits;
 use crate::backing::BackingId;
+use crate::backing_store::StoreVersion;
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::hash::COOKIE_MAX;
@@ -166,6 +167,18 @@ impl Field<'_> for Layout {
 
     fn get(r: &mut Reader<'_>) -> Result<Layout, Code> {
         Layout::decode(r)
+    }
+}
+
+impl Field<'_> for StoreVersion {
+    type Value = StoreVersion;
+
+    fn put(w: &mut Writer<'_>, value: StoreVersion) -> Result<(), Code> {
+        value.encode(w)
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<StoreVersion, Code> {
+        StoreVersion::decode(r)
     }
 }
 

@@ -32,7 +32,7 @@ mod tests {
     use crate::attr::Timestamp;
     use crate::limits::STRIPES_MAX;
     use crate::set_attr::{SetAttr, TimeSet};
-    use crate::{BackingId, BackingOp, Code, Ino, Layout, NodeId, Part, TxId};
+    use crate::{BackingId, BackingOp, Code, Ino, Layout, NodeId, Part, StoreVersion, TxId};
     use proptest::prelude::*;
 
     #[test]
@@ -42,6 +42,7 @@ mod tests {
         let set =
             SetAttr { mode: Some(0o644), uid: None, gid: Some(7), size: Some(1 << 40), ..SetAttr::default() };
         let at = TimeSet::At(Timestamp { sec: -5, nsec: 999_999_999 });
+        let version = StoreVersion { bytes: 9, mtime: Timestamp { sec: -5, nsec: 7 }, ino: 3, tag: 4 };
         let all = [
             Request::Ping,
             Request::Lookup { parent: p, name },
@@ -108,6 +109,25 @@ mod tests {
             Request::PartsOf { ino: i },
             Request::AreThere { sessions: &[7; 24] },
             Request::RemoveBackings { ids: &[0; 30] },
+            Request::Attach { ino: i, listed: true, settings: b"{}" },
+            Request::Detach { ino: i },
+            Request::StoreWork { restart: true },
+            Request::StoreFailed { ino: i, code: 8 },
+            Request::Import { ino: i, objects: &[1; 40] },
+            Request::Listed { ino: i },
+            Request::Restore { ino: i },
+            Request::Restored { ino: i, epoch: 6 },
+            Request::BeginDrain { ino: i },
+            Request::Pending { parent: p, name: b"" },
+            Request::Intend { parent: p, name, version },
+            Request::Published { parent: p, name, ino: i, epoch: 6, seen: 5, version },
+            Request::Unpublished { parent: p, name, seen: 5 },
+            Request::Settled { parent: p, name, seen: 5 },
+            Request::Moved { parent: p, name, new_parent: i, new_name: b"b", version },
+            Request::Release { ino: i, epoch: 6, set },
+            Request::Pin { ino: i, pinned: true },
+            Request::StorePlace { ino: i },
+            Request::Conflict { parent: p, name, found: true, version },
             Request::Backing {
                 id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 op: BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },
@@ -144,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_of_any_bytes_never_panics(op in 0u8..60, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn decode_of_any_bytes_never_panics(op in 0u8..110, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let mut all = vec![op];
             all.extend(bytes);
             let _ = Request::decode(&all);

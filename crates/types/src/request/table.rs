@@ -10,6 +10,7 @@
 //! | `+ several` | may have parts on several nodes |
 
 use crate::backing::{BackingId, BackingOp};
+use crate::backing_store::StoreVersion;
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::hash::Cookie;
@@ -447,6 +448,160 @@ requests! {
     PartsOf = 81: client read at(ino) -> "`Parts`; `NoAttribute` of one that is not wide" {
         /// The directory.
         ino: Ino,
+    }
+    /// Attaches a backing store to an empty directory: from now on the directory and what is created in it belong to the
+    /// store's tree. `Exists` for a directory that belongs to one, `NotEmpty` for one with entries.
+    Attach = 90: client change at(ino) -> "`Entry`" {
+        /// The directory.
+        ino: Ino,
+        /// Whether the store's names appear in it: the mover lists each directory at its first use.
+        listed: bool,
+        /// The store's settings, which the directory keeps as the value of `trusted.forebay.store`.
+        settings: &'a [u8] as XattrValue,
+    }
+    /// Ends an attachment. The pool keeps what it has, the store too. `Busy` while names of its tree are pending.
+    Detach = 91: client change at(ino) -> "`Entry`" {
+        /// The directory with the store.
+        ino: Ino,
+    }
+    /// Waits for work of the node's mover: directories to list, files to restore.
+    StoreWork = 92: client read anywhere -> "`Bytes`: a list of [`crate::StoreTask`]; empty after a while without work" {
+        /// Whether the mover has just started: everything that was handed out before is handed out again.
+        restart: bool,
+    }
+    /// Reports that a task cannot be done: calls that wait for it fail.
+    StoreFailed = 93: client read at(ino) -> "`Done`" {
+        /// The directory or file.
+        ino: Ino,
+        /// Why: a [`Code`].
+        code: u16,
+    }
+    /// Creates the entries of a directory that its store has. A name that the directory has already is left as it is.
+    Import = 94: client change at(ino) -> "`Count`: how many it created" {
+        /// The directory.
+        ino: Ino,
+        /// A list of [`crate::StoreObject`].
+        objects: &'a [u8] as XattrValue,
+    }
+    /// All names of a directory in its store were imported.
+    Listed = 95: client change at(ino) -> "`Entry`" {
+        /// The directory.
+        ino: Ino,
+    }
+    /// Waits until a file's data are in the pool, for some seconds at most.
+    Restore = 96: client read at(ino) -> "`Entry`: without [`crate::FLAG_RESIDENT`] when it still takes longer" {
+        /// The file.
+        ino: Ino,
+    }
+    /// A file's data are in its backing files. `Stale` when the file has another epoch by now.
+    Restored = 97: client change at(ino) -> "`Entry`" {
+        /// The file.
+        ino: Ino,
+        /// Its epoch when the copy began.
+        epoch: u64,
+    }
+    /// Begins the copy of a file to its store, under leases that exclude writers. `Stale` unless it is resident.
+    BeginDrain = 98: client change at(ino) -> "`Entry`" {
+        /// The file.
+        ino: Ino,
+    }
+    /// Reads places at which the store may differ from the pool, in the order of directory and name.
+    Pending = 99: client read anywhere -> "`Bytes`: a list of [`crate::PendingPlace`]" {
+        /// The place behind which the list begins: directory, 0 for the first.
+        parent: Ino,
+        /// And name, which may be empty.
+        name: &'a [u8] as Bytes,
+    }
+    /// Notes the version that is about to be published at a place, so that it is known after a crash.
+    Intend = 100: client change at(parent) -> "`Done`" {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+        /// The version.
+        version: StoreVersion,
+    }
+    /// The store has this inode at a place. The place stays pending if the pool has another inode there by now, or if the
+    /// file was changed since.
+    Published = 101: client change at(parent) -> "`Done`" {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+        /// The inode.
+        ino: Ino,
+        /// For a file: its epoch at `BeginDrain`, or [`crate::EPOCH_UNKNOWN`] if the version may have other data than the
+        /// pool.
+        epoch: u64,
+        /// The number of changes that the sender has seen ([`crate::PendingPlace::changes`]).
+        seen: u64,
+        /// The version in the store.
+        version: StoreVersion,
+    }
+    /// The store has nothing at a place any longer. `Busy` while it is the only copy of a file that is not resident.
+    Unpublished = 102: client change at(parent) -> "`Done`" {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+        /// The number of changes that the sender has seen.
+        seen: u64,
+    }
+    /// The store does not differ at a place: it is no longer pending, unless it has changed since.
+    Settled = 108: client change at(parent) -> "`Done`" {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+        /// The number of changes that the sender has seen.
+        seen: u64,
+    }
+    /// The store has renamed what it had at one place to another.
+    Moved = 103: client change at(parent) -> "`Done`" {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+        /// The directory to which it moved.
+        new_parent: Ino,
+        /// The name in it.
+        new_name: &'a [u8] as Name,
+        /// Its version there.
+        version: StoreVersion,
+    }
+    /// Releases a clean file: its data leave the pool, its attributes stay. The caller holds a lease that excludes every
+    /// open, and unlinks the backing files afterwards. `Stale` unless the file is clean and has this epoch.
+    Release = 104: client change at(ino) -> "`Entry`" {
+        /// The file.
+        ino: Ino,
+        /// Its epoch.
+        epoch: u64,
+        /// Size and times of its data.
+        set: SetAttr,
+    }
+    /// Pins a file or directory, so that it is not released, or unpins it.
+    Pin = 105: client change at(ino) -> "`Entry`" {
+        /// The inode.
+        ino: Ino,
+        /// Whether to pin it.
+        pinned: bool,
+    }
+    /// Reads where a store has an inode: the path below the directory with the store, and the version.
+    StorePlace = 106: client read at(ino) -> "`Bytes`: a [`crate::StorePlace`]; `NotFound` for one that it does not have" {
+        /// The inode.
+        ino: Ino,
+    }
+    /// Notes a conflict at a place: the store has another version than the one that the pool knew. The pool's version was
+    /// published under another name, or not at all.
+    Conflict = 107: client change at(parent) -> "`Done`" {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+        /// Whether there is one. False settles it in favour of the pool.
+        found: bool,
+        /// The version that the store has; a version of zeros for none.
+        version: StoreVersion,
     }
 }
 

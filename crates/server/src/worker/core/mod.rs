@@ -11,5 +11,6 @@ pub(super) mod recovery;
 mod redirecting;
 mod removing;
 mod revoking;
+mod store_waiting;
 mod transactions;
 mod watching;

@@ -157,10 +157,17 @@ impl ShardThread<'_> {
             self.conclude(session, call, &Err(Refusal::Code(Code::Io)), None);
             return Ok(());
         }
+        if self.serve_for_store(session, &call)? {
+            return Ok(());
+        }
         let before = self.effects.mark();
         let mut payload = std::mem::take(&mut self.pipeline.payload);
         let applied = self.execute(session, &call, &mut payload).and_then(|(answer, changed)| {
+            if matches!(answer, Err(Refusal::Code(Code::NotListed))) && self.wait_for_listing(&call) {
+                return Ok(());
+            }
             if changed {
+                self.note_for_store(call.request());
                 let now = self.pipeline.now.unwrap_or_default();
                 self.journal.append(flight.session, flight.slot, flight.seq, now, call.bytes());
                 self.passes(Moment::Journaled)?;
@@ -245,7 +252,13 @@ impl ShardThread<'_> {
 
     /// Handles an answer. `change` is where the effects of a change begin. Answers that lead to another part of a wide
     /// directory are followed; all others are acknowledged when the batch is published.
-    fn conclude(&mut self, session: usize, call: Call, answer: &Answer<'_>, change: Option<Mark>) {
+    pub(in crate::worker) fn conclude(
+        &mut self,
+        session: usize,
+        call: Call,
+        answer: &Answer<'_>,
+        change: Option<Mark>,
+    ) {
         let client = call.client;
         let Some(before) = change else {
             if let Some(leases) = self.leases.as_mut().filter(|_| !self.sessions[session].is_here()) {

@@ -44,6 +44,7 @@ impl ShardThread<'_> {
         self.unhandled.extend(self.messages.try_recv().ok());
         self.has_unhandled()
             || self.has_released_calls()
+            || !self.store.released.is_empty()
             || !self.arrivals.is_empty()
             || self.sessions.local().iter().any(Session::has_pending)
             || self.mount.as_ref().is_some_and(MountedKernel::has_written)
@@ -107,6 +108,7 @@ impl ShardThread<'_> {
             self.cross_node.as_ref().map(|cross_node| cross_node.next_timeout().as_millis().min(1000) as u64);
         let timeout = cross_node.map_or(timeout, |left| timeout.min(left + 1));
         let timeout = self.next_release_ms().map_or(timeout, |left| timeout.min(left));
+        let timeout = self.next_store_ms().map_or(timeout, |left| timeout.min(left));
         let leased = self.leases.as_ref().and_then(Leases::next_timeout_ms);
         leased.map_or(timeout, |left| timeout.min(left))
     }
@@ -124,6 +126,7 @@ impl ShardThread<'_> {
             }
         }
         self.take_released_calls(most);
+        self.take_calls_of_store(most);
         // Half of the batch is for each sort of process, as far as it asks. A batch of one call is for each in turn.
         self.is_rings_turn = !self.is_rings_turn;
         let share = if most == 1 { usize::from(!self.is_rings_turn) } else { most / 2 };
@@ -246,6 +249,7 @@ impl ShardThread<'_> {
             self.forget_mount();
         }
         self.count_clients();
+        self.store.end(id);
         if let (Some(network), true) = (&self.network, session.is_here()) {
             let nodes = std::mem::take(&mut session.asked_nodes);
             network.commands.give(Command::EndSession(id, nodes));

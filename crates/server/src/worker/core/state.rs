@@ -27,6 +27,7 @@ use crate::worker::notifier::MountedKernel;
 use crate::worker::recorder::FlightRecorder;
 use crate::worker::sessions::Sessions;
 use crate::worker::statistics::Statistics;
+use crate::worker::store_waits::StoreWaits;
 use crate::worker::sweeper::Sweep;
 use crate::worker::watches::Watched;
 use crate::worker::wide::Wide;
@@ -95,6 +96,8 @@ pub(in crate::worker) struct ShardThread<'a> {
     pub(in crate::worker) effects: Effects,
     /// Requests that wait until clients' late removals are done.
     pub(in crate::worker) late: LateRemovals,
+    /// Calls that wait for a backing store, and the mover's tasks.
+    pub(in crate::worker) store: StoreWaits,
     pub(in crate::worker) pipeline: Pipeline,
     /// Changes in the open transaction.
     pub(in crate::worker) uncommitted: usize,
@@ -156,6 +159,7 @@ impl<'a> ShardThread<'a> {
             is_rings_turn: false,
             effects: Effects::new(),
             late: LateRemovals::default(),
+            store: StoreWaits::default(),
             pipeline: Pipeline::new(),
             scratch: vec![0; MESSAGE_BYTES_MAX],
             uncommitted: 0,

@@ -1,0 +1,416 @@
+//! What a backing store has, and where it may differ from the pool (docs/decisions/0041).
+//!
+//! | record | key | holds |
+//! |---|---|---|
+//! | place | directory and name, as the store has them | the inode that was imported or published there, and its version |
+//! | copy | inode | the place that has its last version, and the epoch of a file's data in it |
+//! | pending | directory and name | that the store may differ there, since when, and how often the pool changed it |
+//!
+//! Invariants: a copy leads to a place with its inode. A file that is not resident has a copy. A change of an attached
+//! tree makes the places that it concerns pending, in the same transaction. A mover compares a pending place with the
+//! pool, makes the store equal, and reports what the store has from then on; the place stays pending if the pool has
+//! changed it meanwhile.
+//!
+//! A directory's copy outlives its inode while its place exists, since places below it may have to be removed first.
+//! Tests: `tests/backing_store.rs`.
+
+use forebay_types::limits::{NAME_MAX, PATH_MAX};
+use forebay_types::{
+    Code, CopyOf, Ino, Kind, PendingPlace, Placed, Reader, Reply, Request, StorePlace, StoreVersion,
+    Timestamp, Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_STORE, STORE_VERSION_BYTES,
+};
+
+use crate::batch::{Answer, Batch, Context};
+use crate::effects::Mark;
+use crate::keys::{self, Key};
+use crate::page_budget::{Class, Work};
+use crate::record::Inode;
+
+const RECORD_VERSION: u8 = 1;
+const PLACE_BYTES: usize = 1 + 9 + STORE_VERSION_BYTES;
+const COPY_BYTES_MAX: usize = 1 + 16 + NAME_MAX;
+const PENDING_BYTES: usize = 1 + 8 + 12 + 1 + STORE_VERSION_BYTES;
+/// Bound on a walk from a place up to its store.
+const DEPTH_MAX: usize = 1 << 16;
+/// Records that one operation may write because its directory is attached: two names, the places and the copies of two
+/// inodes.
+pub(crate) const WRITES_MAX: u64 = 8;
+
+/// A pending place, as it is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct PendingRecord {
+    /// Changes since it became pending.
+    changes: u64,
+    /// When it became pending.
+    since: Timestamp,
+    /// The store had a version that the pool did not know.
+    conflict: bool,
+    /// The version that a mover was about to publish.
+    intent: Option<StoreVersion>,
+}
+
+impl PendingRecord {
+    fn encode(&self, buffer: &mut [u8; PENDING_BYTES]) -> Answer<usize> {
+        let mut w = Writer::new(buffer);
+        w.u8(RECORD_VERSION)?;
+        w.u64(self.changes)?;
+        w.u64(self.since.sec as u64)?;
+        w.u32(self.since.nsec)?;
+        w.u8(u8::from(self.conflict) | u8::from(self.intent.is_some()) << 1)?;
+        if let Some(intent) = &self.intent {
+            intent.encode(&mut w)?;
+        }
+        Ok(w.len())
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Answer<PendingRecord> {
+        let read = |r: &mut Reader<'_>| {
+            if r.u8()? != RECORD_VERSION {
+                return Err(Code::Corrupt);
+            }
+            let changes = r.u64()?;
+            let since = Timestamp { sec: r.u64()? as i64, nsec: r.u32()? };
+            let bits = r.u8()?;
+            let intent = if bits & 2 != 0 { Some(StoreVersion::decode(r)?) } else { None };
+            Ok(PendingRecord { changes, since, conflict: bits & 1 != 0, intent })
+        };
+        read(&mut Reader::new(bytes)).map_err(|_| Code::Corrupt)
+    }
+}
+
+pub(crate) fn decode_place(bytes: &[u8]) -> Answer<Placed> {
+    match bytes.split_first() {
+        Some((&RECORD_VERSION, rest)) => Placed::decode(&mut Reader::new(rest)).map_err(|_| Code::Corrupt),
+        _ => Err(Code::Corrupt),
+    }
+}
+
+pub(crate) fn decode_copy(bytes: &[u8]) -> Answer<CopyOf> {
+    match bytes {
+        [RECORD_VERSION, rest @ ..] if rest.len() >= 16 && rest.len() <= 16 + NAME_MAX => {
+            let (numbers, name) = rest.split_at(16);
+            let mut r = Reader::new(numbers);
+            Ok(CopyOf { epoch: r.u64()?, parent: Ino(r.u64()?), name: name.to_vec() })
+        }
+        _ => Err(Code::Corrupt),
+    }
+}
+
+impl Batch<'_> {
+    /// What the store has at a place, as far as the pool knows.
+    pub(crate) fn placed(&self, parent: Ino, name: &[u8]) -> Answer<Option<Placed>> {
+        self.tx.get(keys::place(parent, name).bytes())?.map(decode_place).transpose()
+    }
+
+    /// The place that has an inode's last version.
+    pub(crate) fn copy_of(&self, ino: Ino) -> Answer<Option<CopyOf>> {
+        self.tx.get(&keys::copy(ino))?.map(decode_copy).transpose()
+    }
+
+    fn pending_at(&self, parent: Ino, name: &[u8]) -> Answer<Option<PendingRecord>> {
+        self.tx.get(keys::pending(parent, name).bytes())?.map(PendingRecord::decode).transpose()
+    }
+
+    pub(crate) fn put_place(&mut self, parent: Ino, name: &[u8], placed: &Placed) -> Answer<()> {
+        let mut buffer = [0; PLACE_BYTES];
+        let mut w = Writer::new(&mut buffer);
+        w.u8(RECORD_VERSION)?;
+        placed.encode(&mut w)?;
+        let n = w.len();
+        self.tx.put(keys::place(parent, name).bytes(), &buffer[..n])
+    }
+
+    pub(crate) fn put_copy(&mut self, ino: Ino, parent: Ino, name: &[u8], epoch: u64) -> Answer<()> {
+        let mut buffer = [0; COPY_BYTES_MAX];
+        let mut w = Writer::new(&mut buffer);
+        w.u8(RECORD_VERSION)?;
+        w.u64(epoch)?;
+        w.u64(parent.0)?;
+        w.put(name)?;
+        let n = w.len();
+        self.tx.put(&keys::copy(ino), &buffer[..n])
+    }
+
+    fn put_pending(&mut self, parent: Ino, name: &[u8], record: &PendingRecord) -> Answer<()> {
+        let mut buffer = [0; PENDING_BYTES];
+        let n = record.encode(&mut buffer)?;
+        self.tx.put(keys::pending(parent, name).bytes(), &buffer[..n])
+    }
+
+    /// True if the directory belongs to the tree of a store.
+    pub(crate) fn is_attached(&mut self, directory: Ino) -> Answer<bool> {
+        match self.directory(directory) {
+            Ok(slot) => Ok(self.state.directories.get(slot).attr.flags & FLAG_ATTACHED != 0),
+            Err(Code::NotFound | Code::NotDirectory) => Ok(false),
+            Err(code) => Err(code),
+        }
+    }
+
+    /// Makes the places pending whose names a change concerned: those in the effects behind `mark`.
+    pub(crate) fn note_names(
+        &mut self,
+        c: &mut Context<'_>,
+        request: &Request<'_>,
+        mark: Mark,
+    ) -> Answer<()> {
+        if is_report(request) {
+            return Ok(());
+        }
+        let names = c.effects.since(mark).names().len();
+        for i in 0..names {
+            let Some(effect) = c.effects.since(mark).names().nth(i) else { break };
+            let (parent, inode) = (effect.parent, effect.entry);
+            if !self.is_attached(parent)? {
+                continue;
+            }
+            let mut name = [0; NAME_MAX];
+            let len = effect.name.len().min(NAME_MAX);
+            name[..len].copy_from_slice(&effect.name[..len]);
+            self.note_name(c.now, parent, &name[..len], inode)?;
+        }
+        if let Request::SetAttr { ino, .. }
+        | Request::SetXattr { ino, .. }
+        | Request::RemoveXattr { ino, .. } = request
+        {
+            self.note_inode(c.now, *ino)?;
+        }
+        Ok(())
+    }
+
+    fn note_name(
+        &mut self,
+        now: Timestamp,
+        parent: Ino,
+        name: &[u8],
+        now_there: Option<(Ino, Kind)>,
+    ) -> Answer<()> {
+        let pending = self.pending_at(parent, name)?;
+        let placed = self.placed(parent, name)?;
+        match (pending, placed, now_there) {
+            // A name that the store never had came and went.
+            (Some(pending), None, None) if pending.intent.is_none() => {
+                self.tx.delete(keys::pending(parent, name).bytes())?;
+                Ok(())
+            }
+            (None, None, None) => Ok(()),
+            // An open with O_CREAT that found it.
+            (None, Some(placed), Some((ino, _))) if placed.ino == ino => Ok(()),
+            (pending, ..) => self.note(now, parent, name, pending),
+        }
+    }
+
+    fn note(
+        &mut self,
+        now: Timestamp,
+        parent: Ino,
+        name: &[u8],
+        pending: Option<PendingRecord>,
+    ) -> Answer<()> {
+        let before = pending.unwrap_or(PendingRecord { since: now, ..PendingRecord::default() });
+        self.put_pending(parent, name, &PendingRecord { changes: before.changes + 1, ..before })
+    }
+
+    /// Makes the place pending that has an inode's copy: its data or attributes change. An inode without a copy is to be
+    /// published anyway.
+    pub(crate) fn note_inode(&mut self, now: Timestamp, ino: Ino) -> Answer<()> {
+        let Some(inode) = self.find_inode(ino)? else { return Ok(()) };
+        if inode.attr.flags & (FLAG_ATTACHED | FLAG_STORE) != FLAG_ATTACHED {
+            return Ok(());
+        }
+        if let Some(copy) = self.copy_of(ino)? {
+            let pending = self.pending_at(copy.parent, &copy.name)?;
+            self.note(now, copy.parent, &copy.name, pending)?;
+        }
+        Ok(())
+    }
+
+    /// An inode has lost its last link: its place stays, until the mover has removed what is there.
+    pub(crate) fn forget_copy(&mut self, inode: &Inode) -> Answer<()> {
+        if inode.attr.flags & FLAG_ATTACHED != 0 && !inode.attr.is_directory() {
+            self.tx.delete(&keys::copy(inode.attr.ino))?;
+        }
+        Ok(())
+    }
+
+    /// The directory with the store to whose tree a directory belongs; none if it belongs to none.
+    pub(crate) fn store_of(&mut self, mut directory: Ino) -> Answer<Option<Ino>> {
+        for _ in 0..DEPTH_MAX {
+            let slot = self.directory(directory)?;
+            let attr = self.state.directories.get(slot).attr;
+            match attr.flags & (FLAG_ATTACHED | FLAG_STORE) {
+                0 => return Ok(None),
+                flags if flags & FLAG_STORE != 0 => return Ok(Some(directory)),
+                _ => directory = attr.parent,
+            }
+        }
+        Err(Code::Corrupt)
+    }
+
+    /// True for the directory with a store.
+    pub(crate) fn is_with_store(&self, ino: Ino) -> Answer<bool> {
+        Ok(self.state.ledger.has_stores()
+            && self.find_inode(ino)?.is_some_and(|inode| inode.attr.flags & FLAG_STORE != 0))
+    }
+
+    /// Refuses to bring an entry from one tree into another, as between two file systems.
+    pub(crate) fn check_same_store(&mut self, from: Ino, to: Ino) -> Answer<()> {
+        if !self.state.ledger.has_stores() || from == to {
+            return Ok(());
+        }
+        match self.store_of(from)? == self.store_of(to)? {
+            true => Ok(()),
+            false => Err(Code::CrossDevice),
+        }
+    }
+
+    /// Executes [`Request::Pending`].
+    pub(crate) fn list_pending<'o>(
+        &mut self,
+        parent: Ino,
+        name: &[u8],
+        payload: &'o mut [u8],
+    ) -> Answer<Reply<'o>> {
+        let (first, last) = (keys::pending(parent, name), keys::last_pending());
+        let mut found = Vec::new();
+        let mut w = Writer::new(payload);
+        for item in self.tx.range(first.bytes(), &last)? {
+            let (key, bytes) = item?;
+            let Some(Key::Pending(parent_of, name_of)) = keys::decode(key) else { return Err(Code::Corrupt) };
+            if (parent_of, name_of) == (parent, name) {
+                continue;
+            }
+            found.push((parent_of, name_of.to_vec(), PendingRecord::decode(bytes)?));
+            // More do not fit into a reply.
+            if found.len() >= 1024 {
+                break;
+            }
+        }
+        let mut end = 0;
+        for (parent, name, record) in found {
+            match self.pending_place(parent, name, &record)?.encode(&mut w) {
+                Ok(()) => end = w.len(),
+                Err(Code::TooBig) => break,
+                Err(code) => return Err(code),
+            }
+        }
+        Ok(Reply::Bytes(&payload[..end]))
+    }
+
+    fn pending_place(&mut self, parent: Ino, name: Vec<u8>, record: &PendingRecord) -> Answer<PendingPlace> {
+        let placed = self.placed(parent, &name)?;
+        let wanted = match self.directory(parent) {
+            Ok(slot) => match self.find_entry(slot, &name)? {
+                Some(found) if self.is_ours(found.ino) => {
+                    Some(Wanted::Here(self.entered_inode(found.ino)?.entry(), self.copy_of(found.ino)?))
+                }
+                Some(found) => Some(Wanted::Elsewhere(found.ino, found.kind)),
+                None => None,
+            },
+            // The directory was removed: nothing below it is wanted.
+            Err(Code::NotFound) => None,
+            Err(code) => return Err(code),
+        };
+        let PendingRecord { changes, since, conflict, intent } = *record;
+        Ok(PendingPlace { parent, name, changes, since, intent, conflict, placed, wanted })
+    }
+
+    /// Executes [`Request::StorePlace`].
+    pub(crate) fn store_place<'o>(&mut self, ino: Ino, payload: &'o mut [u8]) -> Answer<Reply<'o>> {
+        let (mut path, mut start) = (vec![0; PATH_MAX], PATH_MAX);
+        let (mut at, mut placed, mut epoch) = (ino, None, EPOCH_UNKNOWN);
+        let is_root = loop {
+            if self.find_inode(at)?.is_some_and(|inode| inode.attr.flags & FLAG_STORE != 0) {
+                break true;
+            }
+            if !self.is_ours(at) {
+                break false;
+            }
+            let copy = self.copy_of(at)?.ok_or(Code::NotFound)?;
+            if at == ino {
+                placed = self.placed(copy.parent, &copy.name)?;
+                epoch = copy.epoch;
+            }
+            let separator = usize::from(start != PATH_MAX);
+            let begin = start.checked_sub(copy.name.len() + separator).ok_or(Code::NameTooLong)?;
+            path[begin..begin + copy.name.len()].copy_from_slice(&copy.name);
+            if separator == 1 {
+                path[start - 1] = b'/';
+            }
+            start = begin;
+            at = copy.parent;
+        };
+        let path = path.split_off(start);
+        let mut w = Writer::new(payload);
+        StorePlace { top: at, is_root, placed, epoch, path }.encode(&mut w)?;
+        let n = w.len();
+        Ok(Reply::Bytes(&payload[..n]))
+    }
+
+    /// Executes [`Request::Intend`].
+    pub(crate) fn intend(
+        &mut self,
+        parent: Ino,
+        name: &[u8],
+        version: StoreVersion,
+    ) -> Answer<Reply<'static>> {
+        self.admit(Class::Removal, Work::writes(2))?;
+        let Some(pending) = self.pending_at(parent, name)? else { return Err(Code::NotFound) };
+        self.put_pending(parent, name, &PendingRecord { intent: Some(version), ..pending })?;
+        Ok(Reply::Done)
+    }
+
+    /// Executes [`Request::Conflict`]: `version` is what the store has now, all zeros for nothing.
+    pub(crate) fn note_conflict(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        found: bool,
+        version: StoreVersion,
+    ) -> Answer<Reply<'static>> {
+        self.admit(Class::Removal, Work::writes(4))?;
+        let before = self.pending_at(parent, name)?;
+        let before = before.unwrap_or(PendingRecord { since: c.now, ..PendingRecord::default() });
+        let record = PendingRecord { conflict: found, intent: None, changes: before.changes + 1, ..before };
+        if !found {
+            // The pool's version may replace this one.
+            let placed = self.placed(parent, name)?;
+            let (ino, kind) = placed.map_or((Ino(0), Kind::File), |placed| (placed.ino, placed.kind));
+            match version == StoreVersion::default() {
+                true => drop(self.tx.delete(keys::place(parent, name).bytes())?),
+                false => self.put_place(parent, name, &Placed { ino, kind, version })?,
+            }
+        }
+        self.put_pending(parent, name, &record)?;
+        Ok(Reply::Done)
+    }
+
+    /// Ends that a place is pending, unless it has changed since the caller looked.
+    pub(crate) fn settle_place(&mut self, parent: Ino, name: &[u8], seen: u64) -> Answer<Reply<'static>> {
+        if let Some(pending) = self.pending_at(parent, name)? {
+            match pending.changes == seen && !pending.conflict {
+                true => drop(self.tx.delete(keys::pending(parent, name).bytes())?),
+                false => self.put_pending(parent, name, &PendingRecord { intent: None, ..pending })?,
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    /// True if any place is pending.
+    pub(crate) fn has_pending(&self) -> Answer<bool> {
+        let first = keys::pending(Ino(0), b"");
+        Ok(self.tx.first_in(first.bytes(), &keys::last_pending())?.is_some())
+    }
+}
+
+/// Requests by which a mover reports what the store has: they change no name on behalf of a program.
+fn is_report(request: &Request<'_>) -> bool {
+    matches!(
+        request,
+        Request::Import { .. }
+            | Request::Published { .. }
+            | Request::Unpublished { .. }
+            | Request::Settled { .. }
+            | Request::Moved { .. }
+    )
+}

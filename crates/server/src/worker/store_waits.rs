@@ -1,0 +1,261 @@
+//! Calls that wait for a backing store, and the tasks that this node's mover (`forebay-mover`) gets for them.
+//!
+//! A call that names an entry of an unlisted directory waits until the directory is listed; `Restore` waits until the
+//! file is resident. The mover asks for tasks by `StoreWork`, which waits here too while there is none. It reports by
+//! `Listed`, `Restored` or `StoreFailed`, and each of them ends the waiting for its inode.
+//!
+//! No call waits for ever: a listing gets [`LIST_NS`], then the call fails with EIO; `Restore` is answered after
+//! [`RESTORE_NS`] with the file as it is, and its client asks again. Tasks of a mover that died are handed out again
+//! to the next one. Tests: here, and `tests/steps.rs`.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use forebay_meta::Client;
+use forebay_types::{Code, Ino, StoreTask};
+
+use super::call::Call;
+
+/// How long a call waits for the names of a directory. Less than its client waits.
+pub(super) const LIST_NS: u64 = 25_000_000_000;
+/// How long one `Restore` waits.
+pub(super) const RESTORE_NS: u64 = 5_000_000_000;
+/// How long one `StoreWork` waits: the mover's sign of life.
+pub(super) const WORK_NS: u64 = 1_000_000_000;
+/// Tasks in one reply.
+const TASKS_AT_ONCE: usize = 256;
+
+/// A call that waits.
+#[derive(Debug)]
+struct Waiting {
+    task: StoreTask,
+    until_ns: u64,
+    call: Call,
+}
+
+/// What a call that has waited comes to.
+#[derive(Debug)]
+pub(super) enum Released {
+    /// It is applied again.
+    Again(Call),
+    /// It fails.
+    Failed(Call, Code),
+}
+
+/// Calls that wait for a backing store.
+#[derive(Debug, Default)]
+pub(super) struct StoreWaits {
+    waiting: Vec<Waiting>,
+    /// Tasks that no mover has yet, in the order of their calls.
+    wanted: VecDeque<StoreTask>,
+    /// Tasks that the mover has.
+    handed: BTreeSet<StoreTask>,
+    /// The mover's `StoreWork`, while there is no task.
+    idle_mover: Option<(u64, Call)>,
+    /// Calls that have waited.
+    pub(super) released: VecDeque<Released>,
+    /// `Restore` calls that have waited long enough. They are answered with the file as it is.
+    answered_as_it_is: Vec<Client>,
+}
+
+impl StoreWaits {
+    /// True when nothing waits.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.idle_mover.is_none()
+    }
+
+    /// A call waits for a task.
+    pub(super) fn wait(&mut self, call: Call, task: StoreTask, now_ns: u64) {
+        let patience = match task {
+            StoreTask::List(_) => LIST_NS,
+            StoreTask::Restore(_) => RESTORE_NS,
+        };
+        // A slot has one call: a later one takes its place.
+        let Client { session, slot, .. } = call.client;
+        self.waiting.retain(|other| (other.call.client.session, other.call.client.slot) != (session, slot));
+        self.waiting.push(Waiting { task, until_ns: now_ns + patience, call });
+        self.want(task);
+    }
+
+    fn want(&mut self, task: StoreTask) {
+        if !self.handed.contains(&task) && !self.wanted.contains(&task) {
+            self.wanted.push_back(task);
+        }
+        if let Some((_, call)) = self.idle_mover.take() {
+            self.released.push_back(Released::Again(call));
+        }
+    }
+
+    /// Tasks for the mover; none when its call is to wait. A mover that has just started gets all again.
+    pub(super) fn tasks(&mut self, restart: bool) -> Vec<StoreTask> {
+        if restart {
+            let again = std::mem::take(&mut self.handed);
+            again.into_iter().for_each(|task| self.wanted.push_back(task));
+        }
+        let n = self.wanted.len().min(TASKS_AT_ONCE);
+        let tasks: Vec<_> = self.wanted.drain(..n).collect();
+        self.handed.extend(tasks.iter().copied());
+        tasks
+    }
+
+    /// The mover waits for tasks.
+    pub(super) fn rest(&mut self, call: Call, now_ns: u64) {
+        if let Some((_, before)) = self.idle_mover.replace((now_ns + WORK_NS, call)) {
+            self.answered_as_it_is.push(before.client);
+            self.released.push_back(Released::Again(before));
+        }
+    }
+
+    /// A directory was listed, a file restored, or the task failed.
+    pub(super) fn done(&mut self, ino: Ino, failed: Option<Code>) {
+        for task in [StoreTask::List(ino), StoreTask::Restore(ino)] {
+            self.handed.remove(&task);
+            self.wanted.retain(|wanted| *wanted != task);
+        }
+        let all = std::mem::take(&mut self.waiting).into_iter();
+        let (over, waiting): (Vec<_>, Vec<_>) = all.partition(|waiting| waiting.task.ino() == ino);
+        self.waiting = waiting;
+        self.released.extend(over.into_iter().map(|Waiting { call, .. }| match failed {
+            Some(code) => Released::Failed(call, code),
+            None => Released::Again(call),
+        }));
+    }
+
+    /// Releases what has waited long enough.
+    pub(super) fn expire(&mut self, now_ns: u64) {
+        if self.idle_mover.as_ref().is_some_and(|(until, _)| *until <= now_ns) {
+            if let Some((_, call)) = self.idle_mover.take() {
+                self.answered_as_it_is.push(call.client);
+                self.released.push_back(Released::Again(call));
+            }
+        }
+        if self.waiting.iter().all(|waiting| waiting.until_ns > now_ns) {
+            return;
+        }
+        let all = std::mem::take(&mut self.waiting).into_iter();
+        let (over, waiting): (Vec<_>, Vec<_>) = all.partition(|waiting| waiting.until_ns <= now_ns);
+        self.waiting = waiting;
+        for Waiting { task, call, .. } in over {
+            self.released.push_back(match task {
+                StoreTask::List(ino) => {
+                    tracing::warn!("the backing store did not list directory {ino} in time: a request fails");
+                    Released::Failed(call, Code::TimedOut)
+                }
+                StoreTask::Restore(_) => {
+                    self.answered_as_it_is.push(call.client);
+                    Released::Again(call)
+                }
+            });
+        }
+    }
+
+    /// True, once, for a call that has waited long enough and is to be answered.
+    pub(super) fn has_waited(&mut self, client: &Client) -> bool {
+        match self.answered_as_it_is.iter().position(|other| other == client) {
+            Some(i) => {
+                self.answered_as_it_is.swap_remove(i);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A process has ended: its calls do not wait any longer.
+    pub(super) fn end(&mut self, session: u64) {
+        self.waiting.retain(|waiting| waiting.call.client.session != session);
+        self.answered_as_it_is.retain(|client| client.session != session);
+        if self.idle_mover.as_ref().is_some_and(|(_, call)| call.client.session == session) {
+            self.idle_mover = None;
+        }
+    }
+
+    /// When the next call has waited long enough.
+    pub(super) fn next_ns(&self) -> Option<u64> {
+        let mover = self.idle_mover.iter().map(|(until, _)| *until);
+        self.waiting.iter().map(|waiting| waiting.until_ns).chain(mover).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::{Caller, Request};
+
+    fn call(slot: usize, seq: u64) -> Call {
+        let client = Client { session: 7, slot, seq };
+        Call::encode(client, Caller { uid: 0, gid: 0 }, &Request::Ping).unwrap()
+    }
+
+    fn released(waits: &mut StoreWaits) -> Vec<(usize, Option<Code>)> {
+        let each = |released| match released {
+            Released::Again(call) => (call.client.slot, None),
+            Released::Failed(call, code) => (call.client.slot, Some(code)),
+        };
+        waits.released.drain(..).map(each).collect()
+    }
+
+    #[test]
+    fn calls_for_one_directory_are_one_task_and_end_together() {
+        let mut waits = StoreWaits::default();
+        waits.wait(call(1, 1), StoreTask::List(Ino(5)), 0);
+        waits.wait(call(2, 1), StoreTask::List(Ino(5)), 0);
+        waits.wait(call(3, 1), StoreTask::Restore(Ino(6)), 0);
+        assert_eq!(waits.tasks(false), [StoreTask::List(Ino(5)), StoreTask::Restore(Ino(6))]);
+        assert_eq!(waits.tasks(false), []);
+        waits.done(Ino(5), None);
+        assert_eq!(released(&mut waits), [(1, None), (2, None)]);
+        waits.done(Ino(6), Some(Code::Io));
+        assert_eq!(released(&mut waits), [(3, Some(Code::Io))]);
+        assert!(waits.is_empty());
+    }
+
+    #[test]
+    fn a_mover_that_starts_gets_the_tasks_of_the_last_one() {
+        let mut waits = StoreWaits::default();
+        waits.wait(call(1, 1), StoreTask::List(Ino(5)), 0);
+        assert_eq!(waits.tasks(true), [StoreTask::List(Ino(5))]);
+        waits.wait(call(2, 1), StoreTask::List(Ino(5)), 0);
+        assert_eq!(waits.tasks(false), [], "the mover has it");
+        assert_eq!(waits.tasks(true), [StoreTask::List(Ino(5))]);
+    }
+
+    #[test]
+    fn an_idle_mover_is_woken_by_a_task_or_after_its_time() {
+        let mut waits = StoreWaits::default();
+        waits.rest(call(9, 1), 0);
+        waits.wait(call(1, 1), StoreTask::List(Ino(5)), 10);
+        assert_eq!(released(&mut waits), [(9, None)]);
+        assert!(!waits.has_waited(&call(9, 1).client), "it gets a task");
+        waits.tasks(false);
+        waits.rest(call(9, 2), 20);
+        waits.expire(19 + WORK_NS);
+        assert_eq!(released(&mut waits), []);
+        waits.expire(20 + WORK_NS);
+        assert_eq!(released(&mut waits), [(9, None)]);
+        assert!(waits.has_waited(&call(9, 2).client) && !waits.has_waited(&call(9, 2).client));
+    }
+
+    #[test]
+    fn a_listing_that_takes_too_long_fails_and_a_restore_is_answered() {
+        let mut waits = StoreWaits::default();
+        waits.wait(call(1, 1), StoreTask::List(Ino(5)), 0);
+        waits.wait(call(2, 1), StoreTask::Restore(Ino(6)), 0);
+        assert_eq!(waits.next_ns(), Some(RESTORE_NS));
+        waits.expire(RESTORE_NS);
+        assert_eq!(released(&mut waits), [(2, None)]);
+        assert!(waits.has_waited(&call(2, 1).client));
+        waits.expire(LIST_NS);
+        assert_eq!(released(&mut waits), [(1, Some(Code::TimedOut))]);
+    }
+
+    #[test]
+    fn calls_of_a_process_that_ended_do_not_wait() {
+        let mut waits = StoreWaits::default();
+        waits.wait(call(1, 1), StoreTask::List(Ino(5)), 0);
+        waits.rest(call(2, 1), 0);
+        waits.end(7);
+        assert!(waits.is_empty());
+        waits.done(Ino(5), None);
+        assert_eq!(released(&mut waits), [(2, None)], "the task woke the mover");
+    }
+}
