@@ -1,0 +1,183 @@
+//! Backing stores: directories and object stores behind one trait.
+//!
+//! A mover uploads under temporary names, publishes under final names, renames, removes, and restores ranges. Its rules,
+//! which each store keeps:
+//!
+//! - **Nothing is overwritten or removed whose version is not the expected one**, also not between compare and replace,
+//!   as far as [`Abilities::conditional_publish`] says. Otherwise the answer is [`Outcome::Conflict`].
+//! - **A torn file never appears under a final name**: only whole uploads are published.
+//! - **Nothing outside the store is touched**: no path follows a symbolic link or leaves the root.
+//! - **Credentials appear nowhere**: not in errors, `Debug`, `Display` or names.
+//!
+//! Calls block and come from many threads. A store holds no lock during a call, so a call that hangs hangs only its
+//! thread. A call that failed with a transient error may have taken effect or may take effect later; the mover looks
+//! before it repeats it.
+//!
+//! [`posix`] is any directory, [`object`] an object store. [`limited`] wraps a store with limits of rate and
+//! parallelism, `faulty` with faults for tests. [`StoreUrl`] opens a store. Tests: beside the modules, and
+//! `tests/stores`: one suite for all stores, races, escapes.
+
+mod attributes;
+mod error;
+#[cfg(any(test, feature = "faults"))]
+pub mod faulty;
+pub mod limited;
+mod path;
+mod posix;
+mod source;
+mod temporary;
+
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+pub use attributes::{
+    Abilities, Attributes, DirectoryRemoval, Leftovers, Listing, Object, Outcome, Warnings, Xattrs,
+};
+pub use error::{StoreError, StoreResult};
+use forebay_types::{Kind, StoreVersion};
+pub use path::{check_name, StorePath};
+pub use posix::{PosixOptions, PosixStore};
+pub use source::{FileSource, Source};
+pub use temporary::{runs_here, Marks, MoverId, Temporaries, TemporaryKind, TemporaryName};
+
+/// A backing store. See the module for the rules.
+///
+/// Every call may fail with a transient error ([`StoreError::is_transient`]), [`Code::Io`](forebay_types::Code::Io) or
+/// [`Code::AccessDenied`](forebay_types::Code::AccessDenied); calls that write also with
+/// [`Code::NoSpace`](forebay_types::Code::NoSpace) and [`Code::ReadOnly`](forebay_types::Code::ReadOnly). A parent
+/// directory that is missing is [`Code::NotFound`](forebay_types::Code::NotFound), one that is a symbolic link or no
+/// directory [`Code::NotDirectory`](forebay_types::Code::NotDirectory).
+pub trait Store: Send + Sync {
+    /// The store's URL for people, without credentials.
+    fn title(&self) -> String;
+
+    /// What the store can do.
+    fn abilities(&self) -> Abilities;
+
+    /// Attributes that were not kept since the store was opened.
+    fn warnings(&self) -> Warnings;
+
+    /// Names for temporaries of this mover.
+    fn temporaries(&self) -> &Temporaries;
+
+    /// Passes each object of a directory to `each`, in the store's order. Temporaries are left out and counted. An
+    /// entry that is created or removed meanwhile may be missing. An error of `each` ends the listing.
+    /// [`Code::NotFound`](forebay_types::Code::NotFound) if there is no such directory.
+    fn list(
+        &self,
+        directory: &StorePath,
+        each: &mut dyn FnMut(Object) -> StoreResult<()>,
+    ) -> StoreResult<Listing>;
+
+    /// The object at a path; none if there is no object, or no parent directory.
+    fn look(&self, path: &StorePath) -> StoreResult<Option<Object>>;
+
+    /// Writes the bytes of `range` of a file to `into` at the same offsets, holes as holes or zeros. The caller sets
+    /// the size of `into`. [`Code::Stale`](forebay_types::Code::Stale) if the object is not of version `expected`,
+    /// before or after: what was written to `into` then means nothing.
+    fn read(
+        &self,
+        path: &StorePath,
+        expected: &StoreVersion,
+        range: Range<u64>,
+        into: BorrowedFd<'_>,
+    ) -> StoreResult<()>;
+
+    /// Stores a whole file under a temporary name. [`Code::Exists`](forebay_types::Code::Exists) if the name is taken.
+    /// After a failure nothing is left, or a temporary. Returns the version, which `publish` may change.
+    fn upload(
+        &self,
+        temporary: &StorePath,
+        source: &dyn Source,
+        attributes: &Attributes,
+    ) -> StoreResult<StoreVersion>;
+
+    /// Makes the data and attributes of uploads durable, before they are published. One call for many files is cheaper
+    /// than many calls.
+    fn make_durable(&self, temporaries: &[StorePath]) -> StoreResult<()>;
+
+    /// Gives an upload its final name, in place of the version `expected`, or of nothing. After a conflict the upload
+    /// is still there, or is gone because another program replaced the file just after it was published.
+    /// [`Code::NotFound`](forebay_types::Code::NotFound) if the temporary is gone: an earlier call may have taken
+    /// effect, which `look` shows. Symbolic links, nodes and hard links made under a temporary name are published in
+    /// the same way.
+    fn publish(
+        &self,
+        temporary: &StorePath,
+        to: &StorePath,
+        expected: Option<&StoreVersion>,
+    ) -> StoreResult<Outcome<StoreVersion>>;
+
+    /// Renames a file or directory of version `version`, in place of the version `replaced`, or of nothing. A
+    /// directory replaces nothing. The conflict names what was found at `from`, or else at `to`.
+    fn rename(
+        &self,
+        from: &StorePath,
+        version: &StoreVersion,
+        to: &StorePath,
+        replaced: Option<&StoreVersion>,
+    ) -> StoreResult<Outcome<StoreVersion>>;
+
+    /// Removes an object, not a directory, of version `expected`. An object that is missing is a conflict with none.
+    fn remove(&self, path: &StorePath, expected: &StoreVersion) -> StoreResult<Outcome<()>>;
+
+    /// Removes a temporary of this mover, if it is there.
+    fn discard(&self, temporary: &StorePath) -> StoreResult<()>;
+
+    /// Makes a directory, or finds it: attributes are set only on a new one. A conflict if something else has the name.
+    fn make_directory(&self, path: &StorePath, attributes: &Attributes) -> StoreResult<Outcome<Object>>;
+
+    /// Removes an empty directory. Temporaries in it whose movers are dead do not count, and are swept first.
+    fn remove_directory(
+        &self,
+        path: &StorePath,
+        is_alive: &dyn Fn(&str) -> bool,
+    ) -> StoreResult<DirectoryRemoval>;
+
+    /// Gives a file of version `version` another name, which must be free: else a conflict with what has it.
+    fn link(
+        &self,
+        existing: &StorePath,
+        version: &StoreVersion,
+        new: &StorePath,
+    ) -> StoreResult<Outcome<StoreVersion>>;
+
+    /// Makes a symbolic link at a path that must be free. The target is not interpreted.
+    fn make_symlink(
+        &self,
+        path: &StorePath,
+        target: &[u8],
+        attributes: &Attributes,
+    ) -> StoreResult<Outcome<StoreVersion>>;
+
+    /// Makes a FIFO, socket or device at a path that must be free.
+    fn make_node(
+        &self,
+        path: &StorePath,
+        kind: Kind,
+        rdev: u64,
+        attributes: &Attributes,
+    ) -> StoreResult<Outcome<StoreVersion>>;
+
+    /// Sets attributes of an object of version `expected`, and returns the new version. The data are not touched. (A
+    /// change of another program at this moment is kept: attributes may then be set on its version.)
+    fn set_attributes(
+        &self,
+        path: &StorePath,
+        expected: &StoreVersion,
+        attributes: &Attributes,
+    ) -> StoreResult<Outcome<StoreVersion>>;
+
+    /// All extended attributes of the namespace `user.`.
+    fn xattrs(&self, path: &StorePath) -> StoreResult<Xattrs>;
+
+    /// Makes the names in a directory durable: after publications, renames and removals in it.
+    fn sync_directory(&self, directory: &StorePath) -> StoreResult<()>;
+
+    /// Removes temporaries in a directory whose movers are dead, and puts back what they had put aside.
+    fn remove_leftovers(
+        &self,
+        directory: &StorePath,
+        is_alive: &dyn Fn(&str) -> bool,
+    ) -> StoreResult<Leftovers>;
+}

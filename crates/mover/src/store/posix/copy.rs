@@ -1,0 +1,148 @@
+//! Bytes between two files: data ranges by the kernel's own copy where it can, else through a buffer.
+
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+use forebay_types::Code;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use super::super::source::{code, next_data, retried, Source};
+
+/// Bytes of one read and write: large enough for network file systems, which split it.
+const BUFFER_BYTES: usize = 4 << 20;
+/// Bytes of one copy by the kernel, so that a thread looks up now and then.
+const KERNEL_COPY_BYTES: u64 = 64 << 20;
+
+/// Which side of a copy failed.
+#[derive(Debug)]
+pub(super) enum CopyFailure {
+    Source(Code),
+    Destination(Errno),
+}
+
+/// A file as a source.
+pub(super) struct File<'a> {
+    pub(super) fd: BorrowedFd<'a>,
+    pub(super) bytes: u64,
+}
+
+impl Source for File<'_> {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn next_data(&self, within: Range<u64>) -> Result<Option<Range<u64>>, Code> {
+        next_data(self.fd, within)
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
+        retried(|| rustix::io::pread(self.fd, &mut *buffer, offset)).map_err(code)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd)
+    }
+}
+
+/// What to do about holes of the source.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holes {
+    /// The destination is new: what is not written is a hole.
+    Skip,
+    /// The destination may have data there.
+    Punch,
+}
+
+/// Copies a range to the same offsets of `into`, data ranges only.
+pub(super) fn copy(
+    source: &dyn Source,
+    range: Range<u64>,
+    into: BorrowedFd<'_>,
+    holes: Holes,
+) -> Result<(), CopyFailure> {
+    let mut buffer = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let data = source.next_data(at..range.end).map_err(CopyFailure::Source)?;
+        let data = data.unwrap_or(range.end..range.end);
+        if holes == Holes::Punch && at < data.start {
+            punch(into, at..data.start, &mut buffer).map_err(CopyFailure::Destination)?;
+        }
+        let copied = source.descriptor().map_or(data.start, |fd| copy_in_kernel(fd, into, data.clone()));
+        copy_by_buffer(source, into, copied..data.end, &mut buffer)?;
+        at = data.end;
+    }
+    Ok(())
+}
+
+/// Copies as much of a range as the kernel does, and returns where it stopped. All its errors end here, because the
+/// buffer's reads and writes find out which side failed.
+fn copy_in_kernel(from: BorrowedFd<'_>, into: BorrowedFd<'_>, range: Range<u64>) -> u64 {
+    let (mut read, mut written) = (range.start, range.start);
+    while read < range.end {
+        let bytes = (range.end - read).min(KERNEL_COPY_BYTES) as usize;
+        match rustix::fs::copy_file_range(from, Some(&mut read), into, Some(&mut written), bytes) {
+            Ok(0) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => break,
+        }
+    }
+    written
+}
+
+fn copy_by_buffer(
+    source: &dyn Source,
+    into: BorrowedFd<'_>,
+    range: Range<u64>,
+    buffer: &mut Vec<u8>,
+) -> Result<(), CopyFailure> {
+    let mut at = range.start;
+    while at < range.end {
+        let wanted = (range.end - at).min(BUFFER_BYTES as u64) as usize;
+        if buffer.len() < wanted {
+            buffer.resize(wanted, 0);
+        }
+        match source.read_at(&mut buffer[..wanted], at).map_err(CopyFailure::Source)? {
+            // The source is shorter than it was.
+            0 => return Err(CopyFailure::Source(Code::Stale)),
+            read => {
+                write_all(into, &buffer[..read], at).map_err(CopyFailure::Destination)?;
+                at += read as u64;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn write_all(into: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match retried(|| rustix::io::pwrite(into, bytes, offset))? {
+            0 => return Err(Errno::IO),
+            written => {
+                bytes = &bytes[written..];
+                offset += written as u64;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes a range zeros without changing the size, as a hole if the file system can.
+fn punch(into: BorrowedFd<'_>, range: Range<u64>, buffer: &mut Vec<u8>) -> Result<(), Errno> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match retried(|| rustix::fs::fallocate(into, flags, range.start, range.end - range.start)) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+        other => return other,
+    }
+    buffer.clear();
+    buffer.resize(BUFFER_BYTES.min((range.end - range.start) as usize), 0);
+    let size = retried(|| rustix::fs::fstat(into))?.st_size as u64;
+    let mut at = range.start;
+    while at < range.end.min(size) {
+        let bytes = (range.end.min(size) - at).min(buffer.len() as u64) as usize;
+        write_all(into, &buffer[..bytes], at)?;
+        at += bytes as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,284 @@
+//! Names given, exchanged and put aside, each step without a moment in which an unexpected object can be lost.
+//!
+//! **Replace.** The upload changes places with what has the name (RENAME_EXCHANGE), and what came back is compared with
+//! the expected version. If it is another one, both change places again. If a foreign program put yet another object at
+//! the name meanwhile, that is noticed because what comes back is not what was put there, and the exchange goes on until
+//! the newest one is at the name. **Where there is no exchange** (NFS, most parallel file systems) the object is renamed
+//! to an aside name and compared there, and the upload gets the free name by RENAME_NOREPLACE, or by link and unlink:
+//! the name is missing for two calls. A hard link aside followed by a plain rename would not do, because the rename
+//! could hit a file that came after the link.
+//!
+//! **Killed in between**: what is aside has a name by which a sweep recognizes it ([`Marks`]).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_types::StoreVersion;
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::super::source::retried;
+use super::super::temporary::{Marks, Temporaries};
+use super::described::{stat, version_of};
+use super::resolve::At;
+
+/// What the file system can do with names. A flag is cleared when the kernel refuses the call as a whole.
+#[derive(Debug)]
+pub(super) struct NameCalls {
+    pub(super) exchange: AtomicBool,
+    pub(super) no_replace: AtomicBool,
+    pub(super) links: AtomicBool,
+}
+
+/// The outcome of [`NameCalls::replace`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Replaced {
+    Yes,
+    /// The name has, or had, another object, which is at the name now.
+    Conflict,
+}
+
+/// An object that was put aside.
+pub(super) struct Aside<'a> {
+    at: At<'a>,
+    name: Vec<u8>,
+    /// The directory that has it, for long names.
+    directory: Option<OwnedFd>,
+}
+
+impl<'a> Aside<'a> {
+    /// A free name for what is at `at`.
+    fn new(temporaries: &Temporaries, marks: Marks, at: At<'a>) -> Result<Aside<'a>, Errno> {
+        if let Some(name) = temporaries.next_aside(marks, at.name) {
+            return Ok(Aside { at, name, directory: None });
+        }
+        let name = temporaries.next_aside_directory(marks);
+        retried(|| rustix::fs::mkdirat(at.directory, &name[..], Mode::RWXU))?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = retried(|| rustix::fs::openat(at.directory, &name[..], flags, Mode::empty()))?;
+        Ok(Aside { at, name, directory: Some(opened) })
+    }
+
+    pub(super) fn place(&self) -> At<'_> {
+        match &self.directory {
+            Some(directory) => At { directory: directory.as_fd(), name: self.at.name },
+            None => At { directory: self.at.directory, name: &self.name },
+        }
+    }
+
+    /// Removes what is aside.
+    pub(super) fn remove(self) -> Result<(), Errno> {
+        unlink(self.place())?;
+        self.release();
+        Ok(())
+    }
+
+    /// After nothing is aside any more. A directory that is left is a leftover like any other.
+    fn release(self) {
+        if self.directory.is_some() {
+            let _ = rustix::fs::unlinkat(self.at.directory, &self.name[..], AtFlags::REMOVEDIR);
+        }
+    }
+}
+
+pub(super) fn unlink(at: At<'_>) -> Result<(), Errno> {
+    retried(|| rustix::fs::unlinkat(at.directory, at.name, AtFlags::empty()))
+}
+
+fn version_at(at: At<'_>) -> Result<StoreVersion, Errno> {
+    Ok(version_of(&stat(at)?))
+}
+
+/// The kernel or the file system does not know the call, or its flag.
+fn is_unknown(e: Errno) -> bool {
+    matches!(e, Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP)
+}
+
+impl NameCalls {
+    pub(super) fn new(exchange: bool, no_replace: bool, links: bool) -> NameCalls {
+        NameCalls {
+            exchange: AtomicBool::new(exchange),
+            no_replace: AtomicBool::new(no_replace),
+            links: AtomicBool::new(links),
+        }
+    }
+
+    /// Renames onto a name that must be free; false if it is not. EINVAL for a directory that would be moved into
+    /// itself is not an unknown flag, so only files clear one.
+    pub(super) fn put_new(&self, from: At<'_>, to: At<'_>, is_directory: bool) -> Result<bool, Errno> {
+        if self.no_replace.load(Ordering::Relaxed) {
+            match rename_with(from, to, RenameFlags::NOREPLACE) {
+                Ok(()) => return Ok(true),
+                Err(Errno::EXIST) => return Ok(false),
+                Err(e) if is_unknown(e) && !is_directory => self.no_replace.store(false, Ordering::Relaxed),
+                Err(e) if is_unknown(e) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if !is_directory && self.links.load(Ordering::Relaxed) {
+            match retried(|| {
+                rustix::fs::linkat(from.directory, from.name, to.directory, to.name, AtFlags::empty())
+            }) {
+                Ok(()) => return unlink(from).map(|()| true),
+                Err(Errno::EXIST) => return Ok(false),
+                // No links at all, or not of this file.
+                Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        match stat(to) {
+            Err(Errno::NOENT) => {}
+            Err(e) => return Err(e),
+            Ok(_) => return Ok(false),
+        }
+        retried(|| rustix::fs::renameat(from.directory, from.name, to.directory, to.name))?;
+        Ok(true)
+    }
+
+    /// Puts `from`, of version `version`, in place of the version `expected` at `to`, which is removed.
+    pub(super) fn replace(
+        &self,
+        temporaries: &Temporaries,
+        (from, version): (At<'_>, &StoreVersion),
+        (to, expected): (At<'_>, &StoreVersion),
+    ) -> Result<Replaced, Errno> {
+        if self.exchange.load(Ordering::Relaxed) {
+            // Under an aside name, so that a sweep can tell the upload from what comes back.
+            let aside = Aside::new(temporaries, Marks::new(expected, Some(version)), to)?;
+            if let Err(e) = retried(|| {
+                let place = aside.place();
+                rustix::fs::renameat(from.directory, from.name, place.directory, place.name)
+            }) {
+                aside.release();
+                return Err(e);
+            }
+            match self.exchange(aside.place(), version.ino, to, expected) {
+                Ok(Some(Replaced::Yes)) => return aside.remove().map(|()| Replaced::Yes),
+                Ok(Some(Replaced::Conflict)) => {
+                    self.give_back(aside, version.ino, from)?;
+                    return Ok(Replaced::Conflict);
+                }
+                Ok(None) => self.give_back(aside, version.ino, from)?,
+                Err(e) => {
+                    let _ = self.give_back(aside, version.ino, from);
+                    return Err(e);
+                }
+            }
+        }
+        let Some(aside) = self.put_aside(temporaries, to, expected)? else { return Ok(Replaced::Conflict) };
+        match self.put_new(from, to, false) {
+            Ok(true) => aside.remove().map(|()| Replaced::Yes),
+            // A foreign program has put a file there, in place of the expected one.
+            Ok(false) => aside.remove().map(|()| Replaced::Conflict),
+            Err(e) => {
+                let _ = self.put_back(aside);
+                Err(e)
+            }
+        }
+    }
+
+    /// After a conflict: the upload gets its temporary name back. Anything else that is aside is an object that a
+    /// foreign program replaced itself, and is removed.
+    fn give_back(&self, aside: Aside<'_>, upload_ino: u64, from: At<'_>) -> Result<(), Errno> {
+        match stat(aside.place()) {
+            Ok(stat) if stat.st_ino != upload_ino => return aside.remove(),
+            Ok(_) => {
+                self.put_new(aside.place(), from, false)?;
+            }
+            // It went to its name, because that was free.
+            Err(Errno::NOENT) => {}
+            Err(e) => return Err(e),
+        }
+        aside.release();
+        Ok(())
+    }
+
+    /// Exchanges `from`, with inode number `ino`, and `to`; then compares what came back with `expected`, and undoes the
+    /// exchange if it is something else. None if the file system has no exchange.
+    pub(super) fn exchange(
+        &self,
+        from: At<'_>,
+        ino: u64,
+        to: At<'_>,
+        expected: &StoreVersion,
+    ) -> Result<Option<Replaced>, Errno> {
+        match rename_with(from, to, RenameFlags::EXCHANGE) {
+            Ok(()) => {}
+            Err(Errno::NOENT) => return Ok(Some(Replaced::Conflict)),
+            Err(e) if is_unknown(e) => {
+                self.exchange.store(false, Ordering::Relaxed);
+                return Ok(None);
+            }
+            Err(e) => return Err(e),
+        }
+        let back = stat(from)?;
+        if version_of(&back) == *expected {
+            return Ok(Some(Replaced::Yes));
+        }
+        // `put` is at `to`, unless a foreign program replaced it; `back` is at `from`. Each further round needs another
+        // replacement by a foreign program between two calls.
+        let (mut put, mut back) = (ino, back.st_ino);
+        loop {
+            match rename_with(from, to, RenameFlags::EXCHANGE) {
+                Ok(()) => {}
+                Err(Errno::NOENT) => {
+                    // A foreign program removed what was put there. What came back is not lost for that.
+                    self.put_new(from, to, false)?;
+                    return Ok(Some(Replaced::Conflict));
+                }
+                Err(e) => return Err(e),
+            }
+            let now = stat(from)?.st_ino;
+            if now == put {
+                return Ok(Some(Replaced::Conflict));
+            }
+            (put, back) = (back, now);
+        }
+    }
+
+    /// Puts what is at `at` aside. None if it is not of version `expected`: it is back at its name then, or a newer one
+    /// is there, or nothing was.
+    pub(super) fn put_aside<'a>(
+        &self,
+        temporaries: &Temporaries,
+        at: At<'a>,
+        expected: &StoreVersion,
+    ) -> Result<Option<Aside<'a>>, Errno> {
+        let aside = Aside::new(temporaries, Marks::new(expected, None), at)?;
+        let place = aside.place();
+        match retried(|| rustix::fs::renameat(at.directory, at.name, place.directory, place.name)) {
+            Ok(()) => {}
+            Err(e) => {
+                aside.release();
+                return if e == Errno::NOENT { Ok(None) } else { Err(e) };
+            }
+        }
+        match version_at(aside.place()) {
+            Ok(found) if found == *expected => Ok(Some(aside)),
+            Ok(_) => self.put_back(aside).map(|()| None),
+            Err(e) => {
+                let _ = self.put_back(aside);
+                Err(e)
+            }
+        }
+    }
+
+    /// Puts what is aside back at its name. If a foreign program has put another object there, that one replaced it,
+    /// and what is aside is removed.
+    fn put_back(&self, aside: Aside<'_>) -> Result<(), Errno> {
+        let is_directory = stat(aside.place()).is_ok_and(|stat| stat.st_mode & 0o170_000 == 0o040_000);
+        if self.put_new(aside.place(), aside.at, is_directory)? {
+            aside.release();
+            return Ok(());
+        }
+        if is_directory {
+            // Not removable in one call; a sweep keeps it.
+            return Ok(());
+        }
+        aside.remove()
+    }
+}
+
+fn rename_with(from: At<'_>, to: At<'_>, flags: RenameFlags) -> Result<(), Errno> {
+    retried(|| rustix::fs::renameat_with(from.directory, from.name, to.directory, to.name, flags))
+}

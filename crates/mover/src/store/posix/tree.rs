@@ -1,0 +1,245 @@
+//! Calls on names and directories: list, rename, link, make, remove a directory.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use forebay_types::{Code, Kind, StoreVersion};
+use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
+use rustix::io::Errno;
+
+use super::described::{describe, look, stat, version_of};
+use super::names::{unlink, Replaced};
+use super::resolve::At;
+use super::PosixStore;
+use crate::store::attributes::{Attributes, DirectoryRemoval, Listing, Object, Outcome};
+use crate::store::error::{StoreError, StoreResult};
+use crate::store::path::StorePath;
+use crate::store::source::retried;
+use crate::store::temporary::TemporaryName;
+
+/// Bytes of one directory listing: about 1000 short names.
+const LISTING_BYTES: usize = 32 * 1024;
+
+/// Passes the names in a directory to `each`, without `.` and `..`.
+pub(super) fn each_name<E>(
+    directory: BorrowedFd<'_>,
+    failed: impl Fn(Errno) -> E,
+    mut each: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut buffer = [MaybeUninit::<u8>::uninit(); LISTING_BYTES];
+    let mut names = RawDir::new(directory, &mut buffer);
+    while let Some(entry) = names.next() {
+        let entry = match entry {
+            Err(Errno::INTR) => continue,
+            other => other.map_err(&failed)?,
+        };
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            each(name)?;
+        }
+    }
+    Ok(())
+}
+
+impl PosixStore {
+    pub(super) fn list_directory(
+        &self,
+        directory: &StorePath,
+        each: &mut dyn FnMut(Object) -> StoreResult<()>,
+    ) -> StoreResult<Listing> {
+        let failed = |e| self.failed("list", directory, e);
+        let fd = self.root.open(directory, OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
+        let mut listing = Listing::default();
+        each_name(fd.as_fd(), failed, |name| {
+            if TemporaryName::parse(name).is_some() {
+                listing.temporaries += 1;
+                return Ok(());
+            }
+            match look(At { directory: fd.as_fd(), name }).map_err(failed)? {
+                Some(object) => {
+                    listing.objects += 1;
+                    each(object)
+                }
+                // Removed since its name was read.
+                None => Ok(()),
+            }
+        })?;
+        Ok(listing)
+    }
+
+    pub(super) fn rename_object(
+        &self,
+        from: &StorePath,
+        version: &StoreVersion,
+        to: &StorePath,
+        replaced: Option<&StoreVersion>,
+    ) -> StoreResult<Outcome<StoreVersion>> {
+        let failed = |e| self.failed("rename", from, e);
+        let source = match self.root.place(from) {
+            Err(Errno::NOENT) => return Ok(Outcome::Conflict(None)),
+            other => other.map_err(failed)?,
+        };
+        let source = source.at();
+        let found = match stat(source) {
+            Err(Errno::NOENT) => return Ok(Outcome::Conflict(None)),
+            other => other.map_err(failed)?,
+        };
+        if version_of(&found) != *version {
+            return Ok(Outcome::conflict(Some(describe(source, &found).map_err(failed)?)));
+        }
+        let is_directory = Kind::from_mode(found.st_mode) == Some(Kind::Directory);
+        let place = self.root.place(to).map_err(|e| self.failed("rename to", to, e))?;
+        let target = place.at();
+        let moved = match replaced {
+            None => self.names.put_new(source, target, is_directory).map_err(failed)?,
+            Some(_) if is_directory => {
+                let failure = StoreError::lasting(Code::IsDirectory, self.what("rename", from));
+                return Err(failure.why("a directory replaces nothing"));
+            }
+            Some(expected) => self.rename_over(source, version, target, expected).map_err(failed)?,
+        };
+        if !moved {
+            return Ok(Outcome::conflict(look(target).map_err(failed)?));
+        }
+        match stat(target) {
+            Ok(stat) if version_of(&stat) == *version => Ok(Outcome::Done(*version)),
+            // A foreign program replaced `from` before the rename, or `to` after it.
+            _ => {
+                self.names.put_new(target, source, is_directory).map_err(failed)?;
+                Ok(Outcome::conflict(look(source).map_err(failed)?))
+            }
+        }
+    }
+
+    /// Renames a file in place of the version `expected`. False if something else is there.
+    fn rename_over(
+        &self,
+        from: At<'_>,
+        version: &StoreVersion,
+        to: At<'_>,
+        expected: &StoreVersion,
+    ) -> Result<bool, Errno> {
+        match stat(to) {
+            Ok(stat) if version_of(&stat) == *expected => {}
+            Ok(_) | Err(Errno::NOENT) => return Ok(false),
+            Err(e) => return Err(e),
+        }
+        if version.ino != expected.ino {
+            // Both names keep an object at each instant.
+            match self.names.exchange(from, version.ino, to, expected)? {
+                Some(Replaced::Yes) => {
+                    if let Some(aside) = self.names.put_aside(&self.temporaries, from, expected)? {
+                        aside.remove()?;
+                    }
+                    return Ok(true);
+                }
+                Some(Replaced::Conflict) => return Ok(false),
+                None => {}
+            }
+        }
+        let Some(aside) = self.names.put_aside(&self.temporaries, to, expected)? else { return Ok(false) };
+        let moved = self.names.put_new(from, to, false);
+        if moved.is_err() {
+            // Nothing is at the name: a file that is aside goes back.
+            let _ = self.names.put_new(aside.place(), to, false);
+            return moved;
+        }
+        aside.remove()?;
+        moved
+    }
+
+    pub(super) fn link_object(
+        &self,
+        existing: &StorePath,
+        version: &StoreVersion,
+        new: &StorePath,
+    ) -> StoreResult<Outcome<StoreVersion>> {
+        let failed = |e| self.failed("link", existing, e);
+        let source = self.root.place(existing).map_err(failed)?;
+        let place = self.root.place(new).map_err(|e| self.failed("link to", new, e))?;
+        let (from, to) = (source.at(), place.at());
+        match retried(|| {
+            rustix::fs::linkat(from.directory, from.name, to.directory, to.name, AtFlags::empty())
+        }) {
+            Ok(()) => {}
+            Err(Errno::NOENT) => return Ok(Outcome::Conflict(None)),
+            Err(Errno::EXIST) => return Ok(Outcome::conflict(look(to).map_err(failed)?)),
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => {
+                let failure = StoreError::lasting(Code::NotSupported, self.what("link", existing));
+                return Err(failure.why("the store has no hard links, or not for this file"));
+            }
+            Err(e) => return Err(failed(e)),
+        }
+        if version_of(&stat(to).map_err(failed)?) == *version {
+            return Ok(Outcome::Done(*version));
+        }
+        // Another version has the name `existing`; only the new name goes.
+        unlink(to).map_err(failed)?;
+        Ok(Outcome::conflict(look(from).map_err(failed)?))
+    }
+
+    /// Makes an object that is no file and no directory.
+    pub(super) fn make(
+        &self,
+        path: &StorePath,
+        attributes: &Attributes,
+        make: impl FnOnce(At<'_>) -> Result<(), Errno>,
+    ) -> StoreResult<Outcome<StoreVersion>> {
+        let failed = |e| self.failed("make", path, e);
+        let place = self.root.place(path).map_err(failed)?;
+        match make(place.at()) {
+            Err(Errno::EXIST) => return Ok(Outcome::conflict(look(place.at()).map_err(failed)?)),
+            other => other.map_err(failed)?,
+        }
+        self.finish_new(place.at(), attributes).map(Outcome::Done).map_err(failed)
+    }
+
+    pub(super) fn make_directory_at(
+        &self,
+        path: &StorePath,
+        attributes: &Attributes,
+    ) -> StoreResult<Outcome<Object>> {
+        let failed = |e| self.failed("make directory", path, e);
+        let place = self.root.place(path).map_err(failed)?;
+        let at = place.at();
+        // Until it has its owner and mode, only this process's user may enter it.
+        let mode = if attributes.mode.is_some() { Mode::RWXU } else { Mode::from_raw_mode(0o777) };
+        let is_new = match retried(|| rustix::fs::mkdirat(at.directory, at.name, mode)) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(e) => return Err(failed(e)),
+        };
+        if is_new {
+            self.finish_new(at, attributes).map_err(failed)?;
+        }
+        match look(at).map_err(failed)? {
+            Some(object) if object.kind == Kind::Directory => Ok(Outcome::Done(object)),
+            other => Ok(Outcome::conflict(other)),
+        }
+    }
+
+    pub(super) fn remove_directory_at(
+        &self,
+        path: &StorePath,
+        is_alive: &dyn Fn(&str) -> bool,
+    ) -> StoreResult<DirectoryRemoval> {
+        let failed = |e| self.failed("remove directory", path, e);
+        let place = match self.root.place(path) {
+            Err(Errno::NOENT) => return Ok(DirectoryRemoval::Removed),
+            other => other.map_err(failed)?,
+        };
+        let remove = || retried(|| rustix::fs::unlinkat(&place.directory, place.name, AtFlags::REMOVEDIR));
+        let removed = match remove() {
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {
+                self.sweep(path, is_alive)?;
+                remove()
+            }
+            other => other,
+        };
+        match removed {
+            Ok(()) | Err(Errno::NOENT) => Ok(DirectoryRemoval::Removed),
+            Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(DirectoryRemoval::NotEmpty),
+            Err(e) => Err(failed(e)),
+        }
+    }
+}

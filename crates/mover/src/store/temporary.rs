@@ -1,0 +1,263 @@
+//! Names of temporaries in a store, and which mover owns them.
+//!
+//! | name | is | when its mover is dead |
+//! |---|---|---|
+//! | `.forebay-<mover>-<number>.tmp` | an upload that is not published | removed |
+//! | `.forebay-<mover>-<number>.<marks>.was.<name>` | what was at `<name>` and is being compared, or the upload that is changing places with it | see below |
+//! | `.forebay-<mover>-<number>.<marks>.was/<name>` | the same, for long names | the same |
+//!
+//! The marks ([`Marks`]) are hashes of the expected version and of the upload. So a sweep knows what a dead mover left:
+//! the upload is removed; anything else goes back to its name if that is free; if it is not, the expected version is
+//! removed, because it was replaced, and any other object is kept under a name that people see.
+//!
+//! A mover's ID has its host, the boot and PID namespace of the host, its process number and the time when it started.
+//! So two movers never share a temporary, not even after a restart with the same process number.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_sys::process::Stat;
+use forebay_types::limits::NAME_MAX;
+use forebay_types::{StoreVersion, Writer, STORE_VERSION_BYTES};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::path::StorePath;
+
+const PREFIX: &[u8] = b".forebay-";
+/// Characters of the host's name that are kept.
+const HOST_CHARS: usize = 32;
+
+/// The ID of a mover: `<host>.<boot and namespace>.<pid>.<start>`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct MoverId(String);
+
+impl MoverId {
+    /// The ID of this process.
+    pub fn own() -> MoverId {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host: String = host.trim().chars().take(HOST_CHARS).map(plain).collect();
+        let pid = std::process::id();
+        let start = Stat::of(pid).map_or(0, |stat| stat.start_ticks);
+        MoverId(format!("{}.{}.{pid}.{start}", if host.is_empty() { "host" } else { &host }, place()))
+    }
+
+    /// The ID in a temporary's name; none if it does not have the form of an ID.
+    fn parse(bytes: &[u8]) -> Option<&str> {
+        let id = std::str::from_utf8(bytes).ok()?;
+        let mut fields = id.split('.');
+        let [host, place, pid, start] = [fields.next()?, fields.next()?, fields.next()?, fields.next()?];
+        let good = fields.next().is_none()
+            && !host.is_empty()
+            && host.chars().all(|c| plain(c) == c)
+            && place.bytes().all(|b| b.is_ascii_hexdigit())
+            && pid.parse::<u32>().is_ok()
+            && start.parse::<u64>().is_ok();
+        good.then_some(id)
+    }
+
+    /// The ID as it appears in names.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for MoverId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn plain(c: char) -> char {
+    if c.is_ascii_alphanumeric() {
+        c
+    } else {
+        '_'
+    }
+}
+
+/// Boot and PID namespace in hexadecimal: process numbers mean something only within both.
+fn place() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot: String = boot.chars().filter(char::is_ascii_hexdigit).take(12).collect();
+    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    let digits: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
+    format!("{boot}{:08x}", digits.parse::<u64>().unwrap_or(0))
+}
+
+/// Whether the mover with this ID runs, as far as this process can see: none for a mover of another host, boot or PID
+/// namespace.
+pub fn runs_here(mover: &str) -> Option<bool> {
+    let fields: Vec<&str> = MoverId::parse(mover.as_bytes())?.split('.').collect();
+    if fields[1] != place() {
+        return None;
+    }
+    let stat = Stat::of(fields[2].parse().ok()?);
+    Some(stat.is_ok_and(|stat| !stat.has_ended() && stat.start_ticks.to_string() == fields[3]))
+}
+
+/// Hashes of two versions, in the name of an object that is put aside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Marks {
+    /// The version that may be replaced or removed.
+    pub expected: u32,
+    /// The upload; the same as `expected` if there is none.
+    pub upload: u32,
+}
+
+/// Hex digits of [`Marks`].
+const MARKS_DIGITS: usize = 16;
+
+impl Marks {
+    /// The marks of the version that may be replaced, and of the upload that replaces it.
+    pub fn new(expected: &StoreVersion, upload: Option<&StoreVersion>) -> Marks {
+        Marks { expected: mark(expected), upload: mark(upload.unwrap_or(expected)) }
+    }
+
+    fn parse(digits: &[u8]) -> Option<Marks> {
+        let digits = std::str::from_utf8(digits).ok()?;
+        let hex = |digits: &str| u32::from_str_radix(digits, 16).ok();
+        let plain = digits.bytes().all(|b| b.is_ascii_hexdigit());
+        plain.then_some(Marks { expected: hex(digits.get(..8)?)?, upload: hex(digits.get(8..)?)? })
+    }
+}
+
+/// The hash of a version in [`Marks`].
+pub(super) fn mark(version: &StoreVersion) -> u32 {
+    let mut buffer = [0; STORE_VERSION_BYTES];
+    // The buffer has the length of the encoding.
+    let _ = version.encode(&mut Writer::new(&mut buffer));
+    xxh3_64(&buffer) as u32
+}
+
+/// What a temporary is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TemporaryKind<'a> {
+    /// Bytes that nothing needs when their mover is dead.
+    Upload,
+    /// An object put aside, with its name in the directory.
+    Aside(Marks, &'a [u8]),
+    /// A directory that has an object put aside under the object's own name.
+    AsideDirectory(Marks),
+}
+
+/// The fields of a temporary's name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TemporaryName<'a> {
+    /// The ID of the mover that made it.
+    pub mover: &'a str,
+    /// What it is.
+    pub kind: TemporaryKind<'a>,
+}
+
+impl<'a> TemporaryName<'a> {
+    /// The fields of `name`; none if it is not a temporary's.
+    pub fn parse(name: &'a [u8]) -> Option<TemporaryName<'a>> {
+        let rest = name.strip_prefix(PREFIX)?;
+        let dash = rest.iter().position(|&b| b == b'-')?;
+        let mover = MoverId::parse(&rest[..dash])?;
+        let rest = &rest[dash + 1..];
+        let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
+        let kind = match rest[digits..].strip_prefix(b".")? {
+            b"tmp" => TemporaryKind::Upload,
+            suffix => {
+                let (marks, suffix) = suffix.split_at_checked(MARKS_DIGITS)?;
+                let marks = Marks::parse(marks)?;
+                match suffix.strip_prefix(b".was")? {
+                    b"" => TemporaryKind::AsideDirectory(marks),
+                    suffix => {
+                        let name = suffix.strip_prefix(b".").filter(|name| !name.is_empty())?;
+                        TemporaryKind::Aside(marks, name)
+                    }
+                }
+            }
+        };
+        (digits > 0).then_some(TemporaryName { mover, kind })
+    }
+}
+
+/// Makes the names of one mover's temporaries.
+#[derive(Debug)]
+pub struct Temporaries {
+    mover: MoverId,
+    next: AtomicU64,
+}
+
+impl Temporaries {
+    /// Names for this mover. One process needs one: a second one would make the same names.
+    pub fn new(mover: MoverId) -> Temporaries {
+        Temporaries { mover, next: AtomicU64::new(0) }
+    }
+
+    /// The mover that owns the names.
+    pub fn mover(&self) -> &MoverId {
+        &self.mover
+    }
+
+    /// The path of a new temporary in `directory`; in the root if the path would be too long.
+    pub fn next(&self, directory: &StorePath) -> StorePath {
+        let name = self.next_name();
+        directory.join(&name).unwrap_or_else(|_| StorePath::root().join(&name).unwrap_or_default())
+    }
+
+    pub(super) fn next_name(&self) -> Vec<u8> {
+        self.stem(".tmp").into_bytes()
+    }
+
+    /// A name for `name` put aside; none if it would be too long, see [`Temporaries::next_aside_directory`].
+    pub(super) fn next_aside(&self, marks: Marks, name: &[u8]) -> Option<Vec<u8>> {
+        let mut aside = self.next_aside_directory(marks);
+        aside.push(b'.');
+        aside.extend_from_slice(name);
+        (aside.len() <= NAME_MAX).then_some(aside)
+    }
+
+    pub(super) fn next_aside_directory(&self, marks: Marks) -> Vec<u8> {
+        self.stem(&format!(".{:08x}{:08x}.was", marks.expected, marks.upload)).into_bytes()
+    }
+
+    fn stem(&self, suffix: &str) -> String {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        format!(".forebay-{}-{number}{suffix}", self.mover)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temporaries_are_recognized_and_other_names_are_not() {
+        let temporaries = Temporaries::new(MoverId::own());
+        fn kind(name: &[u8]) -> Option<TemporaryKind<'_>> {
+            TemporaryName::parse(name).map(|temporary| temporary.kind)
+        }
+        let own = temporaries.next_name();
+        assert_eq!(TemporaryName::parse(&own).unwrap().mover, MoverId::own().as_str());
+        assert_eq!(kind(&temporaries.next_name()), Some(TemporaryKind::Upload));
+        let marks = Marks { expected: 0x12ab, upload: u32::MAX };
+        let directory = temporaries.next_aside_directory(marks);
+        assert_eq!(kind(&directory), Some(TemporaryKind::AsideDirectory(marks)));
+        let aside = temporaries.next_aside(marks, b"\xff.was.x-1.tmp").unwrap();
+        assert_eq!(kind(&aside), Some(TemporaryKind::Aside(marks, b"\xff.was.x-1.tmp")));
+        assert_eq!(temporaries.next_aside(marks, &[b'x'; 255]), None);
+        for other in [".forebay-", ".forebay-x-1.tmp", ".forebay-a.b.1.1-.tmp", "forebay-a.b.1.1-1.tmp", "x"]
+        {
+            assert_eq!(kind(other.as_bytes()), None, "{other}");
+        }
+        assert!(kind(b".forebay-h.00.1.1-1.tmp").is_some());
+        assert!(kind(b".forebay-h.00.1.1-1.0123456789abcdef.was").is_some());
+        assert!(kind(b".forebay-h.00.1.1-1.0123456789abcdef.was.").is_none());
+        assert!(kind(b".forebay-h.00.1.1-1.0123456789abcde+.was").is_none());
+        assert_ne!(temporaries.next(&StorePath::root()), temporaries.next(&StorePath::root()));
+    }
+
+    #[test]
+    fn runs_here_knows_own_dead_and_foreign_movers() {
+        let own = MoverId::own();
+        assert_eq!(runs_here(own.as_str()), Some(true));
+        let fields: Vec<&str> = own.as_str().split('.').collect();
+        assert_eq!(runs_here(&format!("{}.{}.{}.1", fields[0], fields[1], fields[2])), Some(false));
+        assert_eq!(runs_here(&format!("{}.0123.{}.{}", fields[0], fields[2], fields[3])), None);
+        assert_eq!(runs_here("nonsense"), None);
+    }
+}
