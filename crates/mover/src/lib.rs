@@ -1,7 +1,10 @@
 //! Between the pool and its backing stores.
 //!
-//! [`store`] is the one door to the stores: directories and object stores behind one trait.
+//! [`store`] is the one door to the stores: directories and object stores behind one trait. [`program`] is the process,
+//! which runs an [`program::Engine`]; [`tasks`] is what users have it do.
 
 #![forbid(unsafe_code)]
 
+pub mod program;
 pub mod store;
+pub mod tasks;

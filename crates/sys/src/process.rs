@@ -1,6 +1,20 @@
-//! What the kernel shows of a process in `/proc/PID/stat`.
+//! What the kernel shows of a process in `/proc/PID/stat`, and a start without the preload library.
 
 use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Starts this program again without `LD_PRELOAD`, if that is set: a process that serves a pool would wait for itself
+/// under the pool's preload library. Must be called first. Returns the error if the program cannot be started again.
+pub fn shed_preload() -> io::Result<()> {
+    match std::env::var_os("LD_PRELOAD") {
+        None => Ok(()),
+        Some(_) => Err(Command::new("/proc/self/exe")
+            .args(std::env::args_os().skip(1))
+            .env_remove("LD_PRELOAD")
+            .exec()),
+    }
+}
 
 /// Some fields of `/proc/PID/stat`; see proc_pid_stat(5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
