@@ -1,7 +1,7 @@
 //! Calls that change attributes: chmod, chown, utimensat, truncate.
 
 use forebay_data::BackingName;
-use forebay_types::{BackingOp, Code, Entry, Ino, Kind, Request, SetAttr, TimeSet};
+use forebay_types::{BackingOp, Code, Entry, Ino, Kind, Request, SetAttr, TimeSet, FLAG_ATTACHED};
 
 use crate::errno;
 use crate::path::{PathBuffer, Place};
@@ -160,6 +160,20 @@ impl Pool {
             self.set_attr(attr.ino, SetAttr { atime, mtime, ..SetAttr::default() })?;
             return Ok(());
         }
+        if attr.flags & FLAG_ATTACHED == 0 {
+            return self.set_times_of_data(entry, atime, mtime);
+        }
+        // The shard hears of it too: the backing store gets the times, and a released file has them there alone.
+        if attr.is_resident() {
+            self.set_times_of_data(entry, atime, mtime)?;
+        }
+        self.set_attr(attr.ino, SetAttr { atime, mtime, ..SetAttr::default() })?;
+        Ok(())
+    }
+
+    /// Sets the times of a file's backing files.
+    fn set_times_of_data(&self, entry: &Entry, atime: TimeSet, mtime: TimeSet) -> Result<(), Code> {
+        let attr = &entry.attr;
         let times = [timespec(atime), timespec(mtime)];
         for (component, stripe) in entry.layout.stripes() {
             if let Some(id) = self.backing_elsewhere(entry, component, stripe) {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_types::limits::{AHEAD_BYTES_MAX, SCATTER_PIECES_MIN};
-use forebay_types::{BackingId, BackingOp, Code, Entry, Layout, Request, TimeSet, FLAG_DIRTY};
+use forebay_types::{BackingId, BackingOp, Code, Entry, Layout, Request, TimeSet};
 
 use crate::ahead::Preallocation;
 use crate::attributes::timespec;
@@ -93,6 +93,19 @@ impl Pool {
         if !entry.attr.is_file() {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid });
         }
+        let mut entry = self.resident(entry)?;
+        for _ in 0..ATTEMPTS {
+            let file = self.open_stripes(&entry, write)?;
+            match self.entry_to_open_again(&entry, write)? {
+                None => return Ok(file),
+                Some(now) => entry = self.resident(&now)?,
+            }
+        }
+        Err(Code::Busy)
+    }
+
+    /// Opens all backing files.
+    fn open_stripes(&self, entry: &Entry, write: bool) -> Result<File, Code> {
         let flags = libc::O_CLOEXEC | if write { libc::O_RDWR } else { libc::O_RDONLY };
         let (mut stripes, mut elsewhere) = (Vec::new(), Vec::new());
         let mut first = Vec::new();
@@ -117,9 +130,6 @@ impl Pool {
         .map(Stripe::Remote);
         let stripes: Vec<Stripe> =
             stripes.into_iter().filter_map(|here| here.or_else(|| there.next())).collect();
-        if write && entry.attr.flags & FLAG_DIRTY == 0 {
-            self.ask_entry(&Request::MarkDirty { ino: entry.attr.ino })?;
-        }
         // The layout cannot change while all backing files are open. Only the daemon knows whether it changed before.
         // No request is needed if the single backing file of a new layout does not exist (migrate.rs), nor in a pool of
         // several nodes, where no layout changes.

@@ -24,58 +24,18 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_data::BackingName;
-use forebay_types::limits::{LEASE_TRIES, STRIPES_MAX};
+use forebay_types::limits::LEASE_TRIES;
 use forebay_types::{Code, Entry, Ino, Layout, Reply, Request};
 
 use crate::descriptor::proc_fd;
 use crate::errno;
+use crate::leased::{LeaseKind, LeasedFiles};
 use crate::open::{close, open_at, BACKING_MODE};
 use crate::pool::Pool;
 use crate::stat::stat_at;
 
 /// Bytes that are copied between two checks of the leases. An opener waits some milliseconds for them.
 const COPY_BYTES: usize = 8 << 20;
-
-/// The fcntl(2) command that sets the signal for a broken lease. The libc crate lacks it.
-const F_SETSIG: libc::c_int = 10;
-
-/// The backing files of a file under write leases: no other process has them open.
-struct LeasedFiles {
-    files: [Option<OwnedFd>; STRIPES_MAX as usize],
-}
-
-impl LeasedFiles {
-    /// True if no other process has tried to open any of them since.
-    fn is_undisturbed(&self) -> bool {
-        self.files.iter().flatten().all(|file| {
-            // SAFETY: plain system call on a descriptor of ours.
-            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLEASE) == libc::F_WRLCK }
-        })
-    }
-}
-
-/// Takes a write lease.
-///
-/// # Errors
-/// [`Code::Busy`] if another process has the file open or mapped; [`Code::NotSupported`] if the file system has no
-/// leases.
-fn lease(file: RawFd) -> Result<(), Code> {
-    // The kernel must not send SIGIO when another process opens the file, because SIGIO would end the program. SIGURG
-    // is ignored by default. Once the lease is taken, F_SETOWN 0 turns the signal off.
-    // SAFETY: plain system calls on a descriptor of ours.
-    unsafe {
-        errno::check(libc::fcntl(file, F_SETSIG, libc::SIGURG))?;
-        if libc::fcntl(file, libc::F_SETLEASE, libc::F_WRLCK) != 0 {
-            return Err(match *libc::__errno_location() {
-                libc::EAGAIN => Code::Busy,
-                libc::EINVAL => Code::NotSupported,
-                _ => errno::last(),
-            });
-        }
-        libc::fcntl(file, libc::F_SETOWN, 0);
-    }
-    Ok(())
-}
 
 /// The next data of `file` at or after `from`, as a range of offsets; `None` if there are none.
 fn data_behind(file: RawFd, from: u64) -> Result<Option<(u64, u64)>, Code> {
@@ -225,34 +185,16 @@ impl Pool {
         Err(Code::Busy)
     }
 
-    /// [`Pool::hold`], retried for a short time while another process has the file open.
+    /// Takes write leases on all backing files, retried for a short time while another process has the file open.
     fn hold_in_the_end(&self, entry: &Entry) -> Result<LeasedFiles, Code> {
         for _ in 1..LEASE_TRIES {
-            match self.hold(entry) {
+            match self.lease_files(entry, LeaseKind::Write) {
                 // SAFETY: no memory is involved.
                 Err(Code::Busy) => unsafe { libc::usleep(1000) },
                 result => return result,
             };
         }
-        self.hold(entry)
-    }
-
-    /// Opens all backing files and takes leases on them.
-    fn hold(&self, entry: &Entry) -> Result<LeasedFiles, Code> {
-        let mut held = LeasedFiles { files: [const { None }; STRIPES_MAX as usize] };
-        // `held` has room for the backing files of one component.
-        if entry.layout.stripes().count() > held.files.len() {
-            return Err(Code::NotSupported);
-        }
-        for (file, (component, stripe)) in held.files.iter_mut().zip(entry.layout.stripes()) {
-            let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
-            let fd = self.open_stripe(entry, component, stripe, flags)?;
-            // SAFETY: the descriptor is new and ours.
-            let opened = unsafe { OwnedFd::from_raw_fd(fd) };
-            lease(opened.as_raw_fd())?;
-            *file = Some(opened);
-        }
-        Ok(held)
+        self.lease_files(entry, LeaseKind::Write)
     }
 
     /// Copies the data into an unnamed file on a target of this node.
@@ -274,7 +216,7 @@ impl Pool {
         if !empty {
             // SAFETY: as above.
             errno::check(unsafe { libc::ftruncate(to, st.st_size) })?;
-            for (file, (component, stripe)) in held.files.iter().flatten().zip(entry.layout.stripes()) {
+            for (file, (component, stripe)) in held.files().zip(entry.layout.stripes()) {
                 copy_stripe(&entry.layout, (component, stripe), file.as_raw_fd(), to, held)?;
             }
         }

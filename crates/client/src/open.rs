@@ -2,7 +2,9 @@
 //! directory belongs to the mount or is an anchor.
 //!
 //! An open for writing takes these steps in order: open the backing file without O_TRUNC; mark the file dirty if it is
-//! clean; truncate; return the descriptor. If opening the backing file fails with ENOENT, it was never created, or was
+//! clean; truncate; return the descriptor. A file of an attached tree may be released or drained at any time: it is
+//! restored first if it is not resident, and its attributes are read again after the open, which starts over if they
+//! have another epoch. So no descriptor of a file that was released is handed out, and no write goes unmarked. If opening the backing file fails with ENOENT, it was never created, or was
 //! removed with the file. The daemon knows which.
 
 use std::ffi::CStr;
@@ -10,7 +12,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_data::{AnchorName, BackingName};
-use forebay_types::{Code, Entry, Ino, Kind, Request, FLAG_DIRTY};
+use forebay_types::{Code, Entry, Ino, Kind, Request, FLAG_ATTACHED};
 
 use crate::errno;
 use crate::path::{PathBuffer, Place};
@@ -257,16 +259,79 @@ impl Pool {
         if entry.attr.is_file() && !entry.layout.is_single() || !self.is_here(&entry.layout) {
             return Err(Code::NotSupported);
         }
-        let fd = self.open_stripe(entry, 0, 0, flags & KERNEL_FLAGS)?;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
-        if writes && entry.attr.is_file() && entry.attr.flags & FLAG_DIRTY == 0 {
-            if let Err(code) = self.ask_entry(&Request::MarkDirty { ino: entry.attr.ino }) {
-                close(fd);
-                return Err(if code == Code::NotFound { Code::Stale } else { code });
+        let mut entry = self.resident(entry)?;
+        for _ in 0..ATTEMPTS {
+            let fd = self.open_stripe(&entry, 0, 0, flags & KERNEL_FLAGS)?;
+            match self.entry_to_open_again(&entry, writes) {
+                Ok(None) => {
+                    remember_opened(&entry.attr, fd);
+                    return Ok(fd);
+                }
+                Ok(Some(now)) => {
+                    close(fd);
+                    entry = self.resident(&now)?;
+                }
+                Err(code) => {
+                    close(fd);
+                    return Err(code);
+                }
             }
         }
-        remember_opened(&entry.attr, fd);
-        Ok(fd)
+        Err(Code::Busy)
+    }
+
+    /// The entry of a file whose data are in the pool: they are restored if they are in the backing store alone.
+    #[inline]
+    pub(crate) fn resident(&self, entry: &Entry) -> Result<Entry, Code> {
+        match entry.attr.is_resident() || !entry.attr.is_file() {
+            true => Ok(*entry),
+            false => self.restore(entry.attr.ino),
+        }
+    }
+
+    /// Has a file's data restored, and waits for them. [`Code::Stale`] if the file is gone; [`Code::Io`] or
+    /// [`Code::TimedOut`] if the backing store fails or does not answer: the daemon and the mover limit the wait.
+    #[cold]
+    pub fn restore(&self, ino: Ino) -> Result<Entry, Code> {
+        loop {
+            match self.ask_entry(&Request::Restore { ino }) {
+                Ok(entry) if !entry.attr.is_resident() => {}
+                Err(Code::NotFound) => return Err(Code::Stale),
+                result => return result,
+            }
+        }
+    }
+
+    /// Marks a file dirty that was opened for writing, and checks that it was not released meanwhile: then the entry
+    /// with which the open starts over.
+    #[inline]
+    pub(crate) fn entry_to_open_again(&self, entry: &Entry, writes: bool) -> Result<Option<Entry>, Code> {
+        let attr = &entry.attr;
+        if !attr.is_file() {
+            return Ok(None);
+        }
+        let is_attached = attr.flags & FLAG_ATTACHED != 0;
+        let now = match is_attached {
+            false => *entry,
+            true => match self.get_attr(attr.ino) {
+                // Unlinked: nothing releases it any longer.
+                Err(Code::NotFound) => return Ok(None),
+                now => now?,
+            },
+        };
+        if now.attr.epoch() != attr.epoch() || is_attached && !now.attr.is_resident() {
+            return Ok(Some(now));
+        }
+        if !writes || !now.attr.needs_mark() {
+            return Ok(None);
+        }
+        match self.ask_entry(&Request::MarkDirty { ino: attr.ino }) {
+            Ok(marked) if is_attached && !marked.attr.is_resident() => Ok(Some(marked)),
+            Ok(_) => Ok(None),
+            Err(Code::NotFound) => Err(Code::Stale),
+            Err(code) => Err(code),
+        }
     }
 
     /// Opens one backing file. If it does not exist, the daemon creates it.

@@ -363,6 +363,15 @@ impl Pool {
         self.exchange(&message[..n], buffer, |reply| then(Reply::decode(reply)?))?
     }
 
+    /// Sends a request of any length, and passes its reply, of any length, to `then`.
+    pub fn request<T>(
+        &self,
+        request: &Request<'_>,
+        then: impl FnOnce(Reply<'_>) -> Result<T, Code>,
+    ) -> Result<T, Code> {
+        self.ask_long(request, then)
+    }
+
     /// Sends a request with the caller's buffer for the reply. Returns the number of bytes of the encoded reply.
     ///
     /// # Errors

@@ -94,7 +94,7 @@ impl Pool {
         st.st_nlink = attr.nlink as _;
         st.st_uid = attr.uid;
         st.st_gid = attr.gid;
-        st.st_rdev = attr.rdev;
+        st.st_rdev = if attr.is_file() { 0 } else { attr.rdev };
         st.st_size = attr.size as i64;
         st.st_blksize = BLOCK_BYTES as _;
         st.st_blocks = 0;
@@ -131,6 +131,11 @@ impl Pool {
         }
         let mut st = self.shard_stat(&entry.attr);
         if !entry.attr.is_file() {
+            return Ok(st);
+        }
+        if !entry.attr.is_resident() {
+            // As if all were allocated: tar and others take a file without blocks for a hole.
+            st.st_blocks = (entry.attr.size.div_ceil(512)) as i64;
             return Ok(st);
         }
         st.st_size = 0;

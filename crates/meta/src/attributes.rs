@@ -25,6 +25,8 @@ impl Batch<'_> {
     pub(crate) fn make_backing(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<Reply<'static>> {
         let inode = self.inode(ino)?;
         match inode.attr.kind() {
+            // The data come from the backing store.
+            Kind::File if !inode.attr.is_resident() => Err(Code::Stale),
             Kind::File | Kind::Fifo | Kind::CharDevice | Kind::BlockDevice => self.get_attr(c, ino),
             Kind::Directory => Err(Code::IsDirectory),
             Kind::Symlink | Kind::Socket => Err(Code::Invalid),

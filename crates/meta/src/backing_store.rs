@@ -333,8 +333,15 @@ impl Batch<'_> {
         inode.attr.next_epoch();
         self.admit(Class::Removal, Work::writes(4))?;
         let copy = self.copy_of(ino)?.ok_or(Code::Corrupt)?;
+        if self.is_pending(copy.parent, &copy.name)? {
+            return Err(Code::Busy); // new attributes, which the store does not have yet
+        }
         self.put_copy(ino, copy.parent, &copy.name, inode.attr.epoch())?;
         inode.attr.flags &= !FLAG_RESIDENT;
+        if !inode.layout.is_single() {
+            // It is restored into one backing file.
+            inode.layout = Layout::single(self.shard.node(), 0);
+        }
         self.store_inode(&inode)?;
         c.effects.inode(inode.entry());
         Ok(Reply::Entry(inode.entry()))

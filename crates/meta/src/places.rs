@@ -111,6 +111,10 @@ impl Batch<'_> {
         self.tx.get(keys::pending(parent, name).bytes())?.map(PendingRecord::decode).transpose()
     }
 
+    pub(crate) fn is_pending(&self, parent: Ino, name: &[u8]) -> Answer<bool> {
+        Ok(self.tx.get(keys::pending(parent, name).bytes())?.is_some())
+    }
+
     pub(crate) fn put_place(&mut self, parent: Ino, name: &[u8], placed: &Placed) -> Answer<()> {
         let mut buffer = [0; PLACE_BYTES];
         let mut w = Writer::new(&mut buffer);

@@ -230,7 +230,12 @@ impl FileSystem {
             return false;
         }
         let is_mapped = || {
-            let file = self.pool.get_attr(Ino(ino)).and_then(|e| open_backing(self.pool, &e, libc::O_RDONLY));
+            let entry = self.pool.get_attr(Ino(ino));
+            // No process has a released file open.
+            if entry.as_ref().is_ok_and(|entry| entry.attr.is_file() && !entry.attr.is_resident()) {
+                return false;
+            }
+            let file = entry.and_then(|e| open_backing(self.pool, &e, libc::O_RDONLY));
             file.map_or(true, |file| !is_unwritten(&file))
         };
         self.nodes.is_open(ino) || is_mapped() || !self.nodes.forget_writer(ino)

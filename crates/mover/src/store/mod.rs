@@ -13,7 +13,7 @@
 //! thread. A call that failed with a transient error may have taken effect or may take effect later; the mover looks
 //! before it repeats it.
 //!
-//! [`posix`] is any directory, [`object`] an object store. [`limited`] wraps a store with limits of rate and
+//! [`PosixStore`] is any directory, [`ObjectStore`] an object store. [`limited`] wraps a store with limits of rate and
 //! parallelism, `faulty` with faults for tests. [`StoreUrl`] opens a store. Tests: beside the modules, and
 //! `tests/stores`: one suite for all stores, races, escapes.
 
@@ -22,10 +22,12 @@ mod error;
 #[cfg(any(test, feature = "faults"))]
 pub mod faulty;
 pub mod limited;
+mod object;
 mod path;
 mod posix;
 mod source;
 mod temporary;
+mod url;
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -35,10 +37,12 @@ pub use attributes::{
 };
 pub use error::{StoreError, StoreResult};
 use forebay_types::{Kind, StoreVersion};
+pub use object::{ObjectStore, S3Place};
 pub use path::{check_name, StorePath};
 pub use posix::{PosixOptions, PosixStore};
 pub use source::{FileSource, Source};
 pub use temporary::{runs_here, Marks, MoverId, Temporaries, TemporaryKind, TemporaryName};
+pub use url::{StorePlace, StoreUrl};
 
 /// A backing store. See the module for the rules.
 ///

@@ -21,6 +21,8 @@ pub(super) const LIST_NS: u64 = 25_000_000_000;
 pub(super) const RESTORE_NS: u64 = 5_000_000_000;
 /// How long one `StoreWork` waits: the mover's sign of life.
 pub(super) const WORK_NS: u64 = 1_000_000_000;
+/// A mover that has not asked for tasks for so long is dead, and was not started again.
+const ABSENT_NS: u64 = 20_000_000_000;
 /// Tasks in one reply.
 const TASKS_AT_ONCE: usize = 256;
 
@@ -53,6 +55,8 @@ pub(super) struct StoreWaits {
     idle_mover: Option<(u64, Call)>,
     /// Calls that have waited.
     pub(super) released: VecDeque<Released>,
+    /// When a mover asked for tasks last, or the first call began to wait for one.
+    seen_ns: u64,
     /// `Restore` calls that have waited long enough. They are answered with the file as it is.
     answered_as_it_is: Vec<Client>,
 }
@@ -72,6 +76,9 @@ impl StoreWaits {
         };
         // A slot has one call: a later one takes its place.
         let Client { session, slot, .. } = call.client;
+        if self.seen_ns == 0 {
+            self.seen_ns = now_ns;
+        }
         self.waiting.retain(|other| (other.call.client.session, other.call.client.slot) != (session, slot));
         self.waiting.push(Waiting { task, until_ns: now_ns + patience, call });
         self.want(task);
@@ -87,7 +94,8 @@ impl StoreWaits {
     }
 
     /// Tasks for the mover; none when its call is to wait. A mover that has just started gets all again.
-    pub(super) fn tasks(&mut self, restart: bool) -> Vec<StoreTask> {
+    pub(super) fn tasks(&mut self, restart: bool, now_ns: u64) -> Vec<StoreTask> {
+        self.seen_ns = now_ns;
         if restart {
             let again = std::mem::take(&mut self.handed);
             again.into_iter().for_each(|task| self.wanted.push_back(task));
@@ -139,6 +147,10 @@ impl StoreWaits {
             self.released.push_back(match task {
                 StoreTask::List(ino) => {
                     tracing::warn!("the backing store did not list directory {ino} in time: a request fails");
+                    Released::Failed(call, Code::TimedOut)
+                }
+                StoreTask::Restore(ino) if now_ns > self.seen_ns + ABSENT_NS => {
+                    tracing::warn!("no mover runs to restore file {ino}: a request fails");
                     Released::Failed(call, Code::TimedOut)
                 }
                 StoreTask::Restore(_) => {
@@ -200,8 +212,8 @@ mod tests {
         waits.wait(call(1, 1), StoreTask::List(Ino(5)), 0);
         waits.wait(call(2, 1), StoreTask::List(Ino(5)), 0);
         waits.wait(call(3, 1), StoreTask::Restore(Ino(6)), 0);
-        assert_eq!(waits.tasks(false), [StoreTask::List(Ino(5)), StoreTask::Restore(Ino(6))]);
-        assert_eq!(waits.tasks(false), []);
+        assert_eq!(waits.tasks(false, 1), [StoreTask::List(Ino(5)), StoreTask::Restore(Ino(6))]);
+        assert_eq!(waits.tasks(false, 1), []);
         waits.done(Ino(5), None);
         assert_eq!(released(&mut waits), [(1, None), (2, None)]);
         waits.done(Ino(6), Some(Code::Io));
@@ -213,10 +225,10 @@ mod tests {
     fn a_mover_that_starts_gets_the_tasks_of_the_last_one() {
         let mut waits = StoreWaits::default();
         waits.wait(call(1, 1), StoreTask::List(Ino(5)), 0);
-        assert_eq!(waits.tasks(true), [StoreTask::List(Ino(5))]);
+        assert_eq!(waits.tasks(true, 1), [StoreTask::List(Ino(5))]);
         waits.wait(call(2, 1), StoreTask::List(Ino(5)), 0);
-        assert_eq!(waits.tasks(false), [], "the mover has it");
-        assert_eq!(waits.tasks(true), [StoreTask::List(Ino(5))]);
+        assert_eq!(waits.tasks(false, 1), [], "the mover has it");
+        assert_eq!(waits.tasks(true, 1), [StoreTask::List(Ino(5))]);
     }
 
     #[test]
@@ -226,7 +238,7 @@ mod tests {
         waits.wait(call(1, 1), StoreTask::List(Ino(5)), 10);
         assert_eq!(released(&mut waits), [(9, None)]);
         assert!(!waits.has_waited(&call(9, 1).client), "it gets a task");
-        waits.tasks(false);
+        waits.tasks(false, 15);
         waits.rest(call(9, 2), 20);
         waits.expire(19 + WORK_NS);
         assert_eq!(released(&mut waits), []);
@@ -249,6 +261,21 @@ mod tests {
     }
 
     #[test]
+    fn a_restore_fails_when_no_mover_has_asked_for_long() {
+        let mut waits = StoreWaits::default();
+        waits.wait(call(2, 1), StoreTask::Restore(Ino(6)), 5);
+        waits.tasks(false, 10);
+        for asked in 1..5 {
+            waits.expire(asked * RESTORE_NS + 5);
+            let expected = if asked * RESTORE_NS + 5 > 10 + ABSENT_NS { Some(Code::TimedOut) } else { None };
+            assert_eq!(released(&mut waits), [(2, expected)], "{asked}");
+            waits.wait(call(2, 1 + asked), StoreTask::Restore(Ino(6)), asked * RESTORE_NS + 5);
+        }
+        waits.expire(5 * RESTORE_NS + 5);
+        assert_eq!(released(&mut waits), [(2, Some(Code::TimedOut))]);
+    }
+
+    #[test]
     fn calls_of_a_process_that_ended_do_not_wait() {
         let mut waits = StoreWaits::default();
         waits.wait(call(1, 1), StoreTask::List(Ino(5)), 0);
@@ -256,6 +283,6 @@ mod tests {
         waits.end(7);
         assert!(waits.is_empty());
         waits.done(Ino(5), None);
-        assert_eq!(released(&mut waits), [(2, None)], "the task woke the mover");
+        assert_eq!(released(&mut waits), []);
     }
 }

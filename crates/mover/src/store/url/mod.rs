@@ -25,11 +25,11 @@ use super::Store;
 
 /// Options of every store, and those of S3 alone.
 const OPTIONS: [&str; 3] = ["rate", "latency", "parallel"];
-const S3_OPTIONS: [&str; 4] = ["endpoint", "region", "profile", "path_style"];
+const S3_OPTIONS: [&str; 3] = ["endpoint", "region", "path_style"];
 /// Parts of words by which an option is taken for a credential.
 const SECRET_WORDS: [&str; 6] = ["key", "secret", "token", "password", "passwd", "credential"];
 const WHERE_CREDENTIALS_BELONG: &str = "put credentials into the environment (AWS_ACCESS_KEY_ID, \
-    AWS_SECRET_ACCESS_KEY), into a profile file (~/.aws/credentials, option profile=NAME), or use the instance's role";
+    AWS_SECRET_ACCESS_KEY), into a profile file (~/.aws/credentials, AWS_PROFILE), or use the instance's role";
 
 /// Where a store is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -81,7 +81,8 @@ impl StoreUrl {
             other => {
                 let other = String::from_utf8_lossy(other).into_owned();
                 let error = wrong(format!("{other:?} is no kind of store"));
-                let near = nearest(&other, &["file", "s3"]).map_or(String::new(), |near| format!("; did you mean {near}://?"));
+                let near = nearest(&other, &["file", "s3"])
+                    .map_or(String::new(), |near| format!("; did you mean {near}://?"));
                 Err(error.cure(format!("use a directory, file:// or s3://{near}")))
             }
         }
@@ -90,7 +91,9 @@ impl StoreUrl {
     fn parse_file(authority: &[u8], path: &[u8], query: &[u8]) -> Result<StoreUrl, Error> {
         if !authority.is_empty() && authority != b"localhost" {
             let host = String::from_utf8_lossy(authority).into_owned();
-            return Err(wrong(format!("{host:?} stands where file: URLs have no host")).cure("write file:///DIR"));
+            return Err(
+                wrong(format!("{host:?} stands where file: URLs have no host")).cure("write file:///DIR")
+            );
         }
         let path = decode(path).ok_or_else(|| wrong("the path has a % that is no %XX"))?;
         if path.is_empty() {
@@ -108,12 +111,14 @@ impl StoreUrl {
         let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'_');
         if bucket.is_empty() || !bucket.bytes().all(plain) {
             let error = wrong(format!("{:?} is no name of a bucket", String::from_utf8_lossy(authority)));
-            return Err(error.cure("write s3://BUCKET/PREFIX, the bucket in lower-case letters, digits, dots, hyphens"));
+            return Err(error
+                .cure("write s3://BUCKET/PREFIX, the bucket in lower-case letters, digits, dots, hyphens"));
         }
         let prefix = decode(path).ok_or_else(|| wrong("the prefix has a % that is no %XX"))?;
         let prefix = String::from_utf8(prefix).map_err(|_| wrong("the prefix is not UTF-8"))?;
         let prefix = prefix.trim_matches('/').to_owned();
-        if prefix.split('/').any(|part| matches!(part, "." | "..") || (part.is_empty() && !prefix.is_empty())) {
+        if prefix.split('/').any(|part| matches!(part, "." | "..") || (part.is_empty() && !prefix.is_empty()))
+        {
             return Err(wrong(format!("the prefix {prefix:?} has an empty component, . or ..")));
         }
         let mut place = S3Place { bucket, prefix, ..S3Place::default() };
@@ -122,7 +127,6 @@ impl StoreUrl {
             match &name[..] {
                 "endpoint" => place.endpoint = Some(endpoint(&value)?),
                 "region" => place.region = Some(value),
-                "profile" => place.profile = Some(value),
                 "path_style" => {
                     place.path_style = match &value[..] {
                         "yes" | "true" => true,
@@ -165,12 +169,17 @@ fn options(query: &[u8]) -> Result<Vec<(String, String)>, Error> {
             let lower = name.to_ascii_lowercase();
             if SECRET_WORDS.iter().any(|word| lower.contains(word)) {
                 // The name only: the value is the secret.
-                return Err(wrong(format!("option {name:?} looks like a credential")).cure(WHERE_CREDENTIALS_BELONG));
+                return Err(
+                    wrong(format!("option {name:?} looks like a credential")).cure(WHERE_CREDENTIALS_BELONG)
+                );
             }
             if equals == part.len() {
-                return Err(wrong(format!("option {name:?} has no value")).cure(format!("write {name}=VALUE")));
+                return Err(
+                    wrong(format!("option {name:?} has no value")).cure(format!("write {name}=VALUE"))
+                );
             }
-            let value = text(&part[equals + 1..]).ok_or_else(|| wrong(format!("option {name:?} is not UTF-8")))?;
+            let value =
+                text(&part[equals + 1..]).ok_or_else(|| wrong(format!("option {name:?} is not UTF-8")))?;
             Ok((name, value))
         })
         .collect()
@@ -204,14 +213,17 @@ fn endpoint(value: &str) -> Result<String, Error> {
     let rest = value.strip_prefix("https://").or_else(|| value.strip_prefix("http://"));
     // The value is not repeated: it may have a password.
     let Some(rest) = rest else {
-        return Err(wrong("the endpoint is no http:// or https:// URL").cure("write endpoint=https://HOST:PORT"));
+        return Err(
+            wrong("the endpoint is no http:// or https:// URL").cure("write endpoint=https://HOST:PORT")
+        );
     };
     if rest.contains('@') {
         return Err(wrong("the endpoint has a user or password before @").cure(WHERE_CREDENTIALS_BELONG));
     }
     let host = rest.trim_end_matches('/');
     if host.is_empty() || host.contains(['/', '?', '#']) {
-        return Err(wrong("the endpoint is more, or less, than a host and a port").cure("write endpoint=https://HOST:PORT"));
+        return Err(wrong("the endpoint is more, or less, than a host and a port")
+            .cure("write endpoint=https://HOST:PORT"));
     }
     Ok(value.trim_end_matches('/').to_owned())
 }
@@ -227,28 +239,27 @@ impl FromStr for StoreUrl {
 /// The URL that parses to the same store. A directory without options is its path.
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut options = Vec::new();
-        let mut option = |name: &str, value: Option<String>| {
-            if let Some(value) = value {
-                options.push(format!("{name}={}", encode(value.as_bytes(), b"/:")));
-            }
-        };
         let limits = &self.limits;
-        option("rate", (limits.bytes_per_second > 0).then(|| show_rate(limits.bytes_per_second)));
-        option("latency", (limits.latency > Duration::ZERO).then(|| show_time(limits.latency)));
-        let calls = (limits.calls.least, limits.calls.most);
-        let default = GateLimits::default();
-        option("parallel", (calls != (default.least, default.most)).then(|| format!("{}-{}", calls.0, calls.1)));
+        let (calls, default) = (limits.calls, GateLimits::default());
+        let is_default = (calls.least, calls.most) == (default.least, default.most);
+        let mut options = vec![
+            ("rate", (limits.bytes_per_second > 0).then(|| show_rate(limits.bytes_per_second))),
+            ("latency", (limits.latency > Duration::ZERO).then(|| show_time(limits.latency))),
+            ("parallel", (!is_default).then(|| format!("{}-{}", calls.least, calls.most))),
+        ];
+        if let StorePlace::S3(place) = &self.place {
+            options.push(("endpoint", place.endpoint.clone()));
+            options.push(("region", place.region.clone()));
+            options.push(("path_style", (!place.path_style).then(|| "no".to_owned())));
+        }
+        let options: Vec<String> = options
+            .into_iter()
+            .filter_map(|(name, value)| Some(format!("{name}={}", encode(value?.as_bytes(), b"/:"))))
+            .collect();
         match &self.place {
-            StorePlace::Directory(path) if options.is_empty() => return write!(f, "{}", show(path)),
-            StorePlace::Directory(path) => {
-                write!(f, "file://{}", encode(path.as_os_str().as_bytes(), b"/"))?;
-            }
+            StorePlace::Directory(path) if options.is_empty() => return f.write_str(&show(path)),
+            StorePlace::Directory(path) => write!(f, "file://{}", encode(path.as_os_str().as_bytes(), b"/"))?,
             StorePlace::S3(place) => {
-                option("endpoint", place.endpoint.clone());
-                option("region", place.region.clone());
-                option("profile", place.profile.clone());
-                option("path_style", (!place.path_style).then(|| "no".to_owned()));
                 write!(f, "s3://{}", place.bucket)?;
                 if !place.prefix.is_empty() {
                     write!(f, "/{}", encode(place.prefix.as_bytes(), b"/"))?;

@@ -59,7 +59,8 @@ pub(super) fn bytes_per_second(text: &str) -> Option<u64> {
 }
 
 pub(super) fn show_rate(rate: u64) -> String {
-    let (unit, factor) = UNITS[..4].iter().find(|(_, factor)| rate.is_multiple_of(*factor)).unwrap_or(&("B", 1));
+    let (unit, factor) =
+        UNITS[..4].iter().find(|(_, factor)| rate.is_multiple_of(*factor)).unwrap_or(&("B", 1));
     format!("{}{unit}/s", rate / factor)
 }
 
@@ -130,8 +131,14 @@ mod tests {
         assert_eq!((show_rate(100_000_000), show_rate(1 << 20)), ("100MB/s".into(), "1048576B/s".into()));
         assert_eq!(time("30ms"), Some(Duration::from_millis(30)));
         assert_eq!((time("30"), time("2h")), (None, None));
-        assert_eq!((show_time(Duration::from_millis(30)), show_time(Duration::from_micros(5))), ("30ms".into(), "5us".into()));
-        assert_eq!((range("8"), range("2-64"), range("0"), range("9-2")), (Some((1, 8)), Some((2, 64)), None, None));
+        assert_eq!(
+            (show_time(Duration::from_millis(30)), show_time(Duration::from_micros(5))),
+            ("30ms".into(), "5us".into())
+        );
+        assert_eq!(
+            (range("8"), range("2-64"), range("0"), range("9-2")),
+            (Some((1, 8)), Some((2, 64)), None, None)
+        );
     }
 
     #[test]

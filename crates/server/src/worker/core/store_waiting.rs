@@ -16,7 +16,7 @@ impl ShardThread<'_> {
     pub(in crate::worker) fn serve_for_store(&mut self, session: usize, call: &Call) -> Result<bool> {
         match *call.request() {
             Request::StoreWork { restart } => {
-                let tasks = self.store.tasks(restart);
+                let tasks = self.store.tasks(restart, call_clock());
                 if tasks.is_empty() && !self.store.has_waited(&call.client) {
                     self.store.rest(call.clone(), call_clock());
                     return Ok(true);

@@ -1,0 +1,135 @@
+//! Backing files under leases, and what a mover does with backing files (docs/decisions/0041): it copies them under read
+//! leases, unlinks those of a released file under write leases, and creates that of a file that is restored.
+//!
+//! A read lease is refused while any process has the file open or mapped for writing, and a write lease while any other
+//! has it open. An open that conflicts waits in open(2) until the lease is given up, and so breaks it. Nothing here
+//! allocates, except where it says so. Tests: `crates/cli/tests/spread.rs`, the tests of `crates/mover`.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use forebay_data::BackingName;
+use forebay_types::limits::STRIPES_MAX;
+use forebay_types::{Code, Entry};
+
+use crate::errno;
+use crate::open::{open_at, BACKING_MODE};
+use crate::pool::Pool;
+
+/// The fcntl(2) command that sets the signal for a broken lease. The libc crate lacks it.
+const F_SETSIG: libc::c_int = 10;
+
+/// What a lease excludes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LeaseKind {
+    /// Writers.
+    Read,
+    /// Every other open.
+    Write,
+}
+
+impl LeaseKind {
+    fn number(self) -> libc::c_int {
+        match self {
+            LeaseKind::Read => libc::F_RDLCK,
+            LeaseKind::Write => libc::F_WRLCK,
+        }
+    }
+}
+
+/// The backing files of a file, under leases. They are given up when this is dropped.
+#[derive(Debug)]
+pub struct LeasedFiles {
+    files: [Option<OwnedFd>; STRIPES_MAX as usize],
+    kind: LeaseKind,
+}
+
+impl LeasedFiles {
+    /// True if no process has tried since to open any of them in conflict with its lease.
+    pub fn is_undisturbed(&self) -> bool {
+        let held = self.kind.number();
+        self.files().all(|file| {
+            // SAFETY: plain system call on a descriptor of ours.
+            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLEASE) == held }
+        })
+    }
+
+    /// The backing files, open for reading, in the order of the layout's stripes.
+    pub fn files(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.files.iter().flatten()
+    }
+}
+
+/// Takes a lease.
+///
+/// # Errors
+/// [`Code::Busy`] if another process has the file open or mapped in conflict with it; [`Code::NotSupported`] if the file
+/// system has no leases.
+fn lease(file: RawFd, kind: LeaseKind) -> Result<(), Code> {
+    // The kernel must not send SIGIO when another process opens the file, because SIGIO would end the program. SIGURG
+    // is ignored by default. Once the lease is taken, F_SETOWN 0 turns the signal off.
+    // SAFETY: plain system calls on a descriptor of ours.
+    unsafe {
+        errno::check(libc::fcntl(file, F_SETSIG, libc::SIGURG))?;
+        if libc::fcntl(file, libc::F_SETLEASE, kind.number()) != 0 {
+            return Err(match *libc::__errno_location() {
+                libc::EAGAIN => Code::Busy,
+                libc::EINVAL => Code::NotSupported,
+                _ => errno::last(),
+            });
+        }
+        libc::fcntl(file, libc::F_SETOWN, 0);
+    }
+    Ok(())
+}
+
+impl Pool {
+    /// Opens all backing files of a file of this node, and takes leases on them.
+    ///
+    /// # Errors
+    /// As [`lease`]; [`Code::NotSupported`] too for a file with a backing file on another node; [`Code::Stale`] if the
+    /// file was removed or released.
+    pub fn lease_files(&self, entry: &Entry, kind: LeaseKind) -> Result<LeasedFiles, Code> {
+        let mut held = LeasedFiles { files: [const { None }; STRIPES_MAX as usize], kind };
+        // `held` has room for the backing files of one component.
+        if entry.layout.stripes().count() > held.files.len() {
+            return Err(Code::NotSupported);
+        }
+        for (file, (component, stripe)) in held.files.iter_mut().zip(entry.layout.stripes()) {
+            if self.backing_elsewhere(entry, component, stripe).is_some() {
+                return Err(Code::NotSupported);
+            }
+            let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
+            let fd = self.open_stripe(entry, component, stripe, flags)?;
+            // SAFETY: the descriptor is new and ours.
+            let opened = unsafe { OwnedFd::from_raw_fd(fd) };
+            lease(opened.as_raw_fd(), kind)?;
+            *file = Some(opened);
+        }
+        Ok(held)
+    }
+
+    /// Creates the empty backing file of a file that is to be restored, or empties what a restore left that did not
+    /// end. No program opens it before the file is resident.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] for a striped file, and for one of another node.
+    pub fn open_to_restore(&self, entry: &Entry) -> Result<OwnedFd, Code> {
+        if !self.is_one_here(&entry.layout) {
+            return Err(Code::NotSupported);
+        }
+        let name = BackingName::new(entry.attr.ino, 0, 0);
+        let target = self.attached()?.target_of(&entry.layout, 0, 0);
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
+        let fd = open_at(target, name.as_c_str(), flags)?;
+        // SAFETY: the descriptor is new and ours.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: plain system call on a descriptor of ours. A umask may have taken bits away.
+        errno::check(unsafe { libc::fchmod(fd, BACKING_MODE) })?;
+        Ok(file)
+    }
+
+    /// Unlinks the backing files of a file that was released.
+    pub fn unlink_released(&self, entry: &Entry) -> Result<(), Code> {
+        self.remove_backing(entry.attr.ino, entry.attr.kind(), &entry.layout, true)
+    }
+}
