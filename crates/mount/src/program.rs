@@ -4,17 +4,17 @@
 //! socket closes, the supervisor is dead and so is the pool: the mount is removed.
 
 use std::ffi::OsString;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use forebay_client::{Pool, Role};
 use forebay_sys::mounts::Mount;
+use forebay_sys::packet::{self, Received};
+use forebay_sys::process::shed_preload;
 use forebay_sys::signals::{self, Signals};
 use forebay_types::{Code, Error, Result, MOUNT_LINK};
 use serde_json::{json, Value};
@@ -93,7 +93,10 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<std::result::Resul
 
 /// Runs `forebay-mount` with these arguments, without the program's name.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    shed_preload();
+    if let Err(e) = shed_preload() {
+        eprintln!("forebay-mount: cannot start again without LD_PRELOAD: {e}");
+        return ExitCode::FAILURE;
+    }
     let arguments = match parse(arguments) {
         Ok(Ok(arguments)) => arguments,
         Ok(Err(text)) => {
@@ -106,7 +109,13 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         }
     };
     forebay_log::to_stderr();
-    let supervisor = Supervisor::new(arguments.socket);
+    let supervisor = match Supervisor::new(arguments.socket) {
+        Ok(supervisor) => supervisor,
+        Err(e) => {
+            eprintln!("forebay-mount: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
     let done = if arguments.clear {
         mountpoint::clear_all(&arguments.pool.to_string_lossy())
     } else {
@@ -123,18 +132,6 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             supervisor.failed(&e);
             ExitCode::FAILURE
         }
-    }
-}
-
-/// Under the preload library of its own pool this process would wait for itself, so it starts again without it.
-fn shed_preload() {
-    if std::env::var_os("LD_PRELOAD").is_some() {
-        let e = std::process::Command::new("/proc/self/exe")
-            .args(std::env::args_os().skip(1))
-            .env_remove("LD_PRELOAD")
-            .exec();
-        eprintln!("forebay-mount: cannot start again without LD_PRELOAD: {e}");
-        std::process::exit(1);
     }
 }
 
@@ -159,22 +156,17 @@ enum Event {
 }
 
 impl Supervisor {
-    fn new(number: Option<RawFd>) -> Supervisor {
-        let socket = number.map(|number| {
-            // SAFETY: the number was handed to this process for this purpose, and nothing else in it uses it.
-            unsafe {
-                libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC);
-                OwnedFd::from_raw_fd(number)
-            }
-        });
-        Supervisor { socket }
+    fn new(number: Option<RawFd>) -> Result<Supervisor> {
+        let socket = number.map(packet::inherited).transpose();
+        let socket = socket.map_err(|e| Error::io("cannot use the supervisor's socket", &e))?;
+        Ok(Supervisor { socket })
     }
 
+    /// A failed send is ignored, because the supervisor is gone.
     fn send(&self, message: &Value) {
-        let Some(socket) = &self.socket else { return };
-        let text = message.to_string();
-        // SAFETY: the buffer is as long as said. A failed send is ignored, because the supervisor is gone.
-        unsafe { libc::send(socket.as_raw_fd(), text.as_ptr().cast(), text.len(), libc::MSG_NOSIGNAL) };
+        if let Some(socket) = &self.socket {
+            let _ = packet::send(socket, message.to_string().as_bytes());
+        }
     }
 
     fn failed(&self, e: &Error) {
@@ -189,26 +181,17 @@ impl Supervisor {
     fn receive(&self) -> Event {
         let Some(socket) = &self.socket else { return Event::Nothing };
         let mut buffer = vec![0u8; MESSAGE_BYTES_MAX];
-        // SAFETY: the buffer is as long as said.
-        let n = unsafe {
-            libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT)
+        let n = match packet::receive(socket, &mut buffer) {
+            Received::Closed => return Event::Gone,
+            Received::Nothing => return Event::Nothing,
+            Received::Packet(n) => n,
         };
-        match n {
-            0 => Event::Gone,
-            n if n < 0 => match io::Error::last_os_error().kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Event::Nothing,
-                _ => Event::Gone,
-            },
-            n => {
-                let message: Value = serde_json::from_slice(&buffer[..n as usize]).unwrap_or_default();
-                match message.get("unmount") {
-                    Some(how) => Event::Unmount {
-                        lazy: how["lazy"] == true,
-                        asker: how["asker"].as_u64().unwrap_or_default(),
-                    },
-                    None => Event::Nothing,
-                }
+        let message: Value = serde_json::from_slice(&buffer[..n]).unwrap_or_default();
+        match message.get("unmount") {
+            Some(how) => {
+                Event::Unmount { lazy: how["lazy"] == true, asker: how["asker"].as_u64().unwrap_or_default() }
             }
+            None => Event::Nothing,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+pub use forebay_tasks::{MoverReport, StoreReport};
 use forebay_types::{Code, Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -20,6 +21,8 @@ const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(5);
 const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Mounting takes the kernel's time and one access through the mount.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(30);
+/// The mover attaches to the pool and reads its own files before it is ready.
+const MOVER_TIMEOUT: Duration = Duration::from_secs(30);
 /// A check walks the whole shard and target.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -129,6 +132,8 @@ pub struct Status {
     pub member_labels: Vec<String>,
     /// The pool's mounts.
     pub mounts: Vec<MountStatus>,
+    /// The pool's mover; none without backing stores.
+    pub mover: Option<MoverStatus>,
     /// Drawbacks of the medium and its placement, for users to read.
     pub costs: Vec<String>,
     /// Other values from the worker: ring, board, capabilities.
@@ -238,6 +243,38 @@ pub struct MountStatus {
     pub restarts: u64,
     /// How the last replaced process ended.
     pub last_crash: Option<String>,
+}
+
+/// The mover, as `status` reports it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MoverStatus {
+    /// `up`, `starting` (it is being started or replaced) or `stopping`.
+    pub state: String,
+    /// Its process.
+    pub pid: Option<u32>,
+    /// Seconds since it was started.
+    pub uptime_s: Option<u64>,
+    /// How often it was replaced.
+    pub restarts: u64,
+    /// How the last replaced one ended.
+    pub last_crash: Option<String>,
+    /// Why it could not start, in its own words.
+    pub last_failure: Option<String>,
+    /// What it reported last.
+    #[serde(flatten)]
+    pub report: MoverReport,
+}
+
+/// Starts the mover of the pool in `path`, which the pool keeps from then on; returns when it is ready. Does nothing if
+/// it runs.
+pub fn start_mover(path: &Path) -> Result<()> {
+    let mut supervisor = Supervisor::connect(&PoolDirectory::open(path)?)?;
+    match supervisor.ask(&Ask::StartMover, Some(MOVER_TIMEOUT))? {
+        Reply::MoverStarted => Ok(()),
+        Reply::Failed(failure) => Err(failure.into()),
+        _ => Err(unexpected()),
+    }
 }
 
 /// Mounts the pool in `path` on the empty directory `at`; returns when the mount serves requests.

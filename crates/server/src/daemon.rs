@@ -2,8 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,6 +21,8 @@ use crate::store::FdStore;
 use crate::supervisor::Supervisor;
 use crate::supplies::Supplies;
 use crate::worker::board_bytes;
+use forebay_sys::packet;
+use forebay_sys::process::shed_preload;
 use forebay_sys::signals::Signals;
 
 const HELP: &str = "\
@@ -55,7 +56,10 @@ enum Role {
 /// Runs `forebayd` with these arguments, without the program's name. Exit status: 0 on success, 1 on failure, 2 for an
 /// invalid command line.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    shed_preload();
+    if let Err(e) = shed_preload() {
+        eprintln!("forebayd: cannot start again without LD_PRELOAD: {e}");
+        return ExitCode::FAILURE;
+    }
     match parse(arguments) {
         Err(e) => {
             eprintln!("forebayd: {e}");
@@ -164,26 +168,8 @@ fn be_node(options: &mut PoolOptions, file: &PoolFile, node: Option<&str>) -> Re
     Ok(())
 }
 
-/// A daemon with the preload library in it would wait for itself. So it executes itself again without LD_PRELOAD.
-fn shed_preload() {
-    if std::env::var_os("LD_PRELOAD").is_some() {
-        let e = std::process::Command::new("/proc/self/exe")
-            .args(std::env::args_os().skip(1))
-            .env_remove("LD_PRELOAD")
-            .exec();
-        eprintln!("forebayd: cannot start again without LD_PRELOAD: {e}");
-        std::process::exit(1);
-    }
-}
-
 fn inherited(number: RawFd) -> Result<OwnedFd> {
-    // SAFETY: asks about a number; no memory is touched.
-    if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-        let e = std::io::Error::last_os_error();
-        return Err(Error::io(format!("cannot use descriptor {number}"), &e));
-    }
-    // SAFETY: it is open, was handed to this process for this purpose, and nothing else in it uses the number.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    packet::inherited(number).map_err(|e| Error::io(format!("cannot use descriptor {number}"), &e))
 }
 
 // --- worker

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use forebay_types::{Code, Error, Result};
+use forebay_types::{Code, Error, Result, MOVER_SOCKET, STORES_MARK, TASKS_FILE, TASKS_FILE_NEW};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 
 /// Locked by the supervisor and its worker while the pool is up; its text is the supervisor's process number.
@@ -48,6 +48,9 @@ pub(crate) const OWNER_FILE_NEW: &str = "target.json.new";
 pub(crate) const NODES_FILES: [&str; 6] =
     [NODES_FILE, SECRET_FILE, NODES_FILE_NEW, SECRET_FILE_NEW, MET_FILE, MET_FILE_NEW];
 
+/// What a pool with backing stores leaves beside its data, and removes together with them.
+pub(crate) const STORES_FILES: [&str; 3] = [STORES_MARK, TASKS_FILE, TASKS_FILE_NEW];
+
 /// Only the pool's user may access its files.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 
@@ -69,7 +72,7 @@ pub(crate) fn or_elsewhere(error: Error) -> Error {
 }
 
 /// Every name that a pool's directory may hold. Any other entry is a file that does not belong to a pool.
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 22] = [
     LOCK_FILE,
     SOCKET_FILE,
     SUPERVISOR_FILE,
@@ -88,6 +91,10 @@ const NAMES: [&str; 18] = [
     OWNER_FILE,
     OWNER_FILE_NEW,
     MIRRORS_DIRECTORY,
+    MOVER_SOCKET,
+    STORES_MARK,
+    TASKS_FILE,
+    TASKS_FILE_NEW,
 ];
 
 /// A pool's directory, open.

@@ -21,8 +21,8 @@ use crate::directory::{PoolDirectory, LOG_FILE, SOCKET_FILE};
 use crate::identity::PoolIdentity;
 use crate::pool_place::sweep;
 use crate::protocol::{Ask, Stopped};
-use crate::store::Failure;
 use crate::target;
+use forebay_tasks::Failure;
 
 /// Longer than a supervisor waits for its worker to stop.
 const DOWN_TIMEOUT: Duration = Duration::from_secs(30);

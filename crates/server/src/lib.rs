@@ -10,6 +10,7 @@
 //! worker ([`store`]).
 
 pub mod bundle;
+mod child_process;
 mod connection;
 pub mod control;
 pub mod daemon;
@@ -24,6 +25,7 @@ pub mod launch;
 mod members;
 mod more_targets;
 mod mount_process;
+mod mover_process;
 mod notifier;
 pub mod pool_file;
 mod pool_options;

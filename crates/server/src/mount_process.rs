@@ -2,38 +2,30 @@
 //!
 //! `forebay-mount` does everything that may block: it accesses the mount point, removes what a dead mount left there,
 //! mounts and serves. This module has only the connections that wait for it, its last messages, and the time of its
-//! next start. The two processes exchange JSON over a SOCK_SEQPACKET pair, one message a packet. The supervisor never
-//! waits for the mount's process.
+//! next start. The supervisor never waits for the mount's process.
 //!
 //! A request to unmount is answered when the kernel's mount table no longer has the mount. If the process ends and
 //! leaves the mount, another process is started to remove it.
 
-use std::ffi::OsString;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use forebay_types::{Code, Error, Result};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Signal;
 use serde_json::{json, Value};
 
+use crate::child_process::{describe, program, Backoff, Helper};
 use crate::directory::MOUNT_LINK_NEW;
 use crate::members::MemberId;
 use crate::protocol::{MountOptions, Reply};
-use crate::store::{self, Failure};
-use crate::worker_process::{describe, Backoff};
-use forebay_sys::signals::SignalMask;
+use forebay_tasks::Failure;
 
 /// The program's name; it is beside this program.
 const PROGRAM: &str = "forebay-mount";
 /// The type of file system in the kernel's mount table.
 const FILE_SYSTEM_TYPE: &str = "fuse.forebay";
-/// Maximum bytes of a message.
-const MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// How long unmounting may take when the pool stops.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
@@ -46,9 +38,7 @@ pub(crate) struct Wanted {
 
 #[derive(Debug)]
 struct Process {
-    child: Child,
-    socket: OwnedFd,
-    started: Instant,
+    helper: Helper,
     /// The message that it sent when it was ready.
     ready: Option<Value>,
     /// True when it was started to remove a dead mount.
@@ -80,89 +70,31 @@ pub(crate) struct MountKeeper {
     answers: Vec<(MemberId, Reply)>,
 }
 
-fn program() -> Result<PathBuf> {
-    let what = format!("cannot find {PROGRAM}");
-    let me = std::env::current_exe().map_err(|e| Error::io(&what, &e))?;
-    let beside = me.with_file_name(PROGRAM);
-    if beside.is_file() {
-        return Ok(beside);
-    }
-    Err(Error::new(Code::NotFound, what)
-        .why(format!("{} is not there", beside.display()))
-        .cure("install forebay, forebayd and forebay-mount into one directory (`make install`)"))
-}
-
 impl Process {
     fn start(pool: &Path, wanted: &Wanted) -> Result<Process> {
-        let what = || format!("cannot mount pool {} on {}", pool.display(), wanted.at.display());
-        let (ours, theirs) = store::pair()?;
-        let number = theirs.as_raw_fd();
-        let mut command = Command::new(program()?);
+        let mut command = Command::new(program(PROGRAM)?);
         command.arg("--pool").arg(pool).arg("--at").arg(&wanted.at);
-        command.args([OsString::from("--socket"), number.to_string().into()]);
         if wanted.options.allow_other {
             command.arg("--allow-other");
         }
         if wanted.options.no_passthrough {
             command.arg("--no-passthrough");
         }
-        command.stdin(std::process::Stdio::null()).current_dir("/");
-        // SAFETY: between fork and exec only system calls are made that are async-signal-safe.
-        unsafe {
-            command.pre_exec(move || {
-                SignalMask::empty().set();
-                if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
-                Ok(())
-            });
-        }
-        let child = command.spawn().map_err(|e| Error::io(what(), &e))?;
-        Ok(Process { child, socket: ours, started: Instant::now(), ready: None, clears: false })
+        let what = format!("cannot mount pool {} on {}", pool.display(), wanted.at.display());
+        Ok(Process { helper: Helper::start(command, &what)?, ready: None, clears: false })
     }
 
     /// Starts a process that removes a dead mount.
     fn start_clearing(pool: &Path) -> Result<Process> {
-        // It sends no messages: the other end is closed at once.
-        let (ours, _) = store::pair()?;
-        let mut command = Command::new(program()?);
-        command.arg("--pool").arg(pool).arg("--clear").stdin(std::process::Stdio::null()).current_dir("/");
-        // SAFETY: between fork and exec only a system call is made, which is async-signal-safe.
-        unsafe {
-            command.pre_exec(|| {
-                SignalMask::empty().set();
-                Ok(())
-            });
-        }
-        let child = command.spawn().map_err(|e| Error::io("cannot clear away a dead mount", &e))?;
-        Ok(Process { child, socket: ours, started: Instant::now(), ready: None, clears: true })
-    }
-
-    fn signal(&self, signal: Signal) {
-        // The child is not reaped yet, so its process number is not reused.
-        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
-            let _ = rustix::process::kill_process(pid, signal);
-        }
-    }
-
-    /// Its unread messages; never waits.
-    fn messages(&self) -> Vec<Value> {
-        let (mut all, mut buffer) = (Vec::new(), vec![0u8; MESSAGE_BYTES_MAX]);
-        loop {
-            match rustix::net::recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
-                Ok((n, _)) if n > 0 => all.extend(serde_json::from_slice(&buffer[..n])),
-                Err(Errno::INTR) => {}
-                _ => return all,
-            }
-        }
+        let mut command = Command::new(program(PROGRAM)?);
+        command.arg("--pool").arg(pool).arg("--clear");
+        let helper = Helper::start_silent(command, "cannot clear away a dead mount")?;
+        Ok(Process { helper, ready: None, clears: true })
     }
 
     /// A refusal contains `asker`, so that only the right connection gets it.
     fn ask_to_unmount(&self, lazy: bool, asker: MemberId) {
-        let text = json!({ "unmount": { "lazy": lazy, "asker": asker } }).to_string();
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        // If the process has ended, `tend` notices it.
-        let _ = rustix::net::send(&self.socket, text.as_bytes(), flags);
+        self.helper.send(&json!({ "unmount": { "lazy": lazy, "asker": asker } }));
     }
 }
 
@@ -248,7 +180,7 @@ impl MountKeeper {
         mount.ends = true;
         if let Some(process) = &mount.process {
             mount.killed_at = Some(Instant::now() + STOP_GRACE);
-            process.signal(Signal::TERM);
+            process.helper.signal(Signal::TERM);
         }
     }
 
@@ -265,7 +197,7 @@ impl MountKeeper {
     /// Its socket, to be polled for reading.
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
         let mount = self.mount.as_ref()?;
-        mount.process.as_ref().map(|process| process.socket.as_fd())
+        mount.process.as_ref().map(|process| process.helper.socket())
     }
 
     /// When [`MountKeeper::tend`] must next be called although no event occurs.
@@ -284,13 +216,13 @@ impl MountKeeper {
         let Some(mount) = &mut self.mount else { return };
         if let Some(process) = &mut mount.process {
             if mount.killed_at.is_some_and(|at| Instant::now() >= at) {
-                tracing::error!(pid = process.child.id(), "the mount does not stop: killed");
-                process.signal(Signal::KILL);
+                tracing::error!(pid = process.helper.pid(), "the mount does not stop: killed");
+                process.helper.signal(Signal::KILL);
                 mount.killed_at = None;
             }
-            let Some(status) = process.child.try_wait().ok().flatten() else { return };
+            let Some(status) = process.helper.ended() else { return };
             let words = describe(status);
-            let (life, was_ready) = (process.started.elapsed(), process.ready.is_some());
+            let (life, was_ready) = (process.helper.started.elapsed(), process.ready.is_some());
             self.hear();
             let Some(mount) = &mut self.mount else { return };
             if mount.ends || was_ready && status.success() || !mount.enders.is_empty() {
@@ -343,7 +275,7 @@ impl MountKeeper {
             });
             Reply::Failed(failure)
         };
-        for message in process.messages() {
+        for message in process.helper.messages() {
             if let Some(ready) = message.get("ready") {
                 process.ready = Some(ready.clone());
                 if let Some(asker) = mount.asker.take() {
@@ -375,7 +307,7 @@ impl MountKeeper {
             "at": mount.wanted.at,
             "state": state,
             "allow_other": mount.wanted.options.allow_other,
-            "pid": mount.process.as_ref().map(|p| p.child.id()),
+            "pid": mount.process.as_ref().map(|p| p.helper.pid()),
             "data": ready.as_ref().map(|r| r["data"].clone()),
             "why": ready.as_ref().map(|r| r["why"].clone()),
             "restarts": mount.restarts,
@@ -399,7 +331,7 @@ pub(crate) fn clear_dead_mounts(pool: &Path) {
     if !mounts.iter().any(|mount| mount.fs_type == FILE_SYSTEM_TYPE) {
         return;
     }
-    let cleared = program().and_then(|program| {
+    let cleared = program(PROGRAM).and_then(|program| {
         Command::new(program)
             .arg("--pool")
             .arg(pool)

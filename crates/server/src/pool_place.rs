@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use forebay_data::{is_mounted_here, Medium, Target};
 use forebay_types::limits::NODE_NUMBER_MAX;
-use forebay_types::{Code, Error, Result};
+use forebay_types::{Code, Error, Result, MOVER_SOCKET};
 use serde_json::Value;
 
 use crate::directory::{
     remove_empty_above, PoolDirectory, IDENTITY_FILE, LOCK_FILE, LOG_FILE, MIRRORS_DIRECTORY, NODES_FILES,
-    SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE,
+    SOCKET_FILE, STORES_FILES, SUPERVISOR_FILE, TARGET_FILE,
 };
 use crate::identity::{Backing, PoolIdentity};
 use crate::more_targets::{self, MoreTarget};
@@ -178,6 +178,8 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     // Drawn before anything is made, so that a refusal leaves no target behind.
     let renumbered = options.membership.as_ref().filter(|_| options.renumber).map(new_number).transpose()?;
     clear_stray_target(dir)?;
+    // Of a pool whose data are gone.
+    STORES_FILES.iter().try_for_each(|name| dir.remove_file(name))?;
     let (backing, target_dir, capacity_bytes) = make_target(dir, medium, options)?;
     let mut identity = PoolIdentity::new(medium, backing, capacity_bytes)?;
     identity.shard_only = options.shard_only;
@@ -305,6 +307,7 @@ pub(crate) fn sweep(dir: PoolDirectory, keep: bool) -> Result<Stopped> {
 fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: bool) -> Result<Stopped> {
     dir.remove_file(SOCKET_FILE)?;
     dir.remove_file(SUPERVISOR_FILE)?;
+    dir.remove_file(MOVER_SOCKET)?;
     remove_tree(&dir.file(MIRRORS_DIRECTORY))?;
     let data_kept = !discard
         && match identity.backing {
@@ -322,7 +325,7 @@ fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: 
             dir.remove_file(IDENTITY_FILE)?;
             dir.remove_file(LOG_FILE)?;
             dir.remove_file(LOCK_FILE)?;
-            for name in NODES_FILES {
+            for name in NODES_FILES.into_iter().chain(STORES_FILES) {
                 dir.remove_file(name)?;
             }
         }

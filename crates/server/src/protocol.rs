@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::members::{Answer, JoinRequest};
-use crate::store::Failure;
+use forebay_tasks::Failure;
 
 /// How a pool is mounted.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -38,6 +38,8 @@ pub(crate) enum Ask {
     Mount { at: PathBuf, options: MountOptions },
     /// Unmount the pool, from wherever it is mounted if no directory is named. → `Unmounted`
     Unmount { at: Option<PathBuf>, lazy: bool },
+    /// Start the mover, which the pool then keeps, unless it runs. → `MoverStarted`, when it is ready
+    StartMover,
     /// Stop the pool. → `Stopped`, when everything of it is removed except what `keep` keeps.
     Down { keep: bool },
 }
@@ -56,6 +58,8 @@ pub(crate) enum Reply {
     Unmounted,
     /// To `Keep`.
     Kept,
+    /// To `StartMover`.
+    MoverStarted,
     /// To `Down`.
     Stopped(Stopped),
     /// To any request that failed.

@@ -10,13 +10,13 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use forebay_tasks::Failure;
 use forebay_types::{Code, Error, Result};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
-use serde::{Deserialize, Serialize};
 
 /// Maximum descriptors of one message: those of the setup, with a target and a lock for each target that a node may
 /// have.
@@ -47,27 +47,6 @@ pub(crate) enum Message {
     End,
     /// Worker, to a notifier: the descriptors that it needs.
     Handed(Vec<OwnedFd>),
-}
-
-/// An [`Error`] in a form that is sent between processes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Failure {
-    code: u16,
-    what: String,
-    why: String,
-    cure: String,
-}
-
-impl From<&Error> for Failure {
-    fn from(e: &Error) -> Failure {
-        Failure { code: e.code as u16, what: e.what.clone(), why: e.why.clone(), cure: e.cure.clone() }
-    }
-}
-
-impl From<Failure> for Error {
-    fn from(f: Failure) -> Error {
-        Error { code: Code::from_u16(f.code), what: f.what, why: f.why, cure: f.cure }
-    }
 }
 
 /// Makes a pair of sockets: the supervisor's end, then the worker's. Both are close-on-exec.

@@ -21,12 +21,14 @@ use forebay_types::{Code, Error, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
 
+use crate::child_process::{describe, Backoff};
 use crate::connection::Connection;
 use crate::directory::LOG_FILE;
 use crate::frame;
 use crate::launch::{Report, Started};
 use crate::members::{MemberId, Members};
 use crate::mount_process::MountKeeper;
+use crate::mover_process::MoverKeeper;
 use crate::notifier::Notifiers;
 use crate::pool_place::OpenPool;
 use crate::protocol::{Reply, Stopped};
@@ -34,7 +36,7 @@ use crate::reserve::{Reserve, Seldom};
 use crate::setup::{SetupFds, SetupText};
 use crate::store::{Kept, Message};
 use crate::supplies::Supplies;
-use crate::worker_process::{describe, Backoff, WorkerProcess};
+use crate::worker_process::WorkerProcess;
 use forebay_sys::signals::Signals;
 
 /// How long an embedded pool waits for its first member.
@@ -71,6 +73,7 @@ pub(crate) struct Supervisor {
     worker: Option<WorkerProcess>,
     notifiers: Notifiers,
     mount: MountKeeper,
+    mover: MoverKeeper,
     backoff: Backoff,
     start_worker_at: Instant,
     restarts: u64,
@@ -140,7 +143,6 @@ impl Supervisor {
             reserve: Reserve::new(recorder.as_fd()),
             refusals: Seldom::default(),
             pool_id,
-            pool,
             signals,
             clients,
             listener,
@@ -149,6 +151,8 @@ impl Supervisor {
             worker: None,
             notifiers: Notifiers::default(),
             mount: MountKeeper::default(),
+            mover: MoverKeeper::new(&pool.dir),
+            pool,
             backoff: Backoff::default(),
             start_worker_at: now,
             restarts: 0,
@@ -169,8 +173,8 @@ impl Supervisor {
         loop {
             self.keep_a_worker();
             self.notifiers.reap();
-            self.tend_mount();
-            if self.worker.is_none() && self.mount.is_idle() && self.notifiers_are_gone() {
+            self.tend_helpers();
+            if self.worker.is_none() && self.helpers_are_gone() && self.notifiers_are_gone() {
                 if let Some(stopping) = self.stopping.take() {
                     return self.end(stopping);
                 }
@@ -322,16 +326,22 @@ impl Supervisor {
         }
     }
 
-    fn tend_mount(&mut self) {
+    /// The mount's process and the mover.
+    fn tend_helpers(&mut self) {
         let serves = self.served && self.stopping.is_none();
         self.mount.tend(self.pool.dir.path(), serves);
-        for (id, reply) in self.mount.take_answers() {
+        self.mover.tend(&self.pool.dir, serves);
+        for (id, reply) in self.mount.take_answers().into_iter().chain(self.mover.take_answers()) {
             self.send(id, &reply);
         }
-        // The worker serves until the mount is gone.
-        if self.stopping.as_ref().is_some_and(|s| !s.worker_told) && self.mount.is_idle() {
+        // The worker serves until both are gone.
+        if self.stopping.as_ref().is_some_and(|s| !s.worker_told) && self.helpers_are_gone() {
             self.tell_worker_to_stop();
         }
+    }
+
+    fn helpers_are_gone(&self) -> bool {
+        self.mount.is_idle() && self.mover.is_idle()
     }
 
     // --- stopping
@@ -343,6 +353,7 @@ impl Supervisor {
         }
         tracing::info!(keep, "pool stops");
         self.mount.stop();
+        self.mover.stop();
         self.stopping = Some(Stopping {
             keep,
             worker_told: false,
@@ -382,7 +393,10 @@ impl Supervisor {
         let start = (self.worker.is_none() && self.stopping.is_none()).then_some(self.start_worker_at);
         let kill = self.stopping.as_ref().filter(|s| !s.killed).map(|s| s.kill_at);
         let end = self.stopping.as_ref().and_then(|s| s.end_at);
-        [tick, first, start, kill, end, self.mount.next_wake()].into_iter().flatten().min()
+        [tick, first, start, kill, end, self.mount.next_wake(), self.mover.next_wake()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn wait_and_serve(&mut self) {
@@ -408,9 +422,8 @@ impl Supervisor {
                 }
                 fds.push(PollFd::from_borrowed_fd(worker.socket(), flags));
             }
-            if let Some(socket) = self.mount.socket() {
-                fds.push(PollFd::from_borrowed_fd(socket, PollFlags::IN));
-            }
+            let helpers = [self.mount.socket(), self.mover.socket()].into_iter().flatten();
+            fds.extend(helpers.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)));
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) => fds.iter().map(|fd| fd.revents()).collect(),
                 Err(_) => return, // interrupted: the caller's loop repeats it
@@ -422,7 +435,7 @@ impl Supervisor {
         if !ready[1].is_empty() {
             self.accept();
         }
-        // The next turn of the loop handles the mount's messages and its end.
+        // The next turn of the loop handles the messages and ends of the mount's process and the mover.
         let worker_ready = self.worker.as_ref().and_then(|_| ready.get(2 + ids.len()).copied());
         for (id, flags) in ids.iter().zip(&ready[2..]) {
             if !flags.is_empty() {

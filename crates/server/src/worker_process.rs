@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_types::{Error, Result};
 use rustix::io::Errno;
@@ -14,12 +14,6 @@ use rustix::net::{RecvFlags, SendFlags};
 use crate::setup::{SetupFds, SetupText};
 use crate::store::{self, Kept, Message, KIND_END, KIND_GIVEN, KIND_SETUP};
 use forebay_sys::signals::SignalMask;
-
-/// A worker that ends within this time counts as crashed at its start.
-const SHORT_LIFE: Duration = Duration::from_secs(1);
-/// First and longest delay before the restart of a worker that crashed at its start.
-const DELAY: Duration = Duration::from_millis(50);
-const DELAY_MAX: Duration = Duration::from_secs(5);
 
 /// A worker process.
 #[derive(Debug)]
@@ -136,61 +130,5 @@ impl WorkerProcess {
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
             let _ = rustix::process::kill_process(pid, signal);
         }
-    }
-}
-
-/// Describes how a process ended.
-pub(crate) fn describe(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("ended with status {code}"),
-        (_, Some(signal)) => format!("was killed by signal {signal}"),
-        _ => "ended".to_owned(),
-    }
-}
-
-/// The delay before a restart.
-#[derive(Debug, Default)]
-pub(crate) struct Backoff {
-    short_lives: u32,
-}
-
-impl Backoff {
-    /// The delay after a worker that lived for `life`: none, unless several in a row crashed at their start.
-    pub(crate) fn after(&mut self, life: Duration) -> Duration {
-        if life >= SHORT_LIFE {
-            self.short_lives = 0;
-            return Duration::ZERO;
-        }
-        self.short_lives += 1;
-        match self.short_lives {
-            1 => Duration::ZERO,
-            n => DELAY_MAX.min(DELAY * (1 << (n - 2).min(10))),
-        }
-    }
-
-    /// How many workers in a row crashed at their start.
-    pub(crate) fn short_lives(&self) -> u32 {
-        self.short_lives
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn backoff_starts_at_once_and_grows_only_while_lives_are_short() {
-        let mut b = Backoff::default();
-        let short = Duration::from_millis(5);
-        assert_eq!(b.after(Duration::from_secs(100)), Duration::ZERO);
-        assert_eq!(b.after(short), Duration::ZERO);
-        assert_eq!(b.after(short), DELAY);
-        assert_eq!(b.after(short), DELAY * 2);
-        for _ in 0..100 {
-            assert!(b.after(short) <= DELAY_MAX);
-        }
-        assert_eq!(b.after(short), DELAY_MAX);
-        assert_eq!(b.after(Duration::from_secs(2)), Duration::ZERO);
-        assert_eq!(b.after(short), Duration::ZERO);
     }
 }

@@ -152,6 +152,11 @@ impl Supervisor {
             }
             Ask::Mount { at, options } => return self.mount.mount(Wanted { at, options }, id),
             Ask::Unmount { at, lazy } => return self.mount.unmount(at.as_deref(), lazy, id),
+            Ask::StartMover if self.stopping.is_some() => {
+                let gone = Error::new(Code::PoolGone, "cannot start the mover").why("the pool is stopping");
+                return self.send(id, &Reply::failed(&gone));
+            }
+            Ask::StartMover => return self.mover.start(&self.pool.dir, id),
             Ask::Down { keep } => return self.begin_stop(keep, Some(id)),
         };
         self.answer(answers);
@@ -181,6 +186,7 @@ impl Supervisor {
                 "worker": self.worker.as_ref().map(|w| w.pid()),
             },
             "mounts": self.mount.status(),
+            "mover": self.mover.status(),
             "restarts": self.restarts,
             "last_crash": self.last_end,
             "uptime_s": self.born.elapsed().as_secs(),
