@@ -5,7 +5,7 @@
 //! has it open. An open that conflicts waits in open(2) until the lease is given up, and so breaks it. Nothing here
 //! allocates, except where it says so. Tests: `crates/cli/tests/spread.rs`, the tests of `crates/mover`.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_data::BackingName;
 use forebay_types::limits::STRIPES_MAX;
@@ -126,6 +126,13 @@ impl Pool {
         // SAFETY: plain system call on a descriptor of ours. A umask may have taken bits away.
         errno::check(unsafe { libc::fchmod(fd, BACKING_MODE) })?;
         Ok(file)
+    }
+
+    /// The directories of this node's targets, for a mover that looks for what it can release. Allocates.
+    pub fn target_directories(&self) -> Vec<BorrowedFd<'static>> {
+        let Ok(attached) = self.attached() else { return Vec::new() };
+        // SAFETY: an attachment and its descriptors of targets live as long as the process.
+        attached.targets().map(|(_, fd)| unsafe { BorrowedFd::borrow_raw(fd) }).collect()
     }
 
     /// Unlinks the backing files of a file that was released.

@@ -110,8 +110,8 @@ impl Batch<'_> {
 
     pub(crate) fn import(&mut self, c: &mut Context<'_>, ino: Ino, objects: &[u8]) -> Answer<Reply<'static>> {
         let slot = self.directory(ino)?;
-        if self.state.directories.get(slot).attr.flags & FLAG_UNLISTED == 0 {
-            return Err(Code::Stale);
+        if self.state.directories.get(slot).attr.flags & FLAG_ATTACHED == 0 {
+            return Err(Code::NoAttribute);
         }
         let (mut r, mut list) = (Reader::new(objects), Vec::new());
         while !r.rest().is_empty() {
@@ -137,6 +137,9 @@ impl Batch<'_> {
         let above = self.state.directories.get(slot);
         let (mtime, layout) = (above.attr.mtime, above.layout);
         let (home, kind) = (self.shard.node(), object.kind);
+        if self.placed(parent, object.name)?.is_some() {
+            return Ok(false); // known: perhaps removed in the pool, and to be removed in the store
+        }
         let next = self.state.ledger.next_counter;
         if next >= Ino::MAX_COUNTER {
             return Err(Code::NoSpace);

@@ -321,7 +321,7 @@ impl Batch<'_> {
     /// Executes [`Request::StorePlace`].
     pub(crate) fn store_place<'o>(&mut self, ino: Ino, payload: &'o mut [u8]) -> Answer<Reply<'o>> {
         let (mut path, mut start) = (vec![0; PATH_MAX], PATH_MAX);
-        let (mut at, mut placed, mut epoch) = (ino, None, EPOCH_UNKNOWN);
+        let (mut at, mut parent, mut placed, mut epoch) = (ino, Ino(0), None, EPOCH_UNKNOWN);
         let is_root = loop {
             if self.find_inode(at)?.is_some_and(|inode| inode.attr.flags & FLAG_STORE != 0) {
                 break true;
@@ -332,7 +332,7 @@ impl Batch<'_> {
             let copy = self.copy_of(at)?.ok_or(Code::NotFound)?;
             if at == ino {
                 placed = self.placed(copy.parent, &copy.name)?;
-                epoch = copy.epoch;
+                (epoch, parent) = (copy.epoch, copy.parent);
             }
             let separator = usize::from(start != PATH_MAX);
             let begin = start.checked_sub(copy.name.len() + separator).ok_or(Code::NameTooLong)?;
@@ -345,7 +345,7 @@ impl Batch<'_> {
         };
         let path = path.split_off(start);
         let mut w = Writer::new(payload);
-        StorePlace { top: at, is_root, placed, epoch, path }.encode(&mut w)?;
+        StorePlace { top: at, is_root, parent, placed, epoch, path }.encode(&mut w)?;
         let n = w.len();
         Ok(Reply::Bytes(&payload[..n]))
     }

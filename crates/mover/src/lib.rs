@@ -5,6 +5,9 @@
 
 #![forbid(unsafe_code)]
 
+mod engine;
 pub mod program;
 pub mod store;
 pub mod tasks;
+
+pub use engine::start;

@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    forebay_mover::program::main(std::env::args_os().skip(1), forebay_mover::program::without_engine)
+    forebay_mover::program::main(std::env::args_os().skip(1), forebay_mover::start)
 }

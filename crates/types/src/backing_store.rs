@@ -311,6 +311,8 @@ pub struct StorePlace {
     pub top: Ino,
     /// Whether the store is attached at `top`.
     pub is_root: bool,
+    /// The directory of the place, the last name of `path` is its name; zero for `top` itself.
+    pub parent: Ino,
     /// The version; none for the directory with the store, and for one that is not in the store yet.
     pub placed: Option<Placed>,
     /// The epoch of the version's data; [`crate::EPOCH_UNKNOWN`] for a directory.
@@ -323,6 +325,7 @@ impl StorePlace {
     /// Appends it.
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
         w.u64(self.top.0)?;
+        w.u64(self.parent.0)?;
         w.u8(u8::from(self.is_root) | u8::from(self.placed.is_some()) << 1)?;
         if let Some(placed) = &self.placed {
             placed.encode(w)?;
@@ -334,10 +337,10 @@ impl StorePlace {
     /// Reads it.
     pub fn decode(bytes: &[u8]) -> Result<StorePlace, Code> {
         let r = &mut Reader::new(bytes);
-        let (top, bits) = (Ino(r.u64()?), r.u8()?);
+        let (top, parent, bits) = (Ino(r.u64()?), Ino(r.u64()?), r.u8()?);
         let placed = if bits & 2 != 0 { Some(Placed::decode(r)?) } else { None };
         let (epoch, path) = (r.u64()?, r.short_bytes()?.to_vec());
-        Ok(StorePlace { top, is_root: bits & 1 != 0, placed, epoch, path })
+        Ok(StorePlace { top, is_root: bits & 1 != 0, parent, placed, epoch, path })
     }
 }
 
@@ -456,7 +459,14 @@ mod tests {
 
     #[test]
     fn a_store_place_is_read_as_it_was_written() {
-        let place = StorePlace { top: Ino(1), is_root: true, placed: None, epoch: 3, path: b"a/b".to_vec() };
+        let place = StorePlace {
+            top: Ino(1),
+            is_root: true,
+            parent: Ino(2),
+            placed: None,
+            epoch: 3,
+            path: b"a/b".to_vec(),
+        };
         let mut buffer = [0; 100];
         let mut w = Writer::new(&mut buffer);
         place.encode(&mut w).unwrap();

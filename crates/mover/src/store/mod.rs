@@ -40,6 +40,7 @@ use forebay_types::{Kind, StoreVersion};
 pub use object::{ObjectStore, S3Place};
 pub use path::{check_name, StorePath};
 pub use posix::{PosixOptions, PosixStore};
+pub(crate) use source::next_data;
 pub use source::{FileSource, Source};
 pub use temporary::{runs_here, Marks, MoverId, Temporaries, TemporaryKind, TemporaryName};
 pub use url::{StorePlace, StoreUrl};

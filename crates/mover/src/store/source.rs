@@ -61,7 +61,7 @@ impl Source for FileSource {
 }
 
 /// The first range of data of a file within `within`. The call moves the descriptor's own offset.
-pub(super) fn next_data(fd: BorrowedFd<'_>, within: Range<u64>) -> Result<Option<Range<u64>>, Code> {
+pub(crate) fn next_data(fd: BorrowedFd<'_>, within: Range<u64>) -> Result<Option<Range<u64>>, Code> {
     if within.is_empty() {
         return Ok(None);
     }

@@ -1,0 +1,317 @@
+//! Passes over the pending places of a store: names first, then files' data in batches, then removals.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+
+use forebay_types::{Code, Error, Ino, Kind, PendingPlace, Result, StoreVersion, Wanted};
+
+use super::link::Link;
+use super::reconcile::{seconds_since, Next, Reconciler, WantedUpload};
+use super::stores::{AttachedStore, DrainPolicy, Stores};
+use super::upload::{upload, NotUploaded, Upload};
+use crate::store::{Outcome, Store, StorePath};
+use crate::tasks::Progress;
+
+/// Files of one batch: they are made durable together.
+const BATCH_FILES: usize = 128;
+/// Bytes of one batch, after which no further file is added to it.
+const BATCH_BYTES: u64 = 1 << 30;
+/// Files that are copied at a time, at most. The store's own limit adapts to its latency.
+const FILES_AT_ONCE: usize = 32;
+/// With `close`, a change must be this old: a program that writes a file in several steps has it copied once.
+const SETTLE_SECONDS: f64 = 0.2;
+
+/// Why a pass is made.
+#[derive(Clone, Copy)]
+pub(super) struct Reason<'a> {
+    /// On request: policies do not count.
+    pub(super) forced: bool,
+    /// The pool is filled up to its high watermark.
+    pub(super) is_full: bool,
+    /// The task that requested it.
+    pub(super) progress: Option<&'a Progress>,
+}
+
+/// The outcome of a pass.
+#[derive(Debug, Default)]
+pub(super) struct Pass {
+    /// Places at which something was done.
+    pub(super) done: u64,
+    /// Places that wait for a program or for another place.
+    pub(super) later: Vec<(Ino, Vec<u8>)>,
+    /// Places that failed, with the reason.
+    pub(super) failed: Vec<((Ino, Vec<u8>), Error)>,
+}
+
+/// True when the policy lets a place be drained now.
+fn is_due(at: &AttachedStore, place: &PendingPlace, reason: Reason<'_>) -> bool {
+    if at.read_only || at.policy == DrainPolicy::Never {
+        return false;
+    }
+    if reason.forced {
+        return true;
+    }
+    match at.policy {
+        DrainPolicy::Close => seconds_since(place.since) >= SETTLE_SECONDS,
+        DrainPolicy::Age(seconds) => reason.is_full || seconds_since(place.since) >= seconds as f64,
+        DrainPolicy::Watermark => reason.is_full,
+        DrainPolicy::Request | DrainPolicy::Never => false,
+    }
+}
+
+/// One pass over these places of a store.
+pub(super) fn pass(
+    link: &Link,
+    stores: &Stores,
+    at: &AttachedStore,
+    places: Vec<PendingPlace>,
+    reason: Reason<'_>,
+) -> Pass {
+    let mut pass = Pass::default();
+    let mut reconciler = Reconciler::new(link, stores, at);
+    let due = places.into_iter().filter(|place| is_due(at, place, reason) && !place.conflict);
+    let is_directory = |place: &PendingPlace| match &place.wanted {
+        Some(Wanted::Here(entry, _)) => entry.attr.is_directory(),
+        _ => false,
+    };
+    let (directories, others): (Vec<_>, Vec<_>) = due.partition(is_directory);
+    let (wanted, mut removals): (Vec<_>, Vec<_>) =
+        others.into_iter().partition(|place| place.wanted.is_some());
+
+    // Directories, from the top: each round makes those whose parents the store has.
+    let mut left = directories;
+    loop {
+        let before = left.len();
+        left = reconcile_all(&mut reconciler, left, &mut pass, &mut Vec::new(), false);
+        if left.is_empty() || left.len() == before || stores.is_stopping() {
+            break;
+        }
+    }
+    let mut uploads = Vec::new();
+    left.extend(reconcile_all(&mut reconciler, wanted, &mut pass, &mut uploads, false));
+    while !uploads.is_empty() && !stores.is_stopping() {
+        let mut bytes = 0;
+        let n = uploads.iter().take(BATCH_FILES).take_while(|wanted| {
+            let fits = bytes < BATCH_BYTES;
+            bytes += wanted.entry.attr.size.max(1);
+            fits
+        });
+        let n = n.count().max(1);
+        let batch: Vec<_> = uploads.drain(..n).collect();
+        upload_batch(&reconciler, batch, reason, &mut pass);
+        if reason.progress.is_some_and(Progress::is_cancelled) {
+            break;
+        }
+    }
+    // Removals: files, then directories from the bottom.
+    let files =
+        removals.extract_if(.., |place| place.placed.is_none_or(|placed| placed.kind != Kind::Directory));
+    let files: Vec<_> = files.collect();
+    left.extend(reconcile_all(&mut reconciler, files, &mut pass, &mut Vec::new(), false));
+    loop {
+        let before = removals.len();
+        removals = reconcile_all(&mut reconciler, removals, &mut pass, &mut Vec::new(), true);
+        if removals.is_empty() || removals.len() == before || stores.is_stopping() {
+            break;
+        }
+    }
+    left.extend(removals);
+    pass.later.extend(left.into_iter().map(|place| (place.parent, place.name)));
+    pass
+}
+
+/// Reconciles places, and returns those that wait. With `checks_below` a directory waits for places below it.
+fn reconcile_all(
+    reconciler: &mut Reconciler<'_>,
+    places: Vec<PendingPlace>,
+    pass: &mut Pass,
+    uploads: &mut Vec<WantedUpload>,
+    checks_below: bool,
+) -> Vec<PendingPlace> {
+    let parents: HashSet<u64> = match checks_below {
+        true => places.iter().map(|place| place.parent.0).collect(),
+        false => HashSet::new(),
+    };
+    let mut left = Vec::new();
+    for place in places {
+        if reconciler.stores.is_stopping() {
+            left.push(place);
+            continue;
+        }
+        let is_above = place.placed.is_some_and(|placed| parents.contains(&placed.ino.0));
+        match reconciler.reconcile(&place, is_above) {
+            Ok(Next::Done) => pass.done += 1,
+            Ok(Next::Later) => left.push(place),
+            Ok(Next::Upload(wanted)) => uploads.push(*wanted),
+            Err(e) => failed(reconciler, pass, place, e),
+        }
+    }
+    left
+}
+
+fn failed(reconciler: &Reconciler<'_>, pass: &mut Pass, place: PendingPlace, e: Error) {
+    // The pool changed meanwhile: the next pass sees it.
+    if matches!(e.code, Code::NotFound | Code::Stale | Code::Busy) {
+        pass.later.push((place.parent, place.name));
+        return;
+    }
+    reconciler.at.note_failure(&e);
+    pass.failed.push(((place.parent, place.name), e));
+}
+
+/// Runs `each` over `items` in up to [`FILES_AT_ONCE`] threads. The results are in the order of the items.
+fn in_parallel<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let results: Vec<_> = items.iter().map(|_| Mutex::new(None)).collect();
+    let next = AtomicUsize::new(0);
+    let run = || loop {
+        let i = next.fetch_add(1, Ordering::Relaxed);
+        let (Some(item), Some(slot)) = (items.get(i), results.get(i)) else { return };
+        let result = each(item);
+        *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
+    };
+    match items.len() {
+        0 | 1 => run(),
+        n => std::thread::scope(|scope| {
+            for _ in 0..n.min(FILES_AT_ONCE) {
+                scope.spawn(run);
+            }
+        }),
+    }
+    let taken =
+        results.into_iter().map(|slot| slot.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner));
+    taken.flatten().collect()
+}
+
+enum Published {
+    Done(StoreVersion),
+    Later,
+    Failed(Error),
+}
+
+/// Uploads files, makes them durable together, and publishes them.
+fn upload_batch(reconciler: &Reconciler<'_>, batch: Vec<WantedUpload>, reason: Reason<'_>, pass: &mut Pass) {
+    let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);
+    let copied = in_parallel(&batch, |wanted| upload(link, store, &wanted.directory, &wanted.entry));
+    let mut uploaded: Vec<(WantedUpload, Upload)> = Vec::new();
+    for (wanted, copied) in batch.into_iter().zip(copied) {
+        match copied {
+            Ok(upload) => uploaded.push((wanted, upload)),
+            Err(NotUploaded::Later) => pass.later.push((wanted.place.parent, wanted.place.name)),
+            Err(NotUploaded::Failed(e)) => failed(reconciler, pass, wanted.place, e),
+        }
+    }
+    let temporaries: Vec<StorePath> = uploaded.iter().map(|(_, upload)| upload.temporary.clone()).collect();
+    if let Err(e) = store.make_durable(&temporaries) {
+        let e = Error::from(e);
+        reconciler.at.note_failure(&e);
+        for (wanted, upload) in uploaded {
+            let _ = store.discard(&upload.temporary);
+            let why = Error::new(e.code, "cannot make an upload durable").why(&e);
+            pass.failed.push(((wanted.place.parent, wanted.place.name), why));
+        }
+        return;
+    }
+    let published = in_parallel(&uploaded, |(wanted, upload)| publish(reconciler, wanted, upload));
+    let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
+    let directories: Vec<_> = directories.into_iter().collect();
+    let synced = in_parallel(&directories, |directory| store.sync_directory(directory));
+    let sync_failed = synced.into_iter().find_map(std::result::Result::err).map(Error::from);
+    for ((wanted, upload), outcome) in uploaded.into_iter().zip(published) {
+        let place = &wanted.place;
+        match outcome {
+            Published::Done(version) => {
+                if let Some(e) = &sync_failed {
+                    // Its name may not be durable: it stays dirty, and is published again.
+                    let why =
+                        Error::new(e.code, format!("cannot make the name {} durable", wanted.path)).why(e);
+                    failed(reconciler, pass, wanted.place, why);
+                    continue;
+                }
+                let at = (place.parent, &place.name[..]);
+                let ino = wanted.entry.attr.ino;
+                match link.published(at, ino, upload.epoch, place.changes, version) {
+                    Ok(()) => {
+                        pass.done += 1;
+                        reconciler.at.note_success();
+                        if let Some(progress) = reason.progress {
+                            progress.done(1, upload.bytes);
+                        }
+                    }
+                    Err(code) => {
+                        let e = Error::new(code, format!("cannot record that {} was published", wanted.path));
+                        failed(reconciler, pass, wanted.place, e);
+                    }
+                }
+            }
+            Published::Later => pass.later.push((place.parent, place.name.clone())),
+            Published::Failed(e) => failed(reconciler, pass, wanted.place, e),
+        }
+    }
+}
+
+fn publish(reconciler: &Reconciler<'_>, wanted: &WantedUpload, upload: &Upload) -> Published {
+    let (place, store): (&PendingPlace, &dyn Store) = (&wanted.place, &*reconciler.at.store);
+    match reconciler.link.intend(place.parent, &place.name, upload.version) {
+        Ok(()) => {}
+        // The name went meanwhile, and is not pending any longer.
+        Err(Code::NotFound) => {
+            let _ = store.discard(&upload.temporary);
+            return Published::Later;
+        }
+        Err(code) => return Published::Failed(Error::new(code, format!("cannot publish {}", wanted.path))),
+    }
+    match store.publish(&upload.temporary, &wanted.path, wanted.replaces.as_ref()) {
+        Ok(Outcome::Done(version)) => Published::Done(version),
+        Ok(Outcome::Conflict(Some(found))) if place.intent == Some(found.version) => {
+            // An earlier mover published it and died. This upload is newer: it replaces that one.
+            match store.publish(&upload.temporary, &wanted.path, Some(&found.version)) {
+                Ok(Outcome::Done(version)) => Published::Done(version),
+                Ok(Outcome::Conflict(_)) => Published::Later,
+                Err(e) => Published::Failed(e.into()),
+            }
+        }
+        // Another program has removed it: nothing is overwritten.
+        Ok(Outcome::Conflict(None)) if wanted.replaces.is_some() => {
+            match store.publish(&upload.temporary, &wanted.path, None) {
+                Ok(Outcome::Done(version)) => Published::Done(version),
+                Ok(Outcome::Conflict(_)) => Published::Later,
+                Err(e) => Published::Failed(e.into()),
+            }
+        }
+        Ok(Outcome::Conflict(found)) => {
+            match beside(reconciler, wanted, upload) {
+                Ok(()) => {}
+                Err(e) => return Published::Failed(e),
+            }
+            match reconciler.conflict(place, &wanted.path, found.as_deref()) {
+                Ok(()) => Published::Later,
+                Err(e) => Published::Failed(e),
+            }
+        }
+        Err(e) => Published::Failed(e.into()),
+    }
+}
+
+/// Publishes an upload beside the file that it may not replace, under a name that says so.
+fn beside(reconciler: &Reconciler<'_>, wanted: &WantedUpload, upload: &Upload) -> Result<()> {
+    let store: &dyn Store = &*reconciler.at.store;
+    for number in 0..100 {
+        let mut name = wanted.place.name.clone();
+        name.truncate(200);
+        name.extend_from_slice(format!(".forebay-conflict-{}", upload.epoch + number).as_bytes());
+        let path = wanted.directory.join(&name).map_err(|code| Error::new(code, "a path is too long"))?;
+        match store.publish(&upload.temporary, &path, None) {
+            Ok(Outcome::Done(_)) => {
+                tracing::warn!("the pool's version of {} is beside it, as {path}", wanted.path);
+                return store.sync_directory(&wanted.directory).map_err(Error::from);
+            }
+            Ok(Outcome::Conflict(Some(_))) => {}
+            // The upload is gone: another program replaced the file just after it was published.
+            Ok(Outcome::Conflict(None)) => return Ok(()),
+            Err(e) if e.code() == Code::NotFound => return Ok(()),
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Err(Error::new(Code::Exists, format!("cannot publish {} beside the store's version", wanted.path)))
+}

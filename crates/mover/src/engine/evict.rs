@@ -1,0 +1,185 @@
+//! Releases clean files: their data leave the pool, their attributes stay.
+//!
+//! A file is released under write leases on its backing files, so that no program has it open. The shard publishes that
+//! it is released before its backing files are unlinked; a program whose open waited for the lease reads the attributes
+//! again, and has the file restored. A backing file is never truncated.
+
+use std::collections::HashSet;
+use std::os::fd::BorrowedFd;
+use std::sync::Mutex;
+
+use forebay_client::LeaseKind;
+use forebay_data::BackingName;
+use forebay_types::limits::HIGH_WATER_PERCENT;
+use forebay_types::{
+    Code, Entry, Error, Ino, Result, SetAttr, TimeSet, Timestamp, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING,
+    FLAG_PINNED,
+};
+use rustix::fs::{fstatvfs, statat, AtFlags, Dir, Mode, OFlags};
+
+use super::link::Link;
+
+/// A target that is filled up to the high watermark is emptied down to this percentage.
+const LOW_WATER_PERCENT: u64 = 80;
+
+/// Why a file was not released.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// It is not resident: nothing is to be done.
+    Released,
+    /// Its data are not in the store yet, or it is pinned, open, or of no store.
+    Because(&'static str),
+}
+
+/// Releases a file. Returns the bytes that this freed.
+pub(super) fn release(link: &Link, entry: &Entry) -> Result<std::result::Result<u64, Kept>> {
+    let attr = &entry.attr;
+    let failed = |code| Error::new(code, format!("cannot release file {}", attr.ino));
+    let kept = |why| Ok(Err(Kept::Because(why)));
+    match () {
+        () if !attr.is_file() || attr.flags & FLAG_ATTACHED == 0 => return kept("no store has it"),
+        () if !attr.is_resident() => return Ok(Err(Kept::Released)),
+        () if attr.flags & (FLAG_DIRTY | FLAG_DRAINING) != 0 => {
+            return kept("the store does not have its data yet")
+        }
+        () if attr.flags & FLAG_PINNED != 0 => return kept("it is pinned"),
+        () => {}
+    }
+    let held = match link.lease(entry, LeaseKind::Write) {
+        Ok(held) => held,
+        // EAGAIN of an open in conflict with another lease has the code of EIO.
+        Err(Code::Busy | Code::Io) => return kept("a program has it open"),
+        Err(Code::Stale | Code::NotFound) => return kept("it was removed"),
+        Err(code) => return Err(failed(code)),
+    };
+    let st = link.pool.stat_entry(entry).map_err(failed)?;
+    let at = |sec: i64, nsec: i64| TimeSet::At(Timestamp { sec, nsec: nsec as u32 });
+    let set = SetAttr {
+        size: Some(st.st_size as u64),
+        atime: at(st.st_atime, st.st_atime_nsec),
+        mtime: at(st.st_mtime, st.st_mtime_nsec),
+        ..SetAttr::default()
+    };
+    match link.release(attr.ino, attr.epoch(), set) {
+        Ok(_) => {}
+        Err(Code::Stale) => return kept("a program changed it"),
+        Err(Code::Busy) => return kept("it is pinned, or the store does not have its attributes yet"),
+        Err(Code::NotFound) => return kept("it was removed"),
+        Err(code) => return Err(failed(code)),
+    }
+    link.pool.unlink_released(entry).map_err(failed)?;
+    drop(held);
+    Ok(Ok(st.st_blocks as u64 * 512))
+}
+
+/// Percentage to which a target is filled.
+fn filled(target: BorrowedFd<'_>) -> u64 {
+    match fstatvfs(target) {
+        Ok(space) if space.f_blocks > 0 => 100 - space.f_bavail * 100 / space.f_blocks,
+        _ => 0,
+    }
+}
+
+/// True when any target is filled up to the high watermark.
+pub(super) fn is_full(link: &Link) -> bool {
+    link.targets().into_iter().any(|target| filled(target) >= HIGH_WATER_PERCENT)
+}
+
+/// Files that are being restored: their backing files are not leftovers.
+#[derive(Debug, Default)]
+pub(super) struct Restoring(Mutex<HashSet<u64>>);
+
+impl Restoring {
+    fn set(&self) -> std::sync::MutexGuard<'_, HashSet<u64>> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// False when the file is being restored already.
+    pub(super) fn begin(&self, ino: Ino) -> bool {
+        self.set().insert(ino.0)
+    }
+
+    pub(super) fn end(&self, ino: Ino) {
+        self.set().remove(&ino.0);
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.set().len() as u64
+    }
+
+    fn has(&self, ino: Ino) -> bool {
+        self.set().contains(&ino.0)
+    }
+}
+
+/// A file that may be released.
+struct Candidate {
+    /// When it was last used.
+    used: (i64, i64),
+    ino: Ino,
+}
+
+/// Releases files of targets that are filled up to the high watermark, those first that were not used for longest, until
+/// `wanted` bytes are free or the low watermark is reached. Returns the bytes freed.
+pub(super) fn evict(link: &Link, restoring: &Restoring, wanted: u64) -> Result<u64> {
+    let mut freed = 0;
+    for target in link.targets() {
+        let high = if wanted > 0 { 0 } else { HIGH_WATER_PERCENT };
+        if filled(target) < high {
+            continue;
+        }
+        let mut candidates = candidates(link, restoring, target)?;
+        candidates.sort_by_key(|candidate| candidate.used);
+        for (i, candidate) in candidates.iter().enumerate() {
+            let enough =
+                if wanted > 0 { freed >= wanted } else { i % 8 == 0 && filled(target) <= LOW_WATER_PERCENT };
+            if enough {
+                break;
+            }
+            let Ok(entry) = link.inode(candidate.ino) else { continue };
+            match release(link, &entry) {
+                Ok(Ok(bytes)) => freed += bytes,
+                Ok(Err(_)) => {}
+                Err(e) => tracing::warn!("{e}"),
+            }
+        }
+    }
+    Ok(freed)
+}
+
+/// Clean files with a backing file on a target. Backing files of released files, which a mover that died left, are
+/// unlinked.
+fn candidates(link: &Link, restoring: &Restoring, target: BorrowedFd<'_>) -> Result<Vec<Candidate>> {
+    let failed = |e: rustix::io::Errno| Error::io("cannot list the pool's files", &e.into());
+    let mut all = Vec::new();
+    for bucket in 0..256 {
+        let name = format!("data/{bucket:02x}");
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = match rustix::fs::openat(target, name.as_str(), flags, Mode::empty()) {
+            Ok(directory) => directory,
+            Err(rustix::io::Errno::NOENT) => continue,
+            Err(e) => return Err(failed(e)),
+        };
+        for entry in Dir::read_from(&directory).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let Some((ino, ..)) = BackingName::parse(entry.file_name().to_bytes()) else { continue };
+            let Ok(inode) = link.inode(ino) else { continue };
+            let attr = inode.attr;
+            if attr.is_file() && !attr.is_resident() && !restoring.has(ino) {
+                if link.inode(ino).is_ok_and(|now| !now.attr.is_resident()) && !restoring.has(ino) {
+                    let _ = rustix::fs::unlinkat(&directory, entry.file_name(), AtFlags::empty());
+                }
+                continue;
+            }
+            let bits = FLAG_ATTACHED | FLAG_DIRTY | FLAG_DRAINING | FLAG_PINNED;
+            if !attr.is_file() || attr.flags & bits != FLAG_ATTACHED {
+                continue;
+            }
+            let Ok(st) = statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let used = (st.st_atime as i64, st.st_atime_nsec as i64)
+                .max((st.st_mtime as i64, st.st_mtime_nsec as i64));
+            all.push(Candidate { used, ino });
+        }
+    }
+    Ok(all)
+}

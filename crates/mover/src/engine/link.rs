@@ -1,0 +1,196 @@
+//! The mover's requests to the pool, typed.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use forebay_client::{LeaseKind, LeasedFiles, Pool};
+use forebay_types::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
+use forebay_types::{
+    Code, Entry, Ino, PendingPlace, Reply, Request, SetAttr, StorePlace, StoreTask, StoreVersion,
+};
+
+use crate::store::Xattrs;
+
+/// The extended attribute that has the settings of a directory's store.
+const STORE_SETTINGS: &[u8] = b"trusted.forebay.store";
+
+/// The pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    pub(super) pool: &'static Pool,
+}
+
+fn bytes<T>(reply: Reply<'_>, read: impl FnOnce(&[u8]) -> Result<T, Code>) -> Result<T, Code> {
+    match reply {
+        Reply::Bytes(bytes) => read(bytes),
+        _ => Err(Code::Malformed),
+    }
+}
+
+impl Link {
+    fn entry(&self, request: &Request<'_>) -> Result<Entry, Code> {
+        self.pool.request(request, |reply| match reply {
+            Reply::Entry(entry) => Ok(entry),
+            _ => Err(Code::Malformed),
+        })
+    }
+
+    fn done(&self, request: &Request<'_>) -> Result<(), Code> {
+        self.pool.request(request, |_| Ok(()))
+    }
+
+    /// An inode; [`Code::NotFound`] if it is gone.
+    pub(super) fn inode(&self, ino: Ino) -> Result<Entry, Code> {
+        self.pool.get_attr(ino)
+    }
+
+    /// The inode that a name leads to.
+    pub(super) fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>, Code> {
+        match self.entry(&Request::Lookup { parent, name }) {
+            Ok(entry) => Ok(Some(entry.attr.ino)),
+            Err(Code::NotFound | Code::NotDirectory) => Ok(None),
+            Err(code) => Err(code),
+        }
+    }
+
+    /// The settings of the store that is attached at a directory.
+    pub(super) fn settings(&self, root: Ino) -> Result<Vec<u8>, Code> {
+        let mut value = vec![0; XATTR_VALUE_MAX];
+        let n = self.pool.get_xattr_inode(root, STORE_SETTINGS, &mut value)?;
+        value.truncate(n);
+        Ok(value)
+    }
+
+    /// Where the store has an inode; [`Code::NotFound`] if it does not.
+    pub(super) fn store_place(&self, ino: Ino) -> Result<StorePlace, Code> {
+        self.pool.request(&Request::StorePlace { ino }, |reply| bytes(reply, StorePlace::decode))
+    }
+
+    /// Waits for tasks, about a second at most.
+    pub(super) fn work(&self, restart: bool) -> Result<Vec<StoreTask>, Code> {
+        self.pool.request(&Request::StoreWork { restart }, |reply| bytes(reply, StoreTask::decode_list))
+    }
+
+    /// The task for an inode cannot be done.
+    pub(super) fn failed(&self, ino: Ino, code: Code) -> Result<(), Code> {
+        self.done(&Request::StoreFailed { ino, code: code as u16 })
+    }
+
+    /// Pending places behind one.
+    pub(super) fn pending(&self, parent: Ino, name: &[u8]) -> Result<Vec<PendingPlace>, Code> {
+        self.pool.request(&Request::Pending { parent, name }, |reply| bytes(reply, PendingPlace::decode_list))
+    }
+
+    pub(super) fn import(&self, ino: Ino, objects: &[u8]) -> Result<(), Code> {
+        self.done(&Request::Import { ino, objects })
+    }
+
+    pub(super) fn listed(&self, ino: Ino) -> Result<(), Code> {
+        self.done(&Request::Listed { ino })
+    }
+
+    pub(super) fn restored(&self, ino: Ino, epoch: u64) -> Result<Entry, Code> {
+        self.entry(&Request::Restored { ino, epoch })
+    }
+
+    pub(super) fn begin_drain(&self, ino: Ino) -> Result<Entry, Code> {
+        self.entry(&Request::BeginDrain { ino })
+    }
+
+    pub(super) fn intend(&self, parent: Ino, name: &[u8], version: StoreVersion) -> Result<(), Code> {
+        self.done(&Request::Intend { parent, name, version })
+    }
+
+    pub(super) fn published(
+        &self,
+        (parent, name): (Ino, &[u8]),
+        ino: Ino,
+        epoch: u64,
+        seen: u64,
+        version: StoreVersion,
+    ) -> Result<(), Code> {
+        self.done(&Request::Published { parent, name, ino, epoch, seen, version })
+    }
+
+    pub(super) fn unpublished(&self, parent: Ino, name: &[u8], seen: u64) -> Result<(), Code> {
+        self.done(&Request::Unpublished { parent, name, seen })
+    }
+
+    pub(super) fn settled(&self, parent: Ino, name: &[u8], seen: u64) -> Result<(), Code> {
+        self.done(&Request::Settled { parent, name, seen })
+    }
+
+    pub(super) fn moved(
+        &self,
+        (parent, name): (Ino, &[u8]),
+        (new_parent, new_name): (Ino, &[u8]),
+        version: StoreVersion,
+    ) -> Result<(), Code> {
+        self.done(&Request::Moved { parent, name, new_parent, new_name, version })
+    }
+
+    pub(super) fn release(&self, ino: Ino, epoch: u64, set: SetAttr) -> Result<Entry, Code> {
+        self.entry(&Request::Release { ino, epoch, set })
+    }
+
+    pub(super) fn set_attr(&self, ino: Ino, set: SetAttr) -> Result<Entry, Code> {
+        self.pool.set_attr(ino, set)
+    }
+
+    pub(super) fn conflict(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        found: bool,
+        version: StoreVersion,
+    ) -> Result<(), Code> {
+        self.done(&Request::Conflict { parent, name, found, version })
+    }
+
+    /// A symbolic link's target.
+    pub(super) fn target(&self, ino: Ino) -> Result<Vec<u8>, Code> {
+        self.pool.request(&Request::ReadLink { ino }, |reply| bytes(reply, |target| Ok(target.to_vec())))
+    }
+
+    /// Extended attributes of the namespace `user.`.
+    pub(super) fn xattrs(&self, ino: Ino) -> Result<Xattrs, Code> {
+        let mut names = vec![0; XATTR_LIST_MAX];
+        let n = self.pool.list_xattr_inode(ino, &mut names)?;
+        let mut all = Vec::new();
+        for name in names[..n].split(|byte| *byte == 0).filter(|name| name.starts_with(b"user.")) {
+            let mut value = vec![0; XATTR_VALUE_MAX];
+            match self.pool.get_xattr_inode(ino, name, &mut value) {
+                Ok(n) => all.push((name.to_vec(), value[..n].to_vec())),
+                Err(Code::NoAttribute) => {}
+                Err(code) => return Err(code),
+            }
+        }
+        Ok(all)
+    }
+
+    pub(super) fn lease(&self, entry: &Entry, kind: LeaseKind) -> Result<LeasedFiles, Code> {
+        self.pool.lease_files(entry, kind)
+    }
+
+    pub(super) fn open_to_restore(&self, entry: &Entry) -> Result<OwnedFd, Code> {
+        self.pool.open_to_restore(entry)
+    }
+
+    /// The directories of this node's targets.
+    pub(super) fn targets(&self) -> Vec<BorrowedFd<'static>> {
+        self.pool.target_directories()
+    }
+
+    /// An inode's path, for people.
+    pub(super) fn path(&self, directory: Ino, name: &[u8]) -> String {
+        let mut path = forebay_client::PathBuffer::new();
+        let above = match self.pool.path_of(directory, &mut path) {
+            Ok(()) => String::from_utf8_lossy(path.as_bytes()).trim_end_matches('/').to_owned(),
+            Err(_) => format!("<{directory}>"),
+        };
+        match name {
+            b"" if above.is_empty() => "/".to_owned(),
+            b"" => above,
+            name => format!("{above}/{}", String::from_utf8_lossy(name)),
+        }
+    }
+}

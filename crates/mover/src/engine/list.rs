@@ -1,0 +1,95 @@
+//! Imports the names of a directory from its store.
+
+use forebay_types::{Code, Error, Ino, Kind, Result, StoreObject, Writer};
+
+use super::link::Link;
+use super::stores::Stores;
+use crate::store::{Object, Store, StoreError, StorePath, StoreResult};
+
+/// Bytes of a list in one request.
+const LIST_BYTES: usize = 48 * 1024;
+
+/// What an object of a store becomes in the pool.
+fn object_of<'o>(object: &'o Object) -> StoreObject<'o> {
+    let directory = object.kind == Kind::Directory;
+    StoreObject {
+        name: &object.name,
+        kind: object.kind,
+        mode: object.mode & 0o7777,
+        uid: object.uid,
+        gid: object.gid,
+        rdev: object.rdev,
+        atime: object.atime,
+        version: forebay_types::StoreVersion {
+            // The version of a directory has no time. The pool shows the directory's own.
+            mtime: if directory { object.mtime } else { object.version.mtime },
+            ..object.version
+        },
+        target: &object.link_target,
+    }
+}
+
+/// Imports the names of directory `ino`, and reports it as listed.
+pub(super) fn list(link: &Link, stores: &Stores, ino: Ino) -> Result<()> {
+    import_all(link, stores, ino)?;
+    link.listed(ino).map_err(|code| Error::new(code, format!("cannot list {}", link.path(ino, b""))))
+}
+
+/// Imports names that the store has and the pool does not know. Returns how many the store has.
+pub(super) fn refresh(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
+    import_all(link, stores, ino)
+}
+
+fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
+    let what = || format!("cannot list {} in its backing store", link.path(ino, b""));
+    let located = stores.locate(ino)?;
+    let store = &*located.at.store;
+    let mut batch = Vec::new();
+    let failed = |code: Code| StoreError::lasting(code, what());
+    let import = |batch: &mut Vec<u8>| {
+        let done = if batch.is_empty() { Ok(()) } else { link.import(ino, batch) };
+        batch.clear();
+        done.map_err(failed)
+    };
+    let listed = store.list(&located.path, &mut |object| {
+        let whole;
+        // Listings of object stores lack attributes.
+        let object = match object.is_complete {
+            true => object,
+            false => {
+                whole = complete(store, &located.path, object)?;
+                whole
+            }
+        };
+        let mut buffer = [0; 5000];
+        let mut w = Writer::new(&mut buffer);
+        object_of(&object).encode(&mut w).map_err(failed)?;
+        let n = w.len();
+        if batch.len() + n > LIST_BYTES {
+            import(&mut batch)?;
+        }
+        batch.extend_from_slice(&buffer[..n]);
+        Ok(())
+    });
+    let listed = listed.and_then(|listing| import(&mut batch).map(|()| listing));
+    let listing = listed.map_err(|e| {
+        let e = Error::from(e);
+        located.at.note_failure(&e);
+        e
+    })?;
+    located.at.note_success();
+    if listing.unusable > 0 {
+        tracing::warn!("{}: the pool cannot have {} of its names", link.path(ino, b""), listing.unusable);
+    }
+    Ok(listing.objects)
+}
+
+/// The object with its attributes.
+fn complete(store: &dyn Store, directory: &StorePath, object: Object) -> StoreResult<Object> {
+    let path =
+        directory.join(&object.name).map_err(|code| StoreError::lasting(code, "a name is too long"))?;
+    Ok(match store.look(&path)? {
+        Some(whole) => Object { name: object.name, ..whole },
+        None => object,
+    })
+}

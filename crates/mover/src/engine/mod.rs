@@ -1,0 +1,330 @@
+//! The engine: what the mover does by itself, and for tasks.
+//!
+//! | thread | does |
+//! |---|---|
+//! | work | waits for tasks of the shard: directories to list, files to restore; gives each to a thread of its own |
+//! | watch | reads the pending places, gives those of each store to a thread that makes a pass; evicts |
+//!
+//! Requests to the pool may come from any thread. A thread that calls a store holds no lock, so a store that hangs holds
+//! up only its own work: calls that wait for it end after the daemon's limit.
+
+mod drain;
+mod evict;
+mod link;
+mod list;
+mod reconcile;
+mod restore;
+mod stores;
+mod trees;
+mod upload;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use forebay_client::Pool;
+use forebay_tasks::{Keep, MoverReport, Verb};
+use forebay_types::{Code, Error, Ino, PendingPlace, Result, StoreTask, Wanted, FLAG_DIRTY};
+
+use self::drain::Reason;
+use self::evict::Restoring;
+use self::link::Link;
+use self::stores::Stores;
+use crate::program;
+use crate::tasks::{Operations, Progress};
+
+/// Pause between two looks at the pending places.
+const WATCH_PERIOD: Duration = Duration::from_millis(100);
+/// The same when nothing could be done at the last ones.
+const WATCH_PERIOD_IDLE: Duration = Duration::from_millis(500);
+/// Places that one pass takes.
+const PLACES_MAX: usize = 20_000;
+/// How long a place is left alone after it had to wait or failed; doubled each time, up to the second.
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(20);
+/// Listings and restores at a time.
+const WORKERS_MAX: usize = 128;
+
+/// A place that could not be made equal: how often, and when it is tried again.
+#[derive(Debug)]
+struct Retry {
+    count: u32,
+    at: Instant,
+}
+
+type Place = (Ino, Vec<u8>);
+
+#[derive(Debug)]
+struct Shared {
+    link: Link,
+    stores: Stores,
+    restoring: Restoring,
+    /// Directories that are being listed.
+    listing: Restoring,
+    workers: AtomicUsize,
+    retries: Mutex<HashMap<Place, Retry>>,
+    report: Mutex<MoverReport>,
+}
+
+/// The running engine.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts the engine.
+pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
+    let link = Link { pool };
+    let shared = Arc::new(Shared {
+        link,
+        stores: Stores::new(link),
+        restoring: Restoring::default(),
+        listing: Restoring::default(),
+        workers: AtomicUsize::new(0),
+        retries: Mutex::default(),
+        report: Mutex::default(),
+    });
+    let spawn = |name: &str, run: fn(&Arc<Shared>)| {
+        let shared = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
+        thread.map_err(|e| Error::io("cannot start a thread of the mover", &e))
+    };
+    let threads = vec![spawn("work", work)?, spawn("watch", watch)?];
+    Ok(Arc::new(Engine { shared, threads: Mutex::new(threads) }))
+}
+
+/// Hands out the shard's tasks.
+fn work(shared: &Arc<Shared>) {
+    let mut restart = true;
+    while !shared.stores.is_stopping() {
+        match shared.link.work(restart) {
+            Ok(tasks) => {
+                restart = false;
+                tasks.into_iter().for_each(|task| begin(shared, task));
+            }
+            Err(code) => {
+                tracing::warn!("cannot get tasks from the pool: {}", code.name());
+                std::thread::sleep(Duration::from_millis(500));
+                restart = true;
+            }
+        }
+    }
+}
+
+fn begin(shared: &Arc<Shared>, task: StoreTask) {
+    let ino = task.ino();
+    let mine = match task {
+        StoreTask::List(_) => &shared.listing,
+        StoreTask::Restore(_) => &shared.restoring,
+    };
+    if !mine.begin(ino) {
+        return; // under way
+    }
+    while shared.workers.load(Ordering::Relaxed) >= WORKERS_MAX && !shared.stores.is_stopping() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    shared.workers.fetch_add(1, Ordering::Relaxed);
+    let for_thread = Arc::clone(shared);
+    let run = move || {
+        serve(&for_thread, task);
+        for_thread.workers.fetch_sub(1, Ordering::Relaxed);
+    };
+    if let Err(e) = std::thread::Builder::new().name("task".to_owned()).spawn(run) {
+        tracing::error!("cannot start a thread: {e}");
+        shared.workers.fetch_sub(1, Ordering::Relaxed);
+        mine.end(ino);
+        let _ = shared.link.failed(ino, Code::NoResources);
+    }
+}
+
+fn serve(shared: &Shared, task: StoreTask) {
+    let ino = task.ino();
+    let done = match task {
+        StoreTask::List(_) => {
+            let done = list::list(&shared.link, &shared.stores, ino);
+            shared.listing.end(ino);
+            done
+        }
+        StoreTask::Restore(_) => {
+            let done = restore_with_room(shared, ino).map(|_| ());
+            shared.restoring.end(ino);
+            done
+        }
+    };
+    if let Err(e) = done {
+        tracing::warn!("{e}");
+        let code = match e.code {
+            Code::NoSpace => Code::NoSpace,
+            Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
+            _ => Code::Io,
+        };
+        let _ = shared.link.failed(ino, code);
+    }
+}
+
+/// Restores a file. When the pool is full, other files are released first.
+fn restore_with_room(shared: &Shared, ino: Ino) -> Result<forebay_types::Entry> {
+    match restore::restore(&shared.link, &shared.stores, ino) {
+        Err(e) if e.code == Code::NoSpace => {
+            let bytes = shared.link.inode(ino).map_or(0, |entry| entry.attr.size);
+            if evict::evict(&shared.link, &shared.restoring, bytes + (4 << 20))? == 0 {
+                return Err(e.cure("release files (forebay release), or make the pool larger"));
+            }
+            restore::restore(&shared.link, &shared.stores, ino)
+        }
+        result => result,
+    }
+}
+
+/// All pending places, up to a bound.
+fn pending(link: &Link) -> std::result::Result<Vec<PendingPlace>, Code> {
+    let mut all: Vec<PendingPlace> = Vec::new();
+    loop {
+        let (parent, name) = all.last().map_or((Ino(0), Vec::new()), |last| (last.parent, last.name.clone()));
+        let more = link.pending(parent, &name)?;
+        if more.is_empty() || all.len() >= PLACES_MAX {
+            return Ok(all);
+        }
+        all.extend(more);
+    }
+}
+
+/// Watches the pending places and the free space.
+fn watch(shared: &Arc<Shared>) {
+    let mut period = WATCH_PERIOD;
+    while !shared.stores.is_stopping() {
+        std::thread::sleep(period);
+        let places = match pending(&shared.link) {
+            Ok(places) => places,
+            Err(code) => {
+                tracing::debug!("cannot read the pending places: {}", code.name());
+                continue;
+            }
+        };
+        note(shared, &places);
+        let is_full = evict::is_full(&shared.link);
+        let started = drain_all(shared, places, is_full);
+        if is_full {
+            if let Err(e) = evict::evict(&shared.link, &shared.restoring, 0) {
+                tracing::warn!("{e}");
+            }
+        }
+        period = if started { WATCH_PERIOD } else { WATCH_PERIOD_IDLE };
+    }
+}
+
+/// What the status shows of the pending places.
+fn note(shared: &Shared, places: &[PendingPlace]) {
+    let mut report = MoverReport { pending_places: places.len() as u64, ..MoverReport::default() };
+    for place in places {
+        report.conflicts += u64::from(place.conflict);
+        if let Some(Wanted::Here(entry, _)) = &place.wanted {
+            if entry.attr.is_file() && entry.attr.flags & FLAG_DIRTY != 0 {
+                report.dirty_files += 1;
+                report.dirty_bytes += shared.link.pool.stat_entry(entry).map_or(0, |st| st.st_size as u64);
+            }
+        }
+    }
+    report.restoring = shared.restoring.count();
+    *locked(&shared.report) = report;
+}
+
+/// The places of each store: those of directories that no store has belong to the store of the nearest one above.
+fn by_store(shared: &Shared, places: Vec<PendingPlace>) -> HashMap<u64, Vec<PendingPlace>> {
+    let mut stores: HashMap<u64, Vec<PendingPlace>> = HashMap::new();
+    let mut roots: HashMap<u64, Option<Ino>> = HashMap::new();
+    for place in places {
+        let root = *roots.entry(place.parent.0).or_insert_with(|| trees::root_of(&shared.link, place.parent));
+        if let Some(root) = root {
+            stores.entry(root.0).or_default().push(place);
+        }
+    }
+    stores
+}
+
+/// Starts a pass over the places of each store that has none under way. True if any was started.
+fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> bool {
+    let now = Instant::now();
+    let places = {
+        let mut retries = locked(&shared.retries);
+        if retries.len() > 4 * places.len() + 1000 {
+            retries.retain(|_, retry| retry.at > now);
+        }
+        let is_due = |place: &PendingPlace| {
+            let retry = retries.get(&(place.parent, place.name.clone()));
+            retry.is_none_or(|retry| retry.at <= now)
+        };
+        places.into_iter().filter(is_due).collect::<Vec<_>>()
+    };
+    let mut started = false;
+    for (root, places) in by_store(shared, places) {
+        let Ok(at) = shared.stores.of(Ino(root)) else { continue };
+        if at.is_draining.swap(true, Ordering::AcqRel) {
+            continue;
+        }
+        started = true;
+        let for_thread = Arc::clone(shared);
+        let mine = Arc::clone(&at);
+        let run = move || {
+            let reason = Reason { forced: false, is_full, progress: None };
+            let pass = drain::pass(&for_thread.link, &for_thread.stores, &mine, places, reason);
+            note_pass(&for_thread, pass);
+            mine.is_draining.store(false, Ordering::Release);
+        };
+        if std::thread::Builder::new().name("drain".to_owned()).spawn(run).is_err() {
+            at.is_draining.store(false, Ordering::Release);
+        }
+    }
+    started
+}
+
+/// Places that wait or failed are left alone for a while.
+fn note_pass(shared: &Shared, pass: drain::Pass) {
+    let now = Instant::now();
+    let mut retries = locked(&shared.retries);
+    let waits = pass.later.into_iter().map(|place| (place, Duration::from_secs(2)));
+    let fails = pass.failed.into_iter().map(|(place, _)| (place, RETRY_MAX));
+    for (place, most) in waits.chain(fails) {
+        let retry = retries.entry(place).or_insert(Retry { count: 0, at: now });
+        let pause = (RETRY_FIRST * 2u32.pow(retry.count.min(10))).min(most);
+        *retry = Retry { count: retry.count + 1, at: now + pause };
+    }
+}
+
+impl Operations for Engine {
+    fn run(&self, verb: Verb, ino: Ino, recursive: bool, progress: &Progress) -> Result<()> {
+        trees::run(&self.shared, verb, ino, recursive, progress)
+    }
+
+    fn resolve(&self, parent: Ino, name: &[u8], keep: Keep) -> Result<()> {
+        trees::resolve(&self.shared, parent, name, keep)
+    }
+
+    fn probe(&self, url: &str) -> Result<()> {
+        self.shared.stores.probe(url)
+    }
+}
+
+impl program::Engine for Engine {
+    fn report(&self) -> MoverReport {
+        MoverReport { stores: self.shared.stores.report(), ..locked(&self.shared.report).clone() }
+    }
+
+    fn stop(&self) {
+        self.shared.stores.stopping.store(true, Ordering::Relaxed);
+        // Threads that hang in a store are left to the process's end.
+        let until = Instant::now() + Duration::from_secs(3);
+        for thread in locked(&self.threads).drain(..) {
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+}

@@ -1,0 +1,483 @@
+//! Makes one place of a store equal to the pool, except for files' data (`drain.rs`).
+//!
+//! Nothing is overwritten or removed in the store that the pool does not know: each call names the version that it may
+//! replace. An inode whose only copy lies at a place that another inode is to get is *parked* first: renamed to a name
+//! of its own in the same directory, from which its own place fetches it.
+
+use std::collections::HashMap;
+
+use forebay_types::{
+    Code, CopyOf, Entry, Error, Ino, Kind, PendingPlace, Placed, Result, StoreVersion, Timestamp, Wanted,
+    EPOCH_UNKNOWN, FLAG_DIRTY,
+};
+
+use super::link::Link;
+use super::stores::{AttachedStore, Stores};
+use super::upload::attributes_of;
+use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
+
+/// What remains to be done at a place.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// Nothing: the store is equal, or the place has its next look in the list.
+    Done,
+    /// It has to wait for another place, or for a program.
+    Later,
+    /// The file's data are to be uploaded, and published in place of a version.
+    Upload(Box<WantedUpload>),
+}
+
+/// A file whose data are to be uploaded.
+#[derive(Debug)]
+pub(super) struct WantedUpload {
+    pub(super) place: PendingPlace,
+    pub(super) entry: Entry,
+    pub(super) directory: StorePath,
+    pub(super) path: StorePath,
+    pub(super) replaces: Option<StoreVersion>,
+}
+
+/// The places of one store, during one pass over them.
+pub(super) struct Reconciler<'a> {
+    pub(super) link: &'a Link,
+    pub(super) stores: &'a Stores,
+    pub(super) at: &'a AttachedStore,
+    /// Where the store has directories; none for one that it does not have.
+    directories: HashMap<u64, Option<StorePath>>,
+}
+
+fn pool_error(what: &str, path: &StorePath, code: Code) -> Error {
+    Error::new(code, format!("cannot {what} {path}: the pool refuses its record"))
+}
+
+impl<'a> Reconciler<'a> {
+    pub(super) fn new(link: &'a Link, stores: &'a Stores, at: &'a AttachedStore) -> Reconciler<'a> {
+        Reconciler { link, stores, at, directories: HashMap::new() }
+    }
+
+    fn store(&self) -> &dyn Store {
+        &*self.at.store
+    }
+
+    /// Where the store has a directory.
+    fn directory(&mut self, ino: Ino) -> Result<Option<StorePath>> {
+        if let Some(known) = self.directories.get(&ino.0) {
+            return Ok(known.clone());
+        }
+        let path = match self.stores.locate(ino) {
+            Ok(located) => Some(located.path),
+            Err(e) if e.code == Code::NotFound => None,
+            Err(e) => return Err(e),
+        };
+        self.directories.insert(ino.0, path.clone());
+        Ok(path)
+    }
+
+    /// True if an inode lives, and a place has its last copy.
+    fn lives_at(&self, ino: Ino, parent: Ino, path: &StorePath) -> Result<bool> {
+        match self.link.inode(ino) {
+            Ok(_) => {}
+            Err(Code::NotFound) => return Ok(false),
+            Err(code) => return Err(Error::new(code, format!("cannot read inode {ino}"))),
+        }
+        match self.link.store_place(ino) {
+            Ok(place) => Ok(place.parent == parent && place.path == path.as_bytes()),
+            Err(Code::NotFound) => Ok(false),
+            Err(code) => Err(Error::new(code, format!("cannot find the copy of inode {ino}"))),
+        }
+    }
+
+    /// Makes the store equal at a place, except for data.
+    pub(super) fn reconcile(&mut self, place: &PendingPlace, is_below_wanted: bool) -> Result<Next> {
+        if place.conflict {
+            return Ok(Next::Later); // until somebody settles it
+        }
+        let Some(directory) = self.directory(place.parent)? else {
+            return match (&place.wanted, &place.placed) {
+                // The directory is gone from the pool and from the store.
+                (None, _) => self.unpublish(place, place.changes).map(|()| Next::Done),
+                _ => Ok(Next::Later),
+            };
+        };
+        let path = directory
+            .join(&place.name)
+            .map_err(|code| Error::new(code, format!("a path in the store below {directory} is too long")))?;
+        match &place.wanted {
+            None => self.remove(place, &path, is_below_wanted),
+            Some(Wanted::Elsewhere(..)) => Ok(Next::Later),
+            Some(Wanted::Here(entry, copy)) => self.want(place, entry, copy.as_ref(), &directory, &path),
+        }
+    }
+
+    fn unpublish(&self, place: &PendingPlace, seen: u64) -> Result<()> {
+        let done = self.link.unpublished(place.parent, &place.name, seen);
+        done.map_err(|code| Error::new(code, format!("cannot forget inode {} of the store", place.parent)))
+    }
+
+    fn settle(&self, place: &PendingPlace) -> Result<Next> {
+        let done = self.link.settled(place.parent, &place.name, place.changes);
+        done.map(|()| Next::Done).map_err(|code| Error::new(code, "cannot settle a place of the store"))
+    }
+
+    /// The pool has nothing at a place: so shall the store.
+    fn remove(&mut self, place: &PendingPlace, path: &StorePath, is_below_wanted: bool) -> Result<Next> {
+        let Some(placed) = place.placed else {
+            if let Some(intent) = &place.intent {
+                // It was published, perhaps, and the mover died.
+                let _ = self.store().remove(path, intent)?;
+            }
+            return self.settle(place);
+        };
+        if self.lives_at(placed.ino, place.parent, path)? {
+            return Ok(Next::Later); // the place to which it was renamed fetches it
+        }
+        if placed.kind == Kind::Directory {
+            if is_below_wanted {
+                return Ok(Next::Later); // what is below is removed first
+            }
+            match self.store().remove_directory(path, &is_alive)? {
+                DirectoryRemoval::Removed => {}
+                DirectoryRemoval::NotEmpty => {
+                    tracing::warn!("{path} has files that the pool does not know: the store keeps it");
+                }
+            }
+        } else if let Outcome::Conflict(Some(found)) = self.store().remove(path, &placed.version)? {
+            let is_ours = place.intent.as_ref() == Some(&found.version);
+            if is_ours && !self.store().remove(path, &found.version)?.is_conflict() {
+                return self.unpublish(place, place.changes).map(|()| Next::Done);
+            }
+            tracing::warn!("{path} was changed in the store: it is not removed there");
+        }
+        self.unpublish(place, place.changes)?;
+        Ok(Next::Done)
+    }
+
+    fn want(
+        &mut self,
+        place: &PendingPlace,
+        entry: &Entry,
+        copy: Option<&CopyOf>,
+        directory: &StorePath,
+        path: &StorePath,
+    ) -> Result<Next> {
+        let is_here = copy.is_some_and(|copy| (copy.parent, &copy.name) == (place.parent, &place.name));
+        let is_file = entry.attr.is_file();
+        let is_dirty = is_file
+            && entry.attr.is_resident()
+            && (entry.attr.flags & FLAG_DIRTY != 0
+                || copy.is_none_or(|copy| copy.epoch != entry.attr.epoch()));
+        if is_here {
+            let Some(placed) = place.placed else { return Ok(Next::Later) };
+            return match is_dirty {
+                true => Ok(upload(place, entry, directory, path, Some(placed.version))),
+                false => self.attributes(place, entry, copy, &placed, directory, path),
+            };
+        }
+        let Some(replaces) = self.free(place, entry, path)? else { return Ok(Next::Later) };
+        if let Some(copy) = copy {
+            if let Some(next) = self.fetch(place, entry, copy, path, replaces.as_ref(), is_dirty)? {
+                return Ok(next);
+            }
+        }
+        if is_file {
+            return match entry.attr.is_resident() {
+                true => Ok(upload(place, entry, directory, path, replaces)),
+                false => Ok(Next::Later),
+            };
+        }
+        self.make(place, entry, directory, path, replaces.as_ref())
+    }
+
+    /// Frees a place for another inode. The version that may be replaced there, or none; nothing when it must wait.
+    #[allow(clippy::option_option)]
+    fn free(
+        &mut self,
+        place: &PendingPlace,
+        entry: &Entry,
+        path: &StorePath,
+    ) -> Result<Option<Option<StoreVersion>>> {
+        let Some(placed) = place.placed else { return Ok(Some(None)) };
+        if placed.ino == entry.attr.ino {
+            return Ok(Some(Some(placed.version)));
+        }
+        if self.lives_at(placed.ino, place.parent, path)? {
+            return self.park(place, &placed, path).map(|is_free| is_free.then_some(None));
+        }
+        let directories = (placed.kind == Kind::Directory, entry.attr.is_directory());
+        match directories {
+            (false, false) => Ok(Some(Some(placed.version))),
+            (true, _) => match self.store().remove_directory(path, &is_alive)? {
+                DirectoryRemoval::Removed => self.unpublish(place, u64::MAX).map(|()| Some(None)),
+                DirectoryRemoval::NotEmpty => Ok(None),
+            },
+            (false, true) => match self.store().remove(path, &placed.version)? {
+                Outcome::Done(()) | Outcome::Conflict(None) => {
+                    self.unpublish(place, u64::MAX).map(|()| Some(None))
+                }
+                Outcome::Conflict(Some(found)) => self.conflict(place, path, Some(&found)).map(|()| None),
+            },
+        }
+    }
+
+    /// Renames what lies at a place to a name of its own. False when it was changed in the store.
+    fn park(&mut self, place: &PendingPlace, placed: &Placed, path: &StorePath) -> Result<bool> {
+        let name = format!("forebay-parked-{}", placed.ino).into_bytes();
+        let parent = path.parent().unwrap_or_default();
+        let to = parent.join(&name).map_err(|code| Error::new(code, "a path in the store is too long"))?;
+        match self.store().rename(path, &placed.version, &to, None)? {
+            Outcome::Done(version) => {
+                let (from, to) = ((place.parent, &place.name[..]), (place.parent, &name[..]));
+                self.link.moved(from, to, version).map_err(|code| pool_error("park", path, code))?;
+                self.directories.clear();
+                Ok(true)
+            }
+            Outcome::Conflict(found) => {
+                self.conflict(place, path, found.as_deref())?;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Brings an inode's copy from its old place: renames it, or links it when the old name is still wanted. None when
+    /// it has to be uploaded instead.
+    fn fetch(
+        &mut self,
+        place: &PendingPlace,
+        entry: &Entry,
+        copy: &CopyOf,
+        path: &StorePath,
+        replaces: Option<&StoreVersion>,
+        is_dirty: bool,
+    ) -> Result<Option<Next>> {
+        let ino = entry.attr.ino;
+        let is_directory = entry.attr.is_directory();
+        let Some(above) = self.directory(copy.parent)? else { return Ok(Some(Next::Later)) };
+        let from =
+            above.join(&copy.name).map_err(|code| Error::new(code, "a path in the store is too long"))?;
+        let Some(placed) = self.stores.locate(ino)?.placed else { return Ok(None) };
+        let still_wanted = self.link.lookup(copy.parent, &copy.name);
+        let still_wanted =
+            still_wanted.map_err(|code| Error::new(code, "cannot look up a name"))? == Some(ino);
+        let abilities = self.store().abilities();
+        let can = match (still_wanted, is_directory) {
+            (true, _) => abilities.hard_links && replaces.is_none(),
+            (false, true) => abilities.rename_directory,
+            (false, false) => abilities.rename,
+        };
+        if !can {
+            let e = || Error::new(Code::NotSupported, format!("cannot rename {from} to {path} in the store"));
+            return if is_directory { Err(e()) } else { Ok(None) };
+        }
+        if still_wanted {
+            return match self.store().link(&from, &placed.version, path)? {
+                Outcome::Done(version) => {
+                    let seen = if is_dirty { u64::MAX } else { place.changes };
+                    let epoch = if entry.attr.is_file() { copy.epoch } else { EPOCH_UNKNOWN };
+                    let at = (place.parent, &place.name[..]);
+                    let done = self.link.published(at, ino, epoch, seen, version);
+                    done.map_err(|code| pool_error("link", path, code))?;
+                    Ok(Some(Next::Done))
+                }
+                Outcome::Conflict(found) => {
+                    self.conflict(place, path, found.as_deref()).map(|()| Some(Next::Later))
+                }
+            };
+        }
+        match self.store().rename(&from, &placed.version, path, replaces)? {
+            Outcome::Done(version) => {
+                let (from_place, to) = ((copy.parent, &copy.name[..]), (place.parent, &place.name[..]));
+                self.link.moved(from_place, to, version).map_err(|code| pool_error("rename", &from, code))?;
+                self.directories.clear();
+                if !is_dirty {
+                    self.settle(place)?;
+                }
+                Ok(Some(Next::Done))
+            }
+            Outcome::Conflict(found) => {
+                // A crash between the rename and its record.
+                let moved =
+                    found.is_none() && self.store().look(path)?.is_some_and(|o| o.version == placed.version);
+                if moved {
+                    let (from_place, to) = ((copy.parent, &copy.name[..]), (place.parent, &place.name[..]));
+                    self.link
+                        .moved(from_place, to, placed.version)
+                        .map_err(|code| pool_error("rename", &from, code))?;
+                    self.directories.clear();
+                    return Ok(Some(Next::Done));
+                }
+                self.conflict(place, path, found.as_deref())?;
+                Ok(Some(Next::Later))
+            }
+        }
+    }
+
+    /// Makes what is no file.
+    fn make(
+        &mut self,
+        place: &PendingPlace,
+        entry: &Entry,
+        directory: &StorePath,
+        path: &StorePath,
+        replaces: Option<&StoreVersion>,
+    ) -> Result<Next> {
+        let ino = entry.attr.ino;
+        let attributes = attributes_of(self.link, entry)?;
+        let kind = entry.attr.kind();
+        if kind == Kind::Directory {
+            return match self.store().make_directory(path, &attributes)? {
+                Outcome::Done(object) => {
+                    self.directories.remove(&ino.0);
+                    self.publish(place, ino, object.version, path)
+                }
+                Outcome::Conflict(found) => {
+                    self.conflict(place, path, found.as_deref()).map(|()| Next::Later)
+                }
+            };
+        }
+        let temporary = self.store().temporaries().next(directory);
+        let made = match kind {
+            Kind::Symlink => {
+                let target = self.link.target(ino);
+                let target = target.map_err(|code| Error::new(code, format!("cannot read link {ino}")))?;
+                self.store().make_symlink(&temporary, &target, &attributes)
+            }
+            kind => self.store().make_node(&temporary, kind, entry.attr.rdev, &attributes),
+        };
+        match made {
+            Ok(Outcome::Done(version)) => {
+                let intend = self.link.intend(place.parent, &place.name, version);
+                intend.map_err(|code| pool_error("make", path, code))?;
+            }
+            Ok(Outcome::Conflict(_)) => return Ok(Next::Later),
+            Err(e) if e.code() == Code::NotSupported => {
+                tracing::warn!("the store cannot have {path}, a {kind:?}: it stays in the pool alone");
+                return self.settle(place);
+            }
+            Err(e) => return Err(e.into()),
+        }
+        match self.store().publish(&temporary, path, replaces)? {
+            Outcome::Done(version) => self.publish(place, ino, version, path),
+            Outcome::Conflict(found) => {
+                let _ = self.store().discard(&temporary);
+                match found {
+                    Some(found) if place.intent == Some(found.version) => {
+                        self.publish(place, ino, found.version, path)
+                    }
+                    found => self.conflict(place, path, found.as_deref()).map(|()| Next::Later),
+                }
+            }
+        }
+    }
+
+    fn publish(
+        &self,
+        place: &PendingPlace,
+        ino: Ino,
+        version: StoreVersion,
+        path: &StorePath,
+    ) -> Result<Next> {
+        let at = (place.parent, &place.name[..]);
+        let done = self.link.published(at, ino, EPOCH_UNKNOWN, place.changes, version);
+        done.map(|()| Next::Done).map_err(|code| pool_error("publish", path, code))
+    }
+
+    /// Sets attributes in the store that differ from the pool's.
+    fn attributes(
+        &mut self,
+        place: &PendingPlace,
+        entry: &Entry,
+        copy: Option<&CopyOf>,
+        placed: &Placed,
+        directory: &StorePath,
+        path: &StorePath,
+    ) -> Result<Next> {
+        let Some(found) = self.store().look(path)? else {
+            // Somebody has removed it in the store. The pool's data are published again.
+            let is_here = entry.attr.is_resident() || !entry.attr.is_file();
+            return match (is_here, entry.attr.is_file()) {
+                (true, true) => Ok(upload(place, entry, directory, path, None)),
+                (true, false) => self.make(place, entry, directory, path, None),
+                (false, _) => Err(Error::new(Code::Io, format!("{path} is gone from the store"))
+                    .why("another program removed it, and the pool had released its data")),
+            };
+        };
+        if found.kind != entry.attr.kind() || found.version != placed.version {
+            return self.conflict(place, path, Some(&found)).map(|()| Next::Later);
+        }
+        let wanted = attributes_of(self.link, entry)?;
+        let has_xattrs = match (&wanted.xattrs, self.store().abilities().extended_attributes) {
+            (Some(_), true) => Some(self.store().xattrs(path)?),
+            _ => None,
+        };
+        if !self.differs(&found, &wanted, has_xattrs) {
+            return self.settle(place);
+        }
+        match self.store().set_attributes(path, &placed.version, &wanted)? {
+            Outcome::Done(version) => {
+                let epoch = copy.map_or(EPOCH_UNKNOWN, |copy| copy.epoch);
+                let at = (place.parent, &place.name[..]);
+                let done = self.link.published(at, entry.attr.ino, epoch, place.changes, version);
+                done.map(|()| Next::Done).map_err(|code| pool_error("set attributes of", path, code))
+            }
+            Outcome::Conflict(found) => self.conflict(place, path, found.as_deref()).map(|()| Next::Later),
+        }
+    }
+
+    fn differs(&self, found: &Object, wanted: &Attributes, xattrs: Option<crate::store::Xattrs>) -> bool {
+        let abilities = self.store().abilities();
+        let is_link = found.kind == Kind::Symlink;
+        let sorted = |list: &crate::store::Xattrs| {
+            let mut list = list.clone();
+            list.sort();
+            list
+        };
+        let is_root = rustix::process::geteuid().is_root();
+        abilities.modes && !is_link && wanted.mode != Some(found.mode & 0o7777)
+            || abilities.owners && is_root && (wanted.uid, wanted.gid) != (Some(found.uid), Some(found.gid))
+            || abilities.times && found.kind != Kind::Directory && wanted.mtime != Some(found.mtime)
+            || matches!((&wanted.xattrs, xattrs), (Some(wanted), Some(has)) if sorted(wanted) != sorted(&has))
+    }
+
+    /// Notes a conflict: the store has a version that the pool does not know.
+    pub(super) fn conflict(
+        &self,
+        place: &PendingPlace,
+        path: &StorePath,
+        found: Option<&Object>,
+    ) -> Result<()> {
+        tracing::warn!(
+            "conflict at {path}: {}; `forebay state` shows it, `forebay resolve` settles it",
+            if found.is_some() { "it was changed in the store" } else { "it was removed in the store" }
+        );
+        let version = found.map_or(StoreVersion::default(), |found| found.version);
+        let done = self.link.conflict(place.parent, &place.name, true, version);
+        done.map_err(|code| pool_error("note the conflict at", path, code))
+    }
+}
+
+/// Whether a mover runs, as far as can be seen: one of another host counts as running.
+pub(super) fn is_alive(mover: &str) -> bool {
+    runs_here(mover).unwrap_or(true)
+}
+
+fn upload(
+    place: &PendingPlace,
+    entry: &Entry,
+    directory: &StorePath,
+    path: &StorePath,
+    replaces: Option<StoreVersion>,
+) -> Next {
+    Next::Upload(Box::new(WantedUpload {
+        place: place.clone(),
+        entry: *entry,
+        directory: directory.clone(),
+        path: path.clone(),
+        replaces,
+    }))
+}
+
+/// Seconds since a time; 0 if it lies ahead.
+pub(super) fn seconds_since(time: Timestamp) -> f64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    (now.as_secs_f64() - (time.sec as f64 + f64::from(time.nsec) / 1e9)).max(0.0)
+}

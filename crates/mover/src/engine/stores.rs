@@ -1,0 +1,247 @@
+//! The stores that are attached to the pool, opened when they are first needed, and where they have what.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use forebay_tasks::StoreReport;
+use forebay_types::{Code, Error, Ino, Placed, Result};
+use serde::Deserialize;
+
+use super::link::Link;
+use crate::store::limited::Limited;
+use crate::store::{MoverId, StorePath, StoreUrl};
+
+/// When data that programs wrote are copied to the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum DrainPolicy {
+    /// When no program has the file open for writing.
+    #[default]
+    Close,
+    /// The same, when the change is so many seconds old.
+    Age(u64),
+    /// When the pool is filled up to its high watermark.
+    Watermark,
+    /// On request.
+    Request,
+    /// Never, not even on request.
+    Never,
+}
+
+impl DrainPolicy {
+    fn parse(text: &str) -> Option<DrainPolicy> {
+        Some(match text {
+            "close" => DrainPolicy::Close,
+            "watermark" => DrainPolicy::Watermark,
+            "request" => DrainPolicy::Request,
+            "never" => DrainPolicy::Never,
+            _ => {
+                let age = text.strip_prefix("age:").filter(|age| !age.is_empty() && age.is_ascii())?;
+                let (number, unit) = age.split_at(age.len() - 1);
+                let unit = match unit {
+                    "s" => 1,
+                    "m" => 60,
+                    "h" => 3600,
+                    _ => return None,
+                };
+                DrainPolicy::Age(number.parse::<u64>().ok()?.checked_mul(unit)?)
+            }
+        })
+    }
+}
+
+/// Settings of a store, as `forebay attach` keeps them.
+#[derive(Deserialize, Debug)]
+struct Settings {
+    url: String,
+    #[serde(default)]
+    read_only: bool,
+    #[serde(default)]
+    drain: Option<String>,
+}
+
+/// An attached store.
+pub(super) struct AttachedStore {
+    /// The directory at which it is attached.
+    pub(super) root: Ino,
+    pub(super) store: Arc<Limited>,
+    pub(super) read_only: bool,
+    pub(super) policy: DrainPolicy,
+    url: String,
+    last_error: Mutex<Option<(String, u64)>>,
+    /// True while a thread drains to it.
+    pub(super) is_draining: AtomicBool,
+}
+
+impl std::fmt::Debug for AttachedStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AttachedStore")
+            .field("root", &self.root)
+            .field("url", &self.url)
+            .finish_non_exhaustive()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl AttachedStore {
+    /// Remembers a failure for the status, and logs it.
+    pub(super) fn note_failure(&self, e: &Error) {
+        tracing::warn!("{}: {e}", self.url);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        *locked(&self.last_error) = Some((e.to_string(), now));
+    }
+
+    /// A call succeeded.
+    pub(super) fn note_success(&self) {
+        locked(&self.last_error).take();
+    }
+}
+
+/// Where a store has an inode.
+#[derive(Clone, Debug)]
+pub(super) struct Located {
+    pub(super) at: Arc<AttachedStore>,
+    pub(super) path: StorePath,
+    /// What the store has there; none for the directory with the store.
+    pub(super) placed: Option<Placed>,
+    /// The epoch of a file's data there.
+    pub(super) epoch: u64,
+}
+
+/// All attached stores.
+#[derive(Debug)]
+pub(super) struct Stores {
+    link: Link,
+    mover: MoverId,
+    open: Mutex<HashMap<u64, Arc<AttachedStore>>>,
+    /// Stores that could not be opened, for the status.
+    failed: Mutex<HashMap<u64, (String, String, u64)>>,
+    pub(super) stopping: AtomicBool,
+}
+
+impl Stores {
+    pub(super) fn new(link: Link) -> Stores {
+        Stores {
+            link,
+            mover: MoverId::own(),
+            open: Mutex::default(),
+            failed: Mutex::default(),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Opens a store that is not attached, and looks at its root.
+    pub(super) fn probe(&self, url: &str) -> Result<()> {
+        let store = StoreUrl::parse(url.as_bytes())?.open(self.mover.clone()).map_err(Error::from)?;
+        let store: Arc<dyn crate::store::Store> = store;
+        store.list(&StorePath::root(), &mut |_| Ok(())).map_err(Error::from).map(|_| ())
+    }
+
+    /// The store that is attached at a directory.
+    pub(super) fn of(&self, root: Ino) -> Result<Arc<AttachedStore>> {
+        if let Some(store) = locked(&self.open).get(&root.0) {
+            return Ok(Arc::clone(store));
+        }
+        let opened = self.open(root);
+        let mut failed = locked(&self.failed);
+        match opened {
+            Ok(store) => {
+                failed.remove(&root.0);
+                let mut open = locked(&self.open);
+                Ok(Arc::clone(open.entry(root.0).or_insert(store)))
+            }
+            Err((url, e)) => {
+                tracing::warn!("{e}");
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+                failed.insert(root.0, (url, e.to_string(), now));
+                Err(e)
+            }
+        }
+    }
+
+    fn open(&self, root: Ino) -> std::result::Result<Arc<AttachedStore>, (String, Error)> {
+        let what = || format!("cannot open the store attached at {}", self.link.path(root, b""));
+        let bytes = self.link.settings(root).map_err(|code| (String::new(), Error::new(code, what())))?;
+        let settings: Settings = serde_json::from_slice(&bytes)
+            .map_err(|e| (String::new(), Error::new(Code::Corrupt, what()).why(e)))?;
+        let url = settings.url;
+        let open = || {
+            let parsed = StoreUrl::parse(url.as_bytes())?;
+            let policy = settings.drain.as_deref().map_or(Some(DrainPolicy::Close), DrainPolicy::parse);
+            let policy = policy.ok_or_else(|| {
+                Error::new(Code::Invalid, what()).why("its drain policy is not known to this version")
+            })?;
+            Ok((parsed.to_string(), policy, parsed.open(self.mover.clone()).map_err(Error::from)?))
+        };
+        match open() {
+            Ok((title, policy, store)) => Ok(Arc::new(AttachedStore {
+                root,
+                store,
+                read_only: settings.read_only,
+                policy,
+                url: title,
+                last_error: Mutex::default(),
+                is_draining: AtomicBool::new(false),
+            })),
+            Err(e) => Err((url, e)),
+        }
+    }
+
+    /// Where its store has an inode. [`Code::NotFound`] if it does not have it.
+    pub(super) fn locate(&self, ino: Ino) -> Result<Located> {
+        let what = || format!("cannot find inode {ino} in its backing store");
+        let place = self.link.store_place(ino).map_err(|code| Error::new(code, what()))?;
+        if !place.is_root {
+            return Err(Error::new(Code::NotSupported, what()).why("another node has its directory"));
+        }
+        let path = StorePath::new(place.path).map_err(|code| Error::new(code, what()))?;
+        Ok(Located { at: self.of(place.top)?, path, placed: place.placed, epoch: place.epoch })
+    }
+
+    pub(super) fn report(&self) -> Vec<StoreReport> {
+        let open: Vec<_> = locked(&self.open).values().cloned().collect();
+        let mut all: Vec<_> = open
+            .iter()
+            .map(|store| {
+                let last = locked(&store.last_error).clone();
+                StoreReport {
+                    at: self.link.path(store.root, b""),
+                    url: store.url.clone(),
+                    last_error: last.as_ref().map(|(text, _)| text.clone()),
+                    last_error_s: last.map(|(_, at)| at),
+                }
+            })
+            .collect();
+        all.extend(locked(&self.failed).iter().map(|(root, (url, error, at))| StoreReport {
+            at: self.link.path(Ino(*root), b""),
+            url: url.clone(),
+            last_error: Some(error.clone()),
+            last_error_s: Some(*at),
+        }));
+        all.sort_by(|a, b| a.at.cmp(&b.at));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_words_or_ages() {
+        assert_eq!(DrainPolicy::parse("close"), Some(DrainPolicy::Close));
+        assert_eq!(DrainPolicy::parse("age:90s"), Some(DrainPolicy::Age(90)));
+        assert_eq!(DrainPolicy::parse("age:2m"), Some(DrainPolicy::Age(120)));
+        for bad in ["", "closed", "age:", "age:s", "age:5", "age:5d", "age:99999999999999999999h"] {
+            assert!(DrainPolicy::parse(bad).is_none_or(|_| false), "{bad}");
+        }
+    }
+}

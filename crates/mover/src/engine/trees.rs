@@ -1,0 +1,332 @@
+//! What tasks do to files and trees: sync, prestage, release, purge, refresh; and settling conflicts.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_tasks::{Keep, Verb};
+use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion, FLAG_ATTACHED, FLAG_STORE};
+
+use super::drain::{self, Reason};
+use super::evict::{self, Kept};
+use super::link::Link;
+use super::{pending, restore_with_room, Shared};
+use crate::store::Store;
+use crate::tasks::Progress;
+
+/// How long a sync waits for files that programs keep open, before it reports them.
+const OPEN_PATIENCE: Duration = Duration::from_secs(10);
+/// Pause between two passes of a sync.
+const PASS_PERIOD: Duration = Duration::from_millis(50);
+/// Bound on a walk to the root.
+const DEPTH_MAX: usize = 1 << 16;
+
+/// The directory with the store to whose tree a directory belongs. For a directory that is gone from the pool, the
+/// store's record of it is followed.
+pub(super) fn root_of(link: &Link, mut ino: Ino) -> Option<Ino> {
+    for _ in 0..DEPTH_MAX {
+        match link.inode(ino) {
+            Ok(entry) if entry.attr.flags & FLAG_STORE != 0 => return Some(ino),
+            Ok(entry) if entry.attr.flags & FLAG_ATTACHED != 0 && entry.attr.parent != ino => {
+                ino = entry.attr.parent;
+            }
+            Err(Code::NotFound) => {
+                return link.store_place(ino).ok().filter(|place| place.is_root).map(|place| place.top)
+            }
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// True if a directory is `top` or below it.
+fn is_below(link: &Link, mut ino: Ino, top: Ino) -> bool {
+    for _ in 0..DEPTH_MAX {
+        if ino == top {
+            return true;
+        }
+        match link.inode(ino) {
+            Ok(entry) if entry.attr.is_directory() && entry.attr.parent != ino => ino = entry.attr.parent,
+            // Gone from the pool: what remains of it in the store belongs to whoever syncs the store's tree.
+            Err(Code::NotFound) => return root_of(link, ino) == Some(top),
+            _ => return false,
+        }
+    }
+    false
+}
+
+fn attached(shared: &Shared, ino: Ino) -> Result<Entry> {
+    let link = &shared.link;
+    let entry = link.inode(ino).map_err(|code| Error::new(code, format!("cannot find inode {ino}")))?;
+    match entry.attr.flags & FLAG_ATTACHED {
+        0 => Err(Error::new(Code::NoAttribute, "no backing store is attached there")
+            .cure("attach one: forebay attach URL DIR")),
+        _ => Ok(entry),
+    }
+}
+
+pub(super) fn run(shared: &Shared, verb: Verb, ino: Ino, recursive: bool, progress: &Progress) -> Result<()> {
+    let entry = attached(shared, ino)?;
+    match verb {
+        Verb::Sync => sync(shared, &entry, recursive, progress),
+        Verb::Prestage => each_file(shared, &entry, recursive, progress, &mut |entry, path| {
+            progress.found(1, entry.attr.size);
+            match entry.attr.is_resident() {
+                true => {}
+                false => {
+                    if let Err(e) = restore_with_room(shared, entry.attr.ino) {
+                        return progress.failed(path, &e);
+                    }
+                }
+            }
+            progress.done(1, entry.attr.size);
+        }),
+        Verb::Release => release(shared, &entry, recursive, progress),
+        Verb::Purge => {
+            sync(shared, &entry, recursive, progress)?;
+            release(shared, &entry, recursive, progress)
+        }
+        Verb::Refresh => refresh(shared, &entry, recursive, progress),
+    }
+}
+
+fn release(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) -> Result<()> {
+    each_file(shared, entry, recursive, progress, &mut |entry, path| {
+        progress.found(1, entry.attr.size);
+        match evict::release(&shared.link, entry) {
+            Ok(Ok(bytes)) => progress.done(1, bytes),
+            Ok(Err(Kept::Released)) => progress.done(1, 0),
+            Ok(Err(Kept::Because(why))) => {
+                let e = Error::new(Code::Busy, format!("cannot release {path}")).why(why);
+                progress.failed(path, &e);
+            }
+            Err(e) => progress.failed(path, &e),
+        }
+    })
+}
+
+/// Calls `each` with a file, or with the files of a directory: its own alone, or with `recursive` all below it.
+fn each_file(
+    shared: &Shared,
+    entry: &Entry,
+    recursive: bool,
+    progress: &Progress,
+    each: &mut dyn FnMut(&Entry, String),
+) -> Result<()> {
+    let link = &shared.link;
+    if !entry.attr.is_directory() {
+        if entry.attr.is_file() {
+            each(entry, format!("{}", entry.attr.ino));
+        }
+        return Ok(());
+    }
+    let mut directories = vec![entry.attr.ino];
+    while let Some(directory) = directories.pop() {
+        let failed = |code| Error::new(code, format!("cannot list {}", link.path(directory, b"")));
+        let mut listing = link.pool.read_directory(directory);
+        let mut names = Vec::new();
+        loop {
+            match listing.next(link.pool) {
+                Ok(Some(found)) if found.name != b"." && found.name != b".." => {
+                    names.push((found.ino, found.name.to_vec()));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(code) => {
+                    progress.failed(link.path(directory, b""), &failed(code));
+                    break;
+                }
+            }
+        }
+        for (ino, name) in names {
+            if progress.is_cancelled() || shared.stores.is_stopping() {
+                return Ok(());
+            }
+            let Ok(entry) = link.inode(ino) else { continue };
+            if entry.attr.is_directory() {
+                if recursive {
+                    directories.push(ino);
+                }
+            } else if entry.attr.is_file() {
+                each(&entry, link.path(directory, &name));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes the store equal to the pool at and below an inode.
+fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) -> Result<()> {
+    let link = &shared.link;
+    let ino = entry.attr.ino;
+    let root = match entry.attr.is_directory() {
+        true => root_of(link, ino),
+        false => shared.stores.locate(ino).ok().map(|located| located.at.root),
+    };
+    let concerns = |place: &PendingPlace| match entry.attr.is_directory() {
+        true if recursive => is_below(link, place.parent, ino),
+        true => place.parent == ino,
+        false => {
+            matches!(&place.wanted, Some(forebay_types::Wanted::Here(wanted, _)) if wanted.attr.ino == ino)
+        }
+    };
+    let mut counted: HashSet<(u64, Vec<u8>)> = HashSet::new();
+    let mut last_progress = Instant::now();
+    loop {
+        let failed = |code| Error::new(code, "cannot read what is to be drained");
+        let mut places: Vec<_> = pending(link).map_err(failed)?;
+        places.retain(&concerns);
+        for place in &places {
+            if counted.insert((place.parent.0, place.name.clone())) {
+                let bytes = match &place.wanted {
+                    Some(forebay_types::Wanted::Here(entry, _)) if entry.attr.is_file() => {
+                        link.pool.stat_entry(entry).map_or(0, |st| st.st_size as u64)
+                    }
+                    _ => 0,
+                };
+                if bytes > 0 {
+                    progress.found(1, bytes);
+                }
+            }
+        }
+        if places.is_empty() || progress.is_cancelled() || shared.stores.is_stopping() {
+            return Ok(());
+        }
+        let conflicts: Vec<_> = places.extract_if(.., |place| place.conflict).collect();
+        if places.is_empty() {
+            for place in conflicts {
+                let path = link.path(place.parent, &place.name);
+                let e = Error::new(Code::Exists, format!("{path} is in conflict with the store"))
+                    .cure(format!("settle it: forebay resolve {path} --keep pool|store|both"));
+                progress.failed(path, &e);
+            }
+            return Ok(());
+        }
+        // Places above it must be in the store first.
+        let root = match root.or_else(|| places.first().and_then(|place| root_of(link, place.parent))) {
+            Some(root) => root,
+            None => return Err(Error::new(Code::NoAttribute, "no backing store is attached there")),
+        };
+        let at = shared.stores.of(root)?;
+        if at.read_only {
+            return Err(Error::new(Code::ReadOnly, "cannot drain: the store is attached read-only"));
+        }
+        let mut all: Vec<_> = pending(link).map_err(failed)?;
+        let is_directory = |place: &PendingPlace| matches!(&place.wanted, Some(forebay_types::Wanted::Here(entry, _)) if entry.attr.is_directory());
+        all.retain(|place| {
+            concerns(place) || is_directory(place) && root_of(link, place.parent) == Some(root)
+        });
+        if at.is_draining.swap(true, Ordering::AcqRel) {
+            std::thread::sleep(PASS_PERIOD);
+            continue;
+        }
+        let reason = Reason { forced: true, is_full: false, progress: Some(progress) };
+        let pass = drain::pass(link, &shared.stores, &at, all, reason);
+        at.is_draining.store(false, Ordering::Release);
+        if pass.done > 0 {
+            last_progress = Instant::now();
+        }
+        let is_stuck = last_progress.elapsed() > OPEN_PATIENCE;
+        if is_stuck || pass.done == 0 && pass.later.is_empty() && !pass.failed.is_empty() {
+            for ((parent, name), e) in pass.failed {
+                progress.failed(link.path(parent, &name), &e);
+            }
+            for (parent, name) in pass.later {
+                let path = link.path(parent, &name);
+                let e = Error::new(Code::Busy, format!("cannot drain {path}"))
+                    .why("a program has it open for writing, or it waits for another name");
+                progress.failed(path, &e);
+            }
+            return Ok(());
+        }
+        if pass.done == 0 {
+            std::thread::sleep(PASS_PERIOD);
+        }
+    }
+}
+
+/// Takes over what other programs changed in the store: new names, and new versions of files that the pool has released.
+fn refresh(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) -> Result<()> {
+    let link = &shared.link;
+    if !entry.attr.is_directory() {
+        return super::restore::refresh(link, &shared.stores, entry);
+    }
+    let mut directories = vec![entry.attr.ino];
+    while let Some(directory) = directories.pop() {
+        if progress.is_cancelled() || shared.stores.is_stopping() {
+            return Ok(());
+        }
+        match super::list::refresh(link, &shared.stores, directory) {
+            Ok(files) => {
+                progress.found(files, 0);
+                progress.done(files, 0);
+            }
+            Err(e) if e.code == Code::NotFound => {} // not in the store yet
+            Err(e) => progress.failed(link.path(directory, b""), &e),
+        }
+        let mut listing = link.pool.read_directory(directory);
+        while let Ok(Some(found)) = listing.next(link.pool) {
+            let is_child = found.name != b"." && found.name != b"..";
+            if !is_child {
+                continue;
+            }
+            match found.kind {
+                forebay_types::Kind::Directory if recursive => directories.push(found.ino),
+                forebay_types::Kind::File => {
+                    let name = found.name.to_vec();
+                    if let Ok(entry) = link.inode(found.ino) {
+                        if let Err(e) = super::restore::refresh(link, &shared.stores, &entry) {
+                            progress.failed(link.path(directory, &name), &e);
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Settles the conflict at a place.
+pub(super) fn resolve(shared: &Shared, parent: Ino, name: &[u8], keep: Keep) -> Result<()> {
+    let link = &shared.link;
+    let path = link.path(parent, name);
+    let what = || format!("cannot settle the conflict at {path}");
+    let failed = |code| Error::new(code, what());
+    let places = pending(link).map_err(failed)?;
+    let place =
+        places.into_iter().find(|place| place.conflict && place.parent == parent && place.name == name);
+    let Some(place) = place else {
+        return Err(Error::new(Code::NotFound, what()).why("there is none"));
+    };
+    let located = shared.stores.locate(parent)?;
+    let in_store = located.path.join(name).map_err(failed)?;
+    let found = located.at.store.look(&in_store).map_err(Error::from)?;
+    match keep {
+        Keep::Pool => {
+            let version = found.map_or(StoreVersion::default(), |found| found.version);
+            link.conflict(parent, name, false, version).map_err(failed)
+        }
+        Keep::Store | Keep::Both => {
+            // The pool's file gets another name, or goes; the store's is imported under its own.
+            let wanted = match place.wanted {
+                Some(forebay_types::Wanted::Here(entry, _)) => Some(entry.attr.ino),
+                _ => None,
+            };
+            if wanted.is_some() {
+                match keep {
+                    Keep::Both => {
+                        let mut beside = name.to_vec();
+                        beside.truncate(240);
+                        beside.extend_from_slice(b".from-pool");
+                        link.pool.rename_in(parent, name, parent, &beside, 0).map_err(failed)?;
+                    }
+                    _ => link.pool.unlink_in(parent, name).map_err(failed)?,
+                }
+            }
+            // What the store has is not to be removed: the pool does not know it as its own.
+            link.conflict(parent, name, false, StoreVersion::default()).map_err(failed)?;
+            super::list::refresh(link, &shared.stores, parent).map(|_| ())
+        }
+    }
+}

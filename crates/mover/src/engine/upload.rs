@@ -1,0 +1,168 @@
+//! Copies a file's data to its store under a temporary name, without stopping the programs that use it.
+//!
+//! The copy is made under read leases on all backing files: no program has the file open for writing. `BeginDrain`
+//! publishes, before the leases are given up, that the file is being copied: every open for writing after that marks the
+//! file, which begins a new epoch, and then the publication does not make the file clean. So leases need not be held
+//! longer than the copy takes. A program that opens the file for writing meanwhile breaks a lease: the copy ends at its
+//! next read, and the program goes on.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use forebay_client::{LeaseKind, LeasedFiles};
+use forebay_types::{Code, Entry, Error, Layout, Result, StoreVersion, Timestamp};
+
+use super::link::Link;
+use crate::store::{Attributes, Source, Store, StorePath};
+
+/// Bytes of a file that the kernel copies by itself: longer files are read piece by piece, so that a broken lease is
+/// seen.
+const BY_KERNEL_BYTES: u64 = 4 << 20;
+
+/// Backing files under leases, as the bytes of one file.
+struct Leased<'a> {
+    held: &'a LeasedFiles,
+    layout: Layout,
+    bytes: u64,
+}
+
+impl Leased<'_> {
+    fn fd(&self, index: usize) -> std::result::Result<BorrowedFd<'_>, Code> {
+        self.held.files().nth(index).map(AsFd::as_fd).ok_or(Code::Io)
+    }
+}
+
+fn code(e: rustix::io::Errno) -> Code {
+    Code::from_errno(e.raw_os_error())
+}
+
+impl Source for Leased<'_> {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn next_data(&self, within: Range<u64>) -> std::result::Result<Option<Range<u64>>, Code> {
+        match self.layout.is_single() {
+            true => crate::store::next_data(self.fd(0)?, within),
+            false if within.is_empty() => Ok(None),
+            false => Ok(Some(within)),
+        }
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> std::result::Result<usize, Code> {
+        if !self.held.is_undisturbed() {
+            return Err(Code::Busy);
+        }
+        let room = (buffer.len() as u64).min(self.bytes.saturating_sub(offset)) as usize;
+        let buffer = &mut buffer[..room];
+        if self.layout.is_single() {
+            return rustix::io::pread(self.fd(0)?, buffer, offset).map_err(code);
+        }
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        let extent = self.layout.locate(offset, buffer.len() as u64);
+        let at = (extent.component, extent.stripe);
+        let index = self.layout.stripes().position(|stripe| stripe == at).ok_or(Code::Io)?;
+        let buffer = &mut buffer[..extent.len as usize];
+        let n = rustix::io::pread(self.fd(index)?, &mut *buffer, extent.offset).map_err(code)?;
+        // Behind the end of a backing file the file has zeros.
+        buffer[n..].fill(0);
+        Ok(buffer.len())
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self.layout.is_single() && self.bytes <= BY_KERNEL_BYTES {
+            true => self.fd(0).ok(),
+            false => None,
+        }
+    }
+}
+
+/// Attributes that the store's object gets.
+pub(super) fn attributes_of(link: &Link, entry: &Entry) -> Result<Attributes> {
+    let failed = |code| Error::new(code, format!("cannot read the attributes of inode {}", entry.attr.ino));
+    let st = link.pool.stat_entry(entry).map_err(failed)?;
+    let time = |sec: i64, nsec: i64| Timestamp { sec, nsec: nsec as u32 };
+    Ok(Attributes {
+        mode: Some(entry.attr.mode & 0o7777),
+        uid: Some(entry.attr.uid),
+        gid: Some(entry.attr.gid),
+        atime: Some(time(st.st_atime, st.st_atime_nsec)),
+        mtime: Some(time(st.st_mtime, st.st_mtime_nsec)),
+        xattrs: match entry.attr.is_file() || entry.attr.is_directory() {
+            true => Some(link.xattrs(entry.attr.ino).map_err(failed)?),
+            false => None,
+        },
+    })
+}
+
+/// An upload that is to be published.
+#[derive(Debug)]
+pub(super) struct Upload {
+    pub(super) temporary: StorePath,
+    pub(super) version: StoreVersion,
+    /// The file's epoch when it was copied.
+    pub(super) epoch: u64,
+    pub(super) bytes: u64,
+}
+
+/// Why a file was not uploaded.
+#[derive(Debug)]
+pub(super) enum NotUploaded {
+    /// A program writes it, or it was removed or released: later.
+    Later,
+    /// The store or the pool failed.
+    Failed(Error),
+}
+
+impl From<Error> for NotUploaded {
+    fn from(e: Error) -> NotUploaded {
+        NotUploaded::Failed(e)
+    }
+}
+
+/// Uploads a file into `directory` of the store.
+pub(super) fn upload(
+    link: &Link,
+    store: &dyn Store,
+    directory: &StorePath,
+    entry: &Entry,
+) -> std::result::Result<Upload, NotUploaded> {
+    let later = |code: Code| match code {
+        Code::Busy | Code::Stale | Code::NotFound | Code::Interrupted => NotUploaded::Later,
+        code => Error::new(code, format!("cannot read file {} of the pool", entry.attr.ino)).into(),
+    };
+    // EAGAIN of an open in conflict with another lease has the code of EIO.
+    let held = link.lease(entry, LeaseKind::Read).map_err(|code| match code {
+        Code::Io => NotUploaded::Later,
+        code => later(code),
+    })?;
+    let now = link.begin_drain(entry.attr.ino).map_err(later)?;
+    if now.layout != entry.layout {
+        return Err(NotUploaded::Later);
+    }
+    let attributes = attributes_of(link, &now)?;
+    let st = link.pool.stat_entry(&now).map_err(later)?;
+    let source = Leased { held: &held, layout: now.layout, bytes: st.st_size as u64 };
+    let temporary = store.temporaries().next(directory);
+    let uploaded = store.upload(&temporary, &source, &attributes);
+    let is_whole = held.is_undisturbed();
+    drop(held);
+    match uploaded {
+        Ok(version) if is_whole => {
+            Ok(Upload { temporary, version, epoch: now.attr.epoch(), bytes: st.st_size as u64 })
+        }
+        Ok(_) => {
+            let _ = store.discard(&temporary);
+            Err(NotUploaded::Later)
+        }
+        Err(e) => {
+            let _ = store.discard(&temporary);
+            match is_whole {
+                true => Err(Error::from(e).into()),
+                false => Err(NotUploaded::Later),
+            }
+        }
+    }
+}
