@@ -65,7 +65,9 @@ impl FromStr for DrainPolicy {
             "never" => Ok(DrainPolicy::Never),
             _ => match text.strip_prefix("age:").map(seconds) {
                 Some(Some(s)) => Ok(DrainPolicy::Age(Duration::from_secs(s))),
-                Some(None) => Err(format!("{text:?} has no age: write age:30s, age:10m or age:2h, a year at most")),
+                Some(None) => {
+                    Err(format!("{text:?} has no age: write age:30s, age:10m or age:2h, a year at most"))
+                }
                 None => Err("it is none of close, age:30s, watermark, request, never".to_owned()),
             },
         }
