@@ -1,6 +1,7 @@
 //! The whole command line: verbs, options, and the help with examples.
 
 mod pools;
+mod stores;
 mod values;
 
 use std::ffi::OsString;
@@ -12,10 +13,19 @@ use forebay_server::Medium;
 use values::{medium, size};
 
 pub(crate) use pools::{Down, Status, Up};
+pub(crate) use stores::{
+    Attach, Detach, Pin, Pinned, Prestage, Purge, Refresh, Release, Resolve, State, Sync, Tasks, TasksVerb,
+    Unpin, WaitDurable, Work,
+};
 
 const AFTER_HELP: &str = "\
 Run a program over a pool of its own, with its input staged in and its results out:
   forebay run --stage-in /lustre/case:/case --stage-out /case/out:/lustre/out -- ./solver /forebay/case
+
+Put a pool in front of slow storage: its files appear in the pool, results are copied back by themselves:
+  forebay up --backing /lustre/project
+  forebay run -- ./solver /forebay/case
+  forebay down
 
 Keep one pool for several programs:
   forebay up --capacity 16GiB
@@ -75,6 +85,32 @@ pub(crate) enum Verb {
     StageIn(StageIn),
     /// Copy files and directories out of a pool
     StageOut(StageOut),
+    /// Put a pool, or a directory of it, in front of a backing store
+    Attach(Attach),
+    /// Take a backing store away from a directory; nothing is deleted in the store
+    Detach(Detach),
+    /// Show whether the backing store has a file
+    State(State),
+    /// Wait until the backing store has what was written
+    WaitDurable(WaitDurable),
+    /// Copy to the backing store what it does not have yet
+    Sync(Sync),
+    /// Copy data from the backing store into the pool, before programs need them
+    Prestage(Prestage),
+    /// Free the space of data that the backing store has
+    Release(Release),
+    /// Copy to the backing store, then free the space
+    Purge(Purge),
+    /// Look for changes that others have made in the backing store
+    Refresh(Refresh),
+    /// Keep data in the pool even when it is full
+    Pin(Pin),
+    /// Let data leave the pool again
+    Unpin(Unpin),
+    /// List, show, await and cancel tasks
+    Tasks(Tasks),
+    /// Settle a conflict between the versions of pool and backing store
+    Resolve(Resolve),
     /// Show or change over how many backing files a file is striped
     Layout(LayoutCommand),
     /// Check that a pool is consistent
@@ -102,6 +138,19 @@ impl Verb {
                 LayoutVerb::Set(a) => a.json,
                 LayoutVerb::Migrate(a) => a.json,
             },
+            Verb::Attach(a) => a.json,
+            Verb::Detach(a) => a.json,
+            Verb::State(a) => a.json,
+            Verb::WaitDurable(a) => a.json,
+            Verb::Sync(a) => a.work.json,
+            Verb::Prestage(a) => a.work.json,
+            Verb::Release(a) => a.work.json,
+            Verb::Purge(a) => a.work.json,
+            Verb::Refresh(a) => a.work.json,
+            Verb::Pin(a) => a.paths.json,
+            Verb::Unpin(a) => a.paths.json,
+            Verb::Tasks(a) => a.json,
+            Verb::Resolve(a) => a.json,
             Verb::Run(_) | Verb::Completions(_) => false,
         }
     }
@@ -210,6 +259,8 @@ Examples:
   forebay run -- tar xf sources.tar -C /forebay
   forebay run --stage-in /lustre/case --stage-out /case/out:/lustre/case/out -- ./solver /forebay/case
   forebay run --stage-out /ckpt:/lustre/ckpt --stage-out-on always -- ./simulate --checkpoint /forebay/ckpt
+  forebay run --backing /lustre/project -- ./solver /forebay/case
+                                                the project's files, with its results copied back
   forebay run -- mpirun -n 8 ./solver           ranks share the pool (of this node)
   mpirun -n 8 forebay run -- ./solver           the same; on several nodes each has a pool of its own
   forebay --pool /local/pool run -- ./solver    over a pool that `forebay up` started
@@ -258,6 +309,10 @@ pub(crate) struct Run {
     /// Start a pool that ends with the program, even if a default pool exists
     #[arg(long)]
     pub(crate) own: bool,
+    /// Put the pool in front of this store, as with `forebay attach`; implies --own. What the program has written is on
+    /// the store when `forebay run` ends
+    #[arg(long, value_name = "URL")]
+    pub(crate) backing: Option<OsString>,
     /// Do not show the progress of staging
     #[arg(long)]
     pub(crate) no_progress: bool,

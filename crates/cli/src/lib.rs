@@ -10,6 +10,7 @@
 mod note;
 
 mod arguments;
+mod backing;
 mod everywhere;
 mod failure;
 mod hosts;

@@ -61,12 +61,88 @@ impl Batch<'_> {
         if attr.size != 0 {
             return Err(Code::NotEmpty);
         }
-        if self.has_pending()? {
+        if self.has_pending(ino)? {
             return Err(Code::Busy);
         }
         self.remove_xattr(c, ino, STORE_SETTINGS)?;
         self.state.ledger.stores = self.state.ledger.stores.saturating_sub(1);
         self.change_flags(c, ino, 0, FLAG_ATTACHED | FLAG_STORE | FLAG_UNLISTED)
+    }
+
+    /// Removes an entry from the pool alone. The directory is listed again at its next use, if its store's names appear
+    /// in it: so a name that is forgotten is never missing.
+    pub(crate) fn forget(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        relist: bool,
+        discard: bool,
+    ) -> Answer<Reply<'static>> {
+        if !discard && self.is_pending(parent, name)? {
+            return Err(Code::Busy);
+        }
+        let slot = match self.directory(parent) {
+            // A removed directory whose entries are still to be removed in the store.
+            Err(Code::NotFound) => return self.forget_remains(parent, name),
+            slot => slot?,
+        };
+        if self.state.directories.get(slot).attr.flags & FLAG_ATTACHED == 0 {
+            return Err(Code::NoAttribute);
+        }
+        let Some(found) = self.find_entry(slot, name)? else { return self.forget_remains(parent, name) };
+        let inode = self.entered_inode(found.ino)?;
+        self.check_forgettable(&inode, discard)?;
+        let copy = self.copy_of(found.ino)?;
+        if let (Some(copy), false) = (&copy, discard) {
+            if self.is_pending(copy.parent, &copy.name)? {
+                return Err(Code::Busy);
+            }
+        }
+        let removal = Self::removal_work(&inode);
+        // Beside what a removal writes: two places, two pending places, a copy, the directory.
+        self.admit(Class::Removal, Work { writes: removal.writes + 6, ..removal })?;
+        let is_last = inode.attr.is_directory() || inode.attr.nlink == 1;
+        let is_copy = copy.as_ref().is_some_and(|copy| copy.parent == parent && copy.name == name);
+        // While other names lead to the inode, its copy needs the place.
+        if is_last || !is_copy {
+            self.drop_place(parent, name)?;
+        }
+        if let (true, Some(copy)) = (is_last, copy) {
+            self.drop_place(copy.parent, &copy.name)?;
+            self.tx.delete(&keys::copy(found.ino))?;
+        }
+        let reply = self.remove_entry(c, slot, &found, name, inode)?;
+        if relist {
+            self.change_flags(c, parent, FLAG_UNLISTED, 0)?;
+        }
+        Ok(reply)
+    }
+
+    /// Drops what the pool knows of the store at a place to which no entry leads.
+    fn forget_remains(&mut self, parent: Ino, name: &[u8]) -> Answer<Reply<'static>> {
+        self.admit(Class::Removal, Work::writes(4))?;
+        if let Some(placed) = self.placed(parent, name)? {
+            // The copy of a directory outlives its inode.
+            if self.find_inode(placed.ino)?.is_none() {
+                self.tx.delete(&keys::copy(placed.ino))?;
+            }
+        }
+        match self.drop_place(parent, name)? {
+            true => Ok(Reply::Done),
+            false => Err(Code::NotFound),
+        }
+    }
+
+    fn check_forgettable(&self, inode: &Inode, discard: bool) -> Answer<()> {
+        let Inode { attr, .. } = inode;
+        match attr.kind() {
+            Kind::Directory if attr.flags & FLAG_STORE != 0 => Err(Code::Busy),
+            Kind::Directory if attr.size != 0 => Err(Code::NotEmpty),
+            Kind::Directory if attr.width_log2 != 0 => Err(Code::NotSupported),
+            Kind::File if attr.nlink == 1 && attr.flags & FLAG_DIRTY != 0 && !discard => Err(Code::Busy),
+            _ => Ok(()),
+        }
     }
 
     /// True for a file whose data are in its backing store alone.

@@ -193,6 +193,9 @@ impl<'a> Batch<'a> {
             Request::Conflict { parent, name, found, version } => {
                 self.note_conflict(c, parent, name, found, version)
             }
+            Request::Forget { parent, name, relist, discard } => {
+                self.forget(c, parent, name, relist, discard)
+            }
             Request::Ping
             | Request::Space
             | Request::Place { .. }

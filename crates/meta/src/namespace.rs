@@ -504,13 +504,32 @@ impl Batch<'_> {
             return Err(Code::NotEmpty);
         }
         self.admit(Class::Removal, Self::removal_work(&inode))?;
+        self.remove_entry(c, slot, &found, name, inode)
+    }
+
+    /// Removes an entry that leads to an inode of this node, which was admitted, and was checked if it is a directory.
+    pub(crate) fn remove_entry(
+        &mut self,
+        c: &mut Context<'_>,
+        slot: usize,
+        found: &Found,
+        name: &[u8],
+        inode: Inode,
+    ) -> Answer<Reply<'static>> {
+        let parent = self.state.directories.get(slot).attr.ino;
         self.tx.delete(&keys::entry(parent, found.cookie))?;
         self.state.ledger.entries = self.state.ledger.entries.saturating_sub(1);
         c.effects.name(parent, name, None);
-        self.remove_inode(c, &inode)?;
-        self.state.directories.remove(found.ino);
-        self.touch_directory(c, slot, -1, -1);
-        Ok(Reply::Removed { ino: found.ino, last: true, kind: found.kind, layout: inode.layout })
+        let (last, layout) = match found.kind {
+            Kind::Directory => {
+                self.remove_inode(c, &inode)?;
+                self.state.directories.remove(found.ino);
+                (true, inode.layout)
+            }
+            _ => self.lose_entry(c, found, Some(inode))?,
+        };
+        self.touch_directory(c, slot, -1, if found.kind == Kind::Directory { -1 } else { 0 });
+        Ok(Reply::Removed { ino: found.ino, last, kind: found.kind, layout })
     }
 
     pub(crate) fn read_directory<'o>(

@@ -400,10 +400,50 @@ impl Batch<'_> {
         Ok(Reply::Done)
     }
 
-    /// True if any place is pending.
-    pub(crate) fn has_pending(&self) -> Answer<bool> {
+    /// True if a place of the tree of the store at `root` is pending.
+    pub(crate) fn has_pending(&mut self, root: Ino) -> Answer<bool> {
         let first = keys::pending(Ino(0), b"");
-        Ok(self.tx.first_in(first.bytes(), &keys::last_pending())?.is_some())
+        let mut parents = Vec::new();
+        for item in self.tx.range(first.bytes(), &keys::last_pending())? {
+            let Some(Key::Pending(parent, _)) = keys::decode(item?.0) else { return Err(Code::Corrupt) };
+            if parents.last() != Some(&parent) {
+                parents.push(parent);
+            }
+        }
+        for parent in parents {
+            // Unknown: a directory whose records are gone. It counts, since data may depend on it.
+            if self.root_of_place(parent)?.is_none_or(|of| of == root) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The directory with the store that has a directory, which may be gone from the pool.
+    fn root_of_place(&mut self, mut directory: Ino) -> Answer<Option<Ino>> {
+        for _ in 0..DEPTH_MAX {
+            if let Some(inode) = self.find_inode(directory)? {
+                if inode.attr.flags & FLAG_STORE != 0 {
+                    return Ok(Some(directory));
+                }
+            }
+            match self.copy_of(directory)? {
+                Some(copy) => directory = copy.parent,
+                // Not in the store yet: it is in the pool.
+                None => match self.find_inode(directory)? {
+                    Some(inode) if inode.attr.flags & FLAG_ATTACHED != 0 => directory = inode.attr.parent,
+                    _ => return Ok(None),
+                },
+            }
+        }
+        Err(Code::Corrupt)
+    }
+
+    /// Drops what the pool knows of the store at a place.
+    pub(crate) fn drop_place(&mut self, parent: Ino, name: &[u8]) -> Answer<bool> {
+        let had_place = self.tx.delete(keys::place(parent, name).bytes())?;
+        let was_pending = self.tx.delete(keys::pending(parent, name).bytes())?;
+        Ok(had_place | was_pending)
     }
 }
 
@@ -416,5 +456,6 @@ fn is_report(request: &Request<'_>) -> bool {
             | Request::Unpublished { .. }
             | Request::Settled { .. }
             | Request::Moved { .. }
+            | Request::Forget { .. }
     )
 }

@@ -239,10 +239,6 @@ impl Operations for WithoutEngine {
     fn resolve(&self, _: Ino, _: &[u8], _: Keep) -> Result<()> {
         Err(no_engine("cannot settle a conflict".to_owned()))
     }
-
-    fn probe(&self, _: &str) -> Result<()> {
-        Err(no_engine("cannot open the store".to_owned()))
-    }
 }
 
 impl Engine for WithoutEngine {

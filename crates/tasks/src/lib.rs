@@ -1,4 +1,5 @@
-//! Requests to a node's mover (`forebay-mover`), the tasks that it runs for them, and what it reports.
+//! Requests to a node's mover (`forebay-mover`), the tasks that it runs for them, what it reports, and the
+//! settings of stores.
 //!
 //! The mover listens on [`forebay_types::MOVER_SOCKET`] in the pool's directory. A connection carries lines of JSON: an
 //! [`Ask`] from the command, one [`Answer`] from the mover, and so on. [`Ask::Wait`] alone gets several answers: the
@@ -12,10 +13,12 @@
 mod client;
 mod failure;
 mod report;
+mod settings;
 
 pub use client::MoverClient;
 pub use failure::Failure;
 pub use report::{MoverReport, StoreReport};
+pub use settings::{DrainPolicy, StoreSettings};
 
 use std::fmt;
 

@@ -1,5 +1,6 @@
 //! The options of the verbs that start, stop and show whole pools.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
@@ -16,6 +17,7 @@ Examples:
   forebay up --media ssd --path /local/scratch/pool
   forebay up --path /dev/shm/$USER-pool         memory, for a user who may not mount
   forebay up --mount /mnt/pool                  mounted there, for any program
+  forebay up --backing /lustre/project          in front of slow storage, whose files it shows
   forebay up --hosts n1,n2,n3                   one pool of three nodes, by ssh
   forebay up --hosts 'n[01-16]' --media ssd --path /local/pool
   forebay up --hosts \"$SLURM_JOB_NODELIST\"
@@ -41,6 +43,9 @@ pub(crate) struct Up {
     /// dram: data in memory; ssd: data in the directory, on whatever disk holds it
     #[arg(long, value_name = "MEDIUM", value_parser = medium)]
     pub(crate) media: Option<Medium>,
+    /// Put it in front of this store, as with `forebay attach URL /`
+    #[arg(long, value_name = "URL", conflicts_with_all = ["all", "hosts", "job", "node"])]
+    pub(crate) backing: Option<OsString>,
     /// Mount it on this empty directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) mount: Option<PathBuf>,
@@ -117,6 +122,9 @@ Examples:
   forebay down --all                             all nodes of the pool that is up here
   forebay down --hosts 'n[01-16]'                what `up --hosts` started
 
+A pool with backing stores first copies to them what they do not have yet. If that fails, the pool stays up, unless
+--discard is given.
+
 A pool on a disk (--media ssd) keeps its data in any case: remove its directory to be rid of it. `down` also clears away
 what a killed pool left.")]
 pub(crate) struct Down {
@@ -133,6 +141,12 @@ pub(crate) struct Down {
     /// Stop the pool even while programs use it
     #[arg(long)]
     pub(crate) force: bool,
+    /// Stop the pool even if backing stores do not have everything: what they lack is lost
+    #[arg(long)]
+    pub(crate) discard: bool,
+    /// Do not show the progress of copying to backing stores
+    #[arg(long)]
+    pub(crate) no_progress: bool,
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -9,3 +9,15 @@ pub(super) fn medium(text: &str) -> Result<Medium, String> {
 pub(super) fn size(text: &str) -> Result<u64, String> {
     forebay_server::parse_size(text).map_err(|e| e.to_string())
 }
+
+/// Seconds of a time: `30s`, `10m`, `2h`, or a number of seconds.
+pub(super) fn seconds(text: &str) -> Result<u64, String> {
+    let (number, factor) = match text.as_bytes().last() {
+        Some(b's') => (&text[..text.len() - 1], 1),
+        Some(b'm') => (&text[..text.len() - 1], 60),
+        Some(b'h') => (&text[..text.len() - 1], 3600),
+        _ => (text, 1),
+    };
+    let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    seconds.ok_or_else(|| "it is no time: write 30s, 10m or 2h".to_owned())
+}

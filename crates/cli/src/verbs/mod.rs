@@ -1,14 +1,20 @@
 //! The verbs, one a file.
 
+mod attach;
 mod completions;
 mod down;
+mod durable;
 mod fsck;
 mod layout;
 mod ls;
 mod mount;
+mod pin;
+mod resolve;
 mod stage;
 mod stat;
+mod state;
 mod status;
+mod tasks;
 mod up;
 
 use std::process::ExitCode;
@@ -31,6 +37,19 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Verb::Run(a) => crate::run::run(pool, a),
         Verb::StageIn(a) => stage::stage_in(pool, a),
         Verb::StageOut(a) => stage::stage_out(pool, a),
+        Verb::Attach(a) => attach::attach(pool, &a),
+        Verb::Detach(a) => attach::detach(pool, &a),
+        Verb::State(a) => state::state(pool, &a),
+        Verb::WaitDurable(a) => durable::wait_durable(pool, &a),
+        Verb::Sync(a) => tasks::work(pool, forebay_tasks::Verb::Sync, &a.work),
+        Verb::Prestage(a) => tasks::work(pool, forebay_tasks::Verb::Prestage, &a.work),
+        Verb::Release(a) => tasks::work(pool, forebay_tasks::Verb::Release, &a.work),
+        Verb::Purge(a) => tasks::work(pool, forebay_tasks::Verb::Purge, &a.work),
+        Verb::Refresh(a) => tasks::work(pool, forebay_tasks::Verb::Refresh, &a.work),
+        Verb::Pin(a) => pin::pin(pool, &a.paths, true),
+        Verb::Unpin(a) => pin::pin(pool, &a.paths, false),
+        Verb::Tasks(a) => tasks::tasks(pool, &a),
+        Verb::Resolve(a) => resolve::resolve(pool, &a),
         Verb::Layout(a) => layout::layout(pool, &a.verb),
         Verb::Fsck(a) => fsck::fsck(pool, &a),
         Verb::Completions(a) => completions::completions(&a),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use forebay_server::control::{self, Status};
+use forebay_server::control::{self, MoverStatus, Status};
 use forebay_types::limits::HIGH_WATER_PERCENT;
 use forebay_types::{Code, Error, Result};
 
@@ -183,6 +183,49 @@ fn targets(s: &Status) -> Vec<String> {
     targets.iter().enumerate().map(line).collect()
 }
 
+/// The mover and the stores.
+fn add_mover(facts: &mut Facts, mover: &MoverStatus) {
+    let report = &mover.report;
+    for store in &report.stores {
+        facts.add("store", format!("{} at {}", store.url, store.at));
+        if let Some(error) = &store.last_error {
+            let when = store
+                .last_error_s
+                .map_or_else(String::new, |at| format!(" ({})", table::local_time(at as i64)));
+            facts.add("", format!("last error{when}: {error}"));
+        }
+    }
+    let drain = match report.pending_places {
+        0 => "the stores have everything".to_owned(),
+        n => format!(
+            "{} to be copied in {}, {} pending",
+            table::bytes(report.dirty_bytes),
+            table::count(report.dirty_files, "file"),
+            table::count(n, "place")
+        ),
+    };
+    facts.add("drain", drain);
+    if report.restoring > 0 {
+        facts.add("restore", format!("{} for programs", table::count(report.restoring, "file")));
+    }
+    if report.conflicts > 0 {
+        facts.add(
+            "conflicts",
+            format!("{}: `forebay state` shows each, `forebay resolve` settles it", report.conflicts),
+        );
+    }
+    let pid = mover.pid.map_or_else(String::new, |pid| format!(", process {pid}"));
+    let since = mover.uptime_s.map_or_else(String::new, |s| format!(" for {}", table::duration(s as f64)));
+    facts.add("mover", format!("{}{since}{pid}", mover.state));
+    if let Some(failure) = &mover.last_failure {
+        facts.add("", format!("it failed: {failure}"));
+    }
+    if mover.restarts > 0 {
+        let how = mover.last_crash.as_deref().unwrap_or("ended");
+        facts.add("", format!("started again {}; the last one {how}", table::count(mover.restarts, "time")));
+    }
+}
+
 fn text(s: &Status) -> String {
     let mut facts = Facts::default();
     let kind = if s.embedded { ", of `forebay run`" } else { "" };
@@ -238,6 +281,9 @@ fn text(s: &Status) -> String {
             let how = mount.last_crash.as_deref().unwrap_or("ended");
             facts.add("", format!("started {} times again; the last process {how}", mount.restarts));
         }
+    }
+    if let Some(mover) = &s.mover {
+        add_mover(&mut facts, mover);
     }
     let worker = s.pids.worker.map_or("none just now".to_owned(), |pid| pid.to_string());
     facts.add("daemon", format!("supervisor {}, worker {worker}", s.pids.supervisor));

@@ -403,6 +403,7 @@ impl Reference {
             | Request::Release { .. }
             | Request::Pin { .. }
             | Request::StorePlace { .. }
+            | Request::Forget { .. }
             | Request::Conflict { .. } => Err(Code::NotSupported),
         }
     }

@@ -58,7 +58,9 @@ pub(super) fn invalidations_of(request: &Request<'_>, reply: &Reply<'_>, moved: 
         Request::Link { ino, parent, name } => {
             vec![Invalidation::Inode(parent), Invalidation::Inode(ino), name_of(parent, name)]
         }
-        Request::Unlink { parent, name } | Request::RemoveDirectory { parent, name } => {
+        Request::Unlink { parent, name }
+        | Request::RemoveDirectory { parent, name }
+        | Request::Forget { parent, name, .. } => {
             let mut invalidations = vec![Invalidation::Inode(parent)];
             match *reply {
                 Reply::Removed { ino, last: true, .. } => {

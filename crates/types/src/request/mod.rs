@@ -127,6 +127,7 @@ mod tests {
             Request::Release { ino: i, epoch: 6, set },
             Request::Pin { ino: i, pinned: true },
             Request::StorePlace { ino: i },
+            Request::Forget { parent: p, name, relist: true, discard: false },
             Request::Conflict { parent: p, name, found: true, version },
             Request::Backing {
                 id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },

@@ -591,6 +591,19 @@ requests! {
         /// The inode.
         ino: Ino,
     }
+    /// Removes an entry of an attached tree from the pool alone: the store keeps what it has. `Busy` while its place is
+    /// pending, unless `discard`; `NotEmpty` for a directory with entries; `NotFound` if neither pool nor store are known
+    /// to have anything there.
+    Forget = 109: client change at(parent) -> "`Removed`; `Done` if only the store had it" {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+        /// Whether the store's names appear in the directory: it is listed again at its next use.
+        relist: bool,
+        /// Whether to drop what the store does not have too.
+        discard: bool,
+    }
     /// Notes a conflict at a place: the store has another version than the one that the pool knew. The pool's version was
     /// published under another name, or not at all.
     Conflict = 107: client change at(parent) -> "`Done`" {

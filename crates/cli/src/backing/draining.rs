@@ -1,0 +1,100 @@
+//! Copies to backing stores what they lack, with progress, before a pool or an attachment ends.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use forebay_client::Pool;
+use forebay_sys::signals::Signals;
+use forebay_tasks::{DrainPolicy, MoverClient, Task, Verb};
+use forebay_types::{Code, Error, Ino, Result};
+
+use super::path_of;
+use super::pending::{all, Lacking};
+use super::progress::{wait, Waited};
+use super::trees::Trees;
+use crate::run;
+use crate::staging::Style;
+
+/// Paths that are named when some could not be copied.
+const NAMED_MAX: usize = 5;
+
+/// What was copied.
+#[derive(Debug, Default)]
+pub(crate) struct Drained {
+    /// Files.
+    pub(crate) files: u64,
+    /// Their bytes.
+    pub(crate) bytes: u64,
+    /// Tasks that could not do everything.
+    failed: Vec<Task>,
+}
+
+impl Drained {
+    /// The error when stores still lack something: `discard` is what drops it.
+    pub(crate) fn refusal(&self, what: String, lacking: Lacking, discard: &str) -> Error {
+        let mut why = format!("the backing store does not have {}", lacking.words());
+        let errors = self.failed.iter().flat_map(|task| &task.errors);
+        for error in errors.take(NAMED_MAX) {
+            let e = Error::from(error.error.clone());
+            let reason = if e.why.is_empty() { String::new() } else { format!(": {}", e.why) };
+            why.push_str(&format!("\n  {}: {}{reason}", error.path, e.what));
+        }
+        let conflicts = match lacking.conflicts {
+            0 => "",
+            _ => "settle conflicts (`forebay resolve PATH --keep pool|store|both`), ",
+        };
+        let code = if lacking.conflicts > 0 { Code::Exists } else { Code::Busy };
+        Error::new(code, what)
+            .why(why)
+            .cure(format!("{conflicts}put it right and try again, or lose it: `forebay {discard}`"))
+    }
+}
+
+/// What would be lost with the pool, or with the tree of one store.
+pub(crate) fn would_lose(pool: &'static Pool, only: Option<Ino>) -> Result<Lacking> {
+    let mut trees = Trees::new(pool);
+    let mut places = all(pool)?;
+    places.retain(|place| only.is_none_or(|root| trees.store_of(place.parent) == Some(root)));
+    Ok(Lacking::of(pool, &places))
+}
+
+/// Copies everything that stores lack, or that one store lacks. A signal ends this process; the copying goes on.
+pub(crate) fn drain(
+    dir: &Path,
+    pool: &'static Pool,
+    only: Option<Ino>,
+    style: Style,
+    signals: &Signals,
+) -> Result<Drained> {
+    let mut trees = Trees::new(pool);
+    let mut roots = BTreeSet::new();
+    for place in all(pool)? {
+        let Some(root) = trees.store_of(place.parent) else { continue };
+        let writes = trees.settings(root).is_some_and(|s| !s.read_only && s.drain != DrainPolicy::Never);
+        if writes && only.is_none_or(|only| only == root) {
+            roots.insert(root);
+        }
+    }
+    let mut drained = Drained::default();
+    if !roots.is_empty() {
+        forebay_server::control::start_mover(dir)?;
+    }
+    for root in roots {
+        let task = MoverClient::connect(dir)?.start(Verb::Sync, root.0, &path_of(pool, root), true)?;
+        match wait(dir, task.id, style, signals, None)? {
+            Waited::Over(task) => {
+                drained.files += task.files_done;
+                drained.bytes += task.bytes_done;
+                if task.error_count > 0 {
+                    drained.failed.push(task);
+                }
+            }
+            Waited::TimedOut(_) => {}
+            Waited::Interrupted(signal) => {
+                note!("forebay: stopped; the pool is up, and goes on with task {}", task.id);
+                run::die_of(signal);
+            }
+        }
+    }
+    Ok(drained)
+}

@@ -1,0 +1,101 @@
+//! What backing stores do not have yet.
+
+use forebay_client::Pool;
+use forebay_tasks::DrainPolicy;
+use forebay_types::{Code, Error, Ino, PendingPlace, Reply, Request, Result, Wanted};
+
+use super::trees::Trees;
+use crate::{pool, table};
+
+/// All pending places of the pool.
+pub(crate) fn all(pool: &Pool) -> Result<Vec<PendingPlace>> {
+    let failed = |code| Error::new(code, "cannot read what backing stores lack").why(pool::words(code));
+    let (mut all, mut parent, mut name) = (Vec::new(), Ino(0), Vec::new());
+    loop {
+        let more = pool.request(&Request::Pending { parent, name: &name }, |reply| match reply {
+            Reply::Bytes(bytes) => PendingPlace::decode_list(bytes),
+            _ => Err(Code::Malformed),
+        });
+        let more = more.map_err(failed)?;
+        let Some(last) = more.last() else { return Ok(all) };
+        (parent, name) = (last.parent, last.name.clone());
+        all.extend(more);
+    }
+}
+
+/// What stores lack, in numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Lacking {
+    /// Files whose data are newer in the pool, or only there.
+    pub(crate) files: u64,
+    /// Bytes of their data.
+    pub(crate) bytes: u64,
+    /// Other changes: directories, links, names, removals, attributes.
+    pub(crate) changes: u64,
+    /// Places whose version in the store was changed by others; they are in the numbers above too.
+    pub(crate) conflicts: u64,
+}
+
+impl Lacking {
+    /// Counts these places. Those of a store to which nothing is to be written by the user's own choice
+    /// (`--drain never`) are left out.
+    pub(crate) fn of(pool: &'static Pool, places: &[PendingPlace]) -> Lacking {
+        let (mut lacking, mut trees) = (Lacking::default(), Trees::new(pool));
+        for place in places {
+            if trees.settings(place.parent).is_some_and(|settings| settings.drain == DrainPolicy::Never) {
+                continue;
+            }
+            lacking.conflicts += u64::from(place.conflict);
+            match &place.wanted {
+                Some(Wanted::Here(entry, _)) if entry.attr.is_file() && is_newer(place) => {
+                    lacking.files += 1;
+                    lacking.bytes +=
+                        pool.stat_entry(entry).map_or(entry.attr.size, |stat| stat.st_size as u64);
+                }
+                _ => lacking.changes += 1,
+            }
+        }
+        lacking
+    }
+
+    /// True when nothing is lacking.
+    pub(crate) fn is_nothing(&self) -> bool {
+        *self == Lacking::default()
+    }
+
+    /// In words: `3 files (2 GiB) and 1 other change`.
+    pub(crate) fn words(&self) -> String {
+        let mut parts = Vec::new();
+        if self.files > 0 {
+            parts.push(format!("{} ({})", table::count(self.files, "file"), table::bytes(self.bytes)));
+        }
+        if self.changes > 0 {
+            parts.push(format!("{} of names or attributes", table::count(self.changes, "change")));
+        }
+        parts.join(" and ")
+    }
+}
+
+/// True if the store does not have a file's data: they were written since, or never copied.
+fn is_newer(place: &PendingPlace) -> bool {
+    match &place.wanted {
+        Some(Wanted::Here(entry, copy)) => {
+            entry.attr.flags & forebay_types::FLAG_DIRTY != 0 || copy.is_none() && entry.attr.is_resident()
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_name_what_there_is() {
+        let files = Lacking { files: 1, bytes: 1 << 20, ..Lacking::default() };
+        assert_eq!(files.words(), "1 file (1 MiB)");
+        let both = Lacking { files: 2, bytes: 4096, changes: 3, conflicts: 1 };
+        assert_eq!(both.words(), "2 files (4 KiB) and 3 changes of names or attributes");
+        assert!(!both.is_nothing() && Lacking::default().is_nothing());
+    }
+}
