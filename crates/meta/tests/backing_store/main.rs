@@ -1,0 +1,8 @@
+//! Backing stores: what the shard knows of them, against a mover and programs in every order.
+
+mod mover;
+#[path = "../place/mod.rs"]
+mod place;
+mod pool;
+mod random;
+mod store;
