@@ -17,7 +17,7 @@
 use forebay_types::limits::NAME_MAX;
 use forebay_types::{
     Code, CopyOf, Ino, Kind, Placed, Reader, Timestamp, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY,
-    FLAG_DRAINING, FLAG_STORE,
+    FLAG_DRAINING, FLAG_STORE, FLAG_UNLISTED,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -207,10 +207,12 @@ impl Batch<'_> {
     pub(crate) fn may_be_lost(&self, parent: Ino, name: &[u8], placed: &Placed) -> Answer<bool> {
         let copy = self.copy_record(placed.ino)?.filter(|copy| copy.is_at(parent, name));
         let Some(copy) = copy else { return Ok(true) };
-        if placed.kind == Kind::Directory {
-            return Ok(!self.has_places(placed.ino)?);
-        }
         let inode = self.find_inode(placed.ino)?;
+        if placed.kind == Kind::Directory {
+            // The store may have more in an unlisted one.
+            let is_listed = inode.is_none_or(|inode| inode.attr.flags & FLAG_UNLISTED == 0);
+            return Ok(is_listed && !self.has_places(placed.ino)?);
+        }
         Ok(inode.is_none_or(|inode| !inode.attr.is_file() || inode.attr.is_resident())
             || self.find_further(placed.ino, (Ino(0), b""), Some(copy.generation))?.is_some())
     }

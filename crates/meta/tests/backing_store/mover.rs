@@ -145,6 +145,15 @@ impl Mover {
     }
 
     fn plan(&mut self, pool: &mut Pool, store: &mut Store, pick: usize) {
+        let all = pool.pending();
+        // Paths may lead through what the last mover renamed: that comes first.
+        for place in &all {
+            let steps = recover(pool, store, place, &all);
+            if !steps.is_empty() {
+                self.steps.extend(steps);
+                return;
+            }
+        }
         if let Some(ino) = self.lists.pop_front() {
             if let Ok((path, _)) = pool.store_place(ino) {
                 let id = store.find(&path).expect("a directory of the pool is in the store");
@@ -154,7 +163,6 @@ impl Mover {
             }
             return;
         }
-        let all = pool.pending();
         for i in 0..all.len() {
             let steps = self.plan_for(pool, store, &all[(i + pick) % all.len()], &all);
             if !steps.is_empty() {
@@ -178,16 +186,13 @@ impl Mover {
                 _ => Vec::new(), // its directory comes first
             };
         };
-        if let Some(steps) = recover(pool, store, place, &at, all) {
-            return steps;
-        }
-        let free = |pool: &mut Pool, ino: Ino| {
+        let free = |pool: &mut Pool, store: &Store, ino: Ino| {
             all.iter().find_map(|other| {
                 let wants = matches!(&other.wanted, Some(Wanted::Here(entry, _)) if entry.attr.ino == ino);
                 let to = (other.parent, other.name.clone());
                 let is_free = wants && other.placed.is_none() && to != here;
                 let path = if is_free { path(pool, &to) } else { None };
-                path.filter(|path| !path.starts_with(&at)).map(|_| to)
+                path.filter(|path| !path.starts_with(&at) && store.find(path).is_none()).map(|_| to)
             })
         };
         let remove = |here: At| {
@@ -201,7 +206,7 @@ impl Mover {
             let attr = pool.attr(placed.ino).ok();
             let mut is_copy = || pool.store_place(placed.ino).is_ok_and(|(path, _)| path == at);
             if let Some(attr) = attr.filter(|_| is_copy()) {
-                if let Some(to) = free(pool, placed.ino) {
+                if let Some(to) = free(pool, store, placed.ino) {
                     return moves(&here, &to, placed.version);
                 }
                 let is_needed = attr.is_directory() || attr.is_file() && !attr.is_resident();
@@ -229,6 +234,9 @@ impl Mover {
             let is_still = pool.lookup(copy.parent, &copy.name).is_ok_and(|found| found.ino == ino);
             let (_, known) = pool.store_place(ino).unwrap();
             let version = known.placed.unwrap().version;
+            if store.version_at(&there) != Some(version) {
+                return Vec::new(); // a mover died there: that comes first
+            }
             if !is_still && place.placed.is_none() {
                 return if at.starts_with(&there) { Vec::new() } else { moves(&from, &here, version) };
             }
@@ -294,17 +302,13 @@ fn moves(from: &At, to: &At, version: StoreVersion) -> Vec<Step> {
 }
 
 /// What a mover has left at a place when it died.
-fn recover(
-    pool: &mut Pool,
-    store: &Store,
-    place: &PendingPlace,
-    at: &Path,
-    all: &[PendingPlace],
-) -> Option<Vec<Step>> {
-    let intent = place.intent?;
-    let (here, real) = ((place.parent, place.name.clone()), store.version_at(at));
-    if real == place.placed.map(|placed| placed.version) {
-        return None; // it did nothing yet
+fn recover(pool: &mut Pool, store: &Store, place: &PendingPlace, all: &[PendingPlace]) -> Vec<Step> {
+    let here = (place.parent, place.name.clone());
+    let (Some(intent), Some(at)) = (place.intent, path(pool, &here)) else { return Vec::new() };
+    let real = store.version_at(&at);
+    let was = |place: &PendingPlace| place.placed.map(|placed| placed.version);
+    if real == was(place) {
+        return Vec::new(); // it did nothing yet
     }
     let mut other = |is_other: &dyn Fn(&PendingPlace, Option<StoreVersion>) -> bool| {
         all.iter().find_map(|other| {
@@ -313,19 +317,20 @@ fn recover(
             (to != here && other.intent == Some(intent) && is_other(other, real)).then_some(to)
         })
     };
-    let was = |place: &PendingPlace| place.placed.map(|placed| placed.version);
     if real.is_none() && intent == NOTHING {
-        return Some(vec![Step::Unpublished(here, place.changes)]);
+        return vec![Step::Unpublished(here, place.changes)];
     }
     if real.is_none() {
-        let to = other(&|other, real| real == Some(intent) && was(other) != real);
-        return Some(vec![Step::Moved(here, to.expect("it was moved"), intent)]);
+        return match other(&|other, real| real == Some(intent) && was(other) != real) {
+            Some(to) => vec![Step::Moved(here, to, intent)],
+            None => Vec::new(), // a directory above was moved
+        };
     }
     assert_eq!(real, Some(intent), "{place:?}");
-    Some(match other(&|other, real| real.is_none() && was(other) == Some(intent)) {
+    match other(&|other, real| real.is_none() && was(other) == Some(intent)) {
         Some(from) => vec![Step::Moved(from, here, intent)],
         None => vec![Step::Cleared(here, intent)],
-    })
+    }
 }
 
 fn import(pool: &mut Pool, store: &Store, ino: Ino, list: &[(Vec<u8>, Id)]) -> Result<(), Code> {
