@@ -16,7 +16,8 @@
 use forebay_types::limits::LINKS_MAX;
 use forebay_types::{
     Attr, Code, Ino, Kind, Layout, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion, TxId,
-    EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
+    EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE,
+    FLAG_UNLISTED,
 };
 
 use crate::batch::{Answer, Batch, Context};

@@ -216,9 +216,9 @@ impl Check {
                 }
                 Err(_) => self.report.problem(|| format!("the record under {key:02x?} is damaged")),
             },
-            Some(
-                Key::Place(..) | Key::Copy(_) | Key::Pending(..) | Key::Further(..),
-            ) => self.in_stores.record(&mut self.report, key, bytes),
+            Some(Key::Place(..) | Key::Copy(_) | Key::Pending(..) | Key::Further(..)) => {
+                self.in_stores.record(&mut self.report, key, bytes)
+            }
             Some(Key::Entry(parent, cookie)) => self.entry(shard, parent, cookie, bytes),
             Some(Key::Inode(ino)) => self.inode(shard, ino, bytes, each_file),
             None => self.report.problem(|| format!("a record under the unknown key {key:02x?}")),
@@ -530,7 +530,8 @@ impl Check {
                 }
                 if ledger.stores != self.stores {
                     let (said, counted) = (ledger.stores, self.stores);
-                    report.problem(|| format!("the ledger counts {said} backing stores, there are {counted}"));
+                    report
+                        .problem(|| format!("the ledger counts {said} backing stores, there are {counted}"));
                 }
                 if ledger.next_counter <= self.counter {
                     report.problem(|| {

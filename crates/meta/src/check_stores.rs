@@ -81,7 +81,9 @@ impl InStores {
                 return seen.is_directory;
             }
             Some(seen) if seen.ino == ino => {
-                report.problem(|| format!("inode {ino}: two records lead to its place \"{}\"", shown(&place.1)));
+                report.problem(|| {
+                    format!("inode {ino}: two records lead to its place \"{}\"", shown(&place.1))
+                });
             }
             _ => report.problem(|| {
                 format!("inode {ino}: its copy in the backing store has no place \"{}\"", shown(&place.1))

@@ -254,14 +254,30 @@ impl Batch<'_> {
         }
     }
 
-    /// The store does not have a file's present data any longer.
+    /// A mover is about to remove what the store has at a place: a clean file whose only copy that is differs from now on.
+    pub(crate) fn expect_loss(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        ino: Ino,
+    ) -> Answer<()> {
+        let Some(copy) = self.copy_record(ino)?.filter(|copy| copy.is_at(parent, name)) else {
+            return Ok(());
+        };
+        match self.find_further(ino, (Ino(0), b""), Some(copy.generation))? {
+            Some(_) => Ok(()),
+            None => self.make_dirty(c, ino),
+        }
+    }
+
+    /// The store does not have a file's present data any longer: as if the file were marked.
     fn make_dirty(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<()> {
         match self.find_inode(ino)? {
             Some(mut inode)
-                if inode.attr.is_file()
-                    && inode.attr.is_resident()
-                    && inode.attr.flags & FLAG_DIRTY == 0 =>
+                if inode.attr.is_file() && inode.attr.is_resident() && inode.attr.flags & FLAG_DIRTY == 0 =>
             {
+                inode.attr.next_epoch();
                 inode.attr.flags |= FLAG_DIRTY;
                 self.store_inode(&inode)?;
                 c.effects.inode(inode.entry());

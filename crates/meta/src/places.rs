@@ -18,8 +18,8 @@
 
 use forebay_types::limits::{NAME_MAX, PATH_MAX};
 use forebay_types::{
-    Code, Ino, Kind, PendingPlace, Placed, Reader, Reply, Request, StorePlace, StoreVersion, Timestamp, Wanted,
-    Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_STORE, STORE_VERSION_BYTES,
+    Code, Ino, Kind, PendingPlace, Placed, Reader, Reply, Request, StorePlace, StoreVersion, Timestamp,
+    Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_STORE, STORE_VERSION_BYTES,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -336,15 +336,19 @@ impl Batch<'_> {
         name: &[u8],
         version: StoreVersion,
     ) -> Answer<Reply<'static>> {
-        self.admit(Class::Removal, Work::writes(2))?;
+        self.admit(Class::Removal, Work::writes(3))?;
         if let Some(placed) = self.placed(parent, name)? {
             let stays = placed.version == version || self.leads_to_inode(parent, name, placed.ino)?;
-            if !stays && !self.may_be_lost(parent, name, &placed)? {
-                return Err(Code::Busy);
+            if !stays {
+                if !self.may_be_lost(parent, name, &placed)? {
+                    return Err(Code::Busy);
+                }
+                self.expect_loss(c, parent, name, placed.ino)?;
             }
         }
         let pending = self.pending_at(parent, name)?;
-        let pending = pending.unwrap_or(PendingRecord { since: c.now, changes: 1, ..PendingRecord::default() });
+        let pending =
+            pending.unwrap_or(PendingRecord { since: c.now, changes: 1, ..PendingRecord::default() });
         self.put_pending(parent, name, &PendingRecord { intent: Some(version), ..pending })?;
         Ok(Reply::Done)
     }

@@ -132,12 +132,9 @@ impl Mover {
                 new_name,
                 version: *version,
             })?,
-            Step::Cleared((parent, name), version) => pool.ask(Request::Conflict {
-                parent: *parent,
-                name,
-                found: false,
-                version: *version,
-            })?,
+            Step::Cleared((parent, name), version) => {
+                pool.ask(Request::Conflict { parent: *parent, name, found: false, version: *version })?
+            }
             Step::Import(ino, list) => import(pool, store, *ino, list)?,
             Step::Listed(ino) => pool.ask(Request::Listed { ino: *ino })?,
         }
@@ -196,7 +193,11 @@ impl Mover {
             })
         };
         let remove = |here: At| {
-            vec![Step::Intend(here.clone(), NOTHING), Step::Remove(here.clone()), Step::Unpublished(here, seen)]
+            vec![
+                Step::Intend(here.clone(), NOTHING),
+                Step::Remove(here.clone()),
+                Step::Unpublished(here, seen),
+            ]
         };
         let occupant = place.placed.filter(|placed| match &place.wanted {
             Some(Wanted::Here(entry, _)) => entry.attr.ino != placed.ino,

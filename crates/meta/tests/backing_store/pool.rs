@@ -39,10 +39,8 @@ impl Pool {
             next_content: 1,
             imported: Vec::new(),
         };
-        pool.top = pool
-            .entry(Request::MakeDirectory { parent: Ino::ROOT, name: b"top", mode: 0o755 })
-            .unwrap()
-            .ino;
+        pool.top =
+            pool.entry(Request::MakeDirectory { parent: Ino::ROOT, name: b"top", mode: 0o755 }).unwrap().ino;
         pool.ask(Request::Attach { ino: pool.top, listed, settings: b"s" }).unwrap();
         pool
     }
@@ -163,12 +161,7 @@ impl Pool {
         Ok(self.entry(Request::MakeDirectory { parent, name, mode: 0o755 })?.ino)
     }
 
-    pub(crate) fn rename(
-        &mut self,
-        from: (Ino, &[u8]),
-        to: (Ino, &[u8]),
-        flags: u32,
-    ) -> Result<(), Code> {
+    pub(crate) fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<(), Code> {
         self.ask(Request::Rename { parent: from.0, name: from.1, new_parent: to.0, new_name: to.1, flags })
     }
 
@@ -203,4 +196,3 @@ impl Pool {
         Ok(())
     }
 }
-

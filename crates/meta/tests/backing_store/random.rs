@@ -9,10 +9,14 @@ use super::mover::Mover;
 use super::pool::Pool;
 use super::store::{Id, Store, ROOT};
 
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn next(&mut self, below: usize) -> usize {
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self, below: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -32,7 +36,7 @@ type Tree = Vec<(Vec<Vec<u8>>, Ino, Kind)>;
 
 impl World {
     fn new(seed: u64) -> World {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut random = Random::new(seed);
         let (mut store, mut directories) = (Store::new(), vec![ROOT]);
         for n in 0..random.next(12) {
             let parent = directories[random.next(directories.len())];
@@ -58,7 +62,9 @@ impl World {
                 continue;
             }
             let Ok(names) = self.pool.list(ino) else { continue };
-            tree.extend(names.into_iter().map(|(name, ino, kind)| ([path.clone(), vec![name]].concat(), ino, kind)));
+            tree.extend(
+                names.into_iter().map(|(name, ino, kind)| ([path.clone(), vec![name]].concat(), ino, kind)),
+            );
         }
         tree
     }
@@ -72,10 +78,8 @@ impl World {
         };
         let random = &mut self.random;
         let name = |random: &mut Random| vec![b'a' + random.next(4) as u8];
-        let (parent, new_parent) = (
-            pick(random, Some(Kind::Directory)).unwrap(),
-            pick(random, Some(Kind::Directory)).unwrap(),
-        );
+        let (parent, new_parent) =
+            (pick(random, Some(Kind::Directory)).unwrap(), pick(random, Some(Kind::Directory)).unwrap());
         let (name, new_name) = (name(random), name(random));
         let file = pick(random, Some(Kind::File));
         let any = pick(random, None).unwrap();
@@ -216,7 +220,7 @@ impl World {
     }
 }
 
-fn cases() -> u64 {
+pub(crate) fn cases() -> u64 {
     std::env::var("FOREBAY_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
 }
 
