@@ -96,7 +96,7 @@ impl Batch<'_> {
         let Some(found) = self.find_entry(slot, name)? else { return self.forget_remains(parent, name) };
         let inode = self.entered_inode(found.ino)?;
         self.check_forgettable(&inode, discard)?;
-        let copy = self.copy_of(found.ino)?;
+        let copy = self.copy_record(found.ino)?;
         if let (Some(copy), false) = (&copy, discard) {
             if self.is_pending(copy.parent, &copy.name)? {
                 return Err(Code::Busy);
@@ -223,7 +223,7 @@ impl Batch<'_> {
         let (mtime, layout) = (above.attr.mtime, above.layout);
         let (home, kind) = (self.shard.node(), object.kind);
         if self.placed(parent, object.name)?.is_some() {
-            return Ok(false); // known: perhaps removed in the pool, and to be removed in the store
+            return Ok(()); // known: perhaps removed in the pool, and to be removed in the store
         }
         let next = self.state.ledger.next_counter;
         if next >= Ino::MAX_COUNTER {

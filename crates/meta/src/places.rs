@@ -475,7 +475,7 @@ impl Batch<'_> {
                     return Ok(Some(directory));
                 }
             }
-            match self.copy_of(directory)? {
+            match self.copy_record(directory)? {
                 Some(copy) => directory = copy.parent,
                 // Not in the store yet: it is in the pool.
                 None => match self.find_inode(directory)? {

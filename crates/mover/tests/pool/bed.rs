@@ -133,7 +133,10 @@ impl Bed {
                     all.push((name + "/", Vec::new()));
                     directories.push(path);
                 } else if kind.is_symlink() {
-                    all.push((name + "@", std::fs::read_link(path).unwrap().display().to_string().into_bytes()));
+                    all.push((
+                        name + "@",
+                        std::fs::read_link(path).unwrap().display().to_string().into_bytes(),
+                    ));
                 } else {
                     all.push((name, std::fs::read(path).unwrap_or_default()));
                 }

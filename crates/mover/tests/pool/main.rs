@@ -17,7 +17,10 @@ fn files_of_the_store_are_seen_and_read_through_the_pool() {
     std::fs::write(store.join("case/deep/x"), "x").unwrap();
     std::os::unix::fs::symlink("a", store.join("case/link")).unwrap();
     bed.attach("", "");
-    assert_eq!(bed.sh("ls -R /forebay/s"), "/forebay/s:\ncase\n\n/forebay/s/case:\na\nbig\ndeep\nlink\n\n/forebay/s/case/deep:\nx\n");
+    assert_eq!(
+        bed.sh("ls -R /forebay/s"),
+        "/forebay/s:\ncase\n\n/forebay/s/case:\na\nbig\ndeep\nlink\n\n/forebay/s/case/deep:\nx\n"
+    );
     assert_eq!(bed.sh("stat -c '%s %Y' /forebay/s/case/big"), bed.sh("stat -c '%s %Y' $S/case/big"));
     assert_eq!(bed.sh("cat /forebay/s/case/link; readlink /forebay/s/case/link"), "hello\na\n");
     bed.sh("cmp /forebay/s/case/big $S/case/big");
@@ -31,13 +34,19 @@ fn what_programs_write_reaches_the_store() {
         dd if=/dev/urandom of=out/big bs=1M count=20 2>/dev/null; chmod 640 out/one; touch -d 2001-02-03 out/sub/two");
     bed.wait_drained();
     bed.sh("cmp /forebay/s/out/big $S/out/big; cmp /forebay/s/out/one $S/out/one");
-    assert_eq!(bed.sh("stat -c %a $S/out/one; stat -c %Y $S/out/sub/two; readlink $S/out/l"), "640\n981158400\none\n");
+    assert_eq!(
+        bed.sh("stat -c %a $S/out/one; stat -c %Y $S/out/sub/two; readlink $S/out/l"),
+        "640\n981158400\none\n"
+    );
     // Renames, removals, hard links, rewriting.
     bed.sh("cd /forebay/s; mv out final; rm final/one; ln final/big final/second; echo new > final/sub/two; mkdir final/e;
         rmdir final/e; mv final/l final/sub/l2");
     bed.wait_drained();
     let names: Vec<_> = bed.stored().into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["final/", "final/big", "final/second", "final/sub/", "final/sub/l2@", "final/sub/two"]);
+    assert_eq!(
+        names,
+        ["final/", "final/big", "final/second", "final/sub/", "final/sub/l2@", "final/sub/two"]
+    );
     assert_eq!(bed.sh("stat -c %h $S/final/big; cat $S/final/sub/two"), "2\nnew\n");
 }
 
@@ -65,8 +74,10 @@ fn a_released_file_is_restored_by_the_next_reader_and_writer() {
     assert!(released("s/f"));
     bed.sh("printf X | dd of=/forebay/s/f bs=1 seek=100 conv=notrunc 2>/dev/null; truncate -s 2999999 /forebay/s/f");
     bed.wait_drained();
-    bed.sh("printf X | dd of=$S/../copy bs=1 seek=100 conv=notrunc 2>/dev/null; truncate -s 2999999 $S/../copy;
-        cmp $S/f $S/../copy");
+    bed.sh(
+        "printf X | dd of=$S/../copy bs=1 seek=100 conv=notrunc 2>/dev/null; truncate -s 2999999 $S/../copy;
+        cmp $S/f $S/../copy",
+    );
 }
 
 #[test]
