@@ -398,3 +398,18 @@ fn requests_for_what_is_no_file_of_a_store_are_refused() {
         assert_eq!(pool.ask(request), Err(code), "{request:?}");
     }
 }
+
+#[test]
+fn hundreds_of_names_are_imported_at_once() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    let names: Vec<_> = (0..600).map(|n| format!("name {n}").into_bytes()).collect();
+    let all: Vec<_> = names.iter().map(|name| object(name, Kind::File)).collect();
+    let list = objects(&all);
+    let count = pool.with(Request::Import { ino: top, objects: &list }, |reply| match reply {
+        forebay_types::Reply::Count(count) => count,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(count, Ok(600));
+    pool.assert_clean();
+}
