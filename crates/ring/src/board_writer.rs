@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{fence, Ordering};
 
 use forebay_types::limits::BOARD_NAME_MAX;
-use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer};
+use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer, FLAG_UNLISTED};
 
 use crate::board::{
     lease_offset, Tables, BUCKET_BYTES, COMPLETE, DEPTH_OFFSET, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP,
@@ -163,7 +163,9 @@ impl BoardWriter {
         let mut state = if leased { USED | LEASED } else { USED };
         if entry.attr.is_directory() && !leased {
             let was = if found.is_some() { self.mapping.word32(at + 4).load(Ordering::Relaxed) } else { 0 };
-            if entry.attr.width_log2 == 0 && (entry.attr.size == 0 || was & COMPLETE != 0) {
+            // Names of an unlisted directory are in its backing store alone.
+            let has_all = entry.attr.width_log2 == 0 && entry.attr.flags & FLAG_UNLISTED == 0;
+            if has_all && (entry.attr.size == 0 || was & COMPLETE != 0) {
                 state |= COMPLETE;
             }
         }
