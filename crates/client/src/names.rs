@@ -31,8 +31,12 @@ impl Pool {
     /// In a sticky directory, only the owner of the entry or of the directory may remove it.
     fn check_sticky(&self, parent: &Parent, name: &[u8]) -> Result<(), Code> {
         let (mode, uid, _) = parent.dir.permissions(self)?;
+        // Most directories are not sticky: then no system call asks who the caller is.
+        if mode & STICKY == 0 {
+            return Ok(());
+        }
         let me = caller().uid;
-        if mode & STICKY == 0 || me == 0 || me == uid {
+        if me == 0 || me == uid {
             return Ok(());
         }
         let victim = self.lookup_name(parent.dir.ino, name)?;

@@ -11,14 +11,17 @@
 //! copied, and makes the file clean only if that is its epoch still: so a write during the copy is never lost.
 //!
 //! A directory whose names are not imported yet is *unlisted*: requests for its entries are refused with
-//! [`Code::NotListed`], until the daemon has had them imported. Tests: `tests/backing_store.rs`.
+//! [`Code::NotListed`], until the daemon has had them imported. Tests: `tests/backing_store`.
 
+use forebay_types::limits::LINKS_MAX;
 use forebay_types::{
     Attr, Code, Ino, Kind, Layout, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion, TxId,
-    FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
+    EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE,
+    FLAG_UNLISTED,
 };
 
 use crate::batch::{Answer, Batch, Context};
+use crate::copies::Copy;
 use crate::keys;
 use crate::namespace::Entered;
 use crate::page_budget::{Class, Work};
@@ -93,7 +96,7 @@ impl Batch<'_> {
         let Some(found) = self.find_entry(slot, name)? else { return self.forget_remains(parent, name) };
         let inode = self.entered_inode(found.ino)?;
         self.check_forgettable(&inode, discard)?;
-        let copy = self.copy_of(found.ino)?;
+        let copy = self.copy_record(found.ino)?;
         if let (Some(copy), false) = (&copy, discard) {
             if self.is_pending(copy.parent, &copy.name)? {
                 return Err(Code::Busy);
@@ -193,28 +196,34 @@ impl Batch<'_> {
         while !r.rest().is_empty() {
             list.push(StoreObject::decode(&mut r)?);
         }
-        // Entry, inode, place and copy of each, and a link's target; the directory.
-        let pieces = list.iter().map(|object| Self::pieces_of(object.target.len())).sum();
-        self.admit(Class::Growth, Work { writes: 4 * list.len() as u64 + 2, run: pieces })?;
         let mut count = 0;
         for object in &list {
-            count += u64::from(self.import_one(c, slot, ino, object)?);
+            match self.import_one(c, slot, ino, object) {
+                Ok(()) => count += 1,
+                // What came before stays.
+                Err(Code::NoSpace | Code::TooManyLinks) if count > 0 => break,
+                Err(code) => return Err(code),
+            }
+            self.count_writes()?;
         }
         Ok(Reply::Count(count))
     }
 
+    /// Creates the entry of one object, unless the name exists.
     fn import_one(
         &mut self,
         c: &mut Context<'_>,
         slot: usize,
         parent: Ino,
         object: &StoreObject<'_>,
-    ) -> Answer<bool> {
+    ) -> Answer<()> {
+        // Entry, inode, place, copy, directory; the kept reply, ledger. A link's target.
+        self.admit(Class::Growth, Work { writes: 7, run: Self::pieces_of(object.target.len()) })?;
         let above = self.state.directories.get(slot);
         let (mtime, layout) = (above.attr.mtime, above.layout);
         let (home, kind) = (self.shard.node(), object.kind);
         if self.placed(parent, object.name)?.is_some() {
-            return Ok(false); // known: perhaps removed in the pool, and to be removed in the store
+            return Ok(()); // known: perhaps removed in the pool, and to be removed in the store
         }
         let next = self.state.ledger.next_counter;
         if next >= Ino::MAX_COUNTER {
@@ -222,8 +231,11 @@ impl Batch<'_> {
         }
         let ino = Ino::new(home, next);
         let record = EntryRecord { ino, kind, home, width_log2: 0, link: TxId::NONE, name: object.name };
-        let Entered::New(cookie) = self.enter(slot, &record)? else { return Ok(false) };
         let is_directory = kind == Kind::Directory;
+        if is_directory && above.attr.nlink >= LINKS_MAX && self.find_entry(slot, object.name)?.is_none() {
+            return Err(Code::TooManyLinks);
+        }
+        let Entered::New(cookie) = self.enter(slot, &record)? else { return Ok(()) };
         let changed = object.version.mtime;
         let attr = Attr {
             ino,
@@ -265,7 +277,7 @@ impl Batch<'_> {
             self.put_value(ino, b"", object.target)?;
         }
         self.put_place(parent, object.name, &Placed { ino, kind, version: object.version })?;
-        self.put_copy(ino, parent, object.name, 0)?;
+        self.put_copy(ino, &Copy::first(0, parent, object.name))?;
         let ledger = &mut self.state.ledger;
         ledger.next_counter += 1;
         ledger.inodes += 1;
@@ -273,7 +285,7 @@ impl Batch<'_> {
         // The directory has had these entries all along: its times stay.
         let unchanged = Context { caller: c.caller, now: mtime, effects: c.effects };
         self.touch_directory(&mut { unchanged }, slot, 1, i64::from(is_directory));
-        Ok(true)
+        Ok(())
     }
 
     pub(crate) fn listed(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<Reply<'static>> {
@@ -296,7 +308,10 @@ impl Batch<'_> {
         if inode.attr.epoch() != epoch || inode.attr.is_resident() {
             return Err(Code::Stale);
         }
-        self.change_flags(c, ino, FLAG_RESIDENT, FLAG_DIRTY | FLAG_DRAINING)
+        // Data of which it is not known that they are the pool's count as the pool's from now on.
+        let is_known = self.copy_record(ino)?.is_some_and(|copy| copy.epoch == epoch);
+        let dirty = if is_known { 0 } else { FLAG_DIRTY };
+        self.change_flags(c, ino, FLAG_RESIDENT | dirty, FLAG_DRAINING)
     }
 
     pub(crate) fn begin_drain(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<Reply<'static>> {
@@ -318,76 +333,102 @@ impl Batch<'_> {
         seen: u64,
         version: StoreVersion,
     ) -> Answer<Reply<'static>> {
-        // Place, copy, inode, pending, kept reply, ledger.
-        self.admit(Class::Change, Work::writes(6))?;
-        let Some(mut inode) = self.find_inode(ino)? else {
+        // What was there: place, copy, further place, pending, inode. Place, copy, two further places, inode, pending.
+        self.admit(Class::Change, Work::writes(12))?;
+        let before = self.placed(parent, name)?;
+        let found = self.find_inode(ino)?;
+        if let Some(Inode { attr, .. }) = &found {
+            let is_elsewhere = |copy: Copy| (copy.parent, copy.name.as_slice()) != (parent, name);
+            match attr.kind() {
+                Kind::File if !attr.is_resident() && epoch != attr.epoch() => return Err(Code::Stale),
+                Kind::Directory if self.copy_record(ino)?.is_some_and(is_elsewhere) => {
+                    return Err(Code::Busy); // what is in it has only one path
+                }
+                _ => {}
+            }
+        }
+        let same = before.filter(|before| before.ino == ino);
+        if same.is_none() {
+            self.lose_place(c, parent, name)?;
+        }
+        let Some(mut inode) = found else {
             // It was removed meanwhile: what was published is to be removed.
-            let kind = self.placed(parent, name)?.map_or(Kind::File, |placed| placed.kind);
+            let kind = same.map_or(Kind::File, |placed| placed.kind);
             self.put_place(parent, name, &Placed { ino, kind, version })?;
-            return Ok(Reply::Done);
+            return self.settle_place(c, parent, name, None);
         };
         let kind = inode.attr.kind();
         self.put_place(parent, name, &Placed { ino, kind, version })?;
         let is_data = kind == Kind::File;
-        let copied = is_data && epoch == inode.attr.epoch();
-        if !is_data || copied || self.copy_of(ino)?.is_none() {
-            self.put_copy(ino, parent, name, epoch)?;
-        }
+        // A dirty file that is not draining may have been written to since.
+        let is_still = inode.attr.flags & (FLAG_DIRTY | FLAG_DRAINING) != FLAG_DIRTY;
+        let copied = is_data && epoch == inode.attr.epoch() && is_still;
+        let known = match (is_data, copied) {
+            (false, _) => 0,
+            (true, true) => epoch,
+            (true, false) => EPOCH_UNKNOWN,
+        };
+        let is_new = same.is_none_or(|same| same.version != version);
+        let again = self.note_copy(c, &inode, known, parent, name, is_new)?;
         if copied && inode.attr.flags & FLAG_DRAINING != 0 {
             inode.attr.flags &= !(FLAG_DIRTY | FLAG_DRAINING);
             self.store_inode(&inode)?;
             c.effects.inode(inode.entry());
         }
-        let slot = self.directory(parent);
-        let leads_there = match slot {
-            Ok(slot) => self.find_entry(slot, name)?.is_some_and(|found| found.ino == ino),
-            Err(_) => false,
-        };
-        // A dirty file stays pending, even if nothing has changed since the mover looked.
-        let seen = if leads_there && inode.attr.flags & FLAG_DIRTY == 0 { seen } else { u64::MAX };
-        self.settle_place(parent, name, seen)
+        self.pass_on(c.now, parent, name)?;
+        self.settle_place(c, parent, name, Some(seen).filter(|_| !again))
     }
 
-    pub(crate) fn unpublished(&mut self, parent: Ino, name: &[u8], seen: u64) -> Answer<Reply<'static>> {
-        self.admit(Class::Removal, Work::writes(5))?;
-        if let Some(placed) = self.placed(parent, name)? {
-            let is_copy =
-                self.copy_of(placed.ino)?.is_some_and(|copy| copy.parent == parent && copy.name == name);
-            let inode = self.find_inode(placed.ino)?;
-            if is_copy {
-                if inode.is_some_and(|inode| inode.attr.is_file() && !inode.attr.is_resident()) {
-                    return Err(Code::Busy);
-                }
-                self.tx.delete(&keys::copy(placed.ino))?;
-            }
-            self.tx.delete(keys::place(parent, name).bytes())?;
-        }
-        self.settle_place(parent, name, seen)
+    pub(crate) fn unpublished(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        seen: u64,
+    ) -> Answer<Reply<'static>> {
+        self.admit(Class::Removal, Work::writes(6))?;
+        self.lose_place(c, parent, name)?;
+        let is_wanted = self.entry_at(parent, name)?.is_some();
+        self.settle_place(c, parent, name, Some(seen).filter(|_| !is_wanted))
     }
 
-    pub(crate) fn settled(&mut self, parent: Ino, name: &[u8], seen: u64) -> Answer<Reply<'static>> {
-        self.admit(Class::Removal, Work::writes(3))?;
-        self.settle_place(parent, name, seen)
+    pub(crate) fn settled(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        seen: u64,
+    ) -> Answer<Reply<'static>> {
+        self.admit(Class::Removal, Work::writes(4))?;
+        self.pass_on(c.now, parent, name)?;
+        self.settle_place(c, parent, name, Some(seen))
     }
 
     pub(crate) fn moved(
         &mut self,
-        parent: Ino,
-        name: &[u8],
-        new_parent: Ino,
-        new_name: &[u8],
+        c: &mut Context<'_>,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
         version: StoreVersion,
     ) -> Answer<Reply<'static>> {
-        self.admit(Class::Change, Work::writes(6))?;
-        let placed = self.placed(parent, name)?.ok_or(Code::NotFound)?;
-        self.tx.delete(keys::place(parent, name).bytes())?;
-        self.put_place(new_parent, new_name, &Placed { version, ..placed })?;
-        if let Some(copy) = self.copy_of(placed.ino)? {
-            if copy.parent == parent && copy.name == name {
-                self.put_copy(placed.ino, new_parent, new_name, copy.epoch)?;
-            }
+        self.admit(Class::Change, Work::writes(12))?;
+        let placed = self.placed(from.0, from.1)?.ok_or(Code::NotFound)?;
+        if from == to {
+            return Ok(Reply::Done);
         }
-        Ok(Reply::Done)
+        if self.placed(to.0, to.1)?.is_some_and(|there| there.ino != placed.ino) {
+            self.lose_place(c, to.0, to.1)?;
+        }
+        self.tx.delete(keys::place(from.0, from.1).bytes())?;
+        self.put_place(to.0, to.1, &Placed { version, ..placed })?;
+        self.move_copy(c.now, placed.ino, from, to)?;
+        // A change of the inode may have been noted at the old place.
+        self.note_place(c.now, to.0, to.1)?;
+        self.settle_place(c, to.0, to.1, None)?;
+        match self.entry_at(from.0, from.1)? {
+            Some(_) => self.settle_place(c, from.0, from.1, None),
+            None => self.end_intent(from.0, from.1),
+        }
     }
 
     pub(crate) fn release(
@@ -399,11 +440,11 @@ impl Batch<'_> {
     ) -> Answer<Reply<'static>> {
         let mut inode = self.attached_file(ino)?;
         let is_clean = inode.attr.flags & (FLAG_RESIDENT | FLAG_DIRTY | FLAG_DRAINING) == FLAG_RESIDENT;
-        let has_copy = self.copy_of(ino)?.is_some_and(|copy| copy.epoch == epoch);
-        if inode.attr.epoch() != epoch || !is_clean || !has_copy {
+        let Some(mut copy) = self.copy_record(ino)? else { return Err(Code::Stale) };
+        if inode.attr.epoch() != epoch || !is_clean || copy.epoch != epoch {
             return Err(Code::Stale);
         }
-        if inode.attr.flags & FLAG_PINNED != 0 {
+        if inode.attr.flags & FLAG_PINNED != 0 || self.has_intent(copy.parent, &copy.name)? {
             return Err(Code::Busy);
         }
         let ctime = inode.attr.ctime;
@@ -411,11 +452,11 @@ impl Batch<'_> {
         inode.attr.ctime = ctime;
         inode.attr.next_epoch();
         self.admit(Class::Removal, Work::writes(4))?;
-        let copy = self.copy_of(ino)?.ok_or(Code::Corrupt)?;
         if self.is_pending(copy.parent, &copy.name)? {
             return Err(Code::Busy); // new attributes, which the store does not have yet
         }
-        self.put_copy(ino, copy.parent, &copy.name, inode.attr.epoch())?;
+        copy.epoch = inode.attr.epoch();
+        self.put_copy(ino, &copy)?;
         inode.attr.flags &= !FLAG_RESIDENT;
         if !inode.layout.is_single() {
             // It is restored into one backing file.
@@ -448,7 +489,7 @@ impl Batch<'_> {
             self.admit(Class::Removal, Work::writes(3))?;
             if inode.attr.flags & FLAG_ATTACHED != 0 {
                 inode.attr.next_epoch();
-                self.note_inode(c.now, ino)?;
+                self.note_inode(c, ino)?;
             }
             inode.attr.flags = inode.attr.flags & !FLAG_DRAINING | FLAG_DIRTY;
             self.store_inode(&inode)?;

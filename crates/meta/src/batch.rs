@@ -106,6 +106,8 @@ impl<'a> Batch<'a> {
         let mut context = Context { caller, now, effects };
         let result = self.answer(&mut context, request, payload);
         let result = match (&result, self.state.ledger.has_stores() && request.changes()) {
+            // It found the name, and changed nothing.
+            (Ok(Reply::Created { created: false, .. }), _) => result,
             (Ok(_), true) => self.note_names(&mut context, request, mark).and(result),
             _ => result,
         };
@@ -178,14 +180,14 @@ impl<'a> Batch<'a> {
             Request::Restored { ino, epoch } => self.restored(c, ino, epoch),
             Request::BeginDrain { ino } => self.begin_drain(c, ino),
             Request::Pending { parent, name } => self.list_pending(parent, name, payload),
-            Request::Intend { parent, name, version } => self.intend(parent, name, version),
+            Request::Intend { parent, name, version } => self.intend(c, parent, name, version),
             Request::Published { parent, name, ino, epoch, seen, version } => {
                 self.published(c, parent, name, ino, epoch, seen, version)
             }
-            Request::Unpublished { parent, name, seen } => self.unpublished(parent, name, seen),
-            Request::Settled { parent, name, seen } => self.settled(parent, name, seen),
+            Request::Unpublished { parent, name, seen } => self.unpublished(c, parent, name, seen),
+            Request::Settled { parent, name, seen } => self.settled(c, parent, name, seen),
             Request::Moved { parent, name, new_parent, new_name, version } => {
-                self.moved(parent, name, new_parent, new_name, version)
+                self.moved(c, (parent, name), (new_parent, new_name), version)
             }
             Request::Release { ino, epoch, ref set } => self.release(c, ino, epoch, set),
             Request::Pin { ino, pinned } => self.pin(c, ino, pinned),

@@ -11,11 +11,11 @@ use forebay_types::{
     DISCRIMINATOR_BITS, FLAG_STORE,
 };
 
+use crate::check_stores::{shown, InStores};
 use crate::foreign_links::decode_dated;
 use crate::holds::PreparedRecord;
 use crate::keys::{self, Key};
 use crate::lmdb_txn::{code_of, walk};
-use crate::places::{decode_copy, decode_place as decode_placed, PendingRecord};
 use crate::record::{
     decode_format, decode_orphan, EntryRecord, Inode, Ledger, Pending, MARK_COLLISIONS, MARK_VALUES,
 };
@@ -60,7 +60,7 @@ impl CheckReport {
         self.problem_count == 0
     }
 
-    fn problem(&mut self, text: impl FnOnce() -> String) {
+    pub(crate) fn problem(&mut self, text: impl FnOnce() -> String) {
         self.problem_count += 1;
         if self.problems.len() < PROBLEMS_TOLD_MAX {
             self.problems.push(text());
@@ -118,9 +118,9 @@ struct Check {
     /// Links from entries on other nodes, by inode.
     links: HashMap<u64, u32>,
     parents: HashMap<u64, Ino>,
-    /// What backing stores have, by place; the inodes with a copy there; the directories with a store.
-    places: HashMap<(u64, Vec<u8>), Ino>,
-    copies: HashSet<u64>,
+    /// What backing stores have.
+    in_stores: InStores,
+    /// Directories with a store.
     stores: u64,
     /// Parts of wide directories that are or should be on this node, by number: what the list of a directory here says,
     /// and what the part's own record says.
@@ -130,10 +130,6 @@ struct Check {
     /// The directory and hash that the walk has reached, and the names there, to find duplicates.
     names: (u64, u64, Vec<Vec<u8>>),
     counter: u64,
-}
-
-fn shown(name: &[u8]) -> String {
-    String::from_utf8_lossy(name).escape_debug().to_string()
 }
 
 impl Shard {
@@ -220,28 +216,8 @@ impl Check {
                 }
                 Err(_) => self.report.problem(|| format!("the record under {key:02x?} is damaged")),
             },
-            Some(Key::Place(parent, name)) => match decode_placed(bytes) {
-                Ok(placed) => drop(self.places.insert((parent.0, name.to_vec()), placed.ino)),
-                Err(_) => {
-                    self.report.problem(|| format!("the place \"{}\" of {parent} is damaged", shown(name)))
-                }
-            },
-            Some(Key::Copy(ino)) => match decode_copy(bytes) {
-                Ok(copy) => {
-                    self.copies.insert(ino.0);
-                    if self.places.get(&(copy.parent.0, copy.name)) != Some(&ino) {
-                        self.report
-                            .problem(|| format!("inode {ino}: its copy in the backing store has no place"));
-                    }
-                }
-                Err(_) => self.report.problem(|| format!("inode {ino}: the record of its copy is damaged")),
-            },
-            Some(Key::Pending(parent, name)) => {
-                self.report.pending += 1;
-                if PendingRecord::decode(bytes).is_err() {
-                    self.report
-                        .problem(|| format!("the pending place \"{}\" of {parent} is damaged", shown(name)));
-                }
+            Some(Key::Place(..) | Key::Copy(_) | Key::Pending(..) | Key::Further(..)) => {
+                self.in_stores.record(&mut self.report, key, bytes)
             }
             Some(Key::Entry(parent, cookie)) => self.entry(shard, parent, cookie, bytes),
             Some(Key::Inode(ino)) => self.inode(shard, ino, bytes, each_file),
@@ -307,6 +283,7 @@ impl Check {
         let hash = cookie_hash(cookie);
         content.hashes = Some((content.hashes.map_or(hash, |(first, _)| first), hash));
         content.discriminated |= cookie & ((1 << DISCRIMINATOR_BITS) - 1) != 0;
+        self.in_stores.entry(&mut self.report, parent, name, ino);
         let foreign = ino.birth_node() != shard.node() && record.kind != Kind::Directory;
         if (record.link != TxId::NONE) != foreign {
             self.report.problem(|| {
@@ -394,10 +371,7 @@ impl Check {
         }
         self.report.files += u64::from(attr.is_file());
         self.stores += u64::from(attr.flags & FLAG_STORE != 0);
-        if attr.is_file() && !attr.is_resident() && !self.copies.contains(&ino.0) {
-            self.report
-                .problem(|| format!("file {ino}: its data are neither in the pool nor in a backing store"));
-        }
+        self.in_stores.inode(&mut self.report, attr);
         if attr.kind().has_backing() {
             each_file(&inode.entry());
         }
@@ -554,6 +528,11 @@ impl Check {
                         report.problem(|| format!("the ledger counts {said} {what}, there are {counted}"));
                     }
                 }
+                if ledger.stores != self.stores {
+                    let (said, counted) = (ledger.stores, self.stores);
+                    report
+                        .problem(|| format!("the ledger counts {said} backing stores, there are {counted}"));
+                }
                 if ledger.next_counter <= self.counter {
                     report.problem(|| {
                         format!(
@@ -564,6 +543,7 @@ impl Check {
                 }
             }
         }
+        self.in_stores.conclude(report);
         self.find_loops();
     }
 

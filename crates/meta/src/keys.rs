@@ -27,6 +27,7 @@ const OWED: u8 = 4;
 const PLACE: u8 = 5;
 const COPY: u8 = 6;
 const PENDING: u8 = 7;
+const FURTHER: u8 = 8;
 const ENTRY: u8 = 7;
 const INODE: u8 = 8;
 const VALUE: u8 = 9;
@@ -65,6 +66,8 @@ pub(crate) enum Key<'a> {
     Copy(Ino),
     /// A place at which a backing store may differ.
     Pending(Ino, &'a [u8]),
+    /// A further place of an inode: inode, directory and name.
+    Further(Ino, Ino, &'a [u8]),
     Entry(Ino, Cookie),
     Inode(Ino),
 }
@@ -189,13 +192,16 @@ impl ValueKey {
 
 /// A key of a place: tag, kind, directory, name.
 pub(crate) struct PlaceKey {
-    bytes: [u8; 10 + NAME_MAX],
+    bytes: [u8; PLACE_KEY_BYTES],
     len: usize,
 }
 
+/// Bytes of the longest key of a place: tag, kind, inode, directory, name.
+const PLACE_KEY_BYTES: usize = 18 + NAME_MAX;
+
 impl PlaceKey {
     fn new(kind: u8, parent: Ino, name: &[u8]) -> PlaceKey {
-        let mut bytes = [0; 10 + NAME_MAX];
+        let mut bytes = [0; PLACE_KEY_BYTES];
         (bytes[0], bytes[1]) = (FOREIGN, kind);
         bytes[2..10].copy_from_slice(&parent.0.to_be_bytes());
         let len = name.len().min(NAME_MAX);
@@ -222,6 +228,27 @@ pub(crate) fn pending(parent: Ino, name: &[u8]) -> PlaceKey {
 /// A key behind all pending places.
 pub(crate) fn last_pending() -> [u8; 2] {
     [FOREIGN, PENDING + 1]
+}
+
+/// The key of a further place of an inode.
+pub(crate) fn further(ino: Ino, parent: Ino, name: &[u8]) -> PlaceKey {
+    let mut bytes = [0; PLACE_KEY_BYTES];
+    (bytes[0], bytes[1]) = (FOREIGN, FURTHER);
+    bytes[2..10].copy_from_slice(&ino.0.to_be_bytes());
+    bytes[10..18].copy_from_slice(&parent.0.to_be_bytes());
+    let len = name.len().min(NAME_MAX);
+    bytes[18..18 + len].copy_from_slice(&name[..len]);
+    PlaceKey { bytes, len: 18 + len }
+}
+
+/// The key behind all further places of an inode.
+pub(crate) fn last_further(ino: Ino) -> PlaceKey {
+    further(Ino(ino.0 + 1), Ino(0), b"")
+}
+
+/// First and last keys of what the store has in a directory.
+pub(crate) fn places_in(directory: Ino) -> (PlaceKey, PlaceKey) {
+    (place(directory, b""), place(Ino(directory.0 + 1), b""))
 }
 
 /// The key of the place of an inode's copy.
@@ -287,6 +314,10 @@ pub(crate) fn decode(key: &[u8]) -> Option<Key<'_>> {
                 PENDING if (1..=NAME_MAX).contains(&name.len()) => Key::Pending(ino, name),
                 _ => return None,
             }
+        }
+        FOREIGN if rest.len() > 17 && rest[0] == FURTHER => {
+            let (ino, parent, name) = (Ino(be(&rest[1..9])?), Ino(be(&rest[9..17])?), &rest[17..]);
+            (name.len() <= NAME_MAX).then_some(Key::Further(ino, parent, name))?
         }
         FOREIGN if rest.len() == 17 => {
             let (a, b) = (be(&rest[1..9])?, be(&rest[9..])?);

@@ -250,6 +250,8 @@ impl Batch<'_> {
         };
         let slot = self.entries_for(parent, name)?;
         let mut attr = self.attr_of_new(c, slot, Kind::File.mode_bits() | mode);
+        // A file that no store has differs from what the store has.
+        let dirty = dirty || attr.flags & FLAG_ATTACHED != 0;
         attr.flags |= FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
         let layout = match layout {
             None => Layout::single(attr.home, 0),
@@ -377,7 +379,7 @@ impl Batch<'_> {
         // keeps its reply, whatever has happened to the inode meanwhile.
         let slot = self.entries_for(parent, name)?;
         let mut inode = self.inode(ino)?;
-        if (inode.attr.flags ^ self.state.directories.get(slot).attr.flags) & FLAG_ATTACHED != 0 {
+        if !self.is_of_store(&inode, parent)? {
             return Err(Code::CrossDevice);
         }
         if inode.attr.is_directory() || inode.attr.nlink >= LINKS_MAX {

@@ -3,32 +3,34 @@
 //! | record | key | holds |
 //! |---|---|---|
 //! | place | directory and name, as the store has them | the inode that was imported or published there, and its version |
-//! | copy | inode | the place that has its last version, and the epoch of a file's data in it |
 //! | pending | directory and name | that the store may differ there, since when, and how often the pool changed it |
 //!
-//! Invariants: a copy leads to a place with its inode. A file that is not resident has a copy. A change of an attached
-//! tree makes the places that it concerns pending, in the same transaction. A mover compares a pending place with the
-//! pool, makes the store equal, and reports what the store has from then on; the place stays pending if the pool has
-//! changed it meanwhile.
+//! `copies.rs` has the records that lead from an inode to its places.
 //!
-//! A directory's copy outlives its inode while its place exists, since places below it may have to be removed first.
-//! Tests: `tests/backing_store.rs`.
+//! Invariants: a place is pending unless the pool has the same inode there. A change of an attached tree makes the
+//! places that it concerns pending, in the same transaction. A mover compares a pending place with the pool, makes the
+//! store equal, and reports what the store has from then on; the place stays pending if the pool has changed it
+//! meanwhile, and as long as it has a dirty file.
+//!
+//! Before a mover changes what the store has under a name, it notes the version that will be there (`Intend`). If it
+//! dies in between, the place is still pending and the next mover recognises the version, even if the pool's name came
+//! and went. Tests: `tests/backing_store`.
 
 use forebay_types::limits::{NAME_MAX, PATH_MAX};
 use forebay_types::{
-    Code, CopyOf, Ino, Kind, PendingPlace, Placed, Reader, Reply, Request, StorePlace, StoreVersion,
-    Timestamp, Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_STORE, STORE_VERSION_BYTES,
+    Code, Ino, Kind, PendingPlace, Placed, Reader, Reply, Request, StorePlace, StoreVersion, Timestamp,
+    Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_STORE, STORE_VERSION_BYTES,
 };
 
 use crate::batch::{Answer, Batch, Context};
+use crate::copies::Copy;
 use crate::effects::Mark;
 use crate::keys::{self, Key};
 use crate::page_budget::{Class, Work};
 use crate::record::Inode;
 
-const RECORD_VERSION: u8 = 1;
+pub(crate) const RECORD_VERSION: u8 = 1;
 const PLACE_BYTES: usize = 1 + 9 + STORE_VERSION_BYTES;
-const COPY_BYTES_MAX: usize = 1 + 16 + NAME_MAX;
 const PENDING_BYTES: usize = 1 + 8 + 12 + 1 + STORE_VERSION_BYTES;
 /// Bound on a walk from a place up to its store.
 const DEPTH_MAX: usize = 1 << 16;
@@ -85,26 +87,10 @@ pub(crate) fn decode_place(bytes: &[u8]) -> Answer<Placed> {
     }
 }
 
-pub(crate) fn decode_copy(bytes: &[u8]) -> Answer<CopyOf> {
-    match bytes {
-        [RECORD_VERSION, rest @ ..] if rest.len() >= 16 && rest.len() <= 16 + NAME_MAX => {
-            let (numbers, name) = rest.split_at(16);
-            let mut r = Reader::new(numbers);
-            Ok(CopyOf { epoch: r.u64()?, parent: Ino(r.u64()?), name: name.to_vec() })
-        }
-        _ => Err(Code::Corrupt),
-    }
-}
-
 impl Batch<'_> {
     /// What the store has at a place, as far as the pool knows.
     pub(crate) fn placed(&self, parent: Ino, name: &[u8]) -> Answer<Option<Placed>> {
         self.tx.get(keys::place(parent, name).bytes())?.map(decode_place).transpose()
-    }
-
-    /// The place that has an inode's last version.
-    pub(crate) fn copy_of(&self, ino: Ino) -> Answer<Option<CopyOf>> {
-        self.tx.get(&keys::copy(ino))?.map(decode_copy).transpose()
     }
 
     fn pending_at(&self, parent: Ino, name: &[u8]) -> Answer<Option<PendingRecord>> {
@@ -122,17 +108,6 @@ impl Batch<'_> {
         placed.encode(&mut w)?;
         let n = w.len();
         self.tx.put(keys::place(parent, name).bytes(), &buffer[..n])
-    }
-
-    pub(crate) fn put_copy(&mut self, ino: Ino, parent: Ino, name: &[u8], epoch: u64) -> Answer<()> {
-        let mut buffer = [0; COPY_BYTES_MAX];
-        let mut w = Writer::new(&mut buffer);
-        w.u8(RECORD_VERSION)?;
-        w.u64(epoch)?;
-        w.u64(parent.0)?;
-        w.put(name)?;
-        let n = w.len();
-        self.tx.put(&keys::copy(ino), &buffer[..n])
     }
 
     fn put_pending(&mut self, parent: Ino, name: &[u8], record: &PendingRecord) -> Answer<()> {
@@ -176,7 +151,7 @@ impl Batch<'_> {
         | Request::SetXattr { ino, .. }
         | Request::RemoveXattr { ino, .. } = request
         {
-            self.note_inode(c.now, *ino)?;
+            self.note_inode(c, *ino)?;
         }
         Ok(())
     }
@@ -192,15 +167,19 @@ impl Batch<'_> {
         let placed = self.placed(parent, name)?;
         match (pending, placed, now_there) {
             // A name that the store never had came and went.
-            (Some(pending), None, None) if pending.intent.is_none() => {
+            (Some(pending), None, None) if pending.intent.is_none() && !pending.conflict => {
                 self.tx.delete(keys::pending(parent, name).bytes())?;
                 Ok(())
             }
             (None, None, None) => Ok(()),
-            // An open with O_CREAT that found it.
-            (None, Some(placed), Some((ino, _))) if placed.ino == ino => Ok(()),
             (pending, ..) => self.note(now, parent, name, pending),
         }
+    }
+
+    /// Makes a place pending, or counts one more change of it.
+    pub(crate) fn note_place(&mut self, now: Timestamp, parent: Ino, name: &[u8]) -> Answer<()> {
+        let pending = self.pending_at(parent, name)?;
+        self.note(now, parent, name, pending)
     }
 
     fn note(
@@ -212,28 +191,6 @@ impl Batch<'_> {
     ) -> Answer<()> {
         let before = pending.unwrap_or(PendingRecord { since: now, ..PendingRecord::default() });
         self.put_pending(parent, name, &PendingRecord { changes: before.changes + 1, ..before })
-    }
-
-    /// Makes the place pending that has an inode's copy: its data or attributes change. An inode without a copy is to be
-    /// published anyway.
-    pub(crate) fn note_inode(&mut self, now: Timestamp, ino: Ino) -> Answer<()> {
-        let Some(inode) = self.find_inode(ino)? else { return Ok(()) };
-        if inode.attr.flags & (FLAG_ATTACHED | FLAG_STORE) != FLAG_ATTACHED {
-            return Ok(());
-        }
-        if let Some(copy) = self.copy_of(ino)? {
-            let pending = self.pending_at(copy.parent, &copy.name)?;
-            self.note(now, copy.parent, &copy.name, pending)?;
-        }
-        Ok(())
-    }
-
-    /// An inode has lost its last link: its place stays, until the mover has removed what is there.
-    pub(crate) fn forget_copy(&mut self, inode: &Inode) -> Answer<()> {
-        if inode.attr.flags & FLAG_ATTACHED != 0 && !inode.attr.is_directory() {
-            self.tx.delete(&keys::copy(inode.attr.ino))?;
-        }
-        Ok(())
     }
 
     /// The directory with the store to whose tree a directory belongs; none if it belongs to none.
@@ -264,6 +221,29 @@ impl Batch<'_> {
         match self.store_of(from)? == self.store_of(to)? {
             true => Ok(()),
             false => Err(Code::CrossDevice),
+        }
+    }
+
+    /// True if a directory belongs to the same store as an inode that is no directory, or both to none. With several
+    /// stores, a file's store is known only while that store has it.
+    pub(crate) fn is_of_store(&mut self, inode: &Inode, directory: Ino) -> Answer<bool> {
+        if !self.state.ledger.has_stores() {
+            return Ok(true);
+        }
+        let is_attached = self.is_attached(directory)?;
+        if is_attached != (inode.attr.flags & FLAG_ATTACHED != 0) {
+            return Ok(false);
+        }
+        if !is_attached || self.state.ledger.stores == 1 {
+            return Ok(true);
+        }
+        match self.copy_record(inode.attr.ino)? {
+            Some(copy) => match self.store_of(copy.parent) {
+                Ok(store) => Ok(store == self.store_of(directory)?),
+                Err(Code::NotFound) => Ok(false),
+                Err(code) => Err(code),
+            },
+            None => Ok(false),
         }
     }
 
@@ -305,7 +285,8 @@ impl Batch<'_> {
         let wanted = match self.directory(parent) {
             Ok(slot) => match self.find_entry(slot, &name)? {
                 Some(found) if self.is_ours(found.ino) => {
-                    Some(Wanted::Here(self.entered_inode(found.ino)?.entry(), self.copy_of(found.ino)?))
+                    let copy = self.copy_record(found.ino)?.map(Copy::told);
+                    Some(Wanted::Here(self.entered_inode(found.ino)?.entry(), copy))
                 }
                 Some(found) => Some(Wanted::Elsewhere(found.ino, found.kind)),
                 None => None,
@@ -329,10 +310,12 @@ impl Batch<'_> {
             if !self.is_ours(at) {
                 break false;
             }
-            let copy = self.copy_of(at)?.ok_or(Code::NotFound)?;
+            let copy = self.copy_record(at)?.ok_or(Code::NotFound)?;
             if at == ino {
                 placed = self.placed(copy.parent, &copy.name)?;
-                (epoch, parent) = (copy.epoch, copy.parent);
+                parent = copy.parent;
+                let is_file = placed.is_some_and(|placed| placed.kind == Kind::File);
+                epoch = if is_file { copy.epoch } else { EPOCH_UNKNOWN };
             }
             let separator = usize::from(start != PATH_MAX);
             let begin = start.checked_sub(copy.name.len() + separator).ok_or(Code::NameTooLong)?;
@@ -353,14 +336,44 @@ impl Batch<'_> {
     /// Executes [`Request::Intend`].
     pub(crate) fn intend(
         &mut self,
+        c: &mut Context<'_>,
         parent: Ino,
         name: &[u8],
         version: StoreVersion,
     ) -> Answer<Reply<'static>> {
-        self.admit(Class::Removal, Work::writes(2))?;
-        let Some(pending) = self.pending_at(parent, name)? else { return Err(Code::NotFound) };
+        self.admit(Class::Removal, Work::writes(3))?;
+        if let Some(placed) = self.placed(parent, name)? {
+            let stays = placed.version == version || self.leads_to_inode(parent, name, placed.ino)?;
+            if !stays {
+                if !self.may_be_lost(parent, name, &placed)? {
+                    return Err(Code::Busy);
+                }
+                self.expect_loss(c, parent, name, placed.ino)?;
+            }
+        }
+        let pending = self.pending_at(parent, name)?;
+        let pending =
+            pending.unwrap_or(PendingRecord { since: c.now, changes: 1, ..PendingRecord::default() });
         self.put_pending(parent, name, &PendingRecord { intent: Some(version), ..pending })?;
         Ok(Reply::Done)
+    }
+
+    /// True if a mover is about to change what the store has at a place.
+    pub(crate) fn has_intent(&self, parent: Ino, name: &[u8]) -> Answer<bool> {
+        Ok(self.pending_at(parent, name)?.is_some_and(|pending| pending.intent.is_some()))
+    }
+
+    /// The entry of a pending or published name; none if it, or its directory, is gone.
+    pub(crate) fn entry_at(&mut self, parent: Ino, name: &[u8]) -> Answer<Option<Ino>> {
+        match self.directory(parent) {
+            Ok(slot) => Ok(self.find_entry(slot, name)?.map(|found| found.ino)),
+            Err(Code::NotFound) => Ok(None),
+            Err(code) => Err(code),
+        }
+    }
+
+    pub(crate) fn leads_to_inode(&mut self, parent: Ino, name: &[u8], ino: Ino) -> Answer<bool> {
+        Ok(self.entry_at(parent, name)? == Some(ino))
     }
 
     /// Executes [`Request::Conflict`]: `version` is what the store has now, all zeros for nothing.
@@ -372,30 +385,65 @@ impl Batch<'_> {
         found: bool,
         version: StoreVersion,
     ) -> Answer<Reply<'static>> {
-        self.admit(Class::Removal, Work::writes(4))?;
+        self.admit(Class::Change, Work::writes(4))?;
+        if found {
+            self.distrust_copy(c, parent, name)?;
+        } else {
+            // The pool's version may replace this one.
+            self.lose_place(c, parent, name)?;
+            if version != StoreVersion::default() {
+                self.put_place(parent, name, &Placed { ino: Ino(0), kind: Kind::File, version })?;
+            }
+        }
         let before = self.pending_at(parent, name)?;
         let before = before.unwrap_or(PendingRecord { since: c.now, ..PendingRecord::default() });
         let record = PendingRecord { conflict: found, intent: None, changes: before.changes + 1, ..before };
-        if !found {
-            // The pool's version may replace this one.
-            let placed = self.placed(parent, name)?;
-            let (ino, kind) = placed.map_or((Ino(0), Kind::File), |placed| (placed.ino, placed.kind));
-            match version == StoreVersion::default() {
-                true => drop(self.tx.delete(keys::place(parent, name).bytes())?),
-                false => self.put_place(parent, name, &Placed { ino, kind, version })?,
-            }
-        }
         self.put_pending(parent, name, &record)?;
         Ok(Reply::Done)
     }
 
-    /// Ends that a place is pending, unless it has changed since the caller looked.
-    pub(crate) fn settle_place(&mut self, parent: Ino, name: &[u8], seen: u64) -> Answer<Reply<'static>> {
-        if let Some(pending) = self.pending_at(parent, name)? {
-            match pending.changes == seen && !pending.conflict {
-                true => drop(self.tx.delete(keys::pending(parent, name).bytes())?),
-                false => self.put_pending(parent, name, &PendingRecord { intent: None, ..pending })?,
+    /// True if the store does not differ from the pool at a place, as far as the shard knows. A file that was never
+    /// published may stay out of the store.
+    fn is_equal(&mut self, parent: Ino, name: &[u8]) -> Answer<bool> {
+        let (placed, entry) = (self.placed(parent, name)?, self.entry_at(parent, name)?);
+        let Some(ino) = entry else { return Ok(placed.is_none()) };
+        let is_dirty = match self.find_inode(ino)? {
+            Some(inode) => inode.attr.is_file() && inode.attr.flags & FLAG_DIRTY != 0,
+            None => false,
+        };
+        match placed {
+            Some(placed) => Ok(placed.ino == ino && !is_dirty),
+            None => Ok(self.copy_record(ino)?.is_none()),
+        }
+    }
+
+    /// Ends that a place is pending, unless the store differs there, or it has changed since the caller looked.
+    pub(crate) fn settle_place(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        seen: Option<u64>,
+    ) -> Answer<Reply<'static>> {
+        let pending = self.pending_at(parent, name)?;
+        let is_equal = self.is_equal(parent, name)?;
+        match pending {
+            Some(pending) if is_equal && seen == Some(pending.changes) && !pending.conflict => {
+                self.tx.delete(keys::pending(parent, name).bytes())?;
             }
+            Some(pending) => {
+                self.put_pending(parent, name, &PendingRecord { intent: None, ..pending })?;
+            }
+            None if !is_equal || seen.is_none() => self.note(c.now, parent, name, None)?,
+            None => {}
+        }
+        Ok(Reply::Done)
+    }
+
+    /// A mover no longer changes what the store has at a place.
+    pub(crate) fn end_intent(&mut self, parent: Ino, name: &[u8]) -> Answer<Reply<'static>> {
+        if let Some(pending) = self.pending_at(parent, name)? {
+            self.put_pending(parent, name, &PendingRecord { intent: None, ..pending })?;
         }
         Ok(Reply::Done)
     }
@@ -427,7 +475,7 @@ impl Batch<'_> {
                     return Ok(Some(directory));
                 }
             }
-            match self.copy_of(directory)? {
+            match self.copy_record(directory)? {
                 Some(copy) => directory = copy.parent,
                 // Not in the store yet: it is in the pool.
                 None => match self.find_inode(directory)? {

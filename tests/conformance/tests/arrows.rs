@@ -7,13 +7,16 @@ use std::process::Command;
 
 /// Libraries that only the listed crates may use, so that the crates of programs' interfaces depend neither on LMDB or
 /// libfabric nor on command-line libraries.
-const KEPT_TO: [(&str, &[&str]); 6] = [
+const KEPT_TO: [(&str, &[&str]); 9] = [
     ("heed", &["meta"]),
     ("clap", &["cli"]),
     ("indicatif", &["cli"]),
     ("tracing-subscriber", &["log"]),
     ("blake3", &["wire"]),
     ("fabric-sys", &["fabric"]),
+    ("opendal", &["mover"]),
+    ("tokio", &["mover"]),
+    ("rustls", &["mover"]),
 ];
 /// Crates that are linked into every host program: they use no library except libc.
 const IN_EVERY_HOST: [&str; 4] = ["client", "capi", "preload", "sys"];

@@ -26,6 +26,8 @@ mod object;
 mod path;
 mod posix;
 mod source;
+#[cfg(any(test, feature = "faults"))]
+pub mod steps;
 mod temporary;
 mod url;
 
@@ -36,7 +38,8 @@ pub use attributes::{
     Abilities, Attributes, DirectoryRemoval, Leftovers, Listing, Object, Outcome, Warnings, Xattrs,
 };
 pub use error::{StoreError, StoreResult};
-use forebay_types::{Kind, StoreVersion};
+use forebay_types::Kind;
+pub use forebay_types::StoreVersion;
 pub use object::{ObjectStore, S3Place};
 pub use path::{check_name, StorePath};
 pub use posix::{PosixOptions, PosixStore};

@@ -89,6 +89,8 @@ pub(super) fn code(errno: Errno) -> Code {
 
 /// Repeats a call that a signal interrupted.
 pub(super) fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    #[cfg(any(test, feature = "faults"))]
+    super::steps::step();
     loop {
         match call() {
             Err(Errno::INTR) => {}

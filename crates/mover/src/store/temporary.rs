@@ -6,9 +6,9 @@
 //! | `.forebay-<mover>-<number>.<marks>.was.<name>` | what was at `<name>` and is being compared, or the upload that is changing places with it | see below |
 //! | `.forebay-<mover>-<number>.<marks>.was/<name>` | the same, for long names | the same |
 //!
-//! The marks ([`Marks`]) are hashes of the expected version and of the upload. So a sweep knows what a dead mover left:
-//! the upload is removed; anything else goes back to its name if that is free; if it is not, the expected version is
-//! removed, because it was replaced, and any other object is kept under a name that people see.
+//! The marks ([`Marks`]) are hashes of the expected version and of one that nothing needs. So a sweep knows what a dead
+//! mover left: the spare version is removed; anything else goes back to its name if that is free; if it is not, the
+//! expected version is removed, because it was replaced, and any other object is kept under a name that people see.
 //!
 //! A mover's ID has its host, the boot and PID namespace of the host, its process number and the time when it started.
 //! So two movers never share a temporary, not even after a restart with the same process number.
@@ -98,26 +98,27 @@ pub fn runs_here(mover: &str) -> Option<bool> {
 /// Hashes of two versions, in the name of an object that is put aside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Marks {
-    /// The version that may be replaced or removed.
+    /// The version that was expected at the name.
     pub expected: u32,
-    /// The upload; the same as `expected` if there is none.
-    pub upload: u32,
+    /// A version that nothing needs if the mover is dead: an upload that is not published, or the version that a renamed
+    /// file replaced. The same as `expected` if there is none.
+    pub spare: u32,
 }
 
 /// Hex digits of [`Marks`].
 const MARKS_DIGITS: usize = 16;
 
 impl Marks {
-    /// The marks of the version that may be replaced, and of the upload that replaces it.
-    pub fn new(expected: &StoreVersion, upload: Option<&StoreVersion>) -> Marks {
-        Marks { expected: mark(expected), upload: mark(upload.unwrap_or(expected)) }
+    /// The marks of the version that is expected at the name, and of one that may be there without being needed.
+    pub fn new(expected: &StoreVersion, spare: Option<&StoreVersion>) -> Marks {
+        Marks { expected: mark(expected), spare: mark(spare.unwrap_or(expected)) }
     }
 
     fn parse(digits: &[u8]) -> Option<Marks> {
         let digits = std::str::from_utf8(digits).ok()?;
         let hex = |digits: &str| u32::from_str_radix(digits, 16).ok();
         let plain = digits.bytes().all(|b| b.is_ascii_hexdigit());
-        plain.then_some(Marks { expected: hex(digits.get(..8)?)?, upload: hex(digits.get(8..)?)? })
+        plain.then_some(Marks { expected: hex(digits.get(..8)?)?, spare: hex(digits.get(8..)?)? })
     }
 }
 
@@ -212,7 +213,7 @@ impl Temporaries {
     }
 
     pub(super) fn next_aside_directory(&self, marks: Marks) -> Vec<u8> {
-        self.stem(&format!(".{:08x}{:08x}.was", marks.expected, marks.upload)).into_bytes()
+        self.stem(&format!(".{:08x}{:08x}.was", marks.expected, marks.spare)).into_bytes()
     }
 
     fn stem(&self, suffix: &str) -> String {
@@ -234,7 +235,7 @@ mod tests {
         let own = temporaries.next_name();
         assert_eq!(TemporaryName::parse(&own).unwrap().mover, MoverId::own().as_str());
         assert_eq!(kind(&temporaries.next_name()), Some(TemporaryKind::Upload));
-        let marks = Marks { expected: 0x12ab, upload: u32::MAX };
+        let marks = Marks { expected: 0x12ab, spare: u32::MAX };
         let directory = temporaries.next_aside_directory(marks);
         assert_eq!(kind(&directory), Some(TemporaryKind::AsideDirectory(marks)));
         let aside = temporaries.next_aside(marks, b"\xff.was.x-1.tmp").unwrap();

@@ -23,6 +23,8 @@ pub(super) fn timed_out(limit: Duration) -> Error {
     Error::new(ErrorKind::Unexpected, message).with_context(TIMED_OUT, "yes").set_temporary()
 }
 
+/// S3's code for a bucket that is not there.
+pub(super) const NO_BUCKET: &str = "NoSuchBucket";
 const TIMED_OUT: &str = "forebay-timed-out";
 
 impl ObjectStore {
@@ -38,6 +40,7 @@ pub(super) fn describe(e: &Error, what: String) -> StoreError {
     let is_transient = e.is_temporary() || e.is_persistent();
     let shown = e.to_string();
     let code = match e.kind() {
+        _ if shown.contains(NO_BUCKET) => Code::NotFound,
         ErrorKind::NotFound => Code::NotFound,
         ErrorKind::PermissionDenied => Code::AccessDenied,
         ErrorKind::ConfigInvalid => Code::Invalid,
@@ -51,7 +54,8 @@ pub(super) fn describe(e: &Error, what: String) -> StoreError {
         _ if shown.contains(TIMED_OUT) => Code::TimedOut,
         _ => Code::Io,
     };
-    let is_transient = is_transient && code != Code::NoSpace;
+    // OpenDAL repeats refused requests, because new credentials may be there. The mover waits for people.
+    let is_transient = is_transient && !matches!(code, Code::NoSpace | Code::AccessDenied);
     let mut failure = StoreError::lasting(code, what).why(scrubbed(&reason(e)));
     failure.is_transient = is_transient;
     match code {
@@ -59,7 +63,7 @@ pub(super) fn describe(e: &Error, what: String) -> StoreError {
             "check the credentials (environment, ~/.aws, or the instance's role) and what they may do with the bucket",
         ),
         Code::NoSpace => failure.cure("free space or raise the quota there; Forebay keeps the data until then"),
-        Code::NotFound if shown.contains("NoSuchBucket") => failure.cure("create the bucket, or correct its name"),
+        Code::NotFound if shown.contains(NO_BUCKET) => failure.cure("create the bucket, or correct its name"),
         _ => failure,
     }
 }

@@ -1,6 +1,6 @@
 //! Prefixes as directories: listing, removal, leftovers.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::pin::Pin;
 
 use futures_core::Stream;
@@ -12,18 +12,26 @@ use super::super::attributes::{DirectoryRemoval, Leftovers, Listing, Object};
 use super::super::error::{StoreError, StoreResult};
 use super::super::path::{check_name, StorePath};
 use super::super::temporary::{TemporaryKind, TemporaryName};
+use super::failures::NO_BUCKET;
 use super::metadata::{directory, object_of, version_of};
 use super::{ObjectStore, REQUEST_LIMIT};
-use forebay_types::{Code, Kind};
+use forebay_types::Code;
 
 /// What a key in a prefix is.
-enum Found<'a> {
+pub(super) enum Found<'a> {
     /// The marker of the prefix itself.
     Marker,
     File(&'a str),
     Directory(&'a str),
     /// Not a name that the pool can hold, or that OpenDAL could address.
     Unusable,
+}
+
+/// Whether a listing goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Going {
+    On,
+    Stop,
 }
 
 /// Which entry of the directory `prefix` (empty, or with a slash at its end) a key belongs to.
@@ -49,11 +57,11 @@ fn entry_of<'a>(prefix: &str, key: &'a str) -> Found<'a> {
 
 impl ObjectStore {
     /// Passes the entries of a prefix to `each`, page by page. False if there is no key with the prefix.
-    fn each_key(
+    pub(super) fn each_key(
         &self,
         verb: &str,
         path: &StorePath,
-        mut each: impl FnMut(&Entry, Found<'_>) -> StoreResult<()>,
+        mut each: impl FnMut(&Entry, Found<'_>) -> StoreResult<Going>,
     ) -> StoreResult<bool> {
         let key = self.key(verb, path)?;
         let prefix = if path.is_root() { String::new() } else { format!("{key}/") };
@@ -63,14 +71,24 @@ impl ObjectStore {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
             other => other.map_err(|e| self.failed(verb, path, e))?,
         };
-        let mut is_there = false;
-        while let Some(entry) =
-            self.wait(REQUEST_LIMIT, next(&mut lister)).map_err(|e| self.failed(verb, path, e))?
-        {
-            is_there = true;
-            each(&entry, entry_of(&prefix, entry.path()))?;
+        let mut first: Option<String> = None;
+        loop {
+            let entry = match self.wait(REQUEST_LIMIT, next(&mut lister)) {
+                Err(e) if e.kind() == ErrorKind::NotFound && !e.to_string().contains(NO_BUCKET) => None,
+                other => other.map_err(|e| self.failed(verb, path, e))?,
+            };
+            let Some(entry) = entry else { return Ok(first.is_some()) };
+            if first.as_deref() == Some(entry.path()) {
+                // Servers exist that ignore the token of a page: the listing would not end.
+                let failure = StoreError::lasting(Code::Corrupt, self.what(verb, path));
+                return Err(failure.why("the server repeats its listing from the beginning"));
+            }
+            let going = each(&entry, entry_of(&prefix, entry.path()))?;
+            if going == Going::Stop {
+                return Ok(true);
+            }
+            first.get_or_insert_with(|| entry.path().to_owned());
         }
-        Ok(is_there)
     }
 
     pub(super) fn list_prefix(
@@ -79,44 +97,41 @@ impl ObjectStore {
         each: &mut dyn FnMut(Object) -> StoreResult<()>,
     ) -> StoreResult<Listing> {
         let mut listing = Listing::default();
-        // A key `a` excludes the directory `a/`, which would have the same name in the pool. Hashes, because a prefix
-        // may have millions of keys.
-        let mut names = HashSet::new();
+        // A key `a` excludes the directory `a/`, which would have the same name in the pool. So directories come last.
+        // Files are kept as hashes, because a prefix may have millions of keys.
+        let mut files = HashSet::new();
+        let mut directories = BTreeSet::new();
         let is_there = self.each_key("list", path, |entry, found| {
-            let object = match found {
-                Found::Marker => return Ok(()),
-                Found::Unusable => {
-                    listing.unusable += 1;
-                    return Ok(());
-                }
+            match found {
+                Found::Marker => {}
+                Found::Unusable => listing.unusable += 1,
                 Found::File(name) | Found::Directory(name)
                     if TemporaryName::parse(name.as_bytes()).is_some() =>
                 {
                     listing.temporaries += 1;
-                    return Ok(());
+                }
+                Found::Directory(name) => {
+                    directories.insert(name.as_bytes().to_vec());
                 }
                 Found::File(name) => {
-                    names.insert((xxh3_64(name.as_bytes()), Kind::File));
+                    files.insert(xxh3_64(name.as_bytes()));
+                    listing.objects += 1;
                     let metadata = entry.metadata();
                     let version = version_of(metadata, self.has_tags);
                     // Without user metadata: only `look` has it.
-                    Object { is_complete: false, ..object_of(name.as_bytes(), metadata, version) }
+                    each(Object { is_complete: false, ..object_of(name.as_bytes(), metadata, version) })?;
                 }
-                Found::Directory(name) => {
-                    let hash = xxh3_64(name.as_bytes());
-                    if names.contains(&(hash, Kind::File)) {
-                        listing.unusable += 1;
-                        return Ok(());
-                    }
-                    if !names.insert((hash, Kind::Directory)) {
-                        return Ok(());
-                    }
-                    directory(name.as_bytes())
-                }
-            };
-            listing.objects += 1;
-            each(object)
+            }
+            Ok(Going::On)
         })?;
+        for name in directories {
+            if files.contains(&xxh3_64(&name)) {
+                listing.unusable += 1;
+                continue;
+            }
+            listing.objects += 1;
+            each(directory(&name))?;
+        }
         if is_there || path.is_root() {
             return Ok(listing);
         }
@@ -136,7 +151,7 @@ impl ObjectStore {
                     _ => {}
                 }
             }
-            Ok(())
+            Ok(Going::On)
         })?;
         for key in stale {
             match self.wait(REQUEST_LIMIT, self.operator.delete(&key)) {
@@ -163,7 +178,7 @@ impl ObjectStore {
         let mut is_empty = true;
         let is_there = self.each_key(verb, path, |_, found| {
             is_empty &= matches!(found, Found::Marker);
-            Ok(())
+            Ok(if is_empty { Going::On } else { Going::Stop })
         })?;
         if !is_empty {
             return Ok(DirectoryRemoval::NotEmpty);

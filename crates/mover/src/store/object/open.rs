@@ -13,6 +13,7 @@ use super::super::error::{StoreError, StoreResult};
 use super::super::path::StorePath;
 use super::super::temporary::{MoverId, Temporaries};
 use super::failures::describe;
+use super::listing::Going;
 use super::{ObjectStore, REQUEST_LIMIT};
 
 /// Threads of the runtime: they only move bytes between sockets and buffers.
@@ -58,7 +59,6 @@ impl ObjectStore {
             prefix => format!("s3://{}/{prefix}", place.bucket),
         };
         let what = format!("cannot open the store {title}");
-        let failed = |e| describe(&e, what.clone());
         // Fails if another part of the process has chosen one, which is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -69,7 +69,7 @@ impl ObjectStore {
             .map_err(|e| StoreError::transient(Code::NoResources, &what).why(e))?;
         let operator = {
             let _inside = runtime.enter();
-            let operator = Operator::new(builder(place)).map_err(failed)?;
+            let operator = Operator::new(builder(place)).map_err(|e| describe(&e, what))?;
             let retries = RetryLayer::new().with_max_times(RETRIES).with_max_delay(RETRY_PAUSE).with_jitter();
             operator.layer(retries).finish()
         };
@@ -83,17 +83,7 @@ impl ObjectStore {
             lost_xattrs: AtomicU64::new(0),
         };
         // A listing shows whether bucket and credentials are right.
-        let listed = store.wait(REQUEST_LIMIT, async {
-            store
-                .operator
-                .list_options("/", opendal::options::ListOptions { limit: Some(1), ..Default::default() })
-                .await
-        });
-        if let Err(e) = listed {
-            if e.kind() != ErrorKind::NotFound || e.to_string().contains("NoSuchBucket") {
-                return Err(failed(e));
-            }
-        }
+        store.each_key("open", &StorePath::root(), |_, _| Ok(Going::Stop))?;
         store.probe();
         Ok(store)
     }

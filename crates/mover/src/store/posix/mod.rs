@@ -336,7 +336,7 @@ impl Store for PosixStore {
         if found.is_some_and(|object| object.kind == Kind::Directory) {
             return Err(failed(Errno::ISDIR));
         }
-        match self.names.put_aside(&self.temporaries, place.at(), expected).map_err(failed)? {
+        match self.names.put_aside(&self.temporaries, place.at(), expected, None).map_err(failed)? {
             Some(aside) => aside.remove().map(Outcome::Done).map_err(failed),
             None => Ok(Outcome::conflict(look(place.at()).map_err(failed)?)),
         }

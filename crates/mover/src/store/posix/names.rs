@@ -74,9 +74,9 @@ impl<'a> Aside<'a> {
     }
 
     /// After nothing is aside any more. A directory that is left is a leftover like any other.
-    fn release(self) {
+    pub(super) fn release(self) {
         if self.directory.is_some() {
-            let _ = rustix::fs::unlinkat(self.at.directory, &self.name[..], AtFlags::REMOVEDIR);
+            let _ = retried(|| rustix::fs::unlinkat(self.at.directory, &self.name[..], AtFlags::REMOVEDIR));
         }
     }
 }
@@ -135,37 +135,70 @@ impl NameCalls {
         Ok(true)
     }
 
-    /// Puts `from`, of version `version`, in place of the version `expected` at `to`, which is removed.
+    /// Puts the upload `from`, of version `version`, in place of the version `expected` at `to`, which is removed.
     pub(super) fn replace(
         &self,
         temporaries: &Temporaries,
         (from, version): (At<'_>, &StoreVersion),
         (to, expected): (At<'_>, &StoreVersion),
     ) -> Result<Replaced, Errno> {
-        if self.exchange.load(Ordering::Relaxed) {
-            // Under an aside name, so that a sweep can tell the upload from what comes back.
-            let aside = Aside::new(temporaries, Marks::new(expected, Some(version)), to)?;
-            if let Err(e) = retried(|| {
-                let place = aside.place();
-                rustix::fs::renameat(from.directory, from.name, place.directory, place.name)
-            }) {
-                aside.release();
-                return Err(e);
-            }
-            match self.exchange(aside.place(), version.ino, to, expected) {
-                Ok(Some(Replaced::Yes)) => return aside.remove().map(|()| Replaced::Yes),
-                Ok(Some(Replaced::Conflict)) => {
-                    self.give_back(aside, version.ino, from)?;
-                    return Ok(Replaced::Conflict);
-                }
-                Ok(None) => self.give_back(aside, version.ino, from)?,
-                Err(e) => {
-                    let _ = self.give_back(aside, version.ino, from);
-                    return Err(e);
-                }
-            }
+        if !self.exchange.load(Ordering::Relaxed) {
+            return self.replace_by_aside(temporaries, from, to, expected);
         }
-        let Some(aside) = self.put_aside(temporaries, to, expected)? else { return Ok(Replaced::Conflict) };
+        // Under an aside name, so that a sweep can tell the upload from what comes back.
+        let aside = Aside::new(temporaries, Marks::new(expected, Some(version)), to)?;
+        let place = aside.place();
+        if let Err(e) =
+            retried(|| rustix::fs::renameat(from.directory, from.name, place.directory, place.name))
+        {
+            aside.release();
+            return Err(e);
+        }
+        self.replace_from_aside(temporaries, (aside, version.ino, from), (to, expected))
+    }
+
+    /// Puts what is aside, with inode number `ino`, in place of the version `expected` at `to`, which is removed. After
+    /// a conflict it goes to `home`, if that is free.
+    pub(super) fn replace_from_aside(
+        &self,
+        temporaries: &Temporaries,
+        (aside, ino, home): (Aside<'_>, u64, At<'_>),
+        (to, expected): (At<'_>, &StoreVersion),
+    ) -> Result<Replaced, Errno> {
+        let exchanged = match self.exchange.load(Ordering::Relaxed) {
+            true => self.exchange(aside.place(), ino, to, expected),
+            false => Ok(None),
+        };
+        match exchanged {
+            Ok(Some(Replaced::Yes)) => return aside.remove().map(|()| Replaced::Yes),
+            Ok(Some(Replaced::Conflict)) | Err(_) => {}
+            Ok(None) => match self.replace_by_aside(temporaries, aside.place(), to, expected) {
+                Ok(Replaced::Yes) => {
+                    aside.release();
+                    return Ok(Replaced::Yes);
+                }
+                other => {
+                    self.go_home(aside, ino, home)?;
+                    return other;
+                }
+            },
+        }
+        let home = self.go_home(aside, ino, home);
+        exchanged?;
+        home.map(|()| Replaced::Conflict)
+    }
+
+    /// Without an exchange: what is at `to` goes aside and is compared, then `from` gets the name.
+    fn replace_by_aside(
+        &self,
+        temporaries: &Temporaries,
+        from: At<'_>,
+        to: At<'_>,
+        expected: &StoreVersion,
+    ) -> Result<Replaced, Errno> {
+        let Some(aside) = self.put_aside(temporaries, to, expected, None)? else {
+            return Ok(Replaced::Conflict);
+        };
         match self.put_new(from, to, false) {
             Ok(true) => aside.remove().map(|()| Replaced::Yes),
             // A foreign program has put a file there, in place of the expected one.
@@ -177,16 +210,15 @@ impl NameCalls {
         }
     }
 
-    /// After a conflict: the upload gets its temporary name back. Anything else that is aside is an object that a
-    /// foreign program replaced itself, and is removed.
-    fn give_back(&self, aside: Aside<'_>, upload_ino: u64, from: At<'_>) -> Result<(), Errno> {
+    /// After a conflict: the mover's object, with inode number `ino`, gets its name back. Anything else that is aside
+    /// is an object that a foreign program replaced itself, and is removed.
+    fn go_home(&self, aside: Aside<'_>, ino: u64, home: At<'_>) -> Result<(), Errno> {
         match stat(aside.place()) {
-            Ok(stat) if stat.st_ino != upload_ino => return aside.remove(),
-            Ok(_) => {
-                self.put_new(aside.place(), from, false)?;
-            }
-            // It went to its name, because that was free.
-            Err(Errno::NOENT) => {}
+            Ok(stat) if stat.st_ino != ino => return aside.remove(),
+            // A foreign program has put another object there, in place of this one.
+            Ok(_) if !self.put_new(aside.place(), home, false)? => return aside.remove(),
+            // Home, or at the name that it was to get, because that was free.
+            Ok(_) | Err(Errno::NOENT) => {}
             Err(e) => return Err(e),
         }
         aside.release();
@@ -237,14 +269,15 @@ impl NameCalls {
     }
 
     /// Puts what is at `at` aside. None if it is not of version `expected`: it is back at its name then, or a newer one
-    /// is there, or nothing was.
+    /// is there, or nothing was. `spare`: see [`Marks`].
     pub(super) fn put_aside<'a>(
         &self,
         temporaries: &Temporaries,
         at: At<'a>,
         expected: &StoreVersion,
+        spare: Option<&StoreVersion>,
     ) -> Result<Option<Aside<'a>>, Errno> {
-        let aside = Aside::new(temporaries, Marks::new(expected, None), at)?;
+        let aside = Aside::new(temporaries, Marks::new(expected, spare), at)?;
         let place = aside.place();
         match retried(|| rustix::fs::renameat(at.directory, at.name, place.directory, place.name)) {
             Ok(()) => {}
@@ -265,8 +298,16 @@ impl NameCalls {
 
     /// Puts what is aside back at its name. If a foreign program has put another object there, that one replaced it,
     /// and what is aside is removed.
-    fn put_back(&self, aside: Aside<'_>) -> Result<(), Errno> {
-        let is_directory = stat(aside.place()).is_ok_and(|stat| stat.st_mode & 0o170_000 == 0o040_000);
+    pub(super) fn put_back(&self, aside: Aside<'_>) -> Result<(), Errno> {
+        let is_directory = match stat(aside.place()) {
+            Ok(stat) => stat.st_mode & 0o170_000 == 0o040_000,
+            // It went elsewhere: after a conflict its place at the name was taken by a foreign program.
+            Err(Errno::NOENT) => {
+                aside.release();
+                return Ok(());
+            }
+            Err(e) => return Err(e),
+        };
         if self.put_new(aside.place(), aside.at, is_directory)? {
             aside.release();
             return Ok(());

@@ -68,7 +68,9 @@ impl Root {
 
     /// Opens an object. `flags` get O_CLOEXEC and O_NOFOLLOW; with O_PATH a symbolic link at the end is opened itself.
     pub(super) fn open(&self, path: &StorePath, flags: OFlags) -> Result<OwnedFd, Errno> {
-        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOCTTY;
+        // openat2 refuses flags that mean nothing to O_PATH.
+        let no_terminal = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NOCTTY };
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | no_terminal;
         if !self.walks.load(Ordering::Relaxed) {
             match self.open_beneath(path, flags) {
                 Err(Errno::NOSYS) => self.walks.store(true, Ordering::Relaxed),

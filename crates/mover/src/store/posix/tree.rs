@@ -87,65 +87,78 @@ impl PosixStore {
         if version_of(&found) != *version {
             return Ok(Outcome::conflict(Some(describe(source, &found).map_err(failed)?)));
         }
-        let is_directory = Kind::from_mode(found.st_mode) == Some(Kind::Directory);
         let place = self.root.place(to).map_err(|e| self.failed("rename to", to, e))?;
         let target = place.at();
-        let moved = match replaced {
-            None => self.names.put_new(source, target, is_directory).map_err(failed)?,
-            Some(_) if is_directory => {
-                let failure = StoreError::lasting(Code::IsDirectory, self.what("rename", from));
-                return Err(failure.why("a directory replaces nothing"));
-            }
-            Some(expected) => self.rename_over(source, version, target, expected).map_err(failed)?,
+        if Kind::from_mode(found.st_mode) == Some(Kind::Directory) {
+            return self.rename_directory((from, source), version, target, replaced);
+        }
+        // Aside first: a version that a foreign program puts at `from` now, or at `to` afterwards, is not moved.
+        let aside = self.names.put_aside(&self.temporaries, source, version, replaced).map_err(failed)?;
+        let Some(aside) = aside else { return Ok(Outcome::conflict(look(source).map_err(failed)?)) };
+        let Some(expected) = replaced else {
+            return match self.names.put_new(aside.place(), target, false) {
+                Ok(true) => {
+                    aside.release();
+                    Ok(Outcome::Done(*version))
+                }
+                Ok(false) => {
+                    self.names.put_back(aside).map_err(failed)?;
+                    Ok(Outcome::conflict(look(target).map_err(failed)?))
+                }
+                Err(e) => {
+                    let _ = self.names.put_back(aside);
+                    Err(failed(e))
+                }
+            };
         };
-        if !moved {
+        let is_expected = match stat(target) {
+            Ok(found) => version_of(&found) == *expected,
+            Err(Errno::NOENT) => false,
+            Err(e) => {
+                let _ = self.names.put_back(aside);
+                return Err(failed(e));
+            }
+        };
+        if is_expected {
+            let from = (aside, version.ino, source);
+            match self
+                .names
+                .replace_from_aside(&self.temporaries, from, (target, expected))
+                .map_err(failed)?
+            {
+                Replaced::Yes => return Ok(Outcome::Done(*version)),
+                Replaced::Conflict => {}
+            }
+        } else {
+            self.names.put_back(aside).map_err(failed)?;
+        }
+        Ok(Outcome::conflict(look(target).map_err(failed)?))
+    }
+
+    /// Renames a directory: in one step, because its files are reached by its name.
+    fn rename_directory(
+        &self,
+        (from, source): (&StorePath, At<'_>),
+        version: &StoreVersion,
+        target: At<'_>,
+        replaced: Option<&StoreVersion>,
+    ) -> StoreResult<Outcome<StoreVersion>> {
+        let failed = |e| self.failed("rename", from, e);
+        if replaced.is_some() {
+            let failure = StoreError::lasting(Code::IsDirectory, self.what("rename", from));
+            return Err(failure.why("a directory replaces nothing"));
+        }
+        if !self.names.put_new(source, target, true).map_err(failed)? {
             return Ok(Outcome::conflict(look(target).map_err(failed)?));
         }
         match stat(target) {
             Ok(stat) if version_of(&stat) == *version => Ok(Outcome::Done(*version)),
-            // A foreign program replaced `from` before the rename, or `to` after it.
+            // A foreign program put another directory at `from`.
             _ => {
-                self.names.put_new(target, source, is_directory).map_err(failed)?;
+                self.names.put_new(target, source, true).map_err(failed)?;
                 Ok(Outcome::conflict(look(source).map_err(failed)?))
             }
         }
-    }
-
-    /// Renames a file in place of the version `expected`. False if something else is there.
-    fn rename_over(
-        &self,
-        from: At<'_>,
-        version: &StoreVersion,
-        to: At<'_>,
-        expected: &StoreVersion,
-    ) -> Result<bool, Errno> {
-        match stat(to) {
-            Ok(stat) if version_of(&stat) == *expected => {}
-            Ok(_) | Err(Errno::NOENT) => return Ok(false),
-            Err(e) => return Err(e),
-        }
-        if version.ino != expected.ino {
-            // Both names keep an object at each instant.
-            match self.names.exchange(from, version.ino, to, expected)? {
-                Some(Replaced::Yes) => {
-                    if let Some(aside) = self.names.put_aside(&self.temporaries, from, expected)? {
-                        aside.remove()?;
-                    }
-                    return Ok(true);
-                }
-                Some(Replaced::Conflict) => return Ok(false),
-                None => {}
-            }
-        }
-        let Some(aside) = self.names.put_aside(&self.temporaries, to, expected)? else { return Ok(false) };
-        let moved = self.names.put_new(from, to, false);
-        if moved.is_err() {
-            // Nothing is at the name: a file that is aside goes back.
-            let _ = self.names.put_new(aside.place(), to, false);
-            return moved;
-        }
-        aside.remove()?;
-        moved
     }
 
     pub(super) fn link_object(

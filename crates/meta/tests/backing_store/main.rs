@@ -1,0 +1,12 @@
+//! Backing stores: what the shard knows of them, against a mover and programs in every order.
+
+mod examples;
+mod meta;
+mod mover;
+#[path = "../place/mod.rs"]
+mod place;
+mod pool;
+mod random;
+mod states;
+mod store;
+mod world;

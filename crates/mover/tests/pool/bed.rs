@@ -1,0 +1,175 @@
+//! A pool with a directory as its backing store, for each test. Both are removed at the end, also when the test fails.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_client::Pool;
+use forebay_types::{Code, Entry, Ino, Reply, Request};
+
+/// On a machine that is merely busy nothing in these tests takes this long.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn binaries() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_forebay-mover")).parent().unwrap().to_owned()
+}
+
+/// A pool, and a directory in front of which it stands.
+pub(crate) struct Bed {
+    dir: PathBuf,
+}
+
+impl Bed {
+    /// A pool with this capacity, and an empty store directory that is not attached yet.
+    pub(crate) fn new(capacity: &str) -> Bed {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let dir = PathBuf::from(format!("/tmp/fbv-{}-{number}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::create_dir(dir.join("store")).unwrap();
+        let bed = Bed { dir };
+        let done = bed.forebay(&["up", "--path", bed.pool().to_str().unwrap(), "--capacity", capacity]);
+        assert!(done.status.success(), "{}", text(&done));
+        bed
+    }
+
+    /// The same, with the store attached at `/s`. `options` are those of its URL, such as `?rate=10MB/s`.
+    pub(crate) fn attached(capacity: &str, options: &str, settings: &str) -> Bed {
+        let bed = Bed::new(capacity);
+        bed.attach(options, settings);
+        bed
+    }
+
+    /// Attaches the store at `/s`.
+    pub(crate) fn attach(&self, options: &str, settings: &str) {
+        let pool = self.attach_client();
+        let root = match pool.make_directory_in(CALLER, Ino::ROOT, b"s", 0o755) {
+            Ok(entry) => entry.attr.ino,
+            Err(code) => panic!("{code:?}"),
+        };
+        let url = format!("file://{}{options}", self.store().display());
+        let settings = format!("{{\"url\":\"{url}\"{settings}}}");
+        let request = Request::Attach { ino: root, listed: true, settings: settings.as_bytes() };
+        pool.request(&request, |_| Ok(())).unwrap();
+        forebay_server::control::start_mover(&self.pool()).unwrap();
+    }
+
+    /// This process as a client of the pool. A process has one pool: tests that call it run in processes of their own.
+    pub(crate) fn attach_client(&self) -> &'static Pool {
+        Pool::attach(&self.pool()).unwrap()
+    }
+
+    pub(crate) fn pool(&self) -> PathBuf {
+        self.dir.join("pool")
+    }
+
+    pub(crate) fn store(&self) -> PathBuf {
+        self.dir.join("store")
+    }
+
+    pub(crate) fn forebay(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(binaries().join("forebay"));
+        command.env_remove("FOREBAY_POOL").env("FOREBAY_LOG", "info").args(arguments);
+        command.output().unwrap()
+    }
+
+    /// Runs a shell script on the pool, which is at `/forebay`; the store's directory is `$S`.
+    pub(crate) fn run(&self, script: &str) -> Output {
+        let mut command = Command::new(binaries().join("forebay"));
+        command.args(["--pool", self.pool().to_str().unwrap(), "run", "--", "bash", "-ec", script]);
+        command.env("S", self.store()).env("POOL", self.pool()).output().unwrap()
+    }
+
+    /// The same; it has to succeed. Returns what it printed.
+    pub(crate) fn sh(&self, script: &str) -> String {
+        let done = self.run(script);
+        assert!(done.status.success(), "{script}\n{}\nlog: {}", text(&done), self.log());
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    }
+
+    /// Waits until a condition holds.
+    pub(crate) fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !holds() {
+            assert!(begun.elapsed() < TIMEOUT, "{what}: not after {TIMEOUT:?}\nlog: {}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until nothing is pending.
+    pub(crate) fn wait_drained(&self) {
+        let pending = || self.status()["mover"]["pending_places"].as_u64();
+        // The report is a second old at most.
+        let mut zeros = 0;
+        self.wait("all is drained", || {
+            zeros = if pending() == Some(0) { zeros + 1 } else { 0 };
+            std::thread::sleep(Duration::from_millis(100));
+            zeros > 15
+        });
+    }
+
+    pub(crate) fn status(&self) -> serde_json::Value {
+        let done = self.forebay(&["--pool", self.pool().to_str().unwrap(), "status", "--json"]);
+        serde_json::from_slice(&done.stdout).unwrap_or_default()
+    }
+
+    /// The end of the daemon's log.
+    pub(crate) fn log(&self) -> String {
+        let log = std::fs::read_to_string(self.pool().join("log")).unwrap_or_default();
+        log[log.len().saturating_sub(4000)..].to_owned()
+    }
+
+    /// The files below the store's directory, with their contents; directories end in `/`.
+    pub(crate) fn stored(&self) -> Vec<(String, Vec<u8>)> {
+        let mut all = Vec::new();
+        let mut directories = vec![self.store()];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(&directory).unwrap().flatten() {
+                let path = entry.path();
+                let name = path.strip_prefix(self.store()).unwrap().display().to_string();
+                let kind = entry.file_type().unwrap();
+                if kind.is_dir() {
+                    all.push((name + "/", Vec::new()));
+                    directories.push(path);
+                } else if kind.is_symlink() {
+                    all.push((
+                        name + "@",
+                        std::fs::read_link(path).unwrap().display().to_string().into_bytes(),
+                    ));
+                } else {
+                    all.push((name, std::fs::read(path).unwrap_or_default()));
+                }
+            }
+        }
+        all.sort();
+        all
+    }
+}
+
+const CALLER: forebay_types::Caller = forebay_types::Caller { uid: 0, gid: 0 };
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = self.forebay(&["--pool", self.pool().to_str().unwrap(), "down", "--discard"]);
+        let _ = self.forebay(&["--pool", self.pool().to_str().unwrap(), "down"]);
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+pub(crate) fn text(done: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr))
+}
+
+/// An inode by its path below the root.
+#[allow(dead_code)]
+pub(crate) fn entry(pool: &Pool, path: &str) -> Result<Entry, Code> {
+    let mut ino = Ino::ROOT;
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        ino = pool.request(&Request::Lookup { parent: ino, name: name.as_bytes() }, |reply| match reply {
+            Reply::Entry(entry) => Ok(entry.attr.ino),
+            _ => Err(Code::Malformed),
+        })?;
+    }
+    pool.get_attr(ino)
+}
