@@ -96,25 +96,14 @@ impl Batch<'_> {
         let Some(found) = self.find_entry(slot, name)? else { return self.forget_remains(parent, name) };
         let inode = self.entered_inode(found.ino)?;
         self.check_forgettable(&inode, discard)?;
-        let copy = self.copy_record(found.ino)?;
-        if let (Some(copy), false) = (&copy, discard) {
-            if self.is_pending(copy.parent, &copy.name)? {
-                return Err(Code::Busy);
-            }
-        }
+        // Beside what a removal writes: places, pending places and copies of all names, the directory.
         let removal = Self::removal_work(&inode);
-        // Beside what a removal writes: two places, two pending places, a copy, the directory.
-        self.admit(Class::Removal, Work { writes: removal.writes + 6, ..removal })?;
+        let names = u64::from(inode.attr.nlink.max(1));
+        self.admit(Class::Removal, Work { writes: removal.writes + 4 * names + 4, ..removal })?;
         let is_last = inode.attr.is_directory() || inode.attr.nlink == 1;
-        let is_copy = copy.as_ref().is_some_and(|copy| copy.parent == parent && copy.name == name);
-        // While other names lead to the inode, its copy needs the place.
-        if is_last || !is_copy {
-            self.drop_place(parent, name)?;
-        }
-        if let (true, Some(copy)) = (is_last, copy) {
-            self.drop_place(copy.parent, &copy.name)?;
-            self.tx.delete(&keys::copy(found.ino))?;
-        }
+        let at = if is_last { None } else { Some((parent, name)) };
+        self.forget_places_of(found.ino, at, discard)?;
+        self.drop_place(parent, name)?;
         let reply = self.remove_entry(c, slot, &found, name, inode)?;
         if relist {
             self.change_flags(c, parent, FLAG_UNLISTED, 0)?;
@@ -126,10 +115,7 @@ impl Batch<'_> {
     fn forget_remains(&mut self, parent: Ino, name: &[u8]) -> Answer<Reply<'static>> {
         self.admit(Class::Removal, Work::writes(4))?;
         if let Some(placed) = self.placed(parent, name)? {
-            // The copy of a directory outlives its inode.
-            if self.find_inode(placed.ino)?.is_none() {
-                self.tx.delete(&keys::copy(placed.ino))?;
-            }
+            self.forget_places_of(placed.ino, Some((parent, name)), true)?;
         }
         match self.drop_place(parent, name)? {
             true => Ok(Reply::Done),

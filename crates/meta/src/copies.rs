@@ -254,6 +254,62 @@ impl Batch<'_> {
         }
     }
 
+    /// The pool forgets what the store has of an inode, or with `at` what it has at this place alone. [`Code::Busy`],
+    /// unless `discard`: another place of it is pending, or `at` has the only data of a file.
+    pub(crate) fn forget_places_of(
+        &mut self,
+        ino: Ino,
+        at: Option<(Ino, &[u8])>,
+        discard: bool,
+    ) -> Answer<()> {
+        match at {
+            Some((parent, name)) => self.forget_place_of(ino, parent, name, discard),
+            None => self.forget_all_places_of(ino, discard),
+        }
+    }
+
+    fn forget_place_of(&mut self, ino: Ino, parent: Ino, name: &[u8], discard: bool) -> Answer<()> {
+        let Some(copy) = self.copy_record(ino)?.filter(|copy| copy.is_at(parent, name)) else {
+            self.tx.delete(keys::further(ino, parent, name).bytes())?;
+            return Ok(());
+        };
+        let next = self.find_further(ino, (Ino(0), b""), Some(copy.generation))?;
+        if next.is_none() && !discard {
+            return Err(Code::Busy);
+        }
+        match next {
+            Some(Further { parent, name }) => {
+                self.tx.delete(keys::further(ino, parent, &name).bytes())?;
+                self.put_copy(ino, &Copy { parent, name, ..copy })
+            }
+            // Its further places, if any, are forgotten with its other names.
+            None => self.tx.delete(&keys::copy(ino)).map(drop),
+        }
+    }
+
+    fn forget_all_places_of(&mut self, ino: Ino, discard: bool) -> Answer<()> {
+        let mut places: Vec<(Ino, Vec<u8>)> = Vec::new();
+        let mut behind = (Ino(0), Vec::new());
+        while let Some(Further { parent, name }) = self.find_further(ino, (behind.0, &behind.1), None)? {
+            places.push((parent, name.clone()));
+            behind = (parent, name);
+        }
+        let furthers = places.len();
+        places.extend(self.copy_record(ino)?.map(|copy| (copy.parent, copy.name)));
+        for (parent, name) in &places {
+            if !discard && self.is_pending(*parent, name)? {
+                return Err(Code::Busy);
+            }
+        }
+        for (i, (parent, name)) in places.iter().enumerate() {
+            self.drop_place(*parent, name)?;
+            if i < furthers {
+                self.tx.delete(keys::further(ino, *parent, name).bytes())?;
+            }
+        }
+        self.tx.delete(&keys::copy(ino)).map(drop)
+    }
+
     /// A mover is about to remove what the store has at a place: a clean file whose only copy that is differs from now on.
     pub(crate) fn expect_loss(
         &mut self,

@@ -15,7 +15,7 @@ use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer, FLAG_UNLISTED};
 use crate::board::{
     lease_offset, Tables, BUCKET_BYTES, COMPLETE, DEPTH_OFFSET, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP,
     GROUP_BYTES, GUESTS_SHIFT, HEADER_BYTES, KIND_ABSENT, KIND_EMPTY, LEASED, NAME_BYTES, NAME_OFFSET,
-    NODE_OFFSET, USED, WAYS,
+    NODE_OFFSET, UNLISTED, USED, WAYS,
 };
 use crate::shared::{memfd_sealed, Mapping, Seal};
 
@@ -163,9 +163,9 @@ impl BoardWriter {
         let mut state = if leased { USED | LEASED } else { USED };
         if entry.attr.is_directory() && !leased {
             let was = if found.is_some() { self.mapping.word32(at + 4).load(Ordering::Relaxed) } else { 0 };
-            // Names of an unlisted directory are in its backing store alone.
-            let has_all = entry.attr.width_log2 == 0 && entry.attr.flags & FLAG_UNLISTED == 0;
-            if has_all && (entry.attr.size == 0 || was & COMPLETE != 0) {
+            if entry.attr.flags & FLAG_UNLISTED != 0 {
+                state |= UNLISTED;
+            } else if entry.attr.width_log2 == 0 && (entry.attr.size == 0 || was & COMPLETE != 0) {
                 state |= COMPLETE;
             }
         }
@@ -178,6 +178,9 @@ impl BoardWriter {
     pub fn name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) {
         if name.len() > BOARD_NAME_MAX || name.is_empty() {
             return;
+        }
+        if target.is_none() && self.has_state(parent, UNLISTED) {
+            return self.forget_name(parent, name);
         }
         if !self.place_name(parent, name, target) && target.is_some() {
             self.clear_complete(parent);
@@ -399,8 +402,11 @@ impl BoardWriter {
     }
 
     fn is_complete(&self, ino: Ino) -> bool {
-        self.find_inode(ino)
-            .is_some_and(|at| self.mapping.word32(at + 4).load(Ordering::Relaxed) & COMPLETE != 0)
+        self.has_state(ino, COMPLETE)
+    }
+
+    fn has_state(&self, ino: Ino, bit: u32) -> bool {
+        self.find_inode(ino).is_some_and(|at| self.mapping.word32(at + 4).load(Ordering::Relaxed) & bit != 0)
     }
 
     fn clear_complete(&mut self, ino: Ino) {

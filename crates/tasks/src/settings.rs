@@ -22,6 +22,18 @@ pub struct StoreSettings {
     pub explicit: bool,
 }
 
+impl StoreSettings {
+    /// A store with the settings that there are by default.
+    pub fn of(url: &str) -> StoreSettings {
+        StoreSettings {
+            url: url.to_owned(),
+            read_only: false,
+            drain: DrainPolicy::default(),
+            explicit: false,
+        }
+    }
+}
+
 /// When written data are copied to the store by themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

@@ -25,6 +25,8 @@ pub(crate) struct Drained {
     pub(crate) files: u64,
     /// Their bytes.
     pub(crate) bytes: u64,
+    /// The signal that ended the waiting; the mover goes on.
+    pub(crate) stopped_by: Option<i32>,
     /// Tasks that could not do everything.
     failed: Vec<Task>,
 }
@@ -58,8 +60,24 @@ pub(crate) fn would_lose(pool: &'static Pool, only: Option<Ino>) -> Result<Lacki
     Ok(Lacking::of(pool, &places))
 }
 
-/// Copies everything that stores lack, or that one store lacks. A signal ends this process; the copying goes on.
+/// As [`drain_until_stopped`]. A signal ends this process; the mover goes on.
 pub(crate) fn drain(
+    dir: &Path,
+    pool: &'static Pool,
+    only: Option<Ino>,
+    style: Style,
+    signals: &Signals,
+) -> Result<Drained> {
+    let drained = drain_until_stopped(dir, pool, only, style, signals)?;
+    if let Some(signal) = drained.stopped_by {
+        note!("forebay: stopped: the pool is up, and goes on copying (`forebay tasks`)");
+        run::die_of(signal);
+    }
+    Ok(drained)
+}
+
+/// Copies everything that stores lack, or that one store lacks.
+pub(crate) fn drain_until_stopped(
     dir: &Path,
     pool: &'static Pool,
     only: Option<Ino>,
@@ -91,8 +109,8 @@ pub(crate) fn drain(
             }
             Waited::TimedOut(_) => {}
             Waited::Interrupted(signal) => {
-                note!("forebay: stopped; the pool is up, and goes on with task {}", task.id);
-                run::die_of(signal);
+                drained.stopped_by = Some(signal);
+                break;
             }
         }
     }

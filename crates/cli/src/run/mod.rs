@@ -8,6 +8,7 @@
 //! Tests: `tests/run.rs`, `tests/run_signals.rs`, `tests/run_mpi.rs`, `tests/left_behind.rs`.
 
 mod agent;
+mod behind;
 mod child;
 mod enter;
 mod job;
@@ -50,7 +51,9 @@ const SIGNALS: [i32; 10] = [
 ];
 
 /// Runs `forebay run`.
-pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
+pub(crate) fn run(named: Option<PathBuf>, mut arguments: Run) -> Result<ExitCode> {
+    // A pool that others use would show the store to them too.
+    arguments.own |= arguments.backing.is_some();
     let default = || forebay_server::directory::default_pool().ok();
     let pool = named.clone().or_else(default).filter(|_| !arguments.own);
     let prefix = check_prefix(&arguments.prefix, pool.as_deref())?;
@@ -77,6 +80,7 @@ pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
     if !arguments.quiet {
         entered.announce();
     }
+    stages.attach(&mut entered)?;
     let staged_in = stages.stage_in(&mut entered, &arguments)?;
 
     let target = match found {

@@ -1,15 +1,17 @@
-//! Staging of a run, done once in its job: in by the first run, out by the last.
+//! Staging of a run, done once in its job: in by the first run, out by the last. Likewise its backing store: attached by
+//! the first run, drained by the last.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use forebay_client::{Pool, Role};
-use forebay_server::control::{self, Turn};
+use forebay_server::control::{self, LeavePlan, Turn};
 use forebay_server::launch::{self, Presence};
 use forebay_stage::{Pair, StageOptions, StageReport};
 use forebay_sys::signals::Signals;
 use forebay_types::{Code, Error, Result};
 
+use super::behind::Behind;
 use super::enter::{Entered, CHANGING_GRACE};
 use crate::arguments::{Run, StageOutOn};
 use crate::failure;
@@ -20,6 +22,7 @@ use crate::staging::{self, Direction, Interrupt, Shown, Style};
 pub(super) struct Stages {
     into: Vec<Pair>,
     out: Vec<Pair>,
+    backing: Option<Behind>,
 }
 
 /// The result of a run's end.
@@ -47,12 +50,17 @@ impl Stages {
         for pair in &out {
             check_destination(&pair.destination)?;
         }
-        Ok(Stages { into, out })
+        Ok(Stages { into, out, backing: arguments.backing.as_deref().map(Behind::read).transpose()? })
     }
 
-    /// Keys of the stage-outs: runs of a job that name the same pairs share them.
+    /// Keys of the stage-outs and of the drain: runs of a job that name the same ones share them.
     pub(super) fn holds(&self) -> Vec<String> {
-        self.out.iter().map(key).collect()
+        self.out.iter().map(key).chain(self.backing.as_ref().map(Behind::key)).collect()
+    }
+
+    /// Puts the pool in front of its store, unless another run of the job has.
+    pub(super) fn attach(&self, entered: &mut Entered) -> Result<()> {
+        self.backing.as_ref().map_or(Ok(()), |behind| behind.attach(entered))
     }
 
     /// Stages in unless another run of the job has; waits while another does. Returns the report if this run staged.
@@ -90,7 +98,7 @@ impl Stages {
         Ok(report)
     }
 
-    /// Releases the stage-outs, and does those that fall to this run.
+    /// Releases the stage-outs and the drain, and does what falls to this run.
     pub(super) fn finish(
         &self,
         entered: &mut Entered,
@@ -103,9 +111,25 @@ impl Stages {
             Err(e) => {
                 failure::say(&gone(entered, e));
                 // Without stage-outs, a pool of the run's own held nothing that was meant to last.
-                return Finish { failed: !self.out.is_empty() || !entered.embedded, ..Finish::default() };
+                let meant_to_last = !self.out.is_empty() || self.backing.is_some();
+                return Finish { failed: meant_to_last || !entered.embedded, ..Finish::default() };
             }
         };
+        let mut finish = self.stage_out(entered, arguments, success, signals, &plan);
+        if let Some(behind) = self.backing.as_ref().filter(|behind| plan.keys.contains(&behind.key())) {
+            finish.failed |= !behind.drain(entered, style(arguments), signals);
+        }
+        finish
+    }
+
+    fn stage_out(
+        &self,
+        entered: &mut Entered,
+        arguments: &Run,
+        success: bool,
+        signals: &Signals,
+        plan: &LeavePlan,
+    ) -> Finish {
         let pairs: Vec<Pair> = self.out.iter().filter(|p| plan.keys.contains(&key(p))).cloned().collect();
         if pairs.is_empty() {
             return Finish::default();

@@ -4,13 +4,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use forebay_server::control::{self, Status};
+use forebay_server::directory::PoolDirectory;
 use forebay_server::hosts_file::path_on;
-use forebay_server::launch::{self, DownOptions};
-use forebay_types::Result;
+use forebay_server::launch::{self, DownOptions, Presence};
+use forebay_server::{Backing, PoolIdentity};
+use forebay_sys::signals::Signals;
+use forebay_types::{Code, Error, Result, STORES_MARK};
 use serde_json::json;
 
 use crate::arguments::Down;
+use crate::backing::{self, Drained};
 use crate::everywhere::{self, RemoteCommand};
+use crate::staging::Style;
 use crate::{failure, hosts, pool, table};
 
 pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode> {
@@ -23,6 +28,13 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
     let dir = pool::directory(named)?;
     // Read before the stop, as the daemon cannot answer afterwards. A dead pool has no status.
     let before = control::status(&dir).ok();
+    let drained = match &before {
+        Some(status) => drain(&dir, status, arguments)?,
+        None => {
+            refuse_undrained(&dir, arguments)?;
+            Drained::default()
+        }
+    };
     let stopped = launch::down(&dir, DownOptions { keep: arguments.keep, force: arguments.force })?;
     let files = before.as_ref().and_then(|s| s.inodes).map(|n| n.saturating_sub(1)); // the root does not count
     let bytes = before.as_ref().and_then(|s| s.used_bytes);
@@ -34,6 +46,8 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
             "killed": stopped.killed,
             "inodes": files,
             "used_bytes": bytes,
+            "drained_files": drained.files,
+            "drained_bytes": drained.bytes,
         }));
         return Ok(ExitCode::SUCCESS);
     }
@@ -42,12 +56,67 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
         (Some(_), false) => "is down",
         (None, false) => "was not up: what it had left is cleared away",
     };
-    let mut text = format!("pool {} {state}{}\n", dir.display(), fate(before.as_ref(), stopped.data_kept));
+    let mut text = String::new();
+    if drained.files > 0 {
+        let (files, bytes) = (table::count(drained.files, "file"), table::bytes(drained.bytes));
+        text.push_str(&format!("copied to the backing store: {files} ({bytes})\n"));
+    }
+    let fate = fate(before.as_ref(), stopped.data_kept);
+    text.push_str(&format!("pool {} {state}{fate}\n", dir.display()));
     if arguments.keep && !stopped.data_kept {
         text.push_str("  note: it had no memory of its own that could be kept\n");
     }
     failure::put(text);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Copies to backing stores what they lack. Refuses if they still lack something that would be gone with the pool.
+fn drain(dir: &Path, status: &Status, arguments: &Down) -> Result<Drained> {
+    let keeps = arguments.keep && status.backing != "detached";
+    // A pool that is in use is not stopped anyway.
+    let is_used = status.members > 0 && !arguments.force;
+    if status.mover.is_none() || arguments.discard || keeps || is_used {
+        return Ok(Drained::default());
+    }
+    let pool = pool::attach(dir)?;
+    let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
+        .map_err(|e| Error::io("cannot wait for signals", &e))?;
+    if !arguments.force && !status.mounts.is_empty() {
+        // Programs could write by the mount after the copy. One that is in use is reported by the stop.
+        if control::unmount(dir, None, false).is_err() {
+            return Ok(Drained::default());
+        }
+    }
+    let style = Style::of_stderr(!arguments.no_progress && !arguments.json);
+    let drained = backing::drain(dir, pool, None, style, &signals)?;
+    let lacking = backing::would_lose(pool, None)?;
+    if lacking.is_nothing() {
+        return Ok(drained);
+    }
+    let what = format!("cannot stop pool {}", dir.display());
+    let path = dir.display();
+    Err(drained.refusal(what, lacking, &format!("down --pool {path} --discard")))
+}
+
+/// Refuses to remove a pool that was killed while a backing store was attached: what the store lacks is not known.
+fn refuse_undrained(dir: &Path, arguments: &Down) -> Result<()> {
+    if arguments.discard || arguments.keep || !dir.join(STORES_MARK).exists() {
+        return Ok(());
+    }
+    let identity = PoolDirectory::open(dir).and_then(|dir| PoolIdentity::read(&dir));
+    let goes =
+        matches!(identity, Ok(Some(identity)) if identity.embedded || identity.backing == Backing::Tmpfs);
+    let has_data = matches!(launch::presence(dir), Ok(Presence::Down { has_data: true, .. }));
+    if !goes || !has_data {
+        return Ok(());
+    }
+    let path = dir.display();
+    Err(Error::new(Code::Busy, format!("cannot remove pool {path}"))
+        .why("it is down, and may have data that its backing store does not have")
+        .cure(format!(
+            "`forebay up --path {path}` starts it with its data, and `forebay down` then copies them; \
+             `forebay down --pool {path} --discard` removes it as it is"
+        )))
 }
 
 /// Stops every node of a pool file.
@@ -75,6 +144,7 @@ fn words(path: &Path, arguments: &Down) -> Vec<String> {
     let mut words = ["down", "--pool", &path.to_string_lossy()].map(str::to_owned).to_vec();
     words.extend(arguments.keep.then(|| "--keep".to_owned()));
     words.extend(arguments.force.then(|| "--force".to_owned()));
+    words.extend(arguments.discard.then(|| "--discard".to_owned()));
     words
 }
 

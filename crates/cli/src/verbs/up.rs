@@ -15,9 +15,11 @@ use forebay_server::hosts_file::path_on;
 use forebay_server::launch::{self, Described, DownOptions, Started, UpOptions};
 use forebay_server::pool_file::PoolFile;
 use forebay_server::{Backing, PoolIdentity};
+use forebay_tasks::StoreSettings;
 use forebay_types::{Code, Error, Result};
 use serde_json::json;
 
+use crate::backing::{self, Attached, Url};
 use crate::{arguments, failure, pool, table};
 
 /// How long a rank waits while another rank is starting its node.
@@ -30,6 +32,7 @@ struct Up<'a> {
     /// It was up before, as the same node of the same pool.
     already: bool,
     mounted: Option<(&'a Path, MountFacts)>,
+    attached: Option<Attached>,
 }
 
 pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<ExitCode> {
@@ -48,6 +51,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
             "name them: --hosts LIST",
         ));
     }
+    let backing = arguments.backing.as_deref().map(Url::parse).transpose()?;
     let mut chosen = path.is_some();
     let mut node = None;
     let mut mount = arguments.mount.clone();
@@ -120,8 +124,19 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
             }
         },
     };
+    let attached = match &backing {
+        None => None,
+        Some(url) => match attach(&path, url) {
+            Ok(attached) => Some(attached),
+            Err(e) => {
+                // As with a mount that fails.
+                let _ = launch::down(&path, DownOptions { keep: started.reopened, force: true });
+                return Err(e);
+            }
+        },
+    };
     let daemon = started.pid;
-    print(&Up { started, already, mounted }, chosen, arguments.json);
+    print(&Up { started, already, mounted, attached }, chosen, arguments.json);
     // Of several ranks on a node, only the one that started the pool stays.
     let asked_to_stay = arguments.foreground;
     let has_to = !already && !arguments.background && stay::step_would_end_it();
@@ -136,7 +151,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
 }
 
 fn print(up: &Up<'_>, chosen: bool, as_json: bool) {
-    let Up { started, already, mounted } = up;
+    let Up { started, already, mounted, attached } = up;
     if as_json {
         failure::print_json(&json!({
             "pool": started.pool,
@@ -151,6 +166,7 @@ fn print(up: &Up<'_>, chosen: bool, as_json: bool) {
             "already_up": already,
             "costs": started.costs,
             "mounted": mounted.as_ref().map(|(at, facts)| json!({ "at": at, "data": facts.data, "why": facts.why })),
+            "attached": attached.as_ref().map(super::attach::as_json),
         }));
         return;
     }
@@ -158,6 +174,15 @@ fn print(up: &Up<'_>, chosen: bool, as_json: bool) {
     if let Some((at, facts)) = mounted {
         failure::put(super::mount::text(at, facts));
     }
+    if let Some(attached) = attached {
+        failure::put(attached.text());
+    }
+}
+
+/// Puts a pool that has just been started in front of a store.
+fn attach(path: &Path, url: &Url) -> Result<Attached> {
+    let pool = pool::attach(path)?;
+    backing::attach(path, pool, b"/", url, StoreSettings::of(&url.text))
 }
 
 /// Reads the bundle that `up --hosts` sends to this node.

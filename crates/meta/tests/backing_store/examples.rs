@@ -413,3 +413,102 @@ fn hundreds_of_names_are_imported_at_once() {
     assert_eq!(count, Ok(600));
     pool.assert_clean();
 }
+
+fn forget(parent: Ino, name: &[u8], discard: bool) -> Request<'_> {
+    Request::Forget { parent, name, relist: true, discard }
+}
+
+#[test]
+fn a_name_that_is_not_pending_is_forgotten_and_the_directory_is_listed_again() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    pool.ask(Request::Listed { ino: top }).unwrap();
+    let ino = pool.clean_file(top, b"a", 1);
+    let directory = pool.mkdir(top, b"d").unwrap();
+    pool.ask(published(top, b"d", directory, 0, 1, 2)).unwrap();
+    pool.clean_file(directory, b"in", 3);
+    assert_eq!(pool.ask(forget(top, b"d", false)), Err(Code::NotEmpty));
+    assert_eq!(pool.ask(forget(top, b"none", false)), Err(Code::NotFound));
+    assert_eq!(pool.ask(forget(Ino::ROOT, b"top", false)), Err(Code::NoAttribute), "it belongs to no store");
+    pool.ask(forget(directory, b"in", false)).unwrap();
+    // Although it is to be listed again.
+    pool.ask(forget(top, b"d", false)).unwrap();
+    pool.ask(forget(top, b"a", false)).unwrap();
+    assert_eq!((pool.names().len(), pool.copy_of(ino), pool.copy_of(directory)), (0, None, None));
+    assert_eq!(pool.ask(Request::Lookup { parent: top, name: b"a" }), Err(Code::NotListed));
+    pool.assert_clean();
+    pool.ask(Request::Import { ino: top, objects: &objects(&[object(b"a", Kind::File)]) }).unwrap();
+    pool.ask(Request::Listed { ino: top }).unwrap();
+    pool.ask(Request::Lookup { parent: top, name: b"a" }).unwrap();
+    pool.ask(forget(top, b"a", false)).unwrap();
+    pool.ask(Request::Detach { ino: top }).unwrap();
+    pool.assert_clean();
+}
+
+#[test]
+fn what_the_store_does_not_have_is_forgotten_only_if_it_is_discarded() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let ino = pool.clean_file(top, b"a", 1);
+    pool.ask(Request::MarkDirty { ino }).unwrap();
+    pool.create(top, b"new").unwrap();
+    pool.clean_file(top, b"gone", 2);
+    pool.ask(Request::Unlink { parent: top, name: b"gone" }).unwrap();
+    let moved = pool.clean_file(top, b"from", 3);
+    let to = Request::Rename { parent: top, name: b"from", new_parent: top, new_name: b"to", flags: 0 };
+    pool.ask(to).unwrap();
+    let removed = pool.mkdir(top, b"d").unwrap();
+    pool.ask(published(top, b"d", removed, 0, 1, 4)).unwrap();
+    pool.clean_file(removed, b"in", 5);
+    pool.ask(Request::Unlink { parent: removed, name: b"in" }).unwrap();
+    pool.ask(Request::RemoveDirectory { parent: top, name: b"d" }).unwrap();
+    let all = [
+        (top, &b"a"[..]),
+        (top, b"new"),
+        (top, b"gone"),
+        (top, b"from"),
+        (top, b"to"),
+        (removed, b"in"),
+        (top, b"d"),
+    ];
+    for (parent, name) in all {
+        assert_eq!(pool.ask(forget(parent, name, false)), Err(Code::Busy), "{name:?}");
+    }
+    assert_eq!(pool.ask(Request::Detach { ino: top }), Err(Code::NotEmpty));
+    for (parent, name) in all {
+        pool.ask(forget(parent, name, true)).unwrap();
+    }
+    assert_eq!((pool.names().len(), pool.copy_of(moved), pool.copy_of(removed)), (0, None, None));
+    pool.ask(Request::Detach { ino: top }).unwrap();
+    pool.assert_clean();
+}
+
+#[test]
+fn names_of_one_file_are_forgotten_one_by_one_and_it_keeps_a_copy() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let ino = pool.clean_file(top, b"a", 1);
+    pool.ask(Request::Link { ino, parent: top, name: b"b" }).unwrap();
+    let seen = pool.pending_at(b"b").unwrap().changes;
+    pool.ask(published(top, b"b", ino, 0, seen, 1)).unwrap();
+    pool.release(ino).unwrap();
+    pool.ask(forget(top, b"a", false)).unwrap();
+    assert_eq!(pool.copy_of(ino).unwrap(), b"b");
+    pool.assert_clean();
+    pool.ask(forget(top, b"b", false)).unwrap();
+    assert_eq!((pool.names().len(), pool.copy_of(ino)), (0, None));
+    pool.assert_clean();
+}
+
+#[test]
+fn a_store_is_detached_while_another_has_pending_places() {
+    let mut pool = Pool::new(false);
+    let other =
+        pool.entry(Request::MakeDirectory { parent: Ino::ROOT, name: b"o", mode: 0o755 }).unwrap().ino;
+    pool.ask(Request::Attach { ino: other, listed: false, settings: b"s" }).unwrap();
+    pool.clean_file(other, b"f", 1);
+    pool.ask(Request::Unlink { parent: other, name: b"f" }).unwrap();
+    assert_eq!(pool.ask(Request::Detach { ino: other }), Err(Code::Busy));
+    pool.ask(Request::Detach { ino: pool.top }).unwrap();
+    pool.assert_clean();
+}
