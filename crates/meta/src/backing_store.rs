@@ -134,6 +134,13 @@ impl Batch<'_> {
         }
     }
 
+    /// True for an inode of the tree of a store.
+    #[inline]
+    pub fn is_attached_inode(&self, ino: Ino) -> bool {
+        self.state.ledger.has_stores()
+            && self.find_inode(ino).ok().flatten().is_some_and(|inode| inode.attr.flags & FLAG_ATTACHED != 0)
+    }
+
     /// True for a file whose data are in its backing store alone.
     pub fn is_to_be_restored(&self, ino: Ino) -> bool {
         let is_released = |inode: Inode| inode.attr.is_file() && !inode.attr.is_resident();

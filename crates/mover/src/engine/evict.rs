@@ -10,7 +10,6 @@ use std::sync::Mutex;
 
 use forebay_client::LeaseKind;
 use forebay_data::BackingName;
-use forebay_types::limits::HIGH_WATER_PERCENT;
 use forebay_types::{
     Code, Entry, Error, Ino, Result, SetAttr, TimeSet, Timestamp, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING,
     FLAG_PINNED,
@@ -19,8 +18,11 @@ use rustix::fs::{fstatvfs, statat, AtFlags, Dir, Mode, OFlags};
 
 use super::link::Link;
 
-/// A target that is filled up to the high watermark is emptied down to this percentage.
-const LOW_WATER_PERCENT: u64 = 80;
+/// Files are released from this percentage on: before programs that are about to write have to wait
+/// (`HIGH_WATER_PERCENT`).
+const EVICT_PERCENT: u64 = 80;
+/// Files are released down to this percentage.
+const LOW_WATER_PERCENT: u64 = 65;
 
 /// Why a file was not released.
 #[derive(Debug, PartialEq, Eq)]
@@ -87,9 +89,9 @@ fn filled(target: BorrowedFd<'_>) -> u64 {
     }
 }
 
-/// True when any target is filled up to the high watermark.
+/// True when any target is filled up to [`EVICT_PERCENT`].
 pub(super) fn is_full(link: &Link) -> bool {
-    link.targets().into_iter().any(|target| filled(target) >= HIGH_WATER_PERCENT)
+    link.targets().into_iter().any(|target| filled(target) >= EVICT_PERCENT)
 }
 
 /// Files that are being restored: their backing files are not leftovers.
@@ -126,12 +128,12 @@ struct Candidate {
     ino: Ino,
 }
 
-/// Releases files of targets that are filled up to the high watermark, those first that were not used for longest, until
+/// Releases files of targets that are filled up to [`EVICT_PERCENT`], those first that were not used for longest, until
 /// `wanted` bytes are free or the low watermark is reached. Returns the bytes freed.
 pub(super) fn evict(link: &Link, restoring: &Restoring, wanted: u64) -> Result<u64> {
     let mut freed = 0;
     for target in link.targets() {
-        let high = if wanted > 0 { 0 } else { HIGH_WATER_PERCENT };
+        let high = if wanted > 0 { 0 } else { EVICT_PERCENT };
         if filled(target) < high {
             continue;
         }

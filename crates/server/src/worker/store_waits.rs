@@ -21,15 +21,28 @@ pub(super) const LIST_NS: u64 = 25_000_000_000;
 pub(super) const RESTORE_NS: u64 = 5_000_000_000;
 /// How long one `StoreWork` waits: the mover's sign of life.
 pub(super) const WORK_NS: u64 = 1_000_000_000;
+/// How long a call waits for space. After that it meets the medium as it is.
+const SPACE_NS: u64 = 25_000_000_000;
+/// Time between two looks for space.
+const LOOK_NS: u64 = 10_000_000;
 /// A mover that has not asked for tasks for so long is dead, and was not started again.
 const ABSENT_NS: u64 = 20_000_000_000;
 /// Tasks in one reply.
 const TASKS_AT_ONCE: usize = 256;
 
+/// What a call waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WaitsFor {
+    /// A task of the mover.
+    Task(StoreTask),
+    /// Free space: the mover releases files.
+    Space,
+}
+
 /// A call that waits.
 #[derive(Debug)]
 struct Waiting {
-    task: StoreTask,
+    what: WaitsFor,
     until_ns: u64,
     call: Call,
 }
@@ -57,6 +70,11 @@ pub(super) struct StoreWaits {
     pub(super) released: VecDeque<Released>,
     /// When a mover asked for tasks last, or the first call began to wait for one.
     seen_ns: u64,
+    /// When space is looked for next, and the calls before the next look when none waits.
+    look_ns: u64,
+    pub(super) calls_to_look: u32,
+    /// Whether the last look found the targets full.
+    pub(super) was_full: bool,
     /// `Restore` calls that have waited long enough. They are answered with the file as it is.
     answered_as_it_is: Vec<Client>,
 }
@@ -80,8 +98,32 @@ impl StoreWaits {
             self.seen_ns = now_ns;
         }
         self.waiting.retain(|other| (other.call.client.session, other.call.client.slot) != (session, slot));
-        self.waiting.push(Waiting { task, until_ns: now_ns + patience, call });
+        self.waiting.push(Waiting { what: WaitsFor::Task(task), until_ns: now_ns + patience, call });
         self.want(task);
+    }
+
+    /// A call that needs space waits until the mover has made some.
+    pub(super) fn wait_for_space(&mut self, call: Call, now_ns: u64) {
+        let Client { session, slot, .. } = call.client;
+        self.waiting.retain(|other| (other.call.client.session, other.call.client.slot) != (session, slot));
+        self.waiting.push(Waiting { what: WaitsFor::Space, until_ns: now_ns + SPACE_NS, call });
+    }
+
+    /// True when calls wait for space, and it is time to look for it.
+    pub(super) fn is_to_look_for_space(&mut self, now_ns: u64) -> bool {
+        if self.look_ns > now_ns || !self.waiting.iter().any(|waiting| waiting.what == WaitsFor::Space) {
+            return false;
+        }
+        self.look_ns = now_ns + LOOK_NS;
+        true
+    }
+
+    /// There is space: the calls that wait for it go on.
+    pub(super) fn has_space(&mut self) {
+        let all = std::mem::take(&mut self.waiting).into_iter();
+        let (over, waiting): (Vec<_>, Vec<_>) = all.partition(|waiting| waiting.what == WaitsFor::Space);
+        self.waiting = waiting;
+        self.released.extend(over.into_iter().map(|waiting| Released::Again(waiting.call)));
     }
 
     fn want(&mut self, task: StoreTask) {
@@ -121,7 +163,7 @@ impl StoreWaits {
             self.wanted.retain(|wanted| *wanted != task);
         }
         let all = std::mem::take(&mut self.waiting).into_iter();
-        let (over, waiting): (Vec<_>, Vec<_>) = all.partition(|waiting| waiting.task.ino() == ino);
+        let (over, waiting): (Vec<_>, Vec<_>) = all.partition(|waiting| matches!(waiting.what, WaitsFor::Task(task) if task.ino() == ino));
         self.waiting = waiting;
         self.released.extend(over.into_iter().map(|Waiting { call, .. }| match failed {
             Some(code) => Released::Failed(call, code),
@@ -143,17 +185,21 @@ impl StoreWaits {
         let all = std::mem::take(&mut self.waiting).into_iter();
         let (over, waiting): (Vec<_>, Vec<_>) = all.partition(|waiting| waiting.until_ns <= now_ns);
         self.waiting = waiting;
-        for Waiting { task, call, .. } in over {
-            self.released.push_back(match task {
-                StoreTask::List(ino) => {
+        for Waiting { what, call, .. } in over {
+            self.released.push_back(match what {
+                WaitsFor::Space => {
+                    self.answered_as_it_is.push(call.client);
+                    Released::Again(call)
+                }
+                WaitsFor::Task(StoreTask::List(ino)) => {
                     tracing::warn!("the backing store did not list directory {ino} in time: a request fails");
                     Released::Failed(call, Code::TimedOut)
                 }
-                StoreTask::Restore(ino) if now_ns > self.seen_ns + ABSENT_NS => {
+                WaitsFor::Task(StoreTask::Restore(ino)) if now_ns > self.seen_ns + ABSENT_NS => {
                     tracing::warn!("no mover runs to restore file {ino}: a request fails");
                     Released::Failed(call, Code::TimedOut)
                 }
-                StoreTask::Restore(_) => {
+                WaitsFor::Task(StoreTask::Restore(_)) => {
                     self.answered_as_it_is.push(call.client);
                     Released::Again(call)
                 }
@@ -184,7 +230,11 @@ impl StoreWaits {
     /// When the next call has waited long enough.
     pub(super) fn next_ns(&self) -> Option<u64> {
         let mover = self.idle_mover.iter().map(|(until, _)| *until);
-        self.waiting.iter().map(|waiting| waiting.until_ns).chain(mover).min()
+        let next = |waiting: &Waiting| match waiting.what {
+            WaitsFor::Space => waiting.until_ns.min(self.look_ns),
+            WaitsFor::Task(_) => waiting.until_ns,
+        };
+        self.waiting.iter().map(next).chain(mover).min()
     }
 }
 
@@ -273,6 +323,21 @@ mod tests {
         }
         waits.expire(5 * RESTORE_NS + 5);
         assert_eq!(released(&mut waits), [(2, Some(Code::TimedOut))]);
+    }
+
+    #[test]
+    fn a_call_for_space_goes_on_when_there_is_some_or_after_its_time() {
+        let mut waits = StoreWaits::default();
+        waits.wait_for_space(call(1, 1), 5);
+        assert!(waits.is_to_look_for_space(6) && !waits.is_to_look_for_space(7));
+        assert_eq!(waits.next_ns(), Some(6 + LOOK_NS));
+        waits.has_space();
+        assert_eq!(released(&mut waits), [(1, None)]);
+        assert!(!waits.has_waited(&call(1, 1).client), "it may wait again");
+        waits.wait_for_space(call(1, 2), 10);
+        waits.expire(10 + SPACE_NS);
+        assert_eq!(released(&mut waits), [(1, None)]);
+        assert!(waits.has_waited(&call(1, 2).client));
     }
 
     #[test]

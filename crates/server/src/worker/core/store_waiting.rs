@@ -1,15 +1,29 @@
 //! Connects the calls that wait for a backing store (`store_waits.rs`).
 
+use forebay_data::{Media, NodeTargets, Target};
 use forebay_ring::call_clock;
-use forebay_types::{Code, Refusal, Reply, Request, Result, StoreTask, Writer};
+use forebay_types::limits::HIGH_WATER_PERCENT;
+use forebay_types::{Code, Ino, Refusal, Reply, Request, Result, StoreTask, Writer};
 
 use super::state::ShardThread;
 use crate::worker::batch::Taken;
 use crate::worker::call::Call;
 use crate::worker::store_waits::Released;
 
+/// Calls that may write between two looks at the free space.
+const CALLS_A_LOOK: u32 = 15;
 /// Encoded bytes of a task.
 const TASK_BYTES: usize = 9;
+
+/// True when all targets of this node are filled up to the high watermark.
+fn is_filled(targets: &NodeTargets) -> bool {
+    let is_filled = |target: &Target| {
+        let space = target.space().unwrap_or_default();
+        let used = space.total_bytes.saturating_sub(space.free_bytes);
+        used.saturating_mul(100) >= space.total_bytes.saturating_mul(HIGH_WATER_PERCENT)
+    };
+    !targets.for_files().is_empty() && targets.for_files().iter().all(is_filled)
+}
 
 impl ShardThread<'_> {
     /// Serves requests of movers and for files that are to be restored. True when the call waits, or was answered.
@@ -41,8 +55,34 @@ impl ShardThread<'_> {
                 self.store.wait(call.clone(), StoreTask::Restore(ino), call_clock());
                 Ok(true)
             }
+            Request::Create { parent: ino, dirty: true, .. } | Request::MarkDirty { ino } => {
+                self.wait_for_space(call, ino)
+            }
             _ => Ok(false),
         }
+    }
+
+    /// From the high watermark on, programs that are about to write to a store's tree wait until the mover has released
+    /// files, for a limited time. True when the call waits.
+    #[inline]
+    fn wait_for_space(&mut self, call: &Call, ino: Ino) -> Result<bool> {
+        if !self.batch()?.is_attached_inode(ino) || !self.is_full() || self.store.has_waited(&call.client) {
+            return Ok(false);
+        }
+        self.store.wait_for_space(call.clone(), call_clock());
+        Ok(true)
+    }
+
+    /// True when the targets are filled up to the high watermark. Unless they were at the last look, every
+    /// [`CALLS_A_LOOK`]th call looks.
+    fn is_full(&mut self) -> bool {
+        if !self.store.was_full && self.store.calls_to_look > 0 {
+            self.store.calls_to_look -= 1;
+            return false;
+        }
+        self.store.calls_to_look = CALLS_A_LOOK;
+        self.store.was_full = is_filled(&self.targets);
+        self.store.was_full
     }
 
     /// A call was refused because a directory is not listed: it waits, if its reply goes to a client.
@@ -63,7 +103,12 @@ impl ShardThread<'_> {
     /// Takes calls that have waited into the batch, until it has `most` calls, and answers those that failed.
     pub(in crate::worker) fn take_calls_of_store(&mut self, most: usize) {
         if !self.store.is_empty() {
-            self.store.expire(call_clock());
+            let now = call_clock();
+            self.store.expire(now);
+            if self.store.is_to_look_for_space(now) && !is_filled(&self.targets) {
+                self.store.was_full = false;
+                self.store.has_space();
+            }
         }
         while self.pipeline.taken.len() < most {
             let Some(released) = self.store.released.pop_front() else { break };
