@@ -200,6 +200,7 @@ pub struct PendingPlace {
 
 /// What the pool has at a place.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(clippy::large_enum_variant)] // Nearly all are `Here`.
 pub enum Wanted {
     /// An inode, and the place at which the store has its last version.
     Here(Entry, Option<CopyOf>),

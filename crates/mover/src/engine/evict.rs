@@ -185,8 +185,7 @@ fn candidates(link: &Link, restoring: &Restoring, target: BorrowedFd<'_>) -> Res
                 continue;
             }
             let Ok(st) = statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
-            let used = (st.st_atime as i64, st.st_atime_nsec as i64)
-                .max((st.st_mtime as i64, st.st_mtime_nsec as i64));
+            let used = (st.st_atime, st.st_atime_nsec as i64).max((st.st_mtime, st.st_mtime_nsec as i64));
             all.push(Candidate { used, ino });
         }
     }

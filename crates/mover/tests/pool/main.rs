@@ -12,7 +12,7 @@ fn files_of_the_store_are_seen_and_read_through_the_pool() {
     let store = bed.store();
     std::fs::create_dir_all(store.join("case/deep")).unwrap();
     std::fs::write(store.join("case/a"), "hello\n").unwrap();
-    let big: Vec<u8> = (0..20_000_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+    let big: Vec<u8> = (0..20_000_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
     std::fs::write(store.join("case/big"), &big).unwrap();
     std::fs::write(store.join("case/deep/x"), "x").unwrap();
     std::os::unix::fs::symlink("a", store.join("case/link")).unwrap();

@@ -163,7 +163,8 @@ impl StoreWaits {
             self.wanted.retain(|wanted| *wanted != task);
         }
         let all = std::mem::take(&mut self.waiting).into_iter();
-        let (over, waiting): (Vec<_>, Vec<_>) = all.partition(|waiting| matches!(waiting.what, WaitsFor::Task(task) if task.ino() == ino));
+        let (over, waiting): (Vec<_>, Vec<_>) =
+            all.partition(|waiting| matches!(waiting.what, WaitsFor::Task(task) if task.ino() == ino));
         self.waiting = waiting;
         self.released.extend(over.into_iter().map(|Waiting { call, .. }| match failed {
             Some(code) => Released::Failed(call, code),
