@@ -104,7 +104,8 @@ fn refuse_undrained(dir: &Path, arguments: &Down) -> Result<()> {
         return Ok(());
     }
     let identity = PoolDirectory::open(dir).and_then(|dir| PoolIdentity::read(&dir));
-    let goes = matches!(identity, Ok(Some(identity)) if identity.embedded || identity.backing == Backing::Tmpfs);
+    let goes =
+        matches!(identity, Ok(Some(identity)) if identity.embedded || identity.backing == Backing::Tmpfs);
     let has_data = matches!(launch::presence(dir), Ok(Presence::Down { has_data: true, .. }));
     if !goes || !has_data {
         return Ok(());
