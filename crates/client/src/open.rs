@@ -71,6 +71,11 @@ fn waits_for_other_end(entry: &Entry, flags: i32) -> bool {
     entry.attr.kind() == Kind::Fifo && one_end && flags & never == 0
 }
 
+/// True if a file was marked dirty, and nothing else happened to it.
+fn is_next_epoch(before: &Entry, marked: &Entry) -> bool {
+    marked.attr.is_resident() && marked.attr.epoch() == before.attr.epoch() + 1
+}
+
 pub(crate) fn close(fd: RawFd) {
     // By number: libc's close is a thread cancellation point.
     // SAFETY: the descriptor is ours, and no one else uses it yet.
@@ -327,7 +332,8 @@ impl Pool {
             return Ok(None);
         }
         match self.ask_entry(&Request::MarkDirty { ino: attr.ino }) {
-            Ok(marked) if is_attached && !marked.attr.is_resident() => Ok(Some(marked)),
+            // Released meanwhile, perhaps restored too: the descriptor is of a file that is gone.
+            Ok(marked) if is_attached && !is_next_epoch(&now, &marked) => Ok(Some(marked)),
             Ok(_) => Ok(None),
             Err(Code::NotFound) => Err(Code::Stale),
             Err(code) => Err(code),

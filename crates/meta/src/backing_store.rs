@@ -268,6 +268,11 @@ impl Batch<'_> {
         ledger.next_counter += 1;
         ledger.inodes += 1;
         ledger.entries += 1;
+        if self.state.directories.get(slot).attr.flags & FLAG_UNLISTED == 0 {
+            // The board may show that there is no such name.
+            c.effects.name(parent, object.name, Some((ino, kind)));
+            c.effects.inode(inode.entry());
+        }
         // The directory has had these entries all along: its times stay.
         let unchanged = Context { caller: c.caller, now: mtime, effects: c.effects };
         self.touch_directory(&mut { unchanged }, slot, 1, i64::from(is_directory));

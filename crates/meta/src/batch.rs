@@ -15,6 +15,7 @@ use crate::effects::Effects;
 use crate::keys;
 use crate::lmdb_txn::{code_of, Transaction};
 use crate::page_budget::{Class, Usage, Work};
+use crate::places::{REMOVAL_WRITES_MAX, WRITES_MAX};
 use crate::record::{Inode, INODE_BYTES_MAX, LEDGER_BYTES_MAX};
 use crate::shard::{Shard, State};
 
@@ -238,9 +239,13 @@ impl<'a> Batch<'a> {
                 self.usage.insert(self.state.space.begin(used, tree))
             }
         };
-        let class = if self.reserve_open { Class::Removal } else { class };
-        let noted = if self.state.ledger.has_stores() { crate::places::WRITES_MAX } else { 0 };
+        let noted = match (self.state.ledger.has_stores(), class) {
+            (false, _) => 0,
+            (true, Class::Removal) => REMOVAL_WRITES_MAX,
+            (true, _) => WRITES_MAX,
+        };
         let work = Work { writes: work.writes + noted, ..work };
+        let class = if self.reserve_open { Class::Removal } else { class };
         self.state.space.admit(usage, class, work)
     }
 

@@ -144,7 +144,8 @@ impl InStores {
             report.problem(|| format!("file {ino}: its data are neither in the pool nor in a backing store"));
         }
         let (dirty, draining) = (attr.flags & FLAG_DIRTY != 0, attr.flags & FLAG_DRAINING != 0);
-        if (dirty || draining) && !attr.is_resident() || draining && !dirty {
+        let is_possible = !draining && !dirty || dirty && attr.is_resident();
+        if !is_possible {
             report.problem(|| format!("file {ino}: its flags {:x} contradict each other", attr.flags));
         }
         let is_clean = attr.is_resident() && !dirty && attr.flags & FLAG_ATTACHED != 0;

@@ -16,6 +16,7 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
+use crate::places::REMOVAL_WRITES_MAX;
 use forebay_types::limits::{SHARD_PAGES_AHEAD, SHARD_PAGES_FOR_REMOVALS, XATTR_TOTAL_MAX};
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{fallocate, fstatvfs, FallocateFlags};
@@ -74,8 +75,10 @@ impl Work {
 const RUN_PAGES_MAX: u64 = 2 * (XATTR_TOTAL_MAX as u64 / 1000 + 2);
 // The largest removal fits free pages alone, in a tree of up to seven levels.
 const _: () = assert!(RUN_PAGES_MAX + (2 + 6) * (2 * 7 + 2) <= SCATTERED_PAGES_MAX);
+// And with a backing store, in a tree of up to four levels.
+const _: () = assert!(RUN_PAGES_MAX + (2 + 6 + REMOVAL_WRITES_MAX) * (2 * 4 + 2) <= SCATTERED_PAGES_MAX);
 /// The largest removal: the last link of an inode with the most values that it can have.
-const LARGEST_REMOVAL: Work = Work { writes: 6, run: u64::MAX / 4 };
+const LARGEST_REMOVAL: Work = Work { writes: 6 + REMOVAL_WRITES_MAX, run: u64::MAX / 4 };
 
 /// Sizes of the tree, as LMDB reports them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -37,6 +37,8 @@ const DEPTH_MAX: usize = 1 << 16;
 /// Records that one operation may write because its directory is attached: two names, the places and the copies of two
 /// inodes.
 pub(crate) const WRITES_MAX: u64 = 8;
+/// The same of a removal: a name, the copy of an inode, and room for a further place.
+pub(crate) const REMOVAL_WRITES_MAX: u64 = 4;
 
 /// A pending place, as it is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -7,7 +7,9 @@ mod place;
 use std::path::Path;
 
 use forebay_meta::{Batch, Shard, ShardOptions};
-use forebay_types::{limits, Code, Ino, Reply, Request, SetAttr};
+use forebay_types::{
+    limits, Code, Ino, PendingPlace, Reply, Request, SetAttr, StoreVersion, RENAME_EXCHANGE,
+};
 use place::{at, Driver, Place, OPTIONS};
 
 const ROOT: Ino = Ino::ROOT;
@@ -291,6 +293,100 @@ fn opened_reserve_lets_acknowledged_growth_be_applied_again() {
     }
     batch.commit().unwrap();
     assert_clean(&shard);
+}
+
+/// Publishes what is pending, or reports that it was removed: each in a transaction of its own if need be.
+fn settle_all(batches: &mut Batches<'_>) {
+    loop {
+        let pending = batches.with(|d, b| match d.ask(b, Request::Pending { parent: Ino(0), name: b"" }) {
+            Ok(Reply::Bytes(bytes)) => PendingPlace::decode_list(bytes).unwrap(),
+            other => panic!("{other:?}"),
+        });
+        if pending.is_empty() {
+            return;
+        }
+        for place in &pending {
+            let (parent, name, seen) = (place.parent, place.name.as_slice(), place.changes);
+            let request = match place.placed {
+                _ if place.conflict => {
+                    Request::Conflict { parent, name, found: false, version: StoreVersion::default() }
+                }
+                Some(_) => Request::Unpublished { parent, name, seen },
+                None => Request::Settled { parent, name, seen },
+            };
+            batches.apply(|d, b| d.ask(b, request).map(|_| ())).unwrap();
+        }
+    }
+}
+
+#[test]
+fn shard_full_of_what_a_backing_store_has_refuses_growth_and_can_be_emptied() {
+    let place = Place::new();
+    let shard = Shard::create(place.path(), &SMALL, at(1)).unwrap();
+    for requests_max in [LONG, SHORT] {
+        let mut batches = Batches::new(&shard, requests_max);
+        let parent = batches.with(|d, b| d.directory(b, ROOT, b"top")).unwrap();
+        let attach = Request::Attach { ino: parent, listed: false, settings: b"s" };
+        batches.apply(|d, b| d.ask(b, attach).map(|_| ())).unwrap();
+        let version = |n: usize| StoreVersion { ino: n as u64, ..StoreVersion::default() };
+        let mut made = Vec::new();
+        let refusal = loop {
+            let n = made.len();
+            let ino = match batches.apply(|d, b| d.file(b, parent, &name(n))) {
+                Ok(ino) => ino,
+                Err(code) => break code,
+            };
+            made.push(ino);
+            let published =
+                Request::Published { parent, name: &name(n), ino, epoch: 0, seen: 1, version: version(n) };
+            let done = batches.apply(|d, b| d.ask(b, Request::BeginDrain { ino }).map(|_| ()));
+            let done = done.and_then(|()| batches.apply(|d, b| d.ask(b, published).map(|_| ())));
+            assert!(matches!(done, Ok(()) | Err(Code::NoSpace)), "{done:?}");
+        };
+        assert_eq!(refusal, Code::NoSpace);
+        assert!(made.len() > 2000, "only {}", made.len());
+        // Everything that changes names, attributes or states is answered, with NoSpace at worst, and the batch lives.
+        let mut refused = 0;
+        for n in (0..made.len()).step_by(16) {
+            let (old, new, ino) = (name(n), [b"renamed ".as_slice(), &name(n)].concat(), made[n]);
+            let (next, version) = (name((n + 1) % made.len()), version(n));
+            let (name, new_name, new_parent) = (old.as_slice(), new.as_slice(), parent);
+            let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+            let requests = [
+                Request::MarkDirty { ino },
+                Request::SetAttr { ino, set },
+                Request::Link { ino, parent, name: &[b"link ".as_slice(), name].concat() },
+                Request::Rename { parent, name, new_parent, new_name, flags: 0 },
+                Request::Moved { parent, name, new_parent, new_name, version },
+                Request::Intend { parent, name, version },
+                Request::Conflict { parent, name: new_name, found: n % 2 == 0, version },
+                Request::Rename { parent, name: new_name, new_parent, new_name: name, flags: 0 },
+                Request::Rename { parent, name, new_parent, new_name: &next, flags: RENAME_EXCHANGE },
+            ];
+            for request in requests {
+                match batches.apply(|d, b| d.ask(b, request).map(|_| ())) {
+                    Err(Code::NoSpace) => refused += 1,
+                    Ok(()) | Err(Code::NotFound | Code::Stale | Code::Busy | Code::Exists) => {}
+                    Err(code) => panic!("{request:?}: {code:?}"),
+                }
+            }
+        }
+        println!("{} files, {refused} requests refused", made.len());
+        batches.commit();
+        assert_clean(&shard);
+        let names = batches.with(|d, b| d.list(b, parent));
+        for (_, name) in names {
+            batches.apply(|d, b| d.unlink(b, parent, &name)).unwrap();
+        }
+        batches.remove_orphans();
+        settle_all(&mut batches);
+        let request = Request::Detach { ino: parent };
+        batches.apply(|d, b| d.ask(b, request).map(|_| ())).unwrap();
+        let request = Request::RemoveDirectory { parent: ROOT, name: b"top" };
+        batches.apply(|d, b| d.ask(b, request).map(|_| ())).unwrap();
+        batches.commit();
+        assert_clean(&shard);
+    }
 }
 
 #[test]

@@ -497,3 +497,18 @@ fn a_store_is_detached_while_another_has_pending_places() {
     pool.ask(Request::Detach { ino: pool.top }).unwrap();
     pool.assert_clean();
 }
+
+#[test]
+fn hundreds_of_names_are_imported_at_once() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    let names: Vec<_> = (0..600).map(|n| format!("name {n}").into_bytes()).collect();
+    let all: Vec<_> = names.iter().map(|name| object(name, Kind::File)).collect();
+    let list = objects(&all);
+    let count = pool.with(Request::Import { ino: top, objects: &list }, |reply| match reply {
+        forebay_types::Reply::Count(count) => count,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(count, Ok(600));
+    pool.assert_clean();
+}

@@ -53,8 +53,8 @@ fn search(first: World, states_max: usize) -> Outcome {
 
 const STATES_MAX: usize = 20_000_000;
 
-fn assert_sound(writers: usize, readers: usize, budget: Budget) {
-    let first = World::new(writers, readers, budget, Mistakes::default(), Defects::default());
+fn assert_sound(writers: usize, readers: usize, opens: u8, budget: Budget) {
+    let first = World::new(writers, readers, opens, budget, Mistakes::default(), Defects::default());
     match search(first, STATES_MAX) {
         Ok(states) => println!("{states} states"),
         Err((fault, steps)) => panic!("{fault}: {steps:#?}"),
@@ -62,41 +62,36 @@ fn assert_sound(writers: usize, readers: usize, budget: Budget) {
 }
 
 #[test]
-fn no_order_of_two_writers_and_a_mover_loses_data() {
-    assert_sound(2, 0, Budget { kills: 0, evicts: 1, breaks: 1, name_changes: 0 });
+fn no_order_of_two_writers_a_reader_and_a_mover_that_is_killed_loses_data() {
+    assert_sound(2, 1, 1, Budget { kills: 2, evicts: 3, breaks: 2, name_changes: 0 });
 }
 
 #[test]
-fn no_order_of_a_writer_a_reader_and_a_mover_that_is_killed_loses_data() {
-    assert_sound(1, 1, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 0 });
+#[ignore = "7 million states: a minute"]
+fn no_order_of_programs_that_open_again_and_again_loses_data() {
+    assert_sound(2, 1, 2, Budget { kills: 1, evicts: 2, breaks: 2, name_changes: 0 });
 }
 
 #[test]
-fn no_order_of_two_writers_and_a_name_change_loses_data() {
-    assert_sound(2, 0, Budget { kills: 0, evicts: 1, breaks: 0, name_changes: 1 });
+fn no_order_of_a_writer_a_reader_and_a_name_change_loses_data() {
+    assert_sound(1, 1, 1, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 1 });
+}
+
+#[test]
+#[ignore = "3 million states: half a minute"]
+fn no_order_of_a_writer_a_reader_and_two_name_changes_loses_data() {
+    assert_sound(1, 1, 2, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 2 });
 }
 
 #[test]
 fn no_order_of_many_name_changes_and_evictions_loses_data() {
-    assert_sound(1, 0, Budget { kills: 1, evicts: 1, breaks: 0, name_changes: 3 });
-}
-
-#[test]
-#[ignore = "takes minutes"]
-fn no_order_of_two_writers_a_reader_and_a_mover_that_is_killed_loses_data() {
-    assert_sound(2, 1, Budget { kills: 1, evicts: 1, breaks: 1, name_changes: 0 });
-}
-
-#[test]
-#[ignore = "takes minutes"]
-fn no_order_of_two_writers_two_name_changes_and_a_mover_that_is_killed_loses_data() {
-    assert_sound(2, 0, Budget { kills: 1, evicts: 1, breaks: 0, name_changes: 2 });
+    assert_sound(1, 0, 1, Budget { kills: 2, evicts: 2, breaks: 0, name_changes: 4 });
 }
 
 /// The search finds a fault when this mistake is planted.
 fn assert_found(name: &str, mistakes: Mistakes, defects: Defects) {
     let budget = Budget { kills: 0, evicts: 2, breaks: 1, name_changes: 2 };
-    let outcome = search(World::new(2, 1, budget, mistakes, defects), STATES_MAX);
+    let outcome = search(World::new(2, 1, 1, budget, mistakes, defects), STATES_MAX);
     let (fault, steps) = outcome.expect_err(name);
     println!("{name}: {fault}: {steps:?}");
 }

@@ -39,7 +39,7 @@ enum Opener {
 struct Program {
     writes: bool,
     at: Opener,
-    /// Writes, or opens for reading, that are left.
+    /// Opens that are left, with the present one.
     left: u8,
 }
 
@@ -152,6 +152,8 @@ pub(crate) struct World {
     mistakes: Mistakes,
 }
 
+type NameChange = fn(&mut Meta, Name) -> Result<(), Refused>;
+
 const TORN: u8 = u8::MAX;
 /// The version of nothing.
 const NOTHING: Version = 0;
@@ -161,11 +163,12 @@ impl World {
     pub(crate) fn new(
         writers: usize,
         readers: usize,
+        opens: u8,
         budget: Budget,
         mistakes: Mistakes,
         defects: Defects,
     ) -> World {
-        let program = |writes| Program { writes, at: Opener::Idle, left: 1 };
+        let program = |writes| Program { writes, at: Opener::Idle, left: opens };
         let mut programs: Vec<_> = (0..writers).map(|_| program(true)).collect();
         programs.extend((0..readers).map(|_| program(false)));
         programs[0].at = Opener::Ready(0);
@@ -209,7 +212,7 @@ impl World {
         }
         if self.budget.name_changes > 0 {
             for at in 0..2 {
-                let changes: [(&'static str, fn(&mut Meta, Name) -> Result<(), Refused>); 3] = [
+                let changes: [(&'static str, NameChange); 3] = [
                     ("rename", |meta, at| meta.rename(at, 1 - at)),
                     ("link", Meta::link),
                     ("unlink", Meta::unlink),
@@ -251,7 +254,7 @@ impl World {
         let program = self.programs[i];
         let go = |w: &mut World, at: Opener| w.programs[i].at = at;
         match program.at {
-            Opener::Idle if program.left > 0 && self.meta.exists() && self.meta.resident => {
+            Opener::Idle if self.meta.exists() && self.meta.resident => {
                 self.step(all, "look", |w| go(w, Opener::Looked(w.meta.epoch)));
             }
             Opener::Idle | Opener::Done => {}
@@ -282,17 +285,16 @@ impl World {
                 go(w, if is_mine { Opener::Ready(inode) } else { Opener::Idle });
             }),
             Opener::Ready(inode) => {
-                if program.writes && program.left > 0 {
+                if program.writes {
                     self.step(all, "write", |w| {
                         w.inodes[usize::from(inode)] = w.next;
                         w.written = w.next;
                         w.next += 1;
-                        w.programs[i].left -= 1;
                     });
                 }
                 self.step(all, "close", |w| {
-                    w.programs[i].left = if program.writes { w.programs[i].left } else { 0 };
-                    go(w, if w.programs[i].left > 0 { Opener::Idle } else { Opener::Done });
+                    w.programs[i].left -= 1;
+                    go(w, if program.left == 1 { Opener::Done } else { Opener::Idle });
                 });
             }
         }
@@ -442,7 +444,7 @@ impl World {
                 });
             }
         }
-        let is_wanted = self.programs.iter().any(|p| p.at == Opener::Idle && p.left > 0);
+        let is_wanted = self.programs.iter().any(|p| p.at == Opener::Idle);
         if meta.exists() && !meta.resident && is_wanted {
             self.step(all, "restore: make", |w| {
                 if w.path.is_none() {

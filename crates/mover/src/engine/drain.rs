@@ -254,8 +254,8 @@ fn publish(reconciler: &Reconciler<'_>, wanted: &WantedUpload, upload: &Upload) 
     let (place, store): (&PendingPlace, &dyn Store) = (&wanted.place, &*reconciler.at.store);
     match reconciler.link.intend(place.parent, &place.name, upload.version) {
         Ok(()) => {}
-        // The name went meanwhile, and is not pending any longer.
-        Err(Code::NotFound) => {
+        // The name went meanwhile, or data would be lost that only the store has.
+        Err(Code::NotFound | Code::Busy | Code::Stale) => {
             let _ = store.discard(&upload.temporary);
             return Published::Later;
         }

@@ -60,12 +60,19 @@ pub(super) fn release(link: &Link, entry: &Entry) -> Result<std::result::Result<
         mtime: at(st.st_mtime, st.st_mtime_nsec),
         ..SetAttr::default()
     };
-    match link.release(attr.ino, attr.epoch(), set) {
-        Ok(_) => {}
+    let released = match link.release(attr.ino, attr.epoch(), set) {
+        Ok(released) => released,
         Err(Code::Stale) => return kept("a program changed it"),
         Err(Code::Busy) => return kept("it is pinned, or the store does not have its attributes yet"),
         Err(Code::NotFound) => return kept("it was removed"),
         Err(code) => return Err(failed(code)),
+    };
+    if !held.is_undisturbed() {
+        // The lease was lost, and a program may have the file open: it stays.
+        return match link.restored(attr.ino, released.attr.epoch()) {
+            Ok(_) | Err(Code::Stale | Code::NotFound) => kept("a program has it open"),
+            Err(code) => Err(failed(code)),
+        };
     }
     link.pool.unlink_released(entry).map_err(failed)?;
     drop(held);

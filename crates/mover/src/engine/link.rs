@@ -80,8 +80,12 @@ impl Link {
         self.pool.request(&Request::Pending { parent, name }, |reply| bytes(reply, PendingPlace::decode_list))
     }
 
-    pub(super) fn import(&self, ino: Ino, objects: &[u8]) -> Result<(), Code> {
-        self.done(&Request::Import { ino, objects })
+    /// Imports objects. Returns how many of them, from the first on, are there: the pool may take them in steps.
+    pub(super) fn import(&self, ino: Ino, objects: &[u8]) -> Result<u64, Code> {
+        self.pool.request(&Request::Import { ino, objects }, |reply| match reply {
+            Reply::Count(count) => Ok(count),
+            _ => Err(Code::Malformed),
+        })
     }
 
     pub(super) fn listed(&self, ino: Ino) -> Result<(), Code> {

@@ -44,13 +44,9 @@ fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
     let what = || format!("cannot list {} in its backing store", link.path(ino, b""));
     let located = stores.locate(ino)?;
     let store = &*located.at.store;
-    let mut batch = Vec::new();
+    let mut batch = Batch::default();
     let failed = |code: Code| StoreError::lasting(code, what());
-    let import = |batch: &mut Vec<u8>| {
-        let done = if batch.is_empty() { Ok(()) } else { link.import(ino, batch) };
-        batch.clear();
-        done.map_err(failed)
-    };
+    let import = |batch: &mut Batch| batch.import(link, ino).map_err(failed);
     let listed = store.list(&located.path, &mut |object| {
         let whole;
         // Listings of object stores lack attributes.
@@ -65,10 +61,11 @@ fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
         let mut w = Writer::new(&mut buffer);
         object_of(&object).encode(&mut w).map_err(failed)?;
         let n = w.len();
-        if batch.len() + n > LIST_BYTES {
+        if batch.bytes.len() + n > LIST_BYTES {
             import(&mut batch)?;
         }
-        batch.extend_from_slice(&buffer[..n]);
+        batch.starts.push(batch.bytes.len());
+        batch.bytes.extend_from_slice(&buffer[..n]);
         Ok(())
     });
     let listed = listed.and_then(|listing| import(&mut batch).map(|()| listing));
@@ -82,6 +79,29 @@ fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
         tracing::warn!("{}: the pool cannot have {} of its names", link.path(ino, b""), listing.unusable);
     }
     Ok(listing.objects)
+}
+
+/// Objects of one request.
+#[derive(Default)]
+struct Batch {
+    bytes: Vec<u8>,
+    /// Where each object begins.
+    starts: Vec<usize>,
+}
+
+impl Batch {
+    fn import(&mut self, link: &Link, ino: Ino) -> std::result::Result<(), Code> {
+        let mut first = 0;
+        while let Some(start) = self.starts.get(first) {
+            match link.import(ino, &self.bytes[*start..])? {
+                0 => return Err(Code::NoSpace),
+                count => first += count as usize,
+            }
+        }
+        self.bytes.clear();
+        self.starts.clear();
+        Ok(())
+    }
 }
 
 /// The object with its attributes.

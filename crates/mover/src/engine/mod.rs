@@ -13,13 +13,14 @@ mod evict;
 mod link;
 mod list;
 mod reconcile;
+mod recover;
 mod restore;
 mod stores;
 mod trees;
 mod upload;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -44,6 +45,8 @@ const PLACES_MAX: usize = 20_000;
 /// How long a place is left alone after it had to wait or failed; doubled each time, up to the second.
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(20);
+/// How long listings and restores wait for what the last mover did.
+const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
 /// Listings and restores at a time.
 const WORKERS_MAX: usize = 128;
 
@@ -66,6 +69,8 @@ struct Shared {
     workers: AtomicUsize,
     retries: Mutex<HashMap<Place, Retry>>,
     report: Mutex<MoverReport>,
+    /// What the last mover did is recorded.
+    is_recovered: AtomicBool,
 }
 
 /// The running engine.
@@ -90,6 +95,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         workers: AtomicUsize::new(0),
         retries: Mutex::default(),
         report: Mutex::default(),
+        is_recovered: AtomicBool::new(false),
     });
     let spawn = |name: &str, run: fn(&Arc<Shared>)| {
         let shared = Arc::clone(&shared);
@@ -103,6 +109,9 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
 /// Hands out the shard's tasks.
 fn work(shared: &Arc<Shared>) {
     let mut restart = true;
+    while !shared.is_recovered.load(Ordering::Acquire) && !shared.stores.is_stopping() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
     while !shared.stores.is_stopping() {
         match shared.link.work(restart) {
             Ok(tasks) => {
@@ -196,9 +205,29 @@ fn pending(link: &Link) -> std::result::Result<Vec<PendingPlace>, Code> {
     }
 }
 
+/// Records what the last mover did. A store that does not answer holds up listings and restores of all for
+/// [`RECOVERY_PATIENCE`], and is drained to when it answers.
+fn recover_all(shared: &Arc<Shared>) {
+    let until = Instant::now() + RECOVERY_PATIENCE;
+    while !shared.stores.is_stopping() {
+        let again = pending(&shared.link).map_err(|code| Error::new(code, "cannot read the pending places"));
+        match again.and_then(|places| recover::recover(&shared.link, &shared.stores, &places)) {
+            Ok(true) => continue,
+            Ok(false) => break,
+            Err(e) => tracing::warn!("{e}"),
+        }
+        if Instant::now() > until {
+            shared.is_recovered.store(true, Ordering::Release);
+        }
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    shared.is_recovered.store(true, Ordering::Release);
+}
+
 /// Watches the pending places and the free space.
 fn watch(shared: &Arc<Shared>) {
     let mut period = WATCH_PERIOD;
+    recover_all(shared);
     while !shared.stores.is_stopping() {
         std::thread::sleep(period);
         let places = match pending(&shared.link) {

@@ -12,6 +12,7 @@ use forebay_types::{
 };
 
 use super::link::Link;
+use super::recover::NOTHING;
 use super::stores::{AttachedStore, Stores};
 use super::upload::attributes_of;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
@@ -119,6 +120,15 @@ impl<'a> Reconciler<'a> {
         done.map(|()| Next::Done).map_err(|code| Error::new(code, "cannot settle a place of the store"))
     }
 
+    /// Notes what the store will have at a place. False when the pool refuses, because data would be lost: later.
+    fn intend(&self, place: &PendingPlace, version: StoreVersion) -> Result<bool> {
+        match self.link.intend(place.parent, &place.name, version) {
+            Ok(()) => Ok(true),
+            Err(Code::Busy | Code::Stale | Code::NotFound) => Ok(false),
+            Err(code) => Err(Error::new(code, "cannot note what the store will have")),
+        }
+    }
+
     /// The pool has nothing at a place: so shall the store.
     fn remove(&mut self, place: &PendingPlace, path: &StorePath, is_below_wanted: bool) -> Result<Next> {
         let Some(placed) = place.placed else {
@@ -135,18 +145,22 @@ impl<'a> Reconciler<'a> {
             if is_below_wanted {
                 return Ok(Next::Later); // what is below is removed first
             }
+            if !self.intend(place, NOTHING)? {
+                return Ok(Next::Later);
+            }
             match self.store().remove_directory(path, &is_alive)? {
                 DirectoryRemoval::Removed => {}
                 DirectoryRemoval::NotEmpty => {
                     tracing::warn!("{path} has files that the pool does not know: the store keeps it");
                 }
             }
-        } else if let Outcome::Conflict(Some(found)) = self.store().remove(path, &placed.version)? {
-            let is_ours = place.intent.as_ref() == Some(&found.version);
-            if is_ours && !self.store().remove(path, &found.version)?.is_conflict() {
-                return self.unpublish(place, place.changes).map(|()| Next::Done);
+        } else {
+            if !self.intend(place, NOTHING)? {
+                return Ok(Next::Later);
             }
-            tracing::warn!("{path} was changed in the store: it is not removed there");
+            if let Outcome::Conflict(Some(_)) = self.store().remove(path, &placed.version)? {
+                tracing::warn!("{path} was changed in the store: it is not removed there");
+            }
         }
         self.unpublish(place, place.changes)?;
         Ok(Next::Done)
@@ -175,6 +189,14 @@ impl<'a> Reconciler<'a> {
         }
         let Some(replaces) = self.free(place, entry, path)? else { return Ok(Next::Later) };
         if let Some(copy) = copy {
+            // A rename goes to a free place, so that the next mover can tell whether it was made.
+            let replaces = match replaces {
+                Some(_) if !is_dirty => match self.clear(place, path, replaces)? {
+                    true => None,
+                    false => return Ok(Next::Later),
+                },
+                replaces => replaces,
+            };
             if let Some(next) = self.fetch(place, entry, copy, path, replaces.as_ref(), is_dirty)? {
                 return Ok(next);
             }
@@ -206,6 +228,7 @@ impl<'a> Reconciler<'a> {
         let directories = (placed.kind == Kind::Directory, entry.attr.is_directory());
         match directories {
             (false, false) => Ok(Some(Some(placed.version))),
+            _ if !self.intend(place, NOTHING)? => Ok(None),
             (true, _) => match self.store().remove_directory(path, &is_alive)? {
                 DirectoryRemoval::Removed => self.unpublish(place, u64::MAX).map(|()| Some(None)),
                 DirectoryRemoval::NotEmpty => Ok(None),
@@ -219,11 +242,27 @@ impl<'a> Reconciler<'a> {
         }
     }
 
+    /// Removes a version whose inode is gone.
+    fn clear(&self, place: &PendingPlace, path: &StorePath, version: Option<StoreVersion>) -> Result<bool> {
+        let Some(version) = version else { return Ok(true) };
+        if !self.intend(place, NOTHING)? {
+            return Ok(false);
+        }
+        match self.store().remove(path, &version)? {
+            Outcome::Done(()) | Outcome::Conflict(None) => self.unpublish(place, u64::MAX).map(|()| true),
+            Outcome::Conflict(Some(found)) => self.conflict(place, path, Some(&found)).map(|()| false),
+        }
+    }
+
     /// Renames what lies at a place to a name of its own. False when it was changed in the store.
     fn park(&mut self, place: &PendingPlace, placed: &Placed, path: &StorePath) -> Result<bool> {
         let name = format!("forebay-parked-{}", placed.ino).into_bytes();
         let parent = path.parent().unwrap_or_default();
         let to = parent.join(&name).map_err(|code| Error::new(code, "a path in the store is too long"))?;
+        let there = PendingPlace { name: name.clone(), ..place.clone() };
+        if !self.intend(place, placed.version)? || !self.intend(&there, placed.version)? {
+            return Ok(false);
+        }
         match self.store().rename(path, &placed.version, &to, None)? {
             Outcome::Done(version) => {
                 let (from, to) = ((place.parent, &place.name[..]), (place.parent, &name[..]));
@@ -260,13 +299,18 @@ impl<'a> Reconciler<'a> {
             still_wanted.map_err(|code| Error::new(code, "cannot look up a name"))? == Some(ino);
         let abilities = self.store().abilities();
         let can = match (still_wanted, is_directory) {
-            (true, _) => abilities.hard_links && replaces.is_none(),
+            // A dirty file is uploaded under each of its names.
+            (true, _) => abilities.hard_links && replaces.is_none() && !is_dirty,
             (false, true) => abilities.rename_directory,
-            (false, false) => abilities.rename,
+            (false, false) => abilities.rename && replaces.is_none(),
         };
         if !can {
             let e = || Error::new(Code::NotSupported, format!("cannot rename {from} to {path} in the store"));
             return if is_directory { Err(e()) } else { Ok(None) };
+        }
+        let source = PendingPlace { parent: copy.parent, name: copy.name.clone(), ..place.clone() };
+        if !self.intend(place, placed.version)? || !still_wanted && !self.intend(&source, placed.version)? {
+            return Ok(Some(Next::Later));
         }
         if still_wanted {
             return match self.store().link(&from, &placed.version, path)? {

@@ -477,7 +477,8 @@ requests! {
         code: u16,
     }
     /// Creates the entries of a directory that its store has. A name that the directory has already is left as it is.
-    Import = 94: client change at(ino) -> "`Count`: how many it created" {
+    /// When there is no room for all, those that come first are created.
+    Import = 94: client change at(ino) -> "`Count`: how many objects, from the first, are there now" {
         /// The directory.
         ino: Ino,
         /// A list of [`crate::StoreObject`].
@@ -512,7 +513,9 @@ requests! {
         /// And name, which may be empty.
         name: &'a [u8] as Bytes,
     }
-    /// Notes the version that is about to be published at a place, so that it is known after a crash.
+    /// Notes the version that is about to be at a place, so that it is known after a crash, before the store is changed
+    /// there; all zeros before a removal. A mover that renames notes the same version at both places. `Busy` if that
+    /// would lose the only copy of a file that is not resident, or a directory with something in it.
     Intend = 100: client change at(parent) -> "`Done`" {
         /// Directory.
         parent: Ino,
@@ -522,7 +525,8 @@ requests! {
         version: StoreVersion,
     }
     /// The store has this inode at a place. The place stays pending if the pool has another inode there by now, or if the
-    /// file was changed since.
+    /// file was changed since. `Busy` for the second place of a directory, and like `Intend` if something else was
+    /// there; `Stale` for a file that is not resident, unless it has this epoch.
     Published = 101: client change at(parent) -> "`Done`" {
         /// Directory.
         parent: Ino,
@@ -538,7 +542,7 @@ requests! {
         /// The version in the store.
         version: StoreVersion,
     }
-    /// The store has nothing at a place any longer. `Busy` while it is the only copy of a file that is not resident.
+    /// The store has nothing at a place any longer. `Busy` like `Intend`.
     Unpublished = 102: client change at(parent) -> "`Done`" {
         /// Directory.
         parent: Ino,
@@ -556,7 +560,7 @@ requests! {
         /// The number of changes that the sender has seen.
         seen: u64,
     }
-    /// The store has renamed what it had at one place to another.
+    /// The store has renamed what it had at one place to another, which is pending from then on.
     Moved = 103: client change at(parent) -> "`Done`" {
         /// Directory.
         parent: Ino,
