@@ -330,7 +330,12 @@ impl Pool {
         self.remove(&Request::Unlink { parent, name }).map(|_| ())
     }
 
-    /// The same. `meanwhile` is called while the daemon serves the request. `gone` is called with the inode after the
+    /// Removes an entry of an attached tree from the pool alone, see [`Request::Forget`].
+    pub fn forget_in(&self, parent: Ino, name: &[u8], relist: bool, discard: bool) -> Result<(), Code> {
+        self.remove(&Request::Forget { parent, name, relist, discard }).map(|_| ())
+    }
+
+    /// As [`Pool::unlink_in`]. `meanwhile` is called while the daemon serves the request. `gone` is called with the inode after the
     /// name was removed, and before the data are if this was the last name. Removing the data takes longer the larger
     /// the file is, and cannot fail.
     pub fn unlink_in_with(

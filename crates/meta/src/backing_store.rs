@@ -442,7 +442,8 @@ impl Batch<'_> {
         if inode.attr.epoch() != epoch || !is_clean || copy.epoch != epoch {
             return Err(Code::Stale);
         }
-        if inode.attr.flags & FLAG_PINNED != 0 || self.has_intent(copy.parent, &copy.name)? {
+        // Pending: a mover moves it, or the store does not have its new attributes yet.
+        if inode.attr.flags & FLAG_PINNED != 0 || self.is_pending(copy.parent, &copy.name)? {
             return Err(Code::Busy);
         }
         let ctime = inode.attr.ctime;
@@ -450,9 +451,6 @@ impl Batch<'_> {
         inode.attr.ctime = ctime;
         inode.attr.next_epoch();
         self.admit(Class::Removal, Work::writes(4))?;
-        if self.is_pending(copy.parent, &copy.name)? {
-            return Err(Code::Busy); // new attributes, which the store does not have yet
-        }
         copy.epoch = inode.attr.epoch();
         self.put_copy(ino, &copy)?;
         inode.attr.flags &= !FLAG_RESIDENT;

@@ -360,11 +360,6 @@ impl Batch<'_> {
         Ok(Reply::Done)
     }
 
-    /// True if a mover is about to change what the store has at a place.
-    pub(crate) fn has_intent(&self, parent: Ino, name: &[u8]) -> Answer<bool> {
-        Ok(self.pending_at(parent, name)?.is_some_and(|pending| pending.intent.is_some()))
-    }
-
     /// The entry of a pending or published name; none if it, or its directory, is gone.
     pub(crate) fn entry_at(&mut self, parent: Ino, name: &[u8]) -> Answer<Option<Ino>> {
         match self.directory(parent) {

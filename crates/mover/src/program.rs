@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_client::{Pool, Role};
 use forebay_sys::packet::{self, Received};
@@ -43,6 +43,9 @@ Environment: FOREBAY_LOG=error|warn|info|debug|trace sets how much is logged.
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 /// Maximum bytes of a packet to the supervisor, which receives no larger ones.
 const PACKET_BYTES_MAX: usize = 16 * 1024;
+/// How long the mover of a killed supervisor may take to end.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_PERIOD: Duration = Duration::from_millis(20);
 /// Bytes of a packet from the supervisor, which sends none yet.
 const RECEIVED_BYTES_MAX: usize = 4096;
 
@@ -169,7 +172,8 @@ fn run(
             .map_err(|e| Error::io("cannot wait for signals", &e))?;
     // While SIGCHLD is ignored, this process could not wait for programs that it starts.
     signals::reset(rustix::process::Signal::CHILD.as_raw());
-    let _lock = lock(&arguments.pool)?;
+    let _lock =
+        lock(&arguments.pool, if supervisor.socket.is_some() { LOCK_PATIENCE } else { Duration::ZERO })?;
     let pool = Pool::attach_as(&arguments.pool, Role::Tool)?;
     let engine = start(pool)?;
     let tasks = TaskServer::start(&arguments.pool, engine.clone())?;
@@ -181,16 +185,23 @@ fn run(
     Ok(())
 }
 
-/// Excludes a second mover of the pool, as long as the file is open.
-fn lock(pool: &Path) -> Result<File> {
+/// Excludes a second mover of the pool, as long as the file is open. Waits for the mover of a supervisor that was killed,
+/// which is about to end.
+fn lock(pool: &Path, patience: Duration) -> Result<File> {
     let path = pool.join(STORES_MARK);
     let what = || format!("cannot lock {}", path.display());
     let mark = File::options().create(true).append(true).open(&path).map_err(|e| Error::io(what(), &e))?;
-    match rustix::fs::flock(&mark, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(mark),
-        Err(Errno::WOULDBLOCK) => Err(Error::new(Code::Busy, "cannot start a mover")
-            .why(format!("another one serves pool {}", pool.display()))),
-        Err(e) => Err(Error::io(what(), &e.into())),
+    let until = Instant::now() + patience;
+    loop {
+        match rustix::fs::flock(&mark, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(mark),
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_PERIOD),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(Error::new(Code::Busy, "cannot start a mover")
+                    .why(format!("another one serves pool {}", pool.display())))
+            }
+            Err(e) => return Err(Error::io(what(), &e.into())),
+        }
     }
 }
 

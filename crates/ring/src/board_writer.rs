@@ -163,6 +163,7 @@ impl BoardWriter {
         let mut state = if leased { USED | LEASED } else { USED };
         if entry.attr.is_directory() && !leased {
             let was = if found.is_some() { self.mapping.word32(at + 4).load(Ordering::Relaxed) } else { 0 };
+            // Names of an unlisted directory are in its backing store alone.
             if entry.attr.flags & FLAG_UNLISTED != 0 {
                 state |= UNLISTED;
             } else if entry.attr.width_log2 == 0 && (entry.attr.size == 0 || was & COMPLETE != 0) {

@@ -69,9 +69,7 @@ pub(crate) fn forget_all(pool: &'static Pool, root: Ino, explicit: bool, discard
     if discard {
         let mut trees = Trees::new(pool);
         for place in all(pool)?.iter().filter(|place| trees.store_of(place.parent) == Some(root)) {
-            let request =
-                Request::Forget { parent: place.parent, name: &place.name, relist: !explicit, discard };
-            match pool.request(&request, |_| Ok(())) {
+            match pool.forget_in(place.parent, &place.name, !explicit, discard) {
                 Ok(()) | Err(Code::NotFound) => {}
                 Err(code) => return Err(kept(pool, place.parent, &place.name, code)),
             }
@@ -119,8 +117,7 @@ fn forget_below(pool: &Pool, directory: Ino, relist: bool, discard: bool) -> Res
         if kind == Kind::Directory {
             forget_below(pool, ino, relist, discard)?;
         }
-        let request = Request::Forget { parent: directory, name: &name, relist, discard };
-        match pool.request(&request, |_| Ok(())) {
+        match pool.forget_in(directory, &name, relist, discard) {
             // A directory that got entries meanwhile is the next pass's.
             Ok(()) | Err(Code::NotFound | Code::NotEmpty) => {}
             Err(code) => return Err(kept(pool, directory, &name, code)),

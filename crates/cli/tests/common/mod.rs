@@ -34,6 +34,8 @@ pub fn forebay() -> &'static Path {
             "-p",
             "forebay-mount",
             "-p",
+            "forebay-mover",
+            "-p",
             "forebay-preload",
             "-p",
             "forebay-capi",
@@ -175,7 +177,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         for pool in self.pools() {
-            let _ = self.command(["down", "--force", "--pool"]).arg(&pool).output();
+            let _ = self.command(["down", "--force", "--discard", "--pool"]).arg(&pool).output();
             // Leftovers even of that: processes, found by pid, and mounts, found by path.
             if let Some(pid) = lock_holder(&pool) {
                 kill(pid, 9);

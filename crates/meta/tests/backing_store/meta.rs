@@ -342,7 +342,7 @@ impl Meta {
         if self.epoch != epoch || !is_clean || copy.epoch != epoch {
             return Err(Refused::Stale);
         }
-        if self.pending[copy.at].is_some_and(|pending| pending.intent.is_some()) {
+        if self.pending[copy.at].is_some() {
             return Err(Refused::Busy);
         }
         self.epoch += u8::from(!self.defects.release_keeps_epoch);

@@ -1,0 +1,421 @@
+//! Backing stores as users reach them: attach and detach, state, tasks, the mover that the supervisor keeps, and the end
+//! of pools that have something left to copy.
+//!
+//! The stores are directories beside the pool. What the mover does in detail is tested in `crates/mover`.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{eventually, forebay, is_alive, kill, Place, Ran};
+use serde_json::Value;
+
+/// A pool that is up, and a directory to be its store.
+struct Bed {
+    place: Place,
+    pool: PathBuf,
+    store: PathBuf,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let place = Place::new();
+        let store = place.join("store");
+        std::fs::create_dir(&store).unwrap();
+        place.write("store/a.txt", "alpha");
+        place.write("store/sub/b.bin", vec![7u8; 100_000]);
+        let pool = place.up("p");
+        Bed { place, pool, store }
+    }
+
+    /// With the store attached at `/data`.
+    fn attached(options: &[&str]) -> Bed {
+        let bed = Bed::new();
+        bed.ok(&[&["attach", bed.store.to_str().unwrap(), "/data"], options].concat());
+        bed
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.place.command(arguments);
+        command.env("FOREBAY_POOL", &self.pool);
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ran {
+        Ran::of(self.command(arguments).output().unwrap())
+    }
+
+    fn ok(&self, arguments: &[&str]) -> Ran {
+        let ran = self.run(arguments);
+        assert_eq!(ran.code, Some(0), "{arguments:?}: {ran:?}");
+        ran
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let ran = self.ok(arguments);
+        serde_json::from_str(&ran.out).unwrap_or_else(|e| panic!("{e}: {ran:?}"))
+    }
+
+    /// Runs a shell command that sees the pool at `/forebay`.
+    fn sh(&self, script: &str) -> Ran {
+        self.ok(&["run", "--quiet", "--", "sh", "-c", script])
+    }
+
+    fn mover(&self) -> Value {
+        self.json(&["status", "--json"])["mover"].clone()
+    }
+
+    fn mover_pid(&self) -> i32 {
+        self.mover()["pid"].as_i64().unwrap() as i32
+    }
+
+    fn stored(&self, name: &str) -> Option<String> {
+        std::fs::read_to_string(self.store.join(name)).ok()
+    }
+
+    fn state(&self, path: &str) -> Value {
+        self.json(&["state", "--json", path])[0].clone()
+    }
+}
+
+#[test]
+fn attach_shows_the_stores_tree_and_what_is_written_reaches_the_store() {
+    let bed = Bed::attached(&[]);
+    let read = bed.sh("cat /forebay/data/a.txt; wc -c </forebay/data/sub/b.bin");
+    assert_eq!(read.out, "alpha100000\n", "{read:?}");
+    bed.sh("echo one >/forebay/data/new; echo two >>/forebay/data/a.txt; mkdir /forebay/data/d");
+    bed.ok(&["wait-durable", "-r", "/data", "--timeout", "60s"]);
+    assert_eq!(bed.stored("new").as_deref(), Some("one\n"));
+    assert_eq!(bed.stored("a.txt").as_deref(), Some("alphatwo\n"));
+    assert!(bed.store.join("d").is_dir());
+    let state = bed.state("/data/new");
+    assert_eq!((state["state"].as_str(), state["durable"].as_bool()), (Some("clean"), Some(true)), "{state}");
+    assert_eq!(
+        (state["store"]["at"].as_str(), state["store"]["path"].as_str()),
+        (Some("/data"), Some("new"))
+    );
+    assert_eq!(state["published"]["bytes"], 4);
+    let sums = bed.json(&["state", "-r", "--json", "/data"])[0].clone();
+    assert_eq!((sums["clean"]["files"].as_u64(), sums["pending"].as_u64()), (Some(3), Some(0)), "{sums}");
+}
+
+#[test]
+fn attach_refuses_what_cannot_be_a_store_and_changes_nothing() {
+    let bed = Bed::new();
+    let store = bed.store.to_str().unwrap();
+    for url in ["s3://me:hunter2@bucket", "s3://bucket?secret_access_key=hunter2"] {
+        let ran = bed.run(&["attach", url, "/data"]);
+        ran.assert_refused(1, &["hint: leave it out", "AWS_ACCESS_KEY_ID"]);
+        assert!(!ran.err.contains("hunter2"), "{ran:?}");
+    }
+    bed.run(&["attach", "http://host/x", "/data"])
+        .assert_refused(1, &["no kind of store", "s3://BUCKET/PREFIX"]);
+    bed.run(&["attach", "/nowhere/at/all", "/data"]).assert_refused(1, &["no such directory"]);
+    let file = bed.place.join("store/a.txt");
+    bed.run(&["attach", file.to_str().unwrap(), "/data"]).assert_refused(1, &["no directory"]);
+    let pool = bed.pool.join("target");
+    bed.run(&["attach", pool.to_str().unwrap(), "/data"]).assert_refused(1, &["the pool's own directory"]);
+    let above = bed.place.path.to_str().unwrap();
+    bed.run(&["attach", above, "/data"]).assert_refused(1, &["the pool would show itself"]);
+    let misspelt = format!("file://{store}?latancy=30ms");
+    bed.run(&["attach", &misspelt, "/data"]).assert_refused(1, &["latancy", "latency"]);
+    assert_eq!(bed.run(&["attach", store, "/data", "--drain", "soon"]).code, Some(2));
+    assert_eq!(bed.ok(&["ls"]).out, "", "no directory is left");
+
+    bed.sh("mkdir /forebay/full; touch /forebay/full/x /forebay/file");
+    bed.run(&["attach", store, "/full"]).assert_refused(1, &["has entries"]);
+    bed.run(&["attach", store, "/file"]).assert_refused(1, &["no directory"]);
+    bed.ok(&["attach", store, "/data"]);
+    let again = bed.json(&["attach", store, "/data", "--json"]);
+    assert_eq!(again["already"], true);
+    bed.run(&["attach", store, "/data", "--read-only"])
+        .assert_refused(1, &["is attached there", "forebay detach /data"]);
+    bed.run(&["attach", store, "/data/sub"]).assert_refused(1, &["belongs to the store", "/data"]);
+}
+
+#[test]
+fn relative_path_is_meant_from_the_working_directory() {
+    let bed = Bed::new();
+    let mut attach = bed.command(&["attach", "store", "/data", "--json"]);
+    let ran = Ran::of(attach.current_dir(&bed.place.path).output().unwrap());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let said: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(said["url"].as_str(), bed.store.to_str());
+    assert_eq!((said["at"].as_str(), said["drain"].as_str()), (Some("/data"), Some("close")));
+}
+
+#[test]
+fn detach_leaves_the_store_as_it_is_and_the_directory_empty() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    bed.sh("cat /forebay/data/a.txt /forebay/data/sub/b.bin >/dev/null; echo new >/forebay/data/sub/new");
+    let said = bed.json(&["detach", "/data", "--json"]);
+    assert_eq!((said["drained_files"].as_u64(), said["lost_files"].as_u64()), (Some(1), Some(0)), "{said}");
+    assert_eq!(bed.stored("sub/new").as_deref(), Some("new\n"));
+    assert_eq!(bed.stored("a.txt").as_deref(), Some("alpha"));
+    assert_eq!(bed.ok(&["ls", "-a", "/data"]).out, "");
+    bed.run(&["detach", "/data"]).assert_refused(1, &["no store is attached there"]);
+    bed.ok(&["fsck"]);
+    bed.ok(&["attach", bed.store.to_str().unwrap(), "/data"]);
+    assert_eq!(bed.ok(&["ls", "/data/sub"]).out, "b.bin\nnew\n");
+}
+
+#[test]
+fn detach_with_discard_needs_no_store_and_says_what_is_lost() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    bed.sh("echo lost >/forebay/data/lost; rm /forebay/data/a.txt; mv /forebay/data/sub /forebay/data/moved");
+    let said = bed.json(&["detach", "--discard", "/data", "--json"]);
+    assert_eq!(said["lost_files"], 1, "{said}");
+    assert_eq!(bed.stored("lost"), None);
+    assert_eq!(bed.stored("a.txt").as_deref(), Some("alpha"));
+    assert!(bed.store.join("sub/b.bin").exists() && !bed.store.join("moved").exists());
+    bed.ok(&["fsck"]);
+    assert_eq!(bed.ok(&["ls", "-a", "/data"]).out, "");
+}
+
+#[test]
+fn supervisor_keeps_the_mover_and_ends_it_with_the_pool() {
+    let bed = Bed::new();
+    assert!(bed.mover().is_null(), "a pool without stores has none");
+    bed.ok(&["attach", bed.store.to_str().unwrap(), "/data"]);
+    let first = bed.mover_pid();
+    for round in 1..=2 {
+        kill(bed.mover_pid(), 9);
+        eventually("the mover is started again", || {
+            let mover = bed.mover();
+            mover["state"] == "up" && mover["restarts"] == round
+        });
+    }
+    let mover = bed.mover();
+    assert_eq!(mover["last_crash"], "was killed by signal 9");
+    assert_ne!(bed.mover_pid(), first);
+    let text = bed.ok(&["status"]).out;
+    assert!(text.contains("mover") && text.contains("started again 2 times"), "{text}");
+    bed.sh("cat /forebay/data/a.txt");
+    let last = bed.mover_pid();
+    bed.ok(&["down", "--keep"]);
+    assert!(!is_alive(last));
+    let up = bed.place.json(["up", "--json", "--path", bed.pool.to_str().unwrap()]);
+    if up["reopened"] == true {
+        eventually("the mover of the pool from before runs", || bed.mover()["state"] == "up");
+        assert_eq!(bed.sh("cat /forebay/data/a.txt").out, "alpha");
+    }
+}
+
+#[test]
+fn mover_of_a_killed_supervisor_ends() {
+    let bed = Bed::attached(&[]);
+    let status = bed.json(&["status", "--json"]);
+    let mover = bed.mover_pid();
+    kill(status["pids"]["supervisor"].as_i64().unwrap() as i32, 9);
+    eventually("the mover ends", || !is_alive(mover));
+    // Data of the pool may be newer than those of the store.
+    if bed.json(&["up", "--json", "--path", bed.pool.to_str().unwrap()])["reopened"] == true {
+        eventually("another mover runs", || bed.mover()["state"] == "up");
+    }
+}
+
+#[test]
+fn tasks_have_numbers_and_outcomes_that_outlive_the_mover() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    bed.sh("echo one >/forebay/data/one; echo two >/forebay/data/sub/two");
+    let started = bed.json(&["sync", "-r", "--no-wait", "--json", "/data"]);
+    let id = started[0]["id"].to_string();
+    let over = bed.json(&["tasks", "wait", &id, "--json"]);
+    assert_eq!((over["state"].as_str(), over["files_done"].as_u64()), (Some("done"), Some(2)), "{over}");
+    assert_eq!((bed.stored("one"), bed.stored("sub/two")), (Some("one\n".into()), Some("two\n".into())));
+    let prestaged = bed.ok(&["prestage", "-r", "/data"]);
+    assert!(prestaged.out.contains("prestage of /data: done"), "{prestaged:?}");
+    assert_eq!(bed.state("/data/sub/b.bin")["state"], "clean");
+    bed.ok(&["release", "/data/sub/b.bin"]);
+    let released = bed.state("/data/sub/b.bin");
+    assert_eq!(
+        (released["state"].as_str(), released["resident_bytes"].as_u64()),
+        (Some("released"), Some(0))
+    );
+    let before = bed.json(&["tasks", "--json"]);
+    kill(bed.mover_pid(), 9);
+    eventually("the mover is started again", || bed.mover()["restarts"] == 1 && bed.mover()["state"] == "up");
+    assert_eq!(bed.json(&["tasks", "list", "--json"]), before);
+    let text = bed.ok(&["tasks", "show", &id]).out;
+    assert!(text.contains("sync of /data, and everything below"), "{text}");
+    let cancelled = bed.json(&["tasks", "cancel", &id, "--json"]);
+    assert_eq!(cancelled["state"], "done", "it was over");
+    bed.run(&["tasks", "show", "999"]).assert_refused(1, &["no such task", "forebay tasks"]);
+}
+
+#[test]
+fn verbs_of_stores_on_what_belongs_to_none_say_so() {
+    let bed = Bed::new();
+    bed.sh("echo x >/forebay/file");
+    for verb in ["sync", "prestage", "release", "purge", "refresh", "pin", "unpin", "wait-durable"] {
+        bed.run(&[verb, "/file"]).assert_refused(1, &["belongs to no backing store", "forebay attach"]);
+    }
+    assert_eq!(bed.state("/file")["state"], "unattached");
+    bed.run(&["tasks"]).assert_refused(1, &["does not run", "forebay attach"]);
+    bed.run(&["state", "/absent"]).assert_refused(1, &["no such name"]);
+    assert_eq!(bed.run(&["resolve", "/file"]).code, Some(2), "--keep is missing");
+    assert_eq!(bed.run(&["tasks", "show", "x"]).code, Some(2));
+}
+
+#[test]
+fn pinned_file_is_not_released() {
+    let bed = Bed::attached(&[]);
+    bed.sh("cat /forebay/data/a.txt");
+    bed.ok(&["pin", "/data/a.txt"]);
+    assert_eq!(bed.state("/data/a.txt")["pinned"], true);
+    bed.run(&["release", "/data/a.txt"]).assert_refused(1, &["cannot release"]);
+    assert_eq!(bed.state("/data/a.txt")["state"], "clean");
+    bed.ok(&["unpin", "/data/a.txt"]);
+    bed.ok(&["release", "/data/a.txt"]);
+    assert_eq!(bed.state("/data/a.txt")["state"], "released");
+}
+
+#[test]
+fn down_copies_first_and_says_how_much() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    bed.sh("echo one >/forebay/data/one; rm /forebay/data/a.txt");
+    bed.run(&["wait-durable", "/data/one"])
+        .assert_refused(1, &["nothing copies it by itself", "forebay sync /data/one"]);
+    let down = bed.ok(&["down"]);
+    assert!(down.out.contains("copied to the backing store: 1 file (4 B)"), "{down:?}");
+    assert_eq!((bed.stored("one").as_deref(), bed.stored("a.txt")), (Some("one\n"), None));
+}
+
+#[test]
+fn down_refuses_to_lose_what_the_store_does_not_take() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    bed.sh("echo mine >>/forebay/data/a.txt");
+    std::fs::write(bed.store.join("a.txt"), "theirs, and longer").unwrap();
+    let refused = bed.run(&["down"]);
+    refused.assert_refused(1, &["1 file", "forebay resolve", "--discard"]);
+    let state = bed.state("/data/a.txt");
+    assert_eq!(
+        (state["conflict"].as_bool(), state["durable"].as_bool()),
+        (Some(true), Some(false)),
+        "{state}"
+    );
+    bed.run(&["detach", "/data"]).assert_refused(1, &["forebay resolve", "detach --discard"]);
+    assert_eq!(bed.stored("a.txt").as_deref(), Some("theirs, and longer"));
+    bed.ok(&["resolve", "/data/a.txt", "--keep", "pool"]);
+    bed.ok(&["down"]);
+    assert_eq!(bed.stored("a.txt").as_deref(), Some("alphamine\n"));
+}
+
+#[test]
+fn down_with_discard_copies_nothing() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    bed.sh("echo one >/forebay/data/one");
+    bed.ok(&["down", "--discard"]);
+    assert_eq!(bed.stored("one"), None);
+}
+
+#[test]
+fn data_that_are_never_drained_do_not_keep_the_pool() {
+    let bed = Bed::attached(&["--drain", "never"]);
+    bed.sh("echo scratch >/forebay/data/scratch");
+    bed.ok(&["detach", "/data"]);
+    assert_eq!((bed.stored("scratch"), bed.ok(&["ls", "/data"]).out), (None, String::new()));
+    bed.ok(&["down"]);
+}
+
+#[test]
+fn up_with_a_store_starts_both_or_neither() {
+    let place = Place::new();
+    place.write("store/a.txt", "alpha");
+    let (pool, store) = (place.join("p"), place.join("store"));
+    let (pool, store) = (pool.to_str().unwrap(), store.to_str().unwrap());
+    let refused = place.run(["up", "--capacity", "128MiB", "--path", pool, "--backing", "/nowhere/at/all"]);
+    refused.assert_refused(1, &["no such directory"]);
+    assert!(place.pools().is_empty());
+    let up = place.json(["up", "--capacity", "128MiB", "--path", pool, "--backing", store, "--json"]);
+    assert_eq!((up["attached"]["at"].as_str(), up["attached"]["url"].as_str()), (Some("/"), Some(store)));
+    assert_eq!(place.ok(["ls", "--pool", pool]).out, "a.txt\n");
+    place.ok(["down", "--pool", pool]);
+}
+
+#[test]
+fn run_with_a_store_leaves_its_results_there_and_no_pool() {
+    let place = Place::new();
+    place.write("store/in", "input");
+    let store = place.join("store");
+    let script = "cat /forebay/in >/forebay/out; mkdir /forebay/d; echo deep >/forebay/d/deep";
+    let ran = place.ok([
+        "run",
+        "--backing",
+        store.to_str().unwrap(),
+        "--capacity",
+        "128MiB",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]);
+    assert_eq!(std::fs::read_to_string(store.join("out")).unwrap(), "input", "{ran:?}");
+    assert_eq!(std::fs::read_to_string(store.join("d/deep")).unwrap(), "deep\n");
+    place.assert_nothing_left();
+    let failed = place.run(["run", "--backing", "/nowhere/at/all", "--", "true"]);
+    failed.assert_refused(125, &["no such directory"]);
+    place.assert_nothing_left();
+}
+
+#[test]
+fn run_whose_results_cannot_be_copied_keeps_the_pool_and_names_it() {
+    let place = Place::new();
+    place.write("store/a", "alpha");
+    let store = place.join("store");
+    // The program changes the file in the pool and, as another user of the store would, in the store.
+    let script =
+        format!("echo mine >>/forebay/a; printf 'theirs, and longer' >{}", store.join("a").display());
+    let ran = place.run([
+        "run",
+        "--backing",
+        store.to_str().unwrap(),
+        "--capacity",
+        "128MiB",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ]);
+    if std::fs::read_to_string(store.join("a")).unwrap() == "alphamine\n" {
+        return; // the mover was faster than the script
+    }
+    ran.assert_refused(125, &["cannot copy everything", "their pool stays up", "forebay down --pool"]);
+    let pools = place.pools();
+    assert_eq!(pools.len(), 1, "{pools:?}");
+    let pool = pools[0].to_str().unwrap();
+    place.ok(["resolve", "--pool", pool, "/a", "--keep", "pool"]);
+    place.ok(["down", "--pool", pool]);
+    assert_eq!(std::fs::read_to_string(store.join("a")).unwrap(), "alphamine\n");
+}
+
+#[test]
+fn killed_pool_with_a_store_is_not_removed_without_discard() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    bed.sh("echo one >/forebay/data/one");
+    let status = bed.json(&["status", "--json"]);
+    kill(status["pids"]["supervisor"].as_i64().unwrap() as i32, 9);
+    eventually("the pool is down", || !is_alive(status["pids"]["worker"].as_i64().unwrap() as i32));
+    if status["backing"] != "tmpfs" {
+        return; // its data went with it, or stay in any case
+    }
+    bed.run(&["down"]).assert_refused(1, &["may have data", "--discard"]);
+    bed.place.ok(["up", "--path", bed.pool.to_str().unwrap()]);
+    bed.ok(&["down"]);
+    assert_eq!(bed.stored("one").as_deref(), Some("one\n"));
+}
+
+#[test]
+fn mover_by_hand_says_what_it_is_and_what_is_wrong() {
+    let mover = forebay().with_file_name("forebay-mover");
+    let ran = |arguments: &[&str]| Ran::of(Command::new(&mover).args(arguments).output().unwrap());
+    assert!(ran(&["--help"]).out.contains("Usage: forebay-mover --pool DIR"));
+    assert!(ran(&["--version"]).out.starts_with("forebay-mover "));
+    ran(&[]).assert_refused(2, &["no pool is named", "--help"]);
+    assert_eq!(ran(&["--pool", "/nowhere"]).code, Some(1));
+    let bed = Bed::attached(&[]);
+    let second = ran(&["--pool", bed.pool.to_str().unwrap()]);
+    second.assert_refused(1, &["another one serves pool"]);
+    assert!(Path::new(&bed.pool).join("mover.sock").exists());
+}
