@@ -114,7 +114,7 @@ fn waiting_shows_progress_and_ends_with_the_task() {
         (task.state, task.files_done, task.bytes_done, task.bytes_total),
         (TaskState::Done, 2, 100, 100)
     );
-    assert_eq!(client(&dir.0).list().unwrap(), [task.clone()]);
+    assert_eq!(client(&dir.0).list().unwrap(), std::slice::from_ref(&task));
     assert_eq!(client(&dir.0).show(id).unwrap(), task);
     let mode = std::fs::metadata(dir.0.join(MOVER_SOCKET)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
