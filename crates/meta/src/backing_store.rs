@@ -15,8 +15,8 @@
 
 use forebay_types::limits::LINKS_MAX;
 use forebay_types::{
-    Attr, Code, Ino, Kind, Layout, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion, TxId,
-    EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE,
+    Attr, Code, Ino, Kind, Layout, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion, Timestamp,
+    TxId, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE,
     FLAG_UNLISTED,
 };
 
@@ -269,7 +269,10 @@ impl Batch<'_> {
         if kind == Kind::Symlink {
             self.put_value(ino, b"", object.target)?;
         }
-        self.put_place(parent, object.name, &Placed { ino, kind, version: object.version })?;
+        // The time of a directory is for programs alone: its version has none, as its entries change it.
+        let mtime_of_version = if is_directory { Timestamp::default() } else { object.version.mtime };
+        let version = StoreVersion { mtime: mtime_of_version, ..object.version };
+        self.put_place(parent, object.name, &Placed { ino, kind, version })?;
         self.put_copy(ino, &Copy::first(0, parent, object.name))?;
         let ledger = &mut self.state.ledger;
         ledger.next_counter += 1;

@@ -8,6 +8,7 @@ use forebay_types::{Code, Error, Ino, Kind, PendingPlace, Result, StoreVersion, 
 
 use super::link::Link;
 use super::reconcile::{seconds_since, Next, Reconciler, WantedUpload};
+use super::recover::recover;
 use super::stores::{AttachedStore, DrainPolicy, Stores};
 use super::upload::{upload, NotUploaded, Upload};
 use crate::store::{Outcome, Store, StorePath};
@@ -69,6 +70,20 @@ pub(super) fn pass(
     reason: Reason<'_>,
 ) -> Pass {
     let mut pass = Pass::default();
+    // One pass at a time works on a store, so what is intended now was not reported: its mover died, or the pool's
+    // worker did.
+    if places.iter().any(|place| place.intent.is_some()) {
+        let all = super::pending(link).map_err(|code| Error::new(code, "cannot read the pending places"));
+        match all.and_then(|all| recover(link, stores, &all)) {
+            Ok(false) => {}
+            // The places have changed: the next pass sees them.
+            Ok(true) => return Pass { done: 1, ..pass },
+            Err(e) => {
+                at.note_failure(&e);
+                return pass;
+            }
+        }
+    }
     let mut reconciler = Reconciler::new(link, stores, at);
     let due = places.into_iter().filter(|place| is_due(at, place, reason) && !place.conflict);
     let is_directory = |place: &PendingPlace| match &place.wanted {

@@ -12,7 +12,7 @@ use forebay_types::{
 };
 
 use super::link::Link;
-use super::recover::NOTHING;
+use super::recover::{A_DIRECTORY, NOTHING};
 use super::stores::{AttachedStore, Stores};
 use super::upload::attributes_of;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
@@ -120,6 +120,18 @@ impl<'a> Reconciler<'a> {
         done.map(|()| Next::Done).map_err(|code| Error::new(code, "cannot settle a place of the store"))
     }
 
+    /// Removes an empty directory that a mover made and did not report.
+    fn remove_unreported(&self, place: &PendingPlace, path: &StorePath) -> Result<()> {
+        if place.placed.is_none() && place.intent == Some(A_DIRECTORY) {
+            match self.store().remove_directory(path, &is_alive) {
+                Ok(_) => {}
+                Err(e) if e.code() == Code::NotDirectory => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
     /// Notes what the store will have at a place. False when the pool refuses, because data would be lost: later.
     fn intend(&self, place: &PendingPlace, version: StoreVersion) -> Result<bool> {
         match self.link.intend(place.parent, &place.name, version) {
@@ -132,9 +144,13 @@ impl<'a> Reconciler<'a> {
     /// The pool has nothing at a place: so shall the store.
     fn remove(&mut self, place: &PendingPlace, path: &StorePath, is_below_wanted: bool) -> Result<Next> {
         let Some(placed) = place.placed else {
+            // It was made, perhaps, and the mover died.
             if let Some(intent) = &place.intent {
-                // It was published, perhaps, and the mover died.
-                let _ = self.store().remove(path, intent)?;
+                if *intent == A_DIRECTORY {
+                    self.remove_unreported(place, path)?;
+                } else if *intent != NOTHING {
+                    let _ = self.store().remove(path, intent)?;
+                }
             }
             return self.settle(place);
         };
@@ -186,6 +202,9 @@ impl<'a> Reconciler<'a> {
                 true => Ok(upload(place, entry, directory, path, Some(placed.version))),
                 false => self.attributes(place, entry, copy, &placed, directory, path),
             };
+        }
+        if !entry.attr.is_directory() || copy.is_some() {
+            self.remove_unreported(place, path)?;
         }
         let Some(replaces) = self.free(place, entry, path)? else { return Ok(Next::Later) };
         if let Some(copy) = copy {
@@ -368,6 +387,9 @@ impl<'a> Reconciler<'a> {
         let attributes = attributes_of(self.link, entry)?;
         let kind = entry.attr.kind();
         if kind == Kind::Directory {
+            if !self.intend(place, A_DIRECTORY)? {
+                return Ok(Next::Later);
+            }
             return match self.store().make_directory(path, &attributes)? {
                 Outcome::Done(object) => {
                     self.directories.remove(&ino.0);

@@ -14,6 +14,9 @@ use crate::store::Store;
 pub(super) const NOTHING: StoreVersion =
     StoreVersion { bytes: 0, mtime: forebay_types::Timestamp { sec: 0, nsec: 0 }, ino: 0, tag: 0 };
 
+/// What making a directory intends: its version is not known before.
+pub(super) const A_DIRECTORY: StoreVersion = StoreVersion { bytes: u64::MAX, ..NOTHING };
+
 /// A place with an intent, and what the store has there.
 struct Intended<'p> {
     place: &'p PendingPlace,

@@ -74,11 +74,17 @@ impl Bed {
         command.output().unwrap()
     }
 
-    /// Runs a shell script on the pool, which is at `/forebay`; the store's directory is `$S`.
-    pub(crate) fn run(&self, script: &str) -> Output {
+    /// A shell script on the pool, which is at `/forebay`; the store's directory is `$S`.
+    pub(crate) fn command(&self, script: &str) -> Command {
         let mut command = Command::new(binaries().join("forebay"));
-        command.args(["--pool", self.pool().to_str().unwrap(), "run", "--", "bash", "-ec", script]);
-        command.env("S", self.store()).env("POOL", self.pool()).output().unwrap()
+        command.args(["--pool", self.pool().to_str().unwrap(), "run", "--", "bash", "-c", script]);
+        command.env("S", self.store());
+        command
+    }
+
+    /// Runs a shell script, up to its first failure.
+    pub(crate) fn run(&self, script: &str) -> Output {
+        self.command(&format!("set -e; {script}")).output().unwrap()
     }
 
     /// The same; it has to succeed. Returns what it printed.
