@@ -515,6 +515,7 @@ impl<'a> Reconciler<'a> {
             "conflict at {path}: {}; `forebay state` shows it, `forebay resolve` settles it",
             if found.is_some() { "it was changed in the store" } else { "it was removed in the store" }
         );
+        tracing::debug!("the place is {place:?}, the store has {found:?}");
         let version = found.map_or(StoreVersion::default(), |found| found.version);
         let done = self.link.conflict(place.parent, &place.name, true, version);
         done.map_err(|code| pool_error("note the conflict at", path, code))
