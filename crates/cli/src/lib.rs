@@ -11,6 +11,7 @@ mod note;
 
 mod arguments;
 mod backing;
+mod death;
 mod everywhere;
 mod failure;
 mod hosts;

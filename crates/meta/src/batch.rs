@@ -14,8 +14,7 @@ use forebay_types::{
 use crate::effects::Effects;
 use crate::keys;
 use crate::lmdb_txn::{code_of, Transaction};
-use crate::page_budget::{Class, Usage, Work};
-use crate::places::{REMOVAL_WRITES_MAX, WRITES_MAX};
+use crate::page_budget::{Class, Usage, Work, STORE_REMOVAL_WRITES_MAX, STORE_WRITES_MAX};
 use crate::record::{Inode, INODE_BYTES_MAX, LEDGER_BYTES_MAX};
 use crate::shard::{Shard, State};
 
@@ -241,8 +240,8 @@ impl<'a> Batch<'a> {
         };
         let noted = match (self.state.ledger.has_stores(), class) {
             (false, _) => 0,
-            (true, Class::Removal) => REMOVAL_WRITES_MAX,
-            (true, _) => WRITES_MAX,
+            (true, Class::Removal) => STORE_REMOVAL_WRITES_MAX,
+            (true, _) => STORE_WRITES_MAX,
         };
         let work = Work { writes: work.writes + noted, ..work };
         let class = if self.reserve_open { Class::Removal } else { class };

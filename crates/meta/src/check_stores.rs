@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use forebay_types::{Attr, Ino, Kind, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING};
 
-use crate::check::CheckReport;
+use crate::check_report::CheckReport;
 use crate::copies::{decode_copy, decode_further};
 use crate::keys::{self, Key};
 use crate::places::{decode_place, PendingRecord};

@@ -22,8 +22,7 @@ use forebay_types::{
 
 use crate::batch::{Answer, Batch, Context};
 use crate::keys::{self, Key};
-use crate::places::RECORD_VERSION;
-use crate::record::{EntryRecord, Inode};
+use crate::record::{EntryRecord, Inode, RECORD_VERSION};
 
 const COPY_BYTES_MAX: usize = 1 + 24 + NAME_MAX;
 const FURTHER_BYTES: usize = 9;

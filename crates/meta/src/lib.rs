@@ -23,6 +23,7 @@ mod attributes;
 mod backing_store;
 mod batch;
 mod check;
+mod check_report;
 mod check_stores;
 mod coordinator;
 mod copies;
@@ -47,7 +48,7 @@ mod wide;
 
 pub use backing_store::STORE_SETTINGS;
 pub use batch::{Batch, PAYLOAD_BYTES_MAX};
-pub use check::CheckReport;
+pub use check_report::CheckReport;
 pub use coordinator::Plan;
 pub use effects::{Delivery, Effects, Mark, NameEffect, Since};
 pub use foreign_links::{ForeignEntry, ForeignPart, ForeignReferences, Leading};

@@ -16,7 +16,6 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
-use crate::places::REMOVAL_WRITES_MAX;
 use forebay_types::limits::{SHARD_PAGES_AHEAD, SHARD_PAGES_FOR_REMOVALS, XATTR_TOTAL_MAX};
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{fallocate, fstatvfs, FallocateFlags};
@@ -31,6 +30,12 @@ const EXTEND_PAGES: u64 = 512;
 /// Pages that a transaction may take when it has only free pages: its record in LMDB's list of free pages then fits one
 /// page.
 const SCATTERED_PAGES_MAX: u64 = 400;
+
+/// Records that one operation may write because its directory is attached: two names, the places and the copies of two
+/// inodes.
+pub(crate) const STORE_WRITES_MAX: u64 = 8;
+/// The same of a removal: a name, the copy of an inode, and room for a further place.
+pub(crate) const STORE_REMOVAL_WRITES_MAX: u64 = 4;
 
 /// How an operation uses space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,9 +81,10 @@ const RUN_PAGES_MAX: u64 = 2 * (XATTR_TOTAL_MAX as u64 / 1000 + 2);
 // The largest removal fits free pages alone, in a tree of up to seven levels.
 const _: () = assert!(RUN_PAGES_MAX + (2 + 6) * (2 * 7 + 2) <= SCATTERED_PAGES_MAX);
 // And with a backing store, in a tree of up to four levels.
-const _: () = assert!(RUN_PAGES_MAX + (2 + 6 + REMOVAL_WRITES_MAX) * (2 * 4 + 2) <= SCATTERED_PAGES_MAX);
+const _: () =
+    assert!(RUN_PAGES_MAX + (2 + 6 + STORE_REMOVAL_WRITES_MAX) * (2 * 4 + 2) <= SCATTERED_PAGES_MAX);
 /// The largest removal: the last link of an inode with the most values that it can have.
-const LARGEST_REMOVAL: Work = Work { writes: 6 + REMOVAL_WRITES_MAX, run: u64::MAX / 4 };
+const LARGEST_REMOVAL: Work = Work { writes: 6 + STORE_REMOVAL_WRITES_MAX, run: u64::MAX / 4 };
 
 /// Sizes of the tree, as LMDB reports them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -27,18 +27,12 @@ use crate::copies::Copy;
 use crate::effects::Mark;
 use crate::keys::{self, Key};
 use crate::page_budget::{Class, Work};
-use crate::record::Inode;
+use crate::record::{Inode, RECORD_VERSION};
 
-pub(crate) const RECORD_VERSION: u8 = 1;
 const PLACE_BYTES: usize = 1 + 9 + STORE_VERSION_BYTES;
 const PENDING_BYTES: usize = 1 + 8 + 12 + 1 + STORE_VERSION_BYTES;
 /// Bound on a walk from a place up to its store.
 const DEPTH_MAX: usize = 1 << 16;
-/// Records that one operation may write because its directory is attached: two names, the places and the copies of two
-/// inodes.
-pub(crate) const WRITES_MAX: u64 = 8;
-/// The same of a removal: a name, the copy of an inode, and room for a further place.
-pub(crate) const REMOVAL_WRITES_MAX: u64 = 4;
 
 /// A pending place, as it is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

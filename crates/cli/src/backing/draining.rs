@@ -12,7 +12,6 @@ use super::path_of;
 use super::pending::{all, Lacking};
 use super::progress::{wait, Waited};
 use super::trees::Trees;
-use crate::run;
 use crate::staging::Style;
 
 /// Paths that are named when some could not be copied.
@@ -71,7 +70,7 @@ pub(crate) fn drain(
     let drained = drain_until_stopped(dir, pool, only, style, signals)?;
     if let Some(signal) = drained.stopped_by {
         note!("forebay: stopped: the pool is up, and goes on copying (`forebay tasks`)");
-        run::die_of(signal);
+        crate::death::die_of(signal);
     }
     Ok(drained)
 }

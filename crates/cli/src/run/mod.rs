@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use forebay_server::JoinRequest;
-use forebay_sys::signals::{SignalMask, Signals};
+use forebay_sys::signals::Signals;
 use forebay_types::{Error, Result};
 use serde_json::{json, Value};
 
@@ -136,22 +136,10 @@ pub(crate) fn run(named: Option<PathBuf>, mut arguments: Run) -> Result<ExitCode
 /// Ends this process as the program ended.
 fn conclude(ended: Ended, failed: bool) -> ExitCode {
     match ended {
-        Ended::Signal(signal) => die_of(signal),
+        Ended::Signal(signal) => crate::death::die_of(signal),
         Ended::Status(0) if failed => ExitCode::from(failure::FOREBAY_FAILED),
         Ended::Status(code) => ExitCode::from(code as u8),
     }
-}
-
-/// Ends this process by a signal, so that its parent sees the same status as from the program.
-pub(crate) fn die_of(signal: i32) -> ! {
-    let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
-    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
-    forebay_sys::signals::reset(signal);
-    // SAFETY: sends this process a signal; no memory is involved.
-    unsafe { libc::kill(libc::getpid(), signal) };
-    SignalMask::empty().set();
-    // Reached after a signal that does not end a process.
-    std::process::exit(128 + signal)
 }
 
 /// Normalizes the prefix. Refuses it if something other than the pool's mount exists there, since the prefix would hide

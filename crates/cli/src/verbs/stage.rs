@@ -9,7 +9,7 @@ use forebay_types::{Error, Result};
 
 use crate::arguments::{StageIn, StageOut, Staging};
 use crate::staging::{self, Direction, Interrupt, Shown, Style};
-use crate::{failure, pool, run};
+use crate::{failure, pool};
 
 pub(super) fn stage_in(named: Option<PathBuf>, arguments: StageIn) -> Result<ExitCode> {
     let pairs = staging::pairs_in(&arguments.pairs, arguments.staging.manifest.as_deref())?;
@@ -56,7 +56,7 @@ fn stage(
                 false => "run it again to go on",
             }
         );
-        run::die_of(signal);
+        crate::death::die_of(signal);
     }
     Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(failure::FAILED) })
 }

@@ -13,7 +13,7 @@ use crate::arguments::{Tasks, TasksVerb, Work};
 use crate::backing::{self, Waited};
 use crate::staging::Style;
 use crate::table::{self, Facts};
-use crate::{failure, pool, run};
+use crate::{failure, pool};
 
 /// Errors of a task that are printed.
 const ERRORS_SHOWN: usize = 10;
@@ -74,7 +74,7 @@ fn until_over(dir: &Path, id: u64, style: Style, signals: &Signals) -> Result<Ta
         Waited::Over(task) | Waited::TimedOut(task) => Ok(task),
         Waited::Interrupted(signal) => {
             note!("forebay: task {id} goes on: `forebay tasks wait {id}` waits for it, `forebay tasks cancel {id}` ends it");
-            run::die_of(signal);
+            crate::death::die_of(signal);
         }
     }
 }

@@ -73,7 +73,7 @@ pub(super) fn pass(
     // One pass at a time works on a store, so what is intended now was not reported: its mover died, or the pool's
     // worker did.
     if places.iter().any(|place| place.intent.is_some()) {
-        let all = super::pending(link).map_err(|code| Error::new(code, "cannot read the pending places"));
+        let all = link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"));
         match all.and_then(|all| recover(link, stores, &all)) {
             Ok(false) => {}
             // The places have changed: the next pass sees them.

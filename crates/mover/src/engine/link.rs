@@ -13,6 +13,9 @@ use crate::store::Xattrs;
 /// The extended attribute that has the settings of a directory's store.
 const STORE_SETTINGS: &[u8] = b"trusted.forebay.store";
 
+/// Places that one pass takes.
+const PLACES_MAX: usize = 20_000;
+
 /// The pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
@@ -76,8 +79,22 @@ impl Link {
     }
 
     /// Pending places behind one.
-    pub(super) fn pending(&self, parent: Ino, name: &[u8]) -> Result<Vec<PendingPlace>, Code> {
+    fn pending(&self, parent: Ino, name: &[u8]) -> Result<Vec<PendingPlace>, Code> {
         self.pool.request(&Request::Pending { parent, name }, |reply| bytes(reply, PendingPlace::decode_list))
+    }
+
+    /// All pending places, up to a bound.
+    pub(super) fn all_pending(&self) -> Result<Vec<PendingPlace>, Code> {
+        let mut all: Vec<PendingPlace> = Vec::new();
+        loop {
+            let (parent, name) =
+                all.last().map_or((Ino(0), Vec::new()), |last| (last.parent, last.name.clone()));
+            let more = self.pending(parent, &name)?;
+            if more.is_empty() || all.len() >= PLACES_MAX {
+                return Ok(all);
+            }
+            all.extend(more);
+        }
     }
 
     /// Imports objects. Returns how many of them, from the first on, are there: the pool may take them in steps.

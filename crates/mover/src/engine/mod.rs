@@ -15,13 +15,14 @@ mod list;
 mod reconcile;
 mod recover;
 mod restore;
+mod shared;
 mod stores;
 mod trees;
 mod upload;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,7 @@ use forebay_types::{Code, Error, Ino, PendingPlace, Result, StoreTask, Wanted, F
 use self::drain::Reason;
 use self::evict::Restoring;
 use self::link::Link;
+use self::shared::{locked, restore_with_room, Retry, Shared};
 use self::stores::Stores;
 use crate::program;
 use crate::tasks::{Operations, Progress};
@@ -40,8 +42,6 @@ use crate::tasks::{Operations, Progress};
 const WATCH_PERIOD: Duration = Duration::from_millis(100);
 /// The same when nothing could be done at the last ones.
 const WATCH_PERIOD_IDLE: Duration = Duration::from_millis(500);
-/// Places that one pass takes.
-const PLACES_MAX: usize = 20_000;
 /// How long a place is left alone after it had to wait or failed; doubled each time, up to the second.
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(20);
@@ -50,38 +50,11 @@ const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
 /// Listings and restores at a time.
 const WORKERS_MAX: usize = 128;
 
-/// A place that could not be made equal: how often, and when it is tried again.
-#[derive(Debug)]
-struct Retry {
-    count: u32,
-    at: Instant,
-}
-
-type Place = (Ino, Vec<u8>);
-
-#[derive(Debug)]
-struct Shared {
-    link: Link,
-    stores: Stores,
-    restoring: Restoring,
-    /// Directories that are being listed.
-    listing: Restoring,
-    workers: AtomicUsize,
-    retries: Mutex<HashMap<Place, Retry>>,
-    report: Mutex<MoverReport>,
-    /// What the last mover did is recorded.
-    is_recovered: AtomicBool,
-}
-
 /// The running engine.
 #[derive(Debug)]
 pub(crate) struct Engine {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts the engine.
@@ -178,39 +151,13 @@ fn serve(shared: &Shared, task: StoreTask) {
     }
 }
 
-/// Restores a file. When the pool is full, other files are released first.
-fn restore_with_room(shared: &Shared, ino: Ino) -> Result<forebay_types::Entry> {
-    match restore::restore(&shared.link, &shared.stores, ino) {
-        Err(e) if e.code == Code::NoSpace => {
-            let bytes = shared.link.inode(ino).map_or(0, |entry| entry.attr.size);
-            if evict::evict(&shared.link, &shared.restoring, bytes + (4 << 20))? == 0 {
-                return Err(e.cure("release files (forebay release), or make the pool larger"));
-            }
-            restore::restore(&shared.link, &shared.stores, ino)
-        }
-        result => result,
-    }
-}
-
-/// All pending places, up to a bound.
-fn pending(link: &Link) -> std::result::Result<Vec<PendingPlace>, Code> {
-    let mut all: Vec<PendingPlace> = Vec::new();
-    loop {
-        let (parent, name) = all.last().map_or((Ino(0), Vec::new()), |last| (last.parent, last.name.clone()));
-        let more = link.pending(parent, &name)?;
-        if more.is_empty() || all.len() >= PLACES_MAX {
-            return Ok(all);
-        }
-        all.extend(more);
-    }
-}
-
 /// Records what the last mover did. A store that does not answer holds up listings and restores of all for
 /// [`RECOVERY_PATIENCE`], and is drained to when it answers.
 fn recover_all(shared: &Arc<Shared>) {
     let until = Instant::now() + RECOVERY_PATIENCE;
     while !shared.stores.is_stopping() {
-        let again = pending(&shared.link).map_err(|code| Error::new(code, "cannot read the pending places"));
+        let again =
+            shared.link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"));
         match again.and_then(|places| recover::recover(&shared.link, &shared.stores, &places)) {
             Ok(true) => continue,
             Ok(false) => break,
@@ -230,7 +177,7 @@ fn watch(shared: &Arc<Shared>) {
     recover_all(shared);
     while !shared.stores.is_stopping() {
         std::thread::sleep(period);
-        let places = match pending(&shared.link) {
+        let places = match shared.link.all_pending() {
             Ok(places) => places,
             Err(code) => {
                 tracing::debug!("cannot read the pending places: {}", code.name());

@@ -309,10 +309,16 @@ impl<'a> Reconciler<'a> {
     ) -> Result<Option<Next>> {
         let ino = entry.attr.ino;
         let is_directory = entry.attr.is_directory();
-        let Some(above) = self.directory(copy.parent)? else { return Ok(Some(Next::Later)) };
-        let from =
-            above.join(&copy.name).map_err(|code| Error::new(code, "a path in the store is too long"))?;
-        let Some(placed) = self.stores.locate(ino)?.placed else { return Ok(None) };
+        // Where it is now: another place of this pass may have parked it.
+        let located = self.stores.locate(ino)?;
+        let Some(placed) = located.placed else { return Ok(None) };
+        let now = self.link.store_place(ino).map_err(|code| Error::new(code, "cannot find a copy"))?;
+        let (from, name) =
+            (located.path, now.path.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec());
+        let copy = &CopyOf { parent: now.parent, name, epoch: copy.epoch };
+        if from == *path {
+            return Ok(Some(Next::Later));
+        }
         let still_wanted = self.link.lookup(copy.parent, &copy.name);
         let still_wanted =
             still_wanted.map_err(|code| Error::new(code, "cannot look up a name"))? == Some(ino);

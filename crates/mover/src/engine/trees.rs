@@ -10,7 +10,7 @@ use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion,
 use super::drain::{self, Reason};
 use super::evict::{self, Kept};
 use super::link::Link;
-use super::{pending, restore_with_room, Shared};
+use super::shared::{restore_with_room, Shared};
 use crate::store::Store;
 use crate::tasks::Progress;
 
@@ -174,7 +174,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
     let mut last_progress = Instant::now();
     loop {
         let failed = |code| Error::new(code, "cannot read what is to be drained");
-        let mut places: Vec<_> = pending(link).map_err(failed)?;
+        let mut places: Vec<_> = link.all_pending().map_err(failed)?;
         places.retain(&concerns);
         for place in &places {
             if counted.insert((place.parent.0, place.name.clone())) {
@@ -211,7 +211,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         if at.read_only {
             return Err(Error::new(Code::ReadOnly, "cannot drain: the store is attached read-only"));
         }
-        let mut all: Vec<_> = pending(link).map_err(failed)?;
+        let mut all: Vec<_> = link.all_pending().map_err(failed)?;
         let is_directory = |place: &PendingPlace| matches!(&place.wanted, Some(forebay_types::Wanted::Here(entry, _)) if entry.attr.is_directory());
         all.retain(|place| {
             concerns(place) || is_directory(place) && root_of(link, place.parent) == Some(root)
@@ -293,7 +293,7 @@ pub(super) fn resolve(shared: &Shared, parent: Ino, name: &[u8], keep: Keep) -> 
     let path = link.path(parent, name);
     let what = || format!("cannot settle the conflict at {path}");
     let failed = |code| Error::new(code, what());
-    let places = pending(link).map_err(failed)?;
+    let places = link.all_pending().map_err(failed)?;
     let place =
         places.into_iter().find(|place| place.conflict && place.parent == parent && place.name == name);
     let Some(place) = place else {

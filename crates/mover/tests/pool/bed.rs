@@ -70,7 +70,10 @@ impl Bed {
 
     pub(crate) fn forebay(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(binaries().join("forebay"));
-        command.env_remove("FOREBAY_POOL").env("FOREBAY_LOG", std::env::var("BED_LOG").unwrap_or("info".into())).args(arguments);
+        command
+            .env_remove("FOREBAY_POOL")
+            .env("FOREBAY_LOG", std::env::var("BED_LOG").unwrap_or("info".into()))
+            .args(arguments);
         command.output().unwrap()
     }
 

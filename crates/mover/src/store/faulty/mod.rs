@@ -8,7 +8,6 @@ mod script;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use forebay_types::{Code, Kind, StoreVersion};
 
@@ -308,6 +307,3 @@ impl Store for Faulty {
         self.call(Call::RemoveLeftovers, || self.inner.remove_leftovers(directory, is_alive))
     }
 }
-
-/// How long a late call of the random script takes to land.
-const RANDOM_LATE: Duration = Duration::from_millis(5);

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use forebay_types::Code;
 
-use super::RANDOM_LATE;
+/// How long a late call of the random script takes to land.
+pub(super) const RANDOM_LATE: Duration = Duration::from_millis(5);
 
 /// A kind of call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,8 +6,6 @@ use forebay_types::Code;
 use opendal::{Error, ErrorKind};
 
 use super::super::error::StoreError;
-use super::super::path::StorePath;
-use super::ObjectStore;
 
 /// Environment variables whose values never appear in an error, wherever they come from.
 const SECRETS: [&str; 3] = ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN"];
@@ -26,13 +24,6 @@ pub(super) fn timed_out(limit: Duration) -> Error {
 /// S3's code for a bucket that is not there.
 pub(super) const NO_BUCKET: &str = "NoSuchBucket";
 const TIMED_OUT: &str = "forebay-timed-out";
-
-impl ObjectStore {
-    /// The failure of a request on a path.
-    pub(super) fn failed(&self, verb: &str, path: &StorePath, e: Error) -> StoreError {
-        describe(&e, self.what(verb, path))
-    }
-}
 
 /// The error of the store for one of OpenDAL.
 pub(super) fn describe(e: &Error, what: String) -> StoreError {

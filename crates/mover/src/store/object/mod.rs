@@ -242,6 +242,13 @@ impl Source for Target<'_> {
     }
 }
 
+impl ObjectStore {
+    /// The failure of a request on a path.
+    pub(super) fn failed(&self, verb: &str, path: &StorePath, e: opendal::Error) -> StoreError {
+        failures::describe(&e, self.what(verb, path))
+    }
+}
+
 impl Store for ObjectStore {
     fn title(&self) -> String {
         self.title.clone()
