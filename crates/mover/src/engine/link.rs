@@ -83,6 +83,11 @@ impl Link {
         self.pool.request(&Request::Pending { parent, name }, |reply| bytes(reply, PendingPlace::decode_list))
     }
 
+    /// True if a place in a directory is pending.
+    pub(super) fn has_pending_in(&self, directory: Ino) -> Result<bool, Code> {
+        Ok(self.pending(directory, b"")?.first().is_some_and(|place| place.parent == directory))
+    }
+
     /// All pending places, up to a bound.
     pub(super) fn all_pending(&self) -> Result<Vec<PendingPlace>, Code> {
         let mut all: Vec<PendingPlace> = Vec::new();

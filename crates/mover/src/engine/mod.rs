@@ -2,6 +2,7 @@
 //!
 //! | thread | does |
 //! |---|---|
+//! | recover | once: records what a mover that died did, and removes its temporaries |
 //! | work | waits for tasks of the shard: directories to list, files to restore; gives each to a thread of its own |
 //! | watch | reads the pending places, gives those of each store to a thread that makes a pass; evicts |
 //!
@@ -20,7 +21,7 @@ mod stores;
 mod trees;
 mod upload;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -36,6 +37,7 @@ use self::link::Link;
 use self::shared::{locked, restore_with_room, Retry, Shared};
 use self::stores::Stores;
 use crate::program;
+use crate::store::Store;
 use crate::tasks::{Operations, Progress};
 
 /// Pause between two looks at the pending places.
@@ -75,16 +77,14 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
         thread.map_err(|e| Error::io("cannot start a thread of the mover", &e))
     };
-    let threads = vec![spawn("work", work)?, spawn("watch", watch)?];
+    let threads = vec![spawn("recover", recover_all)?, spawn("work", work)?, spawn("watch", watch)?];
     Ok(Arc::new(Engine { shared, threads: Mutex::new(threads) }))
 }
 
 /// Hands out the shard's tasks.
 fn work(shared: &Arc<Shared>) {
     let mut restart = true;
-    while !shared.is_recovered.load(Ordering::Acquire) && !shared.stores.is_stopping() {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
         match shared.link.work(restart) {
             Ok(tasks) => {
@@ -151,30 +151,49 @@ fn serve(shared: &Shared, task: StoreTask) {
     }
 }
 
-/// Records what the last mover did. A store that does not answer holds up listings and restores of all for
-/// [`RECOVERY_PATIENCE`], and is drained to when it answers.
+/// Records what the last mover did, and removes the temporaries that it left. A store that does not answer holds this
+/// thread: the others wait for [`RECOVERY_PATIENCE`], and each pass over a store begins with the same.
 fn recover_all(shared: &Arc<Shared>) {
-    let until = Instant::now() + RECOVERY_PATIENCE;
+    let pending =
+        || shared.link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"));
     while !shared.stores.is_stopping() {
-        let again =
-            shared.link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"));
-        match again.and_then(|places| recover::recover(&shared.link, &shared.stores, &places)) {
+        match pending().and_then(|places| recover::recover(&shared.link, &shared.stores, &places)) {
             Ok(true) => continue,
             Ok(false) => break,
             Err(e) => tracing::warn!("{e}"),
         }
-        if Instant::now() > until {
-            shared.is_recovered.store(true, Ordering::Release);
-        }
         std::thread::sleep(Duration::from_millis(500));
     }
     shared.is_recovered.store(true, Ordering::Release);
+    // It left them where it uploaded, and there it is still pending.
+    let places = pending().unwrap_or_default();
+    let directories: BTreeSet<Ino> = places.iter().map(|place| place.parent).collect();
+    for directory in directories {
+        if shared.stores.is_stopping() {
+            return;
+        }
+        let Ok(located) = shared.stores.locate(directory) else { continue };
+        match located.at.store.remove_leftovers(&located.path, &reconcile::is_alive) {
+            Ok(_) => {}
+            Err(e) if e.code() == Code::NotFound => {}
+            Err(e) => located.at.note_failure(&Error::from(e)),
+        }
+    }
+}
+
+/// Waits until what the last mover did is recorded, for a limited time.
+fn wait_for_recovery(shared: &Shared) {
+    let until = Instant::now() + RECOVERY_PATIENCE;
+    let is_over = || shared.is_recovered.load(Ordering::Acquire) || shared.stores.is_stopping();
+    while !is_over() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Watches the pending places and the free space.
 fn watch(shared: &Arc<Shared>) {
     let mut period = WATCH_PERIOD;
-    recover_all(shared);
+    wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
         std::thread::sleep(period);
         let places = match shared.link.all_pending() {
@@ -218,8 +237,15 @@ fn by_store(shared: &Shared, places: Vec<PendingPlace>) -> HashMap<u64, Vec<Pend
     let mut roots: HashMap<u64, Option<Ino>> = HashMap::new();
     for place in places {
         let root = *roots.entry(place.parent.0).or_insert_with(|| trees::root_of(&shared.link, place.parent));
-        if let Some(root) = root {
-            stores.entry(root.0).or_default().push(place);
+        match root {
+            Some(root) => stores.entry(root.0).or_default().push(place),
+            // Its directory is gone from the pool and from the store, and the place with it.
+            None if shared.link.inode(place.parent) == Err(Code::NotFound) => {
+                if let Err(code) = shared.link.unpublished(place.parent, &place.name, place.changes) {
+                    tracing::debug!("cannot forget a place of a directory that is gone: {}", code.name());
+                }
+            }
+            None => {}
         }
     }
     stores

@@ -167,6 +167,10 @@ impl<'a> Reconciler<'a> {
             match self.store().remove_directory(path, &is_alive)? {
                 DirectoryRemoval::Removed => {}
                 DirectoryRemoval::NotEmpty => {
+                    let waits = self.link.has_pending_in(placed.ino);
+                    if waits.map_err(|code| Error::new(code, "cannot read the pending places"))? {
+                        return Ok(Next::Later);
+                    }
                     tracing::warn!("{path} has files that the pool does not know: the store keeps it");
                 }
             }

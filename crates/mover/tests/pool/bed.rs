@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_client::Pool;
-use forebay_types::{Code, Entry, Ino, Reply, Request};
+use forebay_types::{Code, Entry, Ino, PendingPlace, Reply, Request, Wanted};
 
 /// On a machine that is merely busy nothing in these tests takes this long.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -101,7 +101,9 @@ impl Bed {
     pub(crate) fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let begun = Instant::now();
         while !holds() {
-            assert!(begun.elapsed() < TIMEOUT, "{what}: not after {TIMEOUT:?}\nlog: {}", self.log());
+            if begun.elapsed() > TIMEOUT {
+                panic!("{what}: not after {TIMEOUT:?}\n{}\nlog: {}", self.pending(), self.log());
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -116,6 +118,35 @@ impl Bed {
             std::thread::sleep(Duration::from_millis(100));
             zeros > 15
         });
+    }
+
+    /// The pending places, for a message.
+    fn pending(&self) -> String {
+        let pool = self.attach_client();
+        let request = Request::Pending { parent: Ino(0), name: b"" };
+        let places = pool.request(&request, |reply| match reply {
+            Reply::Bytes(bytes) => PendingPlace::decode_list(bytes),
+            _ => Err(Code::Malformed),
+        });
+        let each = |place: PendingPlace| {
+            let wanted = place.wanted.map(|wanted| match wanted {
+                Wanted::Here(entry, copy) => {
+                    let attr = entry.attr;
+                    format!(
+                        "{} mode {:o} flags {} epoch {} {copy:?}",
+                        attr.ino,
+                        attr.mode,
+                        attr.flags,
+                        attr.epoch()
+                    )
+                }
+                Wanted::Elsewhere(ino, _) => format!("{ino} elsewhere"),
+            });
+            let (parent, name) = (place.parent, String::from_utf8_lossy(&place.name).into_owned());
+            let (intent, placed, conflict) = (place.intent, place.placed, place.conflict);
+            format!("{parent} {name}: {intent:?} conflict {conflict}\n  has {placed:?}\n  wants {wanted:?}\n")
+        };
+        places.map_or_else(|code| format!("{code:?}"), |places| places.into_iter().map(each).collect())
     }
 
     pub(crate) fn status(&self) -> serde_json::Value {
