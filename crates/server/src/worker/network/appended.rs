@@ -12,7 +12,7 @@
 //! file of such an inode makes nothing, at this worker or the next.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use forebay_types::limits::REPLIES_KEPT;
 use forebay_types::{BackingId, Code, Ino};
@@ -90,10 +90,10 @@ const FILE_LOCKS: usize = 64;
 /// The last append of each slot, and the removed inodes.
 #[derive(Debug)]
 pub(in crate::worker) struct Appended {
-    memory: DurableMemory,
     last: Mutex<ReplyCache>,
     /// Taken before `last`.
     files: [Mutex<()>; FILE_LOCKS],
+    removed: RwLock<Removed>,
 }
 
 impl Default for Appended {
@@ -107,20 +107,35 @@ impl Appended {
     pub(super) fn open(memory: &DurableMemory) -> Appended {
         let last = ReplyCache::open(memory, 0, |state, _| state == BEGUN || state == DONE);
         let files = [const { Mutex::new(()) }; FILE_LOCKS];
-        Appended { memory: memory.clone(), last: Mutex::new(last), files }
+        Appended { last: Mutex::new(last), files, removed: RwLock::new(Removed::open(memory)) }
     }
 
     fn last(&self) -> MutexGuard<'_, ReplyCache> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The inodes that this worker or an earlier one removed last.
-    pub(super) fn removed(&self) -> Removed {
-        let (table, mut left) = self.memory.table(1);
-        left.sort_unstable_by_key(|(_, [number, _])| *number);
-        let next = left.last().map_or(1, |(_, [number, _])| number.saturating_add(1));
-        let (entries, last) = left.into_iter().map(|(entry, [_, ino])| (entry, Ino(ino))).unzip();
-        Removed { table, last, entries, next }
+    /// Stores inodes, before backing files of them are removed. Waits for files that are being made: the removal finds
+    /// them.
+    pub(super) fn note_removed(&self, inodes: impl Iterator<Item = Ino>) {
+        let mut removed = self.removed.write().unwrap_or_else(PoisonError::into_inner);
+        inodes.for_each(|ino| removed.note(ino));
+    }
+
+    /// Makes a backing file with `make`, unless its inode was removed. Requests to make and to remove a file are served
+    /// in any order by several threads: between the look at the list and the end of `make`, no removal begins.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`] for a removed inode, and what `make` fails with.
+    pub(super) fn unless_removed(
+        &self,
+        ino: Ino,
+        make: impl FnOnce() -> Result<(), Code>,
+    ) -> Result<(), Code> {
+        let removed = self.removed.read().unwrap_or_else(PoisonError::into_inner);
+        if removed.contains(ino) {
+            return Err(Code::NotFound);
+        }
+        make()
     }
 
     /// The state of a retried append; none if it never began.
@@ -199,7 +214,7 @@ impl Appended {
 
 /// The inodes of other nodes whose backing files were removed last.
 #[derive(Debug)]
-pub(super) struct Removed {
+struct Removed {
     /// Words of an entry: the number of the removal, from 1, and the inode.
     table: DurableTable<2>,
     /// The inodes, oldest removal first.
@@ -210,13 +225,22 @@ pub(super) struct Removed {
 }
 
 impl Removed {
-    pub(super) fn contains(&self, ino: Ino) -> bool {
+    /// The inodes that this worker or an earlier one removed last.
+    fn open(memory: &DurableMemory) -> Removed {
+        let (table, mut left) = memory.table(1);
+        left.sort_unstable_by_key(|(_, [number, _])| *number);
+        let next = left.last().map_or(1, |(_, [number, _])| number.saturating_add(1));
+        let (entries, last) = left.into_iter().map(|(entry, [_, ino])| (entry, Ino(ino))).unzip();
+        Removed { table, last, entries, next }
+    }
+
+    fn contains(&self, ino: Ino) -> bool {
         self.last.contains(&ino)
     }
 
     /// Stores an inode before a backing file of it is removed, also for the next worker. An inode with several backing
     /// files here is noted several times in a row, and takes only one entry.
-    pub(super) fn note(&mut self, ino: Ino) {
+    fn note(&mut self, ino: Ino) {
         if self.last.back() == Some(&ino) {
             return;
         }
@@ -329,7 +353,7 @@ mod tests {
     fn next_worker_knows_what_was_removed_last() {
         let memory = DurableMemory::new(&FORMAT);
         let note = |inodes: &[u64]| {
-            let mut removed = Appended::open(&memory).removed();
+            let mut removed = Removed::open(&memory);
             inodes.iter().for_each(|ino| removed.note(Ino(*ino)));
             removed.last
         };

@@ -184,6 +184,7 @@ impl Files {
 
     /// Unlinks a list of backing files. The reply says which of them are removed.
     fn remove_all<'r>(&self, ids: &[u8], room: &'r mut [u8]) -> Reply<'r> {
+        self.kept.appended.note_removed(BackingId::listed(ids).map(|id| id.ino));
         let mut count = 0;
         for (done, id) in room.iter_mut().zip(BackingId::listed(ids)) {
             let target = self.target(&id);
@@ -219,7 +220,10 @@ impl Files {
         match *op {
             // The shard knows which inodes of this node exist.
             BackingOp::Make if ino.birth_node() == id.node() => Err(Code::Invalid),
-            BackingOp::Make => target.create(ino, number, stripe).map(|()| Reply::Done),
+            BackingOp::Make => {
+                let make = || target.create(ino, number, stripe);
+                self.kept.appended.unless_removed(ino, make).map(|()| Reply::Done)
+            }
             BackingOp::Open { handle } => {
                 self.kept.open(session, id, handle, || self.open_by_name(id)).map(|()| Reply::Done)
             }
@@ -458,6 +462,27 @@ mod tests {
         assert!(matches!(next.remove_all(&BackingId::list(&[id]), &mut [0; 1]), Reply::Bytes([1])));
         assert_eq!((ask(&next, 2, append), ask(&next, 4, piece(2))), (Ok(0), Ok(3)));
         assert_eq!(ask(&next, 5, append), Err(Code::NotFound), "another");
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+
+    /// One thread has taken the request to make the file, and another one serves the removal, which came later, first.
+    #[test]
+    fn file_whose_removal_is_served_first_is_not_made_and_one_that_was_made_before_is_removed() {
+        let (place, targets) = targets("overtaken");
+        let files = Files { targets, kept: Arc::default() };
+        let id = |ino: u64| BackingId { target: 2 << 16, ino: Ino(9 << 48 | ino), number: 1, stripe: 1 };
+        let ask = |ino, op| {
+            let stamp = Stamp { session: 77, slot: 0, sequence: 1 };
+            files.serve(stamp, &id(ino), &op, &mut []).map(|_| ())
+        };
+        let remove = |ino| files.remove_all(&BackingId::list(&[id(ino)]), &mut [0; 1]) == Reply::Bytes(&[1]);
+        assert!(remove(5));
+        assert_eq!(ask(5, BackingOp::Make), Err(Code::NotFound));
+        assert_eq!(ask(5, BackingOp::Stat), Err(Code::NotFound));
+        ask(6, BackingOp::Make).unwrap();
+        ask(6, BackingOp::Stat).unwrap();
+        assert!(remove(6));
+        assert_eq!(ask(6, BackingOp::Stat), Err(Code::NotFound));
         std::fs::remove_dir_all(&place).unwrap();
     }
 

@@ -113,10 +113,7 @@ impl NetworkThread {
                 let sessions = words.map(u64::from_le_bytes).collect();
                 self.tell(Message::AreThere { ticket, sessions });
             }
-            Request::RemoveBackings { ids } => {
-                for id in BackingId::listed(ids) {
-                    self.removed.note(id.ino);
-                }
+            Request::RemoveBackings { .. } => {
                 // The shard thread knows whether a client may be creating one.
                 self.tell(Message::RemoveBackings { ticket, message });
             }
@@ -133,9 +130,6 @@ impl NetworkThread {
         message: Vec<u8>,
     ) {
         match op {
-            BackingOp::Make if self.removed.contains(id.ino) => {
-                return self.answer(&ticket, &NOT_FOUND);
-            }
             BackingOp::Write { .. }
             | BackingOp::Truncate { .. }
             | BackingOp::Allocate { .. }
@@ -300,19 +294,15 @@ impl NetworkThread {
 
 /// `Reply::Done`, encoded.
 const DONE: [u8; 4] = [0, 0, 1, 0];
-/// `Err(Code::NotFound)`, encoded.
-const NOT_FOUND: [u8; 4] = [Code::NotFound as u8, 0, 0, 0];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn constant_replies_are_what_the_encoder_writes() {
+    fn constant_reply_is_what_the_encoder_writes() {
         let mut bytes = [0; 8];
         let n = Reply::encode(&Ok(Reply::Done), &mut bytes).unwrap();
         assert_eq!(bytes[..n], DONE);
-        let n = Reply::encode(&Err(Code::NotFound), &mut bytes).unwrap();
-        assert_eq!(bytes[..n], NOT_FOUND);
     }
 }

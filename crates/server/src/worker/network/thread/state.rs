@@ -16,7 +16,6 @@ use super::local_clients::LocalClients;
 use super::moves::Moves;
 use super::served::Served;
 use crate::worker::message::Message;
-use crate::worker::network::appended::Removed;
 use crate::worker::network::commands::Command;
 use crate::worker::network::ended::Ended;
 use crate::worker::network::io_workers::IoWorker;
@@ -75,7 +74,6 @@ pub(in crate::worker) struct NetworkThread {
     pub(super) served: HashMap<(u64, u16), Served>,
     /// Data transfers.
     pub(super) moves: Moves,
-    pub(super) removed: Removed,
     /// Processes of other nodes that have ended.
     pub(super) ended: Ended,
     /// Requests for the status of all nodes.
@@ -118,7 +116,6 @@ impl NetworkThread {
     ) -> NetworkThread {
         let target_nodes =
             members.iter().map(|member| TargetNode { node: member.node, targets: 1 }).collect();
-        let removed = kept.appended.removed();
         NetworkThread {
             calls,
             me,
@@ -139,7 +136,6 @@ impl NetworkThread {
             renewals: Renewals::default(),
             served: HashMap::new(),
             moves: Moves::default(),
-            removed,
             ended: Ended::default(),
             surveyors: Vec::new(),
             met: MetNodes::default(),
