@@ -132,6 +132,16 @@ impl<'a> Reconciler<'a> {
         Ok(())
     }
 
+    /// True if another pending place wants an inode. Otherwise the store has it under another of its names too.
+    fn is_wanted_elsewhere(&self, ino: Ino, place: &PendingPlace) -> Result<bool> {
+        let all =
+            self.link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"))?;
+        Ok(all.iter().any(|other| {
+            let is_other = (other.parent, &other.name) != (place.parent, &place.name);
+            is_other && matches!(&other.wanted, Some(Wanted::Here(entry, _)) if entry.attr.ino == ino)
+        }))
+    }
+
     /// Notes what the store will have at a place. False when the pool refuses, because data would be lost: later.
     fn intend(&self, place: &PendingPlace, version: StoreVersion) -> Result<bool> {
         match self.link.intend(place.parent, &place.name, version) {
@@ -154,7 +164,7 @@ impl<'a> Reconciler<'a> {
             }
             return self.settle(place);
         };
-        if self.lives_at(placed.ino, place.parent, path)? {
+        if self.lives_at(placed.ino, place.parent, path)? && self.is_wanted_elsewhere(placed.ino, place)? {
             return Ok(Next::Later); // the place to which it was renamed fetches it
         }
         if placed.kind == Kind::Directory {
