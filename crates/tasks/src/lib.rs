@@ -66,9 +66,9 @@ impl fmt::Display for Verb {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Keep {
-    /// The pool's, which replaces the store's.
+    /// The version of the pool. It replaces that of the store.
     Pool,
-    /// The store's. The pool's is dropped.
+    /// The version of the store. That of the pool is dropped.
     Store,
     /// Both: the pool's gets another name.
     Both,

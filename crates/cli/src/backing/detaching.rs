@@ -118,7 +118,7 @@ fn forget_below(pool: &Pool, directory: Ino, relist: bool, discard: bool) -> Res
             forget_below(pool, ino, relist, discard)?;
         }
         match pool.forget_in(directory, &name, relist, discard) {
-            // A directory that got entries meanwhile is the next pass's.
+            // The next pass removes a directory that got entries meanwhile.
             Ok(()) | Err(Code::NotFound | Code::NotEmpty) => {}
             Err(code) => return Err(kept(pool, directory, &name, code)),
         }

@@ -634,7 +634,7 @@ impl World {
         None
     }
 
-    /// True if no program will do anything more: all that is left is the mover's.
+    /// True if no program will do anything more: only the mover has work left.
     pub(crate) fn is_quiet(&self) -> bool {
         self.programs.iter().all(|p| p.at == Opener::Done || p.at == Opener::Idle && !self.meta.exists())
     }

@@ -4,12 +4,13 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
+use forebay_tasks::DrainPolicy;
 use forebay_types::{Code, Error, Ino, Kind, PendingPlace, Result, StoreVersion, Wanted};
 
 use super::link::Link;
 use super::reconcile::{seconds_since, Next, Reconciler, WantedUpload};
 use super::recover::recover;
-use super::stores::{AttachedStore, DrainPolicy, Stores};
+use super::stores::{AttachedStore, Stores};
 use super::upload::{upload, NotUploaded, Upload};
 use crate::store::{Outcome, Store, StorePath};
 use crate::tasks::Progress;
@@ -55,7 +56,7 @@ fn is_due(at: &AttachedStore, place: &PendingPlace, reason: Reason<'_>) -> bool 
     }
     match at.policy {
         DrainPolicy::Close => seconds_since(place.since) >= SETTLE_SECONDS,
-        DrainPolicy::Age(seconds) => reason.is_full || seconds_since(place.since) >= seconds as f64,
+        DrainPolicy::Age(age) => reason.is_full || seconds_since(place.since) >= age.as_secs_f64(),
         DrainPolicy::Watermark => reason.is_full,
         DrainPolicy::Request | DrainPolicy::Never => false,
     }

@@ -467,7 +467,7 @@ impl<'a> Reconciler<'a> {
         done.map(|()| Next::Done).map_err(|code| pool_error("publish", path, code))
     }
 
-    /// Sets attributes in the store that differ from the pool's.
+    /// Sets the attributes that differ between the store and the pool.
     fn attributes(
         &mut self,
         place: &PendingPlace,

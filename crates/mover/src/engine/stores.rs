@@ -5,61 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use forebay_tasks::StoreReport;
+use forebay_tasks::{DrainPolicy, StoreReport, StoreSettings};
 use forebay_types::{Code, Error, Ino, Placed, Result};
-use serde::Deserialize;
 
 use super::link::Link;
 use crate::store::limited::Limited;
 use crate::store::{MoverId, StorePath, StoreUrl};
-
-/// When data that programs wrote are copied to the store.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum DrainPolicy {
-    /// When no program has the file open for writing.
-    #[default]
-    Close,
-    /// The same, when the change is so many seconds old.
-    Age(u64),
-    /// When the pool is filled up to its high watermark.
-    Watermark,
-    /// On request.
-    Request,
-    /// Never, not even on request.
-    Never,
-}
-
-impl DrainPolicy {
-    fn parse(text: &str) -> Option<DrainPolicy> {
-        Some(match text {
-            "close" => DrainPolicy::Close,
-            "watermark" => DrainPolicy::Watermark,
-            "request" => DrainPolicy::Request,
-            "never" => DrainPolicy::Never,
-            _ => {
-                let age = text.strip_prefix("age:").filter(|age| !age.is_empty() && age.is_ascii())?;
-                let (number, unit) = age.split_at(age.len() - 1);
-                let unit = match unit {
-                    "s" => 1,
-                    "m" => 60,
-                    "h" => 3600,
-                    _ => return None,
-                };
-                DrainPolicy::Age(number.parse::<u64>().ok()?.checked_mul(unit)?)
-            }
-        })
-    }
-}
-
-/// Settings of a store, as `forebay attach` keeps them.
-#[derive(Deserialize, Debug)]
-struct Settings {
-    url: String,
-    #[serde(default)]
-    read_only: bool,
-    #[serde(default)]
-    drain: Option<String>,
-}
 
 /// An attached store.
 pub(super) struct AttachedStore {
@@ -170,16 +121,12 @@ impl Stores {
     fn open(&self, root: Ino) -> std::result::Result<Arc<AttachedStore>, (String, Error)> {
         let what = || format!("cannot open the store attached at {}", self.link.path(root, b""));
         let bytes = self.link.settings(root).map_err(|code| (String::new(), Error::new(code, what())))?;
-        let settings: Settings = serde_json::from_slice(&bytes)
+        let settings: StoreSettings = serde_json::from_slice(&bytes)
             .map_err(|e| (String::new(), Error::new(Code::Corrupt, what()).why(e)))?;
         let url = settings.url;
         let open = || {
             let parsed = StoreUrl::parse(url.as_bytes())?;
-            let policy = settings.drain.as_deref().map_or(Some(DrainPolicy::Close), DrainPolicy::parse);
-            let policy = policy.ok_or_else(|| {
-                Error::new(Code::Invalid, what()).why("its drain policy is not known to this version")
-            })?;
-            Ok((parsed.to_string(), policy, parsed.open(self.mover.clone()).map_err(Error::from)?))
+            Ok((parsed.to_string(), settings.drain, parsed.open(self.mover.clone()).map_err(Error::from)?))
         };
         match open() {
             Ok((title, policy, store)) => Ok(Arc::new(AttachedStore {
@@ -228,20 +175,5 @@ impl Stores {
         }));
         all.sort_by(|a, b| a.at.cmp(&b.at));
         all
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn policies_are_words_or_ages() {
-        assert_eq!(DrainPolicy::parse("close"), Some(DrainPolicy::Close));
-        assert_eq!(DrainPolicy::parse("age:90s"), Some(DrainPolicy::Age(90)));
-        assert_eq!(DrainPolicy::parse("age:2m"), Some(DrainPolicy::Age(120)));
-        for bad in ["", "closed", "age:", "age:s", "age:5", "age:5d", "age:99999999999999999999h"] {
-            assert!(DrainPolicy::parse(bad).is_none_or(|_| false), "{bad}");
-        }
     }
 }

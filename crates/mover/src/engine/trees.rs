@@ -47,7 +47,7 @@ fn is_below(link: &Link, mut ino: Ino, top: Ino) -> bool {
         }
         match link.inode(ino) {
             Ok(entry) if entry.attr.is_directory() && entry.attr.parent != ino => ino = entry.attr.parent,
-            // Gone from the pool: what remains of it in the store belongs to whoever syncs the store's tree.
+            // Gone from the pool: a sync of the store's whole tree removes what remains of it in the store.
             Err(Code::NotFound) => return root_of(link, ino) == Some(top),
             _ => return false,
         }

@@ -151,7 +151,7 @@ fn sweep_puts_back_removes_or_keeps_what_was_aside() {
     let inner = format!("{}.{}.was", stem(6), marks("e", Some("e"), None));
     fs::create_dir(directory.0.join(&inner)).unwrap();
     fs::rename(directory.0.join("e"), directory.0.join(&inner).join(&long)).unwrap();
-    // 7 A live mover's.
+    // 7 Belongs to a live mover.
     put(".forebay-host.00.2.2-7.tmp", "live");
 
     let done = store.remove_leftovers(&StorePath::root(), &|mover| mover != dead).unwrap();
