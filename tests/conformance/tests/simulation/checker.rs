@@ -12,7 +12,7 @@ use crate::model::{Id, State};
 use crate::reach::{Leads, Pending, Reach};
 
 /// The most trees that the search examines for one reply. Above it the history is too tangled to be judged.
-const LOOKS_MAX: usize = 400_000;
+const LOOKS_MAX: usize = 4_000_000;
 
 /// A possible situation at one time: a tree, and the operations that have happened and had no reply yet.
 #[derive(Clone, PartialEq, Eq, Hash)]
