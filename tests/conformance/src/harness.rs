@@ -150,6 +150,7 @@ impl TestPool {
             "forebay",
             "forebayd",
             "forebay-mount",
+            "forebay-mover",
             "libforebay.so",
             "libforebay_preload.so",
             "forebay-conformance",

@@ -13,6 +13,7 @@ mod drain;
 mod evict;
 mod link;
 mod list;
+mod listings;
 mod reconcile;
 mod recover;
 mod restore;
@@ -61,7 +62,8 @@ pub(crate) struct Engine {
 
 /// Starts the engine.
 pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
-    let link = Link { pool };
+    // One engine runs in a process, as long as it.
+    let link = Link { pool, listings: Box::leak(Box::default()) };
     let shared = Arc::new(Shared {
         link,
         stores: Stores::new(link),
