@@ -114,7 +114,8 @@ impl Pool {
     /// nothing while the modification time is the one that the shard has: the mover gave it to the file when it restored
     /// it, or a program set it, which the shard knows.
     fn merge(st: &mut libc::stat, backing: &libc::stat, is_attached: bool) {
-        let is_as_known = is_attached && (st.st_mtime, st.st_mtime_nsec) == (backing.st_mtime, backing.st_mtime_nsec);
+        let is_as_known =
+            is_attached && (st.st_mtime, st.st_mtime_nsec) == (backing.st_mtime, backing.st_mtime_nsec);
         st.st_size = backing.st_size;
         st.st_blocks = backing.st_blocks;
         (st.st_atime, st.st_atime_nsec) = (backing.st_atime, backing.st_atime_nsec);

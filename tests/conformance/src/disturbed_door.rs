@@ -219,4 +219,3 @@ impl Door for DisturbedDoor {
         fn duplicate(fd: &OwnedFd) -> Outcome<OwnedFd>;
     }
 }
-

@@ -80,11 +80,15 @@ fn describe(top: &Path) -> std::io::Result<BTreeMap<PathBuf, Described>> {
 
 /// FNV-1a of a file's bytes.
 fn digest(path: &Path) -> std::io::Result<u64> {
-    let (mut file, mut buffer, mut sum) = (std::fs::File::open(path)?, vec![0; 1 << 16], 0xcbf2_9ce4_8422_2325_u64);
+    let (mut file, mut buffer, mut sum) =
+        (std::fs::File::open(path)?, vec![0; 1 << 16], 0xcbf2_9ce4_8422_2325_u64);
     loop {
         match std::io::Read::read(&mut file, &mut buffer)? {
             0 => return Ok(sum),
-            n => sum = buffer[..n].iter().fold(sum, |sum, b| (sum ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3)),
+            n => {
+                sum =
+                    buffer[..n].iter().fold(sum, |sum, b| (sum ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
+            }
         }
     }
 }

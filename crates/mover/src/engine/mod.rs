@@ -146,6 +146,8 @@ fn serve(shared: &Shared, task: StoreTask) {
         tracing::warn!("{e}");
         let code = match e.code {
             Code::NoSpace => Code::NoSpace,
+            // Removed in the pool meanwhile.
+            Code::NotFound => Code::NotFound,
             Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
             _ => Code::Io,
         };

@@ -24,7 +24,7 @@ empty pool of DIR through the client library. Or compares two trees.
 
   --spelling absolute|relative|at   how paths are given to calls (absolute)
   --claim ABILITY                   DIR's file system has this: xattrs, large-xattrs, own-space, small-space
-  --lacks ABILITY                   leave out what needs this: own-data
+  --lacks ABILITY                   leave out what needs this: own-data, large-xattrs
   --only TEXT                       only cases whose name contains TEXT
   --user UID                        as that user, who must own DIR
   --private-tmpfs OPTIONS           on a tmpfs mounted on DIR for this process alone
@@ -207,7 +207,7 @@ fn parse() -> Result<Option<Options>, String> {
             "--looks-at" => options.looks_at = Some(PathBuf::from(&value)),
             "--spelling" => options.spelling = choose(&value, &SPELLINGS)?,
             "--claim" => options.claimed.push(choose(&value, &ABILITIES)?),
-            "--lacks" => options.lacks.push(choose(&value, &[("own-data", Ability::OwnData)])?),
+            "--lacks" => options.lacks.push(choose(&value, &LACKS)?),
             "--only" => options.only = value,
             "--user" => options.user = Some(value.parse().map_err(|_| format!("{value} is no user id"))?),
             "--private-tmpfs" => options.private_tmpfs = Some(value),
@@ -223,6 +223,7 @@ fn parse() -> Result<Option<Options>, String> {
 
 const SPELLINGS: [(&str, Spelling); 3] =
     [("absolute", Spelling::Absolute), ("relative", Spelling::Relative), ("at", Spelling::At)];
+const LACKS: [(&str, Ability); 2] = [("large-xattrs", Ability::LargeXattrs), ("own-data", Ability::OwnData)];
 const ABILITIES: [(&str, Ability); 4] = [
     ("xattrs", Ability::Xattrs),
     ("large-xattrs", Ability::LargeXattrs),
