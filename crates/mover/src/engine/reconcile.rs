@@ -486,10 +486,22 @@ impl<'a> Reconciler<'a> {
                     .why("another program removed it, and the pool had released its data")),
             };
         };
-        if found.kind != entry.attr.kind() || found.version != placed.version {
-            return self.conflict(place, path, Some(&found)).map(|()| Next::Later);
-        }
         let wanted = attributes_of(self.link, entry)?;
+        let epoch = copy.map_or(EPOCH_UNKNOWN, |copy| copy.epoch);
+        let record = |version, seen| {
+            let at = (place.parent, &place.name[..]);
+            let done = self.link.published(at, entry.attr.ino, epoch, seen, version);
+            done.map(|()| Next::Done).map_err(|code| pool_error("set attributes of", path, code))
+        };
+        if found.kind != entry.attr.kind() || found.version != placed.version {
+            // Through another link to it, or by a mover that died, it got the time that the pool wants.
+            let is_ours =
+                placed.version.differs_in_time(&found.version) && wanted.mtime == Some(found.version.mtime);
+            return match is_ours && found.kind == entry.attr.kind() {
+                true => record(found.version, 0).map(|_| Next::Later),
+                false => self.conflict(place, path, Some(&found)).map(|()| Next::Later),
+            };
+        }
         let has_xattrs = match (&wanted.xattrs, self.store().abilities().extended_attributes) {
             (Some(_), true) => Some(self.store().xattrs(path)?),
             _ => None,
@@ -497,13 +509,17 @@ impl<'a> Reconciler<'a> {
         if !self.differs(&found, &wanted, has_xattrs) {
             return self.settle(place);
         }
-        match self.store().set_attributes(path, &placed.version, &wanted)? {
-            Outcome::Done(version) => {
-                let epoch = copy.map_or(EPOCH_UNKNOWN, |copy| copy.epoch);
-                let at = (place.parent, &place.name[..]);
-                let done = self.link.published(at, entry.attr.ino, epoch, place.changes, version);
-                done.map(|()| Next::Done).map_err(|code| pool_error("set attributes of", path, code))
+        // The time is part of the version.
+        let after = wanted.mtime.map(|mtime| StoreVersion { mtime, ..placed.version });
+        let after =
+            after.filter(|after| found.kind != Kind::Directory && placed.version.differs_in_time(after));
+        if let Some(after) = after {
+            if !self.intend(place, after)? {
+                return Ok(Next::Later);
             }
+        }
+        match self.store().set_attributes(path, &placed.version, &wanted)? {
+            Outcome::Done(version) => record(version, place.changes),
             Outcome::Conflict(found) => self.conflict(place, path, found.as_deref()).map(|()| Next::Later),
         }
     }
