@@ -125,8 +125,10 @@ impl Stores {
             .map_err(|e| (String::new(), Error::new(Code::Corrupt, what()).why(e)))?;
         let url = settings.url;
         let open = || {
-            let parsed = StoreUrl::parse(url.as_bytes())?;
-            Ok((parsed.to_string(), settings.drain, parsed.open(self.mover.clone()).map_err(Error::from)?))
+            let mut parsed = StoreUrl::parse(url.as_bytes())?;
+            let title = parsed.to_string();
+            parsed.limits = parsed.limits.share_of(self.link.pool.node_count());
+            Ok((title, settings.drain, parsed.open(self.mover.clone()).map_err(Error::from)?))
         };
         match open() {
             Ok((title, policy, store)) => Ok(Arc::new(AttachedStore {

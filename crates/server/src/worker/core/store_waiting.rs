@@ -83,6 +83,11 @@ impl ShardThread<'_> {
                 self.store.wait(call.clone(), StoreTask::Restore(ino), call_clock());
                 Ok(true)
             }
+            // A restore that is under way goes on where it began.
+            Request::Relocate { ino, .. } if self.store.is_restoring(ino) => {
+                self.conclude(session, call.clone(), &Err(Refusal::Code(Code::Busy)), None);
+                Ok(true)
+            }
             // Data of other nodes' programs are on their nodes, as a rule.
             Request::Create { parent: ino, dirty: true, .. } | Request::MarkDirty { ino }
                 if self.sessions[session].is_here() =>
