@@ -71,7 +71,16 @@ fn is_due(at: &AttachedStore, place: &PendingPlace, reason: Reason<'_>) -> bool 
     }
 }
 
-/// One pass over these places of a store.
+/// These places as they are now: they may have been read before the last pass over their store ended.
+fn read_again(link: &Link, places: Vec<PendingPlace>) -> Result<Vec<PendingPlace>> {
+    let wanted: HashSet<(u64, Vec<u8>)> =
+        places.into_iter().map(|place| (place.parent.0, place.name)).collect();
+    let mut now = link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"))?;
+    now.retain(|place| wanted.contains(&(place.parent.0, place.name.clone())));
+    Ok(now)
+}
+
+/// One pass over these places of a store. The caller has set `is_draining`.
 pub(super) fn pass(
     shared: &Shared,
     at: &AttachedStore,
@@ -80,6 +89,13 @@ pub(super) fn pass(
 ) -> Pass {
     let (link, stores) = (&shared.link, &shared.stores);
     let mut pass = Pass::default();
+    let places = match read_again(link, places) {
+        Ok(places) => places,
+        Err(e) => {
+            at.note_failure(&e);
+            return pass;
+        }
+    };
     // One pass at a time works on a store, so what is intended now was not reported: its mover died, or the pool's
     // worker did.
     if places.iter().any(|place| place.intent.is_some()) {

@@ -43,7 +43,7 @@ use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
 use self::peers::{Counted, Jobs, Peers, Work};
-use self::shared::{locked, restore_there, Retry, Shared};
+use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use crate::program;
 use crate::store::Store;
@@ -104,7 +104,11 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
 }
 
 fn look_around(shared: &Arc<Shared>) {
+    if !shared.link.pool.spans_nodes() {
+        return;
+    }
     let mut next = Instant::now();
+    shared.peers.greet();
     while !shared.stores.is_stopping() {
         std::thread::sleep(WATCH_PERIOD);
         if Instant::now() >= next {
@@ -275,8 +279,7 @@ fn note(shared: &Shared, places: &[PendingPlace]) {
                 report.dirty_files += 1;
                 // Each question about another node's file is a message.
                 let is_asked = places.len() < STAT_MAX || shared.link.pool.is_one_here(&entry.layout);
-                let stat = is_asked.then(|| shared.link.pool.stat_entry(entry).ok()).flatten();
-                report.dirty_bytes += stat.map_or(entry.attr.size, |st| st.st_size as u64);
+                report.dirty_bytes += if is_asked { bytes_of(shared, entry) } else { entry.attr.size };
             }
         }
     }

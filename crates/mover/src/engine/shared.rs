@@ -55,6 +55,22 @@ pub(super) fn copied_by(shared: &Shared, entry: &Entry) -> Option<NodeId> {
     (node != shared.peers.me()).then_some(node)
 }
 
+/// The bytes of a file's data. A node that does not answer is not asked again until it answers other questions.
+pub(super) fn bytes_of(shared: &Shared, entry: &Entry) -> u64 {
+    let node = copied_by(shared, entry);
+    if node.is_some_and(|node| shared.peers.is_silent(node)) {
+        return entry.attr.size;
+    }
+    match (shared.link.pool.stat_entry(entry), node) {
+        (Ok(st), _) => st.st_size as u64,
+        (Err(Code::Io | Code::TimedOut), Some(node)) => {
+            shared.peers.gave_up(node, &Error::new(Code::Io, format!("node {node} does not answer")));
+            entry.attr.size
+        }
+        (Err(_), _) => entry.attr.size,
+    }
+}
+
 /// Restores a file, on the node that is to have it.
 pub(super) fn restore_there(shared: &Shared, ino: Ino) -> Result<()> {
     for _ in 0..RELOCATIONS_MAX {

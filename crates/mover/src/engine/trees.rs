@@ -11,7 +11,7 @@ use super::drain::{self, Reason};
 use super::evict::{self, Kept};
 use super::link::Link;
 use super::peers::Work;
-use super::shared::{copied_by, restore_there, Shared};
+use super::shared::{bytes_of, copied_by, restore_there, Shared};
 use crate::store::Store;
 use crate::tasks::Progress;
 
@@ -197,7 +197,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             if counted.insert((place.parent.0, place.name.clone())) {
                 let bytes = match &place.wanted {
                     Some(forebay_types::Wanted::Here(entry, _)) if entry.attr.is_file() => {
-                        link.pool.stat_entry(entry).map_or(0, |st| st.st_size as u64)
+                        bytes_of(shared, entry)
                     }
                     _ => 0,
                 };

@@ -86,12 +86,30 @@ impl Peers {
         locked(&self.silent).contains(&node)
     }
 
-    fn gave_up(&self, node: NodeId, e: &Error) {
+    /// A node does not answer: nothing is asked of it until it answers.
+    pub(in crate::engine) fn gave_up(&self, node: NodeId, e: &Error) {
         locked(&self.known).entry(node).or_default();
         if locked(&self.silent).insert(node) {
             tracing::warn!("{e}: what that node has is copied when it answers again");
         }
         locked(&self.swept).retain(|(of, _)| *of != node);
+    }
+
+    /// Starts the movers of the other nodes, which their daemons do at the first message.
+    pub(in crate::engine) fn greet(&self) {
+        for node in self.others(&[]) {
+            let _ = self.ask(node, &Letter::IsFull);
+        }
+    }
+
+    /// The other nodes: those with the first numbers, as many as there are, and these. Some may not exist.
+    fn others(&self, more: &[NodeId]) -> Vec<NodeId> {
+        let count = u16::try_from(self.link.pool.node_count()).unwrap_or(u16::MAX);
+        let mut nodes: Vec<NodeId> = (1..=count).map(NodeId).chain(more.iter().copied()).collect();
+        nodes.sort();
+        nodes.dedup();
+        nodes.retain(|node| *node != self.me());
+        nodes
     }
 
     /// Asks the nodes that were given up whether they answer again, and those that answer whether they are full.
@@ -125,11 +143,7 @@ impl Peers {
     /// their jobs may go on; others may not exist.
     pub(in crate::engine) fn fence(&self, involved: &[NodeId], is_over: &(dyn Fn() -> bool + Sync)) {
         let letter = Letter::Fence { from: self.me().0, owner: self.owner };
-        let count = u16::try_from(self.link.pool.node_count()).unwrap_or(u16::MAX);
-        let mut nodes: Vec<NodeId> = (1..=count).map(NodeId).chain(involved.iter().copied()).collect();
-        nodes.sort();
-        nodes.dedup();
-        nodes.retain(|node| *node != self.me());
+        let nodes = self.others(involved);
         let one = |node: NodeId| {
             let (until, mut failures) = (Instant::now() + PATIENCE, 0);
             while Instant::now() < until && !is_over() {
