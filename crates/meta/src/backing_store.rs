@@ -356,7 +356,10 @@ impl Batch<'_> {
         }
         let Some(mut inode) = found else {
             // It was removed meanwhile: what was published is to be removed.
-            let kind = same.map_or(Kind::File, |placed| placed.kind);
+            let kind = match same {
+                Some(placed) => placed.kind,
+                None => self.intended_kind(parent, name)?,
+            };
             self.put_place(parent, name, &Placed { ino, kind, version })?;
             return self.settle_place(c, parent, name, None);
         };

@@ -29,6 +29,13 @@ pub struct StoreVersion {
 pub const STORE_VERSION_BYTES: usize = 36;
 
 impl StoreVersion {
+    /// What an intent to remove has.
+    pub const NOTHING: StoreVersion =
+        StoreVersion { bytes: 0, mtime: Timestamp { sec: 0, nsec: 0 }, ino: 0, tag: 0 };
+
+    /// What an intent to make a directory has: its version is not known before.
+    pub const A_DIRECTORY: StoreVersion = StoreVersion { bytes: u64::MAX, ..StoreVersion::NOTHING };
+
     /// Appends the version.
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
         w.u64(self.bytes)?;

@@ -8,7 +8,7 @@ use forebay_types::{
 use super::pool::Pool;
 
 const STATES: u32 = FLAG_RESIDENT | FLAG_DIRTY | FLAG_DRAINING;
-const NOTHING: StoreVersion = StoreVersion { bytes: 0, mtime: Timestamp { sec: 0, nsec: 0 }, ino: 0, tag: 0 };
+const NOTHING: StoreVersion = StoreVersion::NOTHING;
 
 fn version(ino: u64) -> StoreVersion {
     StoreVersion { ino, ..NOTHING }
@@ -536,4 +536,19 @@ fn relocation_of_a_released_file_voids_a_restore_that_is_under_way() {
     assert_eq!(p.states(ino), FLAG_RESIDENT, "the store has the same data");
     assert!(p.pending().is_empty());
     p.assert_clean();
+}
+
+#[test]
+fn a_directory_that_was_made_in_the_store_and_removed_in_the_pool_is_known_as_a_directory() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let d = pool.entry(Request::MakeDirectory { parent: top, name: b"d", mode: 0o755 }).unwrap().ino;
+    let seen = pool.pending_at(b"d").unwrap().changes;
+    pool.ask(Request::Intend { parent: top, name: b"d", version: StoreVersion::A_DIRECTORY }).unwrap();
+    pool.ask(Request::RemoveDirectory { parent: top, name: b"d" }).unwrap();
+    pool.ask(published(top, b"d", d, EPOCH_UNKNOWN, seen, 0)).unwrap();
+    let pending = pool.pending_at(b"d").unwrap();
+    assert_eq!(pending.placed.map(|placed| placed.kind), Some(Kind::Directory));
+    assert_eq!(pending.wanted, None);
+    pool.assert_clean();
 }

@@ -12,7 +12,6 @@ use forebay_types::{
 };
 
 use super::link::Link;
-use super::recover::{A_DIRECTORY, NOTHING};
 use super::stores::{AttachedStore, Stores};
 use super::upload::attributes_of;
 use super::wanted::WantedUpload;
@@ -113,7 +112,7 @@ impl<'a> Reconciler<'a> {
 
     /// Removes an empty directory that a mover made and did not report.
     fn remove_unreported(&self, place: &PendingPlace, path: &StorePath) -> Result<()> {
-        if place.placed.is_none() && place.intent == Some(A_DIRECTORY) {
+        if place.placed.is_none() && place.intent == Some(StoreVersion::A_DIRECTORY) {
             match self.store().remove_directory(path, &is_alive) {
                 Ok(_) => {}
                 Err(e) if e.code() == Code::NotDirectory => {}
@@ -147,9 +146,9 @@ impl<'a> Reconciler<'a> {
         let Some(placed) = place.placed else {
             // It was made, perhaps, and the mover died.
             if let Some(intent) = &place.intent {
-                if *intent == A_DIRECTORY {
+                if *intent == StoreVersion::A_DIRECTORY {
                     self.remove_unreported(place, path)?;
-                } else if *intent != NOTHING {
+                } else if *intent != StoreVersion::NOTHING {
                     let _ = self.store().remove(path, intent)?;
                 }
             }
@@ -162,7 +161,7 @@ impl<'a> Reconciler<'a> {
             if is_below_wanted {
                 return Ok(Next::Later); // what is below is removed first
             }
-            if !self.intend(place, NOTHING)? {
+            if !self.intend(place, StoreVersion::NOTHING)? {
                 return Ok(Next::Later);
             }
             match self.store().remove_directory(path, &is_alive)? {
@@ -176,7 +175,7 @@ impl<'a> Reconciler<'a> {
                 }
             }
         } else {
-            if !self.intend(place, NOTHING)? {
+            if !self.intend(place, StoreVersion::NOTHING)? {
                 return Ok(Next::Later);
             }
             if let Outcome::Conflict(Some(_)) = self.store().remove(path, &placed.version)? {
@@ -252,7 +251,7 @@ impl<'a> Reconciler<'a> {
         let directories = (placed.kind == Kind::Directory, entry.attr.is_directory());
         match directories {
             (false, false) => Ok(Some(Some(placed.version))),
-            _ if !self.intend(place, NOTHING)? => Ok(None),
+            _ if !self.intend(place, StoreVersion::NOTHING)? => Ok(None),
             (true, _) => match self.store().remove_directory(path, &is_alive)? {
                 DirectoryRemoval::Removed => self.unpublish(place, u64::MAX).map(|()| Some(None)),
                 DirectoryRemoval::NotEmpty => Ok(None),
@@ -269,7 +268,7 @@ impl<'a> Reconciler<'a> {
     /// Removes a version whose inode is gone.
     fn clear(&self, place: &PendingPlace, path: &StorePath, version: Option<StoreVersion>) -> Result<bool> {
         let Some(version) = version else { return Ok(true) };
-        if !self.intend(place, NOTHING)? {
+        if !self.intend(place, StoreVersion::NOTHING)? {
             return Ok(false);
         }
         match self.store().remove(path, &version)? {
@@ -398,7 +397,7 @@ impl<'a> Reconciler<'a> {
         let attributes = attributes_of(self.link, entry)?;
         let kind = entry.attr.kind();
         if kind == Kind::Directory {
-            if !self.intend(place, A_DIRECTORY)? {
+            if !self.intend(place, StoreVersion::A_DIRECTORY)? {
                 return Ok(Next::Later);
             }
             return match self.store().make_directory(path, &attributes)? {

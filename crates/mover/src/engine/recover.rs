@@ -10,13 +10,6 @@ use super::link::Link;
 use super::stores::Stores;
 use crate::store::Store;
 
-/// What a removal intends.
-pub(super) const NOTHING: StoreVersion =
-    StoreVersion { bytes: 0, mtime: forebay_types::Timestamp { sec: 0, nsec: 0 }, ino: 0, tag: 0 };
-
-/// What making a directory intends: its version is not known before.
-pub(super) const A_DIRECTORY: StoreVersion = StoreVersion { bytes: u64::MAX, ..NOTHING };
-
 /// A place with an intent, and what the store has there.
 struct Intended<'p> {
     place: &'p PendingPlace,
@@ -68,7 +61,7 @@ pub(super) fn recover(link: &Link, stores: &Stores, places: &[PendingPlace]) -> 
         };
         let (parent, name) = one.at();
         let done = match one.real {
-            None if intent == NOTHING => link.unpublished(parent, name, one.place.changes),
+            None if intent == StoreVersion::NOTHING => link.unpublished(parent, name, one.place.changes),
             None => match other(&|other| other.real == Some(intent) && other.known() != other.real) {
                 Some(to) => link.moved((parent, name), to.at(), intent),
                 None => continue, // a directory above was moved, or another program removed it
