@@ -15,13 +15,14 @@
 
 use forebay_types::limits::LINKS_MAX;
 use forebay_types::{
-    Attr, Code, Ino, Kind, Layout, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion, Timestamp,
+    Attr, Code, Ino, Kind, Layout, NodeId, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion, Timestamp,
     TxId, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE,
     FLAG_UNLISTED,
 };
 
 use crate::batch::{Answer, Batch, Context};
 use crate::copies::Copy;
+use crate::holds::Hold;
 use crate::keys;
 use crate::namespace::Entered;
 use crate::page_budget::{Class, Work};
@@ -46,7 +47,8 @@ impl Batch<'_> {
         if attr.flags & FLAG_ATTACHED != 0 {
             return Err(Code::Exists);
         }
-        if attr.size != 0 {
+        // A cross-node transaction may be about to create an entry.
+        if attr.size != 0 || self.state.holds.forbids(TxId::NONE, ino, Hold::Condemned) {
             return Err(Code::NotEmpty);
         }
         self.set_xattr(c, ino, STORE_SETTINGS, settings, 0)?;
@@ -473,6 +475,29 @@ impl Batch<'_> {
             // It is restored into one backing file.
             inode.layout = Layout::single(self.shard.node(), 0);
         }
+        self.store_inode(&inode)?;
+        c.effects.inode(inode.entry());
+        Ok(Reply::Entry(inode.entry()))
+    }
+
+    /// Moves the place to which a released file will be restored. The new epoch voids a restore that is under way.
+    pub(crate) fn relocate(&mut self, c: &mut Context<'_>, ino: Ino, node: NodeId) -> Answer<Reply<'static>> {
+        let mut inode = self.attached_file(ino)?;
+        if inode.attr.is_resident() {
+            return Err(Code::Stale);
+        }
+        if !node.is_valid() {
+            return Err(Code::Invalid);
+        }
+        let mut copy = self.copy_record(ino)?.ok_or(Code::Stale)?;
+        self.admit(Class::Removal, Work::writes(3))?;
+        let is_known = copy.epoch == inode.attr.epoch();
+        inode.attr.next_epoch();
+        if is_known {
+            copy.epoch = inode.attr.epoch();
+            self.put_copy(ino, &copy)?;
+        }
+        inode.layout = Layout::single(node, 0);
         self.store_inode(&inode)?;
         c.effects.inode(inode.entry());
         Ok(Reply::Entry(inode.entry()))

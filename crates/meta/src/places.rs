@@ -502,5 +502,6 @@ fn is_report(request: &Request<'_>) -> bool {
             | Request::Settled { .. }
             | Request::Moved { .. }
             | Request::Forget { .. }
+            | Request::Relocate { .. }
     )
 }

@@ -1,7 +1,7 @@
 //! Examples of each request: what it does, and what it refuses.
 
 use forebay_types::{
-    Code, Ino, Kind, PendingPlace, Request, SetAttr, StoreObject, StoreVersion, Timestamp, Wanted, Writer,
+    Code, Ino, Kind, NodeId, PendingPlace, Request, SetAttr, StoreObject, StoreVersion, Timestamp, Wanted, Writer,
     EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT, FLAG_UNLISTED,
 };
 
@@ -516,6 +516,26 @@ fn a_store_is_detached_while_another_has_pending_places() {
     assert_eq!(pool.ask(Request::Detach { ino: other }), Err(Code::Busy));
     pool.ask(Request::Detach { ino: pool.top }).unwrap();
     pool.assert_clean();
+}
+
+#[test]
+fn relocation_of_a_released_file_voids_a_restore_that_is_under_way() {
+    let mut p = Pool::new(false);
+    let root = p.top;
+    let ino = p.clean_file(root, b"f", 3);
+    let relocate = |node| Request::Relocate { ino, node: NodeId(node) };
+    assert_eq!(p.ask(relocate(2)), Err(Code::Stale), "its data are here");
+    p.release(ino).unwrap();
+    let before = p.attr(ino).unwrap().epoch();
+    assert_eq!(p.ask(relocate(0)), Err(Code::Invalid));
+    p.ask(relocate(2)).unwrap();
+    let after = p.attr(ino).unwrap().epoch();
+    assert_ne!(after, before);
+    assert_eq!(p.ask(Request::Restored { ino, epoch: before }), Err(Code::Stale), "it went to the old place");
+    p.ask(Request::Restored { ino, epoch: after }).unwrap();
+    assert_eq!(p.states(ino), FLAG_RESIDENT, "the store has the same data");
+    assert!(p.pending().is_empty());
+    p.assert_clean();
 }
 
 #[test]

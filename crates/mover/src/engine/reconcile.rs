@@ -14,6 +14,7 @@ use forebay_types::{
 use super::link::Link;
 use super::stores::{AttachedStore, Stores};
 use super::upload::attributes_of;
+use super::wanted::WantedUpload;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
 
 /// What remains to be done at a place.
@@ -25,16 +26,6 @@ pub(super) enum Next {
     Later,
     /// The file's data are to be uploaded, and published in place of a version.
     Upload(Box<WantedUpload>),
-}
-
-/// A file whose data are to be uploaded.
-#[derive(Debug)]
-pub(super) struct WantedUpload {
-    pub(super) place: PendingPlace,
-    pub(super) entry: Entry,
-    pub(super) directory: StorePath,
-    pub(super) path: StorePath,
-    pub(super) replaces: Option<StoreVersion>,
 }
 
 /// The places of one store, during one pass over them.

@@ -10,7 +10,8 @@ use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion,
 use super::drain::{self, Reason};
 use super::evict::{self, Kept};
 use super::link::Link;
-use super::shared::{restore_with_room, Shared};
+use super::peers::Work;
+use super::shared::{bytes_of, copied_by, restore_there, Shared};
 use crate::store::Store;
 use crate::tasks::Progress;
 
@@ -74,7 +75,7 @@ pub(super) fn run(shared: &Shared, verb: Verb, ino: Ino, recursive: bool, progre
             match entry.attr.is_resident() {
                 true => {}
                 false => {
-                    if let Err(e) = restore_with_room(shared, entry.attr.ino) {
+                    if let Err(e) = restore_there(shared, entry.attr.ino) {
                         return progress.failed(path, &e);
                     }
                 }
@@ -93,7 +94,7 @@ pub(super) fn run(shared: &Shared, verb: Verb, ino: Ino, recursive: bool, progre
 fn release(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) -> Result<()> {
     each_file(shared, entry, recursive, progress, &mut |entry, path| {
         progress.found(1, entry.attr.size);
-        match evict::release(&shared.link, entry) {
+        match release_there(shared, entry) {
             Ok(Ok(bytes)) => progress.done(1, bytes),
             Ok(Err(Kept::Released)) => progress.done(1, 0),
             Ok(Err(Kept::Because(why))) => {
@@ -102,6 +103,22 @@ fn release(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress)
             }
             Err(e) => progress.failed(path, &e),
         }
+    })
+}
+
+/// Releases a file, on the node that has its data.
+fn release_there(shared: &Shared, entry: &Entry) -> Result<std::result::Result<u64, Kept>> {
+    let Some(node) = copied_by(shared, entry) else {
+        return evict::release(&shared.link, &shared.peers, entry);
+    };
+    if !entry.attr.is_resident() {
+        return Ok(Err(Kept::Released));
+    }
+    let is_over = || shared.stores.is_stopping();
+    let outcome = shared.peers.run(node, Work::Release { ino: entry.attr.ino.0 }, &|_| {}, &is_over)?;
+    Ok(match outcome.kept {
+        Some(why) => Err(Kept::Because(why)),
+        None => Ok(outcome.counted.counts[3]),
     })
 }
 
@@ -180,7 +197,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             if counted.insert((place.parent.0, place.name.clone())) {
                 let bytes = match &place.wanted {
                     Some(forebay_types::Wanted::Here(entry, _)) if entry.attr.is_file() => {
-                        link.pool.stat_entry(entry).map_or(0, |st| st.st_size as u64)
+                        bytes_of(shared, entry)
                     }
                     _ => 0,
                 };
@@ -220,8 +237,8 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             std::thread::sleep(PASS_PERIOD);
             continue;
         }
-        let reason = Reason { forced: true, is_full: false, progress: Some(progress) };
-        let pass = drain::pass(link, &shared.stores, &at, all, reason);
+        let reason = Reason { forced: true, is_full: false, progress: Some(progress), go_on: &|| true };
+        let pass = drain::pass(shared, &at, all, reason);
         at.is_draining.store(false, Ordering::Release);
         if pass.done > 0 {
             last_progress = Instant::now();
