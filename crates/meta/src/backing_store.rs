@@ -463,9 +463,11 @@ impl Batch<'_> {
         if inode.attr.flags & FLAG_PINNED != 0 || self.is_pending(copy.parent, &copy.name)? {
             return Err(Code::Busy);
         }
-        let ctime = inode.attr.ctime;
+        let (ctime, mtime) = (inode.attr.ctime, inode.attr.mtime);
         set.apply(&mut inode.attr, c.now)?;
-        inode.attr.ctime = ctime;
+        // A modification time that the shard does not know is that of a write, which changed the inode too.
+        let is_known = inode.attr.mtime == mtime;
+        inode.attr.ctime = if is_known { ctime } else { ctime.max(inode.attr.mtime) };
         inode.attr.next_epoch();
         self.admit(Class::Removal, Work::writes(4))?;
         copy.epoch = inode.attr.epoch();

@@ -17,6 +17,7 @@ mod hold;
 mod holds;
 mod link;
 mod list;
+mod listings;
 mod peers;
 mod reconcile;
 mod recover;
@@ -74,7 +75,8 @@ pub(crate) struct Engine {
 
 /// Starts the engine.
 pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
-    let link = Link { pool };
+    // One engine runs in a process, as long as it.
+    let link = Link { pool, listings: Box::leak(Box::default()) };
     let shared = Arc::new(Shared {
         link,
         stores: Stores::new(link),
@@ -181,6 +183,8 @@ fn serve(shared: &Shared, task: StoreTask) {
         tracing::warn!("{e}");
         let code = match e.code {
             Code::NoSpace => Code::NoSpace,
+            // Removed in the pool meanwhile.
+            Code::NotFound => Code::NotFound,
             Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
             _ => Code::Io,
         };

@@ -85,7 +85,12 @@ pub(super) fn run(shared: &Shared, verb: Verb, ino: Ino, recursive: bool, progre
         Verb::Release => release(shared, &entry, recursive, progress),
         Verb::Purge => {
             sync(shared, &entry, recursive, progress)?;
-            release(shared, &entry, recursive, progress)
+            // Its state is another one now.
+            match shared.link.inode(ino) {
+                Ok(entry) => release(shared, &entry, recursive, progress),
+                Err(Code::NotFound) => Ok(()),
+                Err(code) => Err(Error::new(code, format!("cannot find inode {ino}"))),
+            }
         }
         Verb::Refresh => refresh(shared, &entry, recursive, progress),
     }
