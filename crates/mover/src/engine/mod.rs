@@ -13,6 +13,7 @@ mod drain;
 mod evict;
 mod link;
 mod list;
+mod prestage;
 mod reconcile;
 mod recover;
 mod restore;
@@ -34,6 +35,7 @@ use forebay_types::{Code, Error, Ino, PendingPlace, Result, StoreTask, Wanted, F
 use self::drain::Reason;
 use self::evict::Restoring;
 use self::link::Link;
+use self::prestage::Turns;
 use self::shared::{locked, restore_with_room, Retry, Shared};
 use self::stores::Stores;
 use crate::program;
@@ -67,6 +69,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         stores: Stores::new(link),
         restoring: Restoring::default(),
         listing: Restoring::default(),
+        prestaging: Turns::default(),
         workers: AtomicUsize::new(0),
         retries: Mutex::default(),
         report: Mutex::default(),

@@ -10,6 +10,7 @@ use forebay_types::{Code, Ino, Result};
 
 use super::evict::{evict, Restoring};
 use super::link::Link;
+use super::prestage::Turns;
 use super::restore::restore;
 use super::stores::Stores;
 
@@ -29,6 +30,7 @@ pub(super) struct Shared {
     pub(super) restoring: Restoring,
     /// Directories that are being listed.
     pub(super) listing: Restoring,
+    pub(super) prestaging: Turns,
     pub(super) workers: AtomicUsize,
     pub(super) retries: Mutex<HashMap<Place, Retry>>,
     pub(super) report: Mutex<MoverReport>,
