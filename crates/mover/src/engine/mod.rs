@@ -19,6 +19,7 @@ mod link;
 mod list;
 mod listings;
 mod peers;
+mod prestage;
 mod reconcile;
 mod recover;
 mod restore;
@@ -44,6 +45,7 @@ use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
 use self::peers::{Counted, Jobs, Peers, Work};
+use self::prestage::Turns;
 use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use crate::program;
@@ -85,6 +87,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         peers: Peers::new(link),
         jobs: Jobs::default(),
         holds: Holds::default(),
+        prestaging: Turns::default(),
         workers: AtomicUsize::new(0),
         retries: Mutex::default(),
         report: Mutex::default(),
@@ -379,7 +382,8 @@ impl Engine {
         let before = Mutex::new([0; 4]);
         let each = |Counted { counts }: Counted| {
             let before = std::mem::replace(&mut *locked(&before), counts);
-            let more: Vec<u64> = counts.iter().zip(before).map(|(now, then)| now.saturating_sub(then)).collect();
+            let more: Vec<u64> =
+                counts.iter().zip(before).map(|(now, then)| now.saturating_sub(then)).collect();
             progress.found(more[0], more[2]);
             progress.done(more[1], more[3]);
         };

@@ -34,7 +34,8 @@ impl Nodes {
         let nodes = Nodes { dir, count };
         let entries: String = (1..=count)
             .map(|i| {
-                let host = format!("127.{}.{}.{}", 100 + pid % 100, pid / 100 % 250, number as usize * 10 + i);
+                let host =
+                    format!("127.{}.{}.{}", 100 + pid % 100, pid / 100 % 250, number as usize * 10 + i);
                 let pool = nodes.pool(i).display().to_string();
                 format!(
                     "[[node]]\nname = \"n{i}\"\nhost = \"{host}\"\n\
@@ -59,7 +60,8 @@ impl Nodes {
     }
 
     pub(crate) fn start(&self, node: usize) {
-        let done = self.plain(&["up", "--pool", self.file().to_str().unwrap(), "--node", &format!("n{node}")]);
+        let done =
+            self.plain(&["up", "--pool", self.file().to_str().unwrap(), "--node", &format!("n{node}")]);
         assert!(done.status.success(), "{}", text(&done));
     }
 
@@ -194,9 +196,8 @@ impl Nodes {
     /// What differs between a node's view of the tree and the store.
     pub(crate) fn differences(&self, node: usize) -> String {
         let list = "find . -type d -printf '%P/ %m\\n' -o -type f -printf '%P %m %s\\n' -o -printf '%P %l\\n' | sort";
-        let script = format!(
-            "cd s; diff <({list}) <(cd $S; {list}) || true; diff -r --no-dereference . $S || true"
-        );
+        let script =
+            format!("cd s; diff <({list}) <(cd $S; {list}) || true; diff -r --no-dereference . $S || true");
         self.sh(node, &script)
     }
 

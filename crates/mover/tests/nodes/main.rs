@@ -44,9 +44,11 @@ fn every_node_sees_lists_restores_and_changes_the_store() {
     assert_eq!(nodes.differences(1), "");
     assert_eq!(nodes.sh(2, "stat -c '%h %a' $S/d2/hard $S/d1/f2"), "2 644\n1 600\n");
     // The tree's border.
-    let refused = nodes.command(1, "mkdir out; mv s/d1/f2 out/ 2>&1; ls out; mv out s/", false).output().unwrap();
+    let refused =
+        nodes.command(1, "mkdir out; mv s/d1/f2 out/ 2>&1; ls out; mv out s/", false).output().unwrap();
     assert!(refused.status.success(), "mv copies over the border: {}", bed::text(&refused));
-    let script = "import os, errno\nfor a, b in (('s/d1/l', 'here'), ('s/d1', 'there')):\n try: os.rename(a, b)\n \
+    let script =
+        "import os, errno\nfor a, b in (('s/d1/l', 'here'), ('s/d1', 'there')):\n try: os.rename(a, b)\n \
                   except OSError as e: assert e.errno == errno.EXDEV, e\n else: raise Exception('done')";
     nodes.sh(3, &format!("python3 -c \"{script}\""));
     assert!(!nodes.command(1, "rmdir s", false).output().unwrap().status.success());
