@@ -68,7 +68,12 @@ impl FileSystem {
         if truncates && open_flags & OPEN_KILL_SUIDGID != 0 {
             self.drop_set_ids(rq, ino)?;
         }
-        let entry = self.entry(ino)?;
+        let mut entry = self.entry(ino)?;
+        if self.pool.spans_nodes() {
+            // A released file is restored first: then it is known which node has its data.
+            let resident = entry.as_ref().map(|entry| self.pool.resident(entry)).transpose();
+            entry = resident.map_err(gone_is_stale)?;
+        }
         let answer = self.open_node(ino, entry.as_ref(), flags).map_err(|e| match e {
             Errno(libc::ESTALE) => self.lookup_pins.came_too_late(),
             e => e,

@@ -81,6 +81,20 @@ impl Link {
         self.done(&Request::StoreFailed { ino, code: code as u16 })
     }
 
+    /// Waits for a message of another node's mover, about a second at most: its number, and the message.
+    pub(super) fn mover_work(&self) -> Result<Option<(u64, Vec<u8>)>, Code> {
+        self.pool.request(&Request::MoverWork, |reply| {
+            bytes(reply, |bytes| match bytes.split_first_chunk() {
+                Some((number, message)) => Ok(Some((u64::from_le_bytes(*number), message.to_vec()))),
+                None => Ok(None),
+            })
+        })
+    }
+
+    pub(super) fn mover_answer(&self, number: u64, answer: &[u8]) -> Result<(), Code> {
+        self.done(&Request::MoverAnswer { number, answer })
+    }
+
     /// Pending places behind one.
     fn pending(&self, parent: Ino, name: &[u8]) -> Result<Vec<PendingPlace>, Code> {
         self.pool.request(&Request::Pending { parent, name }, |reply| bytes(reply, PendingPlace::decode_list))

@@ -31,10 +31,11 @@ pub(super) fn restore(link: &Link, stores: &Stores, ino: Ino) -> Result<Entry> {
         let located = stores.locate(ino)?;
         let Some(placed) = located.placed else { return Err(Error::new(Code::Corrupt, what())) };
         match copy(link, &located, &entry, &placed.version) {
-            Ok(entry) => {
+            Ok(entry) if entry.attr.is_resident() => {
                 located.at.note_success();
                 return Ok(entry);
             }
+            Ok(_) => {} // its place was moved meanwhile, or it was released again
             Err(e) => {
                 let failed = match e.code() {
                     Code::Stale => adopt(link, &located, &entry).err(),
