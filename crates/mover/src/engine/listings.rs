@@ -11,9 +11,12 @@ use forebay_types::Ino;
 
 type Names = HashSet<Vec<u8>>;
 
+/// A directory that is being listed: by how many listings, and the names that are gone.
+type Listed = (usize, Arc<Mutex<Names>>);
+
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Listings(Mutex<HashMap<u64, (usize, Arc<Mutex<Names>>)>>);
+pub(super) struct Listings(Mutex<HashMap<u64, Listed>>);
 
 /// A listing that is under way.
 #[derive(Debug)]
