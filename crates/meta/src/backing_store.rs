@@ -15,9 +15,9 @@
 
 use forebay_types::limits::LINKS_MAX;
 use forebay_types::{
-    Attr, Code, Ino, Kind, Layout, NodeId, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion, Timestamp,
-    TxId, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE,
-    FLAG_UNLISTED,
+    Attr, Code, Ino, Kind, Layout, NodeId, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion,
+    Timestamp, TxId, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT,
+    FLAG_STORE, FLAG_UNLISTED,
 };
 
 use crate::batch::{Answer, Batch, Context};

@@ -19,7 +19,8 @@
 
 use forebay_types::limits::{LINKS_MAX, NAME_MAX};
 use forebay_types::{
-    Attr, Code, Ino, Kind, Layout, NodeId, Part, Reply, Request, TxId, Writer, FLAG_ATTACHED, RENAME_NOREPLACE,
+    Attr, Code, Ino, Kind, Layout, NodeId, Part, Reply, Request, TxId, Writer, FLAG_ATTACHED,
+    RENAME_NOREPLACE,
 };
 
 use crate::batch::{Answer, Batch, Context};

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use forebay_client::Pool;
 use forebay_tasks::DrainPolicy;
-use forebay_types::{Code, Entry, Error, Ino, NodeId, PendingPlace, Result, Timestamp, Wanted, FLAG_ATTACHED};
+use forebay_types::{
+    Code, Entry, Error, Ino, NodeId, PendingPlace, Result, Timestamp, Wanted, FLAG_ATTACHED,
+};
 use serde_json::{json, Value};
 
 use super::ls::put_name;

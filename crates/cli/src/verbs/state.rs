@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use forebay_client::Pool;
 use forebay_tasks::StoreSettings;
 use forebay_types::{
-    Attr, Code, Entry, Error, Ino, Kind, NodeId, PendingPlace, Result, StorePlace, Timestamp, Wanted, EPOCH_UNKNOWN,
-    FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_STORE, FLAG_UNLISTED,
+    Attr, Code, Entry, Error, Ino, Kind, NodeId, PendingPlace, Result, StorePlace, Timestamp, Wanted,
+    EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_STORE, FLAG_UNLISTED,
 };
 use serde_json::{json, Value};
 

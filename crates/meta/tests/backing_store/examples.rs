@@ -1,8 +1,9 @@
 //! Examples of each request: what it does, and what it refuses.
 
 use forebay_types::{
-    Code, Ino, Kind, NodeId, PendingPlace, Request, SetAttr, StoreObject, StoreVersion, Timestamp, Wanted, Writer,
-    EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT, FLAG_UNLISTED,
+    Code, Ino, Kind, NodeId, PendingPlace, Request, SetAttr, StoreObject, StoreVersion, Timestamp, Wanted,
+    Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT,
+    FLAG_UNLISTED,
 };
 
 use super::pool::Pool;

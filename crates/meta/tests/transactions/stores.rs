@@ -19,8 +19,10 @@ fn nothing_of_other_shards_enters_a_tree_and_nothing_leaves_it() {
     let mut p = Shards::new("border");
     let (root, file, below) = attached(&mut p);
     let (other, here) = (p.make_directory(3, ROOT, b"o"), p.make_directory(2, ROOT, b"h"));
-    let (their_file, their_directory) =
-        (p.create(other, b"f").unwrap(), p.inode(&Request::MakeDirectory { parent: other, name: b"d", mode: 0 }));
+    let (their_file, their_directory) = (
+        p.create(other, b"f").unwrap(),
+        p.inode(&Request::MakeDirectory { parent: other, name: b"d", mode: 0 }),
+    );
     let link = |ino, parent| Request::Link { ino, parent, name: b"l" };
     let moved = |parent, new_parent, ino| Request::MoveDirectory {
         parent,
@@ -31,8 +33,14 @@ fn nothing_of_other_shards_enters_a_tree_and_nothing_leaves_it() {
         ino,
     };
     for (what, request) in [
-        ("a directory of another shard", Request::MakeDirectoryAt { node: NodeId(3), parent: root, name: b"x", mode: 0 }),
-        ("the same, deeper", Request::MakeDirectoryAt { node: NodeId(1), parent: below, name: b"x", mode: 0 }),
+        (
+            "a directory of another shard",
+            Request::MakeDirectoryAt { node: NodeId(3), parent: root, name: b"x", mode: 0 },
+        ),
+        (
+            "the same, deeper",
+            Request::MakeDirectoryAt { node: NodeId(1), parent: below, name: b"x", mode: 0 },
+        ),
         ("a file comes", rename(other, b"f", root, b"x", 0)),
         ("a file goes", rename(root, b"f", other, b"x", 0)),
         ("a file goes, on its shard", rename(root, b"f", here, b"x", 0)),

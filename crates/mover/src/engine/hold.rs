@@ -39,7 +39,8 @@ impl<'a> Held<'a> {
         kind: LeaseKind,
     ) -> Result<Held<'a>, Code> {
         // EAGAIN of an open in conflict with another lease has the code of EIO.
-        let here = link.lease(entry, kind).map_err(|code| if code == Code::Io { Code::Busy } else { code })?;
+        let here =
+            link.lease(entry, kind).map_err(|code| if code == Code::Io { Code::Busy } else { code })?;
         if kind == LeaseKind::Read && link.pool.spans_nodes() {
             here.note_copied()?;
         }

@@ -375,7 +375,8 @@ impl Engine {
         let before = Mutex::new([0; 4]);
         let each = |Counted { counts }: Counted| {
             let before = std::mem::replace(&mut *locked(&before), counts);
-            let more: Vec<u64> = counts.iter().zip(before).map(|(now, then)| now.saturating_sub(then)).collect();
+            let more: Vec<u64> =
+                counts.iter().zip(before).map(|(now, then)| now.saturating_sub(then)).collect();
             progress.found(more[0], more[2]);
             progress.done(more[1], more[3]);
         };

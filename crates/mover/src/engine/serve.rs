@@ -124,7 +124,8 @@ fn run(shared: &Arc<Shared>, job: &Arc<Job>, work: Work) -> Result<Outcome> {
 
 fn upload(shared: &Shared, job: &Job, root: Ino, sweep: bool, files: &[String]) -> Result<Outcome> {
     let at = shared.stores.of(root)?;
-    let wanted: Vec<WantedUpload> = files.iter().map(|file| WantedUpload::decode(file)).collect::<Result<_>>()?;
+    let wanted: Vec<WantedUpload> =
+        files.iter().map(|file| WantedUpload::decode(file)).collect::<Result<_>>()?;
     if sweep {
         let mut directories: Vec<_> = wanted.iter().map(|wanted| &wanted.directory).collect();
         directories.sort();
@@ -135,13 +136,15 @@ fn upload(shared: &Shared, job: &Job, root: Ino, sweep: bool, files: &[String]) 
             }
         }
     }
-    let places: Vec<_> = wanted.iter().map(|wanted| (wanted.place.parent, wanted.place.name.clone())).collect();
+    let places: Vec<_> =
+        wanted.iter().map(|wanted| (wanted.place.parent, wanted.place.name.clone())).collect();
     let go_on = || job.may_go_on() && !shared.stores.is_stopping();
     let reason = Reason { forced: true, is_full: false, progress: Some(&job.progress), go_on: &go_on };
     let mut pass = Pass::default();
     drain::upload_batch(shared, &at, wanted, reason, &mut pass);
     let index = |place: &(Ino, Vec<u8>)| places.iter().position(|other| other == place);
     let later = pass.later.iter().filter_map(index).collect();
-    let failed = pass.failed.iter().filter_map(|(place, e)| Some((index(place)?, Failure::from(e)))).collect();
+    let failed =
+        pass.failed.iter().filter_map(|(place, e)| Some((index(place)?, Failure::from(e)))).collect();
     Ok(Outcome { later, failed, ..Outcome::default() })
 }

@@ -21,7 +21,9 @@ use crate::worker::session_id::{is_of_daemon, node_of_session, session_on};
 use crate::worker::wide::Redirect;
 use forebay_meta::{Act, Client, Delivery, Mark};
 use forebay_types::limits::RING_SLOTS;
-use forebay_types::{Answer, Caller, Class, Code, Ino, NodeId, Outcome, Refusal, Reply, Request, Result, Timestamp};
+use forebay_types::{
+    Answer, Caller, Class, Code, Ino, NodeId, Outcome, Refusal, Reply, Request, Result, Timestamp,
+};
 use forebay_wire::Stamp;
 use serde_json::Value;
 use std::sync::mpsc::Sender;

@@ -97,7 +97,11 @@ impl KeptOpen {
         if all.len() >= BACKING_OPEN_MAX {
             return Err(Code::NoResources);
         }
-        let kept = all.entry((session, *id)).or_insert_with(|| Kept { file, writable: None, handles: HashSet::new() });
+        let kept = all.entry((session, *id)).or_insert_with(|| Kept {
+            file,
+            writable: None,
+            handles: HashSet::new(),
+        });
         kept.handles.insert(handle);
         Ok(())
     }
