@@ -112,7 +112,11 @@ impl Pool {
                 continue;
             }
             let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
-            let fd = self.open_stripe(entry, component, stripe, flags)?;
+            // A copy is no access of a program: the file's access time stays.
+            let fd = match self.open_stripe(entry, component, stripe, flags | libc::O_NOATIME) {
+                Err(Code::NotPermitted) => self.open_stripe(entry, component, stripe, flags)?,
+                opened => opened?,
+            };
             // SAFETY: the descriptor is new and ours.
             let opened = unsafe { OwnedFd::from_raw_fd(fd) };
             lease(opened.as_raw_fd(), kind)?;

@@ -336,9 +336,18 @@ impl Batch<'_> {
         seen: u64,
         version: StoreVersion,
     ) -> Answer<Reply<'static>> {
-        // What was there: place, copy, further place, pending, inode. Place, copy, two further places, inode, pending.
-        self.admit(Class::Change, Work::writes(12))?;
         let before = self.placed(parent, name)?;
+        let links = match &before {
+            Some(before) if before.ino == ino && before.version.differs_in_time(&version) => {
+                self.other_places(ino, (parent, name), before.version)?
+            }
+            _ => Vec::new(),
+        };
+        // What was there: place, copy, further place, pending, inode. Place, copy, two further places, inode, pending.
+        self.admit(Class::Change, Work::writes(12 + links.len() as u64))?;
+        for (parent, name, placed) in links {
+            self.put_place(parent, &name, &Placed { version, ..placed })?;
+        }
         let found = self.find_inode(ino)?;
         if let Some(Inode { attr, .. }) = &found {
             let is_elsewhere = |copy: Copy| (copy.parent, copy.name.as_slice()) != (parent, name);
@@ -454,9 +463,11 @@ impl Batch<'_> {
         if inode.attr.flags & FLAG_PINNED != 0 || self.is_pending(copy.parent, &copy.name)? {
             return Err(Code::Busy);
         }
-        let ctime = inode.attr.ctime;
+        let (ctime, mtime) = (inode.attr.ctime, inode.attr.mtime);
         set.apply(&mut inode.attr, c.now)?;
-        inode.attr.ctime = ctime;
+        // A modification time that the shard does not know is that of a write, which changed the inode too.
+        let is_known = inode.attr.mtime == mtime;
+        inode.attr.ctime = if is_known { ctime } else { ctime.max(inode.attr.mtime) };
         inode.attr.next_epoch();
         self.admit(Class::Removal, Work::writes(4))?;
         copy.epoch = inode.attr.epoch();

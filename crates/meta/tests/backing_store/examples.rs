@@ -553,3 +553,24 @@ fn a_directory_that_was_made_in_the_store_and_removed_in_the_pool_is_known_as_a_
     assert_eq!(pending.wanted, None);
     pool.assert_clean();
 }
+
+#[test]
+fn links_to_one_object_of_the_store_follow_a_change_of_its_time() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let ino = pool.clean_file(top, b"a", 1);
+    pool.ask(Request::Link { ino, parent: top, name: b"b" }).unwrap();
+    let seen = pool.pending_at(b"b").unwrap().changes;
+    let epoch = pool.attr(ino).unwrap().epoch();
+    pool.ask(published(top, b"b", ino, epoch, seen, 1)).unwrap();
+    let touched = StoreVersion { mtime: Timestamp { sec: 5, nsec: 6 }, ..version(1) };
+    let change = |version| Request::Published { parent: top, name: b"a", ino, epoch, seen: 0, version };
+    pool.ask(change(touched)).unwrap();
+    for name in [b"a", b"b"] {
+        pool.ask(Request::Unlink { parent: top, name }).unwrap();
+    }
+    let versions: Vec<_> =
+        pool.pending().iter().map(|place| place.placed.map(|placed| placed.version)).collect();
+    assert_eq!(versions, [Some(touched), Some(touched)]);
+    pool.assert_clean();
+}

@@ -131,6 +131,14 @@ pub(super) fn pass(
     }
     let mut uploads = Vec::new();
     left.extend(reconcile_all(&mut reconciler, wanted, &mut pass, &mut uploads, false));
+    // Names of one file are one file in the store: the first is uploaded, and the others are linked to it in the next
+    // pass.
+    if at.store.abilities().hard_links {
+        let mut inodes = HashSet::new();
+        let others =
+            uploads.extract_if(.., |wanted: &mut WantedUpload| !inodes.insert(wanted.entry.attr.ino.0));
+        pass.later.extend(others.map(|wanted| (wanted.place.parent, wanted.place.name)));
+    }
     upload_all(shared, at, uploads, reason, &mut pass);
     // Removals: files, then directories from the bottom.
     let files =

@@ -17,7 +17,9 @@ mod hold;
 mod holds;
 mod link;
 mod list;
+mod listings;
 mod peers;
+mod prestage;
 mod reconcile;
 mod recover;
 mod restore;
@@ -43,6 +45,7 @@ use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
 use self::peers::{Counted, Jobs, Peers, Work};
+use self::prestage::Turns;
 use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use crate::program;
@@ -74,7 +77,8 @@ pub(crate) struct Engine {
 
 /// Starts the engine.
 pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
-    let link = Link { pool };
+    // One engine runs in a process, as long as it.
+    let link = Link { pool, listings: Box::leak(Box::default()) };
     let shared = Arc::new(Shared {
         link,
         stores: Stores::new(link),
@@ -83,6 +87,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         peers: Peers::new(link),
         jobs: Jobs::default(),
         holds: Holds::default(),
+        prestaging: Turns::default(),
         workers: AtomicUsize::new(0),
         retries: Mutex::default(),
         report: Mutex::default(),
@@ -181,6 +186,8 @@ fn serve(shared: &Shared, task: StoreTask) {
         tracing::warn!("{e}");
         let code = match e.code {
             Code::NoSpace => Code::NoSpace,
+            // Removed in the pool meanwhile.
+            Code::NotFound => Code::NotFound,
             Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
             _ => Code::Io,
         };

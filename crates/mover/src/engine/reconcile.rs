@@ -17,6 +17,9 @@ use super::upload::attributes_of;
 use super::wanted::WantedUpload;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
 
+/// How often a link that was made is reported, if the file is released again and again meanwhile.
+const LINK_ATTEMPTS: u32 = 10;
+
 /// What remains to be done at a place.
 #[derive(Debug)]
 pub(super) enum Next {
@@ -345,10 +348,19 @@ impl<'a> Reconciler<'a> {
             return match self.store().link(&from, &placed.version, path)? {
                 Outcome::Done(version) => {
                     let seen = if is_dirty { u64::MAX } else { place.changes };
-                    let epoch = if entry.attr.is_file() { copy.epoch } else { EPOCH_UNKNOWN };
                     let at = (place.parent, &place.name[..]);
-                    let done = self.link.published(at, ino, epoch, seen, version);
-                    done.map_err(|code| pool_error("link", path, code))?;
+                    let mut epoch = copy.epoch;
+                    for attempt in 1.. {
+                        let known = if entry.attr.is_file() { epoch } else { EPOCH_UNKNOWN };
+                        match self.link.published(at, ino, known, seen, version) {
+                            Ok(()) => break,
+                            // Released meanwhile: the copy has the file's next epoch.
+                            Err(Code::Stale) if attempt < LINK_ATTEMPTS => {
+                                epoch = self.stores.locate(ino)?.epoch;
+                            }
+                            Err(code) => return Err(pool_error("link", path, code)),
+                        }
+                    }
                     Ok(Some(Next::Done))
                 }
                 Outcome::Conflict(found) => {
@@ -477,10 +489,22 @@ impl<'a> Reconciler<'a> {
                     .why("another program removed it, and the pool had released its data")),
             };
         };
-        if found.kind != entry.attr.kind() || found.version != placed.version {
-            return self.conflict(place, path, Some(&found)).map(|()| Next::Later);
-        }
         let wanted = attributes_of(self.link, entry)?;
+        let epoch = copy.map_or(EPOCH_UNKNOWN, |copy| copy.epoch);
+        let record = |version, seen| {
+            let at = (place.parent, &place.name[..]);
+            let done = self.link.published(at, entry.attr.ino, epoch, seen, version);
+            done.map(|()| Next::Done).map_err(|code| pool_error("set attributes of", path, code))
+        };
+        if found.kind != entry.attr.kind() || found.version != placed.version {
+            // Through another link to it, or by a mover that died, it got the time that the pool wants.
+            let is_ours =
+                placed.version.differs_in_time(&found.version) && wanted.mtime == Some(found.version.mtime);
+            return match is_ours && found.kind == entry.attr.kind() {
+                true => record(found.version, 0).map(|_| Next::Later),
+                false => self.conflict(place, path, Some(&found)).map(|()| Next::Later),
+            };
+        }
         let has_xattrs = match (&wanted.xattrs, self.store().abilities().extended_attributes) {
             (Some(_), true) => Some(self.store().xattrs(path)?),
             _ => None,
@@ -488,13 +512,17 @@ impl<'a> Reconciler<'a> {
         if !self.differs(&found, &wanted, has_xattrs) {
             return self.settle(place);
         }
-        match self.store().set_attributes(path, &placed.version, &wanted)? {
-            Outcome::Done(version) => {
-                let epoch = copy.map_or(EPOCH_UNKNOWN, |copy| copy.epoch);
-                let at = (place.parent, &place.name[..]);
-                let done = self.link.published(at, entry.attr.ino, epoch, place.changes, version);
-                done.map(|()| Next::Done).map_err(|code| pool_error("set attributes of", path, code))
+        // The time is part of the version.
+        let after = wanted.mtime.map(|mtime| StoreVersion { mtime, ..placed.version });
+        let after =
+            after.filter(|after| found.kind != Kind::Directory && placed.version.differs_in_time(after));
+        if let Some(after) = after {
+            if !self.intend(place, after)? {
+                return Ok(Next::Later);
             }
+        }
+        match self.store().set_attributes(path, &placed.version, &wanted)? {
+            Outcome::Done(version) => record(version, place.changes),
             Outcome::Conflict(found) => self.conflict(place, path, found.as_deref()).map(|()| Next::Later),
         }
     }

@@ -12,6 +12,7 @@ use super::evict::{evict, Restoring};
 use super::holds::Holds;
 use super::link::Link;
 use super::peers::{Jobs, Peers, Work};
+use super::prestage::Turns;
 use super::restore::restore;
 use super::stores::Stores;
 
@@ -38,6 +39,8 @@ pub(super) struct Shared {
     pub(super) peers: Peers,
     pub(super) jobs: Jobs,
     pub(super) holds: Holds,
+    /// The order of the tasks that prestage.
+    pub(super) prestaging: Turns,
     pub(super) workers: AtomicUsize,
     pub(super) retries: Mutex<HashMap<Place, Retry>>,
     pub(super) report: Mutex<MoverReport>,

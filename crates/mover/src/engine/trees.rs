@@ -11,7 +11,8 @@ use super::drain::{self, Reason};
 use super::evict::{self, Kept};
 use super::link::Link;
 use super::peers::Work;
-use super::shared::{bytes_of, copied_by, restore_there, Shared};
+use super::prestage::prestage;
+use super::shared::{bytes_of, copied_by, Shared};
 use crate::store::Store;
 use crate::tasks::Progress;
 
@@ -38,6 +39,14 @@ pub(super) fn root_of(link: &Link, mut ino: Ino) -> Option<Ino> {
         }
     }
     None
+}
+
+/// The directory with the store to whose tree an inode belongs.
+fn root_of_inode(shared: &Shared, entry: &Entry) -> Option<Ino> {
+    match entry.attr.is_directory() {
+        true => root_of(&shared.link, entry.attr.ino),
+        false => shared.stores.locate(entry.attr.ino).ok().map(|located| located.at.root),
+    }
 }
 
 /// True if a directory is `top` or below it.
@@ -70,22 +79,18 @@ pub(super) fn run(shared: &Shared, verb: Verb, ino: Ino, recursive: bool, progre
     let entry = attached(shared, ino)?;
     match verb {
         Verb::Sync => sync(shared, &entry, recursive, progress),
-        Verb::Prestage => each_file(shared, &entry, recursive, progress, &mut |entry, path| {
-            progress.found(1, entry.attr.size);
-            match entry.attr.is_resident() {
-                true => {}
-                false => {
-                    if let Err(e) = restore_there(shared, entry.attr.ino) {
-                        return progress.failed(path, &e);
-                    }
-                }
-            }
-            progress.done(1, entry.attr.size);
+        Verb::Prestage => prestage(shared, progress, root_of_inode(shared, &entry), |each| {
+            each_file(shared, &entry, recursive, progress, each)
         }),
         Verb::Release => release(shared, &entry, recursive, progress),
         Verb::Purge => {
             sync(shared, &entry, recursive, progress)?;
-            release(shared, &entry, recursive, progress)
+            // Its state is another one now.
+            match shared.link.inode(ino) {
+                Ok(entry) => release(shared, &entry, recursive, progress),
+                Err(Code::NotFound) => Ok(()),
+                Err(code) => Err(Error::new(code, format!("cannot find inode {ino}"))),
+            }
         }
         Verb::Refresh => refresh(shared, &entry, recursive, progress),
     }
@@ -176,10 +181,7 @@ fn each_file(
 fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) -> Result<()> {
     let link = &shared.link;
     let ino = entry.attr.ino;
-    let root = match entry.attr.is_directory() {
-        true => root_of(link, ino),
-        false => shared.stores.locate(ino).ok().map(|located| located.at.root),
-    };
+    let root = root_of_inode(shared, entry);
     let concerns = |place: &PendingPlace| match entry.attr.is_directory() {
         true if recursive => is_below(link, place.parent, ino),
         true => place.parent == ino,

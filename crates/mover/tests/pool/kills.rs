@@ -22,7 +22,7 @@ const ROUNDS_A_PHASE: u64 = 25;
 const CHANGES: &str = r#"
 cd /forebay/s; RANDOM=$SEED; until test -e $S/../stop; do
   d=d$((RANDOM % 4)); e=d$((RANDOM % 4)); f=f$((RANDOM % 6)); g=f$((RANDOM % 6))
-  case $((RANDOM % 12)) in
+  case $((RANDOM % 13)) in
     0|1|2) mkdir -p $d; head -c $((RANDOM * 3)) /dev/urandom > $d/$f;;
     3) test -f $d/$f && printf x >> $d/$f;;
     4) mv -f $d/$f $e/$g 2>/dev/null;;
@@ -33,6 +33,7 @@ cd /forebay/s; RANDOM=$SEED; until test -e $S/../stop; do
     9) test -e $d/$f && chmod $((RANDOM % 2 ? 600 : 644)) $d/$f;;
     10) ln -sfn $f $d/l 2>/dev/null;;
     11) test -f $d/$f && cat $d/$f >/dev/null;;
+    12) test -e $d/$f && touch -d @$RANDOM $d/$f;;
   esac; done; true"#;
 
 fn pids(bed: &Bed) -> (Option<u64>, Option<u64>) {
@@ -54,8 +55,8 @@ fn kill_below(pid: u32) {
 /// What differs between pool and store.
 fn differences(bed: &Bed) -> String {
     let done = bed.run(
-        "cd /forebay/s; find . -type d -printf '%P/ %m\n' -o -type f -printf '%P %m %s\n' -o -printf '%P %l\n' | sort > $S/../a;
-         cd $S; find . -type d -printf '%P/ %m\n' -o -type f -printf '%P %m %s\n' -o -printf '%P %l\n' | sort > $S/../b;
+        "cd /forebay/s; find . -type d -printf '%P/ %m\n' -o -type f -printf '%P %m %s %T@\n' -o -printf '%P %l\n' | sort > $S/../a;
+         cd $S; find . -type d -printf '%P/ %m\n' -o -type f -printf '%P %m %s %T@\n' -o -printf '%P %l\n' | sort > $S/../b;
          diff $S/../a $S/../b; diff -r --no-dereference /forebay/s $S",
     );
     String::from_utf8_lossy(&done.stdout).into_owned()

@@ -73,6 +73,8 @@ pub(super) struct StoreWaits {
     /// When space is looked for next, and the calls before the next look when none waits.
     look_ns: u64,
     pub(super) calls_to_look: u32,
+    /// When a call looks in any case.
+    pub(super) look_at_ns: u64,
     /// Whether the last look found the targets full.
     pub(super) was_full: bool,
     /// `Restore` calls that have waited long enough. They are answered with the file as it is.

@@ -10,8 +10,10 @@ use crate::worker::batch::Taken;
 use crate::worker::call::Call;
 use crate::worker::store_waits::Released;
 
-/// Calls that may write between two looks at the free space.
+/// Calls that may write between two looks at the free space, and the time between two looks: what programs write
+/// meanwhile is not seen.
 const CALLS_A_LOOK: u32 = 15;
+const LOOK_NS: u64 = 1_000_000;
 /// Encoded bytes of a task.
 const TASK_BYTES: usize = 9;
 
@@ -110,12 +112,14 @@ impl ShardThread<'_> {
     }
 
     /// True when the targets are filled up to the high watermark. Unless they were at the last look, every
-    /// [`CALLS_A_LOOK`]th call looks.
+    /// [`CALLS_A_LOOK`]th call looks, and a call that comes [`LOOK_NS`] after the last look.
     fn is_full(&mut self) -> bool {
-        if !self.store.was_full && self.store.calls_to_look > 0 {
+        let now = call_clock();
+        if !self.store.was_full && self.store.calls_to_look > 0 && now < self.store.look_at_ns {
             self.store.calls_to_look -= 1;
             return false;
         }
+        self.store.look_at_ns = now + LOOK_NS;
         self.store.calls_to_look = CALLS_A_LOOK;
         self.store.was_full = is_filled(&self.targets);
         self.store.was_full
