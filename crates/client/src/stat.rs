@@ -150,7 +150,7 @@ impl Pool {
         let is_attached = entry.attr.flags & FLAG_ATTACHED != 0;
         if let Some(id) = self.backing_elsewhere(entry, 0, 0).filter(|_| entry.layout.is_single()) {
             match self.stat_backing(id) {
-                Ok(attr) => Pool::merge(&mut st, &stat_of(&attr), false),
+                Ok(attr) => Pool::merge(&mut st, &stat_of(&attr), is_attached),
                 // Never created, so the file is empty; or removed since the attributes were read.
                 Err(Code::NotFound) => {
                     if self.get_attr(entry.attr.ino) == Err(Code::NotFound) {
@@ -158,6 +158,10 @@ impl Pool {
                     }
                 }
                 Err(code) => return Err(code),
+            }
+            // Released since its entry was read, as below.
+            if let Some(now) = self.changed_since(entry)? {
+                return self.stat_with(&now, None);
             }
             return Ok(st);
         }

@@ -182,15 +182,6 @@ impl Batch<'_> {
         }
     }
 
-    /// Refuses a part in a directory of an attached tree. One node has such a tree, with all its names and inodes, and
-    /// changes it alone: a part with another node comes from across the tree's border.
-    fn check_outside_stores(&mut self, directory: Ino) -> Answer<()> {
-        match self.state.ledger.has_stores() && self.is_attached(directory)? {
-            true => Err(Code::CrossDevice),
-            false => Ok(()),
-        }
-    }
-
     fn check_name(&self, parent: Ino, name: &[u8]) -> Answer<()> {
         match self.state.holds.has_name(parent, name) {
             true => Err(Code::Busy),

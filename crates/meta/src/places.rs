@@ -231,6 +231,15 @@ impl Batch<'_> {
         }
     }
 
+    /// Refuses a part of a cross-node transaction in a directory of an attached tree. One node has such a tree, with all
+    /// its names and inodes, and changes it alone: what takes another node crosses the tree's border.
+    pub(crate) fn check_outside_stores(&mut self, directory: Ino) -> Answer<()> {
+        match self.state.ledger.has_stores() && self.is_attached(directory)? {
+            true => Err(Code::CrossDevice),
+            false => Ok(()),
+        }
+    }
+
     /// True if a directory belongs to the same store as an inode that is no directory, or both to none. With several
     /// stores, a file's store is known only while that store has it.
     pub(crate) fn is_of_store(&mut self, inode: &Inode, directory: Ino) -> Answer<bool> {

@@ -74,7 +74,7 @@ fn start(shared: &Arc<Shared>, job: &Arc<Job>, work: Work) -> Answer {
     let (for_thread, mine) = (Arc::clone(shared), Arc::clone(job));
     let run = move || {
         let done = run(&for_thread, &mine, work);
-        mine.end(done.map(|outcome| Outcome { counted: mine.counted(), ..outcome }));
+        mine.end(done.map(|outcome| Outcome { counted: mine.counted(), ..outcome.bounded() }));
     };
     match std::thread::Builder::new().name("job".to_owned()).spawn(run) {
         Ok(_) => Answer::Done,

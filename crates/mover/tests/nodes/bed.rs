@@ -169,19 +169,34 @@ impl Nodes {
         serde_json::from_str(&self.ok(node, &["status", "--json"])).unwrap()
     }
 
-    /// Kills a node's process: `worker`, `supervisor` or `mover`.
+    /// Kills a node's process, `worker`, `supervisor` or `mover`, if it runs now.
+    pub(crate) fn kill_now(&self, node: usize, which: &str) -> bool {
+        let status = self.status(node);
+        let pid = match which {
+            "mover" => status["mover"]["pid"].as_u64(),
+            which => status["pids"][which].as_u64(),
+        };
+        let kill = |pid: u64| Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success();
+        pid.is_some_and(kill)
+    }
+
+    /// The same, when it runs.
     pub(crate) fn kill(&self, node: usize, which: &str) {
-        let mut pid = None;
-        self.wait(which, || {
-            let status = self.status(node);
-            pid = match which {
-                "mover" => status["mover"]["pid"].as_u64(),
-                which => status["pids"][which].as_u64(),
-            };
-            pid.is_some()
+        self.wait(which, || self.kill_now(node, which));
+    }
+
+    /// Kills all processes of a node, as if its host had lost power, except that its memory survives.
+    pub(crate) fn kill_node(&self, node: usize) {
+        let status = self.status(node);
+        let pids = [&status["pids"]["supervisor"], &status["pids"]["worker"], &status["mover"]["pid"]];
+        for pid in pids.into_iter().filter_map(serde_json::Value::as_u64) {
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        }
+        let at = self.at(node).display().to_string();
+        self.wait("the end of the mount", || {
+            let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
+            !mounts.lines().any(|line| line.contains(&format!(" {at} ")))
         });
-        let done = Command::new("kill").args(["-9", &pid.unwrap().to_string()]).status().unwrap();
-        assert!(done.success());
     }
 
     /// The ends of the daemons' logs.

@@ -1,6 +1,7 @@
 //! Pools of several nodes in front of a store: names and data from every node, drained by the nodes that have them.
 
 mod bed;
+mod kills;
 
 use bed::Nodes;
 
@@ -55,4 +56,96 @@ fn every_node_sees_lists_restores_and_changes_the_store() {
     nodes.durable(2);
     assert_eq!(nodes.differences(3), "");
     nodes.check();
+}
+
+#[test]
+fn files_over_several_nodes_are_drained_released_and_restored() {
+    let Some(nodes) = Nodes::up(3, "128MiB") else { return };
+    nodes.attach(1, "", &[]);
+    nodes.sh(2, "mkdir s/st");
+    nodes.ok(2, &["layout", "set", "-c", "3", "-S", "65536", "/s/st"]);
+    let wide = nodes.forebay(2, &["layout", "set", "-W", "2", "/s/st"]);
+    assert!(!wide.status.success(), "a directory of a tree stays narrow");
+    for i in 1..=3 {
+        nodes.sh(i, &format!("head -c 3000001 /dev/urandom > s/st/f{i}"));
+    }
+    assert!(nodes.ok(3, &["layout", "get", "/s/st/f2"]).contains("3 backing files"));
+    nodes.durable(3);
+    assert_eq!(nodes.differences(3), "");
+    nodes.ok(3, &["release", "--recursive", "/s/st"]);
+    for i in 1..=3 {
+        assert_eq!(nodes.state(i, &format!("/s/st/f{i}"))["state"], "released");
+        assert_eq!(nodes.state(i, &format!("/s/st/f{i}"))["resident_bytes"], 0);
+    }
+    assert_eq!(nodes.differences(2), "");
+    nodes.check();
+}
+
+/// The descriptor is older than the worker that serves it, and the file was drained in between: the write is no less
+/// noticed.
+#[test]
+fn a_write_of_another_node_after_a_drain_and_the_death_of_the_worker_reaches_the_store() {
+    let Some(nodes) = Nodes::up(2, "64MiB") else { return };
+    nodes.attach(2, "", &[]);
+    nodes.sh(1, "head -c 100000 /dev/zero > s/f");
+    nodes.durable(1);
+    use std::os::unix::fs::FileExt;
+    let open = std::fs::OpenOptions::new().write(true).open(nodes.at(2).join("s/f")).unwrap();
+    open.write_all_at(b"first", 10).unwrap();
+    nodes.kill(1, "worker");
+    // The next worker knows of no descriptor.
+    nodes.wait("the drain", || nodes.state(2, "/s/f")["state"] == "clean");
+    open.write_all_at(b"second", 1000).unwrap();
+    assert_eq!(nodes.state(2, "/s/f")["durable"], false);
+    drop(open);
+    nodes.durable(2);
+    let stored = std::fs::read(nodes.store().join("f")).unwrap();
+    assert_eq!((&stored[10..15], &stored[1000..1006]), (&b"first"[..], &b"second"[..]));
+    nodes.check();
+}
+
+#[test]
+fn the_others_go_on_when_a_node_dies_and_what_it_has_is_drained_when_it_is_back() {
+    let Some(nodes) = Nodes::up(3, "64MiB") else { return };
+    nodes.attach(1, "?rate=6MB/s", &[]);
+    for i in 1..=3 {
+        nodes.sh(i, &format!("for k in 1 2 3; do head -c 1000000 /dev/urandom > s/n{i}-$k; done"));
+    }
+    nodes.kill_node(3);
+    for i in 1..=2 {
+        for k in 1..=3 {
+            nodes.ok(1, &["wait-durable", "--no-progress", "--timeout", "90", &format!("/s/n{i}-{k}")]);
+            nodes.sh(i, &format!("cmp s/n{i}-{k} $S/n{i}-{k}"));
+        }
+    }
+    for k in 1..=3 {
+        let (name, store) = (format!("n3-{k}"), nodes.store());
+        let state = nodes.state(1, &format!("/s/{name}"));
+        assert!(state["durable"] == false || store.join(&name).exists(), "{state}");
+    }
+    nodes.sh(2, "echo later > s/later");
+    nodes.ok(2, &["wait-durable", "--no-progress", "--timeout", "90", "/s/later"]);
+    nodes.start(3);
+    assert!(nodes.mount(3));
+    nodes.durable(1);
+    assert_eq!(nodes.differences(3), "");
+    nodes.check();
+}
+
+#[test]
+fn another_store_at_the_same_directory_is_not_the_one_before() {
+    let Some(nodes) = Nodes::up(2, "64MiB") else { return };
+    nodes.attach(1, "", &[]);
+    nodes.sh(2, "echo one > s/one");
+    nodes.ok(2, &["detach", "--no-progress", "/s"]);
+    assert_eq!(nodes.sh(1, "ls s; cat $S/one"), "one\n");
+    std::fs::create_dir(nodes.store().join("inner")).unwrap();
+    let url = format!("file://{}/inner", nodes.store().display());
+    nodes.ok(2, &["attach", &url, "/s"]);
+    nodes.sh(2, "test -z \"$(ls s)\"; echo two > s/two");
+    nodes.durable(1);
+    assert_eq!(
+        nodes.sh(1, "ls $S $S/inner"),
+        format!("{0}:\ninner\none\n\n{0}/inner:\ntwo\n", nodes.store().display())
+    );
 }

@@ -70,6 +70,37 @@ pub(in crate::engine) struct Outcome {
     pub(in crate::engine) error_count: u64,
 }
 
+/// Failures of an outcome that keep their reasons, and characters of a reason: so an outcome fits into a message.
+const FAILURES_MAX: usize = 8;
+const TEXT_CHARS_MAX: usize = 240;
+
+impl Outcome {
+    /// The outcome with so few and short reasons that it fits into a message. Files whose reason is left out count as
+    /// waiting.
+    pub(in crate::engine) fn bounded(mut self) -> Outcome {
+        if self.failed.len() > FAILURES_MAX {
+            let rest = self.failed.split_off(FAILURES_MAX);
+            self.later.extend(rest.into_iter().map(|(file, _)| file));
+        }
+        self.errors.truncate(FAILURES_MAX);
+        let shorten = |text: &mut String| {
+            if let Some((end, _)) = text.char_indices().nth(TEXT_CHARS_MAX) {
+                text.truncate(end);
+                text.push_str("...");
+            }
+        };
+        let shorten_all = |failure: &mut Failure| {
+            [&mut failure.what, &mut failure.why, &mut failure.cure].into_iter().for_each(shorten);
+        };
+        self.failed.iter_mut().for_each(|(_, failure)| shorten_all(failure));
+        for error in &mut self.errors {
+            shorten(&mut error.path);
+            shorten_all(&mut error.error);
+        }
+        self
+    }
+}
+
 /// A message to a mover.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(in crate::engine) enum Letter {
@@ -166,6 +197,24 @@ pub(in crate::engine) fn from_hex(text: &str) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bounded_outcome_fits_into_a_message_and_loses_no_file() {
+        let long = "ä".repeat(5000);
+        let e = Error::new(Code::Io, long.clone()).why(&long).cure(long.clone());
+        let failure = Failure::from(&e);
+        let error = TaskError { path: long, error: failure.clone() };
+        let outcome = Outcome {
+            failed: (0..128).map(|i| (i, failure.clone())).collect(),
+            errors: vec![error; 20],
+            error_count: 20,
+            ..Outcome::default()
+        };
+        let bounded = outcome.bounded();
+        assert_eq!((bounded.failed.len(), bounded.later.len(), bounded.error_count), (8, 120, 20));
+        let text = serde_json::to_vec(&Answer::Over(Box::new(bounded))).unwrap();
+        assert!(text.len() < forebay_types::limits::XATTR_VALUE_MAX, "{}", text.len());
+    }
 
     #[test]
     fn hexadecimal_round_trips_and_nonsense_is_refused() {
