@@ -9,8 +9,9 @@
 //! An inode is an O_PATH descriptor, kept until the kernel forgets it, so its number is not used again meanwhile.
 
 use fuser::{
-    FileAttr, FileType, Filesystem, KernelConfig, MountOption, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, FUSE_ROOT_ID,
+    FileAttr, FileType, Filesystem, KernelConfig, MountOption, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    TimeOrNow, FUSE_ROOT_ID,
 };
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr, OsString};
@@ -73,7 +74,8 @@ impl Bucket {
         let end = {
             let mut free_at = locked(&self.free_at);
             let earliest = now.checked_sub(CREDIT).unwrap_or(now);
-            *free_at = (*free_at).max(earliest) + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
+            *free_at =
+                (*free_at).max(earliest) + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
             *free_at
         };
         std::thread::sleep(end.saturating_duration_since(now));
@@ -473,8 +475,7 @@ impl Filesystem for SlowFs {
     }
 
     fn symlink(&mut self, rq: &Request<'_>, parent: u64, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let (name, target, caller) =
-            (name.to_owned(), target.as_os_str().to_owned(), (rq.uid(), rq.gid()));
+        let (name, target, caller) = (name.to_owned(), target.as_os_str().to_owned(), (rq.uid(), rq.gid()));
         self.entry(reply, move |fs| {
             let (c_name, target) = (c_string(&name)?, c_string(&target)?);
             // SAFETY: both strings end in NUL.

@@ -16,7 +16,12 @@ pub(crate) struct Attached {
 
 impl Attached {
     /// Starts a pool of `capacity_bytes`, and attaches the store at `url`, which is drained by `policy`.
-    pub(crate) fn up(binaries: &Path, capacity_bytes: u64, url: &str, policy: &str) -> Result<Attached, String> {
+    pub(crate) fn up(
+        binaries: &Path,
+        capacity_bytes: u64,
+        url: &str,
+        policy: &str,
+    ) -> Result<Attached, String> {
         let pool = Pool::up(binaries, capacity_bytes)?;
         said(pool.command().args(["attach", url, DIRECTORY, "--drain", policy]))?;
         Ok(Attached { pool })

@@ -147,8 +147,9 @@ pub(super) fn measure(
     match SlowStore::of(disk, Slowness { rate: 0, latency_ms: LATENCY_MS }) {
         Ok(slow) => {
             make_tree(&source, files)?;
-            let title =
-                format!("(h) the same of {files} files of 4 to 64 KiB, each call takes {LATENCY_MS} ms longer");
+            let title = format!(
+                "(h) the same of {files} files of 4 to 64 KiB, each call takes {LATENCY_MS} ms longer"
+            );
             let store = Store { used: &slow.at, behind: &slow.behind };
             show(compare(binaries, title, &source, &memory.0, &store, 1)?);
         }

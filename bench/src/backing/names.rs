@@ -126,9 +126,11 @@ fn memory_of(pool: &Path, program: &str) -> u64 {
         let path = entry.path();
         let Ok(words) = std::fs::read(path.join("cmdline")) else { continue };
         let words = String::from_utf8_lossy(&words).into_owned();
-        let is_ours = words.contains(&*pool.to_string_lossy()) && words.split('\0').next().is_some_and(|word| {
-            Path::new(word).file_name().is_some_and(|name| name == program)
-        });
+        let is_ours = words.contains(&*pool.to_string_lossy())
+            && words
+                .split('\0')
+                .next()
+                .is_some_and(|word| Path::new(word).file_name().is_some_and(|name| name == program));
         if is_ours {
             let status = std::fs::read_to_string(path.join("status")).unwrap_or_default();
             let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -165,7 +167,10 @@ pub(super) fn many_names(binaries: &Path, disk: &Path, sizes: &Sizes) -> Result<
     };
     let list = |directory: &Path| {
         let mut command = Command::new("sh");
-        command.args(["-c", "test $(ls -U \"$1\" | wc -l) = $2", "list"]).arg(directory).arg(count.to_string());
+        command
+            .args(["-c", "test $(ls -U \"$1\" | wc -l) = $2", "list"])
+            .arg(directory)
+            .arg(count.to_string());
         command
     };
     let capacity = 512 * MIB + count as u64 * 1024;
@@ -179,7 +184,8 @@ pub(super) fn many_names(binaries: &Path, disk: &Path, sizes: &Sizes) -> Result<
     memory.add("forebay-mover, at most", 0, own("forebay-mover"), Vec::new);
     let used = Command::new("df").args(["-B1", "--output=used"]).arg(pool.pool.target()).output();
     let used = used.map_err(|e| format!("df: {e}"))?;
-    let used = String::from_utf8_lossy(&used.stdout).lines().last().and_then(|l| l.trim().parse::<u64>().ok());
+    let used =
+        String::from_utf8_lossy(&used.stdout).lines().last().and_then(|l| l.trim().parse::<u64>().ok());
     memory.add("space of the pool", 0, mib(used.unwrap_or(0)), Vec::new);
     drop(pool);
     remove(&store);

@@ -35,9 +35,8 @@ pub(super) fn svg(title: &str, curves: &[Curve], spans: (&str, &[(f64, f64)])) -
          <text x=\"{left}\" y=\"20\" font-size=\"14\">{title}</text>\n"
     );
     let mut line = |x1: f64, y1: f64, x2: f64, y2: f64| {
-        svg += &format!(
-            "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"#ddd\"/>\n"
-        );
+        svg +=
+            &format!("<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"#ddd\"/>\n");
     };
     let ticks = |most: f64| (0..).map(move |i| f64::from(i) * step(most)).take_while(move |v| *v <= most);
     ticks(x_max).for_each(|v| line(x(v), top, x(v), HEIGHT - bottom));

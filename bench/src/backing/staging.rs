@@ -35,16 +35,12 @@ impl Amounts {
     fn new(sizes: &Sizes) -> Amounts {
         let files = |count, bytes| Files { root: Default::default(), count, bytes };
         match sizes.is_quick {
-            true => Amounts {
-                set: files(16, 16 * MIB),
-                reused: files(4, 16 * MIB),
-                burst: files(8, 32 * MIB),
-            },
-            false => Amounts {
-                set: files(16, 64 * MIB),
-                reused: files(8, 16 * MIB),
-                burst: files(8, 128 * MIB),
-            },
+            true => {
+                Amounts { set: files(16, 16 * MIB), reused: files(4, 16 * MIB), burst: files(8, 32 * MIB) }
+            }
+            false => {
+                Amounts { set: files(16, 64 * MIB), reused: files(8, 16 * MIB), burst: files(8, 128 * MIB) }
+            }
         }
     }
 }
@@ -217,17 +213,15 @@ pub(super) fn measure(binaries: &Path, disk: &Path, sizes: &Sizes) -> Result<Vec
         }
         let mut ours = 0.0;
         let mut direct = 0.0;
-        both(
-            &mut || iterations(Some(binaries), disk, &amounts.reused).map(|s| ours = s),
-            &mut || iterations(None, disk, &amounts.reused).map(|s| direct = s),
-        )?;
+        both(&mut || iterations(Some(binaries), disk, &amounts.reused).map(|s| ours = s), &mut || {
+            iterations(None, disk, &amounts.reused).map(|s| direct = s)
+        })?;
         jobs.add("10 runs over the same data", 0, ours, at_least(240.5 / 71.8));
         jobs.add("10 runs over the same data", 1, direct, Vec::new);
         let (mut ours, mut direct) = ((0.0, 0.0), (0.0, 0.0));
-        both(
-            &mut || burst(Some(binaries), disk, &amounts.burst).map(|s| ours = s),
-            &mut || burst(None, disk, &amounts.burst).map(|s| direct = s),
-        )?;
+        both(&mut || burst(Some(binaries), disk, &amounts.burst).map(|s| ours = s), &mut || {
+            burst(None, disk, &amounts.burst).map(|s| direct = s)
+        })?;
         bursts.add("the program is held", 0, ours.0, at_least(10.0));
         bursts.add("the program is held", 1, direct.0, Vec::new);
         bursts.add("until the store has all", 0, ours.1, Vec::new);

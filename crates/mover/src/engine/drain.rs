@@ -16,9 +16,11 @@ use crate::store::{Outcome, Store, StorePath};
 use crate::tasks::Progress;
 
 /// Files of one batch: they are made durable together.
-const BATCH_FILES: usize = 128;
-/// Bytes of one batch, after which no further file is added to it.
-const BATCH_BYTES: u64 = 1 << 30;
+const BATCH_FILES: usize = 512;
+/// Bytes of one batch, after which no further file is added to it, but for [`BATCH_FILES_LEAST`]. Files of a batch become
+/// clean together, and only then can they be released: programs may be waiting for that.
+const BATCH_BYTES: u64 = 64 << 20;
+const BATCH_FILES_LEAST: usize = 2;
 /// Files that are copied at a time, at most. The store's own limit adapts to its latency.
 const FILES_AT_ONCE: usize = 32;
 /// With `close`, a change must be this old: a program that writes a file in several steps has it copied once.
@@ -108,9 +110,9 @@ pub(super) fn pass(
     left.extend(reconcile_all(&mut reconciler, wanted, &mut pass, &mut uploads, false));
     while !uploads.is_empty() && !stores.is_stopping() {
         let mut bytes = 0;
-        let n = uploads.iter().take(BATCH_FILES).take_while(|wanted| {
-            let fits = bytes < BATCH_BYTES;
-            bytes += wanted.entry.attr.size.max(1);
+        let n = uploads.iter().take(BATCH_FILES).enumerate().take_while(|(i, wanted)| {
+            let fits = *i < BATCH_FILES_LEAST || bytes < BATCH_BYTES;
+            bytes += link.pool.stat_entry(&wanted.entry).map_or(0, |st| st.st_size as u64);
             fits
         });
         let n = n.count().max(1);

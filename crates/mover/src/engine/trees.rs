@@ -78,11 +78,9 @@ pub(super) fn run(shared: &Shared, verb: Verb, ino: Ino, recursive: bool, progre
     let entry = attached(shared, ino)?;
     match verb {
         Verb::Sync => sync(shared, &entry, recursive, progress),
-        Verb::Prestage => {
-            prestage(shared, progress, root_of_inode(shared, &entry), |each| {
-                each_file(shared, &entry, recursive, progress, each)
-            })
-        }
+        Verb::Prestage => prestage(shared, progress, root_of_inode(shared, &entry), |each| {
+            each_file(shared, &entry, recursive, progress, each)
+        }),
         Verb::Release => release(shared, &entry, recursive, progress),
         Verb::Purge => {
             sync(shared, &entry, recursive, progress)?;
