@@ -1,6 +1,6 @@
 //! Passes over the pending places of a store: names first, then files' data in batches, then removals.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
@@ -10,6 +10,7 @@ use forebay_types::{Code, Error, Ino, Kind, PendingPlace, Result, StoreVersion, 
 use super::link::Link;
 use super::reconcile::{seconds_since, Next, Reconciler, WantedUpload};
 use super::recover::recover;
+use super::shared::locked;
 use super::stores::{AttachedStore, Stores};
 use super::upload::{upload, NotUploaded, Upload};
 use crate::store::{Outcome, Store, StorePath};
@@ -21,6 +22,8 @@ const BATCH_FILES: usize = 512;
 /// clean together, and only then can they be released: programs may be waiting for that.
 const BATCH_BYTES: u64 = 64 << 20;
 const BATCH_FILES_LEAST: usize = 2;
+/// Batches at a time: while the store makes one durable, the next is copied.
+const BATCHES_AT_ONCE: usize = 3;
 /// Files that are copied at a time, at most. The store's own limit adapts to its latency.
 const FILES_AT_ONCE: usize = 32;
 /// With `close`, a change must be this old: a program that writes a file in several steps has it copied once.
@@ -108,20 +111,7 @@ pub(super) fn pass(
     }
     let mut uploads = Vec::new();
     left.extend(reconcile_all(&mut reconciler, wanted, &mut pass, &mut uploads, false));
-    while !uploads.is_empty() && !stores.is_stopping() {
-        let mut bytes = 0;
-        let n = uploads.iter().take(BATCH_FILES).enumerate().take_while(|(i, wanted)| {
-            let fits = *i < BATCH_FILES_LEAST || bytes < BATCH_BYTES;
-            bytes += link.pool.stat_entry(&wanted.entry).map_or(0, |st| st.st_size as u64);
-            fits
-        });
-        let n = n.count().max(1);
-        let batch: Vec<_> = uploads.drain(..n).collect();
-        upload_batch(&reconciler, batch, reason, &mut pass);
-        if reason.progress.is_some_and(Progress::is_cancelled) {
-            break;
-        }
-    }
+    upload_all(&reconciler, uploads, reason, &mut pass);
     // Removals: files, then directories from the bottom.
     let files =
         removals.extract_if(.., |place| place.placed.is_none_or(|placed| placed.kind != Kind::Directory));
@@ -205,6 +195,48 @@ enum Published {
     Done(StoreVersion),
     Later,
     Failed(Error),
+}
+
+/// Uploads all files in batches, [`BATCHES_AT_ONCE`] at a time.
+fn upload_all(reconciler: &Reconciler<'_>, uploads: Vec<WantedUpload>, reason: Reason<'_>, pass: &mut Pass) {
+    let left = Mutex::new(VecDeque::from(uploads));
+    let is_over = || reconciler.stores.is_stopping() || reason.progress.is_some_and(Progress::is_cancelled);
+    let run = || {
+        let mut pass = Pass::default();
+        while !is_over() {
+            let batch = next_batch(reconciler.link, &mut locked(&left));
+            if batch.is_empty() {
+                break;
+            }
+            upload_batch(reconciler, batch, reason, &mut pass);
+        }
+        pass
+    };
+    let others: Vec<Pass> = std::thread::scope(|scope| {
+        let threads = locked(&left).len().clamp(1, BATCHES_AT_ONCE);
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let own = run();
+        // A thread that panicked has reported nothing: its files stay pending.
+        let others = others.into_iter().filter_map(|thread| thread.join().ok());
+        std::iter::once(own).chain(others).collect()
+    });
+    for other in others {
+        pass.done += other.done;
+        pass.later.extend(other.later);
+        pass.failed.extend(other.failed);
+    }
+}
+
+/// Takes the next files that are uploaded and made durable together.
+fn next_batch(link: &Link, left: &mut VecDeque<WantedUpload>) -> Vec<WantedUpload> {
+    let mut bytes = 0;
+    let n = left.iter().take(BATCH_FILES).enumerate().take_while(|(i, wanted)| {
+        let fits = *i < BATCH_FILES_LEAST || bytes < BATCH_BYTES;
+        bytes += link.pool.stat_entry(&wanted.entry).map_or(0, |st| st.st_size as u64);
+        fits
+    });
+    let n = n.count();
+    left.drain(..n).collect()
 }
 
 /// Uploads files, makes them durable together, and publishes them.

@@ -20,6 +20,7 @@ mod restore;
 mod shared;
 mod stores;
 mod trees;
+mod turns;
 mod upload;
 
 use std::collections::{BTreeSet, HashMap};
@@ -35,9 +36,9 @@ use forebay_types::{Code, Error, Ino, PendingPlace, Result, StoreTask, Wanted, F
 use self::drain::Reason;
 use self::evict::Restoring;
 use self::link::Link;
-use self::prestage::Turns;
 use self::shared::{locked, restore_with_room, Retry, Shared};
 use self::stores::Stores;
+use self::turns::Turns;
 use crate::program;
 use crate::store::Store;
 use crate::tasks::{Operations, Progress};

@@ -10,9 +10,9 @@ use forebay_types::{Code, Entry, Ino, Result};
 
 use super::evict::{evict, free_bytes, Restoring};
 use super::link::Link;
-use super::prestage::Turns;
 use super::restore::restore;
 use super::stores::Stores;
+use super::turns::Turns;
 
 /// A place that could not be made equal: how often, and when it is tried again.
 #[derive(Debug)]
