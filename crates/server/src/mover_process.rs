@@ -53,7 +53,7 @@ pub(crate) struct MoverKeeper {
     last_end: Option<String>,
     /// The error that the last mover reported at its end.
     failure: Option<Failure>,
-    /// The last report.
+    /// The last report of the mover that runs.
     report: Value,
     /// Connections that wait for the start.
     askers: Vec<MemberId>,
@@ -94,6 +94,17 @@ impl MoverKeeper {
         }
         self.askers.push(asker);
         self.start_at = Instant::now();
+    }
+
+    /// Starts the mover, unless the pool has one, because another node's mover needs it.
+    pub(crate) fn want(&mut self, pool: &PoolDirectory) {
+        if self.wanted || self.ending != Ending::No {
+            return;
+        }
+        match pool.open_file(STORES_MARK, OFlags::WRONLY | OFlags::CREATE) {
+            Ok(_) => (self.wanted, self.start_at) = (true, Instant::now()),
+            Err(e) => tracing::error!("cannot start the mover: {e}"),
+        }
     }
 
     /// Ends the mover because the pool stops.
@@ -180,6 +191,7 @@ impl MoverKeeper {
         }
         tracing::error!(pid = process.helper.pid(), "the mover {words}");
         self.restarts += 1;
+        self.report = json!({});
         self.last_end = Some(words.to_owned());
         self.start_at = Instant::now() + self.backoff.after(process.helper.started.elapsed());
         if !process.is_ready {

@@ -8,7 +8,7 @@ use forebay_tasks::{MoverClient, StoreSettings};
 use forebay_types::{Code, Entry, Error, Ino, Reply, Request, Result, FLAG_ATTACHED, FLAG_STORE};
 
 use super::detaching::forget_all;
-use super::{path_of, refuse_several_nodes, settings_of, store_of, Url};
+use super::{path_of, settings_of, store_of, Url};
 use crate::{pool, table};
 
 /// A store that was attached.
@@ -54,7 +54,6 @@ pub(crate) fn attach(
     settings: StoreSettings,
 ) -> Result<Attached> {
     let what = format!("cannot attach {} at {}", url.text, table::printable(at));
-    refuse_several_nodes(dir, &what)?;
     url.check_place(dir, &control::status(dir)?)?;
     let (entry, made) = directory(pool, at, &what)?;
     let is_same = settings_of(pool, entry.attr.ino).is_some_and(|before| before == settings);

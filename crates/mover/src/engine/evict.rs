@@ -16,7 +16,9 @@ use forebay_types::{
 };
 use rustix::fs::{fstatvfs, statat, AtFlags, Dir, Mode, OFlags};
 
+use super::hold::Held;
 use super::link::Link;
+use super::peers::Peers;
 
 /// Files are released from this percentage on: before programs that are about to write have to wait
 /// (`HIGH_WATER_PERCENT`).
@@ -30,14 +32,14 @@ pub(super) enum Kept {
     /// It is not resident: nothing is to be done.
     Released,
     /// Its data are not in the store yet, or it is pinned, open, or of no store.
-    Because(&'static str),
+    Because(String),
 }
 
 /// Releases a file. Returns the bytes that this freed.
-pub(super) fn release(link: &Link, entry: &Entry) -> Result<std::result::Result<u64, Kept>> {
+pub(super) fn release(link: &Link, peers: &Peers, entry: &Entry) -> Result<std::result::Result<u64, Kept>> {
     let attr = &entry.attr;
     let failed = |code| Error::new(code, format!("cannot release file {}", attr.ino));
-    let kept = |why| Ok(Err(Kept::Because(why)));
+    let kept = |why: &str| Ok(Err(Kept::Because(why.to_owned())));
     match () {
         () if !attr.is_file() || attr.flags & FLAG_ATTACHED == 0 => return kept("no store has it"),
         () if !attr.is_resident() => return Ok(Err(Kept::Released)),
@@ -47,10 +49,10 @@ pub(super) fn release(link: &Link, entry: &Entry) -> Result<std::result::Result<
         () if attr.flags & FLAG_PINNED != 0 => return kept("it is pinned"),
         () => {}
     }
-    let held = match link.lease(entry, LeaseKind::Write) {
+    let mut held = match Held::take(link, peers, entry, LeaseKind::Write) {
         Ok(held) => held,
-        // EAGAIN of an open in conflict with another lease has the code of EIO.
-        Err(Code::Busy | Code::Io) => return kept("a program has it open"),
+        Err(Code::Busy) => return kept("a program has it open"),
+        Err(Code::TimedOut) => return kept("a node with a part of it does not answer"),
         Err(Code::Stale | Code::NotFound) => return kept("it was removed"),
         Err(code) => return Err(failed(code)),
     };
@@ -69,7 +71,7 @@ pub(super) fn release(link: &Link, entry: &Entry) -> Result<std::result::Result<
         Err(Code::NotFound) => return kept("it was removed"),
         Err(code) => return Err(failed(code)),
     };
-    if !held.is_undisturbed() {
+    if !held.is_whole() {
         // The lease was lost, and a program may have the file open: it stays.
         return match link.restored(attr.ino, released.attr.epoch()) {
             Ok(_) | Err(Code::Stale | Code::NotFound) => kept("a program has it open"),
@@ -77,6 +79,7 @@ pub(super) fn release(link: &Link, entry: &Entry) -> Result<std::result::Result<
         };
     }
     link.pool.unlink_released(entry).map_err(failed)?;
+    held.unlink_others();
     drop(held);
     Ok(Ok(st.st_blocks as u64 * 512))
 }
@@ -136,7 +139,7 @@ struct Candidate {
 
 /// Releases files of targets that are filled up to [`EVICT_PERCENT`], those first that were not used for longest, until
 /// `wanted` bytes are free or the low watermark is reached. Returns the bytes freed.
-pub(super) fn evict(link: &Link, restoring: &Restoring, wanted: u64) -> Result<u64> {
+pub(super) fn evict(link: &Link, peers: &Peers, restoring: &Restoring, wanted: u64) -> Result<u64> {
     let mut freed = 0;
     for target in link.targets() {
         let high = if wanted > 0 { 0 } else { EVICT_PERCENT };
@@ -152,7 +155,7 @@ pub(super) fn evict(link: &Link, restoring: &Restoring, wanted: u64) -> Result<u
                 break;
             }
             let Ok(entry) = link.inode(candidate.ino) else { continue };
-            match release(link, &entry) {
+            match release(link, peers, &entry) {
                 Ok(Ok(bytes)) => freed += bytes,
                 Ok(Err(_)) => {}
                 Err(e) => tracing::warn!("{e}"),
@@ -180,8 +183,14 @@ fn candidates(link: &Link, restoring: &Restoring, target: BorrowedFd<'_>) -> Res
             let Some((ino, ..)) = BackingName::parse(entry.file_name().to_bytes()) else { continue };
             let Ok(inode) = link.inode(ino) else { continue };
             let attr = inode.attr;
-            if attr.is_file() && !attr.is_resident() && !restoring.has(ino) {
-                if link.inode(ino).is_ok_and(|now| !now.attr.is_resident()) && !restoring.has(ino) {
+            // Of a file that was released, or that was restored to another node.
+            let is_left = |entry: &Entry| {
+                let attr = &entry.attr;
+                let is_here = || link.pool.is_one_here(&entry.layout) || !entry.layout.is_single();
+                attr.is_file() && attr.flags & FLAG_ATTACHED != 0 && (!attr.is_resident() || !is_here())
+            };
+            if is_left(&inode) && !restoring.has(ino) {
+                if link.inode(ino).is_ok_and(|now| is_left(&now)) && !restoring.has(ino) {
                     let _ = rustix::fs::unlinkat(&directory, entry.file_name(), AtFlags::empty());
                 }
                 continue;

@@ -58,7 +58,7 @@ pub(super) fn prestage(
             _ => restored(),
         };
         match restored {
-            Ok(_) => progress.done(1, entry.attr.size),
+            Ok(()) => progress.done(1, entry.attr.size),
             Err(e) => progress.failed(path, &e),
         }
     };

@@ -12,10 +12,13 @@ use forebay_types::{
 };
 
 use super::link::Link;
-use super::recover::{A_DIRECTORY, NOTHING};
 use super::stores::{AttachedStore, Stores};
 use super::upload::attributes_of;
+use super::wanted::WantedUpload;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
+
+/// How often a link that was made is reported, if the file is released again and again meanwhile.
+const LINK_ATTEMPTS: u32 = 10;
 
 /// What remains to be done at a place.
 #[derive(Debug)]
@@ -26,16 +29,6 @@ pub(super) enum Next {
     Later,
     /// The file's data are to be uploaded, and published in place of a version.
     Upload(Box<WantedUpload>),
-}
-
-/// A file whose data are to be uploaded.
-#[derive(Debug)]
-pub(super) struct WantedUpload {
-    pub(super) place: PendingPlace,
-    pub(super) entry: Entry,
-    pub(super) directory: StorePath,
-    pub(super) path: StorePath,
-    pub(super) replaces: Option<StoreVersion>,
 }
 
 /// The places of one store, during one pass over them.
@@ -122,7 +115,7 @@ impl<'a> Reconciler<'a> {
 
     /// Removes an empty directory that a mover made and did not report.
     fn remove_unreported(&self, place: &PendingPlace, path: &StorePath) -> Result<()> {
-        if place.placed.is_none() && place.intent == Some(A_DIRECTORY) {
+        if place.placed.is_none() && place.intent == Some(StoreVersion::A_DIRECTORY) {
             match self.store().remove_directory(path, &is_alive) {
                 Ok(_) => {}
                 Err(e) if e.code() == Code::NotDirectory => {}
@@ -156,9 +149,9 @@ impl<'a> Reconciler<'a> {
         let Some(placed) = place.placed else {
             // It was made, perhaps, and the mover died.
             if let Some(intent) = &place.intent {
-                if *intent == A_DIRECTORY {
+                if *intent == StoreVersion::A_DIRECTORY {
                     self.remove_unreported(place, path)?;
-                } else if *intent != NOTHING {
+                } else if *intent != StoreVersion::NOTHING {
                     let _ = self.store().remove(path, intent)?;
                 }
             }
@@ -171,7 +164,7 @@ impl<'a> Reconciler<'a> {
             if is_below_wanted {
                 return Ok(Next::Later); // what is below is removed first
             }
-            if !self.intend(place, NOTHING)? {
+            if !self.intend(place, StoreVersion::NOTHING)? {
                 return Ok(Next::Later);
             }
             match self.store().remove_directory(path, &is_alive)? {
@@ -185,7 +178,7 @@ impl<'a> Reconciler<'a> {
                 }
             }
         } else {
-            if !self.intend(place, NOTHING)? {
+            if !self.intend(place, StoreVersion::NOTHING)? {
                 return Ok(Next::Later);
             }
             if let Outcome::Conflict(Some(_)) = self.store().remove(path, &placed.version)? {
@@ -261,7 +254,7 @@ impl<'a> Reconciler<'a> {
         let directories = (placed.kind == Kind::Directory, entry.attr.is_directory());
         match directories {
             (false, false) => Ok(Some(Some(placed.version))),
-            _ if !self.intend(place, NOTHING)? => Ok(None),
+            _ if !self.intend(place, StoreVersion::NOTHING)? => Ok(None),
             (true, _) => match self.store().remove_directory(path, &is_alive)? {
                 DirectoryRemoval::Removed => self.unpublish(place, u64::MAX).map(|()| Some(None)),
                 DirectoryRemoval::NotEmpty => Ok(None),
@@ -278,7 +271,7 @@ impl<'a> Reconciler<'a> {
     /// Removes a version whose inode is gone.
     fn clear(&self, place: &PendingPlace, path: &StorePath, version: Option<StoreVersion>) -> Result<bool> {
         let Some(version) = version else { return Ok(true) };
-        if !self.intend(place, NOTHING)? {
+        if !self.intend(place, StoreVersion::NOTHING)? {
             return Ok(false);
         }
         match self.store().remove(path, &version)? {
@@ -355,10 +348,19 @@ impl<'a> Reconciler<'a> {
             return match self.store().link(&from, &placed.version, path)? {
                 Outcome::Done(version) => {
                     let seen = if is_dirty { u64::MAX } else { place.changes };
-                    let epoch = if entry.attr.is_file() { copy.epoch } else { EPOCH_UNKNOWN };
                     let at = (place.parent, &place.name[..]);
-                    let done = self.link.published(at, ino, epoch, seen, version);
-                    done.map_err(|code| pool_error("link", path, code))?;
+                    let mut epoch = copy.epoch;
+                    for attempt in 1.. {
+                        let known = if entry.attr.is_file() { epoch } else { EPOCH_UNKNOWN };
+                        match self.link.published(at, ino, known, seen, version) {
+                            Ok(()) => break,
+                            // Released meanwhile: the copy has the file's next epoch.
+                            Err(Code::Stale) if attempt < LINK_ATTEMPTS => {
+                                epoch = self.stores.locate(ino)?.epoch;
+                            }
+                            Err(code) => return Err(pool_error("link", path, code)),
+                        }
+                    }
                     Ok(Some(Next::Done))
                 }
                 Outcome::Conflict(found) => {
@@ -407,7 +409,7 @@ impl<'a> Reconciler<'a> {
         let attributes = attributes_of(self.link, entry)?;
         let kind = entry.attr.kind();
         if kind == Kind::Directory {
-            if !self.intend(place, A_DIRECTORY)? {
+            if !self.intend(place, StoreVersion::A_DIRECTORY)? {
                 return Ok(Next::Later);
             }
             return match self.store().make_directory(path, &attributes)? {
@@ -487,10 +489,22 @@ impl<'a> Reconciler<'a> {
                     .why("another program removed it, and the pool had released its data")),
             };
         };
-        if found.kind != entry.attr.kind() || found.version != placed.version {
-            return self.conflict(place, path, Some(&found)).map(|()| Next::Later);
-        }
         let wanted = attributes_of(self.link, entry)?;
+        let epoch = copy.map_or(EPOCH_UNKNOWN, |copy| copy.epoch);
+        let record = |version, seen| {
+            let at = (place.parent, &place.name[..]);
+            let done = self.link.published(at, entry.attr.ino, epoch, seen, version);
+            done.map(|()| Next::Done).map_err(|code| pool_error("set attributes of", path, code))
+        };
+        if found.kind != entry.attr.kind() || found.version != placed.version {
+            // Through another link to it, or by a mover that died, it got the time that the pool wants.
+            let is_ours =
+                placed.version.differs_in_time(&found.version) && wanted.mtime == Some(found.version.mtime);
+            return match is_ours && found.kind == entry.attr.kind() {
+                true => record(found.version, 0).map(|_| Next::Later),
+                false => self.conflict(place, path, Some(&found)).map(|()| Next::Later),
+            };
+        }
         let has_xattrs = match (&wanted.xattrs, self.store().abilities().extended_attributes) {
             (Some(_), true) => Some(self.store().xattrs(path)?),
             _ => None,
@@ -498,13 +512,17 @@ impl<'a> Reconciler<'a> {
         if !self.differs(&found, &wanted, has_xattrs) {
             return self.settle(place);
         }
-        match self.store().set_attributes(path, &placed.version, &wanted)? {
-            Outcome::Done(version) => {
-                let epoch = copy.map_or(EPOCH_UNKNOWN, |copy| copy.epoch);
-                let at = (place.parent, &place.name[..]);
-                let done = self.link.published(at, entry.attr.ino, epoch, place.changes, version);
-                done.map(|()| Next::Done).map_err(|code| pool_error("set attributes of", path, code))
+        // The time is part of the version.
+        let after = wanted.mtime.map(|mtime| StoreVersion { mtime, ..placed.version });
+        let after =
+            after.filter(|after| found.kind != Kind::Directory && placed.version.differs_in_time(after));
+        if let Some(after) = after {
+            if !self.intend(place, after)? {
+                return Ok(Next::Later);
             }
+        }
+        match self.store().set_attributes(path, &placed.version, &wanted)? {
+            Outcome::Done(version) => record(version, place.changes),
             Outcome::Conflict(found) => self.conflict(place, path, found.as_deref()).map(|()| Next::Later),
         }
     }

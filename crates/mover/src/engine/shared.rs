@@ -6,13 +6,26 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_tasks::MoverReport;
-use forebay_types::{Code, Entry, Ino, Result};
+use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 
 use super::evict::{evict, free_bytes, Restoring};
+use super::holds::Holds;
 use super::link::Link;
+use super::peers::{Jobs, Peers, Work};
 use super::restore::restore;
 use super::stores::Stores;
 use super::turns::Turns;
+
+/// How often a restore is begun on the node that is to have the file then.
+const RELOCATIONS_MAX: u32 = 8;
+/// Bytes that a restore leaves free, so that operations that free space have some.
+const RESERVE_BYTES: u64 = 4 << 20;
+/// How long a restore waits for space while what programs wrote is being drained.
+const SPACE_PATIENCE: Duration = Duration::from_secs(60);
+/// Pause between two looks for space.
+const SPACE_PERIOD: Duration = Duration::from_millis(20);
+/// Pause between two looks whether another thread has restored a file.
+const OTHER_PERIOD: Duration = Duration::from_millis(5);
 
 /// A place that could not be made equal: how often, and when it is tried again.
 #[derive(Debug)]
@@ -30,6 +43,11 @@ pub(super) struct Shared {
     pub(super) restoring: Restoring,
     /// Directories that are being listed.
     pub(super) listing: Restoring,
+    /// Other nodes' movers, the jobs that they have begun here, and the leases that are held for them.
+    pub(super) peers: Peers,
+    pub(super) jobs: Jobs,
+    pub(super) holds: Holds,
+    /// The order of the tasks that prestage.
     pub(super) prestaging: Turns,
     pub(super) workers: AtomicUsize,
     pub(super) retries: Mutex<HashMap<Place, Retry>>,
@@ -42,24 +60,62 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes that a restore leaves free, so that operations that free space have some.
-const RESERVE_BYTES: u64 = 4 << 20;
-/// How long a restore waits for space while what programs wrote is being drained.
-const SPACE_PATIENCE: Duration = Duration::from_secs(60);
-/// Pause between two looks for space.
-const SPACE_PERIOD: Duration = Duration::from_millis(20);
-/// Pause between two looks whether another thread has restored a file.
-const OTHER_PERIOD: Duration = Duration::from_millis(5);
+/// The node whose mover copies a file's data: that of its first backing file. None for this one.
+pub(super) fn copied_by(shared: &Shared, entry: &Entry) -> Option<NodeId> {
+    let node = node_of(entry.layout.components()[0].target(0));
+    (node != shared.peers.me()).then_some(node)
+}
 
-/// Restores a file. When the pool is full, other files are released first; where only files are left that the store does
-/// not have yet, this waits for them to be drained.
+/// The bytes of a file's data. A node that does not answer is not asked again until it answers other questions.
+pub(super) fn bytes_of(shared: &Shared, entry: &Entry) -> u64 {
+    let node = copied_by(shared, entry);
+    if node.is_some_and(|node| shared.peers.is_silent(node)) {
+        return entry.attr.size;
+    }
+    match (shared.link.pool.stat_entry(entry), node) {
+        (Ok(st), _) => st.st_size as u64,
+        (Err(Code::Io | Code::TimedOut), Some(node)) => {
+            shared.peers.gave_up(node, &Error::new(Code::Io, format!("node {node} does not answer")));
+            entry.attr.size
+        }
+        (Err(_), _) => entry.attr.size,
+    }
+}
+
+/// Restores a file, on the node that is to have it.
+pub(super) fn restore_there(shared: &Shared, ino: Ino) -> Result<()> {
+    for _ in 0..RELOCATIONS_MAX {
+        let entry = shared.link.inode(ino);
+        let entry = entry.map_err(|code| Error::new(code, format!("cannot restore file {ino}")))?;
+        if entry.attr.is_resident() {
+            return Ok(());
+        }
+        let done = match copied_by(shared, &entry) {
+            None => restore_with_room(shared, ino).map(drop),
+            Some(node) => {
+                let is_over = || shared.stores.is_stopping();
+                shared.peers.run(node, Work::Restore { ino: ino.0 }, &|_| {}, &is_over).map(drop)
+            }
+        };
+        match done {
+            Ok(()) => {}
+            // It is to be on another node by now.
+            Err(e) if e.code == Code::NotSupported => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(Error::new(Code::Io, format!("cannot restore file {ino}")).why("its place changes all the time"))
+}
+
+/// Restores a file on this node. When its target is full, other files are released first; where only files are left that
+/// the store does not have yet, this waits for them to be drained.
 pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<Entry> {
     let until = Instant::now() + SPACE_PATIENCE;
     loop {
         let bytes = shared.link.inode(ino).map_or(0, |entry| entry.attr.size) + RESERVE_BYTES;
         let free = free_bytes(&shared.link);
         if free < bytes {
-            evict(&shared.link, &shared.restoring, bytes - free)?;
+            evict(&shared.link, &shared.peers, &shared.restoring, bytes - free)?;
         }
         match restore(&shared.link, &shared.stores, ino) {
             Err(e) if e.code == Code::NoSpace => {
@@ -79,12 +135,12 @@ fn is_draining(shared: &Shared) -> bool {
     report || shared.stores.is_draining()
 }
 
-/// The same for a task, where the file may be restored for a program at the same time: one thread restores a file.
-pub(super) fn restore_for_task(shared: &Shared, ino: Ino) -> Result<Entry> {
+/// Restores a file for a task, where it may be restored for a program at the same time: one thread restores a file.
+pub(super) fn restore_for_task(shared: &Shared, ino: Ino) -> Result<()> {
     while !shared.restoring.begin(ino) {
         std::thread::sleep(OTHER_PERIOD);
     }
-    let restored = restore_with_room(shared, ino);
+    let restored = restore_there(shared, ino);
     shared.restoring.end(ino);
     if let Err(e) = &restored {
         // Programs that wait for it do not wait for ever.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_tasks::{DrainPolicy, StoreReport, StoreSettings};
-use forebay_types::{Code, Error, Ino, Placed, Result};
+use forebay_types::{Code, Error, Ino, Placed, Result, FLAG_STORE};
 
 use super::link::Link;
 use crate::store::limited::Limited;
@@ -20,6 +20,8 @@ pub(super) struct AttachedStore {
     pub(super) read_only: bool,
     pub(super) policy: DrainPolicy,
     url: String,
+    /// The directory's settings with which it was opened.
+    settings: Vec<u8>,
     last_error: Mutex<Option<(String, u64)>>,
     /// True while a thread drains to it.
     pub(super) is_draining: AtomicBool,
@@ -103,8 +105,13 @@ impl Stores {
 
     /// The store that is attached at a directory.
     pub(super) fn of(&self, root: Ino) -> Result<Arc<AttachedStore>> {
-        if let Some(store) = locked(&self.open).get(&root.0) {
-            return Ok(Arc::clone(store));
+        let known = locked(&self.open).get(&root.0).cloned();
+        if let Some(store) = known {
+            // Another store may be attached at the same directory by now.
+            if self.link.settings(root).is_ok_and(|settings| settings == store.settings) {
+                return Ok(store);
+            }
+            locked(&self.open).remove(&root.0);
         }
         let opened = self.open(root);
         let mut failed = locked(&self.failed);
@@ -130,8 +137,10 @@ impl Stores {
             .map_err(|e| (String::new(), Error::new(Code::Corrupt, what()).why(e)))?;
         let url = settings.url;
         let open = || {
-            let parsed = StoreUrl::parse(url.as_bytes())?;
-            Ok((parsed.to_string(), settings.drain, parsed.open(self.mover.clone()).map_err(Error::from)?))
+            let mut parsed = StoreUrl::parse(url.as_bytes())?;
+            let title = parsed.to_string();
+            parsed.limits = parsed.limits.share_of(self.link.pool.node_count());
+            Ok((title, settings.drain, parsed.open(self.mover.clone()).map_err(Error::from)?))
         };
         match open() {
             Ok((title, policy, store)) => Ok(Arc::new(AttachedStore {
@@ -140,6 +149,7 @@ impl Stores {
                 read_only: settings.read_only,
                 policy,
                 url: title,
+                settings: bytes,
                 last_error: Mutex::default(),
                 is_draining: AtomicBool::new(false),
             })),
@@ -159,7 +169,14 @@ impl Stores {
     }
 
     pub(super) fn report(&self) -> Vec<StoreReport> {
-        let open: Vec<_> = locked(&self.open).values().cloned().collect();
+        let is_attached = |root: u64| {
+            let entry = self.link.inode(Ino(root));
+            // One that cannot be asked about now stays.
+            entry.map_or_else(|code| code != Code::NotFound, |entry| entry.attr.flags & FLAG_STORE != 0)
+        };
+        let known: Vec<_> = locked(&self.open).iter().map(|(root, store)| (*root, store.clone())).collect();
+        let open: Vec<_> =
+            known.into_iter().filter(|(root, _)| is_attached(*root)).map(|(_, store)| store).collect();
         let mut all: Vec<_> = open
             .iter()
             .map(|store| {

@@ -137,6 +137,12 @@ impl StoreWaits {
         }
     }
 
+    /// True while a file is being restored, or is to be.
+    pub(super) fn is_restoring(&self, ino: Ino) -> bool {
+        let task = StoreTask::Restore(ino);
+        self.handed.contains(&task) || self.wanted.contains(&task)
+    }
+
     /// Tasks for the mover; none when its call is to wait. A mover that has just started gets all again.
     pub(super) fn tasks(&mut self, restart: bool, now_ns: u64) -> Vec<StoreTask> {
         self.seen_ns = now_ns;
