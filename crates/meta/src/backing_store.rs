@@ -220,6 +220,9 @@ impl Batch<'_> {
         if self.placed(parent, object.name)?.is_some() {
             return Ok(()); // known: perhaps removed in the pool, and to be removed in the store
         }
+        if self.is_intended(parent, object.name)? {
+            return Ok(()); // a mover has just put it there; the pool may have removed it meanwhile
+        }
         let next = self.state.ledger.next_counter;
         if next >= Ino::MAX_COUNTER {
             return Err(Code::NoSpace);

@@ -99,6 +99,11 @@ impl Batch<'_> {
         self.tx.get(keys::pending(parent, name).bytes())?.map(PendingRecord::decode).transpose()
     }
 
+    /// True while a mover changes what the store has at a place.
+    pub(crate) fn is_intended(&self, parent: Ino, name: &[u8]) -> Answer<bool> {
+        Ok(self.pending_at(parent, name)?.is_some_and(|pending| pending.intent.is_some()))
+    }
+
     pub(crate) fn is_pending(&self, parent: Ino, name: &[u8]) -> Answer<bool> {
         Ok(self.tx.get(keys::pending(parent, name).bytes())?.is_some())
     }
