@@ -12,9 +12,9 @@ use super::evict::{evict, Restoring};
 use super::holds::Holds;
 use super::link::Link;
 use super::peers::{Jobs, Peers, Work};
-use super::prestage::Turns;
 use super::restore::restore;
 use super::stores::Stores;
+use super::turns::Turns;
 
 /// How often a restore is begun on the node that is to have the file then.
 const RELOCATIONS_MAX: u32 = 8;
