@@ -13,6 +13,9 @@ type Names = HashSet<Vec<u8>>;
 /// How many listings of a directory are under way, and what was removed meanwhile.
 type Listed = (usize, Arc<Mutex<Names>>);
 
+/// A directory that is being listed: by how many listings, and the names that are gone.
+type Listed = (usize, Arc<Mutex<Names>>);
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Listings(Mutex<HashMap<u64, Listed>>);
