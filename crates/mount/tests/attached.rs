@@ -421,3 +421,28 @@ fn file_opened_in_a_nearly_full_pool_can_be_mapped_and_appended_to() {
     unsafe { libc::munmap(mapped, 4096) };
     drop((file, stopped));
 }
+
+#[test]
+fn descriptor_from_before_uses_what_is_left_and_then_gets_enospc() {
+    let Some(on) = Attached::up("64MiB", "") else { return };
+    let early = File::create(on.at("early")).unwrap();
+    let stopped = Stopped::new(on.mover());
+    on.fill(80);
+    let mut written = 0;
+    let refused = loop {
+        match early.write_at(&[7; 1 << 16], written) {
+            Ok(n) => written += n as u64,
+            Err(e) => break e.raw_os_error(),
+        }
+    };
+    assert_eq!(refused, Some(libc::ENOSPC));
+    assert!(on.used_percent() >= 90, "it had the space above the watermark");
+    early.set_len(0).unwrap();
+    // The same under preload, for a file that was opened when there was space.
+    let line = "exec 3>/forebay/s/also; head -c 64M /dev/zero 2>&1 >&3 || true; : >/forebay/s/also";
+    let said = on.place.preloaded(line);
+    assert!(said.contains("No space left on device"), "{said}");
+    drop((early, stopped));
+    on.sync();
+    on.place.is_clean();
+}

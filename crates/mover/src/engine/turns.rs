@@ -1,8 +1,12 @@
-//! Which of several tasks of one store comes first.
+//! Whose turn it is to prestage from a store: the oldest task's (`prestage.rs`). A leaf mutex.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_types::Ino;
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The prestaging tasks that run, by store, in the order of their starts.
 #[derive(Debug, Default)]
@@ -16,7 +20,6 @@ struct State {
 }
 
 /// A running task's turn; it ends when it is dropped.
-#[derive(Debug)]
 pub(super) struct Turn<'a> {
     turns: &'a Turns,
     store: Option<Ino>,
@@ -24,13 +27,8 @@ pub(super) struct Turn<'a> {
 }
 
 impl Turns {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A task begins; `store` is the directory with its store.
     pub(super) fn begin(&self, store: Option<Ino>) -> Turn<'_> {
-        let mut state = self.state();
+        let mut state = locked(&self.0);
         state.next += 1;
         let number = state.next;
         state.running.push((store, number));
@@ -39,16 +37,15 @@ impl Turns {
 }
 
 impl Turn<'_> {
-    /// True when no task of the same store that began before still runs.
     pub(super) fn is_oldest(&self) -> bool {
-        let state = self.turns.state();
+        let state = locked(&self.turns.0);
         state.running.iter().find(|other| other.0 == self.store).is_some_and(|other| other.1 == self.number)
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.turns.state().running.retain(|other| other.1 != self.number);
+        locked(&self.turns.0).running.retain(|other| other.1 != self.number);
     }
 }
 

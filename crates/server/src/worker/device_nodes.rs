@@ -28,9 +28,9 @@ pub(super) fn create(target: &Target, attr: &Attr) -> Result<(), Code> {
 /// mark of a file that a mover has copied stays.
 pub(super) fn repair_mode(target: &Target, ino: Ino) -> Result<(), Code> {
     let (name, directory) = (BackingName::new(ino, 0, 0), target.directory());
-    let stat = rustix::fs::statat(&directory, name.as_c_str(), AtFlags::SYMLINK_NOFOLLOW).map_err(code)?;
+    let stat = rustix::fs::statat(directory, name.as_c_str(), AtFlags::SYMLINK_NOFOLLOW).map_err(code)?;
     let mode = Mode::from_raw_mode(stat.st_mode) & Mode::SVTX | Mode::RWXU;
-    rustix::fs::chmodat(&directory, name.as_c_str(), mode, AtFlags::empty()).map_err(code)
+    rustix::fs::chmodat(directory, name.as_c_str(), mode, AtFlags::empty()).map_err(code)
 }
 
 /// Removes the kernel's node, or a backing file whose layout is no longer known to be single.
