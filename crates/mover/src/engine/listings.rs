@@ -10,8 +10,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_types::Ino;
 
 type Names = HashSet<Vec<u8>>;
-/// How many listings of a directory are under way, and what was removed meanwhile.
-type Listed = (usize, Arc<Mutex<Names>>);
 
 /// A directory that is being listed: by how many listings, and the names that are gone.
 type Listed = (usize, Arc<Mutex<Names>>);
