@@ -1,7 +1,7 @@
 //! Passes over the pending places of a store: names first, then files' data in batches, then removals. Data are copied
 //! by the movers of the nodes that have them, at the same time.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
@@ -13,7 +13,7 @@ use super::link::Link;
 use super::peers::{Counted, Work};
 use super::reconcile::{seconds_since, Next, Reconciler};
 use super::recover::recover;
-use super::shared::{copied_by, Shared};
+use super::shared::{copied_by, locked, Shared};
 use super::stores::AttachedStore;
 use super::upload::{upload, NotUploaded, Upload};
 use super::wanted::WantedUpload;
@@ -21,9 +21,13 @@ use crate::store::{Outcome, Store, StorePath};
 use crate::tasks::Progress;
 
 /// Files of one batch: they are made durable together.
-const BATCH_FILES: usize = 128;
-/// Bytes of one batch, after which no further file is added to it.
-const BATCH_BYTES: u64 = 1 << 30;
+const BATCH_FILES: usize = 512;
+/// Bytes of one batch, after which no further file is added to it, but for [`BATCH_FILES_LEAST`]. Files of a batch become
+/// clean together, and only then can they be released: programs may be waiting for that.
+const BATCH_BYTES: u64 = 64 << 20;
+const BATCH_FILES_LEAST: usize = 2;
+/// Batches at a time: while the store makes one durable, the next is copied.
+const BATCHES_AT_ONCE: usize = 3;
 /// Bytes of a message to another node's mover, after which no further file is added to it.
 const LETTER_BYTES: usize = 40 * 1024;
 /// Files that are copied at a time, at most. The store's own limit adapts to its latency.
@@ -200,24 +204,51 @@ fn is_cancelled(shared: &Shared, reason: Reason<'_>) -> bool {
     shared.stores.is_stopping() || reason.progress.is_some_and(Progress::is_cancelled)
 }
 
+/// Uploads files of this node in batches, [`BATCHES_AT_ONCE`] at a time.
 fn upload_here(
     shared: &Shared,
     at: &AttachedStore,
-    mut uploads: Vec<WantedUpload>,
+    uploads: Vec<WantedUpload>,
     reason: Reason<'_>,
     pass: &mut Pass,
 ) {
-    while !uploads.is_empty() && !is_cancelled(shared, reason) {
-        let mut bytes = 0;
-        let n = uploads.iter().take(BATCH_FILES).take_while(|wanted| {
-            let fits = bytes < BATCH_BYTES;
-            bytes += wanted.entry.attr.size.max(1);
-            fits
-        });
-        let n = n.count().max(1);
-        let batch: Vec<_> = uploads.drain(..n).collect();
-        upload_batch(shared, at, batch, reason, pass);
+    let left = Mutex::new(VecDeque::from(uploads));
+    let run = || {
+        let mut pass = Pass::default();
+        while !is_cancelled(shared, reason) {
+            let batch = next_batch(&shared.link, &mut locked(&left));
+            if batch.is_empty() {
+                break;
+            }
+            upload_batch(shared, at, batch, reason, &mut pass);
+        }
+        pass
+    };
+    let passes: Vec<Pass> = std::thread::scope(|scope| {
+        let threads = locked(&left).len().clamp(1, BATCHES_AT_ONCE);
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let own = run();
+        // A thread that panicked has reported nothing: its files stay pending.
+        let others = others.into_iter().filter_map(|thread| thread.join().ok());
+        std::iter::once(own).chain(others).collect()
+    });
+    for mut one in passes {
+        pass.done += one.done;
+        pass.later.append(&mut one.later);
+        pass.failed.append(&mut one.failed);
     }
+}
+
+/// Takes the next files that are uploaded and made durable together.
+fn next_batch(link: &Link, left: &mut VecDeque<WantedUpload>) -> Vec<WantedUpload> {
+    let mut bytes = 0;
+    let n = left.iter().take(BATCH_FILES).enumerate().take_while(|(i, wanted)| {
+        let fits = *i < BATCH_FILES_LEAST || bytes < BATCH_BYTES;
+        bytes += link.pool.stat_entry(&wanted.entry).map_or(0, |st| st.st_size as u64);
+        fits
+    });
+    let n = n.count();
+    left.drain(..n).collect()
 }
 
 /// Has another node's mover upload files.

@@ -27,6 +27,7 @@ mod serve;
 mod shared;
 mod stores;
 mod trees;
+mod turns;
 mod upload;
 mod wanted;
 
@@ -45,9 +46,9 @@ use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
 use self::peers::{Counted, Jobs, Peers, Work};
-use self::prestage::Turns;
 use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
+use self::turns::Turns;
 use crate::program;
 use crate::store::Store;
 use crate::tasks::{Operations, Progress};

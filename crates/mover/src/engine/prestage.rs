@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use forebay_types::{Entry, Error, Ino, Result};
 
-use super::shared::{locked, restore_there, Shared};
+use super::shared::{locked, restore_for_task, Shared};
 use crate::tasks::Progress;
 
 /// Files that one task restores at a time, at most.
@@ -22,47 +22,6 @@ const LARGE_BYTES: u64 = 16 << 20;
 const LARGE_AT_ONCE: usize = 2;
 /// Pause between two looks whether a task has become the oldest.
 const TURN_PERIOD: Duration = Duration::from_millis(20);
-
-/// The prestaging tasks that run, by store, in the order of their starts.
-#[derive(Debug, Default)]
-pub(super) struct Turns(Mutex<State>);
-
-#[derive(Debug, Default)]
-struct State {
-    next: u64,
-    /// The directory with the store, and the task's number here.
-    running: Vec<(Option<Ino>, u64)>,
-}
-
-/// A running task's turn; it ends when it is dropped.
-struct Turn<'a> {
-    turns: &'a Turns,
-    store: Option<Ino>,
-    number: u64,
-}
-
-impl Turns {
-    fn begin(&self, store: Option<Ino>) -> Turn<'_> {
-        let mut state = locked(&self.0);
-        state.next += 1;
-        let number = state.next;
-        state.running.push((store, number));
-        Turn { turns: self, store, number }
-    }
-}
-
-impl Turn<'_> {
-    fn is_oldest(&self) -> bool {
-        let state = locked(&self.turns.0);
-        state.running.iter().find(|other| other.0 == self.store).is_some_and(|other| other.1 == self.number)
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        locked(&self.turns.0).running.retain(|other| other.1 != self.number);
-    }
-}
 
 /// Bounds how many large files are restored at a time.
 #[derive(Default)]
@@ -93,7 +52,7 @@ pub(super) fn prestage(
     let turn = shared.prestaging.begin(store);
     let large = LargeFiles::default();
     let restore = |entry: &Entry, path: String| {
-        let restored = || restore_there(shared, entry.attr.ino);
+        let restored = || restore_for_task(shared, entry.attr.ino);
         let restored = match entry.attr.size {
             size if size >= LARGE_BYTES => large.during(restored),
             _ => restored(),
@@ -149,16 +108,6 @@ fn next(files: &Mutex<Receiver<(Entry, String)>>) -> Option<(Entry, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn oldest_task_of_each_store_has_the_turn_until_it_ends() {
-        let turns = Turns::default();
-        let (a, b) = (Some(Ino(1)), Some(Ino(2)));
-        let (first, second, other) = (turns.begin(a), turns.begin(a), turns.begin(b));
-        assert!(first.is_oldest() && !second.is_oldest() && other.is_oldest());
-        drop(first);
-        assert!(second.is_oldest());
-    }
 
     #[test]
     fn large_files_are_restored_few_at_a_time() {

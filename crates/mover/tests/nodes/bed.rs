@@ -165,8 +165,9 @@ impl Nodes {
         all[0].clone()
     }
 
+    /// A node's status; nothing while its worker is being started again.
     pub(crate) fn status(&self, node: usize) -> serde_json::Value {
-        serde_json::from_str(&self.ok(node, &["status", "--json"])).unwrap()
+        serde_json::from_slice(&self.forebay(node, &["status", "--json"]).stdout).unwrap_or_default()
     }
 
     /// Kills a node's process, `worker`, `supervisor` or `mover`, if it runs now.
