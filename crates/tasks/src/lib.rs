@@ -12,13 +12,15 @@
 
 mod client;
 mod failure;
+mod policy;
 mod report;
 mod settings;
 
 pub use client::MoverClient;
 pub use failure::Failure;
+pub use policy::{Policy, Rule};
 pub use report::{MoverReport, StoreReport};
-pub use settings::{DrainPolicy, StoreSettings};
+pub use settings::{DrainPolicy, Durable, StoreSettings};
 
 use std::fmt;
 

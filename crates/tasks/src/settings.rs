@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::policy::{Policy, Rule};
+
 /// How a store is attached.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StoreSettings {
@@ -14,9 +16,15 @@ pub struct StoreSettings {
     /// Whether nothing is ever written to the store.
     #[serde(default)]
     pub read_only: bool,
-    /// When written data are copied to the store.
+    /// What happens to files that no rule names.
     #[serde(default)]
-    pub drain: DrainPolicy,
+    pub drain: Policy,
+    /// What happens to others: the first rule that matches.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<Rule>,
+    /// Which calls of programs wait until the store has their data.
+    #[serde(default)]
+    pub durable: Durable,
     /// Whether the directory shows only what was created or staged in the pool, not the store's names.
     #[serde(default)]
     pub explicit: bool,
@@ -28,14 +36,66 @@ impl StoreSettings {
         StoreSettings {
             url: url.to_owned(),
             read_only: false,
-            drain: DrainPolicy::default(),
+            drain: Policy::default(),
+            rules: Vec::new(),
+            durable: Durable::No,
             explicit: false,
+        }
+    }
+
+    /// The policy of a file, by its path from the attached directory.
+    pub fn policy_of(&self, path: &[u8]) -> Policy {
+        self.rules.iter().find(|rule| rule.matches(path)).map_or(self.drain, |rule| rule.policy)
+    }
+
+    /// The policy of directories: that of the files that are copied first, since they need their directories.
+    pub fn policy_of_directories(&self) -> Policy {
+        let all = std::iter::once(self.drain).chain(self.rules.iter().map(|rule| rule.policy));
+        Policy::of(all.map(|policy| policy.drain).min().unwrap_or_default())
+    }
+
+    /// True if anything may be copied to the store.
+    pub fn is_written(&self) -> bool {
+        !self.read_only && !self.policy_of_directories().is_temporary()
+    }
+}
+
+/// Which calls of programs wait until the store has their data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Durable {
+    /// None.
+    #[default]
+    No,
+    /// fsync, fdatasync and MPI_File_sync.
+    Fsync,
+    /// These, and close of a file that was open for writing.
+    Close,
+}
+
+impl Durable {
+    /// The word on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Durable::No => "no",
+            Durable::Fsync => "fsync",
+            Durable::Close => "close",
         }
     }
 }
 
-/// When written data are copied to the store by themselves.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+impl FromStr for Durable {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Durable, String> {
+        let all = [Durable::No, Durable::Fsync, Durable::Close];
+        let found = all.into_iter().find(|durable| durable.name() == text);
+        found.ok_or_else(|| "it is none of no, fsync, close".to_owned())
+    }
+}
+
+/// When written data are copied to the store by themselves. In the order of time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DrainPolicy {
     /// When no program has the file open for writing any more.
@@ -87,7 +147,7 @@ impl FromStr for DrainPolicy {
 }
 
 /// `30s`, `10m`, `2h`, `1d`.
-fn seconds(text: &str) -> Option<u64> {
+pub(crate) fn seconds(text: &str) -> Option<u64> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let factor = match unit {
         "s" => 1,
@@ -122,14 +182,22 @@ mod tests {
         let settings = StoreSettings {
             url: "s3://bucket/prefix".into(),
             read_only: true,
-            drain: DrainPolicy::Age(Duration::from_secs(30)),
+            drain: Policy::of(DrainPolicy::Age(Duration::from_secs(30))),
+            rules: vec!["*.tmp=temporary".parse().unwrap()],
+            durable: Durable::Close,
             explicit: true,
         };
         let text = serde_json::to_string(&settings).unwrap();
         assert!(text.contains(r#""drain":"age:30s""#), "{text}");
+        assert!(text.contains(r#"[{"pattern":"*.tmp","policy":"never"}]"#), "{text}");
+        assert!(settings.policy_of(b"a/b.tmp").is_temporary() && !settings.policy_of(b"a/b").is_temporary());
+        assert_eq!(settings.policy_of_directories(), settings.drain);
         assert_eq!(serde_json::from_str::<StoreSettings>(&text).unwrap(), settings);
         let least: StoreSettings = serde_json::from_str(r#"{"url":"/lustre"}"#).unwrap();
-        assert_eq!((least.read_only, least.drain, least.explicit), (false, DrainPolicy::Close, false));
+        assert_eq!(
+            (least.read_only, least.drain, least.explicit),
+            (false, Policy::of(DrainPolicy::Close), false)
+        );
     }
 
     #[test]

@@ -8,77 +8,26 @@ use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 
-use forebay_client::LeaseKind;
+use forebay_client::Kept;
 use forebay_data::BackingName;
-use forebay_types::{
-    Code, Entry, Error, Ino, Result, SetAttr, TimeSet, Timestamp, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING,
-    FLAG_PINNED,
-};
+use forebay_types::{Entry, Error, Ino, Result, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED};
 use rustix::fs::{fstatvfs, statat, AtFlags, Dir, Mode, OFlags};
 
 use super::link::Link;
+use super::stores::Stores;
 
 /// Files are released from this percentage on: before programs that are about to write have to wait
 /// (`HIGH_WATER_PERCENT`).
 const EVICT_PERCENT: u64 = 80;
 /// Files are released down to this percentage.
 const LOW_WATER_PERCENT: u64 = 65;
-
-/// Why a file was not released.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Kept {
-    /// It is not resident: nothing is to be done.
-    Released,
-    /// Its data are not in the store yet, or it is pinned, open, or of no store.
-    Because(&'static str),
-}
+/// After so many bytes were released the free space is looked at.
+const LOOK_BYTES: u64 = 4 << 20;
 
 /// Releases a file. Returns the bytes that this freed.
 pub(super) fn release(link: &Link, entry: &Entry) -> Result<std::result::Result<u64, Kept>> {
-    let attr = &entry.attr;
-    let failed = |code| Error::new(code, format!("cannot release file {}", attr.ino));
-    let kept = |why| Ok(Err(Kept::Because(why)));
-    match () {
-        () if !attr.is_file() || attr.flags & FLAG_ATTACHED == 0 => return kept("no store has it"),
-        () if !attr.is_resident() => return Ok(Err(Kept::Released)),
-        () if attr.flags & (FLAG_DIRTY | FLAG_DRAINING) != 0 => {
-            return kept("the store does not have its data yet")
-        }
-        () if attr.flags & FLAG_PINNED != 0 => return kept("it is pinned"),
-        () => {}
-    }
-    let held = match link.lease(entry, LeaseKind::Write) {
-        Ok(held) => held,
-        // EAGAIN of an open in conflict with another lease has the code of EIO.
-        Err(Code::Busy | Code::Io) => return kept("a program has it open"),
-        Err(Code::Stale | Code::NotFound) => return kept("it was removed"),
-        Err(code) => return Err(failed(code)),
-    };
-    let st = link.pool.stat_entry(entry).map_err(failed)?;
-    let at = |sec: i64, nsec: i64| TimeSet::At(Timestamp { sec, nsec: nsec as u32 });
-    let set = SetAttr {
-        size: Some(st.st_size as u64),
-        atime: at(st.st_atime, st.st_atime_nsec),
-        mtime: at(st.st_mtime, st.st_mtime_nsec),
-        ..SetAttr::default()
-    };
-    let released = match link.release(attr.ino, attr.epoch(), set) {
-        Ok(released) => released,
-        Err(Code::Stale) => return kept("a program changed it"),
-        Err(Code::Busy) => return kept("it is pinned, or the store does not have its attributes yet"),
-        Err(Code::NotFound) => return kept("it was removed"),
-        Err(code) => return Err(failed(code)),
-    };
-    if !held.is_undisturbed() {
-        // The lease was lost, and a program may have the file open: it stays.
-        return match link.restored(attr.ino, released.attr.epoch()) {
-            Ok(_) | Err(Code::Stale | Code::NotFound) => kept("a program has it open"),
-            Err(code) => Err(failed(code)),
-        };
-    }
-    link.pool.unlink_released(entry).map_err(failed)?;
-    drop(held);
-    Ok(Ok(st.st_blocks as u64 * 512))
+    let failed = |code| Error::new(code, format!("cannot release file {}", entry.attr.ino));
+    link.pool.release_file(entry).map_err(failed)
 }
 
 /// Percentage to which a target is filled.
@@ -123,31 +72,46 @@ impl Restoring {
 
 /// A file that may be released.
 struct Candidate {
+    /// Its policy is to keep it longest.
+    is_reusable: bool,
     /// When it was last used.
     used: (i64, i64),
     ino: Ino,
 }
 
-/// Releases files of targets that are filled up to [`EVICT_PERCENT`], those first that were not used for longest, until
+/// Releases files of targets that are filled up to [`EVICT_PERCENT`], those first that were not used for longest and
+/// are not reusable, until
 /// `wanted` bytes are free or the low watermark is reached. Returns the bytes freed.
-pub(super) fn evict(link: &Link, restoring: &Restoring, wanted: u64) -> Result<u64> {
+pub(super) fn evict(link: &Link, stores: &Stores, restoring: &Restoring, wanted: u64) -> Result<u64> {
     let mut freed = 0;
     for target in link.targets() {
         let high = if wanted > 0 { 0 } else { EVICT_PERCENT };
         if filled(target) < high {
             continue;
         }
-        let mut candidates = candidates(link, restoring, target)?;
-        candidates.sort_by_key(|candidate| candidate.used);
+        let mut candidates = candidates(link, stores, restoring, target)?;
+        candidates.sort_by_key(|candidate| (candidate.is_reusable, candidate.used));
+        // A look at the space for each file would cost more than to release many small ones.
+        let (mut looked, mut unlooked_bytes) = (0, LOOK_BYTES);
         for (i, candidate) in candidates.iter().enumerate() {
-            let enough =
-                if wanted > 0 { freed >= wanted } else { i % 8 == 0 && filled(target) <= LOW_WATER_PERCENT };
+            let is_to_look = i >= looked + 8 || unlooked_bytes >= LOOK_BYTES;
+            let enough = match wanted {
+                0 if is_to_look => {
+                    (looked, unlooked_bytes) = (i, 0);
+                    filled(target) <= LOW_WATER_PERCENT
+                }
+                0 => false,
+                wanted => freed >= wanted,
+            };
             if enough {
                 break;
             }
             let Ok(entry) = link.inode(candidate.ino) else { continue };
             match release(link, &entry) {
-                Ok(Ok(bytes)) => freed += bytes,
+                Ok(Ok(bytes)) => {
+                    freed += bytes;
+                    unlooked_bytes += bytes;
+                }
                 Ok(Err(_)) => {}
                 Err(e) => tracing::warn!("{e}"),
             }
@@ -158,7 +122,12 @@ pub(super) fn evict(link: &Link, restoring: &Restoring, wanted: u64) -> Result<u
 
 /// Clean files with a backing file on a target. Backing files of released files, which a mover that died left, are
 /// unlinked.
-fn candidates(link: &Link, restoring: &Restoring, target: BorrowedFd<'_>) -> Result<Vec<Candidate>> {
+fn candidates(
+    link: &Link,
+    stores: &Stores,
+    restoring: &Restoring,
+    target: BorrowedFd<'_>,
+) -> Result<Vec<Candidate>> {
     let failed = |e: rustix::io::Errno| Error::io("cannot list the pool's files", &e.into());
     let mut all = Vec::new();
     for bucket in 0..256 {
@@ -186,7 +155,7 @@ fn candidates(link: &Link, restoring: &Restoring, target: BorrowedFd<'_>) -> Res
             }
             let Ok(st) = statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let used = (st.st_atime, st.st_atime_nsec as i64).max((st.st_mtime, st.st_mtime_nsec as i64));
-            all.push(Candidate { used, ino });
+            all.push(Candidate { is_reusable: stores.is_reusable(ino), used, ino });
         }
     }
     Ok(all)

@@ -13,6 +13,8 @@ mod drain;
 mod evict;
 mod link;
 mod list;
+mod moving;
+mod parallel;
 mod reconcile;
 mod recover;
 mod restore;
@@ -67,6 +69,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         stores: Stores::new(link),
         restoring: Restoring::default(),
         listing: Restoring::default(),
+        persisting: Restoring::default(),
         workers: AtomicUsize::new(0),
         retries: Mutex::default(),
         report: Mutex::default(),
@@ -105,6 +108,7 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
     let mine = match task {
         StoreTask::List(_) => &shared.listing,
         StoreTask::Restore(_) => &shared.restoring,
+        StoreTask::Persist(_) => &shared.persisting,
     };
     if !mine.begin(ino) {
         return; // under way
@@ -134,6 +138,18 @@ fn serve(shared: &Shared, task: StoreTask) {
             shared.listing.end(ino);
             done
         }
+        StoreTask::Persist(_) => {
+            let done = trees::persist(shared, ino);
+            shared.persisting.end(ino);
+            let code = done.err().map(|e| {
+                tracing::warn!("a program waits for the store in vain: {e}");
+                for_programs(e.code)
+            });
+            if let Err(code) = shared.link.persisted(ino, code) {
+                tracing::debug!("cannot report that file {ino} is in the store: {}", code.name());
+            }
+            return;
+        }
         StoreTask::Restore(_) => {
             let done = restore_with_room(shared, ino).map(|_| ());
             shared.restoring.end(ino);
@@ -142,12 +158,16 @@ fn serve(shared: &Shared, task: StoreTask) {
     };
     if let Err(e) = done {
         tracing::warn!("{e}");
-        let code = match e.code {
-            Code::NoSpace => Code::NoSpace,
-            Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
-            _ => Code::Io,
-        };
-        let _ = shared.link.failed(ino, code);
+        let _ = shared.link.failed(ino, for_programs(e.code));
+    }
+}
+
+/// What a program gets for a failure of a store.
+fn for_programs(code: Code) -> Code {
+    match code {
+        Code::NoSpace => Code::NoSpace,
+        Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
+        _ => Code::Io,
     }
 }
 
@@ -207,7 +227,7 @@ fn watch(shared: &Arc<Shared>) {
         let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full);
         if is_full {
-            if let Err(e) = evict::evict(&shared.link, &shared.restoring, 0) {
+            if let Err(e) = evict::evict(&shared.link, &shared.stores, &shared.restoring, 0) {
                 tracing::warn!("{e}");
             }
         }

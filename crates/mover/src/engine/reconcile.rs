@@ -26,6 +26,20 @@ pub(super) enum Next {
     Later,
     /// The file's data are to be uploaded, and published in place of a version.
     Upload(Box<WantedUpload>),
+    /// The store cannot rename directories: what is below is to be copied.
+    Move(Box<DirectoryMove>),
+}
+
+/// A directory that gets another place in a store that cannot rename it.
+#[derive(Debug)]
+pub(super) struct DirectoryMove {
+    pub(super) place: PendingPlace,
+    pub(super) ino: Ino,
+    /// Where the store has it.
+    pub(super) copy: CopyOf,
+    pub(super) from: StorePath,
+    /// Where it is to be.
+    pub(super) path: StorePath,
 }
 
 /// A file whose data are to be uploaded.
@@ -54,6 +68,11 @@ fn pool_error(what: &str, path: &StorePath, code: Code) -> Error {
 impl<'a> Reconciler<'a> {
     pub(super) fn new(link: &'a Link, stores: &'a Stores, at: &'a AttachedStore) -> Reconciler<'a> {
         Reconciler { link, stores, at, directories: HashMap::new() }
+    }
+
+    /// The store has directories elsewhere now.
+    pub(super) fn forget_directories(&mut self) {
+        self.directories.clear();
     }
 
     fn store(&self) -> &dyn Store {
@@ -221,6 +240,10 @@ impl<'a> Reconciler<'a> {
             self.remove_unreported(place, path)?;
         }
         let Some(replaces) = self.free(place, entry, path)? else { return Ok(Next::Later) };
+        let copies = is_file && !is_dirty && !self.store().abilities().rename;
+        if let (Some(_), true) = (copy, copies) {
+            return self.copy_inside(place, entry, directory, path, replaces);
+        }
         if let Some(copy) = copy {
             // A rename goes to a free place, so that the next mover can tell whether it was made.
             let replaces = match replaces {
@@ -337,6 +360,10 @@ impl<'a> Reconciler<'a> {
         let still_wanted =
             still_wanted.map_err(|code| Error::new(code, "cannot look up a name"))? == Some(ino);
         let abilities = self.store().abilities();
+        if is_directory && !abilities.rename_directory {
+            let (place, copy, path) = (place.clone(), copy.clone(), path.clone());
+            return Ok(Some(Next::Move(Box::new(DirectoryMove { place, ino, copy, from, path }))));
+        }
         let can = match (still_wanted, is_directory) {
             // A dirty file is uploaded under each of its names.
             (true, _) => abilities.hard_links && replaces.is_none() && !is_dirty,
@@ -344,8 +371,7 @@ impl<'a> Reconciler<'a> {
             (false, false) => abilities.rename && replaces.is_none(),
         };
         if !can {
-            let e = || Error::new(Code::NotSupported, format!("cannot rename {from} to {path} in the store"));
-            return if is_directory { Err(e()) } else { Ok(None) };
+            return Ok(None);
         }
         let source = PendingPlace { parent: copy.parent, name: copy.name.clone(), ..place.clone() };
         if !self.intend(place, placed.version)? || !still_wanted && !self.intend(&source, placed.version)? {
@@ -391,6 +417,42 @@ impl<'a> Reconciler<'a> {
                 self.conflict(place, path, found.as_deref())?;
                 Ok(Some(Next::Later))
             }
+        }
+    }
+
+    /// Gives a clean file another name in a store that cannot rename: copies it there. The old name is removed at its own
+    /// place.
+    fn copy_inside(
+        &mut self,
+        place: &PendingPlace,
+        entry: &Entry,
+        directory: &StorePath,
+        path: &StorePath,
+        replaces: Option<StoreVersion>,
+    ) -> Result<Next> {
+        let ino = entry.attr.ino;
+        let located = self.stores.locate(ino)?;
+        let Some(placed) = located.placed else { return Ok(Next::Later) };
+        if located.path == *path {
+            return Ok(Next::Later);
+        }
+        match self.store().copy(&located.path, &placed.version, path, replaces.as_ref()) {
+            Ok(Outcome::Done(version)) => {
+                let at = (place.parent, &place.name[..]);
+                let done = self.link.published(at, ino, located.epoch, place.changes, version);
+                done.map(|()| Next::Done).map_err(|code| pool_error("copy", path, code))
+            }
+            Ok(Outcome::Conflict(found)) => {
+                self.conflict(place, path, found.as_deref()).map(|()| Next::Later)
+            }
+            // Another program has changed or removed it in the store.
+            Err(e) if e.code() == Code::Stale && entry.attr.is_resident() => {
+                Ok(upload(place, entry, directory, path, replaces))
+            }
+            Err(e) if e.code() == Code::Stale => {
+                super::restore::refresh(self.link, self.stores, entry).map(|()| Next::Later)
+            }
+            Err(e) => Err(e.into()),
         }
     }
 
@@ -446,7 +508,7 @@ impl<'a> Reconciler<'a> {
             Outcome::Conflict(found) => {
                 let _ = self.store().discard(&temporary);
                 match found {
-                    Some(found) if place.intent == Some(found.version) => {
+                    Some(found) if place.intent.is_some_and(|intent| found.is_upload(&intent)) => {
                         self.publish(place, ino, found.version, path)
                     }
                     found => self.conflict(place, path, found.as_deref()).map(|()| Next::Later),

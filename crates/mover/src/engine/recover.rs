@@ -8,7 +8,7 @@ use forebay_types::{Code, Error, Ino, PendingPlace, Result, StoreVersion};
 
 use super::link::Link;
 use super::stores::Stores;
-use crate::store::Store;
+use crate::store::{Object, Store};
 
 /// What a removal intends.
 pub(super) const NOTHING: StoreVersion =
@@ -20,10 +20,19 @@ pub(super) const A_DIRECTORY: StoreVersion = StoreVersion { bytes: u64::MAX, ..N
 /// A place with an intent, and what the store has there.
 struct Intended<'p> {
     place: &'p PendingPlace,
-    real: Option<StoreVersion>,
+    real: Option<Object>,
 }
 
 impl Intended<'_> {
+    /// What the store has is what the mover intended.
+    fn is_done(&self, intent: &StoreVersion) -> bool {
+        self.real.as_ref().is_some_and(|real| real.is_upload(intent))
+    }
+
+    fn is_as_known(&self) -> bool {
+        self.real.as_ref().map(|real| real.version) == self.known()
+    }
+
     fn known(&self) -> Option<StoreVersion> {
         self.place.placed.map(|placed| placed.version)
     }
@@ -35,13 +44,12 @@ impl Intended<'_> {
 
 /// What the store has at a place; nothing when it does not have its directory.
 #[allow(clippy::option_option)]
-fn look(stores: &Stores, place: &PendingPlace) -> Result<Option<Option<StoreVersion>>> {
+fn look(stores: &Stores, place: &PendingPlace) -> Result<Option<Option<Object>>> {
     match stores.locate(place.parent) {
         Ok(located) => {
             let path =
                 located.path.join(&place.name).map_err(|code| Error::new(code, "a path is too long"))?;
-            let looked = located.at.store.look(&path).map_err(Error::from)?;
-            Ok(Some(looked.map(|object| object.version)))
+            Ok(Some(located.at.store.look(&path).map_err(Error::from)?))
         }
         Err(e) if matches!(e.code, Code::NotFound | Code::NotSupported) => Ok(None),
         Err(e) => Err(e),
@@ -58,7 +66,7 @@ pub(super) fn recover(link: &Link, stores: &Stores, places: &[PendingPlace]) -> 
     }
     for one in &intended {
         let Some(intent) = one.place.intent else { continue };
-        if one.real == one.known() {
+        if one.is_as_known() {
             continue; // it did nothing yet
         }
         let other = |is_other: &dyn Fn(&Intended<'_>) -> bool| {
@@ -67,17 +75,17 @@ pub(super) fn recover(link: &Link, stores: &Stores, places: &[PendingPlace]) -> 
                 .find(|other| other.at() != one.at() && other.place.intent == Some(intent) && is_other(other))
         };
         let (parent, name) = one.at();
-        let done = match one.real {
+        let done = match &one.real {
             None if intent == NOTHING => link.unpublished(parent, name, one.place.changes),
-            None => match other(&|other| other.real == Some(intent) && other.known() != other.real) {
+            None => match other(&|other| other.is_done(&intent) && !other.is_as_known()) {
                 Some(to) => link.moved((parent, name), to.at(), intent),
                 None => continue, // a directory above was moved, or another program removed it
             },
-            Some(real) if real == intent => {
+            Some(real) if real.is_upload(&intent) => {
                 match other(&|other| other.real.is_none() && other.known() == Some(intent)) {
                     Some(from) => link.moved(from.at(), (parent, name), intent),
                     // It was published. Of which epoch is not known: it is published again.
-                    None => link.conflict(parent, name, false, intent),
+                    None => link.conflict(parent, name, false, real.version),
                 }
             }
             Some(_) => continue, // another program changed it: the next publication finds the conflict

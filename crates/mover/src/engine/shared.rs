@@ -29,6 +29,8 @@ pub(super) struct Shared {
     pub(super) restoring: Restoring,
     /// Directories that are being listed.
     pub(super) listing: Restoring,
+    /// Files for whose store a program waits.
+    pub(super) persisting: Restoring,
     pub(super) workers: AtomicUsize,
     pub(super) retries: Mutex<HashMap<Place, Retry>>,
     pub(super) report: Mutex<MoverReport>,
@@ -45,7 +47,7 @@ pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<forebay_typ
     match restore(&shared.link, &shared.stores, ino) {
         Err(e) if e.code == Code::NoSpace => {
             let bytes = shared.link.inode(ino).map_or(0, |entry| entry.attr.size);
-            if evict(&shared.link, &shared.restoring, bytes + (4 << 20))? == 0 {
+            if evict(&shared.link, &shared.stores, &shared.restoring, bytes + (4 << 20))? == 0 {
                 return Err(e.cure("release files (forebay release), or make the pool larger"));
             }
             restore(&shared.link, &shared.stores, ino)
