@@ -355,9 +355,18 @@ impl Batch<'_> {
         seen: u64,
         version: StoreVersion,
     ) -> Answer<Reply<'static>> {
-        // What was there: place, copy, further place, pending, inode. Place, copy, two further places, inode, pending.
-        self.admit(Class::Change, Work::writes(12))?;
         let before = self.placed(parent, name)?;
+        let links = match &before {
+            Some(before) if before.ino == ino && before.version.differs_in_time(&version) => {
+                self.other_places(ino, (parent, name), before.version)?
+            }
+            _ => Vec::new(),
+        };
+        // What was there: place, copy, further place, pending, inode. Place, copy, two further places, inode, pending.
+        self.admit(Class::Change, Work::writes(12 + links.len() as u64))?;
+        for (parent, name, placed) in links {
+            self.put_place(parent, &name, &Placed { version, ..placed })?;
+        }
         let found = self.find_inode(ino)?;
         if let Some(Inode { attr, .. }) = &found {
             let is_elsewhere = |copy: Copy| (copy.parent, copy.name.as_slice()) != (parent, name);
@@ -375,7 +384,10 @@ impl Batch<'_> {
         }
         let Some(mut inode) = found else {
             // It was removed meanwhile: what was published is to be removed.
-            let kind = same.map_or(Kind::File, |placed| placed.kind);
+            let kind = match same {
+                Some(placed) => placed.kind,
+                None => self.intended_kind(parent, name)?,
+            };
             self.put_place(parent, name, &Placed { ino, kind, version })?;
             return self.settle_place(c, parent, name, None);
         };

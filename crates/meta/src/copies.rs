@@ -16,8 +16,8 @@
 
 use forebay_types::limits::NAME_MAX;
 use forebay_types::{
-    Code, CopyOf, Ino, Kind, Placed, Reader, Timestamp, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY,
-    FLAG_DRAINING, FLAG_STORE, FLAG_UNLISTED,
+    Code, CopyOf, Ino, Kind, Placed, Reader, StoreVersion, Timestamp, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED,
+    FLAG_DIRTY, FLAG_DRAINING, FLAG_STORE, FLAG_UNLISTED,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -26,6 +26,9 @@ use crate::record::{EntryRecord, Inode, RECORD_VERSION};
 
 const COPY_BYTES_MAX: usize = 1 + 24 + NAME_MAX;
 const FURTHER_BYTES: usize = 9;
+/// Most links to one object whose places follow a change of its attributes in one transaction. Those of more are found
+/// to have been changed when they are next looked at.
+const LINKS_MAX: usize = 64;
 /// The generation of a further place whose data may be any.
 const NO_GENERATION: u64 = 0;
 
@@ -136,6 +139,36 @@ impl Batch<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// The other places at which the store has a version of an inode: links to one object, whose attributes are the
+    /// same at all of them. The first [`LINKS_MAX`] of them.
+    pub(crate) fn other_places(
+        &self,
+        ino: Ino,
+        at: (Ino, &[u8]),
+        version: StoreVersion,
+    ) -> Answer<Vec<(Ino, Vec<u8>, Placed)>> {
+        let mut names = Vec::new();
+        names.extend(self.copy_record(ino)?.map(|copy| (copy.parent, copy.name)));
+        let (first, last) = (keys::further(ino, Ino(0), b""), keys::last_further(ino));
+        for item in self.tx.range(first.bytes(), last.bytes())? {
+            let Some(Key::Further(_, parent, name)) = keys::decode(item?.0) else {
+                return Err(Code::Corrupt);
+            };
+            names.push((parent, name.to_vec()));
+            if names.len() > LINKS_MAX {
+                break;
+            }
+        }
+        names.retain(|(parent, name)| (*parent, name.as_slice()) != at);
+        let mut places = Vec::new();
+        for (parent, name) in names {
+            if let Some(placed) = self.placed(parent, &name)?.filter(|placed| placed.version == version) {
+                places.push((parent, name, placed));
+            }
+        }
+        Ok(places)
     }
 
     /// Makes the first further place behind a place pending.

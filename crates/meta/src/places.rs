@@ -89,6 +89,12 @@ impl Batch<'_> {
         self.tx.get(keys::place(parent, name).bytes())?.map(decode_place).transpose()
     }
 
+    /// The kind that a removed inode has in the store, as the intent at its place tells.
+    pub(crate) fn intended_kind(&self, parent: Ino, name: &[u8]) -> Answer<Kind> {
+        let intent = self.pending_at(parent, name)?.and_then(|pending| pending.intent);
+        Ok(if intent == Some(StoreVersion::A_DIRECTORY) { Kind::Directory } else { Kind::File })
+    }
+
     fn pending_at(&self, parent: Ino, name: &[u8]) -> Answer<Option<PendingRecord>> {
         self.tx.get(keys::pending(parent, name).bytes())?.map(PendingRecord::decode).transpose()
     }

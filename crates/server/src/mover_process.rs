@@ -53,7 +53,7 @@ pub(crate) struct MoverKeeper {
     last_end: Option<String>,
     /// The error that the last mover reported at its end.
     failure: Option<Failure>,
-    /// The last report.
+    /// The last report of the mover that runs.
     report: Value,
     /// Connections that wait for the start.
     askers: Vec<MemberId>,
@@ -180,6 +180,7 @@ impl MoverKeeper {
         }
         tracing::error!(pid = process.helper.pid(), "the mover {words}");
         self.restarts += 1;
+        self.report = json!({});
         self.last_end = Some(words.to_owned());
         self.start_at = Instant::now() + self.backoff.after(process.helper.started.elapsed());
         if !process.is_ready {

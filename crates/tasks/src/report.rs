@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MoverReport {
-    /// Places at which a store may differ from the pool.
-    pub pending_places: u64,
+    /// Places at which a store may differ from the pool. None as long as the mover has not looked.
+    pub pending_places: Option<u64>,
     /// Files whose data a store does not have yet.
     pub dirty_files: u64,
     /// Bytes of their data.
@@ -69,8 +69,9 @@ mod tests {
             ..Default::default()
         };
         let all = (0..100).map(|i| store(&format!("/{i}"))).collect();
-        let report = MoverReport { pending_places: 7, stores: all, ..MoverReport::default() }.bounded(4096);
+        let report =
+            MoverReport { pending_places: Some(7), stores: all, ..MoverReport::default() }.bounded(4096);
         assert!(serde_json::to_string(&report).unwrap().len() <= 4096);
-        assert!(report.stores.len() > 2 && report.stores[0].at == "/0" && report.pending_places == 7);
+        assert!(report.stores.len() > 2 && report.stores[0].at == "/0" && report.pending_places == Some(7));
     }
 }

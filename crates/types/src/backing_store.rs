@@ -29,6 +29,19 @@ pub struct StoreVersion {
 pub const STORE_VERSION_BYTES: usize = 36;
 
 impl StoreVersion {
+    /// True if an object of this version becomes one of the other version when its time of modification is set.
+    pub fn differs_in_time(&self, other: &StoreVersion) -> bool {
+        let in_place = StoreVersion { mtime: other.mtime, ..*self };
+        self.ino != 0 && self != other && in_place == *other
+    }
+
+    /// What an intent to remove has.
+    pub const NOTHING: StoreVersion =
+        StoreVersion { bytes: 0, mtime: Timestamp { sec: 0, nsec: 0 }, ino: 0, tag: 0 };
+
+    /// What an intent to make a directory has: its version is not known before.
+    pub const A_DIRECTORY: StoreVersion = StoreVersion { bytes: u64::MAX, ..StoreVersion::NOTHING };
+
     /// Appends the version.
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
         w.u64(self.bytes)?;

@@ -196,8 +196,9 @@ fn add_mover(facts: &mut Facts, mover: &MoverStatus) {
         }
     }
     let drain = match report.pending_places {
-        0 => "the stores have everything".to_owned(),
-        n => format!(
+        None => "not known until the mover has looked".to_owned(),
+        Some(0) => "the stores have everything".to_owned(),
+        Some(n) => format!(
             "{} to be copied in {}, {} pending",
             table::bytes(report.dirty_bytes),
             table::count(report.dirty_files, "file"),

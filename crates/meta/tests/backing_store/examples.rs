@@ -8,7 +8,7 @@ use forebay_types::{
 use super::pool::Pool;
 
 const STATES: u32 = FLAG_RESIDENT | FLAG_DIRTY | FLAG_DRAINING;
-const NOTHING: StoreVersion = StoreVersion { bytes: 0, mtime: Timestamp { sec: 0, nsec: 0 }, ino: 0, tag: 0 };
+const NOTHING: StoreVersion = StoreVersion::NOTHING;
 
 fn version(ino: u64) -> StoreVersion {
     StoreVersion { ino, ..NOTHING }
@@ -515,5 +515,41 @@ fn a_store_is_detached_while_another_has_pending_places() {
     pool.ask(Request::Unlink { parent: other, name: b"f" }).unwrap();
     assert_eq!(pool.ask(Request::Detach { ino: other }), Err(Code::Busy));
     pool.ask(Request::Detach { ino: pool.top }).unwrap();
+    pool.assert_clean();
+}
+
+#[test]
+fn a_directory_that_was_made_in_the_store_and_removed_in_the_pool_is_known_as_a_directory() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let d = pool.entry(Request::MakeDirectory { parent: top, name: b"d", mode: 0o755 }).unwrap().ino;
+    let seen = pool.pending_at(b"d").unwrap().changes;
+    pool.ask(Request::Intend { parent: top, name: b"d", version: StoreVersion::A_DIRECTORY }).unwrap();
+    pool.ask(Request::RemoveDirectory { parent: top, name: b"d" }).unwrap();
+    pool.ask(published(top, b"d", d, EPOCH_UNKNOWN, seen, 0)).unwrap();
+    let pending = pool.pending_at(b"d").unwrap();
+    assert_eq!(pending.placed.map(|placed| placed.kind), Some(Kind::Directory));
+    assert_eq!(pending.wanted, None);
+    pool.assert_clean();
+}
+
+#[test]
+fn links_to_one_object_of_the_store_follow_a_change_of_its_time() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let ino = pool.clean_file(top, b"a", 1);
+    pool.ask(Request::Link { ino, parent: top, name: b"b" }).unwrap();
+    let seen = pool.pending_at(b"b").unwrap().changes;
+    let epoch = pool.attr(ino).unwrap().epoch();
+    pool.ask(published(top, b"b", ino, epoch, seen, 1)).unwrap();
+    let touched = StoreVersion { mtime: Timestamp { sec: 5, nsec: 6 }, ..version(1) };
+    let change = |version| Request::Published { parent: top, name: b"a", ino, epoch, seen: 0, version };
+    pool.ask(change(touched)).unwrap();
+    for name in [b"a", b"b"] {
+        pool.ask(Request::Unlink { parent: top, name }).unwrap();
+    }
+    let versions: Vec<_> =
+        pool.pending().iter().map(|place| place.placed.map(|placed| placed.version)).collect();
+    assert_eq!(versions, [Some(touched), Some(touched)]);
     pool.assert_clean();
 }

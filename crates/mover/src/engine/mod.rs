@@ -237,7 +237,7 @@ fn watch(shared: &Arc<Shared>) {
 
 /// What the status shows of the pending places.
 fn note(shared: &Shared, places: &[PendingPlace]) {
-    let mut report = MoverReport { pending_places: places.len() as u64, ..MoverReport::default() };
+    let mut report = MoverReport { pending_places: Some(places.len() as u64), ..MoverReport::default() };
     for place in places {
         report.conflicts += u64::from(place.conflict);
         if let Some(Wanted::Here(entry, _)) = &place.wanted {

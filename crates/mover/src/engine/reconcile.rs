@@ -12,7 +12,6 @@ use forebay_types::{
 };
 
 use super::link::Link;
-use super::recover::{A_DIRECTORY, NOTHING};
 use super::stores::{AttachedStore, Stores};
 use super::upload::attributes_of;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
@@ -141,7 +140,7 @@ impl<'a> Reconciler<'a> {
 
     /// Removes an empty directory that a mover made and did not report.
     fn remove_unreported(&self, place: &PendingPlace, path: &StorePath) -> Result<()> {
-        if place.placed.is_none() && place.intent == Some(A_DIRECTORY) {
+        if place.placed.is_none() && place.intent == Some(StoreVersion::A_DIRECTORY) {
             match self.store().remove_directory(path, &is_alive) {
                 Ok(_) => {}
                 Err(e) if e.code() == Code::NotDirectory => {}
@@ -175,10 +174,12 @@ impl<'a> Reconciler<'a> {
         let Some(placed) = place.placed else {
             // It was made, perhaps, and the mover died.
             if let Some(intent) = &place.intent {
-                if *intent == A_DIRECTORY {
+                if *intent == StoreVersion::A_DIRECTORY {
                     self.remove_unreported(place, path)?;
-                } else if *intent != NOTHING {
-                    let _ = self.store().remove(path, intent)?;
+                } else if *intent != StoreVersion::NOTHING {
+                    if let Some(found) = self.store().look(path)?.filter(|found| found.is_upload(intent)) {
+                        let _ = self.store().remove(path, &found.version)?;
+                    }
                 }
             }
             return self.settle(place);
@@ -190,7 +191,7 @@ impl<'a> Reconciler<'a> {
             if is_below_wanted {
                 return Ok(Next::Later); // what is below is removed first
             }
-            if !self.intend(place, NOTHING)? {
+            if !self.intend(place, StoreVersion::NOTHING)? {
                 return Ok(Next::Later);
             }
             match self.store().remove_directory(path, &is_alive)? {
@@ -204,7 +205,7 @@ impl<'a> Reconciler<'a> {
                 }
             }
         } else {
-            if !self.intend(place, NOTHING)? {
+            if !self.intend(place, StoreVersion::NOTHING)? {
                 return Ok(Next::Later);
             }
             if let Outcome::Conflict(Some(_)) = self.store().remove(path, &placed.version)? {
@@ -284,7 +285,7 @@ impl<'a> Reconciler<'a> {
         let directories = (placed.kind == Kind::Directory, entry.attr.is_directory());
         match directories {
             (false, false) => Ok(Some(Some(placed.version))),
-            _ if !self.intend(place, NOTHING)? => Ok(None),
+            _ if !self.intend(place, StoreVersion::NOTHING)? => Ok(None),
             (true, _) => match self.store().remove_directory(path, &is_alive)? {
                 DirectoryRemoval::Removed => self.unpublish(place, u64::MAX).map(|()| Some(None)),
                 DirectoryRemoval::NotEmpty => Ok(None),
@@ -301,7 +302,7 @@ impl<'a> Reconciler<'a> {
     /// Removes a version whose inode is gone.
     fn clear(&self, place: &PendingPlace, path: &StorePath, version: Option<StoreVersion>) -> Result<bool> {
         let Some(version) = version else { return Ok(true) };
-        if !self.intend(place, NOTHING)? {
+        if !self.intend(place, StoreVersion::NOTHING)? {
             return Ok(false);
         }
         match self.store().remove(path, &version)? {
@@ -469,7 +470,7 @@ impl<'a> Reconciler<'a> {
         let attributes = attributes_of(self.link, entry)?;
         let kind = entry.attr.kind();
         if kind == Kind::Directory {
-            if !self.intend(place, A_DIRECTORY)? {
+            if !self.intend(place, StoreVersion::A_DIRECTORY)? {
                 return Ok(Next::Later);
             }
             return match self.store().make_directory(path, &attributes)? {
@@ -549,10 +550,22 @@ impl<'a> Reconciler<'a> {
                     .why("another program removed it, and the pool had released its data")),
             };
         };
-        if found.kind != entry.attr.kind() || found.version != placed.version {
-            return self.conflict(place, path, Some(&found)).map(|()| Next::Later);
-        }
         let wanted = attributes_of(self.link, entry)?;
+        let epoch = copy.map_or(EPOCH_UNKNOWN, |copy| copy.epoch);
+        let record = |version, seen| {
+            let at = (place.parent, &place.name[..]);
+            let done = self.link.published(at, entry.attr.ino, epoch, seen, version);
+            done.map(|()| Next::Done).map_err(|code| pool_error("set attributes of", path, code))
+        };
+        if found.kind != entry.attr.kind() || found.version != placed.version {
+            // Through another link to it, or by a mover that died, it got the time that the pool wants.
+            let is_ours =
+                placed.version.differs_in_time(&found.version) && wanted.mtime == Some(found.version.mtime);
+            return match is_ours && found.kind == entry.attr.kind() {
+                true => record(found.version, 0).map(|_| Next::Later),
+                false => self.conflict(place, path, Some(&found)).map(|()| Next::Later),
+            };
+        }
         let has_xattrs = match (&wanted.xattrs, self.store().abilities().extended_attributes) {
             (Some(_), true) => Some(self.store().xattrs(path)?),
             _ => None,
@@ -560,13 +573,17 @@ impl<'a> Reconciler<'a> {
         if !self.differs(&found, &wanted, has_xattrs) {
             return self.settle(place);
         }
-        match self.store().set_attributes(path, &placed.version, &wanted)? {
-            Outcome::Done(version) => {
-                let epoch = copy.map_or(EPOCH_UNKNOWN, |copy| copy.epoch);
-                let at = (place.parent, &place.name[..]);
-                let done = self.link.published(at, entry.attr.ino, epoch, place.changes, version);
-                done.map(|()| Next::Done).map_err(|code| pool_error("set attributes of", path, code))
+        // The time is part of the version.
+        let after = wanted.mtime.map(|mtime| StoreVersion { mtime, ..placed.version });
+        let after =
+            after.filter(|after| found.kind != Kind::Directory && placed.version.differs_in_time(after));
+        if let Some(after) = after {
+            if !self.intend(place, after)? {
+                return Ok(Next::Later);
             }
+        }
+        match self.store().set_attributes(path, &placed.version, &wanted)? {
+            Outcome::Done(version) => record(version, place.changes),
             Outcome::Conflict(found) => self.conflict(place, path, found.as_deref()).map(|()| Next::Later),
         }
     }

@@ -4,18 +4,11 @@
 //! removal, the same version at both places of a rename. So the next mover recognises what was done. It does this
 //! before anything else, since paths may lead through what was renamed.
 
-use forebay_types::{Code, Error, Ino, PendingPlace, Result, StoreVersion};
+use forebay_types::{Code, Error, Ino, PendingPlace, Result, StoreVersion, Wanted, EPOCH_UNKNOWN};
 
 use super::link::Link;
 use super::stores::Stores;
 use crate::store::{Object, Store};
-
-/// What a removal intends.
-pub(super) const NOTHING: StoreVersion =
-    StoreVersion { bytes: 0, mtime: forebay_types::Timestamp { sec: 0, nsec: 0 }, ino: 0, tag: 0 };
-
-/// What making a directory intends: its version is not known before.
-pub(super) const A_DIRECTORY: StoreVersion = StoreVersion { bytes: u64::MAX, ..NOTHING };
 
 /// A place with an intent, and what the store has there.
 struct Intended<'p> {
@@ -76,11 +69,28 @@ pub(super) fn recover(link: &Link, stores: &Stores, places: &[PendingPlace]) -> 
         };
         let (parent, name) = one.at();
         let done = match &one.real {
-            None if intent == NOTHING => link.unpublished(parent, name, one.place.changes),
+            None if intent == StoreVersion::NOTHING => link.unpublished(parent, name, one.place.changes),
             None => match other(&|other| other.is_done(&intent) && !other.is_as_known()) {
                 Some(to) => link.moved((parent, name), to.at(), intent),
                 None => continue, // a directory above was moved, or another program removed it
             },
+            // It set attributes of what was there.
+            Some(real)
+                if real.version == intent
+                    && one.known().is_some_and(|known| known.differs_in_time(&real.version)) =>
+            {
+                let Some(placed) = one.place.placed else { continue };
+                let epoch = match (&one.place.wanted, link.inode(placed.ino)) {
+                    (Some(Wanted::Here(entry, Some(copy))), _) if entry.attr.ino == placed.ino => copy.epoch,
+                    // The epoch of a file's data there is known if the pool has no data of it.
+                    (_, Ok(entry)) if !entry.attr.is_resident() => entry.attr.epoch(),
+                    (_, Ok(_) | Err(Code::NotFound)) => EPOCH_UNKNOWN,
+                    (_, Err(code)) => {
+                        return Err(Error::new(code, format!("cannot read inode {}", placed.ino)));
+                    }
+                };
+                link.published((parent, name), placed.ino, epoch, 0, real.version)
+            }
             Some(real) if real.is_upload(&intent) => {
                 match other(&|other| other.real.is_none() && other.known() == Some(intent)) {
                     Some(from) => link.moved(from.at(), (parent, name), intent),
