@@ -11,8 +11,9 @@
  * use forebay_fstat for those of the file.
  *
  * All functions may be called from any thread at any time. All may be called from a signal handler, except
- * forebay_attach, forebay_opendir, forebay_closedir and the functions of forebay_file, forebay_request, forebay_memory
- * and forebay_stage. One thread at a time uses a directory (forebay_dir).
+ * forebay_attach, forebay_opendir, forebay_closedir, the functions of forebay_file, forebay_request, forebay_memory and
+ * forebay_stage, and those for backing stores (from forebay_state on). One thread at a time uses a directory
+ * (forebay_dir).
  *
  * If a symbolic link or ".." leads out of the pool, the call returns -EXDEV: use the kernel's own call for such a path.
  *

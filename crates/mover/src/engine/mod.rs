@@ -9,6 +9,7 @@
 //! Requests to the pool may come from any thread. A thread that calls a store holds no lock, so a store that hangs holds
 //! up only its own work: calls that wait for it end after the daemon's limit.
 
+mod copying;
 mod drain;
 mod evict;
 mod link;

@@ -60,7 +60,7 @@ pub(super) struct Reconciler<'a> {
     directories: HashMap<u64, Option<StorePath>>,
 }
 
-fn pool_error(what: &str, path: &StorePath, code: Code) -> Error {
+pub(super) fn pool_error(what: &str, path: &StorePath, code: Code) -> Error {
     Error::new(code, format!("cannot {what} {path}: the pool refuses its record"))
 }
 
@@ -74,7 +74,7 @@ impl<'a> Reconciler<'a> {
         self.directories.clear();
     }
 
-    fn store(&self) -> &dyn Store {
+    pub(super) fn store(&self) -> &dyn Store {
         &*self.at.store
     }
 
@@ -421,42 +421,6 @@ impl<'a> Reconciler<'a> {
         }
     }
 
-    /// Gives a clean file another name in a store that cannot rename: copies it there. The old name is removed at its own
-    /// place.
-    fn copy_inside(
-        &mut self,
-        place: &PendingPlace,
-        entry: &Entry,
-        directory: &StorePath,
-        path: &StorePath,
-        replaces: Option<StoreVersion>,
-    ) -> Result<Next> {
-        let ino = entry.attr.ino;
-        let located = self.stores.locate(ino)?;
-        let Some(placed) = located.placed else { return Ok(Next::Later) };
-        if located.path == *path {
-            return Ok(Next::Later);
-        }
-        match self.store().copy(&located.path, &placed.version, path, replaces.as_ref()) {
-            Ok(Outcome::Done(version)) => {
-                let at = (place.parent, &place.name[..]);
-                let done = self.link.published(at, ino, located.epoch, place.changes, version);
-                done.map(|()| Next::Done).map_err(|code| pool_error("copy", path, code))
-            }
-            Ok(Outcome::Conflict(found)) => {
-                self.conflict(place, path, found.as_deref()).map(|()| Next::Later)
-            }
-            // Another program has changed or removed it in the store.
-            Err(e) if e.code() == Code::Stale && entry.attr.is_resident() => {
-                Ok(upload(place, entry, directory, path, replaces))
-            }
-            Err(e) if e.code() == Code::Stale => {
-                super::restore::refresh(self.link, self.stores, entry).map(|()| Next::Later)
-            }
-            Err(e) => Err(e.into()),
-        }
-    }
-
     /// Makes what is no file.
     fn make(
         &mut self,
@@ -626,7 +590,7 @@ pub(super) fn is_alive(mover: &str) -> bool {
     runs_here(mover).unwrap_or(true)
 }
 
-fn upload(
+pub(super) fn upload(
     place: &PendingPlace,
     entry: &Entry,
     directory: &StorePath,
