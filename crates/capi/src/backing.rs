@@ -13,10 +13,12 @@ use crate::header::{
 use crate::public::{at, Text};
 
 type Done = Result<(), Failed>;
+/// A name: the directory, and the name in it.
+type Named<'a> = Option<(Ino, &'a [u8])>;
 
 /// The inode at a path, and the directory and name that lead there; none for the root, and for a path that ends in a
 /// symbolic link's target.
-fn find<'a>(pool: &Pool, path: Text<'a>) -> Result<(Entry, Option<(Ino, &'a [u8])>), Failed> {
+fn find<'a>(pool: &Pool, path: Text<'a>) -> Result<(Entry, Named<'a>), Failed> {
     let place = at(path)?;
     let entry = pool.resolve(place, true, &mut PathBuffer::new())?;
     let end = place.path.iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);

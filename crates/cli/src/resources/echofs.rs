@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use forebay_tasks::{DrainPolicy, Policy, Rule, StoreSettings};
 use forebay_types::Result;
 
+use super::contents::{Attachment, Place, Resources};
 use super::own::{list, table, text};
 use super::tree::{Node, Value};
-use super::{Attachment, Place, Resources};
 use crate::backing::Url;
 
 const KEYS: [&str; 3] = ["global-settings", "backends", "resources"];

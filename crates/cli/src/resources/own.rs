@@ -8,8 +8,8 @@ use std::str::FromStr;
 use forebay_tasks::{Durable, Policy, Rule, StoreSettings};
 use forebay_types::Result;
 
+use super::contents::{check_disjoint, Attachment, Place, Resources};
 use super::tree::{Node, Value};
-use super::{check_disjoint, Attachment, Place, Resources};
 use crate::backing::Url;
 use crate::pool;
 

@@ -36,7 +36,7 @@ read-only = true
 #[test]
 fn own_form_says_stores_directories_policies_and_capacity() {
     let resources = parsed("case.toml", OWN).unwrap();
-    assert_eq!((resources.capacity, resources.mount), (Some(8 << 30), Some("/mnt/pool".into())));
+    assert_eq!((resources.capacity, &resources.mount), (Some(8 << 30), &Some("/mnt/pool".into())));
     let [first, second] = &resources.directories[..] else { panic!("{resources:?}") };
     assert_eq!((&first.at[..], &*first.url.text), (&b"/project"[..], "file:///lustre/project?rate=1GB/s"));
     assert_eq!(first.settings.url, first.url.text);
@@ -97,7 +97,7 @@ resources: [
 #[test]
 fn form_of_echofs_is_a_store_at_the_root_with_rules() {
     let resources = parsed("job.conf", ECHOFS).unwrap();
-    assert_eq!((resources.capacity, resources.mount), (Some(3 << 30), Some("/local/mnt".into())));
+    assert_eq!((resources.capacity, &resources.mount), (Some(3 << 30), &Some("/local/mnt".into())));
     assert_eq!(resources.notes.len(), 3, "{:?}", resources.notes);
     let [root] = &resources.directories[..] else { panic!("{:?}", resources.directories) };
     assert_eq!((&root.at[..], &*root.url.text), (&b"/"[..], "/slow/root"));

@@ -5,7 +5,7 @@ use forebay_types::{Code, Entry, PendingPlace, Result, StoreVersion};
 
 use super::reconcile::{pool_error, upload, Next, Reconciler};
 use super::restore::refresh;
-use crate::store::{Outcome, Store, StorePath};
+use crate::store::{Outcome, StorePath};
 
 impl Reconciler<'_> {
     /// Gives a clean file another name in a store that cannot rename: copies it there. The old name is removed at its own
@@ -37,9 +37,7 @@ impl Reconciler<'_> {
             Err(e) if e.code() == Code::Stale && entry.attr.is_resident() => {
                 Ok(upload(place, entry, directory, path, replaces))
             }
-            Err(e) if e.code() == Code::Stale => {
-                refresh(self.link, self.stores, entry).map(|()| Next::Later)
-            }
+            Err(e) if e.code() == Code::Stale => refresh(self.link, self.stores, entry).map(|()| Next::Later),
             Err(e) => Err(e.into()),
         }
     }

@@ -19,6 +19,8 @@ pub(super) struct AttachedStore {
     pub(super) store: Arc<Limited>,
     pub(super) read_only: bool,
     pub(super) settings: StoreSettings,
+    /// The same as the directory has them.
+    raw_settings: Vec<u8>,
     url: String,
     last_error: Mutex<Option<(String, u64)>>,
     /// Old names of files that were copied to others, with their versions: to be removed.
@@ -123,8 +125,15 @@ impl Stores {
 
     /// The store that is attached at a directory.
     pub(super) fn of(&self, root: Ino) -> Result<Arc<AttachedStore>> {
-        if let Some(store) = locked(&self.open).get(&root.0) {
-            return Ok(Arc::clone(store));
+        let known = locked(&self.open).get(&root.0).cloned();
+        if let Some(store) = known {
+            match self.link.settings(root) {
+                Ok(bytes) if bytes != store.raw_settings => {}
+                Err(Code::NoAttribute | Code::NotFound) => {}
+                _ => return Ok(store),
+            }
+            // It was detached; another may be attached there by now.
+            locked(&self.open).remove(&root.0);
         }
         let opened = self.open(root);
         let mut failed = locked(&self.failed);
@@ -158,6 +167,7 @@ impl Stores {
                 store,
                 read_only: settings.read_only,
                 settings,
+                raw_settings: bytes,
                 url: title,
                 last_error: Mutex::default(),
                 outdated: Mutex::default(),

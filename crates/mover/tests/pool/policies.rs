@@ -93,3 +93,20 @@ fn a_policy_or_pattern_that_makes_no_sense_is_refused_with_its_words() {
         assert!(!done.status.success() && text(&done).contains(words), "{arguments:?}: {}", text(&done));
     }
 }
+
+#[test]
+fn another_store_at_the_same_directory_is_used_from_then_on() {
+    let bed = Bed::new("64MiB");
+    bed.attach_with("", &[]);
+    bed.sh("echo first > /forebay/s/f");
+    bed.wait("the first store has it", || bed.store().join("f").exists());
+    let detached = bed.verb(&["detach", "/s"]);
+    assert!(detached.status.success(), "{}", text(&detached));
+    let other = bed.store().with_file_name("other");
+    std::fs::create_dir(&other).unwrap();
+    let attached = bed.verb(&["attach", other.to_str().unwrap(), "/s", "--rule", "*.tmp=temporary"]);
+    assert!(attached.status.success(), "{}", text(&attached));
+    assert_eq!(bed.sh("ls /forebay/s; echo second > /forebay/s/g; echo t > /forebay/s/h.tmp"), "");
+    bed.wait("the second store has it", || other.join("g").exists());
+    assert!(!bed.store().join("g").exists() && !other.join("h.tmp").exists());
+}
