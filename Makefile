@@ -1,10 +1,10 @@
 # The project's jobs. Each first installs its missing dependencies (tools/install-deps).
 #
 #   make build                 release binaries and libraries
-#   make demo                  unmodified programs over real data, through a pool and without, compared
+#   make demo                  unmodified programs on slow storage, directly and with a pool in front of it, compared
 #   make test                  format, lints, arrows between crates, all tests, whole programs
 #   make soak                  the same tests with more cases, for hours; SEEDS=20000 CASES=1000
-#   make bench                 Forebay beside tmpfs and the disk; QUICK=1, BENCH="meta data stage cost mount mpi nodes far ranks"
+#   make bench                 Forebay beside tmpfs, the disk and slow storage; QUICK=1, BENCH="SECTION ..." (docs/benchmarks.md)
 #   make install PREFIX=DIR    bin, lib, include and share; DESTDIR=ROOT for packagers
 #   make lint                  format and lints alone
 #   make clean                 removes what the jobs made

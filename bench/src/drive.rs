@@ -20,6 +20,16 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
         }
         _ => {}
     }
+    let value = match what.as_str() {
+        "files" => Some(crate::backing::drive_files(rest)?),
+        "day-write" => Some(crate::backing::drive_day_write(rest)?),
+        "day-read" => Some(crate::backing::drive_day_read(rest)?),
+        _ => None,
+    };
+    if let Some(value) = value {
+        println!("{value}");
+        return Ok(());
+    }
     let orders = Orders::parse(rest)?;
     let named =
         |rates: Vec<(&str, f64)>| rates.into_iter().map(|(name, rate)| (name.to_owned(), rate)).collect();

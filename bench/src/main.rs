@@ -5,6 +5,7 @@
 //! to tmpfs and targets, and writes all samples as JSON. `forebay-bench drive` is the same driver for every system: it
 //! makes plain calls of the C library on a path, in processes that start together (`drive`).
 
+mod backing;
 mod calls;
 mod cost;
 mod data;
@@ -19,6 +20,7 @@ mod orders;
 mod report;
 mod run;
 mod sizes;
+mod slowfs;
 mod stage;
 mod systems;
 mod tools;
@@ -26,14 +28,17 @@ mod tools;
 use std::process::ExitCode;
 
 const HELP: &str = "\
-usage: forebay-bench run --binaries DIR --results DIR [--quick] [--disk DIR] [meta|data|stage|cost|mount|mpi|nodes|far|ranks|tools]...
-       forebay-bench drive meta|data|calls|names|mapped|times|tree|far|raw|age ...
+usage: forebay-bench run --binaries DIR --results DIR [--quick] [--disk DIR] [meta|data|stage|cost|mount|mpi|nodes|far|ranks|backing|day|tools]...
+       forebay-bench slow BEHIND AT BYTES_PER_SECOND LATENCY_MS
+       forebay-bench drive meta|data|calls|names|mapped|times|tree|far|raw|age|files|day-write|day-read ...
 Run compares Forebay (DIR/forebay) with tmpfs (/dev/shm) and with the disk that holds --disk (else the temporary
 directory), section by section: meta (operations per second), data (bytes per second), stage (staging against cp, tar,
 rsync and dd), cost (what the library costs programs that do not use the pool), mount (beside its medium and bindfs), mpi (MPI-IO beside the same MPI's own), nodes (pools of several
 nodes on this machine: data and names of another node, start, names, evenness, collective
-MPI-IO; far: the first two alone; ranks: the last alone), tools (ior and mdtest, when they are on
-PATH).
+MPI-IO; far: the first two alone; ranks: the last alone), backing (a pool in front of slow storage, beside the storage itself and copy
+tools), day (a program that writes more than the pool holds, as a plot), tools (ior and mdtest, when they are on
+PATH). Slow shows the directory BEHIND at AT, until it is unmounted, so that all programs
+together read and write at most so many bytes per second (0: no limit), each call with this latency. It needs root.
 ";
 
 /// Lets an interrupted run clean up: the signal ends the programs that it waits for, and then the run ends with an
@@ -53,6 +58,7 @@ fn main() -> ExitCode {
             run::main(&arguments[1..])
         }
         Some("drive") => drive::main(&arguments[1..]),
+        Some("slow") => slowfs::main(&arguments[1..]),
         Some("--help") => {
             print!("{HELP}");
             Ok(())

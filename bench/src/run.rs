@@ -4,7 +4,7 @@ use crate::orders::Orders;
 use crate::report::{Table, Target};
 use crate::sizes::Sizes;
 use crate::systems::{turns, Pool, System};
-use crate::{cost, data, machine, meta, mount, mpi, nodes, stage, tools};
+use crate::{backing, cost, data, machine, meta, mount, mpi, nodes, stage, tools};
 use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
@@ -22,12 +22,13 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--results" => results = Some(value()?),
             "--disk" => disk = value()?,
             "--quick" => quick = true,
-            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "tools" => {
+            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "backing" | "day"
+            | "tools" => {
                 sections.push(argument.as_str());
             }
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, tools"
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, backing, day, tools"
                 ))
             }
         }
@@ -51,7 +52,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
 
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
-    if sections.iter().any(|s| !matches!(*s, "cost" | "nodes" | "far" | "ranks")) {
+    if sections.iter().any(|s| !matches!(*s, "cost" | "nodes" | "far" | "ranks" | "backing" | "day")) {
         age(&systems, &sizes)?;
     }
     let mut tables = Vec::new();
@@ -87,6 +88,10 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
                     .into_iter()
                     .for_each(|table| show(table, &mut tables));
             }
+            "backing" => {
+                backing::measure(&binaries, &disk, &sizes, &mut |table| show(table, &mut tables))?;
+            }
+            "day" => backing::day(&binaries, &disk, &results, sizes.is_quick)?,
             _ => tools::measure(&systems)?,
         }
     }

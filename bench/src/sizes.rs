@@ -8,6 +8,8 @@ const MIB: usize = 1 << 20;
 
 /// The amounts of data and files to measure with.
 pub(crate) struct Sizes {
+    /// For a short run.
+    pub(crate) is_quick: bool,
     /// Repetitions of each measurement.
     pub(crate) repetitions: usize,
     /// Files of each process in metadata measurements.
@@ -27,6 +29,7 @@ impl Sizes {
     pub(crate) fn new(quick: bool) -> Result<Sizes, String> {
         let sizes = if quick {
             Sizes {
+                is_quick: true,
                 repetitions: 3,
                 files: 4000,
                 bytes: 256 * MIB,
@@ -36,6 +39,7 @@ impl Sizes {
             }
         } else {
             Sizes {
+                is_quick: false,
                 repetitions: REPETITIONS,
                 files: 20_000,
                 bytes: 1024 * MIB,

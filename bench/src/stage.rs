@@ -11,14 +11,17 @@ use crate::systems::{said, Pool};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 /// A directory; dropping it removes it.
-struct Place(PathBuf);
+pub(crate) struct Place(pub(crate) PathBuf);
 
 impl Place {
-    fn new(under: &Path) -> Result<Place, String> {
-        let path = under.join(format!("forebay-bench-stage-{}", std::process::id()));
+    pub(crate) fn new(under: &Path) -> Result<Place, String> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = under.join(format!("forebay-bench-stage-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         Ok(Place(path))
     }
@@ -31,10 +34,10 @@ impl Drop for Place {
 }
 
 /// A way to copy `from` to `to`.
-struct Way {
-    name: &'static str,
+pub(crate) struct Way {
+    pub(crate) name: &'static str,
     /// Shell words; `$1` is the source and `$2` the destination, which does not exist.
-    script: &'static str,
+    pub(crate) script: &'static str,
 }
 
 const TREE_WAYS: [Way; 3] = [
@@ -137,7 +140,7 @@ fn other(way: &Way, source: &Path, kept: &Path, memory: &Path, out: &Path) -> Re
 }
 
 /// Touches memory, a quarter more than `bytes`, and frees it.
-fn warm(bytes: u64) -> Result<(), String> {
+pub(crate) fn warm(bytes: u64) -> Result<(), String> {
     let bytes = (bytes + bytes / 4).max(64 << 20) as usize;
     // SAFETY: a new mapping of our own, written within its bounds and unmapped here.
     unsafe {
@@ -155,13 +158,13 @@ fn warm(bytes: u64) -> Result<(), String> {
     Ok(())
 }
 
-fn timed(command: &mut Command) -> Result<f64, String> {
+pub(crate) fn timed(command: &mut Command) -> Result<f64, String> {
     let start = Instant::now();
     said(command)?;
     Ok(start.elapsed().as_secs_f64())
 }
 
-fn remove(path: &Path) {
+pub(crate) fn remove(path: &Path) {
     if path.is_dir() {
         fs::remove_dir_all(path).ok();
     } else {
@@ -170,7 +173,7 @@ fn remove(path: &Path) {
 }
 
 /// Fails unless both have the same number of files and bytes.
-fn same_size(a: &Path, b: &Path) -> Result<(), String> {
+pub(crate) fn same_size(a: &Path, b: &Path) -> Result<(), String> {
     let (left, right) = (measure_of(a)?, measure_of(b)?);
     if left == right {
         return Ok(());
@@ -178,7 +181,7 @@ fn same_size(a: &Path, b: &Path) -> Result<(), String> {
     Err(format!("{} has {left:?} (files, bytes) and {} has {right:?}", a.display(), b.display()))
 }
 
-fn measure_of(path: &Path) -> Result<(u64, u64), String> {
+pub(crate) fn measure_of(path: &Path) -> Result<(u64, u64), String> {
     let told = |e: std::io::Error| format!("{}: {e}", path.display());
     let stat = fs::symlink_metadata(path).map_err(told)?;
     if !stat.is_dir() {
@@ -193,7 +196,7 @@ fn measure_of(path: &Path) -> Result<(u64, u64), String> {
 }
 
 /// Files of 4 to 64 KiB, a hundred a directory.
-fn make_tree(root: &Path, files: usize) -> Result<(), String> {
+pub(crate) fn make_tree(root: &Path, files: usize) -> Result<(), String> {
     let told = |e: std::io::Error| format!("{}: {e}", root.display());
     let bytes: Vec<u8> = (0..64 << 10).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     for i in 0..files {
@@ -207,7 +210,7 @@ fn make_tree(root: &Path, files: usize) -> Result<(), String> {
     Ok(())
 }
 
-fn make_file(path: &Path, bytes: u64) -> Result<(), String> {
+pub(crate) fn make_file(path: &Path, bytes: u64) -> Result<(), String> {
     use std::io::Write;
     let told = |e: std::io::Error| format!("{}: {e}", path.display());
     let mut file = fs::File::create(path).map_err(told)?;

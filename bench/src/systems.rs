@@ -38,6 +38,11 @@ impl Pool {
         self.directory.join("target")
     }
 
+    /// The pool's directory.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     fn forebay(&self) -> Command {
         let mut command = Command::new(self.binaries.join("forebay"));
         command.env_remove("FOREBAY_POOL");
@@ -54,7 +59,9 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        if let Err(message) = said(self.command().arg("down")) {
+        // What a store lacks is of no use any more, unless a measurement compares it, and then it is there.
+        let down = said(self.command().args(["down", "--discard"]));
+        if let Err(message) = down {
             eprintln!("forebay-bench: {message}");
         }
         std::fs::remove_dir_all(&self.directory).ok();

@@ -3,7 +3,8 @@
 use crate::systems::{said, System};
 use std::process::Command;
 
-fn on_path(program: &str) -> bool {
+/// True when a program is installed.
+pub(crate) fn on_path(program: &str) -> bool {
     Command::new("sh")
         .args(["-c", "command -v \"$1\" >/dev/null", "find", program])
         .status()

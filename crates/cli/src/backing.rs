@@ -11,12 +11,10 @@ mod url;
 pub(crate) use attaching::{attach, Attached};
 pub(crate) use detaching::detach;
 pub(crate) use draining::{drain, drain_until_stopped, would_lose, Drained};
-pub(crate) use pending::{all, Lacking};
+pub(crate) use pending::{all, nodes, nodes_of, Lacking};
 pub(crate) use progress::{wait, Waited};
 pub(crate) use trees::{place_of, settings_of, store_of, Trees};
 pub(crate) use url::Url;
-
-use std::path::Path;
 
 use forebay_client::{PathBuffer, Pool};
 use forebay_types::{Entry, Error, Result};
@@ -47,17 +45,5 @@ pub(crate) fn path_of(pool: &Pool, ino: forebay_types::Ino) -> String {
     match pool.path_of(ino, &mut path) {
         Ok(()) => table::printable(path.as_bytes()),
         Err(_) => format!("inode {ino}"),
-    }
-}
-
-/// Refuses a pool of several nodes.
-pub(crate) fn refuse_several_nodes(dir: &Path, what: &str) -> Result<()> {
-    let status = forebay_server::control::status(dir)?;
-    let nodes = status.more.get("node_count").and_then(serde_json::Value::as_u64).unwrap_or(1);
-    match nodes {
-        0 | 1 => Ok(()),
-        _ => Err(Error::new(forebay_types::Code::NotSupported, what)
-            .why("backing stores are for pools of one node in this version, and the pool has several")
-            .cure("start a pool of this node alone (`forebay up`), or copy with stage-in and stage-out")),
     }
 }

@@ -236,6 +236,20 @@ impl Attached {
         full
     }
 
+    /// The percentage to which the target with the most space is filled.
+    pub(crate) fn used_percent(&self) -> u64 {
+        let used = |(_, fd): (u16, RawFd)| {
+            // SAFETY: an all-zero statfs is valid, and writable for the call; a bad descriptor is an error.
+            let space = unsafe {
+                let mut space: libc::statfs = std::mem::zeroed();
+                (libc::fstatfs(fd, &mut space) == 0 && space.f_blocks > 0).then_some(space)
+            }?;
+            let used = space.f_blocks.saturating_sub(space.f_bavail);
+            Some(used.saturating_mul(100) / space.f_blocks)
+        };
+        self.targets().filter_map(used).min().unwrap_or(0)
+    }
+
     /// The target for a new file. The flag is true if all targets are above their high-water marks.
     fn choose_target(&self) -> (u16, bool) {
         let mut roomiest = (0, 0);

@@ -71,6 +71,14 @@ impl Pool {
         })
     }
 
+    /// The percentage to which this node's target with the most space is filled. From [`HIGH_WATER_PERCENT`] on, programs
+    /// that are about to write to the tree of a backing store wait.
+    ///
+    /// [`HIGH_WATER_PERCENT`]: forebay_types::limits::HIGH_WATER_PERCENT
+    pub fn used_percent(&self) -> Result<u64, Code> {
+        Ok(self.attached()?.used_percent())
+    }
+
     /// Announces that this process serves the pool's mount, and sends the mount's FUSE device. After the call returns,
     /// the daemon notifies the kernel of each change by another process before it acknowledges the change.
     ///

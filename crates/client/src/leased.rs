@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_data::BackingName;
 use forebay_types::limits::STRIPES_MAX;
-use forebay_types::{Code, Entry};
+use forebay_types::{node_of, Code, Entry, Layout, NodeId};
 
 use crate::errno;
 use crate::open::{open_at, BACKING_MODE};
@@ -17,6 +17,9 @@ use crate::pool::Pool;
 
 /// The fcntl(2) command that sets the signal for a broken lease. The libc crate lacks it.
 const F_SETSIG: libc::c_int = 10;
+
+/// Mode of a backing file that a mover has copied to the store or from it.
+const COPIED_MODE: libc::mode_t = BACKING_MODE | libc::S_ISVTX;
 
 /// What a lease excludes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +59,16 @@ impl LeasedFiles {
         })
     }
 
+    /// Notes at the backing files that a mover has copied them under these leases: a node that is about to write one for
+    /// another node has the file marked dirty first (`io_workers.rs` of the server, docs/decisions/0042).
+    pub fn note_copied(&self) -> Result<(), Code> {
+        for file in self.files() {
+            // SAFETY: plain system call on a descriptor of ours.
+            errno::check(unsafe { libc::fchmod(file.as_raw_fd(), COPIED_MODE) })?;
+        }
+        Ok(())
+    }
+
     /// The backing files, open for reading, in the order of the layout's stripes.
     pub fn files(&self) -> impl Iterator<Item = &OwnedFd> {
         self.files.iter().flatten()
@@ -86,11 +99,11 @@ fn lease(file: RawFd, kind: LeaseKind) -> Result<(), Code> {
 }
 
 impl Pool {
-    /// Opens all backing files of a file of this node, and takes leases on them.
+    /// Opens the backing files of a file that are on this node, and takes leases on them.
     ///
     /// # Errors
-    /// As [`lease`]; [`Code::NotSupported`] too for a file with a backing file on another node; [`Code::Stale`] if the
-    /// file was removed or released.
+    /// As [`lease`]; [`Code::NotSupported`] too for a file with too many of them; [`Code::Stale`] if the file was removed
+    /// or released.
     pub fn lease_files(&self, entry: &Entry, kind: LeaseKind) -> Result<LeasedFiles, Code> {
         let mut held = LeasedFiles { files: [const { None }; STRIPES_MAX as usize], kind };
         // `held` has room for the backing files of one component.
@@ -99,10 +112,14 @@ impl Pool {
         }
         for (file, (component, stripe)) in held.files.iter_mut().zip(entry.layout.stripes()) {
             if self.backing_elsewhere(entry, component, stripe).is_some() {
-                return Err(Code::NotSupported);
+                continue;
             }
             let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
-            let fd = self.open_stripe(entry, component, stripe, flags)?;
+            // A copy is no access of a program: the file's access time stays.
+            let fd = match self.open_stripe(entry, component, stripe, flags | libc::O_NOATIME) {
+                Err(Code::NotPermitted) => self.open_stripe(entry, component, stripe, flags)?,
+                opened => opened?,
+            };
             // SAFETY: the descriptor is new and ours.
             let opened = unsafe { OwnedFd::from_raw_fd(fd) };
             if kind != LeaseKind::None {
@@ -128,9 +145,26 @@ impl Pool {
         let fd = open_at(target, name.as_c_str(), flags)?;
         // SAFETY: the descriptor is new and ours.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        let mode = if self.spans_nodes() { COPIED_MODE } else { BACKING_MODE };
         // SAFETY: plain system call on a descriptor of ours. A umask may have taken bits away.
-        errno::check(unsafe { libc::fchmod(fd, BACKING_MODE) })?;
+        errno::check(unsafe { libc::fchmod(fd, mode) })?;
         Ok(file)
+    }
+
+    /// The other nodes that have backing files of a layout. Allocates.
+    pub fn other_nodes_of(&self, layout: &Layout) -> Vec<NodeId> {
+        let Ok(here) = self.node() else { return Vec::new() };
+        let target_of = |(component, stripe): (usize, u16)| layout.components()[component].target(stripe);
+        let mut nodes: Vec<NodeId> = layout.stripes().map(|at| node_of(target_of(at))).collect();
+        nodes.sort();
+        nodes.dedup();
+        nodes.retain(|node| *node != here);
+        nodes
+    }
+
+    /// The number of nodes of the pool.
+    pub fn node_count(&self) -> u64 {
+        self.attached().map_or(1, |attached| attached.reply.nodes).max(1)
     }
 
     /// The directories of this node's targets, for a mover that looks for what it can release. Allocates.

@@ -78,7 +78,7 @@ impl Pool {
         if !self.is_served_here(parent.dir.ino) && self.takes_files() {
             self.check_new(&parent, &name)?;
             let (dir, mode) = (parent.dir.ino, mode & 0o1777);
-            self.make_directory_elsewhere(caller(), dir, name.as_bytes(), mode)?;
+            self.make_directory_in(caller(), dir, name.as_bytes(), mode)?;
             return Ok(());
         }
         let request =
@@ -403,7 +403,11 @@ impl Pool {
         mode: u32,
     ) -> Result<Entry, Code> {
         if !self.is_served_here(parent) && self.takes_files() {
-            return self.make_directory_elsewhere(caller, parent, name, mode);
+            match self.make_directory_elsewhere(caller, parent, name, mode) {
+                // The parent belongs to a store's tree, which one node has.
+                Err(Code::CrossDevice) => {}
+                done => return done,
+            }
         }
         self.make_entry_in(caller, &Request::MakeDirectory { parent, name, mode })
     }

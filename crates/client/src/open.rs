@@ -170,7 +170,7 @@ impl Pool {
                         Err(Code::TooManySymlinks.into())
                     };
                 }
-                Target::Found(found) => match self.get_attr(found.ino) {
+                Target::Found(found) => match self.attr_to_open(found.ino, flags) {
                     Ok(entry) if !waits && waits_for_other_end(&entry, flags) => {
                         self.lead_to_fifo(&entry, flags, escape).map(|()| Way::AtFifo)
                     }
@@ -191,6 +191,21 @@ impl Pool {
             }
         }
         Err(Code::NotFound.into())
+    }
+
+    /// The attributes with which an inode is opened. In a pool of several nodes a released file is restored first: then
+    /// it is known which node has its data.
+    fn attr_to_open(&self, ino: Ino, flags: i32) -> Result<Entry, Code> {
+        let entry = self.get_attr(ino)?;
+        let attr = &entry.attr;
+        match attr.is_resident()
+            || !attr.is_file()
+            || !self.spans_nodes()
+            || !permits((attr.mode, attr.uid, attr.gid), wanted(flags), false)
+        {
+            true => Ok(entry),
+            false => self.resident(&entry),
+        }
     }
 
     /// Opens an existing inode: checks permission and kind, opens the backing file, truncates. [`Code::Stale`] if it
@@ -265,7 +280,7 @@ impl Pool {
             return Err(Code::NotSupported);
         }
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
-        let mut entry = self.resident(entry)?;
+        let mut entry = self.resident_here(entry)?;
         for _ in 0..ATTEMPTS {
             let fd = self.open_stripe(&entry, 0, 0, flags & KERNEL_FLAGS)?;
             match self.entry_to_open_again(&entry, writes) {
@@ -275,7 +290,7 @@ impl Pool {
                 }
                 Ok(Some(now)) => {
                     close(fd);
-                    entry = self.resident(&now)?;
+                    entry = self.resident_here(&now)?;
                 }
                 Err(code) => {
                     close(fd);
@@ -286,13 +301,37 @@ impl Pool {
         Err(Code::Busy)
     }
 
-    /// The entry of a file whose data are in the pool: they are restored if they are in the backing store alone.
+    /// The entry of a file whose data are in the pool: they are restored if they are in the backing store alone. In a
+    /// pool of several nodes they come to this node, unless a restore to another one is under way.
     #[inline]
-    pub(crate) fn resident(&self, entry: &Entry) -> Result<Entry, Code> {
+    pub fn resident(&self, entry: &Entry) -> Result<Entry, Code> {
         match entry.attr.is_resident() || !entry.attr.is_file() {
             true => Ok(*entry),
-            false => self.restore(entry.attr.ino),
+            false => self.restore_near(entry),
         }
+    }
+
+    /// The same for a file whose backing file was here. [`Code::Stale`] if it is on another node by now.
+    #[inline]
+    fn resident_here(&self, entry: &Entry) -> Result<Entry, Code> {
+        let entry = self.resident(entry)?;
+        match entry.attr.is_file() && !self.is_here(&entry.layout) {
+            true => Err(Code::Stale),
+            false => Ok(entry),
+        }
+    }
+
+    #[cold]
+    fn restore_near(&self, entry: &Entry) -> Result<Entry, Code> {
+        let ino = entry.attr.ino;
+        if self.spans_nodes() && self.takes_files() && !self.is_here(&entry.layout) {
+            match self.ask_entry(&Request::Relocate { ino, node: self.node()? }) {
+                Ok(_) | Err(Code::Stale | Code::Busy) => {}
+                Err(Code::NotFound) => return Err(Code::Stale),
+                Err(code) => return Err(code),
+            }
+        }
+        self.restore(ino)
     }
 
     /// Has a file's data restored, and waits for them. [`Code::Stale`] if the file is gone; [`Code::Io`] or

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::os::fd::RawFd;
 
 use forebay_data::BackingName;
-use forebay_types::{Attr, BackingAttr, Code, Entry, Ino, Kind, Layout, Timestamp};
+use forebay_types::{Attr, BackingAttr, Code, Entry, Ino, Kind, Layout, Timestamp, FLAG_ATTACHED};
 
 use crate::errno;
 use crate::path::{PathBuffer, Place};
@@ -14,6 +14,8 @@ use crate::walk::{permits, EXECUTE, READ, WRITE};
 
 /// Bytes that `st_blksize` recommends: large enough that copies run at the medium's speed.
 const BLOCK_BYTES: i64 = 128 * 1024;
+/// Bytes that a medium allocates at a time.
+const PAGE_BYTES: u64 = 4096;
 
 /// An all-zero `stat`.
 pub(crate) fn empty_stat() -> libc::stat {
@@ -66,7 +68,7 @@ impl Stripes {
     pub(crate) fn put(self, st: &mut libc::stat) {
         (st.st_ctime, st.st_ctime_nsec) = self.ctime;
         if let Some(newest) = &self.newest {
-            Pool::merge(st, newest);
+            Pool::merge(st, newest, false);
         }
         st.st_size = self.size as i64;
         st.st_blocks = self.blocks;
@@ -108,14 +110,20 @@ impl Pool {
         st
     }
 
-    /// Adds a backing file's attributes to its inode's.
-    fn merge(st: &mut libc::stat, backing: &libc::stat) {
+    /// Adds a backing file's attributes to its inode's. The change time of a backing file of an attached tree says
+    /// nothing while the modification time is the one that the shard has: the mover gave it to the file when it restored
+    /// it, or a program set it, which the shard knows.
+    fn merge(st: &mut libc::stat, backing: &libc::stat, is_attached: bool) {
+        let is_as_known =
+            is_attached && (st.st_mtime, st.st_mtime_nsec) == (backing.st_mtime, backing.st_mtime_nsec);
         st.st_size = backing.st_size;
         st.st_blocks = backing.st_blocks;
         (st.st_atime, st.st_atime_nsec) = (backing.st_atime, backing.st_atime_nsec);
         (st.st_mtime, st.st_mtime_nsec) = (backing.st_mtime, backing.st_mtime_nsec);
-        let ctime = later((st.st_ctime, st.st_ctime_nsec), (backing.st_ctime, backing.st_ctime_nsec));
-        (st.st_ctime, st.st_ctime_nsec) = ctime;
+        if !is_as_known {
+            let ctime = later((st.st_ctime, st.st_ctime_nsec), (backing.st_ctime, backing.st_ctime_nsec));
+            (st.st_ctime, st.st_ctime_nsec) = ctime;
+        }
     }
 
     /// Attributes of an inode whose entry is known; [`Code::Stale`] if it was removed since.
@@ -135,13 +143,14 @@ impl Pool {
         }
         if !entry.attr.is_resident() {
             // As if all were allocated: tar and others take a file without blocks for a hole.
-            st.st_blocks = (entry.attr.size.div_ceil(512)) as i64;
+            st.st_blocks = (entry.attr.size.div_ceil(PAGE_BYTES) * (PAGE_BYTES / 512)) as i64;
             return Ok(st);
         }
         st.st_size = 0;
+        let is_attached = entry.attr.flags & FLAG_ATTACHED != 0;
         if let Some(id) = self.backing_elsewhere(entry, 0, 0).filter(|_| entry.layout.is_single()) {
             match self.stat_backing(id) {
-                Ok(attr) => Pool::merge(&mut st, &stat_of(&attr)),
+                Ok(attr) => Pool::merge(&mut st, &stat_of(&attr), is_attached),
                 // Never created, so the file is empty; or removed since the attributes were read.
                 Err(Code::NotFound) => {
                     if self.get_attr(entry.attr.ino) == Err(Code::NotFound) {
@@ -150,20 +159,34 @@ impl Pool {
                 }
                 Err(code) => return Err(code),
             }
+            // Released since its entry was read, as below.
+            if let Some(now) = self.changed_since(entry)? {
+                return self.stat_with(&now, None);
+            }
             return Ok(st);
         }
         if entry.layout.is_single() {
             // A backing file that was missing earlier may have got its name before the layout was read.
             let target = self.attached()?.target_of(&entry.layout, 0, 0);
             match asked.filter(Result::is_ok).unwrap_or_else(|| stat_first(target, entry.attr.ino)) {
-                Ok(backing) => Pool::merge(&mut st, &backing),
+                Ok(backing) => {
+                    Pool::merge(&mut st, &backing, is_attached);
+                    // Released since its entry was read, and perhaps restored: then the backing file may be one that is
+                    // being filled.
+                    if let Some(now) = self.changed_since(entry)? {
+                        return self.stat_with(&now, None);
+                    }
+                }
                 Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) => {
                     if self.attached()?.target_was_lost(self.address()) {
                         return self.stat_entry(entry);
                     }
-                    // Never created, so the file is empty; or unlinked since the attributes were read.
+                    // Never created, so the file is empty; or removed or released since the attributes were read.
                     if self.get_attr(entry.attr.ino).is_err() {
                         return Err(Code::Stale);
+                    }
+                    if let Some(now) = self.changed_since(entry)? {
+                        return self.stat_with(&now, None);
                     }
                 }
                 Err(code) => return Err(code),
@@ -175,6 +198,21 @@ impl Pool {
         }
         let now = self.get_attr(entry.attr.ino).map_err(|_| Code::Stale)?;
         self.stat_with(&now, None)
+    }
+
+    /// The entry of a file of an attached tree that was released since its entry was read; [`Code::Stale`] if it was
+    /// removed.
+    fn changed_since(&self, entry: &Entry) -> Result<Option<Entry>, Code> {
+        if entry.attr.flags & FLAG_ATTACHED == 0 {
+            return Ok(None);
+        }
+        let now = self.get_attr(entry.attr.ino).map_err(|code| match code {
+            Code::NotFound => Code::Stale,
+            code => code,
+        })?;
+        let is_same = now.attr.is_resident() && now.attr.epoch() == entry.attr.epoch();
+        // An open for writing begins another epoch too: the backing file is the same.
+        Ok(Some(now).filter(|_| !is_same))
     }
 
     /// Combines the attributes of several backing files: the size is the greatest that any implies, and the times are
@@ -215,7 +253,7 @@ impl Pool {
     /// [`Pool::stat_entry`] of a file with one backing file. `backing` is the result of the kernel's `fstat` of that.
     pub fn stat_opened(&self, entry: &Entry, backing: &libc::stat) -> libc::stat {
         let mut st = self.shard_stat(&entry.attr);
-        Pool::merge(&mut st, backing);
+        Pool::merge(&mut st, backing, entry.attr.flags & FLAG_ATTACHED != 0);
         st
     }
 
@@ -308,9 +346,14 @@ impl Pool {
         if is_wide || entry.attr.is_file() && !entry.layout.is_single() {
             return self.stat_entry(&entry).ok();
         }
+        let is_attached = entry.attr.flags & FLAG_ATTACHED != 0;
+        if entry.attr.is_file() && is_attached && kernel.st_nlink == 0 {
+            // A descriptor of O_PATH did not keep the file from being released.
+            return self.stat_entry(&entry).ok();
+        }
         let mut st = self.shard_stat(&entry.attr);
         if entry.attr.is_file() {
-            Pool::merge(&mut st, kernel);
+            Pool::merge(&mut st, kernel, is_attached);
         }
         Some(st)
     }

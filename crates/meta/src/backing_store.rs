@@ -15,13 +15,14 @@
 
 use forebay_types::limits::LINKS_MAX;
 use forebay_types::{
-    Attr, Code, Ino, Kind, Layout, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion, Timestamp,
-    TxId, EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY, FLAG_DRAINING,
-    FLAG_FSYNC_WAITS, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
+    Attr, Code, Ino, Kind, Layout, NodeId, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion,
+    Timestamp, TxId, EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY,
+    FLAG_DRAINING, FLAG_FSYNC_WAITS, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
 };
 
 use crate::batch::{Answer, Batch, Context};
 use crate::copies::Copy;
+use crate::holds::Hold;
 use crate::keys;
 use crate::namespace::Entered;
 use crate::page_budget::{Class, Work};
@@ -46,7 +47,8 @@ impl Batch<'_> {
         if attr.flags & FLAG_ATTACHED != 0 {
             return Err(Code::Exists);
         }
-        if attr.size != 0 {
+        // A cross-node transaction may be about to create an entry.
+        if attr.size != 0 || self.state.holds.forbids(TxId::NONE, ino, Hold::Condemned) {
             return Err(Code::NotEmpty);
         }
         self.set_xattr(c, ino, STORE_SETTINGS, settings, 0)?;
@@ -238,6 +240,9 @@ impl Batch<'_> {
         let (home, kind) = (self.shard.node(), object.kind);
         if self.placed(parent, object.name)?.is_some() {
             return Ok(()); // known: perhaps removed in the pool, and to be removed in the store
+        }
+        if self.is_intended(parent, object.name)? {
+            return Ok(()); // a mover has just put it there; the pool may have removed it meanwhile
         }
         let next = self.state.ledger.next_counter;
         if next >= Ino::MAX_COUNTER {
@@ -482,9 +487,11 @@ impl Batch<'_> {
         if inode.attr.flags & FLAG_PINNED != 0 || self.is_pending(copy.parent, &copy.name)? {
             return Err(Code::Busy);
         }
-        let ctime = inode.attr.ctime;
+        let (ctime, mtime) = (inode.attr.ctime, inode.attr.mtime);
         set.apply(&mut inode.attr, c.now)?;
-        inode.attr.ctime = ctime;
+        // A modification time that the shard does not know is that of a write, which changed the inode too.
+        let is_known = inode.attr.mtime == mtime;
+        inode.attr.ctime = if is_known { ctime } else { ctime.max(inode.attr.mtime) };
         inode.attr.next_epoch();
         self.admit(Class::Removal, Work::writes(4))?;
         copy.epoch = inode.attr.epoch();
@@ -494,6 +501,29 @@ impl Batch<'_> {
             // It is restored into one backing file.
             inode.layout = Layout::single(self.shard.node(), 0);
         }
+        self.store_inode(&inode)?;
+        c.effects.inode(inode.entry());
+        Ok(Reply::Entry(inode.entry()))
+    }
+
+    /// Moves the place to which a released file will be restored. The new epoch voids a restore that is under way.
+    pub(crate) fn relocate(&mut self, c: &mut Context<'_>, ino: Ino, node: NodeId) -> Answer<Reply<'static>> {
+        let mut inode = self.attached_file(ino)?;
+        if inode.attr.is_resident() {
+            return Err(Code::Stale);
+        }
+        if !node.is_valid() {
+            return Err(Code::Invalid);
+        }
+        let mut copy = self.copy_record(ino)?.ok_or(Code::Stale)?;
+        self.admit(Class::Removal, Work::writes(3))?;
+        let is_known = copy.epoch == inode.attr.epoch();
+        inode.attr.next_epoch();
+        if is_known {
+            copy.epoch = inode.attr.epoch();
+            self.put_copy(ino, &copy)?;
+        }
+        inode.layout = Layout::single(node, 0);
         self.store_inode(&inode)?;
         c.effects.inode(inode.entry());
         Ok(Reply::Entry(inode.entry()))

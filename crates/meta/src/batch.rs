@@ -193,6 +193,7 @@ impl<'a> Batch<'a> {
                 self.moved(c, (parent, name), (new_parent, new_name), version)
             }
             Request::Release { ino, epoch, ref set } => self.release(c, ino, epoch, set),
+            Request::Relocate { ino, node } => self.relocate(c, ino, node),
             Request::Pin { ino, pinned } => self.pin(c, ino, pinned),
             Request::StorePlace { ino } => self.store_place(ino, payload),
             Request::Conflict { parent, name, found, version } => {
@@ -209,6 +210,9 @@ impl<'a> Batch<'a> {
             | Request::StoreWork { .. }
             | Request::StoreFailed { .. }
             | Request::Persisted { .. }
+            | Request::AskMover { .. }
+            | Request::MoverWork
+            | Request::MoverAnswer { .. }
             | Request::EndSession { .. }
             | Request::AreThere { .. }
             | Request::RemoveBackings { .. }

@@ -19,7 +19,7 @@
 
 use forebay_types::{
     Caller, Change, Code, Entry, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, SetAttr, TxId,
-    RENAME_EXCHANGE, RENAME_NOREPLACE,
+    FLAG_ATTACHED, RENAME_EXCHANGE, RENAME_NOREPLACE,
 };
 
 use crate::batch::{Answer, Batch};
@@ -85,7 +85,9 @@ impl Batch<'_> {
             }
             Request::MakeDirectory { parent, name, mode } if nodes.len() > 1 => {
                 let slot = self.entries_for(parent, name)?;
-                if self.state.directories.get(slot).attr.width_of_new() == 0 {
+                let above = self.state.directories.get(slot).attr;
+                // The directories of a store's tree are narrow.
+                if above.width_of_new() == 0 || above.flags & FLAG_ATTACHED != 0 {
                     return Ok(None);
                 }
                 if self.find_entry(slot, name)?.is_some() {
@@ -117,6 +119,9 @@ impl Batch<'_> {
             }
             Request::SetWidth { ino, width, .. } => {
                 let slot = self.directory(ino)?;
+                if self.state.directories.get(slot).attr.flags & FLAG_ATTACHED != 0 {
+                    return Err(Code::NotSupported);
+                }
                 check_narrow(self.state.directories.get(slot))?;
                 let nodes = choose_nodes(ino.birth_node(), nodes, width)?;
                 Ok(Some(Plan(Operation::Widen { ino, nodes })))

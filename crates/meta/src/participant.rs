@@ -19,7 +19,8 @@
 
 use forebay_types::limits::{LINKS_MAX, NAME_MAX};
 use forebay_types::{
-    Attr, Code, Ino, Kind, Layout, NodeId, Part, Reply, Request, TxId, Writer, RENAME_NOREPLACE,
+    Attr, Code, Ino, Kind, Layout, NodeId, Part, Reply, Request, TxId, Writer, FLAG_ATTACHED,
+    RENAME_NOREPLACE,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -146,6 +147,9 @@ impl Batch<'_> {
             }
             Part::Move { ino, .. } => {
                 self.directory(ino)?;
+                if self.is_with_store(ino)? {
+                    return Err(Code::Busy); // like a mount point
+                }
                 self.check_hold(tx, ino, Hold::Moving)?;
                 Ok(Reply::Done)
             }
@@ -192,6 +196,7 @@ impl Batch<'_> {
         link: TxId,
     ) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
+        self.check_outside_stores(parent)?;
         self.check_name(parent, name)?;
         let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
         // Since the plan was made, the name has come to lead to another inode, or by another link to the same file.
@@ -210,6 +215,7 @@ impl Batch<'_> {
     fn prepare_enter(&mut self, tx: TxId, part: &Part<'_>) -> Answer<Reply<'static>> {
         let Part::Enter { parent, name, ino, kind, link, flags } = *part else { return Err(Code::Invalid) };
         let slot = self.entries_for(parent, name)?;
+        self.check_outside_stores(parent)?;
         self.check_name(parent, name)?;
         self.check_hold(tx, parent, Hold::Entered)?;
         let directory = kind == Kind::Directory;
@@ -249,6 +255,9 @@ impl Batch<'_> {
         let mut inode = self.inode(ino)?;
         if inode.attr.is_directory() {
             return Err(Code::NotPermitted);
+        }
+        if inode.attr.flags & FLAG_ATTACHED != 0 {
+            return Err(Code::CrossDevice);
         }
         if inode.attr.nlink >= LINKS_MAX {
             return Err(Code::TooManyLinks);
@@ -319,7 +328,7 @@ impl Batch<'_> {
     fn prepare_condemn(&mut self, tx: TxId, ino: Ino) -> Answer<Reply<'static>> {
         match self.directory(ino) {
             Ok(slot) => {
-                if ino == Ino::ROOT {
+                if ino == Ino::ROOT || self.is_with_store(ino)? {
                     return Err(Code::Busy);
                 }
                 self.check_hold(tx, ino, Hold::Condemned)?;

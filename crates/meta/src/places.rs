@@ -99,6 +99,11 @@ impl Batch<'_> {
         self.tx.get(keys::pending(parent, name).bytes())?.map(PendingRecord::decode).transpose()
     }
 
+    /// True while a mover changes what the store has at a place.
+    pub(crate) fn is_intended(&self, parent: Ino, name: &[u8]) -> Answer<bool> {
+        Ok(self.pending_at(parent, name)?.is_some_and(|pending| pending.intent.is_some()))
+    }
+
     pub(crate) fn is_pending(&self, parent: Ino, name: &[u8]) -> Answer<bool> {
         Ok(self.tx.get(keys::pending(parent, name).bytes())?.is_some())
     }
@@ -223,6 +228,15 @@ impl Batch<'_> {
         match self.store_of(from)? == self.store_of(to)? {
             true => Ok(()),
             false => Err(Code::CrossDevice),
+        }
+    }
+
+    /// Refuses a part of a cross-node transaction in a directory of an attached tree. One node has such a tree, with all
+    /// its names and inodes, and changes it alone: what takes another node crosses the tree's border.
+    pub(crate) fn check_outside_stores(&mut self, directory: Ino) -> Answer<()> {
+        match self.state.ledger.has_stores() && self.is_attached(directory)? {
+            true => Err(Code::CrossDevice),
+            false => Ok(()),
         }
     }
 
@@ -502,5 +516,6 @@ fn is_report(request: &Request<'_>) -> bool {
             | Request::Settled { .. }
             | Request::Moved { .. }
             | Request::Forget { .. }
+            | Request::Relocate { .. }
     )
 }

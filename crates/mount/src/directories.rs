@@ -15,7 +15,10 @@ const BEHIND_PARENT: u64 = 2;
 
 impl FileSystem {
     pub(crate) fn opendir(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
-        let _ = rq;
+        // A directory whose names are in its store alone is listed here, not under a look-up.
+        if self.is_unlisted(self.ino(rq.node)) {
+            self.pool.read_directory(self.ino(rq.node)).next(self.pool)?;
+        }
         protocol::put_open_out(out, 0, 0, 0);
         Ok(Outcome::Reply)
     }

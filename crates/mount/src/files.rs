@@ -1,14 +1,15 @@
 //! Requests about files: open, create, release, and the data of files that passthrough does not serve.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use forebay_types::limits::COPY_BYTES_MAX;
-use forebay_types::{Code, Entry, Ino, SetAttr};
+use forebay_types::{Code, Entry, Ino, SetAttr, FLAG_ATTACHED};
 
 use crate::errno::{check, Errno};
 use crate::filesystem::{fstat, FileSystem, Outcome};
-use crate::handles::Handle;
+use crate::handles::{Handle, Patience};
 use crate::names::gone_is_stale;
 use crate::nodes::Seen;
 use crate::opened::{open_backing, reopen, Opened};
@@ -45,6 +46,13 @@ impl Answer {
         Answer { handle, flags: fopen::PASSTHROUGH, backing: id }
     }
 
+    /// The kernel maps the file itself, beside other opens by passthrough, but reads and writes it by requests, which can
+    /// wait.
+    fn waiting(handle: u64, id: i32) -> Answer {
+        let flags = fopen::PASSTHROUGH | fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        Answer { handle, flags, backing: id }
+    }
+
     /// The kernel caches no pages of the file, because other interfaces write it too.
     fn requests(handle: u64) -> Answer {
         Answer { handle, flags: fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES, backing: 0 }
@@ -60,7 +68,12 @@ impl FileSystem {
         if truncates && open_flags & OPEN_KILL_SUIDGID != 0 {
             self.drop_set_ids(rq, ino)?;
         }
-        let entry = self.entry(ino)?;
+        let mut entry = self.entry(ino)?;
+        if self.pool.spans_nodes() {
+            // A released file is restored first: then it is known which node has its data.
+            let resident = entry.as_ref().map(|entry| self.pool.resident(entry)).transpose();
+            entry = resident.map_err(gone_is_stale)?;
+        }
         let answer = self.open_node(ino, entry.as_ref(), flags).map_err(|e| match e {
             Errno(libc::ESTALE) => self.lookup_pins.came_too_late(),
             e => e,
@@ -98,18 +111,36 @@ impl FileSystem {
         if maps_for_writing(flags) && self.nodes.note_writer(ino.0) {
             self.invalidate_attributes(ino.0);
         }
-        let answer = opened.open(self.pool, self.registrar(), writes(flags)).and_then(|id| match id {
-            Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
-            None => self.open_handle(&opened, entry, flags).inspect_err(|_| {
-                if writes(flags) {
-                    opened.end_write();
-                }
-            }),
-        });
+        let answer = opened.open(self.pool, self.registrar(), writes(flags));
+        let answer = answer.and_then(|id| self.answer_open(&opened, entry, flags, id));
         if answer.is_err() {
             self.nodes.close(ino.0);
         }
         answer
+    }
+
+    /// The reply to an open of a file of one backing file that is registered under `id`, if it is registered. Where space
+    /// is scarce in front of a backing store, writes become requests. If this fails, the open for writing has ended.
+    fn answer_open(
+        &self,
+        opened: &Arc<Opened>,
+        entry: Option<&Entry>,
+        flags: i32,
+        id: Option<i32>,
+    ) -> Result<Answer, Errno> {
+        let is_attached = || entry.is_some_and(|entry| entry.attr.flags & FLAG_ATTACHED != 0);
+        let answer = match id {
+            Some(id) if writes(flags) && is_attached() && self.waiting.is_scarce(self.pool) => {
+                self.open_handle(opened, entry, flags).map(|answer| Answer::waiting(answer.handle, id))
+            }
+            Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
+            None => self.open_handle(opened, entry, flags),
+        };
+        answer.inspect_err(|_| {
+            if writes(flags) {
+                opened.end_write();
+            }
+        })
     }
 
     /// Makes a handle with the flags of its open, for reads and writes by requests.
@@ -123,7 +154,10 @@ impl FileSystem {
             (Some(Err(code)), _) => return Err(code.into()),
             (None, None) => return Err(Errno(libc::ESTALE)),
         };
-        Ok(Answer::requests(self.handles.add(Handle::Single(file))))
+        // Writes through a writable mapping and through other opens do not wait.
+        let waits = writes(access) && entry.is_some_and(|entry| entry.attr.flags & FLAG_ATTACHED != 0);
+        let patience = Patience { waits, ..Patience::default() };
+        Ok(Answer::requests(self.handles.add(Handle::Single(file, patience))))
     }
 
     fn close_node(&self, ino: Ino, flags: i32, handle: u64) {
@@ -186,11 +220,12 @@ impl FileSystem {
         };
         let st = self.pool.stat_opened(&entry, &fstat(&file)?);
         let opened = self.nodes.open(ino.0);
-        let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
-            Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
-            None => self.open_handle(&opened, Some(&entry), flags).inspect_err(|_| opened.end_write()),
-        });
+        let answer = opened.adopt(file, self.registrar(), true);
+        let answer = answer.and_then(|id| self.answer_open(&opened, Some(&entry), flags, id));
         let answer = answer.inspect_err(|_| {
+            if !writes(flags) {
+                opened.end_write();
+            }
             self.nodes.close(ino.0);
             let _ = self.pool.unlink_in(parent, name);
         })?;
@@ -258,14 +293,14 @@ impl FileSystem {
     ) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (handle, offset, size) = (self.handle(f.u64()?)?, f.u64()?, f.u32()? as usize);
-        if let Handle::Single(file) = &*handle {
+        if let Handle::Single(file, _) = &*handle {
             if send(file.as_fd(), (offset, size)) {
                 return Ok(Outcome::Silence);
             }
         }
         out.fill(size.min(TRANSFER_BYTES_MAX), |room| match &*handle {
             Handle::Parts(file, _) => file.read_at(room, offset).map_err(Errno::from),
-            Handle::Single(file) => {
+            Handle::Single(file, _) => {
                 // SAFETY: the buffer is as long as said.
                 let n = unsafe {
                     libc::pread(file.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), offset as i64)
@@ -285,12 +320,13 @@ impl FileSystem {
         if write_flags & WRITE_KILL_SUIDGID != 0 {
             self.drop_set_ids(rq, self.ino(rq.node))?;
         }
+        self.wait_for_space(&handle);
         let written = match &*handle {
             Handle::Parts(file, true) if write_flags & WRITE_CACHE == 0 => file.append(bytes)?,
             Handle::Parts(file, _) => file.write_at(bytes, offset)?,
             // Pages of a mapping, written by a handle that the kernel chose. They are written at their own offset,
             // even if that handle appends.
-            Handle::Single(_) if write_flags & WRITE_CACHE != 0 => {
+            Handle::Single(..) if write_flags & WRITE_CACHE != 0 => {
                 let opened = self.nodes.opened(self.open_ino(rq.node).0);
                 let file = opened.and_then(|opened| opened.writable()).ok_or(Errno(libc::EBADF))?;
                 // SAFETY: the buffer is as long as said.
@@ -299,7 +335,7 @@ impl FileSystem {
                 };
                 check(n)? as usize
             }
-            Handle::Single(file) => {
+            Handle::Single(file, _) => {
                 // SAFETY: the buffer is as long as said.
                 let n = unsafe {
                     libc::pwrite(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), offset as i64)
@@ -310,6 +346,19 @@ impl FileSystem {
         out.u32(written as u32);
         out.u32(0);
         Ok(Outcome::Reply)
+    }
+
+    /// Lets a write wait while the pool is full, unless the last one waited in vain.
+    fn wait_for_space(&self, handle: &Handle) {
+        let Handle::Single(_, patience) = handle else { return };
+        if !patience.waits {
+            return;
+        }
+        if !self.waiting.is_full(self.pool) {
+            patience.is_over.store(false, Ordering::Relaxed);
+        } else if !patience.is_over.load(Ordering::Relaxed) && !self.waiting.wait_for_space(self.pool) {
+            patience.is_over.store(true, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn flush(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
@@ -372,6 +421,9 @@ impl FileSystem {
         let (handle, offset, len, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
         self.nameless.settle(&self.nodes, self.pool);
         let file = self.descriptor(rq.node, handle, true)?;
+        if let Descriptor::Handle(handle) = &file {
+            self.wait_for_space(handle);
+        }
         if let Some(parts) = file.parts() {
             parts.allocate_range(mode as i32, offset, len)?;
             return Ok(Outcome::Reply);
@@ -421,6 +473,9 @@ impl FileSystem {
         let (mut to, len, flags) = (f.u64()? as i64, f.u64()?, f.u64()?);
         let source = self.descriptor(rq.node, from_handle, false)?;
         let destination = self.descriptor(to_node, to_handle, true)?;
+        if let Descriptor::Handle(handle) = &destination {
+            self.wait_for_space(handle);
+        }
         // On EOPNOTSUPP the kernel copies by reads and writes.
         let by_parts = Errno(libc::EOPNOTSUPP);
         let (source, destination) = (source.single().ok_or(by_parts)?, destination.single().ok_or(by_parts)?);
@@ -458,7 +513,7 @@ impl Descriptor {
         match self {
             Descriptor::Handle(handle) => match &**handle {
                 Handle::Parts(file, _) => Some(file),
-                Handle::Single(_) => None,
+                Handle::Single(..) => None,
             },
             Descriptor::Opened(_) => None,
         }
@@ -469,7 +524,7 @@ impl Descriptor {
         match self {
             Descriptor::Opened(file) => Some(file),
             Descriptor::Handle(handle) => match &**handle {
-                Handle::Single(file) => Some(file),
+                Handle::Single(file, _) => Some(file),
                 Handle::Parts(..) => None,
             },
         }

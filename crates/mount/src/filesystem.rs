@@ -27,6 +27,7 @@ use crate::nodes::{Nodes, Place, Seen};
 use crate::opened::{is_unwritten, open_backing};
 use crate::protocol::{self, op, Body, Request, Validity, ROOT_NODE};
 use crate::registrar::Registrar;
+use crate::waiting::Waiting;
 
 /// Node numbers of files made without a name begin here. No inode of the pool has a number as high, because no node has
 /// such a number.
@@ -67,6 +68,7 @@ pub struct FileSystem {
     pub(crate) lookup_pins: LookupPins,
     pub(crate) nameless: Nameless,
     pub(crate) moved: Moved,
+    pub(crate) waiting: Arc<Waiting>,
     next_temporary: AtomicU64,
     /// The inodes that files without a name got with their first name, by node number; and how many they are.
     named: Mutex<HashMap<u64, u64>>,
@@ -88,6 +90,7 @@ impl FileSystem {
             lookup_pins: LookupPins::default(),
             nameless: Nameless::default(),
             moved: Moved::default(),
+            waiting: Arc::new(Waiting::new()),
             next_temporary: AtomicU64::new(TEMPORARY),
             named: Mutex::default(),
             second_nodes: AtomicUsize::new(0),

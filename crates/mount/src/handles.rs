@@ -1,17 +1,26 @@
 //! Open files that the kernel reads and writes by requests, because passthrough cannot or may not serve them.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use forebay_client::File;
+
+/// Whether writes of an open wait while the pool is full.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    /// The file belongs to a backing store's tree: the mover makes space.
+    pub(crate) waits: bool,
+    /// A write has waited in vain. The next ones do not wait until there was space again.
+    pub(crate) is_over: AtomicBool,
+}
 
 /// An open file, with the properties of one open.
 #[derive(Debug)]
 pub(crate) enum Handle {
     /// A file with one backing file, opened with the flags of the open. With O_APPEND writes are appended at the real
     /// end, whatever size the kernel has cached.
-    Single(OwnedFd),
+    Single(OwnedFd, Patience),
     /// A file with several backing files, or with one on another node. True: writes are appended at the real end.
     Parts(Box<File>, bool),
 }
@@ -90,7 +99,7 @@ mod tests {
 
     fn handle() -> Handle {
         let fd = std::fs::File::open("/dev/null").unwrap();
-        Handle::Single(fd.into())
+        Handle::Single(fd.into(), Patience::default())
     }
 
     #[test]

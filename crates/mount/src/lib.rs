@@ -10,7 +10,7 @@
 //! locks of all interfaces (`locks`). An inode has at most one registration.
 //!
 //! Threads: the serving threads, which never wait for one another (`session`); one thread while locks wait (`locks`);
-//! one that receives the daemon's messages about other programs (`sharing`); and the main thread, which receives the
+//! one for each request that waits for a backing store (`waiting`); one that receives the daemon's messages about other programs (`sharing`); and the main thread, which receives the
 //! supervisor's messages (`program`).
 //!
 //! The mount survives the death of the worker, the death of a program, and a reply that the kernel no longer waits
@@ -43,6 +43,8 @@ mod serving_threads;
 mod session;
 mod sharing;
 mod splice;
+mod store_requests;
+mod waiting;
 
 pub use device::Device;
 pub use filesystem::{DataPath, FileSystem};

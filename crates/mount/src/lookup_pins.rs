@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_client::Pool;
-use forebay_types::{Code, Ino};
+use forebay_types::{Code, Entry};
 
 use crate::errno::Errno;
 use crate::nodes::Nodes;
@@ -47,10 +47,12 @@ impl LookupPins {
 
     /// Pins a regular file that was looked up, if look-ups pin files now. Returns [`Code::Stale`] if the file is gone
     /// already.
-    pub(crate) fn pin_for_a_moment(&self, nodes: &Nodes, pool: &Pool, ino: Ino) -> Result<(), Code> {
-        if !self.is_on.load(Ordering::Acquire) {
+    pub(crate) fn pin_for_a_moment(&self, nodes: &Nodes, pool: &Pool, entry: &Entry) -> Result<(), Code> {
+        // A look-up restores nothing.
+        if !self.is_on.load(Ordering::Acquire) || !entry.attr.is_resident() {
             return Ok(());
         }
+        let ino = entry.attr.ino;
         let opened = nodes.open(ino.0);
         if let Err(e) = opened.open(pool, None, false) {
             nodes.close(ino.0);

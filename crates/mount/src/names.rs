@@ -31,7 +31,7 @@ impl FileSystem {
         for _ in 0..LOOKS_MAX {
             let found = self.pool.lookup(parent, name).and_then(|entry| {
                 if entry.attr.is_file() && self.pool.is_one_here(&entry.layout) {
-                    self.lookup_pins.pin_for_a_moment(&self.nodes, self.pool, entry.attr.ino)?;
+                    self.lookup_pins.pin_for_a_moment(&self.nodes, self.pool, &entry)?;
                 }
                 self.pool.stat_entry(&entry)
             });
@@ -67,7 +67,7 @@ impl FileSystem {
             return Err(Errno(libc::ENOENT));
         }
         if entry.attr.is_file() && self.pool.is_one_here(&entry.layout) {
-            self.lookup_pins.pin_for_a_moment(&self.nodes, self.pool, ino)?;
+            self.lookup_pins.pin_for_a_moment(&self.nodes, self.pool, &entry)?;
         }
         let st = self.pool.stat_entry(&entry)?;
         self.nodes.add_lookup(ino.0, Seen::of(&st));

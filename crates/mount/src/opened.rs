@@ -97,11 +97,22 @@ impl Opened {
         registrar: Option<&Arc<Registrar>>,
         write: bool,
     ) -> Result<Option<i32>, Errno> {
-        let mut inner = self.inner();
-        let missing = if write { inner.write.is_none() } else { inner.any().is_none() };
-        if missing {
-            let flags = if write { libc::O_RDWR } else { libc::O_RDONLY };
-            let opened = pool.get_attr(Ino(self.ino)).and_then(|entry| open_backing(pool, &entry, flags));
+        let is_missing = |inner: &Inner| if write { inner.write.is_none() } else { inner.any().is_none() };
+        let flags = if write { libc::O_RDWR } else { libc::O_RDONLY };
+        // Opened before anything is locked: the file's data may have to be restored, and writers wait for space.
+        let open = || pool.get_attr(Ino(self.ino)).and_then(|entry| open_backing(pool, &entry, flags));
+        let is_missing_now = is_missing(&self.inner());
+        let mut opened = is_missing_now.then(open);
+        let mut inner = loop {
+            let inner = self.inner();
+            if !is_missing(&inner) || opened.is_some() {
+                break inner;
+            }
+            // Another open ended meanwhile.
+            drop(inner);
+            opened = Some(open());
+        };
+        if let (true, Some(opened)) = (is_missing(&inner), opened) {
             let fd = match (opened, inner.any()) {
                 (Ok(fd), _) => fd,
                 // The inode has no name, but is still open.

@@ -24,6 +24,7 @@ use crate::registrar::{Helper, Registrar};
 use crate::serving_threads::{Duty, ServingThreads};
 use crate::sharing::{self, Rounds};
 use crate::splice::{self, Pipe};
+use crate::waiting::WaitsFor;
 
 /// Size of the largest request: a write with its headers.
 const REQUEST_BYTES_MAX: usize = TRANSFER_BYTES_MAX + 4096;
@@ -228,36 +229,58 @@ impl Server<'_> {
             return;
         };
         turn();
-        self.out.clear();
-        let outcome = match rq.opcode {
-            op::SETLK | op::SETLKW => {
-                let (device, unique) = (Arc::clone(self.device), rq.unique);
-                self.fs.setlk(&rq, rq.opcode == op::SETLKW, move |error| {
-                    reply(&device, &mut Body::new(), unique, error)
-                })
-            }
-            op::INTERRUPT => interrupt(self.fs, &rq),
-            op::READ => {
-                let (device, unique, pipe) = (self.device, rq.unique, &mut self.pipe);
-                let send =
-                    |file: BorrowedFd<'_>, range| splice::answer_read(pipe, device, file, range, unique);
-                self.fs.read(&rq, &mut self.out, send)
-            }
-            op::UNLINK => {
-                let (device, unique) = (self.device, rq.unique);
-                self.fs.unlink(&rq, || reply(device, &mut Body::new(), unique, 0))
-            }
-            _ => self.fs.serve(&rq, &mut self.out),
-        };
-        match outcome {
-            Ok(Outcome::Reply) => reply(self.device, &mut self.out, rq.unique, 0),
-            Ok(Outcome::Silence) => {}
-            Err(Errno(error)) => {
-                self.out.clear();
-                reply(self.device, &mut self.out, rq.unique, error);
-            }
+        match self.fs.waits_for(&rq) {
+            None => answer(self.fs, self.device, &rq, &mut self.out, &mut self.pipe),
+            Some(what) => hand_over(self.fs, self.device, what, rq.unique, self.buffer[..n].to_vec()),
         }
         turn();
+    }
+}
+
+/// Serves a request in a thread of its own, because it may wait for a backing store.
+fn hand_over(fs: &Arc<FileSystem>, device: &Arc<Device>, what: WaitsFor, unique: u64, message: Vec<u8>) {
+    let (fs_too, device_too, device) = (Arc::clone(fs), Arc::clone(device), Arc::clone(device));
+    let serve = move || {
+        if let Ok(rq) = Request::parse(&message) {
+            answer(&fs_too, &device_too, &rq, &mut Body::new(), &mut None);
+        }
+    };
+    let fail = move |Errno(error)| reply(&device, &mut Body::new(), unique, error);
+    fs.waiting.hand_over(what, serve, fail);
+}
+
+/// Serves a request and replies.
+fn answer(
+    fs: &Arc<FileSystem>,
+    device: &Arc<Device>,
+    rq: &Request<'_>,
+    out: &mut Body,
+    pipe: &mut Option<Pipe>,
+) {
+    out.clear();
+    let outcome = match rq.opcode {
+        op::SETLK | op::SETLKW => {
+            let (device, unique) = (Arc::clone(device), rq.unique);
+            fs.setlk(rq, rq.opcode == op::SETLKW, move |error| {
+                reply(&device, &mut Body::new(), unique, error)
+            })
+        }
+        op::INTERRUPT => interrupt(fs, rq),
+        op::READ => {
+            let unique = rq.unique;
+            let send = |file: BorrowedFd<'_>, range| splice::answer_read(pipe, device, file, range, unique);
+            fs.read(rq, out, send)
+        }
+        op::UNLINK => fs.unlink(rq, || reply(device, &mut Body::new(), rq.unique, 0)),
+        _ => fs.serve(rq, out),
+    };
+    match outcome {
+        Ok(Outcome::Reply) => reply(device, out, rq.unique, 0),
+        Ok(Outcome::Silence) => {}
+        Err(Errno(error)) => {
+            out.clear();
+            reply(device, out, rq.unique, error);
+        }
     }
 }
 
@@ -355,7 +378,7 @@ fn try_passthrough(fs: &FileSystem) -> DataPath {
         Err(code) => {
             return DataPath::Requests(format!(
                 "cannot create a test file for passthrough on the target: {code}"
-            ))
+            ));
         }
     };
     let refused = |e: io::Error| match e.raw_os_error() {

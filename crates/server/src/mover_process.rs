@@ -96,6 +96,17 @@ impl MoverKeeper {
         self.start_at = Instant::now();
     }
 
+    /// Starts the mover, unless the pool has one, because another node's mover needs it.
+    pub(crate) fn want(&mut self, pool: &PoolDirectory) {
+        if self.wanted || self.ending != Ending::No {
+            return;
+        }
+        match pool.open_file(STORES_MARK, OFlags::WRONLY | OFlags::CREATE) {
+            Ok(_) => (self.wanted, self.start_at) = (true, Instant::now()),
+            Err(e) => tracing::error!("cannot start the mover: {e}"),
+        }
+    }
+
     /// Ends the mover because the pool stops.
     pub(crate) fn stop(&mut self) {
         if let Some(process) = &self.process {

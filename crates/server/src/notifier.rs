@@ -143,6 +143,13 @@ impl Starter {
         Starter { doorbell, supervisor }
     }
 
+    /// Makes the supervisor start the mover. Nothing is to be done without a supervisor, in a simulation.
+    pub(crate) fn start_mover(&self) {
+        if let Some(Err(e)) = self.supervisor.as_ref().map(FdStore::start_mover) {
+            tracing::error!("{e}");
+        }
+    }
+
     /// Starts a notifier for `device` and returns the socket to it.
     fn start(&self, device: BorrowedFd<'_>, shared: BorrowedFd<'_>) -> Result<OwnedFd> {
         let what = "cannot start a notifier";

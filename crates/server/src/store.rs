@@ -35,6 +35,8 @@ pub(crate) enum Message {
     Remove(String),
     /// Worker: start a notifier with this end of a pair.
     StartNotifier(OwnedFd),
+    /// Worker: keep a mover from now on.
+    StartMover,
     /// Worker: the worker serves.
     Ready,
     /// Worker: the worker cannot serve, and why.
@@ -85,6 +87,7 @@ pub(crate) const KIND_GIVEN: u8 = b'G';
 pub(crate) const KIND_END: u8 = b'E';
 pub(crate) const KIND_HANDED: u8 = b'H';
 const KIND_NOTIFIER: u8 = b'N';
+const KIND_MOVER: u8 = b'M';
 const KIND_PUT: u8 = b'P';
 const KIND_REMOVE: u8 = b'R';
 const KIND_READY: u8 = b'Y';
@@ -125,6 +128,7 @@ pub(crate) fn receive(
         KIND_PUT => Message::Put(text, fds),
         KIND_REMOVE => Message::Remove(text),
         KIND_NOTIFIER => Message::StartNotifier(fds.pop().ok_or(Errno::PROTO)?),
+        KIND_MOVER => Message::StartMover,
         KIND_HANDED => Message::Handed(fds),
         KIND_READY => Message::Ready,
         KIND_FAILED => Message::Failed(serde_json::from_str(&text).map_err(|_| Errno::PROTO)?),
@@ -178,6 +182,11 @@ impl FdStore {
     /// Makes the supervisor start a notifier, which gets a duplicate of `socket`.
     pub(crate) fn start_notifier(&self, socket: BorrowedFd<'_>) -> Result<()> {
         self.send(KIND_NOTIFIER, b"", &[socket])
+    }
+
+    /// Makes the supervisor start a mover, unless it has one.
+    pub(crate) fn start_mover(&self) -> Result<()> {
+        self.send(KIND_MOVER, b"", &[])
     }
 
     /// Reports that the worker serves; `forebay up` and `forebay run` wait for this.

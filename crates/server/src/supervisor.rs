@@ -299,6 +299,7 @@ impl Supervisor {
                 Message::Put(tag, fds) => self.kept.put(tag, fds),
                 Message::Remove(tag) => self.kept.remove(&tag),
                 Message::StartNotifier(socket) => self.notifiers.start(&socket),
+                Message::StartMover => self.mover.want(&self.pool.dir),
                 Message::Ready => {
                     worker.ready = true;
                     self.served = true;

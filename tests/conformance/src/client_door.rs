@@ -17,6 +17,8 @@ const PREFIX: &[u8] = b"/forebay";
 /// See the module.
 pub struct ClientDoor {
     pool: &'static Pool,
+    /// The directory below the root in which cases get their directories; empty for the root.
+    under: String,
     entered: Ino,
     entered_path: Vec<u8>,
     umask: Cell<u32>,
@@ -44,8 +46,8 @@ impl From<Fail> for Errno {
 }
 
 impl ClientDoor {
-    /// Attaches to the pool in `directory`.
-    pub fn attach(directory: &Path, claimed: &[Ability]) -> Result<ClientDoor, String> {
+    /// Attaches to the pool in `directory`. Cases run below the directory `under` of the pool.
+    pub fn attach(directory: &Path, under: &str, claimed: &[Ability]) -> Result<ClientDoor, String> {
         let pool = Pool::attach(directory).map_err(|e| e.to_string())?;
         pool.set_prefix(PREFIX);
         let mut abilities = vec![
@@ -63,6 +65,7 @@ impl ClientDoor {
         let entered = pool.root().map_err(|code| format!("the pool's root: {code:?}"))?;
         Ok(ClientDoor {
             pool,
+            under: under.to_owned(),
             entered,
             entered_path: PREFIX.to_vec(),
             umask: Cell::new(0o022),
@@ -138,15 +141,17 @@ impl Door for ClientDoor {
 
     fn enter(&mut self, directory: &str) -> Outcome<()> {
         let root = self.pool.root()?;
-        let place = Place { dir: root, path: directory.as_bytes() };
+        let path = format!("{}/{directory}", self.under);
+        let place = Place { dir: root, path: path.as_bytes() };
         self.pool.make_directory(place, 0o755, &mut escape())?;
         self.enter_existing(directory)
     }
 
     fn enter_existing(&mut self, directory: &str) -> Outcome<()> {
-        let place = Place { dir: self.pool.root()?, path: directory.as_bytes() };
+        let path = format!("{}/{directory}", self.under);
+        let place = Place { dir: self.pool.root()?, path: path.as_bytes() };
         self.entered = self.pool.resolve(place, true, &mut escape())?.attr.ino;
-        self.entered_path = [PREFIX, b"/", directory.as_bytes()].concat();
+        self.entered_path = [PREFIX, b"/", path.trim_start_matches('/').as_bytes()].concat();
         Ok(())
     }
 

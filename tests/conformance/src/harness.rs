@@ -150,6 +150,7 @@ impl TestPool {
             "forebay",
             "forebayd",
             "forebay-mount",
+            "forebay-mover",
             "libforebay.so",
             "libforebay_preload.so",
             "forebay-conformance",
@@ -265,7 +266,7 @@ impl TestPool {
 
 impl Drop for TestPool {
     fn drop(&mut self) {
-        let down = self.forebay().args(["down", "--force"]).output();
+        let down = self.forebay().args(["down", "--force", "--discard"]).output();
         if !down.as_ref().is_ok_and(|output| output.status.success()) {
             eprintln!("the test's pool does not go down: {down:?}");
         }

@@ -8,7 +8,7 @@ use forebay_tasks::{Durable, MoverClient, StoreSettings};
 use forebay_types::{Code, Entry, Error, Ino, Reply, Request, Result, FLAG_ATTACHED, FLAG_STORE};
 
 use super::detaching::forget_all;
-use super::{path_of, refuse_several_nodes, settings_of, store_of, Url};
+use super::{path_of, settings_of, store_of, Url};
 use crate::{pool, table};
 
 /// A store that was attached.
@@ -62,7 +62,6 @@ pub(crate) fn attach(
     settings: StoreSettings,
 ) -> Result<Attached> {
     let what = format!("cannot attach {} at {}", url.text, table::printable(at));
-    refuse_several_nodes(dir, &what)?;
     if settings.durable != Durable::No && !settings.is_written() {
         return Err(Error::new(Code::Invalid, what)
             .why(format!("with --durable {} programs would wait for ever", settings.durable.name()))

@@ -39,7 +39,7 @@ pub(crate) fn detach(
         true => Drained::default(),
         false => drain(dir, pool, Some(ino), style, signals)?,
     };
-    let lacking = would_lose(pool, Some(ino))?;
+    let lacking = would_lose(dir, pool, Some(ino))?;
     if !discard && !lacking.is_nothing() {
         return Err(drained.refusal(what, lacking, "detach --discard"));
     }
@@ -67,7 +67,9 @@ pub(crate) fn forget_all(pool: &'static Pool, root: Ino, explicit: bool, discard
     forget_below(pool, root, !explicit, discard)?;
     if discard {
         let mut trees = Trees::new(pool);
-        for place in all(pool)?.iter().filter(|place| trees.store_of(place.parent) == Some(root)) {
+        for place in
+            all(pool, &[root.birth_node()])?.iter().filter(|place| trees.store_of(place.parent) == Some(root))
+        {
             match pool.forget_in(place.parent, &place.name, !explicit, discard) {
                 Ok(()) | Err(Code::NotFound) => {}
                 Err(code) => return Err(kept(pool, place.parent, &place.name, code)),

@@ -6,10 +6,10 @@ use std::path::Path;
 use forebay_client::Pool;
 use forebay_sys::signals::Signals;
 use forebay_tasks::{MoverClient, Task, Verb};
-use forebay_types::{Code, Error, Ino, Result};
+use forebay_types::{Code, Error, Ino, NodeId, Result};
 
 use super::path_of;
-use super::pending::{all, Lacking};
+use super::pending::{all, nodes, Lacking};
 use super::progress::{wait, Waited};
 use super::trees::Trees;
 use crate::staging::Style;
@@ -51,10 +51,18 @@ impl Drained {
     }
 }
 
+/// The nodes that have the trees of all stores, or of one.
+fn nodes_with(dir: &Path, only: Option<Ino>) -> Result<Vec<NodeId>> {
+    match only {
+        None => nodes(dir),
+        Some(root) => Ok(vec![root.birth_node()]),
+    }
+}
+
 /// What would be lost with the pool, or with the tree of one store.
-pub(crate) fn would_lose(pool: &'static Pool, only: Option<Ino>) -> Result<Lacking> {
+pub(crate) fn would_lose(dir: &Path, pool: &'static Pool, only: Option<Ino>) -> Result<Lacking> {
     let mut trees = Trees::new(pool);
-    let mut places = all(pool)?;
+    let mut places = all(pool, &nodes_with(dir, only)?)?;
     places.retain(|place| only.is_none_or(|root| trees.store_of(place.parent) == Some(root)));
     Ok(Lacking::of(pool, &places))
 }
@@ -85,7 +93,7 @@ pub(crate) fn drain_until_stopped(
 ) -> Result<Drained> {
     let mut trees = Trees::new(pool);
     let mut roots = BTreeSet::new();
-    for place in all(pool)? {
+    for place in all(pool, &nodes_with(dir, only)?)? {
         let Some(root) = trees.store_of(place.parent) else { continue };
         let writes = trees.settings(root).is_some_and(|settings| settings.is_written());
         if writes && only.is_none_or(|only| only == root) {

@@ -1,15 +1,49 @@
 //! What backing stores do not have yet.
 
+use std::path::Path;
+
 use forebay_client::Pool;
-use forebay_types::{Code, Error, Ino, PendingPlace, Reply, Request, Result, Wanted};
+use forebay_server::control;
+use forebay_types::{
+    Code, Entry, Error, Ino, NodeId, PendingPlace, Reply, Request, Result, Wanted, FLAG_ATTACHED,
+};
+use serde_json::Value;
 
 use super::trees::Trees;
 use crate::{pool, table};
 
-/// All pending places of the pool.
-pub(crate) fn all(pool: &Pool) -> Result<Vec<PendingPlace>> {
+/// The nodes whose shards may have pending places: all that are up.
+pub(crate) fn nodes(dir: &Path) -> Result<Vec<NodeId>> {
+    let status = control::status(dir)?;
+    let others = status.more.get("nodes").and_then(Value::as_array).into_iter().flatten();
+    let others = others.filter(|node| node["state"].as_str() == Some("up"));
+    let numbers = others.filter_map(|node| node["node"].as_u64().and_then(|n| u16::try_from(n).ok()));
+    let mut nodes: Vec<NodeId> = std::iter::once(status.node).chain(numbers).map(NodeId).collect();
+    nodes.sort();
+    nodes.dedup();
+    Ok(nodes)
+}
+
+/// The nodes whose shards may have pending places that concern an inode: one node has an attached tree.
+pub(crate) fn nodes_of(dir: &Path, entry: &Entry) -> Result<Vec<NodeId>> {
+    match entry.attr.flags & FLAG_ATTACHED {
+        0 => nodes(dir),
+        _ => Ok(vec![entry.attr.ino.birth_node()]),
+    }
+}
+
+/// All pending places of these nodes.
+pub(crate) fn all(pool: &Pool, nodes: &[NodeId]) -> Result<Vec<PendingPlace>> {
+    let mut all = Vec::new();
+    for node in nodes {
+        all.extend(all_of(pool, *node)?);
+    }
+    Ok(all)
+}
+
+fn all_of(pool: &Pool, node: NodeId) -> Result<Vec<PendingPlace>> {
     let failed = |code| Error::new(code, "cannot read what backing stores lack").why(pool::words(code));
-    let (mut all, mut parent, mut name) = (Vec::new(), Ino(0), Vec::new());
+    let (mut all, mut parent, mut name) = (Vec::new(), Ino::new(node, 0), Vec::new());
     loop {
         let more = pool.request(&Request::Pending { parent, name: &name }, |reply| match reply {
             Reply::Bytes(bytes) => PendingPlace::decode_list(bytes),

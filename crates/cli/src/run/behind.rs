@@ -53,7 +53,7 @@ impl Behind {
     pub(super) fn drain(&self, entered: &mut Entered, style: Style, signals: &Signals) -> bool {
         let drained = Pool::attach_as(&entered.dir, Role::Tool).and_then(|pool| {
             let drained = backing::drain_until_stopped(&entered.dir, pool, None, style, signals)?;
-            Ok((drained, backing::would_lose(pool, None)?))
+            Ok((drained, backing::would_lose(&entered.dir, pool, None)?))
         });
         let e = match drained {
             Ok((drained, lacking)) if lacking.is_nothing() => {

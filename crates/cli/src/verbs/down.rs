@@ -89,7 +89,7 @@ fn drain(dir: &Path, status: &Status, arguments: &Down) -> Result<Drained> {
     }
     let style = Style::of_stderr(!arguments.no_progress && !arguments.json);
     let drained = backing::drain(dir, pool, None, style, &signals)?;
-    let lacking = backing::would_lose(pool, None)?;
+    let lacking = backing::would_lose(dir, pool, None)?;
     if lacking.is_nothing() {
         return Ok(drained);
     }

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use forebay_client::Pool;
 use forebay_tasks::DrainPolicy;
-use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, Timestamp, Wanted, FLAG_ATTACHED};
+use forebay_types::{
+    Code, Entry, Error, Ino, NodeId, PendingPlace, Result, Timestamp, Wanted, FLAG_ATTACHED,
+};
 use serde_json::{json, Value};
 
 use super::ls::put_name;
@@ -25,7 +27,8 @@ const LINE_PERIOD: Duration = Duration::from_secs(5);
 type Awaited = HashMap<(Ino, Vec<u8>), Timestamp>;
 
 pub(super) fn wait_durable(named: Option<PathBuf>, arguments: &WaitDurable) -> Result<ExitCode> {
-    let pool = pool::attach(&pool::directory(named)?)?;
+    let dir = pool::directory(named)?;
+    let pool = pool::attach(&dir)?;
     let until = arguments.timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let style = Style::of_stderr(!arguments.no_progress && !arguments.json);
     let mut trees = Trees::new(pool);
@@ -34,7 +37,11 @@ pub(super) fn wait_durable(named: Option<PathBuf>, arguments: &WaitDurable) -> R
     for text in &arguments.paths {
         let path = pool::path_within(text);
         let waited = backing::look(pool, &path, "wait for")
-            .and_then(|entry| wait(pool, &mut trees, &entry, &path, arguments.recursive, until, style));
+            .and_then(|entry| Ok((backing::nodes_of(&dir, &entry)?, entry)))
+            .and_then(|(nodes, entry)| {
+                let waiting = Waiting { entry: &entry, path: &path, recursive: arguments.recursive, nodes };
+                wait(pool, &mut trees, &waiting, until, style)
+            });
         let durable = waited.is_ok();
         if let Err(e) = waited {
             failure::say(&e);
@@ -54,22 +61,30 @@ pub(super) fn wait_durable(named: Option<PathBuf>, arguments: &WaitDurable) -> R
     Ok(status)
 }
 
+/// What is waited for.
+struct Waiting<'a> {
+    entry: &'a Entry,
+    path: &'a [u8],
+    recursive: bool,
+    /// The nodes that have what is pending.
+    nodes: Vec<NodeId>,
+}
+
 fn wait(
     pool: &'static Pool,
     trees: &mut Trees,
-    entry: &Entry,
-    path: &[u8],
-    recursive: bool,
+    waiting: &Waiting<'_>,
     until: Option<Instant>,
     style: Style,
 ) -> Result<()> {
+    let Waiting { entry, path, recursive, ref nodes } = *waiting;
     if entry.attr.flags & FLAG_ATTACHED == 0 && !(recursive && entry.attr.is_directory()) {
         return Err(backing::failed(Code::NoAttribute, "wait for", path));
     }
     let mut awaited: Option<Awaited> = None;
     let mut next_line = Instant::now() + LINE_PERIOD;
     loop {
-        let mut places = backing::all(pool)?;
+        let mut places = backing::all(pool, nodes)?;
         places.retain(|place| concerns(trees, place, entry, recursive));
         // What was written after the call is not waited for.
         let awaited = awaited.get_or_insert_with(|| {

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use forebay_client::Pool;
 use forebay_tasks::StoreSettings;
 use forebay_types::{
-    Attr, Code, Entry, Error, Ino, Kind, PendingPlace, Result, StorePlace, Timestamp, Wanted, EPOCH_UNKNOWN,
-    FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_STORE, FLAG_UNLISTED,
+    Attr, Code, Entry, Error, Ino, Kind, NodeId, PendingPlace, Result, StorePlace, Timestamp, Wanted,
+    EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_STORE, FLAG_UNLISTED,
 };
 use serde_json::{json, Value};
 
@@ -69,9 +69,9 @@ struct Pending {
 }
 
 impl Pending {
-    fn read(pool: &Pool) -> Result<Pending> {
+    fn read(pool: &Pool, nodes: &[NodeId]) -> Result<Pending> {
         let mut pending = Pending { by_inode: HashMap::new(), all: Vec::new() };
-        for place in backing::all(pool)? {
+        for place in backing::all(pool, nodes)? {
             pending.all.push((place.parent, place.conflict));
             let inode = match (&place.wanted, &place.placed) {
                 (Some(Wanted::Here(entry, _)), _) => Some(entry.attr.ino),
@@ -87,8 +87,9 @@ impl Pending {
 }
 
 pub(super) fn state(named: Option<PathBuf>, arguments: &State) -> Result<ExitCode> {
-    let pool = pool::attach(&pool::directory(named)?)?;
-    let pending = Pending::read(pool)?;
+    let dir = pool::directory(named)?;
+    let pool = pool::attach(&dir)?;
+    let pending = Pending::read(pool, &backing::nodes(&dir)?)?;
     let mut trees = Trees::new(pool);
     let mut all = Vec::new();
     let mut status = ExitCode::SUCCESS;

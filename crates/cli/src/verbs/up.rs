@@ -16,7 +16,7 @@ use forebay_server::launch::{self, Described, DownOptions, Started, UpOptions};
 use forebay_server::pool_file::PoolFile;
 use forebay_server::{Backing, PoolIdentity};
 use forebay_tasks::{MoverClient, StoreSettings, Verb};
-use forebay_types::{Code, Error, Result};
+use forebay_types::{Code, Error, NodeId, Result};
 use serde_json::json;
 
 use crate::backing::{self, Attached, Url};
@@ -130,6 +130,8 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
     };
     let attached = match &backing {
         None => None,
+        // Of a pool of several nodes, the node with the root attaches it.
+        Some(_) if started.identity.node != NodeId::FIRST.0 => None,
         Some(url) => match attach(&path, url) {
             Ok(attached) => Some(attached),
             Err(e) => {

@@ -1,8 +1,9 @@
 //! Examples of each request: what it does, and what it refuses.
 
 use forebay_types::{
-    Code, Ino, Kind, PendingPlace, Request, SetAttr, StoreObject, StoreVersion, Timestamp, Wanted, Writer,
-    EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT, FLAG_UNLISTED,
+    Code, Ino, Kind, NodeId, PendingPlace, Request, SetAttr, StoreObject, StoreVersion, TimeSet, Timestamp,
+    Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT,
+    FLAG_UNLISTED,
 };
 
 use super::pool::Pool;
@@ -243,6 +244,23 @@ fn a_released_file_keeps_its_only_copy() {
 }
 
 #[test]
+fn release_keeps_the_change_time_and_takes_that_of_a_write_which_the_shard_did_not_see() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let second = |sec| Timestamp { sec, nsec: 3 };
+    for (name, wrote, expected) in [(b"a", false, false), (b"b", true, true)] {
+        let ino = pool.clean_file(top, name, 1);
+        let before = pool.attr(ino).unwrap();
+        let mtime = if wrote { second(before.ctime.sec + 60) } else { before.mtime };
+        let set = SetAttr { mtime: TimeSet::At(mtime), ..SetAttr::default() };
+        pool.ask(Request::Release { ino, epoch: before.epoch(), set }).unwrap();
+        let after = pool.attr(ino).unwrap();
+        assert_eq!((after.mtime, after.ctime == mtime), (mtime, expected));
+        assert!(wrote || after.ctime == before.ctime);
+    }
+}
+
+#[test]
 fn release_is_refused_unless_the_store_has_the_data_and_keeps_them() {
     let mut pool = Pool::new(false);
     let top = pool.top;
@@ -294,6 +312,9 @@ fn a_name_that_came_and_went_after_an_intent_stays_pending() {
     pool.ask(Request::Unlink { parent: top, name: b"a" }).unwrap();
     let place = pool.pending_at(b"a").unwrap();
     assert_eq!((place.intent, place.wanted), (Some(version(1)), None));
+    // A refresh that sees what the mover has just published does not bring the name back.
+    pool.ask(Request::Import { ino: top, objects: &objects(&[object(b"a", Kind::File)]) }).unwrap();
+    assert_eq!(pool.lookup(top, b"a").map(|_| ()), Err(Code::NotFound));
     pool.ask(Request::Settled { parent: top, name: b"a", seen: place.changes }).unwrap();
     assert!(pool.pending_at(b"a").is_none());
 }
@@ -516,6 +537,26 @@ fn a_store_is_detached_while_another_has_pending_places() {
     assert_eq!(pool.ask(Request::Detach { ino: other }), Err(Code::Busy));
     pool.ask(Request::Detach { ino: pool.top }).unwrap();
     pool.assert_clean();
+}
+
+#[test]
+fn relocation_of_a_released_file_voids_a_restore_that_is_under_way() {
+    let mut p = Pool::new(false);
+    let root = p.top;
+    let ino = p.clean_file(root, b"f", 3);
+    let relocate = |node| Request::Relocate { ino, node: NodeId(node) };
+    assert_eq!(p.ask(relocate(2)), Err(Code::Stale), "its data are here");
+    p.release(ino).unwrap();
+    let before = p.attr(ino).unwrap().epoch();
+    assert_eq!(p.ask(relocate(0)), Err(Code::Invalid));
+    p.ask(relocate(2)).unwrap();
+    let after = p.attr(ino).unwrap().epoch();
+    assert_ne!(after, before);
+    assert_eq!(p.ask(Request::Restored { ino, epoch: before }), Err(Code::Stale), "it went to the old place");
+    p.ask(Request::Restored { ino, epoch: after }).unwrap();
+    assert_eq!(p.states(ino), FLAG_RESIDENT, "the store has the same data");
+    assert!(p.pending().is_empty());
+    p.assert_clean();
 }
 
 #[test]

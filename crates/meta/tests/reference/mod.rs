@@ -407,7 +407,11 @@ impl Reference {
             | Request::Pin { .. }
             | Request::StorePlace { .. }
             | Request::Forget { .. }
-            | Request::Conflict { .. } => Err(Code::NotSupported),
+            | Request::Conflict { .. }
+            | Request::Relocate { .. }
+            | Request::AskMover { .. }
+            | Request::MoverWork
+            | Request::MoverAnswer { .. } => Err(Code::NotSupported),
         }
     }
 

@@ -3,6 +3,7 @@
 //! parents of all shards agree; no transaction is in doubt, no delivery is left, nothing is held.
 
 mod shards;
+mod stores;
 mod wide;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,19 +1,26 @@
-//! Passes over the pending places of a store: names first, then files' data in batches, then removals.
+//! Passes over the pending places of a store: names first, then files' data in batches, then removals. Data are copied
+//! by the movers of the nodes that have them, at the same time.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use forebay_tasks::DrainPolicy;
-use forebay_types::{Code, Error, Ino, Kind, PendingPlace, Result, StoreVersion, Wanted, EPOCH_UNKNOWN};
+use forebay_types::{
+    Code, Error, Ino, Kind, NodeId, PendingPlace, Result, StoreVersion, Wanted, EPOCH_UNKNOWN,
+};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::link::Link;
 use super::moving::{move_directory, remove_outdated};
 use super::parallel::in_parallel;
-use super::reconcile::{seconds_since, Next, Reconciler, WantedUpload};
+use super::peers::{Counted, Work};
+use super::reconcile::{seconds_since, Next, Reconciler};
 use super::recover::recover;
-use super::shared::locked;
-use super::stores::{AttachedStore, Stores};
+use super::shared::{copied_by, locked, Shared};
+use super::stores::AttachedStore;
 use super::upload::{upload, NotUploaded, OpenFiles, Upload};
+use super::wanted::WantedUpload;
 use crate::store::{Outcome, Store, StorePath};
 use crate::tasks::Progress;
 
@@ -23,6 +30,8 @@ const BATCH_FILES: usize = 128;
 const BATCH_BYTES: u64 = 1 << 30;
 /// Open files of which the time of the last copy is remembered.
 const SNAPSHOTS_MAX: usize = 4096;
+/// Bytes of a message to another node's mover, after which no further file is added to it.
+const LETTER_BYTES: usize = 40 * 1024;
 /// With `close`, a change must be this old: a program that writes a file in several steps has it copied once.
 const SETTLE_SECONDS: f64 = 0.2;
 
@@ -35,6 +44,8 @@ pub(super) struct Reason<'a> {
     pub(super) is_full: bool,
     /// The task that requested it.
     pub(super) progress: Option<&'a Progress>,
+    /// False when nothing more may be changed in the store: another mover has requested it, and has given it up.
+    pub(super) go_on: &'a (dyn Fn() -> bool + Sync),
 }
 
 /// The outcome of a pass.
@@ -99,15 +110,31 @@ fn note_snapshot(at: &AttachedStore, ino: Ino) {
     snapshots.insert(ino.0, Instant::now());
 }
 
-/// One pass over these places of a store.
+/// These places as they are now: they may have been read before the last pass over their store ended.
+fn read_again(link: &Link, places: Vec<PendingPlace>) -> Result<Vec<PendingPlace>> {
+    let wanted: HashSet<(u64, Vec<u8>)> =
+        places.into_iter().map(|place| (place.parent.0, place.name)).collect();
+    let mut now = link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"))?;
+    now.retain(|place| wanted.contains(&(place.parent.0, place.name.clone())));
+    Ok(now)
+}
+
+/// One pass over these places of a store. The caller has set `is_draining`.
 pub(super) fn pass(
-    link: &Link,
-    stores: &Stores,
+    shared: &Shared,
     at: &AttachedStore,
     places: Vec<PendingPlace>,
     reason: Reason<'_>,
 ) -> Pass {
+    let (link, stores) = (&shared.link, &shared.stores);
     let mut pass = Pass::default();
+    let places = match read_again(link, places) {
+        Ok(places) => places,
+        Err(e) => {
+            at.note_failure(&e);
+            return pass;
+        }
+    };
     // One pass at a time works on a store, so what is intended now was not reported: its mover died, or the pool's
     // worker did.
     if places.iter().any(|place| place.intent.is_some()) {
@@ -148,20 +175,15 @@ pub(super) fn pass(
     }
     let mut uploads = Vec::new();
     left.extend(reconcile_all(&mut reconciler, wanted, &mut pass, &mut uploads, false));
-    while !uploads.is_empty() && !stores.is_stopping() {
-        let mut bytes = 0;
-        let n = uploads.iter().take(BATCH_FILES).take_while(|wanted| {
-            let fits = bytes < BATCH_BYTES;
-            bytes += wanted.entry.attr.size.max(1);
-            fits
-        });
-        let n = n.count().max(1);
-        let batch: Vec<_> = uploads.drain(..n).collect();
-        upload_batch(&reconciler, batch, reason, &mut pass);
-        if reason.progress.is_some_and(Progress::is_cancelled) {
-            break;
-        }
+    // Names of one file are one file in the store: the first is uploaded, and the others are linked to it in the next
+    // pass.
+    if at.store.abilities().hard_links {
+        let mut inodes = HashSet::new();
+        let others =
+            uploads.extract_if(.., |wanted: &mut WantedUpload| !inodes.insert(wanted.entry.attr.ino.0));
+        pass.later.extend(others.map(|wanted| (wanted.place.parent, wanted.place.name)));
     }
+    upload_all(shared, at, uploads, reason, &mut pass);
     // Removals: files, then directories from the bottom.
     let files =
         removals.extract_if(.., |place| place.placed.is_none_or(|placed| placed.kind != Kind::Directory));
@@ -177,6 +199,140 @@ pub(super) fn pass(
     left.extend(removals);
     pass.later.extend(left.into_iter().map(|place| (place.parent, place.name)));
     pass
+}
+
+/// Uploads files, those of each node by its mover.
+fn upload_all(
+    shared: &Shared,
+    at: &AttachedStore,
+    uploads: Vec<WantedUpload>,
+    reason: Reason<'_>,
+    pass: &mut Pass,
+) {
+    let mut nodes: BTreeMap<Option<NodeId>, Vec<WantedUpload>> = BTreeMap::new();
+    for wanted in uploads {
+        let node = copied_by(shared, &wanted.entry);
+        match node.is_some_and(|node| shared.peers.is_silent(node)) {
+            true => pass.later.push((wanted.place.parent, wanted.place.name)),
+            false => nodes.entry(node).or_default().push(wanted),
+        }
+    }
+    let one = |node: Option<NodeId>, files: Vec<WantedUpload>| {
+        let mut mine = Pass::default();
+        match node {
+            Some(node) => upload_there(shared, at, node, files, reason, &mut mine),
+            None => upload_here(shared, at, files, reason, &mut mine),
+        }
+        mine
+    };
+    let all = std::thread::scope(|scope| {
+        let mut own = nodes.remove(&None);
+        let threads: Vec<_> =
+            nodes.into_iter().map(|(node, files)| scope.spawn(move || one(node, files))).collect();
+        let own = own.take().map(|files| one(None, files));
+        let others = threads.into_iter().filter_map(|thread| thread.join().ok());
+        others.chain(own).collect::<Vec<_>>()
+    });
+    for mut one in all {
+        pass.done += one.done;
+        pass.later.append(&mut one.later);
+        pass.failed.append(&mut one.failed);
+    }
+}
+
+fn is_cancelled(shared: &Shared, reason: Reason<'_>) -> bool {
+    shared.stores.is_stopping() || reason.progress.is_some_and(Progress::is_cancelled)
+}
+
+fn upload_here(
+    shared: &Shared,
+    at: &AttachedStore,
+    mut uploads: Vec<WantedUpload>,
+    reason: Reason<'_>,
+    pass: &mut Pass,
+) {
+    while !uploads.is_empty() && !is_cancelled(shared, reason) {
+        let mut bytes = 0;
+        let n = uploads.iter().take(BATCH_FILES).take_while(|wanted| {
+            let fits = bytes < BATCH_BYTES;
+            bytes += wanted.entry.attr.size.max(1);
+            fits
+        });
+        let n = n.count().max(1);
+        let batch: Vec<_> = uploads.drain(..n).collect();
+        upload_batch(shared, at, batch, reason, pass);
+    }
+}
+
+/// Has another node's mover upload files.
+fn upload_there(
+    shared: &Shared,
+    at: &AttachedStore,
+    node: NodeId,
+    uploads: Vec<WantedUpload>,
+    reason: Reason<'_>,
+    pass: &mut Pass,
+) {
+    let peers = &shared.peers;
+    let mut uploads = uploads.into_iter().peekable();
+    while uploads.peek().is_some() && !is_cancelled(shared, reason) && !peers.is_silent(node) {
+        let (mut batch, mut files, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while files.len() < BATCH_FILES && bytes < LETTER_BYTES {
+            let Some(wanted) = uploads.next() else { break };
+            match wanted.encode() {
+                Ok(file) => {
+                    bytes += file.len();
+                    files.push(file);
+                    batch.push(wanted);
+                }
+                Err(e) => pass.failed.push(((wanted.place.parent, wanted.place.name), e)),
+            }
+        }
+        let of_root = |wanted: &WantedUpload| {
+            xxh3_64(&[&at.root.0.to_le_bytes(), wanted.directory.as_bytes()].concat())
+        };
+        let mut directories: Vec<u64> = batch.iter().map(of_root).collect();
+        directories.dedup();
+        let sweep = peers.is_to_sweep(node, &directories);
+        let counted = AtomicCounts::default();
+        let each = |now: Counted| counted.report(now, reason.progress);
+        let is_over = || is_cancelled(shared, reason);
+        let done = peers.run(node, Work::Upload { root: at.root.0, sweep, files }, &each, &is_over);
+        let place = |i: usize| batch.get(i).map(|wanted| (wanted.place.parent, wanted.place.name.clone()));
+        match done {
+            Ok(outcome) => {
+                peers.note_swept(node, &directories);
+                let rest = outcome.later.len() + outcome.failed.len();
+                pass.done += batch.len().saturating_sub(rest) as u64;
+                pass.later.extend(outcome.later.into_iter().filter_map(place));
+                for (i, failure) in outcome.failed {
+                    let e = Error::from(failure);
+                    at.note_failure(&e);
+                    pass.failed.extend(place(i).map(|place| (place, e)));
+                }
+            }
+            Err(e) => {
+                at.note_failure(&e);
+                pass.later.extend((0..batch.len()).filter_map(place));
+            }
+        }
+    }
+    pass.later.extend(uploads.map(|wanted| (wanted.place.parent, wanted.place.name)));
+}
+
+/// What of another node's job was reported to a task.
+#[derive(Default)]
+struct AtomicCounts([std::sync::atomic::AtomicU64; 2]);
+
+impl AtomicCounts {
+    fn report(&self, now: Counted, progress: Option<&Progress>) {
+        let [_, files, _, bytes] = now.counts;
+        let more = |i: usize, now: u64| now.saturating_sub(self.0[i].swap(now, Ordering::Relaxed));
+        let (files, bytes) = (more(0, files), more(1, bytes));
+        if let Some(progress) = progress.filter(|_| files + bytes > 0) {
+            progress.done(files, bytes);
+        }
+    }
 }
 
 /// Reconciles places, and returns those that wait. With `checks_below` a directory waits for places below it.
@@ -235,10 +391,21 @@ enum Published {
 }
 
 /// Uploads files, makes them durable together, and publishes them.
-fn upload_batch(reconciler: &Reconciler<'_>, batch: Vec<WantedUpload>, reason: Reason<'_>, pass: &mut Pass) {
+pub(super) fn upload_batch(
+    shared: &Shared,
+    at: &AttachedStore,
+    batch: Vec<WantedUpload>,
+    reason: Reason<'_>,
+    pass: &mut Pass,
+) {
+    let reconciler = &Reconciler::new(&shared.link, &shared.stores, at);
     let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);
-    let copied = in_parallel(&batch, |wanted| {
-        upload(link, store, &wanted.directory, &wanted.entry, open_files(reconciler, wanted, reason))
+    let copied = in_parallel(&batch, |wanted| match (reason.go_on)() {
+        true => {
+            let open_files = open_files(reconciler, wanted, reason);
+            upload(link, &shared.peers, store, &wanted.directory, &wanted.entry, open_files)
+        }
+        false => Err(NotUploaded::Later),
     });
     let mut uploaded: Vec<(WantedUpload, Upload)> = Vec::new();
     for (wanted, copied) in batch.into_iter().zip(copied) {
@@ -259,7 +426,7 @@ fn upload_batch(reconciler: &Reconciler<'_>, batch: Vec<WantedUpload>, reason: R
         }
         return;
     }
-    let published = in_parallel(&uploaded, |(wanted, upload)| publish(reconciler, wanted, upload));
+    let published = in_parallel(&uploaded, |(wanted, upload)| publish(reconciler, wanted, upload, reason));
     let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
     let directories: Vec<_> = directories.into_iter().collect();
     let synced = in_parallel(&directories, |directory| store.sync_directory(directory));
@@ -303,8 +470,17 @@ fn upload_batch(reconciler: &Reconciler<'_>, batch: Vec<WantedUpload>, reason: R
     }
 }
 
-fn publish(reconciler: &Reconciler<'_>, wanted: &WantedUpload, upload: &Upload) -> Published {
+fn publish(
+    reconciler: &Reconciler<'_>,
+    wanted: &WantedUpload,
+    upload: &Upload,
+    reason: Reason<'_>,
+) -> Published {
     let (place, store): (&PendingPlace, &dyn Store) = (&wanted.place, &*reconciler.at.store);
+    if !(reason.go_on)() {
+        let _ = store.discard(&upload.temporary);
+        return Published::Later;
+    }
     match reconciler.link.intend(place.parent, &place.name, upload.version) {
         Ok(()) => {}
         // The name went meanwhile, or data would be lost that only the store has.
@@ -331,6 +507,11 @@ fn publish(reconciler: &Reconciler<'_>, wanted: &WantedUpload, upload: &Upload) 
                 Ok(Outcome::Conflict(_)) => Published::Later,
                 Err(e) => Published::Failed(e.into()),
             }
+        }
+        // The mover that requested it has given it up, and may have published another version.
+        Ok(Outcome::Conflict(_)) if !(reason.go_on)() => {
+            let _ = store.discard(&upload.temporary);
+            Published::Later
         }
         Ok(Outcome::Conflict(found)) => {
             match beside(reconciler, wanted, upload) {

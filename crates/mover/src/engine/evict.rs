@@ -8,12 +8,17 @@ use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 
-use forebay_client::Kept;
+use forebay_client::LeaseKind;
 use forebay_data::BackingName;
-use forebay_types::{Entry, Error, Ino, Result, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED};
+use forebay_types::{
+    Code, Entry, Error, Ino, Result, SetAttr, TimeSet, Timestamp, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING,
+    FLAG_PINNED,
+};
 use rustix::fs::{fstatvfs, statat, AtFlags, Dir, Mode, OFlags};
 
+use super::hold::Held;
 use super::link::Link;
+use super::peers::Peers;
 use super::stores::Stores;
 
 /// Files are released from this percentage on: before programs that are about to write have to wait
@@ -24,10 +29,62 @@ const LOW_WATER_PERCENT: u64 = 65;
 /// After so many bytes were released the free space is looked at.
 const LOOK_BYTES: u64 = 4 << 20;
 
+/// Why a file was not released.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// It is not resident: nothing is to be done.
+    Released,
+    /// Its data are not in the store yet, or it is pinned, open, or of no store.
+    Because(String),
+}
+
 /// Releases a file. Returns the bytes that this freed.
-pub(super) fn release(link: &Link, entry: &Entry) -> Result<std::result::Result<u64, Kept>> {
-    let failed = |code| Error::new(code, format!("cannot release file {}", entry.attr.ino));
-    link.pool.release_file(entry).map_err(failed)
+pub(super) fn release(link: &Link, peers: &Peers, entry: &Entry) -> Result<std::result::Result<u64, Kept>> {
+    let attr = &entry.attr;
+    let failed = |code| Error::new(code, format!("cannot release file {}", attr.ino));
+    let kept = |why: &str| Ok(Err(Kept::Because(why.to_owned())));
+    match () {
+        () if !attr.is_file() || attr.flags & FLAG_ATTACHED == 0 => return kept("no store has it"),
+        () if !attr.is_resident() => return Ok(Err(Kept::Released)),
+        () if attr.flags & (FLAG_DIRTY | FLAG_DRAINING) != 0 => {
+            return kept("the store does not have its data yet")
+        }
+        () if attr.flags & FLAG_PINNED != 0 => return kept("it is pinned"),
+        () => {}
+    }
+    let mut held = match Held::take(link, peers, entry, LeaseKind::Write) {
+        Ok(held) => held,
+        Err(Code::Busy) => return kept("a program has it open"),
+        Err(Code::TimedOut) => return kept("a node with a part of it does not answer"),
+        Err(Code::Stale | Code::NotFound) => return kept("it was removed"),
+        Err(code) => return Err(failed(code)),
+    };
+    let st = link.pool.stat_entry(entry).map_err(failed)?;
+    let at = |sec: i64, nsec: i64| TimeSet::At(Timestamp { sec, nsec: nsec as u32 });
+    let set = SetAttr {
+        size: Some(st.st_size as u64),
+        atime: at(st.st_atime, st.st_atime_nsec),
+        mtime: at(st.st_mtime, st.st_mtime_nsec),
+        ..SetAttr::default()
+    };
+    let released = match link.release(attr.ino, attr.epoch(), set) {
+        Ok(released) => released,
+        Err(Code::Stale) => return kept("a program changed it"),
+        Err(Code::Busy) => return kept("it is pinned, or the store does not have its attributes yet"),
+        Err(Code::NotFound) => return kept("it was removed"),
+        Err(code) => return Err(failed(code)),
+    };
+    if !held.is_whole() {
+        // The lease was lost, and a program may have the file open: it stays.
+        return match link.restored(attr.ino, released.attr.epoch()) {
+            Ok(_) | Err(Code::Stale | Code::NotFound) => kept("a program has it open"),
+            Err(code) => Err(failed(code)),
+        };
+    }
+    link.pool.unlink_released(entry).map_err(failed)?;
+    held.unlink_others();
+    drop(held);
+    Ok(Ok(st.st_blocks as u64 * 512))
 }
 
 /// Percentage to which a target is filled.
@@ -82,7 +139,13 @@ struct Candidate {
 /// Releases files of targets that are filled up to [`EVICT_PERCENT`], those first that were not used for longest and
 /// are not reusable, until
 /// `wanted` bytes are free or the low watermark is reached. Returns the bytes freed.
-pub(super) fn evict(link: &Link, stores: &Stores, restoring: &Restoring, wanted: u64) -> Result<u64> {
+pub(super) fn evict(
+    link: &Link,
+    stores: &Stores,
+    peers: &Peers,
+    restoring: &Restoring,
+    wanted: u64,
+) -> Result<u64> {
     let mut freed = 0;
     for target in link.targets() {
         let high = if wanted > 0 { 0 } else { EVICT_PERCENT };
@@ -107,7 +170,7 @@ pub(super) fn evict(link: &Link, stores: &Stores, restoring: &Restoring, wanted:
                 break;
             }
             let Ok(entry) = link.inode(candidate.ino) else { continue };
-            match release(link, &entry) {
+            match release(link, peers, &entry) {
                 Ok(Ok(bytes)) => {
                     freed += bytes;
                     unlooked_bytes += bytes;
@@ -143,8 +206,14 @@ fn candidates(
             let Some((ino, ..)) = BackingName::parse(entry.file_name().to_bytes()) else { continue };
             let Ok(inode) = link.inode(ino) else { continue };
             let attr = inode.attr;
-            if attr.is_file() && !attr.is_resident() && !restoring.has(ino) {
-                if link.inode(ino).is_ok_and(|now| !now.attr.is_resident()) && !restoring.has(ino) {
+            // Of a file that was released, or that was restored to another node.
+            let is_left = |entry: &Entry| {
+                let attr = &entry.attr;
+                let is_here = || link.pool.is_one_here(&entry.layout) || !entry.layout.is_single();
+                attr.is_file() && attr.flags & FLAG_ATTACHED != 0 && (!attr.is_resident() || !is_here())
+            };
+            if is_left(&inode) && !restoring.has(ino) {
+                if link.inode(ino).is_ok_and(|now| is_left(&now)) && !restoring.has(ino) {
                     let _ = rustix::fs::unlinkat(&directory, entry.file_name(), AtFlags::empty());
                 }
                 continue;

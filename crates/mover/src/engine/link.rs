@@ -8,6 +8,7 @@ use forebay_types::{
     Code, Entry, Ino, PendingPlace, Reply, Request, SetAttr, StorePlace, StoreTask, StoreVersion,
 };
 
+use super::listings::Listings;
 use crate::store::Xattrs;
 
 /// The extended attribute that has the settings of a directory's store.
@@ -20,6 +21,8 @@ const PLACES_MAX: usize = 20_000;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     pub(super) pool: &'static Pool,
+    /// Which directories are being listed.
+    pub(super) listings: &'static Listings,
 }
 
 fn bytes<T>(reply: Reply<'_>, read: impl FnOnce(&[u8]) -> Result<T, Code>) -> Result<T, Code> {
@@ -83,6 +86,20 @@ impl Link {
         self.done(&Request::StoreFailed { ino, code: code as u16 })
     }
 
+    /// Waits for a message of another node's mover, about a second at most: its number, and the message.
+    pub(super) fn mover_work(&self) -> Result<Option<(u64, Vec<u8>)>, Code> {
+        self.pool.request(&Request::MoverWork, |reply| {
+            bytes(reply, |bytes| match bytes.split_first_chunk() {
+                Some((number, message)) => Ok(Some((u64::from_le_bytes(*number), message.to_vec()))),
+                None => Ok(None),
+            })
+        })
+    }
+
+    pub(super) fn mover_answer(&self, number: u64, answer: &[u8]) -> Result<(), Code> {
+        self.done(&Request::MoverAnswer { number, answer })
+    }
+
     /// Pending places behind one.
     fn pending(&self, parent: Ino, name: &[u8]) -> Result<Vec<PendingPlace>, Code> {
         self.pool.request(&Request::Pending { parent, name }, |reply| bytes(reply, PendingPlace::decode_list))
@@ -143,7 +160,7 @@ impl Link {
     }
 
     pub(super) fn unpublished(&self, parent: Ino, name: &[u8], seen: u64) -> Result<(), Code> {
-        self.done(&Request::Unpublished { parent, name, seen })
+        self.listings.gone(parent, name, || self.done(&Request::Unpublished { parent, name, seen }))
     }
 
     pub(super) fn settled(&self, parent: Ino, name: &[u8], seen: u64) -> Result<(), Code> {
@@ -156,7 +173,12 @@ impl Link {
         (new_parent, new_name): (Ino, &[u8]),
         version: StoreVersion,
     ) -> Result<(), Code> {
-        self.done(&Request::Moved { parent, name, new_parent, new_name, version })
+        let request = Request::Moved { parent, name, new_parent, new_name, version };
+        self.listings.gone(parent, name, || self.done(&request))
+    }
+
+    pub(super) fn release(&self, ino: Ino, epoch: u64, set: SetAttr) -> Result<Entry, Code> {
+        self.entry(&Request::Release { ino, epoch, set })
     }
 
     pub(super) fn set_attr(&self, ino: Ino, set: SetAttr) -> Result<Entry, Code> {

@@ -3,6 +3,7 @@
 use forebay_types::{Code, Error, Ino, Kind, Result, StoreObject, Writer};
 
 use super::link::Link;
+use super::listings::Listing;
 use super::stores::Stores;
 use crate::store::{Object, Store, StoreError, StorePath, StoreResult};
 
@@ -44,9 +45,10 @@ fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
     let what = || format!("cannot list {} in its backing store", link.path(ino, b""));
     let located = stores.locate(ino)?;
     let store = &*located.at.store;
+    let listing = link.listings.begin(ino);
     let mut batch = Batch::default();
     let failed = |code: Code| StoreError::lasting(code, what());
-    let import = |batch: &mut Batch| batch.import(link, ino).map_err(failed);
+    let import = |batch: &mut Batch| batch.import(link, ino, &listing).map_err(failed);
     let listed = store.list(&located.path, &mut |object| {
         let whole;
         // Listings of object stores lack attributes.
@@ -64,8 +66,7 @@ fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
         if batch.bytes.len() + n > LIST_BYTES {
             import(&mut batch)?;
         }
-        batch.starts.push(batch.bytes.len());
-        batch.bytes.extend_from_slice(&buffer[..n]);
+        batch.add(&object.name, &buffer[..n]);
         Ok(())
     });
     let listed = listed.and_then(|listing| import(&mut batch).map(|()| listing));
@@ -87,10 +88,33 @@ struct Batch {
     bytes: Vec<u8>,
     /// Where each object begins.
     starts: Vec<usize>,
+    names: Vec<Vec<u8>>,
 }
 
 impl Batch {
-    fn import(&mut self, link: &Link, ino: Ino) -> std::result::Result<(), Code> {
+    fn add(&mut self, name: &[u8], object: &[u8]) {
+        self.starts.push(self.bytes.len());
+        self.names.push(name.to_vec());
+        self.bytes.extend_from_slice(object);
+    }
+
+    /// Leaves out the objects that this mover removed from the store since they were listed.
+    fn leave_out(&mut self, gone: &std::collections::HashSet<Vec<u8>>) {
+        let all = std::mem::take(self);
+        let ends = all.starts.iter().skip(1).copied().chain([all.bytes.len()]);
+        for ((start, end), name) in all.starts.iter().zip(ends).zip(&all.names) {
+            if !gone.contains(name) {
+                self.add(name, &all.bytes[*start..end]);
+            }
+        }
+    }
+
+    fn import(&mut self, link: &Link, ino: Ino, listing: &Listing<'_>) -> std::result::Result<(), Code> {
+        // Held until the objects are imported: no removal is reported meanwhile.
+        let gone = listing.gone();
+        if !gone.is_empty() {
+            self.leave_out(&gone);
+        }
         let mut first = 0;
         while let Some(start) = self.starts.get(first) {
             match link.import(ino, &self.bytes[*start..])? {
@@ -98,8 +122,7 @@ impl Batch {
                 count => first += count as usize,
             }
         }
-        self.bytes.clear();
-        self.starts.clear();
+        *self = Batch::default();
         Ok(())
     }
 }

@@ -5,6 +5,8 @@
 //! | recover | once: records what a mover that died did, and removes its temporaries |
 //! | work | waits for tasks of the shard: directories to list, files to restore; gives each to a thread of its own |
 //! | watch | reads the pending places, gives those of each store to a thread that makes a pass; evicts |
+//! | peers | takes messages of other nodes' movers, gives their jobs to a thread each |
+//! | around | asks other nodes' movers whether they answer, and are full |
 //!
 //! Requests to the pool may come from any thread. A thread that calls a store holds no lock, so a store that hangs holds
 //! up only its own work: calls that wait for it end after the daemon's limit.
@@ -12,17 +14,25 @@
 mod copying;
 mod drain;
 mod evict;
+mod hold;
+mod holds;
 mod link;
 mod list;
+mod listings;
 mod moving;
 mod parallel;
+mod peers;
+mod prestage;
 mod reconcile;
 mod recover;
 mod restore;
+mod serve;
 mod shared;
 mod stores;
 mod trees;
+mod turns;
 mod upload;
+mod wanted;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,13 +42,16 @@ use std::time::{Duration, Instant};
 
 use forebay_client::Pool;
 use forebay_tasks::{Keep, MoverReport, Verb};
-use forebay_types::{Code, Error, Ino, PendingPlace, Result, StoreTask, Wanted, FLAG_DIRTY};
+use forebay_types::{Code, Error, Ino, NodeId, PendingPlace, Result, StoreTask, Wanted, FLAG_DIRTY};
 
 use self::drain::Reason;
 use self::evict::Restoring;
+use self::holds::Holds;
 use self::link::Link;
-use self::shared::{locked, restore_with_room, Retry, Shared};
+use self::peers::{Counted, Jobs, Peers, Work};
+use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
+use self::turns::Turns;
 use crate::program;
 use crate::store::Store;
 use crate::tasks::{Operations, Progress};
@@ -47,11 +60,15 @@ use crate::tasks::{Operations, Progress};
 const WATCH_PERIOD: Duration = Duration::from_millis(100);
 /// The same when nothing could be done at the last ones.
 const WATCH_PERIOD_IDLE: Duration = Duration::from_millis(500);
+/// Period of the questions to other nodes' movers.
+const AROUND_PERIOD: Duration = Duration::from_secs(1);
 /// How long a place is left alone after it had to wait or failed; doubled each time, up to the second.
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(20);
 /// How long listings and restores wait for what the last mover did.
 const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
+/// With fewer pending places, the sizes of other nodes' files are asked for.
+const STAT_MAX: usize = 256;
 /// Listings and restores at a time.
 const WORKERS_MAX: usize = 128;
 
@@ -64,13 +81,18 @@ pub(crate) struct Engine {
 
 /// Starts the engine.
 pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
-    let link = Link { pool };
+    // One engine runs in a process, as long as it.
+    let link = Link { pool, listings: Box::leak(Box::default()) };
     let shared = Arc::new(Shared {
         link,
         stores: Stores::new(link),
         restoring: Restoring::default(),
         listing: Restoring::default(),
         persisting: Restoring::default(),
+        peers: Peers::new(link),
+        jobs: Jobs::default(),
+        holds: Holds::default(),
+        prestaging: Turns::default(),
         workers: AtomicUsize::new(0),
         retries: Mutex::default(),
         report: Mutex::default(),
@@ -81,8 +103,29 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
         thread.map_err(|e| Error::io("cannot start a thread of the mover", &e))
     };
-    let threads = vec![spawn("recover", recover_all)?, spawn("work", work)?, spawn("watch", watch)?];
+    let threads = vec![
+        spawn("recover", recover_all)?,
+        spawn("work", work)?,
+        spawn("watch", watch)?,
+        spawn("peers", serve::serve)?,
+        spawn("around", look_around)?,
+    ];
     Ok(Arc::new(Engine { shared, threads: Mutex::new(threads) }))
+}
+
+fn look_around(shared: &Arc<Shared>) {
+    if !shared.link.pool.spans_nodes() {
+        return;
+    }
+    let mut next = Instant::now();
+    shared.peers.greet();
+    while !shared.stores.is_stopping() {
+        std::thread::sleep(WATCH_PERIOD);
+        if Instant::now() >= next {
+            shared.peers.look_around();
+            next = Instant::now() + AROUND_PERIOD;
+        }
+    }
 }
 
 /// Hands out the shard's tasks.
@@ -152,7 +195,7 @@ fn serve(shared: &Shared, task: StoreTask) {
             return;
         }
         StoreTask::Restore(_) => {
-            let done = restore_with_room(shared, ino).map(|_| ());
+            let done = restore_there(shared, ino);
             shared.restoring.end(ino);
             done
         }
@@ -167,6 +210,8 @@ fn serve(shared: &Shared, task: StoreTask) {
 fn for_programs(code: Code) -> Code {
     match code {
         Code::NoSpace => Code::NoSpace,
+        // Removed in the pool meanwhile.
+        Code::NotFound => Code::NotFound,
         Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
         _ => Code::Io,
     }
@@ -177,6 +222,7 @@ fn for_programs(code: Code) -> Code {
 fn recover_all(shared: &Arc<Shared>) {
     let pending =
         || shared.link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"));
+    fence(shared, &pending().unwrap_or_default());
     while !shared.stores.is_stopping() {
         match pending().and_then(|places| recover::recover(&shared.link, &shared.stores, &places)) {
             Ok(true) => continue,
@@ -200,6 +246,22 @@ fn recover_all(shared: &Arc<Shared>) {
             Err(e) => located.at.note_failure(&Error::from(e)),
         }
     }
+}
+
+/// Ends what the last mover had other nodes do.
+fn fence(shared: &Shared, places: &[PendingPlace]) {
+    if !shared.link.pool.spans_nodes() || places.is_empty() {
+        return;
+    }
+    let mut nodes: Vec<NodeId> = Vec::new();
+    for place in places {
+        if let Some(Wanted::Here(entry, _)) = &place.wanted {
+            nodes.extend(shared::copied_by(shared, entry).filter(|_| entry.attr.is_file()));
+        }
+    }
+    nodes.sort();
+    nodes.dedup();
+    shared.peers.fence(&nodes, &|| shared.stores.is_stopping());
 }
 
 /// Waits until what the last mover did is recorded, for a limited time.
@@ -226,9 +288,9 @@ fn watch(shared: &Arc<Shared>) {
         };
         note(shared, &places);
         let is_full = evict::is_full(&shared.link);
-        let started = drain_all(shared, places, is_full);
+        let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
         if is_full {
-            if let Err(e) = evict::evict(&shared.link, &shared.stores, &shared.restoring, 0) {
+            if let Err(e) = evict::evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, 0) {
                 tracing::warn!("{e}");
             }
         }
@@ -244,7 +306,9 @@ fn note(shared: &Shared, places: &[PendingPlace]) {
         if let Some(Wanted::Here(entry, _)) = &place.wanted {
             if entry.attr.is_file() && entry.attr.flags & FLAG_DIRTY != 0 {
                 report.dirty_files += 1;
-                report.dirty_bytes += shared.link.pool.stat_entry(entry).map_or(0, |st| st.st_size as u64);
+                // Each question about another node's file is a message.
+                let is_asked = places.len() < STAT_MAX || shared.link.pool.is_one_here(&entry.layout);
+                report.dirty_bytes += if is_asked { bytes_of(shared, entry) } else { entry.attr.size };
             }
         }
     }
@@ -296,8 +360,8 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
         let for_thread = Arc::clone(shared);
         let mine = Arc::clone(&at);
         let run = move || {
-            let reason = Reason { forced: false, is_full, progress: None };
-            let pass = drain::pass(&for_thread.link, &for_thread.stores, &mine, places, reason);
+            let reason = Reason { forced: false, is_full, progress: None, go_on: &|| true };
+            let pass = drain::pass(&for_thread, &mine, places, reason);
             note_pass(&for_thread, pass);
             mine.is_draining.store(false, Ordering::Release);
         };
@@ -321,13 +385,59 @@ fn note_pass(shared: &Shared, pass: drain::Pass) {
     }
 }
 
+impl Engine {
+    /// The node that has the tree of an inode, if it is not this one.
+    fn elsewhere(&self, ino: Ino) -> Option<NodeId> {
+        let (node, me) = (ino.birth_node(), self.shared.peers.me());
+        (node != me && self.shared.link.pool.spans_nodes()).then_some(node)
+    }
+
+    /// Has the mover of the node that has a tree run a task.
+    fn run_there(
+        &self,
+        node: NodeId,
+        verb: Verb,
+        ino: Ino,
+        recursive: bool,
+        progress: &Progress,
+    ) -> Result<()> {
+        let before = Mutex::new([0; 4]);
+        let each = |Counted { counts }: Counted| {
+            let before = std::mem::replace(&mut *locked(&before), counts);
+            let more: Vec<u64> =
+                counts.iter().zip(before).map(|(now, then)| now.saturating_sub(then)).collect();
+            progress.found(more[0], more[2]);
+            progress.done(more[1], more[3]);
+        };
+        let is_over = || progress.is_cancelled() || self.shared.stores.is_stopping();
+        let work = Work::Task { verb, ino: ino.0, recursive };
+        let outcome = self.shared.peers.run(node, work, &each, &is_over)?;
+        let known = outcome.errors.len() as u64;
+        for error in outcome.errors {
+            progress.failed(error.path, &error.error.into());
+        }
+        for _ in known..outcome.error_count {
+            progress.failed("...", &Error::new(Code::Io, "see the log of the node that has the tree"));
+        }
+        Ok(())
+    }
+}
+
 impl Operations for Engine {
     fn run(&self, verb: Verb, ino: Ino, recursive: bool, progress: &Progress) -> Result<()> {
-        trees::run(&self.shared, verb, ino, recursive, progress)
+        match self.elsewhere(ino) {
+            None => trees::run(&self.shared, verb, ino, recursive, progress),
+            Some(node) => self.run_there(node, verb, ino, recursive, progress),
+        }
     }
 
     fn resolve(&self, parent: Ino, name: &[u8], keep: Keep) -> Result<()> {
-        trees::resolve(&self.shared, parent, name, keep)
+        let Some(node) = self.elsewhere(parent) else {
+            return trees::resolve(&self.shared, parent, name, keep);
+        };
+        let work = Work::Resolve { parent: parent.0, name: name.to_vec(), keep };
+        let is_over = || self.shared.stores.is_stopping();
+        self.shared.peers.run(node, work, &|_| {}, &is_over).map(drop)
     }
 
     fn probe(&self, url: &str) -> Result<()> {

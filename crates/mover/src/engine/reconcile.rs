@@ -14,7 +14,11 @@ use forebay_types::{
 use super::link::Link;
 use super::stores::{AttachedStore, Stores};
 use super::upload::attributes_of;
+use super::wanted::WantedUpload;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
+
+/// How often a link that was made is reported, if the file is released again and again meanwhile.
+const LINK_ATTEMPTS: u32 = 10;
 
 /// What remains to be done at a place.
 #[derive(Debug)]
@@ -39,16 +43,6 @@ pub(super) struct DirectoryMove {
     pub(super) from: StorePath,
     /// Where it is to be.
     pub(super) path: StorePath,
-}
-
-/// A file whose data are to be uploaded.
-#[derive(Debug)]
-pub(super) struct WantedUpload {
-    pub(super) place: PendingPlace,
-    pub(super) entry: Entry,
-    pub(super) directory: StorePath,
-    pub(super) path: StorePath,
-    pub(super) replaces: Option<StoreVersion>,
 }
 
 /// The places of one store, during one pass over them.
@@ -382,10 +376,19 @@ impl<'a> Reconciler<'a> {
             return match self.store().link(&from, &placed.version, path)? {
                 Outcome::Done(version) => {
                     let seen = if is_dirty { u64::MAX } else { place.changes };
-                    let epoch = if entry.attr.is_file() { copy.epoch } else { EPOCH_UNKNOWN };
                     let at = (place.parent, &place.name[..]);
-                    let done = self.link.published(at, ino, epoch, seen, version);
-                    done.map_err(|code| pool_error("link", path, code))?;
+                    let mut epoch = copy.epoch;
+                    for attempt in 1.. {
+                        let known = if entry.attr.is_file() { epoch } else { EPOCH_UNKNOWN };
+                        match self.link.published(at, ino, known, seen, version) {
+                            Ok(()) => break,
+                            // Released meanwhile: the copy has the file's next epoch.
+                            Err(Code::Stale) if attempt < LINK_ATTEMPTS => {
+                                epoch = self.stores.locate(ino)?.epoch;
+                            }
+                            Err(code) => return Err(pool_error("link", path, code)),
+                        }
+                    }
                     Ok(Some(Next::Done))
                 }
                 Outcome::Conflict(found) => {

@@ -16,7 +16,9 @@ const RANGE_BYTES: u64 = 8 << 20;
 /// Ranges of one file that are copied at a time.
 const RANGES_AT_ONCE: u64 = 4;
 /// How often a restore begins anew because the store has another version by now.
-const ATTEMPTS: u32 = 5;
+const ATTEMPTS: u32 = 20;
+/// How long a rename in the store may take to be recorded, before the restore tries again.
+const RENAME_PAUSE: std::time::Duration = std::time::Duration::from_millis(30);
 
 /// Restores a file, if it is not resident.
 pub(super) fn restore(link: &Link, stores: &Stores, ino: Ino) -> Result<Entry> {
@@ -29,19 +31,41 @@ pub(super) fn restore(link: &Link, stores: &Stores, ino: Ino) -> Result<Entry> {
         let located = stores.locate(ino)?;
         let Some(placed) = located.placed else { return Err(Error::new(Code::Corrupt, what())) };
         match copy(link, &located, &entry, &placed.version) {
-            Ok(entry) => {
+            Ok(entry) if entry.attr.is_resident() => {
                 located.at.note_success();
                 return Ok(entry);
             }
-            Err(e) if e.code() == Code::Stale => adopt(link, &located, &entry)?,
+            Ok(_) => {} // its place was moved meanwhile, or it was released again
             Err(e) => {
-                let e = Error::from(e);
-                located.at.note_failure(&e);
-                return Err(e);
+                let failed = match e.code() {
+                    Code::Stale => adopt(link, &located, &entry).err(),
+                    _ => Some(Error::from(e)),
+                };
+                let Some(e) = failed else { continue };
+                if !may_be_elsewhere(link, stores, &located, ino) {
+                    located.at.note_failure(&e);
+                    return Err(e);
+                }
             }
         }
     }
     Err(Error::new(Code::Io, what()).why("the store's file changes all the time"))
+}
+
+/// True when a file that was not found in its store may be there under another name, or was removed in the pool: a
+/// rename is made in the store before it is recorded.
+fn may_be_elsewhere(link: &Link, stores: &Stores, located: &Located, ino: Ino) -> bool {
+    match link.inode(ino) {
+        Err(Code::NotFound) => return true,
+        Err(_) => return false,
+        Ok(_) => {}
+    }
+    std::thread::sleep(RENAME_PAUSE);
+    let is_there = located.at.store.look(&located.path).is_ok_and(|found| found.is_some());
+    let is_same = stores.locate(ino).is_ok_and(|now| now.path == located.path);
+    let place = link.store_place(ino);
+    let is_pending = place.is_ok_and(|place| link.has_pending_in(place.parent).unwrap_or(false));
+    !is_there && (!is_same || is_pending)
 }
 
 /// Takes over the version of a released file that another program wrote in the store.

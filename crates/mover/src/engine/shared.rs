@@ -6,12 +6,18 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use forebay_tasks::MoverReport;
-use forebay_types::{Code, Ino, Result};
+use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 
 use super::evict::{evict, Restoring};
+use super::holds::Holds;
 use super::link::Link;
+use super::peers::{Jobs, Peers, Work};
 use super::restore::restore;
 use super::stores::Stores;
+use super::turns::Turns;
+
+/// How often a restore is begun on the node that is to have the file then.
+const RELOCATIONS_MAX: u32 = 8;
 
 /// A place that could not be made equal: how often, and when it is tried again.
 #[derive(Debug)]
@@ -31,6 +37,12 @@ pub(super) struct Shared {
     pub(super) listing: Restoring,
     /// Files for whose store a program waits.
     pub(super) persisting: Restoring,
+    /// Other nodes' movers, the jobs that they have begun here, and the leases that are held for them.
+    pub(super) peers: Peers,
+    pub(super) jobs: Jobs,
+    pub(super) holds: Holds,
+    /// The order of the tasks that prestage.
+    pub(super) prestaging: Turns,
     pub(super) workers: AtomicUsize,
     pub(super) retries: Mutex<HashMap<Place, Retry>>,
     pub(super) report: Mutex<MoverReport>,
@@ -42,12 +54,60 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Restores a file. When the pool is full, other files are released first.
+/// The node whose mover copies a file's data: that of its first backing file. None for this one.
+pub(super) fn copied_by(shared: &Shared, entry: &Entry) -> Option<NodeId> {
+    let node = node_of(entry.layout.components()[0].target(0));
+    (node != shared.peers.me()).then_some(node)
+}
+
+/// The bytes of a file's data. A node that does not answer is not asked again until it answers other questions.
+pub(super) fn bytes_of(shared: &Shared, entry: &Entry) -> u64 {
+    let node = copied_by(shared, entry);
+    if node.is_some_and(|node| shared.peers.is_silent(node)) {
+        return entry.attr.size;
+    }
+    match (shared.link.pool.stat_entry(entry), node) {
+        (Ok(st), _) => st.st_size as u64,
+        (Err(Code::Io | Code::TimedOut), Some(node)) => {
+            shared.peers.gave_up(node, &Error::new(Code::Io, format!("node {node} does not answer")));
+            entry.attr.size
+        }
+        (Err(_), _) => entry.attr.size,
+    }
+}
+
+/// Restores a file, on the node that is to have it.
+pub(super) fn restore_there(shared: &Shared, ino: Ino) -> Result<()> {
+    for _ in 0..RELOCATIONS_MAX {
+        let entry = shared.link.inode(ino);
+        let entry = entry.map_err(|code| Error::new(code, format!("cannot restore file {ino}")))?;
+        if entry.attr.is_resident() {
+            return Ok(());
+        }
+        let done = match copied_by(shared, &entry) {
+            None => restore_with_room(shared, ino).map(drop),
+            Some(node) => {
+                let is_over = || shared.stores.is_stopping();
+                shared.peers.run(node, Work::Restore { ino: ino.0 }, &|_| {}, &is_over).map(drop)
+            }
+        };
+        match done {
+            Ok(()) => {}
+            // It is to be on another node by now.
+            Err(e) if e.code == Code::NotSupported => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(Error::new(Code::Io, format!("cannot restore file {ino}")).why("its place changes all the time"))
+}
+
+/// Restores a file on this node. When its target is full, other files are released first.
 pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<forebay_types::Entry> {
     match restore(&shared.link, &shared.stores, ino) {
         Err(e) if e.code == Code::NoSpace => {
             let bytes = shared.link.inode(ino).map_or(0, |entry| entry.attr.size);
-            if evict(&shared.link, &shared.stores, &shared.restoring, bytes + (4 << 20))? == 0 {
+            if evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, bytes + (4 << 20))? == 0
+            {
                 return Err(e.cure("release files (forebay release), or make the pool larger"));
             }
             restore(&shared.link, &shared.stores, ino)

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_tasks::{Policy, StoreReport, StoreSettings};
-use forebay_types::{Code, Error, Ino, Kind, PendingPlace, Placed, Result, StoreVersion, Wanted};
+use forebay_types::{Code, Error, Ino, Kind, PendingPlace, Placed, Result, StoreVersion, Wanted, FLAG_STORE};
 
 use super::link::Link;
 use crate::store::limited::Limited;
@@ -158,8 +158,10 @@ impl Stores {
         let settings: StoreSettings = serde_json::from_slice(&bytes)
             .map_err(|e| (String::new(), Error::new(Code::Corrupt, what()).why(e)))?;
         let open = || {
-            let parsed = StoreUrl::parse(settings.url.as_bytes())?;
-            Ok((parsed.to_string(), parsed.open(self.mover.clone()).map_err(Error::from)?))
+            let mut parsed = StoreUrl::parse(settings.url.as_bytes())?;
+            let title = parsed.to_string();
+            parsed.limits = parsed.limits.share_of(self.link.pool.node_count());
+            Ok((title, parsed.open(self.mover.clone()).map_err(Error::from)?))
         };
         match open() {
             Ok((title, store)) => Ok(Arc::new(AttachedStore {
@@ -203,7 +205,14 @@ impl Stores {
     }
 
     pub(super) fn report(&self) -> Vec<StoreReport> {
-        let open: Vec<_> = locked(&self.open).values().cloned().collect();
+        let is_attached = |root: u64| {
+            let entry = self.link.inode(Ino(root));
+            // One that cannot be asked about now stays.
+            entry.map_or_else(|code| code != Code::NotFound, |entry| entry.attr.flags & FLAG_STORE != 0)
+        };
+        let known: Vec<_> = locked(&self.open).iter().map(|(root, store)| (*root, store.clone())).collect();
+        let open: Vec<_> =
+            known.into_iter().filter(|(root, _)| is_attached(*root)).map(|(_, store)| store).collect();
         let mut all: Vec<_> = open
             .iter()
             .map(|store| {

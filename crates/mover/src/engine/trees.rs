@@ -4,14 +4,15 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_client::Kept;
 use forebay_tasks::{Keep, Verb};
 use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion, FLAG_ATTACHED, FLAG_STORE};
 
 use super::drain::{self, Reason};
-use super::evict;
+use super::evict::{self, Kept};
 use super::link::Link;
-use super::shared::{restore_with_room, Shared};
+use super::peers::Work;
+use super::prestage::prestage;
+use super::shared::{bytes_of, copied_by, Shared};
 use crate::store::Store;
 use crate::tasks::Progress;
 
@@ -41,6 +42,14 @@ pub(super) fn root_of(link: &Link, mut ino: Ino) -> Option<Ino> {
         }
     }
     None
+}
+
+/// The directory with the store to whose tree an inode belongs.
+fn root_of_inode(shared: &Shared, entry: &Entry) -> Option<Ino> {
+    match entry.attr.is_directory() {
+        true => root_of(&shared.link, entry.attr.ino),
+        false => shared.stores.locate(entry.attr.ino).ok().map(|located| located.at.root),
+    }
 }
 
 /// True if a directory is `top` or below it.
@@ -73,22 +82,18 @@ pub(super) fn run(shared: &Shared, verb: Verb, ino: Ino, recursive: bool, progre
     let entry = attached(shared, ino)?;
     match verb {
         Verb::Sync => sync(shared, &entry, recursive, progress),
-        Verb::Prestage => each_file(shared, &entry, recursive, progress, &mut |entry, path| {
-            progress.found(1, entry.attr.size);
-            match entry.attr.is_resident() {
-                true => {}
-                false => {
-                    if let Err(e) = restore_with_room(shared, entry.attr.ino) {
-                        return progress.failed(path, &e);
-                    }
-                }
-            }
-            progress.done(1, entry.attr.size);
+        Verb::Prestage => prestage(shared, progress, root_of_inode(shared, &entry), |each| {
+            each_file(shared, &entry, recursive, progress, each)
         }),
         Verb::Release => release(shared, &entry, recursive, progress),
         Verb::Purge => {
             sync(shared, &entry, recursive, progress)?;
-            release(shared, &entry, recursive, progress)
+            // Its state is another one now.
+            match shared.link.inode(ino) {
+                Ok(entry) => release(shared, &entry, recursive, progress),
+                Err(Code::NotFound) => Ok(()),
+                Err(code) => Err(Error::new(code, format!("cannot find inode {ino}"))),
+            }
         }
         Verb::Refresh => refresh(shared, &entry, recursive, progress),
     }
@@ -97,7 +102,7 @@ pub(super) fn run(shared: &Shared, verb: Verb, ino: Ino, recursive: bool, progre
 fn release(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) -> Result<()> {
     each_file(shared, entry, recursive, progress, &mut |entry, path| {
         progress.found(1, entry.attr.size);
-        match evict::release(&shared.link, entry) {
+        match release_there(shared, entry) {
             Ok(Ok(bytes)) => progress.done(1, bytes),
             Ok(Err(Kept::Released)) => progress.done(1, 0),
             Ok(Err(Kept::Because(why))) => {
@@ -106,6 +111,22 @@ fn release(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress)
             }
             Err(e) => progress.failed(path, &e),
         }
+    })
+}
+
+/// Releases a file, on the node that has its data.
+fn release_there(shared: &Shared, entry: &Entry) -> Result<std::result::Result<u64, Kept>> {
+    let Some(node) = copied_by(shared, entry) else {
+        return evict::release(&shared.link, &shared.peers, entry);
+    };
+    if !entry.attr.is_resident() {
+        return Ok(Err(Kept::Released));
+    }
+    let is_over = || shared.stores.is_stopping();
+    let outcome = shared.peers.run(node, Work::Release { ino: entry.attr.ino.0 }, &|_| {}, &is_over)?;
+    Ok(match outcome.kept {
+        Some(why) => Err(Kept::Because(why)),
+        None => Ok(outcome.counted.counts[3]),
     })
 }
 
@@ -163,10 +184,7 @@ fn each_file(
 fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) -> Result<()> {
     let link = &shared.link;
     let ino = entry.attr.ino;
-    let root = match entry.attr.is_directory() {
-        true => root_of(link, ino),
-        false => shared.stores.locate(ino).ok().map(|located| located.at.root),
-    };
+    let root = root_of_inode(shared, entry);
     let concerns = |place: &PendingPlace| match entry.attr.is_directory() {
         true if recursive => is_below(link, place.parent, ino),
         true => place.parent == ino,
@@ -186,7 +204,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             if counted.insert((place.parent.0, place.name.clone())) {
                 let bytes = match &place.wanted {
                     Some(forebay_types::Wanted::Here(entry, _)) if entry.attr.is_file() => {
-                        link.pool.stat_entry(entry).map_or(0, |st| st.st_size as u64)
+                        bytes_of(shared, entry)
                     }
                     _ => 0,
                 };
@@ -236,8 +254,8 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             std::thread::sleep(PASS_PERIOD);
             continue;
         }
-        let reason = Reason { forced: true, is_full: false, progress: Some(progress) };
-        let pass = drain::pass(link, &shared.stores, &at, all, reason);
+        let reason = Reason { forced: true, is_full: false, progress: Some(progress), go_on: &|| true };
+        let pass = drain::pass(shared, &at, all, reason);
         at.is_draining.store(false, Ordering::Release);
         if pass.done > 0 {
             last_progress = Instant::now();

@@ -12,10 +12,12 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use forebay_client::{LeaseKind, LeasedFiles};
+use forebay_client::{File, LeaseKind};
 use forebay_types::{Code, Entry, Error, Layout, Result, StoreVersion, Timestamp, EPOCH_UNKNOWN};
 
+use super::hold::Held;
 use super::link::Link;
+use super::peers::Peers;
 use crate::store::{Attributes, Source, Store, StorePath};
 
 /// Bytes of a file that the kernel copies by itself: longer files are read piece by piece, so that a broken lease is
@@ -24,14 +26,16 @@ const BY_KERNEL_BYTES: u64 = 4 << 20;
 
 /// Backing files under leases, as the bytes of one file.
 struct Leased<'a> {
-    held: &'a LeasedFiles,
+    held: &'a Held<'a>,
+    /// The whole file, if other nodes have parts of it.
+    whole: Option<File>,
     layout: Layout,
     bytes: u64,
 }
 
 impl Leased<'_> {
     fn fd(&self, index: usize) -> std::result::Result<BorrowedFd<'_>, Code> {
-        self.held.files().nth(index).map(AsFd::as_fd).ok_or(Code::Io)
+        self.held.here().files().nth(index).map(AsFd::as_fd).ok_or(Code::Io)
     }
 }
 
@@ -64,6 +68,9 @@ impl Source for Leased<'_> {
         }
         if buffer.is_empty() {
             return Ok(0);
+        }
+        if let Some(file) = &self.whole {
+            return file.read_at(buffer, offset);
         }
         let extent = self.layout.locate(offset, buffer.len() as u64);
         let at = (extent.component, extent.stripe);
@@ -146,22 +153,21 @@ pub(super) enum OpenFiles {
 /// Uploads a file into `directory` of the store.
 pub(super) fn upload(
     link: &Link,
+    peers: &Peers,
     store: &dyn Store,
     directory: &StorePath,
     entry: &Entry,
     open_files: OpenFiles,
 ) -> std::result::Result<Upload, NotUploaded> {
     let later = |code: Code| match code {
-        Code::Busy | Code::Stale | Code::NotFound | Code::Interrupted => NotUploaded::Later,
+        Code::Busy | Code::Stale | Code::NotFound | Code::Interrupted | Code::TimedOut => NotUploaded::Later,
         code => Error::new(code, format!("cannot read file {} of the pool", entry.attr.ino)).into(),
     };
-    // EAGAIN of an open in conflict with another lease has the code of EIO.
-    let (held, is_open) = match link.lease(entry, LeaseKind::Read) {
+    let (held, is_open) = match Held::take(link, peers, entry, LeaseKind::Read) {
         Ok(held) => (held, false),
-        Err(Code::Busy | Code::Io) if open_files == OpenFiles::Copied => {
-            (link.lease(entry, LeaseKind::None).map_err(later)?, true)
+        Err(Code::Busy) if open_files == OpenFiles::Copied => {
+            (Held::take(link, peers, entry, LeaseKind::None).map_err(later)?, true)
         }
-        Err(Code::Io) => return Err(NotUploaded::Later),
         Err(code) => return Err(later(code)),
     };
     let now = match is_open {
@@ -173,10 +179,15 @@ pub(super) fn upload(
     }
     let attributes = attributes_of(link, &now)?;
     let st = link.pool.stat_entry(&now).map_err(later)?;
-    let source = Leased { held: &held, layout: now.layout, bytes: st.st_size as u64 };
+    let whole = match link.pool.is_here(&now.layout) {
+        true => None,
+        false => Some(link.pool.open_file(&now, false).map_err(later)?),
+    };
+    let source = Leased { held: &held, whole, layout: now.layout, bytes: st.st_size as u64 };
     let temporary = store.temporaries().next(directory);
     let uploaded = store.upload(&temporary, &source, &attributes);
-    let is_whole = held.is_undisturbed();
+    let is_whole = held.is_whole();
+    drop(source);
     drop(held);
     match uploaded {
         Ok(version) if is_whole => {

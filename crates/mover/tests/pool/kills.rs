@@ -55,8 +55,8 @@ fn kill_below(pid: u32) {
 /// What differs between pool and store.
 fn differences(bed: &Bed) -> String {
     let done = bed.run(
-        "cd /forebay/s; find . -type d -printf '%P/ %m\n' -o -type f -printf '%P %m %s\n' -o -printf '%P %l\n' | sort > $S/../a;
-         cd $S; find . -type d -printf '%P/ %m\n' -o -type f -printf '%P %m %s\n' -o -printf '%P %l\n' | sort > $S/../b;
+        "cd /forebay/s; find . -type d -printf '%P/ %m\n' -o -type f -printf '%P %m %s %T@\n' -o -printf '%P %l\n' | sort > $S/../a;
+         cd $S; find . -type d -printf '%P/ %m\n' -o -type f -printf '%P %m %s %T@\n' -o -printf '%P %l\n' | sort > $S/../b;
          diff $S/../a $S/../b; diff -r --no-dereference /forebay/s $S",
     );
     String::from_utf8_lossy(&done.stdout).into_owned()

@@ -10,6 +10,7 @@
 //! pool of one node has none of this.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Client, Since, Transactions};
@@ -80,12 +81,17 @@ pub(super) struct CrossNode {
     /// Checks in progress, by number.
     pub(super) checks: BTreeMap<u64, CrossCheck>,
     pub(super) checks_begun: u64,
+    /// Marks in progress, by number, and who waits for each.
+    pub(super) marks: HashMap<u64, Sender<std::result::Result<(), Code>>>,
+    pub(super) marks_begun: u64,
 }
 
 /// Flights with this bit are questions of a check: the check's number, then the question's.
 pub(super) const OF_CHECK: u64 = 1 << 63;
 /// Flights with this bit are parts of wide directories that listings request ahead, by number.
 pub(super) const OF_LISTING: u64 = 1 << 62;
+/// Flights with this bit are marks of files that this node writes for other nodes, by number.
+pub(super) const OF_MARK: u64 = 1 << 61;
 /// Bits of a question's number in a flight.
 pub(super) const QUESTION_BITS: u32 = 32;
 
@@ -125,6 +131,8 @@ impl CrossNode {
             time,
             checks: BTreeMap::new(),
             checks_begun: 0,
+            marks: HashMap::new(),
+            marks_begun: 0,
         }
     }
 

@@ -1,7 +1,5 @@
 //! Backing nodes of FIFOs and devices: a program can open them only as nodes of the kernel.
 
-use std::os::fd::AsFd;
-
 use forebay_data::{BackingName, Target};
 use forebay_types::{Attr, Code, Ino, Kind};
 use rustix::fs::{AtFlags, FileType, Mode};
@@ -26,11 +24,13 @@ pub(super) fn create(target: &Target, attr: &Attr) -> Result<(), Code> {
     }
 }
 
-/// Gives a backing file the mode that its owner needs to open it. A program's umask may have removed bits of it.
+/// Gives a backing file the mode that its owner needs to open it. A program's umask may have removed bits of it. The
+/// mark of a file that a mover has copied stays.
 pub(super) fn repair_mode(target: &Target, ino: Ino) -> Result<(), Code> {
-    let name = BackingName::new(ino, 0, 0);
-    rustix::fs::chmodat(target.directory().as_fd(), name.as_c_str(), Mode::RWXU, AtFlags::empty())
-        .map_err(code)
+    let (name, directory) = (BackingName::new(ino, 0, 0), target.directory());
+    let stat = rustix::fs::statat(directory, name.as_c_str(), AtFlags::SYMLINK_NOFOLLOW).map_err(code)?;
+    let mode = Mode::from_raw_mode(stat.st_mode) & Mode::SVTX | Mode::RWXU;
+    rustix::fs::chmodat(directory, name.as_c_str(), mode, AtFlags::empty()).map_err(code)
 }
 
 /// Removes the kernel's node, or a backing file whose layout is no longer known to be single.

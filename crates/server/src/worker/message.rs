@@ -63,6 +63,8 @@ pub(super) enum Message {
     EndedElsewhere(NodeId, u64),
     /// The answer of another node to the cross-node step in this slot, or its failure.
     Stepped(usize, std::result::Result<Vec<u8>, Code>),
+    /// A file that is about to be written for another node is to be marked dirty, as the mover may have copied it.
+    Mark(Ino, Sender<std::result::Result<(), Code>>),
     /// A node can be reached again.
     Reached(NodeId),
     /// The node of the first number has lost its data, and has the second number now.
@@ -99,6 +101,7 @@ impl Message {
                     | Message::ReviewSessions(_)
                     | Message::AreThere { .. }
                     | Message::Stepped(..)
+                    | Message::Mark(..)
                     | Message::Reached(_)
                     | Message::Renumbered(..)
                     | Message::LeaseAsked { .. }

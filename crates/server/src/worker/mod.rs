@@ -53,6 +53,7 @@ mod leases;
 mod message;
 mod moments;
 mod mounter;
+mod mover_mail;
 mod network;
 mod notifier;
 mod own_answers;

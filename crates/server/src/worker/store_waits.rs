@@ -82,6 +82,8 @@ pub(super) struct StoreWaits {
     /// When space is looked for next, and the calls before the next look when none waits.
     look_ns: u64,
     pub(super) calls_to_look: u32,
+    /// When a call looks in any case.
+    pub(super) look_at_ns: u64,
     /// Whether the last look found the targets full.
     pub(super) was_full: bool,
     /// `Restore` calls that have waited long enough. They are answered with the file as it is.
@@ -160,6 +162,12 @@ impl StoreWaits {
         if let Some((_, call)) = self.idle_mover.take() {
             self.released.push_back(Released::Again(call));
         }
+    }
+
+    /// True while a file is being restored, or is to be.
+    pub(super) fn is_restoring(&self, ino: Ino) -> bool {
+        let task = StoreTask::Restore(ino);
+        self.handed.contains(&task) || self.wanted.contains(&task)
     }
 
     /// Tasks for the mover; none when its call is to wait. A mover that has just started gets all again.

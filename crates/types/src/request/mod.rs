@@ -132,6 +132,10 @@ mod tests {
             Request::StorePlace { ino: i },
             Request::Forget { parent: p, name, relist: true, discard: false },
             Request::Conflict { parent: p, name, found: true, version },
+            Request::Relocate { ino: i, node: NodeId(7) },
+            Request::AskMover { node: NodeId(7), message: b"{}" },
+            Request::MoverWork,
+            Request::MoverAnswer { number: 5, answer: b"{}" },
             Request::Backing {
                 id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 op: BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },

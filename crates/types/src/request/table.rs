@@ -530,9 +530,10 @@ requests! {
         /// The file.
         ino: Ino,
     }
-    /// Reads places at which the store may differ from the pool, in the order of directory and name.
-    Pending = 99: client read anywhere -> "`Bytes`: a list of [`crate::PendingPlace`]" {
-        /// The place behind which the list begins: directory, 0 for the first.
+    /// Reads places of a node's shard at which the store may differ from the pool, in the order of directory and name.
+    Pending = 99: client read at(parent) -> "`Bytes`: a list of [`crate::PendingPlace`]" {
+        /// The place behind which the list begins: directory, the node's inode number 0 ([`Ino::new`]) for the first. A
+        /// plain 0 is the receiver's first.
         parent: Ino,
         /// And name, which may be empty.
         name: &'a [u8] as Bytes,
@@ -643,6 +644,31 @@ requests! {
         found: bool,
         /// The version that the store has; a version of zeros for none.
         version: StoreVersion,
+    }
+    /// Moves the place to which a released file is to be restored: to this node's first target. It begins a new epoch,
+    /// so that a restore to the old place comes to nothing. `Stale` if the file is resident.
+    Relocate = 120: client change at(ino) -> "`Entry`" {
+        /// The file.
+        ino: Ino,
+        /// The node.
+        node: NodeId,
+    }
+    /// Sends a message to a node's mover, and waits for its answer, for some seconds at most. `TimedOut` if it has none
+    /// by then.
+    AskMover = 121: client read at(node) -> "`Bytes`: the answer" {
+        /// The node.
+        node: NodeId,
+        /// What the movers understand (`crates/mover/src/engine/peers`).
+        message: &'a [u8] as XattrValue,
+    }
+    /// Waits for a message to this node's mover, about a second at most.
+    MoverWork = 122: client read anywhere -> "`Bytes`: a number (u64), then the message; empty after a while without one"
+    /// Answers a message to this node's mover.
+    MoverAnswer = 123: client read anywhere -> "`Done`" {
+        /// Its number.
+        number: u64,
+        /// The answer.
+        answer: &'a [u8] as XattrValue,
     }
 }
 

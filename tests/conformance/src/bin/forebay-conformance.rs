@@ -3,10 +3,12 @@
 use forebay_conformance::case::{self, Result as Outcome};
 use forebay_conformance::cases;
 use forebay_conformance::client_door::ClientDoor;
+use forebay_conformance::disturbed_door::DisturbedDoor;
 use forebay_conformance::door::{Ability, Door};
 use forebay_conformance::libc_door::{LibcDoor, Spelling};
 use forebay_conformance::nodes_door::NodesDoor;
 use forebay_conformance::pair_door::PairDoor;
+use forebay_conformance::trees;
 use forebay_conformance::wrong_door::{Lie, WrongDoor};
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -16,17 +18,20 @@ use std::process::ExitCode;
 const HELP: &str = "\
 usage: forebay-conformance --root DIR [option]...
        forebay-conformance --pool DIR [option]...
+       forebay-conformance --equal DIR --to DIR
 Runs every case in a directory of its own: under DIR, which must be empty or absent, through the C library, or in the
-empty pool of DIR through the client library.
+empty pool of DIR through the client library. Or compares two trees.
 
   --spelling absolute|relative|at   how paths are given to calls (absolute)
   --claim ABILITY                   DIR's file system has this: xattrs, large-xattrs, own-space, small-space
-  --lacks ABILITY                   leave out what needs this: own-data
+  --lacks ABILITY                   leave out what needs this: own-data, large-xattrs
   --only TEXT                       only cases whose name contains TEXT
   --user UID                        as that user, who must own DIR
   --private-tmpfs OPTIONS           on a tmpfs mounted on DIR for this process alone
   --and DIR                         another node's door to the same pool, of --root's or --pool's kind; each call is made
                                     by the next door; may be given more than once
+  --under NAME                      with --pool: below this directory of the pool
+  --disturb SEED --mover DIR        files are drained and released by the mover of the pool in DIR between two calls
   --looks-at DIR                    look at the same files through DIR, and change them through --root
   --lie NAME                        through a door that lies; the suite must find it out
   --list                            the names of the cases, and what they need
@@ -44,6 +49,11 @@ struct Options {
     lie: Option<Lie>,
     looks_at: Option<PathBuf>,
     and: Vec<PathBuf>,
+    under: String,
+    disturb: Option<u64>,
+    mover: PathBuf,
+    equal: Option<PathBuf>,
+    to: PathBuf,
 }
 
 fn main() -> ExitCode {
@@ -55,6 +65,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if let Some(one) = &options.equal {
+        return compare(one, &options.to);
+    }
     let mut door = match prepare(&options).and_then(|()| door(&options)) {
         Ok(door) => door,
         Err(message) => {
@@ -62,10 +75,33 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    if run_all(&mut *door, &options) == 0 {
+    let failed = match options.disturb {
+        None => run_all(&mut *door, &options),
+        Some(seed) => {
+            let mut door = DisturbedDoor::new(door, &options.mover, seed);
+            let failed = run_all(&mut door, &options);
+            println!("disturbances: {:?}", door.disturbances());
+            failed
+        }
+    };
+    if failed == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    }
+}
+
+fn compare(one: &Path, other: &Path) -> ExitCode {
+    match trees::differences(one, other) {
+        Ok(found) if found.is_empty() => ExitCode::SUCCESS,
+        Ok(found) => {
+            println!("{}", found.join("\n"));
+            ExitCode::FAILURE
+        }
+        Err(e) => {
+            eprintln!("forebay-conformance: the trees cannot be compared: {e}");
+            ExitCode::from(2)
+        }
     }
 }
 
@@ -74,14 +110,14 @@ fn door(options: &Options) -> Result<Box<dyn Door>, String> {
         let first = options.pool.as_ref().unwrap_or(&options.root);
         let doors = std::iter::once(first).chain(&options.and).map(|dir| -> Result<Box<dyn Door>, String> {
             Ok(match options.pool {
-                Some(_) => Box::new(ClientDoor::attach(dir, &options.claimed)?),
+                Some(_) => Box::new(ClientDoor::attach(dir, &options.under, &options.claimed)?),
                 None => Box::new(LibcDoor::new(dir, Spelling::Absolute, &options.claimed)),
             })
         });
         return Ok(Box::new(NodesDoor::new(doors.collect::<Result<_, _>>()?)));
     }
     if let Some(pool) = &options.pool {
-        return Ok(Box::new(ClientDoor::attach(pool, &options.claimed)?));
+        return Ok(Box::new(ClientDoor::attach(pool, &options.under, &options.claimed)?));
     }
     let honest = LibcDoor::new(&options.root, options.spelling, &options.claimed);
     if let Some(other) = &options.looks_at {
@@ -137,6 +173,11 @@ fn parse() -> Result<Option<Options>, String> {
         lie: None,
         looks_at: None,
         and: Vec::new(),
+        under: String::new(),
+        disturb: None,
+        mover: PathBuf::new(),
+        equal: None,
+        to: PathBuf::new(),
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -158,10 +199,15 @@ fn parse() -> Result<Option<Options>, String> {
             "--root" => options.root = PathBuf::from(&value),
             "--pool" => options.pool = Some(PathBuf::from(&value)),
             "--and" => options.and.push(PathBuf::from(&value)),
+            "--under" => options.under = value,
+            "--disturb" => options.disturb = Some(value.parse().map_err(|_| format!("{value} is no seed"))?),
+            "--mover" => options.mover = PathBuf::from(&value),
+            "--equal" => options.equal = Some(PathBuf::from(&value)),
+            "--to" => options.to = PathBuf::from(&value),
             "--looks-at" => options.looks_at = Some(PathBuf::from(&value)),
             "--spelling" => options.spelling = choose(&value, &SPELLINGS)?,
             "--claim" => options.claimed.push(choose(&value, &ABILITIES)?),
-            "--lacks" => options.lacks.push(choose(&value, &[("own-data", Ability::OwnData)])?),
+            "--lacks" => options.lacks.push(choose(&value, &LACKS)?),
             "--only" => options.only = value,
             "--user" => options.user = Some(value.parse().map_err(|_| format!("{value} is no user id"))?),
             "--private-tmpfs" => options.private_tmpfs = Some(value),
@@ -169,7 +215,7 @@ fn parse() -> Result<Option<Options>, String> {
             other => return Err(format!("there is no option {other}")),
         }
     }
-    if options.root.as_os_str().is_empty() == options.pool.is_none() {
+    if options.equal.is_none() && options.root.as_os_str().is_empty() == options.pool.is_none() {
         return Err("either --root DIR or --pool DIR is needed".into());
     }
     Ok(Some(options))
@@ -177,6 +223,7 @@ fn parse() -> Result<Option<Options>, String> {
 
 const SPELLINGS: [(&str, Spelling); 3] =
     [("absolute", Spelling::Absolute), ("relative", Spelling::Relative), ("at", Spelling::At)];
+const LACKS: [(&str, Ability); 2] = [("large-xattrs", Ability::LargeXattrs), ("own-data", Ability::OwnData)];
 const ABILITIES: [(&str, Ability); 4] = [
     ("xattrs", Ability::Xattrs),
     ("large-xattrs", Ability::LargeXattrs),

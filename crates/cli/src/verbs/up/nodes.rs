@@ -9,10 +9,11 @@ use std::time::Duration;
 use forebay_server::bundle::Bundle;
 use forebay_server::hosts_file::{self, path_on, Alike, NamedHost};
 use forebay_server::pool_file::{NodeEntry, PoolFile};
-use forebay_types::{Code, Error, Result};
+use forebay_types::{Code, Error, NodeId, Result};
 use serde_json::{json, Value};
 
 use crate::arguments::Up;
+use crate::backing::Url;
 use crate::everywhere::{self, Outcome, RemoteCommand};
 use crate::rendezvous::{self, Rank};
 use crate::{failure, hosts, pool, table};
@@ -22,17 +23,26 @@ const LISTED_MAX: usize = 32;
 /// This host's address for the others, if it is not the host's name.
 const HOST_VARIABLE: &str = "FOREBAY_HOST";
 
+/// The words by which the node with the root attaches a store.
+fn backing_words(backing: &Option<Url>, node: &NodeEntry) -> Vec<String> {
+    let url = backing.as_ref().filter(|_| node.number == NodeId::FIRST.0);
+    url.map(|url| vec!["--backing".to_owned(), url.text.clone()]).unwrap_or_default()
+}
+
 /// Starts every node of a pool file.
 pub(super) fn of_file(file: Option<&Path>, arguments: &Up) -> Result<ExitCode> {
     let file = pool::file(file, "start all nodes")?;
     // The key is created here first, so that nodes with a shared file system do not each create one.
     file.ensure_key()?;
     let path = file.path.to_string_lossy().into_owned();
+    let backing = arguments.backing.as_deref().map(Url::parse).transpose()?;
     let remote_commands: Vec<RemoteCommand> = file
         .nodes
         .iter()
         .map(|node| {
-            let words = ["up", "--json", "--pool", &path, "--node", &node.name].map(str::to_owned).to_vec();
+            let mut words =
+                ["up", "--json", "--pool", &path, "--node", &node.name].map(str::to_owned).to_vec();
+            words.extend(backing_words(&backing, node));
             RemoteCommand::new(node, words)
         })
         .collect();
@@ -56,6 +66,7 @@ pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Res
         keep(&bundle, path)?;
     }
     let input = bundle.encode();
+    let backing = arguments.backing.as_deref().map(Url::parse).transpose()?;
     let remote_commands: Vec<RemoteCommand> = file
         .nodes
         .iter()
@@ -67,6 +78,7 @@ pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Res
                 words.extend(["--mount".to_owned(), at.to_string_lossy().into_owned()]);
                 words.extend(arguments.allow_other.then(|| "--allow-other".to_owned()));
             }
+            words.extend(backing_words(&backing, node));
             RemoteCommand { input: input.clone(), ..RemoteCommand::new(node, words) }
         })
         .collect();

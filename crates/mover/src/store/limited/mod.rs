@@ -40,6 +40,20 @@ pub struct Limits {
     pub calls: GateLimits,
 }
 
+impl Limits {
+    /// One node's share, when this many nodes use the store: an equal part of the rate and of the calls.
+    pub fn share_of(self, nodes: u64) -> Limits {
+        let nodes = nodes.max(1);
+        let bytes_per_second = match self.bytes_per_second {
+            0 => 0,
+            rate => (rate / nodes).max(1),
+        };
+        let share = |calls: usize| (calls / usize::try_from(nodes).unwrap_or(usize::MAX)).max(1);
+        let calls = GateLimits { least: share(self.calls.least), most: share(self.calls.most), ..self.calls };
+        Limits { bytes_per_second, calls, ..self }
+    }
+}
+
 /// A store with limits.
 pub struct Limited {
     inner: Arc<dyn Store>,

@@ -44,6 +44,8 @@ use super::Store;
 /// From this many files on, one syncfs starts the writing of all before each is synced. The syncs then find little to
 /// do, but report errors of their file, which syncfs reports to one caller only.
 const SYNC_TOGETHER: usize = 8;
+/// Files that are synced at a time: each sync is a call of a network file system.
+const SYNCS_AT_ONCE: usize = 16;
 
 /// A directory as a store.
 pub struct PosixStore {
@@ -273,10 +275,23 @@ impl Store for PosixStore {
             let root = self.root.open(&StorePath::root(), flags).map_err(failed)?;
             retried(|| rustix::fs::syncfs(&root)).map_err(failed)?;
         }
-        for path in temporaries {
-            self.sync_file(path).map_err(|e| self.failed("sync", path, e))?;
-        }
-        Ok(())
+        let sync = |path: &StorePath| self.sync_file(path).map_err(|e| self.failed("sync", path, e));
+        let per_thread = temporaries.len().div_ceil(SYNCS_AT_ONCE).max(1);
+        let mut parts = temporaries.chunks(per_thread);
+        let Some(first) = parts.next() else { return Ok(()) };
+        std::thread::scope(|scope| {
+            let others: Vec<_> =
+                parts.map(|part| scope.spawn(move || part.iter().try_for_each(sync))).collect();
+            let mut done = first.iter().try_for_each(sync);
+            for other in others {
+                let failed = || {
+                    let what = self.what("sync", &StorePath::root());
+                    Err(StoreError::transient(Code::NoResources, what))
+                };
+                done = done.and(other.join().unwrap_or_else(|_| failed()));
+            }
+            done
+        })
     }
 
     fn publish(

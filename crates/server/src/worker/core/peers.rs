@@ -34,6 +34,9 @@ impl ShardThread<'_> {
     #[inline]
     pub(in crate::worker) fn elsewhere(&self, request: &Request<'_>) -> Option<NodeId> {
         let here = self.network.as_ref()?.node;
+        if matches!(request, Request::Pending { parent: Ino(0), .. }) {
+            return None;
+        }
         request.node().filter(|node| *node != here)
     }
 

@@ -308,7 +308,8 @@ impl ShardThread<'_> {
     #[cold]
     fn notes_for_mount(&self, call: &Call, reply: &Reply<'_>, before: Mark) -> Vec<Invalidation> {
         let (request, effects) = (call.request(), self.effects.since(before));
-        if request.class() == Class::Step {
+        // Names that were imported may be known to be absent: the directory was listed before.
+        if request.class() == Class::Step || matches!(request, Request::Import { .. }) {
             return step_invalidations(request, effects);
         }
         let moved: Vec<Ino> = match *request {

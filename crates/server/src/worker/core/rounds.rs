@@ -45,6 +45,7 @@ impl ShardThread<'_> {
         self.has_unhandled()
             || self.has_released_calls()
             || !self.store.released.is_empty()
+            || !self.mover_mail.released.is_empty()
             || !self.arrivals.is_empty()
             || self.sessions.local().iter().any(Session::has_pending)
             || self.mount.as_ref().is_some_and(MountedKernel::has_written)
@@ -211,6 +212,7 @@ impl ShardThread<'_> {
             Message::AreThere { ticket, sessions } => self.are_there(ticket, sessions),
             Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
             Message::Stepped(slot, reply) => self.stepped(slot, reply),
+            Message::Mark(ino, done) => self.mark_for_node(ino, done)?,
             Message::Reached(node) => self.reached(node),
             Message::Renumbered(old, new) => {
                 if let Some(network) = &mut self.network {
@@ -250,6 +252,7 @@ impl ShardThread<'_> {
         }
         self.count_clients();
         self.store.end(id);
+        self.mover_mail.end(id);
         if let (Some(network), true) = (&self.network, session.is_here()) {
             let nodes = std::mem::take(&mut session.asked_nodes);
             network.commands.give(Command::EndSession(id, nodes));

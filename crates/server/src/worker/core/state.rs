@@ -22,6 +22,7 @@ use crate::worker::journal::{Journal, MARK_SESSION};
 use crate::worker::late_removals::LateRemovals;
 use crate::worker::leases::Leases;
 use crate::worker::moments::{Moment, Watcher};
+use crate::worker::mover_mail::MoverMail;
 pub(in crate::worker) use crate::worker::network::Network;
 use crate::worker::notifier::MountedKernel;
 use crate::worker::recorder::FlightRecorder;
@@ -98,6 +99,8 @@ pub(in crate::worker) struct ShardThread<'a> {
     pub(in crate::worker) late: LateRemovals,
     /// Calls that wait for a backing store, and the mover's tasks.
     pub(in crate::worker) store: StoreWaits,
+    /// Messages to this node's mover.
+    pub(in crate::worker) mover_mail: MoverMail,
     pub(in crate::worker) pipeline: Pipeline,
     /// Changes in the open transaction.
     pub(in crate::worker) uncommitted: usize,
@@ -160,6 +163,7 @@ impl<'a> ShardThread<'a> {
             effects: Effects::new(),
             late: LateRemovals::default(),
             store: StoreWaits::default(),
+            mover_mail: MoverMail::default(),
             pipeline: Pipeline::new(),
             scratch: vec![0; MESSAGE_BYTES_MAX],
             uncommitted: 0,

@@ -10,8 +10,10 @@ use crate::worker::batch::Taken;
 use crate::worker::call::Call;
 use crate::worker::store_waits::Released;
 
-/// Calls that may write between two looks at the free space.
+/// Calls that may write between two looks at the free space, and the time between two looks: what programs write
+/// meanwhile is not seen.
 const CALLS_A_LOOK: u32 = 15;
+const LOOK_NS: u64 = 1_000_000;
 /// Encoded bytes of a task.
 const TASK_BYTES: usize = 9;
 
@@ -69,6 +71,34 @@ impl ShardThread<'_> {
                 self.store.wait_to_persist(call.clone(), ino, since, now);
                 Ok(true)
             }
+            Request::AskMover { .. } => {
+                let Some(answer) = self.mover_mail.answer_for(call, call_clock()) else {
+                    if !self.mover_mail.has_mover() {
+                        self.start_mover();
+                    }
+                    return Ok(true);
+                };
+                let answer = answer.as_ref().map(|bytes| Reply::Bytes(bytes));
+                self.conclude(session, call.clone(), &answer.map_err(|code| (*code).into()), None);
+                Ok(true)
+            }
+            Request::MoverWork => {
+                let Some(work) = self.mover_mail.work_for(call, call_clock()) else { return Ok(true) };
+                let mut bytes = Vec::new();
+                if let Some((number, letter)) = work {
+                    bytes.extend(number.to_le_bytes());
+                    if let Request::AskMover { message, .. } = *letter.request() {
+                        bytes.extend(message);
+                    }
+                }
+                self.conclude(session, call.clone(), &Ok(Reply::Bytes(&bytes)), None);
+                Ok(true)
+            }
+            Request::MoverAnswer { number, answer } => {
+                self.mover_mail.answered(number, answer);
+                self.conclude(session, call.clone(), &Ok(Reply::Done), None);
+                Ok(true)
+            }
             Request::Restore { ino } => {
                 let is_over = self.store.has_waited(&call.client);
                 if is_over || !self.batch()?.is_to_be_restored(ino) {
@@ -77,7 +107,15 @@ impl ShardThread<'_> {
                 self.store.wait(call.clone(), StoreTask::Restore(ino), call_clock());
                 Ok(true)
             }
-            Request::Create { parent: ino, dirty: true, .. } | Request::MarkDirty { ino } => {
+            // A restore that is under way goes on where it began.
+            Request::Relocate { ino, .. } if self.store.is_restoring(ino) => {
+                self.conclude(session, call.clone(), &Err(Refusal::Code(Code::Busy)), None);
+                Ok(true)
+            }
+            // Data of other nodes' programs are on their nodes, as a rule.
+            Request::Create { parent: ino, dirty: true, .. } | Request::MarkDirty { ino }
+                if self.sessions[session].is_here() =>
+            {
                 self.wait_for_space(call, ino)
             }
             _ => Ok(false),
@@ -96,12 +134,14 @@ impl ShardThread<'_> {
     }
 
     /// True when the targets are filled up to the high watermark. Unless they were at the last look, every
-    /// [`CALLS_A_LOOK`]th call looks.
+    /// [`CALLS_A_LOOK`]th call looks, and a call that comes [`LOOK_NS`] after the last look.
     fn is_full(&mut self) -> bool {
-        if !self.store.was_full && self.store.calls_to_look > 0 {
+        let now = call_clock();
+        if !self.store.was_full && self.store.calls_to_look > 0 && now < self.store.look_at_ns {
             self.store.calls_to_look -= 1;
             return false;
         }
+        self.store.look_at_ns = now + LOOK_NS;
         self.store.calls_to_look = CALLS_A_LOOK;
         self.store.was_full = is_filled(&self.targets);
         self.store.was_full
@@ -114,9 +154,20 @@ impl ShardThread<'_> {
         true
     }
 
+    /// Makes the supervisor keep a mover.
+    #[cold]
+    fn start_mover(&self) {
+        if let Some(supervisor) = &self.notifiers {
+            supervisor.start_mover();
+        }
+    }
+
     /// A change may be what calls wait for.
     #[inline]
     pub(in crate::worker) fn note_for_store(&mut self, request: &Request<'_>) {
+        if matches!(request, Request::Attach { .. }) {
+            self.start_mover();
+        }
         if let Request::Listed { ino } | Request::Restored { ino, .. } = *request {
             self.store.done(ino, None);
         }
@@ -130,6 +181,17 @@ impl ShardThread<'_> {
             if self.store.is_to_look_for_space(now) && !is_filled(&self.targets) {
                 self.store.was_full = false;
                 self.store.has_space();
+            }
+        }
+        if !self.mover_mail.is_empty() {
+            self.mover_mail.expire(call_clock());
+        }
+        while self.pipeline.taken.len() < most {
+            let Some(call) = self.mover_mail.released.pop_front() else { break };
+            let client = call.client;
+            let Some(session) = self.sessions.index_of(client.session) else { continue };
+            if self.sessions[session].is_waiting(client.slot, client.seq) {
+                self.pipeline.taken.push_back(Taken { session, client, call: Ok(call) });
             }
         }
         while self.pipeline.taken.len() < most {
@@ -150,7 +212,7 @@ impl ShardThread<'_> {
 
     /// Milliseconds until a call has waited long enough for a store.
     pub(in crate::worker) fn next_store_ms(&self) -> Option<u64> {
-        let next = self.store.next_ns()?;
+        let next = self.store.next_ns().into_iter().chain(self.mover_mail.next_ns()).min()?;
         Some(next.saturating_sub(call_clock()) / 1_000_000 + 1)
     }
 }

@@ -12,6 +12,7 @@ use crate::worker::coordination::Late;
 use crate::worker::coordination::Parked;
 use crate::worker::coordination::OF_CHECK;
 use crate::worker::coordination::OF_LISTING;
+use crate::worker::coordination::OF_MARK;
 use crate::worker::coordination::QUESTION_BITS;
 use crate::worker::cross_check::CrossCheck;
 use crate::worker::network::Command;
@@ -20,7 +21,9 @@ use crate::worker::session_id::{is_of_daemon, node_of_session, session_on};
 use crate::worker::wide::Redirect;
 use forebay_meta::{Act, Client, Delivery, Mark};
 use forebay_types::limits::RING_SLOTS;
-use forebay_types::{Answer, Class, Code, NodeId, Outcome, Refusal, Reply, Request, Result, Timestamp};
+use forebay_types::{
+    Answer, Caller, Class, Code, Ino, NodeId, Outcome, Refusal, Reply, Request, Result, Timestamp,
+};
 use forebay_wire::Stamp;
 use serde_json::Value;
 use std::sync::mpsc::Sender;
@@ -67,7 +70,12 @@ impl ShardThread<'_> {
             );
             return Ok(Interception::Refused(Code::Io));
         }
-        Ok(match batch.plan(request, &nodes) {
+        let plan = batch.plan(request, &nodes);
+        if plan == Err(Code::NotListed) && self.wait_for_listing(call) {
+            return Ok(Interception::Later);
+        }
+        let Some(cross_node) = &mut self.cross_node else { return Ok(Interception::No) };
+        Ok(match plan {
             Ok(None) => {
                 if !cross_node.since.is_empty() {
                     cross_node.since.remove(&(client.session, client.slot));
@@ -177,6 +185,10 @@ impl ShardThread<'_> {
                 }
             }
             return;
+        }
+        if flight & OF_MARK != 0 {
+            let answer = answer.unwrap_or_else(|code| Err(code.into()));
+            return self.marked(flight, &answer);
         }
         if flight & OF_LISTING != 0 {
             let answer = answer.unwrap_or_else(|code| Err(code.into()));
@@ -333,8 +345,43 @@ impl ShardThread<'_> {
         }
     }
 
+    /// Marks a file dirty that this node writes for another node. Its home may be any node.
+    pub(in crate::worker) fn mark_for_node(
+        &mut self,
+        ino: Ino,
+        done: Sender<std::result::Result<(), Code>>,
+    ) -> Result<()> {
+        let here = self.here();
+        let mut message = [0; 64];
+        let encoded = Request::MarkDirty { ino }.encode(Caller { uid: 0, gid: 0 }, &mut message);
+        let (Some(cross_node), Ok(n)) = (&mut self.cross_node, encoded) else { return Ok(()) };
+        cross_node.marks_begun += 1;
+        let flight = OF_MARK | cross_node.marks_begun;
+        cross_node.marks.insert(flight, done);
+        if ino.birth_node() == here {
+            return self.step_here(flight, message[..n].to_vec(), None);
+        }
+        cross_node.waiting.push_back((flight, ino.birth_node(), message[..n].to_vec()));
+        Ok(())
+    }
+
+    fn marked(&mut self, flight: u64, answer: &Answer<'_>) {
+        let marked = match answer {
+            Ok(Reply::Entry(entry)) if entry.attr.is_resident() => Ok(()),
+            Ok(Reply::Entry(_)) => Err(Code::Stale),
+            Ok(_) => Err(Code::Malformed),
+            Err(refusal) => Err(refusal.code()),
+        };
+        let done = self.cross_node.as_mut().and_then(|cross_node| cross_node.marks.remove(&flight));
+        // The I/O worker may have stopped waiting.
+        let _ = done.map(|done| done.send(marked));
+    }
+
     /// A step on this node is done, and its invalidations are written.
     pub(in crate::worker) fn step_told(&mut self, flight: u64, answer: Answer<'_>) {
+        if flight & OF_MARK != 0 {
+            return self.marked(flight, &answer);
+        }
         if let Some(cross_node) = &mut self.cross_node {
             let now = cross_node.now();
             cross_node.transactions.answered(flight, Ok(answer), now);

@@ -84,6 +84,8 @@ pub(in crate::worker) enum Command {
         /// What the shard thread knows of each.
         there: Vec<u8>,
     },
+    /// Have a file marked dirty that is about to be written for another node, and send the outcome.
+    Mark(Ino, Sender<Result<(), Code>>),
     /// Renew the lease from a node when a third of it has passed.
     RenewLease(NodeId),
     /// Send a node a revocation of a name or directory.

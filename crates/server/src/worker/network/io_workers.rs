@@ -6,12 +6,14 @@
 use forebay_sys::descriptor;
 use std::cell::LazyCell;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::mpsc::channel;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_data::{Access, Media, NodeTargets, Target};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, MOVE_BYTES_MIN};
 use forebay_types::{
-    node_of, BackingAttr, BackingId, BackingOp, Code, Error, MoveKind, Reply, Request, Result, Timestamp,
+    node_of, BackingAttr, BackingId, BackingOp, Code, Error, Ino, MoveKind, Reply, Request, Result, Timestamp,
 };
 use forebay_wire::Stamp;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -26,6 +28,9 @@ use crate::worker::end_of_worker::EndOfWorker;
 
 /// The number of threads: enough to keep a medium busy while some wait for it.
 const THREADS: usize = 4;
+
+/// How long a write waits for the mark of its file. The shard thread gives up before.
+const MARK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Bytes that are read from memory in less time than the wake-up of a thread takes.
 const AT_ONCE_BYTES: usize = 64 * 1024;
@@ -73,7 +78,8 @@ impl IoWorker {
         commands: Commands,
     ) -> IoWorker {
         let buffer = || vec![0; MESSAGE_BYTES_MAX];
-        IoWorker { files: Files { targets, kept }, commands, room: buffer(), out: buffer() }
+        let files = Files { targets, kept, commands: Some(commands.clone()) };
+        IoWorker { files, commands, room: buffer(), out: buffer() }
     }
 
     /// Serves a job and sends its reply.
@@ -134,14 +140,47 @@ fn code(e: Errno) -> Code {
 struct Files {
     targets: Arc<NodeTargets>,
     kept: Arc<KeptOpen>,
+    /// None in tests: then no file can be marked.
+    commands: Option<Commands>,
 }
 
 impl Files {
-    /// A descriptor: the one kept open for the session, or a new one.
+    /// A descriptor for reading: the one kept open for the session, or a new one.
     fn open(&self, session: u64, id: &BackingId) -> std::result::Result<Arc<OwnedFd>, Code> {
         match self.kept.get(session, id) {
             Some(file) => Ok(file),
-            None => self.open_by_name(id).map(Arc::new),
+            None => self.open_by_name(id, Access::Read).map(Arc::new),
+        }
+    }
+
+    /// A descriptor for writing, likewise. From when it is open, no mover can get a lease on the file. If one had, the
+    /// file is marked dirty before anything is written.
+    fn open_to_write(&self, session: u64, id: &BackingId) -> std::result::Result<Arc<OwnedFd>, Code> {
+        if let Some(file) = self.kept.get_writable(session, id) {
+            return Ok(file);
+        }
+        let file = Arc::new(self.open_anew(session, id)?);
+        let mode = Mode::from_raw_mode(rustix::fs::fstat(&*file).map_err(code)?.st_mode);
+        if mode.contains(Mode::SVTX) {
+            self.mark(id.ino)?;
+            rustix::fs::fchmod(&*file, mode & Mode::RWXU).map_err(code)?;
+        }
+        self.kept.keep_writable(session, id, &file);
+        Ok(file)
+    }
+
+    /// Has a file marked dirty at its home.
+    #[cold]
+    fn mark(&self, ino: Ino) -> std::result::Result<(), Code> {
+        let commands = self.commands.as_ref().ok_or(Code::NotSupported)?;
+        let (done, marked) = channel();
+        commands.give(Command::Mark(ino, done));
+        match marked.recv_timeout(MARK_TIMEOUT) {
+            // It has lost its last name: nothing copies or releases it any longer.
+            Ok(Ok(()) | Err(Code::NotFound)) => Ok(()),
+            // It was released, and this is no longer its backing file.
+            Ok(Err(Code::Stale)) => Err(Code::Stale),
+            Ok(Err(_)) | Err(_) => Err(Code::Io),
         }
     }
 
@@ -152,13 +191,15 @@ impl Files {
         self.targets.get(id.target).map_err(|code| if is_ours { code } else { Code::Stale })
     }
 
-    fn open_by_name(&self, id: &BackingId) -> std::result::Result<OwnedFd, Code> {
-        self.target(id)?.open(id.ino, usize::from(id.number), id.stripe, Access::ReadWrite)
+    fn open_by_name(&self, id: &BackingId, access: Access) -> std::result::Result<OwnedFd, Code> {
+        self.target(id)?.open(id.ino, usize::from(id.number), id.stripe, access)
     }
 
     /// A descriptor with an open file description of its own, also of a file without a name.
     fn open_anew(&self, session: u64, id: &BackingId) -> std::result::Result<OwnedFd, Code> {
-        let Some(kept) = self.kept.get(session, id) else { return self.open_by_name(id) };
+        let Some(kept) = self.kept.get(session, id) else {
+            return self.open_by_name(id, Access::ReadWrite);
+        };
         rustix::fs::open(descriptor::path(&*kept), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(code)
     }
@@ -166,14 +207,17 @@ impl Files {
     /// Fills a piece of memory from a file, or writes it to one. Returns the number of bytes.
     fn move_piece(&self, moving: &mut Moving) -> std::result::Result<usize, Code> {
         self.target(&moving.id)?;
-        let file = || self.open(moving.ticket.stamp.session, &moving.id);
+        let session = moving.ticket.stamp.session;
         let len = moving.bytes;
         match (moving.kind, &mut moving.room) {
             (MoveKind::Write, room) => {
+                let file = self.open_to_write(session, &moving.id)?;
                 // SAFETY: of memory that lives as long as the room.
-                unsafe { write_from(&*file()?, room.start(len).as_ptr(), len, moving.offset) }.map(|()| len)
+                unsafe { write_from(&file, room.start(len).as_ptr(), len, moving.offset) }.map(|()| len)
             }
-            (MoveKind::Read, DataBuffer::Piece(piece)) => read(&*file()?, piece.bytes(len), moving.offset),
+            (MoveKind::Read, DataBuffer::Piece(piece)) => {
+                read(&*self.open(session, &moving.id)?, piece.bytes(len), moving.offset)
+            }
             (MoveKind::Append, DataBuffer::Piece(piece)) => {
                 self.append_once(&moving.ticket.stamp, &moving.id, piece.bytes(len)).map(|_| len)
             }
@@ -203,7 +247,7 @@ impl Files {
 
     /// Appends, unless the append is recorded as done. In that case its file may be removed, and is not opened.
     fn append_once(&self, stamp: &Stamp, id: &BackingId, bytes: &[u8]) -> std::result::Result<u64, Code> {
-        let file = LazyCell::new(|| self.open(stamp.session, id));
+        let file = LazyCell::new(|| self.open_to_write(stamp.session, id));
         self.kept.appended.once(stamp, id, bytes, &Opening(file))
     }
 
@@ -225,7 +269,8 @@ impl Files {
                 self.kept.appended.unless_removed(ino, make).map(|()| Reply::Done)
             }
             BackingOp::Open { handle } => {
-                self.kept.open(session, id, handle, || self.open_by_name(id)).map(|()| Reply::Done)
+                let open = || self.open_by_name(id, Access::Read);
+                self.kept.open(session, id, handle, open).map(|()| Reply::Done)
             }
             BackingOp::Close { handle } => {
                 self.kept.close(session, id, handle);
@@ -268,7 +313,7 @@ impl Files {
                 Ok(Reply::Bytes(&room[..n]))
             }
             BackingOp::Write { offset, append: false, bytes } => {
-                write(&*self.open(session, id)?, bytes, offset).map(|()| Reply::Count(offset))
+                write(&*self.open_to_write(session, id)?, bytes, offset).map(|()| Reply::Count(offset))
             }
             BackingOp::Write { append: true, bytes, .. } => {
                 self.append_once(&stamp, id, bytes).map(Reply::Count)
@@ -287,12 +332,12 @@ impl Files {
                 }
             }
             BackingOp::Truncate { bytes } => {
-                rustix::fs::ftruncate(&*self.open(session, id)?, bytes).map_err(code)?;
+                rustix::fs::ftruncate(&*self.open_to_write(session, id)?, bytes).map_err(code)?;
                 Ok(Reply::Done)
             }
             BackingOp::Allocate { mode, offset, bytes } => {
                 let flags = FallocateFlags::from_bits(mode).ok_or(Code::NotSupported)?;
-                let file = self.open(session, id)?;
+                let file = self.open_to_write(session, id)?;
                 loop {
                     match rustix::fs::fallocate(&*file, flags, offset, bytes) {
                         Ok(()) => return Ok(Reply::Done),
@@ -421,7 +466,6 @@ mod tests {
     use super::*;
     use crate::worker::durable_table::DurableMemory;
     use crate::worker::network::appended::{Appended, FORMAT};
-    use forebay_types::Ino;
     use std::path::PathBuf;
 
     /// A node's targets, and their directory.
@@ -442,7 +486,7 @@ mod tests {
         let worker = || {
             let mut kept = KeptOpen::default();
             kept.appended = Appended::open(&memory);
-            Files { targets: Arc::clone(&targets), kept: Arc::new(kept) }
+            Files { targets: Arc::clone(&targets), kept: Arc::new(kept), commands: None }
         };
         let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };
         let ask = |files: &Files, sequence, op| {
@@ -469,7 +513,7 @@ mod tests {
     #[test]
     fn file_whose_removal_is_served_first_is_not_made_and_one_that_was_made_before_is_removed() {
         let (place, targets) = targets("overtaken");
-        let files = Files { targets, kept: Arc::default() };
+        let files = Files { targets, kept: Arc::default(), commands: None };
         let id = |ino: u64| BackingId { target: 2 << 16, ino: Ino(9 << 48 | ino), number: 1, stripe: 1 };
         let ask = |ino, op| {
             let stamp = Stamp { session: 77, slot: 0, sequence: 1 };
@@ -489,7 +533,7 @@ mod tests {
     #[test]
     fn serve_reads_what_was_written_and_appends_behind_it() {
         let (place, targets) = targets("serve");
-        let files = Files { targets, kept: Arc::default() };
+        let files = Files { targets, kept: Arc::default(), commands: None };
         let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };
         let mut room = vec![0; 1 << 16];
         let mut stamp = Stamp { session: 77, slot: 0, sequence: 0 };

@@ -1,5 +1,7 @@
 //! Backing files that processes of other nodes have open: one descriptor for all opens of a process. So the file stays
-//! usable after it is unlinked, as it does for this node's processes, whose open files the kernel keeps.
+//! usable after it is unlinked, as it does for this node's processes, whose open files the kernel keeps. The descriptor
+//! is for reading, and the first write of the process adds one for writing: so a mover can have a read lease on a file
+//! that is only read (docs/decisions/0042).
 //!
 //! The descriptors are in memory alone: after a worker's death, files are opened by name again, and a file without a
 //! name is gone.
@@ -21,6 +23,7 @@ use crate::worker::durable_table::DurableMemory;
 #[derive(Debug)]
 struct Kept {
     file: Arc<OwnedFd>,
+    writable: Option<Arc<OwnedFd>>,
     handles: HashSet<u64>,
 }
 
@@ -62,6 +65,18 @@ impl KeptOpen {
         self.all().get(&(session, *id)).map(|kept| Arc::clone(&kept.file))
     }
 
+    /// The descriptor through which a session has written a file.
+    pub(super) fn get_writable(&self, session: u64, id: &BackingId) -> Option<Arc<OwnedFd>> {
+        self.all().get(&(session, *id)).and_then(|kept| kept.writable.clone())
+    }
+
+    /// A session that has a file open begins to write it.
+    pub(super) fn keep_writable(&self, session: u64, id: &BackingId, file: &Arc<OwnedFd>) {
+        if let Some(kept) = self.all().get_mut(&(session, *id)) {
+            kept.writable.get_or_insert_with(|| Arc::clone(file));
+        }
+    }
+
     /// A session opens a file, perhaps for the second time.
     ///
     /// # Errors
@@ -82,7 +97,11 @@ impl KeptOpen {
         if all.len() >= BACKING_OPEN_MAX {
             return Err(Code::NoResources);
         }
-        let kept = all.entry((session, *id)).or_insert_with(|| Kept { file, handles: HashSet::new() });
+        let kept = all.entry((session, *id)).or_insert_with(|| Kept {
+            file,
+            writable: None,
+            handles: HashSet::new(),
+        });
         kept.handles.insert(handle);
         Ok(())
     }
@@ -157,7 +176,7 @@ mod tests {
         let id = |n| BackingId { target: 1 << 16, ino: Ino(n), number: 0, stripe: 0 };
         let file = Arc::new(null().unwrap());
         for n in 0..BACKING_OPEN_MAX as u64 {
-            let entry = Kept { file: Arc::clone(&file), handles: HashSet::from([1]) };
+            let entry = Kept { file: Arc::clone(&file), writable: None, handles: HashSet::from([1]) };
             kept.all().insert((7, id(n)), entry);
         }
         assert_eq!(kept.open(7, &id(1 << 40), 1, null), Err(Code::NoResources));

@@ -231,6 +231,7 @@ impl NetworkThread {
             }
             Command::Moved(moving, result) => self.piece_moved(*moving, result),
             Command::Buffer { session, number, memory } => self.add_buffer(session, number, memory),
+            Command::Mark(ino, done) => self.tell(Message::Mark(ino, done)),
             Command::RenewLease(node) => self.renewals.want(node, self.calls.now()),
             Command::Revocation { node, number, message } => return self.revoke(node, number, message),
             Command::AreThere { ticket, sessions, there } => {

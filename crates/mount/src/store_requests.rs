@@ -1,0 +1,98 @@
+//! Which requests wait for a backing store or for space (`waiting`). Only requests for attached trees do.
+
+use forebay_types::{Entry, Ino, FLAG_ATTACHED, FLAG_UNLISTED};
+
+use crate::filesystem::FileSystem;
+use crate::handles::Handle;
+use crate::protocol::{fattr, op, Request};
+use crate::waiting::WaitsFor;
+
+impl FileSystem {
+    /// An inode of an attached tree.
+    fn attached(&self, ino: Ino) -> Option<Entry> {
+        let entry = self.entry(ino).ok().flatten()?;
+        Some(entry).filter(|entry| entry.attr.flags & FLAG_ATTACHED != 0)
+    }
+
+    /// True for a directory of whose names some are in its store alone.
+    pub(crate) fn is_unlisted(&self, ino: Ino) -> bool {
+        let is_unlisted = |entry: Entry| entry.attr.is_directory() && entry.attr.flags & FLAG_UNLISTED != 0;
+        self.attached(ino).is_some_and(is_unlisted)
+    }
+
+    /// True when the entry of a name is an unlisted directory: whether it is empty is for its store to say.
+    fn leads_to_unlisted(&self, parent: Ino, name: &[u8]) -> bool {
+        self.pool.lookup(parent, name).is_ok_and(|entry| self.is_unlisted(entry.attr.ino))
+    }
+
+    /// What a request may have to wait for; none for a request that is served at once.
+    pub(crate) fn waits_for(&self, rq: &Request<'_>) -> Option<WaitsFor> {
+        let (mut f, ino) = (rq.fields, self.ino(rq.node));
+        let names = |waits: bool| waits.then_some(WaitsFor::Names);
+        match rq.opcode {
+            op::LOOKUP
+            | op::SYMLINK
+            | op::MKDIR
+            | op::LINK
+            | op::UNLINK
+            | op::OPENDIR
+            | op::READDIR
+            | op::READDIRPLUS => names(self.is_unlisted(ino)),
+            op::CREATE | op::MKNOD => {
+                self.attached(ino)?;
+                match self.is_unlisted(ino) {
+                    true => Some(WaitsFor::Names),
+                    false => self.waiting.is_full(self.pool).then_some(WaitsFor::Room),
+                }
+            }
+            op::RMDIR => {
+                self.attached(ino)?;
+                names(self.is_unlisted(ino) || self.leads_to_unlisted(ino, f.name().ok()?))
+            }
+            op::RENAME | op::RENAME2 => {
+                let to = self.ino(f.u64().ok()?);
+                if self.attached(ino).is_none() && self.attached(to).is_none() {
+                    return None;
+                }
+                if rq.opcode == op::RENAME2 {
+                    f.u64().ok()?;
+                }
+                let (_, name) = (f.name().ok()?, f.name().ok()?);
+                names(self.is_unlisted(ino) || self.is_unlisted(to) || self.leads_to_unlisted(to, name))
+            }
+            op::OPEN => {
+                let flags = f.u32().ok()? as i32;
+                self.waits_for_data(
+                    ino,
+                    flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0,
+                )
+            }
+            op::SETATTR if f.u32().ok()? & fattr::SIZE != 0 => self.waits_for_data(ino, true),
+            op::WRITE | op::FALLOCATE => self.waits_for_space(f.u64().ok()?),
+            op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
+                f.skip(3 * 8).ok()?;
+                self.waits_for_space(f.u64().ok()?)
+            }
+            _ => None,
+        }
+    }
+
+    /// What a write by a handle may have to wait for.
+    fn waits_for_space(&self, handle: u64) -> Option<WaitsFor> {
+        match self.handles.get(handle).as_deref() {
+            Some(Handle::Single(_, patience)) if patience.waits && self.waiting.is_full(self.pool) => {
+                Some(WaitsFor::Write)
+            }
+            _ => None,
+        }
+    }
+
+    /// What an open of a file may have to wait for.
+    fn waits_for_data(&self, ino: Ino, writes: bool) -> Option<WaitsFor> {
+        let entry = self.attached(ino)?;
+        if !entry.attr.is_resident() {
+            return Some(WaitsFor::Data);
+        }
+        (writes && self.waiting.is_full(self.pool)).then_some(WaitsFor::Room)
+    }
+}

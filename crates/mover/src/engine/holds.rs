@@ -1,0 +1,83 @@
+//! Leases that this node's mover holds for those of other nodes, while they copy or release a file of several nodes.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_client::{LeaseKind, LeasedFiles};
+use forebay_tasks::Failure;
+use forebay_types::{Code, Entry, Error, Ino};
+
+use super::link::Link;
+use super::peers::Answer;
+
+/// How long leases are held after the last question about them: their mover may have died.
+pub(super) const HELD: Duration = Duration::from_secs(15);
+
+#[derive(Debug)]
+struct Hold {
+    leases: LeasedFiles,
+    entry: Entry,
+    asked: Instant,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Holds(Mutex<HashMap<u64, Hold>>);
+
+impl Holds {
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, Hold>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn take(&self, link: &Link, number: u64, ino: Ino, epoch: u64, kind: LeaseKind) -> Answer {
+        let taken = link.inode(ino).and_then(|entry| {
+            if entry.attr.epoch() != epoch || !entry.attr.is_resident() {
+                return Err(Code::Stale);
+            }
+            let leases = link.lease(&entry, kind)?;
+            if kind == LeaseKind::Read {
+                leases.note_copied()?;
+            }
+            Ok(Hold { leases, entry, asked: Instant::now() })
+        });
+        match taken {
+            Ok(hold) => {
+                self.all().insert(number, hold);
+                Answer::Done
+            }
+            Err(code) => {
+                // EAGAIN of an open in conflict with another lease has the code of EIO.
+                let code = if code == Code::Io { Code::Busy } else { code };
+                Answer::Failed(Failure::from(&Error::new(code, format!("cannot hold file {ino}"))))
+            }
+        }
+    }
+
+    pub(super) fn check(&self, number: u64) -> Answer {
+        match self.all().get_mut(&number) {
+            Some(hold) if hold.leases.is_undisturbed() => {
+                hold.asked = Instant::now();
+                Answer::Done
+            }
+            _ => Answer::Unknown,
+        }
+    }
+
+    pub(super) fn end(&self, link: &Link, number: u64, unlink: bool) -> Answer {
+        let hold = self.all().remove(&number);
+        if let Some(hold) = hold.filter(|_| unlink) {
+            // The shard has the last word: the file may be resident again.
+            let is_released = link.inode(hold.entry.attr.ino).is_ok_and(|now| !now.attr.is_resident());
+            if is_released && hold.leases.is_undisturbed() {
+                let _ = link.pool.unlink_released(&hold.entry);
+            }
+        }
+        Answer::Done
+    }
+
+    /// Gives up leases that nobody asked about for long.
+    pub(super) fn forget_old(&self) {
+        self.all().retain(|_, hold| hold.asked.elapsed() < HELD);
+    }
+}

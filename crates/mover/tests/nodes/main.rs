@@ -1,0 +1,151 @@
+//! Pools of several nodes in front of a store: names and data from every node, drained by the nodes that have them.
+
+mod bed;
+mod kills;
+
+use bed::Nodes;
+
+#[test]
+fn every_node_sees_lists_restores_and_changes_the_store() {
+    let Some(nodes) = Nodes::up(3, "128MiB") else { return };
+    let store = nodes.store();
+    std::fs::create_dir_all(store.join("in/deep")).unwrap();
+    std::fs::write(store.join("in/a"), "hello\n").unwrap();
+    std::fs::write(store.join("in/deep/x"), "x").unwrap();
+    let big: Vec<u8> = (0..9_000_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
+    std::fs::write(store.join("in/big"), &big).unwrap();
+    std::os::unix::fs::symlink("a", store.join("in/link")).unwrap();
+    nodes.attach(2, "", &[]);
+    // The first look comes from a node that does not have the tree.
+    assert_eq!(nodes.sh(3, "ls -R s"), "s:\nin\n\ns/in:\na\nbig\ndeep\nlink\n\ns/in/deep:\nx\n");
+    assert_eq!(nodes.sh(1, "stat -c '%s %Y' s/in/big"), nodes.sh(1, "stat -c '%s %Y' $S/in/big"));
+    assert_eq!(nodes.preloaded(1, "cat /forebay/s/in/link"), "hello\n");
+    // A file comes to the node that opens it first.
+    nodes.sh(1, "cmp s/in/big $S/in/big");
+    assert!(nodes.ok(3, &["layout", "get", "/s/in/big"]).contains("n1"), "it was restored to its reader");
+    nodes.sh(3, "cmp s/in/big $S/in/big");
+    nodes.preloaded(3, "test $(cat /forebay/s/in/deep/x) = x");
+    // Every node writes, in directories of every node's making.
+    for i in 1..=3 {
+        nodes.sh(i, &format!("mkdir s/d{i}; echo by {i} > s/in/by{i}"));
+        nodes.preloaded(i, &format!("mkdir /forebay/s/in/p{i}; echo p{i} > /forebay/s/in/p{i}/f"));
+    }
+    for i in 1..=3 {
+        for j in 1..=3 {
+            nodes.sh(i, &format!("head -c {} /dev/urandom > s/d{j}/f{i}; mkdir s/d{j}/e{i}", i * 300_000));
+        }
+    }
+    nodes.durable(1);
+    assert_eq!(nodes.differences(2), "");
+    assert!(nodes.ok(1, &["layout", "get", "/s/d1/f3"]).contains("n3"), "data stay with their writer");
+    // Renames, links and removals by nodes that have neither the tree nor the data.
+    nodes.sh(1, "mv s/d2/f2 s/d3/g2; mv s/d3/e1 s/d1/moved; ln s/d1/f1 s/d2/hard; rm s/d3/f3; rmdir s/d3/e2");
+    nodes.sh(3, "mv s/d1/moved s/d2/again; printf more >> s/d3/g2; chmod 600 s/d1/f2; ln -s f1 s/d1/l");
+    nodes.durable(3);
+    assert_eq!(nodes.differences(1), "");
+    assert_eq!(nodes.sh(2, "stat -c '%h %a' $S/d2/hard $S/d1/f2"), "2 644\n1 600\n");
+    // The tree's border.
+    let refused =
+        nodes.command(1, "mkdir out; mv s/d1/f2 out/ 2>&1; ls out; mv out s/", false).output().unwrap();
+    assert!(refused.status.success(), "mv copies over the border: {}", bed::text(&refused));
+    let script =
+        "import os, errno\nfor a, b in (('s/d1/l', 'here'), ('s/d1', 'there')):\n try: os.rename(a, b)\n \
+                  except OSError as e: assert e.errno == errno.EXDEV, e\n else: raise Exception('done')";
+    nodes.sh(3, &format!("python3 -c \"{script}\""));
+    assert!(!nodes.command(1, "rmdir s", false).output().unwrap().status.success());
+    nodes.durable(2);
+    assert_eq!(nodes.differences(3), "");
+    nodes.check();
+}
+
+#[test]
+fn files_over_several_nodes_are_drained_released_and_restored() {
+    let Some(nodes) = Nodes::up(3, "128MiB") else { return };
+    nodes.attach(1, "", &[]);
+    nodes.sh(2, "mkdir s/st");
+    nodes.ok(2, &["layout", "set", "-c", "3", "-S", "65536", "/s/st"]);
+    let wide = nodes.forebay(2, &["layout", "set", "-W", "2", "/s/st"]);
+    assert!(!wide.status.success(), "a directory of a tree stays narrow");
+    for i in 1..=3 {
+        nodes.sh(i, &format!("head -c 3000001 /dev/urandom > s/st/f{i}"));
+    }
+    assert!(nodes.ok(3, &["layout", "get", "/s/st/f2"]).contains("3 backing files"));
+    nodes.durable(3);
+    assert_eq!(nodes.differences(3), "");
+    nodes.ok(3, &["release", "--recursive", "/s/st"]);
+    for i in 1..=3 {
+        assert_eq!(nodes.state(i, &format!("/s/st/f{i}"))["state"], "released");
+        assert_eq!(nodes.state(i, &format!("/s/st/f{i}"))["resident_bytes"], 0);
+    }
+    assert_eq!(nodes.differences(2), "");
+    nodes.check();
+}
+
+/// The descriptor is older than the worker that serves it, and the file was drained in between: the write is no less
+/// noticed.
+#[test]
+fn a_write_of_another_node_after_a_drain_and_the_death_of_the_worker_reaches_the_store() {
+    let Some(nodes) = Nodes::up(2, "64MiB") else { return };
+    nodes.attach(2, "", &[]);
+    nodes.sh(1, "head -c 100000 /dev/zero > s/f");
+    nodes.durable(1);
+    use std::os::unix::fs::FileExt;
+    let open = std::fs::OpenOptions::new().write(true).open(nodes.at(2).join("s/f")).unwrap();
+    open.write_all_at(b"first", 10).unwrap();
+    nodes.kill(1, "worker");
+    // The next worker knows of no descriptor.
+    nodes.wait("the drain", || nodes.state(2, "/s/f")["state"] == "clean");
+    open.write_all_at(b"second", 1000).unwrap();
+    assert_eq!(nodes.state(2, "/s/f")["durable"], false);
+    drop(open);
+    nodes.durable(2);
+    let stored = std::fs::read(nodes.store().join("f")).unwrap();
+    assert_eq!((&stored[10..15], &stored[1000..1006]), (&b"first"[..], &b"second"[..]));
+    nodes.check();
+}
+
+#[test]
+fn the_others_go_on_when_a_node_dies_and_what_it_has_is_drained_when_it_is_back() {
+    let Some(nodes) = Nodes::up(3, "64MiB") else { return };
+    nodes.attach(1, "?rate=6MB/s", &[]);
+    for i in 1..=3 {
+        nodes.sh(i, &format!("for k in 1 2 3; do head -c 1000000 /dev/urandom > s/n{i}-$k; done"));
+    }
+    nodes.kill_node(3);
+    for i in 1..=2 {
+        for k in 1..=3 {
+            nodes.ok(1, &["wait-durable", "--no-progress", "--timeout", "90", &format!("/s/n{i}-{k}")]);
+            nodes.sh(i, &format!("cmp s/n{i}-{k} $S/n{i}-{k}"));
+        }
+    }
+    for k in 1..=3 {
+        let (name, store) = (format!("n3-{k}"), nodes.store());
+        let state = nodes.state(1, &format!("/s/{name}"));
+        assert!(state["durable"] == false || store.join(&name).exists(), "{state}");
+    }
+    nodes.sh(2, "echo later > s/later");
+    nodes.ok(2, &["wait-durable", "--no-progress", "--timeout", "90", "/s/later"]);
+    nodes.start(3);
+    assert!(nodes.mount(3));
+    nodes.durable(1);
+    assert_eq!(nodes.differences(3), "");
+    nodes.check();
+}
+
+#[test]
+fn another_store_at_the_same_directory_is_not_the_one_before() {
+    let Some(nodes) = Nodes::up(2, "64MiB") else { return };
+    nodes.attach(1, "", &[]);
+    nodes.sh(2, "echo one > s/one");
+    nodes.ok(2, &["detach", "--no-progress", "/s"]);
+    assert_eq!(nodes.sh(1, "ls s; cat $S/one"), "one\n");
+    std::fs::create_dir(nodes.store().join("inner")).unwrap();
+    let url = format!("file://{}/inner", nodes.store().display());
+    nodes.ok(2, &["attach", &url, "/s"]);
+    nodes.sh(2, "test -z \"$(ls s)\"; echo two > s/two");
+    nodes.durable(1);
+    assert_eq!(
+        nodes.sh(1, "ls $S $S/inner"),
+        format!("{0}:\ninner\none\n\n{0}/inner:\ntwo\n", nodes.store().display())
+    );
+}
