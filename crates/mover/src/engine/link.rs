@@ -41,6 +41,7 @@ impl Link {
     }
 
     fn done(&self, request: &Request<'_>) -> Result<(), Code> {
+        tracing::debug!("reports {request:?}");
         self.pool.request(request, |_| Ok(()))
     }
 
@@ -145,6 +146,7 @@ impl Link {
     }
 
     pub(super) fn intend(&self, parent: Ino, name: &[u8], version: StoreVersion) -> Result<(), Code> {
+        tracing::debug!("{parent} {}: intends {version:?}", name.escape_ascii());
         self.done(&Request::Intend { parent, name, version })
     }
 
@@ -156,6 +158,7 @@ impl Link {
         seen: u64,
         version: StoreVersion,
     ) -> Result<(), Code> {
+        tracing::debug!("{parent} {}: published {ino} epoch {epoch} {version:?}", name.escape_ascii());
         self.done(&Request::Published { parent, name, ino, epoch, seen, version })
     }
 

@@ -7,7 +7,7 @@
 use forebay_types::{Code, Error, Ino, PendingPlace, Result, StoreVersion, Wanted, EPOCH_UNKNOWN};
 
 use super::link::Link;
-use super::stores::Stores;
+use super::stores::{Located, Stores};
 use crate::store::{Object, Store};
 
 /// A place with an intent, and what the store has there.
@@ -35,6 +35,17 @@ impl Intended<'_> {
     }
 }
 
+/// True unless a directory is elsewhere in the store, as after a rename that is not recorded yet.
+fn is_there(located: &Located) -> Result<bool> {
+    match located.placed {
+        Some(placed) if placed.version.ino != 0 => {
+            let looked = located.at.store.look(&located.path).map_err(Error::from)?;
+            Ok(looked.is_some_and(|object| object.version == placed.version))
+        }
+        _ => Ok(true),
+    }
+}
+
 /// What the store has at a place; nothing when it does not have its directory.
 #[allow(clippy::option_option)]
 fn look(stores: &Stores, place: &PendingPlace) -> Result<Option<Option<Object>>> {
@@ -42,7 +53,11 @@ fn look(stores: &Stores, place: &PendingPlace) -> Result<Option<Option<Object>>>
         Ok(located) => {
             let path =
                 located.path.join(&place.name).map_err(|code| Error::new(code, "a path is too long"))?;
-            Ok(Some(located.at.store.look(&path).map_err(Error::from)?))
+            let looked = located.at.store.look(&path).map_err(Error::from)?;
+            if looked.is_none() && !is_there(&located)? {
+                return Ok(None);
+            }
+            Ok(Some(looked))
         }
         Err(e) if matches!(e.code, Code::NotFound | Code::NotSupported) => Ok(None),
         Err(e) => Err(e),
