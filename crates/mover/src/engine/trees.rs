@@ -280,6 +280,18 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
     }
 }
 
+/// True for a file that by its policy never reaches the store.
+fn is_temporary(shared: &Shared, ino: Ino) -> Result<bool> {
+    let link = &shared.link;
+    let mut places = link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"))?;
+    places.retain(
+        |place| matches!(&place.wanted, Some(forebay_types::Wanted::Here(wanted, _)) if wanted.attr.ino == ino),
+    );
+    let Some(root) = places.first().and_then(|place| root_of(link, place.parent)) else { return Ok(false) };
+    let at = shared.stores.of(root)?;
+    Ok(places.iter().all(|place| at.policy_of(link, place).is_temporary()))
+}
+
 /// Makes the store have what a file contains now, for a program that waits for that. A store that fails is given some
 /// time.
 pub(super) fn persist(shared: &Shared, ino: Ino) -> Result<()> {
@@ -291,6 +303,9 @@ pub(super) fn persist(shared: &Shared, ino: Ino) -> Result<()> {
             Ok(_) | Err(Code::NotFound) => return Ok(()),
             Err(code) => return Err(Error::new(code, format!("cannot find inode {ino}"))),
         };
+        if is_temporary(shared, ino)? {
+            return Ok(()); // the store is not to have it
+        }
         let progress = Progress::default();
         let done = sync(shared, &entry, false, &progress);
         let failure = match (done, progress.errors().into_iter().next()) {

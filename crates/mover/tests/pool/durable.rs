@@ -54,6 +54,13 @@ fn close_returns_when_the_store_has_the_data() {
 }
 
 #[test]
+fn temporary_files_are_not_waited_for() {
+    let bed = Bed::new("64MiB");
+    bed.attach_with("", &["--durable", "close", "--rule", "*.tmp=temporary"]);
+    bed.sh("cd /forebay/s; dd if=/dev/zero of=a.tmp bs=1k count=1 conv=fsync 2>/dev/null; cp a.tmp b; cmp b $S/b; test ! -e $S/a.tmp");
+}
+
+#[test]
 fn calls_through_the_mount_wait_too() {
     let bed = waiting("close");
     let mount = bed.pool().with_file_name("mount");
