@@ -84,7 +84,7 @@ install: build
 	install -m 644 docs/man/*.5 $(DESTDIR)$(PREFIX)/share/man/man5/
 	install -m 644 docs/man/*.8 $(DESTDIR)$(PREFIX)/share/man/man8/
 	install -d $(DESTDIR)$(PREFIX)/share/doc/forebay
-	install -m 644 README.md ARCHITECTURE.md LICENSE-APACHE LICENSE-MIT docs/*.md $(DESTDIR)$(PREFIX)/share/doc/forebay/
+	install -m 644 README.md ARCHITECTURE.md LICENSE-APACHE LICENSE-MIT docs/*.md docs/*.svg $(DESTDIR)$(PREFIX)/share/doc/forebay/
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	install -d $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	$(RELEASE)/forebay completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/forebay

@@ -22,6 +22,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     }
     let value = match what.as_str() {
         "files" => Some(crate::backing::drive_files(rest)?),
+        "list" => Some(crate::backing::drive_list(rest)?),
         "day-write" => Some(crate::backing::drive_day_write(rest)?),
         "day-read" => Some(crate::backing::drive_day_read(rest)?),
         _ => None,

@@ -15,6 +15,7 @@ use crate::tools::on_path;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const GIB: f64 = (1_u64 << 30) as f64;
 const AT_LEAST: f64 = 1.5;
@@ -71,12 +72,15 @@ fn tool(way: &Way, source: &Path, memory: &Path, store: &Store<'_>) -> Result<(f
         warm(bytes)?;
         timed(&mut command)
     };
-    let there = store.used.join("there");
+    // A name of its own: the kernel may know a name for a second after it was removed behind a mount.
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("there{}", COUNT.fetch_add(1, Ordering::Relaxed));
+    let there = store.used.join(&name);
     let drain = shell(source, &there, "&& sync -f \"$2\"")?;
-    same_size(source, &store.behind.join("there"))?;
+    same_size(source, &store.behind.join(&name))?;
     let restore = shell(&there, memory, "")?;
     remove(memory);
-    remove(&store.behind.join("there"));
+    remove(&store.behind.join(&name));
     Ok((drain, restore))
 }
 

@@ -14,7 +14,7 @@ use crate::sizes::Sizes;
 use std::path::Path;
 
 pub(crate) use self::day::measure as day;
-pub(crate) use self::programs::{drive_day_read, drive_day_write, drive_files};
+pub(crate) use self::programs::{drive_day_read, drive_day_write, drive_files, drive_list};
 
 /// All tables of (h), each as soon as it is complete.
 pub(crate) fn measure(

@@ -1,8 +1,9 @@
 //! Passes over the pending places of a store: names first, then files' data in batches, then removals. Data are copied
 //! by the movers of the nodes that have them, at the same time.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
+use std::sync::Mutex;
 use std::time::Instant;
 
 use forebay_tasks::DrainPolicy;
@@ -25,9 +26,13 @@ use crate::store::{Outcome, Store, StorePath};
 use crate::tasks::Progress;
 
 /// Files of one batch: they are made durable together.
-const BATCH_FILES: usize = 128;
-/// Bytes of one batch, after which no further file is added to it.
-const BATCH_BYTES: u64 = 1 << 30;
+const BATCH_FILES: usize = 512;
+/// Bytes of one batch, after which no further file is added to it, but for [`BATCH_FILES_LEAST`]. Files of a batch become
+/// clean together, and only then can they be released: programs may be waiting for that.
+const BATCH_BYTES: u64 = 64 << 20;
+const BATCH_FILES_LEAST: usize = 2;
+/// Batches at a time: while the store makes one durable, the next is copied.
+const BATCHES_AT_ONCE: usize = 3;
 /// Open files of which the time of the last copy is remembered.
 const SNAPSHOTS_MAX: usize = 4096;
 /// Bytes of a message to another node's mover, after which no further file is added to it.
@@ -61,6 +66,17 @@ pub(super) struct Pass {
     pub(super) later: Vec<(Ino, Vec<u8>)>,
     /// Places that failed, with the reason.
     pub(super) failed: Vec<((Ino, Vec<u8>), Error)>,
+}
+
+impl Pass {
+    /// Adds the outcome of another part of it.
+    fn add(&mut self, mut part: Pass) {
+        self.done += part.done;
+        self.snapshots.append(&mut part.snapshots);
+        self.has_moved |= part.has_moved;
+        self.later.append(&mut part.later);
+        self.failed.append(&mut part.failed);
+    }
 }
 
 /// True when the policy lets a place be drained now.
@@ -233,35 +249,54 @@ fn upload_all(
         let others = threads.into_iter().filter_map(|thread| thread.join().ok());
         others.chain(own).collect::<Vec<_>>()
     });
-    for mut one in all {
-        pass.done += one.done;
-        pass.later.append(&mut one.later);
-        pass.failed.append(&mut one.failed);
-    }
+    all.into_iter().for_each(|one| pass.add(one));
 }
 
 fn is_cancelled(shared: &Shared, reason: Reason<'_>) -> bool {
     shared.stores.is_stopping() || reason.progress.is_some_and(Progress::is_cancelled)
 }
 
+/// Uploads files of this node in batches, [`BATCHES_AT_ONCE`] at a time.
 fn upload_here(
     shared: &Shared,
     at: &AttachedStore,
-    mut uploads: Vec<WantedUpload>,
+    uploads: Vec<WantedUpload>,
     reason: Reason<'_>,
     pass: &mut Pass,
 ) {
-    while !uploads.is_empty() && !is_cancelled(shared, reason) {
-        let mut bytes = 0;
-        let n = uploads.iter().take(BATCH_FILES).take_while(|wanted| {
-            let fits = bytes < BATCH_BYTES;
-            bytes += wanted.entry.attr.size.max(1);
-            fits
-        });
-        let n = n.count().max(1);
-        let batch: Vec<_> = uploads.drain(..n).collect();
-        upload_batch(shared, at, batch, reason, pass);
-    }
+    let left = Mutex::new(VecDeque::from(uploads));
+    let run = || {
+        let mut pass = Pass::default();
+        while !is_cancelled(shared, reason) {
+            let batch = next_batch(&shared.link, &mut locked(&left));
+            if batch.is_empty() {
+                break;
+            }
+            upload_batch(shared, at, batch, reason, &mut pass);
+        }
+        pass
+    };
+    let passes: Vec<Pass> = std::thread::scope(|scope| {
+        let threads = locked(&left).len().clamp(1, BATCHES_AT_ONCE);
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let own = run();
+        // A thread that panicked has reported nothing: its files stay pending.
+        let others = others.into_iter().filter_map(|thread| thread.join().ok());
+        std::iter::once(own).chain(others).collect()
+    });
+    passes.into_iter().for_each(|one| pass.add(one));
+}
+
+/// Takes the next files that are uploaded and made durable together.
+fn next_batch(link: &Link, left: &mut VecDeque<WantedUpload>) -> Vec<WantedUpload> {
+    let mut bytes = 0;
+    let n = left.iter().take(BATCH_FILES).enumerate().take_while(|(i, wanted)| {
+        let fits = *i < BATCH_FILES_LEAST || bytes < BATCH_BYTES;
+        bytes += link.pool.stat_entry(&wanted.entry).map_or(0, |st| st.st_size as u64);
+        fits
+    });
+    let n = n.count();
+    left.drain(..n).collect()
 }
 
 /// Has another node's mover upload files.

@@ -95,6 +95,12 @@ fn filled(target: BorrowedFd<'_>) -> u64 {
     }
 }
 
+/// Free bytes of the target that has most of them.
+pub(super) fn free_bytes(link: &Link) -> u64 {
+    let free = |target| fstatvfs(target).map_or(0, |space| space.f_bavail * space.f_frsize);
+    link.targets().into_iter().map(free).max().unwrap_or(0)
+}
+
 /// True when any target is filled up to [`EVICT_PERCENT`].
 pub(super) fn is_full(link: &Link) -> bool {
     link.targets().into_iter().any(|target| filled(target) >= EVICT_PERCENT)

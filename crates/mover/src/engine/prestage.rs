@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use forebay_types::{Entry, Error, Ino, Result};
 
-use super::shared::{locked, restore_there, Shared};
+use super::shared::{locked, restore_for_task, Shared};
 use crate::tasks::Progress;
 
 /// Files that one task restores at a time, at most.
@@ -52,7 +52,7 @@ pub(super) fn prestage(
     let turn = shared.prestaging.begin(store);
     let large = LargeFiles::default();
     let restore = |entry: &Entry, path: String| {
-        let restored = || restore_there(shared, entry.attr.ino);
+        let restored = || restore_for_task(shared, entry.attr.ino);
         let restored = match entry.attr.size {
             size if size >= LARGE_BYTES => large.during(restored),
             _ => restored(),

@@ -113,6 +113,8 @@ fn copy(link: &Link, located: &Located, entry: &Entry, version: &StoreVersion) -
         }),
     }
     if let Some(e) = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        // What was copied takes no space until the next attempt. No program has the file open.
+        let _ = ftruncate(&file, 0);
         return Err(e);
     }
     set_times(&file, entry).map_err(system)?;

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_tasks::MoverReport;
 use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 
-use super::evict::{evict, Restoring};
+use super::evict::{evict, free_bytes, Restoring};
 use super::holds::Holds;
 use super::link::Link;
 use super::peers::{Jobs, Peers, Work};
@@ -18,6 +18,14 @@ use super::turns::Turns;
 
 /// How often a restore is begun on the node that is to have the file then.
 const RELOCATIONS_MAX: u32 = 8;
+/// Bytes that a restore leaves free, so that operations that free space have some.
+const RESERVE_BYTES: u64 = 4 << 20;
+/// How long a restore waits for space while what programs wrote is being drained.
+const SPACE_PATIENCE: Duration = Duration::from_secs(60);
+/// Pause between two looks for space.
+const SPACE_PERIOD: Duration = Duration::from_millis(20);
+/// Pause between two looks whether another thread has restored a file.
+const OTHER_PERIOD: Duration = Duration::from_millis(5);
 
 /// A place that could not be made equal: how often, and when it is tried again.
 #[derive(Debug)]
@@ -101,17 +109,44 @@ pub(super) fn restore_there(shared: &Shared, ino: Ino) -> Result<()> {
     Err(Error::new(Code::Io, format!("cannot restore file {ino}")).why("its place changes all the time"))
 }
 
-/// Restores a file on this node. When its target is full, other files are released first.
-pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<forebay_types::Entry> {
-    match restore(&shared.link, &shared.stores, ino) {
-        Err(e) if e.code == Code::NoSpace => {
-            let bytes = shared.link.inode(ino).map_or(0, |entry| entry.attr.size);
-            if evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, bytes + (4 << 20))? == 0
-            {
-                return Err(e.cure("release files (forebay release), or make the pool larger"));
-            }
-            restore(&shared.link, &shared.stores, ino)
+/// Restores a file on this node. When its target is full, other files are released first; where only files are left that
+/// the store does not have yet, this waits for them to be drained.
+pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<Entry> {
+    let until = Instant::now() + SPACE_PATIENCE;
+    loop {
+        let bytes = shared.link.inode(ino).map_or(0, |entry| entry.attr.size) + RESERVE_BYTES;
+        let free = free_bytes(&shared.link);
+        if free < bytes {
+            evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, bytes - free)?;
         }
-        result => result,
+        match restore(&shared.link, &shared.stores, ino) {
+            Err(e) if e.code == Code::NoSpace => {
+                if Instant::now() >= until || shared.stores.is_stopping() || !is_draining(shared) {
+                    return Err(e.cure("release files (forebay release), or make the pool larger"));
+                }
+            }
+            result => return result,
+        }
+        std::thread::sleep(SPACE_PERIOD);
     }
+}
+
+/// True while a file is on its way to a store, or about to be: space may come.
+fn is_draining(shared: &Shared) -> bool {
+    let report = locked(&shared.report).dirty_files > 0;
+    report || shared.stores.is_draining()
+}
+
+/// Restores a file for a task, where it may be restored for a program at the same time: one thread restores a file.
+pub(super) fn restore_for_task(shared: &Shared, ino: Ino) -> Result<()> {
+    while !shared.restoring.begin(ino) {
+        std::thread::sleep(OTHER_PERIOD);
+    }
+    let restored = restore_there(shared, ino);
+    shared.restoring.end(ino);
+    if let Err(e) = &restored {
+        // Programs that wait for it do not wait for ever.
+        let _ = shared.link.failed(ino, e.code);
+    }
+    restored
 }

@@ -112,6 +112,11 @@ impl Stores {
         }
     }
 
+    /// True while a pass over any store is under way.
+    pub(super) fn is_draining(&self) -> bool {
+        locked(&self.open).values().any(|at| at.is_draining.load(Ordering::Acquire))
+    }
+
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }
