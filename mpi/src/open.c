@@ -311,22 +311,26 @@ static int delete_on_close(const struct file *file) {
     return deletes ? class_of(forebay.unlink(forebay_attached(), file->path)) : MPI_SUCCESS;
 }
 
-static void close_data(struct file *file) {
-    forebay.file_close(file->data);
+/* Where the store is attached so, waits until it has the data; returns an error class. */
+static int close_data(struct file *file) {
+    int code = class_of(forebay.file_close(file->data));
     file->data = NULL;
     file->fd = -1;
+    return code;
 }
 
 /* Close for ranks that share memory, or share nothing. */
 static int close_together(struct file *file) {
-    close_data(file);
+    int mine = close_data(file);
     int code = comm_wait_for_all(file);
-    if (code != MPI_SUCCESS || !(file->amode & MPI_MODE_DELETE_ON_CLOSE))
+    if (code != MPI_SUCCESS)
         return code;
+    if (!(file->amode & MPI_MODE_DELETE_ON_CLOSE))
+        return mine;
     code = delete_on_close(file);
     if (file->size > 1)
         mpi.Bcast(&code, 1, MPI_INT, 0, file->comm);
-    return code;
+    return code != MPI_SUCCESS ? code : mine;
 }
 
 /*
@@ -342,8 +346,8 @@ static int close_apart(struct file *file) {
         code = comm_end(file, mine, cannot_receive ? MPI_ERR_IO : mine);
     }
     shared_end(file);
-    close_data(file);
-    return code;
+    int mine = close_data(file);
+    return code != MPI_SUCCESS ? code : mine;
 }
 
 /*

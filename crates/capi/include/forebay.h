@@ -11,8 +11,9 @@
  * use forebay_fstat for those of the file.
  *
  * All functions may be called from any thread at any time. All may be called from a signal handler, except
- * forebay_attach, forebay_opendir, forebay_closedir and the functions of forebay_file, forebay_request, forebay_memory
- * and forebay_stage. One thread at a time uses a directory (forebay_dir).
+ * forebay_attach, forebay_opendir, forebay_closedir, the functions of forebay_file, forebay_request, forebay_memory and
+ * forebay_stage, and those for backing stores (from forebay_state on). One thread at a time uses a directory
+ * (forebay_dir).
  *
  * If a symbolic link or ".." leads out of the pool, the call returns -EXDEV: use the kernel's own call for such a path.
  *
@@ -193,7 +194,10 @@ int forebay_file_punch(const forebay_file *file, int64_t offset, int64_t bytes);
 #define FOREBAY_SEQUENTIAL 2
 int forebay_file_advise(const forebay_file *file, int advice);
 
-/* As ftruncate(2), posix_fallocate(3) from the start, and fsync(2). */
+/*
+ * As ftruncate(2), posix_fallocate(3) from the start, and fsync(2). In a directory that is attached with
+ * `--durable fsync` or `close`, forebay_file_sync returns when the backing store has the data.
+ */
 int forebay_file_truncate(const forebay_file *file, int64_t size);
 int forebay_file_allocate(const forebay_file *file, int64_t size);
 int forebay_file_sync(const forebay_file *file);
@@ -304,6 +308,36 @@ int forebay_stage_out_start(forebay_pool *pool, const char *path, const char *de
 int forebay_stage_test(forebay_stage *stage, struct forebay_stage_status *status);
 int forebay_stage_wait(forebay_stage *stage, struct forebay_stage_status *status);
 int forebay_stage_stop(const forebay_stage *stage);
+
+/*
+ * Files in front of a backing store (`forebay attach`). forebay_state stores what the store has of a path; for a path
+ * that belongs to no store the state is FOREBAY_UNATTACHED. `durable` is 1 if the store has the data, the name and the
+ * attributes. forebay_wait_durable waits until then, as the directory's policy copies them: -ETIMEDOUT after
+ * `timeout_ms`, which if negative has no limit; -EEXIST for a conflict with a version that others wrote; -ENODATA for a
+ * path that belongs to no store. forebay_sync has a file copied now, also while programs have it open for writing, and
+ * returns when the store has what it contained; -EIO, -EACCES or -ENOSPC if the store fails. forebay_prestage copies a
+ * released file into the pool. forebay_release drops the pool's copy: -EBUSY if the store does not have the data, or if
+ * the file is open or pinned. forebay_pin keeps a file, or what is in a directory, from being released; 0 ends that.
+ * forebay_sync, forebay_prestage and forebay_release are for regular files: -EISDIR for a directory, for which there
+ * are `forebay sync -r`, `prestage -r` and `release -r`.
+ */
+#define FOREBAY_UNATTACHED 0 /* it belongs to no store */
+#define FOREBAY_RELEASED 1   /* the data are in the store alone */
+#define FOREBAY_CLEAN 2      /* pool and store are equal */
+#define FOREBAY_DIRTY 3      /* the pool's data are newer */
+#define FOREBAY_DRAINING 4   /* the same, and they are being copied */
+struct forebay_path_state {
+    int state, durable, conflict, pinned;
+    uint64_t epoch;         /* of a file's data: grows with each new content and release */
+    int64_t stored_bytes;   /* bytes of the version in the store, -1 if it has none */
+    int64_t stored_mtime_s; /* when that was modified, in seconds since 1970; data until then are durable */
+};
+int forebay_state(forebay_pool *pool, const char *path, struct forebay_path_state *out);
+int forebay_wait_durable(forebay_pool *pool, const char *path, int timeout_ms);
+int forebay_sync(forebay_pool *pool, const char *path);
+int forebay_prestage(forebay_pool *pool, const char *path);
+int forebay_release(forebay_pool *pool, const char *path);
+int forebay_pin(forebay_pool *pool, const char *path, int pinned);
 
 /* As statvfs(3), of the whole pool. */
 int forebay_statvfs(forebay_pool *pool, struct statvfs *out);

@@ -11,7 +11,7 @@
 use std::os::raw::c_char;
 
 /// Changes with every change of this file.
-pub const DOOR_VERSION: u32 = 6;
+pub const DOOR_VERSION: u32 = 7;
 /// The flag of descriptors that the pool opened on its mount. The kernel owns other descriptors on that mount.
 pub const MOUNTED_MARK: i32 = libc::O_DSYNC;
 /// The path left the pool. The `escape` buffer has the kernel's path to continue with, NUL-terminated.
@@ -158,6 +158,11 @@ macro_rules! door_calls {
             list_xattr_open(fd: i32, ino: u64, names: *mut u8, room: usize);
             /// fremovexattr(2).
             remove_xattr_open(fd: i32, ino: u64, name: *const c_char);
+            /// Waits until the backing store has a file's data, where the store is attached so that fsync does (`closes`
+            /// 0), or close of a file that was open for writing (`closes` 1).
+            persist(ino: u64, closes: i32);
+            /// 1 if this process has opened a file whose close waits, else 0.
+            close_waits();
             /// Stores a path of an inode from the pool's root, with `/` at its start and a NUL, in [`PATH_BYTES`]
             /// bytes. Returns its length without the NUL. A directory always has such a path. A file has one if a name
             /// of it was used recently.

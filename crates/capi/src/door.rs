@@ -9,7 +9,7 @@ use std::os::raw::c_char;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use forebay_client::{Directory, PathBuffer, Pool};
+use forebay_client::{Directory, Durable, PathBuffer, Pool};
 use forebay_types::Ino;
 
 use crate::abi::{door_calls, DirectoryHandle, Door, Entry, Place, PoolHandle, Times, DOOR_VERSION};
@@ -317,6 +317,15 @@ unsafe fn stat_inode(pool: &Pool, ino: u64, out: *mut libc::stat) -> Answer {
         out.write(pool.stat_inode(Ino(ino))?);
         Ok(())
     }
+}
+
+fn persist(pool: &Pool, ino: u64, closes: i32) -> Answer {
+    let call = if closes != 0 { Durable::Close } else { Durable::Sync };
+    Ok(pool.persist_for(Ino(ino), call)?)
+}
+
+fn close_waits(_pool: &Pool) -> Answer<i32> {
+    Ok(i32::from(forebay_client::close_waits()))
 }
 
 fn chmod_open(pool: &Pool, fd: i32, ino: u64, mode: u32) -> Answer {

@@ -9,10 +9,11 @@ use std::os::raw::{c_char, c_int, c_void};
 use forebay_client::Pool as forebay_pool;
 
 use crate::answer::{self, call};
+use crate::backing::*;
 use crate::boundary::guard;
 use crate::file::*;
 use crate::group::*;
-use crate::header::{forebay_dirent, forebay_run, forebay_stage_status};
+use crate::header::{forebay_dirent, forebay_path_state, forebay_run, forebay_stage_status};
 use crate::later::*;
 use crate::layout::*;
 use crate::memory::*;

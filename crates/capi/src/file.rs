@@ -10,7 +10,7 @@ use forebay_types::Code;
 
 use crate::answer::{Failed, FAULT, INVALID};
 use crate::header::{forebay_run, FOREBAY_NORMAL, FOREBAY_SEQUENTIAL, FOREBAY_STRIPES_DEFAULT};
-use crate::public::{at, free, Text};
+use crate::public::{at, Text};
 
 /// An open file of any layout.
 #[allow(non_camel_case_types)]
@@ -82,8 +82,16 @@ pub(crate) fn file_open_on(
 /// # Safety
 /// `file` is null or an open file, which is not used again.
 pub(crate) unsafe fn file_close(file: *mut forebay_file) -> Done {
+    if file.is_null() {
+        return Err(FAULT);
+    }
     // SAFETY: the caller's promise.
-    unsafe { free(file) }
+    let file = unsafe { Box::from_raw(file) };
+    match Arc::into_inner(file.file) {
+        Some(file) => Ok(file.close()?),
+        // A request in progress closes it.
+        None => Ok(()),
+    }
 }
 
 pub(crate) fn file_fd(file: &forebay_file) -> Result<c_int, Failed> {

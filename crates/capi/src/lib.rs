@@ -10,6 +10,7 @@
 
 pub mod abi;
 mod answer;
+mod backing;
 mod boundary;
 pub mod door;
 pub mod exports;

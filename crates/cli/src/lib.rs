@@ -17,6 +17,7 @@ mod failure;
 mod hosts;
 mod pool;
 mod rendezvous;
+mod resources;
 mod run;
 mod staging;
 mod table;

@@ -13,6 +13,7 @@ use crate::attributes::timespec;
 use crate::errno;
 use crate::making::PLACE_ATTEMPTS;
 use crate::path::{PathBuffer, Place};
+use crate::persisting::Durable;
 use crate::pool::{Door, Fail, Pool};
 use crate::read_ahead::ReadAhead;
 use crate::remote_inodes::OpenElsewhere;
@@ -304,6 +305,11 @@ impl File {
         Striping::of(&self.entry.layout)
     }
 
+    /// The attributes when it was opened.
+    pub(crate) fn attr(&self) -> forebay_types::Attr {
+        self.entry.attr
+    }
+
     /// The inode.
     pub fn ino(&self) -> forebay_types::Ino {
         self.entry.attr.ino
@@ -391,7 +397,8 @@ impl File {
         self.far().count()
     }
 
-    /// fsync(2) of all backing files. Data that were read ahead are discarded.
+    /// fsync(2) of all backing files. Data that were read ahead are discarded. Where the store is attached so, waits
+    /// until it has the data.
     pub fn sync(&self) -> Result<(), Code> {
         for stripe in &self.stripes {
             if let Stripe::Local(fd) = stripe {
@@ -400,7 +407,22 @@ impl File {
             }
         }
         self.read_ahead.forget();
-        self.ask_far(&mut self.far().map(|id| (id, BackingOp::Sync)))
+        self.ask_far(&mut self.far().map(|id| (id, BackingOp::Sync)))?;
+        match Durable::Sync.waits(&self.entry.attr) {
+            true => self.pool.persist(self.entry.attr.ino),
+            false => Ok(()),
+        }
+    }
+
+    /// Closes the file. Where the store is attached so, waits until it has the data that were written. On failure the
+    /// file is closed too.
+    pub fn close(self) -> Result<(), Code> {
+        let (pool, attr, writable) = (self.pool, self.attr(), self.writable);
+        drop(self);
+        match writable && Durable::Close.waits(&attr) {
+            true => pool.persist(attr.ino),
+            false => Ok(()),
+        }
     }
 
     /// The descriptor of a file with one backing file, if that is on this node.

@@ -28,6 +28,8 @@ pub enum LeaseKind {
     Read,
     /// Every other open.
     Write,
+    /// Nothing: the files are only read, while programs may write them.
+    None,
 }
 
 impl LeaseKind {
@@ -35,6 +37,7 @@ impl LeaseKind {
         match self {
             LeaseKind::Read => libc::F_RDLCK,
             LeaseKind::Write => libc::F_WRLCK,
+            LeaseKind::None => libc::F_UNLCK,
         }
     }
 }
@@ -119,7 +122,9 @@ impl Pool {
             };
             // SAFETY: the descriptor is new and ours.
             let opened = unsafe { OwnedFd::from_raw_fd(fd) };
-            lease(opened.as_raw_fd(), kind)?;
+            if kind != LeaseKind::None {
+                lease(opened.as_raw_fd(), kind)?;
+            }
             *file = Some(opened);
         }
         Ok(held)

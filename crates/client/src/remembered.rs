@@ -2,9 +2,9 @@
 //! attributes at the time of the open. Calls on descriptors read it without a lock.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_types::{Attr, Ino};
+use forebay_types::{Attr, Ino, FLAG_CLOSE_WAITS};
 
 /// Number of remembered inodes; a power of two.
 const MEMORY: usize = 1024;
@@ -14,6 +14,15 @@ const BUSY: u64 = u64::MAX;
 
 /// Pairs (kernel inode, pool inode); kernel inode 0 marks an empty pair.
 static REMEMBERED: [[AtomicU64; 2]; MEMORY] = [const { [const { AtomicU64::new(0) }; 2] }; MEMORY];
+
+/// Set with the first open of a file whose close waits for its store.
+static CLOSE_WAITS: AtomicBool = AtomicBool::new(false);
+
+/// True if this process has opened a file whose close waits for its store.
+#[inline]
+pub fn close_waits() -> bool {
+    CLOSE_WAITS.load(Ordering::Relaxed)
+}
 
 /// The key of a kernel inode. It includes the device, because the pools of one process may use the same inode numbers.
 /// A tmpfs numbers its inodes from one and device numbers are small, so keys do not collide.
@@ -59,6 +68,9 @@ static OPENED: [[AtomicU64; 3]; DESCRIPTORS] = [const { [const { AtomicU64::new(
 
 /// Remembers an inode's attributes at its open.
 pub(crate) fn remember_opened(attr: &Attr, fd: RawFd) {
+    if attr.flags & FLAG_CLOSE_WAITS != 0 {
+        CLOSE_WAITS.store(true, Ordering::Relaxed);
+    }
     if let Some([ino, mode, owner]) = OPENED.get(fd as usize) {
         ino.store(0, Ordering::Relaxed);
         mode.store(u64::from(attr.mode), Ordering::Relaxed);

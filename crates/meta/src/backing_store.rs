@@ -16,8 +16,8 @@
 use forebay_types::limits::LINKS_MAX;
 use forebay_types::{
     Attr, Code, Ino, Kind, Layout, NodeId, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion,
-    Timestamp, TxId, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT,
-    FLAG_STORE, FLAG_UNLISTED,
+    Timestamp, TxId, EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY,
+    FLAG_DRAINING, FLAG_FSYNC_WAITS, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -57,6 +57,26 @@ impl Batch<'_> {
         self.change_flags(c, ino, flags, 0)
     }
 
+    pub(crate) fn wait_for_store(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        fsync: bool,
+        close: bool,
+    ) -> Answer<Reply<'static>> {
+        let slot = self.directory(ino)?;
+        let attr = self.state.directories.get(slot).attr;
+        if attr.flags & FLAG_STORE == 0 {
+            return Err(Code::NoAttribute);
+        }
+        if attr.size != 0 {
+            return Err(Code::NotEmpty);
+        }
+        let bits = |is: bool, bit: u32| if is { bit } else { 0 };
+        let set = bits(fsync, FLAG_FSYNC_WAITS) | bits(close, FLAG_CLOSE_WAITS);
+        self.change_flags(c, ino, set, (FLAG_FSYNC_WAITS | FLAG_CLOSE_WAITS) & !set)
+    }
+
     pub(crate) fn detach_store(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<Reply<'static>> {
         let slot = self.directory(ino)?;
         let attr = self.state.directories.get(slot).attr;
@@ -71,7 +91,7 @@ impl Batch<'_> {
         }
         self.remove_xattr(c, ino, STORE_SETTINGS)?;
         self.state.ledger.stores = self.state.ledger.stores.saturating_sub(1);
-        self.change_flags(c, ino, 0, FLAG_ATTACHED | FLAG_STORE | FLAG_UNLISTED)
+        self.change_flags(c, ino, 0, FLAGS_INHERITED | FLAG_STORE | FLAG_UNLISTED)
     }
 
     /// Removes an entry from the pool alone. The directory is listed again at its next use, if its store's names appear
@@ -216,6 +236,7 @@ impl Batch<'_> {
         self.admit(Class::Growth, Work { writes: 7, run: Self::pieces_of(object.target.len()) })?;
         let above = self.state.directories.get(slot);
         let (mtime, layout) = (above.attr.mtime, above.layout);
+        let inherited = above.attr.flags & FLAGS_INHERITED;
         let (home, kind) = (self.shard.node(), object.kind);
         if self.placed(parent, object.name)?.is_some() {
             return Ok(()); // known: perhaps removed in the pool, and to be removed in the store
@@ -248,7 +269,7 @@ impl Batch<'_> {
             uid: object.uid,
             gid: object.gid,
             nlink: if is_directory { 2 } else { 1 },
-            flags: FLAG_ATTACHED
+            flags: inherited
                 | match kind {
                     Kind::Directory => FLAG_UNLISTED,
                     // A file's data come at its first use. Other kinds have none.

@@ -177,6 +177,9 @@ impl<'a> Batch<'a> {
             Request::Import { ino, objects } => self.import(c, ino, objects),
             Request::Listed { ino } => self.listed(c, ino),
             Request::Restore { ino } => self.get_attr(c, ino),
+            // The daemon has waited, or nothing is to be waited for.
+            Request::Persist { .. } => Ok(Reply::Count(0)),
+            Request::WaitForStore { ino, fsync, close } => self.wait_for_store(c, ino, fsync, close),
             Request::Restored { ino, epoch } => self.restored(c, ino, epoch),
             Request::BeginDrain { ino } => self.begin_drain(c, ino),
             Request::Pending { parent, name } => self.list_pending(parent, name, payload),
@@ -206,6 +209,7 @@ impl<'a> Batch<'a> {
             | Request::Backing { .. }
             | Request::StoreWork { .. }
             | Request::StoreFailed { .. }
+            | Request::Persisted { .. }
             | Request::AskMover { .. }
             | Request::MoverWork
             | Request::MoverAnswer { .. }

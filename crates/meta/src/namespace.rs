@@ -7,7 +7,7 @@
 use forebay_types::limits::{COLLISIONS_MAX, LINKS_MAX, NAME_MAX};
 use forebay_types::{
     node_of, Attr, Code, Cookie, DirEntries, DirEntry, DirWriter, Ino, Kind, Layout, NodeId, Reply, Request,
-    SetAttr, TxId, DISCRIMINATOR_BITS, FLAG_ATTACHED, FLAG_DIRTY, FLAG_RESIDENT, FLAG_STORE,
+    SetAttr, TxId, DISCRIMINATOR_BITS, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_DIRTY, FLAG_RESIDENT, FLAG_STORE,
     REPLY_HEADER_BYTES,
 };
 
@@ -153,7 +153,7 @@ impl Batch<'_> {
             uid: c.caller.uid,
             gid: if inherits { parent.gid } else { c.caller.gid },
             nlink: if directory { 2 } else { 1 },
-            flags: parent.flags & FLAG_ATTACHED,
+            flags: parent.flags & FLAGS_INHERITED,
             home: self.shard.node(),
             width_log2: 0,
             atime: c.now,

@@ -368,8 +368,17 @@ impl FileSystem {
         let ino = self.open_ino(rq.node).0;
         self.locks.drop_posix(ino, f.u64()?);
         self.locks.held().note_flush(ino, handle);
+        let mut is_written = false;
         if let Some(opened) = self.nodes.opened(ino) {
             opened.note_flush();
+            is_written = opened.writable().is_some();
+        }
+        if let Some(handle) = self.handles.get(handle) {
+            is_written |= matches!(&*handle, Handle::Parts(file, _) if file.is_writable());
+        }
+        // Close fails with what this returns.
+        if is_written {
+            self.pool.persist_for(forebay_types::Ino(ino), forebay_client::Durable::Close)?;
         }
         Ok(Outcome::Reply)
     }
@@ -400,8 +409,10 @@ impl FileSystem {
         } else if let Descriptor::Handle(handle) = &file {
             if let Handle::Parts(file, _) = &**handle {
                 file.sync()?;
+                return Ok(Outcome::Reply);
             }
         }
+        self.pool.persist_for(self.open_ino(rq.node), forebay_client::Durable::Sync)?;
         Ok(Outcome::Reply)
     }
 

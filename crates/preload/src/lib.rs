@@ -36,6 +36,7 @@ mod cwd;
 mod descriptor;
 mod directory;
 mod door;
+mod durable;
 mod dynamic;
 mod exec;
 mod fortified;

@@ -9,7 +9,7 @@ use crate::abi::Place;
 use crate::door::Pool;
 use crate::fortified::overflow;
 use crate::interpose::{answer_int, raw};
-use crate::{cwd, descriptor, magic, real, route, umask};
+use crate::{cwd, descriptor, durable, magic, real, route, umask};
 
 /// Opens a file in the pool or outside. Returns the descriptor or a negative errno.
 ///
@@ -86,6 +86,9 @@ pub(crate) unsafe fn open_place(
     // SAFETY: the handle is attached.
     if may_be_directory && unsafe { pool.directories_opened() } > 0 {
         descriptor::opened_directory();
+    }
+    if fd >= 0 {
+        durable::note_opened(pool, fd as c_int, flags);
     }
     fd
 }

@@ -211,6 +211,7 @@ pub(crate) mod libc_own {
         fn connect(fd: c_int, address: *const libc::sockaddr, bytes: libc::socklen_t) -> c_int = -1;
         fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void = null_mut();
         fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE = null_mut();
+        fn fclose(file: *mut FILE) -> c_int = libc::EOF;
         fn freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE = null_mut();
         fn faccessat(dirfd: c_int, path: *const c_char, amode: c_int, flags: c_int) -> c_int = -1;
         fn fchmodat(dirfd: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int = -1;

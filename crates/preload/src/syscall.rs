@@ -5,7 +5,7 @@ use std::os::raw::{c_char, c_int, c_long, c_uint, c_void};
 
 use crate::interpose::answer;
 use crate::{
-    attributes, chdir, directory, exec, lock, names, open, socket, space, stat, times, watch, xattr,
+    attributes, chdir, directory, durable, exec, lock, names, open, socket, space, stat, times, watch, xattr,
 };
 
 /// faccessat2(2), the same number everywhere.
@@ -71,6 +71,9 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e]: [usize; 5]) -> Option<c_lon
             libc::SYS_chdir => chdir::chdir(a as Text),
             libc::SYS_fchdir => chdir::fchdir(fd),
             libc::SYS_flock => lock::flock(fd, b as c_int),
+            libc::SYS_fsync => durable::fsync(fd),
+            libc::SYS_fdatasync => durable::fdatasync(fd),
+            libc::SYS_close => durable::close(fd),
             libc::SYS_bind => socket::bind(fd, b as _, c as _),
             libc::SYS_connect => socket::connect(fd, b as _, c as _),
             libc::SYS_getsockname => socket::getsockname(fd, b as _, c as _),

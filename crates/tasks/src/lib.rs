@@ -11,14 +11,18 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod drain_policy;
 mod failure;
+mod policy;
 mod report;
 mod settings;
 
 pub use client::MoverClient;
+pub use drain_policy::DrainPolicy;
 pub use failure::Failure;
+pub use policy::{Policy, Rule};
 pub use report::{MoverReport, StoreReport};
-pub use settings::{DrainPolicy, StoreSettings};
+pub use settings::{Durable, StoreSettings};
 
 use std::fmt;
 

@@ -26,6 +26,12 @@ pub const FLAG_UNLISTED: u32 = 16;
 pub const FLAG_PINNED: u32 = 32;
 /// The directory is where a backing store is attached.
 pub const FLAG_STORE: u32 = 64;
+/// fsync of the file waits until its backing store has the data. What is created in such a directory gets the flag too.
+pub const FLAG_FSYNC_WAITS: u32 = 128;
+/// The same of close, after a program has had the file open for writing.
+pub const FLAG_CLOSE_WAITS: u32 = 256;
+/// What a new entry of a directory inherits.
+pub const FLAGS_INHERITED: u32 = FLAG_ATTACHED | FLAG_FSYNC_WAITS | FLAG_CLOSE_WAITS;
 /// An epoch that no file has.
 pub const EPOCH_UNKNOWN: u64 = u64::MAX;
 

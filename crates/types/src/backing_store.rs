@@ -82,19 +82,25 @@ pub enum StoreTask {
     List(Ino),
     /// The data of a file.
     Restore(Ino),
+    /// That the store has a file's data.
+    Persist(Ino),
 }
 
 impl StoreTask {
     /// The directory or file.
     pub fn ino(self) -> Ino {
         match self {
-            StoreTask::List(ino) | StoreTask::Restore(ino) => ino,
+            StoreTask::List(ino) | StoreTask::Restore(ino) | StoreTask::Persist(ino) => ino,
         }
     }
 
     /// Appends the task.
     pub fn encode(self, w: &mut Writer<'_>) -> Result<(), Code> {
-        w.u8(u8::from(matches!(self, StoreTask::Restore(_))))?;
+        w.u8(match self {
+            StoreTask::List(_) => 0,
+            StoreTask::Restore(_) => 1,
+            StoreTask::Persist(_) => 2,
+        })?;
         w.u64(self.ino().0)
     }
 
@@ -106,6 +112,7 @@ impl StoreTask {
             tasks.push(match kind {
                 0 => StoreTask::List(ino),
                 1 => StoreTask::Restore(ino),
+                2 => StoreTask::Persist(ino),
                 _ => return Err(Code::Malformed),
             });
         }
@@ -380,14 +387,14 @@ mod tests {
 
     #[test]
     fn tasks_are_read_as_they_were_written() {
-        let tasks = [StoreTask::List(Ino(5)), StoreTask::Restore(Ino(6))];
-        let mut buffer = [0; 18];
+        let tasks = [StoreTask::List(Ino(5)), StoreTask::Restore(Ino(6)), StoreTask::Persist(Ino(7))];
+        let mut buffer = [0; 27];
         let mut w = Writer::new(&mut buffer);
         tasks.iter().for_each(|task| task.encode(&mut w).unwrap());
         assert_eq!(StoreTask::decode_list(&buffer), Ok(tasks.to_vec()));
-        buffer[0] = 2;
+        buffer[0] = 3;
         assert_eq!(StoreTask::decode_list(&buffer), Err(Code::Malformed));
-        assert_eq!(StoreTask::decode_list(&buffer[..17]), Err(Code::Malformed));
+        assert_eq!(StoreTask::decode_list(&buffer[..26]), Err(Code::Malformed));
     }
 
     #[test]

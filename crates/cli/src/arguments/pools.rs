@@ -18,6 +18,7 @@ Examples:
   forebay up --path /dev/shm/$USER-pool         memory, for a user who may not mount
   forebay up --mount /mnt/pool                  mounted there, for any program
   forebay up --backing /lustre/project          in front of slow storage, whose files it shows
+  forebay up --resources case.toml              in front of several stores, as a file says
   forebay up --hosts n1,n2,n3                   one pool of three nodes, by ssh
   forebay up --hosts 'n[01-16]' --media ssd --path /local/pool
   forebay up --hosts \"$SLURM_JOB_NODELIST\"
@@ -46,6 +47,10 @@ pub(crate) struct Up {
     /// Put it in front of this store, as with `forebay attach URL /`
     #[arg(long, value_name = "URL", conflicts_with_all = ["all", "hosts", "job", "node"])]
     pub(crate) backing: Option<OsString>,
+    /// Put directories of it in front of stores, as this file says: TOML (`man forebay-resources`), or the YAML of
+    /// echofs. Options take precedence
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["all", "hosts", "job", "node", "backing"])]
+    pub(crate) resources: Option<PathBuf>,
     /// Mount it on this empty directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) mount: Option<PathBuf>,

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::{Args, Subcommand, ValueEnum};
-use forebay_tasks::{DrainPolicy, Keep};
+use forebay_tasks::{Durable, Keep, Policy, Rule};
 
 use super::values::seconds;
 
@@ -16,6 +16,7 @@ Examples:
   forebay attach s3://bucket/prefix /data --drain age:10m
   forebay attach 's3://bucket?endpoint=https://minio:9000&region=eu' /data
   forebay attach 'file:///nfs/slow?rate=100MB/s' /out --explicit --drain request
+  forebay attach /lustre/run /run --drain close,open=snapshot:10m --rule '*.tmp=temporary' --durable fsync
 
 The directory shows the store's tree: names come at the first look, data at the first open. What programs write there is
 copied to the store by itself, and copies that the store has make room for new data when the pool is full.
@@ -30,9 +31,17 @@ pub(crate) struct Attach {
     #[arg(long)]
     pub(crate) explicit: bool,
     /// When written data are copied to the store: close, age:30s, watermark (when the pool fills up), request (by
-    /// `forebay sync`, and when the pool stops), never
-    #[arg(long, value_name = "WHEN", default_value = "close")]
-    pub(crate) drain: DrainPolicy,
+    /// `forebay sync`, and when the pool stops), never. With commas: reusable (released after other files) and
+    /// open=snapshot:10m (files that stay open are copied as they are, every 10 minutes)
+    #[arg(long, value_name = "POLICY", default_value = "close")]
+    pub(crate) drain: Policy,
+    /// Another policy for files whose name or path below DIR matches, the first rule first:
+    /// '*.tmp=temporary', 'ckpt/**=age:10m'
+    #[arg(long = "rule", value_name = "PATTERN=POLICY")]
+    pub(crate) rules: Vec<Rule>,
+    /// Which calls of programs wait until the store has their data: no, fsync (with MPI_File_sync), close (both)
+    #[arg(long, value_name = "CALLS", default_value = "no")]
+    pub(crate) durable: Durable,
     /// Print as JSON what was attached
     #[arg(long)]
     pub(crate) json: bool,

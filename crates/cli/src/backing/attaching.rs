@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay_client::{Fail, PathBuffer, Pool};
 use forebay_server::control;
-use forebay_tasks::{MoverClient, StoreSettings};
+use forebay_tasks::{Durable, MoverClient, StoreSettings};
 use forebay_types::{Code, Entry, Error, Ino, Reply, Request, Result, FLAG_ATTACHED, FLAG_STORE};
 
 use super::detaching::forget_all;
@@ -30,7 +30,7 @@ impl Attached {
 
     /// The result in words.
     pub(crate) fn text(&self) -> String {
-        let StoreSettings { url, read_only, drain, explicit } = &self.settings;
+        let StoreSettings { url, read_only, drain, rules, durable, explicit } = &self.settings;
         let already = if self.already { "; it was already" } else { "" };
         let shows = match explicit {
             true => ", which shows only what the pool gets",
@@ -38,7 +38,15 @@ impl Attached {
         };
         let writes = match read_only {
             true => "read-only".to_owned(),
-            false => format!("drained: {drain}"),
+            false => {
+                let rules = rules.iter().map(|rule| format!("; {}: {}", rule.pattern, rule.policy));
+                let waits = match durable {
+                    Durable::No => "",
+                    Durable::Fsync => "; fsync waits for the store",
+                    Durable::Close => "; fsync and close wait for the store",
+                };
+                format!("drained: {drain}{}{waits}", rules.collect::<String>())
+            }
         };
         format!("{} is in front of {url}{shows}, {writes}{already}\n", self.place())
     }
@@ -54,6 +62,11 @@ pub(crate) fn attach(
     settings: StoreSettings,
 ) -> Result<Attached> {
     let what = format!("cannot attach {} at {}", url.text, table::printable(at));
+    if settings.durable != Durable::No && !settings.is_written() {
+        return Err(Error::new(Code::Invalid, what)
+            .why(format!("with --durable {} programs would wait for ever", settings.durable.name()))
+            .cure("leave out --durable, or --read-only and --drain never"));
+    }
     url.check_place(dir, &control::status(dir)?)?;
     let (entry, made) = directory(pool, at, &what)?;
     let is_same = settings_of(pool, entry.attr.ino).is_some_and(|before| before == settings);
@@ -101,7 +114,8 @@ fn try_attach(
     let text = serde_json::to_vec(settings).map_err(|e| Error::new(Code::Invalid, what).why(e))?;
     let request = Request::Attach { ino, listed: !settings.explicit, settings: &text };
     pool.request(&request, |_| Ok(())).map_err(|code| refused(code, what))?;
-    let listed = verify(pool, ino);
+    // Before anything is imported, which inherits it.
+    let listed = wait_for_store(pool, ino, settings.durable).and_then(|()| verify(pool, ino));
     let Err(code) = listed else { return Ok(()) };
     // What was listed before the failure is forgotten, and the directory is as it was.
     let taken_back = forget_all(pool, ino, settings.explicit, true).and_then(|()| {
@@ -145,6 +159,14 @@ fn refused(code: Code, what: &str) -> Error {
         Code::NotSupported => error.why("its entries are spread over several nodes"),
         code => error.why(pool::words(code)),
     }
+}
+
+fn wait_for_store(pool: &Pool, ino: Ino, durable: Durable) -> std::result::Result<(), Code> {
+    if durable == Durable::No {
+        return Ok(());
+    }
+    let request = Request::WaitForStore { ino, fsync: true, close: durable == Durable::Close };
+    pool.request(&request, |_| Ok(()))
 }
 
 /// Reads the first entry through the pool, as a program would: the store must list its root for it.

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use forebay_client::Pool;
 use forebay_sys::signals::Signals;
-use forebay_tasks::DrainPolicy;
 use forebay_types::{Code, Error, Ino, Kind, Request, Result, FLAG_STORE, FLAG_UNLISTED};
 
 use super::draining::{drain, would_lose, Drained};
@@ -46,7 +45,7 @@ pub(crate) fn detach(
     }
     let explicit = settings.as_ref().is_some_and(|settings| settings.explicit);
     // Nobody wants on the store what is never drained.
-    let discard = discard || settings.is_some_and(|settings| settings.drain == DrainPolicy::Never);
+    let discard = discard || settings.is_some_and(|settings| settings.policy_of_directories().is_temporary());
     for pass in 1.. {
         forget_all(pool, ino, explicit, discard)?;
         match pool.request(&Request::Detach { ino }, |_| Ok(())) {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use forebay_client::Pool;
 use forebay_sys::signals::Signals;
-use forebay_tasks::{DrainPolicy, MoverClient, Task, Verb};
+use forebay_tasks::{MoverClient, Task, Verb};
 use forebay_types::{Code, Error, Ino, NodeId, Result};
 
 use super::path_of;
@@ -95,7 +95,7 @@ pub(crate) fn drain_until_stopped(
     let mut roots = BTreeSet::new();
     for place in all(pool, &nodes_with(dir, only)?)? {
         let Some(root) = trees.store_of(place.parent) else { continue };
-        let writes = trees.settings(root).is_some_and(|s| !s.read_only && s.drain != DrainPolicy::Never);
+        let writes = trees.settings(root).is_some_and(|settings| settings.is_written());
         if writes && only.is_none_or(|only| only == root) {
             roots.insert(root);
         }

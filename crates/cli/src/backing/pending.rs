@@ -4,7 +4,6 @@ use std::path::Path;
 
 use forebay_client::Pool;
 use forebay_server::control;
-use forebay_tasks::DrainPolicy;
 use forebay_types::{
     Code, Entry, Error, Ino, NodeId, PendingPlace, Reply, Request, Result, Wanted, FLAG_ATTACHED,
 };
@@ -71,12 +70,12 @@ pub(crate) struct Lacking {
 }
 
 impl Lacking {
-    /// Counts these places. Those of a store to which nothing is to be written by the user's own choice
-    /// (`--drain never`) are left out.
+    /// Counts these places. Those that are never to be written by the user's own choice (`--drain never`, `temporary`)
+    /// are left out.
     pub(crate) fn of(pool: &'static Pool, places: &[PendingPlace]) -> Lacking {
         let (mut lacking, mut trees) = (Lacking::default(), Trees::new(pool));
         for place in places {
-            if trees.settings(place.parent).is_some_and(|settings| settings.drain == DrainPolicy::Never) {
+            if trees.policy(place).is_some_and(|policy| policy.is_temporary()) {
                 continue;
             }
             lacking.conflicts += u64::from(place.conflict);

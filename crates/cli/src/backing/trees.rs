@@ -3,9 +3,13 @@
 use std::collections::HashMap;
 
 use forebay_client::Pool;
-use forebay_tasks::StoreSettings;
+use forebay_tasks::{Policy, StoreSettings};
 use forebay_types::limits::XATTR_VALUE_MAX;
-use forebay_types::{Code, Ino, Reply, Request, StorePlace, FLAG_ATTACHED, FLAG_STORE};
+use forebay_types::{
+    Code, Ino, Kind, PendingPlace, Reply, Request, StorePlace, Wanted, FLAG_ATTACHED, FLAG_STORE,
+};
+
+use super::path_of;
 
 /// The extended attribute with a store's settings.
 const SETTINGS: &[u8] = b"trusted.forebay.store";
@@ -68,6 +72,29 @@ impl Trees {
     pub(crate) fn settings(&mut self, directory: Ino) -> Option<StoreSettings> {
         let root = self.store_of(directory)?;
         self.settings.entry(root).or_insert_with(|| settings_of(self.pool, root)).clone()
+    }
+
+    /// The policy of what is, or was, at a name.
+    pub(crate) fn policy(&mut self, place: &PendingPlace) -> Option<Policy> {
+        let root = self.store_of(place.parent)?;
+        let settings = self.settings(root)?;
+        let is_directory = match (&place.wanted, &place.placed) {
+            (Some(Wanted::Here(entry, _)), _) => entry.attr.is_directory(),
+            (Some(Wanted::Elsewhere(_, kind)), _) => *kind == Kind::Directory,
+            (None, placed) => placed.is_some_and(|placed| placed.kind == Kind::Directory),
+        };
+        if is_directory || settings.rules.is_empty() {
+            return Some(if is_directory { settings.policy_of_directories() } else { settings.drain });
+        }
+        let above = path_of(self.pool, place.parent);
+        let top = path_of(self.pool, root);
+        let below = above.strip_prefix(top.trim_end_matches('/')).unwrap_or_default().trim_matches('/');
+        let mut path = below.as_bytes().to_vec();
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(&place.name);
+        Some(settings.policy_of(&path))
     }
 
     /// True if a directory is `top` or below it. A directory that is gone counts if its store is at `top` or below it.

@@ -16,7 +16,7 @@ use crate::failure::invalid;
 const FORMS: &str = "write /DIR, file:///DIR or s3://BUCKET/PREFIX";
 const CREDENTIALS: &str =
     "leave it out: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY before `forebay up`, or use \
-                           ~/.aws/credentials (option profile=NAME), or the instance's role";
+                           ~/.aws/credentials (AWS_PROFILE), or the instance's role";
 /// Parts of names of options that are credentials.
 const SECRET_WORDS: [&str; 6] = ["key", "secret", "token", "password", "passwd", "credential"];
 

@@ -22,6 +22,8 @@ pub(super) fn attach(named: Option<PathBuf>, arguments: &Attach) -> Result<ExitC
         url: url.text.clone(),
         read_only: arguments.read_only,
         drain: arguments.drain,
+        rules: arguments.rules.clone(),
+        durable: arguments.durable,
         explicit: arguments.explicit,
     };
     let attached = backing::attach(&dir, pool, &pool::path_within(&arguments.dir), &url, settings)?;

@@ -135,11 +135,12 @@ fn refuse_never(pool: &'static Pool, trees: &mut Trees, places: &[PendingPlace],
     }
     for place in places {
         let Some(settings) = trees.settings(place.parent) else { continue };
-        let why = match settings.drain {
+        let Some(policy) = trees.policy(place) else { continue };
+        let why = match policy.drain {
             _ if settings.read_only => "its store is attached read-only",
-            DrainPolicy::Never => "its store is attached with --drain never",
-            DrainPolicy::Request => "its store is attached with --drain request",
-            DrainPolicy::Watermark => "its store is attached with --drain watermark",
+            DrainPolicy::Never => "its policy is never",
+            DrainPolicy::Request => "its policy is request",
+            DrainPolicy::Watermark => "its policy is watermark",
             DrainPolicy::Close | DrainPolicy::Age(_) => continue,
         };
         let error = Error::new(Code::Invalid, what()).why(format!("nothing copies it by itself: {why}"));

@@ -196,7 +196,7 @@ impl One {
         }
         if let Some((at, settings)) = &self.root {
             object["store"] = json!({ "at": at, "url": settings.url, "drain": settings.drain,
-                "read_only": settings.read_only, "explicit": settings.explicit });
+                "rules": settings.rules, "durable": settings.durable, "read_only": settings.read_only, "explicit": settings.explicit });
             if let Some(place) = self.place.as_ref().filter(|place| place.is_root) {
                 put_name(&mut object["store"], "path", &place.path);
             }
@@ -239,7 +239,12 @@ impl One {
         if let (Some(placed), Kind::File) = (self.place.as_ref().and_then(|place| place.placed), kind) {
             let version = placed.version;
             let modified = table::local_time(version.mtime.sec);
-            facts.add("published", format!("{}, modified {modified}", table::bytes(version.bytes)));
+            let is_snapshot = self.place.as_ref().is_some_and(|place| place.epoch == EPOCH_UNKNOWN);
+            let as_what = match is_snapshot && self.data == Data::Dirty {
+                true => ", a copy of a file that was open: durable through that time",
+                false => "",
+            };
+            facts.add("published", format!("{}, modified {modified}{as_what}", table::bytes(version.bytes)));
         }
         if let Some(since) = self.pending_since {
             facts.add("pending", format!("since {}", table::local_time(since.sec)));

@@ -15,11 +15,12 @@ use forebay_server::hosts_file::path_on;
 use forebay_server::launch::{self, Described, DownOptions, Started, UpOptions};
 use forebay_server::pool_file::PoolFile;
 use forebay_server::{Backing, PoolIdentity};
-use forebay_tasks::StoreSettings;
+use forebay_tasks::{MoverClient, StoreSettings, Verb};
 use forebay_types::{Code, Error, NodeId, Result};
 use serde_json::json;
 
 use crate::backing::{self, Attached, Url};
+use crate::resources::{self, Attachment};
 use crate::{arguments, failure, pool, table};
 
 /// How long a rank waits while another rank is starting its node.
@@ -33,6 +34,8 @@ struct Up<'a> {
     already: bool,
     mounted: Option<(&'a Path, MountFacts)>,
     attached: Option<Attached>,
+    /// The directories of a resources file, with the tasks that copy data into the pool.
+    directories: Vec<(Attached, Vec<u64>)>,
 }
 
 pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<ExitCode> {
@@ -52,9 +55,10 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
         ));
     }
     let backing = arguments.backing.as_deref().map(Url::parse).transpose()?;
+    let resources = arguments.resources.as_deref().map(resources::read).transpose()?.unwrap_or_default();
     let mut chosen = path.is_some();
     let mut node = None;
-    let mut mount = arguments.mount.clone();
+    let mut mount = arguments.mount.clone().or_else(|| resources.mount.clone());
     let path = match path {
         _ if arguments.handed || arguments.job.is_some() => {
             let (bundle, name) = match &arguments.job {
@@ -102,8 +106,8 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
     let options = UpOptions {
         path: path.clone(),
         // The pool's description already contains the medium and the capacity.
-        media: arguments.media.filter(|_| !described),
-        capacity_bytes: arguments.capacity.filter(|_| !described),
+        media: arguments.media.or(resources.media).filter(|_| !described),
+        capacity_bytes: arguments.capacity.or(resources.capacity).filter(|_| !described),
         embedded: false,
         elsewhere_allowed: !chosen,
         node,
@@ -137,8 +141,12 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
             }
         },
     };
+    let directories = attach_all(&path, &resources.directories).inspect_err(|_| {
+        let _ = launch::down(&path, DownOptions { keep: started.reopened, force: true });
+    })?;
     let daemon = started.pid;
-    print(&Up { started, already, mounted, attached }, chosen, arguments.json);
+    print(&Up { started, already, mounted, attached, directories }, chosen, arguments.json);
+    resources.notes.iter().for_each(|text| note!("forebay: {text}"));
     // Of several ranks on a node, only the one that started the pool stays.
     let asked_to_stay = arguments.foreground;
     let has_to = !already && !arguments.background && stay::step_would_end_it();
@@ -153,7 +161,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
 }
 
 fn print(up: &Up<'_>, chosen: bool, as_json: bool) {
-    let Up { started, already, mounted, attached } = up;
+    let Up { started, already, mounted, attached, directories } = up;
     if as_json {
         failure::print_json(&json!({
             "pool": started.pool,
@@ -169,6 +177,11 @@ fn print(up: &Up<'_>, chosen: bool, as_json: bool) {
             "costs": started.costs,
             "mounted": mounted.as_ref().map(|(at, facts)| json!({ "at": at, "data": facts.data, "why": facts.why })),
             "attached": attached.as_ref().map(super::attach::as_json),
+            "directories": directories.iter().map(|(attached, tasks)| {
+                let mut object = super::attach::as_json(attached);
+                object["tasks"] = json!(tasks);
+                object
+            }).collect::<Vec<_>>(),
         }));
         return;
     }
@@ -179,6 +192,31 @@ fn print(up: &Up<'_>, chosen: bool, as_json: bool) {
     if let Some(attached) = attached {
         failure::put(attached.text());
     }
+    for (attached, tasks) in directories {
+        failure::put(attached.text());
+        for id in tasks {
+            failure::put(format!("  data are copied into the pool: forebay tasks wait {id}\n"));
+        }
+    }
+}
+
+/// Puts the directories of a resources file in front of their stores, and has data copied into the pool.
+fn attach_all(path: &Path, all: &[Attachment]) -> Result<Vec<(Attached, Vec<u64>)>> {
+    let mut done = Vec::new();
+    for Attachment { at, url, settings, prestage } in all {
+        let pool = pool::attach(path)?;
+        let attached = backing::attach(path, pool, at, url, settings.clone())?;
+        let mut tasks = Vec::new();
+        for below in prestage {
+            let full = [at.strip_suffix(b"/").unwrap_or(at), below.trim_matches('/').as_bytes()].join(&b'/');
+            let entry = backing::look(pool, &full, "prestage")?;
+            let shown = table::printable(&full);
+            let task = MoverClient::connect(path)?.start(Verb::Prestage, entry.attr.ino.0, &shown, true)?;
+            tasks.push(task.id);
+        }
+        done.push((attached, tasks));
+    }
+    Ok(done)
 }
 
 /// Puts a pool that has just been started in front of a store.

@@ -389,6 +389,9 @@ impl Reference {
             | Request::Detach { .. }
             | Request::StoreWork { .. }
             | Request::StoreFailed { .. }
+            | Request::WaitForStore { .. }
+            | Request::Persist { .. }
+            | Request::Persisted { .. }
             | Request::Import { .. }
             | Request::Listed { .. }
             | Request::Restore { .. }

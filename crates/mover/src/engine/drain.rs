@@ -2,20 +2,25 @@
 //! by the movers of the nodes that have them, at the same time.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Mutex;
+use std::time::Instant;
 
 use forebay_tasks::DrainPolicy;
-use forebay_types::{Code, Error, Ino, Kind, NodeId, PendingPlace, Result, StoreVersion, Wanted};
+use forebay_types::{
+    Code, Error, Ino, Kind, NodeId, PendingPlace, Result, StoreVersion, Wanted, EPOCH_UNKNOWN,
+};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::link::Link;
+use super::moving::{move_directory, remove_outdated};
+use super::parallel::in_parallel;
 use super::peers::{Counted, Work};
 use super::reconcile::{seconds_since, Next, Reconciler};
 use super::recover::recover;
 use super::shared::{copied_by, locked, Shared};
 use super::stores::AttachedStore;
-use super::upload::{upload, NotUploaded, Upload};
+use super::upload::{upload, NotUploaded, OpenFiles, Upload};
 use super::wanted::WantedUpload;
 use crate::store::{Outcome, Store, StorePath};
 use crate::tasks::Progress;
@@ -28,10 +33,10 @@ const BATCH_BYTES: u64 = 64 << 20;
 const BATCH_FILES_LEAST: usize = 2;
 /// Batches at a time: while the store makes one durable, the next is copied.
 const BATCHES_AT_ONCE: usize = 3;
+/// Open files of which the time of the last copy is remembered.
+const SNAPSHOTS_MAX: usize = 4096;
 /// Bytes of a message to another node's mover, after which no further file is added to it.
 const LETTER_BYTES: usize = 40 * 1024;
-/// Files that are copied at a time, at most. The store's own limit adapts to its latency.
-const FILES_AT_ONCE: usize = 32;
 /// With `close`, a change must be this old: a program that writes a file in several steps has it copied once.
 const SETTLE_SECONDS: f64 = 0.2;
 
@@ -53,26 +58,72 @@ pub(super) struct Reason<'a> {
 pub(super) struct Pass {
     /// Places at which something was done.
     pub(super) done: u64,
+    /// Places of files that were copied while programs had them open for writing: they stay pending.
+    pub(super) snapshots: Vec<(Ino, Vec<u8>)>,
+    /// A directory was copied to another place.
+    has_moved: bool,
     /// Places that wait for a program or for another place.
     pub(super) later: Vec<(Ino, Vec<u8>)>,
     /// Places that failed, with the reason.
     pub(super) failed: Vec<((Ino, Vec<u8>), Error)>,
 }
 
+impl Pass {
+    /// Adds the outcome of another part of it.
+    fn add(&mut self, mut part: Pass) {
+        self.done += part.done;
+        self.snapshots.append(&mut part.snapshots);
+        self.has_moved |= part.has_moved;
+        self.later.append(&mut part.later);
+        self.failed.append(&mut part.failed);
+    }
+}
+
 /// True when the policy lets a place be drained now.
-fn is_due(at: &AttachedStore, place: &PendingPlace, reason: Reason<'_>) -> bool {
-    if at.read_only || at.policy == DrainPolicy::Never {
+fn is_due(link: &Link, at: &AttachedStore, place: &PendingPlace, reason: Reason<'_>) -> bool {
+    if at.read_only {
         return false;
     }
-    if reason.forced {
-        return true;
-    }
-    match at.policy {
+    match at.policy_of(link, place).drain {
+        DrainPolicy::Never => false,
+        _ if reason.forced => true,
         DrainPolicy::Close => seconds_since(place.since) >= SETTLE_SECONDS,
         DrainPolicy::Age(age) => reason.is_full || seconds_since(place.since) >= age.as_secs_f64(),
         DrainPolicy::Watermark => reason.is_full,
-        DrainPolicy::Request | DrainPolicy::Never => false,
+        DrainPolicy::Request => false,
     }
+}
+
+/// How a file is copied that programs have open for writing.
+fn open_files(reconciler: &Reconciler<'_>, wanted: &WantedUpload, reason: Reason<'_>) -> OpenFiles {
+    if reason.forced {
+        return OpenFiles::Copied;
+    }
+    let place = &wanted.place;
+    let Some(period) = reconciler.at.policy_of(reconciler.link, place).snapshot else {
+        return OpenFiles::Wait;
+    };
+    let snapshots = locked(&reconciler.at.snapshots);
+    let is_due = match snapshots.get(&wanted.entry.attr.ino.0) {
+        Some(last) => last.elapsed() >= period,
+        None => seconds_since(place.since) >= period.as_secs_f64(),
+    };
+    match is_due {
+        true => OpenFiles::Copied,
+        false => OpenFiles::Wait,
+    }
+}
+
+/// A copy of an open file was published.
+fn note_snapshot(at: &AttachedStore, ino: Ino) {
+    let mut snapshots = locked(&at.snapshots);
+    if snapshots.len() >= SNAPSHOTS_MAX {
+        // Those of files that were closed long ago are the oldest.
+        if let Some(oldest) = snapshots.iter().min_by_key(|(_, last)| **last).map(|(ino, _)| *ino) {
+            snapshots.remove(&oldest);
+        }
+    }
+    snapshots.insert(ino.0, Instant::now());
 }
 
 /// These places as they are now: they may have been read before the last pass over their store ended.
@@ -114,8 +165,9 @@ pub(super) fn pass(
             }
         }
     }
+    remove_outdated(at);
     let mut reconciler = Reconciler::new(link, stores, at);
-    let due = places.into_iter().filter(|place| is_due(at, place, reason) && !place.conflict);
+    let due = places.into_iter().filter(|place| is_due(link, at, place, reason) && !place.conflict);
     let is_directory = |place: &PendingPlace| match &place.wanted {
         Some(Wanted::Here(entry, _)) => entry.attr.is_directory(),
         _ => false,
@@ -132,6 +184,10 @@ pub(super) fn pass(
         if left.is_empty() || left.len() == before || stores.is_stopping() {
             break;
         }
+    }
+    if pass.has_moved {
+        // What these places say of versions in the store may be outdated: the next pass reads it anew.
+        return pass;
     }
     let mut uploads = Vec::new();
     left.extend(reconcile_all(&mut reconciler, wanted, &mut pass, &mut uploads, false));
@@ -193,11 +249,7 @@ fn upload_all(
         let others = threads.into_iter().filter_map(|thread| thread.join().ok());
         others.chain(own).collect::<Vec<_>>()
     });
-    for mut one in all {
-        pass.done += one.done;
-        pass.later.append(&mut one.later);
-        pass.failed.append(&mut one.failed);
-    }
+    all.into_iter().for_each(|one| pass.add(one));
 }
 
 fn is_cancelled(shared: &Shared, reason: Reason<'_>) -> bool {
@@ -232,11 +284,7 @@ fn upload_here(
         let others = others.into_iter().filter_map(|thread| thread.join().ok());
         std::iter::once(own).chain(others).collect()
     });
-    for mut one in passes {
-        pass.done += one.done;
-        pass.later.append(&mut one.later);
-        pass.failed.append(&mut one.failed);
-    }
+    passes.into_iter().for_each(|one| pass.add(one));
 }
 
 /// Takes the next files that are uploaded and made durable together.
@@ -341,9 +389,19 @@ fn reconcile_all(
             continue;
         }
         let is_above = place.placed.is_some_and(|placed| parents.contains(&placed.ino.0));
-        match reconciler.reconcile(&place, is_above) {
-            Ok(Next::Done) => pass.done += 1,
-            Ok(Next::Later) => left.push(place),
+        let next = match reconciler.reconcile(&place, is_above) {
+            Ok(Next::Move(wanted)) => {
+                pass.has_moved = true;
+                move_directory(reconciler, &wanted)
+            }
+            next => next,
+        };
+        match next {
+            Ok(Next::Done) => {
+                pass.done += 1;
+                reconciler.at.note_success();
+            }
+            Ok(Next::Later | Next::Move(_)) => left.push(place),
             Ok(Next::Upload(wanted)) => uploads.push(*wanted),
             Err(e) => failed(reconciler, pass, place, e),
         }
@@ -359,29 +417,6 @@ fn failed(reconciler: &Reconciler<'_>, pass: &mut Pass, place: PendingPlace, e: 
     }
     reconciler.at.note_failure(&e);
     pass.failed.push(((place.parent, place.name), e));
-}
-
-/// Runs `each` over `items` in up to [`FILES_AT_ONCE`] threads. The results are in the order of the items.
-fn in_parallel<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let results: Vec<_> = items.iter().map(|_| Mutex::new(None)).collect();
-    let next = AtomicUsize::new(0);
-    let run = || loop {
-        let i = next.fetch_add(1, Ordering::Relaxed);
-        let (Some(item), Some(slot)) = (items.get(i), results.get(i)) else { return };
-        let result = each(item);
-        *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
-    };
-    match items.len() {
-        0 | 1 => run(),
-        n => std::thread::scope(|scope| {
-            for _ in 0..n.min(FILES_AT_ONCE) {
-                scope.spawn(run);
-            }
-        }),
-    }
-    let taken =
-        results.into_iter().map(|slot| slot.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner));
-    taken.flatten().collect()
 }
 
 enum Published {
@@ -401,7 +436,10 @@ pub(super) fn upload_batch(
     let reconciler = &Reconciler::new(&shared.link, &shared.stores, at);
     let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);
     let copied = in_parallel(&batch, |wanted| match (reason.go_on)() {
-        true => upload(link, &shared.peers, store, &wanted.directory, &wanted.entry),
+        true => {
+            let open_files = open_files(reconciler, wanted, reason);
+            upload(link, &shared.peers, store, &wanted.directory, &wanted.entry, open_files)
+        }
         false => Err(NotUploaded::Later),
     });
     let mut uploaded: Vec<(WantedUpload, Upload)> = Vec::new();
@@ -441,8 +479,14 @@ pub(super) fn upload_batch(
                 }
                 let at = (place.parent, &place.name[..]);
                 let ino = wanted.entry.attr.ino;
-                match link.published(at, ino, upload.epoch, place.changes, version) {
+                // A copy of an open file leaves its place pending.
+                let seen = if upload.epoch == EPOCH_UNKNOWN { 0 } else { place.changes };
+                match link.published(at, ino, upload.epoch, seen, version) {
                     Ok(()) => {
+                        if upload.epoch == EPOCH_UNKNOWN {
+                            note_snapshot(reconciler.at, ino);
+                            pass.snapshots.push((place.parent, place.name.clone()));
+                        }
                         pass.done += 1;
                         reconciler.at.note_success();
                         if let Some(progress) = reason.progress {
@@ -483,7 +527,7 @@ fn publish(
     }
     match store.publish(&upload.temporary, &wanted.path, wanted.replaces.as_ref()) {
         Ok(Outcome::Done(version)) => Published::Done(version),
-        Ok(Outcome::Conflict(Some(found))) if place.intent == Some(found.version) => {
+        Ok(Outcome::Conflict(Some(found))) if place.intent.is_some_and(|intent| found.is_upload(&intent)) => {
             // An earlier mover published it and died. This upload is newer: it replaces that one.
             match store.publish(&upload.temporary, &wanted.path, Some(&found.version)) {
                 Ok(Outcome::Done(version)) => Published::Done(version),
@@ -524,7 +568,7 @@ fn beside(reconciler: &Reconciler<'_>, wanted: &WantedUpload, upload: &Upload) -
     for number in 0..100 {
         let mut name = wanted.place.name.clone();
         name.truncate(200);
-        name.extend_from_slice(format!(".forebay-conflict-{}", upload.epoch + number).as_bytes());
+        name.extend_from_slice(format!(".forebay-conflict-{}", upload.number() + number).as_bytes());
         let path = wanted.directory.join(&name).map_err(|code| Error::new(code, "a path is too long"))?;
         match store.publish(&upload.temporary, &path, None) {
             Ok(Outcome::Done(_)) => {

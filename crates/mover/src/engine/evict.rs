@@ -19,12 +19,15 @@ use rustix::fs::{fstatvfs, statat, AtFlags, Dir, Mode, OFlags};
 use super::hold::Held;
 use super::link::Link;
 use super::peers::Peers;
+use super::stores::Stores;
 
 /// Files are released from this percentage on: before programs that are about to write have to wait
 /// (`HIGH_WATER_PERCENT`).
 const EVICT_PERCENT: u64 = 80;
 /// Files are released down to this percentage.
 const LOW_WATER_PERCENT: u64 = 65;
+/// After so many bytes were released the free space is looked at.
+const LOOK_BYTES: u64 = 4 << 20;
 
 /// Why a file was not released.
 #[derive(Debug, PartialEq, Eq)]
@@ -132,31 +135,52 @@ impl Restoring {
 
 /// A file that may be released.
 struct Candidate {
+    /// Its policy is to keep it longest.
+    is_reusable: bool,
     /// When it was last used.
     used: (i64, i64),
     ino: Ino,
 }
 
-/// Releases files of targets that are filled up to [`EVICT_PERCENT`], those first that were not used for longest, until
+/// Releases files of targets that are filled up to [`EVICT_PERCENT`], those first that were not used for longest and
+/// are not reusable, until
 /// `wanted` bytes are free or the low watermark is reached. Returns the bytes freed.
-pub(super) fn evict(link: &Link, peers: &Peers, restoring: &Restoring, wanted: u64) -> Result<u64> {
+pub(super) fn evict(
+    link: &Link,
+    stores: &Stores,
+    peers: &Peers,
+    restoring: &Restoring,
+    wanted: u64,
+) -> Result<u64> {
     let mut freed = 0;
     for target in link.targets() {
         let high = if wanted > 0 { 0 } else { EVICT_PERCENT };
         if filled(target) < high {
             continue;
         }
-        let mut candidates = candidates(link, restoring, target)?;
-        candidates.sort_by_key(|candidate| candidate.used);
+        let mut candidates = candidates(link, stores, restoring, target)?;
+        candidates.sort_by_key(|candidate| (candidate.is_reusable, candidate.used));
+        // A look at the space for each file would cost more than to release many small ones.
+        let (mut looked, mut unlooked_bytes) = (0, LOOK_BYTES);
         for (i, candidate) in candidates.iter().enumerate() {
-            let enough =
-                if wanted > 0 { freed >= wanted } else { i % 8 == 0 && filled(target) <= LOW_WATER_PERCENT };
+            let is_to_look = i >= looked + 8 || unlooked_bytes >= LOOK_BYTES;
+            let enough = match wanted {
+                0 if is_to_look => {
+                    (looked, unlooked_bytes) = (i, 0);
+                    filled(target) <= LOW_WATER_PERCENT
+                }
+                0 => false,
+                wanted => freed >= wanted,
+            };
             if enough {
                 break;
             }
             let Ok(entry) = link.inode(candidate.ino) else { continue };
             match release(link, peers, &entry) {
-                Ok(Ok(bytes)) => freed += bytes,
+                Ok(Ok(bytes)) => {
+                    freed += bytes;
+                    unlooked_bytes += bytes;
+                }
                 Ok(Err(_)) => {}
                 Err(e) => tracing::warn!("{e}"),
             }
@@ -167,7 +191,12 @@ pub(super) fn evict(link: &Link, peers: &Peers, restoring: &Restoring, wanted: u
 
 /// Clean files with a backing file on a target. Backing files of released files, which a mover that died left, are
 /// unlinked.
-fn candidates(link: &Link, restoring: &Restoring, target: BorrowedFd<'_>) -> Result<Vec<Candidate>> {
+fn candidates(
+    link: &Link,
+    stores: &Stores,
+    restoring: &Restoring,
+    target: BorrowedFd<'_>,
+) -> Result<Vec<Candidate>> {
     let failed = |e: rustix::io::Errno| Error::io("cannot list the pool's files", &e.into());
     let mut all = Vec::new();
     for bucket in 0..256 {
@@ -201,7 +230,7 @@ fn candidates(link: &Link, restoring: &Restoring, target: BorrowedFd<'_>) -> Res
             }
             let Ok(st) = statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let used = (st.st_atime, st.st_atime_nsec as i64).max((st.st_mtime, st.st_mtime_nsec as i64));
-            all.push(Candidate { used, ino });
+            all.push(Candidate { is_reusable: stores.is_reusable(ino), used, ino });
         }
     }
     Ok(all)

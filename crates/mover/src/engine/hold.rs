@@ -45,6 +45,9 @@ impl<'a> Held<'a> {
             here.note_copied()?;
         }
         let mut held = Held { peers, here, there: Vec::new(), checked: Mutex::new((Instant::now(), true)) };
+        if kind == LeaseKind::None {
+            return Ok(held);
+        }
         for node in link.pool.other_nodes_of(&entry.layout) {
             let (hold, write) = (peers.number(), kind == LeaseKind::Write);
             let (ino, epoch) = (entry.attr.ino.0, entry.attr.epoch());

@@ -77,6 +77,11 @@ impl Link {
         self.pool.request(&Request::StoreWork { restart }, |reply| bytes(reply, StoreTask::decode_list))
     }
 
+    /// The store has what a file contained when the mover got the task, or cannot get it.
+    pub(super) fn persisted(&self, ino: Ino, failed: Option<Code>) -> Result<(), Code> {
+        self.done(&Request::Persisted { ino, code: failed.map_or(0, |code| code as u16) })
+    }
+
     /// The task for an inode cannot be done.
     pub(super) fn failed(&self, ino: Ino, code: Code) -> Result<(), Code> {
         self.done(&Request::StoreFailed { ino, code: code as u16 })
@@ -225,6 +230,19 @@ impl Link {
     /// The directories of this node's targets.
     pub(super) fn targets(&self) -> Vec<BorrowedFd<'static>> {
         self.pool.target_directories()
+    }
+
+    /// The path of a directory from another above it; none if that cannot be told.
+    pub(super) fn path_below(&self, top: Ino, directory: Ino) -> Option<Vec<u8>> {
+        let path = |ino| {
+            let mut path = forebay_client::PathBuffer::new();
+            self.pool.path_of(ino, &mut path).ok()?;
+            Some(path.as_bytes().to_vec())
+        };
+        let (top, path) = (path(top)?, path(directory)?);
+        let top = top.strip_suffix(b"/").unwrap_or(&top);
+        let below = path.strip_prefix(top)?;
+        Some(below.strip_prefix(b"/").unwrap_or(below).to_vec())
     }
 
     /// An inode's path, for people.

@@ -11,6 +11,7 @@
 //! Requests to the pool may come from any thread. A thread that calls a store holds no lock, so a store that hangs holds
 //! up only its own work: calls that wait for it end after the daemon's limit.
 
+mod copying;
 mod drain;
 mod evict;
 mod hold;
@@ -18,6 +19,8 @@ mod holds;
 mod link;
 mod list;
 mod listings;
+mod moving;
+mod parallel;
 mod peers;
 mod prestage;
 mod reconcile;
@@ -85,6 +88,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         stores: Stores::new(link),
         restoring: Restoring::default(),
         listing: Restoring::default(),
+        persisting: Restoring::default(),
         peers: Peers::new(link),
         jobs: Jobs::default(),
         holds: Holds::default(),
@@ -148,6 +152,7 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
     let mine = match task {
         StoreTask::List(_) => &shared.listing,
         StoreTask::Restore(_) => &shared.restoring,
+        StoreTask::Persist(_) => &shared.persisting,
     };
     if !mine.begin(ino) {
         return; // under way
@@ -177,6 +182,18 @@ fn serve(shared: &Shared, task: StoreTask) {
             shared.listing.end(ino);
             done
         }
+        StoreTask::Persist(_) => {
+            let done = trees::persist(shared, ino);
+            shared.persisting.end(ino);
+            let code = done.err().map(|e| {
+                tracing::warn!("a program waits for the store in vain: {e}");
+                for_programs(e.code)
+            });
+            if let Err(code) = shared.link.persisted(ino, code) {
+                tracing::debug!("cannot report that file {ino} is in the store: {}", code.name());
+            }
+            return;
+        }
         StoreTask::Restore(_) => {
             let done = restore_there(shared, ino);
             shared.restoring.end(ino);
@@ -185,14 +202,18 @@ fn serve(shared: &Shared, task: StoreTask) {
     };
     if let Err(e) = done {
         tracing::warn!("{e}");
-        let code = match e.code {
-            Code::NoSpace => Code::NoSpace,
-            // Removed in the pool meanwhile.
-            Code::NotFound => Code::NotFound,
-            Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
-            _ => Code::Io,
-        };
-        let _ = shared.link.failed(ino, code);
+        let _ = shared.link.failed(ino, for_programs(e.code));
+    }
+}
+
+/// What a program gets for a failure of a store.
+fn for_programs(code: Code) -> Code {
+    match code {
+        Code::NoSpace => Code::NoSpace,
+        // Removed in the pool meanwhile.
+        Code::NotFound => Code::NotFound,
+        Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
+        _ => Code::Io,
     }
 }
 
@@ -269,7 +290,7 @@ fn watch(shared: &Arc<Shared>) {
         let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
         if is_full {
-            if let Err(e) = evict::evict(&shared.link, &shared.peers, &shared.restoring, 0) {
+            if let Err(e) = evict::evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, 0) {
                 tracing::warn!("{e}");
             }
         }

@@ -29,6 +29,20 @@ pub(super) enum Next {
     Later,
     /// The file's data are to be uploaded, and published in place of a version.
     Upload(Box<WantedUpload>),
+    /// The store cannot rename directories: what is below is to be copied.
+    Move(Box<DirectoryMove>),
+}
+
+/// A directory that gets another place in a store that cannot rename it.
+#[derive(Debug)]
+pub(super) struct DirectoryMove {
+    pub(super) place: PendingPlace,
+    pub(super) ino: Ino,
+    /// Where the store has it.
+    pub(super) copy: CopyOf,
+    pub(super) from: StorePath,
+    /// Where it is to be.
+    pub(super) path: StorePath,
 }
 
 /// The places of one store, during one pass over them.
@@ -40,7 +54,7 @@ pub(super) struct Reconciler<'a> {
     directories: HashMap<u64, Option<StorePath>>,
 }
 
-fn pool_error(what: &str, path: &StorePath, code: Code) -> Error {
+pub(super) fn pool_error(what: &str, path: &StorePath, code: Code) -> Error {
     Error::new(code, format!("cannot {what} {path}: the pool refuses its record"))
 }
 
@@ -49,7 +63,12 @@ impl<'a> Reconciler<'a> {
         Reconciler { link, stores, at, directories: HashMap::new() }
     }
 
-    fn store(&self) -> &dyn Store {
+    /// The store has directories elsewhere now.
+    pub(super) fn forget_directories(&mut self) {
+        self.directories.clear();
+    }
+
+    pub(super) fn store(&self) -> &dyn Store {
         &*self.at.store
     }
 
@@ -152,7 +171,9 @@ impl<'a> Reconciler<'a> {
                 if *intent == StoreVersion::A_DIRECTORY {
                     self.remove_unreported(place, path)?;
                 } else if *intent != StoreVersion::NOTHING {
-                    let _ = self.store().remove(path, intent)?;
+                    if let Some(found) = self.store().look(path)?.filter(|found| found.is_upload(intent)) {
+                        let _ = self.store().remove(path, &found.version)?;
+                    }
                 }
             }
             return self.settle(place);
@@ -214,6 +235,10 @@ impl<'a> Reconciler<'a> {
             self.remove_unreported(place, path)?;
         }
         let Some(replaces) = self.free(place, entry, path)? else { return Ok(Next::Later) };
+        let copies = is_file && !is_dirty && !self.store().abilities().rename;
+        if let (Some(_), true) = (copy, copies) {
+            return self.copy_inside(place, entry, directory, path, replaces);
+        }
         if let Some(copy) = copy {
             // A rename goes to a free place, so that the next mover can tell whether it was made.
             let replaces = match replaces {
@@ -330,6 +355,10 @@ impl<'a> Reconciler<'a> {
         let still_wanted =
             still_wanted.map_err(|code| Error::new(code, "cannot look up a name"))? == Some(ino);
         let abilities = self.store().abilities();
+        if is_directory && !abilities.rename_directory {
+            let (place, copy, path) = (place.clone(), copy.clone(), path.clone());
+            return Ok(Some(Next::Move(Box::new(DirectoryMove { place, ino, copy, from, path }))));
+        }
         let can = match (still_wanted, is_directory) {
             // A dirty file is uploaded under each of its names.
             (true, _) => abilities.hard_links && replaces.is_none() && !is_dirty,
@@ -337,8 +366,7 @@ impl<'a> Reconciler<'a> {
             (false, false) => abilities.rename && replaces.is_none(),
         };
         if !can {
-            let e = || Error::new(Code::NotSupported, format!("cannot rename {from} to {path} in the store"));
-            return if is_directory { Err(e()) } else { Ok(None) };
+            return Ok(None);
         }
         let source = PendingPlace { parent: copy.parent, name: copy.name.clone(), ..place.clone() };
         if !self.intend(place, placed.version)? || !still_wanted && !self.intend(&source, placed.version)? {
@@ -448,7 +476,7 @@ impl<'a> Reconciler<'a> {
             Outcome::Conflict(found) => {
                 let _ = self.store().discard(&temporary);
                 match found {
-                    Some(found) if place.intent == Some(found.version) => {
+                    Some(found) if place.intent.is_some_and(|intent| found.is_upload(&intent)) => {
                         self.publish(place, ino, found.version, path)
                     }
                     found => self.conflict(place, path, found.as_deref()).map(|()| Next::Later),
@@ -565,7 +593,7 @@ pub(super) fn is_alive(mover: &str) -> bool {
     runs_here(mover).unwrap_or(true)
 }
 
-fn upload(
+pub(super) fn upload(
     place: &PendingPlace,
     entry: &Entry,
     directory: &StorePath,

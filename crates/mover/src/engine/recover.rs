@@ -8,15 +8,24 @@ use forebay_types::{Code, Error, Ino, PendingPlace, Result, StoreVersion, Wanted
 
 use super::link::Link;
 use super::stores::{Located, Stores};
-use crate::store::Store;
+use crate::store::{Object, Store};
 
 /// A place with an intent, and what the store has there.
 struct Intended<'p> {
     place: &'p PendingPlace,
-    real: Option<StoreVersion>,
+    real: Option<Object>,
 }
 
 impl Intended<'_> {
+    /// What the store has is what the mover intended.
+    fn is_done(&self, intent: &StoreVersion) -> bool {
+        self.real.as_ref().is_some_and(|real| real.is_upload(intent))
+    }
+
+    fn is_as_known(&self) -> bool {
+        self.real.as_ref().map(|real| real.version) == self.known()
+    }
+
     fn known(&self) -> Option<StoreVersion> {
         self.place.placed.map(|placed| placed.version)
     }
@@ -39,7 +48,7 @@ fn is_there(located: &Located) -> Result<bool> {
 
 /// What the store has at a place; nothing when it does not have its directory.
 #[allow(clippy::option_option)]
-fn look(stores: &Stores, place: &PendingPlace) -> Result<Option<Option<StoreVersion>>> {
+fn look(stores: &Stores, place: &PendingPlace) -> Result<Option<Option<Object>>> {
     match stores.locate(place.parent) {
         Ok(located) => {
             let path =
@@ -48,7 +57,7 @@ fn look(stores: &Stores, place: &PendingPlace) -> Result<Option<Option<StoreVers
             if looked.is_none() && !is_there(&located)? {
                 return Ok(None);
             }
-            Ok(Some(looked.map(|object| object.version)))
+            Ok(Some(looked))
         }
         Err(e) if matches!(e.code, Code::NotFound | Code::NotSupported) => Ok(None),
         Err(e) => Err(e),
@@ -65,7 +74,7 @@ pub(super) fn recover(link: &Link, stores: &Stores, places: &[PendingPlace]) -> 
     }
     for one in &intended {
         let Some(intent) = one.place.intent else { continue };
-        if one.real == one.known() {
+        if one.is_as_known() {
             continue; // it did nothing yet
         }
         let other = |is_other: &dyn Fn(&Intended<'_>) -> bool| {
@@ -74,14 +83,17 @@ pub(super) fn recover(link: &Link, stores: &Stores, places: &[PendingPlace]) -> 
                 .find(|other| other.at() != one.at() && other.place.intent == Some(intent) && is_other(other))
         };
         let (parent, name) = one.at();
-        let done = match one.real {
+        let done = match &one.real {
             None if intent == StoreVersion::NOTHING => link.unpublished(parent, name, one.place.changes),
-            None => match other(&|other| other.real == Some(intent) && other.known() != other.real) {
+            None => match other(&|other| other.is_done(&intent) && !other.is_as_known()) {
                 Some(to) => link.moved((parent, name), to.at(), intent),
                 None => continue, // a directory above was moved, or another program removed it
             },
             // It set attributes of what was there.
-            Some(real) if real == intent && one.known().is_some_and(|known| known.differs_in_time(&real)) => {
+            Some(real)
+                if real.version == intent
+                    && one.known().is_some_and(|known| known.differs_in_time(&real.version)) =>
+            {
                 let Some(placed) = one.place.placed else { continue };
                 let epoch = match (&one.place.wanted, link.inode(placed.ino)) {
                     (Some(Wanted::Here(entry, Some(copy))), _) if entry.attr.ino == placed.ino => copy.epoch,
@@ -92,13 +104,13 @@ pub(super) fn recover(link: &Link, stores: &Stores, places: &[PendingPlace]) -> 
                         return Err(Error::new(code, format!("cannot read inode {}", placed.ino)));
                     }
                 };
-                link.published((parent, name), placed.ino, epoch, 0, real)
+                link.published((parent, name), placed.ino, epoch, 0, real.version)
             }
-            Some(real) if real == intent => {
+            Some(real) if real.is_upload(&intent) => {
                 match other(&|other| other.real.is_none() && other.known() == Some(intent)) {
                     Some(from) => link.moved(from.at(), (parent, name), intent),
                     // It was published. Of which epoch is not known: it is published again.
-                    None => link.conflict(parent, name, false, intent),
+                    None => link.conflict(parent, name, false, real.version),
                 }
             }
             Some(_) => continue, // another program changed it: the next publication finds the conflict

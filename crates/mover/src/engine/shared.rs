@@ -43,6 +43,8 @@ pub(super) struct Shared {
     pub(super) restoring: Restoring,
     /// Directories that are being listed.
     pub(super) listing: Restoring,
+    /// Files for whose store a program waits.
+    pub(super) persisting: Restoring,
     /// Other nodes' movers, the jobs that they have begun here, and the leases that are held for them.
     pub(super) peers: Peers,
     pub(super) jobs: Jobs,
@@ -115,7 +117,7 @@ pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<Entry> {
         let bytes = shared.link.inode(ino).map_or(0, |entry| entry.attr.size) + RESERVE_BYTES;
         let free = free_bytes(&shared.link);
         if free < bytes {
-            evict(&shared.link, &shared.peers, &shared.restoring, bytes - free)?;
+            evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, bytes - free)?;
         }
         match restore(&shared.link, &shared.stores, ino) {
             Err(e) if e.code == Code::NoSpace => {

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use forebay_tasks::{DrainPolicy, StoreReport, StoreSettings};
-use forebay_types::{Code, Error, Ino, Placed, Result, FLAG_STORE};
+use forebay_tasks::{Policy, StoreReport, StoreSettings};
+use forebay_types::{Code, Error, Ino, Kind, PendingPlace, Placed, Result, StoreVersion, Wanted, FLAG_STORE};
 
 use super::link::Link;
 use crate::store::limited::Limited;
@@ -18,11 +18,15 @@ pub(super) struct AttachedStore {
     pub(super) root: Ino,
     pub(super) store: Arc<Limited>,
     pub(super) read_only: bool,
-    pub(super) policy: DrainPolicy,
+    pub(super) settings: StoreSettings,
+    /// The same as the directory has them.
+    raw_settings: Vec<u8>,
     url: String,
-    /// The directory's settings with which it was opened.
-    settings: Vec<u8>,
     last_error: Mutex<Option<(String, u64)>>,
+    /// Old names of files that were copied to others, with their versions: to be removed.
+    pub(super) outdated: Mutex<Vec<(StorePath, StoreVersion)>>,
+    /// When files that stay open were copied last.
+    pub(super) snapshots: Mutex<HashMap<u64, Instant>>,
     /// True while a thread drains to it.
     pub(super) is_draining: AtomicBool,
 }
@@ -41,6 +45,27 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl AttachedStore {
+    /// The policy of what is, or was, at a place.
+    pub(super) fn policy_of(&self, link: &Link, place: &PendingPlace) -> Policy {
+        let is_directory = match (&place.wanted, &place.placed) {
+            (Some(Wanted::Here(entry, _)), _) => entry.attr.is_directory(),
+            (Some(Wanted::Elsewhere(_, kind)), _) => *kind == Kind::Directory,
+            (None, placed) => placed.is_some_and(|placed| placed.kind == Kind::Directory),
+        };
+        match is_directory {
+            true => self.settings.policy_of_directories(),
+            false if self.settings.rules.is_empty() => self.settings.drain,
+            false => {
+                let mut path = link.path_below(self.root, place.parent).unwrap_or_default();
+                if !path.is_empty() {
+                    path.push(b'/');
+                }
+                path.extend_from_slice(&place.name);
+                self.settings.policy_of(&path)
+            }
+        }
+    }
+
     /// Remembers a failure for the status, and logs it.
     pub(super) fn note_failure(&self, e: &Error) {
         tracing::warn!("{}: {e}", self.url);
@@ -107,10 +132,12 @@ impl Stores {
     pub(super) fn of(&self, root: Ino) -> Result<Arc<AttachedStore>> {
         let known = locked(&self.open).get(&root.0).cloned();
         if let Some(store) = known {
-            // Another store may be attached at the same directory by now.
-            if self.link.settings(root).is_ok_and(|settings| settings == store.settings) {
-                return Ok(store);
+            match self.link.settings(root) {
+                Ok(bytes) if bytes != store.raw_settings => {}
+                Err(Code::NoAttribute | Code::NotFound) => {}
+                _ => return Ok(store),
             }
+            // It was detached; another may be attached there by now.
             locked(&self.open).remove(&root.0);
         }
         let opened = self.open(root);
@@ -135,26 +162,40 @@ impl Stores {
         let bytes = self.link.settings(root).map_err(|code| (String::new(), Error::new(code, what())))?;
         let settings: StoreSettings = serde_json::from_slice(&bytes)
             .map_err(|e| (String::new(), Error::new(Code::Corrupt, what()).why(e)))?;
-        let url = settings.url;
         let open = || {
-            let mut parsed = StoreUrl::parse(url.as_bytes())?;
+            let mut parsed = StoreUrl::parse(settings.url.as_bytes())?;
             let title = parsed.to_string();
             parsed.limits = parsed.limits.share_of(self.link.pool.node_count());
-            Ok((title, settings.drain, parsed.open(self.mover.clone()).map_err(Error::from)?))
+            Ok((title, parsed.open(self.mover.clone()).map_err(Error::from)?))
         };
         match open() {
-            Ok((title, policy, store)) => Ok(Arc::new(AttachedStore {
+            Ok((title, store)) => Ok(Arc::new(AttachedStore {
                 root,
                 store,
                 read_only: settings.read_only,
-                policy,
+                settings,
+                raw_settings: bytes,
                 url: title,
-                settings: bytes,
                 last_error: Mutex::default(),
+                outdated: Mutex::default(),
+                snapshots: Mutex::default(),
                 is_draining: AtomicBool::new(false),
             })),
-            Err(e) => Err((url, e)),
+            Err(e) => Err((settings.url, e)),
         }
+    }
+
+    /// True for a file whose policy is that it stays in the pool longest.
+    pub(super) fn is_reusable(&self, ino: Ino) -> bool {
+        let open = locked(&self.open);
+        let has_any = open.values().any(|at| {
+            at.settings.drain.reusable || at.settings.rules.iter().any(|rule| rule.policy.reusable)
+        });
+        drop(open);
+        has_any
+            && self
+                .locate(ino)
+                .is_ok_and(|located| located.at.settings.policy_of(located.path.as_bytes()).reusable)
     }
 
     /// Where its store has an inode. [`Code::NotFound`] if it does not have it.

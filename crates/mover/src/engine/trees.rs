@@ -18,6 +18,9 @@ use crate::tasks::Progress;
 
 /// How long a sync waits for files that programs keep open, before it reports them.
 const OPEN_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a program that waits for its store waits for one that fails, and the pause between two tries.
+const PERSIST_PATIENCE: Duration = Duration::from_secs(30);
+const PERSIST_PAUSE: Duration = Duration::from_millis(500);
 /// Pause between two passes of a sync.
 const PASS_PERIOD: Duration = Duration::from_millis(50);
 /// Bound on a walk to the root.
@@ -189,12 +192,14 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             matches!(&place.wanted, Some(forebay_types::Wanted::Here(wanted, _)) if wanted.attr.ino == ino)
         }
     };
+    // Files that programs have open: copied since this began, which is what was asked for.
+    let mut copied: HashSet<(u64, Vec<u8>)> = HashSet::new();
     let mut counted: HashSet<(u64, Vec<u8>)> = HashSet::new();
     let mut last_progress = Instant::now();
     loop {
         let failed = |code| Error::new(code, "cannot read what is to be drained");
         let mut places: Vec<_> = link.all_pending().map_err(failed)?;
-        places.retain(&concerns);
+        places.retain(|place| concerns(place) && !copied.contains(&(place.parent.0, place.name.clone())));
         for place in &places {
             if counted.insert((place.parent.0, place.name.clone())) {
                 let bytes = match &place.wanted {
@@ -230,10 +235,20 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         if at.read_only {
             return Err(Error::new(Code::ReadOnly, "cannot drain: the store is attached read-only"));
         }
+        let before = places.len();
+        places.retain(|place| !at.policy_of(link, place).is_temporary());
+        if places.is_empty() && before > 0 {
+            return match entry.attr.is_directory() {
+                true => Ok(()), // the others are done
+                false => Err(Error::new(Code::Invalid, "cannot drain: by its policy the file is temporary")),
+            };
+        }
         let mut all: Vec<_> = link.all_pending().map_err(failed)?;
         let is_directory = |place: &PendingPlace| matches!(&place.wanted, Some(forebay_types::Wanted::Here(entry, _)) if entry.attr.is_directory());
         all.retain(|place| {
-            concerns(place) || is_directory(place) && root_of(link, place.parent) == Some(root)
+            let key = (place.parent.0, place.name.clone());
+            concerns(place) && !copied.contains(&key)
+                || is_directory(place) && root_of(link, place.parent) == Some(root)
         });
         if at.is_draining.swap(true, Ordering::AcqRel) {
             std::thread::sleep(PASS_PERIOD);
@@ -245,6 +260,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         if pass.done > 0 {
             last_progress = Instant::now();
         }
+        copied.extend(pass.snapshots.iter().map(|(parent, name)| (parent.0, name.clone())));
         let is_stuck = last_progress.elapsed() > OPEN_PATIENCE;
         if is_stuck || pass.done == 0 && pass.later.is_empty() && !pass.failed.is_empty() {
             for ((parent, name), e) in pass.failed {
@@ -253,7 +269,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             for (parent, name) in pass.later {
                 let path = link.path(parent, &name);
                 let e = Error::new(Code::Busy, format!("cannot drain {path}"))
-                    .why("a program has it open for writing, or it waits for another name");
+                    .why("programs open and close it all the time, or it waits for another name");
                 progress.failed(path, &e);
             }
             return Ok(());
@@ -261,6 +277,47 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         if pass.done == 0 {
             std::thread::sleep(PASS_PERIOD);
         }
+    }
+}
+
+/// True for a file that by its policy never reaches the store.
+fn is_temporary(shared: &Shared, ino: Ino) -> Result<bool> {
+    let link = &shared.link;
+    let mut places = link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"))?;
+    places.retain(
+        |place| matches!(&place.wanted, Some(forebay_types::Wanted::Here(wanted, _)) if wanted.attr.ino == ino),
+    );
+    let Some(root) = places.first().and_then(|place| root_of(link, place.parent)) else { return Ok(false) };
+    let at = shared.stores.of(root)?;
+    Ok(places.iter().all(|place| at.policy_of(link, place).is_temporary()))
+}
+
+/// Makes the store have what a file contains now, for a program that waits for that. A store that fails is given some
+/// time.
+pub(super) fn persist(shared: &Shared, ino: Ino) -> Result<()> {
+    let link = &shared.link;
+    let until = Instant::now() + PERSIST_PATIENCE;
+    loop {
+        let entry = match link.inode(ino) {
+            Ok(entry) if entry.attr.flags & FLAG_ATTACHED != 0 && entry.attr.is_file() => entry,
+            Ok(_) | Err(Code::NotFound) => return Ok(()),
+            Err(code) => return Err(Error::new(code, format!("cannot find inode {ino}"))),
+        };
+        if is_temporary(shared, ino)? {
+            return Ok(()); // the store is not to have it
+        }
+        let progress = Progress::default();
+        let done = sync(shared, &entry, false, &progress);
+        let failure = match (done, progress.errors().into_iter().next()) {
+            (Err(e), _) => e,
+            (Ok(()), Some(e)) => Error::from(e.error),
+            (Ok(()), None) => return Ok(()),
+        };
+        let may_pass = matches!(failure.code, Code::Io | Code::TimedOut | Code::Busy);
+        if !may_pass || Instant::now() >= until || shared.stores.is_stopping() {
+            return Err(failure);
+        }
+        std::thread::sleep(PERSIST_PAUSE);
     }
 }
 

@@ -5,12 +5,15 @@
 //! file, which begins a new epoch, and then the publication does not make the file clean. So leases need not be held
 //! longer than the copy takes. A program that opens the file for writing meanwhile breaks a lease: the copy ends at its
 //! next read, and the program goes on.
+//!
+//! A file that stays open can be copied without leases. Such a copy has all that was written before it began, and perhaps
+//! part of what was written since. It makes those data durable, but not the file clean: its epoch is unknown.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use forebay_client::{File, LeaseKind};
-use forebay_types::{Code, Entry, Error, Layout, Result, StoreVersion, Timestamp};
+use forebay_types::{Code, Entry, Error, Layout, Result, StoreVersion, Timestamp, EPOCH_UNKNOWN};
 
 use super::hold::Held;
 use super::link::Link;
@@ -54,6 +57,7 @@ impl Source for Leased<'_> {
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> std::result::Result<usize, Code> {
+        // Without leases always true.
         if !self.held.is_undisturbed() {
             return Err(Code::Busy);
         }
@@ -109,9 +113,17 @@ pub(super) fn attributes_of(link: &Link, entry: &Entry) -> Result<Attributes> {
 pub(super) struct Upload {
     pub(super) temporary: StorePath,
     pub(super) version: StoreVersion,
-    /// The file's epoch when it was copied.
+    /// The epoch of the data in it; [`EPOCH_UNKNOWN`] for a copy of a file that was open.
     pub(super) epoch: u64,
+    file_epoch: u64,
     pub(super) bytes: u64,
+}
+
+impl Upload {
+    /// A number for the name of a version that is published beside another.
+    pub(super) fn number(&self) -> u64 {
+        self.file_epoch
+    }
 }
 
 /// Why a file was not uploaded.
@@ -129,6 +141,15 @@ impl From<Error> for NotUploaded {
     }
 }
 
+/// What is done with files that programs have open for writing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum OpenFiles {
+    /// They are not copied.
+    Wait,
+    /// They are copied as they are.
+    Copied,
+}
+
 /// Uploads a file into `directory` of the store.
 pub(super) fn upload(
     link: &Link,
@@ -136,14 +157,24 @@ pub(super) fn upload(
     store: &dyn Store,
     directory: &StorePath,
     entry: &Entry,
+    open_files: OpenFiles,
 ) -> std::result::Result<Upload, NotUploaded> {
     let later = |code: Code| match code {
         Code::Busy | Code::Stale | Code::NotFound | Code::Interrupted | Code::TimedOut => NotUploaded::Later,
         code => Error::new(code, format!("cannot read file {} of the pool", entry.attr.ino)).into(),
     };
-    let held = Held::take(link, peers, entry, LeaseKind::Read).map_err(later)?;
-    let now = link.begin_drain(entry.attr.ino).map_err(later)?;
-    if now.layout != entry.layout {
+    let (held, is_open) = match Held::take(link, peers, entry, LeaseKind::Read) {
+        Ok(held) => (held, false),
+        Err(Code::Busy) if open_files == OpenFiles::Copied => {
+            (Held::take(link, peers, entry, LeaseKind::None).map_err(later)?, true)
+        }
+        Err(code) => return Err(later(code)),
+    };
+    let now = match is_open {
+        false => link.begin_drain(entry.attr.ino).map_err(later)?,
+        true => link.inode(entry.attr.ino).map_err(later)?,
+    };
+    if now.layout != entry.layout || !now.attr.is_resident() {
         return Err(NotUploaded::Later);
     }
     let attributes = attributes_of(link, &now)?;
@@ -160,7 +191,8 @@ pub(super) fn upload(
     drop(held);
     match uploaded {
         Ok(version) if is_whole => {
-            Ok(Upload { temporary, version, epoch: now.attr.epoch(), bytes: st.st_size as u64 })
+            let epoch = if is_open { EPOCH_UNKNOWN } else { now.attr.epoch() };
+            Ok(Upload { temporary, version, epoch, file_epoch: now.attr.epoch(), bytes: st.st_size as u64 })
         }
         Ok(_) => {
             let _ = store.discard(&temporary);

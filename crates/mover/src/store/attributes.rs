@@ -1,6 +1,7 @@
 //! What a store's calls take and return: objects, attributes, abilities, outcomes.
 
 use forebay_types::{Kind, StoreVersion, Timestamp};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// An object of a store, as it was found.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,16 +28,35 @@ pub struct Object {
     pub link_target: Vec<u8>,
     /// Its version. A directory's has only its inode number, because its entries change its modification time.
     pub version: StoreVersion,
+    /// Hash of the temporary name from which it was published, where the store keeps that; else 0.
+    pub mark: u64,
     /// False if kind (between file and symbolic link), mode, owner and times are guesses: listings of object stores
     /// lack them, `look` has them.
     pub is_complete: bool,
 }
 
 impl Object {
+    /// True if it was published from the upload of which this is the version. An object store gives an object another
+    /// version when it is published; what stays is the mark of its upload, which `of_upload` has.
+    pub fn is_upload(&self, upload: &StoreVersion) -> bool {
+        let is_marked = self.mark != 0 && *upload == of_upload(self.version.bytes, self.mark);
+        is_marked || self.version == *upload
+    }
+
     /// Bytes of its data.
     pub fn bytes(&self) -> u64 {
         self.version.bytes
     }
+}
+
+/// A hash of the temporary name of an upload; never 0.
+pub(crate) fn mark_hash(name: &[u8]) -> u64 {
+    xxh3_64(name).max(1)
+}
+
+/// The version of an upload in a store that gives an object another version when it is published.
+pub(crate) fn of_upload(bytes: u64, mark: u64) -> StoreVersion {
+    StoreVersion { bytes, mtime: Timestamp::default(), ino: mark, tag: mark }
 }
 
 /// Attributes to set. What is none stays as it is, or is the store's default for a new object.

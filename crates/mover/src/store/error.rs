@@ -97,7 +97,11 @@ impl std::error::Error for StoreError {}
 
 impl From<StoreError> for Error {
     fn from(e: StoreError) -> Error {
-        e.error
+        match e.error.code {
+            // The store is busy. In the pool the code means that a program is.
+            Code::Busy => Error { code: Code::Io, ..e.error },
+            _ => e.error,
+        }
     }
 }
 

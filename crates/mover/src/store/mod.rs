@@ -126,6 +126,21 @@ pub trait Store: Send + Sync {
         replaced: Option<&StoreVersion>,
     ) -> StoreResult<Outcome<StoreVersion>>;
 
+    /// Copies a file inside the store, in place of the version `replaced`, or of nothing, for stores that cannot rename
+    /// without copying. A copy that an earlier call has made counts as this one's.
+    /// [`Code::Stale`](forebay_types::Code::Stale) if the file at `from` is not of version `version`; a conflict names
+    /// what was found at `to`.
+    fn copy(
+        &self,
+        from: &StorePath,
+        _version: &StoreVersion,
+        _to: &StorePath,
+        _replaced: Option<&StoreVersion>,
+    ) -> StoreResult<Outcome<StoreVersion>> {
+        let what = format!("cannot copy {from} in {}", self.title());
+        Err(StoreError::lasting(forebay_types::Code::NotSupported, what).why("this store renames files"))
+    }
+
     /// Removes an object, not a directory, of version `expected`. An object that is missing is a conflict with none.
     fn remove(&self, path: &StorePath, expected: &StoreVersion) -> StoreResult<Outcome<()>>;
 

@@ -55,6 +55,23 @@ impl Bed {
         forebay_server::control::start_mover(&self.pool()).unwrap();
     }
 
+    /// Attaches the store at `/s` by the command, with these options.
+    pub(crate) fn attach_with(&self, options: &str, arguments: &[&str]) {
+        let done = self.try_attach_with(options, arguments);
+        assert!(done.status.success(), "{}\nlog: {}", text(&done), self.log());
+    }
+
+    pub(crate) fn try_attach_with(&self, options: &str, arguments: &[&str]) -> Output {
+        let url = format!("file://{}{options}", self.store().display());
+        let pool = self.pool();
+        self.forebay(&[&["--pool", pool.to_str().unwrap(), "attach", &url, "/s"], arguments].concat())
+    }
+
+    /// The command.
+    pub(crate) fn program(&self) -> PathBuf {
+        binaries().join("forebay")
+    }
+
     /// This process as a client of the pool. A process has one pool: tests that call it run in processes of their own.
     pub(crate) fn attach_client(&self) -> &'static Pool {
         Pool::attach(&self.pool()).unwrap()

@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use forebay_mover::store::S3Place;
 use futures_core::Stream;
@@ -48,6 +48,9 @@ pub(crate) enum ServerFault {
     AnswerLost,
     /// The store is full, and stays so.
     Full,
+    /// No answer; it takes effect after this time. For `put` and `copy`.
+    #[allow(dead_code)] // Of the tests of pools.
+    Late(Duration),
 }
 
 struct Upload {
@@ -62,7 +65,11 @@ pub(crate) struct Memory {
     uploads: Mutex<HashMap<String, Upload>>,
     faults: Mutex<VecDeque<(&'static str, ServerFault)>>,
     next: AtomicU64,
+    /// Keys of late requests that have taken effect, or were refused.
+    pub(crate) landed: Mutex<Vec<(String, bool)>>,
     pub(crate) refuses_credentials: AtomicBool,
+    /// All requests get 503 SlowDown.
+    pub(crate) slows_down: AtomicBool,
 }
 
 impl Memory {
@@ -73,7 +80,9 @@ impl Memory {
             uploads: Mutex::default(),
             faults: Mutex::default(),
             next: AtomicU64::new(1),
+            landed: Mutex::default(),
             refuses_credentials: AtomicBool::new(false),
+            slows_down: AtomicBool::new(false),
         })
     }
 
@@ -118,10 +127,13 @@ impl Memory {
 
     /// The fault of a request, checked at its beginning and at its end.
     fn fault(&self, request: &'static str, at_end: bool) -> S3Result<()> {
+        if self.slows_down.load(Ordering::Relaxed) && !at_end {
+            return Err(s3_error!(SlowDown, "Please reduce your request rate."));
+        }
         let mut faults = self.faults.lock().unwrap();
         let Some(found) = faults.iter().position(|(wanted, _)| *wanted == request) else { return Ok(()) };
         match (faults[found].1, at_end) {
-            (ServerFault::AnswerLost, false) => return Ok(()),
+            (ServerFault::AnswerLost, false) | (ServerFault::Late(_), _) => return Ok(()),
             (ServerFault::Unavailable | ServerFault::Full, true) => return Ok(()),
             _ => {}
         }
@@ -140,6 +152,18 @@ impl Memory {
             }
             _ => Err(s3_error!(ServiceUnavailable, "injected")),
         }
+    }
+
+    /// After which time a request takes effect without an answer.
+    fn late(&self, request: &'static str) -> Option<Duration> {
+        let mut faults = self.faults.lock().unwrap();
+        let is_late = |(wanted, fault): &(&str, ServerFault)| match fault {
+            ServerFault::Late(after) if *wanted == request => Some(*after),
+            _ => None,
+        };
+        let (index, after) = faults.iter().enumerate().find_map(|(i, entry)| Some((i, is_late(entry)?)))?;
+        faults.remove(index);
+        Some(after)
     }
 
     /// Stores an object if the conditions hold, in one step.
@@ -197,6 +221,26 @@ impl std::ops::Deref for Shared {
     }
 }
 
+impl Shared {
+    /// Takes effect after a time, which the client does not wait for: it never gets an answer.
+    async fn land_later<T>(
+        &self,
+        after: Duration,
+        key: String,
+        (if_match, is_new): (Option<String>, bool),
+        bytes: Vec<u8>,
+        metadata: Option<HashMap<String, String>>,
+    ) -> Res<T> {
+        let memory = Arc::clone(&self.0);
+        tokio::spawn(async move {
+            tokio::time::sleep(after).await;
+            let landed = memory.store_if(&key, (if_match.as_deref(), is_new), bytes, metadata);
+            memory.landed.lock().unwrap().push((key, landed.is_ok()));
+        });
+        std::future::pending().await
+    }
+}
+
 type Req<T> = S3Request<T>;
 type Res<T> = S3Result<S3Response<T>>;
 
@@ -211,6 +255,10 @@ impl S3 for Shared {
             return Err(s3_error!(IncompleteBody));
         }
         let conditions = (input.if_match.as_deref(), input.if_none_match.is_some());
+        if let Some(after) = self.late("put") {
+            let (if_match, is_new) = (conditions.0.map(str::to_owned), conditions.1);
+            return self.land_later(after, input.key, (if_match, is_new), bytes, input.metadata).await;
+        }
         let etag = self.store_if(&input.key, conditions, bytes, input.metadata)?;
         self.fault("put", true)?;
         Ok(S3Response::new(PutObjectOutput { e_tag: Some(etag), ..Default::default() }))
@@ -277,6 +325,10 @@ impl S3 for Shared {
         // Conditions on the target are younger than the protocol crate.
         let header = |name| req.headers.get(name).and_then(|value| value.to_str().ok());
         let conditions = (header("if-match"), header("if-none-match").is_some());
+        if let Some(after) = self.late("copy") {
+            let (if_match, is_new) = (conditions.0.map(str::to_owned), conditions.1);
+            return self.land_later(after, req.input.key.clone(), (if_match, is_new), bytes, metadata).await;
+        }
         let etag = self.store_if(&req.input.key, conditions, bytes, metadata)?;
         self.fault("copy", true)?;
         let result = CopyObjectResult {

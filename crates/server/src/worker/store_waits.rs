@@ -1,5 +1,8 @@
 //! Calls that wait for a backing store, and the tasks that this node's mover (`forebay-mover`) gets for them.
 //!
+//! `Persist` waits until the store has what the file contained when the call came: the mover gets the task anew for
+//! calls that came after it took the last one, and reports by `Persisted`.
+//!
 //! A call that names an entry of an unlisted directory waits until the directory is listed; `Restore` waits until the
 //! file is resident. The mover asks for tasks by `StoreWork`, which waits here too while there is none. It reports by
 //! `Listed`, `Restored` or `StoreFailed`, and each of them ends the waiting for its inode.
@@ -8,7 +11,7 @@
 //! [`RESTORE_NS`] with the file as it is, and its client asks again. Tasks of a mover that died are handed out again
 //! to the next one. Tests: here, and `tests/steps.rs`.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use forebay_meta::Client;
 use forebay_types::{Code, Ino, StoreTask};
@@ -19,6 +22,10 @@ use super::call::Call;
 pub(super) const LIST_NS: u64 = 25_000_000_000;
 /// How long one `Restore` waits.
 pub(super) const RESTORE_NS: u64 = 5_000_000_000;
+/// How long one `Persist` waits.
+const PERSIST_NS: u64 = 5_000_000_000;
+/// Files of which it is remembered since when the store has their data.
+const PERSISTED_MAX: usize = 4096;
 /// How long one `StoreWork` waits: the mover's sign of life.
 pub(super) const WORK_NS: u64 = 1_000_000_000;
 /// How long a call waits for space. After that it meets the medium as it is.
@@ -43,6 +50,8 @@ enum WaitsFor {
 #[derive(Debug)]
 struct Waiting {
     what: WaitsFor,
+    /// When its wait began, also if that was an earlier call's. For `Persist`.
+    since_ns: u64,
     until_ns: u64,
     call: Call,
 }
@@ -79,6 +88,12 @@ pub(super) struct StoreWaits {
     pub(super) was_full: bool,
     /// `Restore` calls that have waited long enough. They are answered with the file as it is.
     answered_as_it_is: Vec<Client>,
+    /// `Persist` calls that are over, and those that have waited long enough, with the time since which they do.
+    persist_answers: Vec<(Client, Option<u64>)>,
+    /// When the mover took the task of a file that is to be persisted.
+    rounds: BTreeMap<Ino, u64>,
+    /// Up to which time the store has a file's data.
+    persisted: BTreeMap<Ino, u64>,
 }
 
 impl StoreWaits {
@@ -93,14 +108,25 @@ impl StoreWaits {
         let patience = match task {
             StoreTask::List(_) => LIST_NS,
             StoreTask::Restore(_) => RESTORE_NS,
+            StoreTask::Persist(_) => PERSIST_NS,
         };
+        self.wait_since(call, task, now_ns, now_ns, patience);
+    }
+
+    /// As [`StoreWaits::wait`], for a `Persist` that began to wait at `since_ns`.
+    pub(super) fn wait_to_persist(&mut self, call: Call, ino: Ino, since_ns: u64, now_ns: u64) {
+        self.wait_since(call, StoreTask::Persist(ino), since_ns, now_ns, PERSIST_NS);
+    }
+
+    fn wait_since(&mut self, call: Call, task: StoreTask, since_ns: u64, now_ns: u64, patience: u64) {
         // A slot has one call: a later one takes its place.
         let Client { session, slot, .. } = call.client;
         if self.seen_ns == 0 {
             self.seen_ns = now_ns;
         }
         self.waiting.retain(|other| (other.call.client.session, other.call.client.slot) != (session, slot));
-        self.waiting.push(Waiting { what: WaitsFor::Task(task), until_ns: now_ns + patience, call });
+        let what = WaitsFor::Task(task);
+        self.waiting.push(Waiting { what, since_ns, until_ns: now_ns + patience, call });
         self.want(task);
     }
 
@@ -108,7 +134,8 @@ impl StoreWaits {
     pub(super) fn wait_for_space(&mut self, call: Call, now_ns: u64) {
         let Client { session, slot, .. } = call.client;
         self.waiting.retain(|other| (other.call.client.session, other.call.client.slot) != (session, slot));
-        self.waiting.push(Waiting { what: WaitsFor::Space, until_ns: now_ns + SPACE_NS, call });
+        let what = WaitsFor::Space;
+        self.waiting.push(Waiting { what, since_ns: now_ns, until_ns: now_ns + SPACE_NS, call });
     }
 
     /// True when calls wait for space, and it is time to look for it.
@@ -153,6 +180,11 @@ impl StoreWaits {
         let n = self.wanted.len().min(TASKS_AT_ONCE);
         let tasks: Vec<_> = self.wanted.drain(..n).collect();
         self.handed.extend(tasks.iter().copied());
+        for task in &tasks {
+            if let StoreTask::Persist(ino) = task {
+                self.rounds.insert(*ino, now_ns);
+            }
+        }
         tasks
     }
 
@@ -172,12 +204,55 @@ impl StoreWaits {
         }
         let all = std::mem::take(&mut self.waiting).into_iter();
         let (over, waiting): (Vec<_>, Vec<_>) =
-            all.partition(|waiting| matches!(waiting.what, WaitsFor::Task(task) if task.ino() == ino));
+            all.partition(|waiting| matches!(waiting.what, WaitsFor::Task(StoreTask::List(of) | StoreTask::Restore(of)) if of == ino));
         self.waiting = waiting;
         self.released.extend(over.into_iter().map(|Waiting { call, .. }| match failed {
             Some(code) => Released::Failed(call, code),
             None => Released::Again(call),
         }));
+    }
+
+    /// The store has what a file contained when the mover took the task, or cannot get it: calls that came later wait
+    /// for the next round.
+    pub(super) fn persisted(&mut self, ino: Ino, failed: Option<Code>) {
+        let task = StoreTask::Persist(ino);
+        self.handed.remove(&task);
+        let Some(round_ns) = self.rounds.remove(&ino) else { return };
+        if failed.is_none() {
+            if self.persisted.len() >= PERSISTED_MAX {
+                self.persisted.pop_first();
+            }
+            self.persisted.insert(ino, round_ns);
+        }
+        let is_of_round =
+            |waiting: &Waiting| waiting.what == WaitsFor::Task(task) && waiting.since_ns <= round_ns;
+        let all = std::mem::take(&mut self.waiting).into_iter();
+        let (over, waiting): (Vec<_>, Vec<_>) = all.partition(is_of_round);
+        self.waiting = waiting;
+        for Waiting { call, .. } in over {
+            self.released.push_back(match failed {
+                Some(code) => Released::Failed(call, code),
+                None => {
+                    self.persist_answers.push((call.client, None));
+                    Released::Again(call)
+                }
+            });
+        }
+        if self.waiting.iter().any(|waiting| waiting.what == WaitsFor::Task(task)) {
+            self.want(task);
+        }
+    }
+
+    /// True if the store is known to have what a file contained at a time.
+    pub(super) fn is_persisted(&self, ino: Ino, since_ns: u64) -> bool {
+        self.persisted.get(&ino).is_some_and(|round_ns| since_ns <= *round_ns)
+    }
+
+    /// What a `Persist` that has waited is answered, once: none if it is over, else since when it waits.
+    #[allow(clippy::option_option)]
+    pub(super) fn persist_answer(&mut self, client: &Client) -> Option<Option<u64>> {
+        let i = self.persist_answers.iter().position(|(other, _)| other == client)?;
+        Some(self.persist_answers.swap_remove(i).1)
     }
 
     /// Releases what has waited long enough.
@@ -194,7 +269,7 @@ impl StoreWaits {
         let all = std::mem::take(&mut self.waiting).into_iter();
         let (over, waiting): (Vec<_>, Vec<_>) = all.partition(|waiting| waiting.until_ns <= now_ns);
         self.waiting = waiting;
-        for Waiting { what, call, .. } in over {
+        for Waiting { what, since_ns, call, .. } in over {
             self.released.push_back(match what {
                 WaitsFor::Space => {
                     self.answered_as_it_is.push(call.client);
@@ -207,6 +282,14 @@ impl StoreWaits {
                 WaitsFor::Task(StoreTask::Restore(ino)) if now_ns > self.seen_ns + ABSENT_NS => {
                     tracing::warn!("no mover runs to restore file {ino}: a request fails");
                     Released::Failed(call, Code::TimedOut)
+                }
+                WaitsFor::Task(StoreTask::Persist(ino)) if now_ns > self.seen_ns + ABSENT_NS => {
+                    tracing::warn!("no mover runs to copy file {ino} to its store: a request fails");
+                    Released::Failed(call, Code::TimedOut)
+                }
+                WaitsFor::Task(StoreTask::Persist(_)) => {
+                    self.persist_answers.push((call.client, Some(since_ns)));
+                    Released::Again(call)
                 }
                 WaitsFor::Task(StoreTask::Restore(_)) => {
                     self.answered_as_it_is.push(call.client);
@@ -231,6 +314,7 @@ impl StoreWaits {
     pub(super) fn end(&mut self, session: u64) {
         self.waiting.retain(|waiting| waiting.call.client.session != session);
         self.answered_as_it_is.retain(|client| client.session != session);
+        self.persist_answers.retain(|(client, _)| client.session != session);
         if self.idle_mover.as_ref().is_some_and(|(_, call)| call.client.session == session) {
             self.idle_mover = None;
         }
@@ -347,6 +431,29 @@ mod tests {
         waits.expire(10 + SPACE_NS);
         assert_eq!(released(&mut waits), [(1, None)]);
         assert!(waits.has_waited(&call(1, 2).client));
+    }
+
+    #[test]
+    fn a_persist_is_over_when_the_mover_took_its_task_after_it_came() {
+        let mut waits = StoreWaits::default();
+        waits.wait_to_persist(call(1, 1), Ino(5), 10, 10);
+        assert_eq!(waits.tasks(false, 20), [StoreTask::Persist(Ino(5))]);
+        waits.wait_to_persist(call(2, 1), Ino(5), 30, 30);
+        assert_eq!(waits.tasks(false, 31), [], "one round at a time");
+        waits.done(Ino(5), None);
+        assert_eq!(released(&mut waits), [], "a restore is another task");
+        waits.persisted(Ino(5), None);
+        assert_eq!(released(&mut waits), [(1, None)]);
+        assert_eq!(waits.persist_answer(&call(1, 1).client), Some(None));
+        assert!(waits.is_persisted(Ino(5), 20) && !waits.is_persisted(Ino(5), 21));
+        assert_eq!(waits.tasks(false, 40), [StoreTask::Persist(Ino(5))], "the next round");
+        waits.expire(30 + PERSIST_NS);
+        assert_eq!(released(&mut waits), [(2, None)]);
+        assert_eq!(waits.persist_answer(&call(2, 1).client), Some(Some(30)), "it is to ask again");
+        waits.wait_to_persist(call(2, 2), Ino(5), 30, 50);
+        waits.persisted(Ino(5), Some(Code::Io));
+        assert_eq!(released(&mut waits), [(2, Some(Code::Io))]);
+        assert!(!waits.is_persisted(Ino(5), 30));
     }
 
     #[test]

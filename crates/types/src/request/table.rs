@@ -464,6 +464,30 @@ requests! {
         /// The directory with the store.
         ino: Ino,
     }
+    /// Sets for which calls programs wait until the store has their data, in the tree of a store: for a directory that was
+    /// just attached. What is created or imported in it from then on inherits this. `NotEmpty` once it has entries.
+    WaitForStore = 114: client change at(ino) -> "`Entry`" {
+        /// The directory with the store.
+        ino: Ino,
+        /// fsync.
+        fsync: bool,
+        /// close, of a file that was open for writing.
+        close: bool,
+    }
+    /// Waits until the store has what a file contained when the request came first, for some seconds at most.
+    Persist = 115: client read at(ino) -> "`Count`: 0, or what to send as `since` to wait on" {
+        /// The file.
+        ino: Ino,
+        /// 0 in the first request.
+        since: u64,
+    }
+    /// The store has what a file contained when the mover got the task, or does not get it.
+    Persisted = 116: client read at(ino) -> "`Done`" {
+        /// The file.
+        ino: Ino,
+        /// 0, or why not: a [`Code`].
+        code: u16,
+    }
     /// Waits for work of the node's mover: directories to list, files to restore.
     StoreWork = 92: client read anywhere -> "`Bytes`: a list of [`crate::StoreTask`]; empty after a while without work" {
         /// Whether the mover has just started: everything that was handed out before is handed out again.

@@ -231,6 +231,16 @@ impl Store for Faulty {
         self.late_call(Call::Rename, move |store| store.rename(&from, &version, &to, replaced.as_ref()))
     }
 
+    fn copy(
+        &self,
+        from: &StorePath,
+        version: &StoreVersion,
+        to: &StorePath,
+        replaced: Option<&StoreVersion>,
+    ) -> StoreResult<Outcome<StoreVersion>> {
+        self.call(Call::Rename, || self.inner.copy(from, version, to, replaced))
+    }
+
     fn remove(&self, path: &StorePath, expected: &StoreVersion) -> StoreResult<Outcome<()>> {
         let (path, expected) = (path.clone(), *expected);
         self.late_call(Call::Remove, move |store| store.remove(&path, &expected))

@@ -224,6 +224,16 @@ impl Store for Limited {
         self.call(0, || self.inner.rename(from, version, to, replaced))
     }
 
+    fn copy(
+        &self,
+        from: &StorePath,
+        version: &StoreVersion,
+        to: &StorePath,
+        replaced: Option<&StoreVersion>,
+    ) -> StoreResult<Outcome<StoreVersion>> {
+        self.call(0, || self.inner.copy(from, version, to, replaced))
+    }
+
     fn remove(&self, path: &StorePath, expected: &StoreVersion) -> StoreResult<Outcome<()>> {
         self.call(0, || self.inner.remove(path, expected))
     }

@@ -17,7 +17,7 @@ const SECRET_BYTES: usize = 4;
 
 /// A request that was not answered in time.
 pub(super) fn timed_out(limit: Duration) -> Error {
-    let message = format!("no answer within {} s", limit.as_secs());
+    let message = format!("no answer within {} s", limit.as_secs_f64());
     Error::new(ErrorKind::Unexpected, message).with_context(TIMED_OUT, "yes").set_temporary()
 }
 
@@ -53,6 +53,7 @@ pub(super) fn describe(e: &Error, what: String) -> StoreError {
         Code::AccessDenied => failure.cure(
             "check the credentials (environment, ~/.aws, or the instance's role) and what they may do with the bucket",
         ),
+        Code::Busy => failure.cure("the store is overloaded: Forebay keeps the data, and tries again more slowly"),
         Code::NoSpace => failure.cure("free space or raise the quota there; Forebay keeps the data until then"),
         Code::NotFound if shown.contains(NO_BUCKET) => failure.cure("create the bucket, or correct its name"),
         _ => failure,
@@ -70,6 +71,11 @@ fn reason(e: &Error) -> String {
     match (field("code"), field("message")) {
         (Some(code), Some(text)) => format!("{text} ({code})"),
         (Some(code), None) => code.to_owned(),
+        // An answer without a body.
+        _ if message.is_empty() => match e.to_string().split_once("status: ") {
+            Some((_, status)) => format!("the service answered {}", status.get(..3).unwrap_or(status)),
+            None => e.kind().to_string(),
+        },
         _ => {
             let source = std::error::Error::source(e).map(|source| format!(": {source}")).unwrap_or_default();
             format!("{message}{source}")

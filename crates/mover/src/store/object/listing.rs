@@ -14,7 +14,7 @@ use super::super::path::{check_name, StorePath};
 use super::super::temporary::{TemporaryKind, TemporaryName};
 use super::failures::NO_BUCKET;
 use super::metadata::{directory, object_of, version_of};
-use super::{ObjectStore, REQUEST_LIMIT};
+use super::ObjectStore;
 use forebay_types::Code;
 
 /// What a key in a prefix is.
@@ -67,13 +67,13 @@ impl ObjectStore {
         let prefix = if path.is_root() { String::new() } else { format!("{key}/") };
         let listed = if path.is_root() { "/" } else { &prefix };
         let lister = self.operator.lister_options(listed, ListOptions::default());
-        let mut lister = match self.wait(REQUEST_LIMIT, lister) {
+        let mut lister = match self.wait(self.limits.request, lister) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
             other => other.map_err(|e| self.failed(verb, path, e))?,
         };
         let mut first: Option<String> = None;
         loop {
-            let entry = match self.wait(REQUEST_LIMIT, next(&mut lister)) {
+            let entry = match self.wait(self.limits.request, next(&mut lister)) {
                 Err(e) if e.kind() == ErrorKind::NotFound && !e.to_string().contains(NO_BUCKET) => None,
                 other => other.map_err(|e| self.failed(verb, path, e))?,
             };
@@ -154,7 +154,7 @@ impl ObjectStore {
             Ok(Going::On)
         })?;
         for key in stale {
-            match self.wait(REQUEST_LIMIT, self.operator.delete(&key)) {
+            match self.wait(self.limits.request, self.operator.delete(&key)) {
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
                 other => other.map_err(|e| self.failed("sweep", path, e))?,
             }
@@ -184,7 +184,7 @@ impl ObjectStore {
             return Ok(DirectoryRemoval::NotEmpty);
         }
         let marker = format!("{}/", self.key(verb, path)?);
-        match self.wait(REQUEST_LIMIT, self.operator.delete(&marker)) {
+        match self.wait(self.limits.request, self.operator.delete(&marker)) {
             Err(e) if e.kind() == ErrorKind::NotFound || !is_there => {}
             other => other.map_err(|e| self.failed(verb, path, e))?,
         }

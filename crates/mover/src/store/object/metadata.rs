@@ -14,7 +14,7 @@ use forebay_types::{Kind, StoreVersion, Timestamp};
 use opendal::Metadata;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::super::attributes::{Attributes, Object};
+use super::super::attributes::{mark_hash, Attributes, Object};
 
 const MODE: &str = "forebay-mode";
 const UID: &str = "forebay-uid";
@@ -129,6 +129,7 @@ pub(super) fn object_of(name: &[u8], metadata: &Metadata, version: StoreVersion)
         nlink: 1,
         link_target: Vec::new(),
         version,
+        mark: mark_of(metadata).map_or(0, |mark| mark_hash(mark.as_bytes())),
         is_complete: true,
     }
 }
@@ -147,6 +148,7 @@ pub(super) fn directory(name: &[u8]) -> Object {
         nlink: 2,
         link_target: Vec::new(),
         version: StoreVersion::default(),
+        mark: 0,
         is_complete: true,
     }
 }

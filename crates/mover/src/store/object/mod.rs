@@ -15,6 +15,7 @@
 //! Tests: beside the modules, and `tests/stores` with servers of their own.
 
 mod failures;
+mod late;
 mod listing;
 mod metadata;
 mod open;
@@ -31,10 +32,12 @@ use forebay_types::{Code, Kind, StoreVersion};
 use opendal::{Buffer, ErrorKind, Metadata, Operator};
 use tokio::runtime::Runtime;
 
+use self::late::LateUploads;
 use self::metadata::{directory, object_of, user_metadata, version_of, Marked};
 pub use self::open::S3Place;
 use super::attributes::{
-    Abilities, Attributes, DirectoryRemoval, Leftovers, Listing, Object, Outcome, Warnings, Xattrs,
+    mark_hash, of_upload, Abilities, Attributes, DirectoryRemoval, Leftovers, Listing, Object, Outcome,
+    Warnings, Xattrs,
 };
 use super::error::{StoreError, StoreResult};
 use super::path::StorePath;
@@ -50,10 +53,27 @@ const PARTS: u64 = 9_000;
 const PARTS_AT_A_TIME: usize = 4;
 /// Largest object that is read and written again to change its attributes.
 const REWRITE_BYTES: u64 = 64 << 20;
-/// Time limit of one request without data, of one with a piece, and of a copy inside the store.
+/// Time limit of one request without data, unless the URL has another.
 const REQUEST_LIMIT: Duration = Duration::from_secs(60);
-const PIECE_LIMIT: Duration = Duration::from_secs(120);
-const COPY_LIMIT: Duration = Duration::from_secs(600);
+/// After this many time limits of a piece an upload whose answer did not come is removed once more.
+const LATE_LIMITS: u32 = 2;
+
+/// Time limits of requests.
+#[derive(Clone, Copy, Debug)]
+struct RequestLimits {
+    /// One without data.
+    request: Duration,
+    /// One with a piece.
+    piece: Duration,
+    /// A copy inside the store.
+    copy: Duration,
+}
+
+impl RequestLimits {
+    fn of(request: Duration) -> RequestLimits {
+        RequestLimits { request, piece: 2 * request, copy: 10 * request }
+    }
+}
 
 /// An object store.
 pub struct ObjectStore {
@@ -66,6 +86,8 @@ pub struct ObjectStore {
     /// The store has etags everywhere.
     has_tags: bool,
     lost_xattrs: AtomicU64,
+    limits: RequestLimits,
+    late: LateUploads,
 }
 
 impl fmt::Debug for ObjectStore {
@@ -112,7 +134,7 @@ impl ObjectStore {
     /// The metadata of an object; none if there is no object with exactly this key.
     fn stat(&self, verb: &str, path: &StorePath) -> StoreResult<Option<Metadata>> {
         let key = self.key(verb, path)?;
-        match self.wait(REQUEST_LIMIT, self.operator.stat(&key)) {
+        match self.wait(self.limits.request, self.operator.stat(&key)) {
             Ok(metadata) => Ok(Some(metadata)),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
             Err(e) => Err(self.failed(verb, path, e)),
@@ -129,7 +151,7 @@ impl ObjectStore {
         let mut object = object_of(name, metadata, self.version(metadata));
         if object.kind == Kind::Symlink {
             let key = self.key("read", path)?;
-            let target = self.wait(PIECE_LIMIT, self.operator.read(&key));
+            let target = self.wait(self.limits.piece, self.operator.read(&key));
             object.link_target = target.map_err(|e| self.failed("read", path, e))?.to_vec();
         }
         Ok(object)
@@ -151,7 +173,7 @@ impl ObjectStore {
     fn has_directory(&self, verb: &str, path: &StorePath) -> StoreResult<bool> {
         let key = format!("{}/", self.key(verb, path)?);
         // OpenDAL looks for any key with the prefix.
-        match self.wait(REQUEST_LIMIT, self.operator.stat(&key)) {
+        match self.wait(self.limits.request, self.operator.stat(&key)) {
             Ok(_) => Ok(true),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
             Err(e) => Err(self.failed(verb, path, e)),
@@ -176,20 +198,22 @@ impl ObjectStore {
             .user_metadata(user_metadata(marked))
             .chunk(part as usize)
             .concurrent(PARTS_AT_A_TIME);
-        let mut writer = self.wait(REQUEST_LIMIT, async { writer.await }).map_err(SendFailure::Store)?;
+        let mut writer =
+            self.wait(self.limits.request, async { writer.await }).map_err(SendFailure::Store)?;
         let mut at = 0;
         let mut sent = Ok(());
         while at < bytes && sent.is_ok() {
             let piece = read_piece(source, at, part.min(bytes - at)).map_err(SendFailure::Source);
             sent = piece.and_then(|piece| {
                 at += piece.len() as u64;
-                self.wait(PIECE_LIMIT, writer.write(piece)).map_err(SendFailure::Store)
+                self.wait(self.limits.piece, writer.write(piece)).map_err(SendFailure::Store)
             });
         }
-        let closed = sent.and_then(|()| self.wait(PIECE_LIMIT, writer.close()).map_err(SendFailure::Store));
+        let closed =
+            sent.and_then(|()| self.wait(self.limits.piece, writer.close()).map_err(SendFailure::Store));
         if closed.is_err() {
             // What is left otherwise are parts, which cost space until the bucket's lifecycle rule removes them.
-            let _ = self.wait(REQUEST_LIMIT, writer.abort());
+            let _ = self.wait(self.limits.request, writer.abort());
         }
         closed
     }
@@ -319,7 +343,7 @@ impl Store for ObjectStore {
             if let Some(etag) = &etag {
                 request = request.if_match(etag);
             }
-            let bytes = match self.wait(PIECE_LIMIT, async { request.await }) {
+            let bytes = match self.wait(self.limits.piece, async { request.await }) {
                 Err(e) if matches!(e.kind(), ErrorKind::ConditionNotMatch | ErrorKind::NotFound) => {
                     check()?;
                     return Err(self.failed("read", path, e));
@@ -354,6 +378,9 @@ impl Store for ObjectStore {
         attributes: &Attributes,
     ) -> StoreResult<StoreVersion> {
         let key = self.key("upload", temporary)?;
+        for late in self.late.take_due(LATE_LIMITS * self.limits.piece) {
+            let _ = self.wait(self.limits.request, self.operator.delete(&late));
+        }
         if self.stat("upload", temporary)?.is_some() {
             return Err(StoreError::lasting(Code::Exists, self.what("upload", temporary)));
         }
@@ -366,9 +393,13 @@ impl Store for ObjectStore {
                 code,
                 format!("cannot read the pool's copy for {}/{temporary}", self.title),
             ),
-            SendFailure::Store(e) => self.failed("upload", temporary, e),
+            SendFailure::Store(e) => {
+                self.late.note(&key, e.is_temporary() || e.is_persistent());
+                self.failed("upload", temporary, e)
+            }
         })?;
-        Ok(StoreVersion { bytes: source.bytes(), ..self.version(&sent) })
+        drop(sent);
+        Ok(of_upload(source.bytes(), mark_hash(marked.mark)))
     }
 
     fn make_durable(&self, _temporaries: &[StorePath]) -> StoreResult<()> {
@@ -395,6 +426,16 @@ impl Store for ObjectStore {
         self.rename_by_copy(from, version, to, replaced)
     }
 
+    fn copy(
+        &self,
+        from: &StorePath,
+        version: &StoreVersion,
+        to: &StorePath,
+        replaced: Option<&StoreVersion>,
+    ) -> StoreResult<Outcome<StoreVersion>> {
+        self.copy_object(from, version, to, replaced)
+    }
+
     fn remove(&self, path: &StorePath, expected: &StoreVersion) -> StoreResult<Outcome<()>> {
         let key = self.key("remove", path)?;
         // OpenDAL's delete takes no condition: an object that replaces this one in the milliseconds until the delete is
@@ -403,7 +444,7 @@ impl Store for ObjectStore {
             Some(found) if self.version(&found) == *expected => {}
             _ => return self.conflict("remove", path),
         }
-        let deleted = self.wait(REQUEST_LIMIT, self.operator.delete(&key));
+        let deleted = self.wait(self.limits.request, self.operator.delete(&key));
         deleted.map(Outcome::Done).map_err(|e| self.failed("remove", path, e))
     }
 
@@ -415,7 +456,7 @@ impl Store for ObjectStore {
             );
         }
         let key = self.key("discard", temporary)?;
-        match self.wait(REQUEST_LIMIT, self.operator.delete(&key)) {
+        match self.wait(self.limits.request, self.operator.delete(&key)) {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             other => other.map_err(|e| self.failed("discard", temporary, e)),
         }
@@ -426,7 +467,7 @@ impl Store for ObjectStore {
         if self.stat("make directory", path)?.is_some() {
             return self.conflict("make directory", path);
         }
-        let made = self.wait(REQUEST_LIMIT, self.operator.create_dir(&key));
+        let made = self.wait(self.limits.request, self.operator.create_dir(&key));
         made.map_err(|e| self.failed("make directory", path, e))?;
         Ok(Outcome::Done(directory(path.name().unwrap_or_default())))
     }

@@ -13,8 +13,9 @@ use super::super::error::{StoreError, StoreResult};
 use super::super::path::StorePath;
 use super::super::temporary::{MoverId, Temporaries};
 use super::failures::describe;
+use super::late::LateUploads;
 use super::listing::Going;
-use super::{ObjectStore, REQUEST_LIMIT};
+use super::{ObjectStore, RequestLimits, REQUEST_LIMIT};
 
 /// Threads of the runtime: they only move bytes between sockets and buffers.
 const RUNTIME_THREADS: usize = 2;
@@ -37,6 +38,9 @@ pub struct S3Place {
     pub region: Option<String>,
     /// The bucket is in the path of requests (most services), not in the host's name.
     pub path_style: bool,
+    /// How long one request without data may take; one with data may take twice as long, a copy inside the store ten
+    /// times. None: a minute.
+    pub timeout: Option<Duration>,
 }
 
 impl Default for S3Place {
@@ -47,6 +51,7 @@ impl Default for S3Place {
             endpoint: None,
             region: None,
             path_style: true,
+            timeout: None,
         }
     }
 }
@@ -81,6 +86,8 @@ impl ObjectStore {
             is_conditional: false,
             has_tags: false,
             lost_xattrs: AtomicU64::new(0),
+            limits: RequestLimits::of(place.timeout.unwrap_or(REQUEST_LIMIT)),
+            late: LateUploads::default(),
         };
         // A listing shows whether bucket and credentials are right.
         store.each_key("open", &StorePath::root(), |_, _| Ok(Going::Stop))?;
@@ -94,12 +101,13 @@ impl ObjectStore {
         let (first, second) =
             (self.temporaries.next(&StorePath::root()), self.temporaries.next(&StorePath::root()));
         let (first, second) = (first.to_string(), second.to_string());
-        let written = self.wait(REQUEST_LIMIT, self.operator.write(&first, "probe"));
+        let written = self.wait(self.limits.request, self.operator.write(&first, "probe"));
         if written.is_ok() {
-            let tag = self.wait(REQUEST_LIMIT, self.operator.stat(&first)).ok();
+            let tag = self.wait(self.limits.request, self.operator.stat(&first)).ok();
             self.has_tags = tag.is_some_and(|metadata| metadata.etag().is_some());
-            let copy =
-                |options| self.wait(REQUEST_LIMIT, self.operator.copy_options(&first, &second, options));
+            let copy = |options| {
+                self.wait(self.limits.request, self.operator.copy_options(&first, &second, options))
+            };
             let new = || CopyOptions { if_not_exists: true, ..CopyOptions::default() };
             let matching = CopyOptions { if_match: Some("\"no such tag\"".into()), ..CopyOptions::default() };
             let refused =
@@ -107,7 +115,7 @@ impl ObjectStore {
             self.is_conditional = copy(new()).is_ok() && refused(copy(new())) && refused(copy(matching));
         }
         for key in [first, second] {
-            let _ = self.wait(REQUEST_LIMIT, self.operator.delete(&key));
+            let _ = self.wait(self.limits.request, self.operator.delete(&key));
         }
     }
 }

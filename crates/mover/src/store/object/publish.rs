@@ -13,7 +13,7 @@ use super::super::error::{StoreError, StoreResult};
 use super::super::path::StorePath;
 use super::super::Store;
 use super::metadata::{attributes_of, kind_of, mark_of, user_metadata, Marked};
-use super::{ObjectStore, COPY_LIMIT, PARTS_AT_A_TIME, PIECE_LIMIT, REQUEST_LIMIT, REWRITE_BYTES};
+use super::{ObjectStore, PARTS_AT_A_TIME, REWRITE_BYTES};
 
 /// S3's limit for a copy in one request. Larger objects are copied in parts, without their metadata.
 const COPY_BYTES: u64 = 5 << 30;
@@ -55,7 +55,12 @@ impl ObjectStore {
             _ => return self.conflict("publish", to),
         }
         let etag = found.as_ref().and_then(Metadata::etag);
-        let copied = match self.copy(temporary, to, etag, expected.is_none())? {
+        let copied = self.copy_if(temporary, to, etag, expected.is_none());
+        if copied.as_ref().is_err_and(|e| e.code() == Code::TimedOut) {
+            // The copy may land later. Without its source it does not, unless it has begun.
+            self.discard_quietly(temporary);
+        }
+        let copied = match copied? {
             Copied::Yes(copied) => copied,
             Copied::NoSource => {
                 return Err(StoreError::lasting(Code::NotFound, self.what("find", temporary))
@@ -84,7 +89,7 @@ impl ObjectStore {
     }
 
     /// Copies an object, in place of the one with `etag`, or where there must be none.
-    fn copy(
+    fn copy_if(
         &self,
         from: &StorePath,
         to: &StorePath,
@@ -104,7 +109,7 @@ impl ObjectStore {
         } else if self.is_conditional && self.has_tags {
             options.if_match = etag.map(str::to_owned);
         }
-        match self.wait(COPY_LIMIT, self.operator.copy_options(&source, &target, options)) {
+        match self.wait(self.limits.copy, self.operator.copy_options(&source, &target, options)) {
             Ok(copied) => Ok(Copied::Yes(Box::new(copied))),
             Err(e) if e.kind() == ErrorKind::ConditionNotMatch => Ok(Copied::Refused),
             Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -118,7 +123,45 @@ impl ObjectStore {
     /// Removes a temporary that is published. If that fails it stays, until its mover is dead and it is swept.
     fn discard_quietly(&self, temporary: &StorePath) {
         if let Ok(key) = self.key("discard", temporary) {
-            let _ = self.wait(REQUEST_LIMIT, self.operator.delete(&key));
+            let _ = self.wait(self.limits.request, self.operator.delete(&key));
+        }
+    }
+
+    /// Copies an object of version `version` to another name. A copy that an earlier call has made is recognized.
+    pub(super) fn copy_object(
+        &self,
+        from: &StorePath,
+        version: &StoreVersion,
+        to: &StorePath,
+        replaced: Option<&StoreVersion>,
+    ) -> StoreResult<Outcome<StoreVersion>> {
+        let changed = || {
+            StoreError::lasting(Code::Stale, self.what("copy", from))
+                .why("the object in the store is no longer the version that Forebay knows")
+        };
+        let found = self.stat("copy", from)?.filter(|found| self.version(found) == *version);
+        let source = found.ok_or_else(changed)?;
+        let is_copy = |there: &Metadata| {
+            let same_mark = mark_of(&source).is_some_and(|mark| mark_of(there) == Some(mark));
+            there.content_length() == source.content_length() && (same_mark || same_tag(there, &source))
+        };
+        let target = self.stat("copy", to)?;
+        match &target {
+            Some(there) if replaced == Some(&self.version(there)) => {}
+            Some(there) if is_copy(there) => return Ok(Outcome::Done(self.version(there))),
+            None if replaced.is_none() && !self.has_directory("copy", to)? => {}
+            _ => return self.conflict("copy", to),
+        }
+        let etag = target.as_ref().and_then(Metadata::etag);
+        let copied = match self.copy_if(from, to, etag, target.is_none())? {
+            Copied::NoSource => return Err(changed()),
+            Copied::Yes(copied) => Some(copied),
+            Copied::Refused => None,
+        };
+        let is_this = |there: &Metadata| copied.as_ref().is_some_and(|copied| same_tag(there, copied));
+        match self.stat("copy", to)? {
+            Some(there) if is_this(&there) || is_copy(&there) => Ok(Outcome::Done(self.version(&there))),
+            _ => self.conflict("copy", to),
         }
     }
 
@@ -144,7 +187,7 @@ impl ObjectStore {
             return self.conflict("rename", to);
         }
         let etag = target.as_ref().and_then(Metadata::etag);
-        match self.copy(from, to, etag, target.is_none())? {
+        match self.copy_if(from, to, etag, target.is_none())? {
             Copied::Yes(_) => {}
             Copied::NoSource => return Ok(Outcome::Conflict(None)),
             Copied::Refused => return self.conflict("rename", to),
@@ -195,7 +238,7 @@ impl ObjectStore {
         if let Some(etag) = &etag {
             read = read.if_match(etag);
         }
-        let data = match self.wait(PIECE_LIMIT, async { read.await }) {
+        let data = match self.wait(self.limits.piece, async { read.await }) {
             Err(e) if matches!(e.kind(), ErrorKind::ConditionNotMatch | ErrorKind::NotFound) => {
                 return self.conflict(verb, path);
             }
@@ -211,7 +254,7 @@ impl ObjectStore {
         if let (true, Some(etag)) = (self.is_conditional, &etag) {
             write = write.if_match(etag);
         }
-        match self.wait(PIECE_LIMIT, async { write.await }) {
+        match self.wait(self.limits.piece, async { write.await }) {
             Err(e) if e.kind() == ErrorKind::ConditionNotMatch => return self.conflict(verb, path),
             other => other.map_err(|e| self.failed(verb, path, e))?,
         };

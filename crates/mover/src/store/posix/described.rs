@@ -61,6 +61,7 @@ pub(super) fn without_target(name: &[u8], stat: &Stat) -> Result<Object, Code> {
         nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
         link_target: Vec::new(),
         version: version_of(stat),
+        mark: 0,
         is_complete: true,
     })
 }

@@ -25,7 +25,7 @@ use super::Store;
 
 /// Options of every store, and those of S3 alone.
 const OPTIONS: [&str; 3] = ["rate", "latency", "parallel"];
-const S3_OPTIONS: [&str; 3] = ["endpoint", "region", "path_style"];
+const S3_OPTIONS: [&str; 4] = ["endpoint", "region", "path_style", "timeout"];
 /// Parts of words by which an option is taken for a credential.
 const SECRET_WORDS: [&str; 6] = ["key", "secret", "token", "password", "passwd", "credential"];
 const WHERE_CREDENTIALS_BELONG: &str = "put credentials into the environment (AWS_ACCESS_KEY_ID, \
@@ -127,6 +127,10 @@ impl StoreUrl {
             match &name[..] {
                 "endpoint" => place.endpoint = Some(endpoint(&value)?),
                 "region" => place.region = Some(value),
+                "timeout" => {
+                    let limit = time(&value).filter(|limit| !limit.is_zero());
+                    place.timeout = Some(limit.ok_or_else(|| wrong_option(&name, &value, "60s"))?);
+                }
                 "path_style" => {
                     place.path_style = match &value[..] {
                         "yes" | "true" => true,
@@ -250,6 +254,7 @@ impl fmt::Display for StoreUrl {
         if let StorePlace::S3(place) = &self.place {
             options.push(("endpoint", place.endpoint.clone()));
             options.push(("region", place.region.clone()));
+            options.push(("timeout", place.timeout.map(show_time)));
             options.push(("path_style", (!place.path_style).then(|| "no".to_owned())));
         }
         let options: Vec<String> = options

@@ -49,6 +49,28 @@ impl ShardThread<'_> {
                 self.conclude(session, call.clone(), &Ok(Reply::Done), None);
                 Ok(true)
             }
+            Request::Persisted { ino, code } => {
+                self.store.persisted(ino, (code != 0).then(|| Code::from_u16(code)));
+                self.conclude(session, call.clone(), &Ok(Reply::Done), None);
+                Ok(true)
+            }
+            Request::Persist { ino, since } => {
+                let now = call_clock();
+                let since = if since == 0 { now } else { since };
+                match self.store.persist_answer(&call.client) {
+                    Some(None) => return Ok(false),
+                    Some(Some(since)) => {
+                        self.conclude(session, call.clone(), &Ok(Reply::Count(since)), None);
+                        return Ok(true);
+                    }
+                    None => {}
+                }
+                if self.store.is_persisted(ino, since) || !self.batch()?.is_attached_inode(ino) {
+                    return Ok(false);
+                }
+                self.store.wait_to_persist(call.clone(), ino, since, now);
+                Ok(true)
+            }
             Request::AskMover { .. } => {
                 let Some(answer) = self.mover_mail.answer_for(call, call_clock()) else {
                     if !self.mover_mail.has_mover() {

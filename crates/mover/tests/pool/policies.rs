@@ -1,0 +1,112 @@
+//! Policies of attached directories: when what is copied to the store, what is never, what stays in the pool longest.
+
+use super::bed::{text, Bed};
+
+impl Bed {
+    fn verb(&self, arguments: &[&str]) -> std::process::Output {
+        let pool = self.pool();
+        self.forebay(&[&["--pool", pool.to_str().unwrap()], arguments].concat())
+    }
+
+    fn state(&self, path: &str) -> String {
+        let done = self.verb(&["state", "--json", path]);
+        let state: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap_or_default();
+        state[0]["state"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+#[test]
+fn a_file_that_stays_open_is_copied_every_so_often() {
+    let bed = Bed::new("256MiB");
+    bed.attach_with("", &["--drain", "close,open=snapshot:1s"]);
+    // The program ends by itself once the store has had several versions of the file that it keeps open.
+    bed.sh("cd /forebay/s; exec 3>>log; i=0; seen=; versions=0; until test $versions -ge 3; do
+        i=$((i + 1)); echo line $i >&3; sleep 0.1; test $i -lt 500;
+        if test -e $S/log; then cp $S/log $S/../copy; size=$(stat -c %s $S/../copy);
+            head -c $size log | cmp - $S/../copy; test \"$seen\" = $size || versions=$((versions + 1)); seen=$size; fi; done");
+    bed.wait_drained();
+    bed.sh("cmp /forebay/s/log $S/log");
+    assert_eq!(bed.state("/s/log"), "clean");
+}
+
+#[test]
+fn sync_of_a_file_that_is_kept_open_copies_what_it_contains() {
+    let bed = Bed::new("256MiB");
+    bed.attach_with("", &["--drain", "request"]);
+    let pool = bed.pool();
+    let sync = format!("{} --pool {} sync", bed.program().display(), pool.display());
+    bed.sh(&format!(
+        "cd /forebay/s; exec 3>>log; echo one >&3; {sync} /s/log; cmp log $S/log; echo two >&3; {sync} -r /s; cmp log $S/log;
+        echo three >&3"
+    ));
+    assert_eq!(bed.sh("cat $S/log"), "one\ntwo\n");
+    assert_eq!(bed.state("/s/log"), "dirty");
+}
+
+#[test]
+fn rules_decide_by_name_and_path() {
+    let bed = Bed::new("256MiB");
+    bed.attach_with("", &["--rule", "*.tmp=temporary", "--rule", "ckpt/**=request"]);
+    bed.sh("cd /forebay/s; mkdir -p ckpt/1 other; echo t > a.tmp; echo t > ckpt/b.tmp; echo c > ckpt/1/c; echo o > other/o");
+    let has = |name: &str| bed.store().join(name).exists();
+    bed.wait("what no rule names is copied", || has("other/o"));
+    assert!(!has("ckpt/1/c") && !has("a.tmp"), "{:?}", bed.stored());
+    let waited = bed.verb(&["wait-durable", "--timeout", "1s", "/s/ckpt/1/c"]);
+    assert!(text(&waited).contains("its policy is request"), "{}", text(&waited));
+    let synced = bed.verb(&["sync", "-r", "/s"]);
+    assert!(synced.status.success() && has("ckpt/1/c"), "{}", text(&synced));
+    let refused = bed.verb(&["sync", "/s/a.tmp"]);
+    assert!(!refused.status.success() && text(&refused).contains("temporary"), "{}", text(&refused));
+    // A temporary file that gets another name is one no longer, and the other way round.
+    bed.sh("cd /forebay/s; mv a.tmp kept; mv other/o other/o.tmp");
+    bed.wait("the renamed file is copied", || has("kept"));
+    // Temporary files end with the pool.
+    bed.sh("echo x > /forebay/s/last.tmp; rm /forebay/s/other/o.tmp");
+    let down = bed.verb(&["down"]);
+    assert!(down.status.success(), "{}", text(&down));
+    let names: Vec<_> =
+        bed.stored().into_iter().map(|(name, _)| name).filter(|name| name.ends_with(".tmp")).collect();
+    assert_eq!(names, Vec::<String>::new());
+}
+
+#[test]
+fn reusable_files_leave_the_pool_last() {
+    let bed = Bed::new("96MiB");
+    bed.attach_with("", &["--rule", "mesh*=reusable"]);
+    bed.sh("cd /forebay/s; head -c 16000000 /dev/urandom > mesh; sleep 0.1; for i in 1 2 3; do head -c 16000000 /dev/urandom > f$i; done");
+    bed.wait_drained();
+    bed.sh("cd /forebay/s; head -c 20000000 /dev/urandom > more");
+    bed.wait("older files are released", || bed.state("/s/f1") == "released");
+    assert_eq!(bed.state("/s/mesh"), "clean", "the oldest, but reusable");
+}
+
+#[test]
+fn a_policy_or_pattern_that_makes_no_sense_is_refused_with_its_words() {
+    let bed = Bed::new("64MiB");
+    for (arguments, words) in [
+        (["--drain", "sometimes"], "none of close"),
+        (["--drain", "close,open=snapshot:0s"], "open=snapshot:10m"),
+        (["--rule", "*.tmp"], "PATTERN=POLICY"),
+        (["--rule", "/x=never"], "from the attached directory"),
+    ] {
+        let done = bed.try_attach_with("", &arguments);
+        assert!(!done.status.success() && text(&done).contains(words), "{arguments:?}: {}", text(&done));
+    }
+}
+
+#[test]
+fn another_store_at_the_same_directory_is_used_from_then_on() {
+    let bed = Bed::new("64MiB");
+    bed.attach_with("", &[]);
+    bed.sh("echo first > /forebay/s/f");
+    bed.wait("the first store has it", || bed.store().join("f").exists());
+    let detached = bed.verb(&["detach", "/s"]);
+    assert!(detached.status.success(), "{}", text(&detached));
+    let other = bed.store().with_file_name("other");
+    std::fs::create_dir(&other).unwrap();
+    let attached = bed.verb(&["attach", other.to_str().unwrap(), "/s", "--rule", "*.tmp=temporary"]);
+    assert!(attached.status.success(), "{}", text(&attached));
+    assert_eq!(bed.sh("ls /forebay/s; echo second > /forebay/s/g; echo t > /forebay/s/h.tmp"), "");
+    bed.wait("the second store has it", || other.join("g").exists());
+    assert!(!bed.store().join("g").exists() && !other.join("h.tmp").exists());
+}
