@@ -19,7 +19,7 @@ use super::peers::{Counted, Work};
 use super::reconcile::{seconds_since, Next, Reconciler};
 use super::recover::recover;
 use super::shared::{copied_by, locked, Shared};
-use super::stores::AttachedStore;
+use super::stores::{AttachedStore, Stores};
 use super::upload::{upload, NotUploaded, OpenFiles, Upload};
 use super::wanted::WantedUpload;
 use crate::store::{Outcome, Store, StorePath};
@@ -126,13 +126,23 @@ fn note_snapshot(at: &AttachedStore, ino: Ino) {
     snapshots.insert(ino.0, Instant::now());
 }
 
-/// These places as they are now: they may have been read before the last pass over their store ended.
-fn read_again(link: &Link, places: Vec<PendingPlace>) -> Result<Vec<PendingPlace>> {
+/// These places as they are now: they may have been read before the last pass over their store ended. None if what a
+/// mover that died did at any place was recorded just now: the next pass sees it.
+///
+/// One pass at a time works on a store, so what is intended now was not reported: its mover died, or the pool's worker
+/// did. Places that are not of this pass count: paths may lead through what was renamed there.
+fn read_again(
+    (link, stores, at): (&Link, &Stores, &AttachedStore),
+    places: Vec<PendingPlace>,
+) -> Result<Option<Vec<PendingPlace>>> {
+    let mut now = link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"))?;
+    if recover(link, stores, &now, Some(at.root))? {
+        return Ok(None);
+    }
     let wanted: HashSet<(u64, Vec<u8>)> =
         places.into_iter().map(|place| (place.parent.0, place.name)).collect();
-    let mut now = link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"))?;
     now.retain(|place| wanted.contains(&(place.parent.0, place.name.clone())));
-    Ok(now)
+    Ok(Some(now))
 }
 
 /// One pass over these places of a store. The caller has set `is_draining`.
@@ -144,27 +154,14 @@ pub(super) fn pass(
 ) -> Pass {
     let (link, stores) = (&shared.link, &shared.stores);
     let mut pass = Pass::default();
-    let places = match read_again(link, places) {
-        Ok(places) => places,
+    let places = match read_again((link, stores, at), places) {
+        Ok(Some(places)) => places,
+        Ok(None) => return Pass { done: 1, ..pass },
         Err(e) => {
             at.note_failure(&e);
             return pass;
         }
     };
-    // One pass at a time works on a store, so what is intended now was not reported: its mover died, or the pool's
-    // worker did.
-    if places.iter().any(|place| place.intent.is_some()) {
-        let all = link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"));
-        match all.and_then(|all| recover(link, stores, &all)) {
-            Ok(false) => {}
-            // The places have changed: the next pass sees them.
-            Ok(true) => return Pass { done: 1, ..pass },
-            Err(e) => {
-                at.note_failure(&e);
-                return pass;
-            }
-        }
-    }
     remove_outdated(at);
     let mut reconciler = Reconciler::new(link, stores, at);
     let due = places.into_iter().filter(|place| is_due(link, at, place, reason) && !place.conflict);
@@ -185,12 +182,15 @@ pub(super) fn pass(
             break;
         }
     }
-    if pass.has_moved {
-        // What these places say of versions in the store may be outdated: the next pass reads it anew.
+    if pass.has_moved || reconciler.has_unrecorded {
+        // What these places say of the store may be outdated: the next pass reads it anew.
         return pass;
     }
     let mut uploads = Vec::new();
     left.extend(reconcile_all(&mut reconciler, wanted, &mut pass, &mut uploads, false));
+    if reconciler.has_unrecorded {
+        return pass;
+    }
     // Names of one file are one file in the store: the first is uploaded, and the others are linked to it in the next
     // pass.
     if at.store.abilities().hard_links {
@@ -384,7 +384,7 @@ fn reconcile_all(
     };
     let mut left = Vec::new();
     for place in places {
-        if reconciler.stores.is_stopping() {
+        if reconciler.stores.is_stopping() || reconciler.has_unrecorded {
             left.push(place);
             continue;
         }

@@ -224,7 +224,7 @@ fn recover_all(shared: &Arc<Shared>) {
         || shared.link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"));
     fence(shared, &pending().unwrap_or_default());
     while !shared.stores.is_stopping() {
-        match pending().and_then(|places| recover::recover(&shared.link, &shared.stores, &places)) {
+        match pending().and_then(|places| recover::recover(&shared.link, &shared.stores, &places, None)) {
             Ok(true) => continue,
             Ok(false) => break,
             Err(e) => tracing::warn!("{e}"),

@@ -96,9 +96,8 @@ pub(super) fn move_directory(reconciler: &mut Reconciler<'_>, wanted: &Directory
         }
     }
     let places = ((copy.parent, &copy.name[..]), (place.parent, &place.name[..]));
-    let moved = reconciler.link.moved(places.0, places.1, StoreVersion::default());
+    let moved = reconciler.record_move(places.0, places.1, StoreVersion::default());
     moved.map_err(|code| Error::new(code, format!("cannot record that {from} was renamed")))?;
-    reconciler.forget_directories();
     report(reconciler, wanted.ino, &levels, &jobs, &versions)?;
     let outdated = jobs.into_iter().map(|job| (job.from, job.version));
     let directories = levels.into_iter().rev().map(|level| (level.from, StoreVersion::default()));

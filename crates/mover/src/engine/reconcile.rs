@@ -52,6 +52,8 @@ pub(super) struct Reconciler<'a> {
     pub(super) at: &'a AttachedStore,
     /// Where the store has directories; none for one that it does not have.
     directories: HashMap<u64, Option<StorePath>>,
+    /// A rename in the store could not be recorded: paths below it are not known until that is made up for.
+    pub(super) has_unrecorded: bool,
 }
 
 pub(super) fn pool_error(what: &str, path: &StorePath, code: Code) -> Error {
@@ -60,12 +62,7 @@ pub(super) fn pool_error(what: &str, path: &StorePath, code: Code) -> Error {
 
 impl<'a> Reconciler<'a> {
     pub(super) fn new(link: &'a Link, stores: &'a Stores, at: &'a AttachedStore) -> Reconciler<'a> {
-        Reconciler { link, stores, at, directories: HashMap::new() }
-    }
-
-    /// The store has directories elsewhere now.
-    pub(super) fn forget_directories(&mut self) {
-        self.directories.clear();
+        Reconciler { link, stores, at, directories: HashMap::new(), has_unrecorded: false }
     }
 
     pub(super) fn store(&self) -> &dyn Store {
@@ -305,6 +302,19 @@ impl<'a> Reconciler<'a> {
         }
     }
 
+    /// Records a rename that was made in the store.
+    pub(super) fn record_move(
+        &mut self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        version: StoreVersion,
+    ) -> std::result::Result<(), Code> {
+        let recorded = self.link.moved(from, to, version);
+        self.has_unrecorded |= recorded.is_err();
+        self.directories.clear();
+        recorded
+    }
+
     /// Renames what lies at a place to a name of its own. False when it was changed in the store.
     fn park(&mut self, place: &PendingPlace, placed: &Placed, path: &StorePath) -> Result<bool> {
         let name = format!("forebay-parked-{}", placed.ino).into_bytes();
@@ -317,8 +327,7 @@ impl<'a> Reconciler<'a> {
         match self.store().rename(path, &placed.version, &to, None)? {
             Outcome::Done(version) => {
                 let (from, to) = ((place.parent, &place.name[..]), (place.parent, &name[..]));
-                self.link.moved(from, to, version).map_err(|code| pool_error("park", path, code))?;
-                self.directories.clear();
+                self.record_move(from, to, version).map_err(|code| pool_error("park", path, code))?;
                 Ok(true)
             }
             Outcome::Conflict(found) => {
@@ -399,8 +408,8 @@ impl<'a> Reconciler<'a> {
         match self.store().rename(&from, &placed.version, path, replaces)? {
             Outcome::Done(version) => {
                 let (from_place, to) = ((copy.parent, &copy.name[..]), (place.parent, &place.name[..]));
-                self.link.moved(from_place, to, version).map_err(|code| pool_error("rename", &from, code))?;
-                self.directories.clear();
+                self.record_move(from_place, to, version)
+                    .map_err(|code| pool_error("rename", &from, code))?;
                 if !is_dirty {
                     self.settle(place)?;
                 }
@@ -412,10 +421,8 @@ impl<'a> Reconciler<'a> {
                     found.is_none() && self.store().look(path)?.is_some_and(|o| o.version == placed.version);
                 if moved {
                     let (from_place, to) = ((copy.parent, &copy.name[..]), (place.parent, &place.name[..]));
-                    self.link
-                        .moved(from_place, to, placed.version)
+                    self.record_move(from_place, to, placed.version)
                         .map_err(|code| pool_error("rename", &from, code))?;
-                    self.directories.clear();
                     return Ok(Some(Next::Done));
                 }
                 self.conflict(place, path, found.as_deref())?;

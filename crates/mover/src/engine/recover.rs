@@ -46,10 +46,11 @@ fn is_there(located: &Located) -> Result<bool> {
     }
 }
 
-/// What the store has at a place; nothing when it does not have its directory.
+/// What the store has at a place; nothing when it does not have its directory, or is not the store at `only`.
 #[allow(clippy::option_option)]
-fn look(stores: &Stores, place: &PendingPlace) -> Result<Option<Option<Object>>> {
+fn look(stores: &Stores, place: &PendingPlace, only: Option<Ino>) -> Result<Option<Option<Object>>> {
     match stores.locate(place.parent) {
+        Ok(located) if only.is_some_and(|only| only != located.at.root) => Ok(None),
         Ok(located) => {
             let path =
                 located.path.join(&place.name).map_err(|code| Error::new(code, "a path is too long"))?;
@@ -64,11 +65,17 @@ fn look(stores: &Stores, place: &PendingPlace) -> Result<Option<Option<Object>>>
     }
 }
 
-/// Reports what a mover that died did at these places. True when there may be more: what was renamed hid it.
-pub(super) fn recover(link: &Link, stores: &Stores, places: &[PendingPlace]) -> Result<bool> {
+/// Reports what a mover that died did at these places, or at those of the store at `only`. True when there may be more:
+/// what was renamed hid it.
+pub(super) fn recover(
+    link: &Link,
+    stores: &Stores,
+    places: &[PendingPlace],
+    only: Option<Ino>,
+) -> Result<bool> {
     let mut intended = Vec::new();
     for place in places.iter().filter(|place| place.intent.is_some()) {
-        if let Some(real) = look(stores, place)? {
+        if let Some(real) = look(stores, place, only)? {
             intended.push(Intended { place, real });
         }
     }
