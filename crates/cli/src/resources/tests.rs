@@ -155,12 +155,12 @@ fn errors_name_line_and_key() {
         (
             "a.conf",
             ECHOFS.replace("\"persistent\"", "\"precious\""),
-            &["line 28", "resources[0].flags", "no flag"],
+            &["line 27", "resources[0].flags", "no flag"],
         ),
         (
             "a.conf",
             ECHOFS.replace("/slow/root/in/b", "/other/b"),
-            &["line 29", "resources[1].path", "not below root-dir"],
+            &["line 28", "resources[1].path", "not below root-dir"],
         ),
         (
             "a.conf",
@@ -168,7 +168,7 @@ fn errors_name_line_and_key() {
                 "backend: \"dram://\",\n      flags: \"temporary\"",
                 "backend: \"disk://\",\n      flags: \"temporary\"",
             ),
-            &["line 30", "no backend"],
+            &["line 29", "no backend"],
         ),
         (
             "a.conf",
