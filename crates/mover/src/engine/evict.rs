@@ -143,8 +143,7 @@ struct Candidate {
 }
 
 /// Releases files of targets that are filled up to [`EVICT_PERCENT`], those first that were not used for longest and
-/// are not reusable, until
-/// `wanted` bytes are free or the low watermark is reached. Returns the bytes freed.
+/// are not reusable, until `wanted` bytes are free or the low watermark is reached. Returns the bytes freed.
 pub(super) fn evict(
     link: &Link,
     stores: &Stores,
@@ -178,6 +177,11 @@ pub(super) fn evict(
             let Ok(entry) = link.inode(candidate.ino) else { continue };
             match release(link, peers, &entry) {
                 Ok(Ok(bytes)) => {
+                    tracing::debug!(
+                        "released {}: {bytes} bytes, {} % are used",
+                        candidate.ino,
+                        filled(target)
+                    );
                     freed += bytes;
                     unlooked_bytes += bytes;
                 }

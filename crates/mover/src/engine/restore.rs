@@ -61,11 +61,12 @@ fn may_be_elsewhere(link: &Link, stores: &Stores, located: &Located, ino: Ino) -
         Ok(_) => {}
     }
     std::thread::sleep(RENAME_PAUSE);
-    let is_there = located.at.store.look(&located.path).is_ok_and(|found| found.is_some());
+    // A store that refuses or fails says nothing of the kind.
+    let Ok(found) = located.at.store.look(&located.path) else { return false };
     let is_same = stores.locate(ino).is_ok_and(|now| now.path == located.path);
     let place = link.store_place(ino);
     let is_pending = place.is_ok_and(|place| link.has_pending_in(place.parent).unwrap_or(false));
-    !is_there && (!is_same || is_pending)
+    found.is_none() && (!is_same || is_pending)
 }
 
 /// Takes over the version of a released file that another program wrote in the store.

@@ -71,13 +71,15 @@ fn rules_decide_by_name_and_path() {
 
 #[test]
 fn reusable_files_leave_the_pool_last() {
-    let bed = Bed::new("96MiB");
+    // An empty pool of this size has some 20 MB of its own.
+    let bed = Bed::new("128MiB");
     bed.attach_with("", &["--rule", "mesh*=reusable"]);
     bed.sh("cd /forebay/s; head -c 16000000 /dev/urandom > mesh; sleep 0.1; for i in 1 2 3; do head -c 16000000 /dev/urandom > f$i; done");
     bed.wait_drained();
-    bed.sh("cd /forebay/s; head -c 20000000 /dev/urandom > more");
+    bed.sh("cd /forebay/s; head -c 36000000 /dev/urandom > more");
     bed.wait("older files are released", || bed.state("/s/f1") == "released");
-    assert_eq!(bed.state("/s/mesh"), "clean", "the oldest, but reusable");
+    let states = ["f1", "f2", "f3", "more"].map(|name| bed.state(&format!("/s/{name}")));
+    assert_eq!(bed.state("/s/mesh"), "clean", "the oldest, but reusable: {states:?}\n{}", bed.log());
 }
 
 #[test]
