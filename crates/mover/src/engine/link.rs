@@ -47,6 +47,10 @@ impl Link {
 
     /// An inode; [`Code::NotFound`] if it is gone.
     pub(super) fn inode(&self, ino: Ino) -> Result<Entry, Code> {
+        // The place of a version that is of no inode.
+        if ino == Ino(0) {
+            return Err(Code::NotFound);
+        }
         self.pool.get_attr(ino)
     }
 
@@ -69,6 +73,9 @@ impl Link {
 
     /// Where the store has an inode; [`Code::NotFound`] if it does not.
     pub(super) fn store_place(&self, ino: Ino) -> Result<StorePlace, Code> {
+        if ino == Ino(0) {
+            return Err(Code::NotFound);
+        }
         self.pool.request(&Request::StorePlace { ino }, |reply| bytes(reply, StorePlace::decode))
     }
 

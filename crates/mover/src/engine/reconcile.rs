@@ -199,8 +199,16 @@ impl<'a> Reconciler<'a> {
             if !self.intend(place, StoreVersion::NOTHING)? {
                 return Ok(Next::Later);
             }
-            if let Outcome::Conflict(Some(_)) = self.store().remove(path, &placed.version)? {
-                tracing::warn!("{path} was changed in the store: it is not removed there");
+            match self.store().remove(path, &placed.version) {
+                // The kind of a version that is of no inode is not known.
+                Err(e) if e.code() == Code::IsDirectory => {
+                    self.store().remove_directory(path, &is_alive)?;
+                }
+                removed => {
+                    if let Outcome::Conflict(Some(_)) = removed? {
+                        tracing::warn!("{path} was changed in the store: it is not removed there");
+                    }
+                }
             }
         }
         self.unpublish(place, place.changes)?;
