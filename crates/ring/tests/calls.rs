@@ -9,6 +9,9 @@ use forebay_ring::{call_clock, CallFailure, Claim, Doorbell, Mapping, Removal, R
 use forebay_types::limits::{BATCH_PER_RING, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::{Ino, REQUESTS};
 
+/// A request of no kind: it changes nothing.
+const NO_REQUEST: &[u8] = &[0xf0];
+
 struct Node {
     ring_fd: OwnedFd,
     served: ServedRing,
@@ -108,7 +111,7 @@ fn call_when_nobody_serves_fails_once_the_pool_is_known_to_be_gone() {
     let ring = node.client();
     let asked = AtomicU64::new(0);
     let alive = || asked.fetch_add(1, Ordering::Relaxed) < 1;
-    let result = ring.call(b"x", &mut [0; 8], &alive, |_| ());
+    let result = ring.call(NO_REQUEST, &mut [0; 8], &alive, |_| ());
     assert_eq!(result, Err(CallFailure::Gone));
     assert_eq!(asked.into_inner(), 2, "the first answer said to wait on");
 }
@@ -120,7 +123,7 @@ fn slots_of_calls_that_were_given_up_are_used_again_once_they_are_answered() {
     let claims: Vec<_> = (0..RING_SLOTS).map(|_| ring.claim(&|| true).unwrap()).collect();
     claims.iter().for_each(|claim| {
         claim.keep(7);
-        assert_eq!(claim.post(b"x"), None);
+        assert_eq!(claim.post(NO_REQUEST), None);
     });
     for claim in claims {
         assert_eq!(claim.finish_by(1, &mut [0; 8], &|| true, |_, _| ()), Err(CallFailure::Gone));
@@ -146,7 +149,7 @@ fn slot_of_a_change_that_was_given_up_is_not_used_again() {
     let unlink = REQUESTS.iter().find(|r| r.name == "Unlink").unwrap().number;
     let claims: Vec<_> = (0..RING_SLOTS).map(|_| ring.claim(&|| true).unwrap()).collect();
     for (i, claim) in claims.into_iter().enumerate() {
-        assert_eq!(claim.post(if i == 9 { b"x" } else { std::slice::from_ref(&unlink) }), None);
+        assert_eq!(claim.post(if i == 9 { NO_REQUEST } else { std::slice::from_ref(&unlink) }), None);
         assert_eq!(claim.finish_by(1, &mut [0; 8], &|| true, |_, _| ()), Err(CallFailure::Gone));
     }
     with_server(&node, || {
@@ -161,7 +164,7 @@ fn calls_that_wait_until_a_time_share_it() {
     let node = node();
     let ring = node.client();
     let claims: Vec<_> = (0..8).map(|_| ring.claim(&|| true).unwrap()).collect();
-    claims.iter().for_each(|claim| assert_eq!(claim.post(b"x"), None));
+    claims.iter().for_each(|claim| assert_eq!(claim.post(NO_REQUEST), None));
     let start = std::time::Instant::now();
     let until = call_clock() + 50_000_000;
     for claim in claims {
@@ -180,7 +183,7 @@ fn calls_that_wait_until_a_time_share_it() {
             node.serve(stop, &served);
             served.into_inner()
         });
-        while ring.call(b"y", &mut [0; 8], &|| true, |_| ()).is_err() {}
+        while ring.call(NO_REQUEST, &mut [0; 8], &|| true, |_| ()).is_err() {}
         let mut reply = [0; 3];
         assert_eq!(claim.finish_by(0, &mut reply, &|| true, |reply, _| reply.to_vec()), Ok(b"bcd".to_vec()));
         stop.store(true, Ordering::Relaxed);
