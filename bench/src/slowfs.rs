@@ -343,7 +343,7 @@ impl SlowFs {
     }
 }
 
-/// Makes a new file the caller's.
+/// Gives a new file the user and the group of the process that made it.
 fn own(fs: &Shared, parent: u64, name: &CStr, (uid, gid): (u32, u32)) -> IoResult<i32> {
     let directory = fs.node(parent)?;
     // SAFETY: the name ends in NUL.

@@ -40,7 +40,7 @@ fn find<'a>(pool: &Pool, path: Text<'a>) -> Result<(Entry, Named<'a>), Failed> {
     Ok((entry, Some((parent, name))))
 }
 
-/// A regular file: trees are the command's.
+/// Finds a regular file. Whole trees are handled by the `forebay` command only.
 fn file(pool: &Pool, path: Text<'_>) -> Result<Entry, Failed> {
     let (entry, _) = find(pool, path)?;
     match () {

@@ -31,7 +31,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`Code::Io`] or [`Code::TimedOut`] if the store does not get it: the mover and the daemon limit the wait while
-    /// there is no progress; [`Code::NoSpace`] and [`Code::AccessDenied`] are the store's.
+    /// there is no progress. [`Code::NoSpace`] and [`Code::AccessDenied`] as the store reports them.
     pub fn persist(&self, ino: Ino) -> Result<(), Code> {
         let mut since = 0;
         loop {

@@ -110,9 +110,9 @@ impl Pool {
         st
     }
 
-    /// Adds a backing file's attributes to its inode's. The change time of a backing file of an attached tree says
-    /// nothing while the modification time is the one that the shard has: the mover gave it to the file when it restored
-    /// it, or a program set it, which the shard knows.
+    /// Merges the attributes of a backing file into those of its inode. In an attached tree the change time of the
+    /// backing file is ignored while its modification time equals the shard's: then the mover set that time when it
+    /// restored the file, or a program set it through the shard.
     fn merge(st: &mut libc::stat, backing: &libc::stat, is_attached: bool) {
         let is_as_known =
             is_attached && (st.st_mtime, st.st_mtime_nsec) == (backing.st_mtime, backing.st_mtime_nsec);

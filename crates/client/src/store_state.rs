@@ -1,5 +1,5 @@
 //! What a program can learn of a file in front of a backing store, and do with it: its state, whether the store has it,
-//! restoring, releasing, pinning. Of one inode at a time; trees are the command's.
+//! restoring, releasing, pinning. Each call concerns one inode; the `forebay` command walks trees.
 
 use std::time::{Duration, Instant};
 

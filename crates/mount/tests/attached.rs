@@ -1,7 +1,7 @@
 //! Attached trees through the mount: restored, listed, refreshed, released; a store that does not answer; a full pool.
 //!
-//! The store is a directory beside the pool. A store that does not answer is a mover that is stopped: every call to a
-//! store is the mover's.
+//! The store is a directory beside the pool. Only the mover calls the store, so these tests stop the mover to
+//! get a store that does not answer.
 
 mod common;
 

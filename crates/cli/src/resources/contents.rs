@@ -67,7 +67,7 @@ impl Place {
     }
 }
 
-/// Refuses two directories of which one is the other, or is below it.
+/// Refuses a directory that equals another directory of the file, lies below it, or contains it.
 pub(super) fn check_disjoint(at: &[u8], others: &[Attachment], place: &Place, line: usize) -> Result<()> {
     let is_below = |path: &[u8], above: &[u8]| {
         above == b"/" || path == above || path.starts_with(above) && path.get(above.len()) == Some(&b'/')

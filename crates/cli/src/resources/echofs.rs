@@ -116,7 +116,7 @@ fn settings(
     Ok(())
 }
 
-/// The id of a backend. Its capacity is added to the pool's.
+/// Reads a backend: returns its id, and adds its capacity to the capacity of the pool.
 fn backend(node: &Node, place: &Place, resources: &mut Resources) -> Result<String> {
     let mut id = None;
     for (key, line, node) in table(node, place)? {

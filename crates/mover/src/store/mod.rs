@@ -127,7 +127,7 @@ pub trait Store: Send + Sync {
     ) -> StoreResult<Outcome<StoreVersion>>;
 
     /// Copies a file inside the store, in place of the version `replaced`, or of nothing, for stores that cannot rename
-    /// without copying. A copy that an earlier call has made counts as this one's.
+    /// without copying. If an earlier call has made the copy already, this call succeeds.
     /// [`Code::Stale`](forebay_types::Code::Stale) if the file at `from` is not of version `version`; a conflict names
     /// what was found at `to`.
     fn copy(

@@ -50,7 +50,7 @@ enum WaitsFor {
 #[derive(Debug)]
 struct Waiting {
     what: WaitsFor,
-    /// When its wait began, also if that was an earlier call's. For `Persist`.
+    /// For `Persist`: when the wait began. A call that repeats an earlier one goes on with the time of that one.
     since_ns: u64,
     until_ns: u64,
     call: Call,

@@ -27,7 +27,7 @@ pub(super) const CASES: &[Case] = &[
         "lseek works from start, offset and end, finds data and holes, and fails with EINVAL where the result would be negative."),
     case!(allocate_reserves_extends_and_punches;
         "fallocate reserves space, extends a file unless FALLOC_FL_KEEP_SIZE is set, and punches holes."),
-    case!(sync_succeeds; "fsync and fdatasync succeed; in this version they do not make data more durable."),
+    case!(sync_succeeds; "fsync and fdatasync succeed; they make data more durable only in directories attached with `--durable`."),
     case!(file_of_five_gigabytes_is_addressed; "A file may be larger than 4 GiB."),
     case!(copies_in_the_kernel_move_the_bytes [OneDoor]; "copy_file_range and sendfile copy between files of the pool."),
 ];
