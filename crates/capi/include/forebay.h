@@ -317,9 +317,10 @@ int forebay_stage_stop(const forebay_stage *stage);
  * path that belongs to no store. forebay_sync has a file copied now, also while programs have it open for writing, and
  * returns when the store has what it contained; -EIO, -EACCES or -ENOSPC if the store fails. forebay_prestage copies a
  * released file into the pool. forebay_release drops the pool's copy: -EBUSY if the store does not have the data, or if
- * the file is open or pinned. forebay_pin keeps a file, or what is in a directory, from being released; 0 ends that.
- * forebay_sync, forebay_prestage and forebay_release are for regular files: -EISDIR for a directory, for which there
- * are `forebay sync -r`, `prestage -r` and `release -r`.
+ * the file is open or pinned; -EOPNOTSUPP if another node has data of the file (use `forebay release`). forebay_pin
+ * keeps a file, or what is in a directory, from being released; 0 ends that. forebay_sync, forebay_prestage and
+ * forebay_release are for regular files: -EISDIR for a directory, for which there are `forebay sync -r`,
+ * `prestage -r` and `release -r`.
  */
 #define FOREBAY_UNATTACHED 0 /* it belongs to no store */
 #define FOREBAY_RELEASED 1   /* the data are in the store alone */

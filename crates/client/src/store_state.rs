@@ -65,12 +65,19 @@ impl StoreState {
 }
 
 /// Why a file was not released.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kept {
     /// It is released already.
     Released,
     /// Its data are not in the store yet, or it is pinned, open, or of no store.
-    Because(&'static str),
+    Because(String),
+}
+
+impl Kept {
+    /// For this reason.
+    pub fn because(why: &str) -> Kept {
+        Kept::Because(why.to_owned())
+    }
 }
 
 fn bytes<T>(reply: Reply<'_>, read: impl FnOnce(&[u8]) -> Result<T, Code>) -> Result<T, Code> {
@@ -158,26 +165,50 @@ impl Pool {
         }
     }
 
-    /// Releases a file: its data leave the pool, its attributes stay. Returns the bytes that this freed.
+    /// Releases a file whose data are on this node: its data leave the pool, its attributes stay. Returns the bytes that
+    /// this freed. [`Code::NotSupported`] if another node has data of it: its programs are kept out by its mover, so a task does it.
     pub fn release_file(&self, entry: &Entry) -> Result<Result<u64, Kept>, Code> {
-        let attr = &entry.attr;
-        let kept = |why| Ok(Err(Kept::Because(why)));
-        match () {
-            () if !attr.is_file() || attr.flags & FLAG_ATTACHED == 0 => return kept("no store has it"),
-            () if !attr.is_resident() => return Ok(Err(Kept::Released)),
-            () if attr.flags & (FLAG_DIRTY | FLAG_DRAINING) != 0 => {
-                return kept("the store does not have its data yet")
-            }
-            () if attr.flags & FLAG_PINNED != 0 => return kept("it is pinned"),
-            () => {}
+        if let Some(kept) = self.must_be_kept(entry) {
+            return Ok(Err(kept));
+        }
+        if entry.layout.stripes().any(|at| self.backing_elsewhere(entry, at.0, at.1).is_some()) {
+            return Err(Code::NotSupported);
         }
         let held = match self.lease_files(entry, LeaseKind::Write) {
             Ok(held) => held,
             // EAGAIN of an open in conflict with another lease has the code of EIO.
-            Err(Code::Busy | Code::Io) => return kept("a program has it open"),
-            Err(Code::Stale | Code::NotFound) => return kept("it was removed"),
+            Err(Code::Busy | Code::Io) => return Ok(Err(Kept::because("a program has it open"))),
+            Err(Code::Stale | Code::NotFound) => return Ok(Err(Kept::because("it was removed"))),
             Err(code) => return Err(code),
         };
+        self.release_leased(entry, || held.is_undisturbed())
+    }
+
+    /// Why a file's present state does not allow its release.
+    pub fn must_be_kept(&self, entry: &Entry) -> Option<Kept> {
+        let attr = &entry.attr;
+        match () {
+            () if !attr.is_file() || attr.flags & FLAG_ATTACHED == 0 => {
+                Some(Kept::because("no store has it"))
+            }
+            () if !attr.is_resident() => Some(Kept::Released),
+            () if attr.flags & (FLAG_DIRTY | FLAG_DRAINING) != 0 => {
+                Some(Kept::because("the store does not have its data yet"))
+            }
+            () if attr.flags & FLAG_PINNED != 0 => Some(Kept::because("it is pinned")),
+            () => None,
+        }
+    }
+
+    /// Releases a file on all of whose backing files the caller has write leases, and unlinks those of this node.
+    /// `is_whole` says whether none of the leases was lost. Returns the bytes that this freed.
+    pub fn release_leased(
+        &self,
+        entry: &Entry,
+        is_whole: impl FnOnce() -> bool,
+    ) -> Result<Result<u64, Kept>, Code> {
+        let attr = &entry.attr;
+        let kept = |why| Ok(Err(Kept::because(why)));
         let st = self.stat_entry(entry)?;
         let at = |sec: i64, nsec: i64| TimeSet::At(Timestamp { sec, nsec: nsec as u32 });
         let set = SetAttr {
@@ -193,8 +224,8 @@ impl Pool {
             Err(Code::NotFound) => return kept("it was removed"),
             Err(code) => return Err(code),
         };
-        if !held.is_undisturbed() {
-            // The lease was lost, and a program may have the file open: it stays.
+        if !is_whole() {
+            // A lease was lost, and a program may have the file open: it stays.
             let restored = Request::Restored { ino: attr.ino, epoch: released.attr.epoch() };
             return match self.ask_entry(&restored) {
                 Ok(_) | Err(Code::Stale | Code::NotFound) => kept("a program has it open"),
@@ -202,7 +233,6 @@ impl Pool {
             };
         }
         self.unlink_released(entry)?;
-        drop(held);
         Ok(Ok(st.st_blocks as u64 * 512))
     }
 

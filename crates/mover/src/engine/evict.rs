@@ -8,12 +8,9 @@ use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 
-use forebay_client::LeaseKind;
+use forebay_client::{Kept, LeaseKind};
 use forebay_data::BackingName;
-use forebay_types::{
-    Code, Entry, Error, Ino, Result, SetAttr, TimeSet, Timestamp, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING,
-    FLAG_PINNED,
-};
+use forebay_types::{Code, Entry, Error, Ino, Result, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED};
 use rustix::fs::{fstatvfs, statat, AtFlags, Dir, Mode, OFlags};
 
 use super::hold::Held;
@@ -29,28 +26,12 @@ const LOW_WATER_PERCENT: u64 = 65;
 /// After so many bytes were released the free space is looked at.
 const LOOK_BYTES: u64 = 4 << 20;
 
-/// Why a file was not released.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Kept {
-    /// It is not resident: nothing is to be done.
-    Released,
-    /// Its data are not in the store yet, or it is pinned, open, or of no store.
-    Because(String),
-}
-
 /// Releases a file. Returns the bytes that this freed.
 pub(super) fn release(link: &Link, peers: &Peers, entry: &Entry) -> Result<std::result::Result<u64, Kept>> {
-    let attr = &entry.attr;
-    let failed = |code| Error::new(code, format!("cannot release file {}", attr.ino));
-    let kept = |why: &str| Ok(Err(Kept::Because(why.to_owned())));
-    match () {
-        () if !attr.is_file() || attr.flags & FLAG_ATTACHED == 0 => return kept("no store has it"),
-        () if !attr.is_resident() => return Ok(Err(Kept::Released)),
-        () if attr.flags & (FLAG_DIRTY | FLAG_DRAINING) != 0 => {
-            return kept("the store does not have its data yet")
-        }
-        () if attr.flags & FLAG_PINNED != 0 => return kept("it is pinned"),
-        () => {}
+    let kept = |why| Ok(Err(Kept::because(why)));
+    let failed = |code| Error::new(code, format!("cannot release file {}", entry.attr.ino));
+    if let Some(kept) = link.pool.must_be_kept(entry) {
+        return Ok(Err(kept));
     }
     let mut held = match Held::take(link, peers, entry, LeaseKind::Write) {
         Ok(held) => held,
@@ -59,32 +40,11 @@ pub(super) fn release(link: &Link, peers: &Peers, entry: &Entry) -> Result<std::
         Err(Code::Stale | Code::NotFound) => return kept("it was removed"),
         Err(code) => return Err(failed(code)),
     };
-    let st = link.pool.stat_entry(entry).map_err(failed)?;
-    let at = |sec: i64, nsec: i64| TimeSet::At(Timestamp { sec, nsec: nsec as u32 });
-    let set = SetAttr {
-        size: Some(st.st_size as u64),
-        atime: at(st.st_atime, st.st_atime_nsec),
-        mtime: at(st.st_mtime, st.st_mtime_nsec),
-        ..SetAttr::default()
-    };
-    let released = match link.release(attr.ino, attr.epoch(), set) {
-        Ok(released) => released,
-        Err(Code::Stale) => return kept("a program changed it"),
-        Err(Code::Busy) => return kept("it is pinned, or the store does not have its attributes yet"),
-        Err(Code::NotFound) => return kept("it was removed"),
-        Err(code) => return Err(failed(code)),
-    };
-    if !held.is_whole() {
-        // The lease was lost, and a program may have the file open: it stays.
-        return match link.restored(attr.ino, released.attr.epoch()) {
-            Ok(_) | Err(Code::Stale | Code::NotFound) => kept("a program has it open"),
-            Err(code) => Err(failed(code)),
-        };
+    let released = link.pool.release_leased(entry, || held.is_whole()).map_err(failed)?;
+    if released.is_ok() {
+        held.unlink_others();
     }
-    link.pool.unlink_released(entry).map_err(failed)?;
-    held.unlink_others();
-    drop(held);
-    Ok(Ok(st.st_blocks as u64 * 512))
+    Ok(released)
 }
 
 /// Percentage to which a target is filled.

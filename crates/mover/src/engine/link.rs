@@ -187,10 +187,6 @@ impl Link {
         self.listings.gone(parent, name, || self.done(&request))
     }
 
-    pub(super) fn release(&self, ino: Ino, epoch: u64, set: SetAttr) -> Result<Entry, Code> {
-        self.entry(&Request::Release { ino, epoch, set })
-    }
-
     pub(super) fn set_attr(&self, ino: Ino, set: SetAttr) -> Result<Entry, Code> {
         self.pool.set_attr(ino, set)
     }

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_client::LeaseKind;
+use forebay_client::{Kept, LeaseKind};
 use forebay_tasks::Failure;
 use forebay_types::{Error, Ino, Result};
 
 use super::drain::{self, Pass, Reason};
-use super::evict::{self, Kept};
+use super::evict;
 use super::peers::{Answer, Job, Letter, Outcome, Work};
 use super::shared::{restore_with_room, Shared};
 use super::trees;

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use forebay_client::Kept;
 use forebay_tasks::{Keep, Verb};
 use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion, FLAG_ATTACHED, FLAG_STORE};
 
 use super::drain::{self, Reason};
-use super::evict::{self, Kept};
+use super::evict;
 use super::link::Link;
 use super::peers::Work;
 use super::prestage::prestage;

@@ -72,6 +72,12 @@ fn files_over_several_nodes_are_drained_released_and_restored() {
     assert!(nodes.ok(3, &["layout", "get", "/s/st/f2"]).contains("3 backing files"));
     nodes.durable(3);
     assert_eq!(nodes.differences(3), "");
+    // A program cannot keep the programs of other nodes out.
+    let ino = nodes.sh(3, "stat -c %i s/st/f2").trim().parse().unwrap();
+    let pool = forebay_client::Pool::attach(&nodes.pool(3)).unwrap();
+    let entry = pool.get_attr(forebay_types::Ino(ino)).unwrap();
+    assert_eq!(pool.release_file(&entry), Err(forebay_types::Code::NotSupported));
+    assert_eq!(nodes.state(1, "/s/st/f2")["state"], "clean");
     nodes.ok(3, &["release", "--recursive", "/s/st"]);
     for i in 1..=3 {
         assert_eq!(nodes.state(i, &format!("/s/st/f{i}"))["state"], "released");
