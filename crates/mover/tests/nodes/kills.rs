@@ -11,22 +11,8 @@ fn seconds() -> u64 {
     std::env::var("FOREBAY_KILL_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// A program that creates, rewrites, renames, links and removes files and directories, by a number as its seed.
-const CHANGES: &str = r#"
-set +e; RANDOM=$SEED; until test -e $S/../stop; do
-  d=d$((RANDOM % 4)); e=d$((RANDOM % 4)); f=f$((RANDOM % 6)); g=f$((RANDOM % 6))
-  case $((RANDOM % 12)) in
-    0|1|2) mkdir -p $d; head -c $((RANDOM * 3)) /dev/urandom > $d/$f;;
-    3) test -f $d/$f && printf x >> $d/$f;;
-    4) mv -f $d/$f $e/$g 2>/dev/null;;
-    5) rm -f $d/$f;;
-    6) mv -T $d $e 2>/dev/null || mv -T $d m$RANDOM 2>/dev/null;;
-    7) ln $d/$f $e/$g 2>/dev/null;;
-    8) rm -rf m* 2>/dev/null;;
-    9) test -e $d/$f && chmod $((RANDOM % 2 ? 600 : 644)) $d/$f;;
-    10) ln -sfn $f $d/l 2>/dev/null;;
-    11) test -f $d/$f && cat $d/$f >/dev/null;;
-  esac; done 2>/dev/null; true"#;
+/// A program that changes files and directories, by a number as its seed.
+const CHANGES: &str = include_str!("../changes.sh");
 
 #[test]
 fn killed_movers_and_workers_of_any_node_leave_store_and_pool_equal() {
@@ -34,7 +20,7 @@ fn killed_movers_and_workers_of_any_node_leave_store_and_pool_equal() {
     nodes.attach(2, "", &[]);
     let start = |seed: usize, node: usize, preload: bool| {
         let inside = if preload { "/forebay/s" } else { "s" };
-        let mut command = nodes.command(node, &format!("cd {inside}; {CHANGES}"), preload);
+        let mut command = nodes.command(node, &format!("cd {inside}; set +e\n{CHANGES}"), preload);
         command.env("SEED", seed.to_string()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     };
     let mut programs = vec![start(1, 1, false), start(2, 2, false), start(3, 3, false), start(4, 1, true)];

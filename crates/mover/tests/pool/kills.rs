@@ -18,23 +18,8 @@ fn rounds() -> u64 {
 /// Kills between two comparisons of pool and store.
 const ROUNDS_A_PHASE: u64 = 25;
 
-/// A program that creates, rewrites, renames, links and removes files and directories, by a number as its seed.
-const CHANGES: &str = r#"
-cd /forebay/s; RANDOM=$SEED; until test -e $S/../stop; do
-  d=d$((RANDOM % 4)); e=d$((RANDOM % 4)); f=f$((RANDOM % 6)); g=f$((RANDOM % 6))
-  case $((RANDOM % 13)) in
-    0|1|2) mkdir -p $d; head -c $((RANDOM * 3)) /dev/urandom > $d/$f;;
-    3) test -f $d/$f && printf x >> $d/$f;;
-    4) mv -f $d/$f $e/$g 2>/dev/null;;
-    5) rm -f $d/$f;;
-    6) mv -T $d $e 2>/dev/null || mv -T $d m$RANDOM 2>/dev/null;;
-    7) ln $d/$f $e/$g 2>/dev/null;;
-    8) rm -rf m* 2>/dev/null;;
-    9) test -e $d/$f && chmod $((RANDOM % 2 ? 600 : 644)) $d/$f;;
-    10) ln -sfn $f $d/l 2>/dev/null;;
-    11) test -f $d/$f && cat $d/$f >/dev/null;;
-    12) test -e $d/$f && touch -d @$RANDOM $d/$f;;
-  esac; done; true"#;
+/// A program that changes files and directories, by a number as its seed.
+const CHANGES: &str = include_str!("../changes.sh");
 
 fn pids(bed: &Bed) -> (Option<u64>, Option<u64>) {
     let status = bed.status();
@@ -76,7 +61,7 @@ impl Random {
 
 /// Two programs that change files, each in a session of its own so that it is killed with its children.
 fn start(bed: &Bed, random: &mut Random) -> Child {
-    let mut command = bed.command(&format!("exec setsid -w bash -c '{CHANGES}'"));
+    let mut command = bed.command(&format!("cd /forebay/s; exec setsid -w bash -c '{CHANGES}'"));
     command.env("SEED", random.below(30_000).to_string()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().unwrap()
 }
