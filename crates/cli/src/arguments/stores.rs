@@ -16,10 +16,12 @@ Examples:
   forebay attach s3://bucket/prefix /data --drain age:10m
   forebay attach 's3://bucket?endpoint=https://minio:9000&region=eu' /data
   forebay attach 'file:///nfs/slow?rate=100MB/s' /out --explicit --drain request
-  forebay attach /lustre/run /run --drain close,open=snapshot:10m --rule '*.tmp=temporary' --durable fsync
+  forebay attach /lustre/run /run --drain close,open=snapshot:10m --durable fsync
+  forebay attach /lustre/run /run --rule '*.tmp=temporary' --rule 'ckpt/**=age:10m'
 
-The directory shows the store's tree: names come at the first look, data at the first open. What programs write there is
-copied to the store by itself, and copies that the store has make room for new data when the pool is full.
+The directory shows the store's tree: names come at the first look, data at the first open. What
+programs write there is copied to the store by itself, and copies that the store has make room for
+new data when the pool is full.
 
 Credentials come from the environment of `forebay up` (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE), from \
 ~/.aws, or from the instance. They are never part of the URL.")]
