@@ -39,9 +39,11 @@ mod page_budget;
 mod participant;
 mod places;
 mod record;
+mod remains;
 mod rename;
 mod replies;
 mod shard;
+mod snapshot;
 mod two_phase_commit;
 mod values;
 mod wide;
@@ -52,6 +54,10 @@ pub use check_report::CheckReport;
 pub use coordinator::Plan;
 pub use effects::{Delivery, Effects, Mark, NameEffect, Since};
 pub use foreign_links::{ForeignEntry, ForeignPart, ForeignReferences, Leading};
+pub use remains::{NameIn, Remains};
 pub use replies::KEPT_REPLY_BYTES_MAX;
 pub use shard::{Shard, ShardOptions, ShardStatistics};
+pub use snapshot::{
+    check_snapshot, SnapshotHead, SnapshotSource, SNAPSHOT_FILE, SNAPSHOT_FILE_NEW,
+};
 pub use two_phase_commit::{Act, Client, Transactions};

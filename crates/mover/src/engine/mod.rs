@@ -19,6 +19,7 @@ mod holds;
 mod link;
 mod list;
 mod listings;
+mod marks;
 mod moving;
 mod parallel;
 mod peers;
@@ -48,6 +49,7 @@ use self::drain::Reason;
 use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
+use self::marks::Marks;
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
@@ -86,6 +88,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
     let shared = Arc::new(Shared {
         link,
         stores: Stores::new(link),
+        marks: Marks::new(link),
         restoring: Restoring::default(),
         listing: Restoring::default(),
         persisting: Restoring::default(),
@@ -287,6 +290,7 @@ fn watch(shared: &Arc<Shared>) {
             }
         };
         note(shared, &places);
+        marks::pass(shared, &places);
         let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
         if is_full {
