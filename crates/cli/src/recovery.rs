@@ -91,9 +91,8 @@ pub(crate) fn recover(
 
 fn run(plan: &RecoveryPlan, style: Style, each: &mut dyn FnMut(RecoveryEvent)) -> Result<()> {
     let what = "cannot run the recovery";
-    let text = serde_json::to_vec(plan).map_err(|e| {
-        Error::new(Code::Invalid, what).why(e).cure("name directories whose paths are UTF-8")
-    })?;
+    let text = serde_json::to_vec(plan)
+        .map_err(|e| Error::new(Code::Invalid, what).why(e).cure("name directories whose paths are UTF-8"))?;
     let mut child = Command::new(forebay_server::mover_program()?)
         .arg("--recover")
         .stdin(Stdio::piped())
@@ -109,8 +108,9 @@ fn run(plan: &RecoveryPlan, style: Style, each: &mut dyn FnMut(RecoveryEvent)) -
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).split(b'\n') {
             let line = line.map_err(|e| Error::io(what, &e))?;
-            let event = serde_json::from_slice(&line)
-                .map_err(|e| Error::new(Code::Malformed, what).why(e).cure("install one version of Forebay"))?;
+            let event = serde_json::from_slice(&line).map_err(|e| {
+                Error::new(Code::Malformed, what).why(e).cure("install one version of Forebay")
+            })?;
             shown.note(&event);
             match event {
                 RecoveryEvent::Over => is_over = true,
@@ -146,7 +146,8 @@ impl Shown {
             Style::Bar => ProgressBar::new(0),
             _ => ProgressBar::hidden(),
         };
-        let template = "recovering [{wide_bar}] {binary_bytes}/{binary_total_bytes}, {msg}, {binary_bytes_per_sec}";
+        let template =
+            "recovering [{wide_bar}] {binary_bytes}/{binary_total_bytes}, {msg}, {binary_bytes_per_sec}";
         bar.set_style(
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
         );

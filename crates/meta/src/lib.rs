@@ -57,7 +57,5 @@ pub use foreign_links::{ForeignEntry, ForeignPart, ForeignReferences, Leading};
 pub use remains::{NameIn, Remains};
 pub use replies::KEPT_REPLY_BYTES_MAX;
 pub use shard::{Shard, ShardOptions, ShardStatistics};
-pub use snapshot::{
-    check_snapshot, SnapshotHead, SnapshotSource, SNAPSHOT_FILE, SNAPSHOT_FILE_NEW,
-};
+pub use snapshot::{check_snapshot, SnapshotHead, SnapshotSource, SNAPSHOT_FILE, SNAPSHOT_FILE_NEW};
 pub use two_phase_commit::{Act, Client, Transactions};

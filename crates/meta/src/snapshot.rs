@@ -151,7 +151,9 @@ impl SnapshotSource {
 pub fn check_snapshot(path: &Path) -> Result<SnapshotHead> {
     let what = || format!("cannot use the snapshot {}", path.display());
     let corrupt = |why: &str| {
-        Error::new(Code::Corrupt, what()).why(why).cure("an older one, or the marks of the backing files, are used instead")
+        Error::new(Code::Corrupt, what())
+            .why(why)
+            .cure("an older one, or the marks of the backing files, are used instead")
     };
     let file = File::open(path).map_err(|e| Error::io(what(), &e))?;
     let bytes = file.metadata().map_err(|e| Error::io(what(), &e))?.len();

@@ -55,7 +55,10 @@ fn said_by(dir: &PoolDirectory, notes: &mut Vec<String>) -> Result<Said> {
         Err(e) if e.code == Code::Corrupt => {
             let snapshot = dir.file(TARGET_FILE).join("shard").join(SNAPSHOT_FILE);
             let Ok(head) = check_snapshot(&snapshot) else { return Err(e) };
-            notes.push(format!("{IDENTITY_FILE} in {} is damaged: the snapshot says whose it is", path.display()));
+            notes.push(format!(
+                "{IDENTITY_FILE} in {} is damaged: the snapshot says whose it is",
+                path.display()
+            ));
             return Ok(Said { uuid: head.pool, index: 0, identity: None });
         }
         Err(e) => return Err(e),
@@ -88,13 +91,18 @@ impl DeadPool {
             let dir = match PoolDirectory::open(&path) {
                 Ok(dir) => dir,
                 Err(e) if !is_named => {
-                    dead.notes.push(format!("target {} is missing ({e}): its data are not recovered", path.display()));
+                    dead.notes.push(format!(
+                        "target {} is missing ({e}): its data are not recovered",
+                        path.display()
+                    ));
                     continue;
                 }
                 Err(mut e) => {
                     e.what = what(&path);
                     return Err(match e.cure.is_empty() {
-                        true => e.cure("name a directory that the pool had as a target; is its medium mounted?"),
+                        true => {
+                            e.cure("name a directory that the pool had as a target; is its medium mounted?")
+                        }
                         false => e,
                     });
                 }
@@ -136,7 +144,10 @@ impl DeadPool {
                     )));
             }
             Err(e) if matches!(e.code, Code::ReadOnly | Code::AccessDenied) => {
-                self.notes.push(format!("{} cannot be locked: no pool must be started on it now", dir.path().display()));
+                self.notes.push(format!(
+                    "{} cannot be locked: no pool must be started on it now",
+                    dir.path().display()
+                ));
             }
             Err(e) => return Err(e),
         }

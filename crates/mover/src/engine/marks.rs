@@ -256,7 +256,8 @@ pub(super) fn mark_restored(shared: &Shared, entry: &Entry) {
         return;
     }
     let Ok(place) = link.store_place(entry.attr.ino) else { return };
-    let Some((_, name)) = StorePath::new(place.path).ok().and_then(|path| Some((path.parent()?, path.name()?.to_vec())))
+    let Some((_, name)) =
+        StorePath::new(place.path).ok().and_then(|path| Some((path.parent()?, path.name()?.to_vec())))
     else {
         return;
     };
@@ -290,7 +291,9 @@ pub(super) fn mark_now(shared: &Shared, ino: Ino) -> Result<()> {
     let last = state.marked.get(&ino.0).map(|marked| (marked.parent, marked.name.clone()));
     if let Some((parent, name)) = last {
         if link.lookup(parent, &name).map_err(failed)? == Some(ino) {
-            return mark(link, marks, &mut state, &entry, (parent, &name)).or_else(ignore_long).map_err(failed);
+            return mark(link, marks, &mut state, &entry, (parent, &name))
+                .or_else(ignore_long)
+                .map_err(failed);
         }
     }
     let is_it = |place: &&PendingPlace| matches!(&place.wanted, Some(Wanted::Here(entry, _)) if entry.attr.ino == ino);

@@ -75,9 +75,11 @@ pub(super) fn find(plan: &RecoveryPlan, note: &mut dyn FnMut(String)) -> Result<
     for target in &plan.targets {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(&target.target, flags, Mode::empty());
-        targets.push(opened.map_err(|e| {
-            Error::io(format!("cannot open target {}", target.target.display()), &e.into())
-        })?);
+        targets.push(
+            opened.map_err(|e| {
+                Error::io(format!("cannot open target {}", target.target.display()), &e.into())
+            })?,
+        );
     }
     let names = Names::read(&plan.targets, note);
     let (mut parts, mut marks) = (BTreeMap::new(), Marks::new());
@@ -212,7 +214,8 @@ impl Finder<'_> {
             "mark" => true,
             _ => {
                 let remains = &self.names.remains;
-                let is_pending = |names: &Vec<NameIn>| names.iter().any(|name| remains.pending.contains(name));
+                let is_pending =
+                    |names: &Vec<NameIn>| names.iter().any(|name| remains.pending.contains(name));
                 !remains.names.get(&ino).is_some_and(is_pending)
                     && remains.copies.get(&ino).is_some_and(|copy| copy.epoch == entry.attr.epoch())
             }

@@ -35,7 +35,8 @@ pub fn recover(plan: &RecoveryPlan, event: &(dyn Fn(RecoveryEvent) + Sync)) -> R
         settle(plan, item);
     }
     let is_written = |item: &&Item| is_written(item);
-    let (files, bytes) = found.items.iter().filter(is_written).fold((0, 0), |sum, item| (sum.0 + 1, sum.1 + item.bytes));
+    let (files, bytes) =
+        found.items.iter().filter(is_written).fold((0, 0), |sum, item| (sum.0 + 1, sum.1 + item.bytes));
     event(RecoveryEvent::Found { files, bytes });
     let writer = Writer::new(plan, &found);
     // Directories first, so that they get their own attributes.

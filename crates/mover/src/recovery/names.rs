@@ -81,7 +81,9 @@ impl Names {
                     let (taken, source) = (head.taken, "snapshot");
                     of_pool.push(Candidate { path: snapshot, taken, is_torn_perhaps: false, source });
                 }
-                Ok(head) => note(format!("{} is of another pool ({}): it is not used", snapshot.display(), head.pool)),
+                Ok(head) => {
+                    note(format!("{} is of another pool ({}): it is not used", snapshot.display(), head.pool))
+                }
                 Err(e) if e.code == Code::NotFound => {}
                 Err(e) => note(e.to_string()),
             }

@@ -14,9 +14,7 @@ use rustix::fs::{fallocate, ftruncate, FallocateFlags, MemfdFlags};
 
 use super::find::{Destination, Found, Item};
 use super::parts::Parts;
-use crate::store::{
-    runs_here, Attributes, MoverId, Object, Outcome, Source, Store, StorePath, StoreUrl,
-};
+use crate::store::{runs_here, Attributes, MoverId, Object, Outcome, Source, Store, StorePath, StoreUrl};
 
 /// What the names of versions beside others have between the name and the time.
 const BESIDE: &str = ".forebay-recovered-";
@@ -85,9 +83,11 @@ impl<'a> Writer<'a> {
         }
         let open = || -> Result<Arc<dyn Store>> {
             let store = StoreUrl::parse(url)?.open(self.mover.clone()).map_err(Error::from)?;
-            store.list(&StorePath::root(), &mut |_| Err(stop())).map(drop).or_else(|e| match e.error.what.as_str() {
-                STOP => Ok(()),
-                _ => Err(Error::from(e)),
+            store.list(&StorePath::root(), &mut |_| Err(stop())).map(drop).or_else(|e| {
+                match e.error.what.as_str() {
+                    STOP => Ok(()),
+                    _ => Err(Error::from(e)),
+                }
             })?;
             Ok(store)
         };
@@ -98,7 +98,9 @@ impl<'a> Writer<'a> {
             }
             Err(e) => {
                 let e = match e.cure.is_empty() {
-                    true => e.cure("mount or repair the store and run this again, or name another one with --to"),
+                    true => {
+                        e.cure("mount or repair the store and run this again, or name another one with --to")
+                    }
                     false => e,
                 };
                 stores.insert(url.to_vec(), Err(e.code));
@@ -121,7 +123,9 @@ impl<'a> Writer<'a> {
                 }
             }
         }
-        written.ok_or_else(|| Error::new(Code::NotFound, "cannot recover a file").why("it has no place in a store"))
+        written.ok_or_else(|| {
+            Error::new(Code::NotFound, "cannot recover a file").why("it has no place in a store")
+        })
     }
 
     fn write_to(&self, item: &Item, destination: &Destination) -> Result<Written> {
@@ -130,9 +134,8 @@ impl<'a> Writer<'a> {
             let key = String::from_utf8_lossy(&destination.key).into_owned();
             format!("cannot recover {key} into {}", store.title())
         };
-        let path = StorePath::new(destination.key.clone()).map_err(|code| {
-            Error::new(code, what()).why("the recorded path does not stay in the store")
-        })?;
+        let path = StorePath::new(destination.key.clone())
+            .map_err(|code| Error::new(code, what()).why("the recorded path does not stay in the store"))?;
         let directory = path.parent().unwrap_or_default();
         if !self.plan.dry_run {
             self.make_directories(&*store, destination, &directory)?;
@@ -149,7 +152,12 @@ impl<'a> Writer<'a> {
     }
 
     /// Makes the directories above, and puts back what a dead mover had put aside.
-    fn make_directories(&self, store: &dyn Store, destination: &Destination, directory: &StorePath) -> Result<()> {
+    fn make_directories(
+        &self,
+        store: &dyn Store,
+        destination: &Destination,
+        directory: &StorePath,
+    ) -> Result<()> {
         let seen = (destination.url.clone(), directory.clone());
         if locked(&self.swept).contains_key(&seen) {
             return Ok(());
@@ -228,14 +236,21 @@ impl<'a> Writer<'a> {
     }
 
     /// The name that is tried as number `number`, and what a file under it is.
-    fn candidate(&self, directory: &StorePath, name: &[u8], number: u32, beside: &str) -> Result<(StorePath, Fate)> {
+    fn candidate(
+        &self,
+        directory: &StorePath,
+        name: &[u8],
+        number: u32,
+        beside: &str,
+    ) -> Result<(StorePath, Fate)> {
         let is_own = number == 0 && beside == BESIDE;
         let name = match (is_own, number) {
             (true, _) => name.to_vec(),
             (_, 0 | 1) => with_suffix(name, &format!("{beside}{}", self.plan.stamp)),
             _ => with_suffix(name, &format!("{beside}{}-{number}", self.plan.stamp)),
         };
-        let path = directory.join(&name).map_err(|code| Error::new(code, "a path in the store is too long"))?;
+        let path =
+            directory.join(&name).map_err(|code| Error::new(code, "a path in the store is too long"))?;
         let fate = match beside {
             PARTIAL => Fate::Incomplete,
             _ if is_own => Fate::Recovered,
@@ -246,10 +261,9 @@ impl<'a> Writer<'a> {
 
     fn write_file(&self, store: &dyn Store, item: &Item, path: &StorePath) -> Result<Written> {
         let (directory, name) = (path.parent().unwrap_or_default(), path.name().unwrap_or_default());
-        let layout = item.entry.map_or_else(
-            || forebay_types::Layout::single(item.ino.birth_node(), 0),
-            |entry| entry.layout,
-        );
+        let layout = item
+            .entry
+            .map_or_else(|| forebay_types::Layout::single(item.ino.birth_node(), 0), |entry| entry.layout);
         let parts = Parts::open(item.ino, &layout, &item.parts, &self.found.targets);
         let parts = parts.map_err(|code| {
             Error::new(code, format!("cannot open the backing files of {path}")).cure("check the medium")
@@ -382,7 +396,8 @@ fn has_same_data(store: &dyn Store, path: &StorePath, object: &Object, parts: &P
         return Ok(false);
     }
     let failed = |e: rustix::io::Errno| Error::io("cannot compare with the store", &e.into());
-    let memory: OwnedFd = rustix::fs::memfd_create(c"forebay-compared", MemfdFlags::CLOEXEC).map_err(failed)?;
+    let memory: OwnedFd =
+        rustix::fs::memfd_create(c"forebay-compared", MemfdFlags::CLOEXEC).map_err(failed)?;
     ftruncate(&memory, parts.bytes()).map_err(failed)?;
     let (mut theirs, mut ours) = (vec![0; COMPARED_BYTES as usize], vec![0; COMPARED_BYTES as usize]);
     let mut at = 0;

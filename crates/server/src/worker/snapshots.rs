@@ -71,7 +71,9 @@ fn period() -> Option<Duration> {
         ("off" | "0" | "0s", _) => None,
         (_, Ok(seconds)) if (0.01..1e9).contains(&seconds) => Some(Duration::from_secs_f64(seconds)),
         _ => {
-            tracing::warn!("{PERIOD_VARIABLE}={text:?} is no number of seconds and not `off`: {PERIOD:?} is used");
+            tracing::warn!(
+                "{PERIOD_VARIABLE}={text:?} is no number of seconds and not `off`: {PERIOD:?} is used"
+            );
             Some(PERIOD)
         }
     }
@@ -143,8 +145,9 @@ fn write_one(
 ) -> Result<bool> {
     let (new, path) = (directory.join(SNAPSHOT_FILE_NEW), directory.join(SNAPSHOT_FILE));
     let failed = |e: &std::io::Error| {
-        Error::io(format!("cannot write a snapshot of the shard to {}", path.display()), e)
-            .cure("free space on that medium: without snapshots, names of its files may be lost with the node")
+        Error::io(format!("cannot write a snapshot of the shard to {}", path.display()), e).cure(
+            "free space on that medium: without snapshots, names of its files may be lost with the node",
+        )
     };
     let write = || -> Result<bool> {
         let file = File::options()

@@ -280,9 +280,7 @@ impl<'a> ShardThread<'a> {
     /// True when the open transaction must not grow.
     pub(in crate::worker) fn must_commit(&self) -> bool {
         let most = if self.is_held_for_snapshot() { CHANGES_HELD_MAX } else { CHANGES_MAX };
-        self.uncommitted >= most
-            || self.journal.is_full()
-            || self.batch.as_ref().is_some_and(Batch::is_spent)
+        self.uncommitted >= most || self.journal.is_full() || self.batch.as_ref().is_some_and(Batch::is_spent)
     }
 
     pub(in crate::worker) fn count_clients(&self) {
