@@ -3,6 +3,8 @@
 //! A killed pool is made to look as after the death of its node: its run directory is removed, or its shard is older than
 //! this boot, torn or gone.
 
+#![allow(unreachable_pub, missing_docs)]
+
 mod common;
 
 #[path = "recover/bed.rs"]

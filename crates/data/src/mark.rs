@@ -155,3 +155,67 @@ pub fn marked_epoch(text: &[u8]) -> Option<u64> {
 fn path_of(target: impl AsFd, file: &BackingName) -> PathBuf {
     forebay_sys::descriptor::path(&target.as_fd()).join(OsStr::from_bytes(file.as_bytes()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::{Attr, Ino, Layout, NodeId};
+
+    fn mark() -> DataMark {
+        let time = Timestamp { sec: 5, nsec: 6 };
+        let mut attr = Attr {
+            ino: Ino::new(NodeId(3), 9),
+            size: 7,
+            rdev: 0,
+            parent: Ino(0),
+            mode: 0o100_640,
+            uid: 1,
+            gid: 2,
+            nlink: 1,
+            flags: 11,
+            home: NodeId(3),
+            width_log2: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+        };
+        attr.next_epoch();
+        DataMark {
+            written: time,
+            pool: "0123".to_owned(),
+            entry: Entry { attr, layout: Layout::single(NodeId(3), 1) },
+            at: b"/a".to_vec(),
+            url: b"/store".to_vec(),
+            key: b"d/\xff".to_vec(),
+            xattrs: vec![(b"user.a".to_vec(), b"1".to_vec())],
+            lacks_xattrs: false,
+        }
+    }
+
+    #[test]
+    fn mark_round_trips_and_any_changed_bit_is_found() {
+        let mark = mark();
+        let bytes = mark.encode().unwrap();
+        assert_eq!(DataMark::decode(&bytes).as_ref(), Ok(&mark));
+        assert_eq!(marked_epoch(&bytes), Some(mark.entry.attr.epoch()));
+        for bit in 0..bytes.len() * 8 {
+            let mut changed = bytes.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(DataMark::decode(&changed), Err(Code::Corrupt), "bit {bit}");
+        }
+        for end in 0..bytes.len() {
+            assert_eq!(DataMark::decode(&bytes[..end]), Err(Code::Corrupt), "cut at {end}");
+        }
+    }
+
+    #[test]
+    fn mark_leaves_out_attributes_that_do_not_fit_and_refuses_a_path_that_does_not() {
+        let mut large = mark();
+        large.xattrs.push((b"user.b".to_vec(), vec![1; MARK_BYTES_MAX]));
+        let read = DataMark::decode(&large.encode().unwrap()).unwrap();
+        assert!(read.xattrs.is_empty() && read.lacks_xattrs);
+        large.key = vec![b'k'; MARK_BYTES_MAX];
+        assert_eq!(large.encode(), Err(Code::NameTooLong));
+    }
+}

@@ -11,6 +11,7 @@ use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -55,6 +56,15 @@ struct State {
     marked: HashMap<u64, Marked>,
     directories: HashMap<u64, Option<Known>>,
     read: Option<Instant>,
+    /// What is marked now was read after this time.
+    reads_since: Timestamp,
+}
+
+/// The begin of a pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Begun {
+    synced: u64,
+    at: Timestamp,
 }
 
 /// What is marked.
@@ -63,6 +73,8 @@ pub(super) struct Marks {
     /// This node's targets; none for those that end with the node.
     targets: Vec<Option<BorrowedFd<'static>>>,
     pool: String,
+    /// How often a program had something marked.
+    synced: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -81,7 +93,12 @@ fn now() -> Timestamp {
 impl Marks {
     pub(super) fn new(link: Link) -> Marks {
         let targets = link.targets().into_iter().map(|fd| outlives_node(fd).then_some(fd)).collect();
-        Marks { targets, pool: identity(link.pool).unwrap_or_default(), state: Mutex::default() }
+        Marks {
+            targets,
+            pool: identity(link.pool).unwrap_or_default(),
+            synced: AtomicU64::new(0),
+            state: Mutex::default(),
+        }
     }
 
     /// True if any of this node's targets outlives the node.
@@ -134,13 +151,29 @@ impl State {
     }
 }
 
-/// Marks what is pending and not marked alike, and what is not pending any longer.
-pub(super) fn pass(shared: &Shared, places: &[PendingPlace]) {
+/// What a pass reads begins here: it must not overwrite what an fsync has had marked meanwhile.
+pub(super) fn begin(shared: &Shared) -> Begun {
+    Begun { synced: shared.marks.synced.load(Ordering::Acquire), at: now() }
+}
+
+/// Marks what is pending and not marked alike, and what is not pending any longer. `places` were read after `begun`.
+pub(super) fn pass(shared: &Shared, begun: Begun, places: &[PendingPlace]) {
     let (link, marks) = (&shared.link, &shared.marks);
     if !marks.is_any() {
         return;
     }
     let mut state = locked(&marks.state);
+    state.reads_since = begun.at;
+    let again;
+    let places = match begun.synced == marks.synced.load(Ordering::Acquire) {
+        true => places,
+        false => {
+            state.reads_since = now();
+            let Ok(read) = link.all_pending() else { return };
+            again = read;
+            &again
+        }
+    };
     state.age(places);
     let mut pending = HashSet::new();
     for place in places {
@@ -228,7 +261,7 @@ fn write(
     let files = marks.files(link, entry);
     if !files.is_empty() {
         let mark = DataMark {
-            written: now(),
+            written: state.reads_since,
             pool: marks.pool.clone(),
             entry: *entry,
             at: known.at,
@@ -262,8 +295,12 @@ pub(super) fn mark_restored(shared: &Shared, entry: &Entry) {
         return;
     };
     let mut state = locked(&marks.state);
-    note(write(link, marks, &mut state, entry, (place.parent, &name)), &name);
-    state.marked.remove(&entry.attr.ino.0);
+    state.reads_since = now();
+    // A program may have it marked already.
+    if link.inode(entry.attr.ino).is_ok_and(|now| now.attr.flags & (FLAG_DIRTY | FLAG_DRAINING) == 0) {
+        note(write(link, marks, &mut state, entry, (place.parent, &name)), &name);
+        state.marked.remove(&entry.attr.ino.0);
+    }
 }
 
 /// Marks a file, or the pending files of a directory, before this returns. A file that no place names is of no store, or
@@ -274,6 +311,9 @@ pub(super) fn mark_now(shared: &Shared, ino: Ino) -> Result<()> {
     if !marks.is_any() {
         return Ok(());
     }
+    let mut state = locked(&marks.state);
+    marks.synced.fetch_add(1, Ordering::AcqRel);
+    state.reads_since = now();
     let entry = match link.inode(ino) {
         Ok(entry) => entry,
         Err(Code::NotFound) => return Ok(()),
@@ -282,7 +322,6 @@ pub(super) fn mark_now(shared: &Shared, ino: Ino) -> Result<()> {
     if entry.attr.flags & FLAG_ATTACHED == 0 {
         return Ok(());
     }
-    let mut state = locked(&marks.state);
     if entry.attr.is_directory() {
         // A rename of a directory above it is part of what it names.
         state.directories.clear();

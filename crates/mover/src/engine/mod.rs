@@ -282,6 +282,7 @@ fn watch(shared: &Arc<Shared>) {
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
         std::thread::sleep(period);
+        let begun = marks::begin(shared);
         let places = match shared.link.all_pending() {
             Ok(places) => places,
             Err(code) => {
@@ -290,7 +291,7 @@ fn watch(shared: &Arc<Shared>) {
             }
         };
         note(shared, &places);
-        marks::pass(shared, &places);
+        marks::pass(shared, begun, &places);
         let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
         if is_full {

@@ -4,7 +4,7 @@
 //! A version whose data the store has already, under its own name or beside it from an earlier recovery, is not written
 //! again. So a recovery that was interrupted can be repeated.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,6 +31,9 @@ fn default_directory() -> Attributes {
     Attributes { mode: Some(0o755), ..Attributes::default() }
 }
 
+/// A directory of a store: its URL, and the path.
+type In = (Vec<u8>, StorePath);
+
 /// The stores, opened when they are first needed.
 pub(super) struct Writer<'a> {
     plan: &'a RecoveryPlan,
@@ -38,8 +41,12 @@ pub(super) struct Writer<'a> {
     mover: MoverId,
     stores: Mutex<HashMap<Vec<u8>, std::result::Result<Arc<dyn Store>, Code>>>,
     failures: Mutex<HashMap<Vec<u8>, String>>,
-    /// Directories in which leftovers of dead movers were looked for.
-    swept: Mutex<HashMap<(Vec<u8>, StorePath), ()>>,
+    /// Directories that exist, in which leftovers of dead movers were looked for.
+    made: Mutex<HashSet<In>>,
+    /// Versions that earlier recoveries wrote beside others.
+    beside: Mutex<HashMap<In, Arc<Vec<Object>>>>,
+    /// The items that are directories, by their paths in the stores.
+    directories: HashMap<&'a [u8], &'a Item>,
 }
 
 /// What became of an item.
@@ -65,13 +72,17 @@ fn is_alive(mover: &str) -> bool {
 
 impl<'a> Writer<'a> {
     pub(super) fn new(plan: &'a RecoveryPlan, found: &'a Found) -> Writer<'a> {
+        let is_directory = |item: &&Item| item.entry.is_some_and(|entry| entry.attr.is_directory());
+        let keys = |item: &'a Item| item.destinations.iter().map(move |to| (to.key.as_slice(), item));
         Writer {
+            directories: found.items.iter().filter(is_directory).flat_map(keys).collect(),
             plan,
             found,
             mover: MoverId::own(),
             stores: Mutex::default(),
             failures: Mutex::default(),
-            swept: Mutex::default(),
+            made: Mutex::default(),
+            beside: Mutex::default(),
         }
     }
 
@@ -143,7 +154,7 @@ impl<'a> Writer<'a> {
         let written = match item.entry.map_or(Kind::File, |entry| entry.attr.kind()) {
             Kind::Directory => self.write_directory(&*store, item, &path),
             Kind::Symlink => self.write_link(&*store, item, &path),
-            _ => self.write_file(&*store, item, &path),
+            _ => self.write_file(&*store, &destination.url, item, &path),
         };
         written.map_err(|e| match e.cure.is_empty() {
             true => e.cure("what was recovered so far stays: repair the cause and run this again"),
@@ -159,7 +170,7 @@ impl<'a> Writer<'a> {
         directory: &StorePath,
     ) -> Result<()> {
         let seen = (destination.url.clone(), directory.clone());
-        if locked(&self.swept).contains_key(&seen) {
+        if locked(&self.made).contains(&seen) {
             return Ok(());
         }
         let mut path = StorePath::root();
@@ -182,17 +193,13 @@ impl<'a> Writer<'a> {
         if let Some(above) = directory.parent() {
             store.sync_directory(&above).map_err(Error::from)?;
         }
-        locked(&self.swept).insert(seen, ());
+        locked(&self.made).insert(seen);
         Ok(())
     }
 
     /// Attributes of a directory, from the item for it if there is one.
     fn attributes_of_directory(&self, path: &StorePath) -> Attributes {
-        let is_it = |item: &&Item| {
-            item.entry.is_some_and(|entry| entry.attr.is_directory())
-                && item.destinations.iter().any(|destination| destination.key == path.as_bytes())
-        };
-        self.found.items.iter().find(is_it).map_or_else(default_directory, |item| attributes(item))
+        self.directories.get(path.as_bytes()).map_or_else(default_directory, |item| attributes(item))
     }
 
     fn write_directory(&self, store: &dyn Store, item: &Item, path: &StorePath) -> Result<Written> {
@@ -259,7 +266,7 @@ impl<'a> Writer<'a> {
         Ok((path, fate))
     }
 
-    fn write_file(&self, store: &dyn Store, item: &Item, path: &StorePath) -> Result<Written> {
+    fn write_file(&self, store: &dyn Store, url: &[u8], item: &Item, path: &StorePath) -> Result<Written> {
         let (directory, name) = (path.parent().unwrap_or_default(), path.name().unwrap_or_default());
         let layout = item
             .entry
@@ -270,7 +277,7 @@ impl<'a> Writer<'a> {
         })?;
         let beside = if item.fate == Fate::Incomplete { PARTIAL } else { BESIDE };
         let written = |fate, name: &StorePath| Written { fate, name: name.clone(), note: String::new() };
-        if let Some(there) = self.find_same(store, &directory, name, beside, &parts)? {
+        if let Some(there) = self.find_same(store, url, &directory, name, beside, &parts)? {
             return Ok(written(Fate::Already, &there));
         }
         let mut upload: Option<StorePath> = None;
@@ -315,9 +322,11 @@ impl<'a> Writer<'a> {
     }
 
     /// A file of the store that has the same data: under the own name, or beside it.
+    #[allow(clippy::too_many_arguments)]
     fn find_same(
         &self,
         store: &dyn Store,
+        url: &[u8],
         directory: &StorePath,
         name: &[u8],
         beside: &str,
@@ -333,25 +342,42 @@ impl<'a> Writer<'a> {
             return Ok(None);
         }
         let prefix = with_suffix(name, beside);
+        let others = self.beside(store, url, directory)?;
+        let others = others.iter().filter(|object| object.name.starts_with(&prefix));
+        for object in others {
+            let path = directory.join(&object.name).map_err(|code| Error::new(code, "a path is too long"))?;
+            if has_same_data(store, &path, object, parts)? {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What earlier recoveries wrote beside others in a directory.
+    fn beside(&self, store: &dyn Store, url: &[u8], directory: &StorePath) -> Result<Arc<Vec<Object>>> {
+        let place = (url.to_vec(), directory.clone());
+        if let Some(known) = locked(&self.beside).get(&place) {
+            return Ok(Arc::clone(known));
+        }
+        let is_beside = |name: &[u8]| {
+            let has = |mark: &str| name.windows(mark.len()).any(|part| part == mark.as_bytes());
+            has(BESIDE) || has(PARTIAL)
+        };
         let mut others = Vec::new();
         let listed = store.list(directory, &mut |object| {
-            if object.kind == Kind::File && object.name.starts_with(&prefix) {
+            if object.kind == Kind::File && is_beside(&object.name) {
                 others.push(object);
             }
             Ok(())
         });
         match listed {
             Ok(_) => {}
-            Err(e) if e.code() == Code::NotFound => return Ok(None),
+            Err(e) if e.code() == Code::NotFound => {}
             Err(e) => return Err(Error::from(e)),
         }
-        for object in others {
-            let path = directory.join(&object.name).map_err(|code| Error::new(code, "a path is too long"))?;
-            if has_same_data(store, &path, &object, parts)? {
-                return Ok(Some(path));
-            }
-        }
-        Ok(None)
+        let others = Arc::new(others);
+        locked(&self.beside).insert(place, Arc::clone(&others));
+        Ok(others)
     }
 }
 

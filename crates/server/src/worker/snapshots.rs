@@ -20,7 +20,7 @@ use std::time::Duration;
 use forebay_data::outlives_node;
 use forebay_meta::{Shard, SnapshotHead, SnapshotSource, SNAPSHOT_FILE, SNAPSHOT_FILE_NEW};
 use forebay_ring::Doorbell;
-use forebay_types::{Error, NodeId, Result};
+use forebay_types::{Error, NodeId, Result, Timestamp};
 
 use super::message::Message;
 use super::statistics::Statistics;
@@ -60,8 +60,8 @@ impl Hold {
     }
 }
 
-/// Answered by the shard thread: its last commit.
-pub(super) type Answer = Result<(SnapshotSource, Arc<Hold>)>;
+/// Answered by the shard thread: its last commit, and a time before it.
+pub(super) type Answer = Result<(SnapshotSource, Timestamp, Arc<Hold>)>;
 
 /// The period that the environment sets; none if there are to be no snapshots.
 fn period() -> Option<Duration> {
@@ -118,8 +118,8 @@ impl Places {
     }
 
     /// Copies a commit to all of them. False if it became void.
-    fn write(&self, source: &SnapshotSource, is_valid: &dyn Fn() -> bool) -> Result<bool> {
-        let head = SnapshotHead { node: self.node, pool: self.pool.clone(), taken: super::now() };
+    fn write(&self, source: &SnapshotSource, taken: Timestamp, is_valid: &dyn Fn() -> bool) -> Result<bool> {
+        let head = SnapshotHead { node: self.node, pool: self.pool.clone(), taken };
         for directory in &self.directories {
             if !write_one(directory, source, &head, is_valid)? {
                 return Ok(false);
@@ -130,7 +130,8 @@ impl Places {
 
     /// The last snapshot of a pool that stops. Nothing else uses the shard.
     pub(super) fn write_last(&self, shard: &Shard) {
-        let written = shard.snapshot_source().and_then(|source| self.write(&source, &|| true));
+        let taken = super::now();
+        let written = shard.snapshot_source().and_then(|source| self.write(&source, taken, &|| true));
         if let Err(e) = written {
             tracing::warn!("{e}");
         }
@@ -248,8 +249,8 @@ impl Taker {
             }
             self.doorbell.ring();
             let Ok(answer) = answered.recv() else { return Ok(false) };
-            let (source, hold) = answer?;
-            let written = self.places.write(&source, &|| hold.is_valid());
+            let (source, taken, hold) = answer?;
+            let written = self.places.write(&source, taken, &|| hold.is_valid());
             hold.is_over.store(true, Ordering::Release);
             if written? {
                 return Ok(true);
@@ -268,11 +269,13 @@ impl super::core::state::ShardThread<'_> {
     /// # Errors
     /// Those that end the worker.
     pub(in crate::worker) fn give_snapshot(&mut self, reply: &Sender<Answer>) -> Result<()> {
+        // A mark that was written since has what was acknowledged since.
+        let taken = super::now();
         self.commit()?;
         let source = self.shard.snapshot_source();
         let hold = Arc::new(Hold::default());
         self.snapshot_hold = source.is_ok().then(|| Arc::clone(&hold));
-        let _ = reply.send(source.map(|source| (source, hold)));
+        let _ = reply.send(source.map(|source| (source, taken, hold)));
         Ok(())
     }
 
