@@ -57,7 +57,7 @@ const PRELUDE: &str =
 fn program(dice: &mut Dice, versions: &mut BTreeMap<String, u64>) -> Vec<Step> {
     let mut steps = Vec::new();
     for i in 0..400 {
-        let (id, bytes) = (format!("v{i}"), 1 + dice.below(FILE_BYTES_MAX));
+        let (id, bytes) = (format!("v{i}"), 100 + dice.below(FILE_BYTES_MAX));
         versions.insert(id.clone(), bytes);
         let put = |name: &str| format!("put {id} {bytes} {name}");
         let holds =

@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_client::Pool;
@@ -24,8 +24,7 @@ use forebay_types::{
 };
 
 use super::link::Link;
-use super::shared::{locked, Shared};
-use super::trees::root_of;
+use super::roots::root_of;
 use crate::store::StorePath;
 
 /// How long the path of a directory is taken for known, unless a directory is pending.
@@ -85,6 +84,10 @@ fn identity(pool: &Pool) -> Option<String> {
     Some(value.get("uuid")?.as_str()?.to_owned())
 }
 
+fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timestamp { sec: since.as_secs() as i64, nsec: since.subsec_nanos() }
@@ -99,6 +102,11 @@ impl Marks {
             synced: AtomicU64::new(0),
             state: Mutex::default(),
         }
+    }
+
+    /// What a pass reads begins here: it must not overwrite what an fsync has had marked meanwhile.
+    pub(super) fn begin(&self) -> Begun {
+        Begun { synced: self.synced.load(Ordering::Acquire), at: now() }
     }
 
     /// True if any of this node's targets outlives the node.
@@ -151,14 +159,8 @@ impl State {
     }
 }
 
-/// What a pass reads begins here: it must not overwrite what an fsync has had marked meanwhile.
-pub(super) fn begin(shared: &Shared) -> Begun {
-    Begun { synced: shared.marks.synced.load(Ordering::Acquire), at: now() }
-}
-
 /// Marks what is pending and not marked alike, and what is not pending any longer. `places` were read after `begun`.
-pub(super) fn pass(shared: &Shared, begun: Begun, places: &[PendingPlace]) {
-    let (link, marks) = (&shared.link, &shared.marks);
+pub(super) fn pass(link: &Link, marks: &Marks, begun: Begun, places: &[PendingPlace]) {
     if !marks.is_any() {
         return;
     }
@@ -283,8 +285,7 @@ fn write(
 }
 
 /// Marks a file clean that was just restored.
-pub(super) fn mark_restored(shared: &Shared, entry: &Entry) {
-    let (link, marks) = (&shared.link, &shared.marks);
+pub(super) fn mark_restored(link: &Link, marks: &Marks, entry: &Entry) {
     if !marks.is_any() || entry.attr.flags & (FLAG_DIRTY | FLAG_DRAINING) != 0 {
         return;
     }
@@ -305,8 +306,7 @@ pub(super) fn mark_restored(shared: &Shared, entry: &Entry) {
 
 /// Marks a file, or the pending files of a directory, before this returns. A file that no place names is of no store, or
 /// was removed.
-pub(super) fn mark_now(shared: &Shared, ino: Ino) -> Result<()> {
-    let (link, marks) = (&shared.link, &shared.marks);
+pub(super) fn mark_now(link: &Link, marks: &Marks, ino: Ino) -> Result<()> {
     let failed = |code| Error::new(code, format!("cannot mark the backing file of inode {ino}"));
     if !marks.is_any() {
         return Ok(());

@@ -27,6 +27,7 @@ mod prestage;
 mod reconcile;
 mod recover;
 mod restore;
+mod roots;
 mod serve;
 mod shared;
 mod stores;
@@ -282,7 +283,7 @@ fn watch(shared: &Arc<Shared>) {
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
         std::thread::sleep(period);
-        let begun = marks::begin(shared);
+        let begun = shared.marks.begin();
         let places = match shared.link.all_pending() {
             Ok(places) => places,
             Err(code) => {
@@ -291,7 +292,7 @@ fn watch(shared: &Arc<Shared>) {
             }
         };
         note(shared, &places);
-        marks::pass(shared, begun, &places);
+        marks::pass(&shared.link, &shared.marks, begun, &places);
         let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
         if is_full {
@@ -326,7 +327,7 @@ fn by_store(shared: &Shared, places: Vec<PendingPlace>) -> HashMap<u64, Vec<Pend
     let mut stores: HashMap<u64, Vec<PendingPlace>> = HashMap::new();
     let mut roots: HashMap<u64, Option<Ino>> = HashMap::new();
     for place in places {
-        let root = *roots.entry(place.parent.0).or_insert_with(|| trees::root_of(&shared.link, place.parent));
+        let root = *roots.entry(place.parent.0).or_insert_with(|| roots::root_of(&shared.link, place.parent));
         match root {
             Some(root) => stores.entry(root.0).or_default().push(place),
             // Its directory is gone from the pool and from the store, and the place with it.

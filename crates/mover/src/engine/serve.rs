@@ -64,7 +64,7 @@ fn answer(shared: &Arc<Shared>, letter: Letter) -> Answer {
         }
         Letter::Check { hold } => shared.holds.check(hold),
         Letter::Unhold { hold, unlink } => shared.holds.end(&shared.link, hold, unlink),
-        Letter::Mark { ino } => match marks::mark_now(shared, Ino(ino)) {
+        Letter::Mark { ino } => match marks::mark_now(&shared.link, &shared.marks, Ino(ino)) {
             Ok(()) => Answer::Done,
             Err(e) => Answer::Failed(Failure::from(&e)),
         },

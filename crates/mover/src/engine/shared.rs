@@ -11,7 +11,7 @@ use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 use super::evict::{evict, free_bytes, Restoring};
 use super::holds::Holds;
 use super::link::Link;
-use super::marks::Marks;
+use super::marks::{mark_restored, Marks};
 use super::peers::{Jobs, Peers, Work};
 use super::restore::restore;
 use super::stores::Stores;
@@ -130,7 +130,7 @@ pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<Entry> {
             }
             result => {
                 if let Ok(entry) = &result {
-                    super::marks::mark_restored(shared, entry);
+                    mark_restored(&shared.link, &shared.marks, entry);
                 }
                 return result;
             }

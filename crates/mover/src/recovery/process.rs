@@ -13,7 +13,7 @@ use forebay_tasks::Failure;
 use forebay_types::{Code, Error, Result};
 
 use super::names::{check_shard, CHECK_SHARD};
-use super::recover;
+use super::run::recover;
 
 const RECOVER: &str = "--recover";
 

@@ -62,6 +62,7 @@ mod session;
 mod session_id;
 mod sessions;
 mod shard_queries;
+mod snapshot_hold;
 mod snapshots;
 mod statistics;
 #[cfg(any(test, feature = "simulation"))]

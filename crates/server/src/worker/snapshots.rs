@@ -12,7 +12,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,37 +31,9 @@ use crate::identity::PoolIdentity;
 /// The environment variable that has the period of snapshots: seconds, or `off`.
 const PERIOD_VARIABLE: &str = "FOREBAY_SNAPSHOT";
 const PERIOD: Duration = Duration::from_secs(60);
-/// Commits after which a copy is void.
-const COMMITS_VOID: u32 = 2;
 /// Attempts in one period, and the pause between two.
 const ATTEMPTS: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// Between the thread that copies a commit and the shard thread.
-#[derive(Debug, Default)]
-pub(super) struct Hold {
-    commits: AtomicU32,
-    is_over: AtomicBool,
-}
-
-impl Hold {
-    /// The shard thread has committed.
-    pub(super) fn note_commit(&self) {
-        self.commits.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// True while commits that are not necessary are put off.
-    pub(super) fn holds(&self) -> bool {
-        !self.is_over.load(Ordering::Acquire) && self.is_valid()
-    }
-
-    fn is_valid(&self) -> bool {
-        self.commits.load(Ordering::Acquire) < COMMITS_VOID
-    }
-}
-
-/// Answered by the shard thread: its last commit, and a time before it.
-pub(super) type Answer = Result<(SnapshotSource, Timestamp, Arc<Hold>)>;
 
 /// The period that the environment sets; none if there are to be no snapshots.
 fn period() -> Option<Duration> {
@@ -251,7 +223,7 @@ impl Taker {
             let Ok(answer) = answered.recv() else { return Ok(false) };
             let (source, taken, hold) = answer?;
             let written = self.places.write(&source, taken, &|| hold.is_valid());
-            hold.is_over.store(true, Ordering::Release);
+            hold.end();
             if written? {
                 return Ok(true);
             }
@@ -260,27 +232,5 @@ impl Taker {
             }
         }
         Ok(false)
-    }
-}
-
-impl super::core::state::ShardThread<'_> {
-    /// Commits, and answers with the commit.
-    ///
-    /// # Errors
-    /// Those that end the worker.
-    pub(in crate::worker) fn give_snapshot(&mut self, reply: &Sender<Answer>) -> Result<()> {
-        // A mark that was written since has what was acknowledged since.
-        let taken = super::now();
-        self.commit()?;
-        let source = self.shard.snapshot_source();
-        let hold = Arc::new(Hold::default());
-        self.snapshot_hold = source.is_ok().then(|| Arc::clone(&hold));
-        let _ = reply.send(source.map(|source| (source, taken, hold)));
-        Ok(())
-    }
-
-    /// True while commits that are not necessary are put off.
-    pub(in crate::worker) fn is_held_for_snapshot(&self) -> bool {
-        self.snapshot_hold.as_ref().is_some_and(|hold| hold.holds())
     }
 }

@@ -111,7 +111,7 @@ pub(in crate::worker) struct ShardThread<'a> {
     /// Called at each point of the pipeline, so that a simulation can kill the worker there.
     pub(in crate::worker) watcher: Option<Watcher>,
     /// A snapshot of the last commit is being copied.
-    pub(in crate::worker) snapshot_hold: Option<std::sync::Arc<crate::worker::snapshots::Hold>>,
+    pub(in crate::worker) snapshot_hold: Option<std::sync::Arc<crate::worker::snapshot_hold::Hold>>,
     pub(in crate::worker) stop: bool,
 }
 
