@@ -21,6 +21,7 @@ mod list;
 mod listings;
 mod moving;
 mod parallel;
+mod parts;
 mod peers;
 mod prestage;
 mod reconcile;

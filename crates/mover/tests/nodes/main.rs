@@ -87,6 +87,31 @@ fn files_over_several_nodes_are_drained_released_and_restored() {
     nodes.check();
 }
 
+#[test]
+fn every_node_writes_its_part_of_a_long_file_into_the_store() {
+    let Some(nodes) = Nodes::up(3, "128MiB") else { return };
+    nodes.attach(1, "", &[]);
+    nodes.sh(2, "mkdir s/st");
+    nodes.ok(2, &["layout", "set", "-c", "3", "-S", "65536", "/s/st"]);
+    // One ends within a stripe, one has holes, one is all hole, one has another file's version in the store before.
+    nodes.sh(1, "head -c 9000001 /dev/urandom > s/st/whole; chmod 640 s/st/whole; touch -d @1000 s/st/whole");
+    nodes
+        .sh(2, "truncate -s 20000003 s/st/holes; printf x | dd of=s/st/holes bs=1 seek=7000000 conv=notrunc");
+    nodes.sh(3, "truncate -s 5000000 s/st/hole; head -c 6000000 /dev/urandom > s/st/again");
+    nodes.durable(1);
+    nodes.sh(3, "dd if=/dev/zero of=s/st/again bs=100000 seek=20 count=3 conv=notrunc; truncate -s 5500000 s/st/again");
+    nodes.durable(2);
+    assert_eq!(nodes.differences(3), "");
+    assert_eq!(nodes.sh(1, "stat -c '%a %Y' $S/st/whole"), "640 1000\n");
+    let blocks: u64 = nodes.sh(1, "stat -c %b $S/st/holes").trim().parse().unwrap();
+    // A medium may have whole huge pages of data.
+    assert!(blocks * 512 < 8 << 20, "{blocks} blocks");
+    for node in 1..=3 {
+        assert!(nodes.log(node).contains("wrote this node's part of file"), "node {node}\n{}", nodes.logs());
+    }
+    nodes.check();
+}
+
 /// The descriptor is older than the worker that serves it, and the file was drained in between: the write is no less
 /// noticed.
 #[test]
