@@ -112,6 +112,54 @@ fn every_node_writes_its_part_of_a_long_file_into_the_store() {
     nodes.check();
 }
 
+#[test]
+fn clean_files_of_a_node_that_died_come_from_the_store() {
+    let Some(nodes) = Nodes::up(3, "64MiB") else { return };
+    nodes.attach(1, "", &["--rule", "*.kept=request"]);
+    nodes.sh(
+        3,
+        "mkdir s/d; for i in 1 2 3; do head -c 100000$i /dev/urandom > s/d/$i; done; touch -d @1000 s/d/1",
+    );
+    nodes.durable(1);
+    nodes.ok(1, &["layout", "set", "-c", "3", "-S", "65536", "/s/d"]);
+    nodes.sh(2, "head -c 1000000 /dev/urandom > s/d/striped");
+    nodes.durable(2);
+    nodes.sh(3, "echo only here > s/only.kept");
+    let open = std::fs::File::open(nodes.at(2).join("s/d/3")).unwrap();
+    nodes.kill_node(3);
+    assert!(!nodes.command(2, "cat s/only.kept", false).output().unwrap().status.success());
+    // By command, and by itself.
+    nodes.wait("the release of a file", || {
+        nodes.forebay(1, &["release", "--no-progress", "/s/d/2"]).status.success()
+    });
+    nodes.sh(2, "cmp s/d/2 $S/d/2");
+    nodes.wait("a file from the store", || {
+        nodes
+            .command(2, "cmp s/d/1 $S/d/1 && cmp s/d/striped $S/d/striped", false)
+            .output()
+            .unwrap()
+            .status
+            .success()
+    });
+    nodes.preloaded(1, "cmp /forebay/s/d/3 $S/d/3");
+    assert_eq!(nodes.sh(1, "stat -c '%s %Y' s/d/1"), "1000001 1000\n");
+    nodes.sh(2, "printf more >> s/d/1; printf more >> s/d/striped");
+    nodes.ok(1, &["wait-durable", "--recursive", "--no-progress", "--timeout", "60", "/s/d"]);
+    // What is nowhere else stays, and comes back with its node.
+    assert!(!nodes.command(2, "cat s/only.kept", false).output().unwrap().status.success());
+    assert!(!nodes.store().join("only.kept").exists());
+    nodes.start(3);
+    assert!(nodes.mount(3));
+    nodes.wait("the node", || {
+        nodes.command(2, "grep only s/only.kept", false).output().unwrap().status.success()
+    });
+    assert_eq!(nodes.sh(3, "tail -c 4 s/d/1; tail -c 4 s/d/striped"), "moremore");
+    nodes.ok(3, &["sync", "--recursive", "--no-progress", "/s"]);
+    assert_eq!(nodes.differences(3), "");
+    drop(open);
+    nodes.check();
+}
+
 /// The descriptor is older than the worker that serves it, and the file was drained in between: the write is no less
 /// noticed.
 #[test]
