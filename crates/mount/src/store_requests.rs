@@ -60,6 +60,11 @@ impl FileSystem {
                 let (_, name) = (f.name().ok()?, f.name().ok()?);
                 names(self.is_unlisted(ino) || self.is_unlisted(to) || self.leads_to_unlisted(to, name))
             }
+            // The mover marks what is synced on a target that outlives the node.
+            op::FSYNC | op::FSYNCDIR => {
+                self.attached(ino)?;
+                self.pool.may_outlive_node().then_some(WaitsFor::Write)
+            }
             op::OPEN => {
                 let flags = f.u32().ok()? as i32;
                 self.waits_for_data(

@@ -169,6 +169,12 @@ pub(in crate::engine) enum Letter {
         /// The file was released: unlink its backing files.
         unlink: bool,
     },
+    /// Mark a file's backing files here, or those of a directory's files: a program of this node is about to sync them.
+    /// `crates/client/src/marking.rs` sends it too. → `Done`, or `Failed`
+    Mark {
+        /// The file or directory.
+        ino: u64,
+    },
     /// Is this node's space filled? → `Done` if it is, `Unknown`
     IsFull,
 }
