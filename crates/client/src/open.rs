@@ -6,6 +6,9 @@
 //! restored first if it is not resident, and its attributes are read again after the open, which starts over if they
 //! have another epoch. So no descriptor of a file that was released is handed out, and no write goes unmarked. If opening the backing file fails with ENOENT, it was never created, or was
 //! removed with the file. The daemon knows which.
+//!
+//! A large released file is opened for reading by the pool's mount, if there is one: its reads wait for what they read
+//! alone (`ranges.rs`).
 
 use std::ffi::CStr;
 use std::os::fd::RawFd;
@@ -178,7 +181,10 @@ impl Pool {
                     Ok(entry) if self.needs_mount(&entry) => {
                         self.mount_path_of(&entry, escape).map(|()| Way::ByMount)
                     }
-                    Ok(entry) => self.open_entry(&entry, flags).map(Way::Opened),
+                    Ok(entry) => match self.open_better_by_mount(&entry, flags) {
+                        Some(fd) => Ok(Way::Opened(fd)),
+                        None => self.open_entry(&entry, flags).map(Way::Opened),
+                    },
                     Err(Code::NotFound) => Err(Code::Stale),
                     Err(code) => Err(code),
                 },

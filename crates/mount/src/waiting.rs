@@ -22,6 +22,8 @@ const AT_DAEMON: usize = RING_SLOTS / 5;
 const THREADS_MAX: usize = 512;
 /// How long a request waits here, for a permit or for space: as long as the daemon lets one wait.
 const PATIENCE: Duration = Duration::from_secs(25);
+/// The same for a range of a file: as long as a slow store may take for what others read.
+const RANGE_PATIENCE: Duration = Duration::from_secs(3600);
 /// From this percentage on files are opened for writing so that their writes can wait. Their writers may fill what is
 /// left up to the high watermark, at which writes begin to wait.
 const WATCHED_PERCENT: u64 = 75;
@@ -37,10 +39,23 @@ pub(crate) enum WaitsFor {
     Names,
     /// A file's data.
     Data,
+    /// A range of a file that is being restored.
+    Range,
     /// Space, at the daemon: a file is created, or opened for writing.
     Room,
     /// Space, here: an open file is written.
     Write,
+}
+
+impl WaitsFor {
+    /// How long a request waits for a permit.
+    fn patience(self) -> Duration {
+        match self {
+            // Each range that arrives gives one back, and a store that fails gives all of them back.
+            WaitsFor::Range => RANGE_PATIENCE,
+            _ => PATIENCE,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +95,7 @@ impl Drop for Permit<'_> {
 pub(crate) struct Waiting {
     names: Permits,
     data: Permits,
+    ranges: Permits,
     room: Permits,
     threads: AtomicUsize,
     begun: Instant,
@@ -93,6 +109,7 @@ impl Waiting {
         Waiting {
             names: Permits::default(),
             data: Permits::default(),
+            ranges: Permits::default(),
             room: Permits::default(),
             threads: AtomicUsize::new(0),
             begun: Instant::now(),
@@ -115,7 +132,7 @@ impl Waiting {
         }
         let (this, fail_too) = (Arc::clone(self), fail.clone());
         let run = move || {
-            match this.permits(what).map(|permits| permits.take(PATIENCE)) {
+            match this.permits(what).map(|permits| permits.take(what.patience())) {
                 Some(None) => fail(Errno(libc::EIO)),
                 // The permit lives until the request is served.
                 None | Some(Some(_)) => serve(),
@@ -133,6 +150,7 @@ impl Waiting {
         match what {
             WaitsFor::Names => Some(&self.names),
             WaitsFor::Data => Some(&self.data),
+            WaitsFor::Range => Some(&self.ranges),
             WaitsFor::Room => Some(&self.room),
             WaitsFor::Write => None,
         }

@@ -3,7 +3,7 @@
 //! | thread | does |
 //! |---|---|
 //! | recover | once: records what a mover that died did, and removes its temporaries |
-//! | work | waits for tasks of the shard: directories to list, files to restore; gives each to a thread of its own |
+//! | work | waits for tasks of the shard: directories to list, files or ranges to restore; gives each to a thread of its own |
 //! | watch | reads the pending places, gives those of each store to a thread that makes a pass; evicts |
 //! | peers | takes messages of other nodes' movers, gives their jobs to a thread each |
 //! | around | asks other nodes' movers whether they answer, and are full |
@@ -23,6 +23,7 @@ mod moving;
 mod parallel;
 mod peers;
 mod prestage;
+mod ranges;
 mod reconcile;
 mod recover;
 mod restore;
@@ -49,6 +50,7 @@ use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
 use self::peers::{Counted, Jobs, Peers, Work};
+use self::ranges::Ranges;
 use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use self::turns::Turns;
@@ -87,6 +89,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         link,
         stores: Stores::new(link),
         restoring: Restoring::default(),
+        ranges: Ranges::default(),
         listing: Restoring::default(),
         persisting: Restoring::default(),
         peers: Peers::new(link),
@@ -151,9 +154,14 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
     let ino = task.ino();
     let mine = match task {
         StoreTask::List(_) => &shared.listing,
-        StoreTask::Restore(_) => &shared.restoring,
+        StoreTask::Restore(_) | StoreTask::Range(..) => &shared.restoring,
         StoreTask::Persist(_) => &shared.persisting,
     };
+    if let StoreTask::Range(ino, range) = task {
+        if let Some(arrived) = shared.ranges.ask(ino, range) {
+            return shared.link.range_restored(ino, arrived);
+        }
+    }
     if !mine.begin(ino) {
         return; // under way
     }
@@ -194,8 +202,10 @@ fn serve(shared: &Shared, task: StoreTask) {
             }
             return;
         }
-        StoreTask::Restore(_) => {
+        StoreTask::Restore(_) | StoreTask::Range(..) => {
             let done = restore_there(shared, ino);
+            // Its ranges, if it was restored before.
+            shared.ranges.end(ino);
             shared.restoring.end(ino);
             done
         }
