@@ -22,7 +22,7 @@ use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-use forebay_types::{mount_of_link, Code, Entry, Ino, MOUNT_LINK};
+use forebay_types::{mount_of_link, Code, Entry, Ino, FLAG_ATTACHED, MOUNT_LINK};
 
 use crate::connection::Role;
 use crate::descriptor::{proc_fd, proc_link};
@@ -152,12 +152,34 @@ impl Pool {
     /// without a mount, and if the mount fails: then the backing file is opened.
     #[inline]
     pub(crate) fn open_better_by_mount(&self, entry: &Entry, flags: i32) -> Option<RawFd> {
-        let others = libc::O_TRUNC | libc::O_PATH | libc::O_DIRECTORY;
-        let reads = flags & libc::O_ACCMODE == libc::O_RDONLY && flags & others == 0;
-        match reads && self.comes_in_ranges(entry) {
+        let is_attached = entry.attr.is_file() && entry.attr.flags & FLAG_ATTACHED != 0;
+        if !is_attached || flags & (libc::O_PATH | libc::O_DIRECTORY) != 0 {
+            return None;
+        }
+        let serves = match flags & (libc::O_ACCMODE | libc::O_TRUNC) {
+            libc::O_RDONLY => self.comes_in_ranges(entry),
+            // Writes wait for space there. A descriptor of the backing file meets what space there is.
+            _ => {
+                self.is_one_here(&entry.layout) && self.attached().is_ok_and(|attached| attached.is_scarce())
+            }
+        };
+        match serves {
             true => self.open_file_mounted(entry, flags),
             false => None,
         }
+    }
+
+    /// Replaces the descriptor of a new file's backing file in the same way, under the same number.
+    #[inline]
+    pub(crate) fn better_by_mount(&self, entry: &Entry, fd: RawFd, flags: i32) -> RawFd {
+        let flags = flags & !libc::O_TRUNC;
+        if let Some(mounted) = self.open_better_by_mount(entry, flags) {
+            // If this fails, the program has the descriptor of the backing file.
+            // SAFETY: plain system call on two descriptors that no one else uses yet.
+            unsafe { libc::syscall(libc::SYS_dup3, mounted, fd, flags & libc::O_CLOEXEC) };
+            close(mounted);
+        }
+        fd
     }
 
     #[cold]
@@ -168,7 +190,7 @@ impl Pool {
         }
         let mut path = PathBuffer::new();
         self.mount_path_of(entry, &mut path).ok()?;
-        open_at(libc::AT_FDCWD, path.as_c_str(), flags & KERNEL_FLAGS).ok()
+        open_at(libc::AT_FDCWD, path.as_c_str(), flags & (KERNEL_FLAGS | libc::O_TRUNC)).ok()
     }
 
     /// Stores in `path` the path at which this process sees the pool's mount. A process in another mount namespace, as

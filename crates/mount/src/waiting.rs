@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_client::Pool;
-use forebay_types::limits::{HIGH_WATER_PERCENT, RING_SLOTS};
+use forebay_types::limits::{HIGH_WATER_PERCENT, RING_SLOTS, SCARCE_LOOK_MS, SCARCE_PERCENT};
 
 use crate::errno::Errno;
 
@@ -24,11 +24,8 @@ const THREADS_MAX: usize = 512;
 const PATIENCE: Duration = Duration::from_secs(25);
 /// The same for a range of a file: as long as a slow store may take for what others read.
 const RANGE_PATIENCE: Duration = Duration::from_secs(3600);
-/// From this percentage on files are opened for writing so that their writes can wait. Their writers may fill what is
-/// left up to the high watermark, at which writes begin to wait.
-const WATCHED_PERCENT: u64 = 75;
 /// How long a look at the free space is good for.
-const LOOK_NS: u64 = 2_000_000;
+const LOOK_NS: u64 = SCARCE_LOOK_MS * 1_000_000;
 /// Pause between two looks for space.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -168,7 +165,7 @@ impl Waiting {
 
     /// True when files are opened for writing so that their writes can wait.
     pub(crate) fn is_scarce(&self, pool: &Pool) -> bool {
-        self.used_percent(pool) >= WATCHED_PERCENT
+        self.used_percent(pool) >= SCARCE_PERCENT
     }
 
     /// True when writes wait.

@@ -191,6 +191,12 @@ pub const RANGE_BYTES: u64 = 1 << 20;
 /// less than 170 ms, and a file that was opened whole is read without requests.
 pub const RANGES_FILE_BYTES_MIN: u64 = 16 << 20;
 
+/// From this percentage on, files in front of a backing store are opened for writing so that their writes can wait for
+/// space. Their writers may fill what is left up to [`HIGH_WATER_PERCENT`], at which writes begin to wait.
+pub const SCARCE_PERCENT: u64 = 75;
+/// How long a process takes a look at the free space as good for that.
+pub const SCARCE_LOOK_MS: u64 = 2;
+
 /// A client may leave a removed file's backing file for a moment while half of its target is free, and at least this
 /// much. That is more than programs write in [`ROOM_LOOK_MS`] and the few milliseconds after which the daemon unlinks
 /// it.
