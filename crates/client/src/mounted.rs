@@ -153,7 +153,8 @@ impl Pool {
     #[inline]
     pub(crate) fn open_better_by_mount(&self, entry: &Entry, flags: i32) -> Option<RawFd> {
         let is_attached = entry.attr.is_file() && entry.attr.flags & FLAG_ATTACHED != 0;
-        if !is_attached || flags & (libc::O_PATH | libc::O_DIRECTORY) != 0 {
+        let is_refused = !entry.attr.is_resident() && !self.recalls();
+        if !is_attached || is_refused || flags & (libc::O_PATH | libc::O_DIRECTORY) != 0 {
             return None;
         }
         let serves = match flags & (libc::O_ACCMODE | libc::O_TRUNC) {

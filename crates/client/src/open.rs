@@ -308,7 +308,8 @@ impl Pool {
     }
 
     /// The entry of a file whose data are in the pool: they are restored if they are in the backing store alone. In a
-    /// pool of several nodes they come to this node, unless a restore to another one is under way.
+    /// pool of several nodes they come to this node, unless a restore to another one is under way. [`Code::NoAttribute`]
+    /// (ENODATA) in a program that is not to have data copied, and needs some.
     #[inline]
     pub fn resident(&self, entry: &Entry) -> Result<Entry, Code> {
         match entry.attr.is_resident() || !entry.attr.is_file() {
@@ -330,6 +331,9 @@ impl Pool {
     #[cold]
     fn restore_near(&self, entry: &Entry) -> Result<Entry, Code> {
         let ino = entry.attr.ino;
+        if !self.recalls() {
+            return Err(Code::NoAttribute);
+        }
         if self.spans_nodes() && self.takes_files() && !self.is_here(&entry.layout) {
             match self.ask_entry(&Request::Relocate { ino, node: self.node()? }) {
                 Ok(_) | Err(Code::Stale | Code::Busy) => {}
