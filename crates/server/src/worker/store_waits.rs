@@ -493,7 +493,7 @@ mod tests {
     fn a_call_for_a_range_goes_on_when_it_has_arrived_or_the_whole_file() {
         let mut waits = StoreWaits::default();
         for number in 0..3 {
-            waits.wait(call(1 + number, 1), StoreTask::Range(Ino(5), u64::from(number)), 0);
+            waits.wait(call(1 + number, 1), StoreTask::Range(Ino(5), number as u64), 0);
         }
         let range = |number| StoreTask::Range(Ino(5), number);
         assert_eq!(waits.tasks(false, 1), [range(0), range(1), range(2)]);
