@@ -3,7 +3,7 @@
 //! A request that may wait long gets a thread of its own, so that a store that does not answer holds up only the
 //! programs that need it. Requests that wait at the daemon are limited, each kind by itself: a process has
 //! [`RING_SLOTS`] requests at the daemon at a time, and most of them stay free for requests that do not wait. Beyond the
-//! limit a request first waits here, for [`PATIENCE`] at most.
+//! limit a request first waits here, for [`PATIENCE`] at most, or [`RANGE_PATIENCE`].
 //!
 //! [`RING_SLOTS`]: forebay_types::limits::RING_SLOTS
 
