@@ -292,7 +292,7 @@ mod tests {
         }
         assert_eq!(known.0, [0..5, 10..30, 35..50]);
         known.add(4..36);
-        assert_eq!(known.0, [0..50]);
+        assert!(known.0.len() == 1 && known.0[0] == (0..50));
     }
 
     #[test]
