@@ -5,7 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use forebay_client::{LeaseKind, LeasedFiles, Pool};
 use forebay_types::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 use forebay_types::{
-    Code, Entry, Ino, PendingPlace, Reply, Request, SetAttr, StorePlace, StoreTask, StoreVersion,
+    Code, Entry, Ino, PendingPlace, Reply, Request, RestoredRange, SetAttr, StorePlace, StoreTask,
+    StoreVersion,
 };
 
 use super::listings::Listings;
@@ -92,6 +93,14 @@ impl Link {
     /// The task for an inode cannot be done.
     pub(super) fn failed(&self, ino: Ino, code: Code) -> Result<(), Code> {
         self.done(&Request::StoreFailed { ino, code: code as u16 })
+    }
+
+    /// Readers may wait for a range of a file, which has arrived.
+    pub(super) fn range_restored(&self, ino: Ino, RestoredRange { backing, from, to }: RestoredRange) {
+        let report = Request::RangeRestored { ino, backing, from, to };
+        if let Err(code) = self.pool.request(&report, |_| Ok(())) {
+            tracing::debug!("cannot report a range of file {ino}: {}", code.name());
+        }
     }
 
     /// Waits for a message of another node's mover, about a second at most: its number, and the message.

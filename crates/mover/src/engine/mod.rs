@@ -3,7 +3,7 @@
 //! | thread | does |
 //! |---|---|
 //! | recover | once: records what a mover that died did, and removes its temporaries |
-//! | work | waits for tasks of the shard: directories to list, files to restore; gives each to a thread of its own |
+//! | work | waits for tasks of the shard: directories to list, files or ranges to restore; gives each to a thread of its own |
 //! | watch | reads the pending places, gives those of each store to a thread that makes a pass; evicts |
 //! | peers | takes messages of other nodes' movers, gives their jobs to a thread each |
 //! | around | asks other nodes' movers whether they answer, and are full |
@@ -26,6 +26,7 @@ mod parallel;
 mod parts;
 mod peers;
 mod prestage;
+mod ranges;
 mod reconcile;
 mod recover;
 mod restore;
@@ -54,6 +55,7 @@ use self::holds::Holds;
 use self::link::Link;
 use self::marks::Marks;
 use self::peers::{Counted, Jobs, Peers, Work};
+use self::ranges::Ranges;
 use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use self::turns::Turns;
@@ -93,6 +95,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         stores: Stores::new(link),
         marks: Marks::new(link),
         restoring: Restoring::default(),
+        ranges: Ranges::default(),
         listing: Restoring::default(),
         persisting: Restoring::default(),
         peers: Peers::new(link),
@@ -163,9 +166,14 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
     let ino = task.ino();
     let mine = match task {
         StoreTask::List(_) => &shared.listing,
-        StoreTask::Restore(_) => &shared.restoring,
+        StoreTask::Restore(_) | StoreTask::Range(..) => &shared.restoring,
         StoreTask::Persist(_) => &shared.persisting,
     };
+    if let StoreTask::Range(ino, range) = task {
+        if let Some(arrived) = shared.ranges.ask(ino, range) {
+            return shared.link.range_restored(ino, arrived);
+        }
+    }
     if !mine.begin(ino) {
         return; // under way
     }
@@ -206,8 +214,10 @@ fn serve(shared: &Shared, task: StoreTask) {
             }
             return;
         }
-        StoreTask::Restore(_) => {
+        StoreTask::Restore(_) | StoreTask::Range(..) => {
             let done = restore_there(shared, ino);
+            // Its ranges, if it was restored before.
+            shared.ranges.end(ino);
             shared.restoring.end(ino);
             done
         }

@@ -157,5 +157,6 @@ fn upload(shared: &Shared, job: &Job, root: Ino, sweep: bool, files: &[String]) 
     let later = pass.later.iter().filter_map(index).collect();
     let failed =
         pass.failed.iter().filter_map(|(place, e)| Some((index(place)?, Failure::from(e)))).collect();
-    Ok(Outcome { later, failed, ..Outcome::default() })
+    let snapshots = pass.snapshots.iter().filter_map(index).collect();
+    Ok(Outcome { later, failed, snapshots, ..Outcome::default() })
 }

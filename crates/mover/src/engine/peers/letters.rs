@@ -73,6 +73,9 @@ pub(in crate::engine) struct Outcome {
     pub(in crate::engine) later: Vec<usize>,
     /// Those that failed, with the reason.
     pub(in crate::engine) failed: Vec<(usize, Failure)>,
+    /// Of the files of an upload: those that were copied while they were open.
+    #[serde(default)]
+    pub(in crate::engine) snapshots: Vec<usize>,
     /// Why a file was not released.
     pub(in crate::engine) kept: Option<String>,
     /// Paths for which a task failed, the first of them.
