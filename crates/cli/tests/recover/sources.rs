@@ -1,10 +1,9 @@
 //! What is recovered with marks alone, snapshots alone, both, a shard that was left, and none of them.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
 
-use crate::bed::{backing_files, die, has_mark, Bed};
-use crate::common::{eventually, Ran};
+use crate::bed::{backing_files, has_mark, Bed};
+use crate::common::eventually;
 use serde_json::Value;
 
 /// Files that the store does not have: the policy copies nothing by itself.
@@ -196,62 +195,4 @@ fn data_without_any_name_are_recovered_on_request() {
     let directory = std::fs::read_dir(&bed.store).unwrap().next().unwrap().unwrap().path();
     let file = std::fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
     assert_eq!(std::fs::read_to_string(file).unwrap(), "data\n");
-}
-
-/// A pool of one node with two targets on the disk, and a file striped over both in front of a store.
-fn striped(bed: &Bed) -> (PathBuf, PathBuf) {
-    let disk = bed.pool.parent().unwrap();
-    let (first, second) = (disk.join("first"), disk.join("second"));
-    let target =
-        |path: &Path| format!("{{ media = \"ssd\", path = \"{}\", capacity = \"64MiB\" }}", path.display());
-    let (a, b) = (std::process::id() / 251 % 251, std::process::id() % 251);
-    let text = format!(
-        "[[node]]\nname = \"alone\"\nhost = \"127.{a}.{b}.1\"\nport = 7873\ntarget = [{}, {}]\n",
-        target(&first),
-        target(&second)
-    );
-    let file = bed.place.write("two.toml", text);
-    bed.place.ok(["up", "--pool", file.to_str().unwrap()]);
-    let on = |arguments: &[&str]| {
-        let ran = Ran::of(bed.command(arguments).env("FOREBAY_POOL", &first).output().unwrap());
-        assert_eq!(ran.code, Some(0), "{arguments:?}: {ran:?}");
-    };
-    on(&["attach", bed.store.to_str().unwrap(), "/", "--drain", "request"]);
-    on(&["layout", "set", "--stripe-count", "2", "--stripe-size", "64KiB", "/"]);
-    // Staging keeps the stripes; a program that opens the file for a descriptor would make it one backing file.
-    let file = bed.place.write("striped", (1..=100_000).map(|i| format!("{i}\n")).collect::<String>());
-    on(&["stage-in", "--no-progress", &format!("{}:/striped", file.display())]);
-    on(&["run", "--quiet", "--", "sh", "-e", "-c", "cd /forebay; echo whole >whole; sync whole"]);
-    let all = || [backing_files(&first), backing_files(&second)].concat();
-    eventually("all backing files are marked", || all().iter().all(|path| has_mark(path)));
-    (first, second)
-}
-
-#[test]
-fn striped_file_is_put_together_and_is_incomplete_without_a_part() {
-    let bed = Bed::without_store();
-    let (first, second) = striped(&bed);
-    let expected: String = (1..=100_000).map(|i| format!("{i}\n")).collect();
-    die(&first);
-    std::fs::write(first.join("target/shard/boot"), "another boot\n").unwrap();
-    let backing = [backing_files(&first), backing_files(&second)];
-    let is_striped = backing.iter().all(|files| files.iter().any(|path| path.extension().is_some()));
-    assert!(is_striped, "{backing:?}");
-    // The second target alone, as if the first had been in memory.
-    let second = second.to_str().unwrap();
-    let report: Value = serde_json::from_str(&bed.place.run(["recover", "--json", second]).out).unwrap();
-    assert_eq!(fate(&report, "/striped"), "incomplete", "{report}");
-    assert!(report.to_string().contains("target 0 of node 1"), "{report}");
-    assert_eq!(bed.stored("striped"), None);
-    let partial = bed.place.run(["recover", "--json", "--partial", second]);
-    assert_eq!(partial.code, Some(4), "{partial:?}");
-    let name = bed.names().into_iter().find(|name| name.starts_with("striped.forebay-partial-")).unwrap();
-    let bytes = std::fs::read(bed.store.join(&name)).unwrap();
-    assert!(bytes[64 << 10..128 << 10] == expected.as_bytes()[64 << 10..128 << 10]);
-    assert!(bytes[..64 << 10].iter().all(|byte| *byte == 0));
-    // With the first one, which lists the second.
-    let report = bed.place.json(["recover", "--json", first.to_str().unwrap()]);
-    assert_eq!(fate(&report, "/striped"), "recovered", "{report}");
-    assert!(bed.stored("striped").as_deref() == Some(&expected));
-    assert_eq!(bed.stored("whole").as_deref(), Some("whole\n"));
 }
