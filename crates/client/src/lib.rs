@@ -32,6 +32,7 @@ mod layout_choice;
 mod leased;
 mod locks;
 mod making;
+mod marking;
 mod migrate;
 mod mounted;
 pub mod nameless;

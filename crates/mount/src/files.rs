@@ -416,6 +416,7 @@ impl FileSystem {
         let mut f = rq.fields;
         let (handle, flags) = (f.u64()?, f.u32()?);
         let file = self.descriptor(rq.node, handle, false)?;
+        self.pool.mark_to_recover(self.open_ino(rq.node))?;
         if let Some(file) = file.single() {
             // SAFETY: plain system calls on a descriptor of ours.
             check(unsafe {

@@ -319,7 +319,11 @@ impl FileSystem {
             op::OPENDIR => self.opendir(rq, out),
             op::READDIR => self.readdir(rq, out, false),
             op::READDIRPLUS => self.readdir(rq, out, true),
-            op::RELEASEDIR | op::FSYNCDIR | op::SYNCFS => Ok(Outcome::Reply),
+            op::FSYNCDIR => {
+                self.pool.mark_to_recover(self.ino(rq.node))?;
+                Ok(Outcome::Reply)
+            }
+            op::RELEASEDIR | op::SYNCFS => Ok(Outcome::Reply),
             op::STATFS => self.statfs(out),
             op::GETXATTR => self.getxattr(rq, out),
             op::LISTXATTR => self.listxattr(rq, out),

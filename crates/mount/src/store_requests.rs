@@ -76,6 +76,11 @@ impl FileSystem {
                 }
                 self.leads_to_arriving(to, name).map(|_| WaitsFor::Data)
             }
+            // The mover marks what is synced on a target that outlives the node.
+            op::FSYNC | op::FSYNCDIR => {
+                self.attached(ino)?;
+                self.pool.may_outlive_node().then_some(WaitsFor::Write)
+            }
             op::OPEN => {
                 let flags = f.u32().ok()? as i32;
                 let entry = self.attached(ino)?;

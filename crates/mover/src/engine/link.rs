@@ -127,6 +127,22 @@ impl Link {
         Ok(self.pending(directory, b"")?.first().is_some_and(|place| place.parent == directory))
     }
 
+    /// The pending places in a directory.
+    pub(super) fn pending_in(&self, directory: Ino) -> Result<Vec<PendingPlace>, Code> {
+        let mut all: Vec<PendingPlace> = Vec::new();
+        loop {
+            let behind = all.last().map_or(Vec::new(), |last| last.name.clone());
+            let mut more = self.pending(directory, &behind)?;
+            let n = more.len();
+            more.retain(|place| place.parent == directory);
+            let is_end = n == 0 || more.len() < n;
+            all.extend(more);
+            if is_end {
+                return Ok(all);
+            }
+        }
+    }
+
     /// All pending places, up to a bound.
     pub(super) fn all_pending(&self) -> Result<Vec<PendingPlace>, Code> {
         let mut all: Vec<PendingPlace> = Vec::new();

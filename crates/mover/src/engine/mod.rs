@@ -20,6 +20,7 @@ mod link;
 mod list;
 mod listings;
 mod lost;
+mod marks;
 mod moving;
 mod parallel;
 mod parts;
@@ -29,6 +30,7 @@ mod ranges;
 mod reconcile;
 mod recover;
 mod restore;
+mod roots;
 mod serve;
 mod shared;
 mod stores;
@@ -51,6 +53,7 @@ use self::drain::Reason;
 use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
+use self::marks::Marks;
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::ranges::Ranges;
 use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
@@ -90,6 +93,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
     let shared = Arc::new(Shared {
         link,
         stores: Stores::new(link),
+        marks: Marks::new(link),
         restoring: Restoring::default(),
         ranges: Ranges::default(),
         listing: Restoring::default(),
@@ -297,6 +301,7 @@ fn watch(shared: &Arc<Shared>) {
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
         std::thread::sleep(period);
+        let begun = shared.marks.begin();
         let places = match shared.link.all_pending() {
             Ok(places) => places,
             Err(code) => {
@@ -305,6 +310,7 @@ fn watch(shared: &Arc<Shared>) {
             }
         };
         note(shared, &places);
+        marks::pass(&shared.link, &shared.marks, begun, &places);
         let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
         if is_full {
@@ -339,7 +345,7 @@ fn by_store(shared: &Shared, places: Vec<PendingPlace>) -> HashMap<u64, Vec<Pend
     let mut stores: HashMap<u64, Vec<PendingPlace>> = HashMap::new();
     let mut roots: HashMap<u64, Option<Ino>> = HashMap::new();
     for place in places {
-        let root = *roots.entry(place.parent.0).or_insert_with(|| trees::root_of(&shared.link, place.parent));
+        let root = *roots.entry(place.parent.0).or_insert_with(|| roots::root_of(&shared.link, place.parent));
         match root {
             Some(root) => stores.entry(root.0).or_default().push(place),
             // Its directory is gone from the pool and from the store, and the place with it.

@@ -11,6 +11,7 @@ use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 use super::evict::{evict, free_bytes, Restoring};
 use super::holds::Holds;
 use super::link::Link;
+use super::marks::{mark_restored, Marks};
 use super::peers::{Jobs, Peers, Work};
 use super::ranges::{FileRanges, Ranges};
 use super::restore::restore;
@@ -41,6 +42,8 @@ pub(super) type Place = (Ino, Vec<u8>);
 pub(super) struct Shared {
     pub(super) link: Link,
     pub(super) stores: Stores,
+    /// Which backing files say where they belong.
+    pub(super) marks: Marks,
     pub(super) restoring: Restoring,
     /// What has arrived of them.
     pub(super) ranges: Ranges,
@@ -142,7 +145,12 @@ fn restore_ranges(shared: &Shared, ranges: &FileRanges, ino: Ino) -> Result<Entr
                     return Err(e.cure("release files (forebay release), or make the pool larger"));
                 }
             }
-            result => return result,
+            result => {
+                if let Ok(entry) = &result {
+                    mark_restored(&shared.link, &shared.marks, entry);
+                }
+                return result;
+            }
         }
         std::thread::sleep(SPACE_PERIOD);
     }
