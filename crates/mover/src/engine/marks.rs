@@ -34,6 +34,8 @@ const PATHS_AGE: Duration = Duration::from_secs(5);
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Marked {
     epoch: u64,
+    /// The change time in the shard: that of the attributes.
+    changed: Timestamp,
     flags: u32,
     parent: Ino,
     name: Vec<u8>,
@@ -244,6 +246,7 @@ fn write(
     let Some(known) = state.directory(link, parent) else { return Ok(()) };
     let marked = Marked {
         epoch: entry.attr.epoch(),
+        changed: entry.attr.ctime,
         flags: entry.attr.flags & FLAG_DIRTY,
         parent,
         name: name.to_vec(),
