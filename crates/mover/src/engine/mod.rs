@@ -11,6 +11,7 @@
 //! Requests to the pool may come from any thread. A thread that calls a store holds no lock, so a store that hangs holds
 //! up only its own work: calls that wait for it end after the daemon's limit.
 
+mod ahead;
 mod copying;
 mod drain;
 mod evict;
@@ -25,6 +26,7 @@ mod peers;
 mod prestage;
 mod reconcile;
 mod recover;
+mod removals;
 mod restore;
 mod serve;
 mod shared;
@@ -69,6 +71,8 @@ const RETRY_MAX: Duration = Duration::from_secs(20);
 const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
 /// With fewer pending places, the sizes of other nodes' files are asked for.
 const STAT_MAX: usize = 256;
+/// How often the bytes of all dirty files are added up.
+const SUM_PERIOD: Duration = Duration::from_secs(1);
 /// Listings and restores at a time.
 const WORKERS_MAX: usize = 128;
 
@@ -93,6 +97,8 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         jobs: Jobs::default(),
         holds: Holds::default(),
         prestaging: Turns::default(),
+        walks: ahead::Walks::default(),
+        wake: shared::Wake::default(),
         workers: AtomicUsize::new(0),
         retries: Mutex::default(),
         report: Mutex::default(),
@@ -180,6 +186,9 @@ fn serve(shared: &Shared, task: StoreTask) {
         StoreTask::List(_) => {
             let done = list::list(&shared.link, &shared.stores, ino);
             shared.listing.end(ino);
+            if done.is_ok() {
+                ahead::list_ahead(shared, ino);
+            }
             done
         }
         StoreTask::Persist(_) => {
@@ -276,9 +285,10 @@ fn wait_for_recovery(shared: &Shared) {
 /// Watches the pending places and the free space.
 fn watch(shared: &Arc<Shared>) {
     let mut period = WATCH_PERIOD;
+    let mut summed: Option<Instant> = None;
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
-        std::thread::sleep(period);
+        shared.wake.pause(period);
         let places = match shared.link.all_pending() {
             Ok(places) => places,
             Err(code) => {
@@ -286,7 +296,11 @@ fn watch(shared: &Arc<Shared>) {
                 continue;
             }
         };
-        note(shared, &places);
+        let sums = summed.is_none_or(|summed| summed.elapsed() >= SUM_PERIOD);
+        if sums {
+            summed = Some(Instant::now());
+        }
+        note(shared, &places, sums);
         let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
         if is_full {
@@ -298,14 +312,18 @@ fn watch(shared: &Arc<Shared>) {
     }
 }
 
-/// What the status shows of the pending places.
-fn note(shared: &Shared, places: &[PendingPlace]) {
+/// What the status shows of the pending places. With `sums` the bytes of dirty files are added up, a system call each;
+/// else what they were stays.
+fn note(shared: &Shared, places: &[PendingPlace], sums: bool) {
     let mut report = MoverReport { pending_places: Some(places.len() as u64), ..MoverReport::default() };
     for place in places {
         report.conflicts += u64::from(place.conflict);
         if let Some(Wanted::Here(entry, _)) = &place.wanted {
             if entry.attr.is_file() && entry.attr.flags & FLAG_DIRTY != 0 {
                 report.dirty_files += 1;
+                if !sums {
+                    continue;
+                }
                 // Each question about another node's file is a message.
                 let is_asked = places.len() < STAT_MAX || shared.link.pool.is_one_here(&entry.layout);
                 report.dirty_bytes += if is_asked { bytes_of(shared, entry) } else { entry.attr.size };
@@ -313,7 +331,11 @@ fn note(shared: &Shared, places: &[PendingPlace]) {
         }
     }
     report.restoring = shared.restoring.count();
-    *locked(&shared.report) = report;
+    let mut shown = locked(&shared.report);
+    if !sums && report.dirty_files > 0 {
+        report.dirty_bytes = shown.dirty_bytes;
+    }
+    *shown = report;
 }
 
 /// The places of each store: those of directories that no store has belong to the store of the nearest one above.
@@ -362,8 +384,13 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
         let run = move || {
             let reason = Reason { forced: false, is_full, progress: None, go_on: &|| true };
             let pass = drain::pass(&for_thread, &mine, places, reason);
+            let has_done = pass.done > 0;
             note_pass(&for_thread, pass);
             mine.is_draining.store(false, Ordering::Release);
+            if has_done {
+                // What became due meanwhile: the store does not rest.
+                for_thread.wake.set();
+            }
         };
         if std::thread::Builder::new().name("drain".to_owned()).spawn(run).is_err() {
             at.is_draining.store(false, Ordering::Release);

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_tasks::MoverReport;
 use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 
+use super::ahead::Walks;
 use super::evict::{evict, free_bytes, Restoring};
 use super::holds::Holds;
 use super::link::Link;
@@ -34,6 +35,26 @@ pub(super) struct Retry {
     pub(super) at: Instant,
 }
 
+/// Ends a thread's pause early.
+#[derive(Debug, Default)]
+pub(super) struct Wake {
+    is_set: Mutex<bool>,
+    set: Condvar,
+}
+
+impl Wake {
+    pub(super) fn set(&self) {
+        *locked(&self.is_set) = true;
+        self.set.notify_one();
+    }
+
+    /// Pauses until it is set, `period` at most.
+    pub(super) fn pause(&self, period: Duration) {
+        let waited = self.set.wait_timeout_while(locked(&self.is_set), period, |is_set| !*is_set);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+    }
+}
+
 pub(super) type Place = (Ino, Vec<u8>);
 
 #[derive(Debug)]
@@ -51,6 +72,10 @@ pub(super) struct Shared {
     pub(super) holds: Holds,
     /// The order of the tasks that prestage.
     pub(super) prestaging: Turns,
+    /// Where programs walk through trees that are not listed.
+    pub(super) walks: Walks,
+    /// Begins the next look at the pending places.
+    pub(super) wake: Wake,
     pub(super) workers: AtomicUsize,
     pub(super) retries: Mutex<HashMap<Place, Retry>>,
     pub(super) report: Mutex<MoverReport>,
