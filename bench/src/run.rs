@@ -98,7 +98,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
                 backing::measure(&binaries, &disk, &sizes, None, &mut |table| show(table, &mut tables))?;
             }
             part if backing::PARTS.contains(&part) => {
-                backing::measure(&binaries, &disk, &sizes, Some(part), &mut |table| show(table, &mut tables))?;
+                backing::measure(&binaries, &disk, &sizes, Some(part), &mut |table| {
+                    show(table, &mut tables)
+                })?;
             }
             "day" => backing::day(&binaries, &disk, &results, sizes.is_quick)?,
             _ => tools::measure(&systems)?,

@@ -524,7 +524,8 @@ impl RequestMemory {
 
     fn halves(&mut self) -> (&mut [u8], &mut [u8]) {
         // SAFETY: the mapping has two halves of this length, is zero-initialised, and is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.base, 2 * RequestMemory::HALF) }.split_at_mut(RequestMemory::HALF)
+        unsafe { std::slice::from_raw_parts_mut(self.base, 2 * RequestMemory::HALF) }
+            .split_at_mut(RequestMemory::HALF)
     }
 }
 

@@ -8,7 +8,8 @@ use std::os::fd::{AsFd, AsRawFd};
 /// both for all files of a file system.
 pub fn wait(file: impl AsFd) -> io::Result<()> {
     // SAFETY: plain system call on a descriptor of ours.
-    match unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) } {
+    match unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) }
+    {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

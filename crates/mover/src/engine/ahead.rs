@@ -48,7 +48,8 @@ pub(super) fn list_ahead(shared: &Shared, directory: Ino) {
     let Ok(entry) = link.inode(directory) else { return };
     let parent = entry.attr.parent;
     let is_listed = |flags: u32| flags & FLAG_ATTACHED != 0 && flags & FLAG_UNLISTED == 0;
-    if !link.inode(parent).is_ok_and(|parent| is_listed(parent.attr.flags)) || !shared.walks.is_second(parent) {
+    if !link.inode(parent).is_ok_and(|parent| is_listed(parent.attr.flags)) || !shared.walks.is_second(parent)
+    {
         return;
     }
     let Ok(located) = shared.stores.locate(directory) else { return };

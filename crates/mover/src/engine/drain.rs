@@ -470,7 +470,8 @@ pub(super) fn upload_batch(
         }
         return;
     }
-    let published = in_parallel(&at.store, &uploaded, |(wanted, upload)| publish(reconciler, wanted, upload, reason));
+    let published =
+        in_parallel(&at.store, &uploaded, |(wanted, upload)| publish(reconciler, wanted, upload, reason));
     let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
     let directories: Vec<_> = directories.into_iter().collect();
     let synced = in_parallel(&at.store, &directories, |directory| store.sync_directory(directory));

@@ -229,7 +229,8 @@ impl Link {
 
     /// Extended attributes of the namespace `user.`.
     pub(super) fn xattrs(&self, ino: Ino) -> Result<Xattrs, Code> {
-        let names = self.request(&Request::ListXattr { ino }, |reply| bytes(reply, |all| Ok(all.to_vec())))?;
+        let names =
+            self.request(&Request::ListXattr { ino }, |reply| bytes(reply, |all| Ok(all.to_vec())))?;
         let mut all = Vec::new();
         for name in names.split(|byte| *byte == 0).filter(|name| name.starts_with(b"user.")) {
             match self.xattr(ino, name) {

@@ -65,7 +65,14 @@ pub(super) fn pool_error(what: &str, path: &StorePath, code: Code) -> Error {
 
 impl<'a> Reconciler<'a> {
     pub(super) fn new(link: &'a Link, stores: &'a Stores, at: &'a AttachedStore) -> Reconciler<'a> {
-        Reconciler { link, stores, at, directories: HashMap::new(), wanted: OnceLock::new(), has_unrecorded: false }
+        Reconciler {
+            link,
+            stores,
+            at,
+            directories: HashMap::new(),
+            wanted: OnceLock::new(),
+            has_unrecorded: false,
+        }
     }
 
     pub(super) fn store(&self) -> &dyn Store {

@@ -29,8 +29,8 @@ use rustix::io::Errno;
 
 use self::apply::{apply, Handle, IsNew, Lost};
 use self::copy::{copy, CopyFailure, File, Holes, KernelCopies};
-use self::durable::Durability;
 use self::described::{look, stat, version_of};
+use self::durable::Durability;
 use self::names::{unlink, NameCalls, Replaced};
 pub use self::open::PosixOptions;
 use self::resolve::{At, Directory, Place, Root};
