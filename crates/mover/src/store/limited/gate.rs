@@ -6,8 +6,8 @@
 //! sorts take different times, so each sort has a least time of its own. At first the limit doubles with each window, as
 //! in TCP's slow start: a store that answers after 30 ms would have been drained before a limit that grows by one mattered.
 //!
-//! Calls that read, for which programs may wait, and calls that write each have half of the limit while the others wait:
-//! many stores move bytes both ways at once, and a long upload keeps its turn for seconds.
+//! Calls that write leave half of the limit to calls that read while such wait, because programs may wait for them: many
+//! stores move bytes both ways at once, and a long upload keeps its turn for seconds. Calls that read leave a quarter.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -224,7 +224,13 @@ impl State {
     /// True while a call that goes this way has to wait.
     fn is_full(&self, way: usize) -> bool {
         let limit = self.limit as usize;
-        let share = if self.waiting[1 - way] > 0 { (limit / 2).max(1) } else { limit };
+        let share = match self.waiting[1 - way] {
+            // With so few a listing, which looks at its objects, has to have two.
+            _ if limit <= 2 => limit,
+            0 => limit,
+            _ if way == 0 => limit - (limit / 4).max(1),
+            _ => limit / 2,
+        };
         self.running[0] + self.running[1] >= limit || self.running[way] >= share
     }
 

@@ -15,6 +15,7 @@ mod durable;
 mod leftovers;
 mod names;
 mod open;
+mod parts;
 mod resolve;
 mod tree;
 
@@ -128,6 +129,16 @@ impl PosixStore {
         }
         Ok(())
     }
+
+    fn upload_failure(&self, temporary: &StorePath, failure: CopyFailure) -> StoreError {
+        match failure {
+            CopyFailure::Source(code) => StoreError::lasting(
+                code,
+                format!("cannot read the pool's copy for {}/{temporary}", self.title),
+            ),
+            CopyFailure::Destination(e) => self.failed("upload", temporary, e),
+        }
+    }
 }
 
 impl Store for PosixStore {
@@ -150,6 +161,7 @@ impl Store for PosixStore {
             extended_attributes: self.keeps_xattrs,
             conditional_publish: links || no_replace,
             holes: true,
+            parts: true,
             raw_names: true,
         }
     }
@@ -236,13 +248,8 @@ impl Store for PosixStore {
     ) -> StoreResult<StoreVersion> {
         let failed = |e| self.failed("upload", temporary, e);
         let fd = self.root.create(temporary, OFlags::WRONLY, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-        let filled = self.fill(fd.as_fd(), source).map_err(|failure| match failure {
-            CopyFailure::Source(code) => StoreError::lasting(
-                code,
-                format!("cannot read the pool's copy for {}/{temporary}", self.title),
-            ),
-            CopyFailure::Destination(e) => failed(e),
-        });
+        let filled = self.fill(fd.as_fd(), source);
+        let filled = filled.map_err(|failure| self.upload_failure(temporary, failure));
         let handle = Handle { fd: fd.as_fd(), is_path: false };
         let finished = filled.and_then(|()| {
             let set = self.set_new(handle, attributes).and_then(|stat| {
@@ -257,6 +264,19 @@ impl Store for PosixStore {
             }
         }
         finished
+    }
+
+    fn begin_parts(&self, temporary: &StorePath, bytes: u64) -> StoreResult<()> {
+        self.make_empty(temporary, bytes).map_err(|e| self.failed("upload", temporary, e))
+    }
+
+    fn write_part(&self, temporary: &StorePath, source: &dyn Source) -> StoreResult<()> {
+        let written = self.fill_part(temporary, source);
+        written.map_err(|failure| self.upload_failure(temporary, failure))
+    }
+
+    fn end_parts(&self, temporary: &StorePath, attributes: &Attributes) -> StoreResult<StoreVersion> {
+        self.finish_parts(temporary, attributes).map_err(|e| self.failed("upload", temporary, e))
     }
 
     fn make_durable(&self, temporaries: &[StorePath]) -> StoreResult<()> {
