@@ -4,43 +4,14 @@
 //! second directory that a program needs of the same parent tells such a walk: then all others of that parent are listed,
 //! many at a time, while the program goes on. What a directory ahead costs is what its names take in the pool.
 
-use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use forebay_types::{Ino, Kind, FLAG_ATTACHED, FLAG_UNLISTED};
 
 use super::list::list;
 use super::parallel::in_parallel;
-use super::shared::Shared;
+use super::shared::{for_programs, Shared};
 
-/// Parents of which one directory was listed, that are remembered.
-const PARENTS_MAX: usize = 64;
 /// Directories that are listed ahead for one parent.
 const AHEAD_MAX: usize = 1024;
-
-/// The parents of directories that programs needed lately. A leaf mutex.
-#[derive(Debug, Default)]
-pub(super) struct Walks(Mutex<VecDeque<Ino>>);
-
-impl Walks {
-    fn locked(&self) -> MutexGuard<'_, VecDeque<Ino>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A program needed a directory of `parent`. True if it is the second one: it is forgotten then.
-    fn is_second(&self, parent: Ino) -> bool {
-        let mut parents = self.locked();
-        if let Some(at) = parents.iter().position(|known| *known == parent) {
-            parents.remove(at);
-            return true;
-        }
-        if parents.len() >= PARENTS_MAX {
-            parents.pop_front();
-        }
-        parents.push_back(parent);
-        false
-    }
-}
 
 /// After a directory was listed because a program needs it: lists those beside it, if a program walks there.
 pub(super) fn list_ahead(shared: &Shared, directory: Ino) {
@@ -73,23 +44,7 @@ pub(super) fn list_ahead(shared: &Shared, directory: Ino) {
         shared.listing.end(directory);
         if let Err(e) = listed {
             // A program may wait for it by now.
-            let _ = link.failed(directory, super::for_programs(e.code));
+            let _ = link.failed(directory, for_programs(e.code));
         }
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn second_directory_of_a_parent_tells_a_walk_and_starts_it_once() {
-        let walks = Walks::default();
-        assert!(!walks.is_second(Ino(5)) && !walks.is_second(Ino(6)));
-        assert!(walks.is_second(Ino(5)));
-        assert!(!walks.is_second(Ino(5)));
-        (100..200).for_each(|ino| drop(walks.is_second(Ino(ino))));
-        assert!(!walks.is_second(Ino(6)), "it was forgotten");
-        assert!(walks.locked().len() <= PARENTS_MAX);
-    }
 }

@@ -36,6 +36,7 @@ mod stores;
 mod trees;
 mod turns;
 mod upload;
+mod walks;
 mod wanted;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -53,7 +54,7 @@ use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
 use self::peers::{Counted, Jobs, Peers, Work};
-use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
+use self::shared::{bytes_of, for_programs, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use self::turns::Turns;
 use crate::program;
@@ -99,7 +100,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         jobs: Jobs::default(),
         holds: Holds::default(),
         prestaging: Turns::default(),
-        walks: ahead::Walks::default(),
+        walks: walks::Walks::default(),
         wake: shared::Wake::default(),
         workers: AtomicUsize::new(0),
         retries: Mutex::default(),
@@ -220,17 +221,6 @@ fn serve(shared: &Shared, task: StoreTask) {
     if let Err(e) = done {
         tracing::warn!("{e}");
         let _ = shared.link.failed(ino, for_programs(e.code));
-    }
-}
-
-/// What a program gets for a failure of a store.
-fn for_programs(code: Code) -> Code {
-    match code {
-        Code::NoSpace => Code::NoSpace,
-        // Removed in the pool meanwhile.
-        Code::NotFound => Code::NotFound,
-        Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
-        _ => Code::Io,
     }
 }
 

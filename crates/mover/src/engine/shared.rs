@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use forebay_tasks::MoverReport;
 use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 
-use super::ahead::Walks;
 use super::evict::{evict, free_bytes, Restoring};
 use super::holds::Holds;
 use super::link::Link;
@@ -16,6 +15,7 @@ use super::peers::{Jobs, Peers, Work};
 use super::restore::restore;
 use super::stores::Stores;
 use super::turns::Turns;
+use super::walks::Walks;
 
 /// How often a restore is begun on the node that is to have the file then.
 const RELOCATIONS_MAX: u32 = 8;
@@ -85,6 +85,17 @@ pub(super) struct Shared {
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a program gets for a failure of a store.
+pub(super) fn for_programs(code: Code) -> Code {
+    match code {
+        Code::NoSpace => Code::NoSpace,
+        // Removed in the pool meanwhile.
+        Code::NotFound => Code::NotFound,
+        Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
+        _ => Code::Io,
+    }
 }
 
 /// The node whose mover copies a file's data: that of its first backing file. None for this one.
