@@ -14,7 +14,7 @@ use forebay_types::{
 
 use super::link::Link;
 use super::stores::{AttachedStore, Stores};
-use super::upload::attributes_of;
+use super::upload::{attributes_of, OpenFiles};
 use super::wanted::WantedUpload;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
 
@@ -46,6 +46,9 @@ pub(super) struct DirectoryMove {
     pub(super) path: StorePath,
 }
 
+/// Names in directories of the pool, by inode.
+type Places = HashMap<u64, Vec<(Ino, Vec<u8>)>>;
+
 /// The places of one store, during one pass over them.
 pub(super) struct Reconciler<'a> {
     pub(super) link: &'a Link,
@@ -54,7 +57,7 @@ pub(super) struct Reconciler<'a> {
     /// Where the store has directories; none for one that it does not have.
     directories: HashMap<u64, Option<StorePath>>,
     /// The places that want each inode, two at most, as of the first question in this pass.
-    wanted: OnceLock<HashMap<u64, Vec<(Ino, Vec<u8>)>>>,
+    wanted: OnceLock<Places>,
     /// A rename in the store could not be recorded: paths below it are not known until that is made up for.
     pub(super) has_unrecorded: bool,
 }
@@ -177,7 +180,7 @@ impl<'a> Reconciler<'a> {
             None => {
                 let all = self.link.all_pending();
                 let all = all.map_err(|code| Error::new(code, "cannot read the pending places"))?;
-                let mut wanted: HashMap<u64, Vec<(Ino, Vec<u8>)>> = HashMap::new();
+                let mut wanted = Places::new();
                 for other in all {
                     if let Some(Wanted::Here(entry, _)) = &other.wanted {
                         let places = wanted.entry(entry.attr.ino.0).or_default();
@@ -663,6 +666,7 @@ pub(super) fn upload(
         directory: directory.clone(),
         path: path.clone(),
         replaces,
+        open_files: OpenFiles::Wait,
     }))
 }
 
