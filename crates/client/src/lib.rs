@@ -66,7 +66,7 @@ pub use mounted::{inode_of_name, INODE_NAME, MOUNTED_MARK};
 pub use open::directories_opened;
 pub use path::{PathBuffer, Place};
 pub use persisting::Durable;
-pub use pool::{Door, Fail, Pool};
+pub use pool::{Door, Fail, Pool, RequestMemory};
 pub use ranges::Arrived;
 pub use remembered::close_waits;
 pub use runs::Run;

@@ -16,3 +16,4 @@ pub mod packet;
 pub mod process;
 pub mod signals;
 pub mod wait;
+pub mod written;

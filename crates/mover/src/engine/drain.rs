@@ -18,6 +18,7 @@ use super::parallel::in_parallel;
 use super::peers::{Counted, Work};
 use super::reconcile::{seconds_since, Next, Reconciler};
 use super::recover::recover;
+use super::removals::{remove_files, sorted};
 use super::shared::{copied_by, locked, Shared};
 use super::stores::{AttachedStore, Stores};
 use super::upload::{upload, NotUploaded, OpenFiles, Upload};
@@ -204,7 +205,15 @@ pub(super) fn pass(
     let files =
         removals.extract_if(.., |place| place.placed.is_none_or(|placed| placed.kind != Kind::Directory));
     let files: Vec<_> = files.collect();
-    left.extend(reconcile_all(&mut reconciler, files, &mut pass, &mut Vec::new(), false));
+    let (done, waiting, refused) = sorted(remove_files(&mut reconciler, files));
+    left.extend(waiting);
+    pass.done += done;
+    if done > 0 {
+        at.note_success();
+    }
+    for (place, e) in refused {
+        failed(&reconciler, &mut pass, place, e);
+    }
     loop {
         let before = removals.len();
         removals = reconcile_all(&mut reconciler, removals, &mut pass, &mut Vec::new(), true);
@@ -440,7 +449,7 @@ pub(super) fn upload_batch(
 ) {
     let reconciler = &Reconciler::new(&shared.link, &shared.stores, at);
     let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);
-    let copied = in_parallel(&batch, |wanted| match (reason.go_on)() {
+    let copied = in_parallel(&at.store, &batch, |wanted| match (reason.go_on)() {
         true => {
             upload(link, &shared.peers, (at.root, store), &wanted.directory, &wanted.entry, wanted.open_files)
         }
@@ -465,10 +474,11 @@ pub(super) fn upload_batch(
         }
         return;
     }
-    let published = in_parallel(&uploaded, |(wanted, upload)| publish(reconciler, wanted, upload, reason));
+    let published =
+        in_parallel(&at.store, &uploaded, |(wanted, upload)| publish(reconciler, wanted, upload, reason));
     let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
     let directories: Vec<_> = directories.into_iter().collect();
-    let synced = in_parallel(&directories, |directory| store.sync_directory(directory));
+    let synced = in_parallel(&at.store, &directories, |directory| store.sync_directory(directory));
     let sync_failed = synced.into_iter().find_map(std::result::Result::err).map(Error::from);
     for ((wanted, upload), outcome) in uploaded.into_iter().zip(published) {
         let place = &wanted.place;

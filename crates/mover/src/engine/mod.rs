@@ -11,6 +11,7 @@
 //! Requests to the pool may come from any thread. A thread that calls a store holds no lock, so a store that hangs holds
 //! up only its own work: calls that wait for it end after the daemon's limit.
 
+mod ahead;
 mod copying;
 mod drain;
 mod evict;
@@ -29,6 +30,7 @@ mod prestage;
 mod ranges;
 mod reconcile;
 mod recover;
+mod removals;
 mod restore;
 mod roots;
 mod serve;
@@ -37,6 +39,7 @@ mod stores;
 mod trees;
 mod turns;
 mod upload;
+mod walks;
 mod wanted;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -56,7 +59,7 @@ use self::link::Link;
 use self::marks::Marks;
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::ranges::Ranges;
-use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
+use self::shared::{bytes_of, for_programs, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use self::turns::Turns;
 use crate::program;
@@ -76,6 +79,8 @@ const RETRY_MAX: Duration = Duration::from_secs(20);
 const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
 /// With fewer pending places, the sizes of other nodes' files are asked for.
 const STAT_MAX: usize = 256;
+/// How often the bytes of all dirty files are added up.
+const SUM_PERIOD: Duration = Duration::from_secs(1);
 /// Listings and restores at a time.
 const WORKERS_MAX: usize = 128;
 
@@ -102,6 +107,8 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         jobs: Jobs::default(),
         holds: Holds::default(),
         prestaging: Turns::default(),
+        walks: walks::Walks::default(),
+        wake: shared::Wake::default(),
         workers: AtomicUsize::new(0),
         retries: Mutex::default(),
         report: Mutex::default(),
@@ -200,6 +207,9 @@ fn serve(shared: &Shared, task: StoreTask) {
         StoreTask::List(_) => {
             let done = list::list(&shared.link, &shared.stores, ino);
             shared.listing.end(ino);
+            if done.is_ok() {
+                ahead::list_ahead(shared, ino);
+            }
             done
         }
         StoreTask::Persist(_) => {
@@ -225,17 +235,6 @@ fn serve(shared: &Shared, task: StoreTask) {
     if let Err(e) = done {
         tracing::warn!("{e}");
         let _ = shared.link.failed(ino, for_programs(e.code));
-    }
-}
-
-/// What a program gets for a failure of a store.
-fn for_programs(code: Code) -> Code {
-    match code {
-        Code::NoSpace => Code::NoSpace,
-        // Removed in the pool meanwhile.
-        Code::NotFound => Code::NotFound,
-        Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
-        _ => Code::Io,
     }
 }
 
@@ -298,9 +297,10 @@ fn wait_for_recovery(shared: &Shared) {
 /// Watches the pending places and the free space.
 fn watch(shared: &Arc<Shared>) {
     let mut period = WATCH_PERIOD;
+    let mut summed: Option<Instant> = None;
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
-        std::thread::sleep(period);
+        shared.wake.pause(period);
         let begun = shared.marks.begin();
         let places = match shared.link.all_pending() {
             Ok(places) => places,
@@ -309,7 +309,11 @@ fn watch(shared: &Arc<Shared>) {
                 continue;
             }
         };
-        note(shared, &places);
+        let sums = summed.is_none_or(|summed| summed.elapsed() >= SUM_PERIOD);
+        if sums {
+            summed = Some(Instant::now());
+        }
+        note(shared, &places, sums);
         marks::pass(&shared.link, &shared.marks, begun, &places);
         let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
@@ -322,14 +326,18 @@ fn watch(shared: &Arc<Shared>) {
     }
 }
 
-/// What the status shows of the pending places.
-fn note(shared: &Shared, places: &[PendingPlace]) {
+/// What the status shows of the pending places. With `sums` the bytes of dirty files are added up, a system call each;
+/// else what they were stays.
+fn note(shared: &Shared, places: &[PendingPlace], sums: bool) {
     let mut report = MoverReport { pending_places: Some(places.len() as u64), ..MoverReport::default() };
     for place in places {
         report.conflicts += u64::from(place.conflict);
         if let Some(Wanted::Here(entry, _)) = &place.wanted {
             if entry.attr.is_file() && entry.attr.flags & FLAG_DIRTY != 0 {
                 report.dirty_files += 1;
+                if !sums {
+                    continue;
+                }
                 // Each question about another node's file is a message.
                 let is_asked = places.len() < STAT_MAX || shared.link.pool.is_one_here(&entry.layout);
                 report.dirty_bytes += if is_asked { bytes_of(shared, entry) } else { entry.attr.size };
@@ -337,7 +345,11 @@ fn note(shared: &Shared, places: &[PendingPlace]) {
         }
     }
     report.restoring = shared.restoring.count();
-    *locked(&shared.report) = report;
+    let mut shown = locked(&shared.report);
+    if !sums && report.dirty_files > 0 {
+        report.dirty_bytes = shown.dirty_bytes;
+    }
+    *shown = report;
 }
 
 /// The places of each store: those of directories that no store has belong to the store of the nearest one above.
@@ -386,8 +398,13 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
         let run = move || {
             let reason = Reason { forced: false, is_full, progress: None, go_on: &|| true };
             let pass = drain::pass(&for_thread, &mine, places, reason);
+            let has_done = pass.done > 0;
             note_pass(&for_thread, pass);
             mine.is_draining.store(false, Ordering::Release);
+            if has_done {
+                // What became due meanwhile: the store does not rest.
+                for_thread.wake.set();
+            }
         };
         if std::thread::Builder::new().name("drain".to_owned()).spawn(run).is_err() {
             at.is_draining.store(false, Ordering::Release);

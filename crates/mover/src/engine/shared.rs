@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_tasks::MoverReport;
@@ -17,6 +17,7 @@ use super::ranges::{FileRanges, Ranges};
 use super::restore::restore;
 use super::stores::Stores;
 use super::turns::Turns;
+use super::walks::Walks;
 
 /// How often a restore is begun on the node that is to have the file then.
 const RELOCATIONS_MAX: u32 = 8;
@@ -34,6 +35,26 @@ const OTHER_PERIOD: Duration = Duration::from_millis(5);
 pub(super) struct Retry {
     pub(super) count: u32,
     pub(super) at: Instant,
+}
+
+/// Ends a thread's pause early.
+#[derive(Debug, Default)]
+pub(super) struct Wake {
+    is_set: Mutex<bool>,
+    set: Condvar,
+}
+
+impl Wake {
+    pub(super) fn set(&self) {
+        *locked(&self.is_set) = true;
+        self.set.notify_one();
+    }
+
+    /// Pauses until it is set, `period` at most.
+    pub(super) fn pause(&self, period: Duration) {
+        let waited = self.set.wait_timeout_while(locked(&self.is_set), period, |is_set| !*is_set);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+    }
 }
 
 pub(super) type Place = (Ino, Vec<u8>);
@@ -57,6 +78,10 @@ pub(super) struct Shared {
     pub(super) holds: Holds,
     /// The order of the tasks that prestage.
     pub(super) prestaging: Turns,
+    /// Where programs walk through trees that are not listed.
+    pub(super) walks: Walks,
+    /// Begins the next look at the pending places.
+    pub(super) wake: Wake,
     pub(super) workers: AtomicUsize,
     pub(super) retries: Mutex<HashMap<Place, Retry>>,
     pub(super) report: Mutex<MoverReport>,
@@ -66,6 +91,17 @@ pub(super) struct Shared {
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a program gets for a failure of a store.
+pub(super) fn for_programs(code: Code) -> Code {
+    match code {
+        Code::NoSpace => Code::NoSpace,
+        // Removed in the pool meanwhile.
+        Code::NotFound => Code::NotFound,
+        Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
+        _ => Code::Io,
+    }
 }
 
 /// The node whose mover copies a file's data: that of its first backing file. None for this one.
