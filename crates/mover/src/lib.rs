@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+pub mod host;
 pub mod program;
 pub mod store;
 pub mod tasks;

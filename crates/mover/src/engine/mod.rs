@@ -38,7 +38,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_client::Pool;
 use forebay_tasks::{Keep, MoverReport, Verb};
@@ -52,6 +52,7 @@ use self::peers::{Counted, Jobs, Peers, Work};
 use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use self::turns::Turns;
+use crate::host::{self, Instant};
 use crate::program;
 use crate::store::Store;
 use crate::tasks::{Operations, Progress};
@@ -100,7 +101,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
     });
     let spawn = |name: &str, run: fn(&Arc<Shared>)| {
         let shared = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
+        let thread = host::start(name, move || run(&shared));
         thread.map_err(|e| Error::io("cannot start a thread of the mover", &e))
     };
     let threads = vec![
@@ -110,7 +111,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         spawn("peers", serve::serve)?,
         spawn("around", look_around)?,
     ];
-    Ok(Arc::new(Engine { shared, threads: Mutex::new(threads) }))
+    Ok(Arc::new(Engine { shared, threads: Mutex::new(threads.into_iter().flatten().collect()) }))
 }
 
 fn look_around(shared: &Arc<Shared>) {
@@ -120,7 +121,7 @@ fn look_around(shared: &Arc<Shared>) {
     let mut next = Instant::now();
     shared.peers.greet();
     while !shared.stores.is_stopping() {
-        std::thread::sleep(WATCH_PERIOD);
+        host::sleep(WATCH_PERIOD);
         if Instant::now() >= next {
             shared.peers.look_around();
             next = Instant::now() + AROUND_PERIOD;
@@ -140,7 +141,7 @@ fn work(shared: &Arc<Shared>) {
             }
             Err(code) => {
                 tracing::warn!("cannot get tasks from the pool: {}", code.name());
-                std::thread::sleep(Duration::from_millis(500));
+                host::sleep(Duration::from_millis(500));
                 restart = true;
             }
         }
@@ -158,7 +159,7 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
         return; // under way
     }
     while shared.workers.load(Ordering::Relaxed) >= WORKERS_MAX && !shared.stores.is_stopping() {
-        std::thread::sleep(Duration::from_millis(5));
+        host::sleep(Duration::from_millis(5));
     }
     shared.workers.fetch_add(1, Ordering::Relaxed);
     let for_thread = Arc::clone(shared);
@@ -166,7 +167,7 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
         serve(&for_thread, task);
         for_thread.workers.fetch_sub(1, Ordering::Relaxed);
     };
-    if let Err(e) = std::thread::Builder::new().name("task".to_owned()).spawn(run) {
+    if let Err(e) = host::start("task", run) {
         tracing::error!("cannot start a thread: {e}");
         shared.workers.fetch_sub(1, Ordering::Relaxed);
         mine.end(ino);
@@ -229,7 +230,7 @@ fn recover_all(shared: &Arc<Shared>) {
             Ok(false) => break,
             Err(e) => tracing::warn!("{e}"),
         }
-        std::thread::sleep(Duration::from_millis(500));
+        host::sleep(Duration::from_millis(500));
     }
     shared.is_recovered.store(true, Ordering::Release);
     // It left them where it uploaded, and there it is still pending.
@@ -269,7 +270,7 @@ fn wait_for_recovery(shared: &Shared) {
     let until = Instant::now() + RECOVERY_PATIENCE;
     let is_over = || shared.is_recovered.load(Ordering::Acquire) || shared.stores.is_stopping();
     while !is_over() && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(2));
+        host::sleep(Duration::from_millis(2));
     }
 }
 
@@ -278,7 +279,7 @@ fn watch(shared: &Arc<Shared>) {
     let mut period = WATCH_PERIOD;
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
-        std::thread::sleep(period);
+        host::sleep(period);
         let places = match shared.link.all_pending() {
             Ok(places) => places,
             Err(code) => {
@@ -365,7 +366,7 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
             note_pass(&for_thread, pass);
             mine.is_draining.store(false, Ordering::Release);
         };
-        if std::thread::Builder::new().name("drain".to_owned()).spawn(run).is_err() {
+        if host::start("drain", run).is_err() {
             at.is_draining.store(false, Ordering::Release);
         }
     }
@@ -456,7 +457,7 @@ impl program::Engine for Engine {
         let until = Instant::now() + Duration::from_secs(3);
         for thread in locked(&self.threads).drain(..) {
             while !thread.is_finished() && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(10));
+                host::sleep(Duration::from_millis(10));
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Calls to a store for many files at a time.
 
+use crate::host;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
@@ -16,14 +17,9 @@ pub(super) fn in_parallel<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R 
         let result = each(item);
         *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
     };
-    match items.len() {
-        0 | 1 => run(),
-        n => std::thread::scope(|scope| {
-            for _ in 0..n.min(FILES_AT_ONCE) {
-                scope.spawn(run);
-            }
-        }),
-    }
+    let threads = items.len().min(FILES_AT_ONCE);
+    let ended = host::for_each(vec![(); threads], |()| run());
+    assert_eq!(ended.len(), threads, "a thread panicked");
     let taken =
         results.into_iter().map(|slot| slot.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner));
     taken.flatten().collect()

@@ -9,6 +9,7 @@ use rustix::fs::{ftruncate, futimens, Timespec, Timestamps};
 
 use super::link::Link;
 use super::stores::{Located, Stores};
+use crate::host;
 use crate::store::{Store, StoreError, StoreResult};
 
 /// Bytes of a range: one call of the store.
@@ -60,7 +61,7 @@ fn may_be_elsewhere(link: &Link, stores: &Stores, located: &Located, ino: Ino) -
         Err(_) => return false,
         Ok(_) => {}
     }
-    std::thread::sleep(RENAME_PAUSE);
+    host::sleep(RENAME_PAUSE);
     // A store that refuses or fails says nothing of the kind.
     let Ok(found) = located.at.store.look(&located.path) else { return false };
     let is_same = stores.locate(ino).is_ok_and(|now| now.path == located.path);
@@ -107,11 +108,7 @@ fn copy(link: &Link, located: &Located, entry: &Entry, version: &StoreVersion) -
         // An empty file: its version is compared.
         0 => located.at.store.read(&located.path, version, 0..0, file.as_fd())?,
         1 => copy_ranges(),
-        _ => std::thread::scope(|scope| {
-            for _ in 0..ranges.min(RANGES_AT_ONCE) {
-                scope.spawn(copy_ranges);
-            }
-        }),
+        _ => drop(host::for_each(vec![(); ranges.min(RANGES_AT_ONCE) as usize], |()| copy_ranges())),
     }
     if let Some(e) = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         // What was copied takes no space until the next attempt. No program has the file open.

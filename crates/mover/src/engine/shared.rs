@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_tasks::MoverReport;
 use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
@@ -15,6 +15,7 @@ use super::peers::{Jobs, Peers, Work};
 use super::restore::restore;
 use super::stores::Stores;
 use super::turns::Turns;
+use crate::host::{self, Instant};
 
 /// How often a restore is begun on the node that is to have the file then.
 const RELOCATIONS_MAX: u32 = 8;
@@ -127,7 +128,7 @@ pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<Entry> {
             }
             result => return result,
         }
-        std::thread::sleep(SPACE_PERIOD);
+        host::sleep(SPACE_PERIOD);
     }
 }
 
@@ -140,7 +141,7 @@ fn is_draining(shared: &Shared) -> bool {
 /// Restores a file for a task, where it may be restored for a program at the same time: one thread restores a file.
 pub(super) fn restore_for_task(shared: &Shared, ino: Ino) -> Result<()> {
     while !shared.restoring.begin(ino) {
-        std::thread::sleep(OTHER_PERIOD);
+        host::sleep(OTHER_PERIOD);
     }
     let restored = restore_there(shared, ino);
     shared.restoring.end(ino);

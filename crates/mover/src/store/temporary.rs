@@ -41,6 +41,12 @@ impl MoverId {
         MoverId(format!("{}.{}.{pid}.{start}", if host.is_empty() { "host" } else { &host }, place()))
     }
 
+    /// The ID of a node's simulated mover, the `start`th.
+    #[cfg(feature = "simulation")]
+    pub fn simulated(node: u16, start: u64) -> MoverId {
+        MoverId(format!("simulated.00.{node}.{start}"))
+    }
+
     /// The ID in a temporary's name; none if it does not have the form of an ID.
     fn parse(bytes: &[u8]) -> Option<&str> {
         let id = std::str::from_utf8(bytes).ok()?;

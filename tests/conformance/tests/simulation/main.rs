@@ -5,6 +5,7 @@
 //! Each history runs in a process of its own, because clients' threads and rings last as long as their process.
 //! `FOREBAY_SEEDS=2000` runs more of them; `FOREBAY_SEED=17` runs one and prints its trace.
 
+mod backing;
 mod baton;
 mod checker;
 mod client;
@@ -44,6 +45,7 @@ fn plot(seed: u64) -> Plot {
         much_data: seed % 4 == 2,
         locks: seed % 4 == 3,
         blocks: seed % 4 == 1,
+        backing: false,
         turns: number("FOREBAY_TURNS").unwrap_or(6000),
         planted: std::env::var(PLANTED).ok().map(|word| {
             let known = Defect::ALL.iter().find(|(_, name)| *name == word);
@@ -114,11 +116,54 @@ fn tell(seed: u64) {
     }
 }
 
+/// The test that runs histories of pools, and the one for pools in front of a store.
+const POOLS: &str = "whole_pools_keep_their_promises_in_every_history";
+const FRONTS: &str = "pools_in_front_of_a_store_keep_their_promises_in_every_history";
+
+/// Runs one history of a pool in front of a store in this process.
+fn tell_of_front(seed: u64) {
+    baton::take_over();
+    let recorder = Recorder::new(std::env::var("FOREBAY_QUIET").is_err());
+    let nodes = 1 + (seed % 3) as u16;
+    let plot = Plot {
+        nodes,
+        without_target: None,
+        clients_per_node: if nodes == 1 { 3 } else { 2 },
+        much_data: false,
+        locks: false,
+        blocks: false,
+        backing: true,
+        planted: None,
+        ..plot(seed)
+    };
+    let mut world = World::new(plot, place(std::process::id(), seed), recorder);
+    world.run();
+    let mut front = world.front.take().expect("a store");
+    let judged = backing::heal(&mut world, &mut front);
+    let (calls, faults) = front.weather.counts();
+    let ledger = front.shared.lock();
+    println!(
+        "history {:016x}: {} operations, {} failed, {calls} calls, {faults} faults, {} messages, {:.1} s",
+        ledger.hash ^ world.network.events(),
+        ledger.operations,
+        ledger.failed,
+        world.network.events(),
+        world.network.now().as_secs_f64(),
+    );
+    if let Err(why) = judged {
+        panic!("{why}");
+    }
+}
+
 /// Runs one history in a process of its own.
 fn run(seed: u64, planted: Option<&str>) -> Output {
+    run_of(POOLS, seed, planted)
+}
+
+fn run_of(test: &str, seed: u64, planted: Option<&str>) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
     command
-        .args(["--exact", "whole_pools_keep_their_promises_in_every_history", "--nocapture"])
+        .args(["--exact", test, "--nocapture"])
         .env("FOREBAY_SEED", seed.to_string())
         .env("FOREBAY_QUIET", "1");
     if let Some(planted) = planted {
@@ -189,6 +234,13 @@ fn whole_pools_keep_their_promises_in_every_history() {
     let (operations, messages) = (sum("operations"), sum("messages"));
     println!("{seeds} histories, {operations} operations, {messages} messages");
     assert!(operations > seeds * 20 && messages > seeds * 100, "histories too quiet to mean anything");
+}
+
+#[test]
+fn pools_in_front_of_a_store_keep_their_promises_in_every_history() {
+    if let Some(seed) = number("FOREBAY_SEED") {
+        return tell_of_front(seed);
+    }
 }
 
 #[test]

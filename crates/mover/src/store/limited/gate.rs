@@ -5,10 +5,11 @@
 //! is halved when the store says that it is busy. A unit of work is a call or [`CALL_BYTES`] bytes.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_types::Code;
 
+use crate::host::{self, Instant};
 use crate::store::error::{StoreError, StoreResult};
 
 /// Bytes that count as much as a call without bytes.
@@ -120,9 +121,9 @@ impl Gate {
         if state.running >= state.limit as usize {
             state.window.was_full = true;
             let full = |state: &mut State| state.running >= state.limit as usize;
-            let waited = self.left.wait_timeout_while(state, self.limits.wait, full);
-            let (waited, timed_out) = waited.unwrap_or_else(|e| e.into_inner());
-            if timed_out.timed_out() {
+            let (waited, has_turn) =
+                host::wait_while((&self.state, &self.left), state, self.limits.wait, full);
+            if !has_turn {
                 let calls = waited.running;
                 drop(waited);
                 return Err(StoreError::transient(

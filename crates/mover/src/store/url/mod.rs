@@ -150,6 +150,11 @@ impl StoreUrl {
             StorePlace::Directory(path) => Arc::new(PosixStore::open(path, PosixOptions::default(), mover)?),
             StorePlace::S3(place) => Arc::new(ObjectStore::open(place, mover)?),
         };
+        #[cfg(feature = "simulation")]
+        let store = match crate::host::simulated() {
+            Some(host) => host.wrap(store)?,
+            None => store,
+        };
         Ok(Arc::new(Limited::new(store, self.limits)))
     }
 }
