@@ -60,8 +60,7 @@ fn differences(bed: &Bed) -> String {
 
 /// The files of the witnesses that have an older version than the last that was acknowledged.
 fn lost(bed: &Bed) -> Vec<String> {
-    let acknowledged =
-        std::fs::read_to_string(bed.store().join("../acknowledged")).unwrap_or_default();
+    let acknowledged = std::fs::read_to_string(bed.store().join("../acknowledged")).unwrap_or_default();
     let last: std::collections::BTreeMap<&str, u64> = acknowledged
         .lines()
         .filter_map(|line| line.split_once(' '))
@@ -116,7 +115,12 @@ fn start(bed: &Bed, kind: Kind, random: &mut Random) -> Child {
             let mut command = Command::new("setsid");
             // The mount may be on its way.
             let enter = format!("until cd {} || test -e $S/../stop; do sleep 0.1; done", at.display());
-            command.args(["-w", "bash", "-c", &format!("{enter} 2>/dev/null; cd {} && {{ {script}; }}", at.display())]);
+            command.args([
+                "-w",
+                "bash",
+                "-c",
+                &format!("{enter} 2>/dev/null; cd {} && {{ {script}; }}", at.display()),
+            ]);
             command.env("S", bed.store());
             command
         }
@@ -135,7 +139,13 @@ impl Programs {
     }
 
     /// Kills those that `which` chooses, and starts them again after `then`.
-    fn replace(&mut self, bed: &Bed, random: &mut Random, which: impl Fn(usize, Kind) -> bool, then: impl FnOnce()) {
+    fn replace(
+        &mut self,
+        bed: &Bed,
+        random: &mut Random,
+        which: impl Fn(usize, Kind) -> bool,
+        then: impl FnOnce(),
+    ) {
         let chosen: Vec<usize> = (0..self.0.len()).filter(|i| which(*i, self.0[*i].0)).collect();
         for i in &chosen {
             kill_below(self.0[*i].1.id());

@@ -196,7 +196,7 @@ impl Front {
         let index = world.numbers.below(world.hosts.len() as u64) as usize;
         match world.numbers.below(20) {
             0..=4 => self.end_mover(world, index, ": it is killed"),
-            5..=7 => self.change_store(world),
+            5 if world.numbers.chance(300) => self.change_store(world),
             8 if world.numbers.chance(150) => {
                 let program = world.numbers.below(self.programs.len() as u64) as usize;
                 self.kill_program(world, program);
@@ -301,7 +301,15 @@ fn differences(pool: &Tree, store: &Tree) -> Vec<String> {
     };
     let mut all = Vec::new();
     for path in pool.keys().chain(store.keys().filter(|path| !pool.contains_key(*path))) {
-        if pool.get(path) == store.get(path) || is_ours(path) || in_conflict(path) {
+        let content = |tree: &Tree| tree.get(path).cloned().flatten();
+        let is_foreign = content(store).is_some_and(|bytes| {
+            value_of(&bytes).is_ok_and(|value| value.is_some_and(|value| value >= FOREIGN))
+        });
+        // What another program changed before the pool removed it stays in the store.
+        let is_kept = is_foreign && !pool.contains_key(path);
+        let is_unreadable = content(pool).is_some_and(|bytes| bytes == b"in conflict");
+        let is_equal = pool.get(path) == store.get(path);
+        if is_equal || is_kept || is_unreadable || is_ours(path) || in_conflict(path) {
             continue;
         }
         let shown = |tree: &Tree| match tree.get(path) {

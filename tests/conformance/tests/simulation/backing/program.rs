@@ -1,13 +1,14 @@
 //! A simulated program in front of a store: the client library on a thread of its own, with operations that its random
 //! numbers choose. It keeps files open and mapped while it does others.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_client::{File, Pool, Role};
 use forebay_fabric::Numbers;
-use forebay_types::{Caller, Code, Entry, Ino, Kind, Reply, Request, Wanted};
+use forebay_types::{Caller, Code, Entry, Ino, Kind, PendingPlace, Reply, Request, Wanted};
 
 use super::ledger::{bytes_of, content, value_of, Expected, Ledger, Place, Shared, FOREIGN};
 use crate::baton::{Baton, Process};
@@ -28,7 +29,6 @@ pub(crate) enum Plan {
     /// Wait until nothing is pending.
     AwaitDrained,
     Rest,
-    End,
 }
 
 /// A file that a program keeps open.
@@ -127,8 +127,8 @@ impl Client {
         let orders = Arc::clone(&plan);
         let seat = process.start("program", move || {
             let pool = Pool::attach_as(&dir, Role::Tool).unwrap_or_else(|e| panic!("{e}"));
-            let mut program =
-                Program { pool, index, numbers: Numbers::new(seed), shared, store, held: Vec::new() };
+            let (numbers, held, conflicts) = (Numbers::new(seed), Vec::new(), BTreeSet::new());
+            let mut program = Program { pool, index, numbers, shared, store, held, conflicts };
             loop {
                 Baton::mine().between_operations();
                 let plan = *orders.lock().unwrap_or_else(PoisonError::into_inner);
@@ -137,8 +137,7 @@ impl Client {
                     Plan::Close => program.held.clear(),
                     Plan::Compare => program.compare(),
                     Plan::AwaitDrained => program.await_drained(),
-                    Plan::Rest => continue,
-                    Plan::End => return,
+                    Plan::Rest => {}
                 }
                 if plan != Plan::Anything {
                     *orders.lock().unwrap_or_else(PoisonError::into_inner) = Plan::Rest;
@@ -167,6 +166,8 @@ struct Program {
     /// The URL of the store.
     store: String,
     held: Vec<Held>,
+    /// Files in conflict with the store.
+    conflicts: BTreeSet<Ino>,
 }
 
 fn caller() -> Caller {
@@ -553,11 +554,14 @@ impl Program {
         loop {
             let pending =
                 self.pool.request(&Request::Pending { parent: Ino(0), name: b"" }, |reply| match reply {
-                    Reply::Bytes(bytes) => forebay_types::PendingPlace::decode_list(bytes),
+                    Reply::Bytes(bytes) => PendingPlace::decode_list(bytes),
                     _ => Err(Code::Malformed),
                 });
             match pending {
-                Ok(places) if places.iter().all(|place| place.conflict) => return,
+                Ok(places) if waits_for_people(&places) => {
+                    self.conflicts = places.iter().filter_map(wanted_by).collect();
+                    return;
+                }
                 Ok(places) => {
                     let names: Vec<_> = places.iter().map(described).collect();
                     *super::WAITS_FOR.lock().unwrap_or_else(PoisonError::into_inner) = names.join("; ");
@@ -615,8 +619,11 @@ impl Program {
             bytes.truncate(n);
             Ok(bytes)
         };
-        let bytes =
-            read().unwrap_or_else(|code| panic!("{BROKEN_LIST}{ino} cannot be read: {}", code.name()));
+        let bytes = match read() {
+            // Its only version was replaced in the store by another program.
+            Err(Code::Io) if self.conflicts.contains(&ino) => return b"in conflict".to_vec(),
+            read => read.unwrap_or_else(|code| panic!("{BROKEN_LIST}{ino}: {}", code.name())),
+        };
         let value = value_of(&bytes).unwrap_or_else(|why| panic!("{why}: {ino}"));
         if self.ledger().files.contains_key(&ino) {
             assert_kept(self.ledger().judge(ino, value, before));
@@ -625,10 +632,27 @@ impl Program {
     }
 }
 
-const BROKEN_LIST: &str = "a promise is broken: with a store without faults the tree cannot be read: ";
+const BROKEN_LIST: &str = "a promise is broken: without faults the tree cannot be read: ";
+
+/// True if nothing is pending but conflicts, and old places of files whose new ones are in conflict.
+fn waits_for_people(places: &[PendingPlace]) -> bool {
+    let in_conflict: BTreeSet<Ino> = places.iter().filter(|p| p.conflict).filter_map(wanted_by).collect();
+    let is_old = |place: &PendingPlace| {
+        place.wanted.is_none() && place.placed.is_some_and(|placed| in_conflict.contains(&placed.ino))
+    };
+    places.iter().all(|place| place.conflict || is_old(place))
+}
+
+/// The inode that a pending place is to have.
+fn wanted_by(place: &PendingPlace) -> Option<Ino> {
+    match &place.wanted {
+        Some(Wanted::Here(Entry { attr, .. }, _)) => Some(attr.ino),
+        _ => None,
+    }
+}
 
 /// A pending place, for people.
-fn described(place: &forebay_types::PendingPlace) -> String {
+fn described(place: &PendingPlace) -> String {
     let wanted = match &place.wanted {
         Some(Wanted::Here(Entry { attr, .. }, _)) => format!("{} flags {:x}", attr.ino, attr.flags),
         Some(Wanted::Elsewhere(node, _)) => format!("elsewhere: {node:?}"),

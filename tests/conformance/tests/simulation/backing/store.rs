@@ -111,7 +111,7 @@ impl Weather {
         let mut state = self.state();
         state.calls += 1;
         let time = Duration::from_micros(state.numbers.below(SHORT.as_micros() as u64));
-        if !state.has_faults || !state.numbers.chance(60) {
+        if !state.has_faults || !state.numbers.chance(100) {
             return (time, None);
         }
         state.faults += 1;
