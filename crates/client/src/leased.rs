@@ -5,7 +5,7 @@
 //! has it open. An open that conflicts waits in open(2) until the lease is given up, and so breaks it. Nothing here
 //! allocates, except where it says so. Tests: `crates/cli/tests/spread.rs`, the tests of `crates/mover`.
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_data::BackingName;
 use forebay_types::limits::STRIPES_MAX;
@@ -98,6 +98,19 @@ fn lease(file: RawFd, kind: LeaseKind) -> Result<(), Code> {
     Ok(())
 }
 
+/// True if an open backing file has a name. One that was released has none.
+///
+/// # Errors
+/// Those of fstat(2).
+pub fn has_name(file: BorrowedFd<'_>) -> Result<bool, Code> {
+    // SAFETY: all zeros is a valid `stat`, which the kernel fills; plain system call on an open descriptor.
+    unsafe {
+        let mut st: libc::stat = std::mem::zeroed();
+        errno::check(libc::fstat(file.as_raw_fd(), &raw mut st))?;
+        Ok(st.st_nlink > 0)
+    }
+}
+
 impl Pool {
     /// Opens the backing files of a file that are on this node, and takes leases on them.
     ///
@@ -142,9 +155,15 @@ impl Pool {
         let name = BackingName::new(entry.attr.ino, 0, 0);
         let target = self.attached()?.target_of(&entry.layout, 0, 0);
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
-        let fd = open_at(target, name.as_c_str(), flags)?;
-        // SAFETY: the descriptor is new and ours.
-        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        let (fd, file) = loop {
+            let fd = open_at(target, name.as_c_str(), flags)?;
+            // SAFETY: the descriptor is new and ours.
+            let file = unsafe { OwnedFd::from_raw_fd(fd) };
+            // An open that waited for the lease of a release has what the release unlinked.
+            if has_name(file.as_fd())? {
+                break (fd, file);
+            }
+        };
         let mode = if self.spans_nodes() { COPIED_MODE } else { BACKING_MODE };
         // SAFETY: plain system call on a descriptor of ours. A umask may have taken bits away.
         errno::check(unsafe { libc::fchmod(fd, mode) })?;

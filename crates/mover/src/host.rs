@@ -1,7 +1,7 @@
-//! What the mover gets from its machine: time, threads, its ID, stores by their URLs.
+//! What the engine gets from its machine: time and threads.
 //!
 //! A simulation runs the movers of several nodes in one process, one thread at a time by a clock of its own, and provides
-//! these in the machine's place ([`Host`]). So the engine uses this module alone for them. Nothing here holds a lock.
+//! both in the machine's place (`Host`). So the engine uses this module alone for them. Nothing here holds a lock.
 
 use std::ops::Add;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,17 +10,13 @@ use std::time::Duration;
 
 use rustix::time::{clock_gettime, ClockId, Timespec};
 
-use crate::store::{runs_here, MoverId};
-
 #[cfg(feature = "simulation")]
 pub use self::simulated::{simulate, Host};
 
 #[cfg(feature = "simulation")]
 mod simulated {
-    use std::sync::{Arc, OnceLock};
+    use std::sync::OnceLock;
     use std::time::Duration;
-
-    use crate::store::{MoverId, Store, StoreResult};
 
     /// What a simulation provides in the machine's place, to the calling thread.
     pub trait Host: Send + Sync {
@@ -35,18 +31,6 @@ mod simulated {
 
         /// Starts a thread of the calling thread's mover.
         fn start(&self, name: &str, run: Box<dyn FnOnce() + Send>);
-
-        /// The ID of the calling thread's mover.
-        fn mover(&self) -> MoverId;
-
-        /// Whether a mover runs.
-        fn runs(&self, mover: &str) -> bool;
-
-        /// The store that the calling thread's mover gets in place of this one, which was opened by its URL.
-        ///
-        /// # Errors
-        /// As any call to a store.
-        fn wrap(&self, store: Arc<dyn Store>) -> StoreResult<Arc<dyn Store>>;
     }
 
     static SIMULATED: OnceLock<Box<dyn Host>> = OnceLock::new();
@@ -56,13 +40,13 @@ mod simulated {
         let _ = SIMULATED.set(host);
     }
 
-    pub(crate) fn simulated() -> Option<&'static dyn Host> {
+    pub(super) fn simulated() -> Option<&'static dyn Host> {
         SIMULATED.get().map(|host| &**host)
     }
 }
 
 #[cfg(feature = "simulation")]
-pub(crate) use self::simulated::simulated;
+use self::simulated::simulated;
 
 /// A moment on the monotonic clock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -146,11 +130,11 @@ pub(crate) fn wait_while<'m, T>(
     (mutex, changed): (&'m Mutex<T>, &Condvar),
     guard: MutexGuard<'m, T>,
     limit: Duration,
-    mut condition: impl FnMut(&mut T) -> bool,
+    condition: impl FnMut(&mut T) -> bool,
 ) -> (MutexGuard<'m, T>, bool) {
     #[cfg(feature = "simulation")]
     if simulated().is_some() {
-        let (mut guard, until) = (guard, Instant::now() + limit);
+        let (mut guard, mut condition, until) = (guard, condition, Instant::now() + limit);
         while condition(&mut guard) {
             drop(guard);
             sleep(Duration::from_millis(1));
@@ -178,24 +162,6 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         }
     }
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The ID of this mover.
-pub(crate) fn mover() -> MoverId {
-    #[cfg(feature = "simulation")]
-    if let Some(host) = simulated() {
-        return host.mover();
-    }
-    MoverId::own()
-}
-
-/// False if the mover with this ID is known to be dead.
-pub(crate) fn may_run(mover: &str) -> bool {
-    #[cfg(feature = "simulation")]
-    if let Some(host) = simulated() {
-        return host.runs(mover);
-    }
-    runs_here(mover).unwrap_or(true)
 }
 
 #[cfg(test)]

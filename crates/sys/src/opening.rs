@@ -52,15 +52,16 @@ pub fn open_existing(directory: RawFd, name: &CStr, flags: i32) -> io::Result<Ow
 fn open_simulated(wait: &Wait, flags: i32, open: impl Fn(i32) -> RawFd) -> RawFd {
     loop {
         let fd = open(flags | libc::O_NONBLOCK);
-        // SAFETY: the calling thread's errno, and a plain system call on a descriptor of ours.
-        match unsafe { *libc::__errno_location() } {
-            _ if fd >= 0 => {
-                unsafe { libc::fcntl(fd, libc::F_SETFL, flags & (libc::O_APPEND | libc::O_NOATIME)) };
-                return fd;
-            }
-            // The attempt has broken the lease, as a waiting open does.
-            libc::EWOULDBLOCK => wait(),
-            _ => return fd,
+        if fd >= 0 {
+            // SAFETY: plain system call on a descriptor of ours.
+            unsafe { libc::fcntl(fd, libc::F_SETFL, flags & (libc::O_APPEND | libc::O_NOATIME)) };
+            return fd;
         }
+        // SAFETY: the calling thread's errno.
+        if unsafe { *libc::__errno_location() } != libc::EWOULDBLOCK {
+            return fd;
+        }
+        // The attempt has broken the lease, as a waiting open does.
+        wait();
     }
 }

@@ -16,7 +16,7 @@ use super::stores::{AttachedStore, Stores};
 use super::upload::attributes_of;
 use super::wanted::WantedUpload;
 use crate::host;
-use crate::store::{Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
+use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
 
 /// How often a link that was made is reported, if the file is released again and again meanwhile.
 const LINK_ATTEMPTS: u32 = 10;
@@ -606,7 +606,7 @@ impl<'a> Reconciler<'a> {
 
 /// Whether a mover runs, as far as can be seen: one of another host counts as running.
 pub(super) fn is_alive(mover: &str) -> bool {
-    host::may_run(mover)
+    runs_here(mover).unwrap_or(true)
 }
 
 pub(super) fn upload(

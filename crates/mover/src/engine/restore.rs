@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
+use forebay_client::has_name;
 use forebay_types::{Code, Entry, Error, Ino, Result, SetAttr, StoreVersion, TimeSet};
 use rustix::fs::{ftruncate, futimens, Timespec, Timestamps};
 
@@ -116,6 +117,10 @@ fn copy(link: &Link, located: &Located, entry: &Entry, version: &StoreVersion) -
         return Err(e);
     }
     set_times(&file, entry).map_err(system)?;
+    // A release that was under way when this began may have unlinked it: then this begins anew.
+    if !has_name(file.as_fd()).map_err(pool)? {
+        return link.inode(entry.attr.ino).map_err(pool);
+    }
     match link.restored(entry.attr.ino, entry.attr.epoch()) {
         Ok(now) => {
             // Times that were set meanwhile.

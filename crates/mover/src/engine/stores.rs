@@ -105,7 +105,7 @@ impl Stores {
     pub(super) fn new(link: Link) -> Stores {
         Stores {
             link,
-            mover: host::mover(),
+            mover: MoverId::own(),
             open: Mutex::default(),
             failed: Mutex::default(),
             stopping: AtomicBool::new(false),

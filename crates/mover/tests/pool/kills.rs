@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::bed::{text, Bed};
+use crate::killing::{kill, kill_below};
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
@@ -35,17 +36,6 @@ fn pids(bed: &Bed) -> [Option<u64>; 4] {
     let status = bed.status();
     let (mount, pids) = (&status["mounts"][0], &status["pids"]);
     [&status["mover"]["pid"], &pids["worker"], &pids["supervisor"], &mount["pid"]].map(|pid| pid.as_u64())
-}
-
-fn kill(pid: u64) {
-    let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
-}
-
-/// Kills a process and all processes below it.
-fn kill_below(pid: u32) {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    kill(u64::from(pid));
-    children.split_whitespace().flat_map(str::parse).for_each(kill_below);
 }
 
 /// What differs between pool and store.

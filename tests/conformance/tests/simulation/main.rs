@@ -2,6 +2,8 @@
 //! scheduler that chooses the next thread, faults of all kinds, and a model that must explain every reply to a client
 //! (docs/decisions/0019).
 //!
+//! `backing` does the same with movers, in front of a store with faults.
+//!
 //! Each history runs in a process of its own, because clients' threads and rings last as long as their process.
 //! `FOREBAY_SEEDS=2000` runs more of them; `FOREBAY_SEED=17` runs one and prints its trace.
 

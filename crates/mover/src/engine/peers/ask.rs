@@ -12,6 +12,7 @@ use super::letters::{Answer, Counted, Letter, Outcome, Work};
 use super::PATIENCE;
 use crate::engine::link::Link;
 use crate::host::{self, Instant};
+use crate::store::MoverId;
 
 /// Pauses between two looks at a job.
 const LOOK_FIRST: Duration = Duration::from_millis(2);
@@ -44,7 +45,7 @@ impl Peers {
     pub(in crate::engine) fn new(link: Link) -> Peers {
         Peers {
             link,
-            owner: xxh3_64(host::mover().as_str().as_bytes()),
+            owner: xxh3_64(MoverId::own().as_str().as_bytes()),
             last: AtomicU64::new(0),
             silent: Mutex::default(),
             swept: Mutex::default(),

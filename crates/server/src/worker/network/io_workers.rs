@@ -179,22 +179,28 @@ impl Files {
         let file = Arc::new(self.open_anew(session, id)?);
         let mode = Mode::from_raw_mode(rustix::fs::fstat(&*file).map_err(code)?.st_mode);
         if mode.contains(Mode::SVTX) {
-            self.mark(id.ino)?;
+            let is_removed = self.mark(id.ino)?;
+            // A file that was released while this open waited for the lease, and was restored before the mark, has
+            // another backing file by now. From the mark on it is not released.
+            if !is_removed && rustix::fs::fstat(&*file).map_err(code)?.st_nlink == 0 {
+                return Err(Code::Stale);
+            }
             rustix::fs::fchmod(&*file, mode & Mode::RWXU).map_err(code)?;
         }
         self.kept.keep_writable(session, id, &file);
         Ok(file)
     }
 
-    /// Has a file marked dirty at its home.
+    /// Has a file marked dirty at its home. True for a file that has lost its last name.
     #[cold]
-    fn mark(&self, ino: Ino) -> std::result::Result<(), Code> {
+    fn mark(&self, ino: Ino) -> std::result::Result<bool, Code> {
         let commands = self.commands.as_ref().ok_or(Code::NotSupported)?;
         let (done, marked) = channel();
         commands.give(Command::Mark(ino, done));
         match receive(&marked, MARK_TIMEOUT) {
-            // It has lost its last name: nothing copies or releases it any longer.
-            Some(Ok(()) | Err(Code::NotFound)) => Ok(()),
+            Some(Ok(())) => Ok(false),
+            // Nothing copies or releases it any longer.
+            Some(Err(Code::NotFound)) => Ok(true),
             // It was released, and this is no longer its backing file.
             Some(Err(Code::Stale)) => Err(Code::Stale),
             Some(Err(_)) | None => Err(Code::Io),

@@ -13,7 +13,7 @@ mod process;
 mod program;
 mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -34,8 +34,8 @@ use crate::world::World;
 /// Names of a tree below its root: a file's content, none for a directory.
 type Tree = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
-/// What the last program that compared has found in the pool.
-static TREE: Mutex<Tree> = Mutex::new(Tree::new());
+/// What the last program that compared has found in the pool, and the names in conflict.
+static TREE: Mutex<(Tree, BTreeSet<Vec<u8>>)> = Mutex::new((Tree::new(), BTreeSet::new()));
 /// What was pending when it was looked at last.
 static WAITS_FOR: Mutex<String> = Mutex::new(String::new());
 
@@ -53,6 +53,8 @@ pub(crate) struct Front {
     pub(crate) shared: Shared,
     pub(crate) weather: Weather,
     store: PathBuf,
+    /// Other programs change the store.
+    is_shared: bool,
     /// The mover of each node, and how many it had.
     movers: Vec<(Option<Mover>, u64)>,
     /// The threads of each node's I/O workers.
@@ -108,11 +110,12 @@ impl Front {
         for number in 0..INITIAL_FILES {
             std::fs::write(store.join(format!("i{number}")), content(FOREIGN + number, 4)).expect("a file");
         }
-        store::take_over(weather.clone());
+        process::take_over(weather.clone());
         Front {
             shared,
             weather,
             store,
+            is_shared: seed % 2 == 1,
             movers: (0..nodes).map(|_| (None, 0)).collect(),
             io: (0..nodes).map(|_| None).collect(),
             programs: Vec::new(),
@@ -195,8 +198,8 @@ impl Front {
     fn trouble(&mut self, world: &mut World) {
         let index = world.numbers.below(world.hosts.len() as u64) as usize;
         match world.numbers.below(20) {
-            0..=4 => self.end_mover(world, index, ": it is killed"),
-            5 if world.numbers.chance(300) => self.change_store(world),
+            0..=2 => self.end_mover(world, index, ": it is killed"),
+            5 if self.is_shared => self.change_store(world),
             8 if world.numbers.chance(150) => {
                 let program = world.numbers.below(self.programs.len() as u64) as usize;
                 self.kill_program(world, program);
@@ -219,7 +222,7 @@ impl Front {
     /// Runs the threads of movers, I/O workers and programs.
     pub(crate) fn turn(&mut self, world: &mut World) {
         self.weather.turn();
-        if world.chaos && world.numbers.chance(12) {
+        if world.chaos && world.numbers.chance(5) {
             self.trouble(world);
         }
         for index in 0..world.hosts.len() {
@@ -294,11 +297,7 @@ fn start_io_workers(world: &World, index: usize) -> Process {
 }
 
 /// What differs between pool and store, except at places in conflict.
-fn differences(pool: &Tree, store: &Tree) -> Vec<String> {
-    let in_conflict = |path: &Vec<u8>| {
-        let beside = [&path[..], b".forebay-conflict-"].concat();
-        store.keys().any(|other| other.starts_with(&beside))
-    };
+fn differences(pool: &Tree, conflicts: &BTreeSet<Vec<u8>>, store: &Tree) -> Vec<String> {
     let mut all = Vec::new();
     for path in pool.keys().chain(store.keys().filter(|path| !pool.contains_key(*path))) {
         let content = |tree: &Tree| tree.get(path).cloned().flatten();
@@ -309,7 +308,7 @@ fn differences(pool: &Tree, store: &Tree) -> Vec<String> {
         let is_kept = is_foreign && !pool.contains_key(path);
         let is_unreadable = content(pool).is_some_and(|bytes| bytes == b"in conflict");
         let is_equal = pool.get(path) == store.get(path);
-        if is_equal || is_kept || is_unreadable || is_ours(path) || in_conflict(path) {
+        if is_equal || is_kept || is_unreadable || is_ours(path) || conflicts.contains(path) {
             continue;
         }
         let shown = |tree: &Tree| match tree.get(path) {
@@ -337,8 +336,11 @@ pub(crate) fn heal(world: &mut World, front: &mut Front) -> Result<(), String> {
     let compare = |world: &mut World, front: &mut Front, when: &str| {
         front.plan(Plan::Compare, |i| i == 0);
         world.until_front(front, "reading everything", DRAIN, Front::at_rest)?;
-        let pool = TREE.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let found = differences(&pool, &tree_of(&front.store));
+        let (pool, conflicts) = TREE.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if !conflicts.is_empty() && front.foreign.is_empty() {
+            return Err(format!("{BROKEN}{when} places are in conflict with no program: {conflicts:?}"));
+        }
+        let found = differences(&pool, &conflicts, &tree_of(&front.store));
         match found.is_empty() {
             true => Ok(()),
             false => Err(format!("{BROKEN}{when} pool and store differ: {found:#?}")),

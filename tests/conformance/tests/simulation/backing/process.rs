@@ -7,20 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_client::{Pool, Role};
-use forebay_mover::host::Host;
+use forebay_mover::host::{self, Host};
 use forebay_mover::program::Engine;
-use forebay_mover::store::{MoverId, Store, StoreResult};
+use forebay_mover::store::{simulate_movers, simulate_stores, MoverId};
 use forebay_mover::tasks::Progress;
 use forebay_tasks::Verb;
 use forebay_types::Ino;
 
-use super::store::{wrap, Weather};
+use super::store::{sleep, Disturbed, Weather};
 use crate::baton::{self, Process, NOW_NS};
-
-/// Lets other threads run.
-pub(super) fn sleep(time: Duration) {
-    forebay_ring::pause(time.max(Duration::from_millis(1)));
-}
 
 /// The engine of a mover, once it has started.
 type Running = Arc<Mutex<Option<Arc<dyn Engine>>>>;
@@ -44,6 +39,10 @@ static RUNNING: Mutex<Vec<(String, Process)>> = Mutex::new(Vec::new());
 fn is_running(id: &str) -> bool {
     let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     running.iter().any(|(other, process)| other == id && !process.is_killed())
+}
+
+fn mine() -> MoverId {
+    MOVER.with(|mine| mine.borrow().clone()).expect("a thread of a mover")
 }
 
 fn start_as(process: &Process, id: MoverId, name: &str, run: impl FnOnce() + Send + 'static) {
@@ -88,9 +87,7 @@ impl Mover {
 }
 
 /// What the movers of this process get in the machine's place.
-pub(crate) struct Simulated {
-    pub(super) weather: Weather,
-}
+struct Simulated;
 
 impl Host for Simulated {
     fn now(&self) -> Duration {
@@ -107,18 +104,13 @@ impl Host for Simulated {
     }
 
     fn start(&self, name: &str, run: Box<dyn FnOnce() + Send>) {
-        start_as(&Process::mine(), self.mover(), name, run);
+        start_as(&Process::mine(), mine(), name, run);
     }
+}
 
-    fn mover(&self) -> MoverId {
-        MOVER.with(|mine| mine.borrow().clone()).expect("a thread of a mover")
-    }
-
-    fn runs(&self, mover: &str) -> bool {
-        is_running(mover)
-    }
-
-    fn wrap(&self, store: Arc<dyn Store>) -> StoreResult<Arc<dyn Store>> {
-        Ok(wrap(store, &self.weather))
-    }
+/// Makes the movers of this process run by the scheduler, with stores in this weather.
+pub(super) fn take_over(weather: Weather) {
+    host::simulate(Box::new(Simulated));
+    simulate_movers(mine, is_running);
+    simulate_stores(move |store| Arc::new(Disturbed::new(store, weather.clone())));
 }

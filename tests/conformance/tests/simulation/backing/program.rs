@@ -127,8 +127,9 @@ impl Client {
         let orders = Arc::clone(&plan);
         let seat = process.start("program", move || {
             let pool = Pool::attach_as(&dir, Role::Tool).unwrap_or_else(|e| panic!("{e}"));
-            let (numbers, held, conflicts) = (Numbers::new(seed), Vec::new(), BTreeSet::new());
-            let mut program = Program { pool, index, numbers, shared, store, held, conflicts };
+            let (numbers, held) = (Numbers::new(seed), Vec::new());
+            let (conflicts, in_conflict) = (BTreeSet::new(), BTreeSet::new());
+            let mut program = Program { pool, index, numbers, shared, store, held, conflicts, in_conflict };
             loop {
                 Baton::mine().between_operations();
                 let plan = *orders.lock().unwrap_or_else(PoisonError::into_inner);
@@ -166,8 +167,9 @@ struct Program {
     /// The URL of the store.
     store: String,
     held: Vec<Held>,
-    /// Files in conflict with the store.
-    conflicts: BTreeSet<Ino>,
+    /// Places in conflict with the store, and their files.
+    conflicts: BTreeSet<Place>,
+    in_conflict: BTreeSet<Ino>,
 }
 
 fn caller() -> Caller {
@@ -559,7 +561,8 @@ impl Program {
                 });
             match pending {
                 Ok(places) if waits_for_people(&places) => {
-                    self.conflicts = places.iter().filter_map(wanted_by).collect();
+                    self.in_conflict = places.iter().filter_map(wanted_by).collect();
+                    self.conflicts = places.into_iter().map(|place| (place.parent, place.name)).collect();
                     return;
                 }
                 Ok(places) => {
@@ -568,14 +571,14 @@ impl Program {
                 }
                 Err(_) => {}
             }
-            super::process::sleep(std::time::Duration::from_millis(200));
+            super::store::sleep(std::time::Duration::from_millis(200));
         }
     }
 
     /// Reads all names and files of the tree, and compares them with what was acknowledged.
     fn compare(&mut self) {
         let Some(root) = self.ledger().root else { return };
-        let mut tree = super::Tree::new();
+        let (mut tree, mut conflicts) = (super::Tree::new(), BTreeSet::new());
         let mut left = vec![(root, Vec::new())];
         while let Some((directory, path)) = left.pop() {
             let (mut entries, mut listing) = (Vec::new(), self.pool.read_directory(directory));
@@ -598,6 +601,9 @@ impl Program {
                     path.push(b'/');
                 }
                 path.extend_from_slice(&name);
+                if self.conflicts.contains(&(directory, name)) {
+                    conflicts.insert(path.clone());
+                }
                 match kind {
                     Kind::Directory => {
                         tree.insert(path.clone(), None);
@@ -607,7 +613,7 @@ impl Program {
                 }
             }
         }
-        *super::TREE.lock().unwrap_or_else(PoisonError::into_inner) = tree;
+        *super::TREE.lock().unwrap_or_else(PoisonError::into_inner) = (tree, conflicts);
     }
 
     fn read_whole(&self, ino: Ino) -> Vec<u8> {
@@ -621,7 +627,7 @@ impl Program {
         };
         let bytes = match read() {
             // Its only version was replaced in the store by another program.
-            Err(Code::Io) if self.conflicts.contains(&ino) => return b"in conflict".to_vec(),
+            Err(Code::Io) if self.in_conflict.contains(&ino) => return b"in conflict".to_vec(),
             read => read.unwrap_or_else(|code| panic!("{BROKEN_LIST}{ino}: {}", code.name())),
         };
         let value = value_of(&bytes).unwrap_or_else(|why| panic!("{why}: {ino}"));

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_fabric::Numbers;
-use forebay_mover::host;
 use forebay_mover::store::steps::with_steps;
 use forebay_mover::store::{
     Abilities, Attributes, DirectoryRemoval, Leftovers, Listing, Object, Outcome, Source, Store, StoreError,
@@ -25,6 +24,11 @@ const SHORT: Duration = Duration::from_millis(20);
 const STALL: Duration = Duration::from_secs(40);
 /// The longest after which a call that was reported to have failed takes effect.
 const LATE: Duration = Duration::from_secs(5);
+
+/// Lets other threads run.
+pub(super) fn sleep(time: Duration) {
+    forebay_ring::pause(time.max(Duration::from_millis(1)));
+}
 
 /// A call that takes effect later.
 type Late = (u64, Box<dyn FnOnce() + Send>);
@@ -155,7 +159,7 @@ impl Disturbed {
         let hook = move |_| {
             let pauses = weather.state().numbers.chance(100);
             if pauses {
-                super::process::sleep(Duration::from_millis(1));
+                sleep(Duration::from_millis(1));
             }
         };
         with_steps(hook, run).0
@@ -163,7 +167,7 @@ impl Disturbed {
 
     fn call<T>(&self, run: impl FnOnce() -> StoreResult<T>) -> StoreResult<T> {
         let (time, fault) = self.weather.next(false, false);
-        super::process::sleep(time);
+        sleep(time);
         match fault {
             None => self.slowly(run),
             Some(fault @ Fault::AnswerLost) => self.slowly(run).and(Err(error(fault))),
@@ -265,7 +269,7 @@ impl Store for Disturbed {
         into: BorrowedFd<'_>,
     ) -> StoreResult<()> {
         let (time, fault) = self.weather.next(false, true);
-        super::process::sleep(time);
+        sleep(time);
         match fault {
             None => self.slowly(|| self.inner.read(path, expected, range, into)),
             Some(fault @ (Fault::AnswerLost | Fault::Torn)) => {
@@ -284,7 +288,7 @@ impl Store for Disturbed {
         attributes: &Attributes,
     ) -> StoreResult<StoreVersion> {
         let (time, fault) = self.weather.next(true, true);
-        super::process::sleep(time);
+        sleep(time);
         let bytes = || Bytes::of(source).map_err(|code| StoreError::lasting(code, "cannot read the source"));
         match fault {
             None => self.slowly(|| self.inner.upload(temporary, source, attributes)),
@@ -317,7 +321,7 @@ impl Store for Disturbed {
         expected: Option<&StoreVersion>,
     ) -> StoreResult<Outcome<StoreVersion>> {
         let (time, fault) = self.weather.next(true, false);
-        super::process::sleep(time);
+        sleep(time);
         match fault {
             None => self.slowly(|| self.inner.publish(temporary, to, expected)),
             Some(fault @ Fault::AnswerLost) => {
@@ -415,14 +419,4 @@ impl Store for Disturbed {
     ) -> StoreResult<Leftovers> {
         self.call(|| self.inner.remove_leftovers(directory, is_alive))
     }
-}
-
-/// The stores that movers of this process get.
-pub(crate) fn wrap(inner: Arc<dyn Store>, weather: &Weather) -> Arc<dyn Store> {
-    Arc::new(Disturbed::new(inner, weather.clone()))
-}
-
-/// Makes the movers of this process run by the scheduler.
-pub(crate) fn take_over(weather: Weather) {
-    host::simulate(Box::new(super::process::Simulated { weather }));
 }
