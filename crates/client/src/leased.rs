@@ -69,6 +69,11 @@ impl LeasedFiles {
         Ok(())
     }
 
+    /// The backing file with this number in the order of the layout's stripes, if this node has it.
+    pub fn file(&self, number: usize) -> Option<&OwnedFd> {
+        self.files.get(number)?.as_ref()
+    }
+
     /// The backing files, open for reading, in the order of the layout's stripes.
     pub fn files(&self) -> impl Iterator<Item = &OwnedFd> {
         self.files.iter().flatten()

@@ -118,6 +118,11 @@ impl MoverKeeper {
         self.answer_askers(&gone);
     }
 
+    /// True for a pool that has, or had, a backing store.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
     /// True when no mover is left.
     pub(crate) fn is_idle(&self) -> bool {
         self.process.is_none()

@@ -426,7 +426,7 @@ pub(super) fn upload_batch(
     let copied = in_parallel(&batch, |wanted| match (reason.go_on)() {
         true => {
             let open_files = open_files(reconciler, wanted, reason);
-            upload(link, &shared.peers, store, &wanted.directory, &wanted.entry, open_files)
+            upload(link, &shared.peers, (at.root, store), &wanted.directory, &wanted.entry, open_files)
         }
         false => Err(NotUploaded::Later),
     });

@@ -144,6 +144,10 @@ impl Link {
         self.done(&Request::Listed { ino })
     }
 
+    pub(super) fn release(&self, ino: Ino, epoch: u64, set: SetAttr) -> Result<Entry, Code> {
+        self.entry(&Request::Release { ino, epoch, set })
+    }
+
     pub(super) fn restored(&self, ino: Ino, epoch: u64) -> Result<Entry, Code> {
         self.entry(&Request::Restored { ino, epoch })
     }

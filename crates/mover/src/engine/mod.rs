@@ -19,8 +19,10 @@ mod holds;
 mod link;
 mod list;
 mod listings;
+mod lost;
 mod moving;
 mod parallel;
+mod parts;
 mod peers;
 mod prestage;
 mod reconcile;
@@ -34,7 +36,7 @@ mod turns;
 mod upload;
 mod wanted;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -119,11 +121,17 @@ fn look_around(shared: &Arc<Shared>) {
         return;
     }
     let mut next = Instant::now();
+    let mut lost = HashSet::new();
     shared.peers.greet();
     while !shared.stores.is_stopping() {
         host::sleep(WATCH_PERIOD);
         if Instant::now() >= next {
             shared.peers.look_around();
+            let now_lost = shared.peers.silent_for(lost::AFTER);
+            if !now_lost.is_subset(&lost) {
+                lost::release_all(shared, &now_lost);
+            }
+            lost = now_lost;
             next = Instant::now() + AROUND_PERIOD;
         }
     }

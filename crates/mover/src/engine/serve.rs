@@ -10,12 +10,13 @@ use forebay_types::{Error, Ino, Result};
 
 use super::drain::{self, Pass, Reason};
 use super::evict;
-use super::peers::{Answer, Job, Letter, Outcome, Work};
+use super::parts;
+use super::peers::{from_hex, Answer, Job, Letter, Outcome, Work};
 use super::shared::{restore_with_room, Shared};
 use super::trees;
 use super::wanted::WantedUpload;
 use crate::host;
-use crate::store::Store;
+use crate::store::{Store, StorePath};
 
 /// Takes messages.
 pub(super) fn serve(shared: &Arc<Shared>) {
@@ -91,6 +92,11 @@ fn start(shared: &Arc<Shared>, job: &Arc<Job>, work: Work) -> Answer {
 fn run(shared: &Arc<Shared>, job: &Arc<Job>, work: Work) -> Result<Outcome> {
     match work {
         Work::Upload { root, sweep, files } => upload(shared, job, Ino(root), sweep, &files),
+        Work::Part { root, hold, temporary, bytes } => {
+            let malformed = |code| Error::new(code, "cannot read a message of another node's mover");
+            let temporary = StorePath::new(from_hex(&temporary)?).map_err(malformed)?;
+            parts::write(shared, job, Ino(root), hold, temporary, bytes).map(|()| Outcome::default())
+        }
         Work::Restore { ino } => {
             let ino = Ino(ino);
             if shared.restoring.begin(ino) {

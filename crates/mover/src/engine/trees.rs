@@ -11,6 +11,7 @@ use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion,
 use super::drain::{self, Reason};
 use super::evict;
 use super::link::Link;
+use super::lost;
 use super::peers::Work;
 use super::prestage::prestage;
 use super::shared::{bytes_of, copied_by, Shared};
@@ -119,13 +120,23 @@ fn release(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress)
 /// Releases a file, on the node that has its data.
 fn release_there(shared: &Shared, entry: &Entry) -> Result<std::result::Result<u64, Kept>> {
     let Some(node) = copied_by(shared, entry) else {
+        if lost::has_data(shared, entry) {
+            return lost::release(shared, entry);
+        }
         return evict::release(&shared.link, &shared.peers, entry);
     };
     if !entry.attr.is_resident() {
         return Ok(Err(Kept::Released));
     }
+    if lost::has_data(shared, entry) {
+        return lost::release(shared, entry);
+    }
     let is_over = || shared.stores.is_stopping();
-    let outcome = shared.peers.run(node, Work::Release { ino: entry.attr.ino.0 }, &|_| {}, &is_over)?;
+    let work = Work::Release { ino: entry.attr.ino.0 };
+    let outcome = match shared.peers.run(node, work, &|_| {}, &is_over) {
+        Err(_) if lost::has_data(shared, entry) => return lost::release(shared, entry),
+        outcome => outcome?,
+    };
     Ok(match outcome.kept {
         Some(why) => Err(Kept::Because(why)),
         None => Ok(outcome.counted.counts[3]),

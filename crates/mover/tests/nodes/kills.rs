@@ -19,12 +19,19 @@ fn seconds() -> u64 {
 /// A program that changes files and directories, by a number as its seed.
 const CHANGES: &str = include_str!("../changes.sh");
 
-/// The programs: their nodes, and whether through the preload library, else through the mount.
-const PROGRAMS: [(usize, bool); 4] = [(1, false), (2, false), (3, false), (1, true)];
+/// Writes a long file again and again.
+const LONG: &str =
+    "until test -e $S/../stop; do head -c 6000000 /dev/urandom > long/f; sleep 0.5; done 2>/dev/null; true";
 
-fn start(nodes: &Nodes, seed: u64, (node, preload): (usize, bool)) -> Child {
+/// A program: its node, and whether it is a preloaded one, else one of the mount; what it does.
+type Program = (usize, bool, &'static str);
+
+const PROGRAMS: [Program; 5] =
+    [(1, false, CHANGES), (2, false, CHANGES), (3, false, CHANGES), (1, true, CHANGES), (3, false, LONG)];
+
+fn start(nodes: &Nodes, seed: u64, (node, preload, script): Program) -> Child {
     let inside = if preload { "/forebay/s" } else { "s" };
-    let mut command = nodes.command(node, &format!("cd {inside}; set +e\n{CHANGES}"), preload);
+    let mut command = nodes.command(node, &format!("cd {inside}; set +e\n{script}"), preload);
     command.env("SEED", seed.to_string()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
@@ -33,7 +40,7 @@ fn replace(
     nodes: &Nodes,
     programs: &mut [Child],
     seed: u64,
-    which: impl Fn((usize, bool)) -> bool,
+    which: impl Fn(Program) -> bool,
     then: impl FnOnce(),
 ) {
     let chosen = || PROGRAMS.into_iter().enumerate().filter(|(_, program)| which(*program));
@@ -51,6 +58,9 @@ fn replace(
 fn killed_movers_and_workers_of_any_node_leave_store_and_pool_equal() {
     let Some(nodes) = Nodes::up(3, "128MiB") else { return };
     nodes.attach(2, "", &[]);
+    // A file of all nodes, which each of them copies a part of.
+    nodes.sh(1, "mkdir s/long");
+    nodes.ok(1, &["layout", "set", "-c", "3", "-S", "65536", "/s/long"]);
     let seed = number("FOREBAY_KILL_SEED", 1);
     let start_all = PROGRAMS.into_iter().enumerate();
     let mut programs: Vec<Child> =
@@ -92,7 +102,7 @@ fn killed_movers_and_workers_of_any_node_leave_store_and_pool_equal() {
                     &nodes,
                     &mut programs,
                     next() % 30_000,
-                    |program| program == (node, false),
+                    |program| program.0 == node && !program.1,
                     || {
                         nodes.wait("the mount is back", is_there);
                     },

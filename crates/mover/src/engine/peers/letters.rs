@@ -16,6 +16,17 @@ pub(in crate::engine) enum Work {
         /// The files, encoded (`drain/wanted.rs`), in hexadecimal.
         files: Vec<String>,
     },
+    /// Write the stripes that this node has of a file into an upload, under the leases of a hold.
+    Part {
+        /// The directory with the store.
+        root: u64,
+        /// The hold.
+        hold: u64,
+        /// The path of the upload in the store, in hexadecimal.
+        temporary: String,
+        /// Bytes of the file.
+        bytes: u64,
+    },
     /// Restore a file.
     Restore {
         /// The file.
