@@ -249,7 +249,7 @@ fn pools_in_front_of_a_store_keep_their_promises_in_every_history() {
         return tell_of_front(seed);
     }
     // Each takes about as long as eight of the others.
-    assert_kept(FRONTS, number("FOREBAY_SEEDS").map_or(24, |seeds| (seeds / 8).max(24)));
+    assert_kept(FRONTS, number("FOREBAY_SEEDS").map_or(8, |seeds| (seeds / 8).max(8)));
 }
 
 #[test]

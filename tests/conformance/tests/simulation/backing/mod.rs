@@ -43,6 +43,8 @@ static WAITS_FOR: Mutex<String> = Mutex::new(String::new());
 const INITIAL_FILES: u32 = 6;
 /// The longest that draining takes once there are no more faults.
 const DRAIN: Duration = Duration::from_secs(240);
+/// The longest that the daemons' own work and a link's pause between two attempts take.
+const SETTLE: Duration = Duration::from_secs(15);
 /// Session numbers of movers lie above those of programs.
 const MOVERS: u64 = 1 << 20;
 /// Names that movers give: temporaries, and versions beside others.
@@ -327,6 +329,16 @@ pub(crate) fn heal(world: &mut World, front: &mut Front) -> Result<(), String> {
     front.weather.clear();
     front.plan(Plan::Close, |_| true);
     world.until_front(front, "closing files", Duration::from_secs(200), Front::at_rest)?;
+    let pause = |world: &mut World, front: &mut Front, time: Duration| {
+        let until = NOW_NS.load(Ordering::Relaxed) + time.as_nanos() as u64;
+        let is_over = |_: &Front| NOW_NS.load(Ordering::Relaxed) >= until;
+        world.until_front(front, "a pause", time * 2, is_over)
+    };
+    // Nodes that were down when a program was killed find out that it is gone, as they do periodically.
+    pause(world, front, SETTLE)?;
+    for host in &mut world.hosts {
+        host.node.as_mut().expect("repaired").review_sessions();
+    }
     let drain = |world: &mut World, front: &mut Front| {
         front.plan(Plan::AwaitDrained, |i| i == 0);
         let done = world.until_front(front, "draining", DRAIN, Front::at_rest);
@@ -349,11 +361,6 @@ pub(crate) fn heal(world: &mut World, front: &mut Front) -> Result<(), String> {
     drain(world, front)?;
     compare(world, front, "drained,")?;
     // What the store has now, the pool gets back.
-    let pause = |world: &mut World, front: &mut Front, time: Duration| {
-        let until = NOW_NS.load(Ordering::Relaxed) + time.as_nanos() as u64;
-        let is_over = |_: &Front| NOW_NS.load(Ordering::Relaxed) >= until;
-        world.until_front(front, "a pause", time * 2, is_over)
-    };
     front.task(world, 0, Verb::Release);
     pause(world, front, Duration::from_secs(20))?;
     compare(world, front, "released and restored,")?;
