@@ -182,8 +182,9 @@ impl Front {
 
     fn kill_program(&mut self, world: &mut World, index: usize) {
         let client = &self.programs[index];
-        // The first program lives on.
-        if index == 0 || client.process.is_killed() {
+        // The first program lives on. Others are killed between two operations: in the middle of one, the library has
+        // descriptors as bare numbers, which the kernel would close.
+        if index == 0 || client.process.is_killed() || !client.seat.is_ready() {
             return;
         }
         world.end_process(usize::from(client.node) - 1, client.session, &client.process);
