@@ -35,7 +35,10 @@ pub struct MoverId(String);
 
 /// The ID of the calling thread's mover, and whether a mover runs, where a simulation runs several in one process.
 #[cfg(feature = "simulation")]
-static SIMULATED: OnceLock<(fn() -> MoverId, fn(&str) -> bool)> = OnceLock::new();
+type Movers = (fn() -> MoverId, fn(&str) -> bool);
+
+#[cfg(feature = "simulation")]
+static SIMULATED: OnceLock<Movers> = OnceLock::new();
 
 /// Makes all movers of this process use these from now on. Only the first use has an effect.
 #[cfg(feature = "simulation")]
