@@ -1,6 +1,7 @@
 //! The whole command line: verbs, options, and the help with examples.
 
 mod pools;
+mod recovery;
 mod stores;
 mod values;
 
@@ -13,6 +14,7 @@ use forebay_server::Medium;
 use values::{medium, size};
 
 pub(crate) use pools::{Down, Status, Up};
+pub(crate) use recovery::Recover;
 pub(crate) use stores::{
     Attach, Detach, Pin, Pinned, Prestage, Purge, Refresh, Release, Resolve, State, Sync, Tasks, TasksVerb,
     Unpin, WaitDurable, Work,
@@ -111,6 +113,8 @@ pub(crate) enum Verb {
     Tasks(Tasks),
     /// Settle a conflict between the versions of pool and backing store
     Resolve(Resolve),
+    /// Copy to the backing stores what a pool has left whose node has died
+    Recover(Recover),
     /// Show or change over how many backing files a file is striped
     Layout(LayoutCommand),
     /// Check that a pool is consistent
@@ -151,6 +155,7 @@ impl Verb {
             Verb::Unpin(a) => a.paths.json,
             Verb::Tasks(a) => a.json,
             Verb::Resolve(a) => a.json,
+            Verb::Recover(a) => a.json,
             Verb::Run(_) | Verb::Completions(_) => false,
         }
     }

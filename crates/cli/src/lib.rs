@@ -16,6 +16,7 @@ mod everywhere;
 mod failure;
 mod hosts;
 mod pool;
+mod recovery;
 mod rendezvous;
 mod resources;
 mod run;

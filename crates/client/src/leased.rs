@@ -5,14 +5,14 @@
 //! has it open. An open that conflicts waits in open(2) until the lease is given up, and so breaks it. Nothing here
 //! allocates, except where it says so. Tests: `crates/cli/tests/spread.rs`, the tests of `crates/mover`.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_data::BackingName;
 use forebay_types::limits::STRIPES_MAX;
 use forebay_types::{node_of, Code, Entry, Layout, NodeId};
 
 use crate::errno;
-use crate::open::{open_at, BACKING_MODE};
+use crate::open::{close, open_at, BACKING_MODE};
 use crate::pool::Pool;
 
 /// The fcntl(2) command that sets the signal for a broken lease. The libc crate lacks it.
@@ -20,6 +20,12 @@ const F_SETSIG: libc::c_int = 10;
 
 /// Mode of a backing file that a mover has copied to the store or from it.
 const COPIED_MODE: libc::mode_t = BACKING_MODE | libc::S_ISVTX;
+
+/// True for the mode of a backing file that a restore has filled. In a pool of several nodes, where
+/// files are not read while they are restored, it is true from the begin of the restore on.
+pub fn has_arrived(mode: libc::mode_t) -> bool {
+    mode & libc::S_ISVTX != 0
+}
 
 /// What a lease excludes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -148,8 +154,8 @@ impl Pool {
         Ok(held)
     }
 
-    /// Creates the empty backing file of a file that is to be restored, or empties what a restore left that did not
-    /// end. No program opens it before the file is resident.
+    /// Creates the empty backing file of a file that is to be restored, in place of what a restore left that did not end:
+    /// programs that read the file meanwhile may have that one open (`ranges.rs`).
     ///
     /// # Errors
     /// [`Code::NotSupported`] for a striped file, and for one of another node.
@@ -159,20 +165,46 @@ impl Pool {
         }
         let name = BackingName::new(entry.attr.ino, 0, 0);
         let target = self.attached()?.target_of(&entry.layout, 0, 0);
-        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
-        let (fd, file) = loop {
-            let fd = open_at(target, name.as_c_str(), flags)?;
-            // SAFETY: the descriptor is new and ours.
-            let file = unsafe { OwnedFd::from_raw_fd(fd) };
-            // An open that waited for the lease of a release has what the release unlinked.
-            if has_name(file.as_fd())? {
-                break (fd, file);
-            }
-        };
+        // A release that is under way has a lease, and decides whether the file is released: this waits for its end.
+        match open_at(target, name.as_c_str(), libc::O_RDWR | libc::O_CLOEXEC) {
+            Ok(fd) => close(fd),
+            Err(Code::NotFound) => {}
+            Err(code) => return Err(code),
+        }
+        let now = self.get_attr(entry.attr.ino)?;
+        if now.attr.is_resident() || now.attr.epoch() != entry.attr.epoch() {
+            return Err(Code::Interrupted);
+        }
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
+        // SAFETY: the name is NUL-terminated. That there is none is no error.
+        unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
+        let fd = open_at(target, name.as_c_str(), flags)?;
+        // SAFETY: the descriptor is new and ours.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
         let mode = if self.spans_nodes() { COPIED_MODE } else { BACKING_MODE };
         // SAFETY: plain system call on a descriptor of ours. A umask may have taken bits away.
         errno::check(unsafe { libc::fchmod(fd, mode) })?;
         Ok(file)
+    }
+
+    /// All data of a file that is being restored have arrived: notes it at the backing file ([`has_arrived`]).
+    pub fn note_arrived(&self, file: &OwnedFd) -> Result<(), Code> {
+        // SAFETY: plain system call on a descriptor of ours.
+        errno::check(unsafe { libc::fchmod(file.as_raw_fd(), COPIED_MODE) }).map(|_| ())
+    }
+
+    /// Unlinks the backing file of a restore that failed, unless the file was restored by another. Programs that have it
+    /// open keep what has arrived.
+    pub fn remove_unrestored(&self, entry: &Entry) -> Result<(), Code> {
+        match self.get_attr(entry.attr.ino) {
+            Ok(now) if now.attr.is_resident() => return Ok(()),
+            Ok(_) | Err(Code::NotFound) => {}
+            Err(code) => return Err(code),
+        }
+        let name = BackingName::new(entry.attr.ino, 0, 0);
+        let target = self.attached()?.target_of(&entry.layout, 0, 0);
+        // SAFETY: the name is NUL-terminated.
+        errno::check(unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) }).map(|_| ())
     }
 
     /// The other nodes that have backing files of a layout. Allocates.

@@ -9,6 +9,7 @@ mod layout;
 mod ls;
 mod mount;
 mod pin;
+mod recover;
 mod resolve;
 mod stage;
 mod stat;
@@ -50,6 +51,7 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Verb::Unpin(a) => pin::pin(pool, &a.paths, false),
         Verb::Tasks(a) => tasks::tasks(pool, &a),
         Verb::Resolve(a) => resolve::resolve(pool, &a),
+        Verb::Recover(a) => recover::recover(&a),
         Verb::Layout(a) => layout::layout(pool, &a.verb),
         Verb::Fsck(a) => fsck::fsck(pool, &a),
         Verb::Completions(a) => completions::completions(&a),

@@ -3,7 +3,7 @@
 //! | thread | does |
 //! |---|---|
 //! | recover | once: records what a mover that died did, and removes its temporaries |
-//! | work | waits for tasks of the shard: directories to list, files to restore; gives each to a thread of its own |
+//! | work | waits for tasks of the shard: directories to list, files or ranges to restore; gives each to a thread of its own |
 //! | watch | reads the pending places, gives those of each store to a thread that makes a pass; evicts |
 //! | peers | takes messages of other nodes' movers, gives their jobs to a thread each |
 //! | around | asks other nodes' movers whether they answer, and are full |
@@ -20,14 +20,17 @@ mod link;
 mod list;
 mod listings;
 mod lost;
+mod marks;
 mod moving;
 mod parallel;
 mod parts;
 mod peers;
 mod prestage;
+mod ranges;
 mod reconcile;
 mod recover;
 mod restore;
+mod roots;
 mod serve;
 mod shared;
 mod stores;
@@ -50,7 +53,9 @@ use self::drain::Reason;
 use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
+use self::marks::Marks;
 use self::peers::{Counted, Jobs, Peers, Work};
+use self::ranges::Ranges;
 use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use self::turns::Turns;
@@ -89,7 +94,9 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
     let shared = Arc::new(Shared {
         link,
         stores: Stores::new(link),
+        marks: Marks::new(link),
         restoring: Restoring::default(),
+        ranges: Ranges::default(),
         listing: Restoring::default(),
         persisting: Restoring::default(),
         peers: Peers::new(link),
@@ -160,9 +167,14 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
     let ino = task.ino();
     let mine = match task {
         StoreTask::List(_) => &shared.listing,
-        StoreTask::Restore(_) => &shared.restoring,
+        StoreTask::Restore(_) | StoreTask::Range(..) => &shared.restoring,
         StoreTask::Persist(_) => &shared.persisting,
     };
+    if let StoreTask::Range(ino, range) = task {
+        if let Some(arrived) = shared.ranges.ask(ino, range) {
+            return shared.link.range_restored(ino, arrived);
+        }
+    }
     if !mine.begin(ino) {
         return; // under way
     }
@@ -203,8 +215,10 @@ fn serve(shared: &Shared, task: StoreTask) {
             }
             return;
         }
-        StoreTask::Restore(_) => {
+        StoreTask::Restore(_) | StoreTask::Range(..) => {
             let done = restore_there(shared, ino);
+            // Its ranges, if it was restored before.
+            shared.ranges.end(ino);
             shared.restoring.end(ino);
             done
         }
@@ -288,6 +302,7 @@ fn watch(shared: &Arc<Shared>) {
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
         host::sleep(period);
+        let begun = shared.marks.begin();
         let places = match shared.link.all_pending() {
             Ok(places) => places,
             Err(code) => {
@@ -296,6 +311,7 @@ fn watch(shared: &Arc<Shared>) {
             }
         };
         note(shared, &places);
+        marks::pass(&shared.link, &shared.marks, begun, &places);
         let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
         if is_full {
@@ -330,7 +346,7 @@ fn by_store(shared: &Shared, places: Vec<PendingPlace>) -> HashMap<u64, Vec<Pend
     let mut stores: HashMap<u64, Vec<PendingPlace>> = HashMap::new();
     let mut roots: HashMap<u64, Option<Ino>> = HashMap::new();
     for place in places {
-        let root = *roots.entry(place.parent.0).or_insert_with(|| trees::root_of(&shared.link, place.parent));
+        let root = *roots.entry(place.parent.0).or_insert_with(|| roots::root_of(&shared.link, place.parent));
         match root {
             Some(root) => stores.entry(root.0).or_default().push(place),
             // Its directory is gone from the pool and from the store, and the place with it.

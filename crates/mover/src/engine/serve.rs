@@ -10,6 +10,7 @@ use forebay_types::{Error, Ino, Result};
 
 use super::drain::{self, Pass, Reason};
 use super::evict;
+use super::marks;
 use super::parts;
 use super::peers::{from_hex, Answer, Job, Letter, Outcome, Work};
 use super::shared::{restore_with_room, Shared};
@@ -65,6 +66,10 @@ fn answer(shared: &Arc<Shared>, letter: Letter) -> Answer {
         }
         Letter::Check { hold } => shared.holds.check(hold),
         Letter::Unhold { hold, unlink } => shared.holds.end(&shared.link, hold, unlink),
+        Letter::Mark { ino } => match marks::mark_now(&shared.link, &shared.marks, Ino(ino)) {
+            Ok(()) => Answer::Done,
+            Err(e) => Answer::Failed(Failure::from(&e)),
+        },
         Letter::IsFull => match evict::is_full(&shared.link) {
             true => Answer::Done,
             false => Answer::Unknown,
@@ -153,5 +158,6 @@ fn upload(shared: &Shared, job: &Job, root: Ino, sweep: bool, files: &[String]) 
     let later = pass.later.iter().filter_map(index).collect();
     let failed =
         pass.failed.iter().filter_map(|(place, e)| Some((index(place)?, Failure::from(e)))).collect();
-    Ok(Outcome { later, failed, ..Outcome::default() })
+    let snapshots = pass.snapshots.iter().filter_map(index).collect();
+    Ok(Outcome { later, failed, snapshots, ..Outcome::default() })
 }

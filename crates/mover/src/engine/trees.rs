@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_client::Kept;
 use forebay_tasks::{Keep, Verb};
-use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion, FLAG_ATTACHED, FLAG_STORE};
+use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion, FLAG_ATTACHED};
 
 use super::drain::{self, Reason};
 use super::evict;
@@ -14,6 +14,7 @@ use super::link::Link;
 use super::lost;
 use super::peers::Work;
 use super::prestage::prestage;
+use super::roots::{root_of, DEPTH_MAX};
 use super::shared::{bytes_of, copied_by, Shared};
 use crate::host::{self, Instant};
 use crate::store::Store;
@@ -26,26 +27,6 @@ const PERSIST_PATIENCE: Duration = Duration::from_secs(30);
 const PERSIST_PAUSE: Duration = Duration::from_millis(500);
 /// Pause between two passes of a sync.
 const PASS_PERIOD: Duration = Duration::from_millis(50);
-/// Bound on a walk to the root.
-const DEPTH_MAX: usize = 1 << 16;
-
-/// The directory with the store to whose tree a directory belongs. For a directory that is gone from the pool, the
-/// store's record of it is followed.
-pub(super) fn root_of(link: &Link, mut ino: Ino) -> Option<Ino> {
-    for _ in 0..DEPTH_MAX {
-        match link.inode(ino) {
-            Ok(entry) if entry.attr.flags & FLAG_STORE != 0 => return Some(ino),
-            Ok(entry) if entry.attr.flags & FLAG_ATTACHED != 0 && entry.attr.parent != ino => {
-                ino = entry.attr.parent;
-            }
-            Err(Code::NotFound) => {
-                return link.store_place(ino).ok().filter(|place| place.is_root).map(|place| place.top)
-            }
-            _ => return None,
-        }
-    }
-    None
-}
 
 /// The directory with the store to whose tree an inode belongs.
 fn root_of_inode(shared: &Shared, entry: &Entry) -> Option<Ino> {

@@ -162,6 +162,31 @@ fn clean_files_of_a_node_that_died_come_from_the_store() {
     nodes.check();
 }
 
+#[test]
+fn open_files_of_other_nodes_are_copied_when_that_is_asked_for_and_not_before() {
+    let Some(nodes) = Nodes::up(3, "64MiB") else { return };
+    nodes.attach(1, "", &["--rule", "*.log=close,open=snapshot:1s"]);
+    use std::io::Write;
+    let create = |name: &str| std::fs::File::create(nodes.at(3).join("s").join(name)).unwrap();
+    let (mut open, mut log) = (create("open"), create("a.log"));
+    open.write_all(b"first").unwrap();
+    log.write_all(b"line").unwrap();
+    let stored = |name: &str| std::fs::read_to_string(nodes.store().join(name)).unwrap_or_default();
+    nodes.wait("a snapshot", || stored("a.log") == "line");
+    // Several passes later the other one is not there.
+    nodes.sh(2, "echo x > s/closed");
+    nodes.ok(1, &["wait-durable", "--no-progress", "/s/closed"]);
+    assert_eq!(stored("open"), "");
+    nodes.ok(2, &["sync", "--no-progress", "/s/open"]);
+    assert_eq!(stored("open"), "first");
+    assert_eq!(nodes.state(1, "/s/open")["durable"], false);
+    open.write_all(b" second").unwrap();
+    drop((open, log));
+    nodes.durable(2);
+    assert_eq!((stored("open"), nodes.differences(2)), ("first second".to_owned(), String::new()));
+    nodes.check();
+}
+
 /// The descriptor is older than the worker that serves it, and the file was drained in between: the write is no less
 /// noticed.
 #[test]

@@ -144,6 +144,25 @@ fn restore_that_waits_for_a_release_fills_a_file_that_has_a_name() {
 }
 
 #[test]
+fn restore_that_waits_for_a_release_that_is_taken_back_leaves_the_file() {
+    let raced = Raced::up("data");
+    raced.is_durable("data");
+    let entry = raced.entry();
+    let held = raced.pool.lease_files(&entry, LeaseKind::Write).unwrap();
+    let (opened, file) = channel();
+    let released = raced.pool.release_leased(&entry, || {
+        let (pool, released) = (raced.pool, raced.entry());
+        std::thread::spawn(move || opened.send(pool.open_to_restore(&released)).unwrap());
+        raced.bed.wait("the restore waits", || !held.is_undisturbed());
+        held.is_undisturbed()
+    });
+    assert!(matches!(released, Ok(Err(Kept::Because(_)))), "{released:?}");
+    drop(held);
+    assert_eq!(file.recv().unwrap().map(drop), Err(Code::Interrupted));
+    assert_eq!(raced.content(), "data");
+}
+
+#[test]
 fn release_that_an_opener_disturbs_leaves_the_file() {
     let raced = Raced::up("data");
     raced.is_durable("data");

@@ -73,6 +73,9 @@ pub(in crate::engine) struct Outcome {
     pub(in crate::engine) later: Vec<usize>,
     /// Those that failed, with the reason.
     pub(in crate::engine) failed: Vec<(usize, Failure)>,
+    /// Of the files of an upload: those that were copied while they were open.
+    #[serde(default)]
+    pub(in crate::engine) snapshots: Vec<usize>,
     /// Why a file was not released.
     pub(in crate::engine) kept: Option<String>,
     /// Paths for which a task failed, the first of them.
@@ -165,6 +168,12 @@ pub(in crate::engine) enum Letter {
         hold: u64,
         /// The file was released: unlink its backing files.
         unlink: bool,
+    },
+    /// Mark a file's backing files here, or those of a directory's files: a program of this node is about to sync them.
+    /// `crates/client/src/marking.rs` sends it too. → `Done`, or `Failed`
+    Mark {
+        /// The file or directory.
+        ino: u64,
     },
     /// Is this node's space filled? → `Done` if it is, `Unknown`
     IsFull,
