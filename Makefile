@@ -47,7 +47,7 @@ lint:
 # Libraries and binaries are built first: tests of whole programs run them from the directory of the test binaries.
 test: lint
 	@tools/install-deps test
-	$(CARGO) build --workspace --features forebay-server/simulation
+	$(CARGO) build --workspace --features forebay-server/simulation,forebay-mover/simulation
 	$(MAKE) -C mpi OUT=$(DEBUG)
 	$(CARGO) test --workspace --no-fail-fast
 
