@@ -1,5 +1,6 @@
 //! The whole command line: verbs, options, and the help with examples.
 
+mod batch;
 mod pools;
 mod stores;
 mod values;
@@ -12,6 +13,7 @@ use forebay_server::Medium;
 
 use values::{medium, size};
 
+pub(crate) use batch::{Bb, BbVerb, Queue, Recover};
 pub(crate) use pools::{Down, Status, Up};
 pub(crate) use stores::{
     Attach, Detach, Pin, Pinned, Prestage, Purge, Refresh, Release, Resolve, State, Sync, Tasks, TasksVerb,
@@ -111,6 +113,12 @@ pub(crate) enum Verb {
     Tasks(Tasks),
     /// Settle a conflict between the versions of pool and backing store
     Resolve(Resolve),
+    /// Check the directives of job scripts, and serve the burst-buffer plugin of Slurm
+    Bb(Bb),
+    /// Show which jobs transfer from and to slow storage, and in which order
+    Queue(Queue),
+    /// Copy back data of a job that could not be staged out
+    Recover(Recover),
     /// Show or change over how many backing files a file is striped
     Layout(LayoutCommand),
     /// Check that a pool is consistent
@@ -151,7 +159,9 @@ impl Verb {
             Verb::Unpin(a) => a.paths.json,
             Verb::Tasks(a) => a.json,
             Verb::Resolve(a) => a.json,
-            Verb::Run(_) | Verb::Completions(_) => false,
+            Verb::Queue(a) => a.json,
+            Verb::Recover(a) => a.json,
+            Verb::Run(_) | Verb::Completions(_) | Verb::Bb(_) => false,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The verbs, one a file.
 
 mod attach;
+mod batch;
 mod completions;
 mod down;
 mod durable;
@@ -51,6 +52,9 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Verb::Tasks(a) => tasks::tasks(pool, &a),
         Verb::Resolve(a) => resolve::resolve(pool, &a),
         Verb::Layout(a) => layout::layout(pool, &a.verb),
+        Verb::Bb(a) => batch::bb(a),
+        Verb::Queue(a) => batch::queue(&a),
+        Verb::Recover(a) => batch::recover(&a),
         Verb::Fsck(a) => fsck::fsck(pool, &a),
         Verb::Completions(a) => completions::completions(&a),
     }

@@ -1,0 +1,106 @@
+//! The options of the verbs for jobs of batch systems.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+
+/// `forebay bb`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay bb check job.sh               are the directives of this script right?
+  forebay bb sweep                      as root on a node: remove what lost jobs have left
+  forebay bb destroy POOL               as SlurmUser: end a persistent pool when no job uses it
+
+Slurm's plugin, prolog and epilog call the other verbs (docs/slurm.md). Settings are in /etc/forebay/slurm.toml, or in the \
+file that FOREBAY_SLURM_CONF names.")]
+pub(crate) struct Bb {
+    /// What to do
+    #[command(subcommand)]
+    pub(crate) verb: BbVerb,
+}
+
+/// Verbs of `forebay bb`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BbVerb {
+    /// Check the directives of a job script
+    Check {
+        /// The script
+        #[arg(value_hint = ValueHint::FilePath)]
+        script: PathBuf,
+    },
+    /// Answer a call of Slurm's plugin: the first line is its return code
+    Hook {
+        /// The function, without `slurm_bb_`
+        name: String,
+        /// Its arguments
+        #[arg(allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+    /// What slurmd's prolog does
+    Prolog,
+    /// What slurmd's epilog does
+    Epilog,
+    /// Remove what jobs have left on this node that ended without an epilog
+    Sweep,
+    /// End a persistent pool as soon as no job uses it
+    Destroy {
+        /// Its name
+        name: String,
+    },
+    /// Start a job's pool on this node
+    #[command(hide = true)]
+    NodeUp {
+        /// The job
+        job: u32,
+    },
+    /// End a job's pool on this node
+    #[command(hide = true)]
+    NodeDown {
+        /// The job
+        job: u32,
+    },
+    /// Remove a pool's directory of this user
+    #[command(hide = true)]
+    Clear {
+        /// Its name
+        key: String,
+    },
+    /// Serve a persistent pool
+    #[command(hide = true)]
+    Steward {
+        /// The job that created it
+        job: u32,
+        /// This node's number in the job
+        rank: usize,
+    },
+}
+
+/// `forebay queue`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay queue                         which jobs transfer from and to each store, and in which order")]
+pub(crate) struct Queue {
+    /// Print as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forebay recover`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay recover 1234                  copy what could not be staged out to where it belongs
+  forebay recover 1234 --to /scratch/me to another place")]
+pub(crate) struct Recover {
+    /// Copy to this directory instead
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) to: Option<PathBuf>,
+    /// Print as JSON what was copied
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// A job of Slurm whose stage-out has failed
+    #[arg(value_name = "JOB")]
+    pub(crate) job: u32,
+}
