@@ -10,6 +10,8 @@ use crate::failure;
 
 /// The pool that Slurm counts for `capacity=`: it demands a name beside it.
 pub(crate) const SPACE: &str = "forebay";
+/// The least that a node can give to a pool. A smaller share goes to fewer nodes.
+pub(crate) const SMALLEST: u64 = 64 << 20;
 const DIRECTIVE: &str = "#BB_LUA";
 const STAGE: &str = "#STAGE";
 const WORDS: [&str; 11] = [
@@ -188,8 +190,8 @@ fn read(request: &mut Request, line: &str, words: &[String]) -> Result<()> {
             "capacity" => {
                 let bytes = forebay_server::parse_size(value)
                     .map_err(|_| refused(line, format!("{value:?} is no size"), "write capacity=64GiB"))?;
-                if !(1 << 20..=1 << 50).contains(&bytes) {
-                    return Err(refused(line, format!("{value} is no size of a pool"), "write 1MiB to 1PiB"));
+                if !(SMALLEST..=1 << 50).contains(&bytes) {
+                    return Err(refused(line, format!("{value} is no size of a pool"), "write 64MiB to 1PiB"));
                 }
                 once(line, key, &mut request.capacity_bytes, bytes)?;
             }

@@ -220,6 +220,7 @@ fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
         }
         let _ = std::fs::remove_dir(entry.path());
     }
+    registry.forget_old_results(current.map(Job::key).as_deref());
 }
 
 /// Whether the pool has data that could not be staged out and are nowhere else.

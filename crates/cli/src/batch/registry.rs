@@ -298,6 +298,24 @@ impl Registry {
         Ok(dir)
     }
 
+    /// Removes the results of runs that were torn down, except of those whose data are still in a pool.
+    pub(crate) fn forget_old_results(&self, except: Option<&str>) {
+        for entry in std::fs::read_dir(self.results("")).into_iter().flatten().flatten() {
+            let Ok(key) = entry.file_name().into_string() else { continue };
+            let run = key.split_once('.').and_then(|(job, run)| Some((job.parse().ok()?, run.parse::<u32>().ok()?)));
+            let (Some((job, run)), Ok(stat)) = (run, entry.metadata()) else { continue };
+            let is_live = match self.job(job) {
+                Ok(record) => record.is_some_and(|r| r.run == run && r.state != State::TornDown),
+                Err(_) => true,
+            };
+            let outcome = self.result(&key, stat.uid(), "out.json");
+            let is_kept = !outcome.is_ok_and(|o| o.is_none_or(|o| o.kept.iter().all(|place| place.starts_with('/'))));
+            if !is_live && !is_kept && except != Some(&*key) {
+                self.forget_results(&key);
+            }
+        }
+    }
+
     /// Removes results, where this user may.
     pub(crate) fn forget_results(&self, key: &str) {
         let _ = std::fs::remove_dir_all(self.results(key));

@@ -5,6 +5,7 @@
 //! part of the pool up until it is done.
 
 use std::fs::DirBuilder;
+use std::io::Write as _;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use forebay_types::{Code, Error, Result};
 
 use super::config::Config;
-use super::directives::Persistent;
+use super::directives::{Persistent, SMALLEST};
 use super::registry::{self, Job, Outcome, Registry, State};
 use super::turns;
 use crate::{failure, hosts};
@@ -29,6 +30,8 @@ const BEAT: Duration = Duration::from_secs(2);
 pub(crate) const BEAT_FILE: &str = "beat";
 /// What came of the stage-out.
 pub(crate) const OUT_FILE: &str = "out.json";
+/// Failed tries of stage-outs, a line each.
+pub(crate) const SAID_FILE: &str = "said";
 /// The names of the kept data's list.
 pub(crate) const LIST_FILE: &str = "kept.json";
 /// Longer reasons are cut: they are shown in one column of squeue.
@@ -103,6 +106,10 @@ impl Here {
             ..Outcome::default()
         };
         registry::write(&results.join(format!("{}.up.json", self.node)), &outcome)?;
+        // Of several nodes that fail, one has the job requeued.
+        if done.is_err() && std::fs::create_dir(results.join("failed")).is_err() {
+            return Ok(());
+        }
         done.map_err(|why| Error::new(Code::Io, format!("cannot start job {}", self.job.job)).why(why))
     }
 
@@ -140,7 +147,8 @@ impl Here {
         let dir = self.dir();
         DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         let request = &self.job.request;
-        let targets = request.nodes.unwrap_or(self.nodes.len()).clamp(1, self.nodes.len());
+        let most = usize::try_from(request.capacity_bytes.unwrap_or(0) / SMALLEST).unwrap_or(usize::MAX);
+        let targets = request.nodes.unwrap_or(self.nodes.len()).min(self.nodes.len()).min(most).max(1);
         let share = request.capacity_bytes.unwrap_or(0).div_ceil(targets as u64).next_multiple_of(1 << 20);
         let capacity = if self.rank < targets { share } else { 0 }.to_string();
         let pool = dir.join("pool").display().to_string();
@@ -254,13 +262,14 @@ impl Here {
     fn stage_out(&self) -> Outcome {
         let pool = self.pool();
         if !pool.exists() {
-            let has_more = std::fs::read_dir(self.registry.results(&self.results_key()))
-                .into_iter()
-                .flatten()
-                .flatten()
-                .any(|e| e.file_name().to_string_lossy().ends_with(".up.json"));
-            // Where no node started a pool, there is nothing.
-            return Outcome { ok: !has_more, why: "the pool is not there".to_owned(), ..Outcome::default() };
+            // A job has not run if no prolog was called, or if one failed: there are no data then.
+            let results = self.registry.results(&self.results_key());
+            let has_run = !results.join("failed").exists() && results.join(format!("{}.up.json", self.node)).exists();
+            return Outcome { ok: !has_run, why: "the pool is not there".to_owned(), ..Outcome::default() };
+        }
+        if self.nodes.len() == 1 && forebay(&pool, &["status", "--json"], || false).is_err() {
+            // Its daemon was killed. What the medium has is found again.
+            let _ = self.start();
         }
         let turns = Turns { config: &self.config, registry: &self.registry, key: &self.job.key() };
         let mut outcome = turns.stage_out(&pool, &self.job.request.stage_out, self.job.job, &|| self.is_over());
@@ -354,6 +363,7 @@ impl Turns<'_> {
                 Err(text) => why = text,
             }
             drop(turn); // others have theirs in the pause
+            self.tell(&format!("{pair}: try {attempt} failed: {why}"));
             if attempt < self.config.stage_out_tries {
                 let until = Instant::now() + pause;
                 while Instant::now() < until && !is_over() {
@@ -379,6 +389,14 @@ impl Turns<'_> {
         }
     }
 
+    /// Adds a line to what the job's nodes have said.
+    fn tell(&self, line: &str) {
+        let path = self.registry.results(self.key).join(SAID_FILE);
+        if let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path) {
+            let _ = writeln!(file, "{line}");
+        }
+    }
+
     fn keep(&self, pool: &Path, source: &str, destination: &str, job: u32) -> std::result::Result<PathBuf, String> {
         let dir = self.config.keep_dir.join(self.key);
         let shown = |e: std::io::Error| format!("cannot keep the data in {}: {e}", dir.display());
@@ -396,6 +414,8 @@ impl Turns<'_> {
     }
 }
 
+/// How often a pool is stopped before it is left to the next sweep.
+const DOWN_TRIES: u32 = 5;
 const ENDED: &str = "the job was torn down";
 
 /// Touches a file until it is dropped.
@@ -431,8 +451,15 @@ impl Drop for Beat {
 /// Stops what is up in a pool's directory, and removes it.
 pub(crate) fn clear(dir: &Path) -> std::result::Result<(), String> {
     let pool = dir.join("pool");
-    if pool.exists() {
-        forebay(&pool, &["down", "--force", "--discard", "--no-progress"], || false)?;
+    let mut tries = 1;
+    while pool.exists() {
+        match forebay(&pool, &["down", "--force", "--discard", "--no-progress"], || false) {
+            Ok(()) => break,
+            // Its daemon may just be starting.
+            Err(_) if tries < DOWN_TRIES => std::thread::sleep(Duration::from_secs(1)),
+            Err(why) => return Err(why),
+        }
+        tries += 1;
     }
     match std::fs::remove_dir_all(dir) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.to_string()),

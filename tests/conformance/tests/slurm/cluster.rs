@@ -124,6 +124,7 @@ impl Slurm {
         );
         command.args(["sh", "-c", &script]).env("SLURM_CONF", self.dir.join("slurm.conf"));
         command.env("FOREBAY_POOL", self.dir.join("here/pool")).env("HERE", self.dir.join("here"));
+        command.env("FOREBAY_SLURM_CONF", self.dir.join("forebay.toml"));
         command.env("PATH", self.path()).stdin(Stdio::null()).current_dir("/");
         command
     }
