@@ -13,7 +13,7 @@ use forebay_server::Medium;
 
 use values::{medium, size};
 
-pub(crate) use batch::{Bb, BbVerb, Queue, Recover};
+pub(crate) use batch::{Bb, BbVerb, JobCommand, JobVerb, Queue, Recover};
 pub(crate) use pools::{Down, Status, Up};
 pub(crate) use stores::{
     Attach, Detach, Pin, Pinned, Prestage, Purge, Refresh, Release, Resolve, State, Sync, Tasks, TasksVerb,
@@ -115,6 +115,8 @@ pub(crate) enum Verb {
     Resolve(Resolve),
     /// Check the directives of job scripts, and serve the burst-buffer plugin of Slurm
     Bb(Bb),
+    /// Give a batch script a pool, with any scheduler
+    Job(JobCommand),
     /// Show which jobs transfer from and to slow storage, and in which order
     Queue(Queue),
     /// Copy back data of a job that could not be staged out
@@ -161,7 +163,7 @@ impl Verb {
             Verb::Resolve(a) => a.json,
             Verb::Queue(a) => a.json,
             Verb::Recover(a) => a.json,
-            Verb::Run(_) | Verb::Completions(_) | Verb::Bb(_) => false,
+            Verb::Run(_) | Verb::Completions(_) | Verb::Bb(_) | Verb::Job(_) => false,
         }
     }
 }

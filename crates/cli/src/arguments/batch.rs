@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueHint};
+use clap::{ArgAction, Args, Subcommand, ValueHint};
 
 /// `forebay bb`.
 #[derive(Debug, Args)]
@@ -103,4 +103,53 @@ pub(crate) struct Recover {
     /// A job of Slurm whose stage-out has failed
     #[arg(value_name = "JOB")]
     pub(crate) job: u32,
+}
+
+/// `forebay job`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay job begin --capacity 4GiB             in a script, as its first line:
+  eval \"$(forebay job begin --capacity 64GiB --stage-in /lustre/case:/case --stage-out /out:/lustre/out)\"
+
+The script then has a pool over the nodes of its job, which stages out and ends with the script, however that ends. The
+nodes are taken from Slurm, PBS, LSF, Flux, OAR, Grid Engine or Cobalt, or from FOREBAY_HOSTS (a list) or FOREBAY_HOSTFILE. Several nodes \
+are started by ssh, or by the command in FOREBAY_RSH.")]
+pub(crate) struct JobCommand {
+    /// What to do
+    #[command(subcommand)]
+    pub(crate) verb: JobVerb,
+}
+
+/// Verbs of `forebay job`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum JobVerb {
+    /// Start the job's pool and stage in; print the shell code that the script has to evaluate
+    Begin {
+        /// Capacity of the pool on each node
+        #[arg(long, value_name = "SIZE")]
+        capacity: Option<String>,
+        /// dram or ssd
+        #[arg(long, value_name = "MEDIUM")]
+        media: Option<String>,
+        /// Put it in front of this store
+        #[arg(long, value_name = "URL")]
+        backing: Option<String>,
+        /// Copy this into the pool first
+        #[arg(long, value_name = "SRC:DST", action = ArgAction::Append)]
+        stage_in: Vec<String>,
+        /// Copy this out of the pool when the script ends
+        #[arg(long, value_name = "SRC:DST", action = ArgAction::Append)]
+        stage_out: Vec<String>,
+        /// The job's hosts
+        #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
+        hosts: String,
+    },
+    /// Stage out and stop the job's pool
+    End,
+    /// Wait for the end of the script, and end the job's pool if the script has not
+    Watch {
+        /// The process of the script's shell
+        pid: u32,
+    },
 }

@@ -16,6 +16,7 @@ pub(crate) mod node;
 pub(crate) mod queue;
 pub(crate) mod recover;
 pub(crate) mod registry;
+pub(crate) mod script;
 pub(crate) mod steward;
 pub(crate) mod turns;
 pub(crate) mod user;

@@ -483,7 +483,7 @@ pub(crate) fn forebay(pool: &Path, words: &[&str], is_over: impl Fn() -> bool) -
 }
 
 /// Waits for a command, or kills it when `is_over` says so.
-fn finish(mut command: Command, is_over: impl Fn() -> bool) -> std::result::Result<(), String> {
+pub(crate) fn finish(mut command: Command, is_over: impl Fn() -> bool) -> std::result::Result<(), String> {
     let out = tempfile().map_err(|e| format!("cannot keep its messages: {e}"))?;
     let said = out.try_clone().map_err(|e| e.to_string())?;
     let mut child = command.stdout(Stdio::null()).stderr(said).spawn().map_err(|e| e.to_string())?;

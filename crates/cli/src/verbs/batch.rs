@@ -1,4 +1,4 @@
-//! `forebay bb`, `forebay queue` and `forebay recover`.
+//! `forebay bb`, `forebay job`, `forebay queue` and `forebay recover`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use forebay_types::{Error, Result};
 use serde_json::json;
 
-use crate::arguments::{Bb, BbVerb, Queue, Recover};
+use crate::arguments::{Bb, BbVerb, JobCommand, JobVerb, Queue, Recover};
 use crate::batch::config::Config;
 use crate::batch::hooks::Hooks;
 use crate::batch::registry::Registry;
 use crate::batch::user::Here;
-use crate::batch::{directives, node, queue as turns, recover as kept, steward, user};
+use crate::batch::{directives, node, queue as turns, recover as kept, script, steward, user};
 use crate::failure;
 
 pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
@@ -90,6 +90,26 @@ fn hook(name: &str, words: &[String]) -> Result<String> {
             "use the burst_buffer.lua of this version",
         )),
     }
+}
+
+pub(super) fn job(arguments: JobCommand) -> Result<ExitCode> {
+    match arguments.verb {
+        JobVerb::Begin { capacity, media, backing, stage_in, stage_out, hosts } => {
+            let asked = script::Asked { capacity, media, backing, stage_in, stage_out, hosts };
+            match script::begin(&asked) {
+                Ok(code) => failure::put(code),
+                Err(e) => {
+                    // The script ends here, as its shell evaluates this.
+                    failure::say(&e);
+                    failure::put(format!("exit {}\n", failure::FOREBAY_FAILED));
+                    return Ok(ExitCode::from(failure::FOREBAY_FAILED));
+                }
+            }
+        }
+        JobVerb::End => script::end()?,
+        JobVerb::Watch { pid } => script::watch(pid)?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 pub(super) fn queue(arguments: &Queue) -> Result<ExitCode> {

@@ -53,6 +53,7 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Verb::Resolve(a) => resolve::resolve(pool, &a),
         Verb::Layout(a) => layout::layout(pool, &a.verb),
         Verb::Bb(a) => batch::bb(a),
+        Verb::Job(a) => batch::job(a),
         Verb::Queue(a) => batch::queue(&a),
         Verb::Recover(a) => batch::recover(&a),
         Verb::Fsck(a) => fsck::fsck(pool, &a),

@@ -307,6 +307,11 @@ fn jobs_with_burst_buffers_lose_nothing_and_leave_nothing() {
         }
     });
     let site = slurmctld_restarted_while_a_job_runs(site);
+    // What a pool that was destroyed without a job on its node leaves is an empty directory of root's.
+    for node in 1..=NODES {
+        let swept = site.slurm.line(node, false, "forebay bb sweep").output().unwrap();
+        assert!(swept.status.success(), "{}", Site::text_of(&swept));
+    }
     site.assert_clean("all jobs", None);
 }
 
