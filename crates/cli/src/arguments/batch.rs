@@ -60,6 +60,14 @@ pub(crate) enum BbVerb {
         /// The job
         job: u32,
     },
+    /// Stage out what a lost node has of a run
+    #[command(hide = true)]
+    Save {
+        /// The job
+        job: u32,
+        /// Its run
+        run: u32,
+    },
     /// Remove a pool's directory of this user
     #[command(hide = true)]
     Clear {

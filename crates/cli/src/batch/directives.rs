@@ -15,7 +15,16 @@ pub(crate) const SMALLEST: u64 = 64 << 20;
 const DIRECTIVE: &str = "#BB_LUA";
 const STAGE: &str = "#STAGE";
 const WORDS: [&str; 11] = [
-    "capacity", "pool", "nodes", "stage_in", "stage_out", "backing", "mode", "policy", "persistent", "use",
+    "capacity",
+    "pool",
+    "nodes",
+    "stage_in",
+    "stage_out",
+    "backing",
+    "mode",
+    "policy",
+    "persistent",
+    "use",
     "destroy",
 ];
 
@@ -110,7 +119,11 @@ pub(crate) fn parse(script: &str) -> Result<Option<Request>> {
         }
     }
     if let (false, Some(line)) = (found, staged) {
-        return Err(refused(&line, "there is no pool for it", "add a line `#BB_LUA forebay capacity=SIZE pool=forebay`"));
+        return Err(refused(
+            &line,
+            "there is no pool for it",
+            "add a line `#BB_LUA forebay capacity=SIZE pool=forebay`",
+        ));
     }
     if found {
         complete(&request)?;
@@ -169,7 +182,11 @@ fn split(line: &str) -> Result<Vec<String>> {
 
 fn plain<'a>(line: &str, path: &'a str) -> Result<&'a str> {
     if path.contains(':') {
-        return Err(refused(line, format!("{path:?} has a colon"), "rename it: a colon separates the two paths"));
+        return Err(refused(
+            line,
+            format!("{path:?} has a colon"),
+            "rename it: a colon separates the two paths",
+        ));
     }
     Ok(path)
 }
@@ -179,7 +196,9 @@ fn read(request: &mut Request, line: &str, words: &[String]) -> Result<()> {
     for word in words {
         let (key, value) = match word.split_once('=') {
             Some((key, value)) if !value.is_empty() => (key, value),
-            Some((key, _)) => return Err(refused(line, format!("{key}= has no value"), format!("write {key}=VALUE"))),
+            Some((key, _)) => {
+                return Err(refused(line, format!("{key}= has no value"), format!("write {key}=VALUE")))
+            }
             None if ["persistent", "use", "destroy"].contains(&word.as_str()) => {
                 kind = Some(word);
                 continue;
@@ -191,13 +210,21 @@ fn read(request: &mut Request, line: &str, words: &[String]) -> Result<()> {
                 let bytes = forebay_server::parse_size(value)
                     .map_err(|_| refused(line, format!("{value:?} is no size"), "write capacity=64GiB"))?;
                 if !(SMALLEST..=1 << 50).contains(&bytes) {
-                    return Err(refused(line, format!("{value} is no size of a pool"), "write 64MiB to 1PiB"));
+                    return Err(refused(
+                        line,
+                        format!("{value} is no size of a pool"),
+                        "write 64MiB to 1PiB",
+                    ));
                 }
                 once(line, key, &mut request.capacity_bytes, bytes)?;
             }
             "pool" if value == SPACE => {}
             "pool" => {
-                return Err(refused(line, format!("there is no pool={value}"), format!("write pool={SPACE}")));
+                return Err(refused(
+                    line,
+                    format!("there is no pool={value}"),
+                    format!("write pool={SPACE}"),
+                ));
             }
             "nodes" => {
                 let nodes = value.parse().ok().filter(|n| (1..=32766).contains(n));
@@ -209,25 +236,38 @@ fn read(request: &mut Request, line: &str, words: &[String]) -> Result<()> {
             "stage_in" => add_in(request, line, value.to_owned())?,
             "stage_out" => add_out(request, line, value.to_owned())?,
             "backing" => {
-                crate::backing::Url::parse(std::ffi::OsStr::new(value)).map_err(|e| refused(line, e.why, e.cure))?;
+                crate::backing::Url::parse(std::ffi::OsStr::new(value))
+                    .map_err(|e| refused(line, e.why, e.cure))?;
                 once(line, key, &mut request.backing, value.to_owned())?;
             }
             "mode" => {
                 if !["dram", "ssd"].contains(&value) {
-                    return Err(refused(line, format!("there is no mode={value}"), "write mode=dram or mode=ssd"));
+                    return Err(refused(
+                        line,
+                        format!("there is no mode={value}"),
+                        "write mode=dram or mode=ssd",
+                    ));
                 }
                 once(line, key, &mut request.mode, value.to_owned())?;
             }
             "policy" => {
-                value
-                    .parse::<forebay_tasks::Policy>()
-                    .map_err(|e| refused(line, format!("policy={value}: {e}"), "write policy=close, age:30s, watermark, request or never"))?;
+                value.parse::<forebay_tasks::Policy>().map_err(|e| {
+                    refused(
+                        line,
+                        format!("policy={value}: {e}"),
+                        "write policy=close, age:30s, watermark, request or never",
+                    )
+                })?;
                 once(line, key, &mut request.policy, value.to_owned())?;
             }
             "name" => {
                 let name = value.to_owned();
                 if name.len() > 64 || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b)) {
-                    return Err(refused(line, format!("{name:?} is no name"), "write up to 64 letters, digits, - and _"));
+                    return Err(refused(
+                        line,
+                        format!("{name:?} is no name"),
+                        "write up to 64 letters, digits, - and _",
+                    ));
                 }
                 let persistent = match kind {
                     Some("persistent") => Persistent::Create(name),
@@ -245,7 +285,9 @@ fn read(request: &mut Request, line: &str, words: &[String]) -> Result<()> {
         }
     }
     match kind {
-        Some(kind) => Err(refused(line, format!("{kind} names no pool"), format!("write `{kind} name=NAME`"))),
+        Some(kind) => {
+            Err(refused(line, format!("{kind} names no pool"), format!("write `{kind} name=NAME`")))
+        }
         None => Ok(()),
     }
 }
@@ -291,7 +333,11 @@ fn complete(request: &Request) -> Result<()> {
     let line = "#BB_LUA forebay";
     let needs_space = !matches!(request.persistent, Some(Persistent::Use(_) | Persistent::Destroy(_)));
     if needs_space && request.capacity_bytes.is_none() {
-        return Err(refused(line, "no capacity= says how large the pool is", "add capacity=SIZE pool=forebay"));
+        return Err(refused(
+            line,
+            "no capacity= says how large the pool is",
+            "add capacity=SIZE pool=forebay",
+        ));
     }
     let has_more = request.capacity_bytes.is_some()
         || request.backing.is_some()
@@ -353,7 +399,8 @@ mod tests {
 
     #[test]
     fn directives_of_both_kinds_add_up_and_go_on_over_lines() {
-        let script = "#!/bin/bash\n#SBATCH -N2\n#BB_LUA forebay capacity=1GiB pool=forebay \\\n#BB_LUA nodes=2 \
+        let script =
+            "#!/bin/bash\n#SBATCH -N2\n#BB_LUA forebay capacity=1GiB pool=forebay \\\n#BB_LUA nodes=2 \
                       stage_in=/l/a:/a\n#STAGE OUT /out '/l/my out'\n#STAGE in /l/b /b\n\
                       #BB_LUA forebay mode=ssd backing=/l/p policy=age:30s\nsrun x\n";
         let request = parse(script).unwrap().unwrap();
@@ -367,7 +414,9 @@ mod tests {
 
     #[test]
     fn persistent_pools_are_created_used_and_destroyed_by_name() {
-        let kind = |line: &str| parse(&format!("#!x\n#BB_LUA forebay {line}\n")).unwrap().unwrap().persistent.unwrap();
+        let kind = |line: &str| {
+            parse(&format!("#!x\n#BB_LUA forebay {line}\n")).unwrap().unwrap().persistent.unwrap()
+        };
         assert_eq!(kind("persistent name=a-1 capacity=1GiB"), Persistent::Create("a-1".into()));
         assert_eq!(kind("use name=a"), Persistent::Use("a".into()));
         assert_eq!(kind("destroy name=a"), Persistent::Destroy("a".into()));

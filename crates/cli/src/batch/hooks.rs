@@ -57,7 +57,11 @@ impl Hooks {
     /// Checks a script's directives at submission.
     pub(crate) fn job_process(&self, script: &Path) -> Result<String> {
         let request = script_of(script)?.ok_or_else(|| {
-            failure::invalid("cannot use the directives of this job", "none is for forebay", "write `#BB_LUA forebay ...`")
+            failure::invalid(
+                "cannot use the directives of this job",
+                "none is for forebay",
+                "write `#BB_LUA forebay ...`",
+            )
         })?;
         let most = self.config.total_bytes();
         match request.capacity_bytes {
@@ -202,10 +206,14 @@ impl Hooks {
             self.registry.put_job(&job)?;
             return Err(Error::new(Code::Io, why).cure(format!("mend it, then `scontrol release {id}`")));
         }
-        if let (Some(Persistent::Use(name)), false) = (&job.request.persistent, job.request.stage_in.is_empty()) {
+        if let (Some(Persistent::Use(name)), false) =
+            (&job.request.persistent, job.request.stage_in.is_empty())
+        {
             let outcome = self.order(&job, name, true)?;
             if !outcome.ok {
-                return Err(Error::new(Code::Io, outcome.why).cure(format!("mend it, then `scontrol release {id}`")));
+                return Err(
+                    Error::new(Code::Io, outcome.why).cure(format!("mend it, then `scontrol release {id}`"))
+                );
             }
         }
         self.advance(id, State::StagedIn)?;
@@ -217,7 +225,8 @@ impl Hooks {
         let pool = self.registry.pool(name)?.ok_or_else(|| {
             Error::new(Code::NotFound, format!("cannot stage with the pool {name}")).why("it is gone")
         })?;
-        let (way, pairs) = if into_pool { ("in", &job.request.stage_in) } else { ("out", &job.request.stage_out) };
+        let (way, pairs) =
+            if into_pool { ("in", &job.request.stage_in) } else { ("out", &job.request.stage_out) };
         let key = format!("{}.{way}", job.key());
         let result = steward::result_name(&key);
         let order = Order { key: key.clone(), job: job.job, into_pool, pairs: pairs.clone() };

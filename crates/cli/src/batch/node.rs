@@ -88,7 +88,11 @@ impl User {
             });
         }
         let status = command.status().map_err(|e| e.to_string())?;
-        if status.success() { Ok(()) } else { Err(format!("{words:?} ended with {status}")) }
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("{words:?} ended with {status}"))
+        }
     }
 }
 
@@ -150,7 +154,8 @@ pub(crate) fn prolog() -> Result<ExitCode> {
 /// Has Slurm take the job back; a job that may not be requeued is cancelled.
 fn requeue(job: &str) {
     let scontrol = |program: &str, words: &[&str]| {
-        let done = Command::new("timeout").args(["20", program]).args(words).arg(job).stdin(Stdio::null()).output();
+        let done =
+            Command::new("timeout").args(["20", program]).args(words).arg(job).stdin(Stdio::null()).output();
         done.is_ok_and(|output| output.status.success())
     };
     if !scontrol("scontrol", &["requeue"]) {
@@ -188,7 +193,8 @@ fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
             if current.is_some_and(|job| key.starts_with(&format!("{}.", job.job))) {
                 continue;
             }
-            let Some((job, run)) = key.split_once('.').and_then(|(j, r)| Some((j.parse().ok()?, r.parse::<u32>().ok()?)))
+            let Some((job, run)) =
+                key.split_once('.').and_then(|(j, r)| Some((j.parse().ok()?, r.parse::<u32>().ok()?)))
             else {
                 continue;
             };
@@ -212,8 +218,17 @@ fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
                 changed_s: 0,
                 pool_key: None,
             };
+            // The node was lost before the job's epilog ran here, and nobody has given the data up.
+            let has_result = !matches!(registry.result(&key, uid, user::OUT_FILE), Ok(None));
+            let was_given_up =
+                record.as_ref().is_none_or(|r| r.hurry && r.run == run || !r.request.has_own_pool());
+            let (job, run) = (job.to_string(), run.to_string());
+            let words = match has_result || was_given_up {
+                true => vec!["bb", "clear", &*key],
+                false => vec!["bb", "save", &*job, &*run],
+            };
             if let Ok(user) = User::of(&owner) {
-                if let Err(why) = user.run(&["bb", "clear", &key]) {
+                if let Err(why) = user.run(&words) {
                     note!("forebay: {}: {why}", pool.path().display());
                 }
             }

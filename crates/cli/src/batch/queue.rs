@@ -25,7 +25,8 @@ pub(crate) fn text(config: &Config, registry: &Registry, words: &[String]) -> St
     text += "jobs:\n";
     for job in &jobs {
         let space = job.request.capacity_bytes.map_or_else(String::new, |b| format!(" {}", table::bytes(b)));
-        let pool = job.request.persistent.as_ref().map_or_else(String::new, |p| format!(" pool {}", p.name()));
+        let pool =
+            job.request.persistent.as_ref().map_or_else(String::new, |p| format!(" pool {}", p.name()));
         let why = job.failed.as_ref().map_or_else(String::new, |why| format!(": {why}"));
         text += &format!(
             "  {} run {} user {}{space}{pool}: {} for {} s{why}\n",
@@ -75,16 +76,20 @@ pub(crate) fn turns_text(config: &Config, registry: &Registry) -> String {
 /// The same as JSON.
 pub(crate) fn turns_json(config: &Config, registry: &Registry) -> Value {
     let tickets = turns::all(&registry.turns());
-    json!(config.store.iter().map(|store| {
-        let path = store.path.display().to_string();
-        json!({
-            "store": path,
-            "at_once": store.at_once,
-            "transfers": tickets.iter().filter(|t| t.store == path).map(|ticket| {
-                let (place, runs) = position(config, &tickets, ticket);
-                json!({ "place": place, "job": ticket.key, "runs": runs,
-                        "way": if ticket.into_pool { "in" } else { "out" } })
-            }).collect::<Vec<_>>(),
+    json!(config
+        .store
+        .iter()
+        .map(|store| {
+            let path = store.path.display().to_string();
+            json!({
+                "store": path,
+                "at_once": store.at_once,
+                "transfers": tickets.iter().filter(|t| t.store == path).map(|ticket| {
+                    let (place, runs) = position(config, &tickets, ticket);
+                    json!({ "place": place, "job": ticket.key, "runs": runs,
+                            "way": if ticket.into_pool { "in" } else { "out" } })
+                }).collect::<Vec<_>>(),
+            })
         })
-    }).collect::<Vec<_>>())
+        .collect::<Vec<_>>())
 }

@@ -58,7 +58,9 @@ fn from(dir: &Path, to: Option<&Path>) -> Result<Vec<(PathBuf, PathBuf)>> {
         std::fs::remove_dir_all(&one.place)
             .map_err(|e| Error::io(format!("cannot remove {}", one.place.display()), &e))?;
     }
-    std::fs::remove_file(&list).and_then(|()| std::fs::remove_dir(dir)).map_err(|e| Error::io(format!("cannot remove {}", dir.display()), &e))?;
+    std::fs::remove_file(&list)
+        .and_then(|()| std::fs::remove_dir(dir))
+        .map_err(|e| Error::io(format!("cannot remove {}", dir.display()), &e))?;
     Ok(done)
 }
 

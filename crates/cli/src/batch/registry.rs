@@ -148,9 +148,14 @@ impl Registry {
 
     /// Creates the directories. The controller calls it.
     pub(crate) fn prepare(&self) -> Result<()> {
-        for (name, mode) in
-            [("", 0o755), ("jobs", 0o755), ("pools", 0o755), ("orders", 0o755), ("results", 0o1777), ("turns", 0o1777)]
-        {
+        for (name, mode) in [
+            ("", 0o755),
+            ("jobs", 0o755),
+            ("pools", 0o755),
+            ("orders", 0o755),
+            ("results", 0o1777),
+            ("turns", 0o1777),
+        ] {
             let path = self.root.join(name);
             let what = || format!("cannot make {}", path.display());
             match DirBuilder::new().mode(mode).create(&path) {
@@ -158,7 +163,8 @@ impl Registry {
                     .map_err(|e| Error::io(what(), &e))?,
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(e) => {
-                    return Err(Error::io(what(), &e).cure("create it and give it to SlurmUser, as docs/slurm.md says"))
+                    return Err(Error::io(what(), &e)
+                        .cure("create it and give it to SlurmUser, as docs/slurm.md says"))
                 }
             }
         }
@@ -293,7 +299,9 @@ impl Registry {
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
                 owned(&dir, rustix::process::geteuid().as_raw())?;
             }
-            Err(e) => return Err(Error::io(what(), &e).cure("has slurmctld made the registry? docs/slurm.md")),
+            Err(e) => {
+                return Err(Error::io(what(), &e).cure("has slurmctld made the registry? docs/slurm.md"))
+            }
         }
         Ok(dir)
     }
@@ -302,14 +310,17 @@ impl Registry {
     pub(crate) fn forget_old_results(&self, except: Option<&str>) {
         for entry in std::fs::read_dir(self.results("")).into_iter().flatten().flatten() {
             let Ok(key) = entry.file_name().into_string() else { continue };
-            let run = key.split_once('.').and_then(|(job, run)| Some((job.parse().ok()?, run.parse::<u32>().ok()?)));
+            let run = key
+                .split_once('.')
+                .and_then(|(job, run)| Some((job.parse().ok()?, run.parse::<u32>().ok()?)));
             let (Some((job, run)), Ok(stat)) = (run, entry.metadata()) else { continue };
             let is_live = match self.job(job) {
                 Ok(record) => record.is_some_and(|r| r.run == run && r.state != State::TornDown),
                 Err(_) => true,
             };
             let outcome = self.result(&key, stat.uid(), "out.json");
-            let is_kept = !outcome.is_ok_and(|o| o.is_none_or(|o| o.kept.iter().all(|place| place.starts_with('/'))));
+            let is_kept =
+                !outcome.is_ok_and(|o| o.is_none_or(|o| o.kept.iter().all(|place| place.starts_with('/'))));
             if !is_live && !is_kept && except != Some(&*key) {
                 self.forget_results(&key);
             }
@@ -357,9 +368,8 @@ pub(crate) fn read<T: for<'a> Deserialize<'a>>(path: &Path, uid: Option<u32>) ->
     }
     let mut text = Vec::new();
     file.take(FILE_MAX).read_to_end(&mut text).map_err(|e| Error::io(what(), &e))?;
-    let value = serde_json::from_slice(&text).map_err(|e| {
-        Error::new(Code::Corrupt, what()).why(e).cure("an administrator has to remove it")
-    })?;
+    let value = serde_json::from_slice(&text)
+        .map_err(|e| Error::new(Code::Corrupt, what()).why(e).cure("an administrator has to remove it"))?;
     Ok(Some(value))
 }
 
@@ -429,7 +439,14 @@ mod tests {
         assert_eq!(registry.result("1.0", me + 1, "out.json").unwrap_err().code, Code::AccessDenied);
         std::os::unix::fs::symlink(dir.join("out.json"), dir.join("link.json")).unwrap();
         assert!(registry.result("1.0", me, "link.json").is_err());
-        rustix::fs::mknodat(rustix::fs::CWD, dir.join("fifo.json"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            dir.join("fifo.json"),
+            rustix::fs::FileType::Fifo,
+            0o600.into(),
+            0,
+        )
+        .unwrap();
         assert_eq!(registry.result("1.0", me, "fifo.json").unwrap_err().code, Code::AccessDenied);
         std::fs::remove_dir_all(&registry.root).unwrap();
     }

@@ -43,11 +43,16 @@ struct Record {
 }
 
 /// The job's name and hosts, as its scheduler gives them. `read`: the text of a file.
-fn found(get: impl Fn(&str) -> Option<String>, read: impl Fn(&str) -> Option<String>) -> (String, Vec<String>) {
+fn found(
+    get: impl Fn(&str) -> Option<String>,
+    read: impl Fn(&str) -> Option<String>,
+) -> (String, Vec<String>) {
     let get = |name: &str| get(name).filter(|v| !v.is_empty());
-    let names = ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "COBALT_JOBID", "OAR_JOB_ID", "JOB_ID"];
+    let names =
+        ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "COBALT_JOBID", "OAR_JOB_ID", "JOB_ID"];
     let id = names.iter().find_map(|name| get(name)).unwrap_or_else(|| std::process::id().to_string());
-    let id: String = id.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
+    let id: String =
+        id.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
     let list = |name: &str| get(name).and_then(|list| hosts::expand(&list).ok());
     // Files name a host once for each of its slots, with more words behind it.
     let file = |name: &str| {
@@ -56,7 +61,8 @@ fn found(get: impl Fn(&str) -> Option<String>, read: impl Fn(&str) -> Option<Str
         Some(first.map(|host| host.split(':').next().unwrap_or(host).to_owned()).collect::<Vec<_>>())
     };
     // LSF: host and number of slots in turn.
-    let pairs = |name: &str| Some(get(name)?.split_whitespace().step_by(2).map(str::to_owned).collect::<Vec<_>>());
+    let pairs =
+        |name: &str| Some(get(name)?.split_whitespace().step_by(2).map(str::to_owned).collect::<Vec<_>>());
     let hosts = list("SLURM_JOB_NODELIST")
         .or_else(|| file("PBS_NODEFILE"))
         .or_else(|| file("LSB_DJOB_HOSTFILE"))
@@ -80,9 +86,12 @@ fn of_flux() -> Vec<String> {
     if std::env::var_os("FLUX_JOB_ID").is_none() {
         return Vec::new();
     }
-    let output = std::process::Command::new("flux").args(["resource", "list", "-n", "-o", "{nodelist}"]).output();
-    let text = output.ok().filter(|o| o.status.success()).map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
-    let line = text.as_deref().and_then(|t| t.lines().find(|line| !line.trim().is_empty())).unwrap_or("").to_owned();
+    let output =
+        std::process::Command::new("flux").args(["resource", "list", "-n", "-o", "{nodelist}"]).output();
+    let text =
+        output.ok().filter(|o| o.status.success()).map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
+    let line =
+        text.as_deref().and_then(|t| t.lines().find(|line| !line.trim().is_empty())).unwrap_or("").to_owned();
     hosts::expand(line.trim()).unwrap_or_default()
 }
 
@@ -104,14 +113,23 @@ pub(crate) fn begin(asked: &Asked) -> Result<String> {
     DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|e| Error::io(&*what, &e))?;
     let pool = dir.join("pool");
     let this = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let alone = all.len() <= 1 && all.iter().all(|host| *host == this || host == "localhost" || this.starts_with(&format!("{host}.")));
-    let record = Record { pool: pool.clone(), hosts: if alone { Vec::new() } else { all }, stage_out: asked.stage_out.clone() };
+    let alone = all.len() <= 1
+        && all
+            .iter()
+            .all(|host| *host == this || host == "localhost" || this.starts_with(&format!("{host}.")));
+    let record = Record {
+        pool: pool.clone(),
+        hosts: if alone { Vec::new() } else { all },
+        stage_out: asked.stage_out.clone(),
+    };
     let file = dir.join(FILE);
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file) {
         Ok(_) => super::registry::write(&file, &record)?,
         Err(e) => {
-            return Err(Error::io(format!("cannot begin job {id}"), &e)
-                .cure(format!("it has begun already; `{VARIABLE}={} forebay job end` ends it", dir.display())))
+            return Err(Error::io(format!("cannot begin job {id}"), &e).cure(format!(
+                "it has begun already; `{VARIABLE}={} forebay job end` ends it",
+                dir.display()
+            )))
         }
     }
     if let Err(e) = start(asked, &record) {
@@ -170,7 +188,8 @@ fn locked(file: &Path) -> Result<Option<(File, Record)>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io(what(), &e)),
     };
-    rustix::fs::flock(&open, rustix::fs::FlockOperation::LockExclusive).map_err(|e| Error::io(what(), &e.into()))?;
+    rustix::fs::flock(&open, rustix::fs::FlockOperation::LockExclusive)
+        .map_err(|e| Error::io(what(), &e.into()))?;
     if !file.exists() {
         return Ok(None); // ended while this process waited
     }
@@ -184,7 +203,9 @@ fn finish(file: &Path, record: &Record, stages: bool) -> Result<()> {
     let mut first = None;
     for pair in record.stage_out.iter().filter(|_| stages) {
         let source = pair.rsplit_once(':').map_or("", |(source, _)| source).trim_end_matches('/');
-        match forebay(&record.pool, &["stat", "--json", if source.is_empty() { "/" } else { source }], || false) {
+        match forebay(&record.pool, &["stat", "--json", if source.is_empty() { "/" } else { source }], || {
+            false
+        }) {
             Err(why) if why.contains("there is no such name") => continue, // the script has not made it
             _ => {}
         }
@@ -241,7 +262,10 @@ pub(crate) fn watch(pid: u32) -> Result<()> {
     // The signals that end the script must not end this process.
     let _blocked = forebay_sys::signals::Signals::block(&[libc::SIGTERM, libc::SIGHUP, libc::SIGINT])
         .map_err(|e| Error::io("cannot block signals", &e))?;
-    let watched = i32::try_from(pid).ok().and_then(Pid::from_raw).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let watched = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     if let Some(watched) = watched {
         let mut ready = [rustix::event::PollFd::new(&watched, rustix::event::PollFlags::IN)];
         while let Err(rustix::io::Errno::INTR) = rustix::event::poll(&mut ready, None) {}

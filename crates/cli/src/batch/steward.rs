@@ -20,9 +20,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// The nodes whose stewards have left a sign.
 pub(crate) fn nodes(results: &Path) -> Vec<String> {
     let names = std::fs::read_dir(results).into_iter().flatten().flatten();
-    let mut nodes: Vec<String> = names
-        .filter_map(|e| Some(e.file_name().to_str()?.strip_suffix(".alive")?.to_owned()))
-        .collect();
+    let mut nodes: Vec<String> =
+        names.filter_map(|e| Some(e.file_name().to_str()?.strip_suffix(".alive")?.to_owned())).collect();
     nodes.sort();
     nodes
 }
@@ -38,13 +37,16 @@ pub(crate) fn result_name(key: &str) -> String {
 /// Serves the pool that the job has created until the pool ends.
 pub(crate) fn serve(job: u32, rank: usize) -> Result<()> {
     let Here { config, registry, job, .. } = Here::of_this_process(job)?;
-    let (Some(key), Some(persistent)) = (job.pool_key.clone(), job.request.persistent.clone()) else { return Ok(()) };
+    let (Some(key), Some(persistent)) = (job.pool_key.clone(), job.request.persistent.clone()) else {
+        return Ok(());
+    };
     let name = persistent.name().to_owned();
     let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| rank.to_string());
     let results = registry.make_results(&key)?;
     let dir = job.pool_dir(&config);
     let alive = results.join(format!("{node}.alive"));
-    let beats = [Some(Beat::start(alive.clone())), (rank == 0).then(|| Beat::start(results.join(LEADER_FILE)))];
+    let beats =
+        [Some(Beat::start(alive.clone())), (rank == 0).then(|| Beat::start(results.join(LEADER_FILE)))];
     let shared = Arc::new(Served { config, registry, job, key, name });
     let mut begun = BTreeSet::new();
     let mut failures = 0u32;

@@ -104,7 +104,8 @@ pub(crate) fn wait(
     let since_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
     let ticket = Ticket { since_ns, store: store.0, key: key.to_owned(), into_pool };
     let path = dir.join(ticket.name());
-    std::fs::write(&path, "").map_err(|e| Error::io(format!("cannot wait for a turn in {}", dir.display()), &e))?;
+    std::fs::write(&path, "")
+        .map_err(|e| Error::io(format!("cannot wait for a turn in {}", dir.display()), &e))?;
     let ended = Arc::new(AtomicBool::new(false));
     let (touched, over) = (path.clone(), Arc::clone(&ended));
     let toucher = std::thread::spawn(move || {

@@ -45,6 +45,8 @@ pub(crate) struct Here {
     nodes: Vec<String>,
     node: String,
     rank: usize,
+    /// The run is over, and its data are saved from a node that had been lost.
+    saves: bool,
 }
 
 /// Names this node among a job's nodes, as slurmd does.
@@ -71,7 +73,7 @@ impl Here {
         let list = std::env::var("SLURM_NODELIST").or_else(|_| variable("SLURM_JOB_NODELIST"));
         let nodes = hosts::expand(&list.unwrap_or_else(|_| node.clone()))?;
         let rank = nodes.iter().position(|name| *name == node).unwrap_or(0);
-        Ok(Here { config, registry, job, nodes, node, rank })
+        Ok(Here { config, registry, job, nodes, node, rank, saves: false })
     }
 
     fn dir(&self) -> PathBuf {
@@ -88,6 +90,9 @@ impl Here {
 
     /// Whether the controller has torn the run down: the work is given up.
     fn is_over(&self) -> bool {
+        if self.saves {
+            return false;
+        }
         match self.registry.job(self.job.job) {
             Ok(Some(now)) => now.run != self.job.run || now.state == State::TornDown,
             Ok(None) => true,
@@ -145,7 +150,11 @@ impl Here {
 
     fn start(&self) -> std::result::Result<(), String> {
         let dir = self.dir();
-        DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(|e| format!("{}: {e}", dir.display()))?;
         let request = &self.job.request;
         let most = usize::try_from(request.capacity_bytes.unwrap_or(0) / SMALLEST).unwrap_or(usize::MAX);
         let targets = request.nodes.unwrap_or(self.nodes.len()).min(self.nodes.len()).min(most).max(1);
@@ -167,7 +176,16 @@ impl Here {
             words.extend(["--mount", &mount]);
         }
         if self.nodes.len() > 1 {
-            words.extend([&*name, "--shared", &meeting, "--wait", MEETING_S, "--port", &port, "--background"]);
+            words.extend([
+                &*name,
+                "--shared",
+                &meeting,
+                "--wait",
+                MEETING_S,
+                "--port",
+                &port,
+                "--background",
+            ]);
         }
         let mut command = own(&words)?;
         for variable in ["FOREBAY_POOL", "SLURM_STEP_ID", "FOREBAY_SHARED"] {
@@ -231,6 +249,30 @@ impl Here {
         })
     }
 
+    /// Stages out what a run of one node has left here that was lost with its node, and removes it.
+    pub(crate) fn save(mut self, run: u32) -> Result<()> {
+        self.job.run = run;
+        self.saves = true;
+        let key = self.job.key();
+        let up = self.registry.result(&key, self.job.uid, &format!("{}.up.json", self.node))?;
+        if let Some(up) = up.filter(|up| up.ok) {
+            let what = format!("cannot save what job {} has left in {}", self.job.job, self.dir().display());
+            if up.nodes.len() > 1 {
+                return Err(Error::new(Code::NotSupported, what)
+                    .why("it is a part of a pool of several nodes")
+                    .cure("`forebay up --pool` on all of them, then `forebay stage-out`"));
+            }
+            self.nodes = up.nodes;
+            self.rank = 0;
+            let outcome = self.stage_out();
+            registry::write(&self.registry.make_results(&key)?.join(OUT_FILE), &outcome)?;
+            if outcome.kept.iter().any(|place| !place.starts_with('/')) {
+                return Err(Error::new(Code::Io, what).why(outcome.why));
+            }
+        }
+        clear(&self.dir()).map_err(|why| Error::new(Code::Io, format!("cannot clear {key}")).why(why))
+    }
+
     /// Returns true if the pool has to stay, with data that are nowhere else.
     fn stage_out_or_wait(&self, results: &Path) -> Result<bool> {
         let out = results.join(OUT_FILE);
@@ -244,8 +286,13 @@ impl Here {
                 return Ok(false);
             }
             let silent = std::fs::metadata(results.join(BEAT_FILE)).and_then(|m| m.modified());
-            let silent = silent.map_or(waits_since.elapsed(), |at| SystemTime::now().duration_since(at).unwrap_or_default());
-            let round = if self.rank == 0 { 0 } else { 1 + waits_since.elapsed().as_secs() / self.config.silence_s.max(1) };
+            let silent = silent
+                .map_or(waits_since.elapsed(), |at| SystemTime::now().duration_since(at).unwrap_or_default());
+            let round = if self.rank == 0 {
+                0
+            } else {
+                1 + waits_since.elapsed().as_secs() / self.config.silence_s.max(1)
+            };
             let is_my_turn = self.rank == 0 || silent.as_secs() >= self.config.silence_s;
             if is_my_turn && std::fs::create_dir(results.join(format!("claim.{round}"))).is_ok() {
                 let outcome = {
@@ -264,15 +311,25 @@ impl Here {
         if !pool.exists() {
             // A job has not run if no prolog was called, or if one failed: there are no data then.
             let results = self.registry.results(&self.results_key());
-            let has_run = !results.join("failed").exists() && results.join(format!("{}.up.json", self.node)).exists();
+            let has_run =
+                !results.join("failed").exists() && results.join(format!("{}.up.json", self.node)).exists();
             return Outcome { ok: !has_run, why: "the pool is not there".to_owned(), ..Outcome::default() };
         }
-        if self.nodes.len() == 1 && forebay(&pool, &["status", "--json"], || false).is_err() {
-            // Its daemon was killed. What the medium has is found again.
-            let _ = self.start();
+        if let Err(dead) = forebay(&pool, &["status", "--json"], || false) {
+            // Its supervisor was killed. A disk still has the data; a user's memory went with the process.
+            let has_disk = self.job.request.mode.as_deref() == Some("ssd") && self.nodes.len() == 1;
+            let again = if has_disk {
+                self.start()
+            } else {
+                Err(format!("{dead}; its data were in memory: mode=ssd keeps them"))
+            };
+            if let Err(why) = again {
+                return Outcome { why, ..Outcome::default() };
+            }
         }
         let turns = Turns { config: &self.config, registry: &self.registry, key: &self.job.key() };
-        let mut outcome = turns.stage_out(&pool, &self.job.request.stage_out, self.job.job, &|| self.is_over());
+        let mut outcome =
+            turns.stage_out(&pool, &self.job.request.stage_out, self.job.job, &|| self.is_over());
         if self.job.request.backing.is_some() && !self.is_over() {
             let mut done = Ok(());
             let mut pause = Duration::from_secs(self.config.stage_out_pause_s);
@@ -305,7 +362,12 @@ pub(crate) struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    fn turn(&self, path: &str, into_pool: bool, is_over: &dyn Fn() -> bool) -> std::result::Result<Option<turns::Turn>, String> {
+    fn turn(
+        &self,
+        path: &str,
+        into_pool: bool,
+        is_over: &dyn Fn() -> bool,
+    ) -> std::result::Result<Option<turns::Turn>, String> {
         let Some(store) = turns::store_of(self.config, Path::new(path)) else { return Ok(None) };
         match turns::wait(&self.registry.turns(), store, self.key, into_pool, is_over) {
             Ok(Some(turn)) => Ok(Some(turn)),
@@ -314,7 +376,12 @@ impl Turns<'_> {
         }
     }
 
-    pub(crate) fn stage_in(&self, pool: &Path, pairs: &[String], is_over: &dyn Fn() -> bool) -> std::result::Result<(), String> {
+    pub(crate) fn stage_in(
+        &self,
+        pool: &Path,
+        pairs: &[String],
+        is_over: &dyn Fn() -> bool,
+    ) -> std::result::Result<(), String> {
         for pair in pairs {
             let source = pair.split(':').next().unwrap_or_default();
             let _turn = self.turn(source, true, is_over)?;
@@ -324,7 +391,13 @@ impl Turns<'_> {
     }
 
     /// Stages out; what fails often is kept elsewhere.
-    pub(crate) fn stage_out(&self, pool: &Path, pairs: &[String], job: u32, is_over: &dyn Fn() -> bool) -> Outcome {
+    pub(crate) fn stage_out(
+        &self,
+        pool: &Path,
+        pairs: &[String],
+        job: u32,
+        is_over: &dyn Fn() -> bool,
+    ) -> Outcome {
         let mut outcome = Outcome { ok: true, ..Outcome::default() };
         for pair in pairs {
             if let Err(why) = self.out_or_keep(pool, pair, job, is_over, &mut outcome.kept) {
@@ -378,7 +451,10 @@ impl Turns<'_> {
         match self.keep(pool, source, destination, job) {
             Ok(place) => {
                 kept.push(place.display().to_string());
-                Err(format!("{why}; the data are kept in {}: `forebay recover {job}` copies them", place.display()))
+                Err(format!(
+                    "{why}; the data are kept in {}: `forebay recover {job}` copies them",
+                    place.display()
+                ))
             }
             Err(keeping) => {
                 let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -397,18 +473,30 @@ impl Turns<'_> {
         }
     }
 
-    fn keep(&self, pool: &Path, source: &str, destination: &str, job: u32) -> std::result::Result<PathBuf, String> {
+    fn keep(
+        &self,
+        pool: &Path,
+        source: &str,
+        destination: &str,
+        job: u32,
+    ) -> std::result::Result<PathBuf, String> {
         let dir = self.config.keep_dir.join(self.key);
         let shown = |e: std::io::Error| format!("cannot keep the data in {}: {e}", dir.display());
         DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(shown)?;
         let list = dir.join(LIST_FILE);
-        let mut all: Vec<super::recover::Kept> = registry::read(&list, None).map_err(|e| e.to_string())?.unwrap_or_default();
+        let mut all: Vec<super::recover::Kept> =
+            registry::read(&list, None).map_err(|e| e.to_string())?.unwrap_or_default();
         let place = dir.join(all.len().to_string());
         std::fs::create_dir_all(&place).map_err(shown)?;
         // Its contents, or it itself, as the job has said.
         let pair = format!("{source}:{}/", place.display());
         forebay(pool, &["stage-out", "--no-progress", &pair], || false)?;
-        all.push(super::recover::Kept { job, source: source.to_owned(), destination: destination.to_owned(), place: place.clone() });
+        all.push(super::recover::Kept {
+            job,
+            source: source.to_owned(),
+            destination: destination.to_owned(),
+            place: place.clone(),
+        });
         registry::write(&list, &all).map_err(|e| e.to_string())?;
         Ok(place)
     }
@@ -476,7 +564,11 @@ pub(crate) fn own(words: &[&str]) -> std::result::Result<Command, String> {
 }
 
 /// Runs a verb on a pool. The error is its reason, in one line.
-pub(crate) fn forebay(pool: &Path, words: &[&str], is_over: impl Fn() -> bool) -> std::result::Result<(), String> {
+pub(crate) fn forebay(
+    pool: &Path,
+    words: &[&str],
+    is_over: impl Fn() -> bool,
+) -> std::result::Result<(), String> {
     let mut command = own(words)?;
     command.env("FOREBAY_POOL", pool);
     finish(command, is_over)
@@ -529,7 +621,8 @@ fn text_of(mut file: std::fs::File) -> String {
 
 /// The message of a command in one line.
 pub(crate) fn reason(text: &str) -> String {
-    let lines = text.lines().map(|line| line.trim().trim_start_matches("forebay: ")).filter(|line| !line.is_empty());
+    let lines =
+        text.lines().map(|line| line.trim().trim_start_matches("forebay: ")).filter(|line| !line.is_empty());
     let joined = lines.collect::<Vec<_>>().join("; ");
     joined.chars().filter(|c| !c.is_control()).take(REASON_MAX).collect()
 }

@@ -34,6 +34,7 @@ pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
         }
         BbVerb::NodeUp { job } => Here::of_this_process(job)?.up().map(|()| ExitCode::SUCCESS),
         BbVerb::NodeDown { job } => Here::of_this_process(job)?.down().map(|()| ExitCode::SUCCESS),
+        BbVerb::Save { job, run } => Here::of_this_process(job)?.save(run).map(|()| ExitCode::SUCCESS),
         BbVerb::Clear { key } => clear(&key),
         BbVerb::Steward { job, rank } => steward::serve(job, rank).map(|()| ExitCode::SUCCESS),
     }
@@ -41,15 +42,22 @@ pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
 
 fn clear(key: &str) -> Result<ExitCode> {
     if key.contains('/') || key.starts_with('.') {
-        return Err(failure::invalid(format!("cannot clear {key}"), "it is no name of a pool", "leave it to `bb sweep`"));
+        return Err(failure::invalid(
+            format!("cannot clear {key}"),
+            "it is no name of a pool",
+            "leave it to `bb sweep`",
+        ));
     }
     let dir = Config::read()?.user_dir(rustix::process::geteuid().as_raw()).join(key);
-    user::clear(&dir).map_err(|why| Error::new(forebay_types::Code::Io, format!("cannot clear {}", dir.display())).why(why))?;
+    user::clear(&dir).map_err(|why| {
+        Error::new(forebay_types::Code::Io, format!("cannot clear {}", dir.display())).why(why)
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn check(script: &Path) -> Result<ExitCode> {
-    let text = std::fs::read(script).map_err(|e| Error::io(format!("cannot read {}", script.display()), &e))?;
+    let text =
+        std::fs::read(script).map_err(|e| Error::io(format!("cannot read {}", script.display()), &e))?;
     match directives::parse(&String::from_utf8_lossy(&text))? {
         None => failure::put("no directive is for forebay\n"),
         Some(request) => failure::print_json(&json!(request)),
@@ -125,7 +133,10 @@ pub(super) fn queue(arguments: &Queue) -> Result<ExitCode> {
 pub(super) fn recover(arguments: &Recover) -> Result<ExitCode> {
     let done = kept::recover(arguments.job, arguments.to.as_deref())?;
     if arguments.json {
-        failure::print_json(&json!(done.iter().map(|(from, to)| json!({ "from": from, "to": to })).collect::<Vec<_>>()));
+        failure::print_json(&json!(done
+            .iter()
+            .map(|(from, to)| json!({ "from": from, "to": to }))
+            .collect::<Vec<_>>()));
         return Ok(ExitCode::SUCCESS);
     }
     for (from, to) in done {

@@ -15,7 +15,7 @@ const ANN: &str = "games";
 const BEN: &str = "www-data";
 
 /// Longer than any job here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(200);
 
 struct Site {
     slurm: Slurm,
@@ -41,7 +41,10 @@ impl Site {
             for name in ["work", "store", "kept"] {
                 open_to_all(&dir.join(name));
             }
-            let given = Command::new("chown").arg(user).args(["ctld", "registry", "state"].map(|n| dir.join(n))).output();
+            let given = Command::new("chown")
+                .arg(user)
+                .args(["ctld", "registry", "state"].map(|n| dir.join(n)))
+                .output();
             assert!(given.unwrap().status.success());
             let nodes: Vec<String> = (1..=NODES).map(|n| slurm.node_name(n)).collect();
             let shown = dir.display();
@@ -49,7 +52,10 @@ impl Site {
                 .replace(&format!("{shown}/slurmctld."), &format!("{shown}/ctld/slurmctld."))
                 .replace("KillWait=5", "KillWait=2")
                 // A requeued job waits until its credential has expired.
-                .replace(&format!("AuthInfo=socket={shown}/munge"), &format!("AuthInfo=socket={shown}/munge,cred_expire=5"));
+                .replace(
+                    &format!("AuthInfo=socket={shown}/munge"),
+                    &format!("AuthInfo=socket={shown}/munge,cred_expire=5"),
+                );
             conf.push_str(&format!(
                 "SlurmUser={user}\nBurstBufferType=burst_buffer/lua\nPrologFlags=Alloc\nProlog={shown}/prolog\n\
                  Epilog={shown}/epilog\nSlurmdTimeout=10\nDebugFlags=BurstBuffer\nBatchStartTimeout=60\n\
@@ -57,16 +63,23 @@ impl Site {
             ));
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../slurm");
             std::fs::copy(source.join("burst_buffer.lua"), dir.join("burst_buffer.lua")).unwrap();
-            std::fs::write(dir.join("burst_buffer.conf"), "Directive=BB_LUA\nFlags=TeardownFailure\nOtherTimeout=60\n").unwrap();
+            std::fs::write(
+                dir.join("burst_buffer.conf"),
+                "Directive=BB_LUA\nFlags=TeardownFailure\nOtherTimeout=60\n",
+            )
+            .unwrap();
             for name in ["prolog", "epilog"] {
                 let text = std::fs::read_to_string(source.join(name)).unwrap();
-                let text = text
-                    .replace("REGISTRY=/shared/forebay", &format!("REGISTRY={shown}/registry"))
-                    .replace("exec forebay", &format!(
-                        "export FOREBAY_SLURM_CONF={shown}/forebay.toml SLURM_CONF={shown}/slurm.conf\n\
+                let text =
+                    text.replace("REGISTRY=/shared/forebay", &format!("REGISTRY={shown}/registry")).replace(
+                        "exec forebay",
+                        &format!(
+                            "export FOREBAY_SLURM_CONF={shown}/forebay.toml SLURM_CONF={shown}/slurm.conf\n\
                          exec {shown}/bin/forebay"
-                    ));
-                let text = text.replace("exec ", &format!("exec 2>>{shown}/{name}.$SLURMD_NODENAME.log\nexec "));
+                        ),
+                    );
+                let text =
+                    text.replace("exec ", &format!("exec 2>>{shown}/{name}.$SLURMD_NODENAME.log\nexec "));
                 std::fs::write(dir.join(name), text).unwrap();
                 std::fs::set_permissions(dir.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
             }
@@ -131,7 +144,13 @@ impl Site {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let field = |name: &str| {
             let rest = text.split_once(name).map_or("", |(_, rest)| rest);
-            rest.split(" Dependency=").next().unwrap_or("").split(" ExitCode=").next().unwrap_or("").to_owned()
+            rest.split(" Dependency=")
+                .next()
+                .unwrap_or("")
+                .split(" ExitCode=")
+                .next()
+                .unwrap_or("")
+                .to_owned()
         };
         field(" JobState=").replace(" Reason=", " ")
     }
@@ -145,7 +164,11 @@ impl Site {
             }
             let is_over = ["COMPLETED", "FAILED", "TIMEOUT"].iter().any(|state| shown.starts_with(state));
             let may_change = !is_over || Instant::now() < end && !wanted.chars().all(char::is_uppercase);
-            assert!(Instant::now() < end && may_change, "job {job} is not {wanted}: {shown}\n{}", self.evidence());
+            assert!(
+                Instant::now() < end && may_change,
+                "job {job} is not {wanted}: {shown}\n{}",
+                self.evidence()
+            );
             std::thread::sleep(Duration::from_millis(200));
         }
     }
@@ -177,13 +200,21 @@ impl Site {
         for name in ["ctld/slurmctld.log", "work"] {
             let path = self.dir().join(name);
             let files: Vec<PathBuf> = match std::fs::read_dir(&path) {
-                Ok(entries) => entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "out")).collect(),
+                Ok(entries) => entries
+                    .flatten()
+                    .map(|e| e.path())
+                    .filter(|p| p.extension().is_some_and(|e| e == "out"))
+                    .collect(),
                 Err(_) => vec![path],
             };
             for file in files {
                 let log = std::fs::read_to_string(&file).unwrap_or_default();
                 let tail: Vec<&str> = log.lines().rev().take(60).collect();
-                text += &format!("{}:\n{}\n", file.display(), tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
+                text += &format!(
+                    "{}:\n{}\n",
+                    file.display(),
+                    tail.into_iter().rev().collect::<Vec<_>>().join("\n")
+                );
             }
         }
         for entry in std::fs::read_dir(self.dir()).unwrap().flatten() {
@@ -303,10 +334,20 @@ fn jobs_with_burst_buffers_lose_nothing_and_leave_nothing() {
     std::thread::scope(|scope| {
         for (name, case) in cases {
             let site = &site;
-            std::thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, move || case(site)).unwrap();
+            std::thread::Builder::new()
+                .name(name.to_owned())
+                .spawn_scoped(scope, move || case(site))
+                .unwrap();
         }
     });
     let site = slurmctld_restarted_while_a_job_runs(site);
+    // These take minutes: Slurm's shortest time limit is one, and a lost node is waited for.
+    let site = if std::env::var_os("FOREBAY_SOAK").is_some() {
+        job_out_of_time_and_killed_supervisor(&site);
+        node_lost_while_a_job_runs(site)
+    } else {
+        site
+    };
     // What a pool that was destroyed without a job on its node leaves is an empty directory of root's.
     for node in 1..=NODES {
         let swept = site.slurm.line(node, false, "forebay bb sweep").output().unwrap();
@@ -361,7 +402,8 @@ fn bad_directives_are_refused(site: &Site) {
         ("capacity=900GiB pool=forebay", "900 GiB", "smaller capacity="),
         ("use", "use names no pool", "use name=NAME"),
     ] {
-        let refused = site.submit(ANN, "refused", "", &format!("#BB_LUA forebay {line}\ntrue\n")).unwrap_err();
+        let refused =
+            site.submit(ANN, "refused", "", &format!("#BB_LUA forebay {line}\ntrue\n")).unwrap_err();
         assert!(refused.contains(word) && refused.contains(remedy), "{line}: {refused}");
     }
 }
@@ -406,7 +448,11 @@ fn job_cancelled_while_staging_out(site: &Site) {
         let queue = Site::text_of(&site.by(ANN, "forebay queue --json"));
         queue.contains(&format!("\"job\": \"{job}.0\"")) && queue.contains("\"runs\": false")
     });
-    assert!(site.shown(job).contains("STAGE_OUT") || site.shown(job).contains("Stage-out"), "{}", site.shown(job));
+    assert!(
+        site.shown(job).contains("STAGE_OUT") || site.shown(job).contains("Stage-out"),
+        "{}",
+        site.shown(job)
+    );
     assert!(site.by(ANN, &format!("scancel --hurry {job}")).status.success());
     site.until("it is clean", || {
         held.renew();
@@ -484,14 +530,20 @@ fn chain_of_jobs_on_a_persistent_pool(site: &Site) {
     write(&site.store("chain/more"), "more");
     let first = "#BB_LUA forebay persistent name=chain capacity=64MiB pool=forebay\n\
                  forebay run --quiet -- sh -c 'echo made by $SLURM_JOB_ID >/forebay/made'\n";
-    let second = "#BB_LUA forebay use name=chain stage_in=%D/store/chain/more:/more stage_out=/both:%D/store/both\n\
+    let second =
+        "#BB_LUA forebay use name=chain stage_in=%D/store/chain/more:/more stage_out=/both:%D/store/both\n\
                   forebay run --quiet -- sh -c 'cat /forebay/made /forebay/more >/forebay/both'\n";
     let node = site.slurm.node_name(3);
     let on = format!("--nodelist={node}");
     let a = site.submit(ANN, "first", &on, first).unwrap();
     let b = site.submit(ANN, "second", &format!("{on} --dependency=afterburstbuffer:{a}"), second).unwrap();
     let foreign = site
-        .submit(BEN, "foreign", &format!("{on} --dependency=afterburstbuffer:{a}"), "#BB_LUA forebay use name=chain\ntouch must-not\n")
+        .submit(
+            BEN,
+            "foreign",
+            &format!("{on} --dependency=afterburstbuffer:{a}"),
+            "#BB_LUA forebay use name=chain\ntouch must-not\n",
+        )
         .unwrap();
     let denied = site.await_shown(foreign, "slurm_bb_setup");
     assert!(denied.contains("another_user") || denied.contains("another user"), "{denied}");
@@ -506,7 +558,11 @@ fn chain_of_jobs_on_a_persistent_pool(site: &Site) {
     site.await_shown(last, "COMPLETED");
     site.until("the pool is gone", || {
         let pools = site.dir().join("node3/pools/5");
-        !std::fs::read_dir(pools).into_iter().flatten().flatten().any(|e| e.file_name().to_string_lossy().starts_with("p."))
+        !std::fs::read_dir(pools)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .any(|e| e.file_name().to_string_lossy().starts_with("p."))
     });
     assert!(!site.dir().join("work/must-not").exists());
 }
@@ -523,5 +579,44 @@ fn slurmctld_restarted_while_a_job_runs(mut site: Site) -> Site {
     site.await_shown(job, "COMPLETED");
     site.await_content(&site.store("restarted"), "r\n");
     site.assert_clean("a job over a restart of slurmctld", Some(job));
+    site
+}
+
+fn job_out_of_time_and_killed_supervisor(site: &Site) {
+    let slow = "#BB_LUA forebay capacity=64MiB pool=forebay stage_out=/r:%D/store/slow\n\
+                forebay run --quiet -- sh -c 'echo slow >/forebay/r'; sleep 600\n";
+    let killed = "#BB_LUA forebay capacity=64MiB pool=forebay MODE stage_out=/r:%D/store/killed\n\
+                  forebay run --quiet -- sh -c 'echo killed >/forebay/r'\n\
+                  kill -KILL $(forebay status --json | sed -n 's/.*\"supervisor\": \\([0-9]*\\).*/\\1/p')\n";
+    let slow = site.submit(ANN, "slow", "--time=1", slow).unwrap();
+    let in_memory = site.submit(ANN, "memory", "", &killed.replace("MODE", "mode=dram")).unwrap();
+    let shown = site.await_shown(in_memory, "slurm_bb_data_out");
+    assert!(shown.contains("were_in_memory"), "a loss is not told: {shown}");
+    assert!(!site.store("killed").exists());
+    let killed = site.submit(ANN, "killed", "", &killed.replace("MODE", "mode=ssd")).unwrap();
+    site.await_content(&site.store("killed"), "killed\n");
+    site.assert_clean("a job whose pool was killed", Some(killed));
+    site.await_content(&site.store("slow"), "slow\n");
+    site.await_shown(slow, "TIMEOUT ");
+    site.assert_clean("a job that ran out of time", Some(slow));
+}
+
+/// The node's processes end with its PID namespace, as in a crash, but its files stay, as if slurmd alone had died.
+fn node_lost_while_a_job_runs(mut site: Site) -> Site {
+    let node = site.slurm.node_name(3);
+    let script = "#BB_LUA forebay capacity=64MiB pool=forebay mode=ssd stage_out=/r:%D/store/lost\n\
+                  forebay run --quiet -- sh -c 'echo lost >/forebay/r'; touch wrote-it; sleep 600\n";
+    let job = site.submit(ANN, "lost", &format!("--no-requeue --nodelist={node}"), script).unwrap();
+    site.await_file("wrote-it");
+    site.slurm.kill("slurmd -D", Some(3));
+    let shown = site.await_shown(job, "slurm_bb_data_out");
+    assert!(shown.contains(&node) && shown.contains("until_a_reboot"), "{shown}");
+    assert!(!site.store("lost").exists());
+    site.slurm.start("slurmd -D", Some(3));
+    let swept =
+        site.slurm.line(3, false, &format!("env SLURMD_NODENAME={node} forebay bb sweep")).output().unwrap();
+    assert!(swept.status.success(), "{}", Site::text_of(&swept));
+    assert_eq!(read(&site.store("lost")), "lost\n", "{}", Site::text_of(&swept));
+    site.assert_clean("a job whose node was lost", Some(job));
     site
 }

@@ -9,6 +9,7 @@
 mod bed;
 mod cluster;
 mod jobs;
+mod scripts;
 
 use std::process::Command;
 
