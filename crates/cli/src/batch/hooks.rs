@@ -14,7 +14,7 @@ use serde_json::json;
 use super::config::Config;
 use super::directives::{self, Persistent, Request};
 use super::registry::{now_s, Job, Order, Outcome, Pool, Registry, State};
-use super::{steward, user};
+use super::{command, steward, user};
 use crate::failure;
 
 /// How often results are looked for.
@@ -366,7 +366,7 @@ impl Hooks {
         failed.sort();
         // Others fail because that one did.
         let first = failed.iter().find(|(_, why)| why.contains("stage in")).or(failed.first());
-        Ok(first.map(|(node, why)| user::reason(&format!("node {node}: {why}"))))
+        Ok(first.map(|(node, why)| command::reason(&format!("node {node}: {why}"))))
     }
 
     /// Ends a run, however it ended.

@@ -9,6 +9,7 @@
 //! SlurmUser, its results to the user whose job it is; the controller takes a result only from a directory of that
 //! user. State is keyed by job and run: a run is one life of the burst buffer of a job, and a requeued job has another.
 
+pub(crate) mod command;
 pub(crate) mod config;
 pub(crate) mod directives;
 pub(crate) mod hooks;
@@ -17,6 +18,7 @@ pub(crate) mod queue;
 pub(crate) mod recover;
 pub(crate) mod registry;
 pub(crate) mod script;
+pub(crate) mod staging;
 pub(crate) mod steward;
 pub(crate) mod turns;
 pub(crate) mod user;

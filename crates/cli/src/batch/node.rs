@@ -14,7 +14,7 @@ use forebay_types::{Code, Error, Result};
 
 use super::config::{self, Config};
 use super::registry::{Job, Registry, State};
-use super::user;
+use super::{command, user};
 
 /// The user of a job.
 struct User {
@@ -57,7 +57,7 @@ impl User {
 
     /// Runs this program as the user.
     fn run(&self, words: &[&str]) -> std::result::Result<(), String> {
-        let mut command = user::own(words)?;
+        let mut command = command::own(words)?;
         command.env_clear();
         for name in [
             config::VARIABLE,

@@ -4,22 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use forebay_types::{Code, Error, Result};
-use serde::{Deserialize, Serialize};
 
 use super::config::Config;
 use super::registry;
-use super::user::LIST_FILE;
-
-/// A kept stage-out.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Kept {
-    pub(crate) job: u32,
-    /// The path in the pool.
-    pub(crate) source: String,
-    pub(crate) destination: String,
-    /// Where its data are.
-    pub(crate) place: PathBuf,
-}
+use super::staging::{Kept, LIST_FILE};
 
 /// Copies what is kept of a job to where it was to be staged out, or below `to`; then removes it. Returns what was
 /// copied where.
@@ -84,7 +72,7 @@ fn copy(kept: &Kept, destination: &str) -> Result<()> {
     };
     let output = Command::new("cp").arg("-aT").arg(&from).arg(&at).output().map_err(|e| failed(&e))?;
     if !output.status.success() {
-        let why = super::user::reason(&String::from_utf8_lossy(&output.stderr));
+        let why = super::command::reason(&String::from_utf8_lossy(&output.stderr));
         return Err(Error::new(Code::Io, what()).why(why).cure("the data stay where they are: try it again"));
     }
     Ok(())

@@ -306,6 +306,15 @@ impl Registry {
         Ok(dir)
     }
 
+    /// The nodes of a persistent pool whose stewards have left a sign.
+    pub(crate) fn stewards(&self, key: &str) -> Vec<String> {
+        let names = std::fs::read_dir(self.results(key)).into_iter().flatten().flatten();
+        let mut nodes: Vec<String> =
+            names.filter_map(|e| Some(e.file_name().to_str()?.strip_suffix(".alive")?.to_owned())).collect();
+        nodes.sort();
+        nodes
+    }
+
     /// Removes the results of runs that were torn down, except of those whose data are still in a pool.
     pub(crate) fn forget_old_results(&self, except: Option<&str>) {
         for entry in std::fs::read_dir(self.results("")).into_iter().flatten().flatten() {

@@ -16,7 +16,7 @@ use forebay_types::{Error, Result};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 
-use super::user::{self, forebay};
+use super::command::{self, forebay};
 use crate::{failure, hosts};
 
 /// Names the directory of the job for `end` and `watch`.
@@ -168,9 +168,9 @@ fn start(asked: &Asked, record: &Record) -> Result<()> {
         words.push("--background");
     }
     let whole = "cannot start the job's pool";
-    let mut command = user::own(&words).map_err(|why| failed(whole, why))?;
+    let mut command = command::own(&words).map_err(|why| failed(whole, why))?;
     command.env_remove("FOREBAY_POOL");
-    user::finish(command, || false).map_err(|why| failed(whole, why))?;
+    command::finish(command, || false).map_err(|why| failed(whole, why))?;
     if let Some(url) = &asked.backing {
         forebay(&record.pool, &["attach", url, "/"], || false).map_err(|why| failed(whole, why))?;
     }

@@ -4,7 +4,6 @@
 //! node being held. Each steward stops its node of the pool when the pool is to end, and then ends itself.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,19 +11,11 @@ use forebay_types::Result;
 
 use super::config::Config;
 use super::registry::{self, Job, Order, Outcome, Registry};
-use super::user::{self, Beat, Here, Turns};
+use super::staging::Turns;
+use super::user::{self, Beat, Here};
 
 /// How often orders are looked for.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-
-/// The nodes whose stewards have left a sign.
-pub(crate) fn nodes(results: &Path) -> Vec<String> {
-    let names = std::fs::read_dir(results).into_iter().flatten().flatten();
-    let mut nodes: Vec<String> =
-        names.filter_map(|e| Some(e.file_name().to_str()?.strip_suffix(".alive")?.to_owned())).collect();
-    nodes.sort();
-    nodes
-}
 
 /// The file that says that node 0 of the pool is alive.
 pub(crate) const LEADER_FILE: &str = "leader";
@@ -70,7 +61,7 @@ pub(crate) fn serve(job: u32, rank: usize) -> Result<()> {
     }
     drop(beats);
     let _ = std::fs::remove_file(alive);
-    if nodes(&results).is_empty() {
+    if shared.registry.stewards(&shared.key).is_empty() {
         let _ = std::fs::remove_dir_all(&results);
     }
     Ok(())

@@ -170,7 +170,7 @@ mod tests {
         let dir = dir("dead");
         let old = Ticket { since_ns: 1, store: "/a".into(), key: "1.0".into(), into_pool: true };
         std::fs::write(dir.join(old.name()), "").unwrap();
-        assert_eq!(all(&dir), [old.clone()]);
+        assert_eq!(all(&dir), std::slice::from_ref(&old));
         assert!(wait(&dir, ("/a".into(), 1), "2.0", true, || true).unwrap().is_none());
         let file = std::fs::OpenOptions::new().write(true).open(dir.join(old.name())).unwrap();
         file.set_modified(SystemTime::now() - DEAD).unwrap();

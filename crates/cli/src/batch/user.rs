@@ -5,23 +5,22 @@
 //! part of the pool up until it is done.
 
 use std::fs::DirBuilder;
-use std::io::Write as _;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use forebay_types::{Code, Error, Result};
 
+use super::command::{self, forebay, LOOK_AGAIN};
 use super::config::Config;
 use super::directives::{Persistent, SMALLEST};
 use super::registry::{self, Job, Outcome, Registry, State};
-use super::turns;
+use super::staging::Turns;
 use crate::{failure, hosts};
 
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// How long the nodes of a job wait for each other's prolog.
 const MEETING_S: &str = "120";
 /// How often a node that works says that it is alive.
@@ -30,12 +29,6 @@ const BEAT: Duration = Duration::from_secs(2);
 pub(crate) const BEAT_FILE: &str = "beat";
 /// What came of the stage-out.
 pub(crate) const OUT_FILE: &str = "out.json";
-/// Failed tries of stage-outs, a line each.
-pub(crate) const SAID_FILE: &str = "said";
-/// The names of the kept data's list.
-pub(crate) const LIST_FILE: &str = "kept.json";
-/// Longer reasons are cut: they are shown in one column of squeue.
-const REASON_MAX: usize = 300;
 
 /// A job on this node.
 pub(crate) struct Here {
@@ -140,7 +133,7 @@ impl Here {
                     return Err(format!(
                         "pool {name} is not on node {}: submit the job with --nodelist={}",
                         self.node,
-                        super::steward::nodes(&self.registry.results(&key)).join(",")
+                        self.registry.stewards(&key).join(",")
                     ));
                 }
             }
@@ -187,7 +180,7 @@ impl Here {
                 "--background",
             ]);
         }
-        let mut command = own(&words)?;
+        let mut command = command::own(&words)?;
         for variable in ["FOREBAY_POOL", "SLURM_STEP_ID", "FOREBAY_SHARED"] {
             command.env_remove(variable);
         }
@@ -195,7 +188,7 @@ impl Here {
             .env("SLURM_PROCID", self.rank.to_string())
             .env("SLURM_NTASKS", self.nodes.len().to_string())
             .env("FOREBAY_NODE", &self.node);
-        finish(command, || self.is_over())
+        command::finish(command, || self.is_over())
     }
 
     /// Attaches the store and stages in, in turn with other jobs.
@@ -219,7 +212,7 @@ impl Here {
     /// Starts the process that serves a persistent pool's orders and ends it.
     fn leave_a_steward(&self) -> std::result::Result<(), String> {
         let (job, rank) = (self.job.job.to_string(), self.rank.to_string());
-        let mut command = own(&["bb", "steward", &job, &rank])?;
+        let mut command = command::own(&["bb", "steward", &job, &rank])?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
         // SAFETY: setsid is a plain system call, which may be called between fork and exec.
         unsafe {
@@ -354,158 +347,8 @@ impl Here {
     }
 }
 
-/// Stages for a job, in turn with others.
-pub(crate) struct Turns<'a> {
-    pub(crate) config: &'a Config,
-    pub(crate) registry: &'a Registry,
-    pub(crate) key: &'a str,
-}
-
-impl Turns<'_> {
-    fn turn(
-        &self,
-        path: &str,
-        into_pool: bool,
-        is_over: &dyn Fn() -> bool,
-    ) -> std::result::Result<Option<turns::Turn>, String> {
-        let Some(store) = turns::store_of(self.config, Path::new(path)) else { return Ok(None) };
-        match turns::wait(&self.registry.turns(), store, self.key, into_pool, is_over) {
-            Ok(Some(turn)) => Ok(Some(turn)),
-            Ok(None) => Err(ENDED.to_owned()),
-            Err(e) => Err(e.to_string()),
-        }
-    }
-
-    pub(crate) fn stage_in(
-        &self,
-        pool: &Path,
-        pairs: &[String],
-        is_over: &dyn Fn() -> bool,
-    ) -> std::result::Result<(), String> {
-        for pair in pairs {
-            let source = pair.split(':').next().unwrap_or_default();
-            let _turn = self.turn(source, true, is_over)?;
-            forebay(pool, &["stage-in", "--no-progress", pair], is_over)?;
-        }
-        Ok(())
-    }
-
-    /// Stages out; what fails often is kept elsewhere.
-    pub(crate) fn stage_out(
-        &self,
-        pool: &Path,
-        pairs: &[String],
-        job: u32,
-        is_over: &dyn Fn() -> bool,
-    ) -> Outcome {
-        let mut outcome = Outcome { ok: true, ..Outcome::default() };
-        for pair in pairs {
-            if let Err(why) = self.out_or_keep(pool, pair, job, is_over, &mut outcome.kept) {
-                outcome.ok = false;
-                if outcome.why.is_empty() {
-                    outcome.why = why;
-                }
-            }
-        }
-        outcome
-    }
-
-    fn out_or_keep(
-        &self,
-        pool: &Path,
-        pair: &str,
-        job: u32,
-        is_over: &dyn Fn() -> bool,
-        kept: &mut Vec<String>,
-    ) -> std::result::Result<(), String> {
-        let (source, destination) = pair.split_once(':').unwrap_or((pair, ""));
-        let bare = source.trim_end_matches('/');
-        match forebay(pool, &["stat", "--json", if bare.is_empty() { "/" } else { bare }], is_over) {
-            Err(why) if why.contains("there is no such name") => return Ok(()), // the job has not made it
-            _ => {}
-        }
-        let mut why = String::new();
-        let mut pause = Duration::from_secs(self.config.stage_out_pause_s);
-        for attempt in 1..=self.config.stage_out_tries.max(1) {
-            if is_over() {
-                return Err(ENDED.to_owned());
-            }
-            let turn = self.turn(destination, false, is_over)?;
-            match forebay(pool, &["stage-out", "--no-progress", pair], is_over) {
-                Ok(()) => return Ok(()),
-                Err(text) => why = text,
-            }
-            drop(turn); // others have theirs in the pause
-            self.tell(&format!("{pair}: try {attempt} failed: {why}"));
-            if attempt < self.config.stage_out_tries {
-                let until = Instant::now() + pause;
-                while Instant::now() < until && !is_over() {
-                    std::thread::sleep(LOOK_AGAIN.min(pause));
-                }
-                pause *= 2;
-            }
-        }
-        if is_over() {
-            return Err(ENDED.to_owned());
-        }
-        match self.keep(pool, source, destination, job) {
-            Ok(place) => {
-                kept.push(place.display().to_string());
-                Err(format!(
-                    "{why}; the data are kept in {}: `forebay recover {job}` copies them",
-                    place.display()
-                ))
-            }
-            Err(keeping) => {
-                let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-                let dir = pool.parent().unwrap_or(pool).display().to_string();
-                kept.push(format!("{host}:{dir}"));
-                Err(format!("{why}; {keeping}; the pool stays on {host} in {dir}"))
-            }
-        }
-    }
-
-    /// Adds a line to what the job's nodes have said.
-    fn tell(&self, line: &str) {
-        let path = self.registry.results(self.key).join(SAID_FILE);
-        if let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path) {
-            let _ = writeln!(file, "{line}");
-        }
-    }
-
-    fn keep(
-        &self,
-        pool: &Path,
-        source: &str,
-        destination: &str,
-        job: u32,
-    ) -> std::result::Result<PathBuf, String> {
-        let dir = self.config.keep_dir.join(self.key);
-        let shown = |e: std::io::Error| format!("cannot keep the data in {}: {e}", dir.display());
-        DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(shown)?;
-        let list = dir.join(LIST_FILE);
-        let mut all: Vec<super::recover::Kept> =
-            registry::read(&list, None).map_err(|e| e.to_string())?.unwrap_or_default();
-        let place = dir.join(all.len().to_string());
-        std::fs::create_dir_all(&place).map_err(shown)?;
-        // Its contents, or it itself, as the job has said.
-        let pair = format!("{source}:{}/", place.display());
-        forebay(pool, &["stage-out", "--no-progress", &pair], || false)?;
-        all.push(super::recover::Kept {
-            job,
-            source: source.to_owned(),
-            destination: destination.to_owned(),
-            place: place.clone(),
-        });
-        registry::write(&list, &all).map_err(|e| e.to_string())?;
-        Ok(place)
-    }
-}
-
 /// How often a pool is stopped before it is left to the next sweep.
 const DOWN_TRIES: u32 = 5;
-const ENDED: &str = "the job was torn down";
-
 /// Touches a file until it is dropped.
 pub(crate) struct Beat {
     ended: std::sync::Arc<AtomicBool>,
@@ -552,102 +395,5 @@ pub(crate) fn clear(dir: &Path) -> std::result::Result<(), String> {
     match std::fs::remove_dir_all(dir) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.to_string()),
         _ => Ok(()),
-    }
-}
-
-/// This program with other words.
-pub(crate) fn own(words: &[&str]) -> std::result::Result<Command, String> {
-    let program = std::env::current_exe().map_err(|e| e.to_string())?;
-    let mut command = Command::new(program);
-    command.args(words).stdin(Stdio::null());
-    Ok(command)
-}
-
-/// Runs a verb on a pool. The error is its reason, in one line.
-pub(crate) fn forebay(
-    pool: &Path,
-    words: &[&str],
-    is_over: impl Fn() -> bool,
-) -> std::result::Result<(), String> {
-    let mut command = own(words)?;
-    command.env("FOREBAY_POOL", pool);
-    finish(command, is_over)
-}
-
-/// Waits for a command, or kills it when `is_over` says so.
-pub(crate) fn finish(mut command: Command, is_over: impl Fn() -> bool) -> std::result::Result<(), String> {
-    let out = tempfile().map_err(|e| format!("cannot keep its messages: {e}"))?;
-    let said = out.try_clone().map_err(|e| e.to_string())?;
-    let mut child = command.stdout(Stdio::null()).stderr(said).spawn().map_err(|e| e.to_string())?;
-    let mut looked = Instant::now();
-    let mut pause = Duration::from_millis(2);
-    let status = loop {
-        if let Some(status) = child.try_wait().map_err(|e| e.to_string())? {
-            break status;
-        }
-        if looked.elapsed() >= Duration::from_millis(500) {
-            looked = Instant::now();
-            if is_over() {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(ENDED.to_owned());
-            }
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(LOOK_AGAIN);
-    };
-    if status.success() {
-        return Ok(());
-    }
-    let text = text_of(out);
-    match reason(&text) {
-        why if why.is_empty() => Err(format!("it ended with {status}")),
-        why => Err(why),
-    }
-}
-
-/// A file without a name. The daemons that a command starts may keep it open, so it is no pipe.
-fn tempfile() -> std::io::Result<std::fs::File> {
-    let memory = rustix::fs::memfd_create("forebay-said", rustix::fs::MemfdFlags::CLOEXEC)?;
-    Ok(memory.into())
-}
-
-fn text_of(mut file: std::fs::File) -> String {
-    use std::io::{Read, Seek};
-    let mut bytes = Vec::new();
-    let _ = file.rewind().and_then(|()| file.take(1 << 16).read_to_end(&mut bytes));
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// The message of a command in one line.
-pub(crate) fn reason(text: &str) -> String {
-    let lines =
-        text.lines().map(|line| line.trim().trim_start_matches("forebay: ")).filter(|line| !line.is_empty());
-    let joined = lines.collect::<Vec<_>>().join("; ");
-    joined.chars().filter(|c| !c.is_control()).take(REASON_MAX).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reason_is_one_line_without_control_characters_and_not_too_long() {
-        assert_eq!(reason("forebay: cannot do it: why\n  cure\n\x1b[1m"), "cannot do it: why; cure; [1m");
-        assert_eq!(reason(&"x".repeat(1000)).len(), REASON_MAX);
-        assert_eq!(reason("\n"), "");
-    }
-
-    #[test]
-    fn finish_gives_the_message_of_a_failure_and_kills_what_is_given_up() {
-        let sh = |line: &str| {
-            let mut command = Command::new("/bin/sh");
-            command.args(["-c", line]);
-            command
-        };
-        assert_eq!(finish(sh("true"), || false), Ok(()));
-        assert_eq!(finish(sh("echo forebay: no >&2; exit 3"), || false), Err("no".to_owned()));
-        assert!(finish(sh("exit 3"), || false).unwrap_err().contains('3'));
-        assert_eq!(finish(sh("exec sleep 600"), || true), Err(ENDED.to_owned()));
     }
 }

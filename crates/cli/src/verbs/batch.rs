@@ -11,7 +11,7 @@ use crate::batch::config::Config;
 use crate::batch::hooks::Hooks;
 use crate::batch::registry::Registry;
 use crate::batch::user::Here;
-use crate::batch::{directives, node, queue as turns, recover as kept, script, steward, user};
+use crate::batch::{command, directives, node, queue as turns, recover as kept, script, steward, user};
 use crate::failure;
 
 pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
@@ -20,7 +20,7 @@ pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
         BbVerb::Hook { name, words } => {
             let (code, text) = match hook(&name, &words) {
                 Ok(text) => (0, text),
-                Err(e) => (1, user::reason(&e.to_string())),
+                Err(e) => (1, command::reason(&e.to_string())),
             };
             failure::put(format!("{code}\n{text}"));
             Ok(ExitCode::SUCCESS)
