@@ -161,6 +161,9 @@ macro_rules! door_calls {
             /// Waits until the backing store has a file's data, where the store is attached so that fsync does (`closes`
             /// 0), or close of a file that was open for writing (`closes` 1).
             persist(ino: u64, closes: i32);
+            /// Has the backing files of a file, or of a directory's files, marked before they are synced, where a target
+            /// outlives the node.
+            mark_to_recover(ino: u64);
             /// 1 if this process has opened a file whose close waits, else 0.
             close_waits();
             /// Stores a path of an inode from the pool's root, with `/` at its start and a NUL, in [`PATH_BYTES`]

@@ -324,6 +324,10 @@ fn persist(pool: &Pool, ino: u64, closes: i32) -> Answer {
     Ok(pool.persist_for(Ino(ino), call)?)
 }
 
+fn mark_to_recover(pool: &Pool, ino: u64) -> Answer {
+    Ok(pool.mark_to_recover(Ino(ino))?)
+}
+
 fn close_waits(_pool: &Pool) -> Answer<i32> {
     Ok(i32::from(forebay_client::close_waits()))
 }

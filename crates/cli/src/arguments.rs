@@ -2,6 +2,7 @@
 
 mod batch;
 mod pools;
+mod recovery;
 mod stores;
 mod values;
 
@@ -13,8 +14,9 @@ use forebay_server::Medium;
 
 use values::{medium, size};
 
-pub(crate) use batch::{Bb, BbVerb, JobCommand, JobVerb, Queue, Recover};
+pub(crate) use batch::{Bb, BbVerb, JobCommand, JobVerb, Queue};
 pub(crate) use pools::{Down, Status, Up};
+pub(crate) use recovery::Recover;
 pub(crate) use stores::{
     Attach, Detach, Pin, Pinned, Prestage, Purge, Refresh, Release, Resolve, State, Sync, Tasks, TasksVerb,
     Unpin, WaitDurable, Work,
@@ -119,7 +121,7 @@ pub(crate) enum Verb {
     Job(JobCommand),
     /// Show which jobs transfer from and to slow storage, and in which order
     Queue(Queue),
-    /// Copy back data of a job that could not be staged out
+    /// Copy to the backing stores what a pool has left whose node has died, or what a job could not stage out
     Recover(Recover),
     /// Show or change over how many backing files a file is striped
     Layout(LayoutCommand),

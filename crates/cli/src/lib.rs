@@ -17,6 +17,7 @@ mod everywhere;
 mod failure;
 mod hosts;
 mod pool;
+mod recovery;
 mod rendezvous;
 mod resources;
 mod run;

@@ -391,6 +391,27 @@ fn run_whose_results_cannot_be_copied_keeps_the_pool_and_names_it() {
 }
 
 #[test]
+fn run_that_is_killed_leaves_its_results_in_the_store_and_no_pool() {
+    let place = Place::new();
+    place.write("store/a", "alpha");
+    let store = place.join("store");
+    let url = format!("file://{}?rate=4MB/s", store.display());
+    let script =
+        "head -c 6000000 /dev/zero >/forebay/big; echo small >/forebay/small; echo >&2; exec sleep 600";
+    let arguments = ["run", "--quiet", "--backing", &url, "--capacity", "128MiB", "--", "sh", "-c", script];
+    let mut run = place.command(arguments).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    // The program has written; the store does not have it yet.
+    let mut said = std::io::BufReader::new(run.stderr.take().unwrap());
+    std::io::BufRead::read_line(&mut said, &mut String::new()).unwrap();
+    run.kill().unwrap();
+    run.wait().unwrap();
+    eventually("the pool is drained and gone", || place.pools().is_empty());
+    assert_eq!(std::fs::metadata(store.join("big")).unwrap().len(), 6_000_000);
+    assert_eq!(std::fs::read_to_string(store.join("small")).unwrap(), "small\n");
+    place.assert_nothing_left();
+}
+
+#[test]
 fn killed_pool_with_a_store_is_not_removed_without_discard() {
     let bed = Bed::attached(&["--drain", "request"]);
     bed.sh("echo one >/forebay/data/one");

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use forebay_ring::{call_clock, AttachReply, Board, Mapping, Removal, Ring};
 use forebay_types::limits::{
     HIGH_WATER_PERCENT, NODE_TARGETS_MAX, ROOM_LOOK_MS, ROOM_TO_SPARE_BYTES, ROOM_TO_SPARE_INODES,
+    SCARCE_LOOK_MS, SCARCE_PERCENT,
 };
 use forebay_types::{Code, Ino, Kind, Layout};
 
@@ -61,6 +62,9 @@ pub(crate) struct Attached {
     /// Number of checks of the targets' free space, and the result of the last one (`was_full`).
     room_looks: AtomicU32,
     was_full: AtomicBool,
+    /// Whether space was scarce at the last look, and until when that counts.
+    was_scarce: AtomicBool,
+    scarce_until_ns: AtomicU64,
     pub(crate) reply: AttachReply,
     /// Buffers for data that pass to and from other nodes.
     pub(crate) buffers: Buffers,
@@ -109,6 +113,8 @@ impl Attached {
             target_count,
             room_looks: AtomicU32::new(0),
             was_full: AtomicBool::new(false),
+            was_scarce: AtomicBool::new(false),
+            scarce_until_ns: AtomicU64::new(0),
             reply,
             buffers: Buffers::default(),
             gone: AtomicBool::new(false),
@@ -234,6 +240,18 @@ impl Attached {
         let full = self.choose_target().1;
         self.was_full.store(full, Ordering::Relaxed);
         full
+    }
+
+    /// True where writers are to wait for space when the mover makes some: from [`SCARCE_PERCENT`] on, as seen at most
+    /// [`SCARCE_LOOK_MS`] ago.
+    #[inline]
+    pub(crate) fn is_scarce(&self) -> bool {
+        let now = call_clock();
+        if now >= self.scarce_until_ns.load(Ordering::Acquire) {
+            self.was_scarce.store(self.used_percent() >= SCARCE_PERCENT, Ordering::Relaxed);
+            self.scarce_until_ns.store(now + SCARCE_LOOK_MS * 1_000_000, Ordering::Release);
+        }
+        self.was_scarce.load(Ordering::Relaxed)
     }
 
     /// The percentage to which the target with the most space is filled.

@@ -400,6 +400,7 @@ impl File {
     /// fsync(2) of all backing files. Data that were read ahead are discarded. Where the store is attached so, waits
     /// until it has the data.
     pub fn sync(&self) -> Result<(), Code> {
+        self.pool.mark_to_recover(self.entry.attr.ino)?;
         for stripe in &self.stripes {
             if let Stripe::Local(fd) = stripe {
                 // SAFETY: plain system call on our descriptor.

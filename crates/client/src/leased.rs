@@ -21,6 +21,12 @@ const F_SETSIG: libc::c_int = 10;
 /// Mode of a backing file that a mover has copied to the store or from it.
 const COPIED_MODE: libc::mode_t = BACKING_MODE | libc::S_ISVTX;
 
+/// True for the mode of a backing file that a restore has filled. In a pool of several nodes, where
+/// files are not read while they are restored, it is true from the begin of the restore on.
+pub fn has_arrived(mode: libc::mode_t) -> bool {
+    mode & libc::S_ISVTX != 0
+}
+
 /// What a lease excludes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LeaseKind {
@@ -67,6 +73,11 @@ impl LeasedFiles {
             errno::check(unsafe { libc::fchmod(file.as_raw_fd(), COPIED_MODE) })?;
         }
         Ok(())
+    }
+
+    /// The backing file with this number in the order of the layout's stripes, if this node has it.
+    pub fn file(&self, number: usize) -> Option<&OwnedFd> {
+        self.files.get(number)?.as_ref()
     }
 
     /// The backing files, open for reading, in the order of the layout's stripes.
@@ -130,8 +141,8 @@ impl Pool {
         Ok(held)
     }
 
-    /// Creates the empty backing file of a file that is to be restored, or empties what a restore left that did not
-    /// end. No program opens it before the file is resident.
+    /// Creates the empty backing file of a file that is to be restored, in place of what a restore left that did not end:
+    /// programs that read the file meanwhile may have that one open (`ranges.rs`).
     ///
     /// # Errors
     /// [`Code::NotSupported`] for a striped file, and for one of another node.
@@ -141,7 +152,9 @@ impl Pool {
         }
         let name = BackingName::new(entry.attr.ino, 0, 0);
         let target = self.attached()?.target_of(&entry.layout, 0, 0);
-        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
+        // SAFETY: the name is NUL-terminated. That there is none is no error.
+        unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
         let fd = open_at(target, name.as_c_str(), flags)?;
         // SAFETY: the descriptor is new and ours.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -149,6 +162,26 @@ impl Pool {
         // SAFETY: plain system call on a descriptor of ours. A umask may have taken bits away.
         errno::check(unsafe { libc::fchmod(fd, mode) })?;
         Ok(file)
+    }
+
+    /// All data of a file that is being restored have arrived: notes it at the backing file ([`has_arrived`]).
+    pub fn note_arrived(&self, file: &OwnedFd) -> Result<(), Code> {
+        // SAFETY: plain system call on a descriptor of ours.
+        errno::check(unsafe { libc::fchmod(file.as_raw_fd(), COPIED_MODE) }).map(|_| ())
+    }
+
+    /// Unlinks the backing file of a restore that failed, unless the file was restored by another. Programs that have it
+    /// open keep what has arrived.
+    pub fn remove_unrestored(&self, entry: &Entry) -> Result<(), Code> {
+        match self.get_attr(entry.attr.ino) {
+            Ok(now) if now.attr.is_resident() => return Ok(()),
+            Ok(_) | Err(Code::NotFound) => {}
+            Err(code) => return Err(code),
+        }
+        let name = BackingName::new(entry.attr.ino, 0, 0);
+        let target = self.attached()?.target_of(&entry.layout, 0, 0);
+        // SAFETY: the name is NUL-terminated.
+        errno::check(unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) }).map(|_| ())
     }
 
     /// The other nodes that have backing files of a layout. Allocates.

@@ -138,7 +138,7 @@ impl Pool {
                 made => made,
             };
             let code = match made {
-                Made::New(_, Ok(fd)) => return Ok(Some(fd)),
+                Made::New(entry, Ok(fd)) => return Ok(Some(self.better_by_mount(&entry, fd, flags))),
                 Made::New(entry, Err(Code::NotSupported)) if elsewhere => {
                     match self.make_far(&entry).and_then(|()| self.mount_path_of(&entry, by_mount)) {
                         Ok(()) if opens_first => {
@@ -153,7 +153,12 @@ impl Pool {
                 Made::Old(entry) if entry.attr.is_symlink() || self.needs_mount(&entry) => {
                     return Err(Code::Stale);
                 }
-                Made::Old(entry) => return self.open_entry(&entry, flags).map(Some),
+                Made::Old(entry) => {
+                    return match self.open_better_by_mount(&entry, flags) {
+                        Some(fd) => Ok(Some(fd)),
+                        None => self.open_entry(&entry, flags).map(Some),
+                    }
+                }
                 Made::AsSet(_) => return Err(Code::Malformed),
             };
             // No descriptors or no space left: a failed open leaves no name behind.

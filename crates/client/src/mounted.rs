@@ -22,12 +22,12 @@ use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-use forebay_types::{mount_of_link, Code, Entry, Ino, MOUNT_LINK};
+use forebay_types::{mount_of_link, Code, Entry, Ino, FLAG_ATTACHED, MOUNT_LINK};
 
 use crate::connection::Role;
 use crate::descriptor::{proc_fd, proc_link};
 use crate::errno;
-use crate::open::{close, open_at};
+use crate::open::{close, open_at, KERNEL_FLAGS};
 use crate::path::PathBuffer;
 use crate::pool::Pool;
 
@@ -148,6 +148,52 @@ impl Pool {
         Some(fd)
     }
 
+    /// Opens a file by the pool's mount where that serves a program better than its backing file. None where it does not,
+    /// without a mount, and if the mount fails: then the backing file is opened.
+    #[inline]
+    pub(crate) fn open_better_by_mount(&self, entry: &Entry, flags: i32) -> Option<RawFd> {
+        let is_attached = entry.attr.is_file() && entry.attr.flags & FLAG_ATTACHED != 0;
+        let is_refused = !entry.attr.is_resident() && !self.recalls();
+        if !is_attached || is_refused || flags & (libc::O_PATH | libc::O_DIRECTORY) != 0 {
+            return None;
+        }
+        let serves = match flags & (libc::O_ACCMODE | libc::O_TRUNC) {
+            libc::O_RDONLY => self.comes_in_ranges(entry),
+            // Writes wait for space there. A descriptor of the backing file meets what space there is.
+            _ => {
+                self.is_one_here(&entry.layout) && self.attached().is_ok_and(|attached| attached.is_scarce())
+            }
+        };
+        match serves {
+            true => self.open_file_mounted(entry, flags),
+            false => None,
+        }
+    }
+
+    /// Replaces the descriptor of a new file's backing file in the same way, under the same number.
+    #[inline]
+    pub(crate) fn better_by_mount(&self, entry: &Entry, fd: RawFd, flags: i32) -> RawFd {
+        let flags = flags & !libc::O_TRUNC;
+        if let Some(mounted) = self.open_better_by_mount(entry, flags) {
+            // If this fails, the program has the descriptor of the backing file.
+            // SAFETY: plain system call on two descriptors that no one else uses yet.
+            unsafe { libc::syscall(libc::SYS_dup3, mounted, fd, flags & libc::O_CLOEXEC) };
+            close(mounted);
+        }
+        fd
+    }
+
+    #[cold]
+    fn open_file_mounted(&self, entry: &Entry, flags: i32) -> Option<RawFd> {
+        // The mount's own process would wait for itself. A tool reads whole files.
+        if self.role() != Role::Host {
+            return None;
+        }
+        let mut path = PathBuffer::new();
+        self.mount_path_of(entry, &mut path).ok()?;
+        open_at(libc::AT_FDCWD, path.as_c_str(), flags & (KERNEL_FLAGS | libc::O_TRUNC)).ok()
+    }
+
     /// Stores in `path` the path at which this process sees the pool's mount. A process in another mount namespace, as
     /// in a container, may not see it.
     ///
@@ -216,7 +262,9 @@ impl Pool {
     /// True for a descriptor that was opened by a path of [`Pool::mount_path_of`]. `kernel` is the result of `fstat`.
     pub(crate) fn was_opened_by_mount(&self, fd: RawFd, kernel: &libc::stat) -> bool {
         let is_file = kernel.st_mode & libc::S_IFMT == libc::S_IFREG;
-        if !is_file || !self.spans_nodes() || !self.is_mount(kernel.st_dev) {
+        // Other file systems have few inodes with such numbers.
+        let may_be = is_file && Ino(kernel.st_ino).birth_node().is_valid();
+        if !may_be || !self.is_mount(kernel.st_dev) {
             return false;
         }
         let (mut link, mut shown) = ([0; 32], [0; forebay_types::limits::PATH_MAX]);

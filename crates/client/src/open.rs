@@ -6,6 +6,9 @@
 //! restored first if it is not resident, and its attributes are read again after the open, which starts over if they
 //! have another epoch. So no descriptor of a file that was released is handed out, and no write goes unmarked. If opening the backing file fails with ENOENT, it was never created, or was
 //! removed with the file. The daemon knows which.
+//!
+//! A large released file is opened for reading by the pool's mount, if there is one: its reads wait for what they read
+//! alone (`ranges.rs`).
 
 use std::ffi::CStr;
 use std::os::fd::RawFd;
@@ -178,7 +181,10 @@ impl Pool {
                     Ok(entry) if self.needs_mount(&entry) => {
                         self.mount_path_of(&entry, escape).map(|()| Way::ByMount)
                     }
-                    Ok(entry) => self.open_entry(&entry, flags).map(Way::Opened),
+                    Ok(entry) => match self.open_better_by_mount(&entry, flags) {
+                        Some(fd) => Ok(Way::Opened(fd)),
+                        None => self.open_entry(&entry, flags).map(Way::Opened),
+                    },
                     Err(Code::NotFound) => Err(Code::Stale),
                     Err(code) => Err(code),
                 },
@@ -302,7 +308,8 @@ impl Pool {
     }
 
     /// The entry of a file whose data are in the pool: they are restored if they are in the backing store alone. In a
-    /// pool of several nodes they come to this node, unless a restore to another one is under way.
+    /// pool of several nodes they come to this node, unless a restore to another one is under way. [`Code::NoAttribute`]
+    /// (ENODATA) in a program that is not to have data copied, and needs some.
     #[inline]
     pub fn resident(&self, entry: &Entry) -> Result<Entry, Code> {
         match entry.attr.is_resident() || !entry.attr.is_file() {
@@ -324,6 +331,9 @@ impl Pool {
     #[cold]
     fn restore_near(&self, entry: &Entry) -> Result<Entry, Code> {
         let ino = entry.attr.ino;
+        if !self.recalls() {
+            return Err(Code::NoAttribute);
+        }
         if self.spans_nodes() && self.takes_files() && !self.is_here(&entry.layout) {
             match self.ask_entry(&Request::Relocate { ino, node: self.node()? }) {
                 Ok(_) | Err(Code::Stale | Code::Busy) => {}

@@ -37,10 +37,15 @@ pub(crate) const SHORT_REPLY_BYTES: usize = 256;
 /// Longest prefix, in bytes.
 const PREFIX_MAX: usize = 255;
 
+/// With `no`, a program that opens a released file gets an error instead of its data.
+const RECALL: &str = "FOREBAY_RECALL";
+
 /// A pool that this process uses. It exists until the process ends.
 pub struct Pool {
     address: Address,
     role: Role,
+    /// Calls of this process may have data copied from a backing store (`FOREBAY_RECALL`).
+    recalls: bool,
     /// This process's attachment; a fork sets it to null in the child.
     own: &'static AtomicPtr<Attached>,
     /// The last attachment of this process or of its parent.
@@ -154,6 +159,7 @@ impl Pool {
         Ok(Pool {
             address,
             role,
+            recalls: role != Role::Host || std::env::var_os(RECALL).is_none_or(|value| value != "no"),
             own,
             last: AtomicPtr::new(std::ptr::null_mut()),
             prefix: UnsafeCell::new([0; PREFIX_MAX]),
@@ -241,6 +247,11 @@ impl Pool {
             // SAFETY: attachments are never freed.
             Err(other) => Ok(unsafe { &*other }),
         }
+    }
+
+    /// True if calls of this process may have data copied from a backing store.
+    pub(crate) fn recalls(&self) -> bool {
+        self.recalls
     }
 
     pub(crate) fn role(&self) -> Role {

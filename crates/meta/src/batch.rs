@@ -176,7 +176,7 @@ impl<'a> Batch<'a> {
             Request::Detach { ino } => self.detach_store(c, ino),
             Request::Import { ino, objects } => self.import(c, ino, objects),
             Request::Listed { ino } => self.listed(c, ino),
-            Request::Restore { ino } => self.get_attr(c, ino),
+            Request::Restore { ino } | Request::RestoreRange { ino, .. } => self.get_attr(c, ino),
             // The daemon has waited, or nothing is to be waited for.
             Request::Persist { .. } => Ok(Reply::Count(0)),
             Request::WaitForStore { ino, fsync, close } => self.wait_for_store(c, ino, fsync, close),
@@ -209,6 +209,7 @@ impl<'a> Batch<'a> {
             | Request::Backing { .. }
             | Request::StoreWork { .. }
             | Request::StoreFailed { .. }
+            | Request::RangeRestored { .. }
             | Request::Persisted { .. }
             | Request::AskMover { .. }
             | Request::MoverWork

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use forebay_types::limits::COPY_BYTES_MAX;
 use forebay_types::{Code, Entry, Ino, SetAttr, FLAG_ATTACHED};
 
+use crate::arriving::Arriving;
 use crate::errno::{check, Errno};
 use crate::filesystem::{fstat, FileSystem, Outcome};
 use crate::handles::{Handle, Patience};
@@ -108,6 +109,12 @@ impl FileSystem {
             return Ok(Answer::requests(self.handles.add(Handle::Parts(Box::new(file), appends))));
         }
         let opened = self.nodes.open(ino.0);
+        if let Some(entry) = entry.filter(|entry| self.opens_arriving(entry, flags)) {
+            if opened.begin_by_requests() {
+                let arriving = Arriving::new(entry, opened, Arc::clone(&self.arriving));
+                return Ok(Answer::requests(self.handles.add(Handle::Arriving(Box::new(arriving)))));
+            }
+        }
         if maps_for_writing(flags) && self.nodes.note_writer(ino.0) {
             self.invalidate_attributes(ino.0);
         }
@@ -293,20 +300,31 @@ impl FileSystem {
     ) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (handle, offset, size) = (self.handle(f.u64()?)?, f.u64()?, f.u32()? as usize);
-        if let Handle::Single(file, _) = &*handle {
-            if send(file.as_fd(), (offset, size)) {
-                return Ok(Outcome::Silence);
-            }
+        let arrived;
+        let single = match &*handle {
+            Handle::Single(file, _) => Some(file),
+            Handle::Parts(..) => None,
+            Handle::Arriving(arriving) => match arriving.wait_for(self.pool, offset, size)? {
+                Some(file) => {
+                    arrived = file;
+                    Some(&*arrived)
+                }
+                None => return Ok(Outcome::Reply),
+            },
+        };
+        if single.is_some_and(|file| send(file.as_fd(), (offset, size))) {
+            return Ok(Outcome::Silence);
         }
-        out.fill(size.min(TRANSFER_BYTES_MAX), |room| match &*handle {
-            Handle::Parts(file, _) => file.read_at(room, offset).map_err(Errno::from),
-            Handle::Single(file, _) => {
+        out.fill(size.min(TRANSFER_BYTES_MAX), |room| match (&*handle, single) {
+            (Handle::Parts(file, _), _) => file.read_at(room, offset).map_err(Errno::from),
+            (_, Some(file)) => {
                 // SAFETY: the buffer is as long as said.
                 let n = unsafe {
                     libc::pread(file.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), offset as i64)
                 };
                 check(n).map(|n| n as usize)
             }
+            (_, None) => Err(Errno(libc::EBADF)),
         })?;
         Ok(Outcome::Reply)
     }
@@ -324,6 +342,7 @@ impl FileSystem {
         let written = match &*handle {
             Handle::Parts(file, true) if write_flags & WRITE_CACHE == 0 => file.append(bytes)?,
             Handle::Parts(file, _) => file.write_at(bytes, offset)?,
+            Handle::Arriving(_) => return Err(Errno(libc::EBADF)),
             // Pages of a mapping, written by a handle that the kernel chose. They are written at their own offset,
             // even if that handle appends.
             Handle::Single(..) if write_flags & WRITE_CACHE != 0 => {
@@ -397,6 +416,7 @@ impl FileSystem {
         let mut f = rq.fields;
         let (handle, flags) = (f.u64()?, f.u32()?);
         let file = self.descriptor(rq.node, handle, false)?;
+        self.pool.mark_to_recover(self.open_ino(rq.node))?;
         if let Some(file) = file.single() {
             // SAFETY: plain system calls on a descriptor of ours.
             check(unsafe {
@@ -513,7 +533,7 @@ impl Descriptor {
         match self {
             Descriptor::Handle(handle) => match &**handle {
                 Handle::Parts(file, _) => Some(file),
-                Handle::Single(..) => None,
+                Handle::Single(..) | Handle::Arriving(_) => None,
             },
             Descriptor::Opened(_) => None,
         }
@@ -525,7 +545,7 @@ impl Descriptor {
             Descriptor::Opened(file) => Some(file),
             Descriptor::Handle(handle) => match &**handle {
                 Handle::Single(file, _) => Some(file),
-                Handle::Parts(..) => None,
+                Handle::Parts(..) | Handle::Arriving(_) => None,
             },
         }
     }

@@ -69,6 +69,8 @@ pub struct FileSystem {
     pub(crate) nameless: Nameless,
     pub(crate) moved: Moved,
     pub(crate) waiting: Arc<Waiting>,
+    /// Opens of files that are read while they are restored.
+    pub(crate) arriving: Arc<AtomicUsize>,
     next_temporary: AtomicU64,
     /// The inodes that files without a name got with their first name, by node number; and how many they are.
     named: Mutex<HashMap<u64, u64>>,
@@ -91,6 +93,7 @@ impl FileSystem {
             nameless: Nameless::default(),
             moved: Moved::default(),
             waiting: Arc::new(Waiting::new()),
+            arriving: Arc::default(),
             next_temporary: AtomicU64::new(TEMPORARY),
             named: Mutex::default(),
             second_nodes: AtomicUsize::new(0),
@@ -316,7 +319,11 @@ impl FileSystem {
             op::OPENDIR => self.opendir(rq, out),
             op::READDIR => self.readdir(rq, out, false),
             op::READDIRPLUS => self.readdir(rq, out, true),
-            op::RELEASEDIR | op::FSYNCDIR | op::SYNCFS => Ok(Outcome::Reply),
+            op::FSYNCDIR => {
+                self.pool.mark_to_recover(self.ino(rq.node))?;
+                Ok(Outcome::Reply)
+            }
+            op::RELEASEDIR | op::SYNCFS => Ok(Outcome::Reply),
             op::STATFS => self.statfs(out),
             op::GETXATTR => self.getxattr(rq, out),
             op::LISTXATTR => self.listxattr(rq, out),

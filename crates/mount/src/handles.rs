@@ -6,6 +6,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use forebay_client::File;
 
+use crate::arriving::Arriving;
+
 /// Whether writes of an open wait while the pool is full.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
@@ -23,6 +25,8 @@ pub(crate) enum Handle {
     Single(OwnedFd, Patience),
     /// A file with several backing files, or with one on another node. True: writes are appended at the real end.
     Parts(Box<File>, bool),
+    /// A file that is read while it is restored.
+    Arriving(Box<Arriving>),
 }
 
 #[derive(Debug, Default)]

@@ -18,6 +18,7 @@
 //! dead mount and mounts anew. Tests: `tests/`, and the conformance suite.
 
 mod adaptive_spin;
+mod arriving;
 mod attributes;
 mod cache_rules;
 mod closing;

@@ -72,6 +72,7 @@ impl FileSystem {
     }
 
     pub(crate) fn getlk(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        self.make_whole(self.open_ino(rq.node))?;
         let request = self.request(rq)?;
         let mut record = request.record();
         let elsewhere = {
@@ -199,6 +200,7 @@ impl FileSystem {
         waits: bool,
         reply: impl FnOnce(i32) + Send + 'static,
     ) -> Result<Outcome, Errno> {
+        self.make_whole(self.open_ino(rq.node))?;
         match self.set_at_once(rq) {
             Err(Errno(libc::EAGAIN)) => {}
             done => return done,

@@ -176,6 +176,7 @@ impl FileSystem {
         let (parent, name) = (self.ino(rq.node), f.name()?);
         self.check_removal(rq, parent, name)?;
         self.nameless.settle(&self.nodes, self.pool);
+        self.keep_readable(parent, name);
         let (mut answer, mut victim) = (Some(answer), None);
         let likely = self.pool.lookup(parent, name).ok().map(|entry| entry.attr.ino);
         let soon = std::cell::Cell::new(false);
@@ -190,6 +191,14 @@ impl FileSystem {
         })?;
         self.lost_a_name(victim);
         Ok(if answer.is_some() { Outcome::Reply } else { Outcome::Silence })
+    }
+
+    /// Restores the whole of a file that is read while it arrives, before it loses a name.
+    fn keep_readable(&self, parent: Ino, name: &[u8]) {
+        let Some(ino) = self.leads_to_arriving(parent, name) else { return };
+        if let Err(Errno(e)) = self.make_whole(ino) {
+            tracing::warn!("file {ino} is removed before its readers have all of it: error {e}");
+        }
     }
 
     /// Handles the removal of a name, which may have been the inode's last. When this returns, the space that a close
@@ -231,6 +240,9 @@ impl FileSystem {
         self.check_removal(rq, self.ino(rq.node), name)?;
         if flags & forebay_types::RENAME_NOREPLACE == 0 {
             self.check_removal(rq, new_parent, new_name)?;
+        }
+        if flags == 0 {
+            self.keep_readable(new_parent, new_name);
         }
         let victim = self.pool.lookup(new_parent, new_name).map(|entry| entry.attr.ino);
         self.pool.rename_in(self.ino(rq.node), name, new_parent, new_name, flags)?;

@@ -19,7 +19,8 @@ use crate::registrar::Registrar;
 #[derive(Debug, Default)]
 struct Inner {
     registered: Option<(Arc<Registrar>, i32)>,
-    /// The file could not be registered when it was opened. It is read and written by requests until the last release.
+    /// The file could not be registered when it was opened, or was opened while it arrived. It is read and written by
+    /// requests until the last release.
     by_requests: bool,
     read: Option<Arc<OwnedFd>>,
     write: Option<Arc<OwnedFd>>,
@@ -123,6 +124,24 @@ impl Opened {
             *(if write { &mut inner.write } else { &mut inner.read }) = Some(Arc::new(fd));
         }
         Opened::register_open(&mut inner, registrar, write)
+    }
+
+    /// Has this and all later opens read and write by requests, until the last release. False when the kernel reads and
+    /// writes the file itself already.
+    pub(crate) fn begin_by_requests(&self) -> bool {
+        let mut inner = self.inner();
+        inner.by_requests |= inner.registered.is_none();
+        inner.by_requests
+    }
+
+    /// True when no open is by passthrough.
+    pub(crate) fn is_by_requests(&self) -> bool {
+        self.inner().by_requests
+    }
+
+    /// A file that was opened while it arrived is whole: its backing file.
+    pub(crate) fn note_whole(&self, file: &Arc<OwnedFd>) {
+        self.inner().read.get_or_insert_with(|| Arc::clone(file));
     }
 
     /// Takes over the descriptor of a newly created file, as an open that can write if `write` is set.

@@ -30,6 +30,11 @@ impl FileSystem {
         let (mut f, ino) = (rq.fields, self.ino(rq.node));
         let names = |waits: bool| waits.then_some(WaitsFor::Names);
         match rq.opcode {
+            op::UNLINK if !self.is_unlisted(ino) => {
+                self.leads_to_arriving(ino, f.name().ok()?).map(|_| WaitsFor::Data)
+            }
+            op::READ => self.waits_for_range(f.u64().ok()?, f.u64().ok()?, f.u32().ok()? as usize),
+            op::GETLK | op::SETLK | op::SETLKW => self.is_arriving(ino).then_some(WaitsFor::Data),
             op::LOOKUP
             | op::SYMLINK
             | op::MKDIR
@@ -58,10 +63,22 @@ impl FileSystem {
                     f.u64().ok()?;
                 }
                 let (_, name) = (f.name().ok()?, f.name().ok()?);
-                names(self.is_unlisted(ino) || self.is_unlisted(to) || self.leads_to_unlisted(to, name))
+                if self.is_unlisted(ino) || self.is_unlisted(to) || self.leads_to_unlisted(to, name) {
+                    return Some(WaitsFor::Names);
+                }
+                self.leads_to_arriving(to, name).map(|_| WaitsFor::Data)
+            }
+            // The mover marks what is synced on a target that outlives the node.
+            op::FSYNC | op::FSYNCDIR => {
+                self.attached(ino)?;
+                self.pool.may_outlive_node().then_some(WaitsFor::Write)
             }
             op::OPEN => {
                 let flags = f.u32().ok()? as i32;
+                let entry = self.attached(ino)?;
+                if self.opens_arriving(&entry, flags) {
+                    return None;
+                }
                 self.waits_for_data(
                     ino,
                     flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0,
@@ -72,6 +89,16 @@ impl FileSystem {
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
                 f.skip(3 * 8).ok()?;
                 self.waits_for_space(f.u64().ok()?)
+            }
+            _ => None,
+        }
+    }
+
+    /// What a read by a handle may have to wait for.
+    fn waits_for_range(&self, handle: u64, offset: u64, len: usize) -> Option<WaitsFor> {
+        match self.handles.get(handle).as_deref() {
+            Some(Handle::Arriving(arriving)) if !arriving.is_there(self.pool, offset, len) => {
+                Some(WaitsFor::Range)
             }
             _ => None,
         }

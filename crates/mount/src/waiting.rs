@@ -3,7 +3,7 @@
 //! A request that may wait long gets a thread of its own, so that a store that does not answer holds up only the
 //! programs that need it. Requests that wait at the daemon are limited, each kind by itself: a process has
 //! [`RING_SLOTS`] requests at the daemon at a time, and most of them stay free for requests that do not wait. Beyond the
-//! limit a request first waits here, for [`PATIENCE`] at most.
+//! limit a request first waits here, for [`PATIENCE`] at most, or [`RANGE_PATIENCE`].
 //!
 //! [`RING_SLOTS`]: forebay_types::limits::RING_SLOTS
 
@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_client::Pool;
-use forebay_types::limits::{HIGH_WATER_PERCENT, RING_SLOTS};
+use forebay_types::limits::{HIGH_WATER_PERCENT, RING_SLOTS, SCARCE_LOOK_MS, SCARCE_PERCENT};
 
 use crate::errno::Errno;
 
@@ -22,11 +22,10 @@ const AT_DAEMON: usize = RING_SLOTS / 5;
 const THREADS_MAX: usize = 512;
 /// How long a request waits here, for a permit or for space: as long as the daemon lets one wait.
 const PATIENCE: Duration = Duration::from_secs(25);
-/// From this percentage on files are opened for writing so that their writes can wait. Their writers may fill what is
-/// left up to the high watermark, at which writes begin to wait.
-const WATCHED_PERCENT: u64 = 75;
+/// The same for a range of a file: as long as a slow store may take for what others read.
+const RANGE_PATIENCE: Duration = Duration::from_secs(3600);
 /// How long a look at the free space is good for.
-const LOOK_NS: u64 = 2_000_000;
+const LOOK_NS: u64 = SCARCE_LOOK_MS * 1_000_000;
 /// Pause between two looks for space.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -37,10 +36,23 @@ pub(crate) enum WaitsFor {
     Names,
     /// A file's data.
     Data,
+    /// A range of a file that is being restored.
+    Range,
     /// Space, at the daemon: a file is created, or opened for writing.
     Room,
     /// Space, here: an open file is written.
     Write,
+}
+
+impl WaitsFor {
+    /// How long a request waits for a permit.
+    fn patience(self) -> Duration {
+        match self {
+            // Each range that arrives gives one back, and a store that fails gives all of them back.
+            WaitsFor::Range => RANGE_PATIENCE,
+            _ => PATIENCE,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +92,7 @@ impl Drop for Permit<'_> {
 pub(crate) struct Waiting {
     names: Permits,
     data: Permits,
+    ranges: Permits,
     room: Permits,
     threads: AtomicUsize,
     begun: Instant,
@@ -93,6 +106,7 @@ impl Waiting {
         Waiting {
             names: Permits::default(),
             data: Permits::default(),
+            ranges: Permits::default(),
             room: Permits::default(),
             threads: AtomicUsize::new(0),
             begun: Instant::now(),
@@ -115,7 +129,7 @@ impl Waiting {
         }
         let (this, fail_too) = (Arc::clone(self), fail.clone());
         let run = move || {
-            match this.permits(what).map(|permits| permits.take(PATIENCE)) {
+            match this.permits(what).map(|permits| permits.take(what.patience())) {
                 Some(None) => fail(Errno(libc::EIO)),
                 // The permit lives until the request is served.
                 None | Some(Some(_)) => serve(),
@@ -133,6 +147,7 @@ impl Waiting {
         match what {
             WaitsFor::Names => Some(&self.names),
             WaitsFor::Data => Some(&self.data),
+            WaitsFor::Range => Some(&self.ranges),
             WaitsFor::Room => Some(&self.room),
             WaitsFor::Write => None,
         }
@@ -150,7 +165,7 @@ impl Waiting {
 
     /// True when files are opened for writing so that their writes can wait.
     pub(crate) fn is_scarce(&self, pool: &Pool) -> bool {
-        self.used_percent(pool) >= WATCHED_PERCENT
+        self.used_percent(pool) >= SCARCE_PERCENT
     }
 
     /// True when writes wait.

@@ -1,12 +1,14 @@
 //! Between the pool and its backing stores.
 //!
 //! [`store`] is the one door to the stores: directories and object stores behind one trait. [`program`] is the process,
-//! which runs an [`program::Engine`]; [`tasks`] is what users have it do.
+//! which runs an [`program::Engine`]; [`tasks`] is what users have it do. [`recovery`] copies
+//! into the stores what a dead pool has left.
 
 #![forbid(unsafe_code)]
 
 mod engine;
 pub mod program;
+pub mod recovery;
 pub mod store;
 pub mod tasks;
 

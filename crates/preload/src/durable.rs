@@ -33,15 +33,22 @@ pub(crate) fn note_opened(pool: Pool, fd: c_int, flags: c_int) {
     }
 }
 
-/// Waits for the store after a successful fsync.
-fn after_sync(fd: c_int, done: isize) -> c_int {
-    if done == 0 && settings::prefix_bytes() != 0 {
-        if let Some((pool, ino)) = descriptor::inode_of(fd) {
-            // SAFETY: the handle is attached.
-            return answer_int(unsafe { pool.persist(ino, 0) } as isize);
-        }
+/// Syncs a descriptor. What is synced is marked before, where the target outlives the node, and waits for the store
+/// after, where that is attached so.
+fn sync(fd: c_int, sync: impl FnOnce() -> isize) -> c_int {
+    let file = match settings::prefix_bytes() {
+        0 => None,
+        _ => descriptor::inode_of(fd),
+    };
+    let Some((pool, ino)) = file else { return answer_int(sync()) };
+    // SAFETY: the handle is attached.
+    let marked = unsafe { pool.mark_to_recover(ino) } as isize;
+    match sync() {
+        // SAFETY: as above.
+        0 if marked == 0 => answer_int(unsafe { pool.persist(ino, 0) } as isize),
+        0 => answer_int(marked),
+        failed => answer_int(failed),
     }
-    answer_int(done)
 }
 
 /// The file behind a descriptor that is about to be closed, if that waits.
@@ -89,12 +96,12 @@ interpose! {
     /// fsync(2)
     fsync = fn(fd: c_int) -> c_int {
         // SAFETY: it touches no memory.
-        after_sync(fd, unsafe { system_call!(libc::SYS_fsync, fd) })
+        sync(fd, || unsafe { system_call!(libc::SYS_fsync, fd) })
     }
 
     /// fdatasync(2)
     fdatasync = fn(fd: c_int) -> c_int {
         // SAFETY: it touches no memory.
-        after_sync(fd, unsafe { system_call!(libc::SYS_fdatasync, fd) })
+        sync(fd, || unsafe { system_call!(libc::SYS_fdatasync, fd) })
     }
 }

@@ -346,6 +346,16 @@ impl Membership {
         }
     }
 
+    /// Tells the supervisor that the backing store has everything: an embedded pool that is not told so is drained before
+    /// it ends.
+    pub fn drained(&mut self) -> Result<()> {
+        match self.connection.ask(&Ask::Drained, Some(SUPERVISOR_TIMEOUT))? {
+            Reply::Noted => Ok(()),
+            Reply::Failed(failure) => Err(failure.into()),
+            _ => Err(unexpected()),
+        }
+    }
+
     /// Leaves the pool. An embedded pool ends with its last member.
     pub fn leave(self) {}
 }

@@ -24,6 +24,9 @@ pub const LOG_FILE: &str = "log";
 /// The target: data, anchors, shard.
 pub const TARGET_FILE: &str = "target";
 
+/// In a target's directory `shard`: the boot of the node during which the pool ran last.
+pub(crate) const BOOT_FILE: &str = "boot";
+
 /// The pool's identity.
 pub const IDENTITY_FILE: &str = "pool.json";
 /// The link to the pool's mount, while it is being replaced.

@@ -14,6 +14,7 @@ mod child_process;
 mod connection;
 pub mod control;
 pub mod daemon;
+mod dead_pool;
 pub mod directory;
 #[cfg(feature = "simulation")]
 pub mod exercise;
@@ -42,9 +43,11 @@ mod target;
 pub mod worker;
 mod worker_process;
 
+pub use dead_pool::DeadPool;
 pub use forebay_data::{format_size, parse_size, Medium};
 pub use identity::{Backing, PoolIdentity, POOL_FORMAT};
 pub use members::JoinRequest;
+pub use mover_process::mover_program;
 pub use programs::TOKEN_VARIABLE;
 pub use protocol::Stopped;
 pub use setup::{WorkerSetup, FLIGHT_RECORDER_BYTES};

@@ -82,6 +82,14 @@ impl Owner {
         Ok(Some(owner))
     }
 
+    pub(crate) fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    pub(crate) fn index(&self) -> u16 {
+        self.index
+    }
+
     /// True when the owning pool is still in the recorded directory, or when that cannot be determined.
     fn has_pool(&self) -> bool {
         match PoolDirectory::open(&self.pool).and_then(|dir| PoolIdentity::read(&dir)) {

@@ -5,6 +5,7 @@
 //! store must not keep the pool from ending: it is killed, and left behind if even that does not end it.
 
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,12 @@ use forebay_tasks::Failure;
 
 /// The program's name; it is beside this program.
 const PROGRAM: &str = "forebay-mover";
+
+/// The path of the mover's program, which is beside this one.
+pub fn mover_program() -> Result<PathBuf> {
+    program(PROGRAM)
+}
+
 /// How long the mover may take to end when the pool stops.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// How much longer a killed mover may hang in the kernel.
@@ -116,6 +123,11 @@ impl MoverKeeper {
         self.wanted = false;
         let gone = Error::new(Code::PoolGone, "cannot start the mover").why("the pool is stopping");
         self.answer_askers(&gone);
+    }
+
+    /// True for a pool that has, or had, a backing store.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted
     }
 
     /// True when no mover is left.

@@ -34,6 +34,8 @@ pub(crate) enum Ask {
     Status,
     /// Keep the pool up when its last member leaves. → `Kept`
     Keep,
+    /// The backing store has everything that the members' programs have written. → `Noted`
+    Drained,
     /// Mount the pool on an empty directory, named by its full path. → `Mounted`
     Mount { at: PathBuf, options: MountOptions },
     /// Unmount the pool, from wherever it is mounted if no directory is named. → `Unmounted`
@@ -58,6 +60,8 @@ pub(crate) enum Reply {
     Unmounted,
     /// To `Keep`.
     Kept,
+    /// To `Drained`.
+    Noted,
     /// To `StartMover`.
     MoverStarted,
     /// To `Down`.

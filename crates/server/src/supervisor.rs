@@ -15,13 +15,14 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Code, Error, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
 
-use crate::child_process::{describe, Backoff};
+use crate::child_process::{describe, program, Backoff, Helper};
 use crate::connection::Connection;
 use crate::directory::LOG_FILE;
 use crate::frame;
@@ -81,6 +82,10 @@ pub(crate) struct Supervisor {
     last_failure: Option<Error>,
     served: bool,
     members: Members,
+    /// What the members have written is in the pool's backing store.
+    is_drained: bool,
+    /// `forebay down`, which drains an embedded pool whose members could not.
+    drainer: Option<Helper>,
     connections: BTreeMap<MemberId, Connection>,
     next_id: MemberId,
     report: Report,
@@ -160,6 +165,8 @@ impl Supervisor {
             last_failure: None,
             served: false,
             members: Members::default(),
+            is_drained: false,
+            drainer: None,
             connections: BTreeMap::new(),
             next_id: 1,
             report,
@@ -173,6 +180,7 @@ impl Supervisor {
         loop {
             self.keep_a_worker();
             self.notifiers.reap();
+            self.reap_drainer();
             self.tend_helpers();
             if self.worker.is_none() && self.helpers_are_gone() && self.notifiers_are_gone() {
                 if let Some(stopping) = self.stopping.take() {
@@ -381,7 +389,41 @@ impl Supervisor {
         let never_used = !self.members.ever_used() && self.born.elapsed() >= FIRST_MEMBER_GRACE;
         if never_used || self.members.all_gone() {
             tracing::info!("the last member is gone");
-            self.begin_stop(false, None);
+            match self.mover.is_wanted() && !self.is_drained {
+                true => self.drain_and_stop(),
+                false => self.begin_stop(false, None),
+            }
+        }
+    }
+
+    /// The last member was killed before it had drained the pool to its backing store: `forebay down` does it. If it
+    /// cannot, the pool stays up.
+    fn drain_and_stop(&mut self) {
+        let path = self.pool.dir.path().to_owned();
+        self.pool.identity.embedded = false;
+        let started = self.pool.identity.write(&self.pool.dir).and_then(|()| {
+            let mut command = Command::new(program("forebay")?);
+            command.args(["down", "--no-progress", "--pool"]).arg(&path).stdout(Stdio::null());
+            Helper::start_silent(command, "cannot start forebay down")
+        });
+        match started {
+            Ok(drainer) => {
+                tracing::warn!("it did not drain the pool: the pool is drained, and ends after that");
+                self.drainer = Some(drainer);
+            }
+            Err(e) => {
+                tracing::error!("{e}: the pool stays up; to end it: forebay down --pool {}", path.display());
+            }
+        }
+    }
+
+    fn reap_drainer(&mut self) {
+        let Some(status) = self.drainer.as_mut().and_then(Helper::ended) else { return };
+        self.drainer = None;
+        if self.stopping.is_none() {
+            let path = self.pool.dir.path().display();
+            let how = describe(status);
+            tracing::error!("forebay down {how}: the pool stays up; to end it: forebay down --pool {path}");
         }
     }
 

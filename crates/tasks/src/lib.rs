@@ -14,6 +14,7 @@ mod client;
 mod drain_policy;
 mod failure;
 mod policy;
+pub mod recovery;
 mod report;
 mod settings;
 

@@ -84,13 +84,18 @@ pub enum StoreTask {
     Restore(Ino),
     /// That the store has a file's data.
     Persist(Ino),
+    /// A range of a file's data: the one with this number, of [`RANGE_BYTES`] bytes. The rest of the file follows.
+    Range(Ino, u64),
 }
 
 impl StoreTask {
     /// The directory or file.
     pub fn ino(self) -> Ino {
         match self {
-            StoreTask::List(ino) | StoreTask::Restore(ino) | StoreTask::Persist(ino) => ino,
+            StoreTask::List(ino)
+            | StoreTask::Restore(ino)
+            | StoreTask::Persist(ino)
+            | StoreTask::Range(ino, _) => ino,
         }
     }
 
@@ -100,8 +105,13 @@ impl StoreTask {
             StoreTask::List(_) => 0,
             StoreTask::Restore(_) => 1,
             StoreTask::Persist(_) => 2,
+            StoreTask::Range(..) => 3,
         })?;
-        w.u64(self.ino().0)
+        w.u64(self.ino().0)?;
+        match self {
+            StoreTask::Range(_, number) => w.u64(number),
+            _ => Ok(()),
+        }
     }
 
     /// Reads a list of tasks to its end.
@@ -113,10 +123,44 @@ impl StoreTask {
                 0 => StoreTask::List(ino),
                 1 => StoreTask::Restore(ino),
                 2 => StoreTask::Persist(ino),
+                3 => StoreTask::Range(ino, r.u64()?),
                 _ => return Err(Code::Malformed),
             });
         }
         Ok(tasks)
+    }
+}
+
+/// A range of a file that is being restored, which has arrived in the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RestoredRange {
+    /// The kernel's number of the backing file that has it. An attempt that begins anew has another backing file.
+    pub backing: u64,
+    /// Its first byte, and the byte behind it.
+    pub from: u64,
+    /// See there.
+    pub to: u64,
+}
+
+impl RestoredRange {
+    /// Encoded bytes.
+    pub const BYTES: usize = 24;
+
+    /// Appends the range.
+    pub fn encode(self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u64(self.backing)?;
+        w.u64(self.from)?;
+        w.u64(self.to)
+    }
+
+    /// Reads a range.
+    pub fn decode(bytes: &[u8]) -> Result<RestoredRange, Code> {
+        let mut r = Reader::new(bytes);
+        let range = RestoredRange { backing: r.u64()?, from: r.u64()?, to: r.u64()? };
+        match range.from <= range.to && r.rest().is_empty() {
+            true => Ok(range),
+            false => Err(Code::Malformed),
+        }
     }
 }
 
@@ -386,15 +430,33 @@ mod tests {
     }
 
     #[test]
+    fn a_range_is_read_as_it_was_written() {
+        let range = RestoredRange { backing: 5, from: 1 << 20, to: 1 << 21 };
+        let mut buffer = [0; RestoredRange::BYTES];
+        range.encode(&mut Writer::new(&mut buffer)).unwrap();
+        assert_eq!(RestoredRange::decode(&buffer), Ok(range));
+        let mut longer = [0; RestoredRange::BYTES + 1];
+        longer[..buffer.len()].copy_from_slice(&buffer);
+        assert_eq!(RestoredRange::decode(&longer), Err(Code::Malformed));
+        buffer[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert_eq!(RestoredRange::decode(&buffer), Err(Code::Malformed), "it ends before it begins");
+    }
+
+    #[test]
     fn tasks_are_read_as_they_were_written() {
-        let tasks = [StoreTask::List(Ino(5)), StoreTask::Restore(Ino(6)), StoreTask::Persist(Ino(7))];
-        let mut buffer = [0; 27];
+        let tasks = [
+            StoreTask::List(Ino(5)),
+            StoreTask::Restore(Ino(6)),
+            StoreTask::Persist(Ino(7)),
+            StoreTask::Range(Ino(8), 9),
+        ];
+        let mut buffer = [0; 44];
         let mut w = Writer::new(&mut buffer);
         tasks.iter().for_each(|task| task.encode(&mut w).unwrap());
         assert_eq!(StoreTask::decode_list(&buffer), Ok(tasks.to_vec()));
-        buffer[0] = 3;
+        buffer[0] = 4;
         assert_eq!(StoreTask::decode_list(&buffer), Err(Code::Malformed));
-        assert_eq!(StoreTask::decode_list(&buffer[..26]), Err(Code::Malformed));
+        assert_eq!(StoreTask::decode_list(&buffer[..43]), Err(Code::Malformed));
     }
 
     #[test]

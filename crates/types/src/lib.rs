@@ -36,7 +36,7 @@ pub use attr::{
 };
 pub use backing::{BackingAttr, BackingId, BackingOp, Move, MoveKind};
 pub use backing_store::{
-    CopyOf, PendingPlace, Placed, StoreObject, StorePlace, StoreTask, StoreVersion, Wanted,
+    CopyOf, PendingPlace, Placed, RestoredRange, StoreObject, StorePlace, StoreTask, StoreVersion, Wanted,
     STORE_VERSION_BYTES,
 };
 pub use bytes::{Reader, Writer};

@@ -184,6 +184,19 @@ pub const RINGS_MAX: usize = 4096;
 /// can still grow.
 pub const HIGH_WATER_PERCENT: u64 = 90;
 
+/// The unit in which a file that is being restored is given to its readers: the largest read that the kernel sends to the
+/// mount. A store with 100 MB/s delivers it in 10 ms.
+pub const RANGE_BYTES: u64 = 1 << 20;
+/// A released file of this size or more is read while it is restored. A store with 100 MB/s delivers a smaller one in
+/// less than 170 ms, and a file that was opened whole is read without requests.
+pub const RANGES_FILE_BYTES_MIN: u64 = 16 << 20;
+
+/// From this percentage on, files in front of a backing store are opened for writing so that their writes can wait for
+/// space. Their writers may fill what is left up to [`HIGH_WATER_PERCENT`], at which writes begin to wait.
+pub const SCARCE_PERCENT: u64 = 75;
+/// How long a process takes a look at the free space as good for that.
+pub const SCARCE_LOOK_MS: u64 = 2;
+
 /// A client may leave a removed file's backing file for a moment while half of its target is free, and at least this
 /// much. That is more than programs write in [`ROOM_LOOK_MS`] and the few milliseconds after which the daemon unlinks
 /// it.

@@ -95,24 +95,6 @@ pub(crate) struct Queue {
     pub(crate) json: bool,
 }
 
-/// `forebay recover`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  forebay recover 1234                  copy what could not be staged out to where it belongs
-  forebay recover 1234 --to /scratch/me to another place")]
-pub(crate) struct Recover {
-    /// Copy to this directory instead
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) to: Option<PathBuf>,
-    /// Print as JSON what was copied
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// A job of Slurm whose stage-out has failed
-    #[arg(value_name = "JOB")]
-    pub(crate) job: u32,
-}
-
 /// `forebay job`.
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -61,6 +61,9 @@ impl Behind {
                     let (files, bytes) = (table::count(drained.files, "file"), table::bytes(drained.bytes));
                     note!("forebay: copied to {}: {files} ({bytes})", self.url.text);
                 }
+                if let Err(e) = entered.membership.drained() {
+                    failure::say(&e);
+                }
                 return true;
             }
             Ok((drained, lacking)) => {

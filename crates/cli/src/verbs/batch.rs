@@ -130,8 +130,17 @@ pub(super) fn queue(arguments: &Queue) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) fn recover(arguments: &Recover) -> Result<ExitCode> {
-    let done = kept::recover(arguments.job, arguments.to.as_deref())?;
+/// Copies back what is kept of a job.
+pub(super) fn recover(job: u32, arguments: &Recover) -> Result<ExitCode> {
+    let others = [arguments.list, arguments.dry_run, arguments.partial, arguments.unnamed, arguments.discard];
+    if others.contains(&true) {
+        return Err(failure::invalid(
+            format!("cannot recover data of job {job}"),
+            "of the options only --to and --json are for a job",
+            "leave out the others, or name the directories of a pool",
+        ));
+    }
+    let done = kept::recover(job, arguments.to.as_deref().map(Path::new))?;
     if arguments.json {
         failure::print_json(&json!(done
             .iter()

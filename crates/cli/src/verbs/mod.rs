@@ -10,6 +10,7 @@ mod layout;
 mod ls;
 mod mount;
 mod pin;
+mod recover;
 mod resolve;
 mod stage;
 mod stat;
@@ -51,11 +52,14 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Verb::Unpin(a) => pin::pin(pool, &a.paths, false),
         Verb::Tasks(a) => tasks::tasks(pool, &a),
         Verb::Resolve(a) => resolve::resolve(pool, &a),
+        Verb::Recover(a) => match a.job() {
+            Some(job) => batch::recover(job, &a),
+            None => recover::recover(&a),
+        },
         Verb::Layout(a) => layout::layout(pool, &a.verb),
         Verb::Bb(a) => batch::bb(a),
         Verb::Job(a) => batch::job(a),
         Verb::Queue(a) => batch::queue(&a),
-        Verb::Recover(a) => batch::recover(&a),
         Verb::Fsck(a) => fsck::fsck(pool, &a),
         Verb::Completions(a) => completions::completions(&a),
     }

@@ -395,6 +395,8 @@ impl Reference {
             | Request::Import { .. }
             | Request::Listed { .. }
             | Request::Restore { .. }
+            | Request::RestoreRange { .. }
+            | Request::RangeRestored { .. }
             | Request::Restored { .. }
             | Request::BeginDrain { .. }
             | Request::Pending { .. }

@@ -95,15 +95,15 @@ fn is_due(link: &Link, at: &AttachedStore, place: &PendingPlace, reason: Reason<
 }
 
 /// How a file is copied that programs have open for writing.
-fn open_files(reconciler: &Reconciler<'_>, wanted: &WantedUpload, reason: Reason<'_>) -> OpenFiles {
+fn open_files(link: &Link, at: &AttachedStore, wanted: &WantedUpload, reason: Reason<'_>) -> OpenFiles {
     if reason.forced {
         return OpenFiles::Copied;
     }
     let place = &wanted.place;
-    let Some(period) = reconciler.at.policy_of(reconciler.link, place).snapshot else {
+    let Some(period) = at.policy_of(link, place).snapshot else {
         return OpenFiles::Wait;
     };
-    let snapshots = locked(&reconciler.at.snapshots);
+    let snapshots = locked(&at.snapshots);
     let is_due = match snapshots.get(&wanted.entry.attr.ino.0) {
         Some(last) => last.elapsed() >= period,
         None => seconds_since(place.since) >= period.as_secs_f64(),
@@ -226,7 +226,8 @@ fn upload_all(
     pass: &mut Pass,
 ) {
     let mut nodes: BTreeMap<Option<NodeId>, Vec<WantedUpload>> = BTreeMap::new();
-    for wanted in uploads {
+    for mut wanted in uploads {
+        wanted.open_files = open_files(&shared.link, at, &wanted, reason);
         let node = copied_by(shared, &wanted.entry);
         match node.is_some_and(|node| shared.peers.is_silent(node)) {
             true => pass.later.push((wanted.place.parent, wanted.place.name)),
@@ -340,6 +341,10 @@ fn upload_there(
                 let rest = outcome.later.len() + outcome.failed.len();
                 pass.done += batch.len().saturating_sub(rest) as u64;
                 pass.later.extend(outcome.later.into_iter().filter_map(place));
+                for wanted in outcome.snapshots.into_iter().filter_map(|i| batch.get(i)) {
+                    note_snapshot(at, wanted.entry.attr.ino);
+                    pass.snapshots.push((wanted.place.parent, wanted.place.name.clone()));
+                }
                 for (i, failure) in outcome.failed {
                     let e = Error::from(failure);
                     at.note_failure(&e);
@@ -437,8 +442,7 @@ pub(super) fn upload_batch(
     let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);
     let copied = in_parallel(&batch, |wanted| match (reason.go_on)() {
         true => {
-            let open_files = open_files(reconciler, wanted, reason);
-            upload(link, &shared.peers, store, &wanted.directory, &wanted.entry, open_files)
+            upload(link, &shared.peers, (at.root, store), &wanted.directory, &wanted.entry, wanted.open_files)
         }
         false => Err(NotUploaded::Later),
     });

@@ -63,6 +63,11 @@ impl<'a> Held<'a> {
         Ok(held)
     }
 
+    /// The other nodes that have backing files of it, and the numbers of their holds; none without leases.
+    pub(super) fn there(&self) -> &[(NodeId, u64)] {
+        &self.there
+    }
+
     /// The backing files of this node.
     pub(super) fn here(&self) -> &LeasedFiles {
         &self.here

@@ -1,7 +1,7 @@
 //! Leases that this node's mover holds for those of other nodes, while they copy or release a file of several nodes.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_client::{LeaseKind, LeasedFiles};
@@ -14,19 +14,19 @@ use super::peers::Answer;
 /// How long leases are held after the last question about them: their mover may have died.
 pub(super) const HELD: Duration = Duration::from_secs(15);
 
+/// Leases on the backing files of a file.
 #[derive(Debug)]
-struct Hold {
-    leases: LeasedFiles,
-    entry: Entry,
-    asked: Instant,
+pub(super) struct Hold {
+    pub(super) leases: LeasedFiles,
+    pub(super) entry: Entry,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Holds(Mutex<HashMap<u64, Hold>>);
+pub(super) struct Holds(Mutex<HashMap<u64, (Arc<Hold>, Instant)>>);
 
 impl Holds {
-    fn all(&self) -> MutexGuard<'_, HashMap<u64, Hold>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, (Arc<Hold>, Instant)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -39,11 +39,11 @@ impl Holds {
             if kind == LeaseKind::Read {
                 leases.note_copied()?;
             }
-            Ok(Hold { leases, entry, asked: Instant::now() })
+            Ok(Hold { leases, entry })
         });
         match taken {
             Ok(hold) => {
-                self.all().insert(number, hold);
+                self.all().insert(number, (Arc::new(hold), Instant::now()));
                 Answer::Done
             }
             Err(code) => {
@@ -54,10 +54,18 @@ impl Holds {
         }
     }
 
+    /// A hold, which then stays until the caller drops it.
+    pub(super) fn get(&self, number: u64) -> Option<Arc<Hold>> {
+        let mut all = self.all();
+        let (hold, asked) = all.get_mut(&number)?;
+        *asked = Instant::now();
+        Some(Arc::clone(hold))
+    }
+
     pub(super) fn check(&self, number: u64) -> Answer {
         match self.all().get_mut(&number) {
-            Some(hold) if hold.leases.is_undisturbed() => {
-                hold.asked = Instant::now();
+            Some((hold, asked)) if hold.leases.is_undisturbed() => {
+                *asked = Instant::now();
                 Answer::Done
             }
             _ => Answer::Unknown,
@@ -66,7 +74,7 @@ impl Holds {
 
     pub(super) fn end(&self, link: &Link, number: u64, unlink: bool) -> Answer {
         let hold = self.all().remove(&number);
-        if let Some(hold) = hold.filter(|_| unlink) {
+        if let Some((hold, _)) = hold.filter(|_| unlink) {
             // The shard has the last word: the file may be resident again.
             let is_released = link.inode(hold.entry.attr.ino).is_ok_and(|now| !now.attr.is_resident());
             if is_released && hold.leases.is_undisturbed() {
@@ -78,6 +86,6 @@ impl Holds {
 
     /// Gives up leases that nobody asked about for long.
     pub(super) fn forget_old(&self) {
-        self.all().retain(|_, hold| hold.asked.elapsed() < HELD);
+        self.all().retain(|_, (_, asked)| asked.elapsed() < HELD);
     }
 }

@@ -5,7 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use forebay_client::{LeaseKind, LeasedFiles, Pool};
 use forebay_types::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 use forebay_types::{
-    Code, Entry, Ino, PendingPlace, Reply, Request, SetAttr, StorePlace, StoreTask, StoreVersion,
+    Code, Entry, Ino, PendingPlace, Reply, Request, RestoredRange, SetAttr, StorePlace, StoreTask,
+    StoreVersion,
 };
 
 use super::listings::Listings;
@@ -94,6 +95,14 @@ impl Link {
         self.done(&Request::StoreFailed { ino, code: code as u16 })
     }
 
+    /// Readers may wait for a range of a file, which has arrived.
+    pub(super) fn range_restored(&self, ino: Ino, RestoredRange { backing, from, to }: RestoredRange) {
+        let report = Request::RangeRestored { ino, backing, from, to };
+        if let Err(code) = self.pool.request(&report, |_| Ok(())) {
+            tracing::debug!("cannot report a range of file {ino}: {}", code.name());
+        }
+    }
+
     /// Waits for a message of another node's mover, about a second at most: its number, and the message.
     pub(super) fn mover_work(&self) -> Result<Option<(u64, Vec<u8>)>, Code> {
         self.pool.request(&Request::MoverWork, |reply| {
@@ -116,6 +125,22 @@ impl Link {
     /// True if a place in a directory is pending.
     pub(super) fn has_pending_in(&self, directory: Ino) -> Result<bool, Code> {
         Ok(self.pending(directory, b"")?.first().is_some_and(|place| place.parent == directory))
+    }
+
+    /// The pending places in a directory.
+    pub(super) fn pending_in(&self, directory: Ino) -> Result<Vec<PendingPlace>, Code> {
+        let mut all: Vec<PendingPlace> = Vec::new();
+        loop {
+            let behind = all.last().map_or(Vec::new(), |last| last.name.clone());
+            let mut more = self.pending(directory, &behind)?;
+            let n = more.len();
+            more.retain(|place| place.parent == directory);
+            let is_end = n == 0 || more.len() < n;
+            all.extend(more);
+            if is_end {
+                return Ok(all);
+            }
+        }
     }
 
     /// All pending places, up to a bound.
@@ -142,6 +167,10 @@ impl Link {
 
     pub(super) fn listed(&self, ino: Ino) -> Result<(), Code> {
         self.done(&Request::Listed { ino })
+    }
+
+    pub(super) fn release(&self, ino: Ino, epoch: u64, set: SetAttr) -> Result<Entry, Code> {
+        self.entry(&Request::Release { ino, epoch, set })
     }
 
     pub(super) fn restored(&self, ino: Ino, epoch: u64) -> Result<Entry, Code> {

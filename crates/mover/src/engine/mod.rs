@@ -3,7 +3,7 @@
 //! | thread | does |
 //! |---|---|
 //! | recover | once: records what a mover that died did, and removes its temporaries |
-//! | work | waits for tasks of the shard: directories to list, files to restore; gives each to a thread of its own |
+//! | work | waits for tasks of the shard: directories to list, files or ranges to restore; gives each to a thread of its own |
 //! | watch | reads the pending places, gives those of each store to a thread that makes a pass; evicts |
 //! | peers | takes messages of other nodes' movers, gives their jobs to a thread each |
 //! | around | asks other nodes' movers whether they answer, and are full |
@@ -19,13 +19,18 @@ mod holds;
 mod link;
 mod list;
 mod listings;
+mod lost;
+mod marks;
 mod moving;
 mod parallel;
+mod parts;
 mod peers;
 mod prestage;
+mod ranges;
 mod reconcile;
 mod recover;
 mod restore;
+mod roots;
 mod serve;
 mod shared;
 mod stores;
@@ -34,7 +39,7 @@ mod turns;
 mod upload;
 mod wanted;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -48,7 +53,9 @@ use self::drain::Reason;
 use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
+use self::marks::Marks;
 use self::peers::{Counted, Jobs, Peers, Work};
+use self::ranges::Ranges;
 use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use self::turns::Turns;
@@ -86,7 +93,9 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
     let shared = Arc::new(Shared {
         link,
         stores: Stores::new(link),
+        marks: Marks::new(link),
         restoring: Restoring::default(),
+        ranges: Ranges::default(),
         listing: Restoring::default(),
         persisting: Restoring::default(),
         peers: Peers::new(link),
@@ -118,11 +127,17 @@ fn look_around(shared: &Arc<Shared>) {
         return;
     }
     let mut next = Instant::now();
+    let mut lost = HashSet::new();
     shared.peers.greet();
     while !shared.stores.is_stopping() {
         std::thread::sleep(WATCH_PERIOD);
         if Instant::now() >= next {
             shared.peers.look_around();
+            let now_lost = shared.peers.silent_for(lost::AFTER);
+            if !now_lost.is_subset(&lost) {
+                lost::release_all(shared, &now_lost);
+            }
+            lost = now_lost;
             next = Instant::now() + AROUND_PERIOD;
         }
     }
@@ -151,9 +166,14 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
     let ino = task.ino();
     let mine = match task {
         StoreTask::List(_) => &shared.listing,
-        StoreTask::Restore(_) => &shared.restoring,
+        StoreTask::Restore(_) | StoreTask::Range(..) => &shared.restoring,
         StoreTask::Persist(_) => &shared.persisting,
     };
+    if let StoreTask::Range(ino, range) = task {
+        if let Some(arrived) = shared.ranges.ask(ino, range) {
+            return shared.link.range_restored(ino, arrived);
+        }
+    }
     if !mine.begin(ino) {
         return; // under way
     }
@@ -194,8 +214,10 @@ fn serve(shared: &Shared, task: StoreTask) {
             }
             return;
         }
-        StoreTask::Restore(_) => {
+        StoreTask::Restore(_) | StoreTask::Range(..) => {
             let done = restore_there(shared, ino);
+            // Its ranges, if it was restored before.
+            shared.ranges.end(ino);
             shared.restoring.end(ino);
             done
         }
@@ -279,6 +301,7 @@ fn watch(shared: &Arc<Shared>) {
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
         std::thread::sleep(period);
+        let begun = shared.marks.begin();
         let places = match shared.link.all_pending() {
             Ok(places) => places,
             Err(code) => {
@@ -287,6 +310,7 @@ fn watch(shared: &Arc<Shared>) {
             }
         };
         note(shared, &places);
+        marks::pass(&shared.link, &shared.marks, begun, &places);
         let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
         if is_full {
@@ -321,7 +345,7 @@ fn by_store(shared: &Shared, places: Vec<PendingPlace>) -> HashMap<u64, Vec<Pend
     let mut stores: HashMap<u64, Vec<PendingPlace>> = HashMap::new();
     let mut roots: HashMap<u64, Option<Ino>> = HashMap::new();
     for place in places {
-        let root = *roots.entry(place.parent.0).or_insert_with(|| trees::root_of(&shared.link, place.parent));
+        let root = *roots.entry(place.parent.0).or_insert_with(|| roots::root_of(&shared.link, place.parent));
         match root {
             Some(root) => stores.entry(root.0).or_default().push(place),
             // Its directory is gone from the pool and from the store, and the place with it.

@@ -13,7 +13,7 @@ use forebay_types::{
 
 use super::link::Link;
 use super::stores::{AttachedStore, Stores};
-use super::upload::attributes_of;
+use super::upload::{attributes_of, OpenFiles};
 use super::wanted::WantedUpload;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
 
@@ -621,6 +621,7 @@ pub(super) fn upload(
         directory: directory.clone(),
         path: path.clone(),
         replaces,
+        open_files: OpenFiles::Wait,
     }))
 }
 

@@ -1,27 +1,29 @@
-//! Copies a released file's data from its store into the pool, in parallel ranges.
+//! Copies a released file's data from its store into the pool, in parallel ranges. Readers can use each of them when it
+//! has arrived (`ranges.rs`).
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
+use forebay_types::limits::RANGES_FILE_BYTES_MIN;
 use forebay_types::{Code, Entry, Error, Ino, Result, SetAttr, StoreVersion, TimeSet};
-use rustix::fs::{ftruncate, futimens, Timespec, Timestamps};
+use rustix::fs::{fstat, ftruncate, futimens, Timespec, Timestamps};
 
 use super::link::Link;
+use super::ranges::{Backing, FileRanges};
 use super::stores::{Located, Stores};
 use crate::store::{Store, StoreError, StoreResult};
 
-/// Bytes of a range: one call of the store.
-const RANGE_BYTES: u64 = 8 << 20;
-/// Ranges of one file that are copied at a time.
-const RANGES_AT_ONCE: u64 = 4;
+/// Bytes of a file for which one more thread copies it.
+const BYTES_A_THREAD: u64 = 8 << 20;
+/// Threads that copy a file, beside the one for readers.
+const THREADS_MAX: u64 = 4;
 /// How often a restore begins anew because the store has another version by now.
 const ATTEMPTS: u32 = 20;
 /// How long a rename in the store may take to be recorded, before the restore tries again.
 const RENAME_PAUSE: std::time::Duration = std::time::Duration::from_millis(30);
 
 /// Restores a file, if it is not resident.
-pub(super) fn restore(link: &Link, stores: &Stores, ino: Ino) -> Result<Entry> {
+pub(super) fn restore(link: &Link, stores: &Stores, ranges: &FileRanges, ino: Ino) -> Result<Entry> {
     let what = || format!("cannot restore file {ino} from its backing store");
     for _ in 0..ATTEMPTS {
         let entry = link.inode(ino).map_err(|code| Error::new(code, what()))?;
@@ -30,7 +32,9 @@ pub(super) fn restore(link: &Link, stores: &Stores, ino: Ino) -> Result<Entry> {
         }
         let located = stores.locate(ino)?;
         let Some(placed) = located.placed else { return Err(Error::new(Code::Corrupt, what())) };
-        match copy(link, &located, &entry, &placed.version) {
+        let copied = copy(link, &located, ranges, &entry, &placed.version);
+        ranges.stop();
+        match copied {
             Ok(entry) if entry.attr.is_resident() => {
                 located.at.note_success();
                 return Ok(entry);
@@ -38,7 +42,8 @@ pub(super) fn restore(link: &Link, stores: &Stores, ino: Ino) -> Result<Entry> {
             Ok(_) => {} // its place was moved meanwhile, or it was released again
             Err(e) => {
                 let failed = match e.code() {
-                    Code::Stale => adopt(link, &located, &entry).err(),
+                    // What has arrived is of another version.
+                    Code::Stale => adopt(link, &located, &entry).map(|()| ranges.begin_anew()).err(),
                     _ => Some(Error::from(e)),
                 };
                 let Some(e) = failed else { continue };
@@ -83,47 +88,60 @@ pub(super) fn refresh(link: &Link, stores: &Stores, entry: &Entry) -> Result<()>
     }
 }
 
-fn copy(link: &Link, located: &Located, entry: &Entry, version: &StoreVersion) -> StoreResult<Entry> {
-    let pool =
-        |code: Code| StoreError::lasting(code, format!("cannot write file {} of the pool", entry.attr.ino));
-    let file = link.open_to_restore(entry).map_err(pool)?;
+fn copy(
+    link: &Link,
+    located: &Located,
+    ranges: &FileRanges,
+    entry: &Entry,
+    version: &StoreVersion,
+) -> StoreResult<Entry> {
+    let ino = entry.attr.ino;
+    let pool = |code: Code| StoreError::lasting(code, format!("cannot write file {ino} of the pool"));
     let system = |e: rustix::io::Errno| pool(Code::from_errno(e.raw_os_error()));
-    ftruncate(&file, version.bytes).map_err(system)?;
-    let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
-    let ranges = version.bytes.div_ceil(RANGE_BYTES);
-    let copy_ranges = || loop {
-        let range = next.fetch_add(1, Ordering::Relaxed);
-        if range >= ranges {
-            return;
-        }
-        let (start, end) = (range * RANGE_BYTES, ((range + 1) * RANGE_BYTES).min(version.bytes));
-        if let Err(e) = located.at.store.read(&located.path, version, start..end, file.as_fd()) {
-            next.store(ranges, Ordering::Relaxed);
-            failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get_or_insert(e);
-            return;
+    let make = || {
+        let file = link.open_to_restore(entry).map_err(pool)?;
+        let number = fstat(&file).map_err(system)?.st_ino;
+        ftruncate(&file, version.bytes).map_err(system)?;
+        Ok(Backing { file, number })
+    };
+    let backing = ranges.begin((entry.attr.epoch(), version.bytes), make)?;
+    let file = &backing.file;
+    let failed = Mutex::new(None);
+    let copy_ranges = |readers_alone: bool| {
+        while let Some(bytes) = ranges.next(readers_alone) {
+            if let Err(e) = located.at.store.read(&located.path, version, bytes.clone(), file.as_fd()) {
+                ranges.fail();
+                failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get_or_insert(e);
+                return;
+            }
+            if let Some(arrived) = ranges.arrived(bytes) {
+                link.range_restored(ino, arrived);
+            }
         }
     };
-    match ranges {
+    match version.bytes {
         // An empty file: its version is compared.
         0 => located.at.store.read(&located.path, version, 0..0, file.as_fd())?,
-        1 => copy_ranges(),
-        _ => std::thread::scope(|scope| {
-            for _ in 0..ranges.min(RANGES_AT_ONCE) {
-                scope.spawn(copy_ranges);
+        bytes if bytes <= BYTES_A_THREAD => copy_ranges(false),
+        bytes => std::thread::scope(|scope| {
+            if bytes >= RANGES_FILE_BYTES_MIN {
+                scope.spawn(|| copy_ranges(true));
+            }
+            for _ in 0..bytes.div_ceil(BYTES_A_THREAD).min(THREADS_MAX) {
+                scope.spawn(|| copy_ranges(false));
             }
         }),
     }
     if let Some(e) = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
-        // What was copied takes no space until the next attempt. No program has the file open.
-        let _ = ftruncate(&file, 0);
         return Err(e);
     }
-    set_times(&file, entry).map_err(system)?;
+    link.pool.note_arrived(file).map_err(pool)?;
+    set_times(file, entry).map_err(system)?;
     match link.restored(entry.attr.ino, entry.attr.epoch()) {
         Ok(now) => {
             // Times that were set meanwhile.
             if (now.attr.atime, now.attr.mtime) != (entry.attr.atime, entry.attr.mtime) {
-                set_times(&file, &now).map_err(system)?;
+                set_times(file, &now).map_err(system)?;
             }
             Ok(now)
         }

@@ -10,11 +10,13 @@ use forebay_types::{Error, Ino, Result};
 
 use super::drain::{self, Pass, Reason};
 use super::evict;
-use super::peers::{Answer, Job, Letter, Outcome, Work};
+use super::marks;
+use super::parts;
+use super::peers::{from_hex, Answer, Job, Letter, Outcome, Work};
 use super::shared::{restore_with_room, Shared};
 use super::trees;
 use super::wanted::WantedUpload;
-use crate::store::Store;
+use crate::store::{Store, StorePath};
 
 /// Takes messages.
 pub(super) fn serve(shared: &Arc<Shared>) {
@@ -63,6 +65,10 @@ fn answer(shared: &Arc<Shared>, letter: Letter) -> Answer {
         }
         Letter::Check { hold } => shared.holds.check(hold),
         Letter::Unhold { hold, unlink } => shared.holds.end(&shared.link, hold, unlink),
+        Letter::Mark { ino } => match marks::mark_now(&shared.link, &shared.marks, Ino(ino)) {
+            Ok(()) => Answer::Done,
+            Err(e) => Answer::Failed(Failure::from(&e)),
+        },
         Letter::IsFull => match evict::is_full(&shared.link) {
             true => Answer::Done,
             false => Answer::Unknown,
@@ -90,6 +96,11 @@ fn start(shared: &Arc<Shared>, job: &Arc<Job>, work: Work) -> Answer {
 fn run(shared: &Arc<Shared>, job: &Arc<Job>, work: Work) -> Result<Outcome> {
     match work {
         Work::Upload { root, sweep, files } => upload(shared, job, Ino(root), sweep, &files),
+        Work::Part { root, hold, temporary, bytes } => {
+            let malformed = |code| Error::new(code, "cannot read a message of another node's mover");
+            let temporary = StorePath::new(from_hex(&temporary)?).map_err(malformed)?;
+            parts::write(shared, job, Ino(root), hold, temporary, bytes).map(|()| Outcome::default())
+        }
         Work::Restore { ino } => {
             let ino = Ino(ino);
             if shared.restoring.begin(ino) {
@@ -146,5 +157,6 @@ fn upload(shared: &Shared, job: &Job, root: Ino, sweep: bool, files: &[String]) 
     let later = pass.later.iter().filter_map(index).collect();
     let failed =
         pass.failed.iter().filter_map(|(place, e)| Some((index(place)?, Failure::from(e)))).collect();
-    Ok(Outcome { later, failed, ..Outcome::default() })
+    let snapshots = pass.snapshots.iter().filter_map(index).collect();
+    Ok(Outcome { later, failed, snapshots, ..Outcome::default() })
 }

@@ -11,7 +11,9 @@ use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 use super::evict::{evict, free_bytes, Restoring};
 use super::holds::Holds;
 use super::link::Link;
+use super::marks::{mark_restored, Marks};
 use super::peers::{Jobs, Peers, Work};
+use super::ranges::{FileRanges, Ranges};
 use super::restore::restore;
 use super::stores::Stores;
 use super::turns::Turns;
@@ -40,7 +42,11 @@ pub(super) type Place = (Ino, Vec<u8>);
 pub(super) struct Shared {
     pub(super) link: Link,
     pub(super) stores: Stores,
+    /// Which backing files say where they belong.
+    pub(super) marks: Marks,
     pub(super) restoring: Restoring,
+    /// What has arrived of them.
+    pub(super) ranges: Ranges,
     /// Directories that are being listed.
     pub(super) listing: Restoring,
     /// Files for whose store a program waits.
@@ -109,23 +115,42 @@ pub(super) fn restore_there(shared: &Shared, ino: Ino) -> Result<()> {
     Err(Error::new(Code::Io, format!("cannot restore file {ino}")).why("its place changes all the time"))
 }
 
+/// Restores a file on this node, which no other thread restores.
+pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<Entry> {
+    let restored = restore_ranges(shared, &shared.ranges.of(ino), ino);
+    if shared.ranges.end(ino) && restored.is_err() {
+        if let Ok(entry) = shared.link.inode(ino) {
+            if let Err(code) = shared.link.pool.remove_unrestored(&entry) {
+                tracing::debug!("cannot unlink what was restored of {ino}: {}", code.name());
+            }
+        }
+    }
+    restored
+}
+
 /// Restores a file on this node. When its target is full, other files are released first; where only files are left that
 /// the store does not have yet, this waits for them to be drained.
-pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<Entry> {
+fn restore_ranges(shared: &Shared, ranges: &FileRanges, ino: Ino) -> Result<Entry> {
     let until = Instant::now() + SPACE_PATIENCE;
     loop {
-        let bytes = shared.link.inode(ino).map_or(0, |entry| entry.attr.size) + RESERVE_BYTES;
+        let missing = |entry: Entry| entry.attr.size.saturating_sub(ranges.arrived_bytes());
+        let bytes = shared.link.inode(ino).map_or(0, missing) + RESERVE_BYTES;
         let free = free_bytes(&shared.link);
         if free < bytes {
             evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, bytes - free)?;
         }
-        match restore(&shared.link, &shared.stores, ino) {
+        match restore(&shared.link, &shared.stores, ranges, ino) {
             Err(e) if e.code == Code::NoSpace => {
                 if Instant::now() >= until || shared.stores.is_stopping() || !is_draining(shared) {
                     return Err(e.cure("release files (forebay release), or make the pool larger"));
                 }
             }
-            result => return result,
+            result => {
+                if let Ok(entry) = &result {
+                    mark_restored(&shared.link, &shared.marks, entry);
+                }
+                return result;
+            }
         }
         std::thread::sleep(SPACE_PERIOD);
     }

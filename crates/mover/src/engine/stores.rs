@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_tasks::{Policy, StoreReport, StoreSettings};
-use forebay_types::{Code, Error, Ino, Kind, PendingPlace, Placed, Result, StoreVersion, Wanted, FLAG_STORE};
+use forebay_types::{
+    Code, Error, Ino, Kind, NodeId, PendingPlace, Placed, Result, StoreVersion, Wanted, FLAG_STORE,
+};
 
 use super::link::Link;
 use crate::store::limited::Limited;
@@ -183,6 +185,13 @@ impl Stores {
             })),
             Err(e) => Err((settings.url, e)),
         }
+    }
+
+    /// The directories with stores whose trees' names this node has, as far as their stores were opened.
+    pub(super) fn roots(&self) -> Vec<Ino> {
+        let here = self.link.pool.node().unwrap_or(NodeId::FIRST);
+        let open = locked(&self.open);
+        open.keys().map(|root| Ino(*root)).filter(|root| root.birth_node() == here).collect()
     }
 
     /// True for a file whose policy is that it stays in the pool longest.

@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 
 use forebay_client::Kept;
 use forebay_tasks::{Keep, Verb};
-use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion, FLAG_ATTACHED, FLAG_STORE};
+use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion, FLAG_ATTACHED};
 
 use super::drain::{self, Reason};
 use super::evict;
 use super::link::Link;
+use super::lost;
 use super::peers::Work;
 use super::prestage::prestage;
+use super::roots::{root_of, DEPTH_MAX};
 use super::shared::{bytes_of, copied_by, Shared};
 use crate::store::Store;
 use crate::tasks::Progress;
@@ -24,26 +26,6 @@ const PERSIST_PATIENCE: Duration = Duration::from_secs(30);
 const PERSIST_PAUSE: Duration = Duration::from_millis(500);
 /// Pause between two passes of a sync.
 const PASS_PERIOD: Duration = Duration::from_millis(50);
-/// Bound on a walk to the root.
-const DEPTH_MAX: usize = 1 << 16;
-
-/// The directory with the store to whose tree a directory belongs. For a directory that is gone from the pool, the
-/// store's record of it is followed.
-pub(super) fn root_of(link: &Link, mut ino: Ino) -> Option<Ino> {
-    for _ in 0..DEPTH_MAX {
-        match link.inode(ino) {
-            Ok(entry) if entry.attr.flags & FLAG_STORE != 0 => return Some(ino),
-            Ok(entry) if entry.attr.flags & FLAG_ATTACHED != 0 && entry.attr.parent != ino => {
-                ino = entry.attr.parent;
-            }
-            Err(Code::NotFound) => {
-                return link.store_place(ino).ok().filter(|place| place.is_root).map(|place| place.top)
-            }
-            _ => return None,
-        }
-    }
-    None
-}
 
 /// The directory with the store to whose tree an inode belongs.
 fn root_of_inode(shared: &Shared, entry: &Entry) -> Option<Ino> {
@@ -118,13 +100,23 @@ fn release(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress)
 /// Releases a file, on the node that has its data.
 fn release_there(shared: &Shared, entry: &Entry) -> Result<std::result::Result<u64, Kept>> {
     let Some(node) = copied_by(shared, entry) else {
+        if lost::has_data(shared, entry) {
+            return lost::release(shared, entry);
+        }
         return evict::release(&shared.link, &shared.peers, entry);
     };
     if !entry.attr.is_resident() {
         return Ok(Err(Kept::Released));
     }
+    if lost::has_data(shared, entry) {
+        return lost::release(shared, entry);
+    }
     let is_over = || shared.stores.is_stopping();
-    let outcome = shared.peers.run(node, Work::Release { ino: entry.attr.ino.0 }, &|_| {}, &is_over)?;
+    let work = Work::Release { ino: entry.attr.ino.0 };
+    let outcome = match shared.peers.run(node, work, &|_| {}, &is_over) {
+        Err(_) if lost::has_data(shared, entry) => return lost::release(shared, entry),
+        outcome => outcome?,
+    };
     Ok(match outcome.kept {
         Some(why) => Err(Kept::Because(why)),
         None => Ok(outcome.counted.counts[3]),

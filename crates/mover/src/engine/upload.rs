@@ -13,10 +13,11 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use forebay_client::{File, LeaseKind};
-use forebay_types::{Code, Entry, Error, Layout, Result, StoreVersion, Timestamp, EPOCH_UNKNOWN};
+use forebay_types::{Code, Entry, Error, Ino, Layout, Result, StoreVersion, Timestamp, EPOCH_UNKNOWN};
 
 use super::hold::Held;
 use super::link::Link;
+use super::parts;
 use super::peers::Peers;
 use crate::store::{Attributes, Source, Store, StorePath};
 
@@ -154,7 +155,7 @@ pub(super) enum OpenFiles {
 pub(super) fn upload(
     link: &Link,
     peers: &Peers,
-    store: &dyn Store,
+    (root, store): (Ino, &dyn Store),
     directory: &StorePath,
     entry: &Entry,
     open_files: OpenFiles,
@@ -179,20 +180,25 @@ pub(super) fn upload(
     }
     let attributes = attributes_of(link, &now)?;
     let st = link.pool.stat_entry(&now).map_err(later)?;
-    let whole = match link.pool.is_here(&now.layout) {
-        true => None,
-        false => Some(link.pool.open_file(&now, false).map_err(later)?),
-    };
-    let source = Leased { held: &held, whole, layout: now.layout, bytes: st.st_size as u64 };
+    let bytes = st.st_size as u64;
     let temporary = store.temporaries().next(directory);
-    let uploaded = store.upload(&temporary, &source, &attributes);
+    let uploaded = if parts::are_for(store, &held, bytes) {
+        let (temporary, attributes, layout) = (&temporary, &attributes, now.layout);
+        parts::upload(peers, store, &held, &parts::Whole { root, temporary, layout, bytes, attributes })
+    } else {
+        let whole = match link.pool.is_here(&now.layout) {
+            true => None,
+            false => Some(link.pool.open_file(&now, false).map_err(later)?),
+        };
+        let source = Leased { held: &held, whole, layout: now.layout, bytes };
+        store.upload(&temporary, &source, &attributes)
+    };
     let is_whole = held.is_whole();
-    drop(source);
     drop(held);
     match uploaded {
         Ok(version) if is_whole => {
             let epoch = if is_open { EPOCH_UNKNOWN } else { now.attr.epoch() };
-            Ok(Upload { temporary, version, epoch, file_epoch: now.attr.epoch(), bytes: st.st_size as u64 })
+            Ok(Upload { temporary, version, epoch, file_epoch: now.attr.epoch(), bytes })
         }
         Ok(_) => {
             let _ = store.discard(&temporary);

@@ -3,6 +3,7 @@
 use forebay_types::{Code, Entry, Error, PendingPlace, Reader, Result, StoreVersion, Wanted, Writer};
 
 use super::peers::{from_hex, to_hex};
+use super::upload::OpenFiles;
 use crate::store::StorePath;
 
 /// Bytes of an encoded place, at most: three names, and numbers.
@@ -16,6 +17,7 @@ pub(super) struct WantedUpload {
     pub(super) directory: StorePath,
     pub(super) path: StorePath,
     pub(super) replaces: Option<StoreVersion>,
+    pub(super) open_files: OpenFiles,
 }
 
 impl WantedUpload {
@@ -27,6 +29,7 @@ impl WantedUpload {
         let mut put = || {
             w.short_bytes(directory)?;
             w.short_bytes(path)?;
+            w.u8(u8::from(self.open_files == OpenFiles::Copied))?;
             w.u8(u8::from(self.replaces.is_some()))?;
             if let Some(version) = &self.replaces {
                 version.encode(&mut w)?;
@@ -44,6 +47,7 @@ impl WantedUpload {
             let mut r = Reader::new(&bytes);
             let directory = StorePath::new(r.short_bytes()?)?;
             let path = StorePath::new(r.short_bytes()?)?;
+            let open_files = if r.u8()? == 0 { OpenFiles::Wait } else { OpenFiles::Copied };
             let replaces = match r.u8()? {
                 0 => None,
                 _ => Some(StoreVersion::decode(&mut r)?),
@@ -51,7 +55,7 @@ impl WantedUpload {
             let place = PendingPlace::decode_list(r.rest())?.pop().ok_or(Code::Malformed)?;
             match &place.wanted {
                 Some(Wanted::Here(entry, _)) => {
-                    Ok(WantedUpload { entry: *entry, place, directory, path, replaces })
+                    Ok(WantedUpload { entry: *entry, place, directory, path, replaces, open_files })
                 }
                 _ => Err(Code::Malformed),
             }

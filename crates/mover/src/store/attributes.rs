@@ -106,6 +106,8 @@ pub struct Abilities {
     pub conditional_publish: bool,
     /// Holes stay holes.
     pub holes: bool,
+    /// Several movers can write parts of one upload (`begin_parts`).
+    pub parts: bool,
     /// Names may have any bytes except `/` and NUL. Otherwise they must be UTF-8, without white space at the ends of a
     /// path, and a file `a` excludes files under `a/`.
     pub raw_names: bool,

@@ -100,6 +100,28 @@ pub trait Store: Send + Sync {
         attributes: &Attributes,
     ) -> StoreResult<StoreVersion>;
 
+    /// Begins an upload whose parts several movers write: a file of this size, all hole, under a temporary name.
+    fn begin_parts(&self, temporary: &StorePath, _bytes: u64) -> StoreResult<()> {
+        Err(self.no_parts(temporary))
+    }
+
+    /// Writes the data of a source into an upload that any mover has begun, and makes them durable. The source's holes
+    /// are left as they are.
+    fn write_part(&self, temporary: &StorePath, _source: &dyn Source) -> StoreResult<()> {
+        Err(self.no_parts(temporary))
+    }
+
+    /// Ends an upload whose parts were written: the rest of [`Store::upload`].
+    fn end_parts(&self, temporary: &StorePath, _attributes: &Attributes) -> StoreResult<StoreVersion> {
+        Err(self.no_parts(temporary))
+    }
+
+    /// The error of a store without [`Abilities::parts`].
+    fn no_parts(&self, temporary: &StorePath) -> StoreError {
+        let what = format!("cannot write a part of {temporary} in {}", self.title());
+        StoreError::lasting(forebay_types::Code::NotSupported, what).why("this store gets whole files")
+    }
+
     /// Makes the data and attributes of uploads durable, before they are published. One call for many files is cheaper
     /// than many calls.
     fn make_durable(&self, temporaries: &[StorePath]) -> StoreResult<()>;

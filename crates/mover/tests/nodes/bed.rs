@@ -60,8 +60,10 @@ impl Nodes {
     }
 
     pub(crate) fn start(&self, node: usize) {
-        let done =
-            self.plain(&["up", "--pool", self.file().to_str().unwrap(), "--node", &format!("n{node}")]);
+        let name = format!("n{node}");
+        let mut command =
+            self.plain_command(&["up", "--pool", self.file().to_str().unwrap(), "--node", &name]);
+        let done = command.env("FOREBAY_LOG", "info,forebay_mover::engine::parts=debug").output().unwrap();
         assert!(done.status.success(), "{}", text(&done));
     }
 
@@ -88,10 +90,14 @@ impl Nodes {
         self.dir.join("store")
     }
 
-    fn plain(&self, words: &[&str]) -> Output {
+    fn plain_command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("timeout");
         command.arg("120").arg(binaries().join("forebay")).args(words).env_remove("FOREBAY_POOL");
-        command.output().unwrap()
+        command
+    }
+
+    fn plain(&self, words: &[&str]) -> Output {
+        self.plain_command(words).output().unwrap()
     }
 
     /// The `forebay` command on a node.
@@ -200,10 +206,15 @@ impl Nodes {
         });
     }
 
+    /// A node's log.
+    pub(crate) fn log(&self, node: usize) -> String {
+        std::fs::read_to_string(self.pool(node).join("log")).unwrap_or_default()
+    }
+
     /// The ends of the daemons' logs.
     pub(crate) fn logs(&self) -> String {
         let log = |node: usize| {
-            let log = std::fs::read_to_string(self.pool(node).join("log")).unwrap_or_default();
+            let log = self.log(node);
             format!("--- node {node}\n{}\n", &log[log.len().saturating_sub(3000)..])
         };
         (1..=self.count).map(log).collect()

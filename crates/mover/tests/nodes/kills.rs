@@ -23,7 +23,14 @@ fn killed_movers_and_workers_of_any_node_leave_store_and_pool_equal() {
         let mut command = nodes.command(node, &format!("cd {inside}; set +e\n{CHANGES}"), preload);
         command.env("SEED", seed.to_string()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     };
-    let mut programs = vec![start(1, 1, false), start(2, 2, false), start(3, 3, false), start(4, 1, true)];
+    // A file of all nodes, which each of them copies a part of.
+    nodes.sh(1, "mkdir s/long");
+    nodes.ok(1, &["layout", "set", "-c", "3", "-S", "65536", "/s/long"]);
+    let long = "until test -e $S/../stop; do head -c 6000000 /dev/urandom > s/long/f; sleep 0.5; done 2>/dev/null; true";
+    let mut long = nodes.command(3, &format!("set +e; {long}"), false);
+    let long = long.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut programs =
+        vec![long, start(1, 1, false), start(2, 2, false), start(3, 3, false), start(4, 1, true)];
     let until = Instant::now() + Duration::from_secs(seconds());
     let mut random = 88_172_645_463_325_252_u64;
     let mut next = || {

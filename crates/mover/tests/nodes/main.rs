@@ -87,6 +87,104 @@ fn files_over_several_nodes_are_drained_released_and_restored() {
     nodes.check();
 }
 
+#[test]
+fn every_node_writes_its_part_of_a_long_file_into_the_store() {
+    let Some(nodes) = Nodes::up(3, "128MiB") else { return };
+    nodes.attach(1, "", &[]);
+    nodes.sh(2, "mkdir s/st");
+    nodes.ok(2, &["layout", "set", "-c", "3", "-S", "65536", "/s/st"]);
+    // One ends within a stripe, one has holes, one is all hole, one has another file's version in the store before.
+    nodes.sh(1, "head -c 9000001 /dev/urandom > s/st/whole; chmod 640 s/st/whole; touch -d @1000 s/st/whole");
+    nodes
+        .sh(2, "truncate -s 20000003 s/st/holes; printf x | dd of=s/st/holes bs=1 seek=7000000 conv=notrunc");
+    nodes.sh(3, "truncate -s 5000000 s/st/hole; head -c 6000000 /dev/urandom > s/st/again");
+    nodes.durable(1);
+    nodes.sh(3, "dd if=/dev/zero of=s/st/again bs=100000 seek=20 count=3 conv=notrunc; truncate -s 5500000 s/st/again");
+    nodes.durable(2);
+    assert_eq!(nodes.differences(3), "");
+    assert_eq!(nodes.sh(1, "stat -c '%a %Y' $S/st/whole"), "640 1000\n");
+    let blocks: u64 = nodes.sh(1, "stat -c %b $S/st/holes").trim().parse().unwrap();
+    // A medium may have whole huge pages of data.
+    assert!(blocks * 512 < 8 << 20, "{blocks} blocks");
+    for node in 1..=3 {
+        assert!(nodes.log(node).contains("wrote this node's part of file"), "node {node}\n{}", nodes.logs());
+    }
+    nodes.check();
+}
+
+#[test]
+fn clean_files_of_a_node_that_died_come_from_the_store() {
+    let Some(nodes) = Nodes::up(3, "64MiB") else { return };
+    nodes.attach(1, "", &["--rule", "*.kept=request"]);
+    nodes.sh(
+        3,
+        "mkdir s/d; for i in 1 2 3; do head -c 100000$i /dev/urandom > s/d/$i; done; touch -d @1000 s/d/1",
+    );
+    nodes.durable(1);
+    nodes.ok(1, &["layout", "set", "-c", "3", "-S", "65536", "/s/d"]);
+    nodes.sh(2, "head -c 1000000 /dev/urandom > s/d/striped");
+    nodes.durable(2);
+    nodes.sh(3, "echo only here > s/only.kept");
+    let open = std::fs::File::open(nodes.at(2).join("s/d/3")).unwrap();
+    nodes.kill_node(3);
+    assert!(!nodes.command(2, "cat s/only.kept", false).output().unwrap().status.success());
+    // By command, and by itself.
+    nodes.wait("the release of a file", || {
+        nodes.forebay(1, &["release", "--no-progress", "/s/d/2"]).status.success()
+    });
+    nodes.sh(2, "cmp s/d/2 $S/d/2");
+    nodes.wait("a file from the store", || {
+        nodes
+            .command(2, "cmp s/d/1 $S/d/1 && cmp s/d/striped $S/d/striped", false)
+            .output()
+            .unwrap()
+            .status
+            .success()
+    });
+    nodes.preloaded(1, "cmp /forebay/s/d/3 $S/d/3");
+    assert_eq!(nodes.sh(1, "stat -c '%s %Y' s/d/1"), "1000001 1000\n");
+    nodes.sh(2, "printf more >> s/d/1; printf more >> s/d/striped");
+    nodes.ok(1, &["wait-durable", "--recursive", "--no-progress", "--timeout", "60", "/s/d"]);
+    // What is nowhere else stays, and comes back with its node.
+    assert!(!nodes.command(2, "cat s/only.kept", false).output().unwrap().status.success());
+    assert!(!nodes.store().join("only.kept").exists());
+    nodes.start(3);
+    assert!(nodes.mount(3));
+    nodes.wait("the node", || {
+        nodes.command(2, "grep only s/only.kept", false).output().unwrap().status.success()
+    });
+    assert_eq!(nodes.sh(3, "tail -c 4 s/d/1; tail -c 4 s/d/striped"), "moremore");
+    nodes.ok(3, &["sync", "--recursive", "--no-progress", "/s"]);
+    assert_eq!(nodes.differences(3), "");
+    drop(open);
+    nodes.check();
+}
+
+#[test]
+fn open_files_of_other_nodes_are_copied_when_that_is_asked_for_and_not_before() {
+    let Some(nodes) = Nodes::up(3, "64MiB") else { return };
+    nodes.attach(1, "", &["--rule", "*.log=close,open=snapshot:1s"]);
+    use std::io::Write;
+    let create = |name: &str| std::fs::File::create(nodes.at(3).join("s").join(name)).unwrap();
+    let (mut open, mut log) = (create("open"), create("a.log"));
+    open.write_all(b"first").unwrap();
+    log.write_all(b"line").unwrap();
+    let stored = |name: &str| std::fs::read_to_string(nodes.store().join(name)).unwrap_or_default();
+    nodes.wait("a snapshot", || stored("a.log") == "line");
+    // Several passes later the other one is not there.
+    nodes.sh(2, "echo x > s/closed");
+    nodes.ok(1, &["wait-durable", "--no-progress", "/s/closed"]);
+    assert_eq!(stored("open"), "");
+    nodes.ok(2, &["sync", "--no-progress", "/s/open"]);
+    assert_eq!(stored("open"), "first");
+    assert_eq!(nodes.state(1, "/s/open")["durable"], false);
+    open.write_all(b" second").unwrap();
+    drop((open, log));
+    nodes.durable(2);
+    assert_eq!((stored("open"), nodes.differences(2)), ("first second".to_owned(), String::new()));
+    nodes.check();
+}
+
 /// The descriptor is older than the worker that serves it, and the file was drained in between: the write is no less
 /// noticed.
 #[test]

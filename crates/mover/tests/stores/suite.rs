@@ -56,6 +56,7 @@ suite! {
     extended_attributes_are_kept
     holes_stay_holes
     large_and_empty_files_are_whole
+    parts_make_one_file
     missing_objects_and_parents_are_reported
     only_own_temporaries_are_discarded
 }
@@ -429,6 +430,58 @@ fn holes_stay_holes(s: &Subject) {
     let blocks = rustix::fs::fstat(&into).unwrap().st_blocks;
     assert!(!s.store.abilities().holes || blocks * 512 < 1 << 20, "{blocks}");
     assert!(contents(into) == wanted);
+}
+
+/// The bytes of some ranges of a file; the rest counts as hole.
+struct Pieces<'a>(&'a [u8], Vec<std::ops::Range<u64>>);
+
+impl forebay_mover::store::Source for Pieces<'_> {
+    fn bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn next_data(&self, within: std::ops::Range<u64>) -> Result<Option<std::ops::Range<u64>>, Code> {
+        let meet = |range: &std::ops::Range<u64>| range.start.max(within.start)..range.end.min(within.end);
+        Ok(self.1.iter().map(meet).find(|range| range.start < range.end))
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
+        let left = &self.0[offset as usize..];
+        let n = left.len().min(buffer.len());
+        buffer[..n].copy_from_slice(&left[..n]);
+        Ok(n)
+    }
+}
+
+fn parts_make_one_file(s: &Subject) {
+    let (bytes, path): (Vec<u8>, _) = (vec![7; 3_000_001], path("parts"));
+    let temporary = s.store.temporaries().next(&StorePath::root());
+    let pieces = [vec![0..1_000_000, 2_999_999..3_000_001], vec![1_500_000..1_600_000, 0..0]];
+    let written: Vec<_> = pieces.iter().map(|pieces| Pieces(&bytes, pieces.clone())).collect();
+    let begun = s.store.begin_parts(&temporary, bytes.len() as u64);
+    if !s.store.abilities().parts {
+        assert_eq!(begun.unwrap_err().code(), Code::NotSupported);
+        assert_eq!(s.store.write_part(&temporary, &written[0]).unwrap_err().code(), Code::NotSupported);
+        return;
+    }
+    begun.unwrap();
+    assert_eq!(s.store.begin_parts(&temporary, 5).unwrap_err().code(), Code::Exists);
+    std::thread::scope(|scope| {
+        for part in &written {
+            scope.spawn(|| s.store.write_part(&temporary, part).unwrap());
+        }
+    });
+    let version = s.store.end_parts(&temporary, &Attributes { mode: Some(0o640), ..wanted() }).unwrap();
+    s.store.make_durable(std::slice::from_ref(&temporary)).unwrap();
+    assert_eq!(done(s.store.publish(&temporary, &path, None).unwrap()), version);
+    let mut expected = vec![0; bytes.len()];
+    for range in pieces.iter().flatten() {
+        expected[range.start as usize..range.end as usize].fill(7);
+    }
+    assert!(s.get(&path).unwrap() == expected);
+    assert_eq!(s.store.look(&path).unwrap().unwrap().mode, 0o640);
+    // A mover that was given up writes into nothing.
+    assert_eq!(s.store.write_part(&temporary, &written[0]).unwrap_err().code(), Code::NotFound);
 }
 
 fn large_and_empty_files_are_whole(s: &Subject) {

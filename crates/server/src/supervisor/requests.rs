@@ -125,6 +125,7 @@ impl Supervisor {
             Ask::Join(request) => match random_bytes() {
                 Ok(bytes) => {
                     tracing::info!(member = id, label = request.label, group = request.group, "joins");
+                    self.is_drained = false;
                     let token = bytes.iter().map(|b| format!("{b:02x}")).collect();
                     self.members.join(id, request, token, now)
                 }
@@ -145,6 +146,10 @@ impl Supervisor {
                     Err(e) => Reply::failed(&e),
                 };
                 return self.send(id, &reply);
+            }
+            Ask::Drained => {
+                self.is_drained = true;
+                return self.send(id, &Reply::Noted);
             }
             Ask::Mount { .. } if self.stopping.is_some() => {
                 let gone = Error::new(Code::PoolGone, "cannot mount the pool").why("it is stopping");

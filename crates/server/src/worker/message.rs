@@ -23,6 +23,8 @@ pub(super) enum Message {
     SweptUpTo(u64),
     /// A request for the data of `forebay status`.
     Status(Sender<Value>),
+    /// Commit, and give the commit to the thread that copies it.
+    Snapshot(Sender<super::snapshot_hold::Answer>),
     /// Check shard and target.
     Check(Sender<Result<Value>>),
     /// A session serves the pool's mount: the kernel behind the device is notified of changes from now on.

@@ -62,6 +62,8 @@ mod session;
 mod session_id;
 mod sessions;
 mod shard_queries;
+mod snapshot_hold;
+mod snapshots;
 mod statistics;
 #[cfg(any(test, feature = "simulation"))]
 pub mod stepped;
@@ -113,6 +115,12 @@ pub fn check_at_rest(target_dirs: &[OwnedFd], identity: &PoolIdentity) -> Result
         Err(e) => return Err(e),
     };
     check::check(&shard, &open_targets(target_dirs, identity)?)
+}
+
+/// Applies to the shard in a target what was acknowledged and not committed, while no daemon serves it.
+pub(crate) fn settle_at_rest(target_dir: &OwnedFd) -> Result<()> {
+    let shard = Shard::open(&shard_dir(target_dir))?;
+    core::recovery::replay(&shard, &mut Journal::open(target_dir.as_fd())?)
 }
 
 fn open_shard(setup: &WorkerSetup) -> Result<Shard> {
@@ -215,6 +223,15 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let sweeper = sweeper::start(Arc::clone(&targets), to_shard.clone(), Arc::clone(&doorbell), beyond)?;
     let journal = Journal::open(setup.target_dirs[0].as_fd())?;
     let supervisor = setup.store.try_clone()?;
+    let places = snapshots::Places::of(&setup.target_dirs, &setup.identity)?;
+    let is_embedded = setup.identity.embedded;
+    let snapshots = match &places {
+        Some(places) => {
+            let statistics = Arc::clone(&statistics);
+            Some(snapshots::start(places, to_shard.clone(), Arc::clone(&doorbell), statistics)?)
+        }
+        None => None,
+    };
     let attendant = Attendant {
         setup,
         stop,
@@ -257,6 +274,10 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     attending.ready()?;
     let served = serve(&handoff, attending, &supervisor);
     handoff.take_core();
+    drop(snapshots);
+    if let (Some(places), Ok(()), false) = (&places, &served, is_embedded) {
+        places.write_last(shard);
+    }
     if served.is_ok() {
         // The pool ends. Programs may keep a target in memory alive, and their watches would get no more events.
         watches::end(&mirrors);

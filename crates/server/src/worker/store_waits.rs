@@ -4,6 +4,7 @@
 //! calls that came after it took the last one, and reports by `Persisted`.
 //!
 //! A call that names an entry of an unlisted directory waits until the directory is listed; `Restore` waits until the
+//! file is resident; `RestoreRange` until a range of it has arrived, which the mover reports by `RangeRestored`, or the
 //! file is resident. The mover asks for tasks by `StoreWork`, which waits here too while there is none. It reports by
 //! `Listed`, `Restored` or `StoreFailed`, and each of them ends the waiting for its inode.
 //!
@@ -14,7 +15,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use forebay_meta::Client;
-use forebay_types::{Code, Ino, StoreTask};
+use forebay_types::limits::RANGE_BYTES;
+use forebay_types::{Code, Ino, RestoredRange, StoreTask};
 
 use super::call::Call;
 
@@ -90,6 +92,8 @@ pub(super) struct StoreWaits {
     answered_as_it_is: Vec<Client>,
     /// `Persist` calls that are over, and those that have waited long enough, with the time since which they do.
     persist_answers: Vec<(Client, Option<u64>)>,
+    /// What `RestoreRange` calls that are over are answered.
+    range_answers: Vec<(Client, RestoredRange)>,
     /// When the mover took the task of a file that is to be persisted.
     rounds: BTreeMap<Ino, u64>,
     /// Up to which time the store has a file's data.
@@ -107,7 +111,7 @@ impl StoreWaits {
     pub(super) fn wait(&mut self, call: Call, task: StoreTask, now_ns: u64) {
         let patience = match task {
             StoreTask::List(_) => LIST_NS,
-            StoreTask::Restore(_) => RESTORE_NS,
+            StoreTask::Restore(_) | StoreTask::Range(..) => RESTORE_NS,
             StoreTask::Persist(_) => PERSIST_NS,
         };
         self.wait_since(call, task, now_ns, now_ns, patience);
@@ -198,18 +202,44 @@ impl StoreWaits {
 
     /// A directory was listed, a file restored, or the task failed.
     pub(super) fn done(&mut self, ino: Ino, failed: Option<Code>) {
-        for task in [StoreTask::List(ino), StoreTask::Restore(ino)] {
-            self.handed.remove(&task);
-            self.wanted.retain(|wanted| *wanted != task);
-        }
+        let is_it = |task: &StoreTask| task.ino() == ino && !matches!(task, StoreTask::Persist(_));
+        self.handed.retain(|task| !is_it(task));
+        self.wanted.retain(|task| !is_it(task));
         let all = std::mem::take(&mut self.waiting).into_iter();
         let (over, waiting): (Vec<_>, Vec<_>) =
-            all.partition(|waiting| matches!(waiting.what, WaitsFor::Task(StoreTask::List(of) | StoreTask::Restore(of)) if of == ino));
+            all.partition(|waiting| matches!(&waiting.what, WaitsFor::Task(task) if is_it(task)));
         self.waiting = waiting;
         self.released.extend(over.into_iter().map(|Waiting { call, .. }| match failed {
             Some(code) => Released::Failed(call, code),
             None => Released::Again(call),
         }));
+    }
+
+    /// A range of a file has arrived: calls that wait for a part of it go on.
+    pub(super) fn range_restored(&mut self, ino: Ino, range: RestoredRange) {
+        let is_in = |task: &StoreTask| match *task {
+            StoreTask::Range(of, number) => {
+                let from = number.saturating_mul(RANGE_BYTES);
+                of == ino && range.from <= from && from < range.to
+            }
+            _ => false,
+        };
+        self.handed.retain(|task| !is_in(task));
+        self.wanted.retain(|task| !is_in(task));
+        let all = std::mem::take(&mut self.waiting).into_iter();
+        let (over, waiting): (Vec<_>, Vec<_>) =
+            all.partition(|waiting| matches!(&waiting.what, WaitsFor::Task(task) if is_in(task)));
+        self.waiting = waiting;
+        for Waiting { call, .. } in over {
+            self.range_answers.push((call.client, range));
+            self.released.push_back(Released::Again(call));
+        }
+    }
+
+    /// What a `RestoreRange` whose range has arrived is answered, once.
+    pub(super) fn range_answer(&mut self, client: &Client) -> Option<RestoredRange> {
+        let i = self.range_answers.iter().position(|(other, _)| other == client)?;
+        Some(self.range_answers.swap_remove(i).1)
     }
 
     /// The store has what a file contained when the mover took the task, or cannot get it: calls that came later wait
@@ -279,7 +309,9 @@ impl StoreWaits {
                     tracing::warn!("the backing store did not list directory {ino} in time: a request fails");
                     Released::Failed(call, Code::TimedOut)
                 }
-                WaitsFor::Task(StoreTask::Restore(ino)) if now_ns > self.seen_ns + ABSENT_NS => {
+                WaitsFor::Task(StoreTask::Restore(ino) | StoreTask::Range(ino, _))
+                    if now_ns > self.seen_ns + ABSENT_NS =>
+                {
                     tracing::warn!("no mover runs to restore file {ino}: a request fails");
                     Released::Failed(call, Code::TimedOut)
                 }
@@ -291,7 +323,7 @@ impl StoreWaits {
                     self.persist_answers.push((call.client, Some(since_ns)));
                     Released::Again(call)
                 }
-                WaitsFor::Task(StoreTask::Restore(_)) => {
+                WaitsFor::Task(StoreTask::Restore(_) | StoreTask::Range(..)) => {
                     self.answered_as_it_is.push(call.client);
                     Released::Again(call)
                 }
@@ -315,6 +347,7 @@ impl StoreWaits {
         self.waiting.retain(|waiting| waiting.call.client.session != session);
         self.answered_as_it_is.retain(|client| client.session != session);
         self.persist_answers.retain(|(client, _)| client.session != session);
+        self.range_answers.retain(|(client, _)| client.session != session);
         if self.idle_mover.as_ref().is_some_and(|(_, call)| call.client.session == session) {
             self.idle_mover = None;
         }
@@ -454,6 +487,29 @@ mod tests {
         waits.persisted(Ino(5), Some(Code::Io));
         assert_eq!(released(&mut waits), [(2, Some(Code::Io))]);
         assert!(!waits.is_persisted(Ino(5), 30));
+    }
+
+    #[test]
+    fn a_call_for_a_range_goes_on_when_it_has_arrived_or_the_whole_file() {
+        let mut waits = StoreWaits::default();
+        for number in 0..3 {
+            waits.wait(call(1 + number, 1), StoreTask::Range(Ino(5), number as u64), 0);
+        }
+        let range = |number| StoreTask::Range(Ino(5), number);
+        assert_eq!(waits.tasks(false, 1), [range(0), range(1), range(2)]);
+        let arrived = RestoredRange { backing: 9, from: RANGE_BYTES, to: 2 * RANGE_BYTES };
+        waits.range_restored(Ino(6), arrived);
+        assert_eq!(released(&mut waits), [], "of another file");
+        waits.range_restored(Ino(5), arrived);
+        assert_eq!(released(&mut waits), [(2, None)]);
+        assert_eq!(waits.range_answer(&call(1, 1).client), None);
+        assert_eq!(waits.range_answer(&call(2, 1).client), Some(arrived));
+        assert_eq!(waits.range_answer(&call(2, 1).client), None, "once");
+        waits.wait(call(4, 1), range(1), 2);
+        assert_eq!(waits.tasks(false, 3), [range(1)], "a mover that begins anew is given it again");
+        waits.done(Ino(5), None);
+        assert_eq!(released(&mut waits), [(1, None), (3, None), (4, None)]);
+        assert!(waits.is_empty());
     }
 
     #[test]

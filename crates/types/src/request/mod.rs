@@ -136,6 +136,8 @@ mod tests {
             Request::AskMover { node: NodeId(7), message: b"{}" },
             Request::MoverWork,
             Request::MoverAnswer { number: 5, answer: b"{}" },
+            Request::RestoreRange { ino: i, offset: 1 << 33 },
+            Request::RangeRestored { ino: i, backing: 9, from: 1 << 20, to: 1 << 21 },
             Request::Backing {
                 id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 op: BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },

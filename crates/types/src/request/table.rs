@@ -670,6 +670,24 @@ requests! {
         /// The answer.
         answer: &'a [u8] as XattrValue,
     }
+    /// Waits until a range of a file's data is in the pool, for some seconds at most. The file's other data follow.
+    RestoreRange = 124: client read at(ino) -> "`Bytes`: a [`crate::RestoredRange`] with the byte; `Entry` when the file is resident, or it still takes longer" {
+        /// The file.
+        ino: Ino,
+        /// A byte of the range.
+        offset: u64,
+    }
+    /// A range of a file that is being restored has arrived: calls that wait for a part of it go on.
+    RangeRestored = 125: client read at(ino) -> "`Done`" {
+        /// The file.
+        ino: Ino,
+        /// The kernel's number of the backing file that has it.
+        backing: u64,
+        /// Its first byte.
+        from: u64,
+        /// The byte behind it.
+        to: u64,
+    }
 }
 
 /// Whether a request may change the shard, by its number.

@@ -32,8 +32,21 @@ pub(in crate::engine) struct Peers {
     silent: Mutex<HashSet<NodeId>>,
     /// Directories of the store, by hash, in which a node has looked for temporaries of dead movers.
     swept: Mutex<HashSet<(NodeId, u64)>>,
-    /// Nodes that have answered, and whether their space is filled.
-    known: Mutex<HashMap<NodeId, bool>>,
+    known: Mutex<HashMap<NodeId, Known>>,
+}
+
+/// A node that has answered, or was given up.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    is_full: bool,
+    /// When it answered last.
+    answered: Instant,
+}
+
+impl Default for Known {
+    fn default() -> Known {
+        Known { is_full: false, answered: Instant::now() }
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -76,7 +89,7 @@ impl Peers {
             let cure = "see `forebay status` and the log of that node";
             Error::new(Code::Io, what()).why(format!("it does not answer ({})", code.name())).cure(cure)
         })?;
-        locked(&self.known).entry(node).or_default();
+        locked(&self.known).entry(node).or_default().answered = Instant::now();
         serde_json::from_slice(&answer)
             .map_err(|e| Error::new(Code::Malformed, what()).why(e).cure("all nodes must have one version"))
     }
@@ -84,6 +97,18 @@ impl Peers {
     /// True for a node that was given up.
     pub(in crate::engine) fn is_silent(&self, node: NodeId) -> bool {
         locked(&self.silent).contains(&node)
+    }
+
+    /// True for a node that was given up, or has not answered for as long as a job waits.
+    pub(in crate::engine) fn is_lost(&self, node: NodeId) -> bool {
+        let known = locked(&self.known).get(&node).copied();
+        self.is_silent(node) || known.is_some_and(|known| known.answered.elapsed() > PATIENCE)
+    }
+
+    /// The nodes that have not answered for so long.
+    pub(in crate::engine) fn silent_for(&self, time: Duration) -> HashSet<NodeId> {
+        let known = locked(&self.known);
+        known.iter().filter(|(_, known)| known.answered.elapsed() > time).map(|(node, _)| *node).collect()
     }
 
     /// A node does not answer: nothing is asked of it until it answers.
@@ -120,13 +145,15 @@ impl Peers {
             if answer.is_ok() {
                 locked(&self.silent).remove(&node);
             }
-            locked(&self.known).insert(node, matches!(answer, Ok(Answer::Done)));
+            if let Some(known) = locked(&self.known).get_mut(&node) {
+                known.is_full = matches!(answer, Ok(Answer::Done));
+            }
         }
     }
 
     /// True if any other node was full when it was asked last.
     pub(in crate::engine) fn is_any_full(&self) -> bool {
-        locked(&self.known).values().any(|is_full| *is_full)
+        locked(&self.known).values().any(|known| known.is_full)
     }
 
     /// Whether a node has not looked for temporaries in one of these directories of a store yet.

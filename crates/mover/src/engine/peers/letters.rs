@@ -16,6 +16,17 @@ pub(in crate::engine) enum Work {
         /// The files, encoded (`drain/wanted.rs`), in hexadecimal.
         files: Vec<String>,
     },
+    /// Write the stripes that this node has of a file into an upload, under the leases of a hold.
+    Part {
+        /// The directory with the store.
+        root: u64,
+        /// The hold.
+        hold: u64,
+        /// The path of the upload in the store, in hexadecimal.
+        temporary: String,
+        /// Bytes of the file.
+        bytes: u64,
+    },
     /// Restore a file.
     Restore {
         /// The file.
@@ -62,6 +73,9 @@ pub(in crate::engine) struct Outcome {
     pub(in crate::engine) later: Vec<usize>,
     /// Those that failed, with the reason.
     pub(in crate::engine) failed: Vec<(usize, Failure)>,
+    /// Of the files of an upload: those that were copied while they were open.
+    #[serde(default)]
+    pub(in crate::engine) snapshots: Vec<usize>,
     /// Why a file was not released.
     pub(in crate::engine) kept: Option<String>,
     /// Paths for which a task failed, the first of them.
@@ -154,6 +168,12 @@ pub(in crate::engine) enum Letter {
         hold: u64,
         /// The file was released: unlink its backing files.
         unlink: bool,
+    },
+    /// Mark a file's backing files here, or those of a directory's files: a program of this node is about to sync them.
+    /// `crates/client/src/marking.rs` sends it too. → `Done`, or `Failed`
+    Mark {
+        /// The file or directory.
+        ino: u64,
     },
     /// Is this node's space filled? → `Done` if it is, `Unknown`
     IsFull,

@@ -206,6 +206,18 @@ impl Store for Faulty {
         }
     }
 
+    fn begin_parts(&self, temporary: &StorePath, bytes: u64) -> StoreResult<()> {
+        self.call(Call::Upload, || self.inner.begin_parts(temporary, bytes))
+    }
+
+    fn write_part(&self, temporary: &StorePath, source: &dyn Source) -> StoreResult<()> {
+        self.call(Call::Upload, || self.inner.write_part(temporary, source))
+    }
+
+    fn end_parts(&self, temporary: &StorePath, attributes: &Attributes) -> StoreResult<StoreVersion> {
+        self.call(Call::Upload, || self.inner.end_parts(temporary, attributes))
+    }
+
     fn make_durable(&self, temporaries: &[StorePath]) -> StoreResult<()> {
         self.call(Call::MakeDurable, || self.inner.make_durable(temporaries))
     }

@@ -201,6 +201,19 @@ impl Store for Limited {
         self.call(source.bytes(), || self.inner.upload(temporary, &paced, attributes))
     }
 
+    fn begin_parts(&self, temporary: &StorePath, bytes: u64) -> StoreResult<()> {
+        self.call(0, || self.inner.begin_parts(temporary, bytes))
+    }
+
+    fn write_part(&self, temporary: &StorePath, source: &dyn Source) -> StoreResult<()> {
+        let paced = Paced { inner: source, bucket: &self.bucket };
+        self.call(source.bytes(), || self.inner.write_part(temporary, &paced))
+    }
+
+    fn end_parts(&self, temporary: &StorePath, attributes: &Attributes) -> StoreResult<StoreVersion> {
+        self.call(0, || self.inner.end_parts(temporary, attributes))
+    }
+
     fn make_durable(&self, temporaries: &[StorePath]) -> StoreResult<()> {
         self.call(0, || self.inner.make_durable(temporaries))
     }

@@ -291,6 +291,7 @@ impl Store for ObjectStore {
             extended_attributes: false,
             conditional_publish: self.is_conditional && self.has_tags,
             holes: false,
+            parts: false,
             raw_names: false,
         }
     }

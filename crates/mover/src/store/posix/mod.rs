@@ -14,6 +14,7 @@ mod described;
 mod leftovers;
 mod names;
 mod open;
+mod parts;
 mod resolve;
 mod tree;
 
@@ -124,6 +125,16 @@ impl PosixStore {
         Ok(())
     }
 
+    fn upload_failure(&self, temporary: &StorePath, failure: CopyFailure) -> StoreError {
+        match failure {
+            CopyFailure::Source(code) => StoreError::lasting(
+                code,
+                format!("cannot read the pool's copy for {}/{temporary}", self.title),
+            ),
+            CopyFailure::Destination(e) => self.failed("upload", temporary, e),
+        }
+    }
+
     fn sync_file(&self, path: &StorePath) -> Result<(), Errno> {
         let fd = match self.root.open(path, OFlags::RDONLY | OFlags::NONBLOCK) {
             // The mode of the upload keeps its owner from reading it.
@@ -164,6 +175,7 @@ impl Store for PosixStore {
             extended_attributes: self.keeps_xattrs,
             conditional_publish: links || no_replace,
             holes: true,
+            parts: true,
             raw_names: true,
         }
     }
@@ -253,19 +265,27 @@ impl Store for PosixStore {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         let fd = retried(|| rustix::fs::openat(&place.directory, place.name, flags, mode)).map_err(failed)?;
-        let filled = self.fill(fd.as_fd(), source).map_err(|failure| match failure {
-            CopyFailure::Source(code) => StoreError::lasting(
-                code,
-                format!("cannot read the pool's copy for {}/{temporary}", self.title),
-            ),
-            CopyFailure::Destination(e) => failed(e),
-        });
+        let filled = self.fill(fd.as_fd(), source);
+        let filled = filled.map_err(|failure| self.upload_failure(temporary, failure));
         let handle = Handle { fd: fd.as_fd(), is_path: false };
         let finished = filled.and_then(|()| self.set(handle, attributes).map_err(failed));
         if finished.is_err() {
             let _ = unlink(place.at());
         }
         finished
+    }
+
+    fn begin_parts(&self, temporary: &StorePath, bytes: u64) -> StoreResult<()> {
+        self.make_empty(temporary, bytes).map_err(|e| self.failed("upload", temporary, e))
+    }
+
+    fn write_part(&self, temporary: &StorePath, source: &dyn Source) -> StoreResult<()> {
+        let written = self.fill_part(temporary, source);
+        written.map_err(|failure| self.upload_failure(temporary, failure))
+    }
+
+    fn end_parts(&self, temporary: &StorePath, attributes: &Attributes) -> StoreResult<StoreVersion> {
+        self.finish_parts(temporary, attributes).map_err(|e| self.failed("upload", temporary, e))
     }
 
     fn make_durable(&self, temporaries: &[StorePath]) -> StoreResult<()> {

@@ -11,6 +11,7 @@ pub(super) mod recovery;
 mod redirecting;
 mod removing;
 mod revoking;
+mod snapshotting;
 mod store_waiting;
 mod transactions;
 mod watching;

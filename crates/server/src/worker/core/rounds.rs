@@ -86,7 +86,7 @@ impl ShardThread<'_> {
             self.sweep_late();
             self.backing.sweep_together();
         }
-        if long && self.batch.is_some() {
+        if long && self.batch.is_some() && !self.is_held_for_snapshot() {
             self.commit()?;
         }
         if long && self.leases.is_some() {
@@ -187,6 +187,7 @@ impl ShardThread<'_> {
             }
             Message::SweptUpTo(mark) => self.swept_up_to(mark)?,
             Message::Status(reply) => self.tell_status(reply)?,
+            Message::Snapshot(reply) => self.give_snapshot(&reply)?,
             Message::Check(reply) => {
                 let report = self.check_here()?;
                 self.check_with_others(report, reply);

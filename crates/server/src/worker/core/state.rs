@@ -37,6 +37,8 @@ use crate::worker::wide::Wide;
 const FORGET_AT_ONCE: usize = 8;
 /// Changes of one transaction: more make it no cheaper, and a crash repeats them.
 const CHANGES_MAX: usize = 1024;
+/// The same while a snapshot of the last commit is being copied, which the second commit after it ends.
+const CHANGES_HELD_MAX: usize = 16 * CHANGES_MAX;
 
 /// The result of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,6 +110,8 @@ pub(in crate::worker) struct ShardThread<'a> {
     pub(in crate::worker) clock: fn() -> Timestamp,
     /// Called at each point of the pipeline, so that a simulation can kill the worker there.
     pub(in crate::worker) watcher: Option<Watcher>,
+    /// A snapshot of the last commit is being copied.
+    pub(in crate::worker) snapshot_hold: Option<std::sync::Arc<crate::worker::snapshot_hold::Hold>>,
     pub(in crate::worker) stop: bool,
 }
 
@@ -169,6 +173,7 @@ impl<'a> ShardThread<'a> {
             uncommitted: 0,
             clock: crate::worker::now,
             watcher: None,
+            snapshot_hold: None,
             stop: false,
         })
     }
@@ -225,6 +230,9 @@ impl<'a> ShardThread<'a> {
         self.passes(Moment::Committing)?;
         batch.commit()?;
         self.passes(Moment::Committed)?;
+        if let Some(hold) = &self.snapshot_hold {
+            hold.note_commit();
+        }
         self.journal.clear();
         self.uncommitted = 0;
         self.committed = self.shard.statistics()?;
@@ -271,9 +279,8 @@ impl<'a> ShardThread<'a> {
 
     /// True when the open transaction must not grow.
     pub(in crate::worker) fn must_commit(&self) -> bool {
-        self.uncommitted >= CHANGES_MAX
-            || self.journal.is_full()
-            || self.batch.as_ref().is_some_and(Batch::is_spent)
+        let most = if self.is_held_for_snapshot() { CHANGES_HELD_MAX } else { CHANGES_MAX };
+        self.uncommitted >= most || self.journal.is_full() || self.batch.as_ref().is_some_and(Batch::is_spent)
     }
 
     pub(in crate::worker) fn count_clients(&self) {

@@ -2,8 +2,8 @@
 
 use forebay_data::{Media, NodeTargets, Target};
 use forebay_ring::call_clock;
-use forebay_types::limits::HIGH_WATER_PERCENT;
-use forebay_types::{Code, Ino, Refusal, Reply, Request, Result, StoreTask, Writer};
+use forebay_types::limits::{HIGH_WATER_PERCENT, RANGE_BYTES};
+use forebay_types::{Code, Ino, Refusal, Reply, Request, RestoredRange, Result, StoreTask, Writer};
 
 use super::state::ShardThread;
 use crate::worker::batch::Taken;
@@ -14,8 +14,8 @@ use crate::worker::store_waits::Released;
 /// meanwhile is not seen.
 const CALLS_A_LOOK: u32 = 15;
 const LOOK_NS: u64 = 1_000_000;
-/// Encoded bytes of a task.
-const TASK_BYTES: usize = 9;
+/// Encoded bytes of a task, at most.
+const TASK_BYTES: usize = 17;
 
 /// True when all targets of this node are filled up to the high watermark.
 fn is_filled(targets: &NodeTargets) -> bool {
@@ -40,7 +40,8 @@ impl ShardThread<'_> {
                 let mut bytes = vec![0; TASK_BYTES * tasks.len()];
                 let mut w = Writer::new(&mut bytes);
                 let encoded = tasks.iter().try_for_each(|task| task.encode(&mut w));
-                let answer = encoded.map(|()| Reply::Bytes(&bytes)).map_err(Refusal::Code);
+                let n = w.len();
+                let answer = encoded.map(|()| Reply::Bytes(&bytes[..n])).map_err(Refusal::Code);
                 self.conclude(session, call.clone(), &answer, None);
                 Ok(true)
             }
@@ -105,6 +106,27 @@ impl ShardThread<'_> {
                     return Ok(false);
                 }
                 self.store.wait(call.clone(), StoreTask::Restore(ino), call_clock());
+                Ok(true)
+            }
+            Request::RestoreRange { ino, offset } => {
+                if let Some(range) = self.store.range_answer(&call.client) {
+                    let mut bytes = [0; RestoredRange::BYTES];
+                    let encoded = range.encode(&mut Writer::new(&mut bytes));
+                    let answer = encoded.map(|()| Reply::Bytes(&bytes)).map_err(Refusal::Code);
+                    self.conclude(session, call.clone(), &answer, None);
+                    return Ok(true);
+                }
+                let is_over = self.store.has_waited(&call.client);
+                if is_over || !self.batch()?.is_to_be_restored(ino) {
+                    return Ok(false);
+                }
+                let task = StoreTask::Range(ino, offset / RANGE_BYTES);
+                self.store.wait(call.clone(), task, call_clock());
+                Ok(true)
+            }
+            Request::RangeRestored { ino, backing, from, to } => {
+                self.store.range_restored(ino, RestoredRange { backing, from, to });
+                self.conclude(session, call.clone(), &Ok(Reply::Done), None);
                 Ok(true)
             }
             // A restore that is under way goes on where it began.

@@ -1,0 +1,316 @@
+//! Opens for reading of files that are being restored from a backing store. The kernel reads them by requests, and each
+//! request waits for its own ranges alone.
+//!
+//! What has arrived is read from the backing file that the mover fills, which has it for ever
+//! (`crates/client/src/ranges.rs`). Once the file is resident, an open reads the file's backing file like any other, by
+//! requests still: the kernel refuses a mapping of such an open while others use passthrough, so that all opens of the
+//! inode are by requests until the last is released. An open reads data of one version alone: when another program
+//! changes the file in the store meanwhile, what has not arrived yet gives EIO.
+//!
+//! A file that loses its last name through the mount is restored whole first. One that loses it elsewhere gives EIO for
+//! what has not arrived. The mutex is a leaf. Tests: beside the code, and `crates/mover/tests/pool/ranges.rs`.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_client::{Arrived, Pool};
+use forebay_types::{Code, Entry, Ino, Timestamp};
+
+use crate::errno::Errno;
+use crate::filesystem::{fstat, FileSystem};
+use crate::opened::{open_backing, Opened};
+
+/// An open for running a program, among the flags of an open (`FMODE_EXEC`). It waits for the whole file.
+const OPEN_TO_RUN: i32 = 0x20;
+/// How often a read starts over because a restore begins anew.
+const ATTEMPTS: u32 = 100;
+
+/// What tells a file's data from those of another version.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Data {
+    epoch: u64,
+    bytes: u64,
+    mtime: Timestamp,
+}
+
+impl Data {
+    fn of(entry: &Entry) -> Data {
+        Data { epoch: entry.attr.epoch(), bytes: entry.attr.size, mtime: entry.attr.mtime }
+    }
+
+    /// True when a reader of `self` may go on with the data that the entry has now: they are the same, or programs of
+    /// the pool wrote the file meanwhile.
+    fn may_become(&self, now: &Data) -> bool {
+        self.epoch != now.epoch || self == now
+    }
+}
+
+/// The ranges of a file that an open knows to have arrived, in their order, apart.
+#[derive(Debug, Default)]
+struct Known(Vec<Range<u64>>);
+
+impl Known {
+    fn add(&mut self, mut new: Range<u64>) {
+        self.0.retain(|old| {
+            let is_apart = old.end < new.start || new.end < old.start;
+            if !is_apart {
+                new = new.start.min(old.start)..new.end.max(old.end);
+            }
+            is_apart
+        });
+        let at = self.0.partition_point(|old| old.start < new.start);
+        self.0.insert(at, new);
+    }
+
+    /// The first byte of a range that is not known to have arrived.
+    fn first_missing(&self, range: &Range<u64>) -> Option<u64> {
+        let there = self.0.iter().find(|known| known.contains(&range.start));
+        let missing = there.map_or(range.start, |known| known.end);
+        (missing < range.end).then_some(missing)
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    data: Data,
+    /// The backing file, and the kernel's number of it.
+    file: Option<(Arc<OwnedFd>, u64)>,
+    known: Known,
+    /// The file is that of the resident file.
+    is_whole: bool,
+}
+
+/// An open for reading of a file that was released.
+#[derive(Debug)]
+pub(crate) struct Arriving {
+    ino: Ino,
+    opened: Arc<Opened>,
+    state: Mutex<State>,
+    count: Arc<AtomicUsize>,
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Arriving {
+    pub(crate) fn new(entry: &Entry, opened: Arc<Opened>, count: Arc<AtomicUsize>) -> Arriving {
+        count.fetch_add(1, Ordering::Relaxed);
+        let state = State { data: Data::of(entry), file: None, known: Known::default(), is_whole: false };
+        Arriving { ino: entry.attr.ino, opened, state: Mutex::new(state), count }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True when a read need not wait.
+    pub(crate) fn is_there(&self, pool: &Pool, offset: u64, len: usize) -> bool {
+        if self.state().is_whole {
+            return true;
+        }
+        match pool.get_attr(self.ino) {
+            Ok(entry) if !entry.attr.is_resident() => {
+                let range = offset..entry.attr.size.min(offset.saturating_add(len as u64));
+                self.state().known.first_missing(&range).is_none()
+            }
+            _ => true,
+        }
+    }
+
+    /// The file from which a range can be read up to the file's end, once it has arrived; none for a range behind the
+    /// end.
+    pub(crate) fn wait_for(
+        &self,
+        pool: &Pool,
+        offset: u64,
+        len: usize,
+    ) -> Result<Option<Arc<OwnedFd>>, Errno> {
+        for _ in 0..ATTEMPTS {
+            if let State { file: Some((file, _)), is_whole: true, .. } = &*self.state() {
+                return Ok(Some(Arc::clone(file)));
+            }
+            let end = offset.saturating_add(len as u64);
+            let entry = match pool.get_attr(self.ino) {
+                Ok(entry) => entry,
+                Err(Code::NotFound) => return self.without_a_name(offset..end),
+                Err(code) => return Err(code.into()),
+            };
+            if entry.attr.is_resident() {
+                match self.go_over(pool, &entry) {
+                    Ok(file) => return Ok(Some(file)),
+                    Err(Errno(libc::ESTALE)) => continue, // it has lost its name, or was released again
+                    Err(e) => return Err(e),
+                }
+            }
+            let range = offset..end.min(entry.attr.size);
+            if range.is_empty() {
+                return Ok(None);
+            }
+            let missing = {
+                let state = self.state();
+                match (state.known.first_missing(&range), &state.file) {
+                    (None, Some((file, _))) => return Ok(Some(Arc::clone(file))),
+                    (missing, _) => missing.unwrap_or(range.start),
+                }
+            };
+            match pool.restore_range(self.ino, missing) {
+                Ok(Arrived::Range(arrived)) => {
+                    self.note(pool, arrived.backing, arrived.from..arrived.to)?;
+                }
+                Ok(Arrived::Whole(_)) | Err(Code::Stale) => {}
+                Err(code) => return Err(code.into()),
+            }
+        }
+        tracing::warn!("the restore of file {} begins anew all the time: a read fails", self.ino);
+        Err(Errno(libc::EIO))
+    }
+
+    /// A range has arrived in a backing file.
+    fn note(&self, pool: &Pool, backing: u64, range: Range<u64>) -> Result<(), Errno> {
+        let mut state = self.state();
+        if state.file.as_ref().is_none_or(|(_, number)| *number != backing) {
+            let Ok(entry) = pool.get_attr(self.ino) else { return Ok(()) };
+            let file = match pool.open_arriving(&entry) {
+                Ok(file) => file,
+                Err(Code::NotFound) => return Ok(()), // the restore begins anew, or has failed
+                Err(code) => return Err(code.into()),
+            };
+            if fstat(&file)?.st_ino != backing {
+                return Ok(());
+            }
+            self.check_data(&mut state, &entry)?;
+            state.file = Some((Arc::new(file), backing));
+            state.known = Known::default();
+        }
+        state.known.add(range);
+        Ok(())
+    }
+
+    /// Goes over from what has arrived to the backing file of the resident file.
+    fn go_over(&self, pool: &Pool, entry: &Entry) -> Result<Arc<OwnedFd>, Errno> {
+        let file = Arc::new(open_backing(pool, entry, libc::O_RDONLY).map_err(|code| match code {
+            Code::NotFound => Errno(libc::ESTALE),
+            code => code.into(),
+        })?);
+        let number = fstat(&file)?.st_ino;
+        let mut state = self.state();
+        if state.file.as_ref().is_none_or(|(_, before)| *before != number) {
+            self.check_data(&mut state, entry)?;
+        }
+        self.opened.note_whole(&file);
+        (state.file, state.is_whole) = (Some((Arc::clone(&file), number)), true);
+        Ok(file)
+    }
+
+    /// Refuses another version's data, unless nothing was read yet.
+    fn check_data(&self, state: &mut State, entry: &Entry) -> Result<(), Errno> {
+        let now = Data::of(entry);
+        if state.file.is_some() && !state.data.may_become(&now) {
+            tracing::warn!(
+                "file {} was changed in its store while a program read it: the read fails",
+                self.ino
+            );
+            return Err(Errno(libc::EIO));
+        }
+        state.data = now;
+        Ok(())
+    }
+
+    /// The file has lost its last name: what has arrived can still be read.
+    fn without_a_name(&self, range: Range<u64>) -> Result<Option<Arc<OwnedFd>>, Errno> {
+        if let Some(file) = self.opened.any() {
+            let mut state = self.state();
+            let number = fstat(&file)?.st_ino;
+            (state.file, state.is_whole) = (Some((Arc::clone(&file), number)), true);
+            return Ok(Some(file));
+        }
+        let state = self.state();
+        let range = range.start..range.end.min(state.data.bytes);
+        if range.is_empty() {
+            return Ok(None);
+        }
+        let Some((file, _)) = &state.file else { return Err(Errno(libc::EIO)) };
+        match forebay_client::has_arrived(fstat(file)?.st_mode) || state.known.first_missing(&range).is_none()
+        {
+            true => Ok(Some(Arc::clone(file))),
+            false => Err(Errno(libc::EIO)),
+        }
+    }
+}
+
+impl FileSystem {
+    /// True for an open that need not wait for the whole file.
+    pub(crate) fn opens_arriving(&self, entry: &Entry, flags: i32) -> bool {
+        let is_read = flags & libc::O_ACCMODE == libc::O_RDONLY && flags & (libc::O_TRUNC | OPEN_TO_RUN) == 0;
+        is_read && self.pool.comes_in_ranges(entry)
+    }
+
+    /// True when an inode is open for reading what arrives, and for nothing else.
+    pub(crate) fn is_arriving(&self, ino: Ino) -> bool {
+        self.arriving.load(Ordering::Relaxed) > 0
+            && self
+                .nodes
+                .opened(ino.0)
+                .is_some_and(|opened| opened.is_by_requests() && opened.any().is_none())
+    }
+
+    /// The same for the inode that a name leads to.
+    pub(crate) fn leads_to_arriving(&self, parent: Ino, name: &[u8]) -> Option<Ino> {
+        if self.arriving.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let ino = self.pool.lookup(parent, name).ok()?.attr.ino;
+        self.is_arriving(ino).then_some(ino)
+    }
+
+    /// Waits for the whole of a file that is open while it arrives.
+    pub(crate) fn make_whole(&self, ino: Ino) -> Result<(), Errno> {
+        if !self.is_arriving(ino) {
+            return Ok(());
+        }
+        let Some(opened) = self.nodes.opened(ino.0) else { return Ok(()) };
+        let file = self.pool.get_attr(ino).and_then(|entry| open_backing(self.pool, &entry, libc::O_RDONLY));
+        opened.note_whole(&Arc::new(file?));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_ranges_that_touch_are_one() {
+        let mut known = Known::default();
+        for range in [10..20, 40..50, 20..30, 0..5, 35..45] {
+            known.add(range);
+        }
+        assert_eq!(known.0, [0..5, 10..30, 35..50]);
+        known.add(4..36);
+        assert!(known.0.len() == 1 && known.0[0] == (0..50));
+    }
+
+    #[test]
+    fn first_missing_byte_is_behind_what_is_known() {
+        let mut known = Known::default();
+        known.add(10..20);
+        assert_eq!(known.first_missing(&(10..20)), None);
+        assert_eq!(known.first_missing(&(12..21)), Some(20));
+        assert_eq!(known.first_missing(&(5..12)), Some(5));
+        assert_eq!(known.first_missing(&(20..22)), Some(20));
+        assert_eq!(known.first_missing(&(22..22)), None, "nothing is read");
+    }
+
+    #[test]
+    fn data_of_another_version_are_refused_unless_programs_of_the_pool_wrote_them() {
+        let data = |epoch, bytes, sec| Data { epoch, bytes, mtime: Timestamp { sec, nsec: 0 } };
+        assert!(data(1, 5, 7).may_become(&data(1, 5, 7)));
+        assert!(!data(1, 5, 7).may_become(&data(1, 6, 7)) && !data(1, 5, 7).may_become(&data(1, 5, 8)));
+        assert!(data(1, 5, 7).may_become(&data(2, 6, 8)));
+    }
+}

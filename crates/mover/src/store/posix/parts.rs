@@ -1,0 +1,49 @@
+//! Uploads whose parts several movers write into one file.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use forebay_types::StoreVersion;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::super::attributes::Attributes;
+use super::super::path::StorePath;
+use super::super::source::{retried, Source};
+use super::apply::Handle;
+use super::copy::{copy, CopyFailure, Holes};
+use super::names::unlink;
+use super::{sync, PosixStore};
+
+impl PosixStore {
+    pub(super) fn make_empty(&self, temporary: &StorePath, bytes: u64) -> Result<(), Errno> {
+        let place = self.root.place(temporary)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let fd = retried(|| rustix::fs::openat(&place.directory, place.name, flags, mode))?;
+        let sized = retried(|| rustix::fs::ftruncate(&fd, bytes));
+        if sized.is_err() {
+            let _ = unlink(place.at());
+        }
+        sized
+    }
+
+    /// The part is synced here, because a sync by another node does not write what this node's kernel has cached.
+    pub(super) fn fill_part(&self, temporary: &StorePath, source: &dyn Source) -> Result<(), CopyFailure> {
+        let fd = self.open_upload(temporary).map_err(CopyFailure::Destination)?;
+        copy(source, 0..source.bytes(), fd.as_fd(), Holes::Skip)?;
+        sync(fd.as_fd()).map_err(CopyFailure::Destination)
+    }
+
+    pub(super) fn finish_parts(
+        &self,
+        temporary: &StorePath,
+        attributes: &Attributes,
+    ) -> Result<StoreVersion, Errno> {
+        let fd = self.open_upload(temporary)?;
+        self.set(Handle { fd: fd.as_fd(), is_path: false }, attributes)
+    }
+
+    fn open_upload(&self, temporary: &StorePath) -> Result<OwnedFd, Errno> {
+        self.root.open(temporary, OFlags::WRONLY | OFlags::NONBLOCK)
+    }
+}
