@@ -1,7 +1,7 @@
 //! Directives in a job script: `#BB_LUA forebay WORD…` and `#STAGE IN|OUT SRC DST`.
 //!
-//! As in Slurm, they end at the first line that is no comment, and a line that ends with a backslash goes on in the next
-//! one.
+//! As in Slurm, they end at the first line that is no comment, and a line that ends with a backslash goes on in the
+//! next one.
 
 use forebay_types::{Error, Result};
 use serde::{Deserialize, Serialize};
