@@ -26,9 +26,11 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             | "tools" => {
                 sections.push(argument.as_str());
             }
+            part if backing::PARTS.contains(&part) => sections.push(part),
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, backing, day, tools"
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, backing ({}), day, tools",
+                    backing::PARTS.join(", ")
                 ))
             }
         }
@@ -52,7 +54,11 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
 
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
-    if sections.iter().any(|s| !matches!(*s, "cost" | "nodes" | "far" | "ranks" | "backing" | "day")) {
+    let needs_no_age = |section: &str| {
+        let own = ["cost", "nodes", "far", "ranks", "backing", "day"];
+        own.contains(&section) || backing::PARTS.contains(&section)
+    };
+    if sections.iter().any(|section| !needs_no_age(section)) {
         age(&systems, &sizes)?;
     }
     let mut tables = Vec::new();
@@ -89,7 +95,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
                     .for_each(|table| show(table, &mut tables));
             }
             "backing" => {
-                backing::measure(&binaries, &disk, &sizes, &mut |table| show(table, &mut tables))?;
+                backing::measure(&binaries, &disk, &sizes, None, &mut |table| show(table, &mut tables))?;
+            }
+            part if backing::PARTS.contains(&part) => {
+                backing::measure(&binaries, &disk, &sizes, Some(part), &mut |table| {
+                    show(table, &mut tables)
+                })?;
             }
             "day" => backing::day(&binaries, &disk, &results, sizes.is_quick)?,
             _ => tools::measure(&systems)?,

@@ -3,7 +3,8 @@
 //! Drain: the pool has files that the store does not have; `forebay sync` returns when the store has them, durably. The
 //! tools copy the same files from tmpfs to the disk, and a sync of its file system follows. Restore: the pool has
 //! released them; `forebay prestage` copies them back. The tools copy them to tmpfs. Sources are in the page cache or in
-//! memory; memory is touched and freed right before each copy.
+//! memory; memory is touched and freed right before each copy. Trees that were copied to the store stay until the end:
+//! ext4 looks for inodes that were not freed within the last seconds, so a removal would slow down the next copy.
 
 use super::attached::Attached;
 use super::slow::{SlowStore, Slowness};
@@ -46,21 +47,28 @@ struct Store<'a> {
 /// Seconds of a drain and of a restore.
 fn forebay(pool: &Attached, source: &Path, store: &Store<'_>) -> Result<(f64, f64), String> {
     let bytes = measure_of(source)?.1;
-    let inside = pool.path("copy");
+    let name = new_name();
+    let (inside, path) = (pool.path(&name), format!("/store/{name}"));
     said(&mut pool.program("cp", &[OsStr::new("-a"), source.as_os_str(), inside.as_os_str()]))?;
     warm(bytes)?;
-    let drain = timed(pool.pool.command().args(["sync", "--no-progress", "-r", "/store"]))?;
-    same_size(source, &store.behind.join("copy"))?;
-    pool.verb(&["release", "--no-progress", "-r", "/store"])?;
+    let drain = timed(pool.pool.command().args(["sync", "--no-progress", "-r", &path]))?;
+    same_size(source, &store.behind.join(&name))?;
+    pool.verb(&["release", "--no-progress", "-r", &path])?;
     warm(bytes)?;
-    let restore = timed(pool.pool.command().args(["prestage", "--no-progress", "-r", "/store"]))?;
+    let restore = timed(pool.pool.command().args(["prestage", "--no-progress", "-r", &path]))?;
     said(&mut pool.program("diff", &[OsStr::new("-rq"), source.as_os_str(), inside.as_os_str()]))?;
-    said(&mut pool.program("rm", &[OsStr::new("-r"), inside.as_os_str()]))?;
-    pool.verb(&["sync", "--no-progress", "-r", "/store"])?;
-    match store.behind.join("copy").exists() {
-        true => Err(format!("{} was removed in the pool and is still in the store", inside.display())),
-        false => Ok((drain, restore)),
+    pool.verb(&["release", "--no-progress", "-r", &path])?;
+    if source.is_file() {
+        said(&mut pool.program("rm", &[inside.as_os_str()]))?;
+        pool.verb(&["sync", "--no-progress", "-r", "/store"])?;
     }
+    Ok((drain, restore))
+}
+
+/// A name in the store that was never used.
+fn new_name() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("copy{}", COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Seconds of the same two copies by a tool.
@@ -72,15 +80,15 @@ fn tool(way: &Way, source: &Path, memory: &Path, store: &Store<'_>) -> Result<(f
         warm(bytes)?;
         timed(&mut command)
     };
-    // A name of its own: the kernel may know a name for a second after it was removed behind a mount.
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("there{}", COUNT.fetch_add(1, Ordering::Relaxed));
+    let name = new_name();
     let there = store.used.join(&name);
     let drain = shell(source, &there, "&& sync -f \"$2\"")?;
     same_size(source, &store.behind.join(&name))?;
     let restore = shell(&there, memory, "")?;
     remove(memory);
-    remove(&store.behind.join(&name));
+    if source.is_file() {
+        remove(&store.behind.join(&name));
+    }
     Ok((drain, restore))
 }
 

@@ -368,10 +368,7 @@ impl Pool {
         request: &Request<'_>,
         then: impl FnOnce(Reply<'_>) -> Result<T, Code>,
     ) -> Result<T, Code> {
-        let mut scratch = Scratch::new()?;
-        let (message, buffer) = scratch.halves();
-        let n = request.encode(caller(), message)?;
-        self.exchange(&message[..n], buffer, |reply| then(Reply::decode(reply)?))?
+        self.request_in(&mut RequestMemory::new()?, request, then)
     }
 
     /// Sends a request of any length, and passes its reply, of any length, to `then`.
@@ -381,6 +378,19 @@ impl Pool {
         then: impl FnOnce(Reply<'_>) -> Result<T, Code>,
     ) -> Result<T, Code> {
         self.ask_long(request, then)
+    }
+
+    /// The same in memory that the caller keeps: for threads that send many requests, since mapping memory for each
+    /// holds up all threads of the process.
+    pub fn request_in<T>(
+        &self,
+        memory: &mut RequestMemory,
+        request: &Request<'_>,
+        then: impl FnOnce(Reply<'_>) -> Result<T, Code>,
+    ) -> Result<T, Code> {
+        let (message, buffer) = memory.halves();
+        let n = request.encode(caller(), message)?;
+        self.exchange(&message[..n], buffer, |reply| then(Reply::decode(reply)?))?
     }
 
     /// Sends a request with the caller's buffer for the reply. Returns the number of bytes of the encoded reply.
@@ -495,20 +505,22 @@ pub(crate) fn caller() -> Caller {
     unsafe { Caller { uid: libc::geteuid(), gid: libc::getegid() } }
 }
 
-/// Memory for one long request and its reply.
-struct Scratch {
+/// Memory for one request and its reply, each of any length.
+#[derive(Debug)]
+pub struct RequestMemory {
     base: *mut u8,
 }
 
-impl Scratch {
+impl RequestMemory {
     const HALF: usize = forebay_types::limits::MESSAGE_BYTES_MAX;
 
-    fn new() -> Result<Scratch, Code> {
+    /// Maps the memory. [`Code::NoMemory`] if there is none.
+    pub fn new() -> Result<RequestMemory, Code> {
         // SAFETY: a fresh anonymous mapping.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                2 * Scratch::HALF,
+                2 * RequestMemory::HALF,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
@@ -518,18 +530,19 @@ impl Scratch {
         if base == libc::MAP_FAILED {
             return Err(Code::NoMemory);
         }
-        Ok(Scratch { base: base.cast() })
+        Ok(RequestMemory { base: base.cast() })
     }
 
     fn halves(&mut self) -> (&mut [u8], &mut [u8]) {
         // SAFETY: the mapping has two halves of this length, is zero-initialised, and is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.base, 2 * Scratch::HALF) }.split_at_mut(Scratch::HALF)
+        unsafe { std::slice::from_raw_parts_mut(self.base, 2 * RequestMemory::HALF) }
+            .split_at_mut(RequestMemory::HALF)
     }
 }
 
-impl Drop for Scratch {
+impl Drop for RequestMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours.
-        unsafe { libc::munmap(self.base.cast(), 2 * Scratch::HALF) };
+        unsafe { libc::munmap(self.base.cast(), 2 * RequestMemory::HALF) };
     }
 }

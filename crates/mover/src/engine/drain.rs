@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::Mutex;
-use std::time::Instant;
 
 use forebay_tasks::DrainPolicy;
 use forebay_types::{
@@ -18,10 +17,12 @@ use super::parallel::in_parallel;
 use super::peers::{Counted, Work};
 use super::reconcile::{seconds_since, Next, Reconciler};
 use super::recover::recover;
+use super::removals::{remove_files, sorted};
 use super::shared::{copied_by, locked, Shared};
 use super::stores::{AttachedStore, Stores};
 use super::upload::{upload, NotUploaded, OpenFiles, Upload};
 use super::wanted::WantedUpload;
+use crate::host::{self, Instant};
 use crate::store::{Outcome, Store, StorePath};
 use crate::tasks::Progress;
 
@@ -204,7 +205,15 @@ pub(super) fn pass(
     let files =
         removals.extract_if(.., |place| place.placed.is_none_or(|placed| placed.kind != Kind::Directory));
     let files: Vec<_> = files.collect();
-    left.extend(reconcile_all(&mut reconciler, files, &mut pass, &mut Vec::new(), false));
+    let (done, waiting, refused) = sorted(remove_files(&mut reconciler, files));
+    left.extend(waiting);
+    pass.done += done;
+    if done > 0 {
+        at.note_success();
+    }
+    for (place, e) in refused {
+        failed(&reconciler, &mut pass, place, e);
+    }
     loop {
         let before = removals.len();
         removals = reconcile_all(&mut reconciler, removals, &mut pass, &mut Vec::new(), true);
@@ -242,14 +251,7 @@ fn upload_all(
         }
         mine
     };
-    let all = std::thread::scope(|scope| {
-        let mut own = nodes.remove(&None);
-        let threads: Vec<_> =
-            nodes.into_iter().map(|(node, files)| scope.spawn(move || one(node, files))).collect();
-        let own = own.take().map(|files| one(None, files));
-        let others = threads.into_iter().filter_map(|thread| thread.join().ok());
-        others.chain(own).collect::<Vec<_>>()
-    });
+    let all = host::for_each(nodes.into_iter().collect(), |(node, files)| one(node, files));
     all.into_iter().for_each(|one| pass.add(one));
 }
 
@@ -277,14 +279,9 @@ fn upload_here(
         }
         pass
     };
-    let passes: Vec<Pass> = std::thread::scope(|scope| {
-        let threads = locked(&left).len().clamp(1, BATCHES_AT_ONCE);
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
-        let own = run();
-        // A thread that panicked has reported nothing: its files stay pending.
-        let others = others.into_iter().filter_map(|thread| thread.join().ok());
-        std::iter::once(own).chain(others).collect()
-    });
+    let threads = locked(&left).len().clamp(1, BATCHES_AT_ONCE);
+    // A thread that panicked has reported nothing: its files stay pending.
+    let passes = host::for_each(vec![(); threads], |()| run());
     passes.into_iter().for_each(|one| pass.add(one));
 }
 
@@ -440,7 +437,7 @@ pub(super) fn upload_batch(
 ) {
     let reconciler = &Reconciler::new(&shared.link, &shared.stores, at);
     let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);
-    let copied = in_parallel(&batch, |wanted| match (reason.go_on)() {
+    let copied = in_parallel(&at.store, &batch, |wanted| match (reason.go_on)() {
         true => {
             upload(link, &shared.peers, (at.root, store), &wanted.directory, &wanted.entry, wanted.open_files)
         }
@@ -465,10 +462,11 @@ pub(super) fn upload_batch(
         }
         return;
     }
-    let published = in_parallel(&uploaded, |(wanted, upload)| publish(reconciler, wanted, upload, reason));
+    let published =
+        in_parallel(&at.store, &uploaded, |(wanted, upload)| publish(reconciler, wanted, upload, reason));
     let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
     let directories: Vec<_> = directories.into_iter().collect();
-    let synced = in_parallel(&directories, |directory| store.sync_directory(directory));
+    let synced = in_parallel(&at.store, &directories, |directory| store.sync_directory(directory));
     let sync_failed = synced.into_iter().find_map(std::result::Result::err).map(Error::from);
     for ((wanted, upload), outcome) in uploaded.into_iter().zip(published) {
         let place = &wanted.place;

@@ -1,9 +1,9 @@
-//! The mover's requests to the pool, typed.
+//! The mover's requests to the pool, typed. Each thread keeps the memory of its requests.
 
+use std::cell::RefCell;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use forebay_client::{LeaseKind, LeasedFiles, Pool};
-use forebay_types::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
+use forebay_client::{LeaseKind, LeasedFiles, Pool, RequestMemory};
 use forebay_types::{
     Code, Entry, Ino, PendingPlace, Reply, Request, RestoredRange, SetAttr, StorePlace, StoreTask,
     StoreVersion,
@@ -26,6 +26,10 @@ pub(super) struct Link {
     pub(super) listings: &'static Listings,
 }
 
+thread_local! {
+    static MEMORY: RefCell<Option<RequestMemory>> = const { RefCell::new(None) };
+}
+
 fn bytes<T>(reply: Reply<'_>, read: impl FnOnce(&[u8]) -> Result<T, Code>) -> Result<T, Code> {
     match reply {
         Reply::Bytes(bytes) => read(bytes),
@@ -34,8 +38,28 @@ fn bytes<T>(reply: Reply<'_>, read: impl FnOnce(&[u8]) -> Result<T, Code>) -> Re
 }
 
 impl Link {
+    fn request<T>(
+        &self,
+        request: &Request<'_>,
+        then: impl FnOnce(Reply<'_>) -> Result<T, Code>,
+    ) -> Result<T, Code> {
+        // Taken out: `then` may send a request, too.
+        let mut memory = match MEMORY.take() {
+            Some(memory) => memory,
+            None => RequestMemory::new()?,
+        };
+        let result = self.pool.request_in(&mut memory, request, then);
+        MEMORY.set(Some(memory));
+        result
+    }
+
+    /// An extended attribute of an inode, of any namespace.
+    fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Code> {
+        self.request(&Request::GetXattr { ino, name }, |reply| bytes(reply, |value| Ok(value.to_vec())))
+    }
+
     fn entry(&self, request: &Request<'_>) -> Result<Entry, Code> {
-        self.pool.request(request, |reply| match reply {
+        self.request(request, |reply| match reply {
             Reply::Entry(entry) => Ok(entry),
             _ => Err(Code::Malformed),
         })
@@ -43,7 +67,7 @@ impl Link {
 
     fn done(&self, request: &Request<'_>) -> Result<(), Code> {
         tracing::debug!("reports {request:?}");
-        self.pool.request(request, |_| Ok(()))
+        self.request(request, |_| Ok(()))
     }
 
     /// An inode; [`Code::NotFound`] if it is gone.
@@ -66,10 +90,7 @@ impl Link {
 
     /// The settings of the store that is attached at a directory.
     pub(super) fn settings(&self, root: Ino) -> Result<Vec<u8>, Code> {
-        let mut value = vec![0; XATTR_VALUE_MAX];
-        let n = self.pool.get_xattr_inode(root, STORE_SETTINGS, &mut value)?;
-        value.truncate(n);
-        Ok(value)
+        self.xattr(root, STORE_SETTINGS)
     }
 
     /// Where the store has an inode; [`Code::NotFound`] if it does not.
@@ -77,12 +98,12 @@ impl Link {
         if ino == Ino(0) {
             return Err(Code::NotFound);
         }
-        self.pool.request(&Request::StorePlace { ino }, |reply| bytes(reply, StorePlace::decode))
+        self.request(&Request::StorePlace { ino }, |reply| bytes(reply, StorePlace::decode))
     }
 
     /// Waits for tasks, about a second at most.
     pub(super) fn work(&self, restart: bool) -> Result<Vec<StoreTask>, Code> {
-        self.pool.request(&Request::StoreWork { restart }, |reply| bytes(reply, StoreTask::decode_list))
+        self.request(&Request::StoreWork { restart }, |reply| bytes(reply, StoreTask::decode_list))
     }
 
     /// The store has what a file contained when the mover got the task, or cannot get it.
@@ -105,7 +126,7 @@ impl Link {
 
     /// Waits for a message of another node's mover, about a second at most: its number, and the message.
     pub(super) fn mover_work(&self) -> Result<Option<(u64, Vec<u8>)>, Code> {
-        self.pool.request(&Request::MoverWork, |reply| {
+        self.request(&Request::MoverWork, |reply| {
             bytes(reply, |bytes| match bytes.split_first_chunk() {
                 Some((number, message)) => Ok(Some((u64::from_le_bytes(*number), message.to_vec()))),
                 None => Ok(None),
@@ -119,7 +140,7 @@ impl Link {
 
     /// Pending places behind one.
     fn pending(&self, parent: Ino, name: &[u8]) -> Result<Vec<PendingPlace>, Code> {
-        self.pool.request(&Request::Pending { parent, name }, |reply| bytes(reply, PendingPlace::decode_list))
+        self.request(&Request::Pending { parent, name }, |reply| bytes(reply, PendingPlace::decode_list))
     }
 
     /// True if a place in a directory is pending.
@@ -159,7 +180,7 @@ impl Link {
 
     /// Imports objects. Returns how many of them, from the first on, are there: the pool may take them in steps.
     pub(super) fn import(&self, ino: Ino, objects: &[u8]) -> Result<u64, Code> {
-        self.pool.request(&Request::Import { ino, objects }, |reply| match reply {
+        self.request(&Request::Import { ino, objects }, |reply| match reply {
             Reply::Count(count) => Ok(count),
             _ => Err(Code::Malformed),
         })
@@ -232,18 +253,17 @@ impl Link {
 
     /// A symbolic link's target.
     pub(super) fn target(&self, ino: Ino) -> Result<Vec<u8>, Code> {
-        self.pool.request(&Request::ReadLink { ino }, |reply| bytes(reply, |target| Ok(target.to_vec())))
+        self.request(&Request::ReadLink { ino }, |reply| bytes(reply, |target| Ok(target.to_vec())))
     }
 
     /// Extended attributes of the namespace `user.`.
     pub(super) fn xattrs(&self, ino: Ino) -> Result<Xattrs, Code> {
-        let mut names = vec![0; XATTR_LIST_MAX];
-        let n = self.pool.list_xattr_inode(ino, &mut names)?;
+        let names =
+            self.request(&Request::ListXattr { ino }, |reply| bytes(reply, |all| Ok(all.to_vec())))?;
         let mut all = Vec::new();
-        for name in names[..n].split(|byte| *byte == 0).filter(|name| name.starts_with(b"user.")) {
-            let mut value = vec![0; XATTR_VALUE_MAX];
-            match self.pool.get_xattr_inode(ino, name, &mut value) {
-                Ok(n) => all.push((name.to_vec(), value[..n].to_vec())),
+        for name in names.split(|byte| *byte == 0).filter(|name| name.starts_with(b"user.")) {
+            match self.xattr(ino, name) {
+                Ok(value) => all.push((name.to_vec(), value)),
                 Err(Code::NoAttribute) => {}
                 Err(code) => return Err(code),
             }

@@ -11,6 +11,7 @@
 //! Requests to the pool may come from any thread. A thread that calls a store holds no lock, so a store that hangs holds
 //! up only its own work: calls that wait for it end after the daemon's limit.
 
+mod ahead;
 mod copying;
 mod drain;
 mod evict;
@@ -29,6 +30,7 @@ mod prestage;
 mod ranges;
 mod reconcile;
 mod recover;
+mod removals;
 mod restore;
 mod roots;
 mod serve;
@@ -37,13 +39,14 @@ mod stores;
 mod trees;
 mod turns;
 mod upload;
+mod walks;
 mod wanted;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_client::Pool;
 use forebay_tasks::{Keep, MoverReport, Verb};
@@ -56,9 +59,10 @@ use self::link::Link;
 use self::marks::Marks;
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::ranges::Ranges;
-use self::shared::{bytes_of, locked, restore_there, Retry, Shared};
+use self::shared::{bytes_of, for_programs, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use self::turns::Turns;
+use crate::host::{self, Instant};
 use crate::program;
 use crate::store::Store;
 use crate::tasks::{Operations, Progress};
@@ -76,6 +80,8 @@ const RETRY_MAX: Duration = Duration::from_secs(20);
 const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
 /// With fewer pending places, the sizes of other nodes' files are asked for.
 const STAT_MAX: usize = 256;
+/// How often the bytes of all dirty files are added up.
+const SUM_PERIOD: Duration = Duration::from_secs(1);
 /// Listings and restores at a time.
 const WORKERS_MAX: usize = 128;
 
@@ -102,6 +108,8 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         jobs: Jobs::default(),
         holds: Holds::default(),
         prestaging: Turns::default(),
+        walks: walks::Walks::default(),
+        wake: shared::Wake::default(),
         workers: AtomicUsize::new(0),
         retries: Mutex::default(),
         report: Mutex::default(),
@@ -109,7 +117,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
     });
     let spawn = |name: &str, run: fn(&Arc<Shared>)| {
         let shared = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
+        let thread = host::start(name, move || run(&shared));
         thread.map_err(|e| Error::io("cannot start a thread of the mover", &e))
     };
     let threads = vec![
@@ -119,7 +127,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         spawn("peers", serve::serve)?,
         spawn("around", look_around)?,
     ];
-    Ok(Arc::new(Engine { shared, threads: Mutex::new(threads) }))
+    Ok(Arc::new(Engine { shared, threads: Mutex::new(threads.into_iter().flatten().collect()) }))
 }
 
 fn look_around(shared: &Arc<Shared>) {
@@ -130,7 +138,7 @@ fn look_around(shared: &Arc<Shared>) {
     let mut lost = HashSet::new();
     shared.peers.greet();
     while !shared.stores.is_stopping() {
-        std::thread::sleep(WATCH_PERIOD);
+        host::sleep(WATCH_PERIOD);
         if Instant::now() >= next {
             shared.peers.look_around();
             let now_lost = shared.peers.silent_for(lost::AFTER);
@@ -155,7 +163,7 @@ fn work(shared: &Arc<Shared>) {
             }
             Err(code) => {
                 tracing::warn!("cannot get tasks from the pool: {}", code.name());
-                std::thread::sleep(Duration::from_millis(500));
+                host::sleep(Duration::from_millis(500));
                 restart = true;
             }
         }
@@ -178,7 +186,7 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
         return; // under way
     }
     while shared.workers.load(Ordering::Relaxed) >= WORKERS_MAX && !shared.stores.is_stopping() {
-        std::thread::sleep(Duration::from_millis(5));
+        host::sleep(Duration::from_millis(5));
     }
     shared.workers.fetch_add(1, Ordering::Relaxed);
     let for_thread = Arc::clone(shared);
@@ -186,7 +194,7 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
         serve(&for_thread, task);
         for_thread.workers.fetch_sub(1, Ordering::Relaxed);
     };
-    if let Err(e) = std::thread::Builder::new().name("task".to_owned()).spawn(run) {
+    if let Err(e) = host::start("task", run) {
         tracing::error!("cannot start a thread: {e}");
         shared.workers.fetch_sub(1, Ordering::Relaxed);
         mine.end(ino);
@@ -200,6 +208,9 @@ fn serve(shared: &Shared, task: StoreTask) {
         StoreTask::List(_) => {
             let done = list::list(&shared.link, &shared.stores, ino);
             shared.listing.end(ino);
+            if done.is_ok() {
+                ahead::list_ahead(shared, ino);
+            }
             done
         }
         StoreTask::Persist(_) => {
@@ -228,17 +239,6 @@ fn serve(shared: &Shared, task: StoreTask) {
     }
 }
 
-/// What a program gets for a failure of a store.
-fn for_programs(code: Code) -> Code {
-    match code {
-        Code::NoSpace => Code::NoSpace,
-        // Removed in the pool meanwhile.
-        Code::NotFound => Code::NotFound,
-        Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
-        _ => Code::Io,
-    }
-}
-
 /// Records what the last mover did, and removes the temporaries that it left. A store that does not answer holds this
 /// thread: the others wait for [`RECOVERY_PATIENCE`], and each pass over a store begins with the same.
 fn recover_all(shared: &Arc<Shared>) {
@@ -251,7 +251,7 @@ fn recover_all(shared: &Arc<Shared>) {
             Ok(false) => break,
             Err(e) => tracing::warn!("{e}"),
         }
-        std::thread::sleep(Duration::from_millis(500));
+        host::sleep(Duration::from_millis(500));
     }
     shared.is_recovered.store(true, Ordering::Release);
     // It left them where it uploaded, and there it is still pending.
@@ -291,16 +291,17 @@ fn wait_for_recovery(shared: &Shared) {
     let until = Instant::now() + RECOVERY_PATIENCE;
     let is_over = || shared.is_recovered.load(Ordering::Acquire) || shared.stores.is_stopping();
     while !is_over() && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(2));
+        host::sleep(Duration::from_millis(2));
     }
 }
 
 /// Watches the pending places and the free space.
 fn watch(shared: &Arc<Shared>) {
     let mut period = WATCH_PERIOD;
+    let mut summed: Option<Instant> = None;
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
-        std::thread::sleep(period);
+        shared.wake.pause(period);
         let begun = shared.marks.begin();
         let places = match shared.link.all_pending() {
             Ok(places) => places,
@@ -309,7 +310,11 @@ fn watch(shared: &Arc<Shared>) {
                 continue;
             }
         };
-        note(shared, &places);
+        let sums = summed.is_none_or(|summed| summed.elapsed() >= SUM_PERIOD);
+        if sums {
+            summed = Some(Instant::now());
+        }
+        note(shared, &places, sums);
         marks::pass(&shared.link, &shared.marks, begun, &places);
         let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
@@ -322,14 +327,18 @@ fn watch(shared: &Arc<Shared>) {
     }
 }
 
-/// What the status shows of the pending places.
-fn note(shared: &Shared, places: &[PendingPlace]) {
+/// What the status shows of the pending places. With `sums` the bytes of dirty files are added up, a system call each;
+/// else what they were stays.
+fn note(shared: &Shared, places: &[PendingPlace], sums: bool) {
     let mut report = MoverReport { pending_places: Some(places.len() as u64), ..MoverReport::default() };
     for place in places {
         report.conflicts += u64::from(place.conflict);
         if let Some(Wanted::Here(entry, _)) = &place.wanted {
             if entry.attr.is_file() && entry.attr.flags & FLAG_DIRTY != 0 {
                 report.dirty_files += 1;
+                if !sums {
+                    continue;
+                }
                 // Each question about another node's file is a message.
                 let is_asked = places.len() < STAT_MAX || shared.link.pool.is_one_here(&entry.layout);
                 report.dirty_bytes += if is_asked { bytes_of(shared, entry) } else { entry.attr.size };
@@ -337,7 +346,11 @@ fn note(shared: &Shared, places: &[PendingPlace]) {
         }
     }
     report.restoring = shared.restoring.count();
-    *locked(&shared.report) = report;
+    let mut shown = locked(&shared.report);
+    if !sums && report.dirty_files > 0 {
+        report.dirty_bytes = shown.dirty_bytes;
+    }
+    *shown = report;
 }
 
 /// The places of each store: those of directories that no store has belong to the store of the nearest one above.
@@ -386,10 +399,15 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
         let run = move || {
             let reason = Reason { forced: false, is_full, progress: None, go_on: &|| true };
             let pass = drain::pass(&for_thread, &mine, places, reason);
+            let has_done = pass.done > 0;
             note_pass(&for_thread, pass);
             mine.is_draining.store(false, Ordering::Release);
+            if has_done {
+                // What became due meanwhile: the store does not rest.
+                for_thread.wake.set();
+            }
         };
-        if std::thread::Builder::new().name("drain".to_owned()).spawn(run).is_err() {
+        if host::start("drain", run).is_err() {
             at.is_draining.store(false, Ordering::Release);
         }
     }
@@ -480,7 +498,7 @@ impl program::Engine for Engine {
         let until = Instant::now() + Duration::from_secs(3);
         for thread in locked(&self.threads).drain(..) {
             while !thread.is_finished() && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(10));
+                host::sleep(Duration::from_millis(10));
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Prestages files: copies released ones into the pool, many small ones at a time.
 //!
+//! A task has as many threads at work as its store takes calls (`parallel.rs`).
 //! Where several tasks prestage from one store, the oldest has all its threads and each later one has a single thread: the
 //! store gives the first task its data sooner than if all shared it alike, and the last no later; a short task does not
 //! wait for a long one to end. A leaf mutex each; threads that may not run yet look again every [`TURN_PERIOD`].
@@ -11,11 +12,14 @@ use std::time::Duration;
 
 use forebay_types::{Entry, Error, Ino, Result};
 
+use super::parallel::threads_for;
 use super::shared::{locked, restore_for_task, Shared};
 use crate::tasks::Progress;
 
 /// Files that one task restores at a time, at most.
-const FILES_AT_ONCE: usize = 32;
+const FILES_AT_ONCE: usize = 64;
+/// Files that are found ahead, so that threads rarely wait for the next.
+const FOUND_AHEAD: usize = 1024;
 /// From this size on a file is restored by parallel ranges, and few such files at a time suffice.
 const LARGE_BYTES: u64 = 16 << 20;
 /// Large files at a time.
@@ -50,6 +54,8 @@ pub(super) fn prestage(
     walk: impl FnOnce(&mut dyn FnMut(&Entry, String)) -> Result<()>,
 ) -> Result<()> {
     let turn = shared.prestaging.begin(store);
+    let at = store.and_then(|root| shared.stores.of(root).ok());
+    let threads = || at.as_ref().map_or(FILES_AT_ONCE, |at| threads_for(&at.store));
     let large = LargeFiles::default();
     let restore = |entry: &Entry, path: String| {
         let restored = || restore_for_task(shared, entry.attr.ino);
@@ -63,14 +69,14 @@ pub(super) fn prestage(
         }
     };
     let is_over = AtomicBool::new(false);
-    let (found, files) = sync_channel::<(Entry, String)>(FILES_AT_ONCE);
+    let (found, files) = sync_channel::<(Entry, String)>(FOUND_AHEAD);
     let files = Mutex::new(files);
     std::thread::scope(|scope| {
         for number in 0..FILES_AT_ONCE {
-            let (turn, is_over, files, restore) = (&turn, &is_over, &files, &restore);
+            let (turn, is_over, files, restore, threads) = (&turn, &is_over, &files, &restore, &threads);
             let run = move || {
                 // The first thread goes on in any case, and notes when there are no files left.
-                while number > 0 && !turn.is_oldest() {
+                while number > 0 && !(turn.is_oldest() && number < threads()) {
                     if is_over.load(Ordering::Relaxed) {
                         return;
                     }

@@ -5,6 +5,7 @@
 //! of its own in the same directory, from which its own place fetches it.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use forebay_types::{
     Code, CopyOf, Entry, Error, Ino, Kind, PendingPlace, Placed, Result, StoreVersion, Timestamp, Wanted,
@@ -15,6 +16,7 @@ use super::link::Link;
 use super::stores::{AttachedStore, Stores};
 use super::upload::{attributes_of, OpenFiles};
 use super::wanted::WantedUpload;
+use crate::host;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
 
 /// How often a link that was made is reported, if the file is released again and again meanwhile.
@@ -45,6 +47,9 @@ pub(super) struct DirectoryMove {
     pub(super) path: StorePath,
 }
 
+/// Names in directories of the pool, by inode.
+type Places = HashMap<u64, Vec<(Ino, Vec<u8>)>>;
+
 /// The places of one store, during one pass over them.
 pub(super) struct Reconciler<'a> {
     pub(super) link: &'a Link,
@@ -52,6 +57,8 @@ pub(super) struct Reconciler<'a> {
     pub(super) at: &'a AttachedStore,
     /// Where the store has directories; none for one that it does not have.
     directories: HashMap<u64, Option<StorePath>>,
+    /// The places that want each inode, two at most, as of the first question in this pass.
+    wanted: OnceLock<Places>,
     /// A rename in the store could not be recorded: paths below it are not known until that is made up for.
     pub(super) has_unrecorded: bool,
 }
@@ -62,7 +69,14 @@ pub(super) fn pool_error(what: &str, path: &StorePath, code: Code) -> Error {
 
 impl<'a> Reconciler<'a> {
     pub(super) fn new(link: &'a Link, stores: &'a Stores, at: &'a AttachedStore) -> Reconciler<'a> {
-        Reconciler { link, stores, at, directories: HashMap::new(), has_unrecorded: false }
+        Reconciler {
+            link,
+            stores,
+            at,
+            directories: HashMap::new(),
+            wanted: OnceLock::new(),
+            has_unrecorded: false,
+        }
     }
 
     pub(super) fn store(&self) -> &dyn Store {
@@ -97,25 +111,42 @@ impl<'a> Reconciler<'a> {
         }
     }
 
+    /// Where a place is in the store; none if the store does not have its directory.
+    pub(super) fn path_of(&mut self, place: &PendingPlace) -> Result<Option<(StorePath, StorePath)>> {
+        let Some(directory) = self.directory(place.parent)? else { return Ok(None) };
+        let path = directory
+            .join(&place.name)
+            .map_err(|code| Error::new(code, format!("a path in the store below {directory} is too long")))?;
+        Ok(Some((directory, path)))
+    }
+
     /// Makes the store equal at a place, except for data.
     pub(super) fn reconcile(&mut self, place: &PendingPlace, is_below_wanted: bool) -> Result<Next> {
         if place.conflict {
             return Ok(Next::Later); // until somebody settles it
         }
-        let Some(directory) = self.directory(place.parent)? else {
-            return match (&place.wanted, &place.placed) {
-                // The directory is gone from the pool and from the store.
-                (None, _) => self.unpublish(place, place.changes).map(|()| Next::Done),
-                _ => Ok(Next::Later),
-            };
-        };
-        let path = directory
-            .join(&place.name)
-            .map_err(|code| Error::new(code, format!("a path in the store below {directory} is too long")))?;
-        match &place.wanted {
-            None => self.remove(place, &path, is_below_wanted),
-            Some(Wanted::Elsewhere(..)) => Ok(Next::Later),
-            Some(Wanted::Here(entry, copy)) => self.want(place, entry, copy.as_ref(), &directory, &path),
+        let at = self.path_of(place)?;
+        match (&place.wanted, &at) {
+            (None, at) => self.remove_at(place, at.as_ref().map(|(_, path)| path), is_below_wanted),
+            (Some(_), None) => Ok(Next::Later),
+            (Some(Wanted::Elsewhere(..)), _) => Ok(Next::Later),
+            (Some(Wanted::Here(entry, copy)), Some((directory, path))) => {
+                self.want(place, entry, copy.as_ref(), directory, path)
+            }
+        }
+    }
+
+    /// The pool has nothing at a place, which is at `path` in the store, if that has its directory.
+    pub(super) fn remove_at(
+        &self,
+        place: &PendingPlace,
+        path: Option<&StorePath>,
+        is_below_wanted: bool,
+    ) -> Result<Next> {
+        match path {
+            Some(path) => self.remove(place, path, is_below_wanted),
+            // The directory is gone from the pool and from the store.
+            None => self.unpublish(place, place.changes).map(|()| Next::Done),
         }
     }
 
@@ -141,14 +172,29 @@ impl<'a> Reconciler<'a> {
         Ok(())
     }
 
-    /// True if another pending place wants an inode. Otherwise the store has it under another of its names too.
+    /// True if another pending place wanted an inode when this pass began. Otherwise the store has it under another of its
+    /// names too. Should a place want it only since, the shard refuses to lose what only the store has (`Intend`), and
+    /// what the pool has is copied again.
     fn is_wanted_elsewhere(&self, ino: Ino, place: &PendingPlace) -> Result<bool> {
-        let all =
-            self.link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"))?;
-        Ok(all.iter().any(|other| {
-            let is_other = (other.parent, &other.name) != (place.parent, &place.name);
-            is_other && matches!(&other.wanted, Some(Wanted::Here(entry, _)) if entry.attr.ino == ino)
-        }))
+        let wanted = match self.wanted.get() {
+            Some(wanted) => wanted,
+            None => {
+                let all = self.link.all_pending();
+                let all = all.map_err(|code| Error::new(code, "cannot read the pending places"))?;
+                let mut wanted = Places::new();
+                for other in all {
+                    if let Some(Wanted::Here(entry, _)) = &other.wanted {
+                        let places = wanted.entry(entry.attr.ino.0).or_default();
+                        if places.len() < 2 {
+                            places.push((other.parent, other.name));
+                        }
+                    }
+                }
+                self.wanted.get_or_init(|| wanted)
+            }
+        };
+        let is_other = |other: &(Ino, Vec<u8>)| (other.0, &other.1) != (place.parent, &place.name);
+        Ok(wanted.get(&ino.0).is_some_and(|places| places.iter().any(is_other)))
     }
 
     /// Notes what the store will have at a place. False when the pool refuses, because data would be lost: later.
@@ -161,7 +207,7 @@ impl<'a> Reconciler<'a> {
     }
 
     /// The pool has nothing at a place: so shall the store.
-    fn remove(&mut self, place: &PendingPlace, path: &StorePath, is_below_wanted: bool) -> Result<Next> {
+    fn remove(&self, place: &PendingPlace, path: &StorePath, is_below_wanted: bool) -> Result<Next> {
         let Some(placed) = place.placed else {
             // It was made, perhaps, and the mover died.
             if let Some(intent) = &place.intent {
@@ -627,6 +673,5 @@ pub(super) fn upload(
 
 /// Seconds since a time; 0 if it lies ahead.
 pub(super) fn seconds_since(time: Timestamp) -> f64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    (now.as_secs_f64() - (time.sec as f64 + f64::from(time.nsec) / 1e9)).max(0.0)
+    (host::since_1970().as_secs_f64() - (time.sec as f64 + f64::from(time.nsec) / 1e9)).max(0.0)
 }

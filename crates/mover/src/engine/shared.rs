@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use forebay_tasks::MoverReport;
 use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
@@ -17,6 +17,8 @@ use super::ranges::{FileRanges, Ranges};
 use super::restore::restore;
 use super::stores::Stores;
 use super::turns::Turns;
+use super::walks::Walks;
+use crate::host::{self, Instant};
 
 /// How often a restore is begun on the node that is to have the file then.
 const RELOCATIONS_MAX: u32 = 8;
@@ -34,6 +36,26 @@ const OTHER_PERIOD: Duration = Duration::from_millis(5);
 pub(super) struct Retry {
     pub(super) count: u32,
     pub(super) at: Instant,
+}
+
+/// Ends a thread's pause early.
+#[derive(Debug, Default)]
+pub(super) struct Wake {
+    is_set: Mutex<bool>,
+    set: Condvar,
+}
+
+impl Wake {
+    pub(super) fn set(&self) {
+        *locked(&self.is_set) = true;
+        self.set.notify_one();
+    }
+
+    /// Pauses until it is set, `period` at most.
+    pub(super) fn pause(&self, period: Duration) {
+        let is_set = (&self.is_set, &self.set);
+        *host::wait_while(is_set, locked(&self.is_set), period, |is_set| !*is_set).0 = false;
+    }
 }
 
 pub(super) type Place = (Ino, Vec<u8>);
@@ -57,6 +79,10 @@ pub(super) struct Shared {
     pub(super) holds: Holds,
     /// The order of the tasks that prestage.
     pub(super) prestaging: Turns,
+    /// Where programs walk through trees that are not listed.
+    pub(super) walks: Walks,
+    /// Begins the next look at the pending places.
+    pub(super) wake: Wake,
     pub(super) workers: AtomicUsize,
     pub(super) retries: Mutex<HashMap<Place, Retry>>,
     pub(super) report: Mutex<MoverReport>,
@@ -66,6 +92,17 @@ pub(super) struct Shared {
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a program gets for a failure of a store.
+pub(super) fn for_programs(code: Code) -> Code {
+    match code {
+        Code::NoSpace => Code::NoSpace,
+        // Removed in the pool meanwhile.
+        Code::NotFound => Code::NotFound,
+        Code::AccessDenied | Code::NotPermitted => Code::AccessDenied,
+        _ => Code::Io,
+    }
 }
 
 /// The node whose mover copies a file's data: that of its first backing file. None for this one.
@@ -152,7 +189,7 @@ fn restore_ranges(shared: &Shared, ranges: &FileRanges, ino: Ino) -> Result<Entr
                 return result;
             }
         }
-        std::thread::sleep(SPACE_PERIOD);
+        host::sleep(SPACE_PERIOD);
     }
 }
 
@@ -165,7 +202,7 @@ fn is_draining(shared: &Shared) -> bool {
 /// Restores a file for a task, where it may be restored for a program at the same time: one thread restores a file.
 pub(super) fn restore_for_task(shared: &Shared, ino: Ino) -> Result<()> {
     while !shared.restoring.begin(ino) {
-        std::thread::sleep(OTHER_PERIOD);
+        host::sleep(OTHER_PERIOD);
     }
     let restored = restore_there(shared, ino);
     shared.restoring.end(ino);

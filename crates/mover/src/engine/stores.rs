@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_tasks::{Policy, StoreReport, StoreSettings};
 use forebay_types::{
-    Code, Error, Ino, Kind, NodeId, PendingPlace, Placed, Result, StoreVersion, Wanted, FLAG_STORE,
+    Code, Error, Ino, Kind, NodeId, PendingPlace, Placed, Result, StoreVersion, Timestamp, Wanted, FLAG_STORE,
 };
 
 use super::link::Link;
+use crate::host::{self, Instant};
 use crate::store::limited::Limited;
 use crate::store::{MoverId, StorePath, StoreUrl};
 
@@ -23,6 +23,8 @@ pub(super) struct AttachedStore {
     pub(super) settings: StoreSettings,
     /// The same as the directory has them.
     raw_settings: Vec<u8>,
+    /// When the directory was changed last, as of the last look at its settings.
+    seen: Mutex<Option<Timestamp>>,
     url: String,
     last_error: Mutex<Option<(String, u64)>>,
     /// Old names of files that were copied to others, with their versions: to be removed.
@@ -71,7 +73,7 @@ impl AttachedStore {
     /// Remembers a failure for the status, and logs it.
     pub(super) fn note_failure(&self, e: &Error) {
         tracing::warn!("{}: {e}", self.url);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let now = host::since_1970().as_secs();
         *locked(&self.last_error) = Some((e.to_string(), now));
     }
 
@@ -134,10 +136,19 @@ impl Stores {
     pub(super) fn of(&self, root: Ino) -> Result<Arc<AttachedStore>> {
         let known = locked(&self.open).get(&root.0).cloned();
         if let Some(store) = known {
+            // The change of an attribute changes this time, which the board has: no request.
+            let changed = self.link.inode(root).ok().map(|entry| entry.attr.ctime);
+            if changed.is_some() && *locked(&store.seen) == changed {
+                return Ok(store);
+            }
             match self.link.settings(root) {
                 Ok(bytes) if bytes != store.raw_settings => {}
                 Err(Code::NoAttribute | Code::NotFound) => {}
-                _ => return Ok(store),
+                Ok(_) => {
+                    *locked(&store.seen) = changed;
+                    return Ok(store);
+                }
+                Err(_) => return Ok(store),
             }
             // It was detached; another may be attached there by now.
             locked(&self.open).remove(&root.0);
@@ -152,7 +163,7 @@ impl Stores {
             }
             Err((url, e)) => {
                 tracing::warn!("{e}");
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+                let now = host::since_1970().as_secs();
                 failed.insert(root.0, (url, e.to_string(), now));
                 Err(e)
             }
@@ -177,6 +188,7 @@ impl Stores {
                 read_only: settings.read_only,
                 settings,
                 raw_settings: bytes,
+                seen: Mutex::default(),
                 url: title,
                 last_error: Mutex::default(),
                 outdated: Mutex::default(),

@@ -93,10 +93,15 @@ impl Source for Leased<'_> {
 
 /// Attributes that the store's object gets.
 pub(super) fn attributes_of(link: &Link, entry: &Entry) -> Result<Attributes> {
+    attributes_and_bytes(link, entry).map(|(attributes, _)| attributes)
+}
+
+/// The same, and the bytes of a file's data.
+fn attributes_and_bytes(link: &Link, entry: &Entry) -> Result<(Attributes, u64)> {
     let failed = |code| Error::new(code, format!("cannot read the attributes of inode {}", entry.attr.ino));
     let st = link.pool.stat_entry(entry).map_err(failed)?;
     let time = |sec: i64, nsec: i64| Timestamp { sec, nsec: nsec as u32 };
-    Ok(Attributes {
+    let attributes = Attributes {
         mode: Some(entry.attr.mode & 0o7777),
         uid: Some(entry.attr.uid),
         gid: Some(entry.attr.gid),
@@ -106,7 +111,8 @@ pub(super) fn attributes_of(link: &Link, entry: &Entry) -> Result<Attributes> {
             true => Some(link.xattrs(entry.attr.ino).map_err(failed)?),
             false => None,
         },
-    })
+    };
+    Ok((attributes, st.st_size as u64))
 }
 
 /// An upload that is to be published.
@@ -178,9 +184,7 @@ pub(super) fn upload(
     if now.layout != entry.layout || !now.attr.is_resident() {
         return Err(NotUploaded::Later);
     }
-    let attributes = attributes_of(link, &now)?;
-    let st = link.pool.stat_entry(&now).map_err(later)?;
-    let bytes = st.st_size as u64;
+    let (attributes, bytes) = attributes_and_bytes(link, &now)?;
     let temporary = store.temporaries().next(directory);
     let uploaded = if parts::are_for(store, &held, bytes) {
         let (temporary, attributes, layout) = (&temporary, &attributes, now.layout);

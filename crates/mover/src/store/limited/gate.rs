@@ -2,13 +2,19 @@
 //!
 //! After each window of calls the gate compares throughput and time per unit of work with before. The limit grows while
 //! the store answers as fast as it can, or while throughput grows; it shrinks when calls only wait for one another, and
-//! is halved when the store says that it is busy. A unit of work is a call or [`CALL_BYTES`] bytes.
+//! is halved when the store says that it is busy. A unit of work is a call or [`CALL_BYTES`] bytes; calls of different
+//! sorts take different times, so each sort has a least time of its own. At first the limit doubles with each window, as
+//! in TCP's slow start: a store that answers after 30 ms would have been drained before a limit that grows by one mattered.
+//!
+//! Calls that write leave half of the limit to calls that read while such wait, because programs may wait for them: many
+//! stores move bytes both ways at once, and a long upload keeps its turn for seconds. Calls that read leave a quarter.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_types::Code;
 
+use crate::host::{self, Instant};
 use crate::store::error::{StoreError, StoreResult};
 
 /// Bytes that count as much as a call without bytes.
@@ -23,6 +29,26 @@ const QUEUES: f64 = 2.0;
 const GROWTH: f64 = 1.05;
 /// By how much the least time seen rises in each window, so that a store that became slower is learnt.
 const FORGET: f64 = 1.02;
+
+/// What a call does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sort {
+    Look,
+    Read,
+    Upload,
+    MakeDurable,
+    Name,
+    Other,
+}
+
+const SORTS: usize = 6;
+
+impl Sort {
+    /// 0 for calls that read, 1 for those that write.
+    fn way(self) -> usize {
+        usize::from(!matches!(self, Sort::Look | Sort::Read | Sort::Other))
+    }
+}
 
 /// Bounds of the number of calls at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,27 +72,32 @@ impl Default for GateLimits {
 pub struct Gate {
     limits: GateLimits,
     state: Mutex<State>,
-    left: Condvar,
+    /// A turn ended, for calls that read and those that write.
+    left: [Condvar; 2],
 }
 
 #[derive(Debug)]
 struct State {
     limit: f64,
-    running: usize,
+    /// Calls that run and that wait, by their way.
+    running: [usize; 2],
+    waiting: [usize; 2],
     window: Window,
+    /// The limit still doubles.
+    is_starting: bool,
     /// Work per second in the window before.
     throughput: f64,
-    /// The least seconds of one unit of work.
-    least_time: f64,
+    /// The least seconds of one unit of work, by sort.
+    least_time: [f64; SORTS],
 }
 
 #[derive(Debug)]
 struct Window {
     started: Instant,
     calls: u32,
-    work: f64,
-    /// Seconds of all calls together.
-    time: f64,
+    /// Units of work, and the seconds that they took one after the other, by sort.
+    work: [f64; SORTS],
+    time: [f64; SORTS],
     /// A call had to wait for its turn.
     was_full: bool,
     was_busy: bool,
@@ -74,7 +105,14 @@ struct Window {
 
 impl Window {
     fn new() -> Window {
-        Window { started: Instant::now(), calls: 0, work: 0.0, time: 0.0, was_full: false, was_busy: false }
+        Window {
+            started: Instant::now(),
+            calls: 0,
+            work: [0.0; SORTS],
+            time: [0.0; SORTS],
+            was_full: false,
+            was_busy: false,
+        }
     }
 }
 
@@ -82,6 +120,7 @@ impl Window {
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
     gate: &'a Gate,
+    sort: Sort,
     started: Instant,
     bytes: u64,
     was_busy: bool,
@@ -96,12 +135,14 @@ impl Gate {
             limits,
             state: Mutex::new(State {
                 limit: least as f64,
-                running: 0,
+                running: [0; 2],
+                waiting: [0; 2],
                 window: Window::new(),
+                is_starting: true,
                 throughput: 0.0,
-                least_time: f64::INFINITY,
+                least_time: [f64::INFINITY; SORTS],
             }),
-            left: Condvar::new(),
+            left: [Condvar::new(), Condvar::new()],
         }
     }
 
@@ -115,16 +156,25 @@ impl Gate {
     }
 
     /// Waits for a turn.
-    pub(super) fn enter(&self, title: impl Fn() -> String) -> StoreResult<Permit<'_>> {
+    pub(super) fn enter(&self, sort: Sort, title: impl Fn() -> String) -> StoreResult<Permit<'_>> {
         let mut state = self.lock();
-        if state.running >= state.limit as usize {
+        let way = sort.way();
+        if state.is_full(way) {
             state.window.was_full = true;
-            let full = |state: &mut State| state.running >= state.limit as usize;
-            let waited = self.left.wait_timeout_while(state, self.limits.wait, full);
-            let (waited, timed_out) = waited.unwrap_or_else(|e| e.into_inner());
-            if timed_out.timed_out() {
-                let calls = waited.running;
+            state.waiting[way] += 1;
+            let full = |state: &mut State| state.is_full(way);
+            let (mut waited, has_turn) =
+                host::wait_while((&self.state, &self.left[way]), state, self.limits.wait, full);
+            waited.waiting[way] -= 1;
+            if waited.waiting[way] == 0 {
+                // The others have the whole limit again.
+                self.left[1 - way].notify_one();
+            }
+            if !has_turn {
+                let calls: usize = waited.running.iter().sum();
                 drop(waited);
+                // The turn that this thread was perhaps woken for is another's.
+                self.left.iter().for_each(Condvar::notify_one);
                 return Err(StoreError::transient(
                     Code::TimedOut,
                     format!("cannot reach the store {}", title()),
@@ -134,9 +184,9 @@ impl Gate {
             }
             state = waited;
         }
-        state.running += 1;
+        state.running[way] += 1;
         drop(state);
-        Ok(Permit { gate: self, started: Instant::now(), bytes: 0, was_busy: false })
+        Ok(Permit { gate: self, sort, started: Instant::now(), bytes: 0, was_busy: false })
     }
 }
 
@@ -151,31 +201,62 @@ impl Permit<'_> {
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let mut state = self.gate.lock();
-        state.running -= 1;
+        let before = state.limit as usize;
+        state.running[self.sort.way()] -= 1;
         state.window.calls += 1;
-        state.window.work += 1.0 + self.bytes as f64 / CALL_BYTES as f64;
-        state.window.time += self.started.elapsed().as_secs_f64();
+        state.window.work[self.sort as usize] += 1.0 + self.bytes as f64 / CALL_BYTES as f64;
+        state.window.time[self.sort as usize] += self.started.elapsed().as_secs_f64();
         state.window.was_busy |= self.was_busy;
-        let enough = state.window.calls >= WINDOW_CALLS.max(state.limit as u32);
-        if (enough && state.window.started.elapsed() >= WINDOW) || self.was_busy {
+        let least = if state.is_starting { state.limit as u32 } else { WINDOW_CALLS.max(state.limit as u32) };
+        let is_long = state.is_starting || state.window.started.elapsed() >= WINDOW;
+        if (state.window.calls >= least && is_long) || self.was_busy {
             state.adapt(self.gate.limits);
         }
+        let more = (state.limit as usize).saturating_sub(before);
         drop(state);
-        // All of them, because the limit may have grown by several.
-        self.gate.left.notify_all();
+        // This turn, and those by which the limit grew. Each waiting thread that is woken in vain costs as much as a call.
+        for _ in 0..=more {
+            self.gate.left.iter().for_each(Condvar::notify_one);
+        }
     }
 }
 
 impl State {
+    /// True while a call that goes this way has to wait.
+    fn is_full(&self, way: usize) -> bool {
+        let limit = self.limit as usize;
+        let share = match self.waiting[1 - way] {
+            // With so few a listing, which looks at its objects, has to have two.
+            _ if limit <= 2 => limit,
+            0 => limit,
+            _ if way == 0 => limit - (limit / 4).max(1),
+            _ => limit / 2,
+        };
+        self.running[0] + self.running[1] >= limit || self.running[way] >= share
+    }
+
     fn adapt(&mut self, limits: GateLimits) {
         let window = std::mem::replace(&mut self.window, Window::new());
-        let throughput = window.work / window.started.elapsed().as_secs_f64().max(1e-6);
-        let time = window.time / window.work.max(1.0);
-        self.limit =
-            next_limit(self.limit, &window, throughput / self.throughput.max(1e-6), time / self.least_time);
+        let throughput = window.work.iter().sum::<f64>() / window.started.elapsed().as_secs_f64().max(1e-6);
+        let (mut time, mut least) = (0.0, 0.0);
+        for sort in 0..SORTS {
+            let work = window.work[sort];
+            if work > 0.0 {
+                let each = window.time[sort] / work;
+                time += window.time[sort];
+                least += work * self.least_time[sort].min(each);
+                self.least_time[sort] = (self.least_time[sort] * FORGET).min(each);
+            }
+        }
+        let growth = throughput / self.throughput.max(1e-6);
+        let slowness = if least > 0.0 { time / least } else { 1.0 };
+        self.is_starting &= !window.was_busy && (!window.was_full || slowness <= ROOM);
+        self.limit = match self.is_starting && window.was_full {
+            true => 2.0 * self.limit,
+            false => next_limit(self.limit, &window, growth, slowness),
+        };
         self.limit = self.limit.clamp(limits.least as f64, limits.most as f64);
         self.throughput = throughput;
-        self.least_time = (self.least_time * FORGET).min(time);
     }
 }
 
@@ -205,7 +286,7 @@ mod tests {
             for _ in 0..threads {
                 scope.spawn(|| {
                     for _ in 0..calls {
-                        let permit = gate.enter(String::new).unwrap();
+                        let permit = gate.enter(Sort::Other, String::new).unwrap();
                         call();
                         permit.leave(0, None);
                     }
@@ -243,23 +324,50 @@ mod tests {
         let gate = Gate::new(GateLimits { least: 4, most: 64, ..GateLimits::default() });
         gate.lock().limit = 40.0;
         let busy = StoreError::transient(Code::Busy, "slow down");
-        gate.enter(String::new).unwrap().leave(0, Some(&busy));
+        gate.enter(Sort::Other, String::new).unwrap().leave(0, Some(&busy));
         assert_eq!(gate.limit(), 20);
         for _ in 0..8 {
-            gate.enter(String::new).unwrap().leave(0, Some(&busy));
+            gate.enter(Sort::Other, String::new).unwrap().leave(0, Some(&busy));
         }
         assert_eq!(gate.limit(), 4);
     }
 
     #[test]
+    fn calls_that_read_get_their_half_behind_calls_that_write() {
+        let gate = Gate::new(GateLimits { least: 4, most: 4, ..GateLimits::default() });
+        let begun = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            let uploads: Vec<_> = (0..4).map(|_| gate.enter(Sort::Upload, String::new).unwrap()).collect();
+            for _ in 0..4 {
+                scope.spawn(|| drop(gate.enter(Sort::Upload, String::new).unwrap()));
+            }
+            scope.spawn(|| {
+                let read = gate.enter(Sort::Read, String::new).unwrap();
+                begun.fetch_add(1, Ordering::SeqCst);
+                drop(read);
+            });
+            while gate.lock().waiting != [1, 4] {
+                std::thread::yield_now();
+            }
+            // Three uploads run on: more than their half, so the turn goes to the call that reads.
+            let mut uploads = uploads.into_iter();
+            drop(uploads.next());
+            while begun.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            assert_eq!(uploads.len(), 3);
+        });
+    }
+
+    #[test]
     fn call_behind_hanging_calls_fails_after_the_limit() {
         let gate = Gate::new(GateLimits { least: 1, most: 1, wait: Duration::from_millis(20) });
-        let hanging = gate.enter(String::new).unwrap();
-        let failure = gate.enter(|| "/slow".into()).unwrap_err();
+        let hanging = gate.enter(Sort::Other, String::new).unwrap();
+        let failure = gate.enter(Sort::Other, || "/slow".into()).unwrap_err();
         assert!(failure.is_transient);
         assert_eq!(failure.code(), Code::TimedOut);
         assert!(failure.to_string().contains("/slow"), "{failure}");
         drop(hanging);
-        assert!(gate.enter(String::new).is_ok());
+        assert!(gate.enter(Sort::Other, String::new).is_ok());
     }
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use forebay_types::{Code, Kind, StoreVersion};
 
 pub use self::bucket::Bucket;
+use self::gate::Sort;
 pub use self::gate::{Gate, GateLimits};
 use super::attributes::{
     Abilities, Attributes, DirectoryRemoval, Leftovers, Listing, Object, Outcome, Warnings, Xattrs,
@@ -84,8 +85,8 @@ impl Limited {
     }
 
     /// One call that moves `bytes`.
-    fn call<T>(&self, bytes: u64, call: impl FnOnce() -> StoreResult<T>) -> StoreResult<T> {
-        let permit = self.gate.enter(|| self.inner.title())?;
+    fn call<T>(&self, sort: Sort, bytes: u64, call: impl FnOnce() -> StoreResult<T>) -> StoreResult<T> {
+        let permit = self.gate.enter(sort, || self.inner.title())?;
         self.wait_latency();
         let result = call();
         permit.leave(bytes, result.as_ref().err());
@@ -154,7 +155,7 @@ impl Store for Limited {
         each: &mut dyn FnMut(Object) -> StoreResult<()>,
     ) -> StoreResult<Listing> {
         let mut objects = 0;
-        self.call(0, || {
+        self.call(Sort::Other, 0, || {
             self.inner.list(directory, &mut |object| {
                 objects += 1;
                 if objects % PAGE_OBJECTS == 0 {
@@ -166,7 +167,7 @@ impl Store for Limited {
     }
 
     fn look(&self, path: &StorePath) -> StoreResult<Option<Object>> {
-        self.call(0, || self.inner.look(path))
+        self.call(Sort::Look, 0, || self.inner.look(path))
     }
 
     fn read(
@@ -176,7 +177,7 @@ impl Store for Limited {
         range: Range<u64>,
         into: BorrowedFd<'_>,
     ) -> StoreResult<()> {
-        self.call(range.end.saturating_sub(range.start), || {
+        self.call(Sort::Read, range.end.saturating_sub(range.start), || {
             if self.bucket.is_unlimited() || range.is_empty() {
                 return self.inner.read(path, expected, range.clone(), into);
             }
@@ -198,24 +199,24 @@ impl Store for Limited {
         attributes: &Attributes,
     ) -> StoreResult<StoreVersion> {
         let paced = Paced { inner: source, bucket: &self.bucket };
-        self.call(source.bytes(), || self.inner.upload(temporary, &paced, attributes))
+        self.call(Sort::Upload, source.bytes(), || self.inner.upload(temporary, &paced, attributes))
     }
 
     fn begin_parts(&self, temporary: &StorePath, bytes: u64) -> StoreResult<()> {
-        self.call(0, || self.inner.begin_parts(temporary, bytes))
+        self.call(Sort::Name, 0, || self.inner.begin_parts(temporary, bytes))
     }
 
     fn write_part(&self, temporary: &StorePath, source: &dyn Source) -> StoreResult<()> {
         let paced = Paced { inner: source, bucket: &self.bucket };
-        self.call(source.bytes(), || self.inner.write_part(temporary, &paced))
+        self.call(Sort::Upload, source.bytes(), || self.inner.write_part(temporary, &paced))
     }
 
     fn end_parts(&self, temporary: &StorePath, attributes: &Attributes) -> StoreResult<StoreVersion> {
-        self.call(0, || self.inner.end_parts(temporary, attributes))
+        self.call(Sort::Name, 0, || self.inner.end_parts(temporary, attributes))
     }
 
     fn make_durable(&self, temporaries: &[StorePath]) -> StoreResult<()> {
-        self.call(0, || self.inner.make_durable(temporaries))
+        self.call(Sort::MakeDurable, 0, || self.inner.make_durable(temporaries))
     }
 
     fn publish(
@@ -224,7 +225,7 @@ impl Store for Limited {
         to: &StorePath,
         expected: Option<&StoreVersion>,
     ) -> StoreResult<Outcome<StoreVersion>> {
-        self.call(0, || self.inner.publish(temporary, to, expected))
+        self.call(Sort::Name, 0, || self.inner.publish(temporary, to, expected))
     }
 
     fn rename(
@@ -234,7 +235,7 @@ impl Store for Limited {
         to: &StorePath,
         replaced: Option<&StoreVersion>,
     ) -> StoreResult<Outcome<StoreVersion>> {
-        self.call(0, || self.inner.rename(from, version, to, replaced))
+        self.call(Sort::Name, 0, || self.inner.rename(from, version, to, replaced))
     }
 
     fn copy(
@@ -244,19 +245,19 @@ impl Store for Limited {
         to: &StorePath,
         replaced: Option<&StoreVersion>,
     ) -> StoreResult<Outcome<StoreVersion>> {
-        self.call(0, || self.inner.copy(from, version, to, replaced))
+        self.call(Sort::Other, 0, || self.inner.copy(from, version, to, replaced))
     }
 
     fn remove(&self, path: &StorePath, expected: &StoreVersion) -> StoreResult<Outcome<()>> {
-        self.call(0, || self.inner.remove(path, expected))
+        self.call(Sort::Name, 0, || self.inner.remove(path, expected))
     }
 
     fn discard(&self, temporary: &StorePath) -> StoreResult<()> {
-        self.call(0, || self.inner.discard(temporary))
+        self.call(Sort::Name, 0, || self.inner.discard(temporary))
     }
 
     fn make_directory(&self, path: &StorePath, attributes: &Attributes) -> StoreResult<Outcome<Object>> {
-        self.call(0, || self.inner.make_directory(path, attributes))
+        self.call(Sort::Name, 0, || self.inner.make_directory(path, attributes))
     }
 
     fn remove_directory(
@@ -264,7 +265,7 @@ impl Store for Limited {
         path: &StorePath,
         is_alive: &dyn Fn(&str) -> bool,
     ) -> StoreResult<DirectoryRemoval> {
-        self.call(0, || self.inner.remove_directory(path, is_alive))
+        self.call(Sort::Name, 0, || self.inner.remove_directory(path, is_alive))
     }
 
     fn link(
@@ -273,7 +274,7 @@ impl Store for Limited {
         version: &StoreVersion,
         new: &StorePath,
     ) -> StoreResult<Outcome<StoreVersion>> {
-        self.call(0, || self.inner.link(existing, version, new))
+        self.call(Sort::Name, 0, || self.inner.link(existing, version, new))
     }
 
     fn make_symlink(
@@ -282,7 +283,7 @@ impl Store for Limited {
         target: &[u8],
         attributes: &Attributes,
     ) -> StoreResult<Outcome<StoreVersion>> {
-        self.call(0, || self.inner.make_symlink(path, target, attributes))
+        self.call(Sort::Name, 0, || self.inner.make_symlink(path, target, attributes))
     }
 
     fn make_node(
@@ -292,7 +293,7 @@ impl Store for Limited {
         rdev: u64,
         attributes: &Attributes,
     ) -> StoreResult<Outcome<StoreVersion>> {
-        self.call(0, || self.inner.make_node(path, kind, rdev, attributes))
+        self.call(Sort::Name, 0, || self.inner.make_node(path, kind, rdev, attributes))
     }
 
     fn set_attributes(
@@ -301,15 +302,15 @@ impl Store for Limited {
         expected: &StoreVersion,
         attributes: &Attributes,
     ) -> StoreResult<Outcome<StoreVersion>> {
-        self.call(0, || self.inner.set_attributes(path, expected, attributes))
+        self.call(Sort::Name, 0, || self.inner.set_attributes(path, expected, attributes))
     }
 
     fn xattrs(&self, path: &StorePath) -> StoreResult<Xattrs> {
-        self.call(0, || self.inner.xattrs(path))
+        self.call(Sort::Look, 0, || self.inner.xattrs(path))
     }
 
     fn sync_directory(&self, directory: &StorePath) -> StoreResult<()> {
-        self.call(0, || self.inner.sync_directory(directory))
+        self.call(Sort::MakeDurable, 0, || self.inner.sync_directory(directory))
     }
 
     fn remove_leftovers(
@@ -317,6 +318,6 @@ impl Store for Limited {
         directory: &StorePath,
         is_alive: &dyn Fn(&str) -> bool,
     ) -> StoreResult<Leftovers> {
-        self.call(0, || self.inner.remove_leftovers(directory, is_alive))
+        self.call(Sort::Other, 0, || self.inner.remove_leftovers(directory, is_alive))
     }
 }

@@ -58,12 +58,17 @@ fn is_not_kept(e: Errno) -> bool {
     matches!(e, Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)
 }
 
+/// Whether an object was made just now: it has no extended attributes of programs.
+#[derive(Clone, Copy)]
+pub(super) struct IsNew(pub(super) bool);
+
 /// Sets attributes. Those that the store does not keep are counted; an owner that root may not set is an error, because
 /// the whole store then refuses owners. Set-ID bits are not set on a file whose owner is not the wanted one.
 pub(super) fn apply(
     handle: Handle<'_>,
     stat: &Stat,
     attributes: &Attributes,
+    is_new: IsNew,
     is_root: bool,
     lost: &Lost,
 ) -> Result<(), Errno> {
@@ -97,7 +102,7 @@ pub(super) fn apply(
         }
     }
     if let (Some(wanted), Some(Kind::File | Kind::Directory)) = (&attributes.xattrs, kind) {
-        match set_xattrs(handle, wanted) {
+        match set_xattrs(handle, wanted, is_new) {
             Err(e)
                 if is_not_kept(e)
                     || matches!(e, Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE) =>
@@ -146,10 +151,14 @@ fn set_times(handle: Handle<'_>, atime: Option<Timestamp>, mtime: Option<Timesta
 }
 
 /// Makes `wanted` all attributes of the namespace.
-fn set_xattrs(handle: Handle<'_>, wanted: &Xattrs) -> Result<(), Errno> {
+fn set_xattrs(handle: Handle<'_>, wanted: &Xattrs, is_new: IsNew) -> Result<(), Errno> {
+    if is_new.0 && wanted.is_empty() {
+        return Ok(());
+    }
     let path = handle.path();
     let wanted = || wanted.iter().filter(|(name, _)| name.starts_with(NAMESPACE));
-    for name in names(handle)? {
+    let there = if is_new.0 { Vec::new() } else { names(handle)? };
+    for name in there {
         if !wanted().any(|(other, _)| *other == name) {
             match retried(|| rustix::fs::removexattr(&path, &name[..])) {
                 Err(Errno::NODATA) => {}

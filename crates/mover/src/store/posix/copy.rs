@@ -1,7 +1,9 @@
 //! Bytes between two files: data ranges by the kernel's own copy where it can, else through a buffer.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_types::Code;
 use rustix::fs::FallocateFlags;
@@ -13,6 +15,24 @@ use super::super::source::{code, next_data, retried, Source};
 const BUFFER_BYTES: usize = 4 << 20;
 /// Bytes of one copy by the kernel, so that a thread looks up now and then.
 const KERNEL_COPY_BYTES: u64 = 64 << 20;
+
+/// Bytes of a buffer that a thread keeps for its next file.
+const KEPT_BYTES: usize = 1 << 20;
+
+thread_local! {
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Whether the kernel copies between a store and the pool: cleared when it refuses that as a whole, as between file
+/// systems of different types.
+#[derive(Debug)]
+pub(super) struct KernelCopies(AtomicBool);
+
+impl Default for KernelCopies {
+    fn default() -> KernelCopies {
+        KernelCopies(AtomicBool::new(true))
+    }
+}
 
 /// Which side of a copy failed.
 #[derive(Debug)]
@@ -54,38 +74,68 @@ pub(super) enum Holes {
     Punch,
 }
 
-/// Copies a range to the same offsets of `into`, data ranges only.
+/// Copies a range to the same offsets of `into`, data ranges only. Returns where the last of them ended.
 pub(super) fn copy(
     source: &dyn Source,
     range: Range<u64>,
     into: BorrowedFd<'_>,
     holes: Holes,
-) -> Result<(), CopyFailure> {
-    let mut buffer = Vec::new();
-    let mut at = range.start;
+    kernel: &KernelCopies,
+) -> Result<u64, CopyFailure> {
+    // Threads copy one file after the other: memory of the kernel for each would cost more than the copy of a small one.
+    let mut buffer = BUFFER.take();
+    let copied = copy_through(source, range, into, holes, (kernel, &mut buffer));
+    if buffer.len() <= KEPT_BYTES {
+        BUFFER.set(buffer);
+    }
+    copied
+}
+
+fn copy_through(
+    source: &dyn Source,
+    range: Range<u64>,
+    into: BorrowedFd<'_>,
+    holes: Holes,
+    (kernel, buffer): (&KernelCopies, &mut Vec<u8>),
+) -> Result<u64, CopyFailure> {
+    let (mut at, mut end) = (range.start, range.start);
     while at < range.end {
         let data = source.next_data(at..range.end).map_err(CopyFailure::Source)?;
         let data = data.unwrap_or(range.end..range.end);
         if holes == Holes::Punch && at < data.start {
-            punch(into, at..data.start, &mut buffer).map_err(CopyFailure::Destination)?;
+            punch(into, at..data.start, buffer).map_err(CopyFailure::Destination)?;
         }
-        let copied = source.descriptor().map_or(data.start, |fd| copy_in_kernel(fd, into, data.clone()));
-        copy_by_buffer(source, into, copied..data.end, &mut buffer)?;
+        let by_kernel = source.descriptor().filter(|_| kernel.0.load(Ordering::Relaxed));
+        let copied = by_kernel.map_or(data.start, |fd| copy_in_kernel(fd, into, data.clone(), kernel));
+        copy_by_buffer(source, into, copied..data.end, buffer)?;
+        if !data.is_empty() {
+            end = data.end;
+        }
         at = data.end;
     }
-    Ok(())
+    Ok(end)
 }
 
 /// Copies as much of a range as the kernel does, and returns where it stopped. All its errors end here, because the
 /// buffer's reads and writes find out which side failed.
-fn copy_in_kernel(from: BorrowedFd<'_>, into: BorrowedFd<'_>, range: Range<u64>) -> u64 {
+fn copy_in_kernel(
+    from: BorrowedFd<'_>,
+    into: BorrowedFd<'_>,
+    range: Range<u64>,
+    kernel: &KernelCopies,
+) -> u64 {
     let (mut read, mut written) = (range.start, range.start);
     while read < range.end {
         let bytes = (range.end - read).min(KERNEL_COPY_BYTES) as usize;
         match rustix::fs::copy_file_range(from, Some(&mut read), into, Some(&mut written), bytes) {
             Ok(0) => break,
             Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => break,
+            Err(e) => {
+                if matches!(e, Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS) {
+                    kernel.0.store(false, Ordering::Relaxed);
+                }
+                break;
+            }
         }
     }
     written

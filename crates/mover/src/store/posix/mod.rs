@@ -11,6 +11,7 @@
 mod apply;
 mod copy;
 mod described;
+mod durable;
 mod leftovers;
 mod names;
 mod open;
@@ -24,15 +25,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use forebay_types::{Code, Kind, StoreVersion};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use self::apply::{apply, Handle, Lost};
-use self::copy::{copy, CopyFailure, File, Holes};
+use self::apply::{apply, Handle, IsNew, Lost};
+use self::copy::{copy, CopyFailure, File, Holes, KernelCopies};
 use self::described::{look, stat, version_of};
+use self::durable::Durability;
 use self::names::{unlink, NameCalls, Replaced};
 pub use self::open::PosixOptions;
-use self::resolve::{At, Root};
+use self::resolve::{At, Directory, Place, Root};
 use super::attributes::{
     Abilities, Attributes, DirectoryRemoval, Leftovers, Listing, Object, Outcome, Warnings, Xattrs,
 };
@@ -41,12 +43,6 @@ use super::path::StorePath;
 use super::source::{retried, Source};
 use super::temporary::{Temporaries, TemporaryName};
 use super::Store;
-
-/// From this many files on, one syncfs starts the writing of all before each is synced. The syncs then find little to
-/// do, but report errors of their file, which syncfs reports to one caller only.
-const SYNC_TOGETHER: usize = 8;
-/// Files that are synced at a time: each sync is a call of a network file system.
-const SYNCS_AT_ONCE: usize = 16;
 
 /// A directory as a store.
 pub struct PosixStore {
@@ -57,6 +53,8 @@ pub struct PosixStore {
     lost: Lost,
     is_root: bool,
     keeps_xattrs: bool,
+    durability: Durability,
+    kernel_copies: KernelCopies,
 }
 
 impl fmt::Debug for PosixStore {
@@ -97,12 +95,20 @@ impl PosixStore {
     fn finish_new(&self, at: At<'_>, attributes: &Attributes) -> Result<StoreVersion, Errno> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = retried(|| rustix::fs::openat(at.directory, at.name, flags, Mode::empty()))?;
-        self.set(Handle { fd: fd.as_fd(), is_path: true }, attributes)
+        let stat = self.set_new(Handle { fd: fd.as_fd(), is_path: true }, attributes)?;
+        Ok(version_of(&stat))
+    }
+
+    /// Sets attributes of a new object; returns what it has then.
+    fn set_new(&self, handle: Handle<'_>, attributes: &Attributes) -> Result<Stat, Errno> {
+        let stat = retried(|| rustix::fs::fstat(handle.fd))?;
+        apply(handle, &stat, attributes, IsNew(true), self.is_root, &self.lost)?;
+        retried(|| rustix::fs::fstat(handle.fd))
     }
 
     fn set(&self, handle: Handle<'_>, attributes: &Attributes) -> Result<StoreVersion, Errno> {
         let stat = retried(|| rustix::fs::fstat(handle.fd))?;
-        apply(handle, &stat, attributes, self.is_root, &self.lost)?;
+        apply(handle, &stat, attributes, IsNew(false), self.is_root, &self.lost)?;
         Ok(version_of(&retried(|| rustix::fs::fstat(handle.fd))?))
     }
 
@@ -117,9 +123,8 @@ impl PosixStore {
 
     fn fill(&self, fd: BorrowedFd<'_>, source: &dyn Source) -> Result<(), CopyFailure> {
         let bytes = source.bytes();
-        copy(source, 0..bytes, fd, Holes::Skip)?;
-        let size = retried(|| rustix::fs::fstat(fd)).map_err(CopyFailure::Destination)?.st_size as u64;
-        if size != bytes {
+        let end = copy(source, 0..bytes, fd, Holes::Skip, &self.kernel_copies)?;
+        if end != bytes {
             retried(|| rustix::fs::ftruncate(fd, bytes)).map_err(CopyFailure::Destination)?;
         }
         Ok(())
@@ -133,25 +138,6 @@ impl PosixStore {
             ),
             CopyFailure::Destination(e) => self.failed("upload", temporary, e),
         }
-    }
-
-    fn sync_file(&self, path: &StorePath) -> Result<(), Errno> {
-        let fd = match self.root.open(path, OFlags::RDONLY | OFlags::NONBLOCK) {
-            // The mode of the upload keeps its owner from reading it.
-            Err(Errno::ACCESS) => self.root.open(path, OFlags::WRONLY | OFlags::NONBLOCK)?,
-            // A symbolic link or a socket: its directory's sync makes it durable.
-            Err(Errno::NOTDIR | Errno::NXIO) => return Ok(()),
-            other => other?,
-        };
-        sync(fd.as_fd())
-    }
-}
-
-/// fsync, where a file system that needs none may refuse it.
-fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    match retried(|| rustix::fs::fsync(fd)) {
-        Err(Errno::INVAL) => Ok(()),
-        other => other,
     }
 }
 
@@ -241,10 +227,10 @@ impl Store for PosixStore {
         };
         check()?;
         let source = File { fd: fd.as_fd(), bytes: expected.bytes };
-        let copied = copy(&source, range, into, Holes::Punch);
+        let copied = copy(&source, range, into, Holes::Punch, &self.kernel_copies);
         // Checked first: a file that became shorter is not an error of the medium.
         check()?;
-        copied.map_err(|failure| match failure {
+        copied.map(drop).map_err(|failure| match failure {
             CopyFailure::Source(Code::Stale) => stale(),
             CopyFailure::Source(code) => StoreError::lasting(code, self.what("read", path)),
             CopyFailure::Destination(e) => {
@@ -261,16 +247,21 @@ impl Store for PosixStore {
         attributes: &Attributes,
     ) -> StoreResult<StoreVersion> {
         let failed = |e| self.failed("upload", temporary, e);
-        let place = self.root.place(temporary).map_err(failed)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let fd = retried(|| rustix::fs::openat(&place.directory, place.name, flags, mode)).map_err(failed)?;
+        let fd = self.root.create(temporary, OFlags::WRONLY, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         let filled = self.fill(fd.as_fd(), source);
         let filled = filled.map_err(|failure| self.upload_failure(temporary, failure));
         let handle = Handle { fd: fd.as_fd(), is_path: false };
-        let finished = filled.and_then(|()| self.set(handle, attributes).map_err(failed));
+        let finished = filled.and_then(|()| {
+            let set = self.set_new(handle, attributes).and_then(|stat| {
+                self.durability.uploaded(fd.as_fd(), stat.st_dev)?;
+                Ok(version_of(&stat))
+            });
+            set.map_err(failed)
+        });
         if finished.is_err() {
-            let _ = unlink(place.at());
+            if let Ok(place) = self.root.place(temporary) {
+                let _ = unlink(place.at());
+            }
         }
         finished
     }
@@ -289,28 +280,9 @@ impl Store for PosixStore {
     }
 
     fn make_durable(&self, temporaries: &[StorePath]) -> StoreResult<()> {
-        if temporaries.len() >= SYNC_TOGETHER {
-            let failed = |e| self.failed("sync", &StorePath::root(), e);
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-            let root = self.root.open(&StorePath::root(), flags).map_err(failed)?;
-            retried(|| rustix::fs::syncfs(&root)).map_err(failed)?;
-        }
-        let sync = |path: &StorePath| self.sync_file(path).map_err(|e| self.failed("sync", path, e));
-        let per_thread = temporaries.len().div_ceil(SYNCS_AT_ONCE).max(1);
-        let mut parts = temporaries.chunks(per_thread);
-        let Some(first) = parts.next() else { return Ok(()) };
-        std::thread::scope(|scope| {
-            let others: Vec<_> =
-                parts.map(|part| scope.spawn(move || part.iter().try_for_each(sync))).collect();
-            let mut done = first.iter().try_for_each(sync);
-            for other in others {
-                let failed = || {
-                    let what = self.what("sync", &StorePath::root());
-                    Err(StoreError::transient(Code::NoResources, what))
-                };
-                done = done.and(other.join().unwrap_or_else(|_| failed()));
-            }
-            done
+        self.durability.make_durable(&self.root, temporaries).map_err(|(path, e)| {
+            let root = StorePath::root();
+            self.failed("sync", path.unwrap_or(&root), e)
         })
     }
 
@@ -327,7 +299,13 @@ impl Store for PosixStore {
             return Err(failed(Errno::ISDIR));
         }
         let version = version_of(&upload);
-        let place = self.root.place(to).map_err(failed)?;
+        // Nearly always in the directory of the upload.
+        let place = match (temporary.split(), to.split()) {
+            (Some((same, _)), Some((directory, name))) if same == directory => {
+                Place { directory: Directory::Borrowed(from.directory.as_fd()), name }
+            }
+            _ => self.root.place(to).map_err(failed)?,
+        };
         let Some(expected) = expected else {
             if self.names.put_new(from.at(), place.at(), false).map_err(failed)? {
                 return Ok(Outcome::Done(version));
@@ -482,5 +460,13 @@ impl Store for PosixStore {
         is_alive: &dyn Fn(&str) -> bool,
     ) -> StoreResult<Leftovers> {
         self.sweep(directory, is_alive)
+    }
+}
+
+/// fsync, where a file system that needs none may refuse it.
+fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    match retried(|| rustix::fs::fsync(fd)) {
+        Err(Errno::INVAL) => Ok(()),
+        other => other,
     }
 }

@@ -8,6 +8,8 @@ use rustix::fs::{Mode, OFlags, XattrFlags, CWD};
 use rustix::io::Errno;
 
 use super::apply::Lost;
+use super::copy::KernelCopies;
+use super::durable::Durability;
 use super::names::{unlink, NameCalls};
 use super::resolve::{At, Root};
 use super::PosixStore;
@@ -65,6 +67,7 @@ impl PosixStore {
         let stat = retried(|| rustix::fs::fstat(&fd)).map_err(|e| StoreError::system(&what, e))?;
         let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         refuse_pool_mount(&what, |mounts| mounts.iter().find(|mount| mount.device == device))?;
+        let durability = Durability::of(fd.as_fd());
         let mut store = PosixStore {
             title,
             root: Root::new(fd, !options.openat2),
@@ -73,6 +76,8 @@ impl PosixStore {
             lost: Lost::default(),
             is_root: rustix::process::geteuid().is_root(),
             keeps_xattrs: true,
+            durability,
+            kernel_copies: KernelCopies::default(),
         };
         store.probe();
         Ok(store)

@@ -11,18 +11,18 @@ use super::super::path::StorePath;
 use super::super::source::{retried, Source};
 use super::apply::Handle;
 use super::copy::{copy, CopyFailure, Holes};
+use super::described::version_of;
 use super::names::unlink;
 use super::{sync, PosixStore};
 
 impl PosixStore {
     pub(super) fn make_empty(&self, temporary: &StorePath, bytes: u64) -> Result<(), Errno> {
-        let place = self.root.place(temporary)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let fd = retried(|| rustix::fs::openat(&place.directory, place.name, flags, mode))?;
+        let fd = self.root.create(temporary, OFlags::WRONLY, Mode::RUSR | Mode::WUSR)?;
         let sized = retried(|| rustix::fs::ftruncate(&fd, bytes));
         if sized.is_err() {
-            let _ = unlink(place.at());
+            if let Ok(place) = self.root.place(temporary) {
+                let _ = unlink(place.at());
+            }
         }
         sized
     }
@@ -30,7 +30,7 @@ impl PosixStore {
     /// The part is synced here, because a sync by another node does not write what this node's kernel has cached.
     pub(super) fn fill_part(&self, temporary: &StorePath, source: &dyn Source) -> Result<(), CopyFailure> {
         let fd = self.open_upload(temporary).map_err(CopyFailure::Destination)?;
-        copy(source, 0..source.bytes(), fd.as_fd(), Holes::Skip)?;
+        copy(source, 0..source.bytes(), fd.as_fd(), Holes::Skip, &self.kernel_copies)?;
         sync(fd.as_fd()).map_err(CopyFailure::Destination)
     }
 
@@ -40,7 +40,9 @@ impl PosixStore {
         attributes: &Attributes,
     ) -> Result<StoreVersion, Errno> {
         let fd = self.open_upload(temporary)?;
-        self.set(Handle { fd: fd.as_fd(), is_path: false }, attributes)
+        let stat = self.set_new(Handle { fd: fd.as_fd(), is_path: false }, attributes)?;
+        self.durability.uploaded(fd.as_fd(), stat.st_dev)?;
+        Ok(version_of(&stat))
     }
 
     fn open_upload(&self, temporary: &StorePath) -> Result<OwnedFd, Errno> {

@@ -26,14 +26,14 @@ pub(super) struct Root {
 /// A directory, opened for paths relative to it.
 #[derive(Debug)]
 pub(super) enum Directory<'a> {
-    Root(BorrowedFd<'a>),
+    Borrowed(BorrowedFd<'a>),
     Opened(OwnedFd),
 }
 
 impl AsFd for Directory<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Directory::Root(fd) => *fd,
+            Directory::Borrowed(fd) => *fd,
             Directory::Opened(fd) => fd.as_fd(),
         }
     }
@@ -72,7 +72,7 @@ impl Root {
         let no_terminal = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NOCTTY };
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | no_terminal;
         if !self.walks.load(Ordering::Relaxed) {
-            match self.open_beneath(path, flags) {
+            match self.open_beneath(path, flags, Mode::empty()) {
                 Err(Errno::NOSYS) => self.walks.store(true, Ordering::Relaxed),
                 other => return other,
             }
@@ -80,12 +80,25 @@ impl Root {
         self.open_by_walk(path, flags)
     }
 
-    fn open_beneath(&self, path: &StorePath, flags: OFlags) -> Result<OwnedFd, Errno> {
+    /// Creates a file that must not exist, and opens it.
+    pub(super) fn create(&self, path: &StorePath, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        if !self.walks.load(Ordering::Relaxed) {
+            match self.open_beneath(path, flags, mode) {
+                Err(Errno::NOSYS) => self.walks.store(true, Ordering::Relaxed),
+                other => return other,
+            }
+        }
+        let place = self.place(path)?;
+        retried(|| rustix::fs::openat(&place.directory, place.name, flags, mode))
+    }
+
+    fn open_beneath(&self, path: &StorePath, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         let bytes = if path.is_root() { b"." } else { path.as_bytes() };
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let mut tries = 0;
         loop {
-            match retried(|| rustix::fs::openat2(&self.fd, bytes, flags, Mode::empty(), resolve)) {
+            match retried(|| rustix::fs::openat2(&self.fd, bytes, flags, mode, resolve)) {
                 Err(Errno::AGAIN) if tries < TRIES => tries += 1,
                 // A link on the way, or at the end of an open that is not O_PATH.
                 Err(Errno::LOOP) => return Err(Errno::NOTDIR),
@@ -111,7 +124,7 @@ impl Root {
     /// Opens a directory for paths relative to it.
     pub(super) fn directory(&self, path: &StorePath) -> Result<Directory<'_>, Errno> {
         if path.is_root() {
-            return Ok(Directory::Root(self.fd.as_fd()));
+            return Ok(Directory::Borrowed(self.fd.as_fd()));
         }
         Ok(Directory::Opened(self.open(path, O_DIRECTORY)?))
     }

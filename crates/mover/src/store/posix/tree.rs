@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use forebay_types::{Code, Kind, StoreVersion};
 use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
@@ -19,6 +20,12 @@ use crate::store::temporary::TemporaryName;
 
 /// Bytes of one directory listing: about 1000 short names.
 const LISTING_BYTES: usize = 32 * 1024;
+/// Names of a listing that are looked at together: the first ones of them one after the other, and when each took longer
+/// than [`LOOK_SLOW`], the others by [`LOOKS_AT_ONCE`] threads.
+const LOOKS_TOGETHER: usize = 1024;
+const LOOKS_FIRST: usize = 8;
+const LOOK_SLOW: Duration = Duration::from_micros(500);
+const LOOKS_AT_ONCE: usize = 32;
 
 /// Passes the names in a directory to `each`, without `.` and `..`.
 pub(super) fn each_name<E>(
@@ -41,6 +48,34 @@ pub(super) fn each_name<E>(
     Ok(())
 }
 
+/// The objects of these names. When the first of them took long, as on a distant store, the others are looked at many at
+/// a time.
+fn look_at_all(directory: BorrowedFd<'_>, names: &[Vec<u8>]) -> Vec<Result<Option<Object>, Errno>> {
+    let one = |name: &Vec<u8>| look(At { directory, name });
+    let (first, rest) = names.split_at(names.len().min(LOOKS_FIRST));
+    let begun = Instant::now();
+    let mut found: Vec<_> = first.iter().map(one).collect();
+    if rest.len() < LOOKS_FIRST || begun.elapsed() < LOOKS_FIRST as u32 * LOOK_SLOW {
+        found.extend(rest.iter().map(one));
+        return found;
+    }
+    let part = rest.len().div_ceil(LOOKS_AT_ONCE);
+    let parts = std::thread::scope(|scope| {
+        let start = |part| {
+            let run = move || -> Vec<_> { <[_]>::iter(part).map(one).collect() };
+            (part, std::thread::Builder::new().name("look".to_owned()).spawn_scoped(scope, run))
+        };
+        let started: Vec<_> = rest.chunks(part).map(start).collect();
+        let looked = started.into_iter().map(|(part, thread)| match thread.map(|thread| thread.join()) {
+            Ok(Ok(found)) => found,
+            _ => part.iter().map(one).collect(),
+        });
+        looked.collect::<Vec<_>>()
+    });
+    found.extend(parts.into_iter().flatten());
+    found
+}
+
 impl PosixStore {
     pub(super) fn list_directory(
         &self,
@@ -50,20 +85,30 @@ impl PosixStore {
         let failed = |e| self.failed("list", directory, e);
         let fd = self.root.open(directory, OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
         let mut listing = Listing::default();
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        let mut pass = |names: &mut Vec<Vec<u8>>, listing: &mut Listing| {
+            for object in look_at_all(fd.as_fd(), names) {
+                // None: removed since its name was read.
+                if let Some(object) = object.map_err(failed)? {
+                    listing.objects += 1;
+                    each(object)?;
+                }
+            }
+            names.clear();
+            Ok(())
+        };
         each_name(fd.as_fd(), failed, |name| {
             if TemporaryName::parse(name).is_some() {
                 listing.temporaries += 1;
                 return Ok(());
             }
-            match look(At { directory: fd.as_fd(), name }).map_err(failed)? {
-                Some(object) => {
-                    listing.objects += 1;
-                    each(object)
-                }
-                // Removed since its name was read.
-                None => Ok(()),
+            names.push(name.to_vec());
+            match names.len() < LOOKS_TOGETHER {
+                true => Ok(()),
+                false => pass(&mut names, &mut listing),
             }
         })?;
+        pass(&mut names, &mut listing)?;
         Ok(listing)
     }
 

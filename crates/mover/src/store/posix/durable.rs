@@ -1,0 +1,114 @@
+//! Makes uploads durable: all of a batch by one syncfs where that can be relied on, else each by an fsync of its own.
+//!
+//! syncfs writes the data of all files of a local file system, commits its journal and flushes the medium once. An fsync
+//! of each file would flush the medium as often as there are files. What syncfs lacks is a report of which file could not
+//! be written, and to a descriptor that is opened after another one got the report it says nothing. So each file is
+//! opened afterwards, and asked for its own errors, which writes and flushes nothing.
+//!
+//! Elsewhere (NFS, parallel file systems, FUSE) syncfs may promise less than fsync, and each call is a message: there an
+//! upload is synced while it is still open, by the thread that made it, many at a time.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use forebay_sys::file_system::FileSystem;
+use forebay_sys::written;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::resolve::Root;
+use super::sync;
+use crate::store::path::StorePath;
+use crate::store::source::retried;
+
+/// Local file systems whose syncfs waits for data and journal, and flushes the medium.
+const SYNCED_TOGETHER: [FileSystem; 5] =
+    [FileSystem::EXT4, FileSystem::XFS, FileSystem::BTRFS, FileSystem::F2FS, FileSystem::TMPFS];
+/// The first kernel whose syncfs reports what its file system could not do.
+const KERNEL: (u32, u32) = (5, 17);
+
+/// How uploads of a store become durable.
+#[derive(Debug)]
+pub(super) struct Durability {
+    /// The device of the files that one syncfs makes durable.
+    device: Option<u64>,
+}
+
+impl Durability {
+    /// For the store whose root this is.
+    pub(super) fn of(root: BorrowedFd<'_>) -> Durability {
+        let kind = FileSystem::of(root).ok().filter(|kind| SYNCED_TOGETHER.contains(kind));
+        let device = kind.filter(|_| is_reported()).and_then(|_| rustix::fs::fstat(root).ok());
+        Durability { device: device.map(|stat| stat.st_dev) }
+    }
+
+    /// An upload is complete, and still open.
+    pub(super) fn uploaded(&self, file: BorrowedFd<'_>, device: u64) -> Result<(), Errno> {
+        match self.device {
+            Some(own) if own == device => Ok(()),
+            // Perhaps on another file system that is mounted in the store.
+            _ => sync(file),
+        }
+    }
+
+    /// Makes uploads durable. A failure names its file, if it is one file's.
+    pub(super) fn make_durable<'p>(
+        &self,
+        root: &Root,
+        files: &'p [StorePath],
+    ) -> Result<(), (Option<&'p StorePath>, Errno)> {
+        if self.device.is_none() || files.is_empty() {
+            return Ok(());
+        }
+        if let [file] = files {
+            return sync_file(root, file, sync).map_err(|e| (Some(file), e));
+        }
+        let together = || {
+            let root = root.open(&StorePath::root(), OFlags::RDONLY | OFlags::DIRECTORY)?;
+            retried(|| rustix::fs::syncfs(&root))
+        };
+        together().map_err(|e| (None, e))?;
+        let check = |file: BorrowedFd<'_>| {
+            retried(|| written::wait(file).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO)))
+        };
+        files.iter().try_for_each(|file| sync_file(root, file, check).map_err(|e| (Some(file), e)))
+    }
+}
+
+/// True if the kernel's syncfs reports failures.
+fn is_reported() -> bool {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= KERNEL
+}
+
+fn sync_file(
+    root: &Root,
+    path: &StorePath,
+    sync: impl FnOnce(BorrowedFd<'_>) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let fd = match root.open(path, OFlags::RDONLY | OFlags::NONBLOCK) {
+        // The mode of the upload keeps its owner from reading it.
+        Err(Errno::ACCESS) => root.open(path, OFlags::WRONLY | OFlags::NONBLOCK)?,
+        // A symbolic link or a socket: its directory's sync makes it durable.
+        Err(Errno::NOTDIR | Errno::NXIO) => return Ok(()),
+        other => other?,
+    };
+    sync(fd.as_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_synced_together_on_a_local_file_system_only() {
+        let tmpfs = std::fs::File::open("/dev/shm").unwrap();
+        let own = rustix::fs::fstat(&tmpfs).unwrap().st_dev;
+        assert_eq!(Durability::of(tmpfs.as_fd()).device, is_reported().then_some(own));
+        let proc = std::fs::File::open("/proc").unwrap();
+        assert_eq!(Durability::of(proc.as_fd()).device, None);
+        let there_is_no_fsync_there = Durability { device: Some(own) }.uploaded(proc.as_fd(), own);
+        assert_eq!(there_is_no_fsync_there, Ok(()));
+    }
+}
