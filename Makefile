@@ -47,7 +47,7 @@ lint:
 # Libraries and binaries are built first: tests of whole programs run them from the directory of the test binaries.
 test: lint
 	@tools/install-deps test
-	$(CARGO) build --workspace --features forebay-server/simulation
+	$(CARGO) build --workspace --features forebay-server/simulation,forebay-mover/simulation
 	$(MAKE) -C mpi OUT=$(DEBUG)
 	$(CARGO) test --workspace --no-fail-fast
 
@@ -85,6 +85,9 @@ install: build
 	install -m 644 docs/man/*.8 $(DESTDIR)$(PREFIX)/share/man/man8/
 	install -d $(DESTDIR)$(PREFIX)/share/doc/forebay
 	install -m 644 README.md ARCHITECTURE.md LICENSE-APACHE LICENSE-MIT docs/*.md docs/*.svg $(DESTDIR)$(PREFIX)/share/doc/forebay/
+	install -d $(DESTDIR)$(PREFIX)/share/forebay/slurm
+	install -m 644 slurm/burst_buffer.lua slurm/burst_buffer.conf slurm/forebay.toml $(DESTDIR)$(PREFIX)/share/forebay/slurm/
+	install -m 755 slurm/prolog slurm/epilog $(DESTDIR)$(PREFIX)/share/forebay/slurm/
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	install -d $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	$(RELEASE)/forebay completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/forebay

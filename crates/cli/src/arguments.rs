@@ -1,5 +1,6 @@
 //! The whole command line: verbs, options, and the help with examples.
 
+mod batch;
 mod pools;
 mod recovery;
 mod stores;
@@ -13,6 +14,7 @@ use forebay_server::Medium;
 
 use values::{medium, size};
 
+pub(crate) use batch::{Bb, BbVerb, JobCommand, JobVerb, Queue};
 pub(crate) use pools::{Down, Status, Up};
 pub(crate) use recovery::Recover;
 pub(crate) use stores::{
@@ -113,7 +115,13 @@ pub(crate) enum Verb {
     Tasks(Tasks),
     /// Settle a conflict between the versions of pool and backing store
     Resolve(Resolve),
-    /// Copy to the backing stores what a pool has left whose node has died
+    /// Check the directives of job scripts, and serve the burst-buffer plugin of Slurm
+    Bb(Bb),
+    /// Give a batch script a pool, with any scheduler
+    Job(JobCommand),
+    /// Show which jobs transfer from and to slow storage, and in which order
+    Queue(Queue),
+    /// Copy to the backing stores what a pool has left whose node has died, or what a job could not stage out
     Recover(Recover),
     /// Show or change over how many backing files a file is striped
     Layout(LayoutCommand),
@@ -155,8 +163,9 @@ impl Verb {
             Verb::Unpin(a) => a.paths.json,
             Verb::Tasks(a) => a.json,
             Verb::Resolve(a) => a.json,
+            Verb::Queue(a) => a.json,
             Verb::Recover(a) => a.json,
-            Verb::Run(_) | Verb::Completions(_) => false,
+            Verb::Run(_) | Verb::Completions(_) | Verb::Bb(_) | Verb::Job(_) => false,
         }
     }
 }

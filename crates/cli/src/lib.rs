@@ -11,6 +11,7 @@ mod note;
 
 mod arguments;
 mod backing;
+mod batch;
 mod death;
 mod everywhere;
 mod failure;

@@ -12,7 +12,7 @@ use forebay_types::limits::STRIPES_MAX;
 use forebay_types::{node_of, Code, Entry, Layout, NodeId};
 
 use crate::errno;
-use crate::open::{open_at, BACKING_MODE};
+use crate::open::{close, open_at, BACKING_MODE};
 use crate::pool::Pool;
 
 /// The fcntl(2) command that sets the signal for a broken lease. The libc crate lacks it.
@@ -109,6 +109,19 @@ fn lease(file: RawFd, kind: LeaseKind) -> Result<(), Code> {
     Ok(())
 }
 
+/// True if an open backing file has a name. One that was released has none.
+///
+/// # Errors
+/// Those of fstat(2).
+pub fn has_name(file: BorrowedFd<'_>) -> Result<bool, Code> {
+    // SAFETY: all zeros is a valid `stat`, which the kernel fills; plain system call on an open descriptor.
+    unsafe {
+        let mut st: libc::stat = std::mem::zeroed();
+        errno::check(libc::fstat(file.as_raw_fd(), &raw mut st))?;
+        Ok(st.st_nlink > 0)
+    }
+}
+
 impl Pool {
     /// Opens the backing files of a file that are on this node, and takes leases on them.
     ///
@@ -152,6 +165,16 @@ impl Pool {
         }
         let name = BackingName::new(entry.attr.ino, 0, 0);
         let target = self.attached()?.target_of(&entry.layout, 0, 0);
+        // A release that is under way has a lease, and decides whether the file is released: this waits for its end.
+        match open_at(target, name.as_c_str(), libc::O_RDWR | libc::O_CLOEXEC) {
+            Ok(fd) => close(fd),
+            Err(Code::NotFound) => {}
+            Err(code) => return Err(code),
+        }
+        let now = self.get_attr(entry.attr.ino)?;
+        if now.attr.is_resident() || now.attr.epoch() != entry.attr.epoch() {
+            return Err(Code::Interrupted);
+        }
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
         // SAFETY: the name is NUL-terminated. That there is none is no error.
         unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };

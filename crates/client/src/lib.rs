@@ -60,7 +60,7 @@ pub use connection::Role;
 pub use directory::Directory;
 pub use file::{File, Striping};
 pub use layout_choice::targets_of;
-pub use leased::{has_arrived, LeaseKind, LeasedFiles};
+pub use leased::{has_arrived, has_name, LeaseKind, LeasedFiles};
 pub use locks::{leaves_lock_in_doubt, new_lock_owner, LockPlace, LocksElsewhere, Unlocks};
 pub use mounted::{inode_of_name, INODE_NAME, MOUNTED_MARK};
 pub use open::directories_opened;

@@ -49,8 +49,8 @@ pub fn directories_opened() -> u64 {
 }
 
 pub(crate) fn open_at(dir: RawFd, name: &CStr, flags: i32) -> Result<RawFd, Code> {
-    // SAFETY: the name is NUL-terminated. A FIFO's open may be interrupted, and the program handles that.
-    errno::check(unsafe { libc::openat(dir, name.as_ptr(), flags, BACKING_MODE as libc::c_uint) })
+    // A FIFO's open may be interrupted, and the program handles that.
+    errno::check(forebay_ring::opening::open_at(dir, name, flags, BACKING_MODE))
 }
 
 /// Permissions that opening with `flags` requires.

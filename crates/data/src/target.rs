@@ -6,8 +6,9 @@
 //!
 //! The last part of a path is never followed if it is a symbolic link. Only Forebay creates the directories above it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use forebay_sys::opening;
 use forebay_types::{Code, Error, Ino, TimeSet};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -113,6 +114,13 @@ fn reopen(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(directory, c".", DIRECTORY, Mode::empty())
 }
 
+/// Opens a backing file. This waits while a mover has a lease on it.
+fn open_waiting(directory: BorrowedFd<'_>, name: &BackingName, access: OFlags) -> Result<OwnedFd, Errno> {
+    let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = opening::open_existing(directory.as_raw_fd(), name.as_c_str(), flags.bits() as i32);
+    opened.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+}
+
 impl Media for Target {
     fn target(&self) -> u32 {
         self.number
@@ -135,8 +143,7 @@ impl Media for Target {
             Access::Read => OFlags::RDONLY,
             Access::ReadWrite => OFlags::RDWR,
         };
-        let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(&self.directory, name.as_c_str(), flags, Mode::empty()).map_err(code_of)
+        open_waiting(self.directory.as_fd(), &name, access).map_err(code_of)
     }
 
     fn remove(&self, ino: Ino, component: usize, stripe: u16) -> Result<(), Code> {
@@ -155,8 +162,7 @@ impl Media for Target {
 
     fn truncate(&self, ino: Ino, component: usize, stripe: u16, bytes: u64) -> Result<(), Code> {
         let name = BackingName::new(ino, component, stripe);
-        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.directory, name.as_c_str(), flags, Mode::empty());
+        let file = open_waiting(self.directory.as_fd(), &name, OFlags::WRONLY);
         rustix::fs::ftruncate(file.map_err(code_of)?, bytes).map_err(code_of)
     }
 

@@ -54,7 +54,7 @@ pub use check_report::CheckReport;
 pub use coordinator::Plan;
 pub use effects::{Delivery, Effects, Mark, NameEffect, Since};
 pub use foreign_links::{ForeignEntry, ForeignPart, ForeignReferences, Leading};
-pub use remains::{NameIn, Remains};
+pub use remains::{NameIn, Remains, Values};
 pub use replies::KEPT_REPLY_BYTES_MAX;
 pub use shard::{Shard, ShardOptions, ShardStatistics};
 pub use snapshot::{check_snapshot, SnapshotHead, SnapshotSource, SNAPSHOT_FILE, SNAPSHOT_FILE_NEW};

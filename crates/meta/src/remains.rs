@@ -21,6 +21,9 @@ const DEPTH_MAX: usize = 1 << 16;
 /// A directory and a name in it.
 pub type NameIn = (Ino, Vec<u8>);
 
+/// Values of an inode by their names.
+pub type Values = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// The records of one or more shards.
 #[derive(Clone, Debug, Default)]
 pub struct Remains {
@@ -33,7 +36,7 @@ pub struct Remains {
     /// Places at which a store may differ.
     pub pending: HashSet<NameIn>,
     /// Extended attributes of inodes, and under the empty name targets of symbolic links.
-    pub values: HashMap<Ino, Vec<(Vec<u8>, Vec<u8>)>>,
+    pub values: HashMap<Ino, Values>,
     /// Records that could not be read.
     pub damaged: u64,
 }

@@ -9,11 +9,11 @@ use forebay_types::{Code, Entry, Ino, SetAttr, FLAG_ATTACHED};
 
 use crate::arriving::Arriving;
 use crate::errno::{check, Errno};
-use crate::filesystem::{fstat, FileSystem, Outcome};
+use crate::filesystem::{FileSystem, Outcome};
 use crate::handles::{Handle, Patience};
 use crate::names::gone_is_stale;
 use crate::nodes::Seen;
-use crate::opened::{open_backing, reopen, Opened};
+use crate::opened::{fstat, open_backing, reopen, Opened};
 use crate::protocol::{
     self, fopen, Body, Request, FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, RELEASE_FLOCK_UNLOCK, WRITE_CACHE,
     WRITE_KILL_SUIDGID,

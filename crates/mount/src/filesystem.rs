@@ -18,13 +18,13 @@ use forebay_types::{Caller, Code, Entry, Ino};
 use crate::cache_rules::CacheRules;
 use crate::closing::Nameless;
 use crate::device::Device;
-use crate::errno::{check, Errno};
+use crate::errno::Errno;
 use crate::handles::{Handle, Handles};
 use crate::lock_table::Locks;
 use crate::lookup_pins::LookupPins;
 use crate::moved::Moved;
 use crate::nodes::{Nodes, Place, Seen};
-use crate::opened::{is_unwritten, open_backing};
+use crate::opened::{fstat, is_unwritten, open_backing};
 use crate::protocol::{self, op, Body, Request, Validity, ROOT_NODE};
 use crate::registrar::Registrar;
 use crate::waiting::Waiting;
@@ -348,13 +348,4 @@ impl FileSystem {
         out.zeros(4 + 6 * 4);
         Ok(Outcome::Reply)
     }
-}
-
-/// `fstat` of a descriptor of this process.
-pub(crate) fn fstat(file: &impl std::os::fd::AsRawFd) -> Result<libc::stat, Errno> {
-    // SAFETY: an all-zero stat is valid.
-    let mut st: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `st` is valid for the call.
-    check(unsafe { libc::fstat(file.as_raw_fd(), &mut st) })?;
-    Ok(st)
 }

@@ -54,6 +54,15 @@ pub(crate) fn reopen(file: &impl AsFd, flags: i32) -> Result<OwnedFd, Errno> {
     }
 }
 
+/// `fstat` of a descriptor of this process.
+pub(crate) fn fstat(file: &impl AsRawFd) -> Result<libc::stat, Errno> {
+    // SAFETY: an all-zero stat is valid.
+    let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is valid for the call.
+    check(unsafe { libc::fstat(file.as_raw_fd(), &mut st) })?;
+    Ok(st)
+}
+
 /// Opens the backing file of an entry. With flags that allow writing, the file is marked dirty before this returns.
 pub(crate) fn open_backing(pool: &Pool, entry: &Entry, flags: i32) -> Result<OwnedFd, Code> {
     let fd = pool.open_backing(entry, flags | libc::O_CLOEXEC)?;

@@ -96,7 +96,7 @@ pub(crate) fn answer_read(
     if size < SPLICE_BYTES_MIN {
         return false;
     }
-    let (Ok(st), Ok(at)) = (crate::filesystem::fstat(&file), i64::try_from(offset)) else { return false };
+    let (Ok(st), Ok(at)) = (crate::opened::fstat(&file), i64::try_from(offset)) else { return false };
     // The header precedes the data and states their length.
     let bytes = usize::try_from(st.st_size - at).map_or(0, |left| left.min(size));
     if bytes < SPLICE_BYTES_MIN {

@@ -1,11 +1,19 @@
 //! Which requests wait for a backing store or for space (`waiting`). Only requests for attached trees do.
 
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
 use forebay_types::{Entry, Ino, FLAG_ATTACHED, FLAG_UNLISTED};
 
+use crate::errno::Errno;
 use crate::filesystem::FileSystem;
 use crate::handles::Handle;
+use crate::opened::open_backing;
 use crate::protocol::{fattr, op, Request};
 use crate::waiting::WaitsFor;
+
+/// An open for running a program, among the flags of an open (`FMODE_EXEC`). It waits for the whole file.
+const OPEN_TO_RUN: i32 = 0x20;
 
 impl FileSystem {
     /// An inode of an attached tree.
@@ -121,5 +129,40 @@ impl FileSystem {
             return Some(WaitsFor::Data);
         }
         (writes && self.waiting.is_full(self.pool)).then_some(WaitsFor::Room)
+    }
+
+    /// True for an open that need not wait for the whole file.
+    pub(crate) fn opens_arriving(&self, entry: &Entry, flags: i32) -> bool {
+        let is_read = flags & libc::O_ACCMODE == libc::O_RDONLY && flags & (libc::O_TRUNC | OPEN_TO_RUN) == 0;
+        is_read && self.pool.comes_in_ranges(entry)
+    }
+
+    /// True when an inode is open for reading what arrives, and for nothing else.
+    pub(crate) fn is_arriving(&self, ino: Ino) -> bool {
+        self.arriving.load(Ordering::Relaxed) > 0
+            && self
+                .nodes
+                .opened(ino.0)
+                .is_some_and(|opened| opened.is_by_requests() && opened.any().is_none())
+    }
+
+    /// The same for the inode that a name leads to.
+    pub(crate) fn leads_to_arriving(&self, parent: Ino, name: &[u8]) -> Option<Ino> {
+        if self.arriving.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let ino = self.pool.lookup(parent, name).ok()?.attr.ino;
+        self.is_arriving(ino).then_some(ino)
+    }
+
+    /// Waits for the whole of a file that is open while it arrives.
+    pub(crate) fn make_whole(&self, ino: Ino) -> Result<(), Errno> {
+        if !self.is_arriving(ino) {
+            return Ok(());
+        }
+        let Some(opened) = self.nodes.opened(ino.0) else { return Ok(()) };
+        let file = self.pool.get_attr(ino).and_then(|entry| open_backing(self.pool, &entry, libc::O_RDONLY));
+        opened.note_whole(&Arc::new(file?));
+        Ok(())
     }
 }

@@ -187,6 +187,33 @@ fn mapping_of_a_released_file_shows_its_data_and_keeps_it_from_being_released() 
 }
 
 #[test]
+fn readers_of_a_file_do_not_keep_what_a_writer_wrote_from_the_store() {
+    let Some(on) = Attached::up("128MiB", "") else { return };
+    std::fs::write(on.at("f"), b"first").unwrap();
+    on.sync();
+    // The mount opens a backing file once for all programs: for reading first, for writing next.
+    let before = File::open(on.at("f")).unwrap();
+    let writer = opened(&on.at("f"), libc::O_RDWR).unwrap();
+    let during = File::open(on.at("f")).unwrap();
+    writer.write_all_at(b"other", 0).unwrap();
+    drop(writer);
+    wait_for("the store has it", || std::fs::read(on.store("f")).is_ok_and(|bytes| bytes == b"other"));
+    wait_for("it is clean", || on.state("f") == "clean");
+    // Again, by a writer that appends, with readers that never go.
+    let mut writer = opened(&on.at("f"), libc::O_WRONLY | libc::O_APPEND).unwrap();
+    writer.write_all(b" one").unwrap();
+    drop(writer);
+    wait_for("the store has it", || std::fs::read(on.store("f")).is_ok_and(|bytes| bytes == b"other one"));
+    wait_for("it is clean", || on.state("f") == "clean");
+    for mut reader in [before, during] {
+        let mut read = Vec::new();
+        reader.read_to_end(&mut read).unwrap();
+        assert_eq!(read, b"other one");
+    }
+    on.place.is_clean();
+}
+
+#[test]
 fn released_program_runs_and_released_hard_links_are_one_file() {
     let Some(on) = Attached::up("128MiB", "") else { return };
     std::fs::copy("/bin/true", on.at("true")).unwrap();

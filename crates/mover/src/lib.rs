@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+pub mod host;
 pub mod program;
 pub mod recovery;
 pub mod store;

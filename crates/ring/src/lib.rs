@@ -32,6 +32,7 @@ pub use board::{Board, Lookup, NameRef};
 pub use board_writer::BoardWriter;
 pub use call::{CallFailure, Claim, Removal, Ring};
 pub use doorbell::Doorbell;
+pub use forebay_sys::opening;
 pub use serve::{ServedRing, SlotRequest, SlotState};
 pub use shared::{memfd_sealed, Mapping, Seal};
-pub use waiter::{call_clock, lease_clock, pause, simulate, Waiter};
+pub use waiter::{call_clock, is_simulated, lease_clock, pause, simulate, Waiter};

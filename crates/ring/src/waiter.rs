@@ -23,11 +23,12 @@ static SIMULATED: OnceLock<Box<dyn Waiter>> = OnceLock::new();
 /// Makes all calls of this process wait by `waiter` from now on. Only the first use has an effect.
 pub fn simulate(waiter: Box<dyn Waiter>) {
     let _ = SIMULATED.set(waiter);
+    forebay_sys::opening::simulate(|| pause(Duration::from_millis(1)));
 }
 
 /// True when a simulation has replaced the clock. Nothing happens there while a client spins.
 #[inline]
-pub(crate) fn is_simulated() -> bool {
+pub fn is_simulated() -> bool {
     SIMULATED.get().is_some()
 }
 

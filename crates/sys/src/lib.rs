@@ -12,6 +12,7 @@ pub mod descriptor;
 pub mod file_system;
 pub mod fuse;
 pub mod mounts;
+pub mod opening;
 pub mod packet;
 pub mod process;
 pub mod signals;

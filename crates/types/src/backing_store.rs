@@ -84,7 +84,7 @@ pub enum StoreTask {
     Restore(Ino),
     /// That the store has a file's data.
     Persist(Ino),
-    /// A range of a file's data: the one with this number, of [`RANGE_BYTES`] bytes. The rest of the file follows.
+    /// A range of a file's data: the one with this number, of [`crate::limits::RANGE_BYTES`] bytes. The rest of the file follows.
     Range(Ino, u64),
 }
 

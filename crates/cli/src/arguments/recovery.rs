@@ -15,6 +15,8 @@ Examples:
   forebay recover /nvme0/pool /nvme1/pool          of a pool with several targets, all that are left
   forebay recover --to /lustre/rescued /nvme/pool  elsewhere, also files that belonged to no store
   forebay recover --discard /nvme/pool             write it, then remove the targets
+  forebay recover 1234                             copy what this job of Slurm could not stage out to where it belongs
+  forebay recover --to /scratch/me 1234            to another directory
 
 After the death of its node a pool cannot drain any more. Its targets on disks still have the data, with marks that
 say where they belong, and snapshots of the pool's names. What a store lacks gets its own name there. Where the store has \
@@ -47,7 +49,17 @@ pub(crate) struct Recover {
     /// Print as JSON, with every file
     #[arg(long)]
     pub(crate) json: bool,
-    /// The directories of the dead pool's targets
+    /// The directories of the dead pool's targets; or the number of a job of Slurm whose stage-out has failed
     #[arg(value_name = "DIR", required = true, value_hint = ValueHint::DirPath)]
     pub(crate) directories: Vec<PathBuf>,
+}
+
+impl Recover {
+    /// The job, if it is about one: a number, where no directory has this name.
+    pub(crate) fn job(&self) -> Option<u32> {
+        match self.directories.as_slice() {
+            [one] if !one.exists() => one.to_str()?.parse().ok(),
+            _ => None,
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! The verbs, one a file.
 
 mod attach;
+mod batch;
 mod completions;
 mod down;
 mod durable;
@@ -51,8 +52,14 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Verb::Unpin(a) => pin::pin(pool, &a.paths, false),
         Verb::Tasks(a) => tasks::tasks(pool, &a),
         Verb::Resolve(a) => resolve::resolve(pool, &a),
-        Verb::Recover(a) => recover::recover(&a),
+        Verb::Recover(a) => match a.job() {
+            Some(job) => batch::recover(job, &a),
+            None => recover::recover(&a),
+        },
         Verb::Layout(a) => layout::layout(pool, &a.verb),
+        Verb::Bb(a) => batch::bb(a),
+        Verb::Job(a) => batch::job(a),
+        Verb::Queue(a) => batch::queue(&a),
         Verb::Fsck(a) => fsck::fsck(pool, &a),
         Verb::Completions(a) => completions::completions(&a),
     }

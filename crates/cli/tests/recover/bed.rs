@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use crate::common::{eventually, is_alive, kill, lock_holder, Place, Ran};
+use crate::common::{eventually, is_alive, is_root, kill, lock_holder, Place, Ran};
 use serde_json::Value;
 
 pub struct Bed {
@@ -14,16 +14,24 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// A pool with the store attached at its root, with these options.
+    /// A pool with an empty store attached at its root, with these options.
     pub fn new(attach: &[&str]) -> Bed {
+        Bed::with(&[], attach)
+    }
+
+    /// The same, with a store that has these files.
+    pub fn with(files: &[(&str, &str)], attach: &[&str]) -> Bed {
         let bed = Bed::without_store();
+        for (name, content) in files {
+            std::fs::write(bed.store.join(name), content).unwrap();
+        }
         bed.ok(&[&["attach", bed.store.to_str().unwrap(), "/"], attach].concat());
         bed
     }
 
     pub fn without_store() -> Bed {
         let place = Place::new();
-        let (pool, store) = (place.join("disk"), place.join("store"));
+        let (pool, store) = (disk(&place).join("pool"), place.join("store"));
         std::fs::create_dir(&store).unwrap();
         let bed = Bed { place, pool, store };
         bed.up();
@@ -114,6 +122,26 @@ impl Bed {
             let _ = rustix::fs::removexattr(&path, "user.forebay.mark");
         }
     }
+}
+
+/// A disk of the test's own, where this user may mount one: on a disk that others fill, programs wait for space.
+pub fn disk(place: &Place) -> PathBuf {
+    let (image, disk) = (place.join("disk.img"), place.join("disk"));
+    std::fs::create_dir(&disk).unwrap();
+    if !is_root() {
+        return disk;
+    }
+    std::fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
+    let run = |program: &str, arguments: &[&str], last: &Path| {
+        let status =
+            Command::new(program).args(arguments).arg(&image).arg(last).stdout(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    };
+    let made = Command::new("mkfs.ext4").args(["-q", "-O", "^has_journal"]).arg(&image).status();
+    if !made.is_ok_and(|status| status.success()) || !run("mount", &["-o", "loop"], &disk) {
+        eprintln!("no file system of the test's own: its disk is that of /tmp");
+    }
+    disk
 }
 
 /// The backing files of a target.

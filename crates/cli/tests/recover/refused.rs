@@ -75,7 +75,10 @@ fn store_that_is_missing_fails_every_file_and_can_be_replaced() {
     std::fs::rename(&bed.store, &away).unwrap();
     let ran = bed.recover(&[]);
     assert_eq!(ran.code, Some(4), "{ran:?}");
-    assert!(ran.err.contains("no such directory") && ran.err.contains("--to"), "{ran:?}");
+    assert!(
+        ran.err.contains("cannot open the store") && ran.err.contains("mount its file system"),
+        "{ran:?}"
+    );
     bed.recover(&["--discard"]).assert_refused(1, &["the targets are not removed"]);
     std::fs::rename(&away, &bed.store).unwrap();
     let listed = bed.recovered(&["--list"]);

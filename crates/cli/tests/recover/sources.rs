@@ -9,8 +9,7 @@ use serde_json::Value;
 
 /// Files that the store does not have: the policy copies nothing by itself.
 fn written() -> Bed {
-    let bed = Bed::new(&["--drain", "request"]);
-    bed.place.write("store/old", "the store's\n");
+    let bed = Bed::with(&[("old", "the store's\n")], &["--drain", "request"]);
     bed.sh(
         "cd /forebay; mkdir -m 750 d; echo one >d/one; chmod 640 d/one; touch -d '2020-02-02 02:02:02 UTC' d/one; \
          echo changed >old; truncate -s 1M sparse; echo end >>sparse; ln -s d/one link; \
@@ -148,8 +147,7 @@ fn what_is_newer_than_the_snapshot_is_known_by_its_mark() {
 
 #[test]
 fn clean_files_are_left_alone_and_temporary_ones_too() {
-    let bed = Bed::new(&["--rule", "*.scratch=temporary"]);
-    bed.place.write("store/read", "restored\n");
+    let bed = Bed::with(&[("read", "restored\n")], &["--rule", "*.scratch=temporary"]);
     bed.sh("cd /forebay; cat read; echo drained >drained; echo x >a.scratch; sync a.scratch");
     bed.ok(&["wait-durable", "/drained", "--timeout", "60s"]);
     eventually("the drained file is marked clean, and the restored one", || {
@@ -202,7 +200,8 @@ fn data_without_any_name_are_recovered_on_request() {
 
 /// A pool of one node with two targets on the disk, and a file striped over both in front of a store.
 fn striped(bed: &Bed) -> (PathBuf, PathBuf) {
-    let (first, second) = (bed.place.join("first"), bed.place.join("second"));
+    let disk = bed.pool.parent().unwrap();
+    let (first, second) = (disk.join("first"), disk.join("second"));
     let target =
         |path: &Path| format!("{{ media = \"ssd\", path = \"{}\", capacity = \"64MiB\" }}", path.display());
     let (a, b) = (std::process::id() / 251 % 251, std::process::id() % 251);
@@ -219,8 +218,12 @@ fn striped(bed: &Bed) -> (PathBuf, PathBuf) {
     };
     on(&["attach", bed.store.to_str().unwrap(), "/", "--drain", "request"]);
     on(&["layout", "set", "--stripe-count", "2", "--stripe-size", "64KiB", "/"]);
-    let script = "cd /forebay; seq 100000 >striped; echo whole >whole; sync striped whole .";
-    on(&["run", "--quiet", "--", "sh", "-e", "-c", script]);
+    // Staging keeps the stripes; a program that opens the file for a descriptor would make it one backing file.
+    let file = bed.place.write("striped", (1..=100_000).map(|i| format!("{i}\n")).collect::<String>());
+    on(&["stage-in", "--no-progress", &format!("{}:/striped", file.display())]);
+    on(&["run", "--quiet", "--", "sh", "-e", "-c", "cd /forebay; echo whole >whole; sync whole"]);
+    let all = || [backing_files(&first), backing_files(&second)].concat();
+    eventually("all backing files are marked", || all().iter().all(|path| has_mark(path)));
     (first, second)
 }
 

@@ -54,7 +54,10 @@ fn search(first: World, states_max: usize) -> Outcome {
 const STATES_MAX: usize = 20_000_000;
 
 fn assert_sound(writers: usize, readers: usize, opens: u8, budget: Budget) {
-    let first = World::new(writers, readers, opens, budget, Mistakes::default(), Defects::default());
+    assert_sound_from(World::new(writers, readers, opens, budget, Mistakes::default(), Defects::default()));
+}
+
+fn assert_sound_from(first: World) {
     match search(first, STATES_MAX) {
         Ok(states) => println!("{states} states"),
         Err((fault, steps)) => panic!("{fault}: {steps:#?}"),
@@ -63,35 +66,45 @@ fn assert_sound(writers: usize, readers: usize, opens: u8, budget: Budget) {
 
 #[test]
 fn no_order_of_two_writers_a_reader_and_a_mover_that_is_killed_loses_data() {
-    assert_sound(2, 1, 1, Budget { kills: 2, evicts: 3, breaks: 2, name_changes: 0 });
+    assert_sound(2, 1, 1, Budget { kills: 2, evicts: 3, breaks: 2, name_changes: 0, workers: 0 });
 }
 
 #[test]
 #[ignore = "7 million states: a minute"]
 fn no_order_of_programs_that_open_again_and_again_loses_data() {
-    assert_sound(2, 1, 2, Budget { kills: 1, evicts: 2, breaks: 2, name_changes: 0 });
+    assert_sound(2, 1, 2, Budget { kills: 1, evicts: 2, breaks: 2, name_changes: 0, workers: 0 });
 }
 
 #[test]
 fn no_order_of_a_writer_a_reader_and_a_name_change_loses_data() {
-    assert_sound(1, 1, 1, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 1 });
+    assert_sound(1, 1, 1, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 1, workers: 0 });
 }
 
 #[test]
 #[ignore = "3 million states: half a minute"]
 fn no_order_of_a_writer_a_reader_and_two_name_changes_loses_data() {
-    assert_sound(1, 1, 2, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 2 });
+    assert_sound(1, 1, 2, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 2, workers: 0 });
 }
 
 #[test]
 fn no_order_of_many_name_changes_and_evictions_loses_data() {
-    assert_sound(1, 0, 1, Budget { kills: 2, evicts: 2, breaks: 0, name_changes: 4 });
+    assert_sound(1, 0, 1, Budget { kills: 2, evicts: 2, breaks: 0, name_changes: 4, workers: 0 });
+}
+
+#[test]
+fn no_order_of_a_writer_of_another_node_and_workers_that_are_killed_loses_data() {
+    let budget = Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 0, workers: 2 };
+    let first = World::new(1, 1, 1, budget, Mistakes::default(), Defects::default());
+    assert_sound_from(first.with_other_node());
 }
 
 /// The search finds a fault when this mistake is planted.
 fn assert_found(name: &str, mistakes: Mistakes, defects: Defects) {
-    let budget = Budget { kills: 0, evicts: 2, breaks: 1, name_changes: 2 };
-    let outcome = search(World::new(2, 1, 1, budget, mistakes, defects), STATES_MAX);
+    let of_node = mistakes.node_marks_not || mistakes.node_looks_not_at_name;
+    let (name_changes, workers) = if of_node { (0, 1) } else { (2, 0) };
+    let budget = Budget { kills: 0, evicts: 2, breaks: 1, name_changes, workers };
+    let first = World::new(2, 1, 1, budget, mistakes, defects);
+    let outcome = search(if of_node { first.with_other_node() } else { first }, STATES_MAX);
     let (fault, steps) = outcome.expect_err(name);
     println!("{name}: {fault}: {steps:?}");
 }
@@ -118,6 +131,8 @@ canaries! {
     a_drain_after_its_lease_is_found: Mistakes { drain_looks_not_at_lease: true, ..none() }, none();
     a_drain_that_does_not_begin_is_found: Mistakes { drain_begins_not: true, ..none() }, none();
     a_removal_of_the_only_copy_is_found: Mistakes { removes_unasked: true, ..none() }, none();
+    a_node_that_writes_without_a_mark_is_found: Mistakes { node_marks_not: true, ..none() }, none();
+    a_node_that_writes_a_file_without_a_name_is_found: Mistakes { node_looks_not_at_name: true, ..none() }, none();
     an_unfinished_version_is_found: Mistakes { publishes_unfinished: true, ..none() }, none();
     a_publication_of_any_epoch_is_found: none(), Defects { published_ignores_epoch: true, ..none() };
     a_mark_in_the_same_epoch_is_found: none(), Defects { mark_keeps_epoch: true, ..none() };

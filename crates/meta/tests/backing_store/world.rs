@@ -18,6 +18,8 @@ pub(crate) struct Mistakes {
     pub(crate) drain_begins_not: bool,
     pub(crate) removes_unasked: bool,
     pub(crate) publishes_unfinished: bool,
+    pub(crate) node_marks_not: bool,
+    pub(crate) node_looks_not_at_name: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -30,14 +32,23 @@ enum Opener {
     Opened(u8, Inode),
     /// It has read the inode again and marks the file.
     Marking(u8, Inode),
-    /// The program has the descriptor.
+    /// The program has the descriptor, a mapping, or another node's open of the backing file.
     Ready(Inode),
+    /// The worker of the node with the backing file was killed, and the program goes on by requests.
+    Lost,
+    /// The next worker has found the backing file, and waits for a lease, perhaps.
+    FoundAgain(Inode),
+    OpenedAgain(Inode),
+    /// It has marked the file, and looks whether the backing file still has a name.
+    MarkedAgain(Inode),
     Done,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Program {
     writes: bool,
+    /// It is of another node than the backing file: that node opens and writes it.
+    by_requests: bool,
     at: Opener,
     /// Opens that are left, with the present one.
     left: u8,
@@ -47,12 +58,15 @@ impl Opener {
     /// The epoch and the backing file that it holds.
     fn numbers(&mut self) -> (Option<&mut u8>, Option<&mut Inode>) {
         match self {
-            Opener::Idle | Opener::Done => (None, None),
+            Opener::Idle | Opener::Lost | Opener::Done => (None, None),
             Opener::Looked(epoch) => (Some(epoch), None),
             Opener::Resolved(epoch, inode) | Opener::Opened(epoch, inode) | Opener::Marking(epoch, inode) => {
                 (Some(epoch), Some(inode))
             }
-            Opener::Ready(inode) => (None, Some(inode)),
+            Opener::Ready(inode)
+            | Opener::FoundAgain(inode)
+            | Opener::OpenedAgain(inode)
+            | Opener::MarkedAgain(inode) => (None, Some(inode)),
         }
     }
 }
@@ -60,7 +74,11 @@ impl Opener {
 impl Program {
     fn inode(&self) -> Option<Inode> {
         match self.at {
-            Opener::Opened(_, inode) | Opener::Marking(_, inode) | Opener::Ready(inode) => Some(inode),
+            Opener::Opened(_, inode)
+            | Opener::Marking(_, inode)
+            | Opener::Ready(inode)
+            | Opener::OpenedAgain(inode)
+            | Opener::MarkedAgain(inode) => Some(inode),
             _ => None,
         }
     }
@@ -130,6 +148,7 @@ pub(crate) struct Budget {
     pub(crate) evicts: u8,
     pub(crate) breaks: u8,
     pub(crate) name_changes: u8,
+    pub(crate) workers: u8,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -137,6 +156,8 @@ pub(crate) struct World {
     pub(crate) meta: Meta,
     /// Data of the backing files that exist, with or without a name.
     inodes: Vec<u8>,
+    /// Whether a mover has copied each since a node marked its file.
+    copied: Vec<bool>,
     /// The backing file that has the name.
     path: Option<Inode>,
     programs: Vec<Program>,
@@ -168,7 +189,7 @@ impl World {
         mistakes: Mistakes,
         defects: Defects,
     ) -> World {
-        let program = |writes| Program { writes, at: Opener::Idle, left: opens };
+        let program = |writes| Program { writes, by_requests: false, at: Opener::Idle, left: opens };
         let mut programs: Vec<_> = (0..writers).map(|_| program(true)).collect();
         programs.extend((0..readers).map(|_| program(false)));
         programs[0].at = Opener::Ready(0);
@@ -177,6 +198,7 @@ impl World {
         World {
             meta,
             inodes: vec![1],
+            copied: vec![false],
             path: Some(0),
             programs,
             lease: None,
@@ -188,6 +210,12 @@ impl World {
             budget,
             mistakes,
         }
+    }
+
+    /// The same with the first program on another node than the backing file.
+    pub(crate) fn with_other_node(mut self) -> World {
+        self.programs[0].by_requests = true;
+        self
     }
 
     /// Every state that one step leads to, with the step's name.
@@ -243,7 +271,7 @@ impl World {
     /// True for an open that waits for a lease.
     fn waits(&self, program: &Program) -> bool {
         match (program.at, self.lease) {
-            (Opener::Resolved(_, inode), Some(lease)) => {
+            (Opener::Resolved(_, inode) | Opener::FoundAgain(inode), Some(lease)) => {
                 lease.inode == inode && (lease.for_writing || program.writes)
             }
             _ => false,
@@ -284,7 +312,42 @@ impl World {
                 let is_mine = is_mine || w.mistakes.mark_reply_not_read || w.mistakes.open_reads_not_again;
                 go(w, if is_mine { Opener::Ready(inode) } else { Opener::Idle });
             }),
+            Opener::Lost => self.step(all, "find again", |w| match w.path {
+                Some(inode) => go(w, Opener::FoundAgain(inode)),
+                None => w.fail(i),
+            }),
+            Opener::FoundAgain(inode) => {
+                if !self.waits(&program) {
+                    self.step(all, "open again", |w| go(w, Opener::OpenedAgain(inode)));
+                }
+            }
+            Opener::OpenedAgain(inode) => self.step(all, "mark again", |w| {
+                if !w.copied[usize::from(inode)] || w.mistakes.node_marks_not {
+                    return go(w, Opener::Ready(inode));
+                }
+                match w.meta.mark_dirty() {
+                    Ok(()) if w.meta.resident => go(w, Opener::MarkedAgain(inode)),
+                    Ok(()) => w.fail(i),
+                    Err(_) if !w.meta.exists() => go(w, Opener::Ready(inode)),
+                    Err(_) => w.fail(i),
+                }
+            }),
+            Opener::MarkedAgain(inode) => self.step(all, "look at the name again", |w| {
+                match w.path == Some(inode) || w.mistakes.node_looks_not_at_name {
+                    true => {
+                        w.copied[usize::from(inode)] = false;
+                        go(w, Opener::Ready(inode));
+                    }
+                    false => w.fail(i),
+                }
+            }),
             Opener::Ready(inode) => {
+                if program.by_requests && program.writes && self.budget.workers > 0 {
+                    self.step(all, "worker killed", |w| {
+                        w.budget.workers -= 1;
+                        go(w, Opener::Lost);
+                    });
+                }
                 if program.writes {
                     self.step(all, "write", |w| {
                         w.inodes[usize::from(inode)] = w.next;
@@ -298,6 +361,17 @@ impl World {
                 });
             }
         }
+    }
+
+    fn has_other_node(&self) -> bool {
+        self.programs.iter().any(|program| program.by_requests)
+    }
+
+    /// A request of a program fails: it closes the file.
+    fn fail(&mut self, i: usize) {
+        let program = &mut self.programs[i];
+        program.left -= 1;
+        program.at = if program.left == 0 { Opener::Done } else { Opener::Idle };
     }
 
     fn version(&mut self, data: u8) -> Version {
@@ -449,6 +523,7 @@ impl World {
             self.step(all, "restore: make", |w| {
                 if w.path.is_none() {
                     w.inodes.push(0);
+                    w.copied.push(w.has_other_node());
                     w.path = Some((w.inodes.len() - 1) as Inode);
                 }
                 w.mover = Mover::RestoreMade(w.meta.epoch);
@@ -541,6 +616,7 @@ impl World {
             self.step(all, "drain", |w| w.mover = Mover::DrainLeased(at, seen));
         } else if !self.programs.iter().any(is_written) {
             self.step(all, "drain: lease", |w| {
+                w.copied[usize::from(inode)] = w.has_other_node();
                 w.lease = Some(Lease { for_writing: false, inode });
                 w.mover = Mover::DrainLeased(at, seen);
             });
@@ -594,6 +670,7 @@ impl World {
         self.lease.iter_mut().for_each(|lease| rename(&mut inodes, &mut lease.inode));
         self.versions = versions.iter().map(|old| self.versions[usize::from(*old)]).collect();
         self.inodes = inodes.iter().map(|old| self.inodes[usize::from(*old)]).collect();
+        self.copied = inodes.iter().map(|old| self.copied[usize::from(*old)]).collect();
         let half = if let Mover::DrainHalf(.., half) = &mut self.mover { Some(half) } else { None };
         let written = std::iter::once(&mut self.written);
         let all = written.chain(&mut self.versions).chain(&mut self.inodes).chain(half);
@@ -641,7 +718,7 @@ impl World {
 
     /// What the mover makes of a quiet state if it is left alone.
     pub(crate) fn settle(mut self) -> Result<(), &'static str> {
-        self.budget = Budget { kills: 0, evicts: 0, breaks: 0, name_changes: 0 };
+        self.budget = Budget { kills: 0, evicts: 0, breaks: 0, name_changes: 0, workers: 0 };
         for _ in 0..60 {
             let mut all = Vec::new();
             self.mover(&mut all);

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::Mutex;
-use std::time::Instant;
 
 use forebay_tasks::DrainPolicy;
 use forebay_types::{
@@ -23,6 +22,7 @@ use super::shared::{copied_by, locked, Shared};
 use super::stores::{AttachedStore, Stores};
 use super::upload::{upload, NotUploaded, OpenFiles, Upload};
 use super::wanted::WantedUpload;
+use crate::host::{self, Instant};
 use crate::store::{Outcome, Store, StorePath};
 use crate::tasks::Progress;
 
@@ -251,14 +251,7 @@ fn upload_all(
         }
         mine
     };
-    let all = std::thread::scope(|scope| {
-        let mut own = nodes.remove(&None);
-        let threads: Vec<_> =
-            nodes.into_iter().map(|(node, files)| scope.spawn(move || one(node, files))).collect();
-        let own = own.take().map(|files| one(None, files));
-        let others = threads.into_iter().filter_map(|thread| thread.join().ok());
-        others.chain(own).collect::<Vec<_>>()
-    });
+    let all = host::for_each(nodes.into_iter().collect(), |(node, files)| one(node, files));
     all.into_iter().for_each(|one| pass.add(one));
 }
 
@@ -286,14 +279,9 @@ fn upload_here(
         }
         pass
     };
-    let passes: Vec<Pass> = std::thread::scope(|scope| {
-        let threads = locked(&left).len().clamp(1, BATCHES_AT_ONCE);
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
-        let own = run();
-        // A thread that panicked has reported nothing: its files stay pending.
-        let others = others.into_iter().filter_map(|thread| thread.join().ok());
-        std::iter::once(own).chain(others).collect()
-    });
+    let threads = locked(&left).len().clamp(1, BATCHES_AT_ONCE);
+    // A thread that panicked has reported nothing: its files stay pending.
+    let passes = host::for_each(vec![(); threads], |()| run());
     passes.into_iter().for_each(|one| pass.add(one));
 }
 

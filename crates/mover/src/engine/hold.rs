@@ -5,13 +5,14 @@
 //! [`Held::is_whole`] is true after it.
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_client::{LeaseKind, LeasedFiles};
 use forebay_types::{Code, Entry, NodeId};
 
 use super::link::Link;
 use super::peers::{Answer, Letter, Peers};
+use crate::host::Instant;
 
 /// How often other nodes are asked whether their leases are undisturbed. They hold them for longer
 /// ([`super::holds::HELD`]).

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_client::{LeaseKind, LeasedFiles};
 use forebay_tasks::Failure;
@@ -10,6 +10,7 @@ use forebay_types::{Code, Entry, Error, Ino};
 
 use super::link::Link;
 use super::peers::Answer;
+use crate::host::Instant;
 
 /// How long leases are held after the last question about them: their mover may have died.
 pub(super) const HELD: Duration = Duration::from_secs(15);

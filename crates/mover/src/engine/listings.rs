@@ -5,9 +5,11 @@
 //! lock of a directory is held over the requests of both sides to the pool, never over a call to the store.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use forebay_types::Ino;
+
+use crate::host;
 
 type Names = HashSet<Vec<u8>>;
 
@@ -26,14 +28,10 @@ pub(super) struct Listing<'a> {
     gone: Arc<Mutex<Names>>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Listings {
     /// A listing of a directory begins. It ends when this is dropped.
     pub(super) fn begin(&self, directory: Ino) -> Listing<'_> {
-        let mut all = locked(&self.0);
+        let mut all = host::lock(&self.0);
         let (count, gone) = all.entry(directory.0).or_default();
         *count += 1;
         Listing { all: self, directory, gone: Arc::clone(gone) }
@@ -41,11 +39,11 @@ impl Listings {
 
     /// Reports by `report` that a name of a directory is gone from the store. The store has it no longer.
     pub(super) fn gone<T>(&self, directory: Ino, name: &[u8], report: impl FnOnce() -> T) -> T {
-        let listed = locked(&self.0).get(&directory.0).map(|(_, gone)| Arc::clone(gone));
+        let listed = host::lock(&self.0).get(&directory.0).map(|(_, gone)| Arc::clone(gone));
         match listed {
             None => report(),
             Some(gone) => {
-                let mut gone = locked(&gone);
+                let mut gone = host::lock(&gone);
                 gone.insert(name.to_vec());
                 report()
             }
@@ -56,13 +54,13 @@ impl Listings {
 impl Listing<'_> {
     /// The names that are gone since the listing began. None is added while the caller holds this.
     pub(super) fn gone(&self) -> MutexGuard<'_, Names> {
-        locked(&self.gone)
+        host::lock(&self.gone)
     }
 }
 
 impl Drop for Listing<'_> {
     fn drop(&mut self) {
-        let mut all = locked(&self.all.0);
+        let mut all = host::lock(&self.all.0);
         if let Some((count, _)) = all.get_mut(&self.directory.0) {
             *count -= 1;
             if *count == 0 {

@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use forebay_client::Pool;
 use forebay_data::{outlives_node, BackingName, DataMark};
@@ -25,6 +25,7 @@ use forebay_types::{
 
 use super::link::Link;
 use super::roots::root_of;
+use crate::host::{self, Instant};
 use crate::store::StorePath;
 
 /// How long the path of a directory is taken for known, unless a directory is pending.
@@ -34,6 +35,8 @@ const PATHS_AGE: Duration = Duration::from_secs(5);
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Marked {
     epoch: u64,
+    /// The change time in the shard: that of the attributes.
+    changed: Timestamp,
     flags: u32,
     parent: Ino,
     name: Vec<u8>,
@@ -89,7 +92,7 @@ fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = host::since_1970();
     Timestamp { sec: since.as_secs() as i64, nsec: since.subsec_nanos() }
 }
 
@@ -244,6 +247,7 @@ fn write(
     let Some(known) = state.directory(link, parent) else { return Ok(()) };
     let marked = Marked {
         epoch: entry.attr.epoch(),
+        changed: entry.attr.ctime,
         flags: entry.attr.flags & FLAG_DIRTY,
         parent,
         name: name.to_vec(),

@@ -46,7 +46,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_client::Pool;
 use forebay_tasks::{Keep, MoverReport, Verb};
@@ -62,6 +62,7 @@ use self::ranges::Ranges;
 use self::shared::{bytes_of, for_programs, locked, restore_there, Retry, Shared};
 use self::stores::Stores;
 use self::turns::Turns;
+use crate::host::{self, Instant};
 use crate::program;
 use crate::store::Store;
 use crate::tasks::{Operations, Progress};
@@ -116,7 +117,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
     });
     let spawn = |name: &str, run: fn(&Arc<Shared>)| {
         let shared = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
+        let thread = host::start(name, move || run(&shared));
         thread.map_err(|e| Error::io("cannot start a thread of the mover", &e))
     };
     let threads = vec![
@@ -126,7 +127,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         spawn("peers", serve::serve)?,
         spawn("around", look_around)?,
     ];
-    Ok(Arc::new(Engine { shared, threads: Mutex::new(threads) }))
+    Ok(Arc::new(Engine { shared, threads: Mutex::new(threads.into_iter().flatten().collect()) }))
 }
 
 fn look_around(shared: &Arc<Shared>) {
@@ -137,7 +138,7 @@ fn look_around(shared: &Arc<Shared>) {
     let mut lost = HashSet::new();
     shared.peers.greet();
     while !shared.stores.is_stopping() {
-        std::thread::sleep(WATCH_PERIOD);
+        host::sleep(WATCH_PERIOD);
         if Instant::now() >= next {
             shared.peers.look_around();
             let now_lost = shared.peers.silent_for(lost::AFTER);
@@ -162,7 +163,7 @@ fn work(shared: &Arc<Shared>) {
             }
             Err(code) => {
                 tracing::warn!("cannot get tasks from the pool: {}", code.name());
-                std::thread::sleep(Duration::from_millis(500));
+                host::sleep(Duration::from_millis(500));
                 restart = true;
             }
         }
@@ -185,7 +186,7 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
         return; // under way
     }
     while shared.workers.load(Ordering::Relaxed) >= WORKERS_MAX && !shared.stores.is_stopping() {
-        std::thread::sleep(Duration::from_millis(5));
+        host::sleep(Duration::from_millis(5));
     }
     shared.workers.fetch_add(1, Ordering::Relaxed);
     let for_thread = Arc::clone(shared);
@@ -193,7 +194,7 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
         serve(&for_thread, task);
         for_thread.workers.fetch_sub(1, Ordering::Relaxed);
     };
-    if let Err(e) = std::thread::Builder::new().name("task".to_owned()).spawn(run) {
+    if let Err(e) = host::start("task", run) {
         tracing::error!("cannot start a thread: {e}");
         shared.workers.fetch_sub(1, Ordering::Relaxed);
         mine.end(ino);
@@ -250,7 +251,7 @@ fn recover_all(shared: &Arc<Shared>) {
             Ok(false) => break,
             Err(e) => tracing::warn!("{e}"),
         }
-        std::thread::sleep(Duration::from_millis(500));
+        host::sleep(Duration::from_millis(500));
     }
     shared.is_recovered.store(true, Ordering::Release);
     // It left them where it uploaded, and there it is still pending.
@@ -290,7 +291,7 @@ fn wait_for_recovery(shared: &Shared) {
     let until = Instant::now() + RECOVERY_PATIENCE;
     let is_over = || shared.is_recovered.load(Ordering::Acquire) || shared.stores.is_stopping();
     while !is_over() && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(2));
+        host::sleep(Duration::from_millis(2));
     }
 }
 
@@ -406,7 +407,7 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
                 for_thread.wake.set();
             }
         };
-        if std::thread::Builder::new().name("drain".to_owned()).spawn(run).is_err() {
+        if host::start("drain", run).is_err() {
             at.is_draining.store(false, Ordering::Release);
         }
     }
@@ -497,7 +498,7 @@ impl program::Engine for Engine {
         let until = Instant::now() + Duration::from_secs(3);
         for thread in locked(&self.threads).drain(..) {
             while !thread.is_finished() && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(10));
+                host::sleep(Duration::from_millis(10));
             }
         }
     }

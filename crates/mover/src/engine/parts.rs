@@ -10,6 +10,7 @@ use forebay_types::{Code, Error, Ino, Layout, NodeId, Result, StoreVersion};
 use super::hold::Held;
 use super::peers::{to_hex, Counted, Job, Peers, Work};
 use super::shared::Shared;
+use crate::host;
 use crate::store::{Attributes, Source, Store, StoreError, StorePath};
 
 /// From this length on. A shorter file is read through the pool by one mover, which takes fewer messages.
@@ -108,17 +109,17 @@ pub(super) fn upload(
         };
         peers.run(node, work, &|_: Counted| {}, &is_over).map(drop)
     };
-    std::thread::scope(|scope| {
-        let others: Vec<_> =
-            held.there().iter().map(|(node, hold)| scope.spawn(move || one(*node, *hold))).collect();
-        let mut done = store.write_part(whole.temporary, &own);
-        for other in others {
-            let ended = other.join().unwrap_or_else(|_| Err(Error::new(Code::Io, "a thread has ended")));
-            // What a node could not do may work when it is tried again.
-            done = done.and(ended.map_err(|error| StoreError { error, is_transient: true }));
-        }
-        done
-    })?;
+    let parts: Vec<_> = std::iter::once(None).chain(held.there().iter().map(Some)).collect();
+    let nodes = parts.len();
+    let done = host::for_each(parts, |part| match part {
+        None => store.write_part(whole.temporary, &own),
+        // What a node could not do may work when it is tried again.
+        Some((node, hold)) => one(*node, *hold).map_err(|error| StoreError { error, is_transient: true }),
+    });
+    if done.len() < nodes {
+        return Err(StoreError::transient(Code::Io, "cannot copy a part of a file: a thread has ended"));
+    }
+    done.into_iter().collect::<std::result::Result<(), _>>()?;
     store.end_parts(whole.temporary, whole.attributes)
 }
 

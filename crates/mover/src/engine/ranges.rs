@@ -10,12 +10,14 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use forebay_types::limits::RANGE_BYTES;
 use forebay_types::{Ino, RestoredRange};
 
-use super::shared::locked;
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Ranges that one call of the store copies, at most.
 const RANGES_AT_ONCE: u64 = 8;
@@ -182,7 +184,7 @@ impl FileRanges {
             if !readers_alone || state.missing == 0 {
                 return None;
             }
-            state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 

@@ -16,6 +16,7 @@ use super::link::Link;
 use super::stores::{AttachedStore, Stores};
 use super::upload::{attributes_of, OpenFiles};
 use super::wanted::WantedUpload;
+use crate::host;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
 
 /// How often a link that was made is reported, if the file is released again and again meanwhile.
@@ -672,6 +673,5 @@ pub(super) fn upload(
 
 /// Seconds since a time; 0 if it lies ahead.
 pub(super) fn seconds_since(time: Timestamp) -> f64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    (now.as_secs_f64() - (time.sec as f64 + f64::from(time.nsec) / 1e9)).max(0.0)
+    (host::since_1970().as_secs_f64() - (time.sec as f64 + f64::from(time.nsec) / 1e9)).max(0.0)
 }

@@ -4,6 +4,7 @@
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 
+use forebay_client::has_name;
 use forebay_types::limits::RANGES_FILE_BYTES_MIN;
 use forebay_types::{Code, Entry, Error, Ino, Result, SetAttr, StoreVersion, TimeSet};
 use rustix::fs::{fstat, ftruncate, futimens, Timespec, Timestamps};
@@ -11,6 +12,7 @@ use rustix::fs::{fstat, ftruncate, futimens, Timespec, Timestamps};
 use super::link::Link;
 use super::ranges::{Backing, FileRanges};
 use super::stores::{Located, Stores};
+use crate::host;
 use crate::store::{Store, StoreError, StoreResult};
 
 /// Bytes of a file for which one more thread copies it.
@@ -65,7 +67,7 @@ fn may_be_elsewhere(link: &Link, stores: &Stores, located: &Located, ino: Ino) -
         Err(_) => return false,
         Ok(_) => {}
     }
-    std::thread::sleep(RENAME_PAUSE);
+    host::sleep(RENAME_PAUSE);
     // A store that refuses or fails says nothing of the kind.
     let Ok(found) = located.at.store.look(&located.path) else { return false };
     let is_same = stores.locate(ino).is_ok_and(|now| now.path == located.path);
@@ -102,9 +104,13 @@ fn copy(
         let file = link.open_to_restore(entry).map_err(pool)?;
         let number = fstat(&file).map_err(system)?.st_ino;
         ftruncate(&file, version.bytes).map_err(system)?;
-        Ok(Backing { file, number })
+        Ok::<_, StoreError>(Backing { file, number })
     };
-    let backing = ranges.begin((entry.attr.epoch(), version.bytes), make)?;
+    let backing = match ranges.begin((entry.attr.epoch(), version.bytes), make) {
+        // A release that this waited for left the file in the pool.
+        Err(e) if e.code() == Code::Interrupted => return link.inode(ino).map_err(pool),
+        begun => begun?,
+    };
     let file = &backing.file;
     let failed = Mutex::new(None);
     let copy_ranges = |readers_alone: bool| {
@@ -137,6 +143,10 @@ fn copy(
     }
     link.pool.note_arrived(file).map_err(pool)?;
     set_times(file, entry).map_err(system)?;
+    // A release that was under way when this began may have unlinked it: then this begins anew.
+    if !has_name(file.as_fd()).map_err(pool)? {
+        return link.inode(ino).map_err(pool);
+    }
     match link.restored(entry.attr.ino, entry.attr.epoch()) {
         Ok(now) => {
             // Times that were set meanwhile.

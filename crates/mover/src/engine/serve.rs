@@ -16,6 +16,7 @@ use super::peers::{from_hex, Answer, Job, Letter, Outcome, Work};
 use super::shared::{restore_with_room, Shared};
 use super::trees;
 use super::wanted::WantedUpload;
+use crate::host;
 use crate::store::{Store, StorePath};
 
 /// Takes messages.
@@ -39,7 +40,7 @@ pub(super) fn serve(shared: &Arc<Shared>) {
             Ok(None) => {}
             Err(code) => {
                 tracing::debug!("cannot get messages of other nodes' movers: {}", code.name());
-                std::thread::sleep(Duration::from_millis(500));
+                host::sleep(Duration::from_millis(500));
             }
         }
         shared.jobs.forget_old();
@@ -82,7 +83,7 @@ fn start(shared: &Arc<Shared>, job: &Arc<Job>, work: Work) -> Answer {
         let done = run(&for_thread, &mine, work);
         mine.end(done.map(|outcome| Outcome { counted: mine.counted(), ..outcome.bounded() }));
     };
-    match std::thread::Builder::new().name("job".to_owned()).spawn(run) {
+    match host::start("job", run) {
         Ok(_) => Answer::Done,
         Err(e) => {
             let e = Error::io("cannot start a thread of the mover", &e);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_tasks::MoverReport;
 use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
@@ -18,6 +18,7 @@ use super::restore::restore;
 use super::stores::Stores;
 use super::turns::Turns;
 use super::walks::Walks;
+use crate::host::{self, Instant};
 
 /// How often a restore is begun on the node that is to have the file then.
 const RELOCATIONS_MAX: u32 = 8;
@@ -52,8 +53,8 @@ impl Wake {
 
     /// Pauses until it is set, `period` at most.
     pub(super) fn pause(&self, period: Duration) {
-        let waited = self.set.wait_timeout_while(locked(&self.is_set), period, |is_set| !*is_set);
-        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+        let is_set = (&self.is_set, &self.set);
+        *host::wait_while(is_set, locked(&self.is_set), period, |is_set| !*is_set).0 = false;
     }
 }
 
@@ -188,7 +189,7 @@ fn restore_ranges(shared: &Shared, ranges: &FileRanges, ino: Ino) -> Result<Entr
                 return result;
             }
         }
-        std::thread::sleep(SPACE_PERIOD);
+        host::sleep(SPACE_PERIOD);
     }
 }
 
@@ -201,7 +202,7 @@ fn is_draining(shared: &Shared) -> bool {
 /// Restores a file for a task, where it may be restored for a program at the same time: one thread restores a file.
 pub(super) fn restore_for_task(shared: &Shared, ino: Ino) -> Result<()> {
     while !shared.restoring.begin(ino) {
-        std::thread::sleep(OTHER_PERIOD);
+        host::sleep(OTHER_PERIOD);
     }
     let restored = restore_there(shared, ino);
     shared.restoring.end(ino);

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_tasks::{Policy, StoreReport, StoreSettings};
 use forebay_types::{
@@ -11,6 +10,7 @@ use forebay_types::{
 };
 
 use super::link::Link;
+use crate::host::{self, Instant};
 use crate::store::limited::Limited;
 use crate::store::{MoverId, StorePath, StoreUrl};
 
@@ -73,7 +73,7 @@ impl AttachedStore {
     /// Remembers a failure for the status, and logs it.
     pub(super) fn note_failure(&self, e: &Error) {
         tracing::warn!("{}: {e}", self.url);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let now = host::since_1970().as_secs();
         *locked(&self.last_error) = Some((e.to_string(), now));
     }
 
@@ -163,7 +163,7 @@ impl Stores {
             }
             Err((url, e)) => {
                 tracing::warn!("{e}");
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+                let now = host::since_1970().as_secs();
                 failed.insert(root.0, (url, e.to_string(), now));
                 Err(e)
             }

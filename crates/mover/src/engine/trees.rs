@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_client::Kept;
 use forebay_tasks::{Keep, Verb};
@@ -16,6 +16,7 @@ use super::peers::Work;
 use super::prestage::prestage;
 use super::roots::{root_of, DEPTH_MAX};
 use super::shared::{bytes_of, copied_by, Shared};
+use crate::host::{self, Instant};
 use crate::store::Store;
 use crate::tasks::Progress;
 
@@ -244,7 +245,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
                 || is_directory(place) && root_of(link, place.parent) == Some(root)
         });
         if at.is_draining.swap(true, Ordering::AcqRel) {
-            std::thread::sleep(PASS_PERIOD);
+            host::sleep(PASS_PERIOD);
             continue;
         }
         let reason = Reason { forced: true, is_full: false, progress: Some(progress), go_on: &|| true };
@@ -268,7 +269,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             return Ok(());
         }
         if pass.done == 0 {
-            std::thread::sleep(PASS_PERIOD);
+            host::sleep(PASS_PERIOD);
         }
     }
 }
@@ -310,7 +311,7 @@ pub(super) fn persist(shared: &Shared, ino: Ino) -> Result<()> {
         if !may_pass || Instant::now() >= until || shared.stores.is_stopping() {
             return Err(failure);
         }
-        std::thread::sleep(PERSIST_PAUSE);
+        host::sleep(PERSIST_PAUSE);
     }
 }
 

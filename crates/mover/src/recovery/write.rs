@@ -31,6 +31,9 @@ fn default_directory() -> Attributes {
     Attributes { mode: Some(0o755), ..Attributes::default() }
 }
 
+/// An opened store, or why it cannot be opened.
+type Opened = std::result::Result<Arc<dyn Store>, Code>;
+
 /// A directory of a store: its URL, and the path.
 type In = (Vec<u8>, StorePath);
 
@@ -39,7 +42,7 @@ pub(super) struct Writer<'a> {
     plan: &'a RecoveryPlan,
     found: &'a Found,
     mover: MoverId,
-    stores: Mutex<HashMap<Vec<u8>, std::result::Result<Arc<dyn Store>, Code>>>,
+    stores: Mutex<HashMap<Vec<u8>, Opened>>,
     failures: Mutex<HashMap<Vec<u8>, String>>,
     /// Directories that exist, in which leftovers of dead movers were looked for.
     made: Mutex<HashSet<In>>,

@@ -45,7 +45,11 @@ pub use path::{check_name, StorePath};
 pub use posix::{PosixOptions, PosixStore};
 pub(crate) use source::next_data;
 pub use source::{FileSource, Source};
+#[cfg(feature = "simulation")]
+pub use temporary::simulate_movers;
 pub use temporary::{runs_here, Marks, MoverId, Temporaries, TemporaryKind, TemporaryName};
+#[cfg(feature = "simulation")]
+pub use url::simulate_stores;
 pub use url::{StorePlace, StoreUrl};
 
 /// A backing store. See the module for the rules.

@@ -15,6 +15,8 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(feature = "simulation")]
+use std::sync::OnceLock;
 
 use forebay_sys::process::Stat;
 use forebay_types::limits::NAME_MAX;
@@ -31,14 +33,37 @@ const HOST_CHARS: usize = 32;
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct MoverId(String);
 
+/// The ID of the calling thread's mover, and whether a mover runs, where a simulation runs several in one process.
+#[cfg(feature = "simulation")]
+type Movers = (fn() -> MoverId, fn(&str) -> bool);
+
+#[cfg(feature = "simulation")]
+static SIMULATED: OnceLock<Movers> = OnceLock::new();
+
+/// Makes all movers of this process use these from now on. Only the first use has an effect.
+#[cfg(feature = "simulation")]
+pub fn simulate_movers(own: fn() -> MoverId, runs: fn(&str) -> bool) {
+    let _ = SIMULATED.set((own, runs));
+}
+
 impl MoverId {
     /// The ID of this process.
     pub fn own() -> MoverId {
+        #[cfg(feature = "simulation")]
+        if let Some((own, _)) = SIMULATED.get() {
+            return own();
+        }
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host: String = host.trim().chars().take(HOST_CHARS).map(plain).collect();
         let pid = std::process::id();
         let start = Stat::of(pid).map_or(0, |stat| stat.start_ticks);
         MoverId(format!("{}.{}.{pid}.{start}", if host.is_empty() { "host" } else { &host }, place()))
+    }
+
+    /// The ID of a node's simulated mover, the `start`th.
+    #[cfg(feature = "simulation")]
+    pub fn simulated(node: u16, start: u64) -> MoverId {
+        MoverId(format!("simulated.00.{node}.{start}"))
     }
 
     /// The ID in a temporary's name; none if it does not have the form of an ID.
@@ -87,6 +112,10 @@ fn place() -> String {
 /// Whether the mover with this ID runs, as far as this process can see: none for a mover of another host, boot or PID
 /// namespace.
 pub fn runs_here(mover: &str) -> Option<bool> {
+    #[cfg(feature = "simulation")]
+    if let Some((_, runs)) = SIMULATED.get() {
+        return Some(runs(mover));
+    }
     let fields: Vec<&str> = MoverId::parse(mover.as_bytes())?.split('.').collect();
     if fields[1] != place() {
         return None;

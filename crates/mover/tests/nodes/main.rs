@@ -1,6 +1,8 @@
 //! Pools of several nodes in front of a store: names and data from every node, drained by the nodes that have them.
 
 mod bed;
+#[path = "../killing/mod.rs"]
+mod killing;
 mod kills;
 
 use bed::Nodes;

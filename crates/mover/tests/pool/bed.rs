@@ -29,9 +29,25 @@ impl Bed {
         std::fs::create_dir(&dir).unwrap();
         std::fs::create_dir(dir.join("store")).unwrap();
         let bed = Bed { dir };
-        let done = bed.forebay(&["up", "--path", bed.pool().to_str().unwrap(), "--capacity", capacity]);
+        let done = bed.up(capacity);
         assert!(done.status.success(), "{}", text(&done));
         bed
+    }
+
+    /// Starts the pool.
+    pub(crate) fn up(&self, capacity: &str) -> Output {
+        self.forebay(&["up", "--path", self.pool().to_str().unwrap(), "--capacity", capacity])
+    }
+
+    /// Where the pool is mounted, if it is.
+    pub(crate) fn mountpoint(&self) -> PathBuf {
+        self.dir.join("mount")
+    }
+
+    pub(crate) fn mount(&self) -> Output {
+        let _ = std::fs::create_dir(self.mountpoint());
+        let (pool, at) = (self.pool(), self.mountpoint());
+        self.forebay(&["--pool", pool.to_str().unwrap(), "mount", at.to_str().unwrap()])
     }
 
     /// The same, with the store attached at `/s`. `options` are those of its URL, such as `?rate=10MB/s`.

@@ -5,8 +5,11 @@
 mod bed;
 mod day;
 mod durable;
+#[path = "../killing/mod.rs"]
+mod killing;
 mod kills;
 mod policies;
+mod races;
 mod s3;
 #[allow(dead_code)] // Shared with the tests of stores.
 #[path = "../stores/s3_server.rs"]

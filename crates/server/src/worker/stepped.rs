@@ -155,6 +155,8 @@ pub struct Node {
     to_network: Commands,
     network: NetworkThread,
     io_worker: IoWorker,
+    targets: Arc<NodeTargets>,
+    kept: Arc<KeptOpen>,
     jobs: Taker,
     at_hand: VecDeque<Job>,
     sweeper: Sweeper,
@@ -250,10 +252,16 @@ impl Node {
             None => KeptOpen::default(),
         });
         let io_worker = IoWorker::new(Arc::clone(&targets), Arc::clone(&kept), to_network.clone());
-        let mut network =
-            NetworkThread::new(calls, setup.node, members, commands, to_shard.clone(), (to_io_workers, kept))
-                .with_targets(target_nodes.clone())
-                .with_addresses(&setup.others);
+        let mut network = NetworkThread::new(
+            calls,
+            setup.node,
+            members,
+            commands,
+            to_shard.clone(),
+            (to_io_workers, Arc::clone(&kept)),
+        )
+        .with_targets(target_nodes.clone())
+        .with_addresses(&setup.others);
         if setup.planted == Some(Planted::TrustedCanaries) {
             network.trust_canaries();
         }
@@ -271,7 +279,7 @@ impl Node {
         let borrowed: &'static Shard = unsafe { &*shard };
         let mut shard_thread = ShardThread::new(
             borrowed,
-            targets,
+            Arc::clone(&targets),
             board,
             recorder,
             journal,
@@ -315,6 +323,8 @@ impl Node {
             to_network,
             network,
             io_worker,
+            targets,
+            kept,
             jobs,
             at_hand: VecDeque::new(),
             sweeper,
@@ -396,6 +406,14 @@ impl Node {
         true
     }
 
+    /// An I/O worker of this node for a thread of its own, on which it may wait: for the mover's leases, and for files to
+    /// be marked dirty. [`Node::serve_data`] waits for neither.
+    pub fn io_worker(&self) -> SteppedIoWorker {
+        let worker =
+            IoWorker::new(Arc::clone(&self.targets), Arc::clone(&self.kept), self.to_network.clone());
+        SteppedIoWorker { worker, jobs: self.jobs.clone() }
+    }
+
     /// Runs the sweeper's next job. False when there is none.
     pub fn sweep(&mut self) -> bool {
         match self.sweeps.try_recv() {
@@ -468,6 +486,29 @@ impl Node {
     pub fn kept_sessions(&mut self) -> Result<Vec<u64>> {
         self.shard_thread().commit()?;
         self.shard_thread().batch()?.sessions()
+    }
+}
+
+/// An I/O worker without a thread. It may outlive the node that it is of.
+pub struct SteppedIoWorker {
+    worker: IoWorker,
+    jobs: Taker,
+}
+
+impl std::fmt::Debug for SteppedIoWorker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SteppedIoWorker").finish_non_exhaustive()
+    }
+}
+
+impl SteppedIoWorker {
+    /// Serves the next job. False when there is none.
+    pub fn serve(&mut self) -> bool {
+        match self.jobs.try_take() {
+            Some(job) => self.worker.serve(job),
+            None => return false,
+        }
+        true
     }
 }
 

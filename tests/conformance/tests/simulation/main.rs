@@ -2,9 +2,12 @@
 //! scheduler that chooses the next thread, faults of all kinds, and a model that must explain every reply to a client
 //! (docs/decisions/0019).
 //!
+//! `backing` does the same with movers, in front of a store with faults.
+//!
 //! Each history runs in a process of its own, because clients' threads and rings last as long as their process.
 //! `FOREBAY_SEEDS=2000` runs more of them; `FOREBAY_SEED=17` runs one and prints its trace.
 
+mod backing;
 mod baton;
 mod checker;
 mod client;
@@ -44,6 +47,7 @@ fn plot(seed: u64) -> Plot {
         much_data: seed % 4 == 2,
         locks: seed % 4 == 3,
         blocks: seed % 4 == 1,
+        backing: false,
         turns: number("FOREBAY_TURNS").unwrap_or(6000),
         planted: std::env::var(PLANTED).ok().map(|word| {
             let known = Defect::ALL.iter().find(|(_, name)| *name == word);
@@ -114,11 +118,53 @@ fn tell(seed: u64) {
     }
 }
 
+/// The test that runs histories of pools, and the one for pools in front of a store.
+const POOLS: &str = "whole_pools_keep_their_promises_in_every_history";
+const FRONTS: &str = "pools_in_front_of_a_store_keep_their_promises_in_every_history";
+
+/// Runs one history of a pool in front of a store in this process.
+fn tell_of_front(seed: u64) {
+    baton::take_over();
+    if std::env::var_os("FOREBAY_LOG").is_some() {
+        forebay_log::to_stderr();
+    }
+    let recorder = Recorder::new(std::env::var("FOREBAY_QUIET").is_err());
+    let nodes = 1 + (seed % 3) as u16;
+    let plot = Plot {
+        nodes,
+        without_target: None,
+        clients_per_node: if nodes == 1 { 3 } else { 2 },
+        much_data: false,
+        locks: false,
+        blocks: false,
+        backing: true,
+        planted: None,
+        ..plot(seed)
+    };
+    let mut world = World::new(plot, place(std::process::id(), seed), recorder);
+    world.run();
+    let mut front = world.front.take().expect("a store");
+    let judged = backing::heal(&mut world, &mut front);
+    let (calls, faults) = front.weather.counts();
+    let ledger = front.shared.lock();
+    println!(
+        "history {:016x}: {} operations, {} failed, {calls} calls, {faults} faults, {} messages, {:.1} s",
+        ledger.hash ^ world.network.events(),
+        ledger.operations,
+        ledger.failed,
+        world.network.events(),
+        world.network.now().as_secs_f64(),
+    );
+    if let Err(why) = judged {
+        panic!("{why}");
+    }
+}
+
 /// Runs one history in a process of its own.
-fn run(seed: u64, planted: Option<&str>) -> Output {
+fn run_of(test: &str, seed: u64, planted: Option<&str>) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
     command
-        .args(["--exact", "whole_pools_keep_their_promises_in_every_history", "--nocapture"])
+        .args(["--exact", test, "--nocapture"])
         .env("FOREBAY_SEED", seed.to_string())
         .env("FOREBAY_QUIET", "1");
     if let Some(planted) = planted {
@@ -139,7 +185,7 @@ fn summary(output: &Output) -> String {
 }
 
 /// Runs histories, as many at a time as there are processors, until `enough` returns true for one.
-fn run_all(seeds: u64, planted: Option<&str>, enough: impl Fn(u64, &Output) -> bool + Sync) {
+fn run_all(test: &str, seeds: u64, planted: Option<&str>, enough: impl Fn(u64, &Output) -> bool + Sync) {
     let next = AtomicU64::new(1);
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
@@ -149,7 +195,7 @@ fn run_all(seeds: u64, planted: Option<&str>, enough: impl Fn(u64, &Output) -> b
                 if seed > seeds {
                     return;
                 }
-                if enough(seed, &run(seed, planted)) {
+                if enough(seed, &run_of(test, seed, planted)) {
                     next.store(seeds + 1, Ordering::Relaxed);
                 }
             });
@@ -157,14 +203,10 @@ fn run_all(seeds: u64, planted: Option<&str>, enough: impl Fn(u64, &Output) -> b
     });
 }
 
-#[test]
-fn whole_pools_keep_their_promises_in_every_history() {
-    if let Some(seed) = number("FOREBAY_SEED") {
-        return tell(seed);
-    }
-    let seeds = number("FOREBAY_SEEDS").unwrap_or(200);
+/// Runs histories, none of which may fail.
+fn assert_kept(test: &str, seeds: u64) {
     let (failures, summaries) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-    run_all(seeds, None, |seed, output| {
+    run_all(test, seeds, None, |seed, output| {
         if output.status.success() {
             summaries.lock().unwrap().push(summary(output));
         } else {
@@ -175,7 +217,9 @@ fn whole_pools_keep_their_promises_in_every_history() {
     });
     let failures = failures.into_inner().unwrap();
     for (seed, text) in &failures {
-        println!("--- seed {seed}: FOREBAY_SEED={seed} cargo test -p forebay-conformance --test simulation\n{text}");
+        println!(
+            "--- FOREBAY_SEED={seed} cargo test -p forebay-conformance --test simulation {test}\n{text}"
+        );
     }
     let failed: BTreeSet<u64> = failures.iter().map(|(seed, _)| *seed).collect();
     assert!(failed.is_empty(), "{} of {seeds} histories failed: {failed:?}", failed.len());
@@ -192,11 +236,29 @@ fn whole_pools_keep_their_promises_in_every_history() {
 }
 
 #[test]
+fn whole_pools_keep_their_promises_in_every_history() {
+    if let Some(seed) = number("FOREBAY_SEED") {
+        return tell(seed);
+    }
+    assert_kept(POOLS, number("FOREBAY_SEEDS").unwrap_or(200));
+}
+
+#[test]
+fn pools_in_front_of_a_store_keep_their_promises_in_every_history() {
+    if let Some(seed) = number("FOREBAY_SEED") {
+        return tell_of_front(seed);
+    }
+    // Each takes about as long as eight of the others.
+    assert_kept(FRONTS, number("FOREBAY_SEEDS").map_or(8, |seeds| (seeds / 8).max(8)));
+}
+
+#[test]
 fn one_seed_gives_one_history() {
-    for seed in [3, 5, 44, 127] {
-        let (first, second) = (summary(&run(seed, None)), summary(&run(seed, None)));
+    for (test, seed) in [(POOLS, 3), (POOLS, 5), (POOLS, 44), (POOLS, 127), (FRONTS, 1), (FRONTS, 2)] {
+        let run = |seed| summary(&run_of(test, seed, None));
+        let (first, second) = (run(seed), run(seed));
         assert!(!first.is_empty() && first == second, "seed {seed}: {first}, then {second}");
-        assert_ne!(first, summary(&run(seed + 300, None)), "another seed is another history");
+        assert_ne!(first, run(seed + 300), "another seed is another history");
     }
 }
 
@@ -208,7 +270,7 @@ const CANARY_HISTORIES: u64 = 1500;
 fn planted_defects_are_caught() {
     for (defect, name) in Defect::ALL {
         let caught = Mutex::new(None);
-        run_all(CANARY_HISTORIES, Some(name), |seed, output| {
+        run_all(POOLS, CANARY_HISTORIES, Some(name), |seed, output| {
             // Any other failure, such as a history that is too tangled, proves nothing about the checker.
             let words = String::from_utf8_lossy(&output.stderr);
             let is_caught = !output.status.success() && words.contains(IMPOSSIBLE);

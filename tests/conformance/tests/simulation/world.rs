@@ -22,7 +22,8 @@ use forebay_types::{Ino, NodeId};
 use forebay_wire::Secret;
 use serde_json::Value;
 
-use crate::baton::{self, NOW_NS};
+use crate::backing::Front;
+use crate::baton::{self, Process, NOW_NS};
 use crate::client::{Client, Common, Defect, Plan};
 use crate::door::{Desk, Handout};
 use crate::history::{Op, Outcome, Recorder};
@@ -56,19 +57,21 @@ pub(crate) struct Plot {
     pub(crate) locks: bool,
     /// Many operations read or write files' blocks.
     pub(crate) blocks: bool,
+    /// The pool stands in front of a backing store; its programs are those of `backing`.
+    pub(crate) backing: bool,
 }
 
 /// A host of the network, with the state that outlives its worker.
-struct Host {
-    number: u16,
-    node: Option<Node>,
-    stopped: bool,
+pub(crate) struct Host {
+    pub(crate) number: u16,
+    pub(crate) node: Option<Node>,
+    pub(crate) stopped: bool,
     target: Arc<OwnedFd>,
     device: u64,
     recorder: OwnedFd,
     doorbell: Arc<OwnedFd>,
     keeper: Keeper,
-    rings: BTreeMap<u64, Arc<OwnedFd>>,
+    pub(crate) rings: BTreeMap<u64, Arc<OwnedFd>>,
     starts: u64,
     /// The moment of a round at which the shard thread is killed next, and how many times it passes that moment first.
     doom: Rc<Cell<Option<(Moment, u32)>>>,
@@ -79,16 +82,18 @@ struct Killed;
 
 pub(crate) struct World {
     pub(crate) network: Network,
-    numbers: Numbers,
-    hosts: Vec<Host>,
+    pub(crate) numbers: Numbers,
+    pub(crate) hosts: Vec<Host>,
     pub(crate) clients: Vec<Client>,
     pub(crate) recorder: Recorder,
-    desk: Desk,
-    dir: PathBuf,
+    pub(crate) desk: Desk,
+    pub(crate) dir: PathBuf,
     plot: Plot,
     cuts: BTreeSet<(u32, u32)>,
-    chaos: bool,
+    pub(crate) chaos: bool,
     turns: u64,
+    /// What a pool in front of a store has in addition.
+    pub(crate) front: Option<Front>,
 }
 
 /// Removes the nodes' targets, also after a panic.
@@ -133,10 +138,21 @@ impl World {
             cuts: BTreeSet::new(),
             chaos: true,
             turns: 0,
+            front: None,
         };
         for number in 1..=plot.nodes {
             world.add_host(number);
             world.start(usize::from(number) - 1);
+        }
+        if plot.backing {
+            let mut front = Front::new(plot.seed, &world.dir, plot.nodes);
+            for number in 1..=plot.nodes {
+                for _ in 0..plot.clients_per_node {
+                    front.add_program(&mut world, number);
+                }
+            }
+            world.front = Some(front);
+            return world;
         }
         let common = Common::new(recorder, &plot);
         for number in 1..=plot.nodes {
@@ -171,23 +187,39 @@ impl World {
         });
     }
 
-    fn add_client(&mut self, number: u16, common: &Common) {
-        let index = self.clients.len();
+    /// Attaches a process to a node. Returns the directory with the socket at which it attaches.
+    pub(crate) fn add_process(&mut self, number: u16, session: u64, name: &str) -> PathBuf {
         let host = &mut self.hosts[usize::from(number) - 1];
-        let session = session_of(NodeId(number), index as u64 + 1);
         let node = host.node.as_mut().expect("started before its clients");
         let ring = node.attach(session).unwrap_or_else(|e| panic!("{e}"));
         host.rings.insert(session, Arc::new(ring));
         self.lay_out(usize::from(number) - 1);
-        let dir = self.dir.join(format!("client{index}"));
+        let dir = self.dir.join(name);
         std::fs::create_dir(&dir).unwrap();
         self.desk.open_door(&dir, session);
+        dir
+    }
+
+    /// Ends a process: first its files are closed, then its node is notified.
+    pub(crate) fn end_process(&mut self, host: usize, session: u64, process: &Process) {
+        self.hosts[host].rings.remove(&session);
+        self.desk.handouts().remove(&session);
+        process.kill();
+        if let Some(node) = &mut self.hosts[host].node {
+            node.end(session);
+        }
+    }
+
+    fn add_client(&mut self, number: u16, common: &Common) {
+        let index = self.clients.len();
+        let session = session_of(NodeId(number), index as u64 + 1);
+        let dir = self.add_process(number, session, &format!("client{index}"));
         let seed = self.numbers.draw();
         self.clients.push(Client::start(index, number, session, dir, seed, common.clone()));
     }
 
     /// Puts on the desk what a host's clients may request.
-    fn lay_out(&mut self, host: usize) {
+    pub(crate) fn lay_out(&mut self, host: usize) {
         let host = &self.hosts[host];
         let mut handouts = self.desk.handouts();
         for (session, ring) in &host.rings {
@@ -311,7 +343,7 @@ impl World {
             17..=18 => self.pause(index, false),
             _ => {
                 // Few clients are killed, so that the others continue.
-                if self.numbers.chance(100) {
+                if self.numbers.chance(100) && !self.clients.is_empty() {
                     let client = self.numbers.below(self.clients.len() as u64) as usize;
                     self.kill_client(client);
                 }
@@ -356,7 +388,7 @@ impl World {
     fn run_host(&mut self, index: usize) {
         let host = &mut self.hosts[index];
         let Some(node) = host.node.as_mut().filter(|_| !host.stopped) else { return };
-        let numbers = &mut self.numbers;
+        let (numbers, backing) = (&mut self.numbers, self.plot.backing);
         let rounds = AssertUnwindSafe(|| -> forebay_types::Result<()> {
             if numbers.chance(800) {
                 node.communicate();
@@ -364,7 +396,7 @@ impl World {
             if numbers.chance(800) {
                 node.serve()?;
             }
-            if numbers.chance(500) {
+            if numbers.chance(500) && !backing {
                 node.serve_data(|n| numbers.below(n as u64) as usize);
             }
             if numbers.chance(300) {
@@ -400,6 +432,14 @@ impl World {
         if self.turns.is_multiple_of(COLLECT_TURNS) {
             self.hosts.iter_mut().for_each(|host| host.keeper.collect().unwrap_or_else(|e| panic!("{e}")));
         }
+        if let Some(mut front) = self.front.take() {
+            front.turn(self);
+            self.front = Some(front);
+            return;
+        }
+        if self.clients.is_empty() {
+            return;
+        }
         let first = self.numbers.below(self.clients.len() as u64) as usize;
         for i in 0..self.clients.len() {
             let client = &self.clients[(first + i) % self.clients.len()];
@@ -432,9 +472,27 @@ impl World {
         }
     }
 
-    /// Repairs all faults, waits until all operations in progress have ended, and has a client of each node read the
-    /// whole tree.
-    pub(crate) fn heal(&mut self) {
+    /// Runs turns until `done`, for this time at most.
+    pub(crate) fn until_front(
+        &mut self,
+        front: &mut Front,
+        what: &str,
+        limit: Duration,
+        done: impl Fn(&Front) -> bool,
+    ) -> Result<(), String> {
+        let end = self.network.now() + limit;
+        while !done(front) {
+            self.turn();
+            front.turn(self);
+            if self.network.now() >= end {
+                return Err(format!("{what} takes for ever"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Repairs all faults of nodes and network.
+    pub(crate) fn repair(&mut self) {
         self.recorder.tell("everything is put right".to_owned());
         self.chaos = false;
         while let Some((a, b)) = self.cuts.pop_first() {
@@ -448,6 +506,12 @@ impl World {
             self.hosts[index].doom.set(None);
         }
         self.network.set_faults(Faults::NONE);
+    }
+
+    /// Repairs all faults, waits until all operations in progress have ended, and has a client of each node read the
+    /// whole tree.
+    pub(crate) fn heal(&mut self) {
+        self.repair();
         let at_rest = |c: &Client| c.killed || c.baton.is_ready() || c.baton.has_ended();
         self.until("what is under way", |world| world.clients.iter().all(at_rest));
         // 15 s is the longest that the daemons' own work and a link's pause between two attempts take.

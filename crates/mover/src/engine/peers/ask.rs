@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_types::{Code, Error, NodeId, Reply, Request, Result};
 use xxhash_rust::xxh3::xxh3_64;
@@ -11,6 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::letters::{Answer, Counted, Letter, Outcome, Work};
 use super::PATIENCE;
 use crate::engine::link::Link;
+use crate::host::{self, Instant};
 use crate::store::MoverId;
 
 /// Pauses between two looks at a job.
@@ -139,7 +140,8 @@ impl Peers {
 
     /// Asks the nodes that were given up whether they answer again, and those that answer whether they are full.
     pub(in crate::engine) fn look_around(&self) {
-        let known: Vec<NodeId> = locked(&self.known).keys().copied().collect();
+        let mut known: Vec<NodeId> = locked(&self.known).keys().copied().collect();
+        known.sort();
         for node in known {
             let answer = self.ask(node, &Letter::IsFull);
             if answer.is_ok() {
@@ -176,20 +178,16 @@ impl Peers {
             while Instant::now() < until && !is_over() {
                 match self.ask(node, &letter) {
                     Ok(Answer::Done) => return,
-                    Ok(_) => std::thread::sleep(LOOK_MAX),
+                    Ok(_) => host::sleep(LOOK_MAX),
                     Err(_) if failures >= STRANGER_FAILURES && !involved.contains(&node) => return,
                     Err(_) => {
                         failures += 1;
-                        std::thread::sleep(ASK_AGAIN);
+                        host::sleep(ASK_AGAIN);
                     }
                 }
             }
         };
-        std::thread::scope(|scope| {
-            for node in &nodes {
-                scope.spawn(|| one(*node));
-            }
-        });
+        host::for_each(nodes, one);
     }
 
     /// Has another node's mover do a job, and waits for its end. `each` gets how far it is. `is_over`: give it up.
@@ -230,13 +228,13 @@ impl Peers {
                     self.gave_up(node, &e);
                     return Err(e);
                 }
-                Err(_) => std::thread::sleep(ASK_AGAIN),
+                Err(_) => host::sleep(ASK_AGAIN),
             }
             if is_over() {
                 let _ = self.ask(node, &Letter::Drop { job });
                 return Err(Error::new(Code::Interrupted, format!("a job of node {node} was given up")));
             }
-            std::thread::sleep(pause);
+            host::sleep(pause);
             pause = (pause * 3 / 2).min(LOOK_MAX);
         }
     }

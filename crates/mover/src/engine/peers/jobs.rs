@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_tasks::Failure;
 use forebay_types::Result;
 
 use super::letters::{Answer, Counted, Outcome};
 use super::FENCE;
+use crate::host::Instant;
 use crate::tasks::Progress;
 
 /// How long the outcome of a job is kept for its mover.

@@ -10,10 +10,11 @@
 //! stores move bytes both ways at once, and a long upload keeps its turn for seconds. Calls that read leave a quarter.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_types::Code;
 
+use crate::host::{self, Instant};
 use crate::store::error::{StoreError, StoreResult};
 
 /// Bytes that count as much as a call without bytes.
@@ -162,14 +163,14 @@ impl Gate {
             state.window.was_full = true;
             state.waiting[way] += 1;
             let full = |state: &mut State| state.is_full(way);
-            let waited = self.left[way].wait_timeout_while(state, self.limits.wait, full);
-            let (mut waited, timed_out) = waited.unwrap_or_else(|e| e.into_inner());
+            let (mut waited, has_turn) =
+                host::wait_while((&self.state, &self.left[way]), state, self.limits.wait, full);
             waited.waiting[way] -= 1;
             if waited.waiting[way] == 0 {
                 // The others have the whole limit again.
                 self.left[1 - way].notify_one();
             }
-            if timed_out.timed_out() {
+            if !has_turn {
                 let calls: usize = waited.running.iter().sum();
                 drop(waited);
                 // The turn that this thread was perhaps woken for is another's.

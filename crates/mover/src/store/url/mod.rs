@@ -150,8 +150,26 @@ impl StoreUrl {
             StorePlace::Directory(path) => Arc::new(PosixStore::open(path, PosixOptions::default(), mover)?),
             StorePlace::S3(place) => Arc::new(ObjectStore::open(place, mover)?),
         };
+        #[cfg(feature = "simulation")]
+        let store = match SIMULATED.get() {
+            Some(wrap) => wrap(store),
+            None => store,
+        };
         Ok(Arc::new(Limited::new(store, self.limits)))
     }
+}
+
+/// What a simulation puts around each store.
+#[cfg(feature = "simulation")]
+type Wrap = Box<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>;
+
+#[cfg(feature = "simulation")]
+static SIMULATED: std::sync::OnceLock<Wrap> = std::sync::OnceLock::new();
+
+/// Puts `wrap` around all stores that are opened by their URLs from now on. Only the first use has an effect.
+#[cfg(feature = "simulation")]
+pub fn simulate_stores(wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync + 'static) {
+    let _ = SIMULATED.set(Box::new(wrap));
 }
 
 fn wrong(why: impl fmt::Display) -> Error {

@@ -3,10 +3,10 @@
 //! file exists. The network thread answers duplicates of changes from the replies that it kept. An append that an
 //! earlier worker began is found in its log (`appended`).
 
-use forebay_sys::descriptor;
+use forebay_sys::{descriptor, opening};
 use std::cell::LazyCell;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{channel, Receiver, TryRecvError};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -136,6 +136,23 @@ fn code(e: Errno) -> Code {
     Code::from_errno(e.raw_os_error())
 }
 
+/// Waits for a message; none after `limit`. In a simulation other threads run meanwhile.
+fn receive<T>(messages: &Receiver<T>, limit: Duration) -> Option<T> {
+    if !forebay_ring::is_simulated() {
+        return messages.recv_timeout(limit).ok();
+    }
+    let until = forebay_ring::call_clock() + limit.as_nanos() as u64;
+    loop {
+        match messages.try_recv() {
+            Ok(message) => return Some(message),
+            Err(TryRecvError::Empty) if forebay_ring::call_clock() < until => {
+                forebay_ring::pause(Duration::from_millis(1));
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
 /// The backing files of this node, by name and by descriptors that are kept open.
 struct Files {
     targets: Arc<NodeTargets>,
@@ -162,25 +179,31 @@ impl Files {
         let file = Arc::new(self.open_anew(session, id)?);
         let mode = Mode::from_raw_mode(rustix::fs::fstat(&*file).map_err(code)?.st_mode);
         if mode.contains(Mode::SVTX) {
-            self.mark(id.ino)?;
+            let is_removed = self.mark(id.ino)?;
+            // A file that was released while this open waited for the lease, and was restored before the mark, has
+            // another backing file by now. From the mark on it is not released.
+            if !is_removed && rustix::fs::fstat(&*file).map_err(code)?.st_nlink == 0 {
+                return Err(Code::Stale);
+            }
             rustix::fs::fchmod(&*file, mode & Mode::RWXU).map_err(code)?;
         }
         self.kept.keep_writable(session, id, &file);
         Ok(file)
     }
 
-    /// Has a file marked dirty at its home.
+    /// Has a file marked dirty at its home. True for a file that has lost its last name.
     #[cold]
-    fn mark(&self, ino: Ino) -> std::result::Result<(), Code> {
+    fn mark(&self, ino: Ino) -> std::result::Result<bool, Code> {
         let commands = self.commands.as_ref().ok_or(Code::NotSupported)?;
         let (done, marked) = channel();
         commands.give(Command::Mark(ino, done));
-        match marked.recv_timeout(MARK_TIMEOUT) {
-            // It has lost its last name: nothing copies or releases it any longer.
-            Ok(Ok(()) | Err(Code::NotFound)) => Ok(()),
+        match receive(&marked, MARK_TIMEOUT) {
+            Some(Ok(())) => Ok(false),
+            // Nothing copies or releases it any longer.
+            Some(Err(Code::NotFound)) => Ok(true),
             // It was released, and this is no longer its backing file.
-            Ok(Err(Code::Stale)) => Err(Code::Stale),
-            Ok(Err(_)) | Err(_) => Err(Code::Io),
+            Some(Err(Code::Stale)) => Err(Code::Stale),
+            Some(Err(_)) | None => Err(Code::Io),
         }
     }
 
@@ -200,8 +223,8 @@ impl Files {
         let Some(kept) = self.kept.get(session, id) else {
             return self.open_by_name(id, Access::ReadWrite);
         };
-        rustix::fs::open(descriptor::path(&*kept), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-            .map_err(code)
+        opening::open(&descriptor::path(&*kept), libc::O_RDWR | libc::O_CLOEXEC)
+            .map_err(|e| Code::from_errno(e.raw_os_error().unwrap_or(libc::EIO)))
     }
 
     /// Fills a piece of memory from a file, or writes it to one. Returns the number of bytes.

@@ -1,0 +1,245 @@
+//! Slurmd's prolog and epilog: root makes the user's directory and runs everything else as the user.
+//!
+//! A job without a record costs one look for a file. The prolog never fails because of a user's mistake, as Slurm would
+//! drain the node: it requeues the job, and the next stage-in on the controller reports the reason and holds it.
+
+use std::ffi::CString;
+use std::fs::DirBuilder;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use forebay_types::{Code, Error, Result};
+
+use super::config::{self, Config};
+use super::registry::{Job, Registry, State};
+use super::{command, user};
+
+/// The user of a job.
+struct User {
+    uid: u32,
+    gid: u32,
+    name: String,
+    home: String,
+    groups: Vec<libc::gid_t>,
+}
+
+impl User {
+    fn of(job: &Job) -> Result<User> {
+        let what = || format!("cannot become user {} of job {}", job.uid, job.job);
+        let mut entry = std::mem::MaybeUninit::<libc::passwd>::uninit();
+        let mut buffer = vec![0; 1 << 14];
+        let mut found = std::ptr::null_mut();
+        // SAFETY: all pointers are to this function's own memory, with its true length.
+        let failed = unsafe {
+            libc::getpwuid_r(job.uid, entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &mut found)
+        };
+        if failed != 0 || found.is_null() {
+            return Err(Error::new(Code::NotFound, what()).why("this node does not know the user"));
+        }
+        // SAFETY: getpwuid_r has filled the entry, whose strings are in `buffer`.
+        let (name, home) = unsafe {
+            let entry = entry.assume_init();
+            let text = |p| std::ffi::CStr::from_ptr(p).to_string_lossy().into_owned();
+            (text(entry.pw_name), text(entry.pw_dir))
+        };
+        let c_name = CString::new(name.clone()).map_err(|e| Error::new(Code::Invalid, what()).why(e))?;
+        let mut groups = vec![0; 1 << 12];
+        let mut count = groups.len() as libc::c_int;
+        // SAFETY: the array has `count` elements.
+        if unsafe { libc::getgrouplist(c_name.as_ptr(), job.gid, groups.as_mut_ptr(), &mut count) } < 0 {
+            return Err(Error::new(Code::TooBig, what()).why("the user is in too many groups"));
+        }
+        groups.truncate(count as usize);
+        Ok(User { uid: job.uid, gid: job.gid, name, home, groups })
+    }
+
+    /// Runs this program as the user.
+    fn run(&self, words: &[&str]) -> std::result::Result<(), String> {
+        let mut command = command::own(words)?;
+        command.env_clear();
+        for name in [
+            config::VARIABLE,
+            "SLURMD_NODENAME",
+            "SLURM_NODELIST",
+            "SLURM_JOB_ID",
+            "SLURM_CONF",
+            "SLURM_JOB_NUM_NODES",
+        ] {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        command.env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", &self.home).env("USER", &self.name);
+        command.current_dir("/").stdout(Stdio::null()).stderr(Stdio::inherit());
+        let (uid, gid, groups) = (self.uid, self.gid, self.groups.clone());
+        // SAFETY: between fork and exec only plain system calls are made, on memory of before the fork.
+        unsafe {
+            command.pre_exec(move || {
+                if libc::setgroups(groups.len(), groups.as_ptr()) != 0
+                    || libc::setresgid(gid, gid, gid) != 0
+                    || libc::setresuid(uid, uid, uid) != 0
+                {
+                    return Err(std::io::Error::last_os_error());
+                }
+                libc::umask(0o022);
+                Ok(())
+            });
+        }
+        let status = command.status().map_err(|e| e.to_string())?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("{words:?} ended with {status}"))
+        }
+    }
+}
+
+/// The job of this prolog or epilog; `None` if it has no burst buffer.
+fn job_here(registry: &Registry) -> Result<Option<Job>> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u32>().ok());
+    let Some(id) = number("SLURM_JOB_ID") else {
+        return Err(crate::failure::invalid(
+            "cannot tell which job it is",
+            "SLURM_JOB_ID is not set",
+            "slurmd's prolog and epilog call this",
+        ));
+    };
+    let job = registry.job(id)?;
+    match job {
+        Some(job) if number("SLURM_JOB_UID").is_some_and(|uid| uid != job.uid) => {
+            Err(Error::new(Code::AccessDenied, format!("cannot use the record of job {id}"))
+                .why("it is another user's"))
+        }
+        job => Ok(job),
+    }
+}
+
+/// Makes the directory in which a user's pools on this node are.
+fn make_user_dir(config: &Config, user: &User) -> Result<()> {
+    let dir = config.user_dir(user.uid);
+    let what = || format!("cannot make {}", dir.display());
+    let failed = |e: &std::io::Error| Error::io(what(), e);
+    DirBuilder::new().recursive(true).mode(0o755).create(&config.node_dir).map_err(|e| failed(&e))?;
+    let above = std::fs::symlink_metadata(&config.node_dir).map_err(|e| failed(&e))?;
+    if !above.is_dir() || above.uid() != rustix::process::geteuid().as_raw() || above.mode() & 0o022 != 0 {
+        return Err(Error::new(Code::AccessDenied, what())
+            .why(format!("others may write in {}", config.node_dir.display()))
+            .cure("remove it; the next prolog makes it"));
+    }
+    match DirBuilder::new().mode(0o700).create(&dir) {
+        Ok(()) => std::os::unix::fs::chown(&dir, Some(user.uid), Some(user.gid)).map_err(|e| failed(&e)),
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(e) => Err(failed(&e)),
+    }
+}
+
+/// `forebay bb prolog`.
+pub(crate) fn prolog() -> Result<ExitCode> {
+    let config = Config::read()?;
+    let registry = Registry::of(&config);
+    let Some(job) = job_here(&registry)? else { return Ok(ExitCode::SUCCESS) };
+    sweep(&config, &registry, Some(&job));
+    let user = User::of(&job)?;
+    make_user_dir(&config, &user)?;
+    let id = job.job.to_string();
+    if let Err(why) = user.run(&["bb", "node-up", &id]) {
+        note!("forebay: job {id}: {why}");
+        requeue(&id);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Has Slurm take the job back; a job that may not be requeued is cancelled.
+fn requeue(job: &str) {
+    let scontrol = |program: &str, words: &[&str]| {
+        let done =
+            Command::new("timeout").args(["20", program]).args(words).arg(job).stdin(Stdio::null()).output();
+        done.is_ok_and(|output| output.status.success())
+    };
+    if !scontrol("scontrol", &["requeue"]) {
+        scontrol("scancel", &[]);
+    }
+}
+
+/// `forebay bb epilog`.
+pub(crate) fn epilog() -> Result<ExitCode> {
+    let config = Config::read()?;
+    let registry = Registry::of(&config);
+    let Some(job) = job_here(&registry)? else { return Ok(ExitCode::SUCCESS) };
+    let user = User::of(&job)?;
+    if let Err(why) = user.run(&["bb", "node-down", &job.job.to_string()]) {
+        note!("forebay: job {}: {why}", job.job);
+    }
+    sweep(&config, &registry, Some(&job));
+    // Removed when it is empty.
+    let _ = std::fs::remove_dir(config.user_dir(job.uid));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `forebay bb sweep`: removes what jobs have left here that ended without an epilog.
+pub(crate) fn sweep_all() -> Result<ExitCode> {
+    let config = Config::read()?;
+    sweep(&config, &Registry::of(&config), None);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
+    for entry in std::fs::read_dir(&config.node_dir).into_iter().flatten().flatten() {
+        let Some(uid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        for pool in std::fs::read_dir(entry.path()).into_iter().flatten().flatten() {
+            let Some(key) = pool.file_name().to_str().map(str::to_owned) else { continue };
+            if current.is_some_and(|job| key.starts_with(&format!("{}.", job.job))) {
+                continue;
+            }
+            let Some((job, run)) =
+                key.split_once('.').and_then(|(j, r)| Some((j.parse().ok()?, r.parse::<u32>().ok()?)))
+            else {
+                continue;
+            };
+            let record = match registry.job(job) {
+                Ok(record) => record,
+                Err(_) => continue,
+            };
+            let is_live = record.as_ref().is_some_and(|r| r.run == run && r.state != State::TornDown);
+            if is_live || is_kept(registry, &key, uid, &pool.path()) {
+                continue;
+            }
+            let owner = Job {
+                job,
+                run,
+                uid,
+                gid: std::fs::metadata(entry.path()).map_or(uid, |m| m.gid()),
+                request: Default::default(),
+                state: State::TornDown,
+                hurry: true,
+                failed: None,
+                changed_s: 0,
+                pool_key: None,
+            };
+            // The node was lost before the job's epilog ran here, and nobody has given the data up.
+            let has_result = !matches!(registry.result(&key, uid, user::OUT_FILE), Ok(None));
+            let was_given_up =
+                record.as_ref().is_none_or(|r| r.hurry && r.run == run || !r.request.has_own_pool());
+            let (job, run) = (job.to_string(), run.to_string());
+            let words = match has_result || was_given_up {
+                true => vec!["bb", "clear", &*key],
+                false => vec!["bb", "save", &*job, &*run],
+            };
+            if let Ok(user) = User::of(&owner) {
+                if let Err(why) = user.run(&words) {
+                    note!("forebay: {}: {why}", pool.path().display());
+                }
+            }
+        }
+        let _ = std::fs::remove_dir(entry.path());
+    }
+    registry.forget_old_results(current.map(Job::key).as_deref());
+}
+
+/// Whether the pool has data that could not be staged out and are nowhere else.
+fn is_kept(registry: &Registry, key: &str, uid: u32, pool: &Path) -> bool {
+    let outcome = registry.result(key, uid, user::OUT_FILE).ok().flatten();
+    outcome.is_some_and(|o| o.kept.iter().any(|place| place.ends_with(&format!(":{}", pool.display()))))
+}

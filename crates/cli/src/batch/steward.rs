@@ -1,0 +1,106 @@
+//! The steward of a persistent pool: a process of the pool's user on each of its nodes, which prolog starts.
+//!
+//! The steward of node 0 stages what orders say, so data come before a job's start and leave after its end without any
+//! node being held. Each steward stops its node of the pool when the pool is to end, and then ends itself.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_types::Result;
+
+use super::config::Config;
+use super::registry::{self, Job, Order, Outcome, Registry};
+use super::staging::Turns;
+use super::user::{self, Beat, Here};
+
+/// How often orders are looked for.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// The file that says that node 0 of the pool is alive.
+pub(crate) const LEADER_FILE: &str = "leader";
+
+/// The result of an order.
+pub(crate) fn result_name(key: &str) -> String {
+    format!("{key}.order.json")
+}
+
+/// Serves the pool that the job has created until the pool ends.
+pub(crate) fn serve(job: u32, rank: usize) -> Result<()> {
+    let Here { config, registry, job, .. } = Here::of_this_process(job)?;
+    let (Some(key), Some(persistent)) = (job.pool_key.clone(), job.request.persistent.clone()) else {
+        return Ok(());
+    };
+    let name = persistent.name().to_owned();
+    let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| rank.to_string());
+    let results = registry.make_results(&key)?;
+    let dir = job.pool_dir(&config);
+    let alive = results.join(format!("{node}.alive"));
+    let beats =
+        [Some(Beat::start(alive.clone())), (rank == 0).then(|| Beat::start(results.join(LEADER_FILE)))];
+    let shared = Arc::new(Served { config, registry, job, key, name });
+    let mut begun = BTreeSet::new();
+    let mut failures = 0u32;
+    loop {
+        if shared.is_to_end() {
+            match user::clear(&dir) {
+                Ok(()) => break,
+                // What it has may be nowhere else; try again, more and more seldom.
+                Err(_) => failures = (failures + 1).min(60),
+            }
+        }
+        if rank == 0 {
+            for order in shared.registry.orders(&shared.name) {
+                if begun.insert(order.key.clone()) {
+                    let shared = Arc::clone(&shared);
+                    std::thread::spawn(move || shared.carry_out(&order));
+                }
+            }
+        }
+        std::thread::sleep(LOOK_AGAIN * (1 + failures));
+    }
+    drop(beats);
+    let _ = std::fs::remove_file(alive);
+    if shared.registry.stewards(&shared.key).is_empty() {
+        let _ = std::fs::remove_dir_all(&results);
+    }
+    Ok(())
+}
+
+struct Served {
+    config: Config,
+    registry: Registry,
+    job: Job,
+    key: String,
+    name: String,
+}
+
+impl Served {
+    /// True when the pool is to end and no job uses it, or when another pool has its name.
+    fn is_to_end(&self) -> bool {
+        match self.registry.pool(&self.name) {
+            Ok(Some(pool)) => pool.key() != self.key || pool.ends && pool.users.is_empty(),
+            Ok(None) => true,
+            Err(_) => false,
+        }
+    }
+
+    fn carry_out(&self, order: &Order) {
+        let name = result_name(&order.key);
+        if !matches!(self.registry.result(&self.key, self.job.uid, &name), Ok(None)) {
+            return; // done before this steward started
+        }
+        let pool = self.job.pool_dir(&self.config).join("pool");
+        let is_over = || !self.registry.has_order(&self.name, &order.key);
+        let turns = Turns { config: &self.config, registry: &self.registry, key: &order.key };
+        let outcome = if order.into_pool {
+            match turns.stage_in(&pool, &order.pairs, &is_over) {
+                Ok(()) => Outcome { ok: true, ..Outcome::default() },
+                Err(why) => Outcome { why, ..Outcome::default() },
+            }
+        } else {
+            turns.stage_out(&pool, &order.pairs, order.job, &is_over)
+        };
+        let _ = registry::write(&self.registry.results(&self.key).join(name), &outcome);
+    }
+}

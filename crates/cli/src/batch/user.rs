@@ -1,0 +1,399 @@
+//! What prolog and epilog do as the user: start the pool on this node, stage, drain, stop it.
+//!
+//! The nodes of a job are numbered in the order of its list. Node 0 stages in. At the end the nodes choose one that
+//! stages out: node 0, or, when its signs of life have stopped, the first that claims the work. The others keep their
+//! part of the pool up until it is done.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use forebay_types::{Code, Error, Result};
+
+use super::command::{self, forebay, LOOK_AGAIN};
+use super::config::Config;
+use super::directives::{Persistent, SMALLEST};
+use super::registry::{self, Job, Outcome, Registry, State};
+use super::staging::Turns;
+use crate::{failure, hosts};
+
+/// How long the nodes of a job wait for each other's prolog.
+const MEETING_S: &str = "120";
+/// How often a node that works says that it is alive.
+const BEAT: Duration = Duration::from_secs(2);
+/// The file that the node touches that stages out.
+pub(crate) const BEAT_FILE: &str = "beat";
+/// What came of the stage-out.
+pub(crate) const OUT_FILE: &str = "out.json";
+
+/// A job on this node.
+pub(crate) struct Here {
+    pub(crate) config: Config,
+    pub(crate) registry: Registry,
+    pub(crate) job: Job,
+    nodes: Vec<String>,
+    node: String,
+    rank: usize,
+    /// The run is over, and its data are saved from a node that had been lost.
+    saves: bool,
+}
+
+/// Names this node among a job's nodes, as slurmd does.
+fn variable(name: &str) -> Result<String> {
+    std::env::var(name).map_err(|_| {
+        failure::invalid(
+            "cannot tell what to do on this node",
+            format!("{name} is not set"),
+            "slurmd's prolog and epilog call this",
+        )
+    })
+}
+
+impl Here {
+    pub(crate) fn of_this_process(job: u32) -> Result<Here> {
+        let config = Config::read()?;
+        let registry = Registry::of(&config);
+        let what = format!("cannot use the burst buffer of job {job}");
+        let job = registry.job(job)?.ok_or_else(|| Error::new(Code::NotFound, &*what).why("it has none"))?;
+        if job.uid != rustix::process::geteuid().as_raw() {
+            return Err(Error::new(Code::AccessDenied, what).why("this is not the job's user"));
+        }
+        let node = variable("SLURMD_NODENAME")?;
+        let list = std::env::var("SLURM_NODELIST").or_else(|_| variable("SLURM_JOB_NODELIST"));
+        let nodes = hosts::expand(&list.unwrap_or_else(|_| node.clone()))?;
+        let rank = nodes.iter().position(|name| *name == node).unwrap_or(0);
+        Ok(Here { config, registry, job, nodes, node, rank, saves: false })
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.job.pool_dir(&self.config)
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.dir().join("pool")
+    }
+
+    fn results_key(&self) -> String {
+        self.job.key()
+    }
+
+    /// Whether the controller has torn the run down: the work is given up.
+    fn is_over(&self) -> bool {
+        if self.saves {
+            return false;
+        }
+        match self.registry.job(self.job.job) {
+            Ok(Some(now)) => now.run != self.job.run || now.state == State::TornDown,
+            Ok(None) => true,
+            Err(_) => false,
+        }
+    }
+
+    /// Starts the pool on this node, or finds the persistent one, and stages in.
+    pub(crate) fn up(&self) -> Result<()> {
+        let results = self.registry.make_results(&self.results_key())?;
+        let done = self.try_up();
+        let outcome = Outcome {
+            ok: done.is_ok(),
+            why: done.as_ref().err().cloned().unwrap_or_default(),
+            nodes: self.nodes.clone(),
+            ..Outcome::default()
+        };
+        registry::write(&results.join(format!("{}.up.json", self.node)), &outcome)?;
+        // Of several nodes that fail, one has the job requeued.
+        if done.is_err() && std::fs::create_dir(results.join("failed")).is_err() {
+            return Ok(());
+        }
+        done.map_err(|why| Error::new(Code::Io, format!("cannot start job {}", self.job.job)).why(why))
+    }
+
+    fn try_up(&self) -> std::result::Result<(), String> {
+        match &self.job.request.persistent {
+            None => {
+                self.start()?;
+                if self.rank == 0 {
+                    self.fill()?;
+                }
+            }
+            Some(Persistent::Create(_)) => {
+                self.start()?;
+                if self.rank == 0 {
+                    self.fill()?;
+                }
+                self.leave_a_steward()?;
+            }
+            Some(Persistent::Use(name) | Persistent::Destroy(name)) => {
+                let asked = forebay(&self.pool(), &["status", "--json"], || false);
+                if asked.is_err() && matches!(self.job.request.persistent, Some(Persistent::Use(_))) {
+                    let key = self.job.pool_key.clone().unwrap_or_default();
+                    return Err(format!(
+                        "pool {name} is not on node {}: submit the job with --nodelist={}",
+                        self.node,
+                        self.registry.stewards(&key).join(",")
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&self) -> std::result::Result<(), String> {
+        let dir = self.dir();
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(|e| format!("{}: {e}", dir.display()))?;
+        let request = &self.job.request;
+        let most = usize::try_from(request.capacity_bytes.unwrap_or(0) / SMALLEST).unwrap_or(usize::MAX);
+        let targets = request.nodes.unwrap_or(self.nodes.len()).min(self.nodes.len()).min(most).max(1);
+        let share = request.capacity_bytes.unwrap_or(0).div_ceil(targets as u64).next_multiple_of(1 << 20);
+        let capacity = if self.rank < targets { share } else { 0 }.to_string();
+        let pool = dir.join("pool").display().to_string();
+        let mount = dir.join("mnt").display().to_string();
+        let port = (u64::from(self.config.first_port)
+            + u64::from(self.job.job) % u64::from(self.config.ports))
+        .to_string();
+        let name = format!("--job={}", self.results_key());
+        let meeting = self.registry.results("").display().to_string();
+        let mut words = vec!["up", "--path", &pool, "--capacity", &capacity];
+        if let Some(mode) = &request.mode {
+            words.extend(["--media", mode]);
+        }
+        if self.config.mount {
+            std::fs::create_dir_all(&mount).map_err(|e| format!("{mount}: {e}"))?;
+            words.extend(["--mount", &mount]);
+        }
+        if self.nodes.len() > 1 {
+            words.extend([
+                &*name,
+                "--shared",
+                &meeting,
+                "--wait",
+                MEETING_S,
+                "--port",
+                &port,
+                "--background",
+            ]);
+        }
+        let mut command = command::own(&words)?;
+        for variable in ["FOREBAY_POOL", "SLURM_STEP_ID", "FOREBAY_SHARED"] {
+            command.env_remove(variable);
+        }
+        command
+            .env("SLURM_PROCID", self.rank.to_string())
+            .env("SLURM_NTASKS", self.nodes.len().to_string())
+            .env("FOREBAY_NODE", &self.node);
+        command::finish(command, || self.is_over())
+    }
+
+    /// Attaches the store and stages in, in turn with other jobs.
+    fn fill(&self) -> std::result::Result<(), String> {
+        let pool = self.pool();
+        if self.nodes.len() > 1 {
+            forebay(&pool, &["status", "--wait", MEETING_S, "--json"], || self.is_over())?;
+        }
+        let request = &self.job.request;
+        if let Some(url) = &request.backing {
+            let mut words = vec!["attach", url, "/"];
+            if let Some(policy) = &request.policy {
+                words.extend(["--drain", policy]);
+            }
+            forebay(&pool, &words, || self.is_over())?;
+        }
+        let turns = Turns { config: &self.config, registry: &self.registry, key: &self.job.key() };
+        turns.stage_in(&pool, &request.stage_in, &|| self.is_over())
+    }
+
+    /// Starts the process that serves a persistent pool's orders and ends it.
+    fn leave_a_steward(&self) -> std::result::Result<(), String> {
+        let (job, rank) = (self.job.job.to_string(), self.rank.to_string());
+        let mut command = command::own(&["bb", "steward", &job, &rank])?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
+        // SAFETY: setsid is a plain system call, which may be called between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                libc::setsid();
+                Ok(())
+            });
+        }
+        command.spawn().map(drop).map_err(|e| format!("cannot start its steward: {e}"))
+    }
+
+    /// Ends the job on this node: stages out, and stops the pool.
+    pub(crate) fn down(&self) -> Result<()> {
+        if !self.job.request.has_own_pool() {
+            return Ok(());
+        }
+        let results = self.registry.make_results(&self.results_key())?;
+        let kept_here = self.stage_out_or_wait(&results)?;
+        let dir = self.dir();
+        if kept_here {
+            return Ok(());
+        }
+        clear(&dir).map_err(|why| {
+            Error::new(Code::Io, format!("cannot clear {}", dir.display()))
+                .why(why)
+                .cure("the next prolog on this node tries it again")
+        })
+    }
+
+    /// Stages out what a run of one node has left here that was lost with its node, and removes it.
+    pub(crate) fn save(mut self, run: u32) -> Result<()> {
+        self.job.run = run;
+        self.saves = true;
+        let key = self.job.key();
+        let up = self.registry.result(&key, self.job.uid, &format!("{}.up.json", self.node))?;
+        if let Some(up) = up.filter(|up| up.ok) {
+            let what = format!("cannot save what job {} has left in {}", self.job.job, self.dir().display());
+            if up.nodes.len() > 1 {
+                return Err(Error::new(Code::NotSupported, what)
+                    .why("it is a part of a pool of several nodes")
+                    .cure("`forebay up --pool` on all of them, then `forebay stage-out`"));
+            }
+            self.nodes = up.nodes;
+            self.rank = 0;
+            let outcome = self.stage_out();
+            registry::write(&self.registry.make_results(&key)?.join(OUT_FILE), &outcome)?;
+            if outcome.kept.iter().any(|place| !place.starts_with('/')) {
+                return Err(Error::new(Code::Io, what).why(outcome.why));
+            }
+        }
+        clear(&self.dir()).map_err(|why| Error::new(Code::Io, format!("cannot clear {key}")).why(why))
+    }
+
+    /// Returns true if the pool has to stay, with data that are nowhere else.
+    fn stage_out_or_wait(&self, results: &Path) -> Result<bool> {
+        let out = results.join(OUT_FILE);
+        let waits_since = Instant::now();
+        loop {
+            if let Some(outcome) = registry::read::<Outcome>(&out, None)? {
+                let pool = self.dir().display().to_string();
+                return Ok(outcome.kept.iter().any(|place| place.ends_with(&format!(":{pool}"))));
+            }
+            if self.is_over() {
+                return Ok(false);
+            }
+            let silent = std::fs::metadata(results.join(BEAT_FILE)).and_then(|m| m.modified());
+            let silent = silent
+                .map_or(waits_since.elapsed(), |at| SystemTime::now().duration_since(at).unwrap_or_default());
+            let round = if self.rank == 0 {
+                0
+            } else {
+                1 + waits_since.elapsed().as_secs() / self.config.silence_s.max(1)
+            };
+            let is_my_turn = self.rank == 0 || silent.as_secs() >= self.config.silence_s;
+            if is_my_turn && std::fs::create_dir(results.join(format!("claim.{round}"))).is_ok() {
+                let outcome = {
+                    let _beat = Beat::start(results.join(BEAT_FILE));
+                    self.stage_out()
+                };
+                registry::write(&out, &outcome)?;
+                continue;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn stage_out(&self) -> Outcome {
+        let pool = self.pool();
+        if !pool.exists() {
+            // A job has not run if no prolog was called, or if one failed: there are no data then.
+            let results = self.registry.results(&self.results_key());
+            let has_run =
+                !results.join("failed").exists() && results.join(format!("{}.up.json", self.node)).exists();
+            return Outcome { ok: !has_run, why: "the pool is not there".to_owned(), ..Outcome::default() };
+        }
+        if let Err(dead) = forebay(&pool, &["status", "--json"], || false) {
+            // Its supervisor was killed. A disk still has the data; a user's memory went with the process.
+            let has_disk = self.job.request.mode.as_deref() == Some("ssd") && self.nodes.len() == 1;
+            let again = if has_disk {
+                self.start()
+            } else {
+                Err(format!("{dead}; its data were in memory: mode=ssd keeps them"))
+            };
+            if let Err(why) = again {
+                return Outcome { why, ..Outcome::default() };
+            }
+        }
+        let turns = Turns { config: &self.config, registry: &self.registry, key: &self.job.key() };
+        let mut outcome =
+            turns.stage_out(&pool, &self.job.request.stage_out, self.job.job, &|| self.is_over());
+        if self.job.request.backing.is_some() && !self.is_over() {
+            let mut done = Ok(());
+            let mut pause = Duration::from_secs(self.config.stage_out_pause_s);
+            for attempt in 1..=self.config.stage_out_tries.max(1) {
+                done = forebay(&pool, &["sync", "-r", "/", "--no-progress"], || self.is_over());
+                if done.is_ok() || self.is_over() {
+                    break;
+                }
+                if attempt < self.config.stage_out_tries {
+                    std::thread::sleep(pause);
+                    pause *= 2;
+                }
+            }
+            if let Err(why) = done {
+                outcome.ok = false;
+                outcome.why = why;
+                let place = self.dir();
+                outcome.kept.extend(self.nodes.iter().map(|node| format!("{node}:{}", place.display())));
+            }
+        }
+        outcome
+    }
+}
+
+/// How often a pool is stopped before it is left to the next sweep.
+const DOWN_TRIES: u32 = 5;
+/// Touches a file until it is dropped.
+pub(crate) struct Beat {
+    ended: std::sync::Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Beat {
+    pub(crate) fn start(path: PathBuf) -> Beat {
+        let ended = std::sync::Arc::new(AtomicBool::new(false));
+        let over = std::sync::Arc::clone(&ended);
+        let thread = std::thread::spawn(move || {
+            while !over.load(Ordering::Acquire) {
+                let _ = std::fs::write(&path, "");
+                std::thread::park_timeout(BEAT);
+            }
+        });
+        Beat { ended, thread: Some(thread) }
+    }
+}
+
+impl Drop for Beat {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Stops what is up in a pool's directory, and removes it.
+pub(crate) fn clear(dir: &Path) -> std::result::Result<(), String> {
+    let pool = dir.join("pool");
+    let mut tries = 1;
+    while pool.exists() {
+        match forebay(&pool, &["down", "--force", "--discard", "--no-progress"], || false) {
+            Ok(()) => break,
+            // Its daemon may just be starting.
+            Err(_) if tries < DOWN_TRIES => std::thread::sleep(Duration::from_secs(1)),
+            Err(why) => return Err(why),
+        }
+        tries += 1;
+    }
+    match std::fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.to_string()),
+        _ => Ok(()),
+    }
+}

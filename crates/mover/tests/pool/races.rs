@@ -1,0 +1,200 @@
+//! Opens, drains and releases of one file in the orders that have lost data in other designs. The test is the mover
+//! itself: it takes the leases and sends the requests, and the pool's own mover has nothing to do, because nothing is
+//! drained except on request.
+
+use std::cell::Cell;
+use std::os::fd::AsFd;
+use std::sync::mpsc::{channel, Receiver};
+
+use forebay_client::{has_name, Kept, LeaseKind, Pool};
+use forebay_types::{
+    Code, Entry, Ino, PendingPlace, Reply, Request, StoreVersion, FLAG_DIRTY, FLAG_DRAINING,
+};
+
+use crate::bed::{entry, Bed};
+
+/// What the store has of a file after a drain.
+const VERSION: StoreVersion = StoreVersion { ino: 77, ..StoreVersion::NOTHING };
+
+struct Raced {
+    bed: Bed,
+    pool: &'static Pool,
+}
+
+impl Raced {
+    /// A pool with a file of these bytes at `/s/f`.
+    fn up(bytes: &str) -> Raced {
+        let bed = Bed::new("64MiB");
+        bed.attach_with("", &["--drain", "request"]);
+        bed.sh(&format!("printf %s {bytes} > /forebay/s/f"));
+        let pool = bed.attach_client();
+        Raced { bed, pool }
+    }
+
+    fn entry(&self) -> Entry {
+        entry(self.pool, "s/f").unwrap()
+    }
+
+    fn has(&self, flag: u32) -> bool {
+        self.entry().attr.flags & flag != 0
+    }
+
+    fn place(&self) -> PendingPlace {
+        let request = Request::Pending { parent: Ino(0), name: b"" };
+        let places = self.pool.request(&request, |reply| match reply {
+            Reply::Bytes(bytes) => PendingPlace::decode_list(bytes),
+            _ => Err(Code::Malformed),
+        });
+        places.unwrap().into_iter().find(|place| place.name == b"f").unwrap()
+    }
+
+    /// The beginning of a drain; returns the epoch that is copied.
+    fn begin_drain(&self) -> u64 {
+        let ino = self.entry().attr.ino;
+        self.pool.request(&Request::BeginDrain { ino }, |_| Ok(())).unwrap();
+        self.entry().attr.epoch()
+    }
+
+    /// The end of a drain of this epoch.
+    fn commit(&self, epoch: u64) {
+        let place = self.place();
+        let ino = self.entry().attr.ino;
+        let (parent, name, seen) = (place.parent, &place.name[..], place.changes);
+        let request = Request::Published { parent, name, ino, epoch, seen, version: VERSION };
+        self.pool.request(&request, |_| Ok(())).unwrap();
+    }
+
+    /// Opens the file with attributes that were read before, in a thread of its own, and writes or reads it. Returns
+    /// what it reads.
+    fn opener(&self, before: Entry, writes: Option<&'static [u8]>) -> Receiver<Vec<u8>> {
+        let (read, result) = channel();
+        let pool = self.pool;
+        std::thread::spawn(move || {
+            let file = pool.open_file(&before, writes.is_some()).unwrap();
+            if let Some(bytes) = writes {
+                file.write_at(bytes, 0).unwrap();
+            }
+            let mut bytes = [0; 64];
+            let n = file.read_at(&mut bytes, 0).unwrap();
+            drop(file);
+            read.send(bytes[..n].to_vec()).unwrap();
+        });
+        result
+    }
+
+    /// What a program that starts now reads.
+    fn content(&self) -> String {
+        self.bed.sh("cat /forebay/s/f")
+    }
+
+    /// Has the pool's mover drain and release the file, and checks that the store has these bytes.
+    fn is_durable(&self, bytes: &str) {
+        let pool = self.bed.pool();
+        let done = self.bed.forebay(&["--pool", pool.to_str().unwrap(), "purge", "--no-progress", "/s/f"]);
+        assert!(done.status.success(), "{}", crate::bed::text(&done));
+        assert_eq!(self.bed.sh("cat $S/f"), bytes);
+        assert_eq!(self.content(), bytes);
+    }
+}
+
+#[test]
+fn drain_that_commits_between_an_opens_look_and_its_mark_does_not_hide_the_write() {
+    let raced = Raced::up("before");
+    let epoch = raced.begin_drain();
+    // The program looks: the file is dirty, so it seems to need no mark.
+    let look = raced.entry();
+    assert!(look.attr.flags & FLAG_DIRTY != 0 && look.attr.flags & FLAG_DRAINING != 0);
+    raced.commit(epoch);
+    assert!(!raced.has(FLAG_DIRTY), "the drain has committed");
+    assert_eq!(raced.opener(look, Some(b"behind")).recv().unwrap(), b"behind");
+    assert!(raced.has(FLAG_DIRTY) && raced.entry().attr.epoch() != epoch);
+}
+
+#[test]
+fn drain_that_commits_after_its_lease_was_broken_does_not_hide_the_write() {
+    let raced = Raced::up("before");
+    let held = raced.pool.lease_files(&raced.entry(), LeaseKind::Read).unwrap();
+    let epoch = raced.begin_drain();
+    // A program opens the file for writing, and waits for the lease. The kernel breaks it some time later.
+    let written = raced.opener(raced.entry(), Some(b"during"));
+    raced.bed.wait("the program waits", || !held.is_undisturbed());
+    drop(held);
+    assert_eq!(written.recv().unwrap(), b"during");
+    raced.commit(epoch);
+    assert!(raced.has(FLAG_DIRTY), "what was copied is not what the file contains");
+}
+
+#[test]
+fn restore_that_waits_for_a_release_fills_a_file_that_has_a_name() {
+    let raced = Raced::up("data");
+    raced.is_durable("data");
+    let entry = raced.entry();
+    let held = raced.pool.lease_files(&entry, LeaseKind::Write).unwrap();
+    let (opened, file) = channel();
+    let released = raced.pool.release_leased(&entry, || {
+        // The release has looked at its lease, and is about to unlink the file.
+        let (pool, released) = (raced.pool, raced.entry());
+        std::thread::spawn(move || opened.send(pool.open_to_restore(&released)).unwrap());
+        raced.bed.wait("the restore waits", || !held.is_undisturbed());
+        true
+    });
+    assert!(matches!(released, Ok(Ok(_))), "{released:?}");
+    drop(held);
+    assert!(has_name(file.recv().unwrap().unwrap().as_fd()).unwrap());
+}
+
+#[test]
+fn restore_that_waits_for_a_release_that_is_taken_back_leaves_the_file() {
+    let raced = Raced::up("data");
+    raced.is_durable("data");
+    let entry = raced.entry();
+    let held = raced.pool.lease_files(&entry, LeaseKind::Write).unwrap();
+    let (opened, file) = channel();
+    let released = raced.pool.release_leased(&entry, || {
+        let (pool, released) = (raced.pool, raced.entry());
+        std::thread::spawn(move || opened.send(pool.open_to_restore(&released)).unwrap());
+        raced.bed.wait("the restore waits", || !held.is_undisturbed());
+        held.is_undisturbed()
+    });
+    assert!(matches!(released, Ok(Err(Kept::Because(_)))), "{released:?}");
+    drop(held);
+    assert_eq!(file.recv().unwrap().map(drop), Err(Code::Interrupted));
+    assert_eq!(raced.content(), "data");
+}
+
+#[test]
+fn release_that_an_opener_disturbs_leaves_the_file() {
+    let raced = Raced::up("data");
+    raced.is_durable("data");
+    let entry = raced.entry();
+    let held = raced.pool.lease_files(&entry, LeaseKind::Write).unwrap();
+    let read = raced.opener(entry, None);
+    raced.bed.wait("the program waits", || !held.is_undisturbed());
+    let released = raced.pool.release_leased(&entry, || held.is_undisturbed()).unwrap();
+    assert!(matches!(released, Err(Kept::Because(_))), "{released:?}");
+    drop(held);
+    assert_eq!(read.recv().unwrap(), b"data");
+    assert_eq!(raced.content(), "data");
+}
+
+#[test]
+fn opener_that_waits_for_a_release_gets_the_restored_file() {
+    let raced = Raced::up("data");
+    raced.is_durable("data");
+    for (writes, expected) in [(None, "data"), (Some(&b"DATA"[..]), "DATA")] {
+        let entry = raced.entry();
+        let held = raced.pool.lease_files(&entry, LeaseKind::Write).unwrap();
+        // The program waits for the lease on a backing file that is released, and about to be unlinked.
+        let read = Cell::new(None);
+        let released = raced.pool.release_leased(&entry, || {
+            read.set(Some(raced.opener(entry, writes)));
+            raced.bed.wait("the program waits", || !held.is_undisturbed());
+            true
+        });
+        assert!(matches!(released, Ok(Ok(_))), "{released:?}");
+        drop(held);
+        assert_eq!(read.take().unwrap().recv().unwrap(), expected.as_bytes());
+        assert_eq!(raced.content(), expected);
+    }
+    raced.is_durable("DATA");
+}

@@ -1,0 +1,622 @@
+//! Jobs with burst buffers: Slurm's burst_buffer/lua, prolog and epilog on a real Slurm.
+//!
+//! All cases share one Slurm, in which jobs are of two users that are not root, and SlurmUser is not root either where
+//! Debian's user exists. After each case the nodes are looked at for leftovers.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use super::cluster::{lacking, Slurm, NODES};
+
+/// Users that each Debian has, of no rights.
+const ANN: &str = "games";
+const BEN: &str = "www-data";
+
+/// Longer than any job here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(200);
+
+struct Site {
+    slurm: Slurm,
+}
+
+fn has_user(name: &str) -> bool {
+    Command::new("id").arg(name).output().is_ok_and(|o| o.status.success())
+}
+
+fn open_to_all(dir: &Path) {
+    std::fs::create_dir_all(dir).unwrap();
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o1777)).unwrap();
+}
+
+impl Site {
+    fn up() -> Site {
+        let slurm = Slurm::with("b", |slurm, conf| {
+            let dir = &slurm.dir;
+            let user = if has_user("slurm") { "slurm" } else { "root" };
+            for name in ["ctld", "registry"] {
+                std::fs::create_dir(dir.join(name)).unwrap();
+            }
+            for name in ["work", "store", "kept"] {
+                open_to_all(&dir.join(name));
+            }
+            let given = Command::new("chown")
+                .arg(user)
+                .args(["ctld", "registry", "state"].map(|n| dir.join(n)))
+                .output();
+            assert!(given.unwrap().status.success());
+            let nodes: Vec<String> = (1..=NODES).map(|n| slurm.node_name(n)).collect();
+            let shown = dir.display();
+            *conf = conf
+                .replace(&format!("{shown}/slurmctld."), &format!("{shown}/ctld/slurmctld."))
+                .replace("KillWait=5", "KillWait=2")
+                // A requeued job waits until its credential has expired.
+                .replace(
+                    &format!("AuthInfo=socket={shown}/munge"),
+                    &format!("AuthInfo=socket={shown}/munge,cred_expire=5"),
+                );
+            conf.push_str(&format!(
+                "SlurmUser={user}\nBurstBufferType=burst_buffer/lua\nPrologFlags=Alloc\nProlog={shown}/prolog\n\
+                 Epilog={shown}/epilog\nSlurmdTimeout=10\nDebugFlags=BurstBuffer\nBatchStartTimeout=60\n\
+                 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1,requeue_setup_env_fail\n"
+            ));
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../slurm");
+            std::fs::copy(source.join("burst_buffer.lua"), dir.join("burst_buffer.lua")).unwrap();
+            std::fs::write(
+                dir.join("burst_buffer.conf"),
+                "Directive=BB_LUA\nFlags=TeardownFailure\nOtherTimeout=60\n",
+            )
+            .unwrap();
+            for name in ["prolog", "epilog"] {
+                let text = std::fs::read_to_string(source.join(name)).unwrap();
+                let text =
+                    text.replace("REGISTRY=/shared/forebay", &format!("REGISTRY={shown}/registry")).replace(
+                        "exec forebay",
+                        &format!(
+                            "export FOREBAY_SLURM_CONF={shown}/forebay.toml SLURM_CONF={shown}/slurm.conf\n\
+                         exec {shown}/bin/forebay"
+                        ),
+                    );
+                let text =
+                    text.replace("exec ", &format!("exec 2>>{shown}/{name}.$SLURMD_NODENAME.log\nexec "));
+                std::fs::write(dir.join(name), text).unwrap();
+                std::fs::set_permissions(dir.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            std::fs::write(
+                dir.join("forebay.toml"),
+                format!(
+                    "registry = '{shown}/registry'\nnode_dir = '{shown}/here/pools'\nkeep_dir = '{shown}/kept'\n\
+                     nodes = '{}'\ncapacity = '256MiB'\nstage_out_pause_s = 3\nsilence_s = 10\n\
+                     [[store]]\npath = '{shown}/store'\nat_once = 0\n\
+                     [[store]]\npath = '{shown}/store/one'\nat_once = 1\n\
+                     [[store]]\npath = '{shown}/store/two'\nat_once = 1\n",
+                    nodes.join(",")
+                ),
+            )
+            .unwrap();
+        });
+        Site { slurm }
+    }
+
+    fn dir(&self) -> &Path {
+        &self.slurm.dir
+    }
+
+    fn store(&self, name: &str) -> PathBuf {
+        self.dir().join("store").join(name)
+    }
+
+    /// Runs a command line of a user on the first node.
+    fn by(&self, user: &str, line: &str) -> Output {
+        let dir = self.dir().display();
+        self.slurm.on_first(&format!(
+            "env -u FOREBAY_POOL FOREBAY_SLURM_CONF={dir}/forebay.toml setpriv --reuid {user} --regid {user} \
+             --init-groups {line}"
+        ))
+    }
+
+    fn text_of(output: &Output) -> String {
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    }
+
+    /// Submits a script; the text of sbatch.
+    fn submit(&self, user: &str, name: &str, options: &str, script: &str) -> Result<u32, String> {
+        let path = self.dir().join("work").join(format!("{name}.sh"));
+        let dir = self.dir().display().to_string();
+        std::fs::write(&path, format!("#!/bin/bash\n{}", script.replace("%D", &dir))).unwrap();
+        let line = format!(
+            "sbatch --parsable --chdir={dir}/work --output={dir}/work/{name}.out --open-mode=append {options} {}",
+            path.display()
+        );
+        let output = self.by(user, &line);
+        let id = String::from_utf8_lossy(&output.stdout).trim().parse();
+        id.map_err(|_| Site::text_of(&output))
+    }
+
+    fn output(&self, name: &str) -> String {
+        std::fs::read_to_string(self.dir().join("work").join(format!("{name}.out"))).unwrap_or_default()
+    }
+
+    /// `squeue`'s state and reason of a job.
+    fn shown(&self, job: u32) -> String {
+        let output = self.slurm.on_first(&format!("scontrol --oneliner show job {job}"));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let field = |name: &str| {
+            let rest = text.split_once(name).map_or("", |(_, rest)| rest);
+            rest.split(" Dependency=")
+                .next()
+                .unwrap_or("")
+                .split(" ExitCode=")
+                .next()
+                .unwrap_or("")
+                .to_owned()
+        };
+        field(" JobState=").replace(" Reason=", " ")
+    }
+
+    fn await_shown(&self, job: u32, wanted: &str) -> String {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let shown = self.shown(job);
+            if shown.contains(wanted) {
+                return shown;
+            }
+            let is_over = ["COMPLETED", "FAILED", "TIMEOUT"].iter().any(|state| shown.starts_with(state));
+            let may_change = !is_over || Instant::now() < end && !wanted.chars().all(char::is_uppercase);
+            assert!(
+                Instant::now() < end && may_change,
+                "job {job} is not {wanted}: {shown}\n{}",
+                self.evidence()
+            );
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn until(&self, what: &str, mut come: impl FnMut() -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !come() {
+            assert!(Instant::now() < end, "{what}: it has not come\n{}", self.evidence());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Waits for a file that a job makes in its working directory.
+    fn await_file(&self, name: &str) {
+        self.until(name, || self.dir().join("work").join(name).exists());
+    }
+
+    /// Makes a file for which a job waits.
+    fn mark(&self, name: &str) {
+        std::fs::write(self.dir().join("work").join(name), "").unwrap();
+    }
+
+    fn await_content(&self, path: &Path, wanted: &str) {
+        self.until(&format!("{} in {}", wanted.trim(), path.display()), || read(path) == wanted);
+    }
+
+    fn evidence(&self) -> String {
+        let mut text = Site::text_of(&self.slurm.on_first("scontrol show bbstat"));
+        for name in ["ctld/slurmctld.log", "work"] {
+            let path = self.dir().join(name);
+            let files: Vec<PathBuf> = match std::fs::read_dir(&path) {
+                Ok(entries) => entries
+                    .flatten()
+                    .map(|e| e.path())
+                    .filter(|p| p.extension().is_some_and(|e| e == "out"))
+                    .collect(),
+                Err(_) => vec![path],
+            };
+            for file in files {
+                let log = std::fs::read_to_string(&file).unwrap_or_default();
+                let tail: Vec<&str> = log.lines().rev().take(60).collect();
+                text += &format!(
+                    "{}:\n{}\n",
+                    file.display(),
+                    tail.into_iter().rev().collect::<Vec<_>>().join("\n")
+                );
+            }
+        }
+        for entry in std::fs::read_dir(self.dir()).unwrap().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with("prolog.") || name.starts_with("epilog.") {
+                text += &format!("{name}:\n{}\n", std::fs::read_to_string(entry.path()).unwrap_or_default());
+            }
+        }
+        text
+    }
+
+    /// Waits until the nodes have nothing any more of a job, or of any.
+    fn assert_clean(&self, case: &str, job: Option<u32>) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let left = self.leftovers(job);
+            if left.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < end, "{case} has left: {left}\n{}", self.evidence());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn leftovers(&self, job: Option<u32>) -> String {
+        let mut left = String::new();
+        let is_meant = |name: &str| job.is_none_or(|job| name.starts_with(&format!("{job}.")));
+        for node in 1..=NODES {
+            let pools = self.dir().join(format!("node{node}/pools"));
+            for user in std::fs::read_dir(pools).into_iter().flatten().flatten() {
+                for pool in std::fs::read_dir(user.path()).into_iter().flatten().flatten() {
+                    if is_meant(&pool.file_name().to_string_lossy()) {
+                        left += &format!("{} ", pool.path().display());
+                    }
+                }
+                if job.is_none() {
+                    left += &format!("{} ", user.path().display());
+                }
+            }
+        }
+        let own = match job {
+            Some(job) => format!("/{job}."),
+            None => String::new(),
+        };
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            let is_daemon = ["forebayd", "forebay-mount", "forebay-mover"].iter().any(|d| line.contains(d));
+            if is_daemon && line.contains(&self.dir().display().to_string()) && line.contains(&own) {
+                left += &format!("process {}: {line} ", entry.file_name().to_string_lossy());
+            }
+        }
+        for turn in std::fs::read_dir(self.dir().join("registry/turns")).into_iter().flatten().flatten() {
+            let name = turn.file_name().to_string_lossy().into_owned();
+            if job.is_none_or(|job| name.contains(&format!("@{job}."))) {
+                left += &format!("turn {name} ");
+            }
+        }
+        left
+    }
+
+    /// Another transfer's turn at the directory of a store: transfers of jobs wait as long as it is held.
+    fn hold(&self, store: &str) -> Held {
+        let path = self.store(store).display().to_string().replace('/', "!");
+        let file = self.dir().join(format!("registry/turns/{:020}@0.0@{path}@in", 1));
+        std::fs::write(&file, "").unwrap();
+        Held(file)
+    }
+}
+
+/// Ends at its drop.
+struct Held(PathBuf);
+
+impl Held {
+    fn renew(&self) {
+        std::fs::write(&self.0, "").unwrap();
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+fn write(path: &Path, text: &str) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}
+
+#[test]
+fn jobs_with_burst_buffers_lose_nothing_and_leave_nothing() {
+    if let Some(why) = lacking() {
+        return println!("skipped: no Slurm of three nodes here: {why}");
+    }
+    let plugin = "/usr/lib/x86_64-linux-gnu/slurm-wlm/burst_buffer_lua.so";
+    if !Path::new(plugin).exists() || !has_user(ANN) || !has_user(BEN) {
+        return println!("skipped: no {plugin}, or no users {ANN} and {BEN}");
+    }
+    let site = Site::up();
+    let cases: [(&str, fn(&Site)); 10] = [
+        ("succeeds", job_that_succeeds),
+        ("fails", job_that_fails),
+        ("bad directive", bad_directives_are_refused),
+        ("cancelled while it runs", job_cancelled_while_it_runs),
+        ("cancelled while staging in", job_cancelled_while_staging_in),
+        ("cancelled while staging out", job_cancelled_while_staging_out),
+        ("stage-in that fails", stage_in_that_fails_holds_the_job_until_it_is_mended),
+        ("stage-out that fails", stage_outs_that_fail),
+        ("requeued, and a killed daemon", requeued_job_and_killed_daemon),
+        ("chain", chain_of_jobs_on_a_persistent_pool),
+    ];
+    std::thread::scope(|scope| {
+        for (name, case) in cases {
+            let site = &site;
+            std::thread::Builder::new()
+                .name(name.to_owned())
+                .spawn_scoped(scope, move || case(site))
+                .unwrap();
+        }
+    });
+    let site = slurmctld_restarted_while_a_job_runs(site);
+    // These take minutes: Slurm's shortest time limit is one, and a lost node is waited for.
+    let site = if std::env::var_os("FOREBAY_SOAK").is_some() {
+        job_out_of_time_and_killed_supervisor(&site);
+        node_lost_while_a_job_runs(site)
+    } else {
+        site
+    };
+    // What a pool that was destroyed without a job on its node leaves is an empty directory of root's.
+    for node in 1..=NODES {
+        let swept = site.slurm.line(node, false, "forebay bb sweep").output().unwrap();
+        assert!(swept.status.success(), "{}", Site::text_of(&swept));
+    }
+    site.assert_clean("all jobs", None);
+}
+
+fn job_that_succeeds(site: &Site) {
+    write(&site.store("case/a"), "input");
+    let job = site
+        .submit(
+            ANN,
+            "good",
+            "--nodes=2",
+            "#BB_LUA forebay capacity=128MiB pool=forebay stage_in=%D/store/case:/case\n\
+             #STAGE OUT /out %D/store/good\n\
+             set -e\nforebay run --quiet -- sh -c 'mkdir /forebay/out; cp /forebay/case/a /forebay/out/a'\n\
+             srun --overlap --nodes=2 --ntasks-per-node=1 forebay run --quiet -- sh -c 'echo by $SLURM_PROCID >/forebay/out/$SLURM_PROCID'\n\
+             touch running; while [ ! -e go ]; do sleep .1; done\n",
+        )
+        .unwrap();
+    site.await_file("running");
+    let stat = Site::text_of(&site.slurm.on_first(&format!("scontrol show bbstat {job}")));
+    assert!(stat.contains(&format!("{job} run 0 user 5 128 MiB: running")), "{stat}");
+    let burst = Site::text_of(&site.slurm.on_first("scontrol show burst"));
+    assert!(burst.contains(&format!("JobID={job}")) && burst.contains("Name=lua"), "{burst}");
+    assert!(burst.contains("TotalSpace=768M"), "{burst}");
+    site.mark("go");
+    let shown = site.await_shown(job, "COMPLETED");
+    assert!(!shown.contains("BurstBuffer"), "{shown}");
+    site.assert_clean("a job that succeeds", Some(job));
+    assert_eq!(read(&site.store("good/a")), "input", "{}", site.evidence());
+    assert_eq!(read(&site.store("good/1")), "by 1\n");
+}
+
+fn job_that_fails(site: &Site) {
+    let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_out=/r/:%D/store/failed\n\
+                  forebay run --quiet -- sh -c 'mkdir /forebay/r; echo $SLURM_ARRAY_TASK_ID >/forebay/r/f$SLURM_ARRAY_TASK_ID'\nexit 3\n";
+    // An array: each task is a job with a pool of its own.
+    let job = site.submit(ANN, "bad", "--array=1-2", script).unwrap();
+    site.await_shown(job, "FAILED");
+    for task in 1..=2 {
+        site.await_content(&site.store(&format!("failed/f{task}")), &format!("{task}\n"));
+    }
+    site.assert_clean("jobs that fail", Some(job));
+}
+
+fn bad_directives_are_refused(site: &Site) {
+    for (line, word, remedy) in [
+        ("capacity=64MiB pool=forebay stage_inn=/a:/b", "stage_inn", "did you mean stage_in?"),
+        ("capacity=900GiB pool=forebay", "900 GiB", "smaller capacity="),
+        ("use", "use names no pool", "use name=NAME"),
+    ] {
+        let refused =
+            site.submit(ANN, "refused", "", &format!("#BB_LUA forebay {line}\ntrue\n")).unwrap_err();
+        assert!(refused.contains(word) && refused.contains(remedy), "{line}: {refused}");
+    }
+}
+
+fn job_cancelled_while_it_runs(site: &Site) {
+    let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_out=/r:%D/store/cancelled\n\
+                  forebay run --quiet -- sh -c 'echo kept >/forebay/r'; touch wrote; sleep 600\n";
+    let job = site.submit(ANN, "cancelled", "", script).unwrap();
+    site.await_file("wrote");
+    assert!(site.by(ANN, &format!("scancel {job}")).status.success());
+    site.await_shown(job, "CANCELLED");
+    site.await_content(&site.store("cancelled"), "kept\n");
+    site.assert_clean("a job that was cancelled", Some(job));
+}
+
+fn job_cancelled_while_staging_in(site: &Site) {
+    write(&site.store("one/x"), "x");
+    let held = site.hold("one");
+    let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_in=%D/store/one:/x\ntouch must-not-run\n";
+    let job = site.submit(ANN, "early", "", script).unwrap();
+    site.until("its stage-in waits", || {
+        held.renew();
+        let queue = Site::text_of(&site.by(ANN, "forebay queue"));
+        queue.contains(&format!("2. stage-in of job {job}.0 waits"))
+    });
+    assert!(site.by(ANN, &format!("scancel {job}")).status.success());
+    site.await_shown(job, "CANCELLED");
+    site.until("it is clean", || {
+        held.renew();
+        site.leftovers(Some(job)).is_empty()
+    });
+    assert!(!site.dir().join("work/must-not-run").exists());
+}
+
+fn job_cancelled_while_staging_out(site: &Site) {
+    let held = site.hold("two");
+    let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_out=/r:%D/store/two/r\n\
+                  forebay run --quiet -- sh -c 'echo r >/forebay/r'\n";
+    let job = site.submit(ANN, "late", "", script).unwrap();
+    site.until("its stage-out waits", || {
+        held.renew();
+        let queue = Site::text_of(&site.by(ANN, "forebay queue --json"));
+        queue.contains(&format!("\"job\": \"{job}.0\"")) && queue.contains("\"runs\": false")
+    });
+    assert!(
+        site.shown(job).contains("STAGE_OUT") || site.shown(job).contains("Stage-out"),
+        "{}",
+        site.shown(job)
+    );
+    assert!(site.by(ANN, &format!("scancel --hurry {job}")).status.success());
+    site.until("it is clean", || {
+        held.renew();
+        site.leftovers(Some(job)).is_empty()
+    });
+    assert!(!site.store("two/r").exists(), "given up");
+}
+
+fn stage_in_that_fails_holds_the_job_until_it_is_mended(site: &Site) {
+    let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_in=%D/store/missing:/m stage_out=/o:%D/store/mended\n\
+                  forebay run --quiet -- cp /forebay/m /forebay/o\n";
+    let job = site.submit(BEN, "missing", "", script).unwrap();
+    let shown = site.await_shown(job, "slurm_bb_data_in");
+    assert!(shown.contains("PENDING") && shown.contains("store/missing"), "{shown}");
+    assert!(site.shown(job).contains("PENDING"));
+    write(&site.store("missing"), "there");
+    assert!(site.slurm.on_first(&format!("scontrol release {job}")).status.success());
+    site.await_shown(job, "COMPLETED");
+    site.await_content(&site.store("mended"), "there");
+    site.assert_clean("a job whose stage-in failed", Some(job));
+}
+
+fn stage_outs_that_fail(site: &Site) {
+    // A file where a directory is needed.
+    write(&site.store("flaky"), "");
+    write(&site.store("never"), "");
+    let script = |name: &str| {
+        format!(
+            "#BB_LUA forebay capacity=64MiB pool=forebay stage_out=/r:%D/store/{name}/r\n\
+             forebay run --quiet -- sh -c 'mkdir /forebay/r; echo {name} >/forebay/r/f'\n"
+        )
+    };
+    let flaky = site.submit(ANN, "flaky", "", &script("flaky")).unwrap();
+    let never = site.submit(ANN, "never", "", &script("never")).unwrap();
+    let said = site.dir().join(format!("registry/results/{flaky}.0/said"));
+    site.until("two tries have failed", || read(&said).contains("try 2 failed"));
+    std::fs::remove_file(site.store("flaky")).unwrap();
+    open_to_all(&site.store("flaky"));
+    site.await_content(&site.store("flaky/r/f"), "flaky\n");
+    site.await_shown(flaky, "COMPLETED");
+    site.assert_clean("a stage-out that failed twice", Some(flaky));
+
+    let shown = site.await_shown(never, "slurm_bb_data_out");
+    assert!(shown.contains("recover"), "{shown}");
+    site.assert_clean("a stage-out that failed: the data are kept, and no node has them", Some(never));
+    assert_eq!(read(&site.dir().join(format!("kept/{never}.0/0/r/f"))), "never\n");
+    assert!(!site.by(BEN, &format!("forebay recover {never}")).status.success(), "they are not his");
+    std::fs::remove_file(site.store("never")).unwrap();
+    open_to_all(&site.store("never"));
+    let recovered = site.by(ANN, &format!("forebay recover {never}"));
+    assert!(recovered.status.success(), "{}", Site::text_of(&recovered));
+    assert_eq!(read(&site.store("never/r/f")), "never\n");
+    assert!(!site.dir().join(format!("kept/{never}.0")).exists());
+}
+
+fn requeued_job_and_killed_daemon(site: &Site) {
+    let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_out=/r/:%D/store/again\n\
+                  n=${SLURM_RESTART_COUNT:-0}\n\
+                  forebay run --quiet -- sh -c \"mkdir /forebay/r; echo $n >/forebay/r/run$n\"; touch run$n\n\
+                  [ $n = 0 ] && sleep 600\n\
+                  kill -KILL $(forebay status --json | sed -n 's/.*\"worker\": \\([0-9]*\\).*/\\1/p')\n\
+                  forebay run --quiet -- sh -c 'echo after >/forebay/r/after'\n";
+    let job = site.submit(ANN, "again", "--requeue", script).unwrap();
+    site.await_file("run0");
+    assert!(site.by(ANN, &format!("scontrol requeue {job}")).status.success());
+    site.await_content(&site.store("again/run0"), "0\n");
+    site.await_file("run1");
+    site.await_shown(job, "COMPLETED");
+    site.await_content(&site.store("again/run1"), "1\n");
+    site.await_content(&site.store("again/after"), "after\n");
+    site.assert_clean("a job that was requeued", Some(job));
+}
+
+fn chain_of_jobs_on_a_persistent_pool(site: &Site) {
+    write(&site.store("chain/more"), "more");
+    let first = "#BB_LUA forebay persistent name=chain capacity=64MiB pool=forebay\n\
+                 forebay run --quiet -- sh -c 'echo made by $SLURM_JOB_ID >/forebay/made'\n";
+    let second =
+        "#BB_LUA forebay use name=chain stage_in=%D/store/chain/more:/more stage_out=/both:%D/store/both\n\
+                  forebay run --quiet -- sh -c 'cat /forebay/made /forebay/more >/forebay/both'\n";
+    let node = site.slurm.node_name(3);
+    let on = format!("--nodelist={node}");
+    let a = site.submit(ANN, "first", &on, first).unwrap();
+    let b = site.submit(ANN, "second", &format!("{on} --dependency=afterburstbuffer:{a}"), second).unwrap();
+    let foreign = site
+        .submit(
+            BEN,
+            "foreign",
+            &format!("{on} --dependency=afterburstbuffer:{a}"),
+            "#BB_LUA forebay use name=chain\ntouch must-not\n",
+        )
+        .unwrap();
+    let denied = site.await_shown(foreign, "slurm_bb_setup");
+    assert!(denied.contains("another_user") || denied.contains("another user"), "{denied}");
+    assert!(site.by(BEN, &format!("scancel {foreign}")).status.success());
+    site.await_shown(b, "COMPLETED");
+    site.await_content(&site.store("both"), &format!("made by {a}\nmore"));
+    let stat = Site::text_of(&site.slurm.on_first("scontrol show bbstat chain"));
+    assert!(stat.contains(&format!("chain user 5 64 MiB of job {a}, used by []")), "{stat}");
+    let free = Site::text_of(&site.slurm.on_first("forebay bb hook pools"));
+    assert!(free.contains("\"free\":704"), "its space is not free: {free}");
+    let last = site.submit(ANN, "last", &on, "#BB_LUA forebay destroy name=chain\ntrue\n").unwrap();
+    site.await_shown(last, "COMPLETED");
+    site.until("the pool is gone", || {
+        let pools = site.dir().join("node3/pools/5");
+        !std::fs::read_dir(pools)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .any(|e| e.file_name().to_string_lossy().starts_with("p."))
+    });
+    assert!(!site.dir().join("work/must-not").exists());
+}
+
+fn slurmctld_restarted_while_a_job_runs(mut site: Site) -> Site {
+    let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_out=/r:%D/store/restarted\n\
+                  forebay run --quiet -- sh -c 'echo r >/forebay/r'; touch up; while [ ! -e done ]; do sleep .1; done\n";
+    let job = site.submit(ANN, "restart", "", script).unwrap();
+    site.await_file("up");
+    std::thread::sleep(Duration::from_secs(6)); // Slurm saves its state every 5 s
+    site.slurm.kill("slurmctld -D", Some(1));
+    site.mark("done");
+    site.slurm.start("slurmctld -D", Some(1));
+    site.await_shown(job, "COMPLETED");
+    site.await_content(&site.store("restarted"), "r\n");
+    site.assert_clean("a job over a restart of slurmctld", Some(job));
+    site
+}
+
+fn job_out_of_time_and_killed_supervisor(site: &Site) {
+    let slow = "#BB_LUA forebay capacity=64MiB pool=forebay stage_out=/r:%D/store/slow\n\
+                forebay run --quiet -- sh -c 'echo slow >/forebay/r'; sleep 600\n";
+    let killed = "#BB_LUA forebay capacity=64MiB pool=forebay MODE stage_out=/r:%D/store/killed\n\
+                  forebay run --quiet -- sh -c 'echo killed >/forebay/r'\n\
+                  kill -KILL $(forebay status --json | sed -n 's/.*\"supervisor\": \\([0-9]*\\).*/\\1/p')\n";
+    let slow = site.submit(ANN, "slow", "--time=1", slow).unwrap();
+    let in_memory = site.submit(ANN, "memory", "", &killed.replace("MODE", "mode=dram")).unwrap();
+    let shown = site.await_shown(in_memory, "slurm_bb_data_out");
+    assert!(shown.contains("were_in_memory"), "a loss is not told: {shown}");
+    assert!(!site.store("killed").exists());
+    let killed = site.submit(ANN, "killed", "", &killed.replace("MODE", "mode=ssd")).unwrap();
+    site.await_content(&site.store("killed"), "killed\n");
+    site.assert_clean("a job whose pool was killed", Some(killed));
+    site.await_content(&site.store("slow"), "slow\n");
+    site.await_shown(slow, "TIMEOUT ");
+    site.assert_clean("a job that ran out of time", Some(slow));
+}
+
+/// The node's processes end with its PID namespace, as in a crash, but its files stay, as if slurmd alone had died.
+fn node_lost_while_a_job_runs(mut site: Site) -> Site {
+    let node = site.slurm.node_name(3);
+    let script = "#BB_LUA forebay capacity=64MiB pool=forebay mode=ssd stage_out=/r:%D/store/lost\n\
+                  forebay run --quiet -- sh -c 'echo lost >/forebay/r'; touch wrote-it; sleep 600\n";
+    let job = site.submit(ANN, "lost", &format!("--no-requeue --nodelist={node}"), script).unwrap();
+    site.await_file("wrote-it");
+    site.slurm.kill("slurmd -D", Some(3));
+    let shown = site.await_shown(job, "slurm_bb_data_out");
+    assert!(shown.contains(&node) && shown.contains("until_a_reboot"), "{shown}");
+    assert!(!site.store("lost").exists());
+    site.slurm.start("slurmd -D", Some(3));
+    let swept =
+        site.slurm.line(3, false, &format!("env SLURMD_NODENAME={node} forebay bb sweep")).output().unwrap();
+    assert!(swept.status.success(), "{}", Site::text_of(&swept));
+    assert_eq!(read(&site.store("lost")), "lost\n", "{}", Site::text_of(&swept));
+    site.assert_clean("a job whose node was lost", Some(job));
+    site
+}
