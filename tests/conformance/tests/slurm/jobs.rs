@@ -14,6 +14,9 @@ use super::cluster::{lacking, Slurm, NODES};
 const ANN: &str = "games";
 const BEN: &str = "www-data";
 
+/// A case: its name, and what it does.
+type Case = (&'static str, fn(&Site));
+
 /// Longer than any job here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(200);
 
@@ -132,10 +135,6 @@ impl Site {
         let output = self.by(user, &line);
         let id = String::from_utf8_lossy(&output.stdout).trim().parse();
         id.map_err(|_| Site::text_of(&output))
-    }
-
-    fn output(&self, name: &str) -> String {
-        std::fs::read_to_string(self.dir().join("work").join(format!("{name}.out"))).unwrap_or_default()
     }
 
     /// `squeue`'s state and reason of a job.
@@ -319,7 +318,7 @@ fn jobs_with_burst_buffers_lose_nothing_and_leave_nothing() {
         return println!("skipped: no {plugin}, or no users {ANN} and {BEN}");
     }
     let site = Site::up();
-    let cases: [(&str, fn(&Site)); 10] = [
+    let cases: &[Case] = &[
         ("succeeds", job_that_succeeds),
         ("fails", job_that_fails),
         ("bad directive", bad_directives_are_refused),
@@ -332,7 +331,7 @@ fn jobs_with_burst_buffers_lose_nothing_and_leave_nothing() {
         ("chain", chain_of_jobs_on_a_persistent_pool),
     ];
     std::thread::scope(|scope| {
-        for (name, case) in cases {
+        for &(name, case) in cases {
             let site = &site;
             std::thread::Builder::new()
                 .name(name.to_owned())

@@ -16,7 +16,6 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::resolve::Root;
-use super::sync;
 use crate::store::path::StorePath;
 use crate::store::source::retried;
 
@@ -71,6 +70,14 @@ impl Durability {
             retried(|| written::wait(file).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO)))
         };
         files.iter().try_for_each(|file| sync_file(root, file, check).map_err(|e| (Some(file), e)))
+    }
+}
+
+/// fsync, where a file system that needs none may refuse it.
+pub(super) fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    match retried(|| rustix::fs::fsync(fd)) {
+        Err(Errno::INVAL) => Ok(()),
+        other => other,
     }
 }
 

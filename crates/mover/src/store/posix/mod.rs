@@ -451,7 +451,7 @@ impl Store for PosixStore {
     fn sync_directory(&self, directory: &StorePath) -> StoreResult<()> {
         let failed = |e| self.failed("sync", directory, e);
         let fd = self.root.open(directory, OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
-        sync(fd.as_fd()).map_err(failed)
+        durable::sync(fd.as_fd()).map_err(failed)
     }
 
     fn remove_leftovers(
@@ -460,13 +460,5 @@ impl Store for PosixStore {
         is_alive: &dyn Fn(&str) -> bool,
     ) -> StoreResult<Leftovers> {
         self.sweep(directory, is_alive)
-    }
-}
-
-/// fsync, where a file system that needs none may refuse it.
-fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    match retried(|| rustix::fs::fsync(fd)) {
-        Err(Errno::INVAL) => Ok(()),
-        other => other,
     }
 }

@@ -12,8 +12,9 @@ use super::super::source::{retried, Source};
 use super::apply::Handle;
 use super::copy::{copy, CopyFailure, Holes};
 use super::described::version_of;
+use super::durable::sync;
 use super::names::unlink;
-use super::{sync, PosixStore};
+use super::PosixStore;
 
 impl PosixStore {
     pub(super) fn make_empty(&self, temporary: &StorePath, bytes: u64) -> Result<(), Errno> {

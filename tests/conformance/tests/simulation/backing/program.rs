@@ -36,7 +36,7 @@ enum Held {
     /// By a descriptor of its backing file.
     Descriptor { ino: Ino, fd: OwnedFd, writes: bool },
     /// By requests to the node that has it.
-    Requests { file: File, writes: bool },
+    Requests { file: Box<File>, writes: bool },
     /// Mapped for writing, the descriptor closed.
     Mapped { ino: Ino, start: *mut u8 },
 }
@@ -300,7 +300,7 @@ impl Program {
         }
         let held = match fd {
             Some(fd) => Held::Descriptor { ino, fd, writes: true },
-            None => Held::Requests { file: self.pool.open_file(&entry, true)?, writes: true },
+            None => Held::Requests { file: Box::new(self.pool.open_file(&entry, true)?), writes: true },
         };
         self.write_by(&held)?;
         if self.numbers.chance(150) && self.held.len() < HELD_MAX {
@@ -337,14 +337,14 @@ impl Program {
             let access = if writes { libc::O_RDWR } else { libc::O_RDONLY };
             match self.pool.open_backing(&entry, access | libc::O_CLOEXEC) {
                 Err(Code::NotSupported) => {}
-                // SAFETY: the descriptor is new and ours.
                 opened => {
+                    // SAFETY: the descriptor is new and ours.
                     let fd = unsafe { OwnedFd::from_raw_fd(opened?) };
                     return Ok(Held::Descriptor { ino, fd, writes });
                 }
             }
         }
-        Ok(Held::Requests { file: self.pool.open_file(&entry, writes)?, writes })
+        Ok(Held::Requests { file: Box::new(self.pool.open_file(&entry, writes)?), writes })
     }
 
     /// Notes that a file is gone.
