@@ -25,17 +25,21 @@ static OTHERS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 /// [`DIRECTORIES`] is set.
 static CHECKED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
+/// Permissions of a backing file. That a mover has copied it is noted in its sticky bit, which does not count here.
+const BACKING_PERMISSIONS: libc::mode_t = 0o700;
+const COUNTED: libc::mode_t = 0o7777 & !libc::S_ISVTX;
+
 /// True when the kernel's stat of `fd` could be that of a backing file or a directory of the pool. A backing file that
 /// was created under a strict umask has fewer permissions than 0700. The process that created it is attached, so there
 /// the check is cheap.
 #[inline]
 pub(crate) fn is_candidate(fd: c_int, stat: &libc::stat) -> bool {
-    let permissions = stat.st_mode & 0o7777;
+    let permissions = stat.st_mode & COUNTED;
     if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
         return is_anchor(stat) || is_on_mount(Some(fd), stat.st_dev);
     }
-    permissions == 0o700
-        || (permissions & !0o700 == 0 && door::is_attached())
+    permissions == BACKING_PERMISSIONS
+        || (permissions & !BACKING_PERMISSIONS == 0 && door::is_attached())
         || (stat.st_dev != 0 && stat.st_dev == MOUNT.load(Ordering::Relaxed))
 }
 
@@ -191,7 +195,8 @@ pub(crate) fn may_be_unnamed(fd: c_int) -> bool {
     let Some(stat) = kernel_stat(fd).filter(|s| s.st_mode & libc::S_IFMT == libc::S_IFREG) else {
         return false;
     };
-    let in_between = door::is_attached() && stat.st_nlink == 1 && stat.st_mode & 0o7777 == 0o700;
+    let in_between =
+        door::is_attached() && stat.st_nlink == 1 && stat.st_mode & COUNTED == BACKING_PERMISSIONS;
     stat.st_nlink == 0 || (in_between && ask(fd, &stat).is_none())
 }
 
