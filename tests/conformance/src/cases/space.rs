@@ -141,7 +141,28 @@ fn full_of_data_can_be_read_changed_and_emptied(door: &dyn Door) -> Verdict {
     let fd = door.create("big")?;
     holds(fill(door, &fd)? >= taken / 10 * 9, "the space is back")?;
     door.unlink("big")?;
-    Ok(())
+    drop(fd);
+    space_comes_back(door)
+}
+
+/// Waits until the last close of a file without a name has taken effect: the kernel's FUSE client sends it after close has
+/// returned.
+fn space_comes_back(door: &dyn Door) -> Verdict {
+    for _ in 0..1000 {
+        match door.put("probe", b"x") {
+            Err(Errno(ENOSPC)) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            put => {
+                put?;
+                door.unlink("probe")?;
+                return Ok(());
+            }
+        }
+        match door.unlink("probe") {
+            Ok(()) | Err(Errno(libc::ENOENT)) => {}
+            Err(errno) => return fail(format!("removing a file that could not be written gave {errno}")),
+        }
+    }
+    fail("the space of a removed file does not come back".to_owned())
 }
 
 /// Creates entries until ENOSPC. Returns how many were created.
