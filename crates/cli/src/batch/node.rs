@@ -129,10 +129,11 @@ fn make_user_dir(config: &Config, user: &User) -> Result<()> {
             .cure("remove it; the next prolog makes it"));
     }
     match DirBuilder::new().mode(0o700).create(&dir) {
-        Ok(()) => std::os::unix::fs::chown(&dir, Some(user.uid), Some(user.gid)).map_err(|e| failed(&e)),
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        Err(e) => Err(failed(&e)),
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(&e)),
+        _ => {}
     }
+    // Also one that is there: the prolog of another job of this user may just have made it.
+    std::os::unix::fs::chown(&dir, Some(user.uid), Some(user.gid)).map_err(|e| failed(&e))
 }
 
 /// `forebay bb prolog`.
