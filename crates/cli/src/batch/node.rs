@@ -4,13 +4,14 @@
 //! drain the node: it requeues the job, and the next stage-in on the controller reports the reason and holds it.
 
 use std::ffi::CString;
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use forebay_types::{Code, Error, Result};
+use rustix::fs::{flock, FlockOperation};
 
 use super::config::{self, Config};
 use super::registry::{Job, Registry, State};
@@ -116,8 +117,8 @@ fn job_here(registry: &Registry) -> Result<Option<Job>> {
     }
 }
 
-/// Makes the directory in which a user's pools on this node are.
-fn make_user_dir(config: &Config, user: &User) -> Result<()> {
+/// Makes the directory in which a user's pools on this node are. While the result lives, it is not removed.
+fn make_user_dir(config: &Config, user: &User) -> Result<File> {
     let dir = config.user_dir(user.uid);
     let what = || format!("cannot make {}", dir.display());
     let failed = |e: &std::io::Error| Error::io(what(), e);
@@ -128,12 +129,23 @@ fn make_user_dir(config: &Config, user: &User) -> Result<()> {
             .why(format!("others may write in {}", config.node_dir.display()))
             .cure("remove it; the next prolog makes it"));
     }
+    let held = File::open(&config.node_dir).map_err(|e| failed(&e))?;
+    flock(&held, FlockOperation::LockShared).map_err(|e| failed(&e.into()))?;
     match DirBuilder::new().mode(0o700).create(&dir) {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(&e)),
         _ => {}
     }
     // Also one that is there: the prolog of another job of this user may just have made it.
-    std::os::unix::fs::chown(&dir, Some(user.uid), Some(user.gid)).map_err(|e| failed(&e))
+    std::os::unix::fs::chown(&dir, Some(user.uid), Some(user.gid)).map_err(|e| failed(&e))?;
+    Ok(held)
+}
+
+/// Removes a user's directory if it is empty and no prolog is about to use one. What stays is removed by the next sweep.
+fn remove_user_dir(config: &Config, dir: &Path) {
+    let Ok(above) = File::open(&config.node_dir) else { return };
+    if flock(&above, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        let _ = std::fs::remove_dir(dir);
+    }
 }
 
 /// `forebay bb prolog`.
@@ -143,7 +155,7 @@ pub(crate) fn prolog() -> Result<ExitCode> {
     let Some(job) = job_here(&registry)? else { return Ok(ExitCode::SUCCESS) };
     sweep(&config, &registry, Some(&job));
     let user = User::of(&job)?;
-    make_user_dir(&config, &user)?;
+    let _held = make_user_dir(&config, &user)?;
     let id = job.job.to_string();
     if let Err(why) = user.run(&["bb", "node-up", &id]) {
         note!("forebay: job {id}: {why}");
@@ -174,8 +186,7 @@ pub(crate) fn epilog() -> Result<ExitCode> {
         note!("forebay: job {}: {why}", job.job);
     }
     sweep(&config, &registry, Some(&job));
-    // Removed when it is empty.
-    let _ = std::fs::remove_dir(config.user_dir(job.uid));
+    remove_user_dir(&config, &config.user_dir(job.uid));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -234,7 +245,7 @@ fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
                 }
             }
         }
-        let _ = std::fs::remove_dir(entry.path());
+        remove_user_dir(config, &entry.path());
     }
     registry.forget_old_results(current.map(Job::key).as_deref());
 }
