@@ -159,9 +159,8 @@ impl Slurm {
     /// Kills a daemon and, if it has a PID namespace of its own, everything in that.
     pub(super) fn kill(&mut self, line: &str, on: Option<usize>) {
         let at = self.daemons.iter().position(|(l, n, _)| l == line && *n == on).expect("it runs");
-        let (_, _, mut daemon) = self.daemons.remove(at);
-        let _ = daemon.kill();
-        let _ = daemon.wait();
+        let (_, _, daemon) = self.daemons.remove(at);
+        end(daemon);
     }
 
     pub(super) fn wait(&self, what: &str, mut come: impl FnMut() -> bool) {
@@ -203,13 +202,21 @@ impl Slurm {
     }
 }
 
+/// Kills a daemon with its children, first of them the first process of its PID namespace. Their parent's death alone does
+/// not end those that have become another user: the kernel then forgets which signal they wanted for it.
+fn end(mut daemon: Child) {
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", daemon.id()));
+    for child in children.unwrap_or_default().split_whitespace() {
+        let _ = Command::new("kill").args(["-KILL", child]).status();
+    }
+    let _ = daemon.kill();
+    let _ = daemon.wait();
+}
+
 impl Drop for Slurm {
     fn drop(&mut self) {
         // When the first process of a node's PID namespace ends, the kernel kills all others in it.
-        for (_, _, daemon) in self.daemons.iter_mut().rev() {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
+        self.daemons.drain(..).rev().for_each(|(_, _, daemon)| end(daemon));
         for node in 1..=NODES {
             let group = Path::new(FREEZER).join(format!("slurm_{}", self.node_name(node)));
             let end = Instant::now() + Duration::from_secs(10);
