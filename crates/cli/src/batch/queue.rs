@@ -1,4 +1,4 @@
-//! `forebay queue`, and what `scontrol show bbstat` prints: jobs, persistent pools, and who has which turn.
+//! `forebay queue`, and what `scontrol show bbstat` prints: jobs, persistent pools, and the turns with their holders.
 
 use serde_json::{json, Value};
 

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_types::Ino;
 
-/// Parents of which one directory was listed, that are remembered.
+/// The number of directories that are remembered because one of their subdirectories was listed.
 const PARENTS_MAX: usize = 64;
 
 /// The parents of directories that programs needed lately.

@@ -157,7 +157,7 @@ impl Names {
         });
         let path = match (&above, &store) {
             (Some(above), _) => joined(above, name),
-            // The directory above the store is another node's.
+            // The directory above the store is on another node.
             (None, Some((top, key))) => joined(&[self.stores.get(top)?.0.clone()], key),
             (None, None) => return None,
         };

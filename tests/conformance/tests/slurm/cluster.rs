@@ -34,7 +34,7 @@ pub(super) fn lacking() -> Option<String> {
 /// there.
 pub(super) struct Slurm {
     pub(super) dir: PathBuf,
-    /// Tells the nodes of this one from those of another test's.
+    /// Distinguishes this test's nodes from those of other tests.
     tag: &'static str,
     daemons: Vec<(String, Option<usize>, Child)>,
     bed: Bed,
@@ -137,7 +137,7 @@ impl Slurm {
         built.to_owned()
     }
 
-    /// The search path, with these programs and Slurm's.
+    /// The search path: the programs of this build, then the system's.
     fn path(&self) -> String {
         format!("{}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", self.dir.display())
     }

@@ -347,7 +347,7 @@ fn jobs_with_burst_buffers_lose_nothing_and_leave_nothing() {
     } else {
         site
     };
-    // What a pool that was destroyed without a job on its node leaves is an empty directory of root's.
+    // A pool that was destroyed without a job on its node leaves an empty directory, which belongs to root.
     for node in 1..=NODES {
         let swept = site.slurm.line(node, false, "forebay bb sweep").output().unwrap();
         assert!(swept.status.success(), "{}", Site::text_of(&swept));

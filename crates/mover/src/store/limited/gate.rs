@@ -173,7 +173,7 @@ impl Gate {
             if !has_turn {
                 let calls: usize = waited.running.iter().sum();
                 drop(waited);
-                // The turn that this thread was perhaps woken for is another's.
+                // This thread may have been woken for a turn that it no longer takes: another thread gets it.
                 self.left.iter().for_each(Condvar::notify_one);
                 return Err(StoreError::transient(
                     Code::TimedOut,

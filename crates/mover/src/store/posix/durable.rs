@@ -49,7 +49,7 @@ impl Durability {
         }
     }
 
-    /// Makes uploads durable. A failure names its file, if it is one file's.
+    /// Makes uploads durable. A failure that concerns one file names it.
     pub(super) fn make_durable<'p>(
         &self,
         root: &Root,
