@@ -49,7 +49,7 @@ test: lint
 	@tools/install-deps test
 	$(CARGO) build --workspace --features forebay-server/simulation,forebay-mover/simulation
 	$(MAKE) -C mpi OUT=$(DEBUG)
-	$(CARGO) test --workspace --no-fail-fast
+	CARGO='$(CARGO)' tools/run-tests
 
 # SEEDS: histories of the simulations (crates/fabric, tests/conformance). CASES: histories of each kind of transaction
 # over several nodes (crates/meta). FOREBAY_SOAK: tests with killed or disturbed processes run longer.
@@ -57,7 +57,7 @@ soak:
 	@tools/install-deps test
 	$(CARGO) build --workspace
 	$(MAKE) -C mpi OUT=$(DEBUG)
-	FOREBAY_SOAK=1 FOREBAY_SEEDS=$(SEEDS) FOREBAY_CASES=$(CASES) $(CARGO) test --workspace --no-fail-fast
+	CARGO='$(CARGO)' FOREBAY_SOAK=1 FOREBAY_SEEDS=$(SEEDS) FOREBAY_CASES=$(CASES) tools/run-tests
 
 bench:
 	@tools/install-deps bench
