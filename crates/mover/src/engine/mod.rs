@@ -31,6 +31,7 @@ mod ranges;
 mod reconcile;
 mod recover;
 mod removals;
+mod renaming;
 mod restore;
 mod roots;
 mod serve;

@@ -19,9 +19,6 @@ use super::wanted::WantedUpload;
 use crate::host;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
 
-/// How often a link that was made is reported, if the file is released again and again meanwhile.
-const LINK_ATTEMPTS: u32 = 10;
-
 /// What remains to be done at a place.
 #[derive(Debug)]
 pub(super) enum Next {
@@ -45,6 +42,15 @@ pub(super) struct DirectoryMove {
     pub(super) from: StorePath,
     /// Where it is to be.
     pub(super) path: StorePath,
+}
+
+/// What became of a version that was in the way.
+pub(super) enum Parked {
+    /// It has a name of its own.
+    Free,
+    Later,
+    /// Another program changed it in the store, or removed it.
+    Changed(Option<Box<Object>>),
 }
 
 /// Names in directories of the pool, by inode.
@@ -155,7 +161,7 @@ impl<'a> Reconciler<'a> {
         done.map_err(|code| Error::new(code, format!("cannot forget inode {} of the store", place.parent)))
     }
 
-    fn settle(&self, place: &PendingPlace) -> Result<Next> {
+    pub(super) fn settle(&self, place: &PendingPlace) -> Result<Next> {
         let done = self.link.settled(place.parent, &place.name, place.changes);
         done.map(|()| Next::Done).map_err(|code| Error::new(code, "cannot settle a place of the store"))
     }
@@ -198,7 +204,7 @@ impl<'a> Reconciler<'a> {
     }
 
     /// Notes what the store will have at a place. False when the pool refuses, because data would be lost: later.
-    fn intend(&self, place: &PendingPlace, version: StoreVersion) -> Result<bool> {
+    pub(super) fn intend(&self, place: &PendingPlace, version: StoreVersion) -> Result<bool> {
         match self.link.intend(place.parent, &place.name, version) {
             Ok(()) => Ok(true),
             Err(Code::Busy | Code::Stale | Code::NotFound) => Ok(false),
@@ -285,7 +291,7 @@ impl<'a> Reconciler<'a> {
         if !entry.attr.is_directory() || copy.is_some() {
             self.remove_unreported(place, path)?;
         }
-        let Some(replaces) = self.free(place, entry, path)? else { return Ok(Next::Later) };
+        let Some(replaces) = self.free(place, entry, path, is_dirty)? else { return Ok(Next::Later) };
         let copies = is_file && !is_dirty && !self.store().abilities().rename;
         if let (Some(_), true) = (copy, copies) {
             return self.copy_inside(place, entry, directory, path, replaces);
@@ -319,13 +325,23 @@ impl<'a> Reconciler<'a> {
         place: &PendingPlace,
         entry: &Entry,
         path: &StorePath,
+        is_dirty: bool,
     ) -> Result<Option<Option<StoreVersion>>> {
         let Some(placed) = place.placed else { return Ok(Some(None)) };
         if placed.ino == entry.attr.ino {
             return Ok(Some(Some(placed.version)));
         }
         if self.lives_at(placed.ino, place.parent, path)? {
-            return self.park(place, &placed, path).map(|is_free| is_free.then_some(None));
+            return match self.park(place, &placed, path)? {
+                Parked::Free => Ok(Some(None)),
+                Parked::Later => Ok(None),
+                // The upload finds the conflict, and goes beside what the store has.
+                Parked::Changed(_) if is_dirty => Ok(Some(Some(placed.version))),
+                Parked::Changed(found) => match self.link.inode(placed.ino) {
+                    Ok(other) => self.meet(place, &other, path, found.as_deref()).map(|_| None),
+                    Err(_) => Ok(None), // removed meanwhile
+                },
+            };
         }
         let directories = (placed.kind == Kind::Directory, entry.attr.is_directory());
         match directories {
@@ -367,122 +383,6 @@ impl<'a> Reconciler<'a> {
         self.has_unrecorded |= recorded.is_err();
         self.directories.clear();
         recorded
-    }
-
-    /// Renames what lies at a place to a name of its own. False when it was changed in the store.
-    fn park(&mut self, place: &PendingPlace, placed: &Placed, path: &StorePath) -> Result<bool> {
-        let name = format!("forebay-parked-{}", placed.ino).into_bytes();
-        let parent = path.parent().unwrap_or_default();
-        let to = parent.join(&name).map_err(|code| Error::new(code, "a path in the store is too long"))?;
-        let there = PendingPlace { name: name.clone(), ..place.clone() };
-        if !self.intend(place, placed.version)? || !self.intend(&there, placed.version)? {
-            return Ok(false);
-        }
-        match self.store().rename(path, &placed.version, &to, None)? {
-            Outcome::Done(version) => {
-                let (from, to) = ((place.parent, &place.name[..]), (place.parent, &name[..]));
-                self.record_move(from, to, version).map_err(|code| pool_error("park", path, code))?;
-                Ok(true)
-            }
-            Outcome::Conflict(found) => {
-                self.conflict(place, path, found.as_deref())?;
-                Ok(false)
-            }
-        }
-    }
-
-    /// Brings an inode's copy from its old place: renames it, or links it when the old name is still wanted. None when
-    /// it has to be uploaded instead.
-    fn fetch(
-        &mut self,
-        place: &PendingPlace,
-        entry: &Entry,
-        copy: &CopyOf,
-        path: &StorePath,
-        replaces: Option<&StoreVersion>,
-        is_dirty: bool,
-    ) -> Result<Option<Next>> {
-        let ino = entry.attr.ino;
-        let is_directory = entry.attr.is_directory();
-        // Where it is now: another place of this pass may have parked it.
-        let located = self.stores.locate(ino)?;
-        let Some(placed) = located.placed else { return Ok(None) };
-        let now = self.link.store_place(ino).map_err(|code| Error::new(code, "cannot find a copy"))?;
-        let (from, name) =
-            (located.path, now.path.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec());
-        let copy = &CopyOf { parent: now.parent, name, epoch: copy.epoch };
-        if from == *path {
-            return Ok(Some(Next::Later));
-        }
-        let still_wanted = self.link.lookup(copy.parent, &copy.name);
-        let still_wanted =
-            still_wanted.map_err(|code| Error::new(code, "cannot look up a name"))? == Some(ino);
-        let abilities = self.store().abilities();
-        if is_directory && !abilities.rename_directory {
-            let (place, copy, path) = (place.clone(), copy.clone(), path.clone());
-            return Ok(Some(Next::Move(Box::new(DirectoryMove { place, ino, copy, from, path }))));
-        }
-        let can = match (still_wanted, is_directory) {
-            // A dirty file is uploaded under each of its names.
-            (true, _) => abilities.hard_links && replaces.is_none() && !is_dirty,
-            (false, true) => abilities.rename_directory,
-            (false, false) => abilities.rename && replaces.is_none(),
-        };
-        if !can {
-            return Ok(None);
-        }
-        let source = PendingPlace { parent: copy.parent, name: copy.name.clone(), ..place.clone() };
-        if !self.intend(place, placed.version)? || !still_wanted && !self.intend(&source, placed.version)? {
-            return Ok(Some(Next::Later));
-        }
-        if still_wanted {
-            return match self.store().link(&from, &placed.version, path)? {
-                Outcome::Done(version) => {
-                    let seen = if is_dirty { u64::MAX } else { place.changes };
-                    let at = (place.parent, &place.name[..]);
-                    let mut epoch = copy.epoch;
-                    for attempt in 1.. {
-                        let known = if entry.attr.is_file() { epoch } else { EPOCH_UNKNOWN };
-                        match self.link.published(at, ino, known, seen, version) {
-                            Ok(()) => break,
-                            // Released meanwhile: the copy has the file's next epoch.
-                            Err(Code::Stale) if attempt < LINK_ATTEMPTS => {
-                                epoch = self.stores.locate(ino)?.epoch;
-                            }
-                            Err(code) => return Err(pool_error("link", path, code)),
-                        }
-                    }
-                    Ok(Some(Next::Done))
-                }
-                Outcome::Conflict(found) => {
-                    self.conflict(place, path, found.as_deref()).map(|()| Some(Next::Later))
-                }
-            };
-        }
-        match self.store().rename(&from, &placed.version, path, replaces)? {
-            Outcome::Done(version) => {
-                let (from_place, to) = ((copy.parent, &copy.name[..]), (place.parent, &place.name[..]));
-                self.record_move(from_place, to, version)
-                    .map_err(|code| pool_error("rename", &from, code))?;
-                if !is_dirty {
-                    self.settle(place)?;
-                }
-                Ok(Some(Next::Done))
-            }
-            Outcome::Conflict(found) => {
-                // A crash between the rename and its record.
-                let moved =
-                    found.is_none() && self.store().look(path)?.is_some_and(|o| o.version == placed.version);
-                if moved {
-                    let (from_place, to) = ((copy.parent, &copy.name[..]), (place.parent, &place.name[..]));
-                    self.record_move(from_place, to, placed.version)
-                        .map_err(|code| pool_error("rename", &from, code))?;
-                    return Ok(Some(Next::Done));
-                }
-                self.conflict(place, path, found.as_deref())?;
-                Ok(Some(Next::Later))
-            }
-        }
     }
 
     /// Makes what is no file.

@@ -39,6 +39,11 @@ impl Bed {
         self.forebay(&["up", "--path", self.pool().to_str().unwrap(), "--capacity", capacity])
     }
 
+    /// The command with this pool.
+    pub(crate) fn pool_verb(&self, arguments: &[&str]) -> Output {
+        self.forebay(&[&["--pool", self.pool().to_str().unwrap()], arguments].concat())
+    }
+
     /// Where the pool is mounted, if it is.
     pub(crate) fn mountpoint(&self) -> PathBuf {
         self.dir.join("mount")

@@ -5,6 +5,7 @@
 mod bed;
 mod day;
 mod durable;
+mod foreign;
 #[path = "../killing/mod.rs"]
 mod killing;
 mod kills;

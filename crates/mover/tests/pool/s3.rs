@@ -37,11 +37,6 @@ impl Bucket {
         format!("s3://bucket/p?endpoint={}&region=us-east-1{options}", place.endpoint.unwrap())
     }
 
-    fn pool_verb(&self, arguments: &[&str]) -> std::process::Output {
-        let pool = self.pool();
-        self.forebay(&[&["--pool", pool.to_str().unwrap()], arguments].concat())
-    }
-
     fn attached(options: &str) -> Bucket {
         let bucket = Bucket::new();
         bucket.attach_store(options);
