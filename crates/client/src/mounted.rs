@@ -158,7 +158,7 @@ impl Pool {
             return None;
         }
         let serves = match flags & (libc::O_ACCMODE | libc::O_TRUNC) {
-            libc::O_RDONLY => self.comes_in_ranges(entry),
+            libc::O_RDONLY => self.may_come_in_ranges(entry),
             // Writes wait for space there. A descriptor of the backing file meets what space there is.
             _ => {
                 self.is_one_here(&entry.layout) && self.attached().is_ok_and(|attached| attached.is_scarce())

@@ -199,8 +199,8 @@ impl Pool {
         Err(Code::NotFound.into())
     }
 
-    /// The attributes with which an inode is opened. In a pool of several nodes a released file is restored first: then
-    /// it is known which node has its data.
+    /// The attributes with which an inode is opened. In a pool of several nodes a released file is restored first, or
+    /// placed here if it can be read while it is restored: then it is known which node has its data.
     fn attr_to_open(&self, ino: Ino, flags: i32) -> Result<Entry, Code> {
         let entry = self.get_attr(ino)?;
         let attr = &entry.attr;
@@ -210,6 +210,7 @@ impl Pool {
             || !permits((attr.mode, attr.uid, attr.gid), wanted(flags), false)
         {
             true => Ok(entry),
+            false if flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY => self.near(&entry),
             false => self.resident(&entry),
         }
     }
@@ -334,13 +335,7 @@ impl Pool {
         if !self.recalls() {
             return Err(Code::NoAttribute);
         }
-        if self.spans_nodes() && self.takes_files() && !self.is_here(&entry.layout) {
-            match self.ask_entry(&Request::Relocate { ino, node: self.node()? }) {
-                Ok(_) | Err(Code::Stale | Code::Busy) => {}
-                Err(Code::NotFound) => return Err(Code::Stale),
-                Err(code) => return Err(code),
-            }
-        }
+        self.placed_here(entry)?;
         self.restore(ino)
     }
 

@@ -6,7 +6,8 @@
 //! file never leaves it: a restore that begins anew has another one. So a reader that has the backing file of the report
 //! open reads nothing that is missing.
 //!
-//! In a pool of several nodes each reader waits for the whole file.
+//! In a pool of several nodes such a file is placed on the reader's node first. Where that cannot be, because it is being
+//! restored to another node, the reader waits for the whole file.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -26,17 +27,54 @@ pub enum Arrived {
     Range(RestoredRange),
 }
 
+#[inline]
+fn is_long_and_released(entry: &Entry) -> bool {
+    let attr = &entry.attr;
+    !attr.is_resident()
+        && attr.is_file()
+        && attr.flags & FLAG_ATTACHED != 0
+        && attr.size >= RANGES_FILE_BYTES_MIN
+}
+
 impl Pool {
-    /// True for a released file that can be read while it is restored.
+    /// True for a released file that can be read on this node while it is restored.
     #[inline]
     pub fn comes_in_ranges(&self, entry: &Entry) -> bool {
-        let attr = &entry.attr;
-        !attr.is_resident()
-            && attr.is_file()
-            && attr.flags & FLAG_ATTACHED != 0
-            && attr.size >= RANGES_FILE_BYTES_MIN
-            && !self.spans_nodes()
-            && self.is_one_here(&entry.layout)
+        is_long_and_released(entry) && self.is_one_here(&entry.layout)
+    }
+
+    /// The same for a file that may be placed here first ([`Pool::placed_here`]).
+    #[inline]
+    pub(crate) fn may_come_in_ranges(&self, entry: &Entry) -> bool {
+        is_long_and_released(entry)
+            && (self.is_one_here(&entry.layout) || self.spans_nodes() && self.takes_files())
+    }
+
+    /// Has a released file restored to this node when it is restored, if this is one of several nodes with targets,
+    /// unless a restore to another one is under way. [`Code::Stale`] if the file is gone.
+    #[cold]
+    pub(crate) fn placed_here(&self, entry: &Entry) -> Result<Entry, Code> {
+        if !self.spans_nodes() || !self.takes_files() || self.is_here(&entry.layout) {
+            return Ok(*entry);
+        }
+        let ino = entry.attr.ino;
+        let placed = match self.ask_entry(&Request::Relocate { ino, node: self.node()? }) {
+            Err(Code::Stale | Code::Busy) => self.get_attr(ino),
+            placed => placed,
+        };
+        placed.map_err(|code| if code == Code::NotFound { Code::Stale } else { code })
+    }
+
+    /// The entry of a file that is about to be read, in a pool of several nodes: a released file is restored, or placed
+    /// here if it can be read on this node while it is restored. Errors as for [`Pool::resident`].
+    pub fn near(&self, entry: &Entry) -> Result<Entry, Code> {
+        if self.recalls() && self.may_come_in_ranges(entry) {
+            let placed = self.placed_here(entry)?;
+            if self.comes_in_ranges(&placed) {
+                return Ok(placed);
+            }
+        }
+        self.resident(entry)
     }
 
     /// Has a file restored, and waits for the range that contains a byte. Errors as for [`Pool::restore`].

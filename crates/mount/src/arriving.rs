@@ -7,6 +7,9 @@
 //! inode are by requests until the last is released. An open reads data of one version alone: when another program
 //! changes the file in the store meanwhile, what has not arrived yet gives EIO.
 //!
+//! In a pool of several nodes the file is placed on this node when it is opened. When it comes to another node all the
+//! same, since it was not read yet, an open reads it there.
+//!
 //! A file that loses its last name through the mount is restored whole first. One that loses it elsewhere gives EIO for
 //! what has not arrived. The mutex is a leaf. Tests: beside the code, and `crates/mover/tests/pool/ranges.rs`.
 
@@ -15,7 +18,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use forebay_client::{Arrived, Pool};
+use forebay_client::{Arrived, File, Pool};
 use forebay_types::{Code, Entry, Ino, Timestamp};
 
 use crate::errno::Errno;
@@ -77,6 +80,18 @@ struct State {
     known: Known,
     /// The file is that of the resident file.
     is_whole: bool,
+    /// The file, when its data came to another node.
+    elsewhere: Option<Arc<File>>,
+}
+
+/// Where a range can be read.
+pub(crate) enum Readable {
+    /// In a backing file.
+    Here(Arc<OwnedFd>),
+    /// On another node.
+    Elsewhere(Arc<File>),
+    /// It is behind the end of the file.
+    Nothing,
 }
 
 /// An open for reading of a file that was released.
@@ -97,7 +112,13 @@ impl Drop for Arriving {
 impl Arriving {
     pub(crate) fn new(entry: &Entry, opened: Arc<Opened>, count: Arc<AtomicUsize>) -> Arriving {
         count.fetch_add(1, Ordering::Relaxed);
-        let state = State { data: Data::of(entry), file: None, known: Known::default(), is_whole: false };
+        let state = State {
+            data: Data::of(entry),
+            file: None,
+            known: Known::default(),
+            is_whole: false,
+            elsewhere: None,
+        };
         Arriving { ino: entry.attr.ino, opened, state: Mutex::new(state), count }
     }
 
@@ -119,17 +140,15 @@ impl Arriving {
         }
     }
 
-    /// The file from which a range can be read up to the file's end, once it has arrived; none for a range behind the
-    /// end.
-    pub(crate) fn wait_for(
-        &self,
-        pool: &Pool,
-        offset: u64,
-        len: usize,
-    ) -> Result<Option<Arc<OwnedFd>>, Errno> {
+    /// From what a range can be read up to the file's end, once it has arrived.
+    pub(crate) fn wait_for(&self, pool: &Pool, offset: u64, len: usize) -> Result<Readable, Errno> {
         for _ in 0..ATTEMPTS {
-            if let State { file: Some((file, _)), is_whole: true, .. } = &*self.state() {
-                return Ok(Some(Arc::clone(file)));
+            match &*self.state() {
+                State { file: Some((file, _)), is_whole: true, .. } => {
+                    return Ok(Readable::Here(Arc::clone(file)));
+                }
+                State { elsewhere: Some(file), .. } => return Ok(Readable::Elsewhere(Arc::clone(file))),
+                _ => {}
             }
             let end = offset.saturating_add(len as u64);
             let entry = match pool.get_attr(self.ino) {
@@ -137,21 +156,28 @@ impl Arriving {
                 Err(Code::NotFound) => return self.without_a_name(offset..end),
                 Err(code) => return Err(code.into()),
             };
+            if !pool.is_one_here(&entry.layout) {
+                match self.go_elsewhere(pool, &entry) {
+                    Ok(file) => return Ok(Readable::Elsewhere(file)),
+                    Err(Errno(libc::ESTALE)) => continue,
+                    Err(e) => return Err(e),
+                }
+            }
             if entry.attr.is_resident() {
                 match self.go_over(pool, &entry) {
-                    Ok(file) => return Ok(Some(file)),
+                    Ok(file) => return Ok(Readable::Here(file)),
                     Err(Errno(libc::ESTALE)) => continue, // it has lost its name, or was released again
                     Err(e) => return Err(e),
                 }
             }
             let range = offset..end.min(entry.attr.size);
             if range.is_empty() {
-                return Ok(None);
+                return Ok(Readable::Nothing);
             }
             let missing = {
                 let state = self.state();
                 match (state.known.first_missing(&range), &state.file) {
-                    (None, Some((file, _))) => return Ok(Some(Arc::clone(file))),
+                    (None, Some((file, _))) => return Ok(Readable::Here(Arc::clone(file))),
                     (missing, _) => missing.unwrap_or(range.start),
                 }
             };
@@ -204,6 +230,22 @@ impl Arriving {
         Ok(file)
     }
 
+    /// Goes over to a file whose data are on another node, or come there. The other nodes' opens of a file that has data
+    /// here keep it from being released, so that this open has read nothing, or the file was written meanwhile.
+    fn go_elsewhere(&self, pool: &Pool, entry: &Entry) -> Result<Arc<File>, Errno> {
+        let file =
+            pool.resident(entry).and_then(|entry| pool.open_file(&entry, false).map(|file| (entry, file)));
+        let (entry, file) = file.map_err(|code| match code {
+            Code::NotFound | Code::Stale => Errno(libc::ESTALE),
+            code => code.into(),
+        })?;
+        let mut state = self.state();
+        self.check_data(&mut state, &entry)?;
+        let file = Arc::new(file);
+        state.elsewhere = Some(Arc::clone(&file));
+        Ok(file)
+    }
+
     /// Refuses another version's data, unless nothing was read yet.
     fn check_data(&self, state: &mut State, entry: &Entry) -> Result<(), Errno> {
         let now = Data::of(entry);
@@ -219,22 +261,22 @@ impl Arriving {
     }
 
     /// The file has lost its last name: what has arrived can still be read.
-    fn without_a_name(&self, range: Range<u64>) -> Result<Option<Arc<OwnedFd>>, Errno> {
+    fn without_a_name(&self, range: Range<u64>) -> Result<Readable, Errno> {
         if let Some(file) = self.opened.any() {
             let mut state = self.state();
             let number = fstat(&file)?.st_ino;
             (state.file, state.is_whole) = (Some((Arc::clone(&file), number)), true);
-            return Ok(Some(file));
+            return Ok(Readable::Here(file));
         }
         let state = self.state();
         let range = range.start..range.end.min(state.data.bytes);
         if range.is_empty() {
-            return Ok(None);
+            return Ok(Readable::Nothing);
         }
         let Some((file, _)) = &state.file else { return Err(Errno(libc::EIO)) };
         match forebay_client::has_arrived(fstat(file)?.st_mode) || state.known.first_missing(&range).is_none()
         {
-            true => Ok(Some(Arc::clone(file))),
+            true => Ok(Readable::Here(Arc::clone(file))),
             false => Err(Errno(libc::EIO)),
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_types::limits::COPY_BYTES_MAX;
 use forebay_types::{Code, Entry, Ino, SetAttr, FLAG_ATTACHED};
 
-use crate::arriving::Arriving;
+use crate::arriving::{Arriving, Readable};
 use crate::errno::{check, Errno};
 use crate::filesystem::{FileSystem, Outcome};
 use crate::handles::{Handle, Patience};
@@ -71,9 +71,7 @@ impl FileSystem {
         }
         let mut entry = self.entry(ino)?;
         if self.pool.spans_nodes() {
-            // A released file is restored first: then it is known which node has its data.
-            let resident = entry.as_ref().map(|entry| self.pool.resident(entry)).transpose();
-            entry = resident.map_err(gone_is_stale)?;
+            entry = entry.as_ref().map(|entry| self.near(entry, flags)).transpose().map_err(gone_is_stale)?;
         }
         let answer = self.open_node(ino, entry.as_ref(), flags).map_err(|e| match e {
             Errno(libc::ESTALE) => self.lookup_pins.came_too_late(),
@@ -305,11 +303,17 @@ impl FileSystem {
             Handle::Single(file, _) => Some(file),
             Handle::Parts(..) => None,
             Handle::Arriving(arriving) => match arriving.wait_for(self.pool, offset, size)? {
-                Some(file) => {
+                Readable::Here(file) => {
                     arrived = file;
                     Some(&*arrived)
                 }
-                None => return Ok(Outcome::Reply),
+                Readable::Elsewhere(file) => {
+                    out.fill(size.min(TRANSFER_BYTES_MAX), |room| {
+                        file.read_at(room, offset).map_err(Errno::from)
+                    })?;
+                    return Ok(Outcome::Reply);
+                }
+                Readable::Nothing => return Ok(Outcome::Reply),
             },
         };
         if single.is_some_and(|file| send(file.as_fd(), (offset, size))) {

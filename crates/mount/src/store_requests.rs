@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use forebay_types::{Entry, Ino, FLAG_ATTACHED, FLAG_UNLISTED};
+use forebay_types::{Code, Entry, Ino, FLAG_ATTACHED, FLAG_UNLISTED};
 
 use crate::errno::Errno;
 use crate::filesystem::FileSystem;
@@ -14,6 +14,11 @@ use crate::waiting::WaitsFor;
 
 /// An open for running a program, among the flags of an open (`FMODE_EXEC`). It waits for the whole file.
 const OPEN_TO_RUN: i32 = 0x20;
+
+/// True for an open that can read what arrives.
+fn is_for_reading(flags: i32) -> bool {
+    flags & libc::O_ACCMODE == libc::O_RDONLY && flags & (libc::O_TRUNC | OPEN_TO_RUN) == 0
+}
 
 impl FileSystem {
     /// An inode of an attached tree.
@@ -133,8 +138,16 @@ impl FileSystem {
 
     /// True for an open that need not wait for the whole file.
     pub(crate) fn opens_arriving(&self, entry: &Entry, flags: i32) -> bool {
-        let is_read = flags & libc::O_ACCMODE == libc::O_RDONLY && flags & (libc::O_TRUNC | OPEN_TO_RUN) == 0;
-        is_read && self.pool.comes_in_ranges(entry)
+        is_for_reading(flags) && self.pool.comes_in_ranges(entry)
+    }
+
+    /// The entry of a file that an open is about to use, in a pool of several nodes: a released file is restored, or
+    /// placed here if this node can read it while it is restored. Then it is known which node has its data.
+    pub(crate) fn near(&self, entry: &Entry, flags: i32) -> Result<Entry, Code> {
+        match is_for_reading(flags) {
+            true => self.pool.near(entry),
+            false => self.pool.resident(entry),
+        }
     }
 
     /// True when an inode is open for reading what arrives, and for nothing else.

@@ -88,7 +88,7 @@ impl Restoring {
         self.set().len() as u64
     }
 
-    fn has(&self, ino: Ino) -> bool {
+    pub(super) fn has(&self, ino: Ino) -> bool {
         self.set().contains(&ino.0)
     }
 }

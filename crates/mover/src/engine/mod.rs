@@ -60,7 +60,9 @@ use self::link::Link;
 use self::marks::Marks;
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::ranges::Ranges;
-use self::shared::{bytes_of, for_programs, locked, restore_there, Retry, Shared};
+use self::shared::{
+    bytes_of, copied_by, for_programs, locked, range_asked, range_asked_there, restore_there, Retry, Shared,
+};
 use self::stores::Stores;
 use self::turns::Turns;
 use crate::host::{self, Instant};
@@ -178,29 +180,51 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
         StoreTask::Restore(_) | StoreTask::Range(..) => &shared.restoring,
         StoreTask::Persist(_) => &shared.persisting,
     };
-    if let StoreTask::Range(ino, range) = task {
-        if let Some(arrived) = shared.ranges.ask(ino, range) {
-            return shared.link.range_restored(ino, arrived);
+    let mut asks = None;
+    if let StoreTask::Range(_, range) = task {
+        match restored_by(shared, ino) {
+            Some(node) => asks = Some((node, range)),
+            None if range_asked(shared, ino, range) => return,
+            None => {}
         }
     }
-    if !mine.begin(ino) {
+    let begins = mine.begin(ino);
+    if let Some((node, range)) = asks {
+        // Its answer may take a while. If this fails, the reader asks again, or waits for the whole file.
+        let _ = start_task(shared, move |shared| range_asked_there(shared, node, ino, range));
+    }
+    if !begins {
         return; // under way
     }
+    if let Err(e) = start_task(shared, move |shared| serve(shared, task)) {
+        tracing::error!("cannot start a thread: {e}");
+        mine.end(ino);
+        let _ = shared.link.failed(ino, Code::NoResources);
+    }
+}
+
+/// The other node on which a file is restored.
+fn restored_by(shared: &Shared, ino: Ino) -> Option<NodeId> {
+    match shared.link.pool.spans_nodes() {
+        true => copied_by(shared, &shared.link.inode(ino).ok()?),
+        false => None,
+    }
+}
+
+/// Starts a thread for a task, once there are not too many.
+fn start_task(shared: &Arc<Shared>, run: impl FnOnce(&Shared) + Send + 'static) -> std::io::Result<()> {
     while shared.workers.load(Ordering::Relaxed) >= WORKERS_MAX && !shared.stores.is_stopping() {
         host::sleep(Duration::from_millis(5));
     }
     shared.workers.fetch_add(1, Ordering::Relaxed);
     let for_thread = Arc::clone(shared);
     let run = move || {
-        serve(&for_thread, task);
+        run(&for_thread);
         for_thread.workers.fetch_sub(1, Ordering::Relaxed);
     };
-    if let Err(e) = host::start("task", run) {
-        tracing::error!("cannot start a thread: {e}");
+    host::start("task", run).map(drop).inspect_err(|_| {
         shared.workers.fetch_sub(1, Ordering::Relaxed);
-        mine.end(ino);
-        let _ = shared.link.failed(ino, Code::NoResources);
-    }
+    })
 }
 
 fn serve(shared: &Shared, task: StoreTask) {

@@ -13,7 +13,7 @@ use super::evict;
 use super::marks;
 use super::parts;
 use super::peers::{from_hex, Answer, Job, Letter, Outcome, Work};
-use super::shared::{restore_with_room, Shared};
+use super::shared::{range_asked, restore_with_room, Shared};
 use super::trees;
 use super::wanted::WantedUpload;
 use crate::host;
@@ -69,6 +69,13 @@ fn answer(shared: &Arc<Shared>, letter: Letter) -> Answer {
         Letter::Mark { ino } => match marks::mark_now(&shared.link, &shared.marks, Ino(ino)) {
             Ok(()) => Answer::Done,
             Err(e) => Answer::Failed(Failure::from(&e)),
+        },
+        Letter::Range { ino, range } => match shared.restoring.has(Ino(ino)) {
+            true => {
+                range_asked(shared, Ino(ino), range);
+                Answer::Done
+            }
+            false => Answer::Unknown,
         },
         Letter::IsFull => match evict::is_full(&shared.link) {
             true => Answer::Done,

@@ -12,7 +12,7 @@ use super::evict::{evict, free_bytes, Restoring};
 use super::holds::Holds;
 use super::link::Link;
 use super::marks::{mark_restored, Marks};
-use super::peers::{Jobs, Peers, Work};
+use super::peers::{Answer, Jobs, Letter, Peers, Work};
 use super::ranges::{FileRanges, Ranges};
 use super::restore::restore;
 use super::stores::Stores;
@@ -26,6 +26,9 @@ const RELOCATIONS_MAX: u32 = 8;
 const RESERVE_BYTES: u64 = 4 << 20;
 /// How long a restore waits for space while what programs wrote is being drained.
 const SPACE_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a node is asked for a range whose restore it has not begun, and the pause between two questions.
+const RANGE_PATIENCE: Duration = Duration::from_secs(5);
+const RANGE_PERIOD: Duration = Duration::from_millis(5);
 /// Pause between two looks for space.
 const SPACE_PERIOD: Duration = Duration::from_millis(20);
 /// Pause between two looks whether another thread has restored a file.
@@ -124,6 +127,31 @@ pub(super) fn bytes_of(shared: &Shared, entry: &Entry) -> u64 {
             entry.attr.size
         }
         (Err(_), _) => entry.attr.size,
+    }
+}
+
+/// A reader waits for a range of a file that is restored on this node: it is copied first, or reported if it is there.
+/// True if it is there.
+pub(super) fn range_asked(shared: &Shared, ino: Ino, range: u64) -> bool {
+    let arrived = shared.ranges.ask(ino, range);
+    if let Some(arrived) = arrived {
+        shared.link.range_restored(ino, arrived);
+    }
+    arrived.is_some()
+}
+
+/// The same for a file that is restored on another node, or is about to be. A reader asks again after some seconds.
+pub(super) fn range_asked_there(shared: &Shared, node: NodeId, ino: Ino, range: u64) {
+    let until = Instant::now() + RANGE_PATIENCE;
+    while Instant::now() < until && shared.restoring.has(ino) && !shared.stores.is_stopping() {
+        match shared.peers.ask(node, &Letter::Range { ino: ino.0, range }) {
+            Ok(Answer::Unknown) => host::sleep(RANGE_PERIOD), // its mover has not begun
+            Ok(_) => return,
+            Err(e) => {
+                tracing::debug!("{e}");
+                return;
+            }
+        }
     }
 }
 

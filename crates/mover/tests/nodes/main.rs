@@ -4,6 +4,7 @@ mod bed;
 #[path = "../killing/mod.rs"]
 mod killing;
 mod kills;
+mod ranges;
 
 use bed::Nodes;
 

@@ -175,6 +175,14 @@ pub(in crate::engine) enum Letter {
         /// The file or directory.
         ino: u64,
     },
+    /// A reader waits for a range of a file that this node restores: copy it first, and report it. → `Done`, or `Unknown`
+    /// while the file is not being restored
+    Range {
+        /// The file.
+        ino: u64,
+        /// The range's number.
+        range: u64,
+    },
     /// Is this node's space filled? → `Done` if it is, `Unknown`
     IsFull,
 }
