@@ -46,6 +46,7 @@ mod read_ahead;
 mod remembered;
 mod remote_data;
 mod remote_inodes;
+mod room;
 mod runs;
 mod scatter;
 mod sieve;

@@ -273,6 +273,9 @@ impl Pool {
     /// descriptor or the error.
     fn create_file(&self, caller: Caller, file: &NewFile<'_>, flags: i32) -> Result<Made, Code> {
         let attached = self.attached()?;
+        if !self.wishes_elsewhere(file.layout.as_ref()) {
+            self.wait_for_room(file.parent);
+        }
         let (ring, alive) = (&attached.ring, || self.is_alive(attached));
         let claim = ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
         let number = Some(Ino(claim.kept())).filter(|ino| file.ahead && *ino != Ino(0));

@@ -375,6 +375,9 @@ impl Pool {
         if !writes || !now.attr.needs_mark() {
             return Ok(None);
         }
+        if self.is_here(&entry.layout) {
+            self.wait_for_room(attr.ino);
+        }
         match self.ask_entry(&Request::MarkDirty { ino: attr.ino }) {
             // Released meanwhile, perhaps restored too: the descriptor is of a file that is gone.
             Ok(marked) if is_attached && !is_next_epoch(&now, &marked) => Ok(Some(marked)),

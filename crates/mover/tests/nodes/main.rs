@@ -5,6 +5,7 @@ mod bed;
 mod killing;
 mod kills;
 mod ranges;
+mod room;
 
 use bed::Nodes;
 
