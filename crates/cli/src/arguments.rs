@@ -353,6 +353,9 @@ pub(crate) struct Staging {
     /// If anything fails, remove everything that was staged
     #[arg(long)]
     pub(crate) all_or_nothing: bool,
+    /// Write the files and bytes copied so far into this file now and then; it has to be there
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(crate) tally: Option<PathBuf>,
     /// Copy files again even if size and time indicate that they are already there
     #[arg(long)]
     pub(crate) no_resume: bool,

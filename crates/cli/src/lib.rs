@@ -23,6 +23,7 @@ mod resources;
 mod run;
 mod staging;
 mod table;
+mod tally;
 mod verbs;
 
 use std::process::ExitCode;

@@ -10,7 +10,7 @@ use clap::{ArgAction, Args, Subcommand, ValueHint};
 Examples:
   forebay bb check job.sh               are the directives of this script right?
   forebay bb sweep                      as root on a node: remove what lost jobs have left
-  forebay bb destroy POOL               as SlurmUser: end a persistent pool when no job uses it
+  forebay bb destroy POOL               end a persistent pool of yours that no job uses
 
 Slurm's plugin, prolog and epilog call the other verbs (docs/slurm.md). Settings are in /etc/forebay/slurm.toml, or in the \
 file that FOREBAY_SLURM_CONF names.")]
@@ -43,8 +43,11 @@ pub(crate) enum BbVerb {
     Epilog,
     /// Remove what jobs have left on this node that ended without an epilog
     Sweep,
-    /// End a persistent pool as soon as no job uses it
+    /// End a persistent pool of yours that no job uses; as SlurmUser, any one as soon as no job uses it
     Destroy {
+        /// Also if it has data that are nowhere else
+        #[arg(long)]
+        discard: bool,
         /// Its name
         name: String,
     },

@@ -1,6 +1,7 @@
 //! The options of the verbs for backing stores.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use forebay_tasks::{Durable, Keep, Policy, Rule};
@@ -142,6 +143,9 @@ pub(crate) struct Work {
     /// Print the tasks as JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write the files and bytes copied so far into this file now and then; it has to be there
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(crate) tally: Option<PathBuf>,
     /// Paths in the pool
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<OsString>,

@@ -106,7 +106,7 @@ pub(crate) fn drain_until_stopped(
     }
     for root in roots {
         let task = MoverClient::connect(dir)?.start(Verb::Sync, root.0, &path_of(pool, root), true)?;
-        match wait(dir, task.id, style, signals, None)? {
+        match wait(dir, task.id, style, signals, None, None)? {
             Waited::Over(task) => {
                 drained.files += task.files_done;
                 drained.bytes += task.bytes_done;

@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::staging::Style;
 use crate::table;
+use crate::tally::Tally;
 
 /// Period of the lines where there is no terminal.
 const LINE_PERIOD: Duration = Duration::from_secs(5);
@@ -35,6 +36,7 @@ pub(crate) fn wait(
     style: Style,
     signals: &Signals,
     until: Option<Instant>,
+    tally: Option<&Tally>,
 ) -> Result<Waited> {
     let mut shown = Shown::new(style);
     let mut lost: Option<Instant> = None;
@@ -45,6 +47,9 @@ pub(crate) fn wait(
             client.wait(id, |task| {
                 lost = None;
                 shown.show(task);
+                if let Some(tally) = tally {
+                    tally.say(task.files_done, task.bytes_done);
+                }
                 stopped = stopped.or_else(|| stop_signal(signals));
                 timed_out = until.is_some_and(|until| Instant::now() >= until);
                 stopped.is_none() && !timed_out

@@ -32,6 +32,15 @@ pub(crate) fn forebay(
     finish(command, is_over)
 }
 
+/// Runs a verb on a pool, and returns what it prints. The error is its reason, in one line.
+pub(crate) fn printed(pool: &Path, words: &[&str]) -> std::result::Result<String, String> {
+    let output = own(words)?.env("FOREBAY_POOL", pool).output().map_err(|e| e.to_string())?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(reason(&String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
 /// Waits for a command, or kills it when `is_over` says so.
 pub(crate) fn finish(mut command: Command, is_over: impl Fn() -> bool) -> std::result::Result<(), String> {
     let out = tempfile().map_err(|e| format!("cannot keep its messages: {e}"))?;

@@ -54,8 +54,33 @@ pub(crate) struct Config {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Store {
     pub(crate) path: PathBuf,
-    /// Transfers of so many jobs run at the same time; 0: of all.
-    pub(crate) at_once: usize,
+    #[serde(default)]
+    pub(crate) at_once: AtOnce,
+}
+
+/// How many jobs' transfers run at the same time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(try_from = "toml::Value")]
+pub(crate) enum AtOnce {
+    /// As many as make the store's total rate grow.
+    #[default]
+    Measured,
+    /// So many; 0: all.
+    Number(usize),
+}
+
+impl TryFrom<toml::Value> for AtOnce {
+    type Error = String;
+
+    fn try_from(value: toml::Value) -> std::result::Result<AtOnce, String> {
+        match &value {
+            toml::Value::String(word) if word == "measured" => Ok(AtOnce::Measured),
+            toml::Value::Integer(number) if *number >= 0 => {
+                Ok(AtOnce::Number(usize::try_from(*number).unwrap_or(usize::MAX)))
+            }
+            other => Err(format!("at_once = {other}: write \"measured\", or a number; 0 means all")),
+        }
+    }
 }
 
 fn node_dir() -> PathBuf {
@@ -152,6 +177,12 @@ mod tests {
         assert!(error.contains("capasity") && error.contains("docs/slurm.md"), "{error}");
         let error = of(&LEAST.replace("2GiB", "much")).unwrap_err().to_string();
         assert!(error.contains("capacity"), "{error}");
+        let store = |at_once: &str| of(&format!("{LEAST}[[store]]\npath = '/l'\n{at_once}\n"));
+        assert_eq!(store("").unwrap().store[0].at_once, AtOnce::Measured);
+        assert_eq!(store("at_once = 'measured'").unwrap().store[0].at_once, AtOnce::Measured);
+        assert_eq!(store("at_once = 2").unwrap().store[0].at_once, AtOnce::Number(2));
+        let error = store("at_once = 'few'").unwrap_err().to_string();
+        assert!(error.contains("few") && error.contains("measured"), "{error}");
         let error = of(&LEAST.replace("'/r'", "'r'")).unwrap_err().to_string();
         assert!(error.contains("slash"), "{error}");
     }

@@ -14,13 +14,13 @@ use serde_json::json;
 use super::config::Config;
 use super::directives::{self, Persistent, Request};
 use super::registry::{now_s, Job, Order, Outcome, Pool, Registry, State};
-use super::{command, steward, user};
+use super::{command, destroying, steward, user};
 use crate::failure;
 
 /// How often results are looked for.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// A pool's steward that has been silent for so long is dead.
-const STEWARD_SILENCE: Duration = Duration::from_secs(30);
+pub(crate) const STEWARD_SILENCE: Duration = Duration::from_secs(30);
 /// Slurm may ask again for a job that was torn down: it was requeued. After so long it is forgotten.
 const MEMORY_S: u64 = 24 * 3600;
 /// The unit in which Slurm counts space.
@@ -77,6 +77,10 @@ impl Hooks {
     /// The space, as JSON. Slurm subtracts what it has given to jobs itself.
     pub(crate) fn pools(&self) -> Result<String> {
         self.forget_old();
+        if self.registry.pools().iter().any(|pool| destroying::is_agreed(&self.registry, pool)) {
+            let _lock = self.registry.lock()?;
+            self.end_agreed();
+        }
         let total = self.config.total_bytes() / GRANULE;
         let elsewhere: u64 = self
             .registry
@@ -90,6 +94,15 @@ impl Hooks {
             { "id": directives::SPACE, "granularity": GRANULE, "quantity": total, "free": free }
         ] })
         .to_string())
+    }
+
+    /// Ends the pools that their users have destroyed. The lock is held.
+    fn end_agreed(&self) {
+        for pool in self.registry.pools() {
+            if pool.users.is_empty() && destroying::is_agreed(&self.registry, &pool) {
+                self.registry.forget_pool(&pool.name);
+            }
+        }
     }
 
     fn forget_old(&self) {
@@ -139,6 +152,7 @@ impl Hooks {
     fn claim(&self, job: u32, uid: u32, persistent: &Persistent, request: &Request) -> Result<String> {
         let name = persistent.name();
         let what = format!("cannot use the persistent pool {name}");
+        self.end_agreed();
         let found = self.registry.pool(name)?;
         let Some(mut pool) = found else {
             let Persistent::Create(_) = persistent else {
@@ -204,16 +218,14 @@ impl Hooks {
         if let Some(why) = job.failed.take() {
             let _lock = self.registry.lock()?;
             self.registry.put_job(&job)?;
-            return Err(Error::new(Code::Io, why).cure(format!("mend it, then `scontrol release {id}`")));
+            return Err(Error::new(Code::Io, why).cure(released(id)));
         }
         if let (Some(Persistent::Use(name)), false) =
             (&job.request.persistent, job.request.stage_in.is_empty())
         {
             let outcome = self.order(&job, name, true)?;
             if !outcome.ok {
-                return Err(
-                    Error::new(Code::Io, outcome.why).cure(format!("mend it, then `scontrol release {id}`"))
-                );
+                return Err(Error::new(Code::Io, outcome.why).cure(released(id)));
             }
         }
         self.advance(id, State::StagedIn)?;
@@ -244,7 +256,7 @@ impl Hooks {
                 self.registry.forget_order(name, &key);
                 return Err(torn(job.job));
             }
-            let silent = self.registry.silent_for(&pool.key(), pool.uid, steward::LEADER_FILE)?;
+            let silent = self.registry.silent_for(&pool.key(), pool.uid, super::registry::LEADER_FILE)?;
             if silent.unwrap_or_else(|| since.elapsed()) > STEWARD_SILENCE {
                 self.registry.forget_order(name, &key);
                 return Err(Error::new(Code::PoolGone, format!("cannot stage with the pool {name}"))
@@ -422,7 +434,7 @@ impl Hooks {
         }
     }
 
-    /// `forebay bb destroy NAME`, for administrators and the pool's owner by way of a job.
+    /// `forebay bb destroy NAME` of an administrator. Users have `destroying::ask`.
     pub(crate) fn destroy(&self, name: &str) -> Result<String> {
         let _lock = self.registry.lock()?;
         let mut pool = self.registry.pool(name)?.ok_or_else(|| {
@@ -443,6 +455,11 @@ impl Hooks {
     pub(crate) fn status(&self, words: &[String]) -> Result<String> {
         Ok(super::queue::text(&self.config, &self.registry, words))
     }
+}
+
+/// Slurm lets only administrators release a job that it holds for its burst buffer.
+fn released(id: u32) -> String {
+    format!("mend it, then submit the job again, or have an administrator `scontrol release {id}`")
 }
 
 fn torn(id: u32) -> Error {

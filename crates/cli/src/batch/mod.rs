@@ -11,6 +11,7 @@
 
 pub(crate) mod command;
 pub(crate) mod config;
+pub(crate) mod destroying;
 pub(crate) mod directives;
 pub(crate) mod hooks;
 pub(crate) mod node;
@@ -18,6 +19,7 @@ pub(crate) mod queue;
 pub(crate) mod recover;
 pub(crate) mod registry;
 pub(crate) mod script;
+pub(crate) mod sharing;
 pub(crate) mod staging;
 pub(crate) mod steward;
 pub(crate) mod turns;

@@ -9,6 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{flock, FlockOperation};
@@ -16,6 +17,9 @@ use rustix::fs::{flock, FlockOperation};
 use super::config::{self, Config};
 use super::registry::{Job, Registry, State};
 use super::{command, user};
+
+/// How long the controller takes at most to have a node end a job.
+const ORDER_ARRIVES: Duration = Duration::from_secs(3);
 
 /// The user of a job.
 struct User {
@@ -160,19 +164,26 @@ pub(crate) fn prolog() -> Result<ExitCode> {
     if let Err(why) = user.run(&["bb", "node-up", &id]) {
         note!("forebay: job {id}: {why}");
         requeue(&id);
+        // The controller's order to end the job has to be here before slurmd starts its script.
+        std::thread::sleep(ORDER_ARRIVES);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Has Slurm take the job back; a job that may not be requeued is cancelled.
+/// Has Slurm take the job back. One with --no-requeue may be, once, as its script has not begun.
 fn requeue(job: &str) {
     let scontrol = |program: &str, words: &[&str]| {
-        let done =
-            Command::new("timeout").args(["20", program]).args(words).arg(job).stdin(Stdio::null()).output();
+        let done = Command::new("timeout").args(["20", program]).args(words).stdin(Stdio::null()).output();
         done.is_ok_and(|output| output.status.success())
     };
-    if !scontrol("scontrol", &["requeue"]) {
-        scontrol("scancel", &[]);
+    let (record, requeue) = (format!("JobId={job}"), ["requeue", job]);
+    if scontrol("scontrol", &requeue) {
+        return;
+    }
+    let may = scontrol("scontrol", &["update", &record, "Requeue=1"]) && scontrol("scontrol", &requeue);
+    scontrol("scontrol", &["update", &record, "Requeue=0"]);
+    if !may {
+        scontrol("scancel", &[job]);
     }
 }
 

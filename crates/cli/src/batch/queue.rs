@@ -1,17 +1,14 @@
 //! `forebay queue`, and what `scontrol show bbstat` prints: jobs, persistent pools, and the turns with their holders.
 
+use std::path::Path;
+
 use serde_json::{json, Value};
 
-use super::config::Config;
+use super::config::{AtOnce, Config, Store};
 use super::registry::{now_s, Job, Registry, State};
-use super::turns::{self, Ticket};
+use super::sharing::{self, Figure};
+use super::turns;
 use crate::table;
-
-fn position(config: &Config, tickets: &[Ticket], ticket: &Ticket) -> (usize, bool) {
-    let before = tickets.iter().filter(|other| other.store == ticket.store && *other < ticket).count();
-    let at_once = turns::store_of(config, ticket.store.as_ref()).map_or(usize::MAX, |(_, n)| n);
-    (before + 1, before < at_once)
-}
 
 /// Jobs that are not over, pools, and turns. Words: numbers of jobs, or names of pools, that alone are of interest.
 pub(crate) fn text(config: &Config, registry: &Registry, words: &[String]) -> String {
@@ -52,44 +49,92 @@ pub(crate) fn text(config: &Config, registry: &Registry, words: &[String]) -> St
     text + &turns_text(config, registry)
 }
 
-/// Policy and order of each store.
+fn policy(at_once: AtOnce) -> String {
+    match at_once {
+        AtOnce::Measured => {
+            "measured: one more transfer begins when that raises the store's rate enough".to_owned()
+        }
+        AtOnce::Number(0) => "shared: all transfers at the same time".to_owned(),
+        AtOnce::Number(1) => "in turn: one job at a time".to_owned(),
+        AtOnce::Number(n) => format!("in turn: {n} jobs at a time"),
+    }
+}
+
+/// Policy and order of each store, and what the policy goes by.
 pub(crate) fn turns_text(config: &Config, registry: &Registry) -> String {
-    let tickets = turns::all(&registry.turns());
+    let dir = registry.turns();
     let mut text = String::from("stores:\n");
     for store in &config.store {
-        let policy = match store.at_once {
-            0 => "shared: all transfers at the same time".to_owned(),
-            1 => "in turn: one job at a time".to_owned(),
-            n => format!("in turn: {n} jobs at a time"),
-        };
-        text += &format!("  {} {policy}\n", store.path.display());
-        for ticket in tickets.iter().filter(|t| t.store == store.path.display().to_string()) {
-            let (place, runs) = position(config, &tickets, ticket);
+        let path = store.path.display().to_string();
+        let tickets = turns::of_store(&dir, &path, store.at_once);
+        text += &format!("  {path} {}\n", policy(store.at_once));
+        for Known { figure, needed, joins } in known(&dir, store, &path, tickets.len()) {
+            text += &format!(
+                "    {}: the rate is {:.2} times as high, {:.2} needed with {} transfers: {}; measured {} s ago\n",
+                figure.mix.text(),
+                figure.growth,
+                needed,
+                tickets.len().max(2),
+                if joins { "joins" } else { "waits" },
+                now_s().saturating_sub(figure.measured_s)
+            );
+        }
+        for (place, (ticket, runs)) in tickets.iter().enumerate() {
             let way = if ticket.into_pool { "stage-in" } else { "stage-out" };
-            let state = if runs { "runs" } else { "waits" };
-            text += &format!("    {place}. {way} of job {} {state}\n", ticket.key);
+            let state = if *runs { "runs" } else { "waits" };
+            text += &format!("    {}. {way} of job {} {state}\n", place + 1, ticket.key);
         }
     }
     text
 }
 
+/// What was measured of a store, and what follows from it.
+struct Known {
+    figure: Figure,
+    needed: f64,
+    joins: bool,
+}
+
+fn known(dir: &Path, store: &Store, path: &str, transfers: usize) -> Vec<Known> {
+    if store.at_once != AtOnce::Measured {
+        return Vec::new();
+    }
+    let figures = sharing::figures(dir, &turns::escaped(path));
+    let known = |figure: Figure| {
+        let needed = figure.mix.needed(transfers.max(2));
+        Known { figure, needed, joins: figure.growth > needed }
+    };
+    figures.into_iter().map(known).collect()
+}
+
 /// The same as JSON.
 pub(crate) fn turns_json(config: &Config, registry: &Registry) -> Value {
-    let tickets = turns::all(&registry.turns());
-    json!(config
-        .store
-        .iter()
-        .map(|store| {
-            let path = store.path.display().to_string();
-            json!({
-                "store": path,
-                "at_once": store.at_once,
-                "transfers": tickets.iter().filter(|t| t.store == path).map(|ticket| {
-                    let (place, runs) = position(config, &tickets, ticket);
-                    json!({ "place": place, "job": ticket.key, "runs": runs,
-                            "way": if ticket.into_pool { "in" } else { "out" } })
-                }).collect::<Vec<_>>(),
+    let dir = registry.turns();
+    let of = |store: &Store| {
+        let path = store.path.display().to_string();
+        let tickets = turns::of_store(&dir, &path, store.at_once);
+        let figures: Vec<Value> = known(&dir, store, &path, tickets.len())
+            .into_iter()
+            .map(|Known { figure, needed, joins }| {
+                json!({ "ins": figure.mix.ins, "outs": figure.mix.outs,
+                        "joins_way": if figure.mix.joins_in { "in" } else { "out" },
+                        "growth": figure.growth, "needed": needed, "joins": joins,
+                        "measured_s": figure.measured_s })
             })
-        })
-        .collect::<Vec<_>>())
+            .collect();
+        let transfers: Vec<Value> = tickets
+            .iter()
+            .enumerate()
+            .map(|(place, (ticket, runs))| {
+                json!({ "place": place + 1, "job": ticket.key, "runs": runs,
+                        "way": if ticket.into_pool { "in" } else { "out" } })
+            })
+            .collect();
+        let at_once = match store.at_once {
+            AtOnce::Measured => json!("measured"),
+            AtOnce::Number(number) => json!(number),
+        };
+        json!({ "store": path, "at_once": at_once, "figures": figures, "transfers": transfers })
+    };
+    json!(config.store.iter().map(of).collect::<Vec<_>>())
 }

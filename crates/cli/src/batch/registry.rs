@@ -23,6 +23,8 @@ use serde::{Deserialize, Serialize};
 use super::config::Config;
 use super::directives::Request;
 
+/// The file that says that node 0 of a persistent pool is alive.
+pub(crate) const LEADER_FILE: &str = "leader";
 /// A result is a few lines; more is not read.
 const FILE_MAX: u64 = 1 << 20;
 
@@ -288,6 +290,13 @@ impl Registry {
         let path = if name.is_empty() { dir } else { dir.join(name) };
         let changed = std::fs::symlink_metadata(path).and_then(|m| m.modified()).ok();
         Ok(changed.map(|at| SystemTime::now().duration_since(at).unwrap_or_default()))
+    }
+
+    /// Whether a file among a pool's results was written after the pool's record, which each claim of a job rewrites.
+    pub(crate) fn is_newer_than_record(&self, pool: &Pool, name: &str) -> bool {
+        let changed = |path: PathBuf| std::fs::symlink_metadata(path).and_then(|m| m.modified()).ok();
+        let file = changed(self.results(&pool.key()).join(name));
+        file.zip(changed(self.pool_path(&pool.name))).is_some_and(|(file, record)| file > record)
     }
 
     /// Makes this user's directory of results.

@@ -111,7 +111,8 @@ pub(crate) fn begin(asked: &Asked) -> Result<String> {
     let dir = base.parent().unwrap_or(&base).join(format!("job-{id}"));
     let what = format!("cannot make {}", dir.display());
     DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|e| Error::io(&*what, &e))?;
-    let pool = dir.join("pool");
+    // On other hosts nothing removes a directory around it.
+    let pool = dir.with_file_name(format!("job-{id}.pool"));
     let this = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let alone = all.len() <= 1
         && all
@@ -132,7 +133,12 @@ pub(crate) fn begin(asked: &Asked) -> Result<String> {
             )))
         }
     }
+    // A pool that cannot start leaves no node up, so there is nothing to stop.
     if let Err(e) = start(asked, &record) {
+        let _ = std::fs::remove_dir_all(&dir);
+        return Err(e);
+    }
+    if let Err(e) = fill(asked, &record) {
         let _ = finish(&file, &record, false);
         return Err(e);
     }
@@ -170,9 +176,14 @@ fn start(asked: &Asked, record: &Record) -> Result<()> {
     let whole = "cannot start the job's pool";
     let mut command = command::own(&words).map_err(|why| failed(whole, why))?;
     command.env_remove("FOREBAY_POOL");
-    command::finish(command, || false).map_err(|why| failed(whole, why))?;
+    command::finish(command, || false).map_err(|why| failed(whole, why))
+}
+
+/// Attaches the store and stages in.
+fn fill(asked: &Asked, record: &Record) -> Result<()> {
     if let Some(url) = &asked.backing {
-        forebay(&record.pool, &["attach", url, "/"], || false).map_err(|why| failed(whole, why))?;
+        forebay(&record.pool, &["attach", url, "/"], || false)
+            .map_err(|why| failed("cannot attach the job's store", why))?;
     }
     for pair in &asked.stage_in {
         forebay(&record.pool, &["stage-in", "--no-progress", pair], || false)

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::command::{forebay, ENDED, LOOK_AGAIN};
+use super::command::{self, forebay, ENDED, LOOK_AGAIN};
 use super::config::Config;
 use super::registry::{self, Outcome, Registry};
 use super::turns;
+use crate::table;
 
 /// Failed tries of stage-outs, a line each.
 pub(crate) const SAID_FILE: &str = "said";
@@ -36,7 +37,31 @@ pub(crate) struct Turns<'a> {
     pub(crate) key: &'a str,
 }
 
+/// Runs a verb that transfers data. It writes its tally into its turn's ticket.
+fn transfer(
+    pool: &Path,
+    words: &[&str],
+    turn: Option<&turns::Turn>,
+    is_over: &dyn Fn() -> bool,
+) -> std::result::Result<(), String> {
+    let tally = turn.map(|turn| format!("--tally={}", turn.tally().display()));
+    let words: Vec<&str> = words.iter().copied().chain(tally.as_deref()).collect();
+    forebay(pool, &words, is_over)
+}
+
+/// Fails if a pool has data that no store has.
+pub(crate) fn nothing_is_here_alone(pool: &Path) -> std::result::Result<(), String> {
+    let text = command::printed(pool, &["state", "-r", "--json", "/"])?;
+    let sums: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+    let count = |state: &str| sums[0][state]["files"].as_u64().unwrap_or(0);
+    match ["unattached", "dirty", "draining"].map(count).iter().sum() {
+        0 => Ok(()),
+        files => Err(format!("{} of it may be nowhere else", table::count(files, "file"))),
+    }
+}
+
 impl Turns<'_> {
+    /// A turn at the store of a path or URL, if it has turns.
     fn turn(
         &self,
         path: &str,
@@ -59,10 +84,21 @@ impl Turns<'_> {
     ) -> std::result::Result<(), String> {
         for pair in pairs {
             let source = pair.split(':').next().unwrap_or_default();
-            let _turn = self.turn(source, true, is_over)?;
-            forebay(pool, &["stage-in", "--no-progress", pair], is_over)?;
+            let turn = self.turn(source, true, is_over)?;
+            transfer(pool, &["stage-in", "--no-progress", pair], turn.as_ref(), is_over)?;
         }
         Ok(())
+    }
+
+    /// Copies to a pool's backing store what that lacks.
+    pub(crate) fn drain(
+        &self,
+        pool: &Path,
+        url: &str,
+        is_over: &dyn Fn() -> bool,
+    ) -> std::result::Result<(), String> {
+        let turn = self.turn(url, false, is_over)?;
+        transfer(pool, &["sync", "--no-progress", "-r", "/"], turn.as_ref(), is_over)
     }
 
     /// Stages out; what fails often is kept elsewhere.
@@ -106,7 +142,7 @@ impl Turns<'_> {
                 return Err(ENDED.to_owned());
             }
             let turn = self.turn(destination, false, is_over)?;
-            match forebay(pool, &["stage-out", "--no-progress", pair], is_over) {
+            match transfer(pool, &["stage-out", "--no-progress", pair], turn.as_ref(), is_over) {
                 Ok(()) => return Ok(()),
                 Err(text) => why = text,
             }

@@ -323,11 +323,11 @@ impl Here {
         let turns = Turns { config: &self.config, registry: &self.registry, key: &self.job.key() };
         let mut outcome =
             turns.stage_out(&pool, &self.job.request.stage_out, self.job.job, &|| self.is_over());
-        if self.job.request.backing.is_some() && !self.is_over() {
+        if let (Some(url), false) = (&self.job.request.backing, self.is_over()) {
             let mut done = Ok(());
             let mut pause = Duration::from_secs(self.config.stage_out_pause_s);
             for attempt in 1..=self.config.stage_out_tries.max(1) {
-                done = forebay(&pool, &["sync", "-r", "/", "--no-progress"], || self.is_over());
+                done = turns.drain(&pool, url, &|| self.is_over());
                 if done.is_ok() || self.is_over() {
                     break;
                 }

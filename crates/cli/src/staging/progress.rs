@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Direction;
 use crate::table;
+use crate::tally::Tally;
 
 /// Period of the lines where there is no terminal.
 const LINE_PERIOD: Duration = Duration::from_secs(5);
@@ -115,6 +116,7 @@ pub(crate) struct Shown<'a> {
     scanned: AtomicBool,
     next_line_ms: AtomicU64,
     started: Instant,
+    tally: Option<Tally>,
 }
 
 impl<'a> Shown<'a> {
@@ -143,7 +145,13 @@ impl<'a> Shown<'a> {
             scanned: AtomicBool::new(false),
             next_line_ms: AtomicU64::new(LINE_PERIOD.as_millis() as u64),
             started: Instant::now(),
+            tally: None,
         }
+    }
+
+    /// Writes a tally too.
+    pub(crate) fn with_tally(self, tally: Option<Tally>) -> Shown<'a> {
+        Shown { tally, ..self }
     }
 
     /// Removes the bar.
@@ -198,8 +206,11 @@ impl Progress for Shown<'_> {
     }
 
     fn done(&self, files: u64, bytes: u64) {
-        self.done_files.fetch_add(files, Ordering::Relaxed);
-        self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let all_files = self.done_files.fetch_add(files, Ordering::Relaxed) + files;
+        let all_bytes = self.done_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if let Some(tally) = &self.tally {
+            tally.say(all_files, all_bytes);
+        }
         match self.style {
             Style::Bar => {
                 self.bar.inc(bytes);

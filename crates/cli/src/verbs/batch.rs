@@ -1,5 +1,6 @@
 //! `forebay bb`, `forebay job`, `forebay queue` and `forebay recover`.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -8,10 +9,12 @@ use serde_json::json;
 
 use crate::arguments::{Bb, BbVerb, JobCommand, JobVerb, Queue, Recover};
 use crate::batch::config::Config;
-use crate::batch::hooks::Hooks;
+use crate::batch::hooks::{self, Hooks};
 use crate::batch::registry::Registry;
 use crate::batch::user::Here;
-use crate::batch::{command, directives, node, queue as turns, recover as kept, script, steward, user};
+use crate::batch::{
+    command, destroying, directives, node, queue as turns, recover as kept, script, steward, user,
+};
 use crate::failure;
 
 pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
@@ -28,8 +31,14 @@ pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
         BbVerb::Prolog => node::prolog(),
         BbVerb::Epilog => node::epilog(),
         BbVerb::Sweep => node::sweep_all(),
-        BbVerb::Destroy { name } => {
-            failure::put(Hooks::new()?.destroy(&name)?);
+        BbVerb::Destroy { name, discard } => {
+            let uid = rustix::process::geteuid().as_raw();
+            let registry = Config::read()?.registry;
+            let administers = uid == 0 || std::fs::metadata(&registry).is_ok_and(|stat| stat.uid() == uid);
+            failure::put(match administers {
+                true => Hooks::new()?.destroy(&name)?,
+                false => destroying::ask(&name, discard, hooks::STEWARD_SILENCE)?,
+            });
             Ok(ExitCode::SUCCESS)
         }
         BbVerb::NodeUp { job } => Here::of_this_process(job)?.up().map(|()| ExitCode::SUCCESS),

@@ -9,6 +9,7 @@ use forebay_types::{Error, Result};
 
 use crate::arguments::{StageIn, StageOut, Staging};
 use crate::staging::{self, Direction, Interrupt, Shown, Style};
+use crate::tally::Tally;
 use crate::{failure, pool};
 
 pub(super) fn stage_in(named: Option<PathBuf>, arguments: StageIn) -> Result<ExitCode> {
@@ -40,7 +41,8 @@ fn stage(
     let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|e| Error::io("cannot wait for signals", &e))?;
     let interrupt = Interrupt::new(&signals, None);
-    let shown = Shown::new(direction, Style::of_stderr(!arguments.no_progress), &interrupt);
+    let shown = Shown::new(direction, Style::of_stderr(!arguments.no_progress), &interrupt)
+        .with_tally(arguments.tally.clone().map(Tally::new));
     let result = match direction {
         Direction::In => forebay_stage::stage_in(pool, pairs, &options, &shown),
         Direction::Out => forebay_stage::stage_out(pool, pairs, &options, &shown),

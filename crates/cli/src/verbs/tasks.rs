@@ -13,6 +13,7 @@ use crate::arguments::{Tasks, TasksVerb, Work};
 use crate::backing::{self, Waited};
 use crate::staging::Style;
 use crate::table::{self, Facts};
+use crate::tally::Tally;
 use crate::{failure, pool};
 
 /// Errors of a task that are printed.
@@ -32,6 +33,7 @@ pub(super) fn work(named: Option<PathBuf>, verb: Verb, arguments: &Work) -> Resu
     let dir = pool::directory(named)?;
     let pool = pool::attach(&dir)?;
     let signals = signals()?;
+    let tally = arguments.tally.clone().map(Tally::new);
     let mut all = Vec::new();
     let mut failed = false;
     for text in &arguments.paths {
@@ -44,7 +46,7 @@ pub(super) fn work(named: Option<PathBuf>, verb: Verb, arguments: &Work) -> Resu
             let task = MoverClient::connect(&dir)?.start(verb, ino, &shown, arguments.recursive)?;
             match arguments.no_wait {
                 true => Ok(task),
-                false => until_over(&dir, task.id, style(arguments), &signals),
+                false => until_over(&dir, task.id, style(arguments), &signals, tally.as_ref()),
             }
         });
         match done {
@@ -69,8 +71,8 @@ pub(super) fn work(named: Option<PathBuf>, verb: Verb, arguments: &Work) -> Resu
 }
 
 /// Waits for a task. A signal ends this process, and the task goes on.
-fn until_over(dir: &Path, id: u64, style: Style, signals: &Signals) -> Result<Task> {
-    match backing::wait(dir, id, style, signals, None)? {
+fn until_over(dir: &Path, id: u64, style: Style, signals: &Signals, tally: Option<&Tally>) -> Result<Task> {
+    match backing::wait(dir, id, style, signals, None, tally)? {
         Waited::Over(task) | Waited::TimedOut(task) => Ok(task),
         Waited::Interrupted(signal) => {
             note!("forebay: task {id} goes on: `forebay tasks wait {id}` waits for it, `forebay tasks cancel {id}` ends it");
@@ -142,7 +144,7 @@ pub(super) fn tasks(named: Option<PathBuf>, arguments: &Tasks) -> Result<ExitCod
         }
         TasksVerb::Wait { id, no_progress } => {
             let style = Style::of_stderr(!no_progress && !arguments.json);
-            let task = until_over(&dir, *id, style, &signals()?)?;
+            let task = until_over(&dir, *id, style, &signals()?, None)?;
             Ok(ended(&task, arguments.json))
         }
         TasksVerb::Cancel { id } => {
