@@ -102,6 +102,12 @@ impl Slurm {
         std::fs::create_dir(self.dir.join("state")).unwrap();
         std::fs::create_dir(self.dir.join("here")).unwrap();
         std::fs::create_dir(self.dir.join("bin")).unwrap();
+        // Users of the nodes may mount, whether or not those of this host may.
+        if Path::new("/dev/fuse").exists() {
+            let mut made = Command::new("mknod");
+            made.arg("--mode=666").arg(self.dir.join("fuse")).args(["c", "10", "229"]);
+            assert!(made.status().unwrap().success());
+        }
         more(self, &mut conf);
         write("hosts", hosts.as_bytes());
         write("slurm.conf", conf.as_bytes());
@@ -118,6 +124,7 @@ impl Slurm {
         let dir = self.dir.display();
         let script = format!(
             "mount --bind {dir}/hosts /etc/hosts && mount --bind {dir}/node{node} {dir}/here && \
+             {{ [ ! -e {dir}/fuse ] || mount --bind {dir}/fuse /dev/fuse; }} && \
              mount --bind {} {dir}/bin && hostname {} && exec {line}",
             self.built().display(),
             self.node_name(node)
@@ -132,8 +139,9 @@ impl Slurm {
     /// The directory with the programs of `cargo build`. All users see it on the nodes as `bin`.
     fn built(&self) -> PathBuf {
         let me = std::env::current_exe().unwrap();
-        let built = me.parent().and_then(Path::parent).unwrap();
-        assert!(built.join("forebay").is_file(), "cargo build --workspace has not been run");
+        // The benchmark is beside them, tests are one directory below.
+        let built = me.ancestors().skip(1).take(2).find(|dir| dir.join("forebay").is_file());
+        let built = built.expect("cargo build --workspace has not been run");
         built.to_owned()
     }
 
@@ -161,6 +169,22 @@ impl Slurm {
         let at = self.daemons.iter().position(|(l, n, _)| l == line && *n == on).expect("it runs");
         let (_, _, daemon) = self.daemons.remove(at);
         end(daemon);
+    }
+
+    /// The mounts of Forebay that the nodes' slurmds see, a line each.
+    pub(super) fn mounts(&self) -> Vec<String> {
+        let slurmds = self.daemons.iter().filter(|(line, _, _)| line.starts_with("slurmd"));
+        let of = |daemon: &Child| {
+            let id = daemon.id();
+            let children =
+                std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+            let mounts = |child| std::fs::read_to_string(format!("/proc/{child}/mounts")).unwrap_or_default();
+            children.split_whitespace().map(mounts).collect::<String>()
+        };
+        let dir = self.dir.display().to_string();
+        let all: String = slurmds.map(|(_, _, daemon)| of(daemon)).collect();
+        let ours = |line: &&str| line.contains(" fuse") && line.contains(&dir);
+        all.lines().filter(ours).map(str::to_owned).collect()
     }
 
     pub(super) fn wait(&self, what: &str, mut come: impl FnMut() -> bool) {

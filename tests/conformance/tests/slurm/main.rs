@@ -9,7 +9,9 @@
 mod bed;
 mod cluster;
 mod jobs;
+mod pools;
 mod scripts;
+mod site;
 
 use std::process::Command;
 
