@@ -4,7 +4,7 @@ use crate::orders::Orders;
 use crate::report::{Table, Target};
 use crate::sizes::Sizes;
 use crate::systems::{turns, Pool, System};
-use crate::{backing, cost, data, machine, meta, mount, mpi, nodes, stage, tools};
+use crate::{backing, cost, data, jobs, machine, meta, mount, mpi, nodes, stage, tools};
 use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
@@ -22,14 +22,14 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--results" => results = Some(value()?),
             "--disk" => disk = value()?,
             "--quick" => quick = true,
-            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "backing" | "day"
-            | "tools" => {
+            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "backing" | "jobs"
+            | "day" | "tools" => {
                 sections.push(argument.as_str());
             }
             part if backing::PARTS.contains(&part) => sections.push(part),
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, backing ({}), day, tools",
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, backing ({}), jobs, day, tools",
                     backing::PARTS.join(", ")
                 ))
             }
@@ -55,7 +55,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
     let needs_no_age = |section: &str| {
-        let own = ["cost", "nodes", "far", "ranks", "backing", "day"];
+        let own = ["cost", "nodes", "far", "ranks", "backing", "jobs", "day"];
         own.contains(&section) || backing::PARTS.contains(&section)
     };
     if sections.iter().any(|section| !needs_no_age(section)) {
@@ -102,6 +102,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
                     show(table, &mut tables)
                 })?;
             }
+            "jobs" => jobs::measure(&binaries, &disk, &sizes, &mut |table| show(table, &mut tables))?,
             "day" => backing::day(&binaries, &disk, &results, sizes.is_quick)?,
             _ => tools::measure(&systems)?,
         }

@@ -14,7 +14,8 @@ use crate::sizes::Sizes;
 use std::path::Path;
 
 pub(crate) use self::day::measure as day;
-pub(crate) use self::programs::{drive_day_read, drive_day_write, drive_files, drive_list};
+pub(crate) use self::programs::{drive_day_read, drive_day_write, drive_files, drive_list, Files};
+pub(crate) use self::slow::{SlowStore, Slowness};
 
 /// The parts of the section, each of which can be measured alone.
 pub(crate) const PARTS: [&str; 5] = ["staging", "listings", "copies", "resident", "names"];
