@@ -1,6 +1,7 @@
 //! Resources files in both forms, and what is said of wrong ones.
 
 use super::*;
+use forebay_tasks::Recall;
 
 fn parsed(name: &str, text: &str) -> Result<Resources> {
     parse(text, Path::new(name))
