@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_types::{Code, Ino, Kind, Request, FLAG_UNLISTED, RENAME_EXCHANGE, RENAME_NOREPLACE};
+use forebay_types::{Code, Ino, Kind, Request, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use super::mover::Mover;
 use super::pool::Pool;
