@@ -1,23 +1,11 @@
-//! Names of unlisted directories: a directory whose names were not all imported yet is asked for one name at a time.
-//!
-//! The shard *knows* a name of an unlisted directory if it has an entry, a place or a pending place of that name: its
-//! view of the name holds then, as in a listed directory. It knows too that the store lacks a name of which the mover
-//! has reported so. A request for any other name is refused with [`Code::NotListed`] until the mover has asked the store
-//! for it.
-//!
-//! Absent names are knowledge of the store, not state of the pool: they are in memory alone, at most
-//! [`ABSENT_NAMES_MAX`], and the oldest is forgotten first. A name that is forgotten costs one more question to the
-//! store. So that an absence is never believed after the name came by the pool's own doing, a name is remembered only
-//! while the shard does not know it otherwise, and forgotten when a place is recorded under it and when its directory is
-//! listed or is to be listed again. A journal that is applied again passes this check: requests in it have passed it.
-//! Tests: here, and `tests/backing_store`.
+//! Names that the stores of unlisted directories are known to lack (`unlisted.rs`): knowledge of the store, not state of
+//! the pool. So it is in memory alone, at most [`ABSENT_NAMES_MAX`] names, of which the oldest is forgotten first. A name
+//! that is forgotten costs one more question to the store.
 
 use std::collections::{HashMap, VecDeque};
 
 use forebay_types::limits::ABSENT_NAMES_MAX;
-use forebay_types::{Code, Ino, FLAG_UNLISTED};
-
-use crate::batch::{Answer, Batch};
+use forebay_types::Ino;
 
 /// The names that stores are known to lack.
 #[derive(Debug, Default)]
@@ -31,11 +19,11 @@ pub(crate) struct Absences {
 }
 
 impl Absences {
-    fn has(&self, directory: Ino, name: &[u8]) -> bool {
+    pub(crate) fn has(&self, directory: Ino, name: &[u8]) -> bool {
         self.names.get(&directory.0).is_some_and(|names| names.contains_key(name))
     }
 
-    fn add(&mut self, directory: Ino, name: &[u8]) {
+    pub(crate) fn add(&mut self, directory: Ino, name: &[u8]) {
         self.last += 1;
         self.names.entry(directory.0).or_default().insert(name.to_vec(), self.last);
         self.order.push_back((directory, name.to_vec(), self.last));
@@ -61,42 +49,6 @@ impl Absences {
     /// The names of a directory are known no longer, or all of them are known.
     pub(crate) fn forget_all_of(&mut self, directory: Ino) {
         self.names.remove(&directory.0);
-    }
-}
-
-impl Batch<'_> {
-    /// Refuses a name of an unlisted directory of which only the store can say whether it exists.
-    #[cold]
-    pub(crate) fn check_known(&mut self, slot: usize, name: &[u8]) -> Answer<()> {
-        let directory = self.state.directories.get(slot).attr.ino;
-        let is_known = self.applies_again()
-            || self.state.absences.has(directory, name)
-            || self.is_of_pool(slot, name)?;
-        match is_known {
-            true => Ok(()),
-            false => {
-                self.met_unlisted = Some((directory, Some(name.to_vec())));
-                Err(Code::NotListed)
-            }
-        }
-    }
-
-    /// True for a name of which the pool's view holds.
-    fn is_of_pool(&self, slot: usize, name: &[u8]) -> Answer<bool> {
-        let directory = self.state.directories.get(slot).attr.ino;
-        Ok(self.find_entry(slot, name)?.is_some()
-            || self.placed(directory, name)?.is_some()
-            || self.is_pending(directory, name)?)
-    }
-
-    /// The store of an unlisted directory lacks a name.
-    pub fn note_absent(&mut self, directory: Ino, name: &[u8]) -> std::result::Result<(), Code> {
-        let slot = self.directory(directory)?;
-        let is_unlisted = self.state.directories.get(slot).attr.flags & FLAG_UNLISTED != 0;
-        if is_unlisted && !self.is_of_pool(slot, name)? {
-            self.state.absences.add(directory, name);
-        }
-        Ok(())
     }
 }
 

@@ -11,7 +11,7 @@
 //! copied, and makes the file clean only if that is its epoch still: so a write during the copy is never lost.
 //!
 //! A directory whose names are not imported yet is *unlisted*: requests for its entries are refused with
-//! [`Code::NotListed`], until the daemon has had them imported: the one name that a request needs (`absences.rs`), or all
+//! [`Code::NotListed`], until the daemon has had them imported: the one name that a request needs (`unlisted.rs`), or all
 //! of them for a listing and to tell whether the directory is empty. Tests: `tests/backing_store`.
 
 use forebay_types::limits::LINKS_MAX;

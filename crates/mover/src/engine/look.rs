@@ -2,13 +2,11 @@
 //!
 //! A look-up costs one or two calls to the store; a listing costs as many as the directory has names, or pages of them,
 //! and memory in the shard for each. So a program that needs one name of a million waits for that one alone. A program that
-//! needs many is better served by a listing: after [`LOOKS_BEFORE_LIST`] look-ups the directory is listed in the
-//! background, but only as far as [`NAMES_A_LOOK`] names for each look-up that there was; a listing that meets more names is
+//! needs many is better served by a listing: after several look-ups (`looks.rs`) the directory is listed in the
+//! background, but only as far as a number of names for each look-up that there was; a listing that meets more names is
 //! given up, and begins anew when there were twice as many look-ups. So what is listed in vain is never more than a
 //! fixed multiple of what the look-ups cost, however large the directory is. docs/decisions/0046 has the numbers.
 
-use std::collections::{HashSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_types::{Code, Error, Ino, Result};
@@ -18,61 +16,10 @@ use super::shared::{for_programs, Shared};
 use crate::host::{self, Instant};
 use crate::store::{Object, Store, StorePath, StoreResult, TemporaryName};
 
-/// Look-ups in a directory before it is listed.
-const LOOKS_BEFORE_LIST: u64 = 8;
-/// Names that are listed for each look-up that there was.
-const NAMES_A_LOOK: u64 = 256;
-/// Directories of which the look-ups are counted.
-const DIRECTORIES_MAX: usize = 256;
 /// How long a look-up waits for a directory that the store does not have, and the pause between two looks. The drain
 /// reports a rename right after it.
 const MOVED_PATIENCE: Duration = Duration::from_secs(1);
 const MOVED_PERIOD: Duration = Duration::from_millis(10);
-
-/// The look-ups that are under way, and how often programs looked up names of directories. A leaf mutex.
-#[derive(Debug, Default)]
-pub(super) struct Looks(Mutex<Counts>);
-
-#[derive(Debug, Default)]
-struct Counts {
-    under_way: HashSet<(Ino, Vec<u8>)>,
-    /// The directories that were used last come last.
-    directories: VecDeque<(Ino, u64)>,
-}
-
-impl Looks {
-    fn locked(&self) -> MutexGuard<'_, Counts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// False if the name is being looked up already.
-    pub(super) fn begin(&self, directory: Ino, name: &[u8]) -> bool {
-        self.locked().under_way.insert((directory, name.to_vec()))
-    }
-
-    pub(super) fn end(&self, directory: Ino, name: &[u8]) {
-        self.locked().under_way.remove(&(directory, name.to_vec()));
-    }
-
-    /// A name of a directory was looked up. The names up to which the directory is to be listed now, if it is.
-    fn note(&self, directory: Ino) -> Option<u64> {
-        let all = &mut self.locked().directories;
-        let at = all.iter().position(|(known, _)| *known == directory);
-        let (_, before) = at.and_then(|at| all.remove(at)).unwrap_or((directory, 0));
-        if all.len() >= DIRECTORIES_MAX {
-            all.pop_front();
-        }
-        let looks = before + 1;
-        all.push_back((directory, looks));
-        let is_due = looks >= LOOKS_BEFORE_LIST && looks.is_power_of_two();
-        is_due.then_some(looks * NAMES_A_LOOK)
-    }
-
-    /// A directory is listed: its look-ups count from the beginning if it is to be listed again.
-    fn forget(&self, directory: Ino) {
-        self.locked().directories.retain(|(known, _)| *known != directory);
-    }
-}
 
 /// Looks a name up for a program that waits for it. The names up to which its directory is to be listed, if it is now.
 pub(super) fn look(shared: &Shared, directory: Ino, name: &[u8]) -> Option<u64> {
@@ -183,32 +130,4 @@ fn shortened(found: StoreResult<Option<Object>>) -> StoreResult<Option<Object>> 
 fn may_have(store: &dyn Store, name: &[u8]) -> bool {
     let is_plain = || std::str::from_utf8(name).is_ok_and(|name| name.trim() == name);
     TemporaryName::parse(name).is_none() && (store.abilities().raw_names || is_plain())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn directory_is_listed_after_several_looks_and_again_after_twice_as_many() {
-        let looks = Looks::default();
-        let due: Vec<_> =
-            (1..=32).map(|look| (look, looks.note(Ino(5)))).filter(|(_, n)| n.is_some()).collect();
-        let names = |looks: u64| Some(looks * NAMES_A_LOOK);
-        assert_eq!(due, [(8, names(8)), (16, names(16)), (32, names(32))]);
-        looks.forget(Ino(5));
-        assert!((1..8).all(|_| looks.note(Ino(5)).is_none()));
-        assert!(looks.note(Ino(5)).is_some());
-    }
-
-    #[test]
-    fn looks_are_counted_for_the_directories_that_were_used_last() {
-        let looks = Looks::default();
-        (1..8).for_each(|_| assert_eq!(looks.note(Ino(5)), None));
-        for other in 0..DIRECTORIES_MAX as u64 {
-            assert_eq!(looks.note(Ino(100 + other)), None);
-        }
-        assert_eq!(looks.note(Ino(5)), None, "it was forgotten");
-        assert_eq!(looks.locked().directories.len(), DIRECTORIES_MAX);
-    }
 }

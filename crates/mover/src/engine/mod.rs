@@ -21,6 +21,7 @@ mod link;
 mod list;
 mod listings;
 mod look;
+mod looks;
 mod lost;
 mod marks;
 mod moving;
@@ -107,7 +108,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         restoring: Restoring::default(),
         ranges: Ranges::default(),
         listing: Restoring::default(),
-        looks: look::Looks::default(),
+        looks: looks::Looks::default(),
         persisting: Restoring::default(),
         peers: Peers::new(link),
         jobs: Jobs::default(),

@@ -11,7 +11,7 @@ use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 use super::evict::{evict, free_bytes, Restoring};
 use super::holds::Holds;
 use super::link::Link;
-use super::look::Looks;
+use super::looks::Looks;
 use super::marks::{mark_restored, Marks};
 use super::peers::{Answer, Jobs, Letter, Peers, Work};
 use super::ranges::{FileRanges, Ranges};
