@@ -21,6 +21,7 @@ pub(crate) use stores::{
     Attach, Detach, Pin, Pinned, Prestage, Purge, Refresh, Release, Resolve, State, Sync, Tasks, TasksVerb,
     Unpin, WaitDurable, Work,
 };
+pub(crate) use values::recall;
 
 const AFTER_HELP: &str = "\
 Run a program over a pool of its own, with its input staged in and its results out:

@@ -8,7 +8,7 @@ mod progress;
 mod trees;
 mod url;
 
-pub(crate) use attaching::{attach, Attached};
+pub(crate) use attaching::{attach, recall_in_words, Attached};
 pub(crate) use detaching::detach;
 pub(crate) use draining::{drain, drain_until_stopped, would_lose, Drained};
 pub(crate) use pending::{all, nodes, nodes_of, Lacking};

@@ -13,6 +13,8 @@ pub struct Directory {
     ino: Ino,
     cookie: Cookie,
     attributes: bool,
+    /// Only the entries that the shard has.
+    is_known: bool,
     end: bool,
     at: usize,
     len: usize,
@@ -58,8 +60,11 @@ impl Directory {
     }
 
     fn fill(&mut self, pool: &Pool) -> Result<(), Code> {
-        let request =
-            Request::ReadDirectory { ino: self.ino, cookie: self.cookie, attributes: self.attributes };
+        let Directory { ino, cookie, attributes, .. } = *self;
+        let request = match self.is_known {
+            true => Request::ReadKnown { ino, cookie },
+            false => Request::ReadDirectory { ino, cookie, attributes },
+        };
         let n = pool.call(&request, &mut self.buffer)?;
         match Reply::decode(&self.buffer[..n])? {
             Reply::Entries(entries) => self.end = entries.end || entries.bytes.is_empty(),
@@ -83,11 +88,17 @@ impl Pool {
             ino: dir,
             cookie: 0,
             attributes,
+            is_known: false,
             end: false,
             at: 0,
             len: 0,
             buffer: [0; READDIR_REPLY_BYTES],
         }
+    }
+
+    /// A cursor over the entries of `dir` that the pool has, although its backing store may have more.
+    pub fn read_known(&self, dir: Ino) -> Directory {
+        Directory { is_known: true, ..self.read_directory(dir) }
     }
 
     /// A path of an inode from the pool's root: `/`, or `/a/b`. For a directory it is its path. For any other inode it

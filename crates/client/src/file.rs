@@ -94,12 +94,12 @@ impl Pool {
         if !entry.attr.is_file() {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid });
         }
-        let mut entry = self.resident(entry)?;
+        let mut entry = self.resident_for(entry, !write)?;
         for _ in 0..ATTEMPTS {
             let file = self.open_stripes(&entry, write)?;
             match self.entry_to_open_again(&entry, write)? {
                 None => return Ok(file),
-                Some(now) => entry = self.resident(&now)?,
+                Some(now) => entry = self.resident_for(&now, !write)?,
             }
         }
         Err(Code::Busy)

@@ -1,7 +1,7 @@
 //! Calls by name and inode rather than path, for tools that walk trees themselves.
 
 use forebay_data::BackingName;
-use forebay_types::{Code, Entry, Ino, PoolSpace, Reply, Request};
+use forebay_types::{Code, Entry, Ino, PoolSpace, Reply, Request, FLAG_UNLISTED};
 
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Pool};
@@ -106,6 +106,10 @@ impl Pool {
         inotify: std::os::fd::BorrowedFd<'_>,
         mask: u32,
     ) -> Result<i32, Code> {
+        // The mirror begins with all names, and those that a listing brings later are no events.
+        if self.get_attr(ino)?.attr.flags & FLAG_UNLISTED != 0 {
+            self.read_directory(ino).next(self)?;
+        }
         self.address().watch(ino, inotify, mask)
     }
 

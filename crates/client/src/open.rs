@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_data::{AnchorName, BackingName};
 use forebay_types::{Code, Entry, Ino, Kind, Request, FLAG_ATTACHED};
 
+use crate::connection::Role;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
@@ -64,6 +65,11 @@ pub(crate) fn wanted(flags: i32) -> u32 {
         _ => READ | WRITE,
     };
     access | if flags & libc::O_TRUNC != 0 { WRITE } else { 0 }
+}
+
+/// True if opening with `flags` can only read.
+pub(crate) fn reads_alone(flags: i32) -> bool {
+    flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY
 }
 
 /// True if opening with `flags` may wait for the other end.
@@ -210,7 +216,7 @@ impl Pool {
             || !permits((attr.mode, attr.uid, attr.gid), wanted(flags), false)
         {
             true => Ok(entry),
-            false if flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY => self.near(&entry),
+            false if reads_alone(flags) => self.near(&entry),
             false => self.resident(&entry),
         }
     }
@@ -287,7 +293,8 @@ impl Pool {
             return Err(Code::NotSupported);
         }
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
-        let mut entry = self.resident_here(entry)?;
+        let reads_alone = reads_alone(flags);
+        let mut entry = self.resident_here(entry, reads_alone)?;
         for _ in 0..ATTEMPTS {
             let fd = self.open_stripe(&entry, 0, 0, flags & KERNEL_FLAGS)?;
             match self.entry_to_open_again(&entry, writes) {
@@ -297,7 +304,7 @@ impl Pool {
                 }
                 Ok(Some(now)) => {
                     close(fd);
-                    entry = self.resident_here(&now)?;
+                    entry = self.resident_here(&now, reads_alone)?;
                 }
                 Err(code) => {
                     close(fd);
@@ -319,10 +326,31 @@ impl Pool {
         }
     }
 
+    /// The same for an open. With `reads_alone` the store's setting may forbid the copy, or limit what a process has copied:
+    /// [`Code::NoAttribute`] then too.
+    #[inline]
+    pub(crate) fn resident_for(&self, entry: &Entry, reads_alone: bool) -> Result<Entry, Code> {
+        if entry.attr.is_resident() || !entry.attr.is_file() {
+            return Ok(*entry);
+        }
+        // The mount asks for the process whose open it serves. Tools copy what their user named.
+        if reads_alone && self.recalls() && self.role() == Role::Host {
+            self.may_recall(entry.attr.ino, std::process::id())?;
+        }
+        self.restore_near(entry)
+    }
+
+    /// Asks whether a process may have a released file's data copied in order to read them.
+    #[cold]
+    pub fn may_recall(&self, ino: Ino, process: u32) -> Result<(), Code> {
+        let asked = self.request(&Request::Recall { ino, process: process.into() }, |_| Ok(()));
+        asked.map_err(|code| if code == Code::NotFound { Code::Stale } else { code })
+    }
+
     /// The same for a file whose backing file was here. [`Code::Stale`] if it is on another node by now.
     #[inline]
-    fn resident_here(&self, entry: &Entry) -> Result<Entry, Code> {
-        let entry = self.resident(entry)?;
+    fn resident_here(&self, entry: &Entry, reads_alone: bool) -> Result<Entry, Code> {
+        let entry = self.resident_for(entry, reads_alone)?;
         match entry.attr.is_file() && !self.is_here(&entry.layout) {
             true => Err(Code::Stale),
             false => Ok(entry),

@@ -11,16 +11,17 @@
 //! copied, and makes the file clean only if that is its epoch still: so a write during the copy is never lost.
 //!
 //! A directory whose names are not imported yet is *unlisted*: requests for its entries are refused with
-//! [`Code::NotListed`], until the daemon has had them imported. Tests: `tests/backing_store`.
+//! [`Code::NotListed`], until the daemon has had them imported: the one name that a request needs (`unlisted.rs`), or all
+//! of them for a listing and to tell whether the directory is empty. Tests: `tests/backing_store`.
 
 use forebay_types::limits::LINKS_MAX;
 use forebay_types::{
-    Attr, Code, Ino, Kind, Layout, NodeId, Placed, Reader, Reply, SetAttr, StoreObject, StoreVersion,
-    Timestamp, TxId, EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY,
-    FLAG_DRAINING, FLAG_FSYNC_WAITS, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
+    Attr, Code, Ino, Kind, Layout, NodeId, Placed, Reader, Reply, SetAttr, StoreObject, StorePlace,
+    StoreVersion, Timestamp, TxId, EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS,
+    FLAG_DIRTY, FLAG_DRAINING, FLAG_FSYNC_WAITS, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
 };
 
-use crate::batch::{Answer, Batch, Context};
+use crate::batch::{Answer, Batch, Context, Unlisted, PAYLOAD_BYTES_MAX};
 use crate::copies::Copy;
 use crate::holds::Hold;
 use crate::keys;
@@ -126,6 +127,7 @@ impl Batch<'_> {
         let at = if is_last { None } else { Some((parent, name)) };
         self.forget_places_of(found.ino, at, discard)?;
         self.drop_place(parent, name)?;
+        self.state.absences.forget(parent, name);
         let reply = self.remove_entry(c, slot, &found, name, inode)?;
         if relist {
             self.change_flags(c, parent, FLAG_UNLISTED, 0)?;
@@ -163,10 +165,36 @@ impl Batch<'_> {
             && self.find_inode(ino).ok().flatten().is_some_and(|inode| inode.attr.flags & FLAG_ATTACHED != 0)
     }
 
+    /// The directory with the store to which an inode belongs, and the store's settings; none for an inode of no store.
+    pub fn store_settings(&mut self, ino: Ino) -> std::result::Result<Option<(Ino, Vec<u8>)>, Code> {
+        let mut payload = vec![0; PAYLOAD_BYTES_MAX];
+        let top = match self.store_place(ino, &mut payload)? {
+            Reply::Bytes(bytes) => StorePlace::decode(bytes)?,
+            _ => return Err(Code::Corrupt),
+        };
+        if !top.is_root {
+            return Ok(None);
+        }
+        match self.get_xattr(top.top, STORE_SETTINGS, &mut payload) {
+            Ok(Reply::Bytes(bytes)) => Ok(Some((top.top, bytes.to_vec()))),
+            Ok(_) => Err(Code::Corrupt),
+            Err(Code::NoAttribute) => Ok(None),
+            Err(code) => Err(code),
+        }
+    }
+
     /// True for a file whose data are in its backing store alone.
     pub fn is_to_be_restored(&self, ino: Ino) -> bool {
-        let is_released = |inode: Inode| inode.attr.is_file() && !inode.attr.is_resident();
-        self.state.ledger.has_stores() && self.find_inode(ino).ok().flatten().is_some_and(is_released)
+        self.bytes_to_restore(ino).is_some()
+    }
+
+    /// The bytes of such a file; none for any other inode.
+    pub fn bytes_to_restore(&self, ino: Ino) -> Option<u64> {
+        if !self.state.ledger.has_stores() {
+            return None;
+        }
+        let Inode { attr, .. } = self.find_inode(ino).ok().flatten()?;
+        (attr.is_file() && !attr.is_resident()).then_some(attr.size)
     }
 
     /// Sets and clears flags of an inode.
@@ -179,6 +207,9 @@ impl Batch<'_> {
     ) -> Answer<Reply<'static>> {
         self.admit(Class::Removal, Work::writes(3))?;
         let mut inode = self.inode(ino)?;
+        if (set | clear) & FLAG_UNLISTED != 0 {
+            self.state.absences.forget_all_of(ino);
+        }
         inode.attr.flags = inode.attr.flags & !clear | set;
         self.store_inode(&inode)?;
         c.effects.inode(inode.entry());
@@ -190,15 +221,15 @@ impl Batch<'_> {
     pub(crate) fn check_listed(&mut self, ino: Ino) -> Answer<()> {
         match self.find_inode(ino)? {
             Some(inode) if inode.attr.flags & FLAG_UNLISTED != 0 && inode.attr.is_directory() => {
-                self.met_unlisted = Some(ino);
+                self.met_unlisted = Some((ino, None));
                 Err(Code::NotListed)
             }
             _ => Ok(()),
         }
     }
 
-    /// The directory for which the last request was refused with [`Code::NotListed`].
-    pub fn take_unlisted(&mut self) -> Option<Ino> {
+    /// What the last request that was refused with [`Code::NotListed`] needs of the store.
+    pub fn take_unlisted(&mut self) -> Option<Unlisted> {
         self.met_unlisted.take()
     }
 

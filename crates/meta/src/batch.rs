@@ -21,6 +21,10 @@ use crate::shard::{Shard, State};
 /// The largest number of bytes that a reply borrows.
 pub const PAYLOAD_BYTES_MAX: usize = MESSAGE_BYTES_MAX - REPLY_HEADER_BYTES;
 
+/// An unlisted directory, and the name of which the shard does not know whether the store has it; without a name if all
+/// names are needed.
+pub type Unlisted = (Ino, Option<Vec<u8>>);
+
 /// The result of an operation; its error is a code, as on all hot paths.
 pub(crate) type Answer<T> = std::result::Result<T, Code>;
 
@@ -41,8 +45,8 @@ pub struct Batch<'a> {
     pub(crate) state: RefMut<'a, State>,
     /// The wide directory that the last request named.
     pub(crate) met_wide: Option<Parts>,
-    /// The unlisted directory for which the last request was refused.
-    pub(crate) met_unlisted: Option<Ino>,
+    /// The unlisted directory for which the last request was refused; with the name, if that is all that was needed.
+    pub(crate) met_unlisted: Option<Unlisted>,
     usage: Option<Usage>,
     reserve_open: bool,
 }
@@ -149,6 +153,10 @@ impl<'a> Batch<'a> {
             Request::ReadDirectory { ino, cookie, attributes } => {
                 self.read_directory(ino, cookie, attributes, payload)
             }
+            Request::ReadKnown { ino, cookie } => {
+                self.narrow(ino)?;
+                self.entries_behind(ino, cookie, false, payload)
+            }
             Request::ReadLink { ino } => self.read_link(ino, payload),
             Request::GetXattr { ino, name } => self.get_xattr(ino, name, payload),
             Request::SetXattr { ino, name, value, flags } => self.set_xattr(c, ino, name, value, flags),
@@ -177,6 +185,8 @@ impl<'a> Batch<'a> {
             Request::Import { ino, objects } => self.import(c, ino, objects),
             Request::Listed { ino } => self.listed(c, ino),
             Request::Restore { ino } | Request::RestoreRange { ino, .. } => self.get_attr(c, ino),
+            // The daemon has allowed it, or no store is concerned.
+            Request::Recall { .. } => Ok(Reply::Done),
             // The daemon has waited, or nothing is to be waited for.
             Request::Persist { .. } => Ok(Reply::Count(0)),
             Request::WaitForStore { ino, fsync, close } => self.wait_for_store(c, ino, fsync, close),
@@ -211,6 +221,7 @@ impl<'a> Batch<'a> {
             | Request::StoreFailed { .. }
             | Request::RangeRestored { .. }
             | Request::Persisted { .. }
+            | Request::LookedUp { .. }
             | Request::AskMover { .. }
             | Request::MoverWork
             | Request::MoverAnswer { .. }
@@ -261,6 +272,11 @@ impl<'a> Batch<'a> {
     /// crash are applied again this way: lack of a few pages must not refuse them.
     pub fn open_reserve(&mut self) {
         self.reserve_open = true;
+    }
+
+    /// True while requests are applied that were acknowledged before a crash.
+    pub(crate) fn applies_again(&self) -> bool {
+        self.reserve_open
     }
 
     /// Updates a directory in memory after its entries or links changed.

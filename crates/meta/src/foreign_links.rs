@@ -347,7 +347,7 @@ impl Batch<'_> {
     }
 
     pub(crate) fn name_of<'o>(&mut self, parent: Ino, ino: Ino, payload: &'o mut [u8]) -> Answer<Reply<'o>> {
-        self.entries_of(parent)?;
+        self.narrow(parent)?;
         for item in self.tx.range(&keys::entry(parent, 0), &keys::entry(parent, u64::MAX))? {
             let (key, bytes) = item?;
             let Some(Key::Entry(..)) = keys::decode(key) else { return Err(Code::Corrupt) };

@@ -9,8 +9,8 @@
 //! directory sizes are right; no inode number is assigned twice; an inode that lost its last link and has backing files
 //! is listed as an orphan. [`Shard::check`] checks all of this.
 //!
-//! Layers, top down: `namespace`, `rename`, `attributes`, `values`, `replies`, and for backing stores `backing_store`
-//! and `places`, are the operations; `batch` dispatches
+//! Layers, top down: `namespace`, `rename`, `attributes`, `values`, `replies`, and for backing stores `backing_store`,
+//! `unlisted` and `places`, are the operations; `batch` dispatches
 //! a request to one of them; `directories` caches directories in memory; `page_budget` counts pages, so that a full
 //! medium is an error and never a signal; `record` and `keys` define the stored records; `lmdb_txn` is the only user of
 //! LMDB. The format is in docs/disk-format.md.
@@ -19,6 +19,7 @@
 //! look-up or create whose directory is in memory allocates nothing. Tests: in the modules, and crates/meta/tests: a
 //! reference model, crashes, a full medium, damage.
 
+mod absences;
 mod attributes;
 mod backing_store;
 mod batch;
@@ -45,11 +46,12 @@ mod replies;
 mod shard;
 mod snapshot;
 mod two_phase_commit;
+mod unlisted;
 mod values;
 mod wide;
 
 pub use backing_store::STORE_SETTINGS;
-pub use batch::{Batch, PAYLOAD_BYTES_MAX};
+pub use batch::{Batch, Unlisted, PAYLOAD_BYTES_MAX};
 pub use check_report::CheckReport;
 pub use coordinator::Plan;
 pub use effects::{Delivery, Effects, Mark, NameEffect, Since};

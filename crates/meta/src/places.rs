@@ -114,6 +114,7 @@ impl Batch<'_> {
         w.u8(RECORD_VERSION)?;
         placed.encode(&mut w)?;
         let n = w.len();
+        self.state.absences.forget(parent, name);
         self.tx.put(keys::place(parent, name).bytes(), &buffer[..n])
     }
 

@@ -19,6 +19,7 @@ use forebay_types::{Attr, Code, Error, Ino, Layout, NodeId, Result, Timestamp};
 use heed::{Env, EnvFlags, EnvOpenOptions, WithoutTls};
 use rustix::fs::{flock, FlockOperation};
 
+use crate::absences::Absences;
 use crate::directories::Directories;
 use crate::holds::Holds;
 use crate::keys;
@@ -81,6 +82,8 @@ pub(crate) struct State {
     pub(crate) new_orphans: BTreeMap<u64, Layout>,
     /// Names and directories held by cross-node transactions.
     pub(crate) holds: Holds,
+    /// Names that unlisted directories' stores lack.
+    pub(crate) absences: Absences,
     pub(crate) space: Space,
     /// A batch was dropped: ledger and directories must be read again.
     pub(crate) stale: bool,
@@ -357,6 +360,7 @@ impl State {
             directories,
             new_orphans: BTreeMap::new(),
             holds: Holds::default(),
+            absences: Absences::default(),
             space,
             stale: true,
         }

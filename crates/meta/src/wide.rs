@@ -38,15 +38,23 @@ pub(crate) fn decode_place(cookie: Cookie) -> (usize, usize) {
 }
 
 impl Batch<'_> {
-    /// The slot of a directory that has entries of its own. [`Code::Wide`] for a wide one; its parts are then stored
-    /// for [`Batch::refusal`].
+    /// The slot of a directory that has entries of its own, all of which are known. [`Code::Wide`] for a wide one; its
+    /// parts are then stored for [`Batch::refusal`].
     #[inline]
     pub(crate) fn entries_of(&mut self, ino: Ino) -> Answer<usize> {
+        let slot = self.narrow(ino)?;
+        match self.state.directories.get(slot).attr.flags & FLAG_UNLISTED {
+            0 => Ok(slot),
+            _ => self.check_listed(ino).map(|()| slot),
+        }
+    }
+
+    /// The slot of a directory that has entries of its own, of which only some may be known.
+    #[inline]
+    pub(crate) fn narrow(&mut self, ino: Ino) -> Answer<usize> {
         let slot = self.directory(ino)?;
-        let attr = &self.state.directories.get(slot).attr;
-        match (attr.width_log2, attr.flags & FLAG_UNLISTED) {
-            (0, 0) => Ok(slot),
-            (0, _) => self.check_listed(ino).map(|()| slot),
+        match self.state.directories.get(slot).attr.width_log2 {
+            0 => Ok(slot),
             _ => self.refuse_wide(ino),
         }
     }
@@ -55,7 +63,10 @@ impl Batch<'_> {
     /// with [`Code::Wide`], and with the list of parts if the directory is on this node too.
     #[inline]
     pub(crate) fn entries_for(&mut self, ino: Ino, name: &[u8]) -> Answer<usize> {
-        let slot = self.entries_of(ino)?;
+        let slot = self.narrow(ino)?;
+        if self.state.directories.get(slot).attr.flags & FLAG_UNLISTED != 0 {
+            self.check_known(slot, name)?;
+        }
         if ino.is_part() {
             self.check_part(slot, name)?;
         }

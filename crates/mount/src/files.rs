@@ -70,6 +70,9 @@ impl FileSystem {
             self.drop_set_ids(rq, ino)?;
         }
         let mut entry = self.entry(ino)?;
+        if let Some(entry) = &entry {
+            self.check_recall(rq, entry, flags).map_err(gone_is_stale)?;
+        }
         if self.pool.spans_nodes() {
             entry = entry.as_ref().map(|entry| self.near(entry, flags)).transpose().map_err(gone_is_stale)?;
         }

@@ -28,6 +28,8 @@ impl FileSystem {
         if let Some(ino) = inode_of_name(name).filter(|_| parent == self.root) {
             return self.lookup_inode(rq.uid, ino, out);
         }
+        // Before the look-up: the names that the listing of a directory brings are not announced.
+        let is_unlisted = self.is_unlisted(parent);
         for _ in 0..LOOKS_MAX {
             let found = self.pool.lookup(parent, name).and_then(|entry| {
                 if entry.attr.is_file() && self.pool.is_one_here(&entry.layout) {
@@ -45,7 +47,7 @@ impl FileSystem {
                 Err(Code::Stale) => {}
                 Err(Code::NotFound) => {
                     let validity = self.entry_validity(parent);
-                    if validity == protocol::Validity::NONE {
+                    if is_unlisted || validity == protocol::Validity::NONE {
                         return Err(Errno(libc::ENOENT));
                     }
                     protocol::put_absent(out, validity);

@@ -20,6 +20,14 @@ fn is_for_reading(flags: i32) -> bool {
     flags & libc::O_ACCMODE == libc::O_RDONLY && flags & (libc::O_TRUNC | OPEN_TO_RUN) == 0
 }
 
+/// The process of a thread: the thread itself if that cannot be told, and 0 for one that this process cannot see.
+#[cold]
+fn process_of(thread: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    process.unwrap_or(thread)
+}
+
 impl FileSystem {
     /// An inode of an attached tree.
     fn attached(&self, ino: Ino) -> Option<Entry> {
@@ -104,6 +112,17 @@ impl FileSystem {
                 self.waits_for_space(f.u64().ok()?)
             }
             _ => None,
+        }
+    }
+
+    /// Refuses an open for reading of a released file whose data the process may not have copied. Running a program is no
+    /// scan.
+    pub(crate) fn check_recall(&self, rq: &Request<'_>, entry: &Entry, flags: i32) -> Result<(), Code> {
+        let is_released =
+            entry.attr.is_file() && entry.attr.flags & FLAG_ATTACHED != 0 && !entry.attr.is_resident();
+        match is_released && is_for_reading(flags) {
+            true => self.pool.may_recall(entry.attr.ino, process_of(rq.thread)),
+            false => Ok(()),
         }
     }
 

@@ -23,7 +23,7 @@ pub use drain_policy::DrainPolicy;
 pub use failure::Failure;
 pub use policy::{Policy, Rule};
 pub use report::{MoverReport, StoreReport};
-pub use settings::{Durable, StoreSettings};
+pub use settings::{Durable, Recall, StoreSettings};
 
 use std::fmt;
 

@@ -1,5 +1,6 @@
 //! The settings of an attached store: the value of `trusted.forebay.store` of the directory where it is attached.
 
+use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,9 @@ pub struct StoreSettings {
     /// Whether the directory shows only what was created or staged in the pool, not the store's names.
     #[serde(default)]
     pub explicit: bool,
+    /// What programs may have copied into the pool by opening files for reading.
+    #[serde(default)]
+    pub recall: Recall,
 }
 
 impl StoreSettings {
@@ -38,6 +42,7 @@ impl StoreSettings {
             rules: Vec::new(),
             durable: Durable::No,
             explicit: false,
+            recall: Recall::Yes,
         }
     }
 
@@ -92,6 +97,52 @@ impl FromStr for Durable {
     }
 }
 
+/// What a process may have copied from a store by opening files for reading alone. As text `yes`, `no`, or a number of
+/// bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Recall {
+    /// All.
+    #[default]
+    Yes,
+    /// Nothing.
+    No,
+    /// Files of so many bytes together, within [`RECALL_WINDOW_NS`](forebay_types::limits::RECALL_WINDOW_NS).
+    UpTo(u64),
+}
+
+impl fmt::Display for Recall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Recall::Yes => f.write_str("yes"),
+            Recall::No => f.write_str("no"),
+            Recall::UpTo(bytes) => write!(f, "{bytes}"),
+        }
+    }
+}
+
+impl From<Recall> for String {
+    fn from(recall: Recall) -> String {
+        recall.to_string()
+    }
+}
+
+impl TryFrom<String> for Recall {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Recall, String> {
+        match text.as_str() {
+            "yes" => Ok(Recall::Yes),
+            "no" => Ok(Recall::No),
+            bytes => {
+                let bytes =
+                    bytes.parse().map_err(|_| "it is none of yes, no, a number of bytes".to_owned())?;
+                Ok(Recall::UpTo(bytes))
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -108,17 +159,20 @@ mod tests {
             rules: vec!["*.tmp=temporary".parse().unwrap()],
             durable: Durable::Close,
             explicit: true,
+            recall: Recall::UpTo(5 << 30),
         };
         let text = serde_json::to_string(&settings).unwrap();
         assert!(text.contains(r#""drain":"age:30s""#), "{text}");
+        assert!(text.contains(r#""recall":"5368709120""#), "{text}");
+        assert!(serde_json::from_str::<Recall>("\"some\"").is_err());
         assert!(text.contains(r#"[{"pattern":"*.tmp","policy":"never"}]"#), "{text}");
         assert!(settings.policy_of(b"a/b.tmp").is_temporary() && !settings.policy_of(b"a/b").is_temporary());
         assert_eq!(settings.policy_of_directories(), settings.drain);
         assert_eq!(serde_json::from_str::<StoreSettings>(&text).unwrap(), settings);
         let least: StoreSettings = serde_json::from_str(r#"{"url":"/lustre"}"#).unwrap();
         assert_eq!(
-            (least.read_only, least.drain, least.explicit),
-            (false, Policy::of(DrainPolicy::Close), false)
+            (least.read_only, least.drain, least.explicit, least.recall),
+            (false, Policy::of(DrainPolicy::Close), false, Recall::Yes)
         );
     }
 }

@@ -76,7 +76,7 @@ fn time(r: &mut Reader<'_>) -> Result<Timestamp, Code> {
 }
 
 /// What calls wait for.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum StoreTask {
     /// The names of a directory.
     List(Ino),
@@ -86,30 +86,38 @@ pub enum StoreTask {
     Persist(Ino),
     /// A range of a file's data: the one with this number, of [`crate::limits::RANGE_BYTES`] bytes. The rest of the file follows.
     Range(Ino, u64),
+    /// One name of a directory that is not listed.
+    Look(Ino, Vec<u8>),
 }
 
 impl StoreTask {
+    /// The most bytes of an encoded task.
+    pub const BYTES_MAX: usize = 1 + 8 + 2 + NAME_MAX;
+
     /// The directory or file.
-    pub fn ino(self) -> Ino {
+    pub fn ino(&self) -> Ino {
         match self {
             StoreTask::List(ino)
             | StoreTask::Restore(ino)
             | StoreTask::Persist(ino)
-            | StoreTask::Range(ino, _) => ino,
+            | StoreTask::Range(ino, _)
+            | StoreTask::Look(ino, _) => *ino,
         }
     }
 
     /// Appends the task.
-    pub fn encode(self, w: &mut Writer<'_>) -> Result<(), Code> {
+    pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
         w.u8(match self {
             StoreTask::List(_) => 0,
             StoreTask::Restore(_) => 1,
             StoreTask::Persist(_) => 2,
             StoreTask::Range(..) => 3,
+            StoreTask::Look(..) => 4,
         })?;
         w.u64(self.ino().0)?;
         match self {
-            StoreTask::Range(_, number) => w.u64(number),
+            StoreTask::Range(_, number) => w.u64(*number),
+            StoreTask::Look(_, name) => w.short_bytes(name),
             _ => Ok(()),
         }
     }
@@ -124,6 +132,11 @@ impl StoreTask {
                 1 => StoreTask::Restore(ino),
                 2 => StoreTask::Persist(ino),
                 3 => StoreTask::Range(ino, r.u64()?),
+                4 => {
+                    let name = r.short_bytes()?;
+                    name::check(name)?;
+                    StoreTask::Look(ino, name.to_vec())
+                }
                 _ => return Err(Code::Malformed),
             });
         }
@@ -449,8 +462,9 @@ mod tests {
             StoreTask::Restore(Ino(6)),
             StoreTask::Persist(Ino(7)),
             StoreTask::Range(Ino(8), 9),
+            StoreTask::Look(Ino(9), b"a name".to_vec()),
         ];
-        let mut buffer = [0; 44];
+        let mut buffer = [0; 44 + 9 + 2 + 6];
         let mut w = Writer::new(&mut buffer);
         tasks.iter().for_each(|task| task.encode(&mut w).unwrap());
         assert_eq!(StoreTask::decode_list(&buffer), Ok(tasks.to_vec()));

@@ -191,6 +191,16 @@ pub const RANGE_BYTES: u64 = 1 << 20;
 /// less than 170 ms, and a file that was opened whole is read without requests.
 pub const RANGES_FILE_BYTES_MIN: u64 = 16 << 20;
 
+/// How long what a process had copied from a backing store counts against its limit. A scan of a tree takes longer than a
+/// look at some files, and a program that works for hours is not stopped by what it read in the morning.
+pub const RECALL_WINDOW_NS: u64 = 600_000_000_000;
+/// Processes of which is known what they had copied. More within one window start from nothing again.
+pub const RECALLING_PROCESSES_MAX: usize = 4096;
+
+/// Names of unlisted directories that their stores are known to lack: about 300 KiB of memory. Programs search few names
+/// in vain before a directory is listed whole.
+pub const ABSENT_NAMES_MAX: usize = 4096;
+
 /// From this percentage on, files in front of a backing store are opened for writing so that their writes can wait for
 /// space. Their writers may fill what is left up to [`HIGH_WATER_PERCENT`], at which writes begin to wait.
 pub const SCARCE_PERCENT: u64 = 75;

@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use forebay_tasks::{Durable, Keep, Policy, Rule};
+use forebay_tasks::{Durable, Keep, Policy, Recall, Rule};
 
-use super::values::seconds;
+use super::values::{recall, seconds};
 
 /// `forebay attach`.
 #[derive(Debug, Args)]
@@ -18,6 +18,7 @@ Examples:
   forebay attach 's3://bucket?endpoint=https://minio:9000&region=eu' /data
   forebay attach 'file:///nfs/slow?rate=100MB/s' /out --explicit --drain request
   forebay attach /lustre/run /run --drain close,open=snapshot:10m --durable fsync
+  forebay attach /lustre/archive /archive --recall 10GiB
   forebay attach /lustre/run /run --rule '*.tmp=temporary' --rule 'ckpt/**=age:10m'
 
 The directory shows the store's tree: names come at the first look, data at the first open. What
@@ -45,6 +46,10 @@ pub(crate) struct Attach {
     /// Which calls of programs wait until the store has their data: no, fsync (with MPI_File_sync), close (both)
     #[arg(long, value_name = "CALLS", default_value = "no")]
     pub(crate) durable: Durable,
+    /// What programs may have copied from the store by opening released files for reading: yes, no, or a size, which is
+    /// what one process may have copied within 10 minutes. Further such opens fail with ENODATA
+    #[arg(long, value_name = "yes|no|SIZE", default_value = "yes", value_parser = recall)]
+    pub(crate) recall: Recall,
     /// Print as JSON what was attached
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,6 +1,7 @@
 //! Values of options that clap does not parse itself.
 
 use forebay_server::Medium;
+use forebay_tasks::Recall;
 
 pub(super) fn medium(text: &str) -> Result<Medium, String> {
     text.parse().map_err(|e: forebay_types::Error| e.to_string())
@@ -8,6 +9,15 @@ pub(super) fn medium(text: &str) -> Result<Medium, String> {
 
 pub(super) fn size(text: &str) -> Result<u64, String> {
     forebay_server::parse_size(text).map_err(|e| e.to_string())
+}
+
+/// `yes`, `no`, or a size.
+pub(crate) fn recall(text: &str) -> Result<Recall, String> {
+    match text {
+        "yes" => Ok(Recall::Yes),
+        "no" => Ok(Recall::No),
+        text => size(text).map(Recall::UpTo).map_err(|why| format!("it is neither yes nor no, and {why}")),
+    }
 }
 
 /// Seconds of a time: `30s`, `10m`, `2h`, or a number of seconds.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay_client::{Fail, PathBuffer, Pool};
 use forebay_server::control;
-use forebay_tasks::{Durable, MoverClient, StoreSettings};
+use forebay_tasks::{Durable, MoverClient, Recall, StoreSettings};
 use forebay_types::{Code, Entry, Error, Ino, Reply, Request, Result, FLAG_ATTACHED, FLAG_STORE};
 
 use super::detaching::forget_all;
@@ -30,7 +30,7 @@ impl Attached {
 
     /// The result in words.
     pub(crate) fn text(&self) -> String {
-        let StoreSettings { url, read_only, drain, rules, durable, explicit } = &self.settings;
+        let StoreSettings { url, read_only, drain, rules, durable, explicit, recall } = &self.settings;
         let already = if self.already { "; it was already" } else { "" };
         let shows = match explicit {
             true => ", which shows only what the pool gets",
@@ -48,7 +48,22 @@ impl Attached {
                 format!("drained: {drain}{}{waits}", rules.collect::<String>())
             }
         };
-        format!("{} is in front of {url}{shows}, {writes}{already}\n", self.place())
+        let reads = match recall {
+            Recall::Yes => String::new(),
+            recall => format!("; {}", recall_in_words(*recall)),
+        };
+        format!("{} is in front of {url}{shows}, {writes}{reads}{already}\n", self.place())
+    }
+}
+
+/// What `--recall` means.
+pub(crate) fn recall_in_words(recall: Recall) -> String {
+    match recall {
+        Recall::Yes => "programs have released files copied by reading them".to_owned(),
+        Recall::No => "no program has released files copied by reading them".to_owned(),
+        Recall::UpTo(bytes) => {
+            format!("a process has at most {} copied within 10 minutes by reading", table::bytes(bytes))
+        }
     }
 }
 

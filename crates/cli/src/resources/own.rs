@@ -10,13 +10,14 @@ use forebay_types::Result;
 
 use super::contents::{check_disjoint, Attachment, Place, Resources};
 use super::tree::{Node, Value};
+use crate::arguments::recall;
 use crate::backing::Url;
 use crate::pool;
 
 const KEYS: [&str; 5] = ["capacity", "media", "mount", "stores", "directories"];
 const KEYS_OF_STORE: [&str; 1] = ["url"];
-const KEYS_OF_DIRECTORY: [&str; 9] =
-    ["at", "store", "url", "read-only", "explicit", "drain", "rules", "durable", "prestage"];
+const KEYS_OF_DIRECTORY: [&str; 10] =
+    ["at", "store", "url", "read-only", "explicit", "drain", "rules", "durable", "recall", "prestage"];
 
 /// The stores by name, with their lines.
 type Stores = BTreeMap<String, Url>;
@@ -99,6 +100,20 @@ fn directory(node: &Node, stores: &Stores, place: &Place) -> Result<Attachment> 
             "explicit" => settings.explicit = flag(node, &below)?,
             "drain" => settings.drain = parsed::<Policy>(node, &below)?,
             "durable" => settings.durable = parsed::<Durable>(node, &below)?,
+            "recall" => {
+                // YAML takes `yes` and `no` for booleans.
+                let text = match &node.value {
+                    Value::Flag(flag) => {
+                        if *flag {
+                            "yes"
+                        } else {
+                            "no"
+                        }
+                    }
+                    _ => text(node, &below)?,
+                };
+                settings.recall = recall(text).map_err(|why| below.wrong(line, why))?;
+            }
             "rules" => settings.rules = rules(node, &below)?,
             "prestage" => {
                 for (i, node) in list(node, &below)?.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! Resources files in both forms, and what is said of wrong ones.
 
 use super::*;
+use forebay_tasks::Recall;
 
 fn parsed(name: &str, text: &str) -> Result<Resources> {
     parse(text, Path::new(name))
@@ -29,6 +30,7 @@ prestage = ["mesh.nc", "input"]
 at = "data"
 store = "bucket"
 read-only = true
+recall = "10GiB"
 [directories.rules]
 "mesh*" = "reusable"
 "#;
@@ -47,15 +49,17 @@ fn own_form_says_stores_directories_policies_and_capacity() {
         (forebay_tasks::Durable::Fsync, &["mesh.nc".into(), "input".into()][..])
     );
     assert_eq!((&second.at[..], second.settings.read_only), (&b"/data"[..], true));
+    assert_eq!((first.settings.recall, second.settings.recall), (Recall::Yes, Recall::UpTo(10 << 30)));
     assert!(second.settings.policy_of(b"a/mesh.1").reusable);
 }
 
 #[test]
 fn own_form_is_read_in_yaml_too() {
-    let text = "capacity: 1GiB\nstores: {p: /lustre}\ndirectories:\n- at: /d\n  store: p\n  rules: ['*.tmp=never']\n";
+    let text = "capacity: 1GiB\nstores: {p: /lustre}\ndirectories:\n- at: /d\n  store: p\n  rules: ['*.tmp=never']\n  recall: no\n";
     let resources = parsed("case.yaml", text).unwrap();
     assert_eq!((resources.capacity, resources.directories.len()), (Some(1 << 30), 1));
     assert!(resources.directories[0].settings.policy_of(b"x.tmp").is_temporary());
+    assert_eq!(resources.directories[0].settings.recall, Recall::No);
 }
 
 const ECHOFS: &str = r#"
@@ -128,6 +132,11 @@ fn errors_name_line_and_key() {
             "a.toml",
             directory("drain = \"sometimes\""),
             &["line 6", "key directories[0].drain", "none of close"],
+        ),
+        (
+            "a.toml",
+            directory("recall = \"some\""),
+            &["line 6", "key directories[0].recall", "neither yes nor no"],
         ),
         ("a.toml", directory("durable = true"), &["line 6", "directories[0].durable", "a text is wanted"]),
         (

@@ -25,6 +25,7 @@ pub(super) fn attach(named: Option<PathBuf>, arguments: &Attach) -> Result<ExitC
         rules: arguments.rules.clone(),
         durable: arguments.durable,
         explicit: arguments.explicit,
+        recall: arguments.recall,
     };
     let attached = backing::attach(&dir, pool, &pool::path_within(&arguments.dir), &url, settings)?;
     match arguments.json {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use forebay_client::Pool;
-use forebay_tasks::StoreSettings;
+use forebay_tasks::{Recall, StoreSettings};
 use forebay_types::{
     Attr, Code, Entry, Error, Ino, Kind, NodeId, PendingPlace, Result, StorePlace, Timestamp, Wanted,
     EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_STORE, FLAG_UNLISTED,
@@ -196,7 +196,8 @@ impl One {
         }
         if let Some((at, settings)) = &self.root {
             object["store"] = json!({ "at": at, "url": settings.url, "drain": settings.drain,
-                "rules": settings.rules, "durable": settings.durable, "read_only": settings.read_only, "explicit": settings.explicit });
+                "rules": settings.rules, "durable": settings.durable, "read_only": settings.read_only, "explicit": settings.explicit,
+                "recall": settings.recall });
             if let Some(place) = self.place.as_ref().filter(|place| place.is_root) {
                 put_name(&mut object["store"], "path", &place.path);
             }
@@ -230,6 +231,9 @@ impl One {
         if let Some((at, settings)) = &self.root {
             let read_only = if settings.read_only { ", read-only" } else { "" };
             facts.add("store", format!("{} at {at}{read_only}, drained: {}", settings.url, settings.drain));
+            if settings.recall != Recall::Yes {
+                facts.add("recall", backing::recall_in_words(settings.recall));
+            }
             match self.place.as_ref().filter(|place| place.is_root) {
                 Some(place) if !place.path.is_empty() => facts.add("there as", table::printable(&place.path)),
                 Some(_) => {}
@@ -288,17 +292,16 @@ impl Sums {
                 let what = format!("cannot list {}", backing::path_of(pool, directory));
                 Error::new(code, what).why(pool::words(code))
             };
-            match pool.get_attr(directory) {
+            let mut cursor = match pool.get_attr(directory) {
                 // A sum must not make the store list everything.
                 Ok(entry) if entry.attr.flags & FLAG_UNLISTED != 0 => {
                     sums.unlisted += 1;
-                    continue;
+                    pool.read_known(directory)
                 }
-                Ok(_) => {}
+                Ok(_) => pool.read_directory(directory),
                 Err(Code::NotFound) => continue,
                 Err(code) => return Err(failed(code)),
-            }
-            let mut cursor = pool.read_directory(directory);
+            };
             while let Some(found) = cursor.next(pool).map_err(failed)? {
                 match found.kind {
                     Kind::Directory => directories.push(found.ino),
@@ -362,7 +365,10 @@ impl Sums {
         if self.unlisted > 0 {
             facts.add(
                 "not listed",
-                format!("{}: not in these sums", table::count(self.unlisted, "directory")),
+                format!(
+                    "{}: what the pool does not know of is not in these sums",
+                    table::count(self.unlisted, "directory")
+                ),
             );
         }
         let pending = match self.pending {

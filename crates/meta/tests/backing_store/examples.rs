@@ -29,7 +29,7 @@ impl Pool {
     }
 
     /// A clean file that the store has under this name, with this version.
-    fn clean_file(&mut self, parent: Ino, name: &[u8], number: u64) -> Ino {
+    pub(super) fn clean_file(&mut self, parent: Ino, name: &[u8], number: u64) -> Ino {
         let ino = self.create(parent, name).unwrap();
         self.ask(Request::BeginDrain { ino }).unwrap();
         let seen = self.pending_at(name).unwrap().changes;
@@ -48,7 +48,7 @@ impl Pool {
     }
 }
 
-fn objects(list: &[StoreObject<'_>]) -> Vec<u8> {
+pub(super) fn objects(list: &[StoreObject<'_>]) -> Vec<u8> {
     let mut buffer = vec![0; 60_000];
     let mut w = Writer::new(&mut buffer);
     list.iter().for_each(|object| object.encode(&mut w).unwrap());
@@ -57,7 +57,7 @@ fn objects(list: &[StoreObject<'_>]) -> Vec<u8> {
     buffer
 }
 
-fn object(name: &[u8], kind: Kind) -> StoreObject<'_> {
+pub(super) fn object(name: &[u8], kind: Kind) -> StoreObject<'_> {
     StoreObject {
         name,
         kind,
@@ -439,7 +439,7 @@ fn hundreds_of_names_are_imported_at_once() {
     pool.assert_clean();
 }
 
-fn forget(parent: Ino, name: &[u8], discard: bool) -> Request<'_> {
+pub(super) fn forget(parent: Ino, name: &[u8], discard: bool) -> Request<'_> {
     Request::Forget { parent, name, relist: true, discard }
 }
 

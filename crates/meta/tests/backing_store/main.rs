@@ -9,4 +9,5 @@ mod pool;
 mod random;
 mod states;
 mod store;
+mod unlisted;
 mod world;

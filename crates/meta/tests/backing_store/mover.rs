@@ -35,6 +35,8 @@ pub(crate) enum Step {
     Cleared(At, StoreVersion),
     Import(Ino, Vec<(Vec<u8>, Id)>),
     Listed(Ino),
+    /// The store was looked at, and lacks the name.
+    Absent(At),
 }
 
 #[derive(Default)]
@@ -42,8 +44,9 @@ pub(crate) struct Mover {
     steps: VecDeque<Step>,
     drained: (u64, u32),
     parked: u32,
-    /// Directories to list.
+    /// Directories to list, and names to look up.
     pub(crate) lists: VecDeque<Ino>,
+    pub(crate) looks: VecDeque<At>,
 }
 
 /// The path of a place in the store; none if the store does not have its directory.
@@ -61,6 +64,11 @@ fn path(pool: &mut Pool, at: &At) -> Option<Path> {
 impl Mover {
     pub(crate) fn kill(&mut self) {
         self.steps.clear();
+    }
+
+    /// True while a directory is being listed.
+    pub(crate) fn is_listing(&self, directory: Ino) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Listed(ino) if *ino == directory))
     }
 
     /// Takes one step. False if there is nothing to do. `pick` chooses the place.
@@ -137,6 +145,7 @@ impl Mover {
             }
             Step::Import(ino, list) => import(pool, store, *ino, list)?,
             Step::Listed(ino) => pool.ask(Request::Listed { ino: *ino })?,
+            Step::Absent((parent, name)) => pool.note_absent(*parent, name)?,
         }
         Ok(())
     }
@@ -157,6 +166,15 @@ impl Mover {
                 let names: Vec<_> = store.nodes[&id].entries.clone().into_iter().collect();
                 self.steps.extend(names.chunks(2).map(|some| Step::Import(ino, some.to_vec())));
                 self.steps.push_back(Step::Listed(ino));
+            }
+            return;
+        }
+        if let Some((parent, name)) = self.looks.pop_front() {
+            if let Some(path) = path(pool, &(parent, name.clone())) {
+                self.steps.push_back(match store.find(&path) {
+                    Some(id) => Step::Import(parent, vec![(name, id)]),
+                    None => Step::Absent((parent, name)),
+                });
             }
             return;
         }

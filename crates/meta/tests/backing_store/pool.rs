@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_meta::Shard;
+use forebay_meta::{Shard, Unlisted};
 use forebay_types::{
     Attr, Code, Ino, Kind, PendingPlace, Reply, Request, SetAttr, StorePlace, FLAG_DIRTY, FLAG_RESIDENT,
 };
@@ -23,6 +23,8 @@ pub(crate) struct Pool {
     pub(crate) next_content: u64,
     /// Names that were imported, with their contents.
     pub(crate) imported: Vec<(Ino, Vec<u8>, u64)>,
+    /// What the last request that was refused with `NotListed` needs.
+    pub(crate) unlisted: Option<Unlisted>,
 }
 
 impl Pool {
@@ -38,6 +40,7 @@ impl Pool {
             written: BTreeMap::new(),
             next_content: 1,
             imported: Vec::new(),
+            unlisted: None,
         };
         pool.top =
             pool.entry(Request::MakeDirectory { parent: Ino::ROOT, name: b"top", mode: 0o755 }).unwrap().ino;
@@ -53,12 +56,30 @@ impl Pool {
     ) -> Result<T, Code> {
         let mut batch = self.shard.as_ref().unwrap().begin().unwrap();
         let answer = self.driver.ask(&mut batch, request).map(read);
+        self.unlisted = batch.take_unlisted().or(self.unlisted.take());
         batch.commit().unwrap();
         if request.changes() {
             let refused = answer.as_ref().err();
             self.trace(|| format!("{request:?} {refused:?}"));
         }
         answer
+    }
+
+    /// Applies a request that was acknowledged before a crash, and commits it.
+    pub(crate) fn again(&mut self, request: Request<'_>) -> Result<(), Code> {
+        let mut batch = self.shard.as_ref().unwrap().begin().unwrap();
+        batch.open_reserve();
+        let answer = self.driver.ask(&mut batch, request).map(|_| ());
+        batch.commit().unwrap();
+        answer
+    }
+
+    /// The store lacks a name.
+    pub(crate) fn note_absent(&mut self, directory: Ino, name: &[u8]) -> Result<(), Code> {
+        let mut batch = self.shard.as_ref().unwrap().begin().unwrap();
+        let noted = batch.note_absent(directory, name);
+        batch.commit().unwrap();
+        noted
     }
 
     /// Prints what happens, if `FOREBAY_TRACE` is set.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_types::{Code, Ino, Kind, Request, FLAG_UNLISTED, RENAME_EXCHANGE, RENAME_NOREPLACE};
+use forebay_types::{Code, Ino, Kind, Request, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use super::mover::Mover;
 use super::pool::Pool;
@@ -31,6 +31,9 @@ struct World {
     random: Random,
 }
 
+/// What a name may be.
+const NAMES: [u8; 4] = *b"abcd";
+
 /// Names of the pool: path, inode, kind.
 type Tree = Vec<(Vec<Vec<u8>>, Ino, Kind)>;
 
@@ -42,7 +45,7 @@ impl World {
             let parent = directories[random.next(directories.len())];
             let kind = [Kind::File, Kind::Directory, Kind::Symlink][random.next(3)];
             let id = store.make(kind, 1_000_000 + n as u64, 0o755);
-            let name = vec![b'a' + random.next(4) as u8];
+            let name = vec![NAMES[random.next(4)]];
             store.nodes.get_mut(&parent).unwrap().entries.insert(name, id);
             if kind == Kind::Directory {
                 directories.push(id);
@@ -51,7 +54,19 @@ impl World {
         World { pool: Pool::new(true), store, mover: Mover::default(), random }
     }
 
-    /// What is known of the pool: names below directories that are listed.
+    /// The names of a directory that the pool knows: of one that is not listed, those that were looked up.
+    fn known(&mut self, directory: Ino) -> Vec<(Vec<u8>, Ino, Kind)> {
+        match self.pool.list(directory) {
+            Ok(names) => return names,
+            Err(Code::NotListed) => {}
+            Err(code) => panic!("{code:?}"),
+        }
+        let found = NAMES.map(|name| (vec![name], self.pool.lookup(directory, &[name])));
+        let known = found.into_iter().filter_map(|(name, found)| Some((name, found.ok()?)));
+        known.map(|(name, attr)| (name, attr.ino, attr.kind())).collect()
+    }
+
+    /// What is known of the pool.
     fn tree(&mut self) -> Tree {
         let mut tree: Tree = vec![(Vec::new(), self.pool.top, Kind::Directory)];
         let mut next = 0;
@@ -61,9 +76,10 @@ impl World {
             if kind != Kind::Directory {
                 continue;
             }
-            let Ok(names) = self.pool.list(ino) else { continue };
             tree.extend(
-                names.into_iter().map(|(name, ino, kind)| ([path.clone(), vec![name]].concat(), ino, kind)),
+                self.known(ino)
+                    .into_iter()
+                    .map(|(name, ino, kind)| ([path.clone(), vec![name]].concat(), ino, kind)),
             );
         }
         tree
@@ -77,7 +93,7 @@ impl World {
             (!all.is_empty()).then(|| all[random.next(all.len())].1)
         };
         let random = &mut self.random;
-        let name = |random: &mut Random| vec![b'a' + random.next(4) as u8];
+        let name = |random: &mut Random| vec![NAMES[random.next(4)]];
         let (parent, new_parent) =
             (pick(random, Some(Kind::Directory)).unwrap(), pick(random, Some(Kind::Directory)).unwrap());
         let (name, new_name) = (name(random), name(random));
@@ -86,7 +102,7 @@ impl World {
         let flags = [0, 0, 0, RENAME_NOREPLACE, RENAME_EXCHANGE][random.next(5)];
         let mode = 0o600 + random.next(64) as u32;
         let pool = &mut self.pool;
-        let done = match random.next(15) {
+        let done = match random.next(17) {
             0 | 1 => pool.create(parent, &name).map(|_| ()),
             2 => pool.mkdir(parent, &name).map(|_| ()),
             3 => {
@@ -110,15 +126,21 @@ impl World {
                 Some(ino) => pool.release(ino),
                 None => Ok(()),
             },
+            14 | 15 => pool.lookup(parent, &name).map(|_| ()),
+            // A store is not detached while its directories are listed.
+            16 if random.next(2) == 0 && !self.mover.is_listing(parent) => {
+                pool.ask(Request::Forget { parent, name: &name, relist: true, discard: false })
+            }
             _ => pool.list(parent).map(|_| ()),
         };
         if done == Err(Code::NotListed) {
-            let unlisted: Vec<_> = tree.iter().filter(|each| each.2 == Kind::Directory).collect();
-            for (_, ino, _) in unlisted {
-                let attr = self.pool.attr(*ino).unwrap();
-                if attr.flags & FLAG_UNLISTED != 0 && !self.mover.lists.contains(ino) {
-                    self.mover.lists.push_back(*ino);
+            let needed = self.pool.unlisted.take().expect("a refusal says what it needs");
+            match needed {
+                (ino, None) if !self.mover.lists.contains(&ino) => self.mover.lists.push_back(ino),
+                (ino, Some(name)) if !self.mover.looks.contains(&(ino, name.clone())) => {
+                    self.mover.looks.push_back((ino, name));
                 }
+                _ => {}
             }
         }
     }
@@ -161,14 +183,12 @@ impl World {
     }
 
     fn assert_equal(&mut self, ino: Ino, id: Id) {
-        let names = match self.pool.list(ino) {
-            Ok(names) => names,
-            Err(Code::NotListed) => return,
-            Err(code) => panic!("{code:?}"),
-        };
         let there = self.store.nodes[&id].entries.clone();
-        let here: BTreeMap<_, _> = names.into_iter().map(|(name, ino, kind)| (name, (ino, kind))).collect();
-        let (ours, theirs): (Vec<_>, Vec<_>) = (here.keys().collect(), there.keys().collect());
+        let here: BTreeMap<_, _> =
+            self.known(ino).into_iter().map(|(name, ino, kind)| (name, (ino, kind))).collect();
+        let is_unknown = |pool: &mut Pool, name: &[u8]| pool.lookup(ino, name) == Err(Code::NotListed);
+        let ours: Vec<_> = here.keys().collect();
+        let theirs: Vec<_> = there.keys().filter(|name| !is_unknown(&mut self.pool, name)).collect();
         assert_eq!(ours, theirs, "in {ino}");
         for (name, (ino, kind)) in here {
             let node = self.store.nodes[&there[&name]].clone();

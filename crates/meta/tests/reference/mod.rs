@@ -394,6 +394,9 @@ impl Reference {
             | Request::Persisted { .. }
             | Request::Import { .. }
             | Request::Listed { .. }
+            | Request::LookedUp { .. }
+            | Request::Recall { .. }
+            | Request::ReadKnown { .. }
             | Request::Restore { .. }
             | Request::RestoreRange { .. }
             | Request::RangeRestored { .. }

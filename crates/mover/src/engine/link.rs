@@ -190,6 +190,11 @@ impl Link {
         self.done(&Request::Listed { ino })
     }
 
+    /// A name of a directory was looked up: code 0 if it was imported.
+    pub(super) fn looked_up(&self, parent: Ino, name: &[u8], code: u16) -> Result<(), Code> {
+        self.done(&Request::LookedUp { parent, name, code })
+    }
+
     pub(super) fn release(&self, ino: Ino, epoch: u64, set: SetAttr) -> Result<Entry, Code> {
         self.entry(&Request::Release { ino, epoch, set })
     }

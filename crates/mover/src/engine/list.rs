@@ -9,6 +9,8 @@ use crate::store::{Object, Store, StoreError, StorePath, StoreResult};
 
 /// Bytes of a list in one request.
 const LIST_BYTES: usize = 48 * 1024;
+/// Bytes of an encoded object, at most.
+const OBJECT_BYTES: usize = 5000;
 
 /// What an object of a store becomes in the pool.
 fn object_of<'o>(object: &'o Object) -> StoreObject<'o> {
@@ -33,7 +35,7 @@ fn object_of<'o>(object: &'o Object) -> StoreObject<'o> {
 /// Imports the names of directory `ino`, and reports it as listed.
 pub(super) fn list(link: &Link, stores: &Stores, ino: Ino) -> Result<()> {
     import_all(link, stores, ino)?;
-    link.listed(ino).map_err(|code| Error::new(code, format!("cannot list {}", link.path(ino, b""))))
+    link.listed(ino).map_err(|code| not_listed(link, ino, code))
 }
 
 /// Imports names that the store has and the pool does not know. Returns how many the store has.
@@ -41,7 +43,63 @@ pub(super) fn refresh(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
     import_all(link, stores, ino)
 }
 
+/// How far a listing goes for which no program waits.
+pub(super) struct Budget<'a> {
+    /// The names up to which it goes on.
+    pub(super) names: u64,
+    /// Whether it goes on at all.
+    pub(super) go_on: &'a dyn Fn() -> bool,
+}
+
+/// As [`list`], but gives up when the directory has more names than the budget. What was imported until then stays. True if
+/// the directory is listed.
+pub(super) fn list_up_to(link: &Link, stores: &Stores, ino: Ino, budget: Budget<'_>) -> Result<bool> {
+    let mut names = 0;
+    let mut is_over = false;
+    let listed = import_while(link, stores, ino, &mut || {
+        names += 1;
+        is_over |= names > budget.names || !(budget.go_on)();
+        !is_over
+    });
+    match listed {
+        Ok(_) => link.listed(ino).map(|()| true).map_err(|code| not_listed(link, ino, code)),
+        Err(_) if is_over => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+fn not_listed(link: &Link, ino: Ino, code: Code) -> Error {
+    Error::new(code, format!("cannot list {}", link.path(ino, b"")))
+}
+
+/// Imports one object of a directory. False if this mover has removed it from the store since `listing` began.
+pub(super) fn import_one(link: &Link, ino: Ino, object: &Object, listing: &Listing<'_>) -> StoreResult<bool> {
+    let failed = |code: Code| {
+        let name = object.name.as_slice();
+        StoreError::lasting(code, format!("cannot import {} from its backing store", link.path(ino, name)))
+    };
+    let mut buffer = [0; OBJECT_BYTES];
+    let mut batch = Batch::default();
+    let n = encode(object, &mut buffer).map_err(failed)?;
+    batch.add(&object.name, &buffer[..n]);
+    if listing.gone().contains(&object.name) {
+        return Ok(false);
+    }
+    batch.import(link, ino, listing).map_err(failed).map(|()| true)
+}
+
+fn encode(object: &Object, buffer: &mut [u8]) -> std::result::Result<usize, Code> {
+    let mut w = Writer::new(buffer);
+    object_of(object).encode(&mut w)?;
+    Ok(w.len())
+}
+
 fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
+    import_while(link, stores, ino, &mut || true)
+}
+
+/// Imports the names of a directory while `go_on` says so before each; fails else.
+fn import_while(link: &Link, stores: &Stores, ino: Ino, go_on: &mut dyn FnMut() -> bool) -> Result<u64> {
     let what = || format!("cannot list {} in its backing store", link.path(ino, b""));
     let located = stores.locate(ino)?;
     let store = &*located.at.store;
@@ -49,7 +107,12 @@ fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
     let mut batch = Batch::default();
     let failed = |code: Code| StoreError::lasting(code, what());
     let import = |batch: &mut Batch| batch.import(link, ino, &listing).map_err(failed);
+    let mut is_given_up = false;
     let listed = store.list(&located.path, &mut |object| {
+        if !go_on() {
+            is_given_up = true;
+            return Err(failed(Code::TooBig));
+        }
         let whole;
         // Listings of object stores lack attributes.
         let object = match object.is_complete {
@@ -59,10 +122,8 @@ fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
                 whole
             }
         };
-        let mut buffer = [0; 5000];
-        let mut w = Writer::new(&mut buffer);
-        object_of(&object).encode(&mut w).map_err(failed)?;
-        let n = w.len();
+        let mut buffer = [0; OBJECT_BYTES];
+        let n = encode(&object, &mut buffer).map_err(failed)?;
         if batch.bytes.len() + n > LIST_BYTES {
             import(&mut batch)?;
         }
@@ -72,7 +133,9 @@ fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
     let listed = listed.and_then(|listing| import(&mut batch).map(|()| listing));
     let listing = listed.map_err(|e| {
         let e = Error::from(e);
-        located.at.note_failure(&e);
+        if !is_given_up {
+            located.at.note_failure(&e);
+        }
         e
     })?;
     located.at.note_success();

@@ -10,9 +10,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use forebay_client::Kept;
-use forebay_types::{
-    node_of, Code, Entry, Error, Ino, NodeId, Result, SetAttr, TimeSet, FLAG_ATTACHED, FLAG_UNLISTED,
-};
+use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result, SetAttr, TimeSet, FLAG_ATTACHED};
 
 use super::shared::Shared;
 use crate::store::Store;
@@ -95,7 +93,7 @@ pub(super) fn release_all(shared: &Shared, nodes: &HashSet<NodeId>) {
     }
 }
 
-/// The files of the directories that are known: no directory is listed for this.
+/// The files that the pool knows: no directory is listed for this.
 fn each_known_file(
     shared: &Shared,
     root: Ino,
@@ -105,11 +103,7 @@ fn each_known_file(
     let link = &shared.link;
     let mut directories = vec![root];
     while let Some(directory) = directories.pop() {
-        let is_listed = |entry: Entry| entry.attr.flags & FLAG_UNLISTED == 0;
-        if !link.inode(directory).is_ok_and(is_listed) {
-            continue;
-        }
-        let mut listing = link.pool.read_directory(directory);
+        let mut listing = link.pool.read_known(directory);
         let mut inodes = Vec::new();
         while let Ok(Some(found)) = listing.next(link.pool) {
             if found.name != b"." && found.name != b".." {

@@ -3,7 +3,7 @@
 //! | thread | does |
 //! |---|---|
 //! | recover | once: records what a mover that died did, and removes its temporaries |
-//! | work | waits for tasks of the shard: directories to list, files or ranges to restore; gives each to a thread of its own |
+//! | work | waits for tasks of the shard: directories to list, names to look up, files or ranges to restore; gives each to a thread of its own |
 //! | watch | reads the pending places, gives those of each store to a thread that makes a pass; evicts |
 //! | peers | takes messages of other nodes' movers, gives their jobs to a thread each |
 //! | around | asks other nodes' movers whether they answer, and are full |
@@ -20,6 +20,8 @@ mod holds;
 mod link;
 mod list;
 mod listings;
+mod look;
+mod looks;
 mod lost;
 mod marks;
 mod moving;
@@ -106,6 +108,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         restoring: Restoring::default(),
         ranges: Ranges::default(),
         listing: Restoring::default(),
+        looks: looks::Looks::default(),
         persisting: Restoring::default(),
         peers: Peers::new(link),
         jobs: Jobs::default(),
@@ -175,11 +178,6 @@ fn work(shared: &Arc<Shared>) {
 
 fn begin(shared: &Arc<Shared>, task: StoreTask) {
     let ino = task.ino();
-    let mine = match task {
-        StoreTask::List(_) => &shared.listing,
-        StoreTask::Restore(_) | StoreTask::Range(..) => &shared.restoring,
-        StoreTask::Persist(_) => &shared.persisting,
-    };
     let mut asks = None;
     if let StoreTask::Range(_, range) = task {
         match restored_by(shared, ino) {
@@ -188,7 +186,7 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
             None => {}
         }
     }
-    let begins = mine.begin(ino);
+    let begins = mark_begun(shared, &task);
     if let Some((node, range)) = asks {
         // Its answer may take a while. If this fails, the reader asks again, or waits for the whole file.
         let _ = start_task(shared, move |shared| range_asked_there(shared, node, ino, range));
@@ -196,10 +194,14 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
     if !begins {
         return; // under way
     }
+    let for_failure = task.clone();
     if let Err(e) = start_task(shared, move |shared| serve(shared, task)) {
         tracing::error!("cannot start a thread: {e}");
-        mine.end(ino);
-        let _ = shared.link.failed(ino, Code::NoResources);
+        mark_ended(shared, &for_failure);
+        let _ = match &for_failure {
+            StoreTask::Look(_, name) => shared.link.looked_up(ino, name, Code::NoResources as u16),
+            _ => shared.link.failed(ino, Code::NoResources),
+        };
     }
 }
 
@@ -227,9 +229,43 @@ fn start_task(shared: &Arc<Shared>, run: impl FnOnce(&Shared) + Send + 'static) 
     })
 }
 
+/// The inodes with a task of this kind under way. None for a name.
+fn under_way<'s>(shared: &'s Shared, task: &StoreTask) -> Option<&'s Restoring> {
+    match task {
+        StoreTask::List(_) => Some(&shared.listing),
+        StoreTask::Restore(_) | StoreTask::Range(..) => Some(&shared.restoring),
+        StoreTask::Persist(_) => Some(&shared.persisting),
+        StoreTask::Look(..) => None,
+    }
+}
+
+/// False if the task is under way already.
+fn mark_begun(shared: &Shared, task: &StoreTask) -> bool {
+    match (under_way(shared, task), task) {
+        (Some(mine), _) => mine.begin(task.ino()),
+        (None, StoreTask::Look(ino, name)) => shared.looks.begin(*ino, name),
+        (None, _) => true,
+    }
+}
+
+fn mark_ended(shared: &Shared, task: &StoreTask) {
+    match (under_way(shared, task), task) {
+        (Some(mine), _) => mine.end(task.ino()),
+        (None, StoreTask::Look(ino, name)) => shared.looks.end(*ino, name),
+        (None, _) => {}
+    }
+}
+
 fn serve(shared: &Shared, task: StoreTask) {
     let ino = task.ino();
-    let done = match task {
+    let done = match &task {
+        StoreTask::Look(directory, name) => {
+            let is_listing_due = look::look(shared, *directory, name);
+            if let Some(names) = is_listing_due {
+                look::list_some(shared, *directory, names);
+            }
+            return;
+        }
         StoreTask::List(_) => {
             let done = list::list(&shared.link, &shared.stores, ino);
             shared.listing.end(ino);

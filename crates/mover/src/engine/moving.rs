@@ -11,6 +11,7 @@ use forebay_types::{
     Code, Error, Ino, Kind, PendingPlace, Result, StoreVersion, EPOCH_UNKNOWN, FLAG_UNLISTED,
 };
 
+use super::link::Link;
 use super::parallel::in_parallel;
 use super::reconcile::{is_alive, DirectoryMove, Next, Reconciler};
 use super::stores::AttachedStore;
@@ -119,34 +120,36 @@ fn report(
     let pending = link.all_pending().map_err(failed)?;
     let pending: HashMap<(u64, &[u8]), &PendingPlace> =
         pending.iter().map(|place| ((place.parent.0, &place.name[..]), place)).collect();
+    // Of directories that are not listed, the names that the pool knows: the others it looks up at the new path.
+    let mut unlisted: HashMap<u64, HashMap<Vec<u8>, Ino>> = HashMap::new();
     // The inode of which the store has a version at a place.
-    let placed = |parent: Ino, name: &[u8]| match pending.get(&(parent.0, name)) {
-        Some(place) => Ok(place.placed.map(|placed| placed.ino)),
-        None => link.lookup(parent, name).map_err(failed),
-    };
-    // What the pool has not listed yet, it lists at the new path.
-    let is_listed = |ino: Ino| match link.inode(ino) {
-        Ok(entry) => Ok(entry.attr.flags & FLAG_UNLISTED == 0),
-        Err(Code::NotFound) => Ok(true),
-        Err(code) => Err(failed(code)),
+    let placed = |unlisted: &HashMap<u64, HashMap<Vec<u8>, Ino>>, parent: Ino, name: &[u8]| match (
+        pending.get(&(parent.0, name)),
+        unlisted.get(&parent.0),
+    ) {
+        (Some(place), _) => Ok(place.placed.map(|placed| placed.ino)),
+        (None, Some(known)) => Ok(known.get(name).copied()),
+        (None, None) => link.lookup(parent, name).map_err(failed),
     };
     let mut directories: Vec<Option<Ino>> = Vec::with_capacity(levels.len());
     for level in levels {
         let ino = match &level.above {
             None => Some(top),
             Some((above, name)) => match directories[*above] {
-                Some(parent) => placed(parent, name)?,
+                Some(parent) => placed(&unlisted, parent, name)?,
                 None => None,
             },
         };
-        directories.push(match ino {
-            Some(ino) if is_listed(ino)? => Some(ino),
-            _ => None,
-        });
+        if let Some(ino) = ino {
+            if let Some(known) = known_if_unlisted(link, ino).map_err(failed)? {
+                unlisted.insert(ino.0, known);
+            }
+        }
+        directories.push(ino);
     }
     for (job, version) in jobs.iter().zip(versions) {
         let Some(parent) = directories[job.level] else { continue };
-        let Some(ino) = placed(parent, &job.name)? else { continue };
+        let Some(ino) = placed(&unlisted, parent, &job.name)? else { continue };
         let epoch = link.store_place(ino).map_or(EPOCH_UNKNOWN, |place| place.epoch);
         match link.published((parent, &job.name), ino, epoch, 0, *version) {
             Ok(()) | Err(Code::Stale | Code::NotFound | Code::Busy) => {}
@@ -154,6 +157,23 @@ fn report(
         }
     }
     Ok(())
+}
+
+/// The names that the pool knows of a directory that is not listed; none for one that is, or is gone.
+fn known_if_unlisted(
+    link: &Link,
+    directory: Ino,
+) -> std::result::Result<Option<HashMap<Vec<u8>, Ino>>, Code> {
+    match link.inode(directory) {
+        Ok(entry) if entry.attr.flags & FLAG_UNLISTED != 0 => {}
+        Ok(_) | Err(Code::NotFound) => return Ok(None),
+        Err(code) => return Err(code),
+    }
+    let (mut listing, mut known) = (link.pool.read_known(directory), HashMap::new());
+    while let Some(found) = listing.next(link.pool)? {
+        known.insert(found.name.to_vec(), found.ino);
+    }
+    Ok(Some(known))
 }
 
 fn locked(at: &AttachedStore) -> std::sync::MutexGuard<'_, Vec<(StorePath, StoreVersion)>> {

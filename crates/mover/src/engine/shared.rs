@@ -11,6 +11,7 @@ use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 use super::evict::{evict, free_bytes, Restoring};
 use super::holds::Holds;
 use super::link::Link;
+use super::looks::Looks;
 use super::marks::{mark_restored, Marks};
 use super::peers::{Answer, Jobs, Letter, Peers, Work};
 use super::ranges::{FileRanges, Ranges};
@@ -74,6 +75,8 @@ pub(super) struct Shared {
     pub(super) ranges: Ranges,
     /// Directories that are being listed.
     pub(super) listing: Restoring,
+    /// Names that are being looked up, and how often names of a directory were.
+    pub(super) looks: Looks,
     /// Files for whose store a program waits.
     pub(super) persisting: Restoring,
     /// Other nodes' movers, the jobs that they have begun here, and the leases that are held for them.

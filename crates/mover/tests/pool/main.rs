@@ -9,6 +9,7 @@ mod foreign;
 #[path = "../killing/mod.rs"]
 mod killing;
 mod kills;
+mod lookups;
 mod policies;
 mod races;
 mod s3;

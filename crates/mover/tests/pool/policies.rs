@@ -3,7 +3,7 @@
 use super::bed::{text, Bed};
 
 impl Bed {
-    fn verb(&self, arguments: &[&str]) -> std::process::Output {
+    pub(super) fn verb(&self, arguments: &[&str]) -> std::process::Output {
         let pool = self.pool();
         self.forebay(&[&["--pool", pool.to_str().unwrap()], arguments].concat())
     }

@@ -120,6 +120,38 @@ fn bucket_is_listed_restored_written_renamed_and_removed() {
 }
 
 #[test]
+fn name_of_an_unlisted_prefix_is_looked_up_alone() {
+    let bucket = Bucket::new();
+    for key in ["in/a", "in/b", "in/deep/x", "in/deep/er/y"] {
+        bucket.memory.put(&format!("p/{key}"), key.as_bytes());
+    }
+    bucket.attach_store("");
+    let shown = bucket.sh(
+        "cd /forebay/s/in; cat a; test -d deep; test ! -e de; test ! -e dee/x; cat deep/er/y; echo new > c;
+        (set -o noclobber; echo > b) 2>/dev/null && echo overwritten; cat b",
+    );
+    assert_eq!(shown, "in/ain/deep/er/yin/b");
+    let is_listed = |directory: &str| {
+        let shown = bucket.pool_verb(&["state", "--json", directory]).stdout;
+        serde_json::from_slice::<serde_json::Value>(&shown).unwrap()[0]["listed"].as_bool().unwrap()
+    };
+    for directory in ["/s/in", "/s/in/deep", "/s/in/deep/er"] {
+        assert!(!is_listed(directory), "{directory}");
+    }
+    // The move copies objects: those that the pool knows have other versions then.
+    bucket.sh("mv /forebay/s/in /forebay/s/moved");
+    bucket.check_healed();
+    assert_eq!(bucket.files(), ["moved/a", "moved/b", "moved/c", "moved/deep/er/y", "moved/deep/x"]);
+    bucket.pool_verb(&["release", "-r", "/s"]);
+    assert_eq!(
+        bucket.sh("cd /forebay/s/moved; echo more >> deep/er/y; cat a deep/er/y deep/x"),
+        "in/ain/deep/er/ymore\nin/deep/x"
+    );
+    bucket.check_healed();
+    assert_eq!(bucket.status()["mover"]["conflicts"], 0, "{}", bucket.log());
+}
+
+#[test]
 fn object_of_another_client_is_not_overwritten() {
     let bucket = Bucket::attached("");
     bucket.sh("cd /forebay/s; echo mine > f; echo mine > g");

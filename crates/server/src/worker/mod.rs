@@ -57,6 +57,7 @@ mod mover_mail;
 mod network;
 mod notifier;
 mod own_answers;
+mod recall_limits;
 mod recorder;
 mod session;
 mod session_id;

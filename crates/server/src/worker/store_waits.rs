@@ -3,7 +3,8 @@
 //! `Persist` waits until the store has what the file contained when the call came: the mover gets the task anew for
 //! calls that came after it took the last one, and reports by `Persisted`.
 //!
-//! A call that names an entry of an unlisted directory waits until the directory is listed; `Restore` waits until the
+//! A call that names an entry of an unlisted directory waits until the mover has looked the name up, which it reports by
+//! `LookedUp`; one that needs all entries waits until the directory is listed. `Restore` waits until the
 //! file is resident; `RestoreRange` until a range of it has arrived, which the mover reports by `RangeRestored`, or the
 //! file is resident. The mover asks for tasks by `StoreWork`, which waits here too while there is none. It reports by
 //! `Listed`, `Restored` or `StoreFailed`, and each of them ends the waiting for its inode.
@@ -20,7 +21,7 @@ use forebay_types::{Code, Ino, RestoredRange, StoreTask};
 
 use super::call::Call;
 
-/// How long a call waits for the names of a directory. Less than its client waits.
+/// How long a call waits for the names of a directory, or for one of them. Less than its client waits.
 pub(super) const LIST_NS: u64 = 25_000_000_000;
 /// How long one `Restore` waits.
 pub(super) const RESTORE_NS: u64 = 5_000_000_000;
@@ -40,7 +41,7 @@ const ABSENT_NS: u64 = 20_000_000_000;
 const TASKS_AT_ONCE: usize = 256;
 
 /// What a call waits for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 enum WaitsFor {
     /// A task of the mover.
     Task(StoreTask),
@@ -110,7 +111,7 @@ impl StoreWaits {
     /// A call waits for a task.
     pub(super) fn wait(&mut self, call: Call, task: StoreTask, now_ns: u64) {
         let patience = match task {
-            StoreTask::List(_) => LIST_NS,
+            StoreTask::List(_) | StoreTask::Look(..) => LIST_NS,
             StoreTask::Restore(_) | StoreTask::Range(..) => RESTORE_NS,
             StoreTask::Persist(_) => PERSIST_NS,
         };
@@ -129,7 +130,7 @@ impl StoreWaits {
             self.seen_ns = now_ns;
         }
         self.waiting.retain(|other| (other.call.client.session, other.call.client.slot) != (session, slot));
-        let what = WaitsFor::Task(task);
+        let what = WaitsFor::Task(task.clone());
         self.waiting.push(Waiting { what, since_ns, until_ns: now_ns + patience, call });
         self.want(task);
     }
@@ -183,7 +184,7 @@ impl StoreWaits {
         }
         let n = self.wanted.len().min(TASKS_AT_ONCE);
         let tasks: Vec<_> = self.wanted.drain(..n).collect();
-        self.handed.extend(tasks.iter().copied());
+        self.handed.extend(tasks.iter().cloned());
         for task in &tasks {
             if let StoreTask::Persist(ino) = task {
                 self.rounds.insert(*ino, now_ns);
@@ -200,9 +201,25 @@ impl StoreWaits {
         }
     }
 
-    /// A directory was listed, a file restored, or the task failed.
+    /// A directory was listed, a file restored, or the task failed. A listing that failed says nothing of names that are
+    /// looked up alone.
     pub(super) fn done(&mut self, ino: Ino, failed: Option<Code>) {
-        let is_it = |task: &StoreTask| task.ino() == ino && !matches!(task, StoreTask::Persist(_));
+        self.end_tasks(failed, |task| match task {
+            StoreTask::Persist(_) => false,
+            StoreTask::Look(directory, _) => *directory == ino && failed.is_none(),
+            _ => task.ino() == ino,
+        });
+    }
+
+    /// A name was looked up: calls that wait for it are applied again, or fail.
+    pub(super) fn looked_up(&mut self, directory: Ino, name: &[u8], failed: Option<Code>) {
+        self.end_tasks(
+            failed,
+            |task| matches!(task, StoreTask::Look(ino, of) if *ino == directory && of == name),
+        );
+    }
+
+    fn end_tasks(&mut self, failed: Option<Code>, is_it: impl Fn(&StoreTask) -> bool) {
         self.handed.retain(|task| !is_it(task));
         self.wanted.retain(|task| !is_it(task));
         let all = std::mem::take(&mut self.waiting).into_iter();
@@ -245,8 +262,9 @@ impl StoreWaits {
     /// The store has what a file contained when the mover took the task, or cannot get it: calls that came later wait
     /// for the next round.
     pub(super) fn persisted(&mut self, ino: Ino, failed: Option<Code>) {
-        let task = StoreTask::Persist(ino);
-        self.handed.remove(&task);
+        let persist = StoreTask::Persist(ino);
+        let what = WaitsFor::Task(persist.clone());
+        self.handed.remove(&persist);
         let Some(round_ns) = self.rounds.remove(&ino) else { return };
         if failed.is_none() {
             if self.persisted.len() >= PERSISTED_MAX {
@@ -254,8 +272,7 @@ impl StoreWaits {
             }
             self.persisted.insert(ino, round_ns);
         }
-        let is_of_round =
-            |waiting: &Waiting| waiting.what == WaitsFor::Task(task) && waiting.since_ns <= round_ns;
+        let is_of_round = |waiting: &Waiting| waiting.what == what && waiting.since_ns <= round_ns;
         let all = std::mem::take(&mut self.waiting).into_iter();
         let (over, waiting): (Vec<_>, Vec<_>) = all.partition(is_of_round);
         self.waiting = waiting;
@@ -268,8 +285,8 @@ impl StoreWaits {
                 }
             });
         }
-        if self.waiting.iter().any(|waiting| waiting.what == WaitsFor::Task(task)) {
-            self.want(task);
+        if self.waiting.iter().any(|waiting| waiting.what == what) {
+            self.want(persist);
         }
     }
 
@@ -307,6 +324,11 @@ impl StoreWaits {
                 }
                 WaitsFor::Task(StoreTask::List(ino)) => {
                     tracing::warn!("the backing store did not list directory {ino} in time: a request fails");
+                    Released::Failed(call, Code::TimedOut)
+                }
+                WaitsFor::Task(StoreTask::Look(ino, name)) => {
+                    let name = name.escape_ascii();
+                    tracing::warn!("the backing store did not say in time whether directory {ino} has {name}: a request fails");
                     Released::Failed(call, Code::TimedOut)
                 }
                 WaitsFor::Task(StoreTask::Restore(ino) | StoreTask::Range(ino, _))
@@ -510,6 +532,34 @@ mod tests {
         waits.done(Ino(5), None);
         assert_eq!(released(&mut waits), [(1, None), (3, None), (4, None)]);
         assert!(waits.is_empty());
+    }
+
+    #[test]
+    fn call_for_a_name_goes_on_when_that_was_looked_up_or_the_directory_is_listed() {
+        let mut waits = StoreWaits::default();
+        let look = |name: &[u8]| StoreTask::Look(Ino(5), name.to_vec());
+        waits.wait(call(1, 1), look(b"a"), 0);
+        waits.wait(call(2, 1), look(b"a"), 0);
+        waits.wait(call(3, 1), look(b"b"), 0);
+        waits.wait(call(4, 1), StoreTask::List(Ino(5)), 0);
+        assert_eq!(waits.tasks(false, 1), [look(b"a"), look(b"b"), StoreTask::List(Ino(5))]);
+        waits.looked_up(Ino(6), b"a", None);
+        assert_eq!(released(&mut waits), [], "a name of another directory");
+        waits.looked_up(Ino(5), b"a", None);
+        assert_eq!(released(&mut waits), [(1, None), (2, None)]);
+        waits.done(Ino(5), Some(Code::Io));
+        assert_eq!(released(&mut waits), [(4, Some(Code::Io))], "the name may be found still");
+        assert_eq!(waits.tasks(true, 1), [look(b"b")], "the next mover gets it");
+        waits.looked_up(Ino(5), b"b", Some(Code::AccessDenied));
+        assert_eq!(released(&mut waits), [(3, Some(Code::AccessDenied))]);
+        waits.wait(call(1, 2), look(b"a"), 2);
+        waits.wait(call(2, 2), look(b"c"), 2);
+        waits.done(Ino(5), None);
+        assert_eq!(released(&mut waits), [(1, None), (2, None)]);
+        assert_eq!(waits.tasks(false, 3), []);
+        waits.wait(call(1, 3), look(b"d"), 5);
+        waits.expire(5 + LIST_NS);
+        assert_eq!(released(&mut waits), [(1, Some(Code::TimedOut))]);
     }
 
     #[test]

@@ -513,6 +513,31 @@ requests! {
         /// The directory.
         ino: Ino,
     }
+    /// One name of an unlisted directory was looked up in its store: it was imported, or the store lacks it, or the
+    /// look-up failed and calls that wait for it fail.
+    LookedUp = 126: client read at(parent) -> "`Done`" {
+        /// The directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+        /// 0 after an import, the number of `NotFound` ([`Code`]) if the store lacks it, else why the look-up failed.
+        code: u16,
+    }
+    /// Reads the entries of a directory that the shard has, although its store may have more. Waits for no store.
+    ReadKnown = 128: client read at(ino) -> "`Entries`" {
+        /// The directory.
+        ino: Ino,
+        /// The position behind which the listing begins; 0 for the first entry.
+        cookie: Cookie as DirCookie,
+    }
+    /// A process is about to open a released file for reading alone. `NoAttribute` if the store's setting forbids that
+    /// its data are copied for it (`forebay attach --recall`).
+    Recall = 127: client read at(ino) -> "`Done`" {
+        /// The file.
+        ino: Ino,
+        /// The process, by the number that it has on its node; 0 if it is not known.
+        process: u64,
+    }
     /// Waits until a file's data are in the pool, for some seconds at most.
     Restore = 96: client read at(ino) -> "`Entry`: without [`crate::FLAG_RESIDENT`] when it still takes longer" {
         /// The file.

@@ -25,6 +25,7 @@ use crate::worker::moments::{Moment, Watcher};
 use crate::worker::mover_mail::MoverMail;
 pub(in crate::worker) use crate::worker::network::Network;
 use crate::worker::notifier::MountedKernel;
+use crate::worker::recall_limits::RecallLimits;
 use crate::worker::recorder::FlightRecorder;
 use crate::worker::sessions::Sessions;
 use crate::worker::statistics::Statistics;
@@ -101,6 +102,8 @@ pub(in crate::worker) struct ShardThread<'a> {
     pub(in crate::worker) late: LateRemovals,
     /// Calls that wait for a backing store, and the mover's tasks.
     pub(in crate::worker) store: StoreWaits,
+    /// What processes had copied from backing stores lately.
+    pub(in crate::worker) recalls: RecallLimits,
     /// Messages to this node's mover.
     pub(in crate::worker) mover_mail: MoverMail,
     pub(in crate::worker) pipeline: Pipeline,
@@ -167,6 +170,7 @@ impl<'a> ShardThread<'a> {
             effects: Effects::new(),
             late: LateRemovals::default(),
             store: StoreWaits::default(),
+            recalls: RecallLimits::default(),
             mover_mail: MoverMail::default(),
             pipeline: Pipeline::new(),
             scratch: vec![0; MESSAGE_BYTES_MAX],

@@ -2,20 +2,21 @@
 
 use forebay_data::{Media, NodeTargets, Target};
 use forebay_ring::call_clock;
+use forebay_tasks::StoreSettings;
 use forebay_types::limits::{HIGH_WATER_PERCENT, RANGE_BYTES};
 use forebay_types::{Code, Ino, Refusal, Reply, Request, RestoredRange, Result, StoreTask, Writer};
 
 use super::state::ShardThread;
 use crate::worker::batch::Taken;
 use crate::worker::call::Call;
+use crate::worker::recall_limits::{Recaller, Verdict};
+use crate::worker::session_id::node_of_session;
 use crate::worker::store_waits::Released;
 
 /// Calls that may write between two looks at the free space, and the time between two looks: what programs write
 /// meanwhile is not seen.
 const CALLS_A_LOOK: u32 = 15;
 const LOOK_NS: u64 = 1_000_000;
-/// Encoded bytes of a task, at most.
-const TASK_BYTES: usize = 17;
 
 /// True when all targets of this node are filled up to the high watermark.
 fn is_filled(targets: &NodeTargets) -> bool {
@@ -37,7 +38,7 @@ impl ShardThread<'_> {
                     self.store.rest(call.clone(), call_clock());
                     return Ok(true);
                 }
-                let mut bytes = vec![0; TASK_BYTES * tasks.len()];
+                let mut bytes = vec![0; StoreTask::BYTES_MAX * tasks.len()];
                 let mut w = Writer::new(&mut bytes);
                 let encoded = tasks.iter().try_for_each(|task| task.encode(&mut w));
                 let n = w.len();
@@ -47,6 +48,20 @@ impl ShardThread<'_> {
             }
             Request::StoreFailed { ino, code } => {
                 self.store.done(ino, Some(Code::from_u16(code)));
+                self.conclude(session, call.clone(), &Ok(Reply::Done), None);
+                Ok(true)
+            }
+            Request::LookedUp { parent, name, code } => {
+                let failed = match code {
+                    0 => None,
+                    code if code == Code::NotFound as u16 => {
+                        // An error means that the directory is gone: the calls that wait find that out themselves.
+                        let _ = self.batch()?.note_absent(parent, name);
+                        None
+                    }
+                    code => Some(Code::from_u16(code)),
+                };
+                self.store.looked_up(parent, name, failed);
                 self.conclude(session, call.clone(), &Ok(Reply::Done), None);
                 Ok(true)
             }
@@ -70,6 +85,14 @@ impl ShardThread<'_> {
                     return Ok(false);
                 }
                 self.store.wait_to_persist(call.clone(), ino, since, now);
+                Ok(true)
+            }
+            Request::Recall { ino, process } => {
+                let answer = match self.may_recall(call, ino, process)? {
+                    true => Ok(Reply::Done),
+                    false => Err(Refusal::Code(Code::NoAttribute)),
+                };
+                self.conclude(session, call.clone(), &answer, None);
                 Ok(true)
             }
             Request::AskMover { .. } => {
@@ -144,6 +167,31 @@ impl ShardThread<'_> {
         }
     }
 
+    /// True if a process may have the data of a file copied in order to read them.
+    #[cold]
+    fn may_recall(&mut self, call: &Call, ino: Ino, process: u64) -> Result<bool> {
+        let batch = self.batch()?;
+        let Some(bytes) = batch.bytes_to_restore(ino) else { return Ok(true) };
+        // An inode of which the store cannot be told is not copied anyway.
+        let Ok(Some((store, text))) = batch.store_settings(ino) else { return Ok(true) };
+        let Ok(settings) = serde_json::from_slice::<StoreSettings>(&text) else { return Ok(true) };
+        let recaller = Recaller { store, node: node_of_session(call.client.session), process };
+        match self.recalls.admit(recaller, ino, bytes, settings.recall, call_clock()) {
+            Verdict::Allowed => Ok(true),
+            Verdict::Refused { bytes, is_first } => {
+                if is_first {
+                    tracing::warn!(
+                        "process {process} had {} copied from {} lately: it cannot open more released files for reading (--recall {})",
+                        forebay_data::format_size(bytes),
+                        settings.url,
+                        settings.recall
+                    );
+                }
+                Ok(false)
+            }
+        }
+    }
+
     /// From the high watermark on, programs that are about to write to a store's tree wait until the mover has released
     /// files, for a limited time. True when the call waits.
     #[inline]
@@ -169,10 +217,17 @@ impl ShardThread<'_> {
         self.store.was_full
     }
 
-    /// A call was refused because a directory is not listed: it waits, if its reply goes to a client.
+    /// A call was refused because a directory is not listed: it waits for the directory, or for the one name that it
+    /// needs.
     pub(in crate::worker) fn wait_for_listing(&mut self, call: &Call) -> bool {
-        let Some(ino) = self.batch.as_mut().and_then(|batch| batch.take_unlisted()) else { return false };
-        self.store.wait(call.clone(), StoreTask::List(ino), call_clock());
+        let Some(unlisted) = self.batch.as_mut().and_then(|batch| batch.take_unlisted()) else {
+            return false;
+        };
+        let task = match unlisted {
+            (ino, None) => StoreTask::List(ino),
+            (ino, Some(name)) => StoreTask::Look(ino, name),
+        };
+        self.store.wait(call.clone(), task, call_clock());
         true
     }
 

@@ -1,0 +1,74 @@
+//! Names of directories that are not listed: each is served once the store was asked for it.
+
+use forebay_types::{Code, Ino, Kind, Request};
+
+use super::examples::{forget, object, objects};
+use super::pool::Pool;
+
+#[test]
+fn a_name_of_an_unlisted_directory_is_refused_until_it_was_looked_up() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    assert_eq!(pool.lookup(top, b"f").map(|_| ()), Err(Code::NotListed));
+    assert_eq!(pool.unlisted.take(), Some((top, Some(b"f".to_vec()))));
+    pool.ask(Request::Import { ino: top, objects: &objects(&[object(b"f", Kind::File)]) }).unwrap();
+    let ino = pool.lookup(top, b"f").unwrap().ino;
+    assert_eq!(pool.create(top, b"f"), Err(Code::Exists), "it is in the store");
+    // All others are as unknown as before, and so is whether there are any.
+    assert_eq!(pool.create(top, b"g"), Err(Code::NotListed));
+    assert_eq!(pool.rename((top, b"f"), (top, b"g"), 0), Err(Code::NotListed));
+    assert_eq!(pool.unlisted.take(), Some((top, Some(b"g".to_vec()))));
+    assert_eq!(pool.list(top), Err(Code::NotListed));
+    assert_eq!(pool.unlisted.take(), Some((top, None)));
+    pool.note_absent(top, b"g").unwrap();
+    assert_eq!(pool.lookup(top, b"g").map(|_| ()), Err(Code::NotFound));
+    pool.rename((top, b"f"), (top, b"g"), 0).unwrap();
+    assert_eq!(pool.lookup(top, b"g").unwrap().ino, ino);
+    assert_eq!(pool.lookup(top, b"f").map(|_| ()), Err(Code::NotFound), "its place is known");
+    // What the pool has renamed does not come back when the directory is listed.
+    pool.ask(Request::Import { ino: top, objects: &objects(&[object(b"f", Kind::File)]) }).unwrap();
+    pool.ask(Request::Listed { ino: top }).unwrap();
+    assert_eq!(pool.list(top).unwrap().len(), 1);
+    pool.assert_clean();
+}
+
+#[test]
+fn an_absence_is_believed_until_the_directory_is_listed_again_or_the_shard_is_opened_again() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    let is_unknown = |pool: &mut Pool, name: &[u8]| pool.lookup(top, name) == Err(Code::NotListed);
+    for name in [b"a", b"b"] {
+        pool.note_absent(top, name).unwrap();
+    }
+    // It comes by the pool, reaches the store, and is forgotten by the pool: only the store knows it then.
+    pool.clean_file(top, b"a", 1);
+    pool.note_absent(top, b"a").unwrap();
+    pool.ask(forget(top, b"a", false)).unwrap();
+    assert!(is_unknown(&mut pool, b"a") && is_unknown(&mut pool, b"b"));
+    pool.note_absent(top, b"b").unwrap();
+    assert!(!is_unknown(&mut pool, b"b"));
+    pool.reopen();
+    assert!(is_unknown(&mut pool, b"b"));
+    pool.note_absent(top, b"b").unwrap();
+    pool.ask(Request::Listed { ino: top }).unwrap();
+    // Another store may have it.
+    pool.ask(Request::Detach { ino: top }).unwrap();
+    pool.ask(Request::Attach { ino: top, listed: true, settings: b"s" }).unwrap();
+    assert!(is_unknown(&mut pool, b"b"));
+    assert_eq!(pool.note_absent(Ino(77), b"b"), Err(Code::NotFound));
+    pool.assert_clean();
+}
+
+#[test]
+fn what_was_acknowledged_in_an_unlisted_directory_is_applied_again_after_a_crash() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    let create = Request::MakeDirectory { parent: top, name: b"d", mode: 0o755 };
+    pool.note_absent(top, b"d").unwrap();
+    // The transaction is lost with the worker; the journal has the request, and the absence is nowhere.
+    pool.reopen();
+    assert_eq!(pool.ask(create), Err(Code::NotListed));
+    pool.again(create).unwrap();
+    pool.lookup(top, b"d").unwrap();
+    pool.assert_clean();
+}
