@@ -402,6 +402,7 @@ impl Reference {
             | Request::Pending { .. }
             | Request::Intend { .. }
             | Request::Published { .. }
+            | Request::StoreReports { .. }
             | Request::Unpublished { .. }
             | Request::Settled { .. }
             | Request::Moved { .. }
