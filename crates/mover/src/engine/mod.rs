@@ -12,6 +12,7 @@
 //! up only its own work: calls that wait for it end after the daemon's limit.
 
 mod ahead;
+mod batch;
 mod copying;
 mod drain;
 mod evict;
@@ -25,6 +26,7 @@ mod marks;
 mod moving;
 mod parallel;
 mod parts;
+mod pass;
 mod peers;
 mod prestage;
 mod ranges;
@@ -32,6 +34,7 @@ mod reconcile;
 mod recover;
 mod removals;
 mod renaming;
+mod reports;
 mod restore;
 mod roots;
 mod serve;
@@ -53,11 +56,11 @@ use forebay_client::Pool;
 use forebay_tasks::{Keep, MoverReport, Verb};
 use forebay_types::{Code, Error, Ino, NodeId, PendingPlace, Result, StoreTask, Wanted, FLAG_DIRTY};
 
-use self::drain::Reason;
 use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
 use self::marks::Marks;
+use self::pass::{Pass, Reason};
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::ranges::Ranges;
 use self::shared::{
@@ -440,7 +443,7 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
 }
 
 /// Places that wait or failed are left alone for a while.
-fn note_pass(shared: &Shared, pass: drain::Pass) {
+fn note_pass(shared: &Shared, pass: Pass) {
     let now = Instant::now();
     let mut retries = locked(&shared.retries);
     let waits = pass.later.into_iter().map(|place| (place, Duration::from_secs(2)));
