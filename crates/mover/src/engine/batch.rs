@@ -89,6 +89,14 @@ pub(super) fn upload_batch(
     record(reconciler, done, reason, pass);
 }
 
+fn report_of((wanted, upload, version): &(WantedUpload, Upload, StoreVersion)) -> Request<'_> {
+    let WantedUpload { place, entry, .. } = wanted;
+    // A copy of an open file leaves its place pending.
+    let seen = if upload.epoch == EPOCH_UNKNOWN { 0 } else { place.changes };
+    let (parent, ino, epoch, version) = (place.parent, entry.attr.ino, upload.epoch, *version);
+    Request::Published { parent, name: &place.name, ino, epoch, seen, version }
+}
+
 /// Records in the pool what was published.
 fn record(
     reconciler: &Reconciler<'_>,
@@ -96,13 +104,7 @@ fn record(
     reason: Reason<'_>,
     pass: &mut Pass,
 ) {
-    let report = |(WantedUpload { place, entry, .. }, upload, version): &'_ (_, Upload, _)| {
-        // A copy of an open file leaves its place pending.
-        let seen = if upload.epoch == EPOCH_UNKNOWN { 0 } else { place.changes };
-        let (parent, ino, epoch, version) = (place.parent, entry.attr.ino, upload.epoch, *version);
-        Request::Published { parent, name: &place.name, ino, epoch, seen, version }
-    };
-    let reports: Vec<Request<'_>> = published.iter().map(report).collect();
+    let reports: Vec<Request<'_>> = published.iter().map(report_of).collect();
     let outcomes: Vec<_> =
         reports.chunks(REPORTS_MAX).flat_map(|some| reconciler.link.report(some)).collect();
     drop(reports);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Mutex;
 
 use forebay_tasks::DrainPolicy;
-use forebay_types::{Code, Error, Kind, NodeId, PendingPlace, Result, Wanted};
+use forebay_types::{Error, Kind, NodeId, PendingPlace, Result, Wanted};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::batch::upload_batch;
@@ -20,7 +20,8 @@ use super::removals::{remove_files, sorted};
 use super::shared::{copied_by, locked, Shared};
 use super::stores::{AttachedStore, Stores};
 use super::wanted::{OpenFiles, WantedUpload};
-use crate::host::{self, Instant};
+use crate::host;
+use crate::store::Store;
 use crate::tasks::Progress;
 
 /// Files of one batch: they are made durable together.
