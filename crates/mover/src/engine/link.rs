@@ -201,6 +201,11 @@ impl Link {
         self.entry(&Request::Restored { ino, epoch })
     }
 
+    /// Begins a new epoch of a file that is being copied, or clean.
+    pub(super) fn mark_dirty(&self, ino: Ino) -> Result<Entry, Code> {
+        self.entry(&Request::MarkDirty { ino })
+    }
+
     /// Sends reports about many files, each with an outcome of its own.
     pub(super) fn report(&self, reports: &[Request<'_>]) -> Vec<ReportOutcome> {
         let of_one_node = |a: &Request<'_>, b: &Request<'_>| a.node() == b.node();

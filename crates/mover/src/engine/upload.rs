@@ -165,7 +165,12 @@ pub(super) fn upload(
         code => Error::new(code, format!("cannot read file {} of the pool", entry.attr.ino)).into(),
     };
     let epoch = begun.map_err(later)?;
-    let (held, is_open) = match Held::take(link, peers, entry, LeaseKind::Read) {
+    let held = Held::take(link, peers, entry, LeaseKind::Read);
+    if held.as_ref().is_err_and(|code| *code == Code::Busy) {
+        // It is not being copied, as a file that can become clean: so it does not count as such.
+        link.mark_dirty(entry.attr.ino).map_err(later)?;
+    }
+    let (held, is_open) = match held {
         Ok(held) => (held, false),
         Err(Code::Busy) if *open_files == OpenFiles::Copied => {
             (Held::take(link, peers, entry, LeaseKind::None).map_err(later)?, true)
