@@ -77,6 +77,9 @@ use crate::tasks::{Operations, Progress};
 const WATCH_PERIOD: Duration = Duration::from_millis(100);
 /// The same when nothing could be done at the last ones.
 const WATCH_PERIOD_IDLE: Duration = Duration::from_millis(500);
+/// The pause after a look is at least this many times as long as the look, up to a bound.
+const LOOK_SHARE: u32 = 20;
+const WATCH_PERIOD_MAX: Duration = Duration::from_secs(1);
 /// Period of the questions to other nodes' movers.
 const AROUND_PERIOD: Duration = Duration::from_secs(1);
 /// How long a place is left alone after it had to wait or failed; doubled each time, up to the second.
@@ -330,6 +333,7 @@ fn watch(shared: &Arc<Shared>) {
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
         shared.wake.pause(period);
+        let looked = Instant::now();
         let begun = shared.marks.begin();
         let places = match shared.link.all_pending() {
             Ok(places) => places,
@@ -352,6 +356,8 @@ fn watch(shared: &Arc<Shared>) {
             }
         }
         period = if started { WATCH_PERIOD } else { WATCH_PERIOD_IDLE };
+        // A look at very many places takes the shard's time, too: programs get nearly all of it.
+        period = period.max((LOOK_SHARE * looked.elapsed()).min(WATCH_PERIOD_MAX));
     }
 }
 
