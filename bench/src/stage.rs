@@ -197,11 +197,16 @@ pub(crate) fn measure_of(path: &Path) -> Result<(u64, u64), String> {
 
 /// Files of 4 to 64 KiB, a hundred a directory.
 pub(crate) fn make_tree(root: &Path, files: usize) -> Result<(), String> {
+    make_tree_of(root, files, 100)
+}
+
+/// The same with another number of files in each directory.
+pub(crate) fn make_tree_of(root: &Path, files: usize, each: usize) -> Result<(), String> {
     let told = |e: std::io::Error| format!("{}: {e}", root.display());
     let bytes: Vec<u8> = (0..64 << 10).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     for i in 0..files {
-        let directory = root.join(format!("d{}", i / 100));
-        if i % 100 == 0 {
+        let directory = root.join(format!("d{}", i / each));
+        if i % each == 0 {
             fs::create_dir_all(&directory).map_err(told)?;
         }
         // 4, 8, ... 64 KiB, each equally often.

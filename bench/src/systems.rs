@@ -105,7 +105,7 @@ impl<'a> System<'a> {
             },
         ];
         for system in &systems {
-            said(system.command("mkdir").arg(&system.root))?;
+            said(system.command("mkdir").arg("-p").arg(&system.root))?;
         }
         Ok(systems)
     }
@@ -116,7 +116,7 @@ impl<'a> System<'a> {
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let root = Path::new(PREFIX).join(format!("{directory}-{}-{number}", std::process::id()));
         let system = System { name: name.into(), root, pool: Some(pool), is_disk: false };
-        said(system.command("mkdir").arg(&system.root))?;
+        said(system.command("mkdir").arg("-p").arg(&system.root))?;
         Ok(system)
     }
 

@@ -24,7 +24,8 @@ pub(super) fn resident(binaries: &Path, disk: &Path, sizes: &Sizes) -> Result<Ve
     let without = Pool::up(binaries, sizes.capacity_bytes)?;
     let systems = [
         System::in_pool(&with.pool, "with store", "store/bench")?,
-        System::in_pool(&without, "without", "bench")?,
+        // As many names to look up in each path.
+        System::in_pool(&without, "without", "store/bench")?,
     ];
     let columns: Vec<String> = systems.iter().map(|system| system.name.clone()).collect();
     let targets = || vec![Target::Ratio { against: "without".into(), at_least: 0.95 }];

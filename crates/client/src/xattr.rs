@@ -1,7 +1,7 @@
 //! Extended attributes, all of which are in the shard.
 
 use forebay_types::limits::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
-use forebay_types::{Attr, Code, Ino, Reply, Request};
+use forebay_types::{Attr, Code, Ino, Reply, Request, FLAG_HAS_VALUES};
 
 use crate::path::{PathBuffer, Place};
 use crate::pool::{caller, Door, Pool};
@@ -90,7 +90,11 @@ impl Pool {
 
     /// [`Pool::get_xattr`] of an inode.
     pub fn get_xattr_inode(&self, ino: Ino, name: &[u8], value: &mut [u8]) -> Result<usize, Code> {
-        check_name(owned(&self.get_attr(ino)?.attr), name, false)?;
+        let attr = self.get_attr(ino)?.attr;
+        check_name(owned(&attr), name, false)?;
+        if attr.flags & FLAG_HAS_VALUES == 0 {
+            return Err(Code::NoAttribute);
+        }
         self.ask_long(&Request::GetXattr { ino, name }, |reply| copy_bytes(reply, value))
     }
 
@@ -109,6 +113,9 @@ impl Pool {
 
     /// [`Pool::list_xattr`] of an inode.
     pub fn list_xattr_inode(&self, ino: Ino, names: &mut [u8]) -> Result<usize, Code> {
+        if self.get_attr(ino)?.attr.flags & FLAG_HAS_VALUES == 0 {
+            return Ok(0);
+        }
         let root = caller().uid == 0;
         self.ask_long(&Request::ListXattr { ino }, |reply| {
             let Reply::Bytes(all) = reply else { return Err(Code::Malformed) };

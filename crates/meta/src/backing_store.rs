@@ -27,7 +27,7 @@ use crate::holds::Hold;
 use crate::keys;
 use crate::namespace::Entered;
 use crate::page_budget::{Class, Work};
-use crate::record::{EntryRecord, Inode, INODE_BYTES_MAX, MARK_VALUES};
+use crate::record::{EntryRecord, Inode, INODE_BYTES_MAX};
 
 /// The extended attribute that has the settings of a directory's store.
 pub const STORE_SETTINGS: &[u8] = b"trusted.forebay.store";
@@ -314,12 +314,15 @@ impl Batch<'_> {
             ctime: changed,
             btime: changed,
         };
-        let inode = Inode {
+        let mut inode = Inode {
             attr,
             layout: if is_directory { layout } else { Layout::single(home, 0) },
             cookie: if is_directory { cookie } else { 0 },
-            marks: if kind == Kind::Symlink { MARK_VALUES } else { 0 },
+            marks: 0,
         };
+        if kind == Kind::Symlink {
+            inode.mark_values();
+        }
         let mut buffer = [0; INODE_BYTES_MAX];
         let n = inode.encode(&mut buffer)?;
         self.tx.put(&keys::inode(ino), &buffer[..n])?;

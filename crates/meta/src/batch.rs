@@ -197,6 +197,7 @@ impl<'a> Batch<'a> {
             Request::Published { parent, name, ino, epoch, seen, version } => {
                 self.published(c, parent, name, ino, epoch, seen, version)
             }
+            Request::StoreReports { reports, .. } => self.take_reports(c, reports, payload),
             Request::Unpublished { parent, name, seen } => self.unpublished(c, parent, name, seen),
             Request::Settled { parent, name, seen } => self.settled(c, parent, name, seen),
             Request::Moved { parent, name, new_parent, new_name, version } => {

@@ -43,6 +43,7 @@ mod record;
 mod remains;
 mod rename;
 mod replies;
+mod reports;
 mod shard;
 mod snapshot;
 mod two_phase_commit;

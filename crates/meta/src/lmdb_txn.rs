@@ -161,6 +161,11 @@ impl<'a> Transaction<'a> {
         txn.commit().map_err(|e| self.fail(&e))
     }
 
+    /// True after a failure of the shard itself: nothing of the transaction takes effect.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
     /// True once the transaction was committed.
     pub(crate) fn is_over(&self) -> bool {
         self.txn.is_none() && self.broken.is_none()

@@ -356,13 +356,9 @@ impl Batch<'_> {
         attr.size = target.len() as u64;
         let layout = Layout::single(attr.home, 0);
         let pieces = Self::pieces_of(target.len());
-        match self.create_inode(
-            c,
-            slot,
-            name,
-            Inode { attr, layout, cookie: 0, marks: MARK_VALUES },
-            pieces,
-        )? {
+        let mut inode = Inode { attr, layout, cookie: 0, marks: 0 };
+        inode.mark_values();
+        match self.create_inode(c, slot, name, inode, pieces)? {
             CreateOutcome::New(inode) => {
                 self.put_value(inode.attr.ino, b"", target)?;
                 Ok(Reply::Entry(inode.entry()))

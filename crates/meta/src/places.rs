@@ -513,6 +513,7 @@ fn is_report(request: &Request<'_>) -> bool {
         request,
         Request::Import { .. }
             | Request::Published { .. }
+            | Request::StoreReports { .. }
             | Request::Unpublished { .. }
             | Request::Settled { .. }
             | Request::Moved { .. }

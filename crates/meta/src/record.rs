@@ -6,6 +6,7 @@
 use forebay_types::limits::{COMPONENTS_MAX, NAME_MAX, TARGETS_MAX};
 use forebay_types::{
     Attr, Code, Component, Cookie, Entry, Ino, Kind, Layout, NodeId, Reader, Timestamp, TxId, Writer,
+    FLAG_HAS_VALUES,
 };
 
 /// Version byte of inode, entry and ledger records.
@@ -98,6 +99,12 @@ impl Inode {
         Entry { attr: self.attr, layout: self.layout }
     }
 
+    /// Notes that it has values.
+    pub(crate) fn mark_values(&mut self) {
+        self.marks |= MARK_VALUES;
+        self.attr.flags |= FLAG_HAS_VALUES;
+    }
+
     /// Writes the record. Returns its length.
     pub(crate) fn encode(&self, buffer: &mut [u8; INODE_BYTES_MAX]) -> Result<usize, Code> {
         let a = &self.attr;
@@ -108,7 +115,7 @@ impl Inode {
         w.u8(self.marks | if has_epoch { MARK_EPOCH } else { 0 })?;
         w.u8(a.width_log2)?;
         w.u8(if has_layout { self.layout.components().len() as u8 } else { 0 })?;
-        for v in [a.mode, a.uid, a.gid, a.nlink, a.flags] {
+        for v in [a.mode, a.uid, a.gid, a.nlink, a.flags & !FLAG_HAS_VALUES] {
             w.u32(v)?;
         }
         w.u16(a.home.0)?;
@@ -154,6 +161,7 @@ impl Inode {
             _ => {}
         }
         let marks = marks & !MARK_EPOCH;
+        let values = if marks & MARK_VALUES == 0 { 0 } else { FLAG_HAS_VALUES };
         let layout = if matches!(kind, Kind::File | Kind::Directory) {
             layout(r, components as usize)?
         } else {
@@ -171,7 +179,7 @@ impl Inode {
             uid,
             gid,
             nlink,
-            flags,
+            flags: flags & !FLAG_HAS_VALUES | values,
             home,
             width_log2,
             atime,

@@ -188,7 +188,7 @@ impl Batch<'_> {
         self.admit(Class::Growth, Work { writes: 2, run: pieces + old_pieces })?;
         self.put_value(ino, name, value)?;
         self.remove_pieces(ino, name, pieces, old_pieces)?;
-        inode.marks |= MARK_VALUES;
+        inode.mark_values();
         inode.attr.ctime = c.now;
         self.store_inode(&inode)?;
         c.effects.inode(inode.entry());

@@ -21,7 +21,7 @@ use forebay_types::{
 use crate::batch::{Answer, Batch, Context};
 use crate::holds::Hold;
 use crate::keys::ValueKey;
-use crate::record::{Inode, MARK_VALUES};
+use crate::record::Inode;
 
 /// Upper bound of the bytes of an encoded list of parts.
 const PARTS_BYTES_MAX: usize = 9 + 8 * forebay_types::limits::WIDTH_MAX;
@@ -151,7 +151,7 @@ impl Batch<'_> {
         let (inode, first) = self.state.directories.change_whole(slot);
         inode.attr.width_log2 = width_log2(parts.as_slice().len());
         inode.attr.ctime = c.now;
-        inode.marks |= MARK_VALUES;
+        inode.mark_values();
         let entry = inode.entry();
         self.expect_write(first);
         c.effects.inode(entry);

@@ -5,9 +5,10 @@ mod place;
 
 use std::collections::BTreeSet;
 
-use forebay_meta::Shard;
+use forebay_meta::{Batch, Shard};
 use forebay_types::{
-    Code, Ino, Kind, Reply, Request, SetAttr, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
+    Code, Ino, Kind, Reply, Request, SetAttr, FLAG_HAS_VALUES, RENAME_EXCHANGE, RENAME_NOREPLACE,
+    XATTR_CREATE, XATTR_REPLACE,
 };
 use place::{at, Driver, Place, OPTIONS};
 use proptest::prelude::*;
@@ -223,6 +224,39 @@ fn extended_attributes_are_bounded_together_and_listed_apart() {
     let list = driver.ask(&mut batch, Request::ListXattr { ino: file });
     assert_eq!(list, Ok(Reply::Bytes(b"user.second\0")));
     driver.unlink(&mut batch, ROOT, b"f").unwrap();
+    batch.commit().unwrap();
+    assert_eq!(shard.check(&mut |_| {}).unwrap().problems, Vec::<String>::new());
+}
+
+/// Clients answer by the flag alone that an inode has no extended attributes.
+#[test]
+fn inodes_with_extended_attributes_have_a_flag_in_replies_effects_and_after_a_restart() {
+    let place = Place::new();
+    let shard = Shard::create(place.path(), &OPTIONS, at(1)).unwrap();
+    let mut driver = Driver::new();
+    let mut batch = shard.begin().unwrap();
+    let plain = driver.file(&mut batch, ROOT, b"plain").unwrap();
+    let file = driver.file(&mut batch, ROOT, b"f").unwrap();
+    let directory = driver.directory(&mut batch, ROOT, b"d").unwrap();
+    let set = |ino| Request::SetXattr { ino, name: b"user.a", value: b"1", flags: 0 };
+    for ino in [file, directory] {
+        assert_eq!(driver.attr(&mut batch, ino).unwrap().flags & FLAG_HAS_VALUES, 0);
+        driver.ask(&mut batch, set(ino)).unwrap();
+        let shown = driver.effects.inodes().iter().rfind(|(of, _)| *of == ino);
+        let flags = shown.and_then(|(_, entry)| *entry).map(|entry| entry.attr.flags);
+        assert_eq!(flags.map(|flags| flags & FLAG_HAS_VALUES), Some(FLAG_HAS_VALUES));
+    }
+    let check = |driver: &mut Driver, batch: &mut Batch<'_>| {
+        for (ino, has) in [(plain, 0), (file, FLAG_HAS_VALUES), (directory, FLAG_HAS_VALUES)] {
+            assert_eq!(driver.attr(batch, ino).unwrap().flags & FLAG_HAS_VALUES, has);
+        }
+    };
+    check(&mut driver, &mut batch);
+    batch.commit().unwrap();
+    drop(shard);
+    let shard = Shard::open(place.path()).unwrap();
+    let mut batch = shard.begin().unwrap();
+    check(&mut driver, &mut batch);
     batch.commit().unwrap();
     assert_eq!(shard.check(&mut |_| {}).unwrap().problems, Vec::<String>::new());
 }

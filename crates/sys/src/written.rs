@@ -15,9 +15,31 @@ pub fn wait(file: impl AsFd) -> io::Result<()> {
     }
 }
 
+/// Starts the writing of a range of a file's data to its medium, and does not wait for it. A failure shows when the file
+/// is synced.
+pub fn start(file: impl AsFd, offset: u64, bytes: u64) {
+    let (Ok(offset), Ok(bytes)) = (i64::try_from(offset), i64::try_from(bytes)) else { return };
+    // SAFETY: plain system call on a descriptor of ours.
+    unsafe {
+        libc::sync_file_range(file.as_fd().as_raw_fd(), offset, bytes, libc::SYNC_FILE_RANGE_WRITE);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn start_leaves_data_as_they_are_and_clean_after_a_wait() {
+        let path = std::env::temp_dir().join(format!("forebay-start-{}", std::process::id()));
+        std::fs::write(&path, vec![7; 3 << 20]).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        start(&file, 1 << 20, 1 << 20);
+        start(&file, u64::MAX, 1);
+        wait(&file).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), vec![7; 3 << 20]);
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn wait_succeeds_for_a_file_and_fails_for_what_has_no_data() {

@@ -30,6 +30,8 @@ pub const FLAG_STORE: u32 = 64;
 pub const FLAG_FSYNC_WAITS: u32 = 128;
 /// The same of close, after a program has had the file open for writing.
 pub const FLAG_CLOSE_WAITS: u32 = 256;
+/// The inode may have extended attributes; without the flag it has none. The shard's record has it as a mark.
+pub const FLAG_HAS_VALUES: u32 = 1 << 13;
 /// What a new entry of a directory inherits.
 pub const FLAGS_INHERITED: u32 = FLAG_ATTACHED | FLAG_FSYNC_WAITS | FLAG_CLOSE_WAITS;
 /// An epoch that no file has.

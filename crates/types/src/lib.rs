@@ -31,8 +31,8 @@ mod wide;
 
 pub use attr::{
     Attr, Kind, Timestamp, ATTR_BYTES, EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS,
-    FLAG_DIRTY, FLAG_DRAINING, FLAG_FSYNC_WAITS, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
-    PERMISSIONS_OFFSET,
+    FLAG_DIRTY, FLAG_DRAINING, FLAG_FSYNC_WAITS, FLAG_HAS_VALUES, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE,
+    FLAG_UNLISTED, PERMISSIONS_OFFSET,
 };
 pub use backing::{BackingAttr, BackingId, BackingOp, Move, MoveKind};
 pub use backing_store::{
@@ -53,8 +53,9 @@ pub use reply::{
     REPLY_HEADER_BYTES,
 };
 pub use request::{
-    is_for_data, may_change, Caller, Class, Request, RequestInfo, RENAME_EXCHANGE, RENAME_NOREPLACE,
-    REQUESTS, XATTR_CREATE, XATTR_REPLACE,
+    decode_outcomes, encode_outcome, is_for_data, may_change, Caller, Class, ReportOutcome, Request,
+    RequestInfo, OUTCOME_BYTES, RENAME_EXCHANGE, RENAME_NOREPLACE, REPORTS_MAX, REQUESTS, XATTR_CREATE,
+    XATTR_REPLACE,
 };
 pub use set_attr::{SetAttr, TimeSet};
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};

@@ -7,6 +7,7 @@ mod mover;
 mod place;
 mod pool;
 mod random;
+mod reports;
 mod states;
 mod store;
 mod unlisted;

@@ -466,6 +466,81 @@ mod tests {
         }
     }
 
+    fn refused(code: Code) -> Refused {
+        match code {
+            Code::Busy => Refused::Busy,
+            Code::Stale => Refused::Stale,
+            _ => Refused::Other,
+        }
+    }
+
+    /// Reports that are taken together do what they do one after the other.
+    #[test]
+    fn agrees_with_the_shard_on_reports_in_one_request() {
+        let (mut taken, mut refusals) = (0, 0);
+        for seed in 1..=cases() {
+            let mut random = Random::new(seed);
+            let (mut pool, mut meta) = (Pool::new(false), Meta::new());
+            let parent = pool.top;
+            let ino = pool.create(parent, NAMES[0]).unwrap();
+            for _ in 0..20 {
+                let (mut reports, mut expected) = (Vec::new(), Vec::new());
+                for _ in 0..random.next(5) {
+                    let (at, number) = (random.next(2), random.next(4) as u8);
+                    let (name, v) = (NAMES[at], version(number));
+                    let seen = meta.pending[at].map_or(0, |p| p.changes).saturating_sub(random.next(2) as u8);
+                    let epoch = [meta.epoch, meta.epoch, UNKNOWN][random.next(3)];
+                    let (report, done) = match random.next(3) {
+                        0 => (Request::Intend { parent, name, version: v }, meta.intend(at, number)),
+                        1 => (Request::BeginDrain { ino }, meta.begin_drain()),
+                        _ => {
+                            let (long_epoch, long_seen, version) = (long(epoch), u64::from(seen), v);
+                            let report = Request::Published {
+                                parent,
+                                name,
+                                ino,
+                                epoch: long_epoch,
+                                seen: long_seen,
+                                version,
+                            };
+                            (report, meta.published(at, epoch, seen, number))
+                        }
+                    };
+                    let begins = matches!(report, Request::BeginDrain { .. });
+                    expected.push(done.map(|()| if begins { long(meta.epoch) } else { 0 }));
+                    reports.push(report);
+                }
+                let outcomes: Vec<_> =
+                    pool.report(&reports).into_iter().map(|outcome| outcome.map_err(refused)).collect();
+                taken += outcomes.len();
+                refusals += outcomes.iter().filter(|outcome| outcome.is_err()).count();
+                assert_eq!(outcomes, expected, "seed {seed}: {reports:?}");
+                assert_same(&mut pool, ino, &meta);
+                // So that the next reports meet other states.
+                match random.next(6) {
+                    0 => _ = (pool.ask(Request::MarkDirty { ino }), meta.mark_dirty()),
+                    1 => {
+                        let request =
+                            Request::Release { ino, epoch: long(meta.epoch), set: SetAttr::default() };
+                        assert_eq!(pool.ask(request).is_ok(), meta.release(meta.epoch).is_ok());
+                    }
+                    2 => {
+                        let request = Request::Restored { ino, epoch: long(meta.epoch) };
+                        assert_eq!(pool.ask(request).is_ok(), meta.restored(meta.epoch).is_ok());
+                    }
+                    3 => {
+                        let request = Request::Link { ino, parent, name: NAMES[1] };
+                        assert_eq!(pool.ask(request).is_ok(), meta.link(1).is_ok());
+                    }
+                    _ => {}
+                }
+                assert_same(&mut pool, ino, &meta);
+            }
+            pool.assert_clean();
+        }
+        assert!(taken > 100 && refusals > 10 && refusals < taken / 2, "{refusals} of {taken}");
+    }
+
     #[test]
     fn agrees_with_the_shard() {
         for seed in 1..=cases() {
@@ -519,11 +594,7 @@ mod tests {
                     13 if random.next(3) == 0 => (Request::Unlink { parent, name }, meta.unlink(at)),
                     _ => continue,
                 };
-                let answer = pool.ask(request).map_err(|code| match code {
-                    Code::Busy => Refused::Busy,
-                    Code::Stale => Refused::Stale,
-                    _ => Refused::Other,
-                });
+                let answer = pool.ask(request).map_err(refused);
                 let same_kind = match (&answer, &done) {
                     (Err(a), Err(b)) => *a == *b || *a == Refused::Other || *b == Refused::Other,
                     (a, b) => a.is_ok() == b.is_ok(),

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use forebay_meta::{Shard, Unlisted};
 use forebay_types::{
-    Attr, Code, Ino, Kind, PendingPlace, Reply, Request, SetAttr, StorePlace, FLAG_DIRTY, FLAG_RESIDENT,
+    decode_outcomes, Attr, Code, Ino, Kind, NodeId, PendingPlace, Reply, ReportOutcome, Request, SetAttr,
+    StorePlace, Writer, FLAG_DIRTY, FLAG_RESIDENT,
 };
 
 use super::place::{at, Driver, Place, OPTIONS};
@@ -105,6 +106,16 @@ impl Pool {
             Reply::Bytes(bytes) => bytes.to_vec(),
             other => panic!("{other:?}"),
         })
+    }
+
+    /// Sends reports about several files in one request.
+    pub(crate) fn report(&mut self, reports: &[Request<'_>]) -> Vec<ReportOutcome> {
+        let mut buffer = [0; 4096];
+        let mut w = Writer::new(&mut buffer);
+        reports.iter().for_each(|report| report.append_to_reports(&mut w).unwrap());
+        let n = w.len();
+        let all = self.bytes(Request::StoreReports { node: NodeId(0), reports: &buffer[..n] }).unwrap();
+        decode_outcomes(&all).unwrap()
     }
 
     pub(crate) fn reopen(&mut self) {

@@ -94,8 +94,9 @@ struct Lease {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Mover {
     Idle,
-    DrainLeased(Name, u8),
+    /// Begun for many files at a time, before the leases of any.
     DrainBegun(Name, u8, u8),
+    DrainLeased(Name, u8, u8),
     DrainHalf(Name, u8, u8, u8),
     DrainCopied(Name, u8, u8, Version),
     DrainIntended(Name, u8, u8, Version),
@@ -119,6 +120,7 @@ impl Mover {
     fn numbers(&mut self) -> (Option<&mut u8>, Option<&mut Version>) {
         match self {
             Mover::DrainBegun(_, _, epoch)
+            | Mover::DrainLeased(_, _, epoch)
             | Mover::DrainHalf(_, _, epoch, _)
             | Mover::EvictLeased(epoch)
             | Mover::EvictReleased(epoch)
@@ -132,11 +134,9 @@ impl Mover {
             Mover::MoveFirst(_, _, version)
             | Mover::MoveBoth(_, _, version)
             | Mover::MoveDone(_, _, version) => (None, Some(version)),
-            Mover::Idle
-            | Mover::DrainLeased(..)
-            | Mover::EvictUnlinked
-            | Mover::RemoveIntended(..)
-            | Mover::Removed(..) => (None, None),
+            Mover::Idle | Mover::EvictUnlinked | Mover::RemoveIntended(..) | Mover::Removed(..) => {
+                (None, None)
+            }
         }
     }
 }
@@ -397,12 +397,22 @@ impl World {
         };
         match self.mover {
             Mover::Idle => self.idle_mover(all),
-            Mover::DrainLeased(at, seen) => self.step(all, "begin drain", |w| {
-                let epoch = w.meta.epoch;
-                let done = if w.mistakes.drain_begins_not { Ok(()) } else { w.meta.begin_drain() };
-                ask(w, done, Mover::DrainBegun(at, seen, epoch));
+            Mover::DrainBegun(at, seen, epoch) => self.step(all, "drain: lease", |w| {
+                let is_written = |p: &Program| p.writes && p.inode().is_some() && p.inode() == w.path;
+                let (takes, has_writer) =
+                    (!w.mistakes.drain_takes_no_lease, w.programs.iter().any(is_written));
+                match w.path {
+                    Some(_) if takes && has_writer => return w.end(),
+                    Some(inode) if takes => {
+                        w.copied[usize::from(inode)] = w.has_other_node();
+                        w.lease = Some(Lease { for_writing: false, inode });
+                    }
+                    Some(_) => {}
+                    None => return w.end(),
+                }
+                w.mover = Mover::DrainLeased(at, seen, epoch);
             }),
-            Mover::DrainBegun(at, seen, epoch) => self.step(all, "copy one half", |w| {
+            Mover::DrainLeased(at, seen, epoch) => self.step(all, "copy one half", |w| {
                 if !w.has_lease() && !w.mistakes.drain_looks_not_at_lease && !w.mistakes.drain_takes_no_lease
                 {
                     return w.end();
@@ -610,15 +620,13 @@ impl World {
             }
             _ => {}
         }
-        let Some(inode) = self.path.filter(|_| meta.resident) else { return };
-        let is_written = |p: &Program| p.writes && p.inode() == Some(inode);
-        if self.mistakes.drain_takes_no_lease {
-            self.step(all, "drain", |w| w.mover = Mover::DrainLeased(at, seen));
-        } else if !self.programs.iter().any(is_written) {
-            self.step(all, "drain: lease", |w| {
-                w.copied[usize::from(inode)] = w.has_other_node();
-                w.lease = Some(Lease { for_writing: false, inode });
-                w.mover = Mover::DrainLeased(at, seen);
+        if meta.resident {
+            self.step(all, "begin drain", |w| {
+                let epoch = w.meta.epoch;
+                let begun = w.mistakes.drain_begins_not || w.meta.begin_drain().is_ok();
+                if begun {
+                    w.mover = Mover::DrainBegun(at, seen, epoch);
+                }
             });
         }
     }

@@ -405,6 +405,7 @@ impl Reference {
             | Request::Pending { .. }
             | Request::Intend { .. }
             | Request::Published { .. }
+            | Request::StoreReports { .. }
             | Request::Unpublished { .. }
             | Request::Settled { .. }
             | Request::Moved { .. }

@@ -35,7 +35,7 @@ pub(super) fn list_ahead(shared: &Shared, directory: Ino) {
             }
         }
     }
-    in_parallel(&located.at.store, &beside, |&directory| {
+    in_parallel(&located.at.store, &beside, |_, &directory| {
         if shared.stores.is_stopping() || !shared.listing.begin(directory) {
             return;
         }

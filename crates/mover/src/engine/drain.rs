@@ -1,29 +1,27 @@
 //! Passes over the pending places of a store: names first, then files' data in batches, then removals. Data are copied
 //! by the movers of the nodes that have them, at the same time.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::Mutex;
 
 use forebay_tasks::DrainPolicy;
-use forebay_types::{
-    Code, Error, Ino, Kind, NodeId, PendingPlace, Result, StoreVersion, Wanted, EPOCH_UNKNOWN,
-};
+use forebay_types::{Error, Kind, NodeId, PendingPlace, Result, Wanted};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::batch::upload_batch;
 use super::link::Link;
 use super::moving::{move_directory, remove_outdated};
-use super::parallel::in_parallel;
+use super::pass::{failed, note_snapshot, Pass, Reason};
 use super::peers::{Counted, Work};
 use super::reconcile::{seconds_since, Next, Reconciler};
 use super::recover::recover;
 use super::removals::{remove_files, sorted};
 use super::shared::{copied_by, locked, Shared};
 use super::stores::{AttachedStore, Stores};
-use super::upload::{upload, NotUploaded, OpenFiles, Upload};
-use super::wanted::WantedUpload;
-use crate::host::{self, Instant};
-use crate::store::{Outcome, Store, StorePath};
+use super::wanted::{OpenFiles, WantedUpload};
+use crate::host;
+use crate::store::Store;
 use crate::tasks::Progress;
 
 /// Files of one batch: they are made durable together.
@@ -34,51 +32,10 @@ const BATCH_BYTES: u64 = 64 << 20;
 const BATCH_FILES_LEAST: usize = 2;
 /// Batches at a time: while the store makes one durable, the next is copied.
 const BATCHES_AT_ONCE: usize = 3;
-/// Open files of which the time of the last copy is remembered.
-const SNAPSHOTS_MAX: usize = 4096;
 /// Bytes of a message to another node's mover, after which no further file is added to it.
 const LETTER_BYTES: usize = 40 * 1024;
 /// With `close`, a change must be this old: a program that writes a file in several steps has it copied once.
 const SETTLE_SECONDS: f64 = 0.2;
-
-/// Why a pass is made.
-#[derive(Clone, Copy)]
-pub(super) struct Reason<'a> {
-    /// On request: policies do not count.
-    pub(super) forced: bool,
-    /// The pool is filled up to its high watermark.
-    pub(super) is_full: bool,
-    /// The task that requested it.
-    pub(super) progress: Option<&'a Progress>,
-    /// False when nothing more may be changed in the store: another mover has requested it, and has given it up.
-    pub(super) go_on: &'a (dyn Fn() -> bool + Sync),
-}
-
-/// The outcome of a pass.
-#[derive(Debug, Default)]
-pub(super) struct Pass {
-    /// Places at which something was done.
-    pub(super) done: u64,
-    /// Places of files that were copied while programs had them open for writing: they stay pending.
-    pub(super) snapshots: Vec<(Ino, Vec<u8>)>,
-    /// A directory was copied to another place.
-    has_moved: bool,
-    /// Places that wait for a program or for another place.
-    pub(super) later: Vec<(Ino, Vec<u8>)>,
-    /// Places that failed, with the reason.
-    pub(super) failed: Vec<((Ino, Vec<u8>), Error)>,
-}
-
-impl Pass {
-    /// Adds the outcome of another part of it.
-    fn add(&mut self, mut part: Pass) {
-        self.done += part.done;
-        self.snapshots.append(&mut part.snapshots);
-        self.has_moved |= part.has_moved;
-        self.later.append(&mut part.later);
-        self.failed.append(&mut part.failed);
-    }
-}
 
 /// True when the policy lets a place be drained now.
 fn is_due(link: &Link, at: &AttachedStore, place: &PendingPlace, reason: Reason<'_>) -> bool {
@@ -113,18 +70,6 @@ fn open_files(link: &Link, at: &AttachedStore, wanted: &WantedUpload, reason: Re
         true => OpenFiles::Copied,
         false => OpenFiles::Wait,
     }
-}
-
-/// A copy of an open file was published.
-fn note_snapshot(at: &AttachedStore, ino: Ino) {
-    let mut snapshots = locked(&at.snapshots);
-    if snapshots.len() >= SNAPSHOTS_MAX {
-        // Those of files that were closed long ago are the oldest.
-        if let Some(oldest) = snapshots.iter().min_by_key(|(_, last)| **last).map(|(ino, _)| *ino) {
-            snapshots.remove(&oldest);
-        }
-    }
-    snapshots.insert(ino.0, Instant::now());
 }
 
 /// These places as they are now: they may have been read before the last pass over their store ended. None if what a
@@ -409,180 +354,4 @@ fn reconcile_all(
         }
     }
     left
-}
-
-fn failed(reconciler: &Reconciler<'_>, pass: &mut Pass, place: PendingPlace, e: Error) {
-    // The pool changed meanwhile: the next pass sees it.
-    if matches!(e.code, Code::NotFound | Code::Stale | Code::Busy) {
-        pass.later.push((place.parent, place.name));
-        return;
-    }
-    reconciler.at.note_failure(&e);
-    pass.failed.push(((place.parent, place.name), e));
-}
-
-enum Published {
-    Done(StoreVersion),
-    Later,
-    Failed(Error),
-}
-
-/// Uploads files, makes them durable together, and publishes them.
-pub(super) fn upload_batch(
-    shared: &Shared,
-    at: &AttachedStore,
-    batch: Vec<WantedUpload>,
-    reason: Reason<'_>,
-    pass: &mut Pass,
-) {
-    let reconciler = &Reconciler::new(&shared.link, &shared.stores, at);
-    let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);
-    let copied = in_parallel(&at.store, &batch, |wanted| match (reason.go_on)() {
-        true => {
-            upload(link, &shared.peers, (at.root, store), &wanted.directory, &wanted.entry, wanted.open_files)
-        }
-        false => Err(NotUploaded::Later),
-    });
-    let mut uploaded: Vec<(WantedUpload, Upload)> = Vec::new();
-    for (wanted, copied) in batch.into_iter().zip(copied) {
-        match copied {
-            Ok(upload) => uploaded.push((wanted, upload)),
-            Err(NotUploaded::Later) => pass.later.push((wanted.place.parent, wanted.place.name)),
-            Err(NotUploaded::Failed(e)) => failed(reconciler, pass, wanted.place, e),
-        }
-    }
-    let temporaries: Vec<StorePath> = uploaded.iter().map(|(_, upload)| upload.temporary.clone()).collect();
-    if let Err(e) = store.make_durable(&temporaries) {
-        let e = Error::from(e);
-        reconciler.at.note_failure(&e);
-        for (wanted, upload) in uploaded {
-            let _ = store.discard(&upload.temporary);
-            let why = Error::new(e.code, "cannot make an upload durable").why(&e);
-            pass.failed.push(((wanted.place.parent, wanted.place.name), why));
-        }
-        return;
-    }
-    let published =
-        in_parallel(&at.store, &uploaded, |(wanted, upload)| publish(reconciler, wanted, upload, reason));
-    let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
-    let directories: Vec<_> = directories.into_iter().collect();
-    let synced = in_parallel(&at.store, &directories, |directory| store.sync_directory(directory));
-    let sync_failed = synced.into_iter().find_map(std::result::Result::err).map(Error::from);
-    for ((wanted, upload), outcome) in uploaded.into_iter().zip(published) {
-        let place = &wanted.place;
-        match outcome {
-            Published::Done(version) => {
-                if let Some(e) = &sync_failed {
-                    // Its name may not be durable: it stays dirty, and is published again.
-                    let why =
-                        Error::new(e.code, format!("cannot make the name {} durable", wanted.path)).why(e);
-                    failed(reconciler, pass, wanted.place, why);
-                    continue;
-                }
-                let at = (place.parent, &place.name[..]);
-                let ino = wanted.entry.attr.ino;
-                // A copy of an open file leaves its place pending.
-                let seen = if upload.epoch == EPOCH_UNKNOWN { 0 } else { place.changes };
-                match link.published(at, ino, upload.epoch, seen, version) {
-                    Ok(()) => {
-                        if upload.epoch == EPOCH_UNKNOWN {
-                            note_snapshot(reconciler.at, ino);
-                            pass.snapshots.push((place.parent, place.name.clone()));
-                        }
-                        pass.done += 1;
-                        reconciler.at.note_success();
-                        if let Some(progress) = reason.progress {
-                            progress.done(1, upload.bytes);
-                        }
-                    }
-                    Err(code) => {
-                        let e = Error::new(code, format!("cannot record that {} was published", wanted.path));
-                        failed(reconciler, pass, wanted.place, e);
-                    }
-                }
-            }
-            Published::Later => pass.later.push((place.parent, place.name.clone())),
-            Published::Failed(e) => failed(reconciler, pass, wanted.place, e),
-        }
-    }
-}
-
-fn publish(
-    reconciler: &Reconciler<'_>,
-    wanted: &WantedUpload,
-    upload: &Upload,
-    reason: Reason<'_>,
-) -> Published {
-    let (place, store): (&PendingPlace, &dyn Store) = (&wanted.place, &*reconciler.at.store);
-    if !(reason.go_on)() {
-        let _ = store.discard(&upload.temporary);
-        return Published::Later;
-    }
-    match reconciler.link.intend(place.parent, &place.name, upload.version) {
-        Ok(()) => {}
-        // The name went meanwhile, or data would be lost that only the store has.
-        Err(Code::NotFound | Code::Busy | Code::Stale) => {
-            let _ = store.discard(&upload.temporary);
-            return Published::Later;
-        }
-        Err(code) => return Published::Failed(Error::new(code, format!("cannot publish {}", wanted.path))),
-    }
-    match store.publish(&upload.temporary, &wanted.path, wanted.replaces.as_ref()) {
-        Ok(Outcome::Done(version)) => Published::Done(version),
-        Ok(Outcome::Conflict(Some(found))) if place.intent.is_some_and(|intent| found.is_upload(&intent)) => {
-            // An earlier mover published it and died. This upload is newer: it replaces that one.
-            match store.publish(&upload.temporary, &wanted.path, Some(&found.version)) {
-                Ok(Outcome::Done(version)) => Published::Done(version),
-                Ok(Outcome::Conflict(_)) => Published::Later,
-                Err(e) => Published::Failed(e.into()),
-            }
-        }
-        // Another program has removed it: nothing is overwritten.
-        Ok(Outcome::Conflict(None)) if wanted.replaces.is_some() => {
-            match store.publish(&upload.temporary, &wanted.path, None) {
-                Ok(Outcome::Done(version)) => Published::Done(version),
-                Ok(Outcome::Conflict(_)) => Published::Later,
-                Err(e) => Published::Failed(e.into()),
-            }
-        }
-        // The mover that requested it has given it up, and may have published another version.
-        Ok(Outcome::Conflict(_)) if !(reason.go_on)() => {
-            let _ = store.discard(&upload.temporary);
-            Published::Later
-        }
-        Ok(Outcome::Conflict(found)) => {
-            match beside(reconciler, wanted, upload) {
-                Ok(()) => {}
-                Err(e) => return Published::Failed(e),
-            }
-            match reconciler.conflict(place, &wanted.path, found.as_deref()) {
-                Ok(()) => Published::Later,
-                Err(e) => Published::Failed(e),
-            }
-        }
-        Err(e) => Published::Failed(e.into()),
-    }
-}
-
-/// Publishes an upload beside the file that it may not replace, under a name that says so.
-fn beside(reconciler: &Reconciler<'_>, wanted: &WantedUpload, upload: &Upload) -> Result<()> {
-    let store: &dyn Store = &*reconciler.at.store;
-    for number in 0..100 {
-        let mut name = wanted.place.name.clone();
-        name.truncate(200);
-        name.extend_from_slice(format!(".forebay-conflict-{}", upload.number() + number).as_bytes());
-        let path = wanted.directory.join(&name).map_err(|code| Error::new(code, "a path is too long"))?;
-        match store.publish(&upload.temporary, &path, None) {
-            Ok(Outcome::Done(_)) => {
-                tracing::warn!("the pool's version of {} is beside it, as {path}", wanted.path);
-                return store.sync_directory(&wanted.directory).map_err(Error::from);
-            }
-            Ok(Outcome::Conflict(Some(_))) => {}
-            // The upload is gone: another program replaced the file just after it was published.
-            Ok(Outcome::Conflict(None)) => return Ok(()),
-            Err(e) if e.code() == Code::NotFound => return Ok(()),
-            Err(e) => return Err(e.into()),
-        }
-    }
-    Err(Error::new(Code::Exists, format!("cannot publish {} beside the store's version", wanted.path)))
 }

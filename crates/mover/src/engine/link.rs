@@ -5,8 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use forebay_client::{LeaseKind, LeasedFiles, Pool, RequestMemory};
 use forebay_types::{
-    Code, Entry, Ino, PendingPlace, Reply, Request, RestoredRange, SetAttr, StorePlace, StoreTask,
-    StoreVersion,
+    decode_outcomes, Code, Entry, Ino, NodeId, PendingPlace, Reply, ReportOutcome, Request, RestoredRange,
+    SetAttr, StorePlace, StoreTask, StoreVersion, Writer, FLAG_HAS_VALUES, REPORTS_MAX,
 };
 
 use super::listings::Listings;
@@ -14,6 +14,9 @@ use crate::store::Xattrs;
 
 /// The extended attribute that has the settings of a directory's store.
 const STORE_SETTINGS: &[u8] = b"trusted.forebay.store";
+
+/// Bytes of the longest report: a name and numbers.
+const REPORT_BYTES_MAX: usize = 384;
 
 /// Places that one pass takes.
 const PLACES_MAX: usize = 20_000;
@@ -203,8 +206,55 @@ impl Link {
         self.entry(&Request::Restored { ino, epoch })
     }
 
-    pub(super) fn begin_drain(&self, ino: Ino) -> Result<Entry, Code> {
-        self.entry(&Request::BeginDrain { ino })
+    /// Begins a new epoch of a file that is being copied, or clean.
+    pub(super) fn mark_dirty(&self, ino: Ino) -> Result<Entry, Code> {
+        self.entry(&Request::MarkDirty { ino })
+    }
+
+    /// Sends reports about many files, each with an outcome of its own.
+    pub(super) fn report(&self, reports: &[Request<'_>]) -> Vec<ReportOutcome> {
+        let of_one_node = |a: &Request<'_>, b: &Request<'_>| a.node() == b.node();
+        let groups = reports.chunk_by(of_one_node).flat_map(|group| group.chunks(REPORTS_MAX));
+        groups.flat_map(|group| self.report_group(group)).collect()
+    }
+
+    fn report_group(&self, group: &[Request<'_>]) -> Vec<ReportOutcome> {
+        let node = match group {
+            [_, _, ..] => group.first().and_then(Request::node),
+            _ => None,
+        };
+        let Some(node) = node else { return group.iter().map(|report| self.report_alone(report)).collect() };
+        let done = self.reports_to(node, group);
+        tracing::debug!("reports {group:?}: {done:?}");
+        match done {
+            Ok(outcomes) if outcomes.len() == group.len() => {
+                let each = group.iter().zip(outcomes).map(|(report, outcome)| match outcome {
+                    // Another node has this part of its directory.
+                    Err(Code::Wide) => self.report_alone(report),
+                    outcome => outcome,
+                });
+                each.collect()
+            }
+            Ok(_) => vec![Err(Code::Malformed); group.len()],
+            Err(code) => vec![Err(code); group.len()],
+        }
+    }
+
+    fn reports_to(&self, node: NodeId, group: &[Request<'_>]) -> Result<Vec<ReportOutcome>, Code> {
+        let mut buffer = vec![0; group.len() * REPORT_BYTES_MAX];
+        let mut w = Writer::new(&mut buffer);
+        group.iter().try_for_each(|report| report.append_to_reports(&mut w))?;
+        let n = w.len();
+        let request = Request::StoreReports { node, reports: &buffer[..n] };
+        self.request(&request, |reply| bytes(reply, decode_outcomes))
+    }
+
+    fn report_alone(&self, report: &Request<'_>) -> ReportOutcome {
+        tracing::debug!("reports {report:?}");
+        self.request(report, |reply| match reply {
+            Reply::Entry(entry) => Ok(entry.attr.epoch()),
+            _ => Ok(0),
+        })
     }
 
     pub(super) fn intend(&self, parent: Ino, name: &[u8], version: StoreVersion) -> Result<(), Code> {
@@ -261,8 +311,12 @@ impl Link {
         self.request(&Request::ReadLink { ino }, |reply| bytes(reply, |target| Ok(target.to_vec())))
     }
 
-    /// Extended attributes of the namespace `user.`.
-    pub(super) fn xattrs(&self, ino: Ino) -> Result<Xattrs, Code> {
+    /// Extended attributes of the namespace `user.`, as of a time not before that of the entry.
+    pub(super) fn xattrs(&self, entry: &Entry) -> Result<Xattrs, Code> {
+        if entry.attr.flags & FLAG_HAS_VALUES == 0 {
+            return Ok(Xattrs::new());
+        }
+        let ino = entry.attr.ino;
         let names =
             self.request(&Request::ListXattr { ino }, |reply| bytes(reply, |all| Ok(all.to_vec())))?;
         let mut all = Vec::new();

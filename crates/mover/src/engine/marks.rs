@@ -273,7 +273,7 @@ fn write(
             at: known.at,
             url: known.settings.url.into_bytes(),
             key,
-            xattrs: link.xattrs(entry.attr.ino)?,
+            xattrs: link.xattrs(entry)?,
             lacks_xattrs: false,
         };
         for (target, file) in &files {

@@ -12,6 +12,7 @@
 //! up only its own work: calls that wait for it end after the daemon's limit.
 
 mod ahead;
+mod batch;
 mod copying;
 mod drain;
 mod evict;
@@ -27,6 +28,7 @@ mod marks;
 mod moving;
 mod parallel;
 mod parts;
+mod pass;
 mod peers;
 mod prestage;
 mod ranges;
@@ -34,6 +36,7 @@ mod reconcile;
 mod recover;
 mod removals;
 mod renaming;
+mod reports;
 mod restore;
 mod roots;
 mod serve;
@@ -55,11 +58,11 @@ use forebay_client::Pool;
 use forebay_tasks::{Keep, MoverReport, Verb};
 use forebay_types::{Code, Error, Ino, NodeId, PendingPlace, Result, StoreTask, Wanted, FLAG_DIRTY};
 
-use self::drain::Reason;
 use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
 use self::marks::Marks;
+use self::pass::{Pass, Reason};
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::ranges::Ranges;
 use self::shared::{
@@ -76,6 +79,9 @@ use crate::tasks::{Operations, Progress};
 const WATCH_PERIOD: Duration = Duration::from_millis(100);
 /// The same when nothing could be done at the last ones.
 const WATCH_PERIOD_IDLE: Duration = Duration::from_millis(500);
+/// The pause after a look is at least this many times as long as the look, up to a bound.
+const LOOK_SHARE: u32 = 20;
+const WATCH_PERIOD_MAX: Duration = Duration::from_secs(1);
 /// Period of the questions to other nodes' movers.
 const AROUND_PERIOD: Duration = Duration::from_secs(1);
 /// How long a place is left alone after it had to wait or failed; doubled each time, up to the second.
@@ -363,6 +369,7 @@ fn watch(shared: &Arc<Shared>) {
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
         shared.wake.pause(period);
+        let looked = Instant::now();
         let begun = shared.marks.begin();
         let places = match shared.link.all_pending() {
             Ok(places) => places,
@@ -385,6 +392,8 @@ fn watch(shared: &Arc<Shared>) {
             }
         }
         period = if started { WATCH_PERIOD } else { WATCH_PERIOD_IDLE };
+        // A look at very many places takes the shard's time, too: programs get nearly all of it.
+        period = period.max((LOOK_SHARE * looked.elapsed()).min(WATCH_PERIOD_MAX));
     }
 }
 
@@ -476,7 +485,7 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
 }
 
 /// Places that wait or failed are left alone for a while.
-fn note_pass(shared: &Shared, pass: drain::Pass) {
+fn note_pass(shared: &Shared, pass: Pass) {
     let now = Instant::now();
     let mut retries = locked(&shared.retries);
     let waits = pass.later.into_iter().map(|place| (place, Duration::from_secs(2)));

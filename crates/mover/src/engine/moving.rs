@@ -83,7 +83,7 @@ pub(super) fn move_directory(reconciler: &mut Reconciler<'_>, wanted: &Directory
             jobs.push(Job { level: index, name: name.clone(), from, to, version: *version });
         }
     }
-    let copied = in_parallel(&at.store, &jobs, |job| store.copy(&job.from, &job.version, &job.to, None));
+    let copied = in_parallel(&at.store, &jobs, |_, job| store.copy(&job.from, &job.version, &job.to, None));
     let mut versions = Vec::new();
     for outcome in copied {
         match outcome {
@@ -189,7 +189,7 @@ pub(super) fn remove_outdated(at: &AttachedStore) {
     let store: &dyn Store = &*at.store;
     let is_file = |(_, version): &(StorePath, StoreVersion)| *version != StoreVersion::default();
     let (files, directories): (Vec<_>, Vec<_>) = all.into_iter().partition(is_file);
-    let removed = in_parallel(&at.store, &files, |(path, version)| store.remove(path, version));
+    let removed = in_parallel(&at.store, &files, |_, (path, version)| store.remove(path, version));
     let mut left = Vec::new();
     for (file, outcome) in files.into_iter().zip(removed) {
         match outcome {

@@ -16,19 +16,19 @@ pub(super) fn threads_for(store: &Limited) -> usize {
     (calls + calls / 4 + 2).min(FILES_AT_ONCE)
 }
 
-/// Runs `each` over `items`, in as many threads as the store takes calls; more are started as it takes more. The results
+/// Runs `each` over `items` and their indexes, in as many threads as the store takes calls; more are started as it takes more. The results
 /// are in the order of the items.
 pub(super) fn in_parallel<T: Sync, R: Send>(
     store: &Limited,
     items: &[T],
-    each: impl Fn(&T) -> R + Sync,
+    each: impl Fn(usize, &T) -> R + Sync,
 ) -> Vec<R> {
     let results: Vec<_> = items.iter().map(|_| Mutex::new(None)).collect();
     let (next, started) = (AtomicUsize::new(0), AtomicUsize::new(1));
     let one = || {
         let i = next.fetch_add(1, Ordering::Relaxed);
         let (Some(item), Some(slot)) = (items.get(i), results.get(i)) else { return false };
-        let result = each(item);
+        let result = each(i, item);
         *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
         true
     };

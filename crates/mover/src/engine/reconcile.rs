@@ -14,8 +14,8 @@ use forebay_types::{
 
 use super::link::Link;
 use super::stores::{AttachedStore, Stores};
-use super::upload::{attributes_of, OpenFiles};
-use super::wanted::WantedUpload;
+use super::upload::attributes_of;
+use super::wanted::{OpenFiles, WantedUpload};
 use crate::host;
 use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
 

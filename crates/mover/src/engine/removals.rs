@@ -39,7 +39,7 @@ pub(super) fn remove_files(
         }
     }
     let reconciler = &*reconciler;
-    let removed = in_parallel(&reconciler.at.store, &files, |names| {
+    let removed = in_parallel(&reconciler.at.store, &files, |_, names| {
         let one = |(place, path): &Removal| match reconciler.stores.is_stopping() {
             true => Ok(Next::Later),
             false => reconciler.remove_at(place, path.as_ref(), false),

@@ -8,10 +8,11 @@ use forebay_client::Kept;
 use forebay_tasks::{Keep, Verb};
 use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion, FLAG_ATTACHED};
 
-use super::drain::{self, Reason};
+use super::drain;
 use super::evict;
 use super::link::Link;
 use super::lost;
+use super::pass::Reason;
 use super::peers::Work;
 use super::prestage::prestage;
 use super::roots::{root_of, DEPTH_MAX};

@@ -1,10 +1,11 @@
 //! Copies a file's data to its store under a temporary name, without stopping the programs that use it.
 //!
-//! The copy is made under read leases on all backing files: no program has the file open for writing. `BeginDrain`
-//! publishes, before the leases are given up, that the file is being copied: every open for writing after that marks the
-//! file, which begins a new epoch, and then the publication does not make the file clean. So leases need not be held
-//! longer than the copy takes. A program that opens the file for writing meanwhile breaks a lease: the copy ends at its
-//! next read, and the program goes on.
+//! The copy is made under read leases on all backing files: no program has the file open for writing. `BeginDrain` has
+//! published before, for many files at a time, that the file is being copied: every open for writing after that marks the
+//! file, which begins a new epoch, and then the publication does not make the file clean. An open before that is over
+//! when the leases are granted, and what was written is in the copy. So leases need not be held longer than the copy
+//! takes. A program that opens the file for writing meanwhile breaks a lease: the copy ends at its next read, and the
+//! program goes on.
 //!
 //! A file that stays open can be copied without leases. Such a copy has all that was written before it began, and perhaps
 //! part of what was written since. It makes those data durable, but not the file clean: its epoch is unknown.
@@ -13,12 +14,15 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use forebay_client::{File, LeaseKind};
-use forebay_types::{Code, Entry, Error, Ino, Layout, Result, StoreVersion, Timestamp, EPOCH_UNKNOWN};
+use forebay_types::{
+    Code, Entry, Error, Ino, Layout, ReportOutcome, Result, StoreVersion, Timestamp, EPOCH_UNKNOWN,
+};
 
 use super::hold::Held;
 use super::link::Link;
 use super::parts;
 use super::peers::Peers;
+use super::wanted::{OpenFiles, WantedUpload};
 use crate::store::{Attributes, Source, Store, StorePath};
 
 /// Bytes of a file that the kernel copies by itself: longer files are read piece by piece, so that a broken lease is
@@ -108,7 +112,7 @@ fn attributes_and_bytes(link: &Link, entry: &Entry) -> Result<(Attributes, u64)>
         atime: Some(time(st.st_atime, st.st_atime_nsec)),
         mtime: Some(time(st.st_mtime, st.st_mtime_nsec)),
         xattrs: match entry.attr.is_file() || entry.attr.is_directory() {
-            true => Some(link.xattrs(entry.attr.ino).map_err(failed)?),
+            true => Some(link.xattrs(entry).map_err(failed)?),
             false => None,
         },
     };
@@ -148,40 +152,35 @@ impl From<Error> for NotUploaded {
     }
 }
 
-/// What is done with files that programs have open for writing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum OpenFiles {
-    /// They are not copied.
-    Wait,
-    /// They are copied as they are.
-    Copied,
-}
-
-/// Uploads a file into `directory` of the store.
+/// Uploads a file into its directory of the store. `begun` is the outcome of its `BeginDrain`.
 pub(super) fn upload(
     link: &Link,
     peers: &Peers,
     (root, store): (Ino, &dyn Store),
-    directory: &StorePath,
-    entry: &Entry,
-    open_files: OpenFiles,
+    WantedUpload { directory, entry, open_files, .. }: &WantedUpload,
+    begun: ReportOutcome,
 ) -> std::result::Result<Upload, NotUploaded> {
     let later = |code: Code| match code {
         Code::Busy | Code::Stale | Code::NotFound | Code::Interrupted | Code::TimedOut => NotUploaded::Later,
         code => Error::new(code, format!("cannot read file {} of the pool", entry.attr.ino)).into(),
     };
-    let (held, is_open) = match Held::take(link, peers, entry, LeaseKind::Read) {
+    let epoch = begun.map_err(later)?;
+    let held = Held::take(link, peers, entry, LeaseKind::Read);
+    if held.as_ref().is_err_and(|code| *code == Code::Busy) {
+        // It is not being copied, as a file that can become clean: so it does not count as such.
+        link.mark_dirty(entry.attr.ino).map_err(later)?;
+    }
+    let (held, is_open) = match held {
         Ok(held) => (held, false),
-        Err(Code::Busy) if open_files == OpenFiles::Copied => {
+        Err(Code::Busy) if *open_files == OpenFiles::Copied => {
             (Held::take(link, peers, entry, LeaseKind::None).map_err(later)?, true)
         }
         Err(code) => return Err(later(code)),
     };
-    let now = match is_open {
-        false => link.begin_drain(entry.attr.ino).map_err(later)?,
-        true => link.inode(entry.attr.ino).map_err(later)?,
-    };
-    if now.layout != entry.layout || !now.attr.is_resident() {
+    let now = link.inode(entry.attr.ino).map_err(later)?;
+    // Of another epoch: a program has written since.
+    let is_begun = is_open || now.attr.epoch() == epoch;
+    if now.layout != entry.layout || !now.attr.is_resident() || !is_begun {
         return Err(NotUploaded::Later);
     }
     let (attributes, bytes) = attributes_and_bytes(link, &now)?;

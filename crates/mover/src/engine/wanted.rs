@@ -3,11 +3,19 @@
 use forebay_types::{Code, Entry, Error, PendingPlace, Reader, Result, StoreVersion, Wanted, Writer};
 
 use super::peers::{from_hex, to_hex};
-use super::upload::OpenFiles;
 use crate::store::StorePath;
 
 /// Bytes of an encoded place, at most: three names, and numbers.
 const PLACE_BYTES_MAX: usize = 4096;
+
+/// What is done with files that programs have open for writing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum OpenFiles {
+    /// They are not copied.
+    Wait,
+    /// They are copied as they are.
+    Copied,
+}
 
 /// A file whose data are to be uploaded.
 #[derive(Clone, Debug)]

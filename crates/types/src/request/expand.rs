@@ -129,7 +129,7 @@ macro_rules! requests {
                 match self { $(Request::$variant { .. } => $number,)+ }
             }
 
-            fn put(&self, writer: &mut Writer<'_>) -> Result<(), Code> {
+            pub(super) fn put(&self, writer: &mut Writer<'_>) -> Result<(), Code> {
                 let mut w = writer;
                 match *self {
                     $(Request::$variant $({ $($field),+ })? => {
@@ -139,7 +139,7 @@ macro_rules! requests {
                 Ok(())
             }
 
-            fn get(number: u8, reader: &mut Reader<'a>) -> Result<Request<'a>, Code> {
+            pub(super) fn get(number: u8, reader: &mut Reader<'a>) -> Result<Request<'a>, Code> {
                 let mut r = reader;
                 Ok(match number {
                     $($number => get_fields!(r; $variant; $($module)?; $($($field: $type $(as $codec)?,)+)?),)+

@@ -4,8 +4,10 @@
 #[macro_use]
 mod expand;
 mod fields;
+mod reports;
 mod table;
 
+pub use reports::{decode_outcomes, encode_outcome, ReportOutcome, OUTCOME_BYTES, REPORTS_MAX};
 pub use table::{is_for_data, may_change, Class, Request, RequestInfo, REQUESTS};
 
 /// `renameat2`: fail with EEXIST rather than replace.
@@ -141,6 +143,7 @@ mod tests {
             Request::MoverAnswer { number: 5, answer: b"{}" },
             Request::RestoreRange { ino: i, offset: 1 << 33 },
             Request::RangeRestored { ino: i, backing: 9, from: 1 << 20, to: 1 << 21 },
+            Request::StoreReports { node: NodeId(7), reports: &[98, 0, 0, 0, 0, 0, 0, 0, 9] },
             Request::Backing {
                 id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 op: BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },

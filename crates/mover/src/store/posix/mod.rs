@@ -95,14 +95,14 @@ impl PosixStore {
     fn finish_new(&self, at: At<'_>, attributes: &Attributes) -> Result<StoreVersion, Errno> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = retried(|| rustix::fs::openat(at.directory, at.name, flags, Mode::empty()))?;
-        let stat = self.set_new(Handle { fd: fd.as_fd(), is_path: true }, attributes)?;
+        let created = retried(|| rustix::fs::fstat(&fd))?;
+        let stat = self.set_new(Handle { fd: fd.as_fd(), is_path: true }, &created, attributes)?;
         Ok(version_of(&stat))
     }
 
-    /// Sets attributes of a new object; returns what it has then.
-    fn set_new(&self, handle: Handle<'_>, attributes: &Attributes) -> Result<Stat, Errno> {
-        let stat = retried(|| rustix::fs::fstat(handle.fd))?;
-        apply(handle, &stat, attributes, IsNew(true), self.is_root, &self.lost)?;
+    /// Sets attributes of a new object, which has those of `created`; returns what it has then.
+    fn set_new(&self, handle: Handle<'_>, created: &Stat, attributes: &Attributes) -> Result<Stat, Errno> {
+        apply(handle, created, attributes, IsNew(true), self.is_root, &self.lost)?;
         retried(|| rustix::fs::fstat(handle.fd))
     }
 
@@ -248,11 +248,13 @@ impl Store for PosixStore {
     ) -> StoreResult<StoreVersion> {
         let failed = |e| self.failed("upload", temporary, e);
         let fd = self.root.create(temporary, OFlags::WRONLY, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-        let filled = self.fill(fd.as_fd(), source);
-        let filled = filled.map_err(|failure| self.upload_failure(temporary, failure));
-        let handle = Handle { fd: fd.as_fd(), is_path: false };
-        let finished = filled.and_then(|()| {
-            let set = self.set_new(handle, attributes).and_then(|stat| {
+        // Before the copy: a file system that asks its server for attributes has them now, and not after a write.
+        let created = retried(|| rustix::fs::fstat(&fd)).map_err(failed);
+        let finished = created.and_then(|created| {
+            let filled = self.fill(fd.as_fd(), source);
+            filled.map_err(|failure| self.upload_failure(temporary, failure))?;
+            let handle = Handle { fd: fd.as_fd(), is_path: false };
+            let set = self.set_new(handle, &created, attributes).and_then(|stat| {
                 self.durability.uploaded(fd.as_fd(), stat.st_dev)?;
                 Ok(version_of(&stat))
             });

@@ -41,7 +41,8 @@ impl PosixStore {
         attributes: &Attributes,
     ) -> Result<StoreVersion, Errno> {
         let fd = self.open_upload(temporary)?;
-        let stat = self.set_new(Handle { fd: fd.as_fd(), is_path: false }, attributes)?;
+        let before = retried(|| rustix::fs::fstat(&fd))?;
+        let stat = self.set_new(Handle { fd: fd.as_fd(), is_path: false }, &before, attributes)?;
         self.durability.uploaded(fd.as_fd(), stat.st_dev)?;
         Ok(version_of(&stat))
     }

@@ -236,9 +236,10 @@ impl ShardThread<'_> {
         if request.changes() && (self.uncommitted > 0 || self.backing.has_unlinked()) {
             self.batch()?;
             let Some(batch) = &mut self.batch else { unreachable!("begun above") };
-            match batch.apply(caller, request, now, &mut self.effects, payload).map(Reply::owned) {
-                Ok(Some(reply)) => return Ok(Ok(reply)),
-                Ok(None) => unreachable!("the reply of a change borrows nothing"),
+            let answer = batch.apply(caller, request, now, &mut self.effects, payload);
+            match answer.map(|reply| (reply.owned(), borrowed_bytes(&reply))) {
+                Ok((Some(reply), _)) => return Ok(Ok(reply)),
+                Ok((None, bytes)) => return Ok(Ok(Reply::Bytes(&payload[..bytes]))),
                 Err(Refusal::Code(Code::NoSpace)) => {}
                 Err(refusal) => return Ok(Err(refusal)),
             }
@@ -450,5 +451,13 @@ impl ShardThread<'_> {
             self.backing.sweep(Sweep::Orphans(list));
         }
         Ok(())
+    }
+}
+
+/// The bytes of the payload that the reply of a change borrows: it has no other part of it.
+fn borrowed_bytes(reply: &Reply<'_>) -> usize {
+    match reply {
+        Reply::Bytes(bytes) => bytes.len(),
+        _ => 0,
     }
 }

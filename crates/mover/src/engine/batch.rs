@@ -1,0 +1,211 @@
+//! Uploads the files of a batch, makes them durable together, and publishes them.
+
+use std::collections::BTreeSet;
+
+use forebay_types::{
+    Code, Error, PendingPlace, ReportOutcome, Request, Result, StoreVersion, EPOCH_UNKNOWN, REPORTS_MAX,
+};
+
+use super::link::Link;
+use super::parallel::in_parallel;
+use super::pass::{failed, note_snapshot, Pass, Reason};
+use super::reconcile::Reconciler;
+use super::reports::Reports;
+use super::shared::Shared;
+use super::stores::AttachedStore;
+use super::upload::{upload, NotUploaded, Upload};
+use super::wanted::WantedUpload;
+use crate::store::{Outcome, Store, StorePath};
+
+enum Published {
+    Done(StoreVersion),
+    Later,
+    Failed(Error),
+}
+
+/// Uploads files, makes them durable together, and publishes them.
+pub(super) fn upload_batch(
+    shared: &Shared,
+    at: &AttachedStore,
+    batch: Vec<WantedUpload>,
+    reason: Reason<'_>,
+    pass: &mut Pass,
+) {
+    let reconciler = &Reconciler::new(&shared.link, &shared.stores, at);
+    let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);
+    let begin = batch.iter().map(|wanted| Request::BeginDrain { ino: wanted.entry.attr.ino });
+    let begun = Reports::new(link, begin.collect());
+    let copied = in_parallel(&at.store, &batch, |i, wanted| match (reason.go_on)() {
+        true => upload(link, &shared.peers, (at.root, store), wanted, begun.outcome(i)),
+        false => Err(NotUploaded::Later),
+    });
+    drop(begun);
+    let mut uploaded: Vec<(WantedUpload, Upload)> = Vec::new();
+    for (wanted, copied) in batch.into_iter().zip(copied) {
+        match copied {
+            Ok(upload) => uploaded.push((wanted, upload)),
+            Err(NotUploaded::Later) => pass.later.push((wanted.place.parent, wanted.place.name)),
+            Err(NotUploaded::Failed(e)) => failed(reconciler, pass, wanted.place, e),
+        }
+    }
+    let temporaries: Vec<StorePath> = uploaded.iter().map(|(_, upload)| upload.temporary.clone()).collect();
+    if let Err(e) = store.make_durable(&temporaries) {
+        let e = Error::from(e);
+        reconciler.at.note_failure(&e);
+        for (wanted, upload) in uploaded {
+            let _ = store.discard(&upload.temporary);
+            let why = Error::new(e.code, "cannot make an upload durable").why(&e);
+            pass.failed.push(((wanted.place.parent, wanted.place.name), why));
+        }
+        return;
+    }
+    let intend = uploaded.iter().map(|(WantedUpload { place, .. }, upload)| Request::Intend {
+        parent: place.parent,
+        name: &place.name,
+        version: upload.version,
+    });
+    let intended = Reports::new(link, intend.collect());
+    let published = in_parallel(&at.store, &uploaded, |i, (wanted, upload)| {
+        publish(reconciler, wanted, upload, reason, || intended.outcome(i))
+    });
+    drop(intended);
+    let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
+    let directories: Vec<_> = directories.into_iter().collect();
+    let synced = in_parallel(&at.store, &directories, |_, directory| store.sync_directory(directory));
+    let sync_failed = synced.into_iter().find_map(std::result::Result::err).map(Error::from);
+    let mut done = Vec::new();
+    for ((wanted, upload), outcome) in uploaded.into_iter().zip(published) {
+        match (outcome, &sync_failed) {
+            (Published::Done(version), None) => done.push((wanted, upload, version)),
+            // Its name may not be durable: it stays dirty, and is published again.
+            (Published::Done(_), Some(e)) => {
+                let why = Error::new(e.code, format!("cannot make the name {} durable", wanted.path)).why(e);
+                failed(reconciler, pass, wanted.place, why);
+            }
+            (Published::Later, _) => pass.later.push((wanted.place.parent, wanted.place.name)),
+            (Published::Failed(e), _) => failed(reconciler, pass, wanted.place, e),
+        }
+    }
+    record(reconciler, done, reason, pass);
+}
+
+fn report_of((wanted, upload, version): &(WantedUpload, Upload, StoreVersion)) -> Request<'_> {
+    let WantedUpload { place, entry, .. } = wanted;
+    // A copy of an open file leaves its place pending.
+    let seen = if upload.epoch == EPOCH_UNKNOWN { 0 } else { place.changes };
+    let (parent, ino, epoch, version) = (place.parent, entry.attr.ino, upload.epoch, *version);
+    Request::Published { parent, name: &place.name, ino, epoch, seen, version }
+}
+
+/// Records in the pool what was published.
+fn record(
+    reconciler: &Reconciler<'_>,
+    published: Vec<(WantedUpload, Upload, StoreVersion)>,
+    reason: Reason<'_>,
+    pass: &mut Pass,
+) {
+    let reports: Vec<Request<'_>> = published.iter().map(report_of).collect();
+    let outcomes: Vec<_> =
+        reports.chunks(REPORTS_MAX).flat_map(|some| reconciler.link.report(some)).collect();
+    drop(reports);
+    for ((wanted, upload, _), outcome) in published.into_iter().zip(outcomes) {
+        match outcome {
+            Ok(_) => {
+                if upload.epoch == EPOCH_UNKNOWN {
+                    note_snapshot(reconciler.at, wanted.entry.attr.ino);
+                    pass.snapshots.push((wanted.place.parent, wanted.place.name));
+                }
+                pass.done += 1;
+                reconciler.at.note_success();
+                if let Some(progress) = reason.progress {
+                    progress.done(1, upload.bytes);
+                }
+            }
+            Err(code) => {
+                let e = Error::new(code, format!("cannot record that {} was published", wanted.path));
+                failed(reconciler, pass, wanted.place, e);
+            }
+        }
+    }
+}
+
+fn publish(
+    reconciler: &Reconciler<'_>,
+    wanted: &WantedUpload,
+    upload: &Upload,
+    reason: Reason<'_>,
+    intend: impl FnOnce() -> ReportOutcome,
+) -> Published {
+    let (place, store): (&PendingPlace, &dyn Store) = (&wanted.place, &*reconciler.at.store);
+    if !(reason.go_on)() {
+        let _ = store.discard(&upload.temporary);
+        return Published::Later;
+    }
+    match intend() {
+        Ok(_) => {}
+        // The name went meanwhile, or data would be lost that only the store has.
+        Err(Code::NotFound | Code::Busy | Code::Stale) => {
+            let _ = store.discard(&upload.temporary);
+            return Published::Later;
+        }
+        Err(code) => return Published::Failed(Error::new(code, format!("cannot publish {}", wanted.path))),
+    }
+    match store.publish(&upload.temporary, &wanted.path, wanted.replaces.as_ref()) {
+        Ok(Outcome::Done(version)) => Published::Done(version),
+        Ok(Outcome::Conflict(Some(found))) if place.intent.is_some_and(|intent| found.is_upload(&intent)) => {
+            // An earlier mover published it and died. This upload is newer: it replaces that one.
+            match store.publish(&upload.temporary, &wanted.path, Some(&found.version)) {
+                Ok(Outcome::Done(version)) => Published::Done(version),
+                Ok(Outcome::Conflict(_)) => Published::Later,
+                Err(e) => Published::Failed(e.into()),
+            }
+        }
+        // Another program has removed it: nothing is overwritten.
+        Ok(Outcome::Conflict(None)) if wanted.replaces.is_some() => {
+            match store.publish(&upload.temporary, &wanted.path, None) {
+                Ok(Outcome::Done(version)) => Published::Done(version),
+                Ok(Outcome::Conflict(_)) => Published::Later,
+                Err(e) => Published::Failed(e.into()),
+            }
+        }
+        // The mover that requested it has given it up, and may have published another version.
+        Ok(Outcome::Conflict(_)) if !(reason.go_on)() => {
+            let _ = store.discard(&upload.temporary);
+            Published::Later
+        }
+        Ok(Outcome::Conflict(found)) => {
+            match beside(reconciler, wanted, upload) {
+                Ok(()) => {}
+                Err(e) => return Published::Failed(e),
+            }
+            match reconciler.conflict(place, &wanted.path, found.as_deref()) {
+                Ok(()) => Published::Later,
+                Err(e) => Published::Failed(e),
+            }
+        }
+        Err(e) => Published::Failed(e.into()),
+    }
+}
+
+/// Publishes an upload beside the file that it may not replace, under a name that says so.
+fn beside(reconciler: &Reconciler<'_>, wanted: &WantedUpload, upload: &Upload) -> Result<()> {
+    let store: &dyn Store = &*reconciler.at.store;
+    for number in 0..100 {
+        let mut name = wanted.place.name.clone();
+        name.truncate(200);
+        name.extend_from_slice(format!(".forebay-conflict-{}", upload.number() + number).as_bytes());
+        let path = wanted.directory.join(&name).map_err(|code| Error::new(code, "a path is too long"))?;
+        match store.publish(&upload.temporary, &path, None) {
+            Ok(Outcome::Done(_)) => {
+                tracing::warn!("the pool's version of {} is beside it, as {path}", wanted.path);
+                return store.sync_directory(&wanted.directory).map_err(Error::from);
+            }
+            Ok(Outcome::Conflict(Some(_))) => {}
+            // The upload is gone: another program replaced the file just after it was published.
+            Ok(Outcome::Conflict(None)) => return Ok(()),
+            Err(e) if e.code() == Code::NotFound => return Ok(()),
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Err(Error::new(Code::Exists, format!("cannot publish {} beside the store's version", wanted.path)))
+}

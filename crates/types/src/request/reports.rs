@@ -1,0 +1,116 @@
+//! Reports of a mover about many files, in one request ([`Request::StoreReports`]).
+//!
+//! The list has the requests as they would be sent alone, without their headers. Each has an outcome of its own.
+
+use crate::bytes::{Reader, Writer};
+use crate::error::Code;
+
+use super::Request;
+
+/// Reports in one request, at most: their outcomes fit a reply that is kept.
+pub const REPORTS_MAX: usize = 64;
+/// Encoded bytes of an outcome.
+pub const OUTCOME_BYTES: usize = 10;
+
+/// What became of a report: for `BeginDrain` the epoch of the file's data, else 0.
+pub type ReportOutcome = Result<u64, Code>;
+
+impl<'a> Request<'a> {
+    /// True for a request that a list of reports may have.
+    pub const fn is_listed_report(&self) -> bool {
+        matches!(self, Request::BeginDrain { .. } | Request::Intend { .. } | Request::Published { .. })
+    }
+
+    /// Appends the request to a list of reports.
+    pub fn append_to_reports(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u8(self.number())?;
+        self.put(w)
+    }
+
+    /// Reads and checks a list of reports.
+    pub fn decode_reports(bytes: &'a [u8]) -> Result<Vec<Request<'a>>, Code> {
+        let (mut r, mut reports) = (Reader::new(bytes), Vec::new());
+        while !r.rest().is_empty() {
+            let number = r.u8()?;
+            let report = Request::get(number, &mut r)?;
+            if !report.is_listed_report() {
+                return Err(Code::Malformed);
+            }
+            reports.push(report);
+        }
+        match reports.len() {
+            0..=REPORTS_MAX => Ok(reports),
+            _ => Err(Code::TooBig),
+        }
+    }
+}
+
+/// Appends an outcome.
+pub fn encode_outcome(outcome: ReportOutcome, w: &mut Writer<'_>) -> Result<(), Code> {
+    w.u16(outcome.err().map_or(0, |code| code as u16))?;
+    w.u64(outcome.unwrap_or(0))
+}
+
+/// Reads outcomes to the end.
+pub fn decode_outcomes(bytes: &[u8]) -> Result<Vec<ReportOutcome>, Code> {
+    let (mut r, mut outcomes) = (Reader::new(bytes), Vec::new());
+    while !r.rest().is_empty() {
+        let (code, epoch) = (r.u16()?, r.u64()?);
+        outcomes.push(match code {
+            0 => Ok(epoch),
+            code => Err(Code::from_u16(code)),
+        });
+    }
+    Ok(outcomes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::Ino;
+    use crate::StoreVersion;
+
+    #[test]
+    fn reports_and_outcomes_round_trip() {
+        let reports = [
+            Request::BeginDrain { ino: Ino(7) },
+            Request::Intend { parent: Ino(5), name: b"a", version: StoreVersion::A_DIRECTORY },
+            Request::Published {
+                parent: Ino(5),
+                name: b"b",
+                ino: Ino(7),
+                epoch: 3,
+                seen: 9,
+                version: StoreVersion::NOTHING,
+            },
+        ];
+        let mut buffer = [0; 512];
+        let mut w = Writer::new(&mut buffer);
+        reports.iter().for_each(|report| report.append_to_reports(&mut w).unwrap());
+        let n = w.len();
+        assert_eq!(Request::decode_reports(&buffer[..n]).unwrap(), reports);
+        assert_eq!(Request::decode_reports(&buffer[..n - 1]), Err(Code::Malformed));
+        let outcomes = [Ok(3), Err(Code::Busy), Ok(0)];
+        let mut w = Writer::new(&mut buffer);
+        outcomes.iter().for_each(|outcome| encode_outcome(*outcome, &mut w).unwrap());
+        let n = w.len();
+        assert_eq!((n, decode_outcomes(&buffer[..n]).unwrap()), (3 * OUTCOME_BYTES, outcomes.to_vec()));
+    }
+
+    #[test]
+    fn other_requests_and_too_many_are_refused() {
+        let list = |request: Request<'_>, count: usize| {
+            let mut buffer = [0; 4096];
+            let mut w = Writer::new(&mut buffer);
+            (0..count).for_each(|_| request.append_to_reports(&mut w).unwrap());
+            let n = w.len();
+            Request::decode_reports(&buffer[..n]).map(|reports| reports.len())
+        };
+        let begin = Request::BeginDrain { ino: Ino(7) };
+        assert_eq!(list(begin, REPORTS_MAX), Ok(REPORTS_MAX));
+        assert_eq!(list(begin, REPORTS_MAX + 1), Err(Code::TooBig));
+        assert_eq!(list(Request::Unlink { parent: Ino(5), name: b"a" }, 1), Err(Code::Malformed));
+        let nested = Request::StoreReports { node: crate::NodeId(0), reports: b"" };
+        assert_eq!(list(nested, 1), Err(Code::Malformed));
+    }
+}
