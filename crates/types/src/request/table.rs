@@ -716,7 +716,7 @@ requests! {
     /// Reports of a mover about many files: `BeginDrain`, `Intend` and `Published`, as if they came one after the other.
     /// One transaction has them all, but one that is refused changes nothing and does not keep the others from taking
     /// effect.
-    StoreReports = 126: client change at(node) -> "`Bytes`: an outcome for each ([`crate::ReportOutcome`])" {
+    StoreReports = 129: client change at(node) -> "`Bytes`: an outcome for each ([`crate::ReportOutcome`])" {
         /// The node that serves each of them.
         node: NodeId,
         /// At most [`crate::REPORTS_MAX`] requests, each with its number in front of its fields.
