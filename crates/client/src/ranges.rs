@@ -74,7 +74,7 @@ impl Pool {
                 return Ok(placed);
             }
         }
-        self.resident(entry)
+        self.resident_for(entry, true)
     }
 
     /// Has a file restored, and waits for the range that contains a byte. Errors as for [`Pool::restore`].

@@ -428,7 +428,10 @@ mod tests {
             ctime: t(3),
             btime: t(999_999_999),
         };
-        Inode { attr, layout, cookie: if directory { 99 } else { 0 }, marks: 3 }
+        let marks = MARK_COLLISIONS;
+        let mut inode = Inode { attr, layout, cookie: if directory { 99 } else { 0 }, marks };
+        inode.mark_values();
+        inode
     }
 
     const MODES: [u32; 7] = [0o100_644, 0o041_777, 0o120_777, 0o010_600, 0o020_600, 0o060_600, 0o140_600];

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use forebay_types::limits::{XATTR_OVERHEAD, XATTR_TOTAL_MAX};
 use forebay_types::{
     node_of, Attr, Caller, Code, Entry, Ino, Kind, Layout, NodeId, Request, SetAttr, TimeSet, Timestamp,
-    FLAG_DIRTY, FLAG_RESIDENT, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
+    FLAG_DIRTY, FLAG_HAS_VALUES, FLAG_RESIDENT, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE,
+    XATTR_REPLACE,
 };
 
 /// The expected reply to a request.
@@ -76,7 +77,8 @@ impl Reference {
             uid,
             gid,
             nlink: if directory { 2 } else { 1 },
-            flags: 0,
+            // A link's target is kept as an attribute's value is.
+            flags: if Kind::from_mode(mode) == Some(Kind::Symlink) { FLAG_HAS_VALUES } else { 0 },
             home: NODE,
             width_log2: 0,
             atime: now,
@@ -314,6 +316,7 @@ impl Reference {
                     return Err(Code::NoSpace);
                 }
                 node.xattrs = xattrs;
+                node.attr.flags |= FLAG_HAS_VALUES;
                 node.attr.ctime = now;
                 Ok(Expected::Done)
             }
