@@ -159,10 +159,18 @@ impl Batch<'_> {
     }
 
     /// True for an inode of the tree of a store.
-    #[inline]
     pub fn is_attached_inode(&self, ino: Ino) -> bool {
         self.state.ledger.has_stores()
             && self.find_inode(ino).ok().flatten().is_some_and(|inode| inode.attr.flags & FLAG_ATTACHED != 0)
+    }
+
+    /// True for an inode of the tree of a store to which data are added only when there is space. A file that is being
+    /// copied is none: its mover, which makes the space, marks it dirty when a program has it open.
+    #[inline]
+    pub fn waits_for_space(&self, ino: Ino) -> bool {
+        let waits = |flags: u32| flags & (FLAG_ATTACHED | FLAG_DRAINING) == FLAG_ATTACHED;
+        self.state.ledger.has_stores()
+            && self.find_inode(ino).ok().flatten().is_some_and(|inode| waits(inode.attr.flags))
     }
 
     /// The directory with the store to which an inode belongs, and the store's settings; none for an inode of no store.

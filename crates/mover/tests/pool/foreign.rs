@@ -13,6 +13,8 @@ fn bed() -> Bed {
     let bed = Bed::attached("256MiB", "", "");
     bed.sh("cd /forebay/s; mkdir d; echo a > a; echo b > b; echo e > d/e; ln -s a l");
     bed.wait_drained();
+    // The mover, which will be stopped, would have to be asked about new names in a directory that is not listed.
+    bed.sh("ls -R /forebay/s > $S/../listed");
     bed
 }
 

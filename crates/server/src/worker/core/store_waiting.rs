@@ -196,7 +196,7 @@ impl ShardThread<'_> {
     /// files, for a limited time. True when the call waits.
     #[inline]
     fn wait_for_space(&mut self, call: &Call, ino: Ino) -> Result<bool> {
-        if !self.batch()?.is_attached_inode(ino) || !self.is_full() || self.store.has_waited(&call.client) {
+        if !self.batch()?.waits_for_space(ino) || !self.is_full() || self.store.has_waited(&call.client) {
             return Ok(false);
         }
         self.store.wait_for_space(call.clone(), call_clock());
