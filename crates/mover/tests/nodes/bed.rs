@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// On a machine that is merely busy nothing in these tests takes this long.
-const TIMEOUT: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 fn binaries() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_forebay-mover")).parent().unwrap().to_owned()

@@ -9,7 +9,7 @@ use forebay_client::Pool;
 use forebay_types::{Code, Entry, Ino, PendingPlace, Reply, Request, Wanted};
 
 /// On a machine that is merely busy nothing in these tests takes this long.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(180);
 
 fn binaries() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_forebay-mover")).parent().unwrap().to_owned()
