@@ -1,4 +1,5 @@
-//! The tally of a transfer: a small file with the files and bytes that it has copied, for whoever watches it.
+//! The tally of a transfer: a small file that says how many files and bytes the transfer has copied. Others read it to
+//! watch its rate.
 //!
 //! The file is there before the transfer, which never creates it: a tally that was removed stays removed.
 

@@ -84,7 +84,7 @@ pub(crate) fn verdict(figures: &[Figure], mix: Mix, transfers: usize) -> Verdict
     }
 }
 
-/// The figures of a store are in a file of each user, as nobody can replace another's.
+/// Each user has a file with a store's figures: users cannot replace one another's files.
 fn path_of(dir: &Path, store: &str, uid: u32) -> PathBuf {
     dir.join(format!("rate@{uid}@{store}.json"))
 }

@@ -16,8 +16,8 @@ pub(super) fn threads_for(store: &Limited) -> usize {
     (calls + calls / 4 + 2).min(FILES_AT_ONCE)
 }
 
-/// Runs `each` over `items` and their indexes, in as many threads as the store takes calls; more are started as it takes more. The results
-/// are in the order of the items.
+/// Runs `each` over `items` and their indexes, in as many threads as the store takes calls; more are started as it takes
+/// more. The results are in the order of the items.
 pub(super) fn in_parallel<T: Sync, R: Send>(
     store: &Limited,
     items: &[T],

@@ -550,7 +550,8 @@ requests! {
         /// Its epoch when the copy began.
         epoch: u64,
     }
-    /// Begins the copy of a file to its store, under leases that exclude writers. `Stale` unless it is resident.
+    /// Begins the copy of a file to its store. The mover takes leases that exclude writers next, and sends `MarkDirty` if
+    /// they are refused. `Stale` unless it is resident.
     BeginDrain = 98: client change at(ino) -> "`Entry`" {
         /// The file.
         ino: Ino,
