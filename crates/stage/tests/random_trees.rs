@@ -133,8 +133,9 @@ fn make(path: &Path, things: &[Thing]) {
             _ => {}
         }
     }
+    set_times(&directories[0], b".", (UNREAD, 1), (1, 1));
     for (i, mode) in modes.into_iter().rev() {
-        set_times(&directories[i], b".", (i as i64, 1), (-(i as i64), 999_999_999));
+        set_times(&directories[i], b".", (UNREAD + i as i64, 1), (-(i as i64), 999_999_999));
         rustix::fs::fchmod(&directories[i], Mode::from_raw_mode(mode)).unwrap();
     }
 }
