@@ -38,8 +38,8 @@ const LETTER_BYTES: usize = 40 * 1024;
 const SETTLE_SECONDS: f64 = 0.2;
 
 /// True when the policy lets a place be drained now.
-fn is_due(link: &Link, at: &AttachedStore, place: &PendingPlace, reason: Reason<'_>) -> bool {
-    if at.read_only {
+pub(super) fn is_due(link: &Link, at: &AttachedStore, place: &PendingPlace, reason: Reason<'_>) -> bool {
+    if at.read_only || place.conflict {
         return false;
     }
     match at.policy_of(link, place).drain {
@@ -110,7 +110,7 @@ pub(super) fn pass(
     };
     remove_outdated(at);
     let mut reconciler = Reconciler::new(link, stores, at);
-    let due = places.into_iter().filter(|place| is_due(link, at, place, reason) && !place.conflict);
+    let due = places.into_iter().filter(|place| is_due(link, at, place, reason));
     let is_directory = |place: &PendingPlace| match &place.wanted {
         Some(Wanted::Here(entry, _)) => entry.attr.is_directory(),
         _ => false,

@@ -79,9 +79,11 @@ use crate::tasks::{Operations, Progress};
 const WATCH_PERIOD: Duration = Duration::from_millis(100);
 /// The same when nothing could be done at the last ones.
 const WATCH_PERIOD_IDLE: Duration = Duration::from_millis(500);
-/// The pause after a look is at least this many times as long as the look, up to a bound.
+/// The pause after a look is at least this many times as long as the look, up to a bound, and up to a lower one while
+/// programs may wait for space.
 const LOOK_SHARE: u32 = 20;
-const WATCH_PERIOD_MAX: Duration = Duration::from_secs(1);
+const WATCH_PERIOD_MAX: Duration = Duration::from_secs(20);
+const WATCH_PERIOD_FULL: Duration = Duration::from_secs(1);
 /// Period of the questions to other nodes' movers.
 const AROUND_PERIOD: Duration = Duration::from_secs(1);
 /// How long a place is left alone after it had to wait or failed; doubled each time, up to the second.
@@ -365,11 +367,17 @@ fn wait_for_recovery(shared: &Shared) {
 /// Watches the pending places and the free space.
 fn watch(shared: &Arc<Shared>) {
     let mut period = WATCH_PERIOD;
-    let mut summed: Option<Instant> = None;
+    let (mut looked, mut summed): (_, Option<Instant>) = (Instant::now(), None);
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
-        shared.wake.pause(period);
-        let looked = Instant::now();
+        let left = period.saturating_sub(looked.elapsed());
+        let is_woken = shared.wake.pause(left.min(WATCH_PERIOD_IDLE));
+        let is_full = evict::is_full(&shared.link);
+        let longest = if is_full { WATCH_PERIOD_FULL } else { WATCH_PERIOD_MAX };
+        if !is_woken && looked.elapsed() < period.min(longest) {
+            continue;
+        }
+        let begins = Instant::now();
         let begun = shared.marks.begin();
         let places = match shared.link.all_pending() {
             Ok(places) => places,
@@ -384,7 +392,6 @@ fn watch(shared: &Arc<Shared>) {
         }
         note(shared, &places, sums);
         marks::pass(&shared.link, &shared.marks, begun, &places);
-        let is_full = evict::is_full(&shared.link);
         let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
         if is_full {
             if let Err(e) = evict::evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, 0) {
@@ -393,7 +400,8 @@ fn watch(shared: &Arc<Shared>) {
         }
         period = if started { WATCH_PERIOD } else { WATCH_PERIOD_IDLE };
         // A look at very many places takes the shard's time, too: programs get nearly all of it.
-        period = period.max((LOOK_SHARE * looked.elapsed()).min(WATCH_PERIOD_MAX));
+        period = period.max((LOOK_SHARE * begins.elapsed()).min(WATCH_PERIOD_MAX));
+        looked = Instant::now();
     }
 }
 
@@ -458,9 +466,13 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
         places.into_iter().filter(is_due).collect::<Vec<_>>()
     };
     let mut started = false;
-    for (root, places) in by_store(shared, places) {
+    for (root, mut places) in by_store(shared, places) {
         let Ok(at) = shared.stores.of(Ino(root)) else { continue };
-        if at.is_draining.swap(true, Ordering::AcqRel) {
+        let reason = Reason { forced: false, is_full, progress: None, go_on: &|| true };
+        // A pass reads all places again: none is made for places that wait to be requested.
+        let is_due = |place: &PendingPlace| drain::is_due(&shared.link, &at, place, reason);
+        places.retain(|place| place.intent.is_some() || is_due(place));
+        if places.is_empty() || at.is_draining.swap(true, Ordering::AcqRel) {
             continue;
         }
         started = true;

@@ -55,10 +55,10 @@ impl Wake {
         self.set.notify_one();
     }
 
-    /// Pauses until it is set, `period` at most.
-    pub(super) fn pause(&self, period: Duration) {
+    /// Pauses until it is set, `period` at most. True if it was set.
+    pub(super) fn pause(&self, period: Duration) -> bool {
         let is_set = (&self.is_set, &self.set);
-        *host::wait_while(is_set, locked(&self.is_set), period, |is_set| !*is_set).0 = false;
+        std::mem::take(&mut *host::wait_while(is_set, locked(&self.is_set), period, |is_set| !*is_set).0)
     }
 }
 
