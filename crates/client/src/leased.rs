@@ -166,18 +166,23 @@ impl Pool {
         let name = BackingName::new(entry.attr.ino, 0, 0);
         let target = self.attached()?.target_of(&entry.layout, 0, 0);
         // A release that is under way has a lease, and decides whether the file is released: this waits for its end.
-        match open_at(target, name.as_c_str(), libc::O_RDWR | libc::O_CLOEXEC) {
-            Ok(fd) => close(fd),
-            Err(Code::NotFound) => {}
+        let is_left = match open_at(target, name.as_c_str(), libc::O_RDWR | libc::O_CLOEXEC) {
+            Ok(fd) => {
+                close(fd);
+                true
+            }
+            Err(Code::NotFound) => false,
             Err(code) => return Err(code),
-        }
+        };
         let now = self.get_attr(entry.attr.ino)?;
         if now.attr.is_resident() || now.attr.epoch() != entry.attr.epoch() {
             return Err(Code::Interrupted);
         }
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
-        // SAFETY: the name is NUL-terminated. That there is none is no error.
-        unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
+        if is_left {
+            // SAFETY: the name is NUL-terminated. That there is none any more is no error.
+            unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
+        }
         let fd = open_at(target, name.as_c_str(), flags)?;
         // SAFETY: the descriptor is new and ours.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };

@@ -207,6 +207,7 @@ impl<'a> Batch<'a> {
             Request::Relocate { ino, node } => self.relocate(c, ino, node),
             Request::Pin { ino, pinned } => self.pin(c, ino, pinned),
             Request::StorePlace { ino } => self.store_place(ino, payload),
+            Request::StorePlaces { inos, .. } => self.store_places(inos, payload),
             Request::Conflict { parent, name, found, version } => {
                 self.note_conflict(c, parent, name, found, version)
             }

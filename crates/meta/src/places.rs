@@ -18,8 +18,9 @@
 
 use forebay_types::limits::{NAME_MAX, PATH_MAX};
 use forebay_types::{
-    Code, Ino, Kind, PendingPlace, Placed, Reader, Reply, Request, StorePlace, StoreVersion, Timestamp,
-    Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_STORE, STORE_VERSION_BYTES,
+    decode_inos, encode_store_place, Code, Ino, Kind, PendingPlace, Placed, Reader, Reply, Request,
+    StorePlace, StoreVersion, Timestamp, Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY,
+    FLAG_STORE, STORE_VERSION_BYTES,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -316,8 +317,8 @@ impl Batch<'_> {
         Ok(PendingPlace { parent, name, changes, since, intent, conflict, placed, wanted })
     }
 
-    /// Executes [`Request::StorePlace`].
-    pub(crate) fn store_place<'o>(&mut self, ino: Ino, payload: &'o mut [u8]) -> Answer<Reply<'o>> {
+    /// Where the store has an inode.
+    fn find_store_place(&mut self, ino: Ino) -> Answer<StorePlace> {
         let (mut path, mut start) = (vec![0; PATH_MAX], PATH_MAX);
         let (mut at, mut parent, mut placed, mut epoch) = (ino, Ino(0), None, EPOCH_UNKNOWN);
         let is_root = loop {
@@ -343,11 +344,29 @@ impl Batch<'_> {
             start = begin;
             at = copy.parent;
         };
-        let path = path.split_off(start);
+        Ok(StorePlace { top: at, is_root, parent, placed, epoch, path: path.split_off(start) })
+    }
+
+    /// Executes [`Request::StorePlace`].
+    pub(crate) fn store_place<'o>(&mut self, ino: Ino, payload: &'o mut [u8]) -> Answer<Reply<'o>> {
         let mut w = Writer::new(payload);
-        StorePlace { top: at, is_root, parent, placed, epoch, path }.encode(&mut w)?;
+        self.find_store_place(ino)?.encode(&mut w)?;
         let n = w.len();
         Ok(Reply::Bytes(&payload[..n]))
+    }
+
+    /// Executes [`Request::StorePlaces`].
+    pub(crate) fn store_places<'o>(&mut self, inos: &[u8], payload: &'o mut [u8]) -> Answer<Reply<'o>> {
+        let mut w = Writer::new(payload);
+        let mut end = 0;
+        for ino in decode_inos(inos)? {
+            match encode_store_place(&self.find_store_place(ino), &mut w) {
+                Ok(()) => end = w.len(),
+                Err(Code::TooBig) => break,
+                Err(code) => return Err(code),
+            }
+        }
+        Ok(Reply::Bytes(&payload[..end]))
     }
 
     /// Executes [`Request::Intend`].

@@ -53,9 +53,9 @@ pub use reply::{
     REPLY_HEADER_BYTES,
 };
 pub use request::{
-    decode_outcomes, encode_outcome, is_for_data, may_change, Caller, Class, ReportOutcome, Request,
-    RequestInfo, OUTCOME_BYTES, RENAME_EXCHANGE, RENAME_NOREPLACE, REPORTS_MAX, REQUESTS, XATTR_CREATE,
-    XATTR_REPLACE,
+    decode_inos, decode_outcomes, decode_store_places, encode_outcome, encode_store_place, is_for_data,
+    may_change, Caller, Class, ReportOutcome, Request, RequestInfo, OUTCOME_BYTES, RENAME_EXCHANGE,
+    RENAME_NOREPLACE, REPORTS_MAX, REQUESTS, XATTR_CREATE, XATTR_REPLACE,
 };
 pub use set_attr::{SetAttr, TimeSet};
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};

@@ -109,6 +109,7 @@ fn samples() -> Vec<Request<'static>> {
         Request::MoverAnswer { number: 5, answer: b"{}" },
         Request::RestoreRange { ino: i, offset: 1 << 33 },
         Request::RangeRestored { ino: i, backing: 9, from: 1 << 20, to: 1 << 21 },
+        Request::StorePlaces { node: NodeId(7), inos: &[5; 16] },
         Request::StoreReports { node: NodeId(7), reports: b"\x62\x99\x88\0\0\0\0\x2c\x01" },
         Request::Backing {
             id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },

@@ -1,6 +1,9 @@
 //! Reports about many files in one request.
 
-use forebay_types::{Code, Ino, NodeId, Request, StoreVersion, FLAG_DIRTY, FLAG_DRAINING, REPORTS_MAX};
+use forebay_types::{
+    decode_store_places, Code, Ino, NodeId, Request, StoreVersion, FLAG_DIRTY, FLAG_DRAINING, FLAG_RESIDENT,
+    REPORTS_MAX,
+};
 
 use super::pool::Pool;
 
@@ -95,5 +98,48 @@ fn a_list_that_is_malformed_or_too_long_is_refused_as_a_whole() {
     assert_eq!(refusal(&mut pool, &unlink), Code::Malformed);
     assert_eq!(refusal(&mut pool, &report.repeat(REPORTS_MAX + 1)), Code::TooBig);
     assert_eq!(states(&mut pool, ino), FLAG_DIRTY, "none was taken");
+    pool.assert_clean();
+}
+
+#[test]
+fn places_of_many_files_are_read_together_as_each_alone() {
+    let mut pool = Pool::new(false);
+    let parent = pool.top;
+    let (a, b) = (pool.create(parent, b"a").unwrap(), pool.create(parent, b"b").unwrap());
+    pool.report(&[Request::BeginDrain { ino: a }]);
+    pool.report(&[Request::Published { parent, name: b"a", ino: a, epoch: 0, seen: 1, version: version(1) }]);
+    let inos: Vec<u8> = [a, b, parent].iter().flat_map(|ino| ino.0.to_le_bytes()).collect();
+    let read = |pool: &mut Pool, inos: &[u8]| pool.bytes(Request::StorePlaces { node: NodeId(0), inos });
+    let places = decode_store_places(&read(&mut pool, &inos).unwrap()).unwrap();
+    let alone = |pool: &mut Pool, ino| pool.store_place(ino).map(|(_, place)| place);
+    assert_eq!(places.len(), 3);
+    assert_eq!(places[0], alone(&mut pool, a));
+    assert_eq!(places[0].as_ref().unwrap().placed.unwrap().version, version(1));
+    assert_eq!(places[1], Err(Code::NotFound), "not in the store");
+    assert_eq!(places[2], alone(&mut pool, parent));
+    assert_eq!(read(&mut pool, &inos[..12]), Err(Code::Malformed));
+    assert_eq!(read(&mut pool, &inos[..8].repeat(REPORTS_MAX + 1)), Err(Code::TooBig));
+}
+
+#[test]
+fn files_are_restored_together_unless_their_epoch_is_another_one() {
+    let mut pool = Pool::new(false);
+    let parent = pool.top;
+    let files = [&b"a"[..], b"b"].map(|name| {
+        let ino = pool.create(parent, name).unwrap();
+        pool.report(&[Request::BeginDrain { ino }]);
+        pool.report(&[Request::Published { parent, name, ino, epoch: 0, seen: 1, version: version(ino.0) }]);
+        pool.release(ino).unwrap();
+        (ino, pool.attr(ino).unwrap().epoch())
+    });
+    let [(a, epoch_a), (b, epoch_b)] = files;
+    let outcomes = pool.report(&[
+        Request::Restored { ino: a, epoch: epoch_a },
+        Request::Restored { ino: b, epoch: epoch_b + 1 },
+        Request::Restored { ino: a, epoch: epoch_a },
+    ]);
+    assert_eq!(outcomes, [Ok(epoch_a), Err(Code::Stale), Err(Code::Stale)], "the last one is resident");
+    let is_resident = |pool: &mut Pool, ino| pool.attr(ino).unwrap().flags & FLAG_RESIDENT != 0;
+    assert!(is_resident(&mut pool, a) && !is_resident(&mut pool, b));
     pool.assert_clean();
 }

@@ -415,6 +415,7 @@ impl Reference {
             | Request::Release { .. }
             | Request::Pin { .. }
             | Request::StorePlace { .. }
+            | Request::StorePlaces { .. }
             | Request::Forget { .. }
             | Request::Conflict { .. }
             | Request::Relocate { .. }

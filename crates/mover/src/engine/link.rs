@@ -5,8 +5,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use forebay_client::{LeaseKind, LeasedFiles, Pool, RequestMemory};
 use forebay_types::{
-    decode_outcomes, Code, Entry, Ino, NodeId, PendingPlace, Reply, ReportOutcome, Request, RestoredRange,
-    SetAttr, StorePlace, StoreTask, StoreVersion, Writer, FLAG_HAS_VALUES, REPORTS_MAX,
+    decode_outcomes, decode_store_places, Code, Entry, Ino, NodeId, PendingPlace, Reply, ReportOutcome,
+    Request, RestoredRange, SetAttr, StorePlace, StoreTask, StoreVersion, Writer, FLAG_HAS_VALUES,
+    REPORTS_MAX,
 };
 
 use super::listings::Listings;
@@ -102,6 +103,28 @@ impl Link {
             return Err(Code::NotFound);
         }
         self.request(&Request::StorePlace { ino }, |reply| bytes(reply, StorePlace::decode))
+    }
+
+    /// Where the store has each of many inodes.
+    pub(super) fn store_places(&self, inos: &[Ino]) -> Vec<Result<StorePlace, Code>> {
+        let node = |ino: Ino| Request::StorePlace { ino }.node();
+        let mut all = Vec::with_capacity(inos.len());
+        let groups = inos.chunk_by(|a, b| node(*a) == node(*b));
+        for group in groups.flat_map(|group| group.chunks(REPORTS_MAX)) {
+            let encoded: Vec<u8> = group.iter().flat_map(|ino| ino.0.to_le_bytes()).collect();
+            let places = group.first().and_then(|ino| node(*ino)).ok_or(Code::NotFound).and_then(|node| {
+                let request = Request::StorePlaces { node, inos: &encoded };
+                self.request(&request, |reply| bytes(reply, decode_store_places))
+            });
+            let end = all.len() + group.len();
+            match places {
+                Ok(places) => all.extend(places),
+                Err(code) => all.resize(end, Err(code)),
+            }
+            // Those that did not fit into the reply.
+            all.resize(end, Err(Code::TooBig));
+        }
+        all
     }
 
     /// Waits for tasks, about a second at most.

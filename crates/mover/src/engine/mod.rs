@@ -38,6 +38,7 @@ mod removals;
 mod renaming;
 mod reports;
 mod restore;
+mod restore_many;
 mod roots;
 mod serve;
 mod shared;

@@ -1,6 +1,6 @@
 //! Prestages files: copies released ones into the pool, many small ones at a time.
 //!
-//! A task has as many threads at work as its store takes calls (`parallel.rs`).
+//! A thread restores small files in groups (`restore_many.rs`). A task has as many threads at work as its store takes calls (`parallel.rs`).
 //! Where several tasks prestage from one store, the oldest has all its threads and each later one has a single thread: the
 //! store gives the first task its data sooner than if all shared it alike, and the last no later; a short task does not
 //! wait for a long one to end. A leaf mutex each; threads that may not run yet look again every [`TURN_PERIOD`].
@@ -13,6 +13,7 @@ use std::time::Duration;
 use forebay_types::{Entry, Error, Ino, Result};
 
 use super::parallel::threads_for;
+use super::restore_many::{restore_group, GroupSize, FILE_BYTES_MAX};
 use super::shared::{locked, restore_for_task, Shared};
 use crate::tasks::Progress;
 
@@ -57,15 +58,24 @@ pub(super) fn prestage(
     let at = store.and_then(|root| shared.stores.of(root).ok());
     let threads = || at.as_ref().map_or(FILES_AT_ONCE, |at| threads_for(&at.store));
     let large = LargeFiles::default();
-    let restore = |entry: &Entry, path: String| {
-        let restored = || restore_for_task(shared, entry.attr.ino);
-        let restored = match entry.attr.size {
-            size if size >= LARGE_BYTES => large.during(restored),
-            _ => restored(),
-        };
-        match restored {
-            Ok(()) => progress.done(1, entry.attr.size),
-            Err(e) => progress.failed(path, &e),
+    let note = |restored: Result<()>, entry: &Entry, path: String| match restored {
+        Ok(()) => progress.done(1, entry.attr.size),
+        Err(e) => progress.failed(path, &e),
+    };
+    let restore = |size: &mut GroupSize, group: Vec<(Entry, String)>| {
+        let (small, rest): (Vec<_>, Vec<_>) =
+            group.into_iter().partition(|(entry, _)| entry.attr.size <= FILE_BYTES_MAX);
+        let entries: Vec<Entry> = small.iter().map(|(entry, _)| *entry).collect();
+        for (restored, (entry, path)) in restore_group(shared, size, &entries).into_iter().zip(small) {
+            note(restored, &entry, path);
+        }
+        for (entry, path) in rest {
+            let restored = || restore_for_task(shared, entry.attr.ino);
+            let restored = match entry.attr.size {
+                bytes if bytes >= LARGE_BYTES => large.during(restored),
+                _ => restored(),
+            };
+            note(restored, &entry, path);
         }
     };
     let is_over = AtomicBool::new(false);
@@ -82,9 +92,14 @@ pub(super) fn prestage(
                     }
                     std::thread::sleep(TURN_PERIOD);
                 }
-                while let Some((entry, path)) = next(files) {
+                let mut size = GroupSize::new();
+                loop {
+                    let group = next(files, size.get());
+                    if group.is_empty() {
+                        break;
+                    }
                     if !progress.is_cancelled() && !shared.stores.is_stopping() {
-                        restore(&entry, path);
+                        restore(&mut size, group);
                     }
                 }
                 is_over.store(true, Ordering::Relaxed);
@@ -107,8 +122,17 @@ pub(super) fn prestage(
     })
 }
 
-fn next(files: &Mutex<Receiver<(Entry, String)>>) -> Option<(Entry, String)> {
-    locked(files).recv().ok()
+/// Waits for a file, and takes as many more as have been found. A large one ends the group. None at the end.
+fn next(files: &Mutex<Receiver<(Entry, String)>>, most: usize) -> Vec<(Entry, String)> {
+    let files = locked(files);
+    let mut group: Vec<_> = files.recv().into_iter().collect();
+    let is_small =
+        |group: &[(Entry, String)]| group.last().is_some_and(|(entry, _)| entry.attr.size <= FILE_BYTES_MAX);
+    while group.len() < most && is_small(&group) {
+        let Ok(file) = files.try_recv() else { break };
+        group.push(file);
+    }
+    group
 }
 
 #[cfg(test)]

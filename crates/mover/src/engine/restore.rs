@@ -161,7 +161,7 @@ fn copy(
     }
 }
 
-fn set_times(file: impl AsFd, entry: &Entry) -> rustix::io::Result<()> {
+pub(super) fn set_times(file: impl AsFd, entry: &Entry) -> rustix::io::Result<()> {
     let time = |t: forebay_types::Timestamp| Timespec { tv_sec: t.sec, tv_nsec: i64::from(t.nsec) };
     futimens(
         file,

@@ -24,7 +24,7 @@ use crate::host::{self, Instant};
 /// How often a restore is begun on the node that is to have the file then.
 const RELOCATIONS_MAX: u32 = 8;
 /// Bytes that a restore leaves free, so that operations that free space have some.
-const RESERVE_BYTES: u64 = 4 << 20;
+pub(super) const RESERVE_BYTES: u64 = 4 << 20;
 /// How long a restore waits for space while what programs wrote is being drained.
 const SPACE_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a node is asked for a range whose restore it has not begun, and the pause between two questions.
@@ -235,6 +235,11 @@ pub(super) fn restore_for_task(shared: &Shared, ino: Ino) -> Result<()> {
     while !shared.restoring.begin(ino) {
         host::sleep(OTHER_PERIOD);
     }
+    restore_begun(shared, ino)
+}
+
+/// The same for a file whose restore this thread has begun.
+pub(super) fn restore_begun(shared: &Shared, ino: Ino) -> Result<()> {
     let restored = restore_there(shared, ino);
     shared.restoring.end(ino);
     if let Err(e) = &restored {

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_tasks::{Policy, StoreReport, StoreSettings};
 use forebay_types::{
-    Code, Error, Ino, Kind, NodeId, PendingPlace, Placed, Result, StoreVersion, Timestamp, Wanted, FLAG_STORE,
+    Code, Error, Ino, Kind, NodeId, PendingPlace, Placed, Result, StorePlace, StoreVersion, Timestamp,
+    Wanted, FLAG_STORE,
 };
 
 use super::link::Link;
@@ -221,8 +222,13 @@ impl Stores {
 
     /// Where its store has an inode. [`Code::NotFound`] if it does not have it.
     pub(super) fn locate(&self, ino: Ino) -> Result<Located> {
+        self.located(ino, self.link.store_place(ino))
+    }
+
+    /// The same, once the pool has answered where the store has it.
+    pub(super) fn located(&self, ino: Ino, place: std::result::Result<StorePlace, Code>) -> Result<Located> {
         let what = || format!("cannot find inode {ino} in its backing store");
-        let place = self.link.store_place(ino).map_err(|code| Error::new(code, what()))?;
+        let place = place.map_err(|code| Error::new(code, what()))?;
         if !place.is_root {
             return Err(Error::new(Code::NotSupported, what()).why("another node has its directory"));
         }

@@ -7,7 +7,10 @@ mod fields;
 mod reports;
 mod table;
 
-pub use reports::{decode_outcomes, encode_outcome, ReportOutcome, OUTCOME_BYTES, REPORTS_MAX};
+pub use reports::{
+    decode_inos, decode_outcomes, decode_store_places, encode_outcome, encode_store_place, ReportOutcome,
+    OUTCOME_BYTES, REPORTS_MAX,
+};
 pub use table::{is_for_data, may_change, Class, Request, RequestInfo, REQUESTS};
 
 /// `renameat2`: fail with EEXIST rather than replace.
@@ -143,6 +146,7 @@ mod tests {
             Request::MoverAnswer { number: 5, answer: b"{}" },
             Request::RestoreRange { ino: i, offset: 1 << 33 },
             Request::RangeRestored { ino: i, backing: 9, from: 1 << 20, to: 1 << 21 },
+            Request::StorePlaces { node: NodeId(7), inos: &[7, 0, 0, 0, 0, 0, 0, 0] },
             Request::StoreReports { node: NodeId(7), reports: &[98, 0, 0, 0, 0, 0, 0, 0, 9] },
             Request::Backing {
                 id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },

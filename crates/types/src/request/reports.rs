@@ -1,9 +1,13 @@
-//! Reports of a mover about many files, in one request ([`Request::StoreReports`]).
+//! Reports and questions of a mover about many files, in one request ([`Request::StoreReports`],
+//! [`Request::StorePlaces`]).
 //!
-//! The list has the requests as they would be sent alone, without their headers. Each has an outcome of its own.
+//! A list of reports has the requests as they would be sent alone, without their headers. Each has an outcome of its own.
 
+use crate::backing_store::StorePlace;
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
+use crate::id::Ino;
+use crate::limits::PATH_MAX;
 
 use super::Request;
 
@@ -12,13 +16,19 @@ pub const REPORTS_MAX: usize = 64;
 /// Encoded bytes of an outcome.
 pub const OUTCOME_BYTES: usize = 10;
 
-/// What became of a report: for `BeginDrain` the epoch of the file's data, else 0.
+/// What became of a report: for `BeginDrain` and `Restored` the epoch of the file's data, else 0.
 pub type ReportOutcome = Result<u64, Code>;
 
 impl<'a> Request<'a> {
     /// True for a request that a list of reports may have.
     pub const fn is_listed_report(&self) -> bool {
-        matches!(self, Request::BeginDrain { .. } | Request::Intend { .. } | Request::Published { .. })
+        matches!(
+            self,
+            Request::BeginDrain { .. }
+                | Request::Intend { .. }
+                | Request::Published { .. }
+                | Request::Restored { .. }
+        )
     }
 
     /// Appends the request to a list of reports.
@@ -64,6 +74,48 @@ pub fn decode_outcomes(bytes: &[u8]) -> Result<Vec<ReportOutcome>, Code> {
     Ok(outcomes)
 }
 
+/// Reads and checks the inodes of [`Request::StorePlaces`].
+pub fn decode_inos(bytes: &[u8]) -> Result<Vec<Ino>, Code> {
+    let (mut r, mut inos) = (Reader::new(bytes), Vec::new());
+    while !r.rest().is_empty() {
+        inos.push(Ino(r.u64()?));
+    }
+    match inos.len() {
+        0..=REPORTS_MAX => Ok(inos),
+        _ => Err(Code::TooBig),
+    }
+}
+
+/// Appends one answer to [`Request::StorePlaces`].
+pub fn encode_store_place(place: &Result<StorePlace, Code>, w: &mut Writer<'_>) -> Result<(), Code> {
+    let place = match place {
+        Ok(place) => place,
+        Err(code) => {
+            w.u16(*code as u16)?;
+            return w.short_bytes(&[]);
+        }
+    };
+    let mut buffer = [0; PATH_MAX + 256];
+    let mut encoded = Writer::new(&mut buffer);
+    place.encode(&mut encoded)?;
+    let n = encoded.len();
+    w.u16(0)?;
+    w.short_bytes(&buffer[..n])
+}
+
+/// Reads the answers to [`Request::StorePlaces`] to the end.
+pub fn decode_store_places(bytes: &[u8]) -> Result<Vec<Result<StorePlace, Code>>, Code> {
+    let (mut r, mut places) = (Reader::new(bytes), Vec::new());
+    while !r.rest().is_empty() {
+        let (code, place) = (r.u16()?, r.short_bytes()?);
+        places.push(match code {
+            0 => Ok(StorePlace::decode(place)?),
+            code => Err(Code::from_u16(code)),
+        });
+    }
+    Ok(places)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +126,7 @@ mod tests {
     fn reports_and_outcomes_round_trip() {
         let reports = [
             Request::BeginDrain { ino: Ino(7) },
+            Request::Restored { ino: Ino(7), epoch: 4 },
             Request::Intend { parent: Ino(5), name: b"a", version: StoreVersion::A_DIRECTORY },
             Request::Published {
                 parent: Ino(5),
@@ -95,6 +148,26 @@ mod tests {
         outcomes.iter().for_each(|outcome| encode_outcome(*outcome, &mut w).unwrap());
         let n = w.len();
         assert_eq!((n, decode_outcomes(&buffer[..n]).unwrap()), (3 * OUTCOME_BYTES, outcomes.to_vec()));
+    }
+
+    #[test]
+    fn places_round_trip() {
+        let place = StorePlace {
+            top: Ino(1),
+            is_root: true,
+            parent: Ino(5),
+            placed: None,
+            epoch: 3,
+            path: vec![b'p'; PATH_MAX],
+        };
+        let places = [Err(Code::NotFound), Ok(place)];
+        let mut buffer = vec![0; 2 * PATH_MAX];
+        let mut w = Writer::new(&mut buffer);
+        places.iter().for_each(|place| encode_store_place(place, &mut w).unwrap());
+        let n = w.len();
+        assert_eq!(encode_store_place(&places[1], &mut w), Err(Code::TooBig), "a third one does not fit");
+        assert_eq!(decode_store_places(&buffer[..n]).unwrap(), places);
+        assert_eq!(decode_store_places(&buffer[..n - 1]), Err(Code::Malformed));
     }
 
     #[test]

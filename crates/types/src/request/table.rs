@@ -714,7 +714,15 @@ requests! {
         /// The byte behind it.
         to: u64,
     }
-    /// Reports of a mover about many files: `BeginDrain`, `Intend` and `Published`, as if they came one after the other.
+    /// Reads where a store has many inodes, as `StorePlace` does for one.
+    StorePlaces = 140: client read at(node) -> "`Bytes`: for each a code (u16), its length (u16) and a [`crate::StorePlace`]; fewer if they do not fit" {
+        /// The node that serves each of them.
+        node: NodeId,
+        /// At most [`crate::REPORTS_MAX`] inodes (u64).
+        inos: &'a [u8] as XattrValue,
+    }
+    /// Reports of a mover about many files: `BeginDrain`, `Intend`, `Published` and `Restored`, as if they came one after
+    /// the other.
     /// One transaction has them all, but one that is refused changes nothing and does not keep the others from taking
     /// effect.
     StoreReports = 129: client change at(node) -> "`Bytes`: an outcome for each ([`crate::ReportOutcome`])" {

@@ -46,6 +46,19 @@ pub(super) enum CopyFailure {
 pub(super) struct File<'a> {
     pub(super) fd: BorrowedFd<'a>,
     pub(super) bytes: u64,
+    /// It has no holes, as far as is known: none are looked for.
+    pub(super) is_dense: bool,
+}
+
+/// Up to this size a file that has as many blocks as bytes counts as one without holes. It may have blocks beyond its
+/// end and holes before it; then a few zeros are copied.
+const DENSE_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of a block of `st_blocks`.
+const BLOCK_BYTES: i64 = 512;
+
+/// True for a small file that has no holes.
+pub(super) fn is_dense(stat: &rustix::fs::Stat) -> bool {
+    stat.st_size as u64 <= DENSE_BYTES_MAX && stat.st_blocks as i64 * BLOCK_BYTES >= stat.st_size
 }
 
 impl Source for File<'_> {
@@ -54,7 +67,10 @@ impl Source for File<'_> {
     }
 
     fn next_data(&self, within: Range<u64>) -> Result<Option<Range<u64>>, Code> {
-        next_data(self.fd, within)
+        match self.is_dense {
+            true => Ok((!within.is_empty()).then_some(within)),
+            false => next_data(self.fd, within),
+        }
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {

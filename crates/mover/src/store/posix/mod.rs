@@ -29,7 +29,7 @@ use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use self::apply::{apply, Handle, IsNew, Lost};
-use self::copy::{copy, CopyFailure, File, Holes, KernelCopies};
+use self::copy::{copy, is_dense, CopyFailure, File, Holes, KernelCopies};
 use self::described::{look, stat, version_of};
 use self::durable::Durability;
 use self::names::{unlink, NameCalls, Replaced};
@@ -220,13 +220,12 @@ impl Store for PosixStore {
             let stat = retried(|| rustix::fs::fstat(&fd)).map_err(failed)?;
             let is_file = Kind::from_mode(stat.st_mode) == Some(Kind::File);
             if is_file && version_of(&stat) == *expected {
-                Ok(())
+                Ok(is_dense(&stat))
             } else {
                 Err(stale())
             }
         };
-        check()?;
-        let source = File { fd: fd.as_fd(), bytes: expected.bytes };
+        let source = File { fd: fd.as_fd(), bytes: expected.bytes, is_dense: check()? };
         let copied = copy(&source, range, into, Holes::Punch, &self.kernel_copies);
         // Checked first: a file that became shorter is not an error of the medium.
         check()?;

@@ -248,6 +248,14 @@ impl ShardThread<'_> {
         if let Request::Listed { ino } | Request::Restored { ino, .. } = *request {
             self.store.done(ino, None);
         }
+        if let Request::StoreReports { reports, .. } = *request {
+            // One that was refused has calls try again, and wait again.
+            for report in Request::decode_reports(reports).unwrap_or_default() {
+                if let Request::Restored { ino, .. } = report {
+                    self.store.done(ino, None);
+                }
+            }
+        }
     }
 
     /// Takes calls that have waited into the batch, until it has `most` calls, and answers those that failed.
