@@ -12,6 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::batch::upload_batch;
 use super::link::Link;
 use super::moving::{move_directory, remove_outdated};
+use super::parallel::in_parallel;
 use super::pass::{failed, note_snapshot, Pass, Reason};
 use super::peers::{Counted, Work};
 use super::reconcile::{seconds_since, Next, Reconciler};
@@ -120,7 +121,7 @@ pub(super) fn pass(
         others.into_iter().partition(|place| place.wanted.is_some());
 
     // Directories, from the top: each round makes those whose parents the store has.
-    let mut left = directories;
+    let mut left = make_new_directories(&mut reconciler, directories, &mut pass);
     loop {
         let before = left.len();
         left = reconcile_all(&mut reconciler, left, &mut pass, &mut Vec::new(), false);
@@ -169,6 +170,55 @@ pub(super) fn pass(
     left.extend(removals);
     pass.later.extend(left.into_iter().map(|place| (place.parent, place.name)));
     pass
+}
+
+/// True for a directory that the store never had, at a place where it has nothing.
+fn is_new(place: &PendingPlace) -> bool {
+    let is_copied = match &place.wanted {
+        Some(Wanted::Here(_, copy)) => copy.is_some(),
+        _ => true,
+    };
+    !is_copied && place.placed.is_none() && place.intent.is_none()
+}
+
+/// Makes the directories that the store never had, many at a time, those of a level after those above it. Returns the
+/// places that are left.
+fn make_new_directories(
+    reconciler: &mut Reconciler<'_>,
+    directories: Vec<PendingPlace>,
+    pass: &mut Pass,
+) -> Vec<PendingPlace> {
+    let (link, stores, at) = (reconciler.link, reconciler.stores, reconciler.at);
+    let (mut new, mut left): (Vec<_>, Vec<_>) = directories.into_iter().partition(is_new);
+    // One is made by the calls of any other.
+    while new.len() > 1 && !stores.is_stopping() {
+        let made = in_parallel(&at.store, &new, |_, place| {
+            let mut own = Reconciler::new(link, stores, at);
+            let next = own.reconcile(place, false);
+            (next, own.has_unrecorded)
+        });
+        let before = new.len();
+        let mut waiting = Vec::new();
+        for (place, (next, has_unrecorded)) in new.into_iter().zip(made) {
+            reconciler.has_unrecorded |= has_unrecorded;
+            match next {
+                Ok(Next::Done) => {
+                    pass.done += 1;
+                    at.note_success();
+                }
+                Ok(Next::Later) => waiting.push(place),
+                // Not of a directory that is new; the caller looks again.
+                Ok(Next::Upload(_) | Next::Move(_)) => left.push(place),
+                Err(e) => failed(reconciler, pass, place, e),
+            }
+        }
+        new = waiting;
+        if new.len() == before || reconciler.has_unrecorded {
+            break;
+        }
+    }
+    left.append(&mut new);
+    left
 }
 
 /// Uploads files, those of each node by its mover.
