@@ -214,6 +214,18 @@ impl<'a> Batch<'a> {
             Request::Forget { parent, name, relist, discard } => {
                 self.forget(c, parent, name, relist, discard)
             }
+            Request::CreateVolume { name, mode, maker, segment } => {
+                self.create_volume(c, name, mode, maker, segment, payload)
+            }
+            Request::GrowVolume { name, ino, maker, segment } => {
+                self.grow_volume(c, (name, ino), maker, segment, payload)
+            }
+            Request::CommitVolume { name, ino } => self.commit_volume(c, (name, ino), payload),
+            Request::AbandonVolume { name, ino } => self.abandon_volume(c, name, ino),
+            Request::ShrinkVolume { name, ino, bytes } => self.shrink_volume(c, (name, ino), bytes, payload),
+            Request::DeleteVolume { name, ino } => self.delete_volume(c, name, ino),
+            Request::GetVolume { name } => self.get_volume(name, payload),
+            Request::ListVolumes { after } => self.list_volumes(after, payload),
             Request::Ping
             | Request::Space
             | Request::Place { .. }
@@ -227,6 +239,7 @@ impl<'a> Batch<'a> {
             | Request::AskMover { .. }
             | Request::MoverWork
             | Request::MoverAnswer { .. }
+            | Request::MakePiece { .. }
             | Request::EndSession { .. }
             | Request::AreThere { .. }
             | Request::RemoveBackings { .. }

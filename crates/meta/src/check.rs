@@ -21,6 +21,7 @@ use crate::record::{
     decode_format, decode_orphan, EntryRecord, Inode, Ledger, Pending, MARK_COLLISIONS, MARK_VALUES,
 };
 use crate::shard::Shard;
+use crate::volumes::CheckedVolumes;
 use crate::wide::{decode_place, width_log2};
 
 /// An inode according to its entries.
@@ -73,6 +74,7 @@ struct Check {
     /// Links from entries on other nodes, by inode.
     links: HashMap<u64, u32>,
     parents: HashMap<u64, Ino>,
+    volumes: CheckedVolumes,
     /// What backing stores have.
     in_stores: InStores,
     /// Directories with a store.
@@ -171,6 +173,11 @@ impl Check {
                 }
                 Err(_) => self.report.problem(|| format!("the record under {key:02x?} is damaged")),
             },
+            Some(Key::Volume(name)) => {
+                if let Some(volume) = self.volumes.record(&mut self.report, shard.node(), name, bytes) {
+                    self.counter_seen(shard, volume.ino);
+                }
+            }
             Some(Key::Place(..) | Key::Copy(_) | Key::Pending(..) | Key::Further(..)) => {
                 self.in_stores.record(&mut self.report, key, bytes)
             }
@@ -260,6 +267,9 @@ impl Check {
 
     fn inode(&mut self, shard: &Shard, ino: Ino, bytes: &[u8], each_file: &mut dyn FnMut(&Entry)) {
         self.report.inodes += 1;
+        if self.volumes.has(ino) {
+            self.report.problem(|| format!("inode {ino} has the number of a volume"));
+        }
         self.counter_seen(shard, ino);
         let led = self.led.remove(&ino.0);
         let values = self.values.remove(&ino.0).unwrap_or_default();

@@ -24,6 +24,8 @@ pub struct CheckReport {
     pub deliveries: u64,
     /// Places at which a backing store may differ.
     pub pending: u64,
+    /// Volumes.
+    pub volumes: u64,
     /// When the oldest of these parts, decisions and debts was written, in seconds since 1970; 0: there is none.
     pub oldest_seconds: u64,
     /// Number of problems.

@@ -28,6 +28,8 @@ const PLACE: u8 = 5;
 const COPY: u8 = 6;
 const PENDING: u8 = 7;
 const FURTHER: u8 = 8;
+/// Volumes, by name: records of the root's home.
+const VOLUME: u8 = 9;
 const ENTRY: u8 = 7;
 const INODE: u8 = 8;
 const VALUE: u8 = 9;
@@ -68,6 +70,8 @@ pub(crate) enum Key<'a> {
     Pending(Ino, &'a [u8]),
     /// A further place of an inode: inode, directory and name.
     Further(Ino, Ino, &'a [u8]),
+    /// A volume: its name.
+    Volume(&'a [u8]),
     Entry(Ino, Cookie),
     Inode(Ino),
 }
@@ -246,6 +250,19 @@ pub(crate) fn last_further(ino: Ino) -> PlaceKey {
     further(Ino(ino.0 + 1), Ino(0), b"")
 }
 
+/// The key of a volume.
+pub(crate) fn volume(name: &[u8]) -> PlaceKey {
+    PlaceKey::new(VOLUME, Ino(0), name)
+}
+
+/// First and last possible keys of all volumes.
+pub(crate) fn all_volumes() -> (PlaceKeyEnd, PlaceKeyEnd) {
+    ([FOREIGN, VOLUME], [FOREIGN, VOLUME + 1])
+}
+
+/// A key in front of, or behind, all places of a kind.
+type PlaceKeyEnd = [u8; 2];
+
 /// First and last keys of what the store has in a directory.
 pub(crate) fn places_in(directory: Ino) -> (PlaceKey, PlaceKey) {
     (place(directory, b""), place(Ino(directory.0 + 1), b""))
@@ -315,6 +332,10 @@ pub(crate) fn decode(key: &[u8]) -> Option<Key<'_>> {
                 _ => return None,
             }
         }
+        FOREIGN if rest.len() > 9 && rest[0] == VOLUME => {
+            let (zero, name) = (be(&rest[1..9])?, &rest[9..]);
+            (zero == 0 && name.len() <= NAME_MAX).then_some(Key::Volume(name))?
+        }
         FOREIGN if rest.len() > 17 && rest[0] == FURTHER => {
             let (ino, parent, name) = (Ino(be(&rest[1..9])?), Ino(be(&rest[9..17])?), &rest[17..]);
             (name.len() <= NAME_MAX).then_some(Key::Further(ino, parent, name))?
@@ -355,6 +376,11 @@ mod tests {
         assert_eq!(decode(&prepared(tx, 7)), Some(Key::Prepared(tx, 7)));
         assert_eq!(decode(&decision(tx, NodeId(3))), Some(Key::Decision(tx, NodeId(3))));
         assert_eq!(decode(&owed(ino, tx)), Some(Key::Owed(ino, tx)));
+        for name in [b"v".as_slice(), &[7; 255]] {
+            let (key, (first, last)) = (volume(name), all_volumes());
+            assert_eq!(decode(key.bytes()), Some(Key::Volume(name)));
+            assert!(first.as_slice() < key.bytes() && key.bytes() < last.as_slice());
+        }
         for name in [b"".as_slice(), b"user.a", &[7; 255]] {
             let mut key = ValueKey::new(ino, name);
             key.set_piece(300);

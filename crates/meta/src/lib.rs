@@ -10,7 +10,7 @@
 //! is listed as an orphan. [`Shard::check`] checks all of this.
 //!
 //! Layers, top down: `namespace`, `rename`, `attributes`, `values`, `replies`, and for backing stores `backing_store`,
-//! `unlisted` and `places`, are the operations; `batch` dispatches
+//! `unlisted` and `places`, and for volumes `volumes`, are the operations; `batch` dispatches
 //! a request to one of them; `directories` caches directories in memory; `page_budget` counts pages, so that a full
 //! medium is an error and never a signal; `record` and `keys` define the stored records; `lmdb_txn` is the only user of
 //! LMDB. The format is in docs/disk-format.md.
@@ -49,6 +49,7 @@ mod snapshot;
 mod two_phase_commit;
 mod unlisted;
 mod values;
+mod volumes;
 mod wide;
 
 pub use backing_store::STORE_SETTINGS;

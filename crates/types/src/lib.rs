@@ -27,6 +27,7 @@ mod route;
 mod set_attr;
 mod target;
 mod transaction;
+mod volume;
 mod wide;
 
 pub use attr::{
@@ -60,4 +61,5 @@ pub use request::{
 pub use set_attr::{SetAttr, TimeSet};
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};
 pub use transaction::{decode_nodes, Change, Outcome, Part, TxId};
+pub use volume::{check_volume_name, PieceId, Segment, Volume};
 pub use wide::{part_of_hash, Parts};

@@ -337,6 +337,21 @@ pub const WATCH_REVIEW_MS: u64 = 2_000;
 /// most.
 pub const WATCH_CONTENTS_MS: u64 = 10;
 
+/// Sizes of volumes and their stripes are multiples of this: a page of memory.
+pub const VOLUME_GRAIN_BYTES: u64 = 4096;
+/// Bytes of a segment of a volume: more than a node's memory, and sums of them do not overflow.
+pub const VOLUME_BYTES_MAX: u64 = 1 << 50;
+/// Bytes of a volume's stripe.
+pub const VOLUME_STRIPE_BYTES_MAX: u64 = 1 << 30;
+/// Segments of a volume: the number of times that it can grow. With them a record stays well below a page of the shard.
+pub const VOLUME_SEGMENTS_MAX: usize = 16;
+/// Volumes of a pool. A removal of one searches all records.
+pub const VOLUMES_MAX: usize = 4096;
+/// Bytes of a volume that one request reserves: some 10 ms of a processor, after which progress is shown.
+pub const VOLUME_STEP_BYTES: u64 = 64 << 20;
+/// Bytes of a target in memory that volumes leave to files: the shard's next pages, and a few names.
+pub const VOLUME_SPACE_LEFT_BYTES: u64 = 1 << 20;
+
 const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + 1024);
 const _: () = assert!(XATTR_TOTAL_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + XATTR_OVERHEAD);
 const _: () = assert!(MESSAGE_BYTES_MAX >= 2 * NAME_MAX + PATH_MAX + 1024);

@@ -2,8 +2,8 @@
 //! new number or a new protocol. The encoder that this table replaced wrote `requests.golden`.
 
 use forebay_types::{
-    BackingId, BackingOp, Caller, Ino, Layout, NodeId, Part, Request, SetAttr, StoreVersion, TimeSet,
-    Timestamp, TxId, RENAME_EXCHANGE, REQUESTS, XATTR_CREATE,
+    BackingId, BackingOp, Caller, Ino, Layout, NodeId, Part, PieceId, Request, Segment, SetAttr,
+    StoreVersion, Targets, TimeSet, Timestamp, TxId, RENAME_EXCHANGE, REQUESTS, XATTR_CREATE,
 };
 
 /// A sample of each request, with distinct values in all fields. Requests with optional fields have several.
@@ -25,6 +25,7 @@ fn samples() -> Vec<Request<'static>> {
         reserve: bits & 4 != 0,
     };
     let version = StoreVersion { bytes: 9, mtime: Timestamp { sec: -5, nsec: 7 }, ino: 3, tag: 4 };
+    let segment = Segment::new(1 << 30, 1 << 20, Targets::new(&[0x0001_0002, 10]).unwrap()).unwrap();
     vec![
         Request::Ping,
         Request::Lookup { parent: p, name },
@@ -111,6 +112,21 @@ fn samples() -> Vec<Request<'static>> {
         Request::RangeRestored { ino: i, backing: 9, from: 1 << 20, to: 1 << 21 },
         Request::StorePlaces { node: NodeId(7), inos: &[5; 16] },
         Request::StoreReports { node: NodeId(7), reports: b"\x62\x99\x88\0\0\0\0\x2c\x01" },
+        Request::CreateVolume { name, mode: 0o640, maker: 7, segment },
+        Request::GrowVolume { name, ino: i, maker: 7, segment },
+        Request::CommitVolume { name, ino: i },
+        Request::AbandonVolume { name, ino: i },
+        Request::ShrinkVolume { name, ino: i, bytes: 1 << 20 },
+        Request::DeleteVolume { name, ino: i },
+        Request::GetVolume { name },
+        Request::ListVolumes { after: b"" },
+        Request::MakePiece {
+            node: NodeId(7),
+            piece: PieceId { volume: i, segment: 1, index: 2 },
+            target: 9,
+            bytes: 1 << 20,
+            until: 1 << 19,
+        },
         Request::Backing {
             id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
             op: BackingOp::Write { offset: 77, append: false, bytes: &[5; 30] },

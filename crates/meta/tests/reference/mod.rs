@@ -421,7 +421,17 @@ impl Reference {
             | Request::Relocate { .. }
             | Request::AskMover { .. }
             | Request::MoverWork
-            | Request::MoverAnswer { .. } => Err(Code::NotSupported),
+            | Request::MoverAnswer { .. }
+            // Volumes: tests/volumes.rs.
+            | Request::CreateVolume { .. }
+            | Request::GrowVolume { .. }
+            | Request::CommitVolume { .. }
+            | Request::AbandonVolume { .. }
+            | Request::ShrinkVolume { .. }
+            | Request::DeleteVolume { .. }
+            | Request::GetVolume { .. }
+            | Request::ListVolumes { .. }
+            | Request::MakePiece { .. } => Err(Code::NotSupported),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::limits::{
 use crate::name;
 use crate::set_attr::SetAttr;
 use crate::transaction::{Part, TxId};
+use crate::volume::{PieceId, Segment};
 
 use super::{RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE};
 
@@ -90,6 +91,7 @@ integers! {
     NodeId: NodeId, u16, |node: NodeId| node.0, |bits| Ok(NodeId(bits));
     u8: u8, u8, |v| v, Ok;
     u16: u16, u16, |v| v, Ok;
+    u32: u32, u32, |v| v, Ok;
     u64: u64, u64, |v| v, Ok;
     Permissions: u32, u32, |mode| mode, permission_bits;
     NodeMode: u32, u32, |mode| mode, |mode: u32| match mode & 0o170_000 {
@@ -167,6 +169,30 @@ impl Field<'_> for Layout {
 
     fn get(r: &mut Reader<'_>) -> Result<Layout, Code> {
         Layout::decode(r)
+    }
+}
+
+impl Field<'_> for Segment {
+    type Value = Segment;
+
+    fn put(w: &mut Writer<'_>, value: Segment) -> Result<(), Code> {
+        value.encode(w)
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Segment, Code> {
+        Segment::decode(r)
+    }
+}
+
+impl Field<'_> for PieceId {
+    type Value = PieceId;
+
+    fn put(w: &mut Writer<'_>, value: PieceId) -> Result<(), Code> {
+        value.encode(w)
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<PieceId, Code> {
+        PieceId::decode(r)
     }
 }
 

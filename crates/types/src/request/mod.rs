@@ -37,7 +37,9 @@ mod tests {
     use crate::attr::Timestamp;
     use crate::limits::STRIPES_MAX;
     use crate::set_attr::{SetAttr, TimeSet};
-    use crate::{BackingId, BackingOp, Code, Ino, Layout, NodeId, Part, StoreVersion, TxId};
+    use crate::{
+        BackingId, BackingOp, Code, Ino, Layout, NodeId, Part, PieceId, Segment, StoreVersion, Targets, TxId,
+    };
     use proptest::prelude::*;
 
     #[test]
@@ -48,6 +50,7 @@ mod tests {
             SetAttr { mode: Some(0o644), uid: None, gid: Some(7), size: Some(1 << 40), ..SetAttr::default() };
         let at = TimeSet::At(Timestamp { sec: -5, nsec: 999_999_999 });
         let version = StoreVersion { bytes: 9, mtime: Timestamp { sec: -5, nsec: 7 }, ino: 3, tag: 4 };
+        let segment = Segment::new(1 << 30, 1 << 20, Targets::new(&[9, 10]).unwrap()).unwrap();
         let all = [
             Request::Ping,
             Request::Lookup { parent: p, name },
@@ -148,6 +151,21 @@ mod tests {
             Request::RangeRestored { ino: i, backing: 9, from: 1 << 20, to: 1 << 21 },
             Request::StorePlaces { node: NodeId(7), inos: &[7, 0, 0, 0, 0, 0, 0, 0] },
             Request::StoreReports { node: NodeId(7), reports: &[98, 0, 0, 0, 0, 0, 0, 0, 9] },
+            Request::CreateVolume { name, mode: 0o640, maker: 7, segment },
+            Request::GrowVolume { name, ino: i, maker: 7, segment },
+            Request::CommitVolume { name, ino: i },
+            Request::AbandonVolume { name, ino: i },
+            Request::ShrinkVolume { name, ino: i, bytes: 1 << 20 },
+            Request::DeleteVolume { name, ino: i },
+            Request::GetVolume { name },
+            Request::ListVolumes { after: b"" },
+            Request::MakePiece {
+                node: NodeId(7),
+                piece: PieceId { volume: i, segment: 1, index: 2 },
+                target: 9,
+                bytes: 1 << 20,
+                until: 1 << 19,
+            },
             Request::Backing {
                 id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 op: BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },
@@ -184,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_of_any_bytes_never_panics(op in 0u8..110, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn decode_of_any_bytes_never_panics(op in 0u8..140, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let mut all = vec![op];
             all.extend(bytes);
             let _ = Request::decode(&all);

@@ -18,6 +18,7 @@ use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::set_attr::SetAttr;
 use crate::transaction::{Part, TxId};
+use crate::volume::{PieceId, Segment};
 
 use super::fields::{
     backing, create, AnyBool, BackingIds, Bytes, DirCookie, Field, LinkTarget, MoveFlags, Name, NodeMode,
@@ -730,6 +731,84 @@ requests! {
         node: NodeId,
         /// At most [`crate::REPORTS_MAX`] requests, each with its number in front of its fields.
         reports: &'a [u8] as XattrValue,
+    }
+    /// Begins a volume: records its name, owner and first segment. It stays invisible until `CommitVolume`, and goes with
+    /// its maker's session. `MakePiece` reserves its pieces meanwhile.
+    CreateVolume = 130: client change root -> "`Bytes`: the [`crate::Volume`]; `Exists`" {
+        /// Its name ([`crate::check_volume_name`]).
+        name: &'a [u8] as Name,
+        /// Permission bits.
+        mode: u32 as Permissions,
+        /// The sender's session.
+        maker: u64,
+        /// Its first segment.
+        segment: Segment,
+    }
+    /// Begins a further segment of a volume, which `CommitVolume` appends. `Busy` while another is being reserved.
+    GrowVolume = 131: client change root -> "`Bytes`: the [`crate::Volume`]" {
+        /// Its name.
+        name: &'a [u8] as Name,
+        /// Its number: `Stale` if the name leads to another volume by now.
+        ino: Ino,
+        /// The sender's session.
+        maker: u64,
+        /// The segment.
+        segment: Segment,
+    }
+    /// The pieces of a volume's last segment are reserved: it can be used from now on. `Stale` if they are not.
+    CommitVolume = 132: client change root -> "`Bytes`: the [`crate::Volume`]" {
+        /// Its name.
+        name: &'a [u8] as Name,
+        /// Its number.
+        ino: Ino,
+    }
+    /// Drops the segment of a volume that is being reserved; the volume too, if that is its first.
+    AbandonVolume = 133: client change root -> "`Done`" {
+        /// Its name.
+        name: &'a [u8] as Name,
+        /// Its number.
+        ino: Ino,
+    }
+    /// Drops the trailing segments of a volume. `Invalid` if no segment ends at this size, `Busy` while a process has the
+    /// volume open.
+    ShrinkVolume = 134: client change root -> "`Bytes`: the [`crate::Volume`]" {
+        /// Its name.
+        name: &'a [u8] as Name,
+        /// Its number.
+        ino: Ino,
+        /// The size that it is to have.
+        bytes: u64,
+    }
+    /// Deletes a volume. `Busy` while a process has it open.
+    DeleteVolume = 135: client change root -> "`Done`" {
+        /// Its name.
+        name: &'a [u8] as Name,
+        /// Its number.
+        ino: Ino,
+    }
+    /// Reads the record of a volume.
+    GetVolume = 136: client read root -> "`Bytes`: the [`crate::Volume`]" {
+        /// Its name.
+        name: &'a [u8] as Name,
+    }
+    /// Reads records of volumes in the order of their names.
+    ListVolumes = 137: client read root -> "`Bytes`: each name with its length in front, and the [`crate::Volume`]; empty behind the last" {
+        /// The name behind which the list begins, or nothing.
+        after: &'a [u8] as Bytes,
+    }
+    /// Reserves the memory of a piece of a volume up to an offset; repeated, it goes on from there. `NoSpace` leaves what is
+    /// reserved. A process other than the volume's maker gets `Stale`.
+    MakePiece = 138: client read at(node) -> "`Count`: the bytes that are reserved" {
+        /// The node of the piece.
+        node: NodeId,
+        /// The piece.
+        piece: PieceId,
+        /// The target on which it is.
+        target: u32,
+        /// Its bytes.
+        bytes: u64,
+        /// The bytes from its beginning that are to be reserved.
+        until: u64,
     }
 }
 
