@@ -9,7 +9,7 @@
 
 use std::fmt::Display;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -18,9 +18,9 @@ use forebay_types::{Code, Error, Result};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags};
 
-use crate::namespace::{mount_in_child, Step, Way};
+use crate::namespace::{mount_in_child, pick_in_child, Step, Way};
 use crate::size::format_size;
-use crate::tmpfs::{root_of, Tmpfs, SOURCE};
+use crate::tmpfs::{self, root_of, Tmpfs, SOURCE};
 
 /// How to unmount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,6 +107,21 @@ fn ways(direct: Errno) -> [Way; 2] {
         Errno::NOSYS => [Way::MountOld, Way::UserOld],
         _ => [Way::UserNew, Way::UserOld],
     }
+}
+
+/// Sets the size of the tmpfs whose root is `directory`, as a user who may mount, or who made it in a user namespace. Its
+/// contents and its other options stay.
+///
+/// # Errors
+/// [`Errno::INVAL`] if more is in use, [`Errno::PERM`] for other users, [`Errno::OPNOTSUPP`] where no mount begins.
+pub(crate) fn resize_tmpfs(directory: BorrowedFd<'_>, bytes: u64) -> std::result::Result<(), Errno> {
+    let picked = match tmpfs::pick(directory) {
+        Err(Errno::PERM) => pick_in_child(directory).map_err(|(_, e)| e)?,
+        // It is not the root of a mount.
+        Err(Errno::INVAL) => return Err(Errno::OPNOTSUPP),
+        picked => picked?,
+    };
+    tmpfs::resize(picked.as_fd(), bytes)
 }
 
 fn no_detached(bytes: u64, direct: Errno, step: Step, e: Errno) -> Error {

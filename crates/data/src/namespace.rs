@@ -1,4 +1,4 @@
-//! Makes a mount in namespaces of a short-lived child, and returns it as a descriptor.
+//! Makes a mount in namespaces of a short-lived child, and returns it as a descriptor; or a descriptor to configure one.
 //!
 //! A user who may not mount may do so in a user namespace. The child enters one, maps its own user and group onto
 //! themselves, makes the mount and sends its root over a socket. Then the child ends, and its namespaces with it. The
@@ -22,7 +22,7 @@ use rustix::net::{
 use rustix::process::{Pid, WaitOptions};
 use rustix::thread::UnshareFlags;
 
-use crate::tmpfs::{root_of, Tmpfs};
+use crate::tmpfs::{pick, root_of, Tmpfs};
 
 /// How the child makes the mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,8 +73,26 @@ impl Step {
 /// Bytes of the child's message: step and errno, or zeros with the descriptor.
 const MESSAGE_BYTES: usize = 8;
 
+/// What the child makes.
+enum Work<'a> {
+    /// The root of a tmpfs.
+    Mount(&'a Tmpfs),
+    /// A descriptor to configure the tmpfs with this root.
+    Pick(BorrowedFd<'a>),
+}
+
 /// The root directory of a tmpfs that is in no namespace that a process could enter.
 pub(crate) fn mount_in_child(tmpfs: &Tmpfs, way: Way) -> Result<OwnedFd, (Step, Errno)> {
+    in_child(&Work::Mount(tmpfs), way)
+}
+
+/// [`pick`] by a user who may not mount. To configure the tmpfs then takes a process of the user who made it, in the
+/// namespace that this user's was made in: the kernel gives that user all rights in it.
+pub(crate) fn pick_in_child(directory: BorrowedFd<'_>) -> Result<OwnedFd, (Step, Errno)> {
+    in_child(&Work::Pick(directory), Way::UserNew)
+}
+
+fn in_child(work: &Work<'_>, way: Way) -> Result<OwnedFd, (Step, Errno)> {
     let start = |e: Errno| (Step::Start, e);
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let (uid_map, gid_map) = (format!("{uid} {uid} 1\n"), format!("{gid} {gid} 1\n"));
@@ -86,7 +104,7 @@ pub(crate) fn mount_in_child(tmpfs: &Tmpfs, way: Way) -> Result<OwnedFd, (Step, 
     // another thread of the parent may have held, and runs no destructor of the parent.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        let outcome = make(tmpfs, way, uid_map.as_bytes(), gid_map.as_bytes());
+        let outcome = make(work, way, uid_map.as_bytes(), gid_map.as_bytes());
         let sent = match &outcome {
             Ok(mount) => send(&childs, [0; MESSAGE_BYTES], Some(mount.as_fd())),
             Err((step, e)) => {
@@ -111,7 +129,7 @@ pub(crate) fn mount_in_child(tmpfs: &Tmpfs, way: Way) -> Result<OwnedFd, (Step, 
 }
 
 /// Runs in the child.
-fn make(tmpfs: &Tmpfs, way: Way, uid_map: &[u8], gid_map: &[u8]) -> Result<OwnedFd, (Step, Errno)> {
+fn make(work: &Work<'_>, way: Way, uid_map: &[u8], gid_map: &[u8]) -> Result<OwnedFd, (Step, Errno)> {
     let at = |step: Step| move |e: Errno| (step, e);
     let user = way != Way::MountOld;
     let spaces = if user { UnshareFlags::NEWUSER | UnshareFlags::NEWNS } else { UnshareFlags::NEWNS };
@@ -127,6 +145,10 @@ fn make(tmpfs: &Tmpfs, way: Way, uid_map: &[u8], gid_map: &[u8]) -> Result<Owned
         write_file(c"/proc/self/uid_map", uid_map).map_err(at(Step::Map))?;
         write_file(c"/proc/self/gid_map", gid_map).map_err(at(Step::Map))?;
     }
+    let tmpfs = match work {
+        Work::Pick(directory) => return pick(*directory).map_err(at(Step::Mount)),
+        Work::Mount(tmpfs) => tmpfs,
+    };
     let mount = || match way {
         Way::UserNew => root_of(tmpfs.mount()?.as_fd()),
         Way::UserOld | Way::MountOld => {

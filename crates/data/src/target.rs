@@ -7,6 +7,7 @@
 //! The last part of a path is never followed if it is a symbolic link. Only Forebay creates the directories above it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_sys::opening;
 use forebay_types::{Code, Error, Ino, TimeSet};
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 use crate::capacity::Medium;
 use crate::code_of;
 use crate::media::{backing_stat, timestamps, Access, BackingStat, Media, Space};
+use crate::mount::resize_tmpfs;
 use crate::name::{BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};
 
 /// Mode of every file and directory of a target.
@@ -27,6 +29,8 @@ pub struct Target {
     directory: OwnedFd,
     number: u32,
     medium: Medium,
+    /// Bytes of the medium that volumes have, beside the file system ([`Target::set_volume_bytes`]).
+    volume_bytes: AtomicU64,
 }
 
 impl Target {
@@ -68,7 +72,7 @@ impl Target {
         for needed in [c"data/00", c"data/ff", ANCHORS_DIRECTORY, SHARD_DIRECTORY] {
             rustix::fs::openat(&directory, needed, DIRECTORY, Mode::empty()).map_err(failed)?;
         }
-        Ok(Target { directory, number, medium: Medium::Dram })
+        Ok(Target { directory, number, medium: Medium::Dram, volume_bytes: AtomicU64::new(0) })
     }
 
     /// Removes anchors of clients that were killed between making and removing one. Call it only while there are no
@@ -92,6 +96,22 @@ impl Target {
     /// The same target with this medium. The default is memory.
     pub fn on(self, medium: Medium) -> Target {
         Target { medium, ..self }
+    }
+
+    /// Gives this tmpfs a size, and notes how many bytes of its capacity volumes have instead: [`Media::space`] counts
+    /// them as used. The two together never exceed the capacity if the caller shrinks first and reserves afterwards.
+    ///
+    /// # Errors
+    /// [`Code::NoSpace`] if files have more than `bytes`; [`Code::NotSupported`] if this process may not change the
+    /// mount.
+    pub fn set_volume_bytes(&self, bytes: u64, volume_bytes: u64) -> Result<(), Code> {
+        resize_tmpfs(self.directory.as_fd(), bytes).map_err(|e| match e {
+            Errno::INVAL => Code::NoSpace,
+            Errno::PERM | Errno::ACCESS | Errno::NOSYS | Errno::OPNOTSUPP => Code::NotSupported,
+            e => code_of(e),
+        })?;
+        self.volume_bytes.store(volume_bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The target's medium.
@@ -182,7 +202,8 @@ impl Media for Target {
     fn space(&self) -> Result<Space, Code> {
         let s = rustix::fs::fstatvfs(&self.directory).map_err(code_of)?;
         let bytes = |blocks: u64| blocks.saturating_mul(s.f_frsize);
-        Ok(Space { total_bytes: bytes(s.f_blocks), free_bytes: bytes(s.f_bavail) })
+        let total_bytes = bytes(s.f_blocks).saturating_add(self.volume_bytes.load(Ordering::Relaxed));
+        Ok(Space { total_bytes, free_bytes: bytes(s.f_bavail) })
     }
 
     fn sync(&self) -> Result<(), Code> {

@@ -70,6 +70,19 @@ impl Tmpfs {
     }
 }
 
+/// A descriptor by which the tmpfs whose root is `directory` can be configured.
+pub(crate) fn pick(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    use rustix::mount::FsPickFlags;
+    let flags = FsPickFlags::FSPICK_EMPTY_PATH | FsPickFlags::FSPICK_CLOEXEC;
+    rustix::mount::fspick(directory, c"", flags)
+}
+
+/// Gives the tmpfs of such a descriptor a size. Its contents and its other options stay.
+pub(crate) fn resize(picked: BorrowedFd<'_>, bytes: u64) -> Result<(), Errno> {
+    rustix::mount::fsconfig_set_string(picked, c"size", bytes.to_string())?;
+    rustix::mount::fsconfig_reconfigure(picked)
+}
+
 /// A descriptor of a mount's root directory that can be read and synced. The mount lives as long as a descriptor of it.
 pub(crate) fn root_of(mount: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(mount, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())

@@ -188,6 +188,52 @@ impl Watch {
     }
 }
 
+/// Gives the tmpfs other sizes, as volumes take a part of its capacity.
+fn resize_it(root: &OwnedFd) {
+    Target::format(root).unwrap();
+    let target = Target::open(root, 7).unwrap();
+    target.create(INO, 0, 0).unwrap();
+    let file = target.open(INO, 0, 0, Access::ReadWrite).unwrap();
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, BYTES / 4).unwrap();
+    let before = target.space().unwrap();
+    target.set_volume_bytes(BYTES / 2, BYTES / 2).unwrap();
+    let space = target.space().unwrap();
+    assert_eq!(space.total_bytes, BYTES, "volumes count");
+    assert_eq!(before.free_bytes - space.free_bytes, BYTES / 2);
+    let too_much = rustix::fs::fallocate(&file, FallocateFlags::empty(), BYTES / 4, BYTES / 2);
+    assert_eq!(too_much, Err(rustix::io::Errno::NOSPC), "files have the rest alone");
+    assert_eq!(target.set_volume_bytes(BYTES / 8, BYTES - BYTES / 8), Err(Code::NoSpace), "files are there");
+    assert_eq!(target.space().unwrap(), space, "nothing has changed");
+    target.set_volume_bytes(BYTES, 0).unwrap();
+    assert_eq!(target.space().unwrap(), before);
+    assert_eq!(target.stat(INO, 0, 0).unwrap().allocated_bytes, BYTES / 4);
+}
+
+#[test]
+fn detached_tmpfs_takes_other_sizes() {
+    if let Some(root) = detached_or_skip() {
+        resize_it(&root);
+    }
+}
+
+#[test]
+fn detached_tmpfs_of_a_plain_user_takes_other_sizes() {
+    as_plain_user("detached_tmpfs_of_a_plain_user_takes_other_sizes", || {
+        if let Some(root) = detached_or_skip() {
+            resize_it(&root);
+        }
+    });
+}
+
+#[test]
+fn directory_that_is_no_mount_of_ours_takes_no_size() {
+    let scratch = Scratch::new();
+    let directory = File::open(scratch.path()).unwrap();
+    Target::format(&directory).unwrap();
+    let refused = Target::open(&directory, 7).unwrap().set_volume_bytes(BYTES, BYTES);
+    assert_eq!(refused, Err(Code::NotSupported));
+}
+
 #[test]
 fn detached_tmpfs_works_through_its_descriptor() {
     let Some(root) = detached_or_skip() else { return };

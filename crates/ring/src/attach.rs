@@ -42,6 +42,11 @@ pub const KIND_BUFFER: u16 = 7;
 /// a u64 and inotify's mask as a u32; one byte follows with the descriptor. Answered with KIND_WATCH and the i32 that
 /// inotify_add_watch(2) returned, or with an error.
 pub const KIND_WATCH: u16 = 8;
+/// A piece of a volume, to map. The body is the volume's number as a u64, segment and piece as u16, and one byte that is 1
+/// for a piece that is to be written. Answered with KIND_PIECE, the bytes of the piece as a u64, and two descriptors: the
+/// piece, and the page whose first word says that the pool lives (docs/decisions/0048). While either the descriptor or a
+/// mapping of the piece exists, the volume counts as open.
+pub const KIND_PIECE: u16 = 9;
 /// Attach a process that passes its descriptors to no other process.
 pub const ATTACH_TOOL: u8 = 1;
 /// Attach the process that serves the mount.

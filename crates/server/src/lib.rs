@@ -23,6 +23,7 @@ pub mod hosts_file;
 pub mod identity;
 mod inherited;
 pub mod launch;
+mod life;
 mod members;
 mod more_targets;
 mod mount_process;

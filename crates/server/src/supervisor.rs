@@ -27,6 +27,7 @@ use crate::connection::Connection;
 use crate::directory::LOG_FILE;
 use crate::frame;
 use crate::launch::{Report, Started};
+use crate::life::{Life, LIFE_TAG};
 use crate::members::{MemberId, Members};
 use crate::mount_process::MountKeeper;
 use crate::mover_process::MoverKeeper;
@@ -177,6 +178,16 @@ impl Supervisor {
 
     /// Serves until the pool ends.
     pub(crate) fn run(mut self) -> End {
+        let life = match Life::begin() {
+            Ok((life, page)) => {
+                self.kept.put(LIFE_TAG.to_owned(), vec![page]);
+                Some(life)
+            }
+            Err(e) => {
+                tracing::warn!("the pool has no volumes: {e}");
+                None
+            }
+        };
         loop {
             self.keep_a_worker();
             self.notifiers.reap();
@@ -184,6 +195,7 @@ impl Supervisor {
             self.tend_helpers();
             if self.worker.is_none() && self.helpers_are_gone() && self.notifiers_are_gone() {
                 if let Some(stopping) = self.stopping.take() {
+                    life.inspect(Life::end);
                     return self.end(stopping);
                 }
             }

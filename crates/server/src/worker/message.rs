@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 
 use forebay_fabric::Ticket;
-use forebay_types::{Code, Ino, NodeId, Request, Result};
+use forebay_types::{Code, Ino, NodeId, PieceId, Request, Result};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -84,6 +84,10 @@ pub(super) enum Message {
     LeaseRenewed(NodeId, Option<(u64, u64)>),
     /// The revocation of this number was answered, or could not be delivered.
     Revoked(u64, bool),
+    /// The helper of volumes has done something.
+    Volumes(super::volumes::Done),
+    /// A process opens a piece of a volume, to write to it if true, as this user and group.
+    OpenPiece(PieceId, bool, (u32, u32), Sender<std::result::Result<super::volumes::Opened, Code>>),
     /// A command of the watch thread.
     Watch(super::watches::Command),
     /// Stop serving.

@@ -71,6 +71,7 @@ pub mod stepped;
 mod store_waits;
 mod sweeper;
 mod targets;
+mod volumes;
 mod watches;
 mod wide;
 
@@ -98,6 +99,7 @@ use message::Message;
 use recorder::FlightRecorder;
 use statistics::Statistics;
 use targets::{device_of, has_stable_inodes, open_targets, shard_dir};
+use volumes::Volumes;
 use watches::Watches;
 use wide::Wide;
 
@@ -115,7 +117,7 @@ pub fn check_at_rest(target_dirs: &[OwnedFd], identity: &PoolIdentity) -> Result
         Err(e) if e.code == Code::Corrupt => Shard::open_for_check(&dir)?,
         Err(e) => return Err(e),
     };
-    check::check(&shard, &open_targets(target_dirs, identity)?)
+    check::check(&shard, &open_targets(target_dirs, identity)?, Vec::new())
 }
 
 /// Applies to the shard in a target what was acknowledged and not committed, while no daemon serves it.
@@ -219,6 +221,13 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         setup.store.try_clone()?,
         &mut setup.restored,
     );
+    let volumes = Volumes::restored(
+        &setup.identity,
+        &targets,
+        setup.store.try_clone()?,
+        &mut setup.restored,
+        (to_shard.clone(), Arc::clone(&doorbell)),
+    )?;
     let to_network = network.as_ref().map(|n| n.commands.clone());
     let beyond = network.as_ref().map(|n| (n.node, n.commands.clone()));
     let sweeper = sweeper::start(Arc::clone(&targets), to_shard.clone(), Arc::clone(&doorbell), beyond)?;
@@ -261,6 +270,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         new,
     )?;
     shard_thread.wide = Wide::with(known_parts);
+    shard_thread.volumes = volumes;
     shard_thread.notifiers = Some(notifiers);
     let Restored { attending, sessions, mount } = attendant.restore()?;
     if let Some((session, device)) = mount {

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use forebay_ring::{
     read_exact, receive_fds, send_fds, write_all, AttachReply, Header, ATTACH_FDS, HEADER_BYTES, KIND_ALIVE,
-    KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_CONTROL, KIND_MOUNT, KIND_WATCH,
+    KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_CONTROL, KIND_MOUNT, KIND_PIECE, KIND_WATCH,
 };
 use forebay_types::limits::{BUFFER_BYTES, RINGS_MAX};
-use forebay_types::{Code, Error, Ino, NodeId, Result};
+use forebay_types::{Code, Error, Ino, NodeId, PieceId, Reader, Result};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use serde_json::Value;
@@ -147,6 +147,7 @@ impl Connection<'_> {
                     }
                     return Ok(()); // `attached_programs` owns the connection from here on
                 }
+                KIND_PIECE => self.open_piece(&body)?,
                 KIND_WATCH => self.watch(&body)?,
                 KIND_CONTROL => self.control(&body)?,
                 _ => return self.refuse(Code::Malformed, "unknown kind of message"),
@@ -233,6 +234,26 @@ impl Connection<'_> {
                 write_all(self.socket.as_fd(), &message)
             }
             Err(code) => self.refuse(code, "cannot watch the directory"),
+        }
+    }
+
+    /// Gives a piece of a volume to a process whose user may have it.
+    fn open_piece(&self, body: &[u8]) -> std::result::Result<(), Code> {
+        let mut r = Reader::new(body);
+        let (Ok(piece), Ok(writes @ (0 | 1)), []) = (PieceId::decode(&mut r), r.u8(), r.rest()) else {
+            return self.refuse(Code::Malformed, "a piece needs its number and how it is used");
+        };
+        let peer = rustix::net::sockopt::socket_peercred(self.socket)
+            .map_err(|e| Code::from_errno(e.raw_os_error()))?;
+        let user = (peer.uid.as_raw(), peer.gid.as_raw());
+        let (send, receive) = mpsc::channel();
+        match self.ask_shard(Message::OpenPiece(piece, writes == 1, user, send), &receive)? {
+            Ok(opened) => {
+                let mut message = Header { kind: KIND_PIECE, len: 8 }.encode().to_vec();
+                message.extend(opened.bytes.to_le_bytes());
+                send_fds(self.socket.as_fd(), &message, &[opened.piece.as_raw_fd(), opened.life.as_raw_fd()])
+            }
+            Err(code) => self.refuse(code, "cannot open a piece of a volume"),
         }
     }
 

@@ -14,4 +14,5 @@ mod revoking;
 mod snapshotting;
 mod store_waiting;
 mod transactions;
+mod volumes;
 mod watching;

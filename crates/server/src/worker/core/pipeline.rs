@@ -157,7 +157,7 @@ impl ShardThread<'_> {
             self.conclude(session, call, &Err(Refusal::Code(Code::Io)), None);
             return Ok(());
         }
-        if self.serve_for_store(session, &call)? {
+        if self.serve_for_store(session, &call)? || self.serve_for_volumes(session, &call)? {
             return Ok(());
         }
         let before = self.effects.mark();
@@ -168,6 +168,7 @@ impl ShardThread<'_> {
             }
             if changed {
                 self.note_for_store(call.request());
+                self.note_for_volumes(&call);
                 let now = self.pipeline.now.unwrap_or_default();
                 self.journal.append(flight.session, flight.slot, flight.seq, now, call.bytes());
                 self.passes(Moment::Journaled)?;
@@ -176,7 +177,7 @@ impl ShardThread<'_> {
             Ok(())
         });
         self.pipeline.payload = payload;
-        applied
+        applied.and_then(|()| self.settle_volumes())
     }
 
     /// The answer to a call, and whether it has changed the shard.

@@ -185,6 +185,7 @@ impl ShardThread<'_> {
         self.restore_remote(&noted)?;
         let known: HashSet<u64> = self.sessions.iter().map(|s| s.id).collect();
         self.recorder.keep_sessions(&known);
+        self.abandon_volumes()?;
         self.show_root()?;
         self.forget_ended()?;
         self.sweep_left(&owed)?;

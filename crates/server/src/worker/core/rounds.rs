@@ -128,6 +128,7 @@ impl ShardThread<'_> {
         }
         self.take_released_calls(most);
         self.take_calls_of_store(most);
+        self.take_calls_of_volumes(most);
         // Half of the batch is for each sort of process, as far as it asks. A batch of one call is for each in turn.
         self.is_rings_turn = !self.is_rings_turn;
         let share = if most == 1 { usize::from(!self.is_rings_turn) } else { most / 2 };
@@ -199,6 +200,10 @@ impl ShardThread<'_> {
                 }
                 let _ = done.send(known);
             }
+            Message::Volumes(done) => self.volumes_done(done),
+            Message::OpenPiece(piece, writes, user, reply) => {
+                let _ = reply.send(self.open_piece(piece, writes, user)?);
+            }
             Message::Watch(order) => self.mind_watches(order)?,
             Message::Known(id, reply) => {
                 let _ = reply.send(self.sessions.find(id).is_some());
@@ -241,8 +246,10 @@ impl ShardThread<'_> {
         if self.backing.has_unlinked() {
             self.forget_orphans()?;
         }
+        // A damaged shard has no list of volumes; the check says so.
+        let lost = self.lost_pieces().unwrap_or_default();
         self.commit()?;
-        Ok(crate::worker::check::check(self.shard, &self.targets))
+        Ok(crate::worker::check::check(self.shard, &self.targets, lost))
     }
 
     /// A process has ended. Finishes what it left undone.
@@ -254,6 +261,7 @@ impl ShardThread<'_> {
         self.count_clients();
         self.store.end(id);
         self.mover_mail.end(id);
+        self.end_maker(id)?;
         if let (Some(network), true) = (&self.network, session.is_here()) {
             let nodes = std::mem::take(&mut session.asked_nodes);
             network.commands.give(Command::EndSession(id, nodes));

@@ -31,6 +31,7 @@ use crate::worker::sessions::Sessions;
 use crate::worker::statistics::Statistics;
 use crate::worker::store_waits::StoreWaits;
 use crate::worker::sweeper::Sweep;
+use crate::worker::volumes::Volumes;
 use crate::worker::watches::Watched;
 use crate::worker::wide::Wide;
 
@@ -106,6 +107,8 @@ pub(in crate::worker) struct ShardThread<'a> {
     pub(in crate::worker) recalls: RecallLimits,
     /// Messages to this node's mover.
     pub(in crate::worker) mover_mail: MoverMail,
+    /// Pieces of volumes on this node.
+    pub(in crate::worker) volumes: Volumes,
     pub(in crate::worker) pipeline: Pipeline,
     /// Changes in the open transaction.
     pub(in crate::worker) uncommitted: usize,
@@ -172,6 +175,7 @@ impl<'a> ShardThread<'a> {
             store: StoreWaits::default(),
             recalls: RecallLimits::default(),
             mover_mail: MoverMail::default(),
+            volumes: Volumes::default(),
             pipeline: Pipeline::new(),
             scratch: vec![0; MESSAGE_BYTES_MAX],
             uncommitted: 0,
@@ -306,6 +310,8 @@ impl<'a> ShardThread<'a> {
             "ring": self.statistics.to_json(),
             "board": { "bytes": self.board.bytes(), "evicted": self.board.evicted() },
             "inodes": s.inodes,
+            "volume_pieces": self.volumes.pieces().count(),
+            "volume_bytes": self.volumes.pieces().map(|(_, bytes)| bytes).sum::<u64>(),
             "watched_directories": self.watched_directories(),
             "shard": { "entries": s.entries, "orphans": s.orphans, "bytes": s.bytes },
         })

@@ -1,0 +1,191 @@
+//! Connects the pieces of volumes (`volumes`) with their records in the shard.
+
+use std::collections::BTreeSet;
+
+use forebay_types::{node_of, Code, Ino, PieceId, Refusal, Reply, Request, Result, Volume};
+
+use super::state::ShardThread;
+use crate::worker::batch::Taken;
+use crate::worker::call::Call;
+use crate::worker::volumes::{Done, Opened};
+
+type Answer<T> = std::result::Result<T, Code>;
+
+impl ShardThread<'_> {
+    /// The record of a volume by its number. All records are read: there are few.
+    fn volume(&mut self, ino: Ino) -> Result<Option<Volume>> {
+        Ok(self.batch()?.volumes()?.into_iter().map(|(_, volume)| volume).find(|volume| volume.ino == ino))
+    }
+
+    /// Serves requests for pieces, and refuses changes of volumes that must wait for their pieces or users. True when
+    /// the call waits, or was answered.
+    pub(in crate::worker) fn serve_for_volumes(&mut self, session: usize, call: &Call) -> Result<bool> {
+        let refused = match *call.request() {
+            Request::MakePiece { piece, target, bytes, until, .. } => {
+                let answer = match self.volumes.answer_for(&call.client) {
+                    Some(answer) => Some(answer),
+                    None => match self.may_make(call, piece, target, bytes)? {
+                        Ok(()) => self.volumes.make(call, piece, (target as u16, bytes), until),
+                        Err(code) => Some(Err(code)),
+                    },
+                };
+                let Some(answer) = answer else { return Ok(true) };
+                let answer = answer.map(Reply::Count).map_err(Refusal::Code);
+                self.conclude(session, call.clone(), &answer, None);
+                return Ok(true);
+            }
+            // The volume must go with its maker.
+            Request::CreateVolume { maker, segment, .. } | Request::GrowVolume { maker, segment, .. } => {
+                let here = self.shard.node();
+                let is_here = segment.targets.as_slice().iter().all(|target| node_of(*target) == here);
+                match (maker == call.client.session, is_here) {
+                    (false, _) => Some(Code::Invalid),
+                    // Pieces of other nodes are for a later version.
+                    (true, false) => Some(Code::NotSupported),
+                    (true, true) => None,
+                }
+            }
+            Request::CommitVolume { ino, .. } => match self.volume(ino)? {
+                Some(volume) if !self.is_whole(&volume) => Some(Code::Stale),
+                _ => None,
+            },
+            Request::ShrinkVolume { ino, .. } | Request::DeleteVolume { ino, .. } => {
+                (!self.volumes.is_unused(ino)).then_some(Code::Busy)
+            }
+            _ => None,
+        };
+        let Some(code) = refused else { return Ok(false) };
+        self.conclude(session, call.clone(), &Err(Refusal::Code(code)), None);
+        Ok(true)
+    }
+
+    fn is_whole(&self, volume: &Volume) -> bool {
+        volume.pieces().skip_while(|(id, ..)| id.segment < volume.complete).all(|(id, _, bytes)| {
+            // A worker that has only the shard has no pieces.
+            self.volumes.is_whole(id, bytes)
+        })
+    }
+
+    /// Whether a process may make this piece: it is making the volume, whose record names the piece.
+    fn may_make(&mut self, call: &Call, piece: PieceId, target: u32, bytes: u64) -> Result<Answer<()>> {
+        let Some(volume) = self.volume(piece.volume)? else { return Ok(Err(Code::Stale)) };
+        let is_named = volume.pieces().any(|named| named == (piece, target, bytes));
+        Ok(match volume.maker == call.client.session && is_named && piece.segment >= volume.complete {
+            true => Ok(()),
+            false => Err(Code::Stale),
+        })
+    }
+
+    /// A change was journaled.
+    #[inline]
+    pub(in crate::worker) fn note_for_volumes(&mut self, call: &Call) {
+        match *call.request() {
+            Request::CreateVolume { maker, .. } | Request::GrowVolume { maker, .. } => {
+                self.volumes.makers.insert(maker);
+            }
+            Request::AbandonVolume { .. } | Request::ShrinkVolume { .. } | Request::DeleteVolume { .. } => {
+                self.volumes.is_to_settle = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// Drops the pieces that no record names any longer, after a change that removed some.
+    #[inline]
+    pub(in crate::worker) fn settle_volumes(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.volumes.is_to_settle) {
+            return Ok(());
+        }
+        let all = self.batch()?.volumes()?;
+        let named: BTreeSet<PieceId> =
+            all.iter().flat_map(|(_, volume)| volume.pieces()).map(|(id, ..)| id).collect();
+        self.volumes.keep_only(&named);
+        Ok(())
+    }
+
+    /// A process has ended: what it was making goes.
+    pub(in crate::worker) fn end_maker(&mut self, session: u64) -> Result<()> {
+        self.volumes.end(session);
+        if self.volumes.makers.remove(&session) {
+            self.abandon_volumes()?;
+        }
+        Ok(())
+    }
+
+    /// Abandons what processes were making that are gone.
+    pub(in crate::worker) fn abandon_volumes(&mut self) -> Result<()> {
+        let living: BTreeSet<u64> = self
+            .batch()?
+            .volumes()?
+            .iter()
+            .map(|(_, volume)| volume.maker)
+            .filter(|maker| *maker != 0)
+            .collect();
+        let (living, gone): (BTreeSet<u64>, BTreeSet<u64>) =
+            living.into_iter().partition(|maker| self.sessions.find(*maker).is_some());
+        self.volumes.makers = living.into_iter().collect();
+        if !gone.is_empty() {
+            if !self
+                .remove_in_batch(|batch| batch.abandon_volumes(|maker| gone.contains(&maker)).map(drop))?
+            {
+                tracing::warn!("no room to remove a volume whose maker ended: the next worker will");
+            }
+            // The removal is in no journal. A later change of the same name must not be applied again before it.
+            self.commit()?;
+        }
+        self.volumes.is_to_settle = true;
+        self.settle_volumes()
+    }
+
+    /// The helper thread has done something.
+    pub(in crate::worker) fn volumes_done(&mut self, done: Done) {
+        self.volumes.done(done);
+    }
+
+    /// Takes calls that have waited for it into the batch, until it has `most` calls.
+    pub(in crate::worker) fn take_calls_of_volumes(&mut self, most: usize) {
+        while self.pipeline.taken.len() < most {
+            let Some(call) = self.volumes.released.pop_front() else { break };
+            let client = call.client;
+            let Some(session) = self.sessions.index_of(client.session) else { continue };
+            if self.sessions[session].is_waiting(client.slot, client.seq) {
+                self.pipeline.taken.push_back(Taken { session, client, call: Ok(call) });
+            }
+        }
+    }
+
+    /// Opens a piece for a process of this user.
+    pub(in crate::worker) fn open_piece(
+        &mut self,
+        id: PieceId,
+        writes: bool,
+        (uid, gid): (u32, u32),
+    ) -> Result<Answer<Opened>> {
+        let Some(volume) = self.volume(id.volume)? else { return Ok(Err(Code::NotFound)) };
+        if id.segment >= volume.complete {
+            return Ok(Err(Code::NotFound));
+        }
+        Ok(match volume.allows(uid, gid, writes) {
+            true => self.volumes.open(id, writes),
+            false => Err(Code::AccessDenied),
+        })
+    }
+
+    /// What a check finds about volumes: pieces on this node that are gone.
+    pub(in crate::worker) fn lost_pieces(&mut self) -> Result<Vec<String>> {
+        let here = self.shard.node();
+        let mut lost = Vec::new();
+        for (name, volume) in self.batch()?.volumes()? {
+            let complete = volume.complete;
+            for (id, target, _) in volume.pieces().filter(|(id, ..)| id.segment < complete) {
+                if node_of(target) == here && !self.volumes.has(id) {
+                    lost.push(format!(
+                        "volume \"{}\": its piece {id} is lost, as memory does not outlive the pool's daemon: delete it",
+                        String::from_utf8_lossy(&name).escape_debug()
+                    ));
+                }
+            }
+        }
+        Ok(lost)
+    }
+}

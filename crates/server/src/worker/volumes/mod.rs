@@ -1,0 +1,326 @@
+//! The pieces of volumes on this node (docs/decisions/0048): memory that the supervisor keeps over a worker, counted in
+//! the capacity of its target.
+//!
+//! A target in memory is a tmpfs of the pool. A piece is not in it, since a file there could be truncated under those who
+//! map it. So the tmpfs is first made smaller by the bytes of the piece, and grows again only after they are freed: files
+//! and volumes together never have more than the capacity, and neither meets the OOM killer.
+//!
+//! The shard thread has the table. Reserving and freeing memory takes long, and a helper thread does it: `MakePiece`
+//! waits meanwhile. `core/volumes.rs` connects the two. A piece that no record names is dropped.
+
+mod helper;
+mod piece;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::Sender;
+use std::sync::Arc;
+
+use forebay_data::{Media, NodeTargets};
+use forebay_meta::Client;
+use forebay_ring::Doorbell;
+use forebay_types::limits::VOLUME_SPACE_LEFT_BYTES;
+use forebay_types::{Code, Error, PieceId, Result};
+
+use super::call::Call;
+use super::message::Message;
+use crate::identity::{Backing, PoolIdentity};
+use crate::life::LIFE_TAG;
+use crate::store::FdStore;
+use helper::Work;
+use piece::Piece;
+
+/// What the helper thread has done.
+#[derive(Debug)]
+pub(super) enum Done {
+    /// Reserved a piece up to here, or not.
+    Reserved(PieceId, std::result::Result<u64, Code>),
+    /// Freed the memory of a piece that was dropped: target and bytes.
+    Freed(u16, u64),
+}
+
+/// A piece that a process opens.
+#[derive(Debug)]
+pub(super) struct Opened {
+    /// The piece.
+    pub(super) piece: OwnedFd,
+    /// Its bytes.
+    pub(super) bytes: u64,
+    /// The page with the word that says that the pool lives, read-only.
+    pub(super) life: OwnedFd,
+}
+
+type Answer<T> = std::result::Result<T, Code>;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Volumes {
+    /// None where no supervisor keeps descriptors.
+    parts: Option<Parts>,
+    pieces: BTreeMap<PieceId, Piece>,
+    /// Bytes of each target that are being freed.
+    freeing: Vec<u64>,
+    /// Calls that wait for the helper, or for space that it frees.
+    waiting: Vec<(PieceId, bool, Call)>,
+    answers: Vec<(Client, Answer<u64>)>,
+    /// Calls that are taken into the pipeline again.
+    pub(super) released: VecDeque<Call>,
+    /// Sessions that are making volumes recorded here.
+    pub(super) makers: HashSet<u64>,
+    /// A record was removed: pieces without one are to be dropped.
+    pub(super) is_to_settle: bool,
+}
+
+#[derive(Debug)]
+struct Parts {
+    store: FdStore,
+    life: OwnedFd,
+    targets: Arc<NodeTargets>,
+    /// Of each target: its capacity, if it is a tmpfs of the pool.
+    capacities: Vec<Option<u64>>,
+    to_helper: Sender<Work>,
+}
+
+impl Parts {
+    /// The number of a target in layouts.
+    fn number(&self, target: u16) -> u32 {
+        self.targets.first().target() & !0xffff | u32::from(target)
+    }
+}
+
+impl Volumes {
+    /// The pieces that an earlier worker left, taken out of `left`.
+    pub(super) fn restored(
+        identity: &PoolIdentity,
+        targets: &Arc<NodeTargets>,
+        store: FdStore,
+        left: &mut Vec<(String, Vec<OwnedFd>)>,
+        (to_shard, doorbell): (Sender<Message>, Arc<Doorbell>),
+    ) -> Result<Volumes> {
+        let life = left.extract_if(.., |(tag, _)| tag == LIFE_TAG).find_map(|(_, mut fds)| fds.pop());
+        let Some(life) = life else { return Ok(Volumes::default()) };
+        let of = |backing, bytes| match backing {
+            Backing::Tmpfs | Backing::Detached => Some(bytes),
+            Backing::Directory => None,
+        };
+        let mut capacities = vec![of(identity.backing, identity.capacity_bytes)];
+        capacities.extend(identity.more.iter().map(|target| of(target.backing, target.capacity_bytes)));
+        if identity.shard_only {
+            capacities[0] = None;
+        }
+        let mut pieces = BTreeMap::new();
+        for (tag, mut fds) in std::mem::take(left) {
+            match fds.pop() {
+                Some(fd) => match fd.try_clone().ok().and_then(|fd| Piece::restored(&tag, fd)) {
+                    Some((id, piece)) => drop(pieces.insert(id, piece)),
+                    None => {
+                        fds.push(fd);
+                        left.push((tag, fds));
+                    }
+                },
+                None => left.push((tag, fds)),
+            }
+        }
+        let freeing = vec![0; capacities.len()];
+        let to_helper = helper::start(to_shard, doorbell)?;
+        let parts = Parts { store, life, targets: Arc::clone(targets), capacities, to_helper };
+        let volumes = Volumes { parts: Some(parts), pieces, freeing, ..Volumes::default() };
+        for target in 0..volumes.freeing.len() as u16 {
+            // A worker may have died between two steps; a pool may have lost its pieces with its supervisor.
+            if volumes.held(target) == 0 && !volumes.is_shrunk(target) {
+                continue;
+            }
+            volumes.fit(target, 0).map_err(|code| {
+                let what = "cannot count volumes in the capacity of the pool";
+                Error::new(code, what).why("its tmpfs cannot be given its size")
+            })?;
+        }
+        Ok(volumes)
+    }
+
+    /// Bytes of a target that pieces have, those that are being freed too.
+    fn held(&self, target: u16) -> u64 {
+        let pieces = self.pieces.values().filter(|piece| piece.target == target);
+        pieces.map(|piece| piece.bytes).sum::<u64>() + self.freeing.get(usize::from(target)).unwrap_or(&0)
+    }
+
+    /// True if the tmpfs of a target, without volumes, is smaller than its capacity.
+    fn is_shrunk(&self, target: u16) -> bool {
+        let Some(parts) = &self.parts else { return false };
+        let Some(capacity) = parts.capacities[usize::from(target)] else { return false };
+        let space = parts.targets.get(parts.number(target)).and_then(Media::space);
+        space.is_ok_and(|space| space.total_bytes < capacity)
+    }
+
+    /// Gives the tmpfs of a target the bytes that pieces leave, if they have `more` than now.
+    fn fit(&self, target: u16, more: u64) -> Answer<()> {
+        let parts = self.parts.as_ref().ok_or(Code::NotSupported)?;
+        let capacity = parts.capacities.get(usize::from(target)).copied().flatten();
+        let capacity = capacity.ok_or(Code::NotSupported)?;
+        let its = parts.targets.get(parts.number(target))?;
+        let held = self.held(target).checked_add(more).ok_or(Code::NoSpace)?;
+        let left = capacity.checked_sub(held).ok_or(Code::NoSpace)?;
+        if more > 0 && its.space()?.free_bytes < more.saturating_add(VOLUME_SPACE_LEFT_BYTES) {
+            return Err(Code::NoSpace);
+        }
+        its.set_volume_bytes(left, held)
+    }
+
+    /// The pieces, for `status` and the check: number and bytes.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (PieceId, u64)> + '_ {
+        self.pieces.iter().map(|(id, piece)| (*id, piece.bytes))
+    }
+
+    /// True if a piece is here and its memory is reserved.
+    pub(super) fn is_whole(&self, id: PieceId, bytes: u64) -> bool {
+        self.pieces.get(&id).is_some_and(|piece| piece.bytes == bytes && piece.reserved == bytes)
+    }
+
+    /// True if a piece is here.
+    pub(super) fn has(&self, id: PieceId) -> bool {
+        self.pieces.contains_key(&id)
+    }
+
+    /// The answer to `MakePiece` if its call was released; none for another call.
+    pub(super) fn answer_for(&mut self, client: &Client) -> Option<Answer<u64>> {
+        let i = self.answers.iter().position(|(other, _)| other == client)?;
+        Some(self.answers.swap_remove(i).1)
+    }
+
+    /// Makes a piece unless it is there, and reserves it up to `until`. None: the call waits.
+    pub(super) fn make(
+        &mut self,
+        call: &Call,
+        id: PieceId,
+        (target, bytes): (u16, u64),
+        until: u64,
+    ) -> Option<Answer<u64>> {
+        match self.try_make(call, id, (target, bytes), until) {
+            // What is being freed may be enough.
+            Err(Code::NoSpace) if self.freeing.get(usize::from(target)).is_some_and(|bytes| *bytes > 0) => {
+                self.wait(id, false, call);
+                None
+            }
+            Ok(None) => None,
+            Ok(Some(reserved)) => Some(Ok(reserved)),
+            Err(code) => Some(Err(code)),
+        }
+    }
+
+    fn wait(&mut self, id: PieceId, is_at_work: bool, call: &Call) {
+        // A slot has one call: a later one takes its place.
+        let Client { session, slot, .. } = call.client;
+        self.waiting.retain(|(_, _, call)| (call.client.session, call.client.slot) != (session, slot));
+        self.waiting.push((id, is_at_work, call.clone()));
+    }
+
+    fn try_make(
+        &mut self,
+        call: &Call,
+        id: PieceId,
+        (target, bytes): (u16, u64),
+        until: u64,
+    ) -> Answer<Option<u64>> {
+        if !self.pieces.contains_key(&id) {
+            self.fit(target, bytes)?;
+            let made = Piece::make(id, target, bytes).and_then(|piece| {
+                let parts = self.parts.as_ref().ok_or(Code::NotSupported)?;
+                parts
+                    .store
+                    .put(&Piece::tag(id, target), &[std::os::fd::AsFd::as_fd(&*piece.memory)])
+                    .map_err(|e| e.code)?;
+                Ok(piece)
+            });
+            match made {
+                Ok(piece) => drop(self.pieces.insert(id, piece)),
+                Err(code) => {
+                    self.fit(target, 0)?;
+                    return Err(code);
+                }
+            }
+        }
+        let piece = &self.pieces[&id];
+        if (piece.target, piece.bytes) != (target, bytes) || until > bytes {
+            return Err(Code::Stale);
+        }
+        if piece.reserved >= until {
+            return Ok(Some(piece.reserved));
+        }
+        let work = Work::Reserve { id, memory: Arc::clone(&piece.memory), from: piece.reserved, until };
+        self.give(work);
+        self.wait(id, true, call);
+        Ok(None)
+    }
+
+    fn give(&self, work: Work) {
+        if let Some(parts) = &self.parts {
+            // The helper ends with this thread.
+            let _ = parts.to_helper.send(work);
+        }
+    }
+
+    /// Takes what the helper has done.
+    pub(super) fn done(&mut self, done: Done) {
+        match done {
+            Done::Reserved(id, result) => {
+                if let (Some(piece), Ok(until)) = (self.pieces.get_mut(&id), result) {
+                    piece.reserved = piece.reserved.max(until);
+                }
+                for (_, _, call) in self.waiting.extract_if(.., |(its, at_work, _)| *its == id && *at_work) {
+                    self.answers.push((call.client, result));
+                    self.released.push_back(call);
+                }
+            }
+            Done::Freed(target, bytes) => {
+                if let Some(freeing) = self.freeing.get_mut(usize::from(target)) {
+                    *freeing -= bytes.min(*freeing);
+                }
+                if let Err(code) = self.fit(target, 0) {
+                    tracing::error!("the memory of a volume was freed, and files cannot have it: {code}");
+                }
+                let waits = |(_, at_work, _): &mut (PieceId, bool, Call)| !*at_work;
+                self.released.extend(self.waiting.extract_if(.., waits).map(|(_, _, call)| call));
+            }
+        }
+    }
+
+    /// Drops the pieces that are not among `named`.
+    pub(super) fn keep_only(&mut self, named: &BTreeSet<PieceId>) {
+        let gone: Vec<PieceId> = self.pieces.keys().filter(|id| !named.contains(id)).copied().collect();
+        for id in gone {
+            let Some(Piece { target, bytes, memory, .. }) = self.pieces.remove(&id) else { continue };
+            if let Some(freeing) = self.freeing.get_mut(usize::from(target)) {
+                *freeing += bytes;
+            }
+            self.give(Work::Free { target, bytes, memory });
+            if let Some(Err(e)) = self.parts.as_ref().map(|parts| parts.store.remove(&Piece::tag(id, target)))
+            {
+                tracing::error!("{e}");
+            }
+        }
+    }
+
+    /// True if no process has a piece of a volume open or mapped.
+    pub(super) fn is_unused(&self, volume: forebay_types::Ino) -> bool {
+        self.pieces.iter().filter(|(id, _)| id.volume == volume).all(|(_, piece)| piece.is_unused())
+    }
+
+    /// Opens a piece for a process. [`Code::Io`] if its memory is lost.
+    pub(super) fn open(&self, id: PieceId, writes: bool) -> Answer<Opened> {
+        let parts = self.parts.as_ref().ok_or(Code::NotSupported)?;
+        let piece = self.pieces.get(&id).ok_or(Code::Io)?;
+        let life = rustix::fs::open(
+            forebay_sys::descriptor::path(&parts.life),
+            rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::empty(),
+        );
+        let life = life.map_err(piece::code)?;
+        Ok(Opened { piece: piece.open(writes)?, bytes: piece.bytes, life })
+    }
+
+    /// A process has ended: its calls wait no longer.
+    pub(super) fn end(&mut self, session: u64) {
+        self.waiting.retain(|(_, _, call)| call.client.session != session);
+        self.answers.retain(|(client, _)| client.session != session);
+    }
+}

@@ -1,0 +1,211 @@
+//! The memory of one piece of a volume: a memfd of mode 0600 whose size is sealed, so that no process can make another's
+//! access fault. Each holder of a descriptor or a mapping has a shared lock (flock) on it; see [`Piece::open`].
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use forebay_data::{Bounds, Host, Medium};
+use forebay_sys::descriptor;
+use forebay_types::{Code, PieceId};
+use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
+
+/// Bytes that one call frees.
+const FREE_BYTES: u64 = 256 << 20;
+/// Bytes of a huge page.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// What the tags of pieces begin with.
+const TAG: &str = "piece ";
+
+pub(super) fn code(e: Errno) -> Code {
+    Code::from_errno(e.raw_os_error())
+}
+
+/// Memory that the helper thread works on.
+pub(super) type Memory = Arc<OwnedFd>;
+
+/// A piece on this node.
+#[derive(Debug)]
+pub(super) struct Piece {
+    /// The index of its target.
+    pub(super) target: u16,
+    pub(super) bytes: u64,
+    /// The bytes from its beginning that are reserved.
+    pub(super) reserved: u64,
+    pub(super) memory: Memory,
+}
+
+impl Piece {
+    /// Makes a piece, nothing of which is reserved.
+    pub(super) fn make(id: PieceId, target: u16, bytes: u64) -> Result<Piece, Code> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = rustix::fs::memfd_create(format!("forebay-volume-{id}"), flags).map_err(code)?;
+        rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(code)?;
+        rustix::fs::ftruncate(&memory, bytes).map_err(code)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&memory, seals).map_err(code)?;
+        Ok(Piece { target, bytes, reserved: 0, memory: Arc::new(memory) })
+    }
+
+    /// The tag under which the supervisor keeps it.
+    pub(super) fn tag(id: PieceId, target: u16) -> String {
+        format!("{TAG}{} {} {} {target}", id.volume.0, id.segment, id.index)
+    }
+
+    /// A piece that an earlier worker left with the supervisor; none for another tag.
+    pub(super) fn restored(tag: &str, memory: OwnedFd) -> Option<(PieceId, Piece)> {
+        let mut numbers = tag.strip_prefix(TAG)?.split(' ').map(str::parse::<u64>);
+        let mut next = || numbers.next()?.ok();
+        let volume = forebay_types::Ino(next()?);
+        let (segment, index) = (u16::try_from(next()?).ok()?, u16::try_from(next()?).ok()?);
+        let target = u16::try_from(next()?).ok()?;
+        let stat = rustix::fs::fstat(&memory).ok()?;
+        let bytes = u64::try_from(stat.st_size).ok()?;
+        // The worker may have died between the two halves of `is_unused`.
+        let _ = rustix::fs::flock(&memory, FlockOperation::Unlock);
+        let reserved = match u64::try_from(stat.st_blocks).ok()?.saturating_mul(512) {
+            all if all >= bytes => bytes,
+            _ => 0, // what is there is found again quickly
+        };
+        let id = PieceId { volume, segment, index };
+        Some((id, Piece { target, bytes, reserved, memory: Arc::new(memory) }))
+    }
+
+    /// A descriptor for a process. It has a lock of its own, which lasts until the last descriptor *and* the last mapping
+    /// that come from it are gone: the kernel keeps the open file for a mapping too.
+    pub(super) fn open(&self, writes: bool) -> Result<OwnedFd, Code> {
+        let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
+        let opened =
+            rustix::fs::open(descriptor::path(&*self.memory), access | OFlags::CLOEXEC, Mode::empty());
+        let opened = opened.map_err(code)?;
+        rustix::fs::flock(&opened, FlockOperation::NonBlockingLockShared).map_err(code)?;
+        Ok(opened)
+    }
+
+    /// True if no process has it open or mapped.
+    pub(super) fn is_unused(&self) -> bool {
+        let lock = |operation| rustix::fs::flock(&*self.memory, operation).is_ok();
+        lock(FlockOperation::NonBlockingLockExclusive) && lock(FlockOperation::Unlock)
+    }
+}
+
+/// Reserves a range of a piece. Before, it checks that the node and its memory cgroup have the memory: the kernel would
+/// kill a process of the cgroup otherwise.
+pub(super) fn reserve(memory: &OwnedFd, from: u64, until: u64) -> Result<(), Code> {
+    let bounds = Bounds::of(&Host::this(), Medium::Dram, None).map_err(|e| e.code)?;
+    let usable = bounds.tightest().map_err(|e| e.code)?.free_bytes;
+    if usable < until - from {
+        return Err(Code::NoSpace);
+    }
+    loop {
+        match rustix::fs::fallocate(memory, FallocateFlags::empty(), from, until - from) {
+            Ok(()) => break,
+            Err(Errno::INTR) => {}
+            Err(Errno::NOMEM) => return Err(Code::NoSpace),
+            Err(e) => return Err(code(e)),
+        }
+    }
+    collapse(memory, from, until);
+    Ok(())
+}
+
+/// Has the kernel use huge pages, where it can (Linux 6.1): a mapping then takes fewer faults, and fewer entries of the
+/// processor's tables. It is no failure if it cannot.
+fn collapse(memory: &OwnedFd, from: u64, until: u64) {
+    const MADV_COLLAPSE: libc::c_int = 25;
+    let first = from.next_multiple_of(HUGE_PAGE_BYTES);
+    let bytes = (until / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES).saturating_sub(first) as usize;
+    if bytes == 0 {
+        return;
+    }
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice, unmapped again below.
+    unsafe {
+        let at = libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            protection,
+            libc::MAP_SHARED,
+            memory.as_fd().as_raw_fd(),
+            first as libc::off_t,
+        );
+        if at != libc::MAP_FAILED {
+            libc::madvise(at, bytes, MADV_COLLAPSE);
+            libc::munmap(at, bytes);
+        }
+    }
+}
+
+/// Frees the memory of a piece that no process uses, also if a descriptor of it is still in the supervisor's queue.
+pub(super) fn free(memory: &OwnedFd) {
+    let bytes = rustix::fs::fstat(memory).map_or(0, |stat| stat.st_size.max(0) as u64);
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for from in (0..bytes).step_by(FREE_BYTES as usize) {
+        let length = FREE_BYTES.min(bytes - from);
+        while rustix::fs::fallocate(memory, flags, from, length) == Err(Errno::INTR) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::{Ino, NodeId};
+
+    fn id() -> PieceId {
+        PieceId { volume: Ino::new(NodeId(3), 77), segment: 1, index: 2 }
+    }
+
+    #[test]
+    fn restored_piece_is_the_one_that_was_kept_with_what_is_reserved_of_it() {
+        let piece = Piece::make(id(), 4, 4 << 20).unwrap();
+        let tag = Piece::tag(id(), 4);
+        let again = || Piece::restored(&tag, piece.memory.try_clone().unwrap()).unwrap();
+        let (its, restored) = again();
+        assert_eq!((its, restored.target, restored.bytes, restored.reserved), (id(), 4, 4 << 20, 0));
+        reserve(&piece.memory, 0, 4 << 20).unwrap();
+        rustix::io::pwrite(&*piece.memory, b"kept", 12).unwrap();
+        let (_, restored) = again();
+        assert_eq!(restored.reserved, 4 << 20);
+        let mut bytes = [0; 4];
+        rustix::io::pread(&*restored.memory, &mut bytes, 12).unwrap();
+        assert_eq!(&bytes, b"kept");
+        for tag in ["doorbell", "piece", "piece 1 2", "piece 1 2 70000 4", "piece a b c d"] {
+            assert!(Piece::restored(tag, piece.memory.try_clone().unwrap()).is_none(), "{tag}");
+        }
+    }
+
+    #[test]
+    fn piece_cannot_be_truncated_or_sealed_by_its_holders() {
+        let piece = Piece::make(id(), 0, 1 << 20).unwrap();
+        let theirs = piece.open(true).unwrap();
+        for bytes in [0, 1 << 19, 2 << 20] {
+            assert_eq!(rustix::fs::ftruncate(&theirs, bytes), Err(Errno::PERM));
+        }
+        assert_eq!(rustix::fs::fcntl_add_seals(&theirs, SealFlags::WRITE), Err(Errno::PERM));
+        let reader = piece.open(false).unwrap();
+        assert_eq!(rustix::io::pwrite(&reader, b"x", 0), Err(Errno::BADF));
+    }
+
+    #[test]
+    fn piece_is_used_while_a_descriptor_or_a_mapping_of_it_exists() {
+        let piece = Piece::make(id(), 0, 1 << 20).unwrap();
+        assert!(piece.is_unused());
+        let theirs = piece.open(true).unwrap();
+        assert!(!piece.is_unused());
+        let mapping = forebay_ring::Mapping::new(theirs.as_fd(), 1 << 20, true).unwrap();
+        drop(theirs);
+        assert!(!piece.is_unused(), "it is still mapped");
+        drop(mapping);
+        assert!(piece.is_unused() && piece.is_unused());
+    }
+
+    #[test]
+    fn freed_memory_is_given_back_although_a_descriptor_is_left() {
+        let piece = Piece::make(id(), 0, 1 << 20).unwrap();
+        reserve(&piece.memory, 0, 1 << 20).unwrap();
+        let blocks = || rustix::fs::fstat(&*piece.memory).unwrap().st_blocks;
+        assert_eq!(blocks(), (1 << 20) / 512);
+        free(&piece.memory);
+        assert_eq!(blocks(), 0);
+    }
+}
