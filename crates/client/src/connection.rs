@@ -4,11 +4,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use forebay_ring::{
     read_exact, receive_fds, send_fds, AttachReply, Header, Mapping, ATTACH_FDS, ATTACH_MOUNT, ATTACH_TOOL,
-    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_ERROR, KIND_MOUNT, KIND_WATCH,
-    MOUNT_ALONE,
+    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_ERROR, KIND_MOUNT, KIND_PIECE,
+    KIND_WATCH, MOUNT_ALONE,
 };
 use forebay_types::limits::NODE_TARGETS_MAX;
-use forebay_types::{Code, Ino};
+use forebay_types::{Code, Ino, PieceId, Writer};
 
 use crate::errno;
 
@@ -238,6 +238,51 @@ impl Address {
         }
         let mapping = Mapping::new(memory.as_fd(), bytes, true).map_err(errno::of)?;
         Ok((mapping, u64::from_le_bytes(number)))
+    }
+
+    /// Gets a piece of a volume: its descriptor, and that of the page that says that the pool lives.
+    pub(crate) fn piece(&self, id: PieceId, writes: bool) -> Result<(OwnedFd, OwnedFd), Code> {
+        for _ in 0..ATTEMPTS {
+            let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
+            match Address::ask_piece(&socket, id, writes) {
+                Ok(answer) => return answer,
+                Err(Code::NoResources) => return Err(Code::NoResources),
+                Err(_) if errno::timed_out() => return Err(Code::TimedOut),
+                Err(_) => {}
+            }
+            // SAFETY: plain system call; a short sleep needs no answer.
+            unsafe { libc::usleep(ATTEMPT_PERIOD_US) };
+        }
+        Err(Code::PoolGone)
+    }
+
+    /// One exchange. The outer error means that no reply arrived.
+    #[allow(clippy::type_complexity)]
+    fn ask_piece(
+        socket: &OwnedFd,
+        id: PieceId,
+        writes: bool,
+    ) -> Result<Result<(OwnedFd, OwnedFd), Code>, Code> {
+        let mut body = [0; 13];
+        let mut w = Writer::new(&mut body);
+        id.encode(&mut w)?;
+        w.u8(u8::from(writes))?;
+        send_fds(socket.as_fd(), &Header { kind: KIND_PIECE, len: body.len() as u32 }.encode(), &[])?;
+        forebay_ring::write_all(socket.as_fd(), &body)?;
+        let (mut bytes, mut fds) = ([0; HEADER_BYTES], [const { None }; ATTACH_FDS]);
+        let got = receive_fds(socket.as_fd(), &mut bytes, &mut fds)?;
+        read_exact(socket.as_fd(), &mut bytes[got..])?;
+        let header = Header::decode(&bytes)?;
+        if header.kind == KIND_PIECE && header.len == 8 {
+            read_exact(socket.as_fd(), &mut [0; 8])?;
+            return match fds {
+                [Some(piece), Some(life), None, ..] => Ok(Ok((piece, life))),
+                _ => Ok(Err(Code::Malformed)),
+            };
+        }
+        let mut code = [0; 2];
+        read_exact(socket.as_fd(), &mut code)?;
+        Ok(Err(Code::from_u16(u16::from_le_bytes(code))))
     }
 
     /// Announces that a session serves the pool's mount, and sends the mount's FUSE device. The announcement holds

@@ -53,6 +53,7 @@ mod sieve;
 mod stat;
 mod store_state;
 mod unnamed;
+mod volumes;
 mod walk;
 mod wide;
 mod xattr;

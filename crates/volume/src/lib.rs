@@ -1,0 +1,23 @@
+//! One-sided access to volumes (docs/decisions/0048): a volume's pieces are mapped, and a put or get is a copy from or to
+//! them. No process runs at the other end, and no system call is made.
+//!
+//! [`Specifier`] parses the names by which programs open volumes. [`Mapped`] is one volume whose pieces are on this node;
+//! [`Striped`] is several behind each other, or one. Both know nothing of the daemon: `forebay-client` gets the pieces.
+//!
+//! What is promised: a put's bytes are in the volume when the call returns, in no order among puts of several threads. A
+//! get that overlaps a put may return bytes of before and after it. Aligned 64-bit atomics are atomic and in one order
+//! against those of all processes. [`Striped::fence`] orders a thread's own calls before and after it. Before each call
+//! the word of the pool's life is compared: when the pool is gone, calls fail with [`forebay_types::Code::PoolGone`]
+//! (EIO). [`Striped::flush`] compares it again: if it succeeds, every put of this thread before it was to a living pool.
+//!
+//! Memory: mappings are shared with other processes, which may write at any time, so no Rust reference to their bytes is
+//! ever made. All copies go through raw pointers and memmove(3). A handle can be used by several threads, and by a child
+//! after fork(2). Tests: beside the code; with processes and kills in the conformance suite.
+
+mod mapped;
+mod specifier;
+mod striped;
+
+pub use mapped::{Life, Mapped};
+pub use specifier::{Place, Problem, Specifier};
+pub use striped::Striped;

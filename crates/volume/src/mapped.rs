@@ -1,0 +1,238 @@
+//! The mapped pieces of one volume on this node.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_types::{Code, Segment, Volume};
+
+/// Bytes of the page with the word of the pool's life.
+const LIFE_BYTES: usize = 4096;
+/// The bit that the kernel sets in a robust futex when its owner dies (futex(2)).
+const FUTEX_OWNER_DIED: u32 = 0x4000_0000;
+
+/// A shared mapping.
+#[derive(Debug)]
+struct Map {
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the memory is shared with other processes anyway: it is only accessed by copies through raw pointers, and
+// atomically.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// Maps all `bytes` of a descriptor, whose size must be sealed.
+    fn new(fd: BorrowedFd<'_>, bytes: usize, writes: bool) -> io::Result<Map> {
+        let protection = if writes { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        // SAFETY: the structure is writable for the call; a fresh mapping at an address of the kernel's choice.
+        let base = unsafe {
+            let mut stat: libc::stat = std::mem::zeroed();
+            if libc::fstat(fd.as_raw_fd(), &mut stat) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // An access beyond the end would be SIGBUS.
+            if stat.st_size < bytes as i64 {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Map { base: base.cast(), bytes })
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and no pointer into it is used any longer: the callers of `pointer` promise it.
+        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+    }
+}
+
+/// The word that says that the pool lives.
+#[derive(Debug)]
+pub struct Life {
+    page: Map,
+    /// Its value in this pool's life.
+    value: u32,
+}
+
+impl Life {
+    /// Maps the page that the daemon gives beside a piece. [`Code::PoolGone`] if the pool is gone already.
+    pub fn map(fd: BorrowedFd<'_>) -> Result<Life, Code> {
+        let page = Map::new(fd, LIFE_BYTES, false).map_err(code)?;
+        let life = Life { page, value: 0 };
+        match life.word() {
+            value if value == 0 || value & FUTEX_OWNER_DIED != 0 => Err(Code::PoolGone),
+            value => Ok(Life { value, ..life }),
+        }
+    }
+
+    #[inline]
+    fn word(&self) -> u32 {
+        // SAFETY: mapped, aligned, and only accessed atomically.
+        unsafe { AtomicU32::from_ptr(self.page.base.cast()) }.load(Ordering::Acquire)
+    }
+
+    /// Fails if the pool is gone.
+    #[inline]
+    pub fn check(&self) -> Result<(), Code> {
+        match self.word() == self.value {
+            true => Ok(()),
+            false => Err(Code::PoolGone),
+        }
+    }
+}
+
+fn code(e: io::Error) -> Code {
+    e.raw_os_error().map_or(Code::Io, Code::from_errno)
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Mapped {
+    /// Pieces of all segments, in their order.
+    pieces: Vec<Map>,
+    /// Each segment with its first byte and the index of its first piece.
+    segments: Vec<(u64, usize, Segment)>,
+    bytes: u64,
+    is_writable: bool,
+    life: Life,
+}
+
+impl Mapped {
+    /// Maps a volume. `piece` maps onto each piece's descriptor; it is asked for each once, in their order.
+    pub fn new<F: std::os::fd::AsFd>(
+        volume: &Volume,
+        is_writable: bool,
+        life: Life,
+        mut piece: impl FnMut(forebay_types::PieceId) -> Result<F, Code>,
+    ) -> Result<Mapped, Code> {
+        let mut mapped = Mapped { pieces: Vec::new(), segments: Vec::new(), bytes: 0, is_writable, life };
+        for (i, segment) in volume.usable().iter().enumerate() {
+            mapped.segments.push((mapped.bytes, mapped.pieces.len(), *segment));
+            mapped.bytes += segment.bytes;
+            for index in 0..segment.pieces() {
+                let id = forebay_types::PieceId { volume: volume.ino, segment: i as u16, index };
+                let bytes = usize::try_from(segment.piece_bytes(index)).map_err(|_| Code::NoMemory)?;
+                let fd = piece(id)?;
+                if bytes > 0 {
+                    mapped.pieces.push(Map::new(fd.as_fd(), bytes, is_writable).map_err(code)?);
+                } else {
+                    mapped.pieces.push(Map { base: ptr::null_mut(), bytes: 0 });
+                }
+            }
+        }
+        Ok(mapped)
+    }
+
+    /// The size.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// True if it was opened for writing.
+    #[inline]
+    pub fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// The word of its pool's life.
+    #[inline]
+    pub fn life(&self) -> &Life {
+        &self.life
+    }
+
+    /// Where the byte `offset` is, and how many bytes follow each other from there on. `offset` is below the size.
+    #[inline]
+    pub fn pointer(&self, offset: u64) -> (*mut u8, u64) {
+        let (first, piece, segment) = match self.segments.as_slice() {
+            [only] => only,
+            all => &all[all.partition_point(|(first, ..)| *first <= offset) - 1],
+        };
+        let (index, at, run) = segment.locate(offset - first);
+        let map = &self.pieces[piece + usize::from(index)];
+        assert!(at + run <= map.bytes as u64);
+        // SAFETY: within the mapping (asserted).
+        (unsafe { map.base.add(at as usize) }, run)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! Volumes in memory, for tests.
+
+    use super::*;
+    use forebay_types::{target_of, Ino, NodeId, Targets};
+    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+    pub(crate) fn memfd(bytes: u64) -> OwnedFd {
+        // SAFETY: plain system calls; the descriptor is new and ours.
+        unsafe {
+            let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC);
+            assert!(fd >= 0 && libc::ftruncate(fd, bytes as i64) == 0);
+            OwnedFd::from_raw_fd(fd)
+        }
+    }
+
+    pub(crate) fn set(fd: &OwnedFd, word: u32) {
+        // SAFETY: the memory lives over the call.
+        let n = unsafe { libc::pwrite(fd.as_raw_fd(), (&raw const word).cast(), 4, 0) };
+        assert_eq!(n, 4);
+    }
+
+    /// A volume of segments of (bytes, stripe, pieces), and its life.
+    pub(crate) fn mapped(segments: &[(u64, u64, u16)], is_writable: bool) -> (Mapped, OwnedFd) {
+        let segment = |(bytes, stripe, pieces): &(u64, u64, u16)| {
+            let targets: Vec<u32> = (0..*pieces).map(|i| target_of(NodeId(1), i)).collect();
+            Segment::new(*bytes, *stripe, Targets::new(&targets).unwrap()).unwrap()
+        };
+        let segments: Vec<Segment> = segments.iter().map(segment).collect();
+        let volume = Volume {
+            ino: Ino(9),
+            uid: 0,
+            gid: 0,
+            mode: 0o600,
+            created_seconds: 0,
+            maker: 0,
+            complete: segments.len() as u16,
+            segments,
+        };
+        let life = memfd(LIFE_BYTES as u64);
+        set(&life, 77);
+        let piece = |id: forebay_types::PieceId| {
+            Ok(memfd(volume.segments[usize::from(id.segment)].piece_bytes(id.index)))
+        };
+        (Mapped::new(&volume, is_writable, Life::map(life.as_fd()).unwrap(), piece).unwrap(), life)
+    }
+
+    #[test]
+    fn life_that_is_over_is_refused_and_one_that_ends_is_noticed() {
+        let page = memfd(LIFE_BYTES as u64);
+        for over in [0, FUTEX_OWNER_DIED, FUTEX_OWNER_DIED | 5] {
+            set(&page, over);
+            assert_eq!(Life::map(page.as_fd()).map(drop), Err(Code::PoolGone), "{over:x}");
+        }
+        set(&page, 5);
+        let life = Life::map(page.as_fd()).unwrap();
+        assert_eq!(life.check(), Ok(()));
+        set(&page, FUTEX_OWNER_DIED);
+        assert_eq!(life.check(), Err(Code::PoolGone));
+        set(&page, 6);
+        assert_eq!(life.check(), Err(Code::PoolGone), "another life");
+    }
+
+    #[test]
+    fn piece_that_is_too_short_is_refused_and_never_a_signal() {
+        let (whole, _life) = mapped(&[(8192, 4096, 2)], true);
+        assert_eq!(whole.bytes(), 8192);
+        assert!(Map::new(memfd(4096).as_fd(), 8192, true).is_err());
+    }
+}
