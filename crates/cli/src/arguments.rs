@@ -5,6 +5,7 @@ mod pools;
 mod recovery;
 mod stores;
 mod values;
+mod volumes;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ pub(crate) use stores::{
     Unpin, WaitDurable, Work,
 };
 pub(crate) use values::recall;
+pub(crate) use volumes::{VolumeCommand, VolumeCreate, VolumeFormat, VolumeNames, VolumeResize, VolumeVerb};
 
 const AFTER_HELP: &str = "\
 Run a program over a pool of its own, with its input staged in and its results out:
@@ -126,6 +128,8 @@ pub(crate) enum Verb {
     Recover(Recover),
     /// Show or change over how many backing files a file is striped
     Layout(LayoutCommand),
+    /// Make, list, resize and delete volumes: memory that programs put to and get from
+    Volume(VolumeCommand),
     /// Check that a pool is consistent
     Fsck(Fsck),
     /// Print the completion script of this command for a shell
@@ -151,6 +155,7 @@ impl Verb {
                 LayoutVerb::Set(a) => a.json,
                 LayoutVerb::Migrate(a) => a.json,
             },
+            Verb::Volume(a) => a.verb.is_json(),
             Verb::Attach(a) => a.json,
             Verb::Detach(a) => a.json,
             Verb::State(a) => a.json,

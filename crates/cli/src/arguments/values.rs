@@ -11,6 +11,14 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     forebay_server::parse_size(text).map_err(|e| e.to_string())
 }
 
+/// Permission bits in octal.
+pub(super) fn permissions(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err("write three octal digits, such as 640".to_owned()),
+    }
+}
+
 /// `yes`, `no`, or a size.
 pub(crate) fn recall(text: &str) -> Result<Recall, String> {
     match text {

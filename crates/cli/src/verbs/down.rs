@@ -12,6 +12,7 @@ use forebay_sys::signals::Signals;
 use forebay_types::{Code, Error, Result, STORES_MARK};
 use serde_json::json;
 
+use super::status;
 use crate::arguments::Down;
 use crate::backing::{self, Drained};
 use crate::everywhere::{self, RemoteCommand};
@@ -28,6 +29,12 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
     let dir = pool::directory(named)?;
     // Read before the stop, as the daemon cannot answer afterwards. A dead pool has no status.
     let before = control::status(&dir).ok();
+    let volumes = before.as_ref().map_or((0, 0), status::volumes);
+    if arguments.keep && !arguments.discard && volumes.0 > 0 {
+        return Err(Error::new(Code::Busy, format!("cannot stop pool {} and keep its data", dir.display()))
+            .why(format!("its volumes have {}, in memory that ends with the daemon", table::bytes(volumes.1)))
+            .cure("delete them (`forebay volume list`), or let them go: `forebay down --keep --discard`"));
+    }
     let drained = match &before {
         Some(status) => drain(&dir, status, arguments)?,
         None => {
@@ -48,6 +55,7 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
             "used_bytes": bytes,
             "drained_files": drained.files,
             "drained_bytes": drained.bytes,
+            "volume_bytes": volumes.1,
         }));
         return Ok(ExitCode::SUCCESS);
     }
@@ -63,6 +71,9 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
     }
     let fate = fate(before.as_ref(), stopped.data_kept);
     text.push_str(&format!("pool {} {state}{fate}\n", dir.display()));
+    if volumes.0 > 0 {
+        text.push_str(&format!("  its volumes ({}) are gone\n", table::bytes(volumes.1)));
+    }
     if arguments.keep && !stopped.data_kept {
         text.push_str("  note: it had no memory of its own that could be kept\n");
     }

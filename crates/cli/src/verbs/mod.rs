@@ -18,6 +18,7 @@ mod state;
 mod status;
 mod tasks;
 mod up;
+mod volume;
 
 use std::process::ExitCode;
 
@@ -57,6 +58,7 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
             None => recover::recover(&a),
         },
         Verb::Layout(a) => layout::layout(pool, &a.verb),
+        Verb::Volume(a) => volume::volume(pool, &a.verb),
         Verb::Bb(a) => batch::bb(a),
         Verb::Job(a) => batch::job(a),
         Verb::Queue(a) => batch::queue(&a),

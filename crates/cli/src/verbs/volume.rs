@@ -1,0 +1,284 @@
+//! `forebay volume`: create, list, show, resize, delete and format volumes (docs/decisions/0048).
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use forebay_client::Pool;
+use forebay_types::limits::VOLUME_GRAIN_BYTES;
+use forebay_types::{node_of, Code, Error, Result, Volume};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{json, Value};
+
+use super::ls::put_name;
+use crate::arguments::{VolumeCreate, VolumeFormat, VolumeNames, VolumeResize, VolumeVerb};
+use crate::staging::Style;
+use crate::table::{self, Facts};
+use crate::{failure, pool};
+
+/// Bytes that `format` sets in one step.
+const FORMAT_BYTES: usize = 4 << 20;
+
+pub(super) fn volume(named: Option<PathBuf>, verb: &VolumeVerb) -> Result<ExitCode> {
+    let pool = pool::attach(&pool::directory(named)?)?;
+    match verb {
+        VolumeVerb::Create(a) => create(pool, a),
+        VolumeVerb::List(a) => list(pool, a.json),
+        VolumeVerb::Show(a) => show(pool, a),
+        VolumeVerb::Resize(a) => resize(pool, a),
+        VolumeVerb::Delete(a) => delete(pool, a),
+        VolumeVerb::Format(a) => format(pool, a),
+    }
+}
+
+/// A failure in words: `verb` is what was tried.
+fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u64) -> Error {
+    let error = Error::new(code, format!("cannot {verb} volume {}", table::printable(name.as_bytes())));
+    match code {
+        Code::NotFound if name.is_empty() => error.why("a volume needs a name"),
+        Code::NotFound => error.why("there is no such volume").cure("`forebay volume list` shows what there is"),
+        Code::Exists => error
+            .why("there is one of this name, or one is being made")
+            .cure("choose another name, or `forebay volume delete` it"),
+        Code::NameTooLong => error.why("its name has more than 255 bytes"),
+        Code::Invalid if bytes == 0 => error.why("its size is zero").cure("give a size: --size 64MiB"),
+        Code::Invalid if forebay_types::check_volume_name(name.as_bytes()).is_err() => {
+            error.why("its name has a `/`, `:`, `+` or control character, which no specifier can hold")
+        }
+        Code::Invalid => error
+            .why(format!("it cannot have a size of {}", table::bytes(bytes)))
+            .cure("a volume shrinks to a size that it had before it grew: `forebay volume show` lists them"),
+        Code::NoSpace => {
+            let free = pool.space().map_or(0, |space| space.free_bytes);
+            error
+                .why(format!("{} are needed, and the pool has {} free", table::bytes(bytes), table::bytes(free)))
+                .cure("remove files or volumes, or start the pool with a larger --capacity")
+        }
+        Code::NotSupported => error
+            .why(
+                "volumes need a pool with a tmpfs of its own, and are made on the node of its root directory in \
+                 this version",
+            )
+            .cure("start a pool in memory without naming a directory on another tmpfs: `forebay up`"),
+        Code::NotPermitted => error.why("it belongs to another user"),
+        Code::AccessDenied => error.why("its mode does not allow it"),
+        Code::Busy => error
+            .why("a program has it open, or it is being resized")
+            .cure("end the programs that use it"),
+        Code::TooManyLinks => error.why("it has grown too often").cure("make a new one of the full size"),
+        Code::Stale => error.why("it was replaced meanwhile"),
+        code => error.why(pool::words(code)),
+    }
+}
+
+fn rounded(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(VOLUME_GRAIN_BYTES).unwrap_or(bytes)
+}
+
+/// A bar on stderr, if it is a terminal.
+fn bar(verb: &'static str, bytes: u64, is_wanted: bool) -> ProgressBar {
+    let bar = match Style::of_stderr(is_wanted) {
+        Style::Bar => ProgressBar::new(bytes),
+        _ => ProgressBar::hidden(),
+    };
+    bar.set_prefix(verb);
+    let style = "{prefix}  {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta}";
+    bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
+
+fn create(pool: &Pool, arguments: &VolumeCreate) -> Result<ExitCode> {
+    let (name, bytes) = (arguments.name.as_os_str(), rounded(arguments.size));
+    let bar = bar("reserving", bytes, !arguments.no_progress && !arguments.json);
+    let made = pool.volume_create(name.as_bytes(), arguments.mode, bytes, &mut |done| {
+        bar.set_position(done);
+        true
+    });
+    bar.finish_and_clear();
+    let volume = made.map_err(|code| failed(pool, code, "create", name, bytes))?;
+    said(name, &volume, "has", arguments.json)
+}
+
+fn resize(pool: &Pool, arguments: &VolumeResize) -> Result<ExitCode> {
+    let (name, bytes) = (arguments.name.as_os_str(), rounded(arguments.size));
+    let bar = bar("reserving", bytes, !arguments.no_progress && !arguments.json);
+    let resized = pool.volume_resize(name.as_bytes(), bytes, &mut |done| {
+        bar.set_position(done);
+        true
+    });
+    bar.finish_and_clear();
+    let volume = resized.map_err(|code| failed(pool, code, "resize", name, bytes))?;
+    said(name, &volume, "has now", arguments.json)
+}
+
+/// Prints the result of a change.
+fn said(name: &OsStr, volume: &Volume, verb: &str, json: bool) -> Result<ExitCode> {
+    match json {
+        true => failure::print_json(&value(name.as_bytes(), volume)),
+        false => failure::put(format!(
+            "volume {} {verb} {}\n",
+            table::printable(name.as_bytes()),
+            table::bytes(volume.bytes())
+        )),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A volume as JSON.
+fn value(name: &[u8], volume: &Volume) -> Value {
+    let segments: Vec<Value> = volume
+        .usable()
+        .iter()
+        .map(|segment| {
+            let pieces: Vec<Value> = segment
+                .targets
+                .as_slice()
+                .iter()
+                .enumerate()
+                .map(|(i, target)| {
+                    let bytes = segment.piece_bytes(i as u16);
+                    json!({ "node": node_of(*target).0, "target": target & 0xffff, "bytes": bytes })
+                })
+                .collect();
+            json!({ "bytes": segment.bytes, "stripe_bytes": segment.stripe_bytes, "pieces": pieces })
+        })
+        .collect();
+    let mut object = json!({
+        "number": volume.ino.0,
+        "bytes": volume.bytes(),
+        "uid": volume.uid,
+        "gid": volume.gid,
+        "mode": format!("{:04o}", volume.mode),
+        "created": volume.created_seconds,
+        "growing": volume.maker != 0,
+        "segments": segments,
+    });
+    put_name(&mut object, "name", name);
+    object
+}
+
+fn list(pool: &Pool, json: bool) -> Result<ExitCode> {
+    let all =
+        pool.volumes().map_err(|code| Error::new(code, "cannot list volumes").why(pool::words(code)))?;
+    if json {
+        failure::print_json(&Value::Array(all.iter().map(|(name, volume)| value(name, volume)).collect()));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut text = String::new();
+    for (name, volume) in &all {
+        // The mode of a regular file, without its type.
+        let mode = table::mode(0o100_000 | volume.mode);
+        text.push_str(&format!(
+            "{} {:<8} {:<8} {:>10}  {}\n",
+            mode.trim_start_matches('-'),
+            table::user(volume.uid),
+            table::group(volume.gid),
+            table::bytes(volume.bytes()),
+            table::printable(name)
+        ));
+    }
+    failure::put(text);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Does the same with each name. Reports every failure, and fails if one did.
+fn each(
+    pool: &Pool,
+    arguments: &VolumeNames,
+    verb: &str,
+    act: impl Fn(&OsStr) -> std::result::Result<(Value, String), Code>,
+) -> Result<ExitCode> {
+    let (mut all, mut status) = (Vec::new(), ExitCode::SUCCESS);
+    for name in &arguments.names {
+        match act(name) {
+            Ok((value, _)) if arguments.json => all.push(value),
+            Ok((_, text)) => failure::put(text),
+            Err(code) => {
+                let e = failed(pool, code, verb, name, 1);
+                failure::say(&e);
+                all.push(json!({ "error": failure::value(&e) }));
+                status = ExitCode::from(failure::FAILED);
+            }
+        }
+    }
+    if arguments.json {
+        failure::print_json(&Value::Array(all));
+    }
+    Ok(status)
+}
+
+fn show(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
+    each(pool, arguments, "show", |name| {
+        let volume = pool.volume(name.as_bytes())?;
+        let mut facts = Facts::default();
+        facts.add("volume", table::printable(name.as_bytes()));
+        facts.add("size", table::bytes(volume.bytes()));
+        facts.add("owner", format!("{}:{}", table::user(volume.uid), table::group(volume.gid)));
+        facts.add("mode", format!("{:04o}", volume.mode));
+        facts.add("created", table::local_time(volume.created_seconds as i64));
+        for (i, segment) in volume.usable().iter().enumerate() {
+            let places: Vec<String> = segment
+                .targets
+                .as_slice()
+                .iter()
+                .map(|target| format!("{}:{}", node_of(*target).0, target & 0xffff))
+                .collect();
+            let places = places.join(", ");
+            facts.add(&format!("segment {i}"), format!("{} on {places}", table::bytes(segment.bytes)));
+        }
+        Ok((value(name.as_bytes(), &volume), facts.text()))
+    })
+}
+
+fn delete(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
+    each(pool, arguments, "delete", |name| {
+        pool.volume_delete(name.as_bytes())?;
+        let mut object = json!({ "deleted": true });
+        put_name(&mut object, "name", name.as_bytes());
+        Ok((object, format!("volume {} is deleted\n", table::printable(name.as_bytes()))))
+    })
+}
+
+fn format(pool: &Pool, arguments: &VolumeFormat) -> Result<ExitCode> {
+    let zeros = vec![0u8; FORMAT_BYTES];
+    let (mut all, mut status) = (Vec::new(), ExitCode::SUCCESS);
+    for name in &arguments.names {
+        let formatted = pool.volume_open(name.as_bytes(), true).and_then(|volume| {
+            let bar = bar("formatting", volume.bytes(), !arguments.no_progress && !arguments.json);
+            let mut at = 0;
+            while at < volume.bytes() {
+                let n = (FORMAT_BYTES as u64).min(volume.bytes() - at);
+                // SAFETY: the zeros are readable, and at least `n`.
+                let put = unsafe { volume.put(at, zeros.as_ptr(), n as usize) };
+                put.map_err(|code| failed(pool, code, "format", name, 1))?;
+                at += n;
+                bar.set_position(at);
+            }
+            bar.finish_and_clear();
+            volume.flush().map_err(|code| failed(pool, code, "format", name, 1))?;
+            Ok(volume.bytes())
+        });
+        match formatted {
+            Ok(bytes) if arguments.json => {
+                let mut object = json!({ "bytes": bytes });
+                put_name(&mut object, "name", name.as_bytes());
+                all.push(object);
+            }
+            Ok(bytes) => failure::put(format!(
+                "volume {}: {} are zero\n",
+                table::printable(name.as_bytes()),
+                table::bytes(bytes)
+            )),
+            Err(e) => {
+                failure::say(&e);
+                all.push(json!({ "error": failure::value(&e) }));
+                status = ExitCode::from(failure::FAILED);
+            }
+        }
+    }
+    if arguments.json {
+        failure::print_json(&Value::Array(all));
+    }
+    Ok(status)
+}
