@@ -4,9 +4,17 @@ use std::fmt::Write;
 
 use crate::header::{Function, Header, Variable};
 
-/// Functions that use their memory argument after they have returned. They receive its address instead of a slice.
-const KEEP_MEMORY: [&str; 3] =
-    ["forebay_file_read_start", "forebay_file_write_start", "forebay_memory_register"];
+/// Functions that use their memory argument after they have returned, or whose memory other processes may write
+/// meanwhile. They receive its address instead of a slice.
+const KEEP_MEMORY: [&str; 7] = [
+    "forebay_file_read_start",
+    "forebay_file_write_start",
+    "forebay_memory_register",
+    "forebay_volume_put",
+    "forebay_volume_get",
+    "forebay_volume_putv",
+    "forebay_volume_getv",
+];
 
 /// The structs and constants.
 pub(crate) fn types(header: &Header) -> String {
@@ -62,7 +70,9 @@ fn arguments(function: &Function) -> Vec<String> {
         let counted = rest.first().filter(|next| is_count(next) && first.kind.ends_with('*'));
         let is_const = first.kind.starts_with("const ");
         arguments.push(match (counted, first.kind.as_str()) {
-            (Some(_), _) if KEEP_MEMORY.contains(&function.name.as_str()) => name.clone(),
+            (Some(_), kind) if kind.ends_with("void *") && KEEP_MEMORY.contains(&function.name.as_str()) => {
+                name.clone()
+            }
             (Some(count), kind) => {
                 left = &left[1..];
                 let is_bytes = kind.ends_with("char *") || kind.ends_with("void *");

@@ -11,8 +11,8 @@
  * use forebay_fstat for those of the file.
  *
  * All functions may be called from any thread at any time. All may be called from a signal handler, except
- * forebay_attach, forebay_opendir, forebay_closedir, the functions of forebay_file, forebay_request, forebay_memory and
- * forebay_stage, and those for backing stores (from forebay_state on). One thread at a time uses a directory
+ * forebay_attach, forebay_opendir, forebay_closedir, the functions of forebay_file, forebay_request, forebay_memory,
+ * forebay_stage and forebay_volume, and those for backing stores (from forebay_state on). One thread at a time uses a directory
  * (forebay_dir).
  *
  * If a symbolic link or ".." leads out of the pool, the call returns -EXDEV: use the kernel's own call for such a path.
@@ -55,7 +55,7 @@ struct forebay_dirent {
 int forebay_attach(const char *dir, forebay_pool **pool);
 
 /*
- * Stores the reason why this thread's last forebay_attach failed, truncated to `room` bytes including the NUL. Returns
+ * Stores the reason why this thread's last forebay_attach, or forebay_volume_open, failed, truncated to `room` bytes including the NUL. Returns
  * the length of the full text without a NUL, which is at most 1023.
  */
 int forebay_attach_error(char *words, size_t room);
@@ -342,6 +342,53 @@ int forebay_pin(forebay_pool *pool, const char *path, int pinned);
 
 /* As statvfs(3), of the whole pool. */
 int forebay_statvfs(forebay_pool *pool, struct statvfs *out);
+
+/*
+ * A volume is a range of the pool's memory that `forebay volume create` made. Programs put to it and get from it without
+ * a system call, and nothing runs at the other end.
+ *
+ * forebay_volume_open opens a volume by its name, or by a specifier: [local[.link]/]node[.link]:volume. `local` is this
+ * node, `node` the node that has the volume; a node is a number or this host's name. A node has one link, 0. Several
+ * specifiers joined by '+' are one volume that is striped over theirs, in stripes of 1 MiB, and as large as whole
+ * stripes of the smallest allow. `flags` is O_RDONLY or O_RDWR. -EINVAL: the specifier has an error; -ENOENT: there is
+ * no such volume; -EACCES: its mode does not allow it; -ENXIO: it is not on that node; -EOPNOTSUPP: it has pieces on
+ * other nodes; -EIO: its memory is lost. forebay_attach_error then has the full explanation, with the part that is wrong.
+ * While a process has a volume open or mapped, no other can shrink or delete it; growing does not concern those who have
+ * it open. Several threads may use it, and a child made by fork(2). forebay_volume_close must be the last use.
+ *
+ * forebay_volume_put and forebay_volume_get copy `bytes` bytes; forebay_volume_putv and forebay_volume_getv copy
+ * consecutive bytes to and from several ranges, in their order (-EINVAL if the sums of their lengths differ). -ERANGE
+ * beyond the end, -EBADF for a put to a volume that is open for reading, -EIO when the pool is gone: nothing is copied
+ * then. A put promises its bytes and no order among puts of several threads. A get that overlaps a put may return bytes
+ * of before and after it.
+ *
+ * forebay_volume_cas replaces the 64-bit word at `offset` by `value` if it is `expected`, forebay_volume_fetch_add adds
+ * to it, forebay_volume_swap replaces it. `was` is what the word was. They are atomic, and in one order, against those of
+ * all processes. -EINVAL unless the offset is a multiple of 8.
+ *
+ * forebay_volume_fence orders this thread's calls before it before those after it, as all processes see them.
+ * forebay_volume_flush returns 0 when every process gets what this thread has put: it is -EIO if the pool was gone by
+ * then.
+ *
+ * forebay_volume_map stores the address of the byte at `offset`, and how many bytes follow it there. The address is valid
+ * until the volume is closed. Accesses by it do not notice that the pool is gone.
+ */
+typedef struct forebay_volume forebay_volume;
+int forebay_volume_open(forebay_pool *pool, const char *specifier, int flags, forebay_volume **volume);
+int forebay_volume_close(forebay_volume *volume);
+int64_t forebay_volume_size(const forebay_volume *volume);
+int forebay_volume_put(const forebay_volume *volume, const void *from, size_t bytes, int64_t offset);
+int forebay_volume_get(const forebay_volume *volume, void *to, size_t bytes, int64_t offset);
+int forebay_volume_putv(const forebay_volume *volume, const void *from, size_t bytes, const struct forebay_run *runs,
+                        int run_count);
+int forebay_volume_getv(const forebay_volume *volume, void *to, size_t bytes, const struct forebay_run *runs,
+                        int run_count);
+int forebay_volume_cas(const forebay_volume *volume, int64_t offset, uint64_t expected, uint64_t value, uint64_t *was);
+int forebay_volume_fetch_add(const forebay_volume *volume, int64_t offset, uint64_t by, uint64_t *was);
+int forebay_volume_swap(const forebay_volume *volume, int64_t offset, uint64_t value, uint64_t *was);
+int forebay_volume_flush(const forebay_volume *volume);
+int forebay_volume_fence(const forebay_volume *volume);
+int forebay_volume_map(const forebay_volume *volume, int64_t offset, void **address, size_t *bytes);
 
 /*
  * Reads a directory. Each entry that exists during the whole time is returned once. Entries that are created or removed

@@ -20,5 +20,6 @@ use crate::memory::*;
 use crate::public::*;
 use crate::staging::*;
 use crate::text::*;
+use crate::volume::*;
 
 include!(concat!(env!("OUT_DIR"), "/functions.rs"));

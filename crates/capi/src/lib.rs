@@ -24,3 +24,4 @@ pub mod memory;
 pub mod public;
 pub mod staging;
 mod text;
+pub mod volume;

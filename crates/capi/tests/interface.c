@@ -420,6 +420,65 @@ static void directories(forebay_pool *pool)
     CHECK(forebay_readdir(dir, &entry) == 0 && forebay_closedir(dir) == 0 && forebay_closedir(NULL) == -EFAULT);
 }
 
+/* Volumes: `v` of 4 MiB and `w` of 2 MiB, which the harness has made. */
+static void volumes(forebay_pool *pool)
+{
+    enum { V = 4 << 20, W = 2 << 20 };
+    forebay_volume *v = NULL, *both = NULL, *none = NULL, *reader = NULL;
+    char out[100], in[100], words[256];
+    struct forebay_run runs[] = {{4090, 30}, {0, 10}, {(1 << 20) - 5, 10}}, beyond = {V - 4, 10};
+    uint64_t was = 9, *word;
+    void *place = NULL;
+    size_t follow = 0;
+
+    for (size_t i = 0; i < sizeof out; i++)
+        out[i] = (char)(i + 1);
+    CHECK(forebay_volume_open(pool, "v", O_RDWR, &v) == 0 && forebay_volume_size(v) == V);
+    CHECK(forebay_volume_open(pool, "none", O_RDWR, &none) == -ENOENT && none == NULL);
+    CHECK(forebay_volume_open(pool, "v+1.7:w", O_RDWR, &none) == -EINVAL);
+    CHECK(forebay_attach_error(words, sizeof words) > 0 && strstr(words, "specifier 2, `1.7`"));
+    CHECK(forebay_volume_open(pool, "v", O_WRONLY, &none) == -EINVAL);
+    CHECK(forebay_volume_open(pool, NULL, O_RDWR, &none) == -EFAULT && forebay_volume_open(pool, "v", O_RDWR, NULL) == -EFAULT);
+
+    CHECK(forebay_volume_put(v, out, sizeof out, 5000) == 0 && forebay_volume_get(v, in, sizeof in, 5000) == 0);
+    CHECK(memcmp(in, out, sizeof in) == 0);
+    CHECK(forebay_volume_putv(v, out, 50, runs, 3) == 0 && forebay_volume_getv(v, in, 50, runs, 3) == 0);
+    CHECK(memcmp(in, out, 50) == 0 && forebay_volume_get(v, in, 10, 0) == 0 && memcmp(in, out + 30, 10) == 0);
+    CHECK(forebay_volume_put(v, out, 2, V - 1) == -ERANGE && forebay_volume_get(v, in, 1, V) == -ERANGE);
+    CHECK(forebay_volume_put(v, out, 1, -1) == -EINVAL && forebay_volume_put(v, NULL, 1, 0) == -EFAULT);
+    CHECK(forebay_volume_putv(v, out, 10, &beyond, 1) == -ERANGE && forebay_volume_putv(v, out, 49, runs, 3) == -EINVAL);
+    CHECK(forebay_volume_getv(v, in, 9, runs + 1, 1) == -EINVAL && forebay_volume_put(NULL, out, 1, 0) == -EFAULT);
+
+    CHECK(forebay_volume_swap(v, 64, 40, &was) == 0 && was == 0);
+    CHECK(forebay_volume_fetch_add(v, 64, 2, &was) == 0 && was == 40);
+    CHECK(forebay_volume_cas(v, 64, 7, 8, &was) == 0 && was == 42);
+    CHECK(forebay_volume_cas(v, 64, 42, 8, &was) == 0 && was == 42);
+    CHECK(forebay_volume_cas(v, 65, 0, 0, &was) == -EINVAL && forebay_volume_swap(v, V, 0, &was) == -ERANGE && was == 42);
+    CHECK(forebay_volume_fetch_add(v, 64, 1, NULL) == -EFAULT);
+    CHECK(forebay_volume_fence(v) == 0 && forebay_volume_flush(v) == 0);
+    CHECK(forebay_volume_map(v, 64, &place, &follow) == 0 && follow == V - 64);
+    word = place;
+    CHECK(word && *word == 8);
+    CHECK(forebay_volume_map(v, V, &place, &follow) == -ERANGE);
+
+    CHECK(forebay_volume_open(pool, "v", O_RDONLY, &reader) == 0);
+    CHECK(forebay_volume_put(reader, out, 1, 0) == -EBADF && forebay_volume_swap(reader, 0, 1, &was) == -EBADF);
+    CHECK(forebay_volume_get(reader, in, 10, 0) == 0 && memcmp(in, out + 30, 10) == 0);
+    CHECK(forebay_volume_open(pool, "w+1:v", O_RDWR, &both) == 0 && forebay_volume_size(both) == 2 * W);
+    CHECK(forebay_volume_put(both, out, 10, (1 << 20) - 5) == 0 && forebay_volume_get(v, in, 5, 0) == 0);
+    CHECK(memcmp(in, out + 5, 5) == 0);
+
+    /* A child has the volumes of its parent. */
+    pid_t child = fork();
+    if (child == 0)
+        _exit(forebay_volume_fetch_add(v, 128, 5, &was) != 0 || forebay_volume_close(v) != 0);
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK(status == 0 && forebay_volume_fetch_add(v, 128, 0, &was) == 0 && was == 5);
+    CHECK(forebay_volume_close(v) == 0 && forebay_volume_close(both) == 0 && forebay_volume_close(reader) == 0);
+    CHECK(forebay_volume_close(NULL) == -EFAULT);
+}
+
 int main(void)
 {
     forebay_pool *pool = NULL;
@@ -442,6 +501,9 @@ int main(void)
     staging(pool);
     later(pool);
     layouts(pool);
+    const char *has_volumes = getenv("FOREBAY_TEST_VOLUMES");
+    if (has_volumes && *has_volumes)
+        volumes(pool);
 
     CHECK(forebay_rmdir(pool, "d") == -ENOTEMPTY && forebay_unlink(pool, "d") == -EISDIR);
     CHECK(forebay_unlink(pool, "d/f") == 0 && forebay_unlink(pool, "d/g") == 0 && forebay_unlink(pool, "d/l") == 0);

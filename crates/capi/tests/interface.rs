@@ -19,12 +19,28 @@ fn build(scratch: &Scratch, words: &[&str]) -> std::path::PathBuf {
     program
 }
 
+/// Makes the volumes of the program, where a pool may have some: its daemon may resize its tmpfs. Returns the value of the
+/// variable that tells the program.
+fn furnish(pool: &Pool) -> &'static str {
+    // SAFETY: geteuid has no arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        return "";
+    }
+    for (name, size) in [("v", "4MiB"), ("w", "2MiB")] {
+        let mut forebay = Command::new(binary("forebay"));
+        succeeds(forebay.arg("--pool").arg(pool.path()).args(["volume", "create", name, "--size", size]));
+    }
+    "1"
+}
+
 #[test]
 fn interface_from_c_does_what_the_header_says() {
     let pool = Pool::start();
+    let volumes = furnish(&pool);
     let scratch = Scratch::new();
     let program = build(&scratch, &[]);
-    succeeds(Command::new(&program).env("FOREBAY_POOL", pool.path()));
+    let mut alone = Command::new(&program);
+    succeeds(alone.env("FOREBAY_POOL", pool.path()).env("FOREBAY_TEST_VOLUMES", volumes));
     // The library's own calls go to the kernel, even under the preload library.
     succeeds(&mut pool.command(&program));
 }
@@ -33,9 +49,11 @@ fn interface_from_c_does_what_the_header_says() {
 #[test]
 fn interface_from_c_is_clean_under_address_and_undefined_behaviour_sanitizers() {
     let pool = Pool::start();
+    let volumes = furnish(&pool);
     let scratch = Scratch::new();
     let words = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    succeeds(Command::new(build(&scratch, &words)).env("FOREBAY_POOL", pool.path()));
+    let mut program = Command::new(build(&scratch, &words));
+    succeeds(program.env("FOREBAY_POOL", pool.path()).env("FOREBAY_TEST_VOLUMES", volumes));
 }
 
 #[test]

@@ -1,0 +1,153 @@
+//! The functions of include/forebay.h on volumes. A put or get is a comparison and a copy: no system call.
+
+use std::os::raw::{c_int, c_void};
+
+use ::forebay_volume::Striped;
+use forebay_client::Pool;
+
+use crate::answer::{Failed, FAULT, INVALID};
+use crate::file::unsigned;
+use crate::header::forebay_run;
+use crate::public::{free, Text};
+
+/// An open volume.
+#[allow(non_camel_case_types)]
+pub struct forebay_volume(Striped);
+
+type Done = Result<(), Failed>;
+
+pub(crate) fn volume_open(
+    pool: &'static Pool,
+    specifier: Text<'_>,
+    flags: c_int,
+    out: Option<&mut *mut forebay_volume>,
+) -> Done {
+    let (specifier, out) = (specifier.ok_or(FAULT)?, out.ok_or(FAULT)?);
+    let writes = match flags & !libc::O_CLOEXEC {
+        libc::O_RDONLY => false,
+        libc::O_RDWR => true,
+        _ => return Err(INVALID),
+    };
+    let volume = pool.volume_open(specifier, writes).map_err(|e| {
+        crate::text::remember(&e.to_string());
+        Failed::from(e.code)
+    })?;
+    *out = Box::into_raw(Box::new(forebay_volume(volume)));
+    Ok(())
+}
+
+/// # Safety
+/// `volume` is null or open, and not used again.
+pub(crate) unsafe fn volume_close(volume: *mut forebay_volume) -> Done {
+    // SAFETY: the caller's promise.
+    unsafe { free(volume) }
+}
+
+pub(crate) fn volume_size(volume: &forebay_volume) -> Result<u64, Failed> {
+    Ok(volume.0.bytes())
+}
+
+/// # Safety
+/// `from` is readable for `bytes` bytes.
+pub(crate) unsafe fn volume_put(
+    volume: &forebay_volume,
+    from: *const c_void,
+    bytes: usize,
+    offset: i64,
+) -> Done {
+    let offset = unsigned(offset)?;
+    if from.is_null() && bytes > 0 {
+        return Err(FAULT);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { volume.0.put(offset, from.cast(), bytes)? })
+}
+
+/// # Safety
+/// `to` is writable for `bytes` bytes.
+pub(crate) unsafe fn volume_get(volume: &forebay_volume, to: *mut c_void, bytes: usize, offset: i64) -> Done {
+    let offset = unsigned(offset)?;
+    if to.is_null() && bytes > 0 {
+        return Err(FAULT);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { volume.0.get(offset, to.cast(), bytes)? })
+}
+
+fn list(runs: &[forebay_run]) -> Result<Vec<(u64, u64)>, Failed> {
+    runs.iter().map(|run| Ok((unsigned(run.offset)?, unsigned(run.bytes)?))).collect()
+}
+
+/// # Safety
+/// `from` is readable for `bytes` bytes.
+pub(crate) unsafe fn volume_putv(
+    volume: &forebay_volume,
+    from: *const c_void,
+    bytes: usize,
+    runs: &[forebay_run],
+) -> Done {
+    if from.is_null() && bytes > 0 {
+        return Err(FAULT);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { volume.0.put_runs(&list(runs)?, from.cast(), bytes)? })
+}
+
+/// # Safety
+/// `to` is writable for `bytes` bytes.
+pub(crate) unsafe fn volume_getv(
+    volume: &forebay_volume,
+    to: *mut c_void,
+    bytes: usize,
+    runs: &[forebay_run],
+) -> Done {
+    if to.is_null() && bytes > 0 {
+        return Err(FAULT);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { volume.0.get_runs(&list(runs)?, to.cast(), bytes)? })
+}
+
+pub(crate) fn volume_cas(
+    volume: &forebay_volume,
+    offset: i64,
+    expected: u64,
+    value: u64,
+    was: Option<&mut u64>,
+) -> Done {
+    let was = was.ok_or(FAULT)?;
+    *was = volume.0.compare_and_swap(unsigned(offset)?, expected, value)?;
+    Ok(())
+}
+
+pub(crate) fn volume_fetch_add(volume: &forebay_volume, offset: i64, by: u64, was: Option<&mut u64>) -> Done {
+    let was = was.ok_or(FAULT)?;
+    *was = volume.0.fetch_add(unsigned(offset)?, by)?;
+    Ok(())
+}
+
+pub(crate) fn volume_swap(volume: &forebay_volume, offset: i64, value: u64, was: Option<&mut u64>) -> Done {
+    let was = was.ok_or(FAULT)?;
+    *was = volume.0.swap(unsigned(offset)?, value)?;
+    Ok(())
+}
+
+pub(crate) fn volume_flush(volume: &forebay_volume) -> Done {
+    Ok(volume.0.flush()?)
+}
+
+pub(crate) fn volume_fence(volume: &forebay_volume) -> Done {
+    Ok(volume.0.fence()?)
+}
+
+pub(crate) fn volume_map(
+    volume: &forebay_volume,
+    offset: i64,
+    address: Option<&mut *mut c_void>,
+    bytes: Option<&mut usize>,
+) -> Done {
+    let (address, bytes) = (address.ok_or(FAULT)?, bytes.ok_or(FAULT)?);
+    let (place, run) = volume.0.map(unsigned(offset)?)?;
+    (*address, *bytes) = (place.cast(), run as usize);
+    Ok(())
+}
