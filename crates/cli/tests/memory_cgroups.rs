@@ -117,6 +117,47 @@ fn up_in_a_cgroup_counts_cached_files_as_free() {
 }
 
 #[test]
+fn files_and_volumes_fill_the_pool_in_a_cgroup_and_no_process_is_killed() {
+    let place = Place::new();
+    let Some(cgroup) = Cgroup::new("volumes", 512 * MIB) else {
+        println!("skipped: no memory cgroup can be made here");
+        return;
+    };
+    let refused = cgroup.forebay(&place, &["up", "--capacity", "2GiB"]);
+    let advised = refused.err.split_once("--capacity ").unwrap().1.split_once(')').unwrap().0;
+    assert_eq!(cgroup.forebay(&place, &["up", "--capacity", advised]).code, Some(0));
+    let status = || place.json(["status", "--json"]);
+    let free = || status()["free_bytes"].as_u64().unwrap();
+    let before = free();
+    let half = format!("{}MiB", before / 2 / MIB);
+    let ok = |words: &[&str]| {
+        let ran = cgroup.forebay(&place, words);
+        assert_eq!(ran.code, Some(0), "{words:?}: {ran:?}");
+    };
+    ok(&["volume", "create", "v", "--size", &half]);
+    ok(&["volume", "format", "v"]);
+    cgroup.forebay(&place, &["volume", "create", "w", "--size", advised]).assert_refused(1, &["are needed"]);
+    // Files get the rest, to the last page.
+    let fill = "dd if=/dev/zero of=/forebay/fill bs=1M status=none; test $? = 1 && stat -c %s /forebay/fill";
+    let filled = cgroup.forebay(&place, &["run", "--quiet", "--", "sh", "-c", fill]);
+    let bytes: u64 = filled.out.trim().parse().unwrap_or_else(|_| panic!("{filled:?}"));
+    assert!(bytes.abs_diff(before / 2) < 4 * MIB && free() < 2 * MIB, "{bytes} of {before}");
+    // The kernel's own count: no process of the cgroup was killed for lack of memory.
+    let events = ["memory.events", "memory.oom_control"].map(|name| cgroup.path.join(name));
+    let kills = events.iter().find_map(|file| {
+        let text = std::fs::read_to_string(file).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse::<u64>().ok())
+    });
+    assert_eq!((kills, status()["restarts"].as_u64()), (Some(0), Some(0)));
+    // What the volume gives back, files get.
+    ok(&["volume", "delete", "v"]);
+    eventually("the space is free", || free() > before / 2 - 4 * MIB);
+    let more = "dd if=/dev/zero of=/forebay/more bs=1M count=50 status=none";
+    ok(&["run", "--quiet", "--", "sh", "-c", more]);
+    place.ok(["down"]);
+}
+
+#[test]
 fn program_in_a_tighter_cgroup_than_the_pool_is_warned() {
     let place = Place::new();
     let Some(cgroup) = Cgroup::new("tight", 128 * MIB) else {

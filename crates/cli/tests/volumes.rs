@@ -8,7 +8,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{eventually, kill, Place};
+use common::{eventually, kill, Place, Ran};
 use forebay_client::{Pool, Role};
 use forebay_types::{Code, Error};
 
@@ -124,6 +124,14 @@ fn process() {
                 true
             };
             pool.volume_create(b"half", 0o600, 65 * MIB, &mut killed).unwrap();
+        }
+        ["grow", "and", "die"] => {
+            let mut killed = |_| {
+                // SAFETY: ends this process.
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                true
+            };
+            pool.volume_resize(b"v", 67 * MIB, &mut killed).unwrap();
         }
         other => panic!("{other:?} is no task"),
     }
@@ -274,6 +282,96 @@ fn maker_that_is_killed_leaves_nothing() {
     make(&place, "half", "1MiB");
     assert_eq!(place.json(["volume", "list", "--json"]).as_array().unwrap().len(), 1);
     assert_eq!(place.json(["fsck", "--json"])["clean"], true);
+}
+
+#[test]
+fn growth_that_is_killed_leaves_the_volume_as_it_was() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, "192MiB") else { return };
+    make(&place, "v", "2MiB");
+    let volume = attach(&dir).volume_open(b"v", true).unwrap();
+    // SAFETY: the bytes are readable.
+    unsafe { volume.put(0, b"before".as_ptr(), 6) }.unwrap();
+    let before = free(&place);
+    assert!(!spawn(&dir, "grow and die").wait().unwrap().success());
+    eventually("what it reserved is gone", || free(&place) + MIB > before);
+    let mut bytes = [0; 6];
+    // SAFETY: the bytes are writable.
+    unsafe { volume.get(0, bytes.as_mut_ptr(), 6) }.unwrap();
+    assert_eq!(&bytes, b"before");
+    drop(volume);
+    let shown = place.json(["volume", "list", "--json"]);
+    assert_eq!((number(&shown[0]["bytes"]), shown[0]["growing"].as_bool()), (2 * MIB, Some(false)));
+    place.ok(["volume", "resize", "v", "--size", "4MiB"]);
+    assert_eq!(place.json(["fsck", "--json"])["clean"], true);
+}
+
+#[test]
+fn creation_goes_on_with_the_next_worker() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, "192MiB") else { return };
+    let before = free(&place);
+    let mut kills = 0;
+    let mut killing = |_| {
+        if kills < 2 {
+            kill(worker(&place), libc::SIGKILL);
+            kills += 1;
+        }
+        true
+    };
+    // Killed after the first piece of it, and when all is reserved and nothing committed.
+    let made = attach(&dir).volume_create(b"v", 0o600, 66 * MIB, &mut killing).unwrap();
+    assert_eq!((made.bytes(), made.maker, kills), (66 * MIB, 0, 2));
+    assert!((66 * MIB..67 * MIB).contains(&(before - free(&place))), "it is counted once");
+    let volume = attach(&dir).volume_open(b"v", true).unwrap();
+    assert_eq!((volume.bytes(), volume.flush()), (66 * MIB, Ok(())));
+    assert_eq!(place.json(["fsck", "--json"])["clean"], true);
+}
+
+#[test]
+fn creation_that_its_caller_ends_leaves_nothing() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, "192MiB") else { return };
+    let before = free(&place);
+    let ended = attach(&dir).volume_create(b"v", 0o600, 66 * MIB, &mut |_| false);
+    assert_eq!(ended.map(drop), Err(Code::Interrupted));
+    assert_eq!(place.json(["volume", "list", "--json"]), serde_json::json!([]));
+    eventually("the space is free again", || free(&place) + MIB > before);
+    make(&place, "v", "66MiB");
+}
+
+#[test]
+fn user_without_privilege_has_volumes_in_a_private_tmpfs() {
+    if !common::can_be_nobody() {
+        return;
+    }
+    let place = Place::new();
+    common::give_to_nobody(&place.path);
+    let run = |words: &[&str]| Ran::of(common::as_nobody(&place, words).output().unwrap());
+    let up = run(&["up", "--capacity", "128MiB", "--json"]);
+    let up: serde_json::Value = serde_json::from_str(&up.out).unwrap();
+    let created = run(&["volume", "create", "v", "--size", "16MiB"]);
+    if up["backing"] == "detached" {
+        assert_eq!(created.code, Some(0), "{created:?}");
+        run(&["volume", "create", "w", "--size", "120MiB"]).assert_refused(1, &["are needed"]);
+        assert_eq!(run(&["volume", "delete", "v"]).code, Some(0));
+    } else {
+        // Where user namespaces are not allowed.
+        created.assert_refused(1, &["a tmpfs of its own"]);
+    }
+    assert_eq!(run(&["down"]).code, Some(0));
+}
+
+#[test]
+fn pool_in_a_plain_directory_has_no_volumes() {
+    let place = Place::new();
+    let disk = place.join("disk");
+    let disk = disk.to_str().unwrap();
+    place.ok(["up", "--media", "ssd", "--path", disk]);
+    let refused = place.run(["volume", "create", "v", "--size", "1MiB", "--pool", disk]);
+    refused.assert_refused(1, &["a tmpfs of its own"]);
+    assert_eq!(place.json(["volume", "list", "--json", "--pool", disk]), serde_json::json!([]));
+    place.ok(["down", "--pool", disk]);
 }
 
 #[test]

@@ -114,6 +114,13 @@ impl Target {
         Ok(())
     }
 
+    /// The space that files share: [`Media::space`] without volumes.
+    pub fn space_for_files(&self) -> Result<Space, Code> {
+        let s = rustix::fs::fstatvfs(&self.directory).map_err(code_of)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(s.f_frsize);
+        Ok(Space { total_bytes: bytes(s.f_blocks), free_bytes: bytes(s.f_bavail) })
+    }
+
     /// The target's medium.
     pub fn medium(&self) -> Medium {
         self.medium
@@ -200,10 +207,9 @@ impl Media for Target {
     }
 
     fn space(&self) -> Result<Space, Code> {
-        let s = rustix::fs::fstatvfs(&self.directory).map_err(code_of)?;
-        let bytes = |blocks: u64| blocks.saturating_mul(s.f_frsize);
-        let total_bytes = bytes(s.f_blocks).saturating_add(self.volume_bytes.load(Ordering::Relaxed));
-        Ok(Space { total_bytes, free_bytes: bytes(s.f_bavail) })
+        let Space { total_bytes, free_bytes } = self.space_for_files()?;
+        let volume_bytes = self.volume_bytes.load(Ordering::Relaxed);
+        Ok(Space { total_bytes: total_bytes.saturating_add(volume_bytes), free_bytes })
     }
 
     fn sync(&self) -> Result<(), Code> {

@@ -199,6 +199,7 @@ fn resize_it(root: &OwnedFd) {
     target.set_volume_bytes(BYTES / 2, BYTES / 2).unwrap();
     let space = target.space().unwrap();
     assert_eq!(space.total_bytes, BYTES, "volumes count");
+    assert_eq!(target.space_for_files().unwrap().total_bytes, BYTES / 2);
     assert_eq!(before.free_bytes - space.free_bytes, BYTES / 2);
     let too_much = rustix::fs::fallocate(&file, FallocateFlags::empty(), BYTES / 4, BYTES / 2);
     assert_eq!(too_much, Err(rustix::io::Errno::NOSPC), "files have the rest alone");

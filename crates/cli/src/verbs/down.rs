@@ -69,11 +69,8 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
         let (files, bytes) = (table::count(drained.files, "file"), table::bytes(drained.bytes));
         text.push_str(&format!("copied to the backing store: {files} ({bytes})\n"));
     }
-    let fate = fate(before.as_ref(), stopped.data_kept);
+    let fate = fate(before.as_ref(), stopped.data_kept, volumes.1);
     text.push_str(&format!("pool {} {state}{fate}\n", dir.display()));
-    if volumes.0 > 0 {
-        text.push_str(&format!("  its volumes ({}) are gone\n", table::bytes(volumes.1)));
-    }
     if arguments.keep && !stopped.data_kept {
         text.push_str("  note: it had no memory of its own that could be kept\n");
     }
@@ -160,13 +157,21 @@ fn words(path: &Path, arguments: &Down) -> Vec<String> {
 }
 
 /// Whether the data still exist, in words.
-fn fate(before: Option<&Status>, kept: bool) -> String {
+fn fate(before: Option<&Status>, kept: bool, volume_bytes: u64) -> String {
+    let volumes = match volume_bytes {
+        0 => String::new(),
+        bytes => format!("; its volumes ({}) are gone", table::bytes(bytes)),
+    };
     let Some(Status { inodes: Some(inodes), used_bytes: Some(bytes), .. }) = before else {
         return if kept { "; its data is kept".to_owned() } else { String::new() };
     };
     match (kept, inodes.saturating_sub(1)) {
-        (true, _) => "; its data is kept for the next `forebay up`".to_owned(),
+        (true, _) => format!("; its data is kept for the next `forebay up`{volumes}"),
+        (false, 0) if volume_bytes > 0 => volumes,
         (false, 0) => "; it was empty".to_owned(),
-        (false, n) => format!("; {} in it ({}) are gone", table::count(n, "entry"), table::bytes(*bytes)),
+        (false, n) => {
+            let bytes = bytes.saturating_sub(volume_bytes);
+            format!("; {} in it ({}) are gone{volumes}", table::count(n, "entry"), table::bytes(bytes))
+        }
     }
 }

@@ -221,13 +221,15 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         setup.store.try_clone()?,
         &mut setup.restored,
     );
-    let volumes = Volumes::restored(
-        &setup.identity,
-        &targets,
-        setup.store.try_clone()?,
-        &mut setup.restored,
-        (to_shard.clone(), Arc::clone(&doorbell)),
-    )?;
+    let volumes =
+        Volumes::restored(&setup.identity, &targets, setup.store.try_clone()?, &mut setup.restored, {
+            let (to_shard, doorbell) = (to_shard.clone(), Arc::clone(&doorbell));
+            move |done| {
+                let told = to_shard.send(Message::Volumes(done)).is_ok();
+                doorbell.ring();
+                told
+            }
+        })?;
     let to_network = network.as_ref().map(|n| n.commands.clone());
     let beyond = network.as_ref().map(|n| (n.node, n.commands.clone()));
     let sweeper = sweeper::start(Arc::clone(&targets), to_shard.clone(), Arc::clone(&doorbell), beyond)?;

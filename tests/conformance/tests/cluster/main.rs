@@ -18,6 +18,7 @@ mod pointers;
 mod remote;
 mod stripes;
 mod targets;
+mod volumes;
 mod watches;
 mod wide;
 mod without;

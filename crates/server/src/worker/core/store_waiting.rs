@@ -18,10 +18,11 @@ use crate::worker::store_waits::Released;
 const CALLS_A_LOOK: u32 = 15;
 const LOOK_NS: u64 = 1_000_000;
 
-/// True when all targets of this node are filled up to the high watermark.
+/// True when all targets of this node are filled up to the high watermark. Volumes do not count: the mover can make no
+/// room for files in their memory.
 fn is_filled(targets: &NodeTargets) -> bool {
     let is_filled = |target: &Target| {
-        let space = target.space().unwrap_or_default();
+        let space = target.space_for_files().unwrap_or_default();
         let used = space.total_bytes.saturating_sub(space.free_bytes);
         used.saturating_mul(100) >= space.total_bytes.saturating_mul(HIGH_WATER_PERCENT)
     };

@@ -1,14 +1,19 @@
 //! The thread that reserves and frees the memory of pieces, one step after the other.
 
 use std::sync::mpsc::{self, Sender};
-use std::sync::Arc;
 
-use forebay_ring::Doorbell;
-use forebay_types::{Error, PieceId, Result};
+use forebay_types::{Code, Error, PieceId, Result};
 
 use super::piece::{free, reserve, Memory};
-use super::Done;
-use crate::worker::message::Message;
+
+/// What the helper thread has done.
+#[derive(Debug)]
+pub(in crate::worker) enum Done {
+    /// Reserved a piece up to here, or not.
+    Reserved(PieceId, std::result::Result<u64, Code>),
+    /// Freed the memory of a piece that was dropped: target and bytes.
+    Freed(u16, u64),
+}
 
 /// A step.
 #[derive(Debug)]
@@ -19,8 +24,8 @@ pub(super) enum Work {
     Free { target: u16, bytes: u64, memory: Memory },
 }
 
-/// Starts the thread; it ends when the sender is dropped.
-pub(super) fn start(to_shard: Sender<Message>, doorbell: Arc<Doorbell>) -> Result<Sender<Work>> {
+/// Starts the thread; it ends when the sender is dropped, or when `tell` returns false.
+pub(super) fn start(tell: impl Fn(Done) -> bool + Send + 'static) -> Result<Sender<Work>> {
     let (sender, works) = mpsc::channel::<Work>();
     std::thread::Builder::new()
         .name("volumes".into())
@@ -35,10 +40,9 @@ pub(super) fn start(to_shard: Sender<Message>, doorbell: Arc<Doorbell>) -> Resul
                         Done::Freed(target, bytes)
                     }
                 };
-                if to_shard.send(Message::Volumes(done)).is_err() {
+                if !tell(done) {
                     return;
                 }
-                doorbell.ring();
             }
         })
         .map_err(|e| Error::io("cannot start a thread", &e))?;

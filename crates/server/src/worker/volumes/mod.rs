@@ -18,26 +18,16 @@ use std::sync::Arc;
 
 use forebay_data::{Media, NodeTargets};
 use forebay_meta::Client;
-use forebay_ring::Doorbell;
 use forebay_types::limits::VOLUME_SPACE_LEFT_BYTES;
 use forebay_types::{Code, Error, PieceId, Result};
 
 use super::call::Call;
-use super::message::Message;
 use crate::identity::{Backing, PoolIdentity};
 use crate::life::LIFE_TAG;
 use crate::store::FdStore;
+pub(super) use helper::Done;
 use helper::Work;
 use piece::Piece;
-
-/// What the helper thread has done.
-#[derive(Debug)]
-pub(super) enum Done {
-    /// Reserved a piece up to here, or not.
-    Reserved(PieceId, std::result::Result<u64, Code>),
-    /// Freed the memory of a piece that was dropped: target and bytes.
-    Freed(u16, u64),
-}
 
 /// A piece that a process opens.
 #[derive(Debug)]
@@ -89,13 +79,14 @@ impl Parts {
 }
 
 impl Volumes {
-    /// The pieces that an earlier worker left, taken out of `left`.
+    /// The pieces that an earlier worker left, taken out of `left`. `tell` reports to the shard thread what the helper
+    /// thread has done; false when the shard thread has ended.
     pub(super) fn restored(
         identity: &PoolIdentity,
         targets: &Arc<NodeTargets>,
         store: FdStore,
         left: &mut Vec<(String, Vec<OwnedFd>)>,
-        (to_shard, doorbell): (Sender<Message>, Arc<Doorbell>),
+        tell: impl Fn(Done) -> bool + Send + 'static,
     ) -> Result<Volumes> {
         let life = left.extract_if(.., |(tag, _)| tag == LIFE_TAG).find_map(|(_, mut fds)| fds.pop());
         let Some(life) = life else { return Ok(Volumes::default()) };
@@ -122,7 +113,7 @@ impl Volumes {
             }
         }
         let freeing = vec![0; capacities.len()];
-        let to_helper = helper::start(to_shard, doorbell)?;
+        let to_helper = helper::start(tell)?;
         let parts = Parts { store, life, targets: Arc::clone(targets), capacities, to_helper };
         let volumes = Volumes { parts: Some(parts), pieces, freeing, ..Volumes::default() };
         for target in 0..volumes.freeing.len() as u16 {
