@@ -60,7 +60,7 @@ pub(crate) unsafe fn volume_put(
         return Err(FAULT);
     }
     // SAFETY: the caller's promise.
-    Ok(unsafe { volume.0.put(offset, from.cast(), bytes)? })
+    unsafe { volume.0.put(offset, from.cast(), bytes) }.map_err(Failed::from)
 }
 
 /// # Safety
@@ -71,7 +71,7 @@ pub(crate) unsafe fn volume_get(volume: &forebay_volume, to: *mut c_void, bytes:
         return Err(FAULT);
     }
     // SAFETY: the caller's promise.
-    Ok(unsafe { volume.0.get(offset, to.cast(), bytes)? })
+    unsafe { volume.0.get(offset, to.cast(), bytes) }.map_err(Failed::from)
 }
 
 fn list(runs: &[forebay_run]) -> Result<Vec<(u64, u64)>, Failed> {
@@ -90,7 +90,7 @@ pub(crate) unsafe fn volume_putv(
         return Err(FAULT);
     }
     // SAFETY: the caller's promise.
-    Ok(unsafe { volume.0.put_runs(&list(runs)?, from.cast(), bytes)? })
+    unsafe { volume.0.put_runs(&list(runs)?, from.cast(), bytes) }.map_err(Failed::from)
 }
 
 /// # Safety
@@ -105,7 +105,7 @@ pub(crate) unsafe fn volume_getv(
         return Err(FAULT);
     }
     // SAFETY: the caller's promise.
-    Ok(unsafe { volume.0.get_runs(&list(runs)?, to.cast(), bytes)? })
+    unsafe { volume.0.get_runs(&list(runs)?, to.cast(), bytes) }.map_err(Failed::from)
 }
 
 pub(crate) fn volume_cas(

@@ -1,6 +1,6 @@
 //! Connects the calls that wait for a backing store (`store_waits.rs`).
 
-use forebay_data::{Media, NodeTargets, Target};
+use forebay_data::{NodeTargets, Target};
 use forebay_ring::call_clock;
 use forebay_tasks::StoreSettings;
 use forebay_types::limits::{HIGH_WATER_PERCENT, RANGE_BYTES};
