@@ -146,7 +146,8 @@ pub(crate) struct Down {
     /// Stop the pool even while programs use it
     #[arg(long)]
     pub(crate) force: bool,
-    /// Stop the pool even if backing stores do not have everything: what they lack is lost
+    /// Stop the pool even if backing stores do not have everything, or with --keep although it has volumes: what they
+    /// lack, and the volumes, are lost
     #[arg(long)]
     pub(crate) discard: bool,
     /// Do not show the progress of copying to backing stores
