@@ -28,6 +28,7 @@ const PLACE: u8 = 5;
 const COPY: u8 = 6;
 const PENDING: u8 = 7;
 const FURTHER: u8 = 8;
+const LINKED_FILE: u8 = 9;
 const ENTRY: u8 = 7;
 const INODE: u8 = 8;
 const VALUE: u8 = 9;
@@ -68,6 +69,8 @@ pub(crate) enum Key<'a> {
     Pending(Ino, &'a [u8]),
     /// A further place of an inode: inode, directory and name.
     Further(Ino, Ino, &'a [u8]),
+    /// A file of a backing store with several names: the directory with the store, and the file's number there.
+    LinkedFile(Ino, u64),
     Entry(Ino, Cookie),
     Inode(Ino),
 }
@@ -259,6 +262,16 @@ pub(crate) fn copy(ino: Ino) -> [u8; 10] {
     key
 }
 
+/// The key of a file of a backing store that has several names.
+pub(crate) fn linked_file(root: Ino, number: u64) -> ForeignKey {
+    foreign(LINKED_FILE, root.0, number)
+}
+
+/// First and last keys of all such files.
+pub(crate) fn all_linked_files() -> (ForeignKey, ForeignKey) {
+    (foreign(LINKED_FILE, 0, 0), foreign(LINKED_FILE, u64::MAX, u64::MAX))
+}
+
 /// First key of all values, and the one behind their last.
 pub(crate) fn all_values() -> ([u8; 1], [u8; 1]) {
     ([VALUE], [VALUE + 1])
@@ -326,6 +339,7 @@ pub(crate) fn decode(key: &[u8]) -> Option<Key<'_>> {
                 PREPARED => Key::Prepared(TxId(a), u8::try_from(b).ok()?),
                 DECISION => Key::Decision(TxId(a), NodeId(u16::try_from(b).ok()?)),
                 OWED => Key::Owed(Ino(a), TxId(b)),
+                LINKED_FILE => Key::LinkedFile(Ino(a), b),
                 _ => return None,
             }
         }
@@ -355,6 +369,7 @@ mod tests {
         assert_eq!(decode(&prepared(tx, 7)), Some(Key::Prepared(tx, 7)));
         assert_eq!(decode(&decision(tx, NodeId(3))), Some(Key::Decision(tx, NodeId(3))));
         assert_eq!(decode(&owed(ino, tx)), Some(Key::Owed(ino, tx)));
+        assert_eq!(decode(&linked_file(ino, 5)), Some(Key::LinkedFile(ino, 5)));
         for name in [b"".as_slice(), b"user.a", &[7; 255]] {
             let mut key = ValueKey::new(ino, name);
             key.set_piece(300);

@@ -13,8 +13,8 @@ use forebay_types::{
 pub(crate) const RECORD_VERSION: u8 = 1;
 /// Version byte of the record of an entry that leads to a file of another node: such an entry has a link.
 const LINKED_VERSION: u8 = 2;
-/// Bytes of the largest inode record: the fixed part, a directory's parent and cookie, and the layout.
-pub(crate) const INODE_BYTES_MAX: usize = 82 + 16 + COMPONENTS_MAX * (15 + 4 * TARGETS_MAX);
+/// Bytes of the largest inode record: the fixed part, a directory's parent, cookie and epoch, and the layout.
+pub(crate) const INODE_BYTES_MAX: usize = 82 + 24 + COMPONENTS_MAX * (15 + 4 * TARGETS_MAX);
 /// Bytes of an entry record in front of the name.
 pub(crate) const ENTRY_HEADER_BYTES: usize = 21;
 /// Directories whose attributes may be pending in the ledger.
@@ -28,7 +28,8 @@ pub(crate) const LEDGER_BYTES_MAX: usize = LEDGER_HEADER_BYTES + PENDING_MAX * P
 pub(crate) const MARK_VALUES: u8 = 1;
 /// Mark of a directory in which two names have or had the same hash, so that a look-up must walk the discriminators.
 pub(crate) const MARK_COLLISIONS: u8 = 2;
-/// Mark, in the record alone, of a file with an epoch: one that was drained or released.
+/// Mark, in the record alone, of an inode with an epoch: a file that was drained or released, a directory of whose names
+/// some were forgotten.
 const MARK_EPOCH: u8 = 4;
 /// Mark, in the record alone, of a directory whose bit 8 of the flags belongs to the width of new directories.
 const MARK_WIDTH: u8 = 8;
@@ -126,7 +127,7 @@ impl Inode {
         let a = &self.attr;
         let mut w = Writer::new(buffer);
         let has_layout = a.is_file() || a.is_directory();
-        let has_epoch = a.is_file() && a.epoch() != 0;
+        let has_epoch = (a.is_file() || a.is_directory()) && a.epoch() != 0;
         w.u8(RECORD_VERSION)?;
         let has_width = a.is_directory() && a.flags & OLD_CLOSE_WAITS != 0;
         let mark = |is: bool, mark: u8| if is { mark } else { 0 };
@@ -145,6 +146,9 @@ impl Inode {
             Kind::Directory => {
                 w.u64(a.parent.0)?;
                 w.u64(self.cookie)?;
+                if has_epoch {
+                    w.u64(a.epoch())?;
+                }
             }
             Kind::CharDevice | Kind::BlockDevice => w.u64(a.rdev)?,
             Kind::File if has_epoch => w.u64(a.epoch())?,
@@ -173,7 +177,10 @@ impl Inode {
         let (atime, mtime, ctime, btime) = (time(r)?, time(r)?, time(r)?, time(r)?);
         let (mut parent, mut cookie, mut rdev) = (Ino(0), 0, 0);
         match kind {
-            Kind::Directory => (parent, cookie) = (Ino(r.u64()?), r.u64()?),
+            Kind::Directory => {
+                (parent, cookie) = (Ino(r.u64()?), r.u64()?);
+                rdev = if marks & MARK_EPOCH == 0 { 0 } else { r.u64()? };
+            }
             Kind::CharDevice | Kind::BlockDevice => rdev = r.u64()?,
             Kind::File if marks & MARK_EPOCH != 0 => rdev = r.u64()?,
             _ => {}
@@ -457,10 +464,16 @@ mod tests {
 
     #[test]
     fn inode_of_every_kind_round_trips() {
-        for mode in MODES {
+        let with_epoch = |mode: u32| {
+            let mut inode = inode(mode);
+            inode.attr.next_epoch();
+            inode
+        };
+        let all = MODES.map(inode).into_iter().chain([with_epoch(0o100_644), with_epoch(0o040_755)]);
+        for inode in all {
             let mut buffer = [0; INODE_BYTES_MAX];
-            let n = inode(mode).encode(&mut buffer).unwrap();
-            assert_eq!(Inode::decode(Ino(42), &buffer[..n]).unwrap(), inode(mode));
+            let n = inode.encode(&mut buffer).unwrap();
+            assert_eq!(Inode::decode(Ino(42), &buffer[..n]).unwrap(), inode);
             for short in 0..n {
                 assert_eq!(Inode::decode(Ino(42), &buffer[..short]), Err(Code::Corrupt));
             }

@@ -135,7 +135,8 @@ pub struct Attr {
     pub ino: Ino,
     /// A symlink: bytes of its target. A file: a hint of its bytes. A directory: the number of its entries.
     pub size: u64,
-    /// Device number (`dev_t`) of a device node; of a file its data's epoch ([`Attr::epoch`]); else 0.
+    /// Device number (`dev_t`) of a device node; of a file its data's epoch, of a directory that of its names
+    /// ([`Attr::epoch`]); else 0.
     pub rdev: u64,
     /// The parent of a directory (the root is its own parent); else the zero inode.
     pub parent: Ino,
@@ -191,6 +192,8 @@ impl Attr {
     /// A file's epoch: it changes when a clean file is marked dirty, and when the file is released. So an open that
     /// finds the same epoch before and after has opened the file's present data. It stands in the place of a device
     /// number, which files have not.
+    ///
+    /// A directory's epoch: it changes when the pool forgets a name that the directory's store has.
     #[inline]
     pub fn epoch(&self) -> u64 {
         self.rdev

@@ -68,6 +68,8 @@ pub(super) fn object(name: &[u8], kind: Kind) -> StoreObject<'_> {
         atime: Timestamp { sec: 7, nsec: 0 },
         version: StoreVersion { bytes: 99, mtime: Timestamp { sec: 8, nsec: 0 }, ..version(1) },
         target: if kind == Kind::Symlink { b"target" } else { b"" },
+        nlink: 1,
+        file_system: 0,
     }
 }
 
@@ -126,7 +128,7 @@ fn names_that_the_pool_knows_are_not_imported_again() {
         object(b"f", Kind::File),
     ]);
     pool.ask(Request::Import { ino: top, objects: &list }).unwrap();
-    pool.ask(Request::Listed { ino: top }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 0 }).unwrap();
     pool.ask(Request::Unlink { parent: top, name: b"l" }).unwrap();
     // A refresh: what the pool removed, and the store still has, does not come back.
     pool.ask(Request::Import { ino: top, objects: &list }).unwrap();
@@ -417,7 +419,7 @@ fn requests_for_what_is_no_file_of_a_store_are_refused() {
         (Request::Pin { ino: plain, pinned: true }, Code::NoAttribute),
         (Request::StorePlace { ino: plain }, Code::NotFound),
         (Request::Import { ino: Ino::ROOT, objects: b"" }, Code::NoAttribute),
-        (Request::Listed { ino: plain }, Code::NotDirectory),
+        (Request::Listed { ino: plain, epoch: 0 }, Code::NotDirectory),
     ];
     for (request, code) in refused {
         assert_eq!(pool.ask(request), Err(code), "{request:?}");
@@ -447,7 +449,7 @@ pub(super) fn forget(parent: Ino, name: &[u8], discard: bool) -> Request<'_> {
 fn a_name_that_is_not_pending_is_forgotten_and_the_directory_is_listed_again() {
     let mut pool = Pool::new(true);
     let top = pool.top;
-    pool.ask(Request::Listed { ino: top }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 0 }).unwrap();
     let ino = pool.clean_file(top, b"a", 1);
     let directory = pool.mkdir(top, b"d").unwrap();
     pool.ask(published(top, b"d", directory, 0, 1, 2)).unwrap();
@@ -463,7 +465,7 @@ fn a_name_that_is_not_pending_is_forgotten_and_the_directory_is_listed_again() {
     assert_eq!(pool.ask(Request::Lookup { parent: top, name: b"a" }), Err(Code::NotListed));
     pool.assert_clean();
     pool.ask(Request::Import { ino: top, objects: &objects(&[object(b"a", Kind::File)]) }).unwrap();
-    pool.ask(Request::Listed { ino: top }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 2 }).unwrap();
     pool.ask(Request::Lookup { parent: top, name: b"a" }).unwrap();
     pool.ask(forget(top, b"a", false)).unwrap();
     pool.ask(Request::Detach { ino: top }).unwrap();
