@@ -122,8 +122,10 @@ impl Batch<'_> {
         let names = u64::from(inode.attr.nlink.max(1));
         self.admit(Class::Removal, Work { writes: removal.writes + 4 * names + 5, ..removal })?;
         let is_last = inode.attr.is_directory() || inode.attr.nlink == 1;
-        if let Some(placed) = self.placed(parent, name)?.filter(|_| is_last) {
-            self.forget_linked_file(parent, found.ino, &placed.version)?;
+        match self.placed(parent, name)? {
+            Some(placed) if is_last => self.forget_linked_file(parent, found.ino, &placed.version)?,
+            Some(placed) if relist => self.expect_name_again(parent, &placed)?,
+            _ => {}
         }
         let at = if is_last { None } else { Some((parent, name)) };
         self.forget_places_of(found.ino, at, discard)?;
@@ -158,6 +160,8 @@ impl Batch<'_> {
             Kind::Directory if attr.flags & FLAG_STORE != 0 => Err(Code::Busy),
             Kind::Directory if attr.size != 0 => Err(Code::NotEmpty),
             Kind::Directory if attr.width_log2 != 0 => Err(Code::NotSupported),
+            // A file that was moved out of it may have its only copy there.
+            Kind::Directory if !discard && self.has_places(attr.ino)? => Err(Code::Busy),
             Kind::File if attr.nlink == 1 && attr.flags & FLAG_DIRTY != 0 && !discard => Err(Code::Busy),
             _ => Ok(()),
         }

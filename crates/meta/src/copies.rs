@@ -261,7 +261,7 @@ impl Batch<'_> {
     }
 
     /// True if the store has anything in a directory.
-    fn has_places(&self, directory: Ino) -> Answer<bool> {
+    pub(crate) fn has_places(&self, directory: Ino) -> Answer<bool> {
         let (first, last) = keys::places_in(directory);
         Ok(self.tx.first_in(first.bytes(), last.bytes())?.is_some())
     }

@@ -11,6 +11,9 @@
 //! mover links it to the new file. The version before is kept because a listing may have looked at a name just before
 //! the mover set the file's times.
 //!
+//! A name that the pool forgets (`Forget`), and that leads to one of several places of a file, leaves a record too: when
+//! it is imported again, it joins the file again.
+//!
 //! A record says what the pool did to a file. As soon as the store is found to have another program's file at one of the
 //! names, the record is removed: names that are imported later are files of their own. So is, with the last place of the
 //! inode, a record that is of no more use. One whose inode does not exist is void.
@@ -26,6 +29,8 @@ use crate::keys;
 use crate::namespace::Entered;
 use crate::record::{EntryRecord, Inode, RECORD_VERSION};
 
+/// The file system of a file that the pool has made: any.
+const ANY_FILE_SYSTEM: u64 = u64::MAX;
 const LINKED_BYTES: usize = 1 + 16 + 2 * STORE_VERSION_BYTES;
 
 /// A file of a store that had several names when it was imported.
@@ -64,7 +69,8 @@ impl LinkedFile {
     }
 
     fn is_of(&self, object: &StoreObject<'_>) -> bool {
-        self.file_system == object.file_system && [self.version, self.before].contains(&object.version)
+        let is_there = self.file_system == ANY_FILE_SYSTEM || self.file_system == object.file_system;
+        is_there && [self.version, self.before].contains(&object.version)
     }
 }
 
@@ -113,6 +119,22 @@ impl Batch<'_> {
         let Some(root) = self.store_of(parent)? else { return Ok(()) };
         let (version, file_system) = (object.version, object.file_system);
         self.put_linked_file(root, &LinkedFile { ino, file_system, version, before: version })
+    }
+
+    /// The pool forgets one of several names of a file, and will import it anew: it is to be a name of the file again.
+    pub(crate) fn expect_name_again(&mut self, parent: Ino, placed: &Placed) -> Answer<()> {
+        let Placed { ino, version, .. } = *placed;
+        if placed.kind != Kind::File || !version.is_same_file(&version) {
+            return Ok(());
+        }
+        let Some(root) = self.store_of(parent)? else { return Ok(()) };
+        match self.linked_file(root, version.ino)? {
+            Some(file) if file.ino == ino => Ok(()),
+            _ => {
+                let file_system = ANY_FILE_SYSTEM;
+                self.put_linked_file(root, &LinkedFile { ino, file_system, version, before: version })
+            }
+        }
     }
 
     /// The inode to which a name of the store leads that is about to be imported, if the pool has it under another name.

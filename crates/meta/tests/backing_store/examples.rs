@@ -2,8 +2,8 @@
 
 use forebay_types::{
     Code, Ino, Kind, NodeId, PendingPlace, Request, SetAttr, StoreObject, StoreVersion, TimeSet, Timestamp,
-    Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT,
-    FLAG_UNLISTED,
+    Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED,
+    FLAG_RESIDENT, FLAG_UNLISTED,
 };
 
 use super::pool::Pool;
@@ -101,6 +101,27 @@ fn the_directory_with_a_store_stays_where_it_is_and_nothing_crosses_its_border()
     assert_eq!(pool.ask(Request::Link { ino: inside, parent: root, name: b"f" }), Err(Code::CrossDevice));
     let outside = pool.create(root, b"g").unwrap();
     assert_eq!(pool.ask(Request::Link { ino: outside, parent: top, name: b"g" }), Err(Code::CrossDevice));
+}
+
+#[test]
+fn the_width_of_new_directories_and_closes_that_wait_are_set_apart() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let width = |width| SetAttr { width_of_new: Some(width), ..SetAttr::default() };
+    let odd = pool.mkdir(Ino::ROOT, b"odd").unwrap();
+    pool.ask(Request::SetAttr { ino: odd, set: width(3) }).unwrap();
+    let file = pool.create(odd, b"f").unwrap();
+    assert_eq!(pool.attr(odd).unwrap().flags & FLAG_CLOSE_WAITS, 0);
+    assert_eq!(pool.attr(file).unwrap().flags & FLAG_CLOSE_WAITS, 0);
+    pool.ask(Request::WaitForStore { ino: top, fsync: false, close: true }).unwrap();
+    for set in [2, 3, 0] {
+        pool.ask(Request::SetAttr { ino: top, set: width(set) }).unwrap();
+        pool.reopen();
+        let attr = pool.attr(top).unwrap();
+        assert_eq!((attr.width_of_new(), attr.flags & FLAG_CLOSE_WAITS), (set, FLAG_CLOSE_WAITS));
+    }
+    let file = pool.create(top, b"f").unwrap();
+    assert_eq!(pool.attr(file).unwrap().flags & FLAG_CLOSE_WAITS, FLAG_CLOSE_WAITS);
 }
 
 #[test]
@@ -469,6 +490,20 @@ fn a_name_that_is_not_pending_is_forgotten_and_the_directory_is_listed_again() {
     pool.ask(Request::Lookup { parent: top, name: b"a" }).unwrap();
     pool.ask(forget(top, b"a", false)).unwrap();
     pool.ask(Request::Detach { ino: top }).unwrap();
+    pool.assert_clean();
+}
+
+#[test]
+fn a_directory_in_which_the_store_still_has_a_file_that_was_moved_out_is_not_forgotten() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let directory = pool.mkdir(top, b"d").unwrap();
+    pool.ask(published(top, b"d", directory, 0, 1, 2)).unwrap();
+    let ino = pool.clean_file(directory, b"in", 3);
+    pool.release(ino).unwrap();
+    pool.rename((directory, b"in"), (top, b"out"), 0).unwrap();
+    assert_eq!(pool.ask(forget(top, b"d", false)), Err(Code::Busy));
+    assert_eq!(pool.copy_of(ino).unwrap(), b"d/in");
     pool.assert_clean();
 }
 

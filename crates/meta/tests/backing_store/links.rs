@@ -58,6 +58,8 @@ fn names_of_one_file_of_the_store_are_names_of_one_inode() {
     pool.ask(Request::Unpublished { parent: top, name: b"a", seen }).unwrap();
     let (path, place) = pool.store_place(ino).unwrap();
     assert_eq!((path, place.epoch), (vec![b"d".to_vec(), b"b".to_vec()], 0));
+    let seen = pool.place(b"b").expect("changes were noted at the lost place").changes;
+    pool.ask(Request::Settled { parent: directory, name: b"b", seen }).unwrap();
     // The last name takes the record along: what comes is a file of its own.
     pool.ask(forget(directory, b"b", false)).unwrap();
     assert_ne!(pool.import(directory, named(b"b")).ino, ino);

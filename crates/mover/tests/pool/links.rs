@@ -26,7 +26,7 @@ fn release(bed: &Bed) {
 }
 
 fn refresh(bed: &Bed) {
-    let done = bed.pool_verb(&["refresh", "/s"]);
+    let done = bed.pool_verb(&["refresh", "-r", "/s"]);
     assert!(done.status.success(), "{}", text(&done));
 }
 
@@ -43,7 +43,7 @@ fn names_of_one_file_in_the_store_are_names_of_one_file_in_the_pool() {
     assert_linked(&bed);
     // Attributes alone: nothing is linked anew.
     let before = bed.sh("stat -c %i $S/a");
-    bed.sh("chmod 600 /forebay/s/a; touch -d 2001-02-03 /forebay/s/d/b");
+    bed.sh("chmod 600 /forebay/s/a; touch -h -d 2001-02-03 /forebay/s/d/b");
     bed.wait_drained();
     assert_linked(&bed);
     assert_eq!(bed.sh("stat -c '%i' $S/d/b; stat -c '%a %Y' $S/d/b"), format!("{before}600 981158400\n"));
