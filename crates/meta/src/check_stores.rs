@@ -62,11 +62,8 @@ impl InStores {
                 Ok(_) => drop(self.lead(report, ino, (parent.0, name.to_vec()))),
                 Err(_) => report.problem(|| format!("inode {ino}: the record of a place is damaged")),
             },
-            Some(Key::LinkedFile(root, number)) => {
-                if LinkedFile::decode(bytes).is_err() {
-                    report
-                        .problem(|| format!("the record of file {number} of the store at {root} is damaged"));
-                }
+            Some(Key::LinkedFile(root, number)) if LinkedFile::decode(bytes).is_err() => {
+                report.problem(|| format!("the record of file {number} of the store at {root} is damaged"));
             }
             Some(Key::Pending(parent, name)) => {
                 report.pending += 1;
