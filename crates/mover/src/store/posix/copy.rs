@@ -58,7 +58,7 @@ const BLOCK_BYTES: i64 = 512;
 
 /// True for a small file that has no holes.
 pub(super) fn is_dense(stat: &rustix::fs::Stat) -> bool {
-    stat.st_size as u64 <= DENSE_BYTES_MAX && stat.st_blocks as i64 * BLOCK_BYTES >= stat.st_size
+    stat.st_size as u64 <= DENSE_BYTES_MAX && stat.st_blocks * BLOCK_BYTES >= stat.st_size
 }
 
 impl Source for File<'_> {
