@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use forebay_server::Medium;
 
-use values::{medium, size};
+use values::{medium, size, snapshots};
 
 pub(crate) use batch::{Bb, BbVerb, JobCommand, JobVerb, Queue};
 pub(crate) use pools::{Down, Status, Up};
@@ -326,6 +326,16 @@ pub(crate) struct Run {
     /// Where a started pool stores its data: dram or ssd (in the directory for temporary files)
     #[arg(long, value_name = "MEDIUM", value_parser = medium)]
     pub(crate) media: Option<Medium>,
+    /// Time between two snapshots of the names of a pool that is started, on targets that outlive the node, e.g. 30s, or
+    /// off: `forebay recover` needs them [default: 60s]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "FOREBAY_SNAPSHOT",
+        hide_env_values = true,
+        value_parser = snapshots
+    )]
+    pub(crate) snapshots: Option<u64>,
     /// Start a pool that ends with the program, even if a default pool exists
     #[arg(long)]
     pub(crate) own: bool,

@@ -15,3 +15,5 @@ mod killed;
 mod refused;
 #[path = "recover/sources.rs"]
 mod sources;
+#[path = "recover/striped.rs"]
+mod striped;

@@ -96,7 +96,7 @@ impl Pool {
         st.st_nlink = attr.nlink as _;
         st.st_uid = attr.uid;
         st.st_gid = attr.gid;
-        st.st_rdev = if attr.is_file() { 0 } else { attr.rdev };
+        st.st_rdev = if attr.is_file() || attr.is_directory() { 0 } else { attr.rdev };
         st.st_size = attr.size as i64;
         st.st_blksize = BLOCK_BYTES as _;
         st.st_blocks = 0;

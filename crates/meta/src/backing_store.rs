@@ -1,4 +1,4 @@
-//! Changes by which a backing store comes in front: attaching it, importing its names, and the states of a file.
+//! Changes by which a backing store comes in front: attaching it, and the states of a file.
 //!
 //! | state | flags | leads to |
 //! |---|---|---|
@@ -14,20 +14,18 @@
 //! [`Code::NotListed`], until the daemon has had them imported: the one name that a request needs (`unlisted.rs`), or all
 //! of them for a listing and to tell whether the directory is empty. Tests: `tests/backing_store`.
 
-use forebay_types::limits::LINKS_MAX;
 use forebay_types::{
-    Attr, Code, Ino, Kind, Layout, NodeId, Placed, Reader, Reply, SetAttr, StoreObject, StorePlace,
-    StoreVersion, Timestamp, TxId, EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS,
-    FLAG_DIRTY, FLAG_DRAINING, FLAG_FSYNC_WAITS, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
+    Code, Ino, Kind, Layout, NodeId, Placed, Reply, SetAttr, StorePlace, StoreVersion, TxId, EPOCH_UNKNOWN,
+    FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY, FLAG_DRAINING, FLAG_FSYNC_WAITS,
+    FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
 };
 
 use crate::batch::{Answer, Batch, Context, Unlisted, PAYLOAD_BYTES_MAX};
 use crate::copies::Copy;
 use crate::holds::Hold;
 use crate::keys;
-use crate::namespace::Entered;
 use crate::page_budget::{Class, Work};
-use crate::record::{EntryRecord, Inode, INODE_BYTES_MAX};
+use crate::record::Inode;
 
 /// The extended attribute that has the settings of a directory's store.
 pub const STORE_SETTINGS: &[u8] = b"trusted.forebay.store";
@@ -119,17 +117,26 @@ impl Batch<'_> {
         let Some(found) = self.find_entry(slot, name)? else { return self.forget_remains(parent, name) };
         let inode = self.entered_inode(found.ino)?;
         self.check_forgettable(&inode, discard)?;
-        // Beside what a removal writes: places, pending places and copies of all names, the directory.
+        // Beside what a removal writes: places, pending places and copies of all names, a linked file, the directory.
         let removal = Self::removal_work(&inode);
         let names = u64::from(inode.attr.nlink.max(1));
-        self.admit(Class::Removal, Work { writes: removal.writes + 4 * names + 4, ..removal })?;
+        self.admit(Class::Removal, Work { writes: removal.writes + 4 * names + 5, ..removal })?;
         let is_last = inode.attr.is_directory() || inode.attr.nlink == 1;
+        match self.placed(parent, name)? {
+            Some(placed) if is_last => self.forget_linked_file(parent, found.ino, &placed.version)?,
+            Some(placed) if relist => self.expect_name_again(parent, &placed)?,
+            _ => {}
+        }
         let at = if is_last { None } else { Some((parent, name)) };
         self.forget_places_of(found.ino, at, discard)?;
         self.drop_place(parent, name)?;
         self.state.absences.forget(parent, name);
         let reply = self.remove_entry(c, slot, &found, name, inode)?;
         if relist {
+            // A listing that is under way may have imported the name already.
+            let mut directory = self.inode(parent)?;
+            directory.attr.next_epoch();
+            self.store_inode(&directory)?;
             self.change_flags(c, parent, FLAG_UNLISTED, 0)?;
         }
         Ok(reply)
@@ -153,6 +160,8 @@ impl Batch<'_> {
             Kind::Directory if attr.flags & FLAG_STORE != 0 => Err(Code::Busy),
             Kind::Directory if attr.size != 0 => Err(Code::NotEmpty),
             Kind::Directory if attr.width_log2 != 0 => Err(Code::NotSupported),
+            // A file that was moved out of it may have its only copy there.
+            Kind::Directory if !discard && self.has_places(attr.ino)? => Err(Code::Busy),
             Kind::File if attr.nlink == 1 && attr.flags & FLAG_DIRTY != 0 && !discard => Err(Code::Busy),
             _ => Ok(()),
         }
@@ -206,7 +215,7 @@ impl Batch<'_> {
     }
 
     /// Sets and clears flags of an inode.
-    fn change_flags(
+    pub(crate) fn change_flags(
         &mut self,
         c: &mut Context<'_>,
         ino: Ino,
@@ -239,127 +248,6 @@ impl Batch<'_> {
     /// What the last request that was refused with [`Code::NotListed`] needs of the store.
     pub fn take_unlisted(&mut self) -> Option<Unlisted> {
         self.met_unlisted.take()
-    }
-
-    pub(crate) fn import(&mut self, c: &mut Context<'_>, ino: Ino, objects: &[u8]) -> Answer<Reply<'static>> {
-        let slot = self.directory(ino)?;
-        if self.state.directories.get(slot).attr.flags & FLAG_ATTACHED == 0 {
-            return Err(Code::NoAttribute);
-        }
-        let (mut r, mut list) = (Reader::new(objects), Vec::new());
-        while !r.rest().is_empty() {
-            list.push(StoreObject::decode(&mut r)?);
-        }
-        let mut count = 0;
-        for object in &list {
-            match self.import_one(c, slot, ino, object) {
-                Ok(()) => count += 1,
-                // What came before stays.
-                Err(Code::NoSpace | Code::TooManyLinks) if count > 0 => break,
-                Err(code) => return Err(code),
-            }
-            self.count_writes()?;
-        }
-        Ok(Reply::Count(count))
-    }
-
-    /// Creates the entry of one object, unless the name exists.
-    fn import_one(
-        &mut self,
-        c: &mut Context<'_>,
-        slot: usize,
-        parent: Ino,
-        object: &StoreObject<'_>,
-    ) -> Answer<()> {
-        // Entry, inode, place, copy, directory; the kept reply, ledger. A link's target.
-        self.admit(Class::Growth, Work { writes: 7, run: Self::pieces_of(object.target.len()) })?;
-        let above = self.state.directories.get(slot);
-        let (mtime, layout) = (above.attr.mtime, above.layout);
-        let inherited = above.attr.flags & FLAGS_INHERITED;
-        let (home, kind) = (self.shard.node(), object.kind);
-        if self.placed(parent, object.name)?.is_some() {
-            return Ok(()); // known: perhaps removed in the pool, and to be removed in the store
-        }
-        if self.is_intended(parent, object.name)? {
-            return Ok(()); // a mover has just put it there; the pool may have removed it meanwhile
-        }
-        let next = self.state.ledger.next_counter;
-        if next >= Ino::MAX_COUNTER {
-            return Err(Code::NoSpace);
-        }
-        let ino = Ino::new(home, next);
-        let record = EntryRecord { ino, kind, home, width_log2: 0, link: TxId::NONE, name: object.name };
-        let is_directory = kind == Kind::Directory;
-        if is_directory && above.attr.nlink >= LINKS_MAX && self.find_entry(slot, object.name)?.is_none() {
-            return Err(Code::TooManyLinks);
-        }
-        let Entered::New(cookie) = self.enter(slot, &record)? else { return Ok(()) };
-        let changed = object.version.mtime;
-        let attr = Attr {
-            ino,
-            size: match kind {
-                Kind::File => object.version.bytes,
-                Kind::Symlink => object.target.len() as u64,
-                _ => 0,
-            },
-            rdev: if matches!(kind, Kind::CharDevice | Kind::BlockDevice) { object.rdev } else { 0 },
-            parent: if is_directory { parent } else { Ino(0) },
-            mode: kind.mode_bits() | object.mode,
-            uid: object.uid,
-            gid: object.gid,
-            nlink: if is_directory { 2 } else { 1 },
-            flags: inherited
-                | match kind {
-                    Kind::Directory => FLAG_UNLISTED,
-                    // A file's data come at its first use. Other kinds have none.
-                    Kind::File => 0,
-                    _ => FLAG_RESIDENT,
-                },
-            home,
-            width_log2: 0,
-            atime: object.atime,
-            mtime: changed,
-            ctime: changed,
-            btime: changed,
-        };
-        let mut inode = Inode {
-            attr,
-            layout: if is_directory { layout } else { Layout::single(home, 0) },
-            cookie: if is_directory { cookie } else { 0 },
-            marks: 0,
-        };
-        if kind == Kind::Symlink {
-            inode.mark_values();
-        }
-        let mut buffer = [0; INODE_BYTES_MAX];
-        let n = inode.encode(&mut buffer)?;
-        self.tx.put(&keys::inode(ino), &buffer[..n])?;
-        if kind == Kind::Symlink {
-            self.put_value(ino, b"", object.target)?;
-        }
-        // The time of a directory is for programs alone: its version has none, as its entries change it.
-        let mtime_of_version = if is_directory { Timestamp::default() } else { object.version.mtime };
-        let version = StoreVersion { mtime: mtime_of_version, ..object.version };
-        self.put_place(parent, object.name, &Placed { ino, kind, version })?;
-        self.put_copy(ino, &Copy::first(0, parent, object.name))?;
-        let ledger = &mut self.state.ledger;
-        ledger.next_counter += 1;
-        ledger.inodes += 1;
-        ledger.entries += 1;
-        if self.state.directories.get(slot).attr.flags & FLAG_UNLISTED == 0 {
-            // The board may show that there is no such name.
-            c.effects.name(parent, object.name, Some((ino, kind)));
-            c.effects.inode(inode.entry());
-        }
-        // The directory has had these entries all along: its times stay.
-        let unchanged = Context { caller: c.caller, now: mtime, effects: c.effects };
-        self.touch_directory(&mut { unchanged }, slot, 1, i64::from(is_directory));
-        Ok(())
-    }
-
-    pub(crate) fn listed(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<Reply<'static>> {
-        self.directory(ino)?;
-        self.change_flags(c, ino, 0, FLAG_UNLISTED)
     }
 
     /// A file of an attached tree.
@@ -404,16 +292,19 @@ impl Batch<'_> {
     ) -> Answer<Reply<'static>> {
         let before = self.placed(parent, name)?;
         let links = match &before {
-            Some(before) if before.ino == ino && before.version.differs_in_time(&version) => {
+            // The same file, which has other names: its times were set, or another program has written it.
+            Some(before)
+                if before.ino == ino
+                    && before.version != version
+                    && before.version.is_same_file(&version) =>
+            {
                 self.other_places(ino, (parent, name), before.version)?
             }
             _ => Vec::new(),
         };
-        // What was there: place, copy, further place, pending, inode. Place, copy, two further places, inode, pending.
-        self.admit(Class::Change, Work::writes(12 + links.len() as u64))?;
-        for (parent, name, placed) in links {
-            self.put_place(parent, &name, &Placed { version, ..placed })?;
-        }
+        // What was there: place, copy, further place, pending, inode. Place, copy, two further places, inode, pending,
+        // linked file.
+        self.admit(Class::Change, Work::writes(13 + 2 * links.len() as u64))?;
         let found = self.find_inode(ino)?;
         if let Some(Inode { attr, .. }) = &found {
             let is_elsewhere = |copy: Copy| (copy.parent, copy.name.as_slice()) != (parent, name);
@@ -428,6 +319,11 @@ impl Batch<'_> {
         let same = before.filter(|before| before.ino == ino);
         if same.is_none() {
             self.lose_place(c, parent, name)?;
+        }
+        let mut others = Vec::with_capacity(links.len());
+        for (parent, name, placed) in links {
+            self.put_place(parent, &name, &Placed { version, ..placed })?;
+            others.push((parent, name));
         }
         let Some(mut inode) = found else {
             // It was removed meanwhile: what was published is to be removed.
@@ -450,7 +346,11 @@ impl Batch<'_> {
             (true, false) => EPOCH_UNKNOWN,
         };
         let is_new = same.is_none_or(|same| same.version != version);
+        if let Some(same) = same.filter(|_| is_data) {
+            self.follow_linked_file(parent, &inode, (same.version, version))?;
+        }
         let again = self.note_copy(c, &inode, known, parent, name, is_new)?;
+        self.align_further(ino, (parent, name), &others)?;
         if copied && inode.attr.flags & FLAG_DRAINING != 0 {
             inode.attr.flags &= !(FLAG_DIRTY | FLAG_DRAINING);
             self.store_inode(&inode)?;
@@ -467,7 +367,7 @@ impl Batch<'_> {
         name: &[u8],
         seen: u64,
     ) -> Answer<Reply<'static>> {
-        self.admit(Class::Removal, Work::writes(6))?;
+        self.admit(Class::Removal, Work::writes(7))?;
         self.lose_place(c, parent, name)?;
         let is_wanted = self.entry_at(parent, name)?.is_some();
         self.settle_place(c, parent, name, Some(seen).filter(|_| !is_wanted))

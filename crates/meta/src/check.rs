@@ -178,9 +178,9 @@ impl Check {
                     self.counter_seen(shard, volume.ino);
                 }
             }
-            Some(Key::Place(..) | Key::Copy(_) | Key::Pending(..) | Key::Further(..)) => {
-                self.in_stores.record(&mut self.report, key, bytes)
-            }
+            Some(
+                Key::Place(..) | Key::Copy(_) | Key::Pending(..) | Key::Further(..) | Key::LinkedFile(..),
+            ) => self.in_stores.record(&mut self.report, key, bytes),
             Some(Key::Entry(parent, cookie)) => self.entry(shard, parent, cookie, bytes),
             Some(Key::Inode(ino)) => self.inode(shard, ino, bytes, each_file),
             None => self.report.problem(|| format!("a record under the unknown key {key:02x?}")),

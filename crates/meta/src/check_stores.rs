@@ -8,6 +8,7 @@ use crate::check_report::CheckReport;
 use crate::copies::{decode_copy, decode_further};
 use crate::keys::{self, Key};
 use crate::places::{decode_place, PendingRecord};
+use crate::store_links::LinkedFile;
 
 /// Directory and name.
 type PlaceOf = (u64, Vec<u8>);
@@ -61,6 +62,9 @@ impl InStores {
                 Ok(_) => drop(self.lead(report, ino, (parent.0, name.to_vec()))),
                 Err(_) => report.problem(|| format!("inode {ino}: the record of a place is damaged")),
             },
+            Some(Key::LinkedFile(root, number)) if LinkedFile::decode(bytes).is_err() => {
+                report.problem(|| format!("the record of file {number} of the store at {root} is damaged"));
+            }
             Some(Key::Pending(parent, name)) => {
                 report.pending += 1;
                 self.pending.insert((parent.0, name.to_vec()));

@@ -54,6 +54,10 @@ impl Copy {
         (self.parent, self.name.as_slice()) == (parent, name)
     }
 
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
     /// True for one that only notes a change.
     pub(crate) fn is_mark(&self) -> bool {
         self.name.is_empty()
@@ -116,6 +120,33 @@ impl Batch<'_> {
         w.u8(RECORD_VERSION)?;
         w.u64(generation)?;
         self.tx.put(keys::further(ino, parent, name).bytes(), &buffer)
+    }
+
+    /// Adds a place that has an inode too: data of a generation, or without one any.
+    pub(crate) fn put_further_place(
+        &mut self,
+        ino: Ino,
+        parent: Ino,
+        name: &[u8],
+        generation: Option<u64>,
+    ) -> Answer<()> {
+        self.put_further(ino, parent, name, generation.unwrap_or(NO_GENERATION))
+    }
+
+    /// The same file of the store is at several places: what is known of the copy holds for these further places.
+    pub(crate) fn align_further(
+        &mut self,
+        ino: Ino,
+        at: (Ino, &[u8]),
+        others: &[(Ino, Vec<u8>)],
+    ) -> Answer<()> {
+        let Some(copy) = self.copy_record(ino)?.filter(|copy| copy.is_at(at.0, at.1)) else { return Ok(()) };
+        for (parent, name) in others {
+            if self.further_at(ino, *parent, name)?.is_some_and(|known| known != copy.generation) {
+                self.put_further(ino, *parent, name, copy.generation)?;
+            }
+        }
+        Ok(())
     }
 
     fn further_at(&self, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Option<u64>> {
@@ -230,7 +261,7 @@ impl Batch<'_> {
     }
 
     /// True if the store has anything in a directory.
-    fn has_places(&self, directory: Ino) -> Answer<bool> {
+    pub(crate) fn has_places(&self, directory: Ino) -> Answer<bool> {
         let (first, last) = keys::places_in(directory);
         Ok(self.tx.first_in(first.bytes(), last.bytes())?.is_some())
     }
@@ -257,6 +288,9 @@ impl Batch<'_> {
         }
         let ino = placed.ino;
         self.tx.delete(keys::place(parent, name).bytes())?;
+        if self.find_inode(ino)?.is_none() {
+            self.forget_linked_file(parent, ino, &placed.version)?;
+        }
         let copy = self.copy_record(ino)?.filter(|copy| copy.is_at(parent, name));
         let Some(copy) = copy else {
             self.tx.delete(keys::further(ino, parent, name).bytes())?;
@@ -375,11 +409,22 @@ impl Batch<'_> {
         }
     }
 
-    /// The store was found to have something else at a place: if it is the place of a copy, that copy has unknown data.
+    /// The store was found to have something else at a place: if it is the place of a copy, that copy has unknown data,
+    /// unless another place has the same.
     pub(crate) fn distrust_copy(&mut self, c: &mut Context<'_>, parent: Ino, name: &[u8]) -> Answer<()> {
         let Some(Placed { ino, kind: Kind::File, .. }) = self.placed(parent, name)? else { return Ok(()) };
         match self.copy_record(ino)? {
             Some(copy) if copy.is_at(parent, name) => {
+                let same = self.find_further(ino, (Ino(0), b""), Some(copy.generation))?;
+                if let Some(other) = same {
+                    // Another name has the data.
+                    self.tx.delete(keys::further(ino, other.parent, &other.name).bytes())?;
+                    self.put_further(ino, parent, name, NO_GENERATION)?;
+                    let Further { parent, name } = other;
+                    // Changes of the inode were noted at the distrusted place.
+                    self.note_place(c.now, parent, &name)?;
+                    return self.put_copy(ino, &Copy { parent, name, ..copy });
+                }
                 let generation = copy.generation + 1;
                 self.put_copy(ino, &Copy { epoch: EPOCH_UNKNOWN, generation, ..copy })?;
                 self.make_dirty(c, ino)

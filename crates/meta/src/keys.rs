@@ -30,6 +30,7 @@ const PENDING: u8 = 7;
 const FURTHER: u8 = 8;
 /// Volumes, by name: records of the root's home.
 const VOLUME: u8 = 9;
+const LINKED_FILE: u8 = 10;
 const ENTRY: u8 = 7;
 const INODE: u8 = 8;
 const VALUE: u8 = 9;
@@ -72,6 +73,8 @@ pub(crate) enum Key<'a> {
     Further(Ino, Ino, &'a [u8]),
     /// A volume: its name.
     Volume(&'a [u8]),
+    /// A file of a backing store with several names: the directory with the store, and the file's number there.
+    LinkedFile(Ino, u64),
     Entry(Ino, Cookie),
     Inode(Ino),
 }
@@ -276,6 +279,16 @@ pub(crate) fn copy(ino: Ino) -> [u8; 10] {
     key
 }
 
+/// The key of a file of a backing store that has several names.
+pub(crate) fn linked_file(root: Ino, number: u64) -> ForeignKey {
+    foreign(LINKED_FILE, root.0, number)
+}
+
+/// First and last keys of all such files.
+pub(crate) fn all_linked_files() -> (ForeignKey, ForeignKey) {
+    (foreign(LINKED_FILE, 0, 0), foreign(LINKED_FILE, u64::MAX, u64::MAX))
+}
+
 /// First key of all values, and the one behind their last.
 pub(crate) fn all_values() -> ([u8; 1], [u8; 1]) {
     ([VALUE], [VALUE + 1])
@@ -347,6 +360,7 @@ pub(crate) fn decode(key: &[u8]) -> Option<Key<'_>> {
                 PREPARED => Key::Prepared(TxId(a), u8::try_from(b).ok()?),
                 DECISION => Key::Decision(TxId(a), NodeId(u16::try_from(b).ok()?)),
                 OWED => Key::Owed(Ino(a), TxId(b)),
+                LINKED_FILE => Key::LinkedFile(Ino(a), b),
                 _ => return None,
             }
         }
@@ -381,6 +395,7 @@ mod tests {
             assert_eq!(decode(key.bytes()), Some(Key::Volume(name)));
             assert!(first.as_slice() < key.bytes() && key.bytes() < last.as_slice());
         }
+        assert_eq!(decode(&linked_file(ino, 5)), Some(Key::LinkedFile(ino, 5)));
         for name in [b"".as_slice(), b"user.a", &[7; 255]] {
             let mut key = ValueKey::new(ino, name);
             key.set_piece(300);

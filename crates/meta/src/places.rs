@@ -416,7 +416,11 @@ impl Batch<'_> {
         found: bool,
         version: StoreVersion,
     ) -> Answer<Reply<'static>> {
-        self.admit(Class::Change, Work::writes(4))?;
+        self.admit(Class::Change, Work::writes(8))?;
+        if let Some(placed) = self.placed(parent, name)? {
+            // Another program has put a file there: what the store has of the old one is not the pool's to tell.
+            self.forget_linked_file(parent, placed.ino, &placed.version)?;
+        }
         if found {
             self.distrust_copy(c, parent, name)?;
         } else {
@@ -499,7 +503,7 @@ impl Batch<'_> {
     }
 
     /// The directory with the store that has a directory, which may be gone from the pool.
-    fn root_of_place(&mut self, mut directory: Ino) -> Answer<Option<Ino>> {
+    pub(crate) fn root_of_place(&mut self, mut directory: Ino) -> Answer<Option<Ino>> {
         for _ in 0..DEPTH_MAX {
             if let Some(inode) = self.find_inode(directory)? {
                 if inode.attr.flags & FLAG_STORE != 0 {

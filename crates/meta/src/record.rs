@@ -6,15 +6,15 @@
 use forebay_types::limits::{COMPONENTS_MAX, NAME_MAX, TARGETS_MAX};
 use forebay_types::{
     Attr, Code, Component, Cookie, Entry, Ino, Kind, Layout, NodeId, Reader, Timestamp, TxId, Writer,
-    FLAG_HAS_VALUES,
+    FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_HAS_VALUES,
 };
 
 /// Version byte of inode, entry and ledger records.
 pub(crate) const RECORD_VERSION: u8 = 1;
 /// Version byte of the record of an entry that leads to a file of another node: such an entry has a link.
 const LINKED_VERSION: u8 = 2;
-/// Bytes of the largest inode record: the fixed part, a directory's parent and cookie, and the layout.
-pub(crate) const INODE_BYTES_MAX: usize = 82 + 16 + COMPONENTS_MAX * (15 + 4 * TARGETS_MAX);
+/// Bytes of the largest inode record: the fixed part, a directory's parent, cookie and epoch, and the layout.
+pub(crate) const INODE_BYTES_MAX: usize = 82 + 24 + COMPONENTS_MAX * (15 + 4 * TARGETS_MAX);
 /// Bytes of an entry record in front of the name.
 pub(crate) const ENTRY_HEADER_BYTES: usize = 21;
 /// Directories whose attributes may be pending in the ledger.
@@ -28,8 +28,13 @@ pub(crate) const LEDGER_BYTES_MAX: usize = LEDGER_HEADER_BYTES + PENDING_MAX * P
 pub(crate) const MARK_VALUES: u8 = 1;
 /// Mark of a directory in which two names have or had the same hash, so that a look-up must walk the discriminators.
 pub(crate) const MARK_COLLISIONS: u8 = 2;
-/// Mark, in the record alone, of a file with an epoch: one that was drained or released.
+/// Mark, in the record alone, of an inode with an epoch: a file that was drained or released, a directory of whose names
+/// some were forgotten.
 const MARK_EPOCH: u8 = 4;
+/// Mark, in the record alone, of a directory whose bit 8 of the flags belongs to the width of new directories.
+const MARK_WIDTH: u8 = 8;
+/// The bit that had [`FLAG_CLOSE_WAITS`] first: in a directory it is the lowest of the width of new directories, too.
+const OLD_CLOSE_WAITS: u32 = 1 << 8;
 
 const _: () = assert!(LEDGER_BYTES_MAX < 2000);
 
@@ -93,6 +98,18 @@ fn layout(r: &mut Reader<'_>, count: usize) -> Result<Layout, Code> {
     Layout::new(&components[..count]).map_err(corrupt)
 }
 
+/// The flags of a record whose bit 8 may be [`FLAG_CLOSE_WAITS`]. Outside the tree of a store it never was. A file has no
+/// width. A directory has no width of 1; with another odd one, either may have been meant: it keeps both.
+fn without_overlap(kind: Kind, flags: u32) -> u32 {
+    if flags & OLD_CLOSE_WAITS == 0 {
+        return flags;
+    }
+    let is_attached = flags & FLAG_ATTACHED != 0;
+    let is_width = kind == Kind::Directory && (!is_attached || flags & 0x1e00 != 0);
+    let kept = if is_width { flags } else { flags & !OLD_CLOSE_WAITS };
+    kept | if is_attached { FLAG_CLOSE_WAITS } else { 0 }
+}
+
 impl Inode {
     /// Attributes and layout, the form in replies.
     pub(crate) fn entry(&self) -> Entry {
@@ -110,9 +127,11 @@ impl Inode {
         let a = &self.attr;
         let mut w = Writer::new(buffer);
         let has_layout = a.is_file() || a.is_directory();
-        let has_epoch = a.is_file() && a.epoch() != 0;
+        let has_epoch = (a.is_file() || a.is_directory()) && a.epoch() != 0;
         w.u8(RECORD_VERSION)?;
-        w.u8(self.marks | if has_epoch { MARK_EPOCH } else { 0 })?;
+        let has_width = a.is_directory() && a.flags & OLD_CLOSE_WAITS != 0;
+        let mark = |is: bool, mark: u8| if is { mark } else { 0 };
+        w.u8(self.marks | mark(has_epoch, MARK_EPOCH) | mark(has_width, MARK_WIDTH))?;
         w.u8(a.width_log2)?;
         w.u8(if has_layout { self.layout.components().len() as u8 } else { 0 })?;
         for v in [a.mode, a.uid, a.gid, a.nlink, a.flags & !FLAG_HAS_VALUES] {
@@ -127,6 +146,9 @@ impl Inode {
             Kind::Directory => {
                 w.u64(a.parent.0)?;
                 w.u64(self.cookie)?;
+                if has_epoch {
+                    w.u64(a.epoch())?;
+                }
             }
             Kind::CharDevice | Kind::BlockDevice => w.u64(a.rdev)?,
             Kind::File if has_epoch => w.u64(a.epoch())?,
@@ -155,12 +177,16 @@ impl Inode {
         let (atime, mtime, ctime, btime) = (time(r)?, time(r)?, time(r)?, time(r)?);
         let (mut parent, mut cookie, mut rdev) = (Ino(0), 0, 0);
         match kind {
-            Kind::Directory => (parent, cookie) = (Ino(r.u64()?), r.u64()?),
+            Kind::Directory => {
+                (parent, cookie) = (Ino(r.u64()?), r.u64()?);
+                rdev = if marks & MARK_EPOCH == 0 { 0 } else { r.u64()? };
+            }
             Kind::CharDevice | Kind::BlockDevice => rdev = r.u64()?,
             Kind::File if marks & MARK_EPOCH != 0 => rdev = r.u64()?,
             _ => {}
         }
-        let marks = marks & !MARK_EPOCH;
+        let flags = if marks & MARK_WIDTH == 0 { without_overlap(kind, flags) } else { flags };
+        let marks = marks & !(MARK_EPOCH | MARK_WIDTH);
         let values = if marks & MARK_VALUES == 0 { 0 } else { FLAG_HAS_VALUES };
         let layout = if matches!(kind, Kind::File | Kind::Directory) {
             layout(r, components as usize)?
@@ -438,16 +464,49 @@ mod tests {
 
     #[test]
     fn inode_of_every_kind_round_trips() {
-        for mode in MODES {
+        let with_epoch = |mode: u32| {
+            let mut inode = inode(mode);
+            inode.attr.next_epoch();
+            inode
+        };
+        let all = MODES.map(inode).into_iter().chain([with_epoch(0o100_644), with_epoch(0o040_755)]);
+        for inode in all {
             let mut buffer = [0; INODE_BYTES_MAX];
-            let n = inode(mode).encode(&mut buffer).unwrap();
-            assert_eq!(Inode::decode(Ino(42), &buffer[..n]).unwrap(), inode(mode));
+            let n = inode.encode(&mut buffer).unwrap();
+            assert_eq!(Inode::decode(Ino(42), &buffer[..n]).unwrap(), inode);
             for short in 0..n {
                 assert_eq!(Inode::decode(Ino(42), &buffer[..short]), Err(Code::Corrupt));
             }
             let mut longer = buffer[..n].to_vec();
             longer.push(0);
             assert_eq!(Inode::decode(Ino(42), &longer), Err(Code::Corrupt));
+        }
+    }
+
+    #[test]
+    fn a_close_that_waits_is_read_from_the_bit_that_had_it_first() {
+        let flags_of = |mode: u32, flags: u32, mark: u8| {
+            let mut buffer = [0; INODE_BYTES_MAX];
+            let n = inode(mode).encode(&mut buffer).unwrap();
+            buffer[1] = buffer[1] & !MARK_WIDTH | mark;
+            buffer[20..24].copy_from_slice(&flags.to_le_bytes());
+            Inode::decode(Ino(42), &buffer[..n]).unwrap().attr.flags & !FLAG_HAS_VALUES
+        };
+        let (file, directory, old) = (0o100_644, 0o040_755, OLD_CLOSE_WAITS);
+        let waits = FLAG_ATTACHED | FLAG_CLOSE_WAITS;
+        assert_eq!(flags_of(file, FLAG_ATTACHED | old, 0), waits);
+        assert_eq!(flags_of(directory, FLAG_ATTACHED | old, 0), waits);
+        assert_eq!(flags_of(file, old, 0), 0, "it came from the width of its directory");
+        assert_eq!(flags_of(directory, 3 << 8, 0), 3 << 8);
+        assert_eq!(flags_of(directory, FLAG_ATTACHED | 3 << 8, 0), waits | 3 << 8, "either may be meant");
+        assert_eq!(flags_of(directory, FLAG_ATTACHED | 3 << 8, MARK_WIDTH), FLAG_ATTACHED | 3 << 8);
+        // What is written now is read as it is.
+        for flags in [FLAG_ATTACHED | 3 << 8, waits | 3 << 8, waits, 16 << 8] {
+            let mut wide = inode(directory);
+            wide.attr.flags = flags | FLAG_HAS_VALUES;
+            let mut buffer = [0; INODE_BYTES_MAX];
+            let n = wide.encode(&mut buffer).unwrap();
+            assert_eq!(Inode::decode(Ino(42), &buffer[..n]).unwrap(), wide);
         }
     }
 

@@ -84,6 +84,8 @@ pub(crate) struct State {
     pub(crate) holds: Holds,
     /// Names that unlisted directories' stores lack.
     pub(crate) absences: Absences,
+    /// Whether any file of a store has a record as one with several names; none before that was looked up.
+    pub(crate) has_linked_files: Option<bool>,
     pub(crate) space: Space,
     /// A batch was dropped: ledger and directories must be read again.
     pub(crate) stale: bool,
@@ -361,6 +363,7 @@ impl State {
             new_orphans: BTreeMap::new(),
             holds: Holds::default(),
             absences: Absences::default(),
+            has_linked_files: None,
             space,
             stale: true,
         }
@@ -381,6 +384,7 @@ impl State {
         self.ledger = ledger;
         self.directories = directories;
         self.new_orphans.clear();
+        self.has_linked_files = None;
         self.holds = Holds::read(tx, node)?;
         self.stale = false;
         Ok(())

@@ -17,6 +17,7 @@ use crate::pool_file::PoolFile;
 use crate::pool_options::PoolOptions;
 use crate::pool_place;
 use crate::setup::receive_setup;
+use crate::snapshot_period::parse_snapshot_period;
 use crate::store::FdStore;
 use crate::supervisor::Supervisor;
 use crate::supplies::Supplies;
@@ -34,6 +35,7 @@ Usage: forebayd --pool DIR [--media dram|ssd] [--capacity SIZE] [--foreground]
   --pool DIR       the pool's directory, made if it is missing
   --media M        dram: data in memory; ssd: data in the directory
   --capacity SIZE  bytes, or with a unit: 4GiB
+  --snapshots TIME between two snapshots of the pool's names on targets that outlive the node: 30s, 5m or off
   --foreground     log to stderr, for a service manager; without it to DIR/log
   --pool-file FILE one node of the pool that the file describes, with its target there
   --node NAME      which one; default: the one that is this host
@@ -96,6 +98,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
             "--capacity" => {
                 options.capacity_bytes = Some(forebay_data::parse_size(&value()?.to_string_lossy())?)
             }
+            "--snapshots" => options.snapshots_ms = Some(parse_snapshot_period(&value()?.to_string_lossy())?),
             "--pool-file" => pool_file = Some(PathBuf::from(value()?)),
             "--node" => node = Some(value()?.to_string_lossy().into_owned()),
             "--bundle" => bundle = true,
@@ -339,14 +342,14 @@ mod tests {
 
     #[test]
     fn parse_reads_a_whole_command_line() {
-        let Ok(Role::Supervisor { options, report_fd, foreground }) =
-            parsed("--pool /p --media ssd --capacity 2GiB --embedded --foreground --report-fd 7")
-        else {
+        let Ok(Role::Supervisor { options, report_fd, foreground }) = parsed(
+            "--pool /p --media ssd --capacity 2GiB --snapshots 0.5 --embedded --foreground --report-fd 7",
+        ) else {
             panic!("refused")
         };
         assert_eq!(options.path, PathBuf::from("/p"));
         assert_eq!(options.media, Some(Medium::Ssd));
-        assert_eq!(options.capacity_bytes, Some(2 << 30));
+        assert_eq!((options.capacity_bytes, options.snapshots_ms), (Some(2 << 30), Some(500)));
         assert!(options.embedded && foreground && !options.elsewhere_allowed);
         assert_eq!(report_fd, Some(7));
         assert!(matches!(parsed("--worker 5"), Ok(Role::Worker { socket: 5 })));

@@ -95,6 +95,10 @@ pub struct PoolIdentity {
     /// The number of this node in the pool file, if that number belonged to data that are lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instead_of: Option<u16>,
+    /// Milliseconds between two snapshots of the shard on targets that outlive the node; 0 for none. Without it the
+    /// default holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots_ms: Option<u64>,
     /// True for a pool that ends with its last member.
     #[serde(default)]
     pub embedded: bool,
@@ -116,6 +120,7 @@ impl PoolIdentity {
             shard_only: false,
             more: Vec::new(),
             instead_of: None,
+            snapshots_ms: None,
             embedded: false,
             made_directory: false,
         })

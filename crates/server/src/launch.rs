@@ -49,6 +49,9 @@ pub struct UpOptions {
     pub media: Option<Medium>,
     /// Bytes; by default the existing pool's capacity, else as much as the medium and the memory cgroup permit.
     pub capacity_bytes: Option<u64>,
+    /// Milliseconds between two snapshots of the shard on targets that outlive the node, 0 for none; by default the
+    /// existing pool's setting, else a minute.
+    pub snapshots_ms: Option<u64>,
     /// The pool ends with its last member, and everything of it is removed.
     pub embedded: bool,
     /// The user did not choose the directory: if no target in memory can be made in it, the target may lie in
@@ -143,6 +146,10 @@ pub fn up(options: &UpOptions) -> Result<Started> {
     }
     if let Some(bytes) = options.capacity_bytes {
         command.args(["--capacity", &bytes.to_string()]);
+    }
+    if let Some(ms) = options.snapshots_ms {
+        let seconds = if ms == 0 { "off".to_owned() } else { format!("{}", ms as f64 / 1000.0) };
+        command.args(["--snapshots", &seconds]);
     }
     let mut input = None;
     if let Some((described, node)) = &options.node {

@@ -37,6 +37,7 @@ mod protocol;
 mod reserve;
 pub mod rest;
 mod setup;
+mod snapshot_period;
 pub mod store;
 mod supervisor;
 mod supplies;
@@ -52,5 +53,6 @@ pub use mover_process::mover_program;
 pub use programs::TOKEN_VARIABLE;
 pub use protocol::Stopped;
 pub use setup::{WorkerSetup, FLIGHT_RECORDER_BYTES};
+pub use snapshot_period::parse_snapshot_period;
 #[cfg(feature = "simulation")]
 pub use worker::stepped;

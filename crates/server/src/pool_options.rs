@@ -13,6 +13,8 @@ pub(crate) struct PoolOptions {
     pub(crate) path: PathBuf,
     pub(crate) media: Option<Medium>,
     pub(crate) capacity_bytes: Option<u64>,
+    /// Milliseconds between two snapshots of the shard, 0 for none; without it the pool keeps its setting.
+    pub(crate) snapshots_ms: Option<u64>,
     pub(crate) embedded: bool,
     pub(crate) elsewhere_allowed: bool,
     /// For a pool with a pool file: its nodes, and the number of this one.

@@ -270,6 +270,7 @@ fn finish(
     if let Some(bytes) = options.capacity_bytes {
         identity.capacity_bytes = bytes;
     }
+    identity.snapshots_ms = options.snapshots_ms.or(identity.snapshots_ms);
     Target::format(&target_dir)?;
     let (mut costs, capabilities) = costs_of(&locked.dir, &identity, &target_dir)?;
     let more = more_targets::open(&locked.dir, &mut identity, &target_dir, options, reopened)?;

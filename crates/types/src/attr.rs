@@ -29,7 +29,7 @@ pub const FLAG_STORE: u32 = 64;
 /// fsync of the file waits until its backing store has the data. What is created in such a directory gets the flag too.
 pub const FLAG_FSYNC_WAITS: u32 = 128;
 /// The same of close, after a program has had the file open for writing.
-pub const FLAG_CLOSE_WAITS: u32 = 256;
+pub const FLAG_CLOSE_WAITS: u32 = 1 << 14;
 /// The inode may have extended attributes; without the flag it has none. The shard's record has it as a mark.
 pub const FLAG_HAS_VALUES: u32 = 1 << 13;
 /// What a new entry of a directory inherits.
@@ -40,6 +40,7 @@ pub const EPOCH_UNKNOWN: u64 = u64::MAX;
 /// The bits of a directory's flags that hold the width of new directories in it.
 const WIDTH_OF_NEW_SHIFT: u32 = 8;
 const WIDTH_OF_NEW: u32 = 0x1f << WIDTH_OF_NEW_SHIFT;
+const _: () = assert!(WIDTH_OF_NEW & (FLAGS_INHERITED | FLAG_HAS_VALUES | FLAG_STORE | FLAG_PINNED) == 0);
 
 /// Kind of an inode: the type bits of its mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -134,7 +135,8 @@ pub struct Attr {
     pub ino: Ino,
     /// A symlink: bytes of its target. A file: a hint of its bytes. A directory: the number of its entries.
     pub size: u64,
-    /// Device number (`dev_t`) of a device node; of a file its data's epoch ([`Attr::epoch`]); else 0.
+    /// Device number (`dev_t`) of a device node; of a file its data's epoch, of a directory that of its names
+    /// ([`Attr::epoch`]); else 0.
     pub rdev: u64,
     /// The parent of a directory (the root is its own parent); else the zero inode.
     pub parent: Ino,
@@ -190,6 +192,8 @@ impl Attr {
     /// A file's epoch: it changes when a clean file is marked dirty, and when the file is released. So an open that
     /// finds the same epoch before and after has opened the file's present data. It stands in the place of a device
     /// number, which files have not.
+    ///
+    /// A directory's epoch: it changes when the pool forgets a name that the directory's store has.
     #[inline]
     pub fn epoch(&self) -> u64 {
         self.rdev

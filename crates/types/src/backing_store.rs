@@ -35,6 +35,12 @@ impl StoreVersion {
         self.ino != 0 && self != other && in_place == *other
     }
 
+    /// True if an object of this version becomes one of the other version when it is written in place. Only file systems
+    /// tell objects apart whatever their names.
+    pub fn is_same_file(&self, other: &StoreVersion) -> bool {
+        self.ino != 0 && self.ino == other.ino && self.tag == 0 && other.tag == 0
+    }
+
     /// What an intent to remove has.
     pub const NOTHING: StoreVersion =
         StoreVersion { bytes: 0, mtime: Timestamp { sec: 0, nsec: 0 }, ino: 0, tag: 0 };
@@ -198,12 +204,21 @@ pub struct StoreObject<'a> {
     pub version: StoreVersion,
     /// A symbolic link's target; else empty.
     pub target: &'a [u8],
+    /// Names that it has in the store; 1 where that is not known.
+    pub nlink: u32,
+    /// The file system within the store; 0 for the one of the store's root. Objects of two of them may have the same
+    /// inode number.
+    pub file_system: u64,
 }
+
+/// Marks the kind of an object whose number of names follows.
+const HAS_LINKS: u8 = 0x80;
 
 impl<'a> StoreObject<'a> {
     /// Appends the object.
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
-        w.u8(self.kind as u8)?;
+        let has_links = (self.nlink, self.file_system) != (1, 0);
+        w.u8(self.kind as u8 | if has_links { HAS_LINKS } else { 0 })?;
         w.u32(self.mode)?;
         w.u32(self.uid)?;
         w.u32(self.gid)?;
@@ -211,12 +226,18 @@ impl<'a> StoreObject<'a> {
         put_time(w, self.atime)?;
         self.version.encode(w)?;
         w.short_bytes(self.name)?;
-        w.short_bytes(self.target)
+        w.short_bytes(self.target)?;
+        if has_links {
+            w.u32(self.nlink)?;
+            w.u64(self.file_system)?;
+        }
+        Ok(())
     }
 
     /// Reads and checks an object.
     pub fn decode(r: &mut Reader<'a>) -> Result<StoreObject<'a>, Code> {
-        let kind = Kind::from_u8(r.u8()?)?;
+        let first = r.u8()?;
+        let kind = Kind::from_u8(first & !HAS_LINKS)?;
         let (mode, uid, gid, rdev, atime) = (r.u32()?, r.u32()?, r.u32()?, r.u64()?, time(r)?);
         let version = StoreVersion::decode(r)?;
         let (name, target) = (r.short_bytes()?, r.short_bytes()?);
@@ -225,7 +246,8 @@ impl<'a> StoreObject<'a> {
         if mode & !0o7777 != 0 || is_target != (kind == Kind::Symlink) || !is_target && !target.is_empty() {
             return Err(Code::Malformed);
         }
-        Ok(StoreObject { name, kind, mode, uid, gid, rdev, atime, version, target })
+        let (nlink, file_system) = if first & HAS_LINKS == 0 { (1, 0) } else { (r.u32()?, r.u64()?) };
+        Ok(StoreObject { name, kind, mode, uid, gid, rdev, atime, version, target, nlink, file_system })
     }
 }
 
@@ -485,6 +507,8 @@ mod tests {
             atime: Timestamp::default(),
             version: StoreVersion::default(),
             target: b"../t",
+            nlink: 1,
+            file_system: 0,
         };
         let read = |object: &StoreObject<'_>| {
             let mut buffer = [0; 5000];
@@ -499,7 +523,10 @@ mod tests {
         assert!(read(&StoreObject { target: b"", ..good }).is_err());
         assert!(read(&StoreObject { kind: Kind::File, ..good }).is_err());
         assert!(read(&StoreObject { mode: 0o10_000, ..good }).is_err());
-        assert_eq!(read(&StoreObject { kind: Kind::File, target: b"", ..good }), Ok(()));
+        let file = StoreObject { kind: Kind::File, target: b"", ..good };
+        assert_eq!(read(&file), Ok(()));
+        assert_eq!(read(&StoreObject { nlink: 3, ..file }), Ok(()));
+        assert_eq!(read(&StoreObject { file_system: 9, ..file }), Ok(()));
     }
 
     #[test]

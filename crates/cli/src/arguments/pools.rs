@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 use forebay_server::Medium;
 
-use super::values::{medium, size};
+use super::values::{medium, size, snapshots};
 
 /// `forebay up`.
 #[derive(Debug, Args)]
@@ -111,6 +111,16 @@ pub(crate) struct Up {
     /// free disk]. With --job each rank sets it for its host, and 0 means a host without a target
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) capacity: Option<u64>,
+    /// Time between two snapshots of the pool's names on targets that outlive the node, e.g. 30s, or off: `forebay
+    /// recover` needs them [default: 60s, or what the pool had]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "FOREBAY_SNAPSHOT",
+        hide_env_values = true,
+        value_parser = snapshots
+    )]
+    pub(crate) snapshots: Option<u64>,
     /// Print as JSON what was started
     #[arg(long)]
     pub(crate) json: bool,

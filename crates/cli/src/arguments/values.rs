@@ -19,6 +19,11 @@ pub(super) fn permissions(text: &str) -> Result<u32, String> {
     }
 }
 
+/// Milliseconds between two snapshots, 0 for `off`.
+pub(super) fn snapshots(text: &str) -> Result<u64, String> {
+    forebay_server::parse_snapshot_period(text).map_err(|e| e.to_string())
+}
+
 /// `yes`, `no`, or a size.
 pub(crate) fn recall(text: &str) -> Result<Recall, String> {
     match text {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay_client::Pool;
 use forebay_sys::signals::Signals;
-use forebay_types::{Code, Error, Ino, Kind, Request, Result, FLAG_STORE, FLAG_UNLISTED};
+use forebay_types::{Code, Error, Ino, Kind, Request, Result, FLAG_STORE};
 
 use super::draining::{drain, would_lose, Drained};
 use super::pending::{all, Lacking};
@@ -93,14 +93,7 @@ fn kept(pool: &Pool, parent: Ino, name: &[u8], code: Code) -> Error {
 
 /// The entries of a directory. One that the store has not listed yet is not listed now: the store may be gone.
 fn entries(pool: &Pool, directory: Ino) -> std::result::Result<Vec<(Vec<u8>, Ino, Kind)>, Code> {
-    let attr = pool.get_attr(directory)?.attr;
-    if attr.flags & FLAG_UNLISTED != 0 {
-        if attr.size == 0 {
-            return Ok(Vec::new());
-        }
-        pool.request(&Request::Listed { ino: directory }, |_| Ok(()))?;
-    }
-    let (mut cursor, mut found) = (pool.read_directory(directory), Vec::new());
+    let (mut cursor, mut found) = (pool.read_known(directory), Vec::new());
     while let Some(entry) = cursor.next(pool)? {
         found.push((entry.name.to_vec(), entry.ino, entry.kind));
     }

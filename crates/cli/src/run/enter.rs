@@ -146,6 +146,7 @@ fn enter_own(arguments: &Run, job: &Job, request: JoinRequest) -> Result<Entered
             path: dir.clone(),
             media: arguments.media,
             capacity_bytes: arguments.capacity,
+            snapshots_ms: arguments.snapshots,
             embedded: true,
             elsewhere_allowed: true,
             node: None,

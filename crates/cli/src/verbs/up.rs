@@ -108,6 +108,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
         // The pool's description already contains the medium and the capacity.
         media: arguments.media.or(resources.media).filter(|_| !described),
         capacity_bytes: arguments.capacity.or(resources.capacity).filter(|_| !described),
+        snapshots_ms: arguments.snapshots,
         embedded: false,
         elsewhere_allowed: !chosen,
         node,

@@ -40,10 +40,17 @@ impl Bed {
 
     pub fn up(&self) {
         let path = self.pool.to_str().unwrap();
-        let mut up = self.place.command(["up", "--media", "ssd", "--capacity", "256MiB", "--path", path]);
-        up.env("FOREBAY_SNAPSHOT", "0.5");
-        let ran = Ran::of(up.output().unwrap());
-        assert_eq!(ran.code, Some(0), "{ran:?}");
+        self.place.ok([
+            "up",
+            "--media",
+            "ssd",
+            "--capacity",
+            "256MiB",
+            "--snapshots",
+            "0.5s",
+            "--path",
+            path,
+        ]);
     }
 
     pub fn command(&self, arguments: &[&str]) -> Command {

@@ -196,3 +196,29 @@ fn data_without_any_name_are_recovered_on_request() {
     let file = std::fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
     assert_eq!(std::fs::read_to_string(file).unwrap(), "data\n");
 }
+
+#[test]
+fn pool_keeps_its_setting_of_snapshots() {
+    let bed = Bed::without_store();
+    let pool = bed.pool.to_str().unwrap();
+    let up = |more: &[&str]| bed.place.ok([&["up", "--media", "ssd", "--path", pool], more].concat());
+    let setting = || -> Value {
+        let text = std::fs::read_to_string(bed.pool.join("pool.json")).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()["snapshots_ms"].clone()
+    };
+    assert_eq!(setting(), 500);
+    bed.ok(&["down"]);
+    std::fs::remove_file(bed.shard("snapshot")).unwrap();
+    for more in [&["--snapshots", "off"][..], &[]] {
+        up(more);
+        bed.ok(&["down"]);
+        assert_eq!(setting(), 0);
+        assert!(!bed.shard("snapshot").exists(), "with {more:?}, also when the pool stops");
+    }
+    up(&["--snapshots", "2m"]);
+    assert_eq!(setting(), 120_000);
+    bed.ok(&["down"]);
+    assert!(bed.shard("snapshot").exists());
+    let ran = bed.place.run(["up", "--path", pool, "--snapshots", "often"]);
+    ran.assert_refused(2, &["often", "no time between two snapshots"]);
+}

@@ -2,8 +2,8 @@
 
 use forebay_types::{
     Code, Ino, Kind, NodeId, PendingPlace, Request, SetAttr, StoreObject, StoreVersion, TimeSet, Timestamp,
-    Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED, FLAG_RESIDENT,
-    FLAG_UNLISTED,
+    Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED,
+    FLAG_RESIDENT, FLAG_UNLISTED,
 };
 
 use super::pool::Pool;
@@ -68,6 +68,8 @@ pub(super) fn object(name: &[u8], kind: Kind) -> StoreObject<'_> {
         atime: Timestamp { sec: 7, nsec: 0 },
         version: StoreVersion { bytes: 99, mtime: Timestamp { sec: 8, nsec: 0 }, ..version(1) },
         target: if kind == Kind::Symlink { b"target" } else { b"" },
+        nlink: 1,
+        file_system: 0,
     }
 }
 
@@ -102,6 +104,27 @@ fn the_directory_with_a_store_stays_where_it_is_and_nothing_crosses_its_border()
 }
 
 #[test]
+fn the_width_of_new_directories_and_closes_that_wait_are_set_apart() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let width = |width| SetAttr { width_of_new: Some(width), ..SetAttr::default() };
+    let odd = pool.mkdir(Ino::ROOT, b"odd").unwrap();
+    pool.ask(Request::SetAttr { ino: odd, set: width(3) }).unwrap();
+    let file = pool.create(odd, b"f").unwrap();
+    assert_eq!(pool.attr(odd).unwrap().flags & FLAG_CLOSE_WAITS, 0);
+    assert_eq!(pool.attr(file).unwrap().flags & FLAG_CLOSE_WAITS, 0);
+    pool.ask(Request::WaitForStore { ino: top, fsync: false, close: true }).unwrap();
+    for set in [2, 3, 0] {
+        pool.ask(Request::SetAttr { ino: top, set: width(set) }).unwrap();
+        pool.reopen();
+        let attr = pool.attr(top).unwrap();
+        assert_eq!((attr.width_of_new(), attr.flags & FLAG_CLOSE_WAITS), (set, FLAG_CLOSE_WAITS));
+    }
+    let file = pool.create(top, b"f").unwrap();
+    assert_eq!(pool.attr(file).unwrap().flags & FLAG_CLOSE_WAITS, FLAG_CLOSE_WAITS);
+}
+
+#[test]
 fn no_link_leads_from_one_store_into_another() {
     let mut pool = Pool::new(false);
     let top = pool.top;
@@ -126,7 +149,7 @@ fn names_that_the_pool_knows_are_not_imported_again() {
         object(b"f", Kind::File),
     ]);
     pool.ask(Request::Import { ino: top, objects: &list }).unwrap();
-    pool.ask(Request::Listed { ino: top }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 0 }).unwrap();
     pool.ask(Request::Unlink { parent: top, name: b"l" }).unwrap();
     // A refresh: what the pool removed, and the store still has, does not come back.
     pool.ask(Request::Import { ino: top, objects: &list }).unwrap();
@@ -417,7 +440,7 @@ fn requests_for_what_is_no_file_of_a_store_are_refused() {
         (Request::Pin { ino: plain, pinned: true }, Code::NoAttribute),
         (Request::StorePlace { ino: plain }, Code::NotFound),
         (Request::Import { ino: Ino::ROOT, objects: b"" }, Code::NoAttribute),
-        (Request::Listed { ino: plain }, Code::NotDirectory),
+        (Request::Listed { ino: plain, epoch: 0 }, Code::NotDirectory),
     ];
     for (request, code) in refused {
         assert_eq!(pool.ask(request), Err(code), "{request:?}");
@@ -447,7 +470,7 @@ pub(super) fn forget(parent: Ino, name: &[u8], discard: bool) -> Request<'_> {
 fn a_name_that_is_not_pending_is_forgotten_and_the_directory_is_listed_again() {
     let mut pool = Pool::new(true);
     let top = pool.top;
-    pool.ask(Request::Listed { ino: top }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 0 }).unwrap();
     let ino = pool.clean_file(top, b"a", 1);
     let directory = pool.mkdir(top, b"d").unwrap();
     pool.ask(published(top, b"d", directory, 0, 1, 2)).unwrap();
@@ -463,10 +486,24 @@ fn a_name_that_is_not_pending_is_forgotten_and_the_directory_is_listed_again() {
     assert_eq!(pool.ask(Request::Lookup { parent: top, name: b"a" }), Err(Code::NotListed));
     pool.assert_clean();
     pool.ask(Request::Import { ino: top, objects: &objects(&[object(b"a", Kind::File)]) }).unwrap();
-    pool.ask(Request::Listed { ino: top }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 2 }).unwrap();
     pool.ask(Request::Lookup { parent: top, name: b"a" }).unwrap();
     pool.ask(forget(top, b"a", false)).unwrap();
     pool.ask(Request::Detach { ino: top }).unwrap();
+    pool.assert_clean();
+}
+
+#[test]
+fn a_directory_in_which_the_store_still_has_a_file_that_was_moved_out_is_not_forgotten() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let directory = pool.mkdir(top, b"d").unwrap();
+    pool.ask(published(top, b"d", directory, 0, 1, 2)).unwrap();
+    let ino = pool.clean_file(directory, b"in", 3);
+    pool.release(ino).unwrap();
+    pool.rename((directory, b"in"), (top, b"out"), 0).unwrap();
+    assert_eq!(pool.ask(forget(top, b"d", false)), Err(Code::Busy));
+    assert_eq!(pool.copy_of(ino).unwrap(), b"d/in");
     pool.assert_clean();
 }
 

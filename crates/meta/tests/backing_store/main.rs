@@ -1,6 +1,7 @@
 //! Backing stores: what the shard knows of them, against a mover and programs in every order.
 
 mod examples;
+mod links;
 mod meta;
 mod mover;
 #[path = "../place/mod.rs"]

@@ -34,7 +34,8 @@ pub(crate) enum Step {
     /// What the store has there is not known to be of any inode.
     Cleared(At, StoreVersion),
     Import(Ino, Vec<(Vec<u8>, Id)>),
-    Listed(Ino),
+    /// With the directory's epoch when the listing began.
+    Listed(Ino, u64),
     /// The store was looked at, and lacks the name.
     Absent(At),
 }
@@ -64,11 +65,6 @@ fn path(pool: &mut Pool, at: &At) -> Option<Path> {
 impl Mover {
     pub(crate) fn kill(&mut self) {
         self.steps.clear();
-    }
-
-    /// True while a directory is being listed.
-    pub(crate) fn is_listing(&self, directory: Ino) -> bool {
-        self.steps.iter().any(|step| matches!(step, Step::Listed(ino) if *ino == directory))
     }
 
     /// Takes one step. False if there is nothing to do. `pick` chooses the place.
@@ -144,7 +140,7 @@ impl Mover {
                 pool.ask(Request::Conflict { parent: *parent, name, found: false, version: *version })?
             }
             Step::Import(ino, list) => import(pool, store, *ino, list)?,
-            Step::Listed(ino) => pool.ask(Request::Listed { ino: *ino })?,
+            Step::Listed(ino, epoch) => pool.ask(Request::Listed { ino: *ino, epoch: *epoch })?,
             Step::Absent((parent, name)) => pool.note_absent(*parent, name)?,
         }
         Ok(())
@@ -165,7 +161,7 @@ impl Mover {
                 let id = store.find(&path).expect("a directory of the pool is in the store");
                 let names: Vec<_> = store.nodes[&id].entries.clone().into_iter().collect();
                 self.steps.extend(names.chunks(2).map(|some| Step::Import(ino, some.to_vec())));
-                self.steps.push_back(Step::Listed(ino));
+                self.steps.push_back(Step::Listed(ino, pool.attr(ino).unwrap().epoch()));
             }
             return;
         }
@@ -368,6 +364,8 @@ fn import(pool: &mut Pool, store: &Store, ino: Ino, list: &[(Vec<u8>, Id)]) -> R
             atime: Timestamp::default(),
             version: Store::version_of(*id),
             target: if node.kind == Kind::Symlink { target.as_bytes() } else { b"" },
+            nlink: store.names_of(*id),
+            file_system: 0,
         };
         object.encode(&mut w).unwrap();
     }

@@ -40,13 +40,20 @@ type Tree = Vec<(Vec<Vec<u8>>, Ino, Kind)>;
 impl World {
     fn new(seed: u64) -> World {
         let mut random = Random::new(seed);
-        let (mut store, mut directories) = (Store::new(), vec![ROOT]);
-        for n in 0..random.next(12) {
+        let (mut store, mut directories, mut files) = (Store::new(), vec![ROOT], Vec::new());
+        for n in 0..random.next(16) {
             let parent = directories[random.next(directories.len())];
             let kind = [Kind::File, Kind::Directory, Kind::Symlink][random.next(3)];
-            let id = store.make(kind, 1_000_000 + n as u64, 0o755);
             let name = vec![NAMES[random.next(4)]];
+            // One in three files is one more name of an earlier one.
+            let id = match kind {
+                Kind::File if !files.is_empty() && random.next(3) == 0 => files[random.next(files.len())],
+                _ => store.make(kind, 1_000_000 + n as u64, 0o755),
+            };
             store.nodes.get_mut(&parent).unwrap().entries.insert(name, id);
+            if kind == Kind::File {
+                files.push(id);
+            }
             if kind == Kind::Directory {
                 directories.push(id);
             }
@@ -127,8 +134,8 @@ impl World {
                 None => Ok(()),
             },
             14 | 15 => pool.lookup(parent, &name).map(|_| ()),
-            // A store is not detached while its directories are listed.
-            16 if random.next(2) == 0 && !self.mover.is_listing(parent) => {
+            // As `forebay detach` does, also while the directory is listed.
+            16 if random.next(2) == 0 => {
                 pool.ask(Request::Forget { parent, name: &name, relist: true, discard: false })
             }
             _ => pool.list(parent).map(|_| ()),
@@ -182,7 +189,8 @@ impl World {
         }
     }
 
-    fn assert_equal(&mut self, ino: Ino, id: Id) {
+    /// The store has what the pool knows. `files` gets each file's inode with the store's.
+    fn assert_equal(&mut self, ino: Ino, id: Id, files: &mut Vec<(Ino, Id)>) {
         let there = self.store.nodes[&id].entries.clone();
         let here: BTreeMap<_, _> =
             self.known(ino).into_iter().map(|(name, ino, kind)| (name, (ino, kind))).collect();
@@ -195,8 +203,9 @@ impl World {
             let attr = self.pool.attr(ino).unwrap();
             assert_eq!((kind, attr.mode & 0o7777), (node.kind, node.mode), "{name:?} {ino}");
             match kind {
-                Kind::Directory => self.assert_equal(ino, there[&name]),
+                Kind::Directory => self.assert_equal(ino, there[&name], files),
                 Kind::File => {
+                    files.push((ino, there[&name]));
                     assert!(self.is_resident(ino));
                     assert_eq!(self.pool.written[&ino], node.content, "{name:?} {ino}");
                 }
@@ -236,7 +245,12 @@ impl World {
         }
         assert_eq!(self.pool.pending(), [], "pending for ever");
         self.pool.assert_clean();
-        self.assert_equal(self.pool.top, ROOT);
+        let mut files = Vec::new();
+        self.assert_equal(self.pool.top, ROOT, &mut files);
+        for (ino, id) in &files {
+            let differs = |(other, other_id): &&(Ino, Id)| (ino == other) != (id == other_id);
+            assert_eq!(files.iter().find(differs), None, "{ino} is {id}: one file is one inode");
+        }
     }
 }
 

@@ -87,6 +87,12 @@ impl Store {
         self.put(to, id);
     }
 
+    /// The number of a node's names.
+    pub(crate) fn names_of(&self, id: Id) -> u32 {
+        self.nodes.values().flat_map(|node| node.entries.values()).filter(|there| **there == id).count()
+            as u32
+    }
+
     /// The content of every file that has a name.
     pub(crate) fn contents(&self) -> Vec<u64> {
         let (mut found, mut todo) = (Vec::new(), vec![ROOT]);

@@ -27,7 +27,7 @@ fn a_name_of_an_unlisted_directory_is_refused_until_it_was_looked_up() {
     assert_eq!(pool.lookup(top, b"f").map(|_| ()), Err(Code::NotFound), "its place is known");
     // What the pool has renamed does not come back when the directory is listed.
     pool.ask(Request::Import { ino: top, objects: &objects(&[object(b"f", Kind::File)]) }).unwrap();
-    pool.ask(Request::Listed { ino: top }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 0 }).unwrap();
     assert_eq!(pool.list(top).unwrap().len(), 1);
     pool.assert_clean();
 }
@@ -50,7 +50,7 @@ fn an_absence_is_believed_until_the_directory_is_listed_again_or_the_shard_is_op
     pool.reopen();
     assert!(is_unknown(&mut pool, b"b"));
     pool.note_absent(top, b"b").unwrap();
-    pool.ask(Request::Listed { ino: top }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 1 }).unwrap();
     // Another store may have it.
     pool.ask(Request::Detach { ino: top }).unwrap();
     pool.ask(Request::Attach { ino: top, listed: true, settings: b"s" }).unwrap();
@@ -70,5 +70,23 @@ fn what_was_acknowledged_in_an_unlisted_directory_is_applied_again_after_a_crash
     assert_eq!(pool.ask(create), Err(Code::NotListed));
     pool.again(create).unwrap();
     pool.lookup(top, b"d").unwrap();
+    pool.assert_clean();
+}
+
+#[test]
+fn a_name_that_is_forgotten_during_a_listing_is_not_missing_after_it() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    let epoch = pool.attr(top).unwrap().epoch();
+    let list = objects(&[object(b"f", Kind::File), object(b"g", Kind::File)]);
+    pool.ask(Request::Import { ino: top, objects: &list }).unwrap();
+    pool.ask(forget(top, b"f", false)).unwrap();
+    assert_eq!(pool.ask(Request::Listed { ino: top, epoch }), Err(Code::Stale));
+    assert_eq!(pool.list(top).err(), Some(Code::NotListed));
+    pool.reopen();
+    let epoch = pool.attr(top).unwrap().epoch();
+    pool.ask(Request::Import { ino: top, objects: &list }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch }).unwrap();
+    assert_eq!(pool.list(top).unwrap().len(), 2);
     pool.assert_clean();
 }

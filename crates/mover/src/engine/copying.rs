@@ -37,7 +37,7 @@ impl Reconciler<'_> {
             Err(e) if e.code() == Code::Stale && entry.attr.is_resident() => {
                 Ok(upload(place, entry, directory, path, replaces))
             }
-            Err(e) if e.code() == Code::Stale => refresh(self.link, self.stores, entry).map(|()| Next::Later),
+            Err(e) if e.code() == Code::Stale => refresh(self.link, self.stores, entry).map(|_| Next::Later),
             Err(e) => Err(e.into()),
         }
     }

@@ -174,6 +174,11 @@ impl Link {
         Ok(self.pending(directory, b"")?.first().is_some_and(|place| place.parent == directory))
     }
 
+    /// True if a place is pending.
+    pub(super) fn is_pending(&self, directory: Ino, name: &[u8]) -> Result<bool, Code> {
+        Ok(self.pending_in(directory)?.iter().any(|place| place.name == name))
+    }
+
     /// The pending places in a directory.
     pub(super) fn pending_in(&self, directory: Ino) -> Result<Vec<PendingPlace>, Code> {
         let mut all: Vec<PendingPlace> = Vec::new();
@@ -212,8 +217,8 @@ impl Link {
         })
     }
 
-    pub(super) fn listed(&self, ino: Ino) -> Result<(), Code> {
-        self.done(&Request::Listed { ino })
+    pub(super) fn listed(&self, ino: Ino, epoch: u64) -> Result<(), Code> {
+        self.done(&Request::Listed { ino, epoch })
     }
 
     /// A name of a directory was looked up: code 0 if it was imported.

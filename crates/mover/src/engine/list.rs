@@ -29,13 +29,29 @@ fn object_of<'o>(object: &'o Object) -> StoreObject<'o> {
             ..object.version
         },
         target: &object.link_target,
+        nlink: if object.kind == Kind::File { object.nlink } else { 1 },
+        file_system: if object.kind == Kind::File { object.file_system } else { 0 },
     }
 }
 
+/// How often a listing begins anew because the pool has forgotten names of the directory meanwhile.
+const ATTEMPTS: u32 = 10;
+
 /// Imports the names of directory `ino`, and reports it as listed.
 pub(super) fn list(link: &Link, stores: &Stores, ino: Ino) -> Result<()> {
-    import_all(link, stores, ino)?;
-    link.listed(ino).map_err(|code| not_listed(link, ino, code))
+    let mut attempt = 1;
+    loop {
+        let epoch = epoch_of(link, ino)?;
+        import_all(link, stores, ino)?;
+        match link.listed(ino, epoch) {
+            Err(Code::Stale) if attempt < ATTEMPTS => attempt += 1,
+            listed => return listed.map_err(|code| not_listed(link, ino, code)),
+        }
+    }
+}
+
+fn epoch_of(link: &Link, ino: Ino) -> Result<u64> {
+    link.inode(ino).map(|entry| entry.attr.epoch()).map_err(|code| not_listed(link, ino, code))
 }
 
 /// Imports names that the store has and the pool does not know. Returns how many the store has.
@@ -56,13 +72,17 @@ pub(super) struct Budget<'a> {
 pub(super) fn list_up_to(link: &Link, stores: &Stores, ino: Ino, budget: Budget<'_>) -> Result<bool> {
     let mut names = 0;
     let mut is_over = false;
+    let epoch = epoch_of(link, ino)?;
     let listed = import_while(link, stores, ino, &mut || {
         names += 1;
         is_over |= names > budget.names || !(budget.go_on)();
         !is_over
     });
     match listed {
-        Ok(_) => link.listed(ino).map(|()| true).map_err(|code| not_listed(link, ino, code)),
+        Ok(_) => match link.listed(ino, epoch) {
+            Err(Code::Stale) => Ok(false),
+            listed => listed.map(|()| true).map_err(|code| not_listed(link, ino, code)),
+        },
         Err(_) if is_over => Ok(false),
         Err(e) => Err(e),
     }

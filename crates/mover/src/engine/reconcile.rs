@@ -288,6 +288,9 @@ impl<'a> Reconciler<'a> {
                 false => self.attributes(place, entry, copy, &placed, directory, path),
             };
         }
+        if is_file && !is_dirty && self.is_linked(place, entry, path)? {
+            return self.settle(place);
+        }
         if !entry.attr.is_directory() || copy.is_some() {
             self.remove_unreported(place, path)?;
         }
@@ -295,6 +298,11 @@ impl<'a> Reconciler<'a> {
         let copies = is_file && !is_dirty && !self.store().abilities().rename;
         if let (Some(_), true) = (copy, copies) {
             return self.copy_inside(place, entry, directory, path, replaces);
+        }
+        if let (Some(_), Some(copy), true) = (&replaces, copy, is_file && !is_dirty) {
+            if let Some(next) = self.relink(place, entry, copy, (directory, path), replaces.as_ref())? {
+                return Ok(next);
+            }
         }
         if let Some(copy) = copy {
             // A rename goes to a free place, so that the next mover can tell whether it was made.

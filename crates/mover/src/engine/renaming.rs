@@ -75,23 +75,7 @@ impl Reconciler<'_> {
         }
         if still_wanted {
             return match self.store().link(&from, &placed.version, path)? {
-                Outcome::Done(version) => {
-                    let seen = if is_dirty { u64::MAX } else { place.changes };
-                    let at = (place.parent, &place.name[..]);
-                    let mut epoch = copy.epoch;
-                    for attempt in 1.. {
-                        let known = if entry.attr.is_file() { epoch } else { EPOCH_UNKNOWN };
-                        match self.link.published(at, ino, known, seen, version) {
-                            Ok(()) => break,
-                            // Released meanwhile: the copy has the file's next epoch.
-                            Err(Code::Stale) if attempt < LINK_ATTEMPTS => {
-                                epoch = self.stores.locate(ino)?.epoch;
-                            }
-                            Err(code) => return Err(pool_error("link", path, code)),
-                        }
-                    }
-                    Ok(Some(Next::Done))
-                }
+                Outcome::Done(version) => self.linked(place, entry, copy.epoch, path, version).map(Some),
                 // The other name has another file in the store by now: this one gets the pool's data.
                 Outcome::Conflict(_) if entry.attr.is_resident() || !entry.attr.is_file() => Ok(None),
                 Outcome::Conflict(found) => self.meet(place, entry, path, found.as_deref()).map(Some),
@@ -131,6 +115,85 @@ impl Reconciler<'_> {
         }
     }
 
+    /// True if a place has the file of the store that its inode's last copy is.
+    pub(super) fn is_linked(&self, place: &PendingPlace, entry: &Entry, path: &StorePath) -> Result<bool> {
+        let Some(placed) = place.placed.filter(|placed| placed.ino == entry.attr.ino) else {
+            return Ok(false);
+        };
+        if !placed.version.is_same_file(&placed.version) {
+            return Ok(false); // the store does not tell
+        }
+        let copy = match self.stores.locate(entry.attr.ino) {
+            Err(e) if e.code == Code::NotFound => return Ok(false),
+            located => located?.placed,
+        };
+        let is_known = copy.is_some_and(|copy| copy.version == placed.version);
+        Ok(is_known && self.store().look(path)?.is_some_and(|found| found.version == placed.version))
+    }
+
+    /// Links an inode's copy in place of an older version of the inode at another of its names. The name is never missing
+    /// in the store. None if that cannot be done.
+    pub(super) fn relink(
+        &mut self,
+        place: &PendingPlace,
+        entry: &Entry,
+        copy: &CopyOf,
+        (directory, path): (&StorePath, &StorePath),
+        replaces: Option<&StoreVersion>,
+    ) -> Result<Option<Next>> {
+        let is_older = place.placed.is_some_and(|placed| placed.ino == entry.attr.ino);
+        if !is_older || !self.store().abilities().hard_links {
+            return Ok(None);
+        }
+        let still_wanted = self.link.lookup(copy.parent, &copy.name);
+        let still_wanted = still_wanted.map_err(|code| Error::new(code, "cannot look up a name"))?;
+        let located = self.stores.locate(entry.attr.ino)?;
+        let Some(placed) = located.placed.filter(|_| still_wanted == Some(entry.attr.ino)) else {
+            return Ok(None);
+        };
+        if located.path == *path {
+            return Ok(Some(Next::Later));
+        }
+        let temporary = self.store().temporaries().next(directory);
+        let version = match self.store().link(&located.path, &placed.version, &temporary)? {
+            Outcome::Done(version) => version,
+            Outcome::Conflict(_) => return Ok(None),
+        };
+        let discard = || self.store().discard(&temporary).map_err(Error::from);
+        if !self.intend(place, version)? {
+            return discard().map(|()| Some(Next::Later));
+        }
+        match self.store().publish(&temporary, path, replaces)? {
+            Outcome::Done(version) => self.linked(place, entry, located.epoch, path, version).map(Some),
+            Outcome::Conflict(found) => {
+                discard()?;
+                self.conflict(place, path, found.as_deref()).map(|()| Some(Next::Later))
+            }
+        }
+    }
+
+    /// Records that a place has been linked to an inode's copy.
+    fn linked(
+        &self,
+        place: &PendingPlace,
+        entry: &Entry,
+        mut epoch: u64,
+        path: &StorePath,
+        version: StoreVersion,
+    ) -> Result<Next> {
+        let (ino, at) = (entry.attr.ino, (place.parent, &place.name[..]));
+        for attempt in 1.. {
+            let known = if entry.attr.is_file() { epoch } else { EPOCH_UNKNOWN };
+            match self.link.published(at, ino, known, place.changes, version) {
+                Ok(()) => break,
+                // Released meanwhile: the copy has the file's next epoch.
+                Err(Code::Stale) if attempt < LINK_ATTEMPTS => epoch = self.stores.locate(ino)?.epoch,
+                Err(code) => return Err(pool_error("link", path, code)),
+            }
+        }
+        Ok(Next::Done)
+    }
+
     /// The copy of what the pool renamed or linked is another one by now. A released file gets that version, since its
     /// own is nowhere any more.
     pub(super) fn meet(
@@ -141,7 +204,7 @@ impl Reconciler<'_> {
         found: Option<&Object>,
     ) -> Result<Next> {
         match found.is_some() && is_released(entry) {
-            true => restore::refresh(self.link, self.stores, entry)?,
+            true => drop(restore::refresh(self.link, self.stores, entry)?),
             false => self.conflict(place, path, found)?,
         }
         Ok(Next::Later)

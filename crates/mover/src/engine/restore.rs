@@ -45,7 +45,7 @@ pub(super) fn restore(link: &Link, stores: &Stores, ranges: &FileRanges, ino: In
             Err(e) => {
                 let failed = match e.code() {
                     // What has arrived is of another version.
-                    Code::Stale => adopt(link, &located, &entry).map(|()| ranges.begin_anew()).err(),
+                    Code::Stale => adopt(link, &located, &entry).map(|_| ranges.begin_anew()).err(),
                     _ => Some(Error::from(e)),
                 };
                 let Some(e) = failed else { continue };
@@ -76,18 +76,65 @@ fn may_be_elsewhere(link: &Link, stores: &Stores, located: &Located, ino: Ino) -
     found.is_none() && (!is_same || is_pending)
 }
 
-/// Takes over the version of a released file that another program wrote in the store.
-pub(super) fn refresh(link: &Link, stores: &Stores, entry: &Entry) -> Result<()> {
+/// Takes over the version of a released file that another program wrote in the store. True if a name of the file has left
+/// it instead: its directory is to be listed.
+pub(super) fn refresh(link: &Link, stores: &Stores, entry: &Entry) -> Result<bool> {
     if !entry.attr.is_file() || entry.attr.is_resident() {
-        return Ok(());
+        return Ok(false);
     }
     let located = stores.locate(entry.attr.ino)?;
     let found = located.at.store.look(&located.path).map_err(Error::from)?;
     let known = located.placed.map(|placed| placed.version);
     match found.map(|found| found.version) {
-        version if version == known => Ok(()),
+        version if version == known => Ok(false),
         _ => adopt(link, &located, entry),
     }
+}
+
+/// The same for one name of a file. If it is one of several, and the store has another file there than at the last copy,
+/// it leaves the file.
+pub(super) fn refresh_name(
+    link: &Link,
+    stores: &Stores,
+    (directory, name): (Ino, &[u8]),
+    entry: &Entry,
+) -> Result<bool> {
+    if entry.attr.nlink < 2 {
+        return refresh(link, stores, entry);
+    }
+    let failed = |code| Error::new(code, format!("cannot refresh {}", link.path(directory, name)));
+    let copy = match stores.locate(entry.attr.ino) {
+        Err(e) if e.code == Code::NotFound => return Ok(false), // not in the store yet
+        located => located?,
+    };
+    let above = stores.locate(directory)?;
+    let path = above.path.join(name).map_err(failed)?;
+    if path == copy.path {
+        return refresh(link, stores, entry);
+    }
+    let found = above.at.store.look(&path).map_err(Error::from)?;
+    match (copy.placed, found) {
+        (Some(placed), Some(found)) if is_another_file(&placed.version, &found.version) => {}
+        _ => return Ok(false),
+    }
+    match leave(link, (directory, name)) {
+        Ok(()) => Ok(true),
+        // The mover is to link it once more, or meets the other file there.
+        Err(Code::Busy | Code::NotFound) => Ok(false),
+        Err(code) => Err(failed(code)),
+    }
+}
+
+/// True if the store tells files apart, and these are two.
+fn is_another_file(known: &StoreVersion, found: &StoreVersion) -> bool {
+    known.is_same_file(known) && !known.is_same_file(found)
+}
+
+/// A name leaves a file that has others: the store has another program's file there.
+fn leave(link: &Link, (directory, name): (Ino, &[u8])) -> std::result::Result<(), Code> {
+    link.pool.forget_in(directory, name, true, false)?;
+    tracing::info!("{} is another file in the store by now", link.path(directory, name));
+    Ok(())
 }
 
 fn copy(
@@ -169,19 +216,35 @@ pub(super) fn set_times(file: impl AsFd, entry: &Entry) -> rustix::io::Result<()
     )
 }
 
-/// The store has another version than the pool knew: the released file gets its size and times.
-fn adopt(link: &Link, located: &Located, entry: &Entry) -> Result<()> {
+/// The store has another version than the pool knew: the released file gets its size and times. If it has other names,
+/// and the version is another file, the name leaves it instead: true then.
+fn adopt(link: &Link, located: &Located, entry: &Entry) -> Result<bool> {
     let ino = entry.attr.ino;
     let what = || format!("cannot restore file {ino} from {}", located.path);
+    let failed = |code| Error::new(code, what());
     let looked = located.at.store.look(&located.path).map_err(Error::from)?;
     let Some(object) = looked.filter(|object| object.kind == entry.attr.kind()) else {
         return Err(Error::new(Code::Io, what())
             .why("it was removed in the store, not by Forebay")
             .cure("restore it in the store, or remove it in the pool"));
     };
-    tracing::info!("{} was changed in the store: the pool takes the store's version", located.path);
-    let place = link.store_place(ino).map_err(|code| Error::new(code, what()))?;
+    let place = link.store_place(ino).map_err(failed)?;
     let name = located.path.name().unwrap_or_default();
+    let is_another = located.placed.is_some_and(|placed| is_another_file(&placed.version, &object.version));
+    if entry.attr.nlink > 1 && is_another {
+        match leave(link, (place.parent, name)) {
+            Ok(()) => return Ok(true),
+            Err(Code::Busy) if link.is_pending(place.parent, name).map_err(failed)? => {
+                // The pool has changed the name, too. The copy passes on to another name that has the data.
+                link.conflict(place.parent, name, true, object.version).map_err(failed)?;
+                return Ok(false);
+            }
+            // No other name has these data: the file gets the ones that are there.
+            Err(Code::Busy) => {}
+            Err(code) => return Err(failed(code)),
+        }
+    }
+    tracing::info!("{} was changed in the store: the pool takes the store's version", located.path);
     let done =
         link.published((place.parent, name), ino, located.epoch, u64::MAX, object.version).and_then(|()| {
             let times = SetAttr {
@@ -192,5 +255,5 @@ fn adopt(link: &Link, located: &Located, entry: &Entry) -> Result<()> {
             };
             link.set_attr(ino, times)
         });
-    done.map(|_| ()).map_err(|code| Error::new(code, what()))
+    done.map(|_| false).map_err(failed)
 }

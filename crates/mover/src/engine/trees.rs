@@ -320,7 +320,7 @@ pub(super) fn persist(shared: &Shared, ino: Ino) -> Result<()> {
 fn refresh(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) -> Result<()> {
     let link = &shared.link;
     if !entry.attr.is_directory() {
-        return super::restore::refresh(link, &shared.stores, entry);
+        return super::restore::refresh(link, &shared.stores, entry).map(drop);
     }
     let mut directories = vec![entry.attr.ino];
     while let Some(directory) = directories.pop() {
@@ -336,6 +336,7 @@ fn refresh(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress)
             Err(e) => progress.failed(link.path(directory, b""), &e),
         }
         let mut listing = link.pool.read_directory(directory);
+        let mut is_to_be_listed = false;
         while let Ok(Some(found)) = listing.next(link.pool) {
             let is_child = found.name != b"." && found.name != b"..";
             if !is_child {
@@ -346,12 +347,19 @@ fn refresh(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress)
                 forebay_types::Kind::File => {
                     let name = found.name.to_vec();
                     if let Ok(entry) = link.inode(found.ino) {
-                        if let Err(e) = super::restore::refresh(link, &shared.stores, &entry) {
-                            progress.failed(link.path(directory, &name), &e);
+                        let at = (directory, name.as_slice());
+                        match super::restore::refresh_name(link, &shared.stores, at, &entry) {
+                            Ok(has_left) => is_to_be_listed |= has_left,
+                            Err(e) => progress.failed(link.path(directory, &name), &e),
                         }
                     }
                 }
                 _ => {}
+            }
+        }
+        if is_to_be_listed {
+            if let Err(e) = super::list::list(link, &shared.stores, directory) {
+                progress.failed(link.path(directory, b""), &e);
             }
         }
     }

@@ -24,6 +24,9 @@ pub struct Object {
     pub rdev: u64,
     /// Hard links.
     pub nlink: u32,
+    /// The file system that has it, as `list` and `look` tell: 0 for the one of the store's root, and in stores that are
+    /// none. Two objects of one file system with the same inode number are one.
+    pub file_system: u64,
     /// Target of a symbolic link, else empty.
     pub link_target: Vec<u8>,
     /// Its version. A directory's has only its inode number, because its entries change its modification time.

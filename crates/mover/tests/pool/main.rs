@@ -9,6 +9,7 @@ mod foreign;
 #[path = "../killing/mod.rs"]
 mod killing;
 mod kills;
+mod links;
 mod lookups;
 mod policies;
 mod races;

@@ -27,31 +27,13 @@ use super::statistics::Statistics;
 use super::targets::shard_dir;
 use crate::directory::BOOT_FILE;
 use crate::identity::PoolIdentity;
+use crate::snapshot_period::period_of;
 
-/// The environment variable that has the period of snapshots: seconds, or `off`.
-const PERIOD_VARIABLE: &str = "FOREBAY_SNAPSHOT";
-const PERIOD: Duration = Duration::from_secs(60);
 /// Attempts in one period, and the pause between two.
 const ATTEMPTS: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The period that the environment sets; none if there are to be no snapshots.
-fn period() -> Option<Duration> {
-    let Ok(text) = std::env::var(PERIOD_VARIABLE) else { return Some(PERIOD) };
-    let seconds = text.strip_suffix('s').unwrap_or(&text).trim().parse::<f64>();
-    match (text.trim(), seconds) {
-        ("off" | "0" | "0s", _) => None,
-        (_, Ok(seconds)) if (0.01..1e9).contains(&seconds) => Some(Duration::from_secs_f64(seconds)),
-        _ => {
-            tracing::warn!(
-                "{PERIOD_VARIABLE}={text:?} is no number of seconds and not `off`: {PERIOD:?} is used"
-            );
-            Some(PERIOD)
-        }
-    }
-}
-
-/// What is written where.
+/// What is written where, and how often.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     directories: Vec<PathBuf>,
@@ -59,6 +41,7 @@ pub(super) struct Places {
     _targets: Vec<Arc<OwnedFd>>,
     node: NodeId,
     pool: String,
+    period: Duration,
 }
 
 impl Places {
@@ -71,12 +54,12 @@ impl Places {
             .map(clone)
             .collect::<std::io::Result<_>>()
             .map_err(|e| Error::io("cannot open the target", &e))?;
-        if targets.is_empty() || period().is_none() {
+        let Some(period) = period_of(identity.snapshots_ms).filter(|_| !targets.is_empty()) else {
             return Ok(None);
-        }
+        };
         let directories = targets.iter().map(|target| shard_dir(target)).collect();
         let (node, pool) = (NodeId(identity.node), identity.uuid.clone());
-        Ok(Some(Places { directories, _targets: targets, node, pool }))
+        Ok(Some(Places { directories, _targets: targets, node, pool, period }))
     }
 
     fn note_boot(&self) -> Result<()> {
@@ -188,7 +171,7 @@ struct Taker {
 
 impl Taker {
     fn run(self) {
-        let period = period().unwrap_or(PERIOD);
+        let period = self.places.period;
         // The first one is taken at once: a new target has none.
         let mut taken: Option<u64> = None;
         let mut has_failed = false;

@@ -509,10 +509,12 @@ requests! {
         /// A list of [`crate::StoreObject`].
         objects: &'a [u8] as XattrValue,
     }
-    /// All names of a directory in its store were imported.
-    Listed = 95: client change at(ino) -> "`Entry`" {
+    /// All names of a directory in its store were imported. `Stale` if any was forgotten (`Forget`) since the listing began.
+    Listed = 141: client change at(ino) -> "`Entry`" {
         /// The directory.
         ino: Ino,
+        /// Its epoch when the listing began.
+        epoch: u64,
     }
     /// One name of an unlisted directory was looked up in its store: it was imported, or the store lacks it, or the
     /// look-up failed and calls that wait for it fail.

@@ -43,6 +43,7 @@ pub(super) fn of_file(file: Option<&Path>, arguments: &Up) -> Result<ExitCode> {
             let mut words =
                 ["up", "--json", "--pool", &path, "--node", &node.name].map(str::to_owned).to_vec();
             words.extend(backing_words(&backing, node));
+            words.extend(snapshot_words(arguments));
             RemoteCommand::new(node, words)
         })
         .collect();
@@ -79,6 +80,7 @@ pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Res
                 words.extend(arguments.allow_other.then(|| "--allow-other".to_owned()));
             }
             words.extend(backing_words(&backing, node));
+            words.extend(snapshot_words(arguments));
             RemoteCommand { input: input.clone(), ..RemoteCommand::new(node, words) }
         })
         .collect();
@@ -88,6 +90,12 @@ pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Res
         let _ = std::fs::remove_file(path.with_extension("key"));
     }
     started
+}
+
+/// The setting of snapshots for each node.
+fn snapshot_words(arguments: &Up) -> Vec<String> {
+    let text = |ms: u64| if ms == 0 { "off".to_owned() } else { format!("{}", ms as f64 / 1000.0) };
+    arguments.snapshots.map_or(Vec::new(), |ms| vec!["--snapshots".to_owned(), text(ms)])
 }
 
 /// The pool of this job's ranks, and the name of this host's node.

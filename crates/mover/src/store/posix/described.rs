@@ -59,6 +59,7 @@ pub(super) fn without_target(name: &[u8], stat: &Stat) -> Result<Object, Code> {
         mtime: mtime(stat),
         rdev: if matches!(kind, Kind::CharDevice | Kind::BlockDevice) { stat.st_rdev } else { 0 },
         nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+        file_system: stat.st_dev,
         link_target: Vec::new(),
         version: version_of(stat),
         mark: 0,

@@ -48,6 +48,8 @@ use super::Store;
 pub struct PosixStore {
     title: String,
     root: Root,
+    /// The file system of the root.
+    device: u64,
     names: NameCalls,
     temporaries: Temporaries,
     lost: Lost,
@@ -73,6 +75,12 @@ impl PosixStore {
             return format!("cannot {verb} {}", self.title);
         }
         format!("cannot {verb} {}/{path}", self.title.trim_end_matches('/'))
+    }
+
+    /// An object with the file system's number in the store. The root's own is 0: device numbers change at a mount.
+    fn told(&self, object: Object) -> Object {
+        let is_own = object.file_system == self.device;
+        Object { file_system: if is_own { 0 } else { object.file_system }, ..object }
     }
 
     /// The failure of a system call on a path.
@@ -187,10 +195,10 @@ impl Store for PosixStore {
         if path.is_root() {
             let directory = self.root.directory(path).map_err(failed)?;
             let found = look(At { directory: directory.as_fd(), name: b"." }).map_err(failed)?;
-            return Ok(found.map(|object| Object { name: Vec::new(), ..object }));
+            return Ok(found.map(|object| self.told(Object { name: Vec::new(), ..object })));
         }
         match self.root.place(path) {
-            Ok(place) => look(place.at()).map_err(failed),
+            Ok(place) => Ok(look(place.at()).map_err(failed)?.map(|object| self.told(object))),
             Err(Errno::NOENT) => Ok(None),
             Err(e) => Err(failed(e)),
         }

@@ -71,6 +71,7 @@ impl PosixStore {
         let mut store = PosixStore {
             title,
             root: Root::new(fd, !options.openat2),
+            device: stat.st_dev,
             names: NameCalls::new(options.exchange, options.no_replace, options.hard_links),
             temporaries: Temporaries::new(mover),
             lost: Lost::default(),

@@ -91,7 +91,7 @@ impl PosixStore {
                 // None: removed since its name was read.
                 if let Some(object) = object.map_err(failed)? {
                     listing.objects += 1;
-                    each(object)?;
+                    each(self.told(object))?;
                 }
             }
             names.clear();

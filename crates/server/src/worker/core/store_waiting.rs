@@ -246,7 +246,7 @@ impl ShardThread<'_> {
         if matches!(request, Request::Attach { .. }) {
             self.start_mover();
         }
-        if let Request::Listed { ino } | Request::Restored { ino, .. } = *request {
+        if let Request::Listed { ino, .. } | Request::Restored { ino, .. } = *request {
             self.store.done(ino, None);
         }
         if let Request::StoreReports { reports, .. } = *request {

@@ -1,0 +1,148 @@
+//! Imports the names that a store has into a directory of the pool, at a look-up of one or when all are listed.
+//! Tests: `tests/backing_store`.
+
+use forebay_types::limits::LINKS_MAX;
+use forebay_types::{
+    Attr, Code, Ino, Kind, Layout, Placed, Reader, Reply, StoreObject, StoreVersion, Timestamp, TxId,
+    FLAGS_INHERITED, FLAG_ATTACHED, FLAG_RESIDENT, FLAG_UNLISTED,
+};
+
+use crate::batch::{Answer, Batch, Context};
+use crate::copies::Copy;
+use crate::keys;
+use crate::namespace::Entered;
+use crate::page_budget::{Class, Work};
+use crate::record::{EntryRecord, Inode, INODE_BYTES_MAX};
+
+impl Batch<'_> {
+    pub(crate) fn import(&mut self, c: &mut Context<'_>, ino: Ino, objects: &[u8]) -> Answer<Reply<'static>> {
+        let slot = self.directory(ino)?;
+        if self.state.directories.get(slot).attr.flags & FLAG_ATTACHED == 0 {
+            return Err(Code::NoAttribute);
+        }
+        let (mut r, mut list) = (Reader::new(objects), Vec::new());
+        while !r.rest().is_empty() {
+            list.push(StoreObject::decode(&mut r)?);
+        }
+        let mut count = 0;
+        for object in &list {
+            match self.import_one(c, slot, ino, object) {
+                Ok(()) => count += 1,
+                // What came before stays.
+                Err(Code::NoSpace | Code::TooManyLinks) if count > 0 => break,
+                Err(code) => return Err(code),
+            }
+            self.count_writes()?;
+        }
+        Ok(Reply::Count(count))
+    }
+
+    /// Creates the entry of one object, unless the name exists.
+    fn import_one(
+        &mut self,
+        c: &mut Context<'_>,
+        slot: usize,
+        parent: Ino,
+        object: &StoreObject<'_>,
+    ) -> Answer<()> {
+        // Entry, inode, place, copy or further place, directory; pending place or linked file; the kept reply, ledger. A
+        // link's target.
+        self.admit(Class::Growth, Work { writes: 8, run: Self::pieces_of(object.target.len()) })?;
+        if self.placed(parent, object.name)?.is_some() {
+            return Ok(()); // known: perhaps removed in the pool, and to be removed in the store
+        }
+        if self.is_intended(parent, object.name)? {
+            return Ok(()); // a mover has just put it there; the pool may have removed it meanwhile
+        }
+        if let Some(joined) = self.joined_by(parent, object)? {
+            return self.join(c, slot, object.name, joined);
+        }
+        let above = self.state.directories.get(slot);
+        let (mtime, layout) = (above.attr.mtime, above.layout);
+        let inherited = above.attr.flags & FLAGS_INHERITED;
+        let (home, kind) = (self.shard.node(), object.kind);
+        let next = self.state.ledger.next_counter;
+        if next >= Ino::MAX_COUNTER {
+            return Err(Code::NoSpace);
+        }
+        let ino = Ino::new(home, next);
+        let record = EntryRecord { ino, kind, home, width_log2: 0, link: TxId::NONE, name: object.name };
+        let is_directory = kind == Kind::Directory;
+        if is_directory && above.attr.nlink >= LINKS_MAX && self.find_entry(slot, object.name)?.is_none() {
+            return Err(Code::TooManyLinks);
+        }
+        let Entered::New(cookie) = self.enter(slot, &record)? else { return Ok(()) };
+        let changed = object.version.mtime;
+        let attr = Attr {
+            ino,
+            size: match kind {
+                Kind::File => object.version.bytes,
+                Kind::Symlink => object.target.len() as u64,
+                _ => 0,
+            },
+            rdev: if matches!(kind, Kind::CharDevice | Kind::BlockDevice) { object.rdev } else { 0 },
+            parent: if is_directory { parent } else { Ino(0) },
+            mode: kind.mode_bits() | object.mode,
+            uid: object.uid,
+            gid: object.gid,
+            nlink: if is_directory { 2 } else { 1 },
+            flags: inherited
+                | match kind {
+                    Kind::Directory => FLAG_UNLISTED,
+                    // A file's data come at its first use. Other kinds have none.
+                    Kind::File => 0,
+                    _ => FLAG_RESIDENT,
+                },
+            home,
+            width_log2: 0,
+            atime: object.atime,
+            mtime: changed,
+            ctime: changed,
+            btime: changed,
+        };
+        let mut inode = Inode {
+            attr,
+            layout: if is_directory { layout } else { Layout::single(home, 0) },
+            cookie: if is_directory { cookie } else { 0 },
+            marks: 0,
+        };
+        if kind == Kind::Symlink {
+            inode.mark_values();
+        }
+        let mut buffer = [0; INODE_BYTES_MAX];
+        let n = inode.encode(&mut buffer)?;
+        self.tx.put(&keys::inode(ino), &buffer[..n])?;
+        if kind == Kind::Symlink {
+            self.put_value(ino, b"", object.target)?;
+        }
+        // The time of a directory is for programs alone: its version has none, as its entries change it.
+        let mtime_of_version = if is_directory { Timestamp::default() } else { object.version.mtime };
+        let version = StoreVersion { mtime: mtime_of_version, ..object.version };
+        self.put_place(parent, object.name, &Placed { ino, kind, version })?;
+        self.put_copy(ino, &Copy::first(0, parent, object.name))?;
+        if kind == Kind::File {
+            self.note_linked_file(parent, ino, object)?;
+        }
+        let ledger = &mut self.state.ledger;
+        ledger.next_counter += 1;
+        ledger.inodes += 1;
+        ledger.entries += 1;
+        if self.state.directories.get(slot).attr.flags & FLAG_UNLISTED == 0 {
+            // The board may show that there is no such name.
+            c.effects.name(parent, object.name, Some((ino, kind)));
+            c.effects.inode(inode.entry());
+        }
+        // The directory has had these entries all along: its times stay.
+        let unchanged = Context { caller: c.caller, now: mtime, effects: c.effects };
+        self.touch_directory(&mut { unchanged }, slot, 1, i64::from(is_directory));
+        Ok(())
+    }
+
+    pub(crate) fn listed(&mut self, c: &mut Context<'_>, ino: Ino, epoch: u64) -> Answer<Reply<'static>> {
+        let slot = self.directory(ino)?;
+        if self.state.directories.get(slot).attr.epoch() != epoch {
+            return Err(Code::Stale);
+        }
+        self.change_flags(c, ino, 0, FLAG_UNLISTED)
+    }
+}
