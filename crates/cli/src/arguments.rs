@@ -24,7 +24,7 @@ pub(crate) use stores::{
 };
 pub(crate) use values::recall;
 pub(crate) use volumes::{
-    VolumeCommand, VolumeCopy, VolumeCreate, VolumeFlush, VolumeFormat, VolumeLoad,
+    VolumeAttach, VolumeCommand, VolumeCopy, VolumeCreate, VolumeFlush, VolumeFormat, VolumeLoad,
     VolumeNames, VolumeResize, VolumeVerb,
 };
 

@@ -20,6 +20,8 @@ Examples:
   forebay volume copy s3://bucket/mesh.bin mesh --to-offset 1GiB
   forebay volume flush particles /lustre/particles.raw --every 10m
   forebay volume load particles /lustre/particles.raw
+  forebay volume attach particles                   a block device with its bytes
+  forebay volume detach particles
   forebay volume delete particles
 
 A volume is in the memory of the pool: files and volumes share its capacity. It lives as long as the pool's daemon: what is
@@ -51,6 +53,10 @@ pub(crate) enum VolumeVerb {
     Flush(VolumeFlush),
     /// Copy a file or an object of a store into a volume; the rest of the volume becomes zero
     Load(VolumeLoad),
+    /// Make a block device (/dev/loopN) with the bytes of a volume, and print its name
+    Attach(VolumeAttach),
+    /// End the block devices of volumes, given by the volumes or by /dev/loopN
+    Detach(VolumeNames),
 }
 
 impl VolumeVerb {
@@ -59,12 +65,13 @@ impl VolumeVerb {
         match self {
             VolumeVerb::Create(a) => a.json,
             VolumeVerb::List(a) => a.json,
-            VolumeVerb::Show(a) | VolumeVerb::Delete(a) => a.json,
+            VolumeVerb::Show(a) | VolumeVerb::Delete(a) | VolumeVerb::Detach(a) => a.json,
             VolumeVerb::Resize(a) => a.json,
             VolumeVerb::Format(a) => a.json,
             VolumeVerb::Copy(a) => a.json,
             VolumeVerb::Flush(a) => a.json,
             VolumeVerb::Load(a) => a.json,
+            VolumeVerb::Attach(a) => a.json,
         }
     }
 }
@@ -203,4 +210,18 @@ pub(crate) struct VolumeLoad {
     /// A file, with a `/` in its name (./FILE), or an object (s3://BUCKET/OBJECT, file:///DIR/FILE)
     #[arg(value_name = "FROM")]
     pub(crate) from: OsString,
+}
+
+/// `forebay volume attach`.
+#[derive(Debug, Args)]
+pub(crate) struct VolumeAttach {
+    /// The device cannot be written
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// Print the device as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The volume: one that has not grown, on this node
+    #[arg(value_name = "NAME")]
+    pub(crate) name: OsString,
 }

@@ -1,8 +1,10 @@
 //! `forebay volume`: create, list, show, resize, delete and format volumes (docs/decisions/0048). Below: copies of them
-//! ([`copying`]).
+//! ([`copying`]), and block devices.
 
+mod block;
 mod copying;
 mod file;
+mod loop_device;
 mod place;
 mod shown;
 mod store;
@@ -27,6 +29,11 @@ use crate::{failure, pool};
 const FORMAT_BYTES: usize = 4 << 20;
 
 pub(super) fn volume(named: Option<PathBuf>, verb: &VolumeVerb) -> Result<ExitCode> {
+    if let VolumeVerb::Detach(a) = verb {
+        if block::needs_no_pool(a) {
+            return block::detach(None, a);
+        }
+    }
     let dir = pool::directory(named)?;
     let pool = pool::attach(&dir)?;
     match verb {
@@ -38,6 +45,8 @@ pub(super) fn volume(named: Option<PathBuf>, verb: &VolumeVerb) -> Result<ExitCo
         VolumeVerb::Format(a) => format(pool, a),
         VolumeVerb::Copy(a) => copying::copy(pool, &dir, a),
         VolumeVerb::Flush(a) => copying::flush(pool, &dir, a),
+        VolumeVerb::Attach(a) => block::attach(pool, a),
+        VolumeVerb::Detach(a) => block::detach(Some(pool), a),
         VolumeVerb::Load(a) => copying::load(pool, &dir, a),
     }
 }
