@@ -23,7 +23,10 @@ pub(crate) use stores::{
     Unpin, WaitDurable, Work,
 };
 pub(crate) use values::recall;
-pub(crate) use volumes::{VolumeCommand, VolumeCreate, VolumeFormat, VolumeNames, VolumeResize, VolumeVerb};
+pub(crate) use volumes::{
+    VolumeAttach, VolumeCommand, VolumeCopy, VolumeCreate, VolumeFlush, VolumeFormat, VolumeLoad,
+    VolumeNames, VolumeResize, VolumeVerb,
+};
 
 const AFTER_HELP: &str = "\
 Run a program over a pool of its own, with its input staged in and its results out:

@@ -464,6 +464,25 @@ fn programs_that_use_a_volume_get_eio_when_the_pool_is_killed_or_goes_down() {
 }
 
 #[test]
+fn fsck_names_a_capacity_that_files_and_volumes_do_not_share_rightly() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, "128MiB") else { return };
+    make(&place, "v", "32MiB");
+    let resize = |bytes: u64| {
+        let target = dir.join("target");
+        let options = format!("remount,size={bytes}");
+        let mount = Command::new("mount").args(["-o", &options]).arg(&target).output().unwrap();
+        assert!(mount.status.success(), "{mount:?}");
+    };
+    resize(128 * MIB);
+    let fsck = place.run(["fsck"]);
+    assert_eq!(fsck.code, Some(4), "{fsck:?}");
+    assert!(fsck.out.contains("its volumes have 33554432 bytes"), "{}", fsck.out);
+    resize(96 * MIB);
+    assert_eq!(place.json(["fsck", "--json"])["clean"], true);
+}
+
+#[test]
 fn down_that_keeps_the_data_is_refused_while_there_are_volumes() {
     let place = Place::new();
     let Some(_dir) = pool(&place, "128MiB") else { return };

@@ -205,6 +205,23 @@ impl Pool {
             .map_err(|code| Error::new(code, what()).why("a joined volume is smaller than a stripe of 1 MiB"))
     }
 
+    /// The memory of a volume that is one piece on this node, as a descriptor. The volume is open as long as it, or what
+    /// was made from it.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`], [`Code::AccessDenied`]; [`Code::NotSupported`] for a volume of several pieces, or on another
+    /// node; [`Code::Io`] if the piece is lost.
+    pub fn volume_memory(&self, name: &[u8], writes: bool) -> Result<OwnedFd, Code> {
+        let here = self.attached()?.reply.node;
+        let volume = self.volume(name)?;
+        match volume.usable() {
+            [only] if only.pieces() == 1 && volume.nodes() == [here] => self
+                .piece(PieceId { volume: volume.ino, segment: 0, index: 0 }, writes)
+                .map(|(piece, _)| piece),
+            _ => Err(Code::NotSupported),
+        }
+    }
+
     fn open_one(&self, specifier: &Specifier, writes: bool) -> Result<Mapped, (Code, String)> {
         let name = || String::from_utf8_lossy(&specifier.volume).escape_debug().to_string();
         let failed = |code: Code| {

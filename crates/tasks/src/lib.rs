@@ -17,6 +17,7 @@ mod policy;
 pub mod recovery;
 mod report;
 mod settings;
+pub mod volume_copy;
 
 pub use client::MoverClient;
 pub use drain_policy::DrainPolicy;

@@ -125,6 +125,18 @@ impl Striped {
         Ok(())
     }
 
+    /// [`Striped::put`] of a slice.
+    pub fn put_bytes(&self, offset: u64, from: &[u8]) -> Result<(), Code> {
+        // SAFETY: the slice is readable.
+        unsafe { self.put(offset, from.as_ptr(), from.len()) }
+    }
+
+    /// [`Striped::get`] into a slice.
+    pub fn get_bytes(&self, offset: u64, to: &mut [u8]) -> Result<(), Code> {
+        // SAFETY: the slice is writable.
+        unsafe { self.get(offset, to.as_mut_ptr(), to.len()) }
+    }
+
     /// Checks ranges of a list, offset and bytes each, which have `total` bytes together.
     fn check_all(&self, runs: &[(u64, u64)], total: usize, writes: bool) -> Result<(), Code> {
         let mut sum = 0u64;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{Args, Subcommand};
 
-use super::values::{permissions, size};
+use super::values::{permissions, seconds, size};
 
 /// `forebay volume`.
 #[derive(Debug, Args)]
@@ -16,10 +16,16 @@ Examples:
   forebay volume show particles
   forebay volume resize particles --size 96GiB      also while programs use it
   forebay volume format particles                   all of it reads as zeros
+  forebay volume copy particles ./particles.raw     to a file; its holes are where the volume has zeros
+  forebay volume copy s3://bucket/mesh.bin mesh --to-offset 1GiB
+  forebay volume flush particles /lustre/particles.raw --every 10m
+  forebay volume load particles /lustre/particles.raw
+  forebay volume attach particles                   a block device with its bytes
+  forebay volume detach particles
   forebay volume delete particles
 
-A volume is in the memory of the pool: files and volumes share its capacity. It lives as long as the pool's daemon; nothing
-copies it to a backing store.")]
+A volume is in the memory of the pool: files and volumes share its capacity. It lives as long as the pool's daemon: what is
+to stay is copied with `flush`.")]
 pub(crate) struct VolumeCommand {
     /// What to do
     #[command(subcommand)]
@@ -41,6 +47,16 @@ pub(crate) enum VolumeVerb {
     Delete(VolumeNames),
     /// Set all bytes of volumes to zero
     Format(VolumeFormat),
+    /// Copy bytes between volumes, files and objects of stores
+    Copy(VolumeCopy),
+    /// Copy a volume to a file or an object of a store, which it replaces when the copy is whole
+    Flush(VolumeFlush),
+    /// Copy a file or an object of a store into a volume; the rest of the volume becomes zero
+    Load(VolumeLoad),
+    /// Make a block device (/dev/loopN) with the bytes of a volume, and print its name
+    Attach(VolumeAttach),
+    /// End the block devices of volumes, given by the volumes or by /dev/loopN
+    Detach(VolumeNames),
 }
 
 impl VolumeVerb {
@@ -49,9 +65,13 @@ impl VolumeVerb {
         match self {
             VolumeVerb::Create(a) => a.json,
             VolumeVerb::List(a) => a.json,
-            VolumeVerb::Show(a) | VolumeVerb::Delete(a) => a.json,
+            VolumeVerb::Show(a) | VolumeVerb::Delete(a) | VolumeVerb::Detach(a) => a.json,
             VolumeVerb::Resize(a) => a.json,
             VolumeVerb::Format(a) => a.json,
+            VolumeVerb::Copy(a) => a.json,
+            VolumeVerb::Flush(a) => a.json,
+            VolumeVerb::Load(a) => a.json,
+            VolumeVerb::Attach(a) => a.json,
         }
     }
 }
@@ -123,6 +143,85 @@ pub(crate) struct VolumeResize {
     #[arg(long)]
     pub(crate) json: bool,
     /// The volume
+    #[arg(value_name = "NAME")]
+    pub(crate) name: OsString,
+}
+
+/// `forebay volume copy`.
+#[derive(Debug, Args)]
+pub(crate) struct VolumeCopy {
+    /// Where to begin in FROM
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "0")]
+    pub(crate) from_offset: u64,
+    /// Where to begin in TO. A file is then changed in place; without this option it is replaced when the copy is whole
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) to_offset: Option<u64>,
+    /// How much is copied, at most; without this option, all
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) bytes: Option<u64>,
+    /// Show no progress
+    #[arg(long)]
+    pub(crate) no_progress: bool,
+    /// Print what was copied as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// A volume, by name or specifier; a file, with a `/` in its name (./FILE); or an object (s3://BUCKET/OBJECT,
+    /// file:///DIR/FILE)
+    #[arg(value_name = "FROM")]
+    pub(crate) from: OsString,
+    /// The same
+    #[arg(value_name = "TO")]
+    pub(crate) to: OsString,
+}
+
+/// `forebay volume flush`.
+#[derive(Debug, Args)]
+pub(crate) struct VolumeFlush {
+    /// Copy it again and again with this time in between (30s, 10m, 2h), until this command gets a signal or the pool
+    /// ends
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    pub(crate) every: Option<u64>,
+    /// Show no progress
+    #[arg(long)]
+    pub(crate) no_progress: bool,
+    /// Print what was copied as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The volume, by name or specifier
+    #[arg(value_name = "VOLUME")]
+    pub(crate) volume: OsString,
+    /// A file, with a `/` in its name (./FILE), or an object (s3://BUCKET/OBJECT, file:///DIR/FILE)
+    #[arg(value_name = "TO")]
+    pub(crate) to: OsString,
+}
+
+/// `forebay volume load`.
+#[derive(Debug, Args)]
+pub(crate) struct VolumeLoad {
+    /// Show no progress
+    #[arg(long)]
+    pub(crate) no_progress: bool,
+    /// Print what was copied as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The volume, by name or specifier
+    #[arg(value_name = "VOLUME")]
+    pub(crate) volume: OsString,
+    /// A file, with a `/` in its name (./FILE), or an object (s3://BUCKET/OBJECT, file:///DIR/FILE)
+    #[arg(value_name = "FROM")]
+    pub(crate) from: OsString,
+}
+
+/// `forebay volume attach`.
+#[derive(Debug, Args)]
+pub(crate) struct VolumeAttach {
+    /// The device cannot be written
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// Print the device as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The volume: one that has not grown, on this node
     #[arg(value_name = "NAME")]
     pub(crate) name: OsString,
 }

@@ -1,4 +1,13 @@
-//! `forebay volume`: create, list, show, resize, delete and format volumes (docs/decisions/0048).
+//! `forebay volume`: create, list, show, resize, delete and format volumes (docs/decisions/0048). Below: copies of them
+//! ([`copying`]), and block devices.
+
+mod block;
+mod copying;
+mod file;
+mod loop_device;
+mod place;
+mod shown;
+mod store;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -8,12 +17,11 @@ use std::process::ExitCode;
 use forebay_client::Pool;
 use forebay_types::limits::VOLUME_GRAIN_BYTES;
 use forebay_types::{node_of, Code, Error, Result, Volume};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{json, Value};
 
+use self::shown::{bar, failed};
 use super::ls::put_name;
 use crate::arguments::{VolumeCreate, VolumeFormat, VolumeNames, VolumeResize, VolumeVerb};
-use crate::staging::Style;
 use crate::table::{self, Facts};
 use crate::{failure, pool};
 
@@ -21,7 +29,13 @@ use crate::{failure, pool};
 const FORMAT_BYTES: usize = 4 << 20;
 
 pub(super) fn volume(named: Option<PathBuf>, verb: &VolumeVerb) -> Result<ExitCode> {
-    let pool = pool::attach(&pool::directory(named)?)?;
+    if let VolumeVerb::Detach(a) = verb {
+        if block::needs_no_pool(a) {
+            return block::detach(None, a);
+        }
+    }
+    let dir = pool::directory(named)?;
+    let pool = pool::attach(&dir)?;
     match verb {
         VolumeVerb::Create(a) => create(pool, a),
         VolumeVerb::List(a) => list(pool, a.json),
@@ -29,63 +43,16 @@ pub(super) fn volume(named: Option<PathBuf>, verb: &VolumeVerb) -> Result<ExitCo
         VolumeVerb::Resize(a) => resize(pool, a),
         VolumeVerb::Delete(a) => delete(pool, a),
         VolumeVerb::Format(a) => format(pool, a),
-    }
-}
-
-/// A failure in words: `verb` is what was tried.
-fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u64) -> Error {
-    let error = Error::new(code, format!("cannot {verb} volume {}", table::printable(name.as_bytes())));
-    match code {
-        Code::NotFound if name.is_empty() => error.why("a volume needs a name"),
-        Code::NotFound => error.why("there is no such volume").cure("`forebay volume list` shows what there is"),
-        Code::Exists => error
-            .why("there is one of this name, or one is being made")
-            .cure("choose another name, or `forebay volume delete` it"),
-        Code::NameTooLong => error.why("its name has more than 255 bytes"),
-        Code::Invalid if bytes == 0 => error.why("its size is zero").cure("give a size: --size 64MiB"),
-        Code::Invalid if forebay_types::check_volume_name(name.as_bytes()).is_err() => {
-            error.why("its name has a `/`, `:`, `+` or control character, which no specifier can hold")
-        }
-        Code::Invalid => error
-            .why(format!("it cannot have a size of {}", table::bytes(bytes)))
-            .cure("a volume shrinks to a size that it had before it grew: `forebay volume show` lists them"),
-        Code::NoSpace => {
-            let free = pool.space().map_or(0, |space| space.free_bytes);
-            error
-                .why(format!("{} are needed, and the pool has {} free", table::bytes(bytes), table::bytes(free)))
-                .cure("remove files or volumes, or start the pool with a larger --capacity")
-        }
-        Code::NotSupported => error
-            .why(
-                "volumes need a pool with a tmpfs of its own, and are made on the node of its root directory in \
-                 this version",
-            )
-            .cure("start a pool in memory without naming a directory on another tmpfs: `forebay up`"),
-        Code::NotPermitted => error.why("it belongs to another user"),
-        Code::AccessDenied => error.why("its mode does not allow it"),
-        Code::Busy => error
-            .why("a program has it open, or it is being resized")
-            .cure("end the programs that use it"),
-        Code::TooManyLinks => error.why("it has grown too often").cure("make a new one of the full size"),
-        Code::Stale => error.why("it was replaced meanwhile"),
-        code => error.why(pool::words(code)),
+        VolumeVerb::Copy(a) => copying::copy(pool, &dir, a),
+        VolumeVerb::Flush(a) => copying::flush(pool, &dir, a),
+        VolumeVerb::Attach(a) => block::attach(pool, a),
+        VolumeVerb::Detach(a) => block::detach(Some(pool), a),
+        VolumeVerb::Load(a) => copying::load(pool, &dir, a),
     }
 }
 
 fn rounded(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(VOLUME_GRAIN_BYTES).unwrap_or(bytes)
-}
-
-/// A bar on stderr, if it is a terminal.
-fn bar(verb: &'static str, bytes: u64, is_wanted: bool) -> ProgressBar {
-    let bar = match Style::of_stderr(is_wanted) {
-        Style::Bar => ProgressBar::new(bytes),
-        _ => ProgressBar::hidden(),
-    };
-    bar.set_prefix(verb);
-    let style = "{prefix}  {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta}";
-    bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
 }
 
 fn create(pool: &Pool, arguments: &VolumeCreate) -> Result<ExitCode> {

@@ -14,7 +14,7 @@ use rustix::fs::{fallocate, ftruncate, FallocateFlags, MemfdFlags};
 
 use super::find::{Destination, Found, Item};
 use super::parts::Parts;
-use crate::store::{runs_here, Attributes, MoverId, Object, Outcome, Source, Store, StorePath, StoreUrl};
+use crate::store::{may_run, Attributes, MoverId, Object, Outcome, Source, Store, StorePath, StoreUrl};
 
 /// What the names of versions beside others have between the name and the time.
 const BESIDE: &str = ".forebay-recovered-";
@@ -62,15 +62,6 @@ pub(super) struct Written {
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether a mover may still run. One of an earlier boot of this host does not.
-fn is_alive(mover: &str) -> bool {
-    let own = MoverId::own();
-    let field = |id: &str, n: usize| id.split('.').nth(n).unwrap_or_default().to_owned();
-    let boot = |id: &str| field(id, 1).get(..12).map(str::to_owned);
-    let is_of_earlier_boot = field(mover, 0) == field(own.as_str(), 0) && boot(mover) != boot(own.as_str());
-    !is_of_earlier_boot && runs_here(mover).unwrap_or(true)
 }
 
 impl<'a> Writer<'a> {
@@ -188,7 +179,7 @@ impl<'a> Writer<'a> {
                 }
             }
         }
-        match store.remove_leftovers(directory, &is_alive) {
+        match store.remove_leftovers(directory, &may_run) {
             Ok(_) => {}
             Err(e) if e.code() == Code::NotFound => {}
             Err(e) => return Err(Error::from(e)),

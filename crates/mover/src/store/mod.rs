@@ -45,6 +45,7 @@ pub use path::{check_name, StorePath};
 pub use posix::{PosixOptions, PosixStore};
 pub(crate) use source::next_data;
 pub use source::{FileSource, Source};
+pub(crate) use temporary::may_run;
 #[cfg(feature = "simulation")]
 pub use temporary::simulate_movers;
 pub use temporary::{runs_here, Marks, MoverId, Temporaries, TemporaryKind, TemporaryName};

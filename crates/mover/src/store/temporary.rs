@@ -124,6 +124,16 @@ pub fn runs_here(mover: &str) -> Option<bool> {
     Some(stat.is_ok_and(|stat| !stat.has_ended() && stat.start_ticks.to_string() == fields[3]))
 }
 
+/// Whether a mover may still run, for processes that know no other node's movers. One of an earlier boot of this host does
+/// not.
+pub(crate) fn may_run(mover: &str) -> bool {
+    let own = MoverId::own();
+    let field = |id: &str, n: usize| id.split('.').nth(n).unwrap_or_default().to_owned();
+    let boot = |id: &str| field(id, 1).get(..12).map(str::to_owned);
+    let is_of_earlier_boot = field(mover, 0) == field(own.as_str(), 0) && boot(mover) != boot(own.as_str());
+    !is_of_earlier_boot && runs_here(mover).unwrap_or(true)
+}
+
 /// Hashes of two versions, in the name of an object that is put aside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Marks {

@@ -32,8 +32,8 @@ fn targets_of(entry: &Entry, here: NodeId) -> u16 {
         .fold(0, |bits, target| bits | 1u16.checked_shl(target & 0xffff).unwrap_or(0))
 }
 
-/// `lost_pieces` are the words for pieces of volumes that are gone. Returns a report in JSON with `clean`, counts, and `problems` as texts.
-pub(crate) fn check(shard: &Shard, targets: &NodeTargets, lost_pieces: Vec<String>) -> Result<Value> {
+/// `of_volumes` are problems of volumes, in words. Returns a report in JSON with `clean`, counts, and `problems` as texts.
+pub(crate) fn check(shard: &Shard, targets: &NodeTargets, of_volumes: Vec<String>) -> Result<Value> {
     let here = shard.node();
     let mut files: HashMap<Ino, u16> = HashMap::new();
     let mut spread: HashMap<Ino, (u32, BackingName)> = HashMap::new();
@@ -106,8 +106,8 @@ pub(crate) fn check(shard: &Shard, targets: &NodeTargets, lost_pieces: Vec<Strin
             report.deliveries
         ));
     }
-    let found = report.problem_count + leaked + u64::from(old) + lost_pieces.len() as u64;
-    problems.extend(lost_pieces);
+    let found = report.problem_count + leaked + u64::from(old) + of_volumes.len() as u64;
+    problems.extend(of_volumes);
     problems.truncate(LISTED_MAX);
     Ok(json!({
         "clean": found == 0,

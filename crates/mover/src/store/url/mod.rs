@@ -19,6 +19,7 @@ use self::words::{bytes_per_second, decode, encode, nearest, range, show_rate, s
 use super::error::StoreResult;
 use super::limited::{GateLimits, Limited, Limits};
 use super::object::{ObjectStore, S3Place};
+use super::path::StorePath;
 use super::posix::{PosixOptions, PosixStore};
 use super::temporary::MoverId;
 use super::Store;
@@ -85,6 +86,29 @@ impl StoreUrl {
                     .map_or(String::new(), |near| format!("; did you mean {near}://?"));
                 Err(error.cure(format!("use a directory, file:// or s3://{near}")))
             }
+        }
+    }
+
+    /// The URL of one object as the store of its directory, and its path there.
+    pub fn object(mut self) -> Result<(StoreUrl, StorePath), Error> {
+        let name = match &mut self.place {
+            StorePlace::Directory(path) => {
+                let name = path.file_name().map(|name| name.as_bytes().to_vec());
+                path.pop();
+                name
+            }
+            StorePlace::S3(place) => {
+                let (directory, name) = place.prefix.rsplit_once('/').unwrap_or(("", &place.prefix));
+                let name = name.as_bytes().to_vec();
+                place.prefix = directory.to_owned();
+                Some(name)
+            }
+        };
+        let path = name.filter(|name| !name.is_empty()).map(StorePath::new);
+        match path {
+            Some(Ok(path)) => Ok((self, path)),
+            Some(Err(_)) => Err(wrong("its last component is no name of an object")),
+            None => Err(wrong("it names no object").cure("write file:///DIR/FILE or s3://BUCKET/OBJECT")),
         }
     }
 

@@ -72,3 +72,19 @@ fn url_with_credentials_is_refused_and_they_are_not_repeated() {
         assert!(shown.contains("AWS_ACCESS_KEY_ID") || shown.contains("http"), "{shown}");
     }
 }
+
+#[test]
+fn url_of_an_object_is_the_store_of_its_directory_and_its_name() {
+    let split = |text: &str| {
+        let (store, path) = parse(text).object().unwrap();
+        (store, path.as_bytes().to_vec())
+    };
+    assert_eq!(split("/a/b"), (parse("/a"), b"b".to_vec()));
+    assert_eq!(split("file:///a%20b/c?rate=1MB/s"), (parse("file:///a%20b?rate=1MB/s"), b"c".to_vec()));
+    assert_eq!(split("s3://bucket/c"), (parse("s3://bucket"), b"c".to_vec()));
+    assert_eq!(split("s3://bucket/a/b/c?region=x"), (parse("s3://bucket/a/b?region=x"), b"c".to_vec()));
+    for text in ["/", "s3://bucket", "s3://bucket/"] {
+        let e = parse(text).object().unwrap_err();
+        assert!(e.to_string().contains("names no object"), "{text}: {e}");
+    }
+}

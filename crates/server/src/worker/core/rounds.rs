@@ -247,9 +247,9 @@ impl ShardThread<'_> {
             self.forget_orphans()?;
         }
         // A damaged shard has no list of volumes; the check says so.
-        let lost = self.lost_pieces().unwrap_or_default();
+        let of_volumes = self.problems_of_volumes().unwrap_or_default();
         self.commit()?;
-        Ok(crate::worker::check::check(self.shard, &self.targets, lost))
+        Ok(crate::worker::check::check(self.shard, &self.targets, of_volumes))
     }
 
     /// A process has ended. Finishes what it left undone.

@@ -171,21 +171,33 @@ impl ShardThread<'_> {
         })
     }
 
-    /// What a check finds about volumes: pieces on this node that are gone.
-    pub(in crate::worker) fn lost_pieces(&mut self) -> Result<Vec<String>> {
+    /// What a check finds about volumes on this node: pieces that are gone or have another size than their record says,
+    /// pieces without a record, and a capacity that is not what files and volumes have together.
+    pub(in crate::worker) fn problems_of_volumes(&mut self) -> Result<Vec<String>> {
         let here = self.shard.node();
-        let mut lost = Vec::new();
+        let mut problems = Vec::new();
+        let mut named = BTreeSet::new();
         for (name, volume) in self.batch()?.volumes()? {
             let complete = volume.complete;
-            for (id, target, _) in volume.pieces().filter(|(id, ..)| id.segment < complete) {
-                if node_of(target) == here && !self.volumes.has(id) {
-                    lost.push(format!(
-                        "volume \"{}\": its piece {id} is lost, as memory does not outlive the pool's daemon: delete it",
-                        String::from_utf8_lossy(&name).escape_debug()
-                    ));
+            for (id, _, bytes) in volume.pieces().filter(|(_, target, _)| node_of(*target) == here) {
+                named.insert(id);
+                // One that is being made may not be there yet.
+                if id.segment >= complete || self.volumes.is_whole(id, bytes) {
+                    continue;
                 }
+                let what = match self.volumes.has(id) {
+                    true => format!("has not the {bytes} bytes of its record"),
+                    false => "is lost, as memory does not outlive the pool's daemon: delete it".to_owned(),
+                };
+                let name = String::from_utf8_lossy(&name).escape_debug().to_string();
+                problems.push(format!("volume \"{name}\": its piece {id} {what}"));
             }
         }
-        Ok(lost)
+        for (id, bytes) in self.volumes.pieces().filter(|(id, _)| !named.contains(id)) {
+            problems
+                .push(format!("piece {id} of {bytes} bytes belongs to no volume: the next worker drops it"));
+        }
+        problems.extend(self.volumes.problems_of_capacity());
+        Ok(problems)
     }
 }

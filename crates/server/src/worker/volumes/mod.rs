@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use forebay_data::{Media, NodeTargets};
 use forebay_meta::Client;
-use forebay_types::limits::VOLUME_SPACE_LEFT_BYTES;
+use forebay_types::limits::{VOLUME_GRAIN_BYTES, VOLUME_SPACE_LEFT_BYTES};
 use forebay_types::{Code, Error, PieceId, Result};
 
 use super::call::Call;
@@ -141,6 +141,28 @@ impl Volumes {
         let Some(capacity) = parts.capacities[usize::from(target)] else { return false };
         let space = parts.targets.get(parts.number(target)).and_then(Media::space);
         space.is_ok_and(|space| space.total_bytes < capacity)
+    }
+
+    /// Targets whose files and volumes together have more or less than the capacity, in words. Where there are no volumes
+    /// and never were, the size of the tmpfs is not this one's to judge.
+    pub(super) fn problems_of_capacity(&self) -> Vec<String> {
+        let Some(parts) = &self.parts else { return Vec::new() };
+        let problem = |target: u16| {
+            let (held, capacity) = (self.held(target), parts.capacities[usize::from(target)]?);
+            let space = parts.targets.get(parts.number(target)).ok()?.space_for_files().ok()?;
+            let expected = capacity.checked_sub(held);
+            if held == 0
+                || expected.is_some_and(|expected| expected.abs_diff(space.total_bytes) < VOLUME_GRAIN_BYTES)
+            {
+                return None;
+            }
+            Some(format!(
+                "target {target}: its volumes have {held} bytes and its files may have {}, and its capacity is {capacity} \
+                 bytes",
+                space.total_bytes
+            ))
+        };
+        (0..self.freeing.len() as u16).filter_map(problem).collect()
     }
 
     /// Gives the tmpfs of a target the bytes that pieces leave, if they have `more` than now.

@@ -1,0 +1,63 @@
+//! What all verbs of `forebay volume` print: failures in words, and progress.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use forebay_client::Pool;
+use forebay_types::{Code, Error};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::staging::Style;
+use crate::{pool, table};
+
+/// A failure in words: `verb` is what was tried.
+pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u64) -> Error {
+    let error = Error::new(code, format!("cannot {verb} volume {}", table::printable(name.as_bytes())));
+    match code {
+        Code::NotFound if name.is_empty() => error.why("a volume needs a name"),
+        Code::NotFound => error.why("there is no such volume").cure("`forebay volume list` shows what there is"),
+        Code::Exists => error
+            .why("there is one of this name, or one is being made")
+            .cure("choose another name, or `forebay volume delete` it"),
+        Code::NameTooLong => error.why("its name has more than 255 bytes"),
+        Code::Invalid if bytes == 0 => error.why("its size is zero").cure("give a size: --size 64MiB"),
+        Code::Invalid if forebay_types::check_volume_name(name.as_bytes()).is_err() => {
+            error.why("its name has a `/`, `:`, `+` or control character, which no specifier can hold")
+        }
+        Code::Invalid => error
+            .why(format!("it cannot have a size of {}", table::bytes(bytes)))
+            .cure("a volume shrinks to a size that it had before it grew: `forebay volume show` lists them"),
+        Code::NoSpace => {
+            let free = pool.space().map_or(0, |space| space.free_bytes);
+            error
+                .why(format!("{} are needed, and the pool has {} free", table::bytes(bytes), table::bytes(free)))
+                .cure("remove files or volumes, or start the pool with a larger --capacity")
+        }
+        Code::NotSupported => error
+            .why(
+                "volumes need a pool with a tmpfs of its own, and are made on the node of its root directory in \
+                 this version",
+            )
+            .cure("start a pool in memory without naming a directory on another tmpfs: `forebay up`"),
+        Code::NotPermitted => error.why("it belongs to another user"),
+        Code::AccessDenied => error.why("its mode does not allow it"),
+        Code::Busy => error
+            .why("a program has it open, or it is being resized")
+            .cure("end the programs that use it"),
+        Code::TooManyLinks => error.why("it has grown too often").cure("make a new one of the full size"),
+        Code::Stale => error.why("it was replaced meanwhile"),
+        code => error.why(pool::words(code)),
+    }
+}
+
+/// A bar on stderr, if it is a terminal.
+pub(super) fn bar(verb: &'static str, bytes: u64, is_wanted: bool) -> ProgressBar {
+    let bar = match Style::of_stderr(is_wanted) {
+        Style::Bar => ProgressBar::new(bytes),
+        _ => ProgressBar::hidden(),
+    };
+    bar.set_prefix(verb);
+    let style = "{prefix}  {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta}";
+    bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
