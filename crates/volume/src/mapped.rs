@@ -148,6 +148,11 @@ impl Mapped {
         Ok(self)
     }
 
+    /// The number of its pieces.
+    pub(crate) fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
     /// The volume's number.
     pub fn ino(&self) -> Ino {
         self.ino

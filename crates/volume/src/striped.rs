@@ -49,6 +49,11 @@ impl Striped {
         self.is_writable
     }
 
+    /// The number of pieces of its volumes.
+    pub fn pieces(&self) -> usize {
+        self.parts.iter().map(Mapped::pieces).sum()
+    }
+
     /// The numbers of its volumes, in their order.
     pub fn numbers(&self) -> impl Iterator<Item = Ino> + '_ {
         self.parts.iter().map(Mapped::ino)
