@@ -76,8 +76,9 @@ fn every_call_does_on_a_volume_what_it_does_on_a_file() {
             passes(&place, mpi, ranks, &volumes, &format!("{calls} forebay:v"));
             passes(&place, mpi, ranks, &["v"], &format!("{misuse} forebay:v"));
             passes(&place, mpi, ranks, &["v"], &format!("{views} forebay:v - 1 10"));
-            passes(&place, mpi, ranks, &["v"], &format!("timeout 120 {meeting} forebay:v"));
-            passes(&place, mpi, ranks, &["v"], &format!("{datarep} forebay:v"));
+            passes(&place, mpi, ranks, &["v", "v.other"], &format!("timeout 120 {meeting} forebay:v"));
+            let volumes = ["v", "v.0", "v.1", "v.2", "v.3"];
+            passes(&place, mpi, ranks, &volumes, &format!("{datarep} forebay:v"));
         }
         // A full volume is as a full pool.
         for program in [&calls, &misuse] {
