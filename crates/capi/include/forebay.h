@@ -55,8 +55,8 @@ struct forebay_dirent {
 int forebay_attach(const char *dir, forebay_pool **pool);
 
 /*
- * Stores the reason why this thread's last forebay_attach, or open of a volume or its file, failed, truncated to `room` bytes including the NUL. Returns
- * the length of the full text without a NUL, which is at most 1023.
+ * Stores the reason why this thread's last forebay_attach, or open of a volume or its file, failed, truncated to `room`
+ * bytes including the NUL. Returns the length of the full text without a NUL, which is at most 1023.
  */
 int forebay_attach_error(char *words, size_t room);
 
