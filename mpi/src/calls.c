@@ -39,12 +39,13 @@ typedef int create_function(MPI_File_errhandler_function *, MPI_Errhandler *);
 
 static int open_by(open_function *native, MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI_File *out) {
     char room[4096];
-    const char *path = name != NULL && out != NULL ? pool_path(name, room) : NULL;
-    if (path == NULL)
+    const char *path;
+    enum place place = name != NULL && out != NULL ? place_of(name, room, &path) : OUTSIDE;
+    if (place == OUTSIDE)
         return native(comm, name, amode, info, out);
     bool elsewhere;
     *out = MPI_FILE_NULL;
-    int code = file_open(comm, path, amode, info, out, &elsewhere);
+    int code = file_open(comm, place, path, amode, info, out, &elsewhere);
     return elsewhere ? native(comm, name, amode, info, out) : fail(NULL, code);
 }
 
@@ -59,9 +60,10 @@ static int close_by(close_function *native, MPI_File *handle) {
 
 static int delete_by(delete_function *native, const char *name, MPI_Info info) {
     char room[4096];
-    const char *path = name != NULL ? pool_path(name, room) : NULL;
+    const char *path;
+    enum place place = name != NULL ? place_of(name, room, &path) : OUTSIDE;
     bool elsewhere = true;
-    int code = path != NULL ? file_delete(path, &elsewhere) : MPI_SUCCESS;
+    int code = place != OUTSIDE ? file_delete(place, path, &elsewhere) : MPI_SUCCESS;
     return elsewhere ? native(name, info) : fail(NULL, code);
 }
 

@@ -77,7 +77,8 @@ extern struct native_objects native_objects;
 
 /* libforebay.so's functions. */
 #define FOREBAY_FUNCTIONS(X)                                                                                           \
-    X(attach) X(attach_error) X(stat) X(unlink) X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_elsewhere) X(file_preadv)            \
+    X(attach) X(attach_error) X(unlink) X(volume_file_open) X(volume_file_unlink)                                      \
+    X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_number) X(file_elsewhere) X(file_preadv)               \
     X(file_group_end) X(file_group_lock) X(file_group_make) X(file_group_move) X(file_group_seek) X(file_group_unlock) \
     X(file_pwritev) X(file_read_runs) X(file_write_runs) X(file_size) X(file_truncate) X(file_allocate) X(file_sync)
 struct forebay {
@@ -91,8 +92,13 @@ bool native_find(void *library);
 /* The pool, attached at the first call. NULL, and a line on standard error, when the attach fails. */
 forebay_pool *forebay_attached(void);
 void forebay_found_at(const char *directory);
-/* The path in the pool of a name, in `room` of 4096 bytes or within `name`; NULL if the name is not in the pool. */
-const char *pool_path(const char *name, char *room);
+/* What a name of MPI-IO means. */
+enum place { OUTSIDE, IN_POOL, IN_VOLUME };
+/*
+ * For a file of the pool `*where` is its path, for the file of a volume the volume's specifier. Both are in `room` of 4096
+ * bytes, or within `name`.
+ */
+enum place place_of(const char *name, char *room, const char **where);
 bool debug(void);
 
 /* ---- pnetcdf.c: ncmpi_inq_file_format; `native` is PnetCDF's own ---- */
@@ -204,7 +210,8 @@ struct file {
     bool far;           /* some rank and some of the data are on different nodes */
     forebay_file *data;
     int fd; /* descriptor of a file with one backing file, or -1 */
-    char *path;
+    enum place place;
+    char *path; /* in the pool; or the specifier of a volume */
     struct view view;
     int64_t position;   /* the individual file pointer, in etypes */
     bool apart;         /* the views of all ranks are apart: data before an offset are the first of each rank */

@@ -15,6 +15,7 @@ struct forebay forebay;
 
 static char library[4096 + 32];
 static char prefix[4096];
+static char volume_prefixes[1024]; /* further names before a colon, separated by commas */
 static bool wants_debug;
 static pthread_once_t attach_once = PTHREAD_ONCE_INIT;
 static forebay_pool *attached;
@@ -68,6 +69,8 @@ static void read_prefix(void) {
 void forebay_found_at(const char *directory) {
     snprintf(library, sizeof library, "%slibforebay.so", directory);
     read_prefix();
+    const char *more = getenv("FOREBAY_MPI_PREFIX");
+    snprintf(volume_prefixes, sizeof volume_prefixes, "%s", more != NULL ? more : "");
     const char *wanted = getenv("FOREBAY_MPI_DEBUG");
     wants_debug = wanted != NULL && *wanted != 0 && strcmp(wanted, "0") != 0;
 }
@@ -132,10 +135,25 @@ static bool normalise(const char *path, char *out, size_t room) {
     return true;
 }
 
-const char *pool_path(const char *name, char *room) {
+/* What follows `forebay:`, or a prefix of FOREBAY_MPI_PREFIX, with or without its colon there; NULL for other names. */
+static const char *after_prefix(const char *name) {
+    size_t bytes = strcspn(name, ":");
+    if (name[bytes] != ':')
+        return NULL;
+    if (bytes == 7 && memcmp(name, "forebay", 7) == 0)
+        return name + bytes + 1;
+    for (const char *at = volume_prefixes; *at != 0;) {
+        size_t length = strcspn(at, ","), named = length > 0 && at[length - 1] == ':' ? length - 1 : length;
+        if (named > 0 && named == bytes && memcmp(at, name, bytes) == 0)
+            return name + bytes + 1;
+        at += length + (at[length] != 0);
+    }
+    return NULL;
+}
+
+/* The path in the pool of a name under the pool's prefix; NULL for other names. */
+static const char *pool_path(const char *name, char *room) {
     char absolute[8300];
-    if (strncmp(name, "forebay:", 8) == 0)
-        return name[8] != 0 ? name + 8 : "/";
     if (prefix[0] == 0)
         return NULL;
     if (*name != '/') {
@@ -155,4 +173,12 @@ const char *pool_path(const char *name, char *room) {
     if (!normalise(name, room, 4096) || strncmp(room, prefix, bytes) != 0)
         return NULL;
     return room[bytes] == '/' ? room + bytes : room[bytes] == 0 ? "/" : NULL;
+}
+
+enum place place_of(const char *name, char *room, const char **where) {
+    *where = after_prefix(name);
+    if (*where != NULL)
+        return **where == '/' ? IN_POOL : IN_VOLUME; /* no specifier begins with a slash */
+    *where = pool_path(name, room);
+    return *where != NULL ? IN_POOL : OUTSIDE;
 }

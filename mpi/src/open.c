@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -95,10 +94,27 @@ static int64_t processors(void) {
     return known;
 }
 
+/* An error in a specifier is one in a name, whatever it means elsewhere. */
+static int64_t in_name(int64_t answer) { return answer == -EINVAL ? -ENXIO : answer; }
+
+static int64_t open_volume(struct file *file, forebay_pool *pool, int flags) {
+    int64_t answer = in_name(forebay.volume_file_open(pool, file->path, flags, &file->data));
+    /* A program that creates files by `forebay:` names learns that a volume is to be there before. */
+    if (answer < 0 && file->rank == 0 && (debug() || (answer == -ENOENT && (flags & O_CREAT)))) {
+        char words[1024] = "";
+        forebay.attach_error(words, sizeof words);
+        fprintf(stderr, "forebay: %s%s\n", words,
+                answer == -ENOENT && (flags & O_CREAT) ? " (forebay volume create makes one)" : "");
+    }
+    return answer;
+}
+
 static int64_t open_data(struct file *file, int flags) {
     forebay_pool *pool = forebay_attached();
     if (pool == NULL)
         return -EIO;
+    if (file->place == IN_VOLUME)
+        return open_volume(file, pool, flags);
     long count = atol(file->hints[HINT_striping_factor]), bytes = atol(file->hints[HINT_striping_unit]);
     uint32_t wanted = (uint32_t)count;
     if (count < 1 || count > STRIPES_MAX) {
@@ -137,13 +153,14 @@ static void file_free(struct file *file) {
  * Creates the file and its handle as far as one rank can alone. A failure is in `code`, and the others do not know it
  * yet.
  */
-static struct file *file_make(MPI_Comm comm, const char *path, int amode, int *code) {
+static struct file *file_make(MPI_Comm comm, enum place place, const char *path, int amode, int *code) {
     struct file *file = calloc(1, sizeof *file);
     *code = MPI_ERR_NO_MEM;
     if (file == NULL)
         return NULL;
     file->fd = -1;
     file->amode = amode;
+    file->place = place;
     file->shortest_run = INT64_MAX;
     file->apart = true;
     file->comm = MPI_COMM_NULL;
@@ -232,19 +249,20 @@ static int open_made(struct file *file, struct decided *decided, int64_t *far) {
 
 /* For ranks that passed different names: checks whether links make them one file. */
 static int agree_on_file(struct file *file) {
-    struct stat st;
-    int64_t answer = forebay.stat(forebay_attached(), file->path, &st);
-    return agree(file, class_of(answer), answer == 0 ? (int64_t)st.st_ino : 0);
+    uint64_t number = 0;
+    int64_t answer = forebay.file_number(file->data, &number);
+    return agree(file, class_of(answer), (int64_t)number);
 }
 
-int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_File *out, bool *elsewhere) {
+int file_open(MPI_Comm comm, enum place place, const char *path, int amode, MPI_Info info, MPI_File *out,
+              bool *elsewhere) {
     int code = MPI_SUCCESS, inter = 0;
     *elsewhere = false;
     if (comm == MPI_COMM_NULL)
         return MPI_ERR_COMM;
     if (mpi.Comm_test_inter(comm, &inter) != MPI_SUCCESS || inter)
         return MPI_ERR_COMM;
-    struct file *file = file_make(comm, path, amode, &code);
+    struct file *file = file_make(comm, place, path, amode, &code);
     if (file == NULL) {
         struct file nobody = {.rank = -1};
         struct exchange mine = contribution(&nobody, comm, code, amode), all;
@@ -300,15 +318,22 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     if (debug() && file->rank == 0)
         fprintf(stderr, "forebay: %s: open by %d ranks, striping_factor %s, striping_unit %s%s\n", file->path,
                 file->size, file->hints[HINT_striping_factor], file->hints[HINT_striping_unit],
-                file->fd >= 0 ? ", by descriptor" : "");
+                file->place == IN_VOLUME ? ", in a volume" : file->fd >= 0 ? ", by descriptor" : "");
     *out = file->handle;
     return MPI_SUCCESS;
+}
+
+static int64_t remove_named(enum place place, const char *path) {
+    forebay_pool *pool = forebay_attached();
+    if (pool == NULL)
+        return -EIO;
+    return place == IN_VOLUME ? in_name(forebay.volume_file_unlink(pool, path)) : forebay.unlink(pool, path);
 }
 
 /* On rank 0: removes the file if the program requested it; returns an error class. */
 static int delete_on_close(const struct file *file) {
     bool deletes = file->rank == 0 && (file->amode & MPI_MODE_DELETE_ON_CLOSE);
-    return deletes ? class_of(forebay.unlink(forebay_attached(), file->path)) : MPI_SUCCESS;
+    return deletes ? class_of(remove_named(file->place, file->path)) : MPI_SUCCESS;
 }
 
 /* Where the store is attached so, waits until it has the data; returns an error class. */
@@ -368,9 +393,8 @@ int file_close(struct file *file) {
     return code;
 }
 
-int file_delete(const char *path, bool *elsewhere) {
-    forebay_pool *pool = forebay_attached();
-    int64_t answer = pool != NULL ? forebay.unlink(pool, path) : -EIO;
+int file_delete(enum place place, const char *path, bool *elsewhere) {
+    int64_t answer = remove_named(place, path);
     *elsewhere = answer == -EXDEV;
     return class_of(answer);
 }

@@ -7,8 +7,9 @@
 
 #include "driver.h"
 
-int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_File *out, bool *elsewhere);
+int file_open(MPI_Comm comm, enum place place, const char *path, int amode, MPI_Info info, MPI_File *out,
+              bool *elsewhere);
 int file_close(struct file *file);
-int file_delete(const char *path, bool *elsewhere);
+int file_delete(enum place place, const char *path, bool *elsewhere);
 
 #endif

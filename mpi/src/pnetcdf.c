@@ -39,13 +39,15 @@ static bool copy_start(forebay_file *data, int memory) {
 
 int pnetcdf_look(const char *path, int *format, int (*native)(const char *, int *)) {
     char room[4096], name[64];
-    const char *there = path != NULL ? pool_path(path, room) : NULL;
-    forebay_pool *pool = there != NULL ? forebay_attached() : NULL;
+    const char *there;
+    enum place place = path != NULL ? place_of(path, room, &there) : OUTSIDE;
+    forebay_pool *pool = place != OUTSIDE ? forebay_attached() : NULL;
     forebay_file *data = NULL;
-    if (pool == NULL || forebay.file_open(pool, there, O_RDONLY, 0, 0, 0, &data) != 0)
+    if (pool == NULL || (place == IN_VOLUME ? forebay.volume_file_open(pool, there, O_RDONLY, &data)
+                                            : forebay.file_open(pool, there, O_RDONLY, 0, 0, 0, &data)) != 0)
         return native(path, format);
     /* A file with a descriptor is opened by its name, unless open(2) cannot use that name. */
-    bool is_name = strncmp(path, "forebay:", 8) != 0;
+    bool is_name = there == room;
     int memory = is_name && forebay.file_fd(data) >= 0 ? -1 : memfd_create("forebay", MFD_CLOEXEC);
     bool copied = memory >= 0 && copy_start(data, memory);
     forebay.file_close(data);

@@ -4,6 +4,7 @@
 #include <stdint.h>
 
 static char name[4096];
+static int is_volume; /* the files are in volumes, which are made before, and named without a slash */
 
 static MPI_File open_new(MPI_Comm comm, int amode) {
     MPI_File file = MPI_FILE_NULL;
@@ -40,7 +41,7 @@ static void opening(void) {
         if (rank < 2)
             OK(MPI_File_delete(below, MPI_INFO_NULL));
     }
-    snprintf(below, sizeof below, "%s.none/x", name);
+    snprintf(below, sizeof below, is_volume ? "%s.none" : "%s.none/x", name);
     FAILS(MPI_ERR_NO_SUCH_FILE,
           MPI_File_open(MPI_COMM_WORLD, below, MPI_MODE_RDWR | MPI_MODE_CREATE, MPI_INFO_NULL, &file));
     file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_EXCL);
@@ -531,7 +532,7 @@ static void striped(void) {
     int flag = 0, bytes = 50000;
     OK(MPI_File_get_info(file, &info));
     MPI_Info_get(info, "striping_factor", 63, value, &flag);
-    CHECK(flag && strcmp(value, "4") == 0);
+    CHECK(flag && strcmp(value, is_volume ? "1" : "4") == 0);
     MPI_Info_free(&info);
     unsigned char *data = malloc(bytes), *back = malloc(bytes);
     for (int i = 0; i < bytes; i++)
@@ -719,6 +720,7 @@ int main(int argc, char **argv) {
     if (argc != 2 && argc != 3)
         return 2;
     snprintf(name, sizeof name, "%s", argv[1]);
+    is_volume = strncmp(name, "forebay:", 8) == 0 && name[8] != '/';
     if (argc == 3) {
         if (strcmp(argv[2], "full") == 0)
             full();
@@ -733,6 +735,12 @@ int main(int argc, char **argv) {
         OK(MPI_File_delete(name, MPI_INFO_NULL));
     barrier();
 #endif
+    /* A new volume is an empty file. */
+    if (is_volume && rank == 0) {
+        MPI_File file = open_new(MPI_COMM_SELF, MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_DELETE_ON_CLOSE);
+        OK(MPI_File_close(&file));
+    }
+    barrier();
     opening();
     attributes();
     views();

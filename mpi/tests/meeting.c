@@ -92,7 +92,7 @@ static void closes(void) {
     OK(MPI_File_close(&file));
     if (rank == 0) {
         int fd = open(name, O_RDWR);
-        CHECK(fd >= 0 || errno == ENOENT); /* ENOENT: forebay:NAME, which only MPI-IO understands */
+        CHECK(fd >= 0 || errno == ENOENT); /* ENOENT: forebay:..., which only MPI-IO understands */
         CHECK(fd < 0 || (read(fd, back, sizeof back) == sizeof back && back[WORDS - 1] == WORDS - 1));
         if (fd >= 0)
             close(fd);

@@ -55,8 +55,8 @@ struct forebay_dirent {
 int forebay_attach(const char *dir, forebay_pool **pool);
 
 /*
- * Stores the reason why this thread's last forebay_attach, or forebay_volume_open, failed, truncated to `room` bytes including the NUL. Returns
- * the length of the full text without a NUL, which is at most 1023.
+ * Stores the reason why this thread's last forebay_attach, or open of a volume or its file, failed, truncated to `room`
+ * bytes including the NUL. Returns the length of the full text without a NUL, which is at most 1023.
  */
 int forebay_attach_error(char *words, size_t room);
 
@@ -143,6 +143,9 @@ int forebay_file_fd(const forebay_file *file);
 
 /* Stores the number of the file's backing files, and the bytes of a stripe. */
 int forebay_file_layout(const forebay_file *file, uint32_t *stripe_count, uint32_t *stripe_bytes);
+
+/* Stores a number that all opens of one file have in common, until it is removed, and no others of the pool. */
+int forebay_file_number(const forebay_file *file, uint64_t *number);
 
 /* Returns the number of the file's backing files on other nodes, whose data are transferred by requests. */
 int forebay_file_elsewhere(const forebay_file *file);
@@ -389,6 +392,22 @@ int forebay_volume_swap(const forebay_volume *volume, int64_t offset, uint64_t v
 int forebay_volume_flush(const forebay_volume *volume);
 int forebay_volume_fence(const forebay_volume *volume);
 int forebay_volume_map(const forebay_volume *volume, int64_t offset, void **address, size_t *bytes);
+
+/*
+ * A volume holds a file: its bytes up to an end of file, which all processes share, and which lives as long as the volume.
+ * MPI-IO uses volumes so. forebay_volume_file_open opens the file of the volume that a specifier names. The functions of
+ * forebay_file do with it what they do with other files, without a system call. `flags` are as for forebay_file_open. A new
+ * or formatted volume is an empty file that nobody has created: O_EXCL succeeds. -ENOENT, without O_CREAT: the file was
+ * removed; otherwise the errors are those of forebay_volume_open. forebay_volume_file_unlink removes the file. The volume
+ * stays, and its bytes up to the end become zero; no process should have the file open.
+ *
+ * Writes, forebay_file_truncate and forebay_file_allocate move the end; forebay_volume_put and the others do not. What a
+ * write skips reads as zeros, unless a program has put there. -ENOSPC beyond the end of the volume: nothing is written
+ * then. forebay_file_truncate must not meet writes of other processes. There is no descriptor and no group
+ * (-EOPNOTSUPP), and all bytes count as data for forebay_file_seek_data. The end of joined volumes is kept with the first.
+ */
+int forebay_volume_file_open(forebay_pool *pool, const char *specifier, int flags, forebay_file **file);
+int forebay_volume_file_unlink(forebay_pool *pool, const char *specifier);
 
 /*
  * Reads a directory. Each entry that exists during the whole time is returned once. Entries that are created or removed

@@ -5,31 +5,36 @@
 use std::os::raw::c_int;
 use std::sync::Arc;
 
-use forebay_client::{File, Pool, Run, Striping};
+use forebay_client::{Pool, Run, Striping};
 use forebay_types::Code;
 
 use crate::answer::{Failed, FAULT, INVALID};
 use crate::header::{forebay_run, FOREBAY_NORMAL, FOREBAY_SEQUENTIAL, FOREBAY_STRIPES_DEFAULT};
+use crate::opened::Opened;
 use crate::public::{at, Text};
 
 /// An open file of any layout.
 #[allow(non_camel_case_types)]
 pub struct forebay_file {
-    file: Arc<File>,
+    opened: Opened,
 }
 
 impl forebay_file {
+    pub(crate) fn new(opened: Opened) -> *mut forebay_file {
+        Box::into_raw(Box::new(forebay_file { opened }))
+    }
+
     /// The file, for a transfer that may outlast the handle.
-    pub(crate) fn shared(&self) -> Arc<File> {
-        Arc::clone(&self.file)
+    pub(crate) fn shared(&self) -> Opened {
+        self.opened.clone()
     }
 }
 
 impl std::ops::Deref for forebay_file {
-    type Target = File;
+    type Target = Opened;
 
-    fn deref(&self) -> &File {
-        &self.file
+    fn deref(&self) -> &Opened {
+        &self.opened
     }
 }
 
@@ -75,7 +80,7 @@ pub(crate) fn file_open_on(
     let striping = Striping { stripe_count: count.max(1), stripe_bytes, directory_takes_precedence };
     let mut escape = forebay_client::PathBuffer::new();
     let file = pool.open_striped_on(place, flags, mode, striping, targets, &mut escape)?;
-    *out = Box::into_raw(Box::new(forebay_file { file: Arc::new(file) }));
+    *out = forebay_file::new(Opened::Pool(Arc::new(file)));
     Ok(())
 }
 
@@ -87,15 +92,16 @@ pub(crate) unsafe fn file_close(file: *mut forebay_file) -> Done {
     }
     // SAFETY: the caller's promise.
     let file = unsafe { Box::from_raw(file) };
-    match Arc::into_inner(file.file) {
-        Some(file) => Ok(file.close()?),
-        // A request in progress closes it.
-        None => Ok(()),
-    }
+    Ok(file.opened.close()?)
 }
 
 pub(crate) fn file_fd(file: &forebay_file) -> Result<c_int, Failed> {
-    Ok(file.fd().ok_or(Code::NotSupported)?)
+    Ok(file.pool_file()?.fd().ok_or(Code::NotSupported)?)
+}
+
+pub(crate) fn file_number(file: &forebay_file, number: Option<&mut u64>) -> Done {
+    *number.ok_or(FAULT)? = file.number();
+    Ok(())
 }
 
 pub(crate) fn file_layout(

@@ -14,11 +14,11 @@ use std::os::raw::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use forebay_client::File;
 use forebay_types::limits::{ASYNC_QUEUE_MAX, ASYNC_THREADS};
 
 use crate::answer::{call, Failed, FAULT, INVALID};
 use crate::file::{forebay_file, unsigned};
+use crate::opened::Opened;
 
 /// A callback.
 #[allow(non_camel_case_types)]
@@ -33,7 +33,7 @@ pub struct forebay_request {
 
 /// A transfer in the queue.
 struct Work {
-    file: Arc<File>,
+    file: Opened,
     buffer: *mut u8,
     bytes: usize,
     offset: u64,

@@ -21,6 +21,7 @@ mod kernel;
 pub mod later;
 mod layout;
 pub mod memory;
+mod opened;
 pub mod public;
 pub mod staging;
 mod text;

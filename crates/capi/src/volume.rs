@@ -1,13 +1,15 @@
 //! The functions of include/forebay.h on volumes. A put or get is a comparison and a copy: no system call.
 
 use std::os::raw::{c_int, c_void};
+use std::sync::Arc;
 
-use ::forebay_volume::Striped;
+use ::forebay_volume::{FileFlags, Striped, VolumeFile};
 use forebay_client::Pool;
 
 use crate::answer::{Failed, FAULT, INVALID};
-use crate::file::unsigned;
+use crate::file::{forebay_file, unsigned};
 use crate::header::forebay_run;
+use crate::opened::Opened;
 use crate::public::{free, Text};
 
 /// An open volume.
@@ -28,12 +30,46 @@ pub(crate) fn volume_open(
         libc::O_RDWR => true,
         _ => return Err(INVALID),
     };
-    let volume = pool.volume_open(specifier, writes).map_err(|e| {
-        crate::text::remember(&e.to_string());
-        Failed::from(e.code)
-    })?;
+    let volume = opened(pool, specifier, writes)?;
     *out = Box::into_raw(Box::new(forebay_volume(volume)));
     Ok(())
+}
+
+fn opened(pool: &Pool, specifier: &[u8], writes: bool) -> Result<Striped, Failed> {
+    pool.volume_open(specifier, writes).map_err(|e| {
+        crate::text::remember(&e.to_string());
+        Failed::from(e.code)
+    })
+}
+
+pub(crate) fn volume_file_open(
+    pool: &'static Pool,
+    specifier: Text<'_>,
+    flags: c_int,
+    out: Option<&mut *mut forebay_file>,
+) -> Done {
+    let (specifier, out) = (specifier.ok_or(FAULT)?, out.ok_or(FAULT)?);
+    let has = |flag| flags & flag != 0;
+    let (reads, writes) = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => (true, false),
+        libc::O_WRONLY => (false, true),
+        libc::O_RDWR => (true, true),
+        _ => return Err(INVALID),
+    };
+    let others = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
+    if flags & !(libc::O_ACCMODE | libc::O_CLOEXEC | others) != 0 || (!writes && has(others)) {
+        return Err(INVALID);
+    }
+    let (creates, truncates) = (has(libc::O_CREAT), has(libc::O_TRUNC));
+    let is_exclusive = creates && has(libc::O_EXCL);
+    let flags = FileFlags { reads, writes, creates, is_exclusive, truncates };
+    let file = VolumeFile::open(opened(pool, specifier, writes)?, flags)?;
+    *out = forebay_file::new(Opened::Volume(Arc::new(file)));
+    Ok(())
+}
+
+pub(crate) fn volume_file_unlink(pool: &'static Pool, specifier: Text<'_>) -> Done {
+    Ok(opened(pool, specifier.ok_or(FAULT)?, true)?.remove_file()?)
 }
 
 /// # Safety

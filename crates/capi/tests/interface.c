@@ -479,6 +479,78 @@ static void volumes(forebay_pool *pool)
     CHECK(forebay_volume_close(NULL) == -EFAULT);
 }
 
+/* The file in a volume, by the functions on files. */
+static void volume_files(forebay_pool *pool)
+{
+    enum { V = 4 << 20, W = 2 << 20 };
+    forebay_file *file = NULL, *same = NULL, *none = NULL, *joined = NULL;
+    forebay_volume *v = NULL;
+    char out[100], in[100] = "", words[256];
+    struct iovec parts[] = {{out, 30}, {out + 30, 70}}, into[] = {{in, 99}, {in + 99, 1}};
+    struct forebay_run runs[] = {{5000, 60}, {100, 40}}, beyond = {V - 99, 100};
+    uint64_t number = 0, again = 0, group = 0;
+    uint32_t count = 0, unit = 0;
+
+    for (size_t i = 0; i < sizeof out; i++)
+        out[i] = (char)(i + 1);
+    CHECK(forebay_volume_open(pool, "v", O_RDWR, &v) == 0 && forebay_volume_get(v, in, 10, 0) == 0);
+    CHECK(forebay_volume_file_open(pool, "v", O_RDWR, &file) == 0 && forebay_file_size(file) == 0);
+    CHECK(forebay_file_pread(file, in, 10, 0) == 0); /* puts move no end */
+    CHECK(forebay_file_truncate(file, V) == 0 && forebay_file_truncate(file, 0) == 0);
+    CHECK(forebay_volume_file_open(pool, "v", O_RDWR | O_CREAT | O_EXCL, &none) == -EEXIST && none == NULL);
+    CHECK(forebay_volume_file_open(pool, "none", O_RDWR | O_CREAT, &none) == -ENOENT);
+    CHECK(forebay_attach_error(words, sizeof words) > 0 && strstr(words, "no volume `none`"));
+    CHECK(forebay_volume_file_open(pool, "1.7:v", O_RDWR, &none) == -EINVAL);
+    CHECK(forebay_volume_file_open(pool, "v", O_RDONLY | O_CREAT, &none) == -EINVAL);
+    CHECK(forebay_volume_file_open(pool, "v", O_RDWR | O_APPEND, &none) == -EINVAL);
+    CHECK(forebay_volume_file_open(pool, NULL, O_RDWR, &none) == -EFAULT);
+    CHECK(forebay_volume_file_open(pool, "v", O_RDWR, NULL) == -EFAULT && none == NULL);
+
+    CHECK(forebay_file_write_runs(file, parts, 2, runs, 2) == 100 && forebay_file_size(file) == 5060);
+    CHECK(forebay_file_read_runs(file, into, 2, runs, 2) == 100 && memcmp(in, out, 100) == 0);
+    CHECK(forebay_volume_get(v, in, 60, 5000) == 0 && memcmp(in, out, 60) == 0);
+    CHECK(forebay_file_write_runs(file, parts, 2, &beyond, 1) == -ENOSPC && forebay_file_size(file) == 5060);
+    CHECK(forebay_file_truncate(file, V + 1) == -ENOSPC && forebay_file_allocate(file, V + 1) == -ENOSPC);
+    CHECK(forebay_file_write_runs(file, parts, 2, runs, 1) == -EINVAL);
+    CHECK(forebay_file_pwrite(file, out, 10, 5055) == 10 && forebay_file_size(file) == 5065);
+    CHECK(forebay_file_pread(file, in, 100, 5060) == 5 && memcmp(in, out + 5, 5) == 0);
+    CHECK(forebay_file_pwritev(file, parts, 2, 6000) == 100 && forebay_file_preadv(file, into, 2, 5950) == 100);
+    CHECK(in[0] == 0 && in[49] == 0 && memcmp(in + 50, out, 50) == 0);
+    CHECK(forebay_file_allocate(file, 7000) == 0 && forebay_file_size(file) == 7000 && forebay_file_sync(file) == 0);
+    CHECK(forebay_file_seek_data(file, 100) == 100 && forebay_file_seek_hole(file, 100) == 7000);
+    CHECK(forebay_file_seek_data(file, 7000) == -ENXIO && forebay_file_seek_hole(file, 7000) == -ENXIO);
+    CHECK(forebay_file_punch(file, 6010, 1 << 20) == 0 && forebay_file_size(file) == 7000);
+    CHECK(forebay_file_pread(file, in, 100, 6000) == 100 && memcmp(in, out, 10) == 0 && in[10] == 0 && in[99] == 0);
+    CHECK(forebay_file_advise(file, FOREBAY_SEQUENTIAL) == 0 && forebay_file_advise(file, 77) == -EINVAL);
+    CHECK(forebay_file_fd(file) == -EOPNOTSUPP && forebay_file_elsewhere(file) == 0);
+    CHECK(forebay_file_group_make(file, 0, &group) == -EOPNOTSUPP && group == 0);
+    CHECK(forebay_file_layout(file, &count, &unit) == 0 && count == 1 && unit == 1 << 20);
+
+    forebay_request *request = NULL;
+    CHECK(forebay_file_write_start(file, out, 100, 8000, NULL, NULL, &request) == 0);
+    CHECK(forebay_request_wait(request) == 100 && forebay_file_size(file) == 8100);
+    CHECK(forebay_file_read_start(file, in, 100, 8050, NULL, NULL, &request) == 0);
+    CHECK(forebay_request_wait(request) == 50 && memcmp(in, out + 50, 50) == 0);
+
+    CHECK(forebay_volume_file_open(pool, "v", O_RDONLY, &same) == 0 && forebay_file_size(same) == 8100);
+    CHECK(forebay_file_number(file, &number) == 0 && forebay_file_number(same, &again) == 0 && number == again);
+    CHECK(forebay_file_number(file, NULL) == -EFAULT);
+    CHECK(forebay_file_pwrite(same, out, 1, 0) == -EBADF && forebay_file_truncate(same, 0) == -EBADF);
+    CHECK(forebay_volume_file_open(pool, "w+v", O_WRONLY | O_CREAT | O_EXCL, &joined) == 0);
+    CHECK(forebay_file_number(joined, &again) == 0 && number != again);
+    CHECK(forebay_file_pread(joined, in, 1, 0) == -EBADF && forebay_file_pwrite(joined, out, 2, 2 * W - 2) == 2);
+    CHECK(forebay_file_close(joined) == 0 && forebay_volume_file_open(pool, "w", O_RDONLY, &joined) == 0);
+    CHECK(forebay_file_size(joined) == W); /* the end is behind this volume alone */
+    CHECK(forebay_file_close(joined) == 0 && forebay_file_close(same) == 0);
+
+    CHECK(forebay_volume_file_open(pool, "v", O_RDWR | O_TRUNC, &same) == 0 && forebay_file_size(file) == 0);
+    CHECK(forebay_volume_get(v, in, 100, 8000) == 0 && in[0] == 0 && in[99] == 0);
+    CHECK(forebay_file_close(same) == 0 && forebay_file_close(file) == 0 && forebay_volume_close(v) == 0);
+    CHECK(forebay_volume_file_unlink(pool, "v") == 0 && forebay_volume_file_unlink(pool, "v") == -ENOENT);
+    CHECK(forebay_volume_file_unlink(pool, NULL) == -EFAULT && forebay_volume_file_unlink(pool, "") == -EINVAL);
+    CHECK(forebay_volume_file_open(pool, "v", O_RDWR, &none) == -ENOENT && none == NULL);
+}
+
 int main(void)
 {
     forebay_pool *pool = NULL;
@@ -502,8 +574,10 @@ int main(void)
     later(pool);
     layouts(pool);
     const char *has_volumes = getenv("FOREBAY_TEST_VOLUMES");
-    if (has_volumes && *has_volumes)
+    if (has_volumes && *has_volumes) {
         volumes(pool);
+        volume_files(pool);
+    }
 
     CHECK(forebay_rmdir(pool, "d") == -ENOTEMPTY && forebay_unlink(pool, "d") == -EISDIR);
     CHECK(forebay_unlink(pool, "d/f") == 0 && forebay_unlink(pool, "d/g") == 0 && forebay_unlink(pool, "d/l") == 0);

@@ -123,7 +123,7 @@ fn pnetcdf_opens_a_file_of_several_backing_files_as_it_is() {
     };
     let run = format!("{} 2 {}", mpi.launcher.join(" "), program.display());
     let script = format!(
-        "set -e; forebay layout set --stripe-count 3 --stripe-size 4KiB /; {run} /forebay/a; {run} forebay:b; \
+        "set -e; forebay layout set --stripe-count 3 --stripe-size 4KiB /; {run} /forebay/a; {run} forebay:/b; \
          for f in a.1 a.2 a.5 b.1 b.2 b.5; do forebay layout get /$f; done"
     );
     let path = format!("{}:/usr/bin:/bin", common::forebay().parent().unwrap().display());

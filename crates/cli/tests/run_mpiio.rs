@@ -21,7 +21,7 @@ fn every_call_does_what_the_standard_says_and_misuse_has_its_class() {
         let program = compile(&place, mpi, "calls");
         for ranks in [1, 2, 4] {
             passes(&place, mpi, ranks, &[program.to_str().unwrap(), "/forebay/file"]);
-            passes(&place, mpi, ranks, &[program.to_str().unwrap(), "forebay:file"]);
+            passes(&place, mpi, ranks, &[program.to_str().unwrap(), "forebay:/file"]);
         }
         place.assert_nothing_left();
     }
@@ -49,7 +49,7 @@ fn collective_calls_on_a_file_return_when_all_ranks_are_in_them() {
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
         let program = compile(&place, mpi, "meeting");
-        for (ranks, name) in [(1, "/forebay/file"), (2, "forebay:file"), (4, "/forebay/file")] {
+        for (ranks, name) in [(1, "/forebay/file"), (2, "forebay:/file"), (4, "/forebay/file")] {
             passes(&place, mpi, ranks, &["timeout", "120", program.to_str().unwrap(), name]);
         }
         place.assert_nothing_left();

@@ -60,6 +60,16 @@ pub(crate) struct Address {
     address: libc::sockaddr_un,
 }
 
+/// The descriptors that come with a piece of a volume.
+pub(crate) struct PieceFds {
+    /// The piece.
+    pub(crate) piece: OwnedFd,
+    /// The page that says that the pool lives.
+    pub(crate) life: OwnedFd,
+    /// The volume's head, which comes with the first piece.
+    pub(crate) head: Option<OwnedFd>,
+}
+
 impl Address {
     /// `directory`/socket. A path longer than 107 bytes is refused, because a socket address has no room for it.
     pub(crate) fn new(directory: &[u8]) -> Result<Address, Code> {
@@ -240,8 +250,8 @@ impl Address {
         Ok((mapping, u64::from_le_bytes(number)))
     }
 
-    /// Gets a piece of a volume: its descriptor, and that of the page that says that the pool lives.
-    pub(crate) fn piece(&self, id: PieceId, writes: bool) -> Result<(OwnedFd, OwnedFd), Code> {
+    /// Gets a piece of a volume.
+    pub(crate) fn piece(&self, id: PieceId, writes: bool) -> Result<PieceFds, Code> {
         for _ in 0..ATTEMPTS {
             let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
             match Address::ask_piece(&socket, id, writes) {
@@ -257,12 +267,7 @@ impl Address {
     }
 
     /// One exchange. The outer error means that no reply arrived.
-    #[allow(clippy::type_complexity)]
-    fn ask_piece(
-        socket: &OwnedFd,
-        id: PieceId,
-        writes: bool,
-    ) -> Result<Result<(OwnedFd, OwnedFd), Code>, Code> {
+    fn ask_piece(socket: &OwnedFd, id: PieceId, writes: bool) -> Result<Result<PieceFds, Code>, Code> {
         let mut body = [0; 13];
         let mut w = Writer::new(&mut body);
         id.encode(&mut w)?;
@@ -276,7 +281,7 @@ impl Address {
         if header.kind == KIND_PIECE && header.len == 8 {
             read_exact(socket.as_fd(), &mut [0; 8])?;
             return match fds {
-                [Some(piece), Some(life), None, ..] => Ok(Ok((piece, life))),
+                [Some(piece), Some(life), head, None, ..] => Ok(Ok(PieceFds { piece, life, head })),
                 _ => Ok(Err(Code::Malformed)),
             };
         }

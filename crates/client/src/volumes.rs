@@ -5,7 +5,7 @@
 //!
 //! Not for signal handlers: these calls allocate. Tests: `tests/conformance/tests/volumes`.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 
 use forebay_types::limits::VOLUME_STEP_BYTES;
 use forebay_types::{
@@ -13,6 +13,7 @@ use forebay_types::{
 };
 use forebay_volume::{Life, Mapped, Place, Specifier, Striped};
 
+use crate::connection::PieceFds;
 use crate::pool::{caller, Pool};
 
 type Named = (Vec<u8>, Volume);
@@ -113,7 +114,13 @@ impl Pool {
         let ino = volume.ino;
         match bytes.checked_sub(volume.bytes()) {
             Some(0) => Ok(volume),
-            None => self.request(&Request::ShrinkVolume { name, ino, bytes }, record),
+            None => {
+                let shrunk = self.request(&Request::ShrinkVolume { name, ino, bytes }, record)?;
+                // Otherwise its file would end there again when the volume grows. Whoever may shrink a volume may write to
+                // it, unless its mode says otherwise: then its file stays as it is.
+                let _ = self.volume_open(name, true).map(|volume| volume.trim_file());
+                Ok(shrunk)
+            }
             Some(more) => {
                 let (segment, maker) = (self.local_segment(more)?, self.session_number()?);
                 let grown = self.request(&Request::GrowVolume { name, ino, maker, segment }, record)?;
@@ -211,13 +218,13 @@ impl Pool {
     /// # Errors
     /// [`Code::NotFound`], [`Code::AccessDenied`]; [`Code::NotSupported`] for a volume of several pieces, or on another
     /// node; [`Code::Io`] if the piece is lost.
-    pub fn volume_memory(&self, name: &[u8], writes: bool) -> Result<OwnedFd, Code> {
+    pub fn volume_memory(&self, name: &[u8], writes: bool) -> Result<std::os::fd::OwnedFd, Code> {
         let here = self.attached()?.reply.node;
         let volume = self.volume(name)?;
         match volume.usable() {
-            [only] if only.pieces() == 1 && volume.nodes() == [here] => self
-                .piece(PieceId { volume: volume.ino, segment: 0, index: 0 }, writes)
-                .map(|(piece, _)| piece),
+            [only] if only.pieces() == 1 && volume.nodes() == [here] => {
+                self.piece(PieceId { volume: volume.ino, segment: 0, index: 0 }, writes).map(|fds| fds.piece)
+            }
             _ => Err(Code::NotSupported),
         }
     }
@@ -255,16 +262,17 @@ impl Pool {
 
     fn map_volume(&self, volume: &Volume, writes: bool) -> Result<Mapped, Code> {
         let first = PieceId { volume: volume.ino, segment: 0, index: 0 };
-        let (piece, life) = self.piece(first, writes)?;
-        let life = Life::map(std::os::fd::AsFd::as_fd(&life))?;
+        let PieceFds { piece, life, head } = self.piece(first, writes)?;
+        let life = Life::map(life.as_fd())?;
         let mut first = Some(piece);
-        Mapped::new(volume, writes, life, |id| match first.take() {
+        let mapped = Mapped::new(volume, writes, life, |id| match first.take() {
             Some(piece) => Ok(piece),
-            None => self.piece(id, writes).map(|(piece, _)| piece),
-        })
+            None => self.piece(id, writes).map(|fds| fds.piece),
+        })?;
+        mapped.with_head(head.ok_or(Code::Malformed)?.as_fd())
     }
 
-    fn piece(&self, id: PieceId, writes: bool) -> Result<(OwnedFd, OwnedFd), Code> {
+    fn piece(&self, id: PieceId, writes: bool) -> Result<PieceFds, Code> {
         self.address().piece(id, writes)
     }
 }

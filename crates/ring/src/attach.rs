@@ -43,8 +43,9 @@ pub const KIND_BUFFER: u16 = 7;
 /// inotify_add_watch(2) returned, or with an error.
 pub const KIND_WATCH: u16 = 8;
 /// A piece of a volume, to map. The body is the volume's number as a u64, segment and piece as u16, and one byte that is 1
-/// for a piece that is to be written. Answered with KIND_PIECE, the bytes of the piece as a u64, and two descriptors: the
-/// piece, and the page whose first word says that the pool lives (docs/decisions/0048). While either the descriptor or a
+/// for a piece that is to be written. Answered with KIND_PIECE, the bytes of the piece as a u64, and descriptors: the
+/// piece, the page whose first word says that the pool lives (docs/decisions/0048), and for the first piece of a volume the
+/// volume's head, whose first word is the end of its file. While either the descriptor or a
 /// mapping of the piece exists, the volume counts as open.
 pub const KIND_PIECE: u16 = 9;
 /// Attach a process that passes its descriptors to no other process.

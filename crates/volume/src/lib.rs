@@ -2,7 +2,8 @@
 //! them. No process runs at the other end, and no system call is made.
 //!
 //! [`Specifier`] parses the names by which programs open volumes. [`Mapped`] is one volume whose pieces are on this node;
-//! [`Striped`] is several behind each other, or one. Both know nothing of the daemon: `forebay-client` gets the pieces.
+//! [`Striped`] is several over which data are striped, or one, and [`VolumeFile`] the file in it, with an end of its own. They
+//! know nothing of the daemon: `forebay-client` gets the pieces.
 //!
 //! What is promised: a put's bytes are in the volume when the call returns, in no order among puts of several threads. A
 //! get that overlaps a put may return bytes of before and after it. Aligned 64-bit atomics are atomic and in one order
@@ -14,10 +15,12 @@
 //! ever made. All copies go through raw pointers and memmove(3). A handle can be used by several threads, and by a child
 //! after fork(2). Tests: beside the code; with processes and kills in the conformance suite.
 
+mod file;
 mod mapped;
 mod specifier;
 mod striped;
 
+pub use file::{FileFlags, VolumeFile};
 pub use mapped::{Life, Mapped};
 pub use specifier::{Place, Problem, Specifier};
 pub use striped::Striped;

@@ -3,12 +3,14 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use forebay_types::{Code, Segment, Volume};
+use forebay_types::{Code, Ino, Segment, Volume};
 
 /// Bytes of the page with the word of the pool's life.
 const LIFE_BYTES: usize = 4096;
+/// Bytes of the head, whose first word is the end of the volume's file.
+const HEAD_BYTES: usize = forebay_types::limits::VOLUME_GRAIN_BYTES as usize;
 /// The bit that the kernel sets in a robust futex when its owner dies (futex(2)).
 const FUTEX_OWNER_DIED: u32 = 0x4000_0000;
 
@@ -97,6 +99,9 @@ fn code(e: io::Error) -> Code {
 /// See the module.
 #[derive(Debug)]
 pub struct Mapped {
+    ino: Ino,
+    /// None where nobody asked for it.
+    head: Option<Map>,
     /// Pieces of all segments, in their order.
     pieces: Vec<Map>,
     /// Each segment with its first byte and the index of its first piece.
@@ -114,7 +119,9 @@ impl Mapped {
         life: Life,
         mut piece: impl FnMut(forebay_types::PieceId) -> Result<F, Code>,
     ) -> Result<Mapped, Code> {
-        let mut mapped = Mapped { pieces: Vec::new(), segments: Vec::new(), bytes: 0, is_writable, life };
+        let (ino, head) = (volume.ino, None);
+        let mut mapped =
+            Mapped { ino, head, pieces: Vec::new(), segments: Vec::new(), bytes: 0, is_writable, life };
         for (i, segment) in volume.usable().iter().enumerate() {
             mapped.segments.push((mapped.bytes, mapped.pieces.len(), *segment));
             mapped.bytes += segment.bytes;
@@ -130,6 +137,33 @@ impl Mapped {
             }
         }
         Ok(mapped)
+    }
+
+    /// Maps the volume's head too.
+    ///
+    /// # Errors
+    /// What mmap(2) says; [`Code::Io`] for a descriptor that is too short.
+    pub fn with_head(mut self, fd: BorrowedFd<'_>) -> Result<Mapped, Code> {
+        self.head = Some(Map::new(fd, HEAD_BYTES, self.is_writable).map_err(code)?);
+        Ok(self)
+    }
+
+    /// The number of its pieces.
+    pub(crate) fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The volume's number.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    /// The word that says where the volume's file ends (`file.rs`), if the head is mapped. Mapped read-only unless the
+    /// volume is open for writing.
+    #[inline]
+    pub(crate) fn end_word(&self) -> Option<&AtomicU64> {
+        // SAFETY: mapped as long as `self`, aligned, and only accessed atomically; never changed where it is read-only.
+        self.head.as_ref().map(|head| unsafe { AtomicU64::from_ptr(head.base.cast()) })
     }
 
     /// The size.

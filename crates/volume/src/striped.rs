@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 
-use forebay_types::Code;
+use forebay_types::{Code, Ino};
 
 use crate::mapped::Mapped;
 
@@ -41,6 +41,28 @@ impl Striped {
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// True if it was opened for writing.
+    #[inline]
+    pub fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// The number of pieces of its volumes.
+    pub fn pieces(&self) -> usize {
+        self.parts.iter().map(Mapped::pieces).sum()
+    }
+
+    /// The numbers of its volumes, in their order.
+    pub fn numbers(&self) -> impl Iterator<Item = Ino> + '_ {
+        self.parts.iter().map(Mapped::ino)
+    }
+
+    /// Where the end of its file is kept: in the head of the first volume.
+    #[inline]
+    pub(crate) fn end_word(&self) -> Result<&AtomicU64, Code> {
+        self.parts.first().and_then(Mapped::end_word).ok_or(Code::NotSupported)
     }
 
     /// Whether the pools of all volumes live.
@@ -135,6 +157,19 @@ impl Striped {
     pub fn get_bytes(&self, offset: u64, to: &mut [u8]) -> Result<(), Code> {
         // SAFETY: the slice is writable.
         unsafe { self.get(offset, to.as_mut_ptr(), to.len()) }
+    }
+
+    /// Sets a range to zero.
+    ///
+    /// # Errors
+    /// As [`Striped::put`].
+    pub fn zero(&self, offset: u64, bytes: u64) -> Result<(), Code> {
+        self.check(offset, bytes, true)?;
+        self.each(offset, usize::try_from(bytes).map_err(|_| Code::Range)?, |place, _, n| {
+            // SAFETY: `place` is mapped writable for `n` bytes.
+            unsafe { libc::memset(place.cast(), 0, n) };
+        });
+        Ok(())
     }
 
     /// Checks ranges of a list, offset and bytes each, which have `total` bytes together.

@@ -181,6 +181,10 @@ fn show(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
         let mut facts = Facts::default();
         facts.add("volume", table::printable(name.as_bytes()));
         facts.add("size", table::bytes(volume.bytes()));
+        // Who may not read it does not see its file.
+        let opened = pool.volume_open(name.as_bytes(), false);
+        let file = opened.ok().and_then(|opened| opened.file_size().ok().flatten());
+        facts.add("file", file.map_or_else(|| "none".into(), table::bytes));
         facts.add("owner", format!("{}:{}", table::user(volume.uid), table::group(volume.gid)));
         facts.add("mode", format!("{:04o}", volume.mode));
         facts.add("created", table::local_time(volume.created_seconds as i64));
@@ -194,7 +198,9 @@ fn show(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
             let places = places.join(", ");
             facts.add(&format!("segment {i}"), format!("{} on {places}", table::bytes(segment.bytes)));
         }
-        Ok((value(name.as_bytes(), &volume), facts.text()))
+        let mut object = value(name.as_bytes(), &volume);
+        object["file_bytes"] = json!(file);
+        Ok((object, facts.text()))
     })
 }
 
@@ -223,7 +229,8 @@ fn format(pool: &Pool, arguments: &VolumeFormat) -> Result<ExitCode> {
                 bar.set_position(at);
             }
             bar.finish_and_clear();
-            volume.flush().map_err(|code| failed(pool, code, "format", name, 1))?;
+            let done = volume.reset_file().and_then(|()| volume.flush());
+            done.map_err(|code| failed(pool, code, "format", name, 1))?;
             Ok(volume.bytes())
         });
         match formatted {

@@ -251,7 +251,9 @@ impl Connection<'_> {
             Ok(opened) => {
                 let mut message = Header { kind: KIND_PIECE, len: 8 }.encode().to_vec();
                 message.extend(opened.bytes.to_le_bytes());
-                send_fds(self.socket.as_fd(), &message, &[opened.piece.as_raw_fd(), opened.life.as_raw_fd()])
+                let mut fds = vec![opened.piece.as_raw_fd(), opened.life.as_raw_fd()];
+                fds.extend(opened.head.as_ref().map(AsRawFd::as_raw_fd));
+                send_fds(self.socket.as_fd(), &message, &fds)
             }
             Err(code) => self.refuse(code, "cannot open a piece of a volume"),
         }

@@ -36,6 +36,8 @@ pub(super) struct Opened {
     pub(super) piece: OwnedFd,
     /// Its bytes.
     pub(super) bytes: u64,
+    /// The volume's head, for its first piece.
+    pub(super) head: Option<OwnedFd>,
     /// The page with the word that says that the pool lives, read-only.
     pub(super) life: OwnedFd,
 }
@@ -100,16 +102,10 @@ impl Volumes {
             capacities[0] = None;
         }
         let mut pieces = BTreeMap::new();
-        for (tag, mut fds) in std::mem::take(left) {
-            match fds.pop() {
-                Some(fd) => match fd.try_clone().ok().and_then(|fd| Piece::restored(&tag, fd)) {
-                    Some((id, piece)) => drop(pieces.insert(id, piece)),
-                    None => {
-                        fds.push(fd);
-                        left.push((tag, fds));
-                    }
-                },
-                None => left.push((tag, fds)),
+        for (tag, fds) in std::mem::take(left) {
+            match Piece::restored(&tag, fds) {
+                Ok((id, piece)) => drop(pieces.insert(id, piece)),
+                Err(fds) => left.push((tag, fds)),
             }
         }
         let freeing = vec![0; capacities.len()];
@@ -132,7 +128,7 @@ impl Volumes {
     /// Bytes of a target that pieces have, those that are being freed too.
     fn held(&self, target: u16) -> u64 {
         let pieces = self.pieces.values().filter(|piece| piece.target == target);
-        pieces.map(|piece| piece.bytes).sum::<u64>() + self.freeing.get(usize::from(target)).unwrap_or(&0)
+        pieces.map(Piece::held_bytes).sum::<u64>() + self.freeing.get(usize::from(target)).unwrap_or(&0)
     }
 
     /// True if the tmpfs of a target, without volumes, is smaller than its capacity.
@@ -235,13 +231,10 @@ impl Volumes {
         until: u64,
     ) -> Answer<Option<u64>> {
         if !self.pieces.contains_key(&id) {
-            self.fit(target, bytes)?;
+            self.fit(target, bytes.checked_add(Piece::head_bytes(id)).ok_or(Code::NoSpace)?)?;
             let made = Piece::make(id, target, bytes).and_then(|piece| {
                 let parts = self.parts.as_ref().ok_or(Code::NotSupported)?;
-                parts
-                    .store
-                    .put(&Piece::tag(id, target), &[std::os::fd::AsFd::as_fd(&*piece.memory)])
-                    .map_err(|e| e.code)?;
+                parts.store.put(&Piece::tag(id, target), &piece.kept()).map_err(|e| e.code)?;
                 Ok(piece)
             });
             match made {
@@ -301,7 +294,8 @@ impl Volumes {
     pub(super) fn keep_only(&mut self, named: &BTreeSet<PieceId>) {
         let gone: Vec<PieceId> = self.pieces.keys().filter(|id| !named.contains(id)).copied().collect();
         for id in gone {
-            let Some(Piece { target, bytes, memory, .. }) = self.pieces.remove(&id) else { continue };
+            let Some(piece) = self.pieces.remove(&id) else { continue };
+            let (target, bytes, memory) = (piece.target, piece.held_bytes(), piece.memory);
             if let Some(freeing) = self.freeing.get_mut(usize::from(target)) {
                 *freeing += bytes;
             }
@@ -328,7 +322,8 @@ impl Volumes {
             rustix::fs::Mode::empty(),
         );
         let life = life.map_err(piece::code)?;
-        Ok(Opened { piece: piece.open(writes)?, bytes: piece.bytes, life })
+        let (head, bytes) = (piece.open_head(writes)?, piece.bytes);
+        Ok(Opened { piece: piece.open(writes)?, bytes, head, life })
     }
 
     /// A process has ended: its calls wait no longer.

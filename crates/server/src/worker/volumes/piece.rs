@@ -1,11 +1,15 @@
 //! The memory of one piece of a volume: a memfd of mode 0600 whose size is sealed, so that no process can make another's
 //! access fault. Each holder of a descriptor or a mapping has a shared lock (flock) on it; see [`Piece::open`].
+//!
+//! Beside the first piece of a volume is its head, such a memfd of one page: its first word is the end of the volume's file
+//! (`crates/volume/src/file.rs`). Whoever maps the head has mapped the piece.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use forebay_data::{Bounds, Host, Medium};
 use forebay_sys::descriptor;
+use forebay_types::limits::VOLUME_GRAIN_BYTES;
 use forebay_types::{Code, PieceId};
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
@@ -33,18 +37,42 @@ pub(super) struct Piece {
     /// The bytes from its beginning that are reserved.
     pub(super) reserved: u64,
     pub(super) memory: Memory,
+    /// The head of its volume, beside the first piece.
+    head: Option<OwnedFd>,
 }
 
 impl Piece {
     /// Makes a piece, nothing of which is reserved.
     pub(super) fn make(id: PieceId, target: u16, bytes: u64) -> Result<Piece, Code> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let memory = rustix::fs::memfd_create(format!("forebay-volume-{id}"), flags).map_err(code)?;
-        rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(code)?;
-        rustix::fs::ftruncate(&memory, bytes).map_err(code)?;
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&memory, seals).map_err(code)?;
-        Ok(Piece { target, bytes, reserved: 0, memory: Arc::new(memory) })
+        let memory = Arc::new(sealed(&format!("forebay-volume-{id}"), bytes)?);
+        let head = match Piece::head_bytes(id) {
+            0 => None,
+            bytes => {
+                let head = sealed(&format!("forebay-head-{id}"), bytes)?;
+                reserve(&head, 0, bytes)?;
+                Some(head)
+            }
+        };
+        Ok(Piece { target, bytes, reserved: 0, memory, head })
+    }
+
+    /// Bytes of the head that is beside a piece.
+    pub(super) fn head_bytes(id: PieceId) -> u64 {
+        match (id.segment, id.index) {
+            (0, 0) => VOLUME_GRAIN_BYTES,
+            _ => 0,
+        }
+    }
+
+    /// Its bytes with those of the head.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.bytes + self.head.as_ref().map_or(0, |_| VOLUME_GRAIN_BYTES)
+    }
+
+    /// What the supervisor keeps.
+    pub(super) fn kept(&self) -> Vec<BorrowedFd<'_>> {
+        let head = self.head.as_ref().map(OwnedFd::as_fd);
+        std::iter::once((*self.memory).as_fd()).chain(head).collect()
     }
 
     /// The tag under which the supervisor keeps it.
@@ -52,34 +80,48 @@ impl Piece {
         format!("{TAG}{} {} {} {target}", id.volume.0, id.segment, id.index)
     }
 
-    /// A piece that an earlier worker left with the supervisor; none for another tag.
-    pub(super) fn restored(tag: &str, memory: OwnedFd) -> Option<(PieceId, Piece)> {
+    /// A piece that an earlier worker left with the supervisor; the descriptors again for another tag.
+    pub(super) fn restored(tag: &str, mut fds: Vec<OwnedFd>) -> Result<(PieceId, Piece), Vec<OwnedFd>> {
+        let found = match fds.as_slice() {
+            [memory, heads @ ..] => Piece::found(tag, memory)
+                .filter(|(id, ..)| heads.len() as u64 * VOLUME_GRAIN_BYTES == Piece::head_bytes(*id)),
+            [] => None,
+        };
+        let Some((id, target, bytes, reserved)) = found else { return Err(fds) };
+        let head = if fds.len() > 1 { fds.pop() } else { None };
+        let Some(memory) = fds.pop() else { return Err(fds) };
+        Ok((id, Piece { target, bytes, reserved, memory: Arc::new(memory), head }))
+    }
+
+    /// Number, target, bytes and reserved bytes of a piece that was kept under a tag.
+    fn found(tag: &str, memory: &OwnedFd) -> Option<(PieceId, u16, u64, u64)> {
         let mut numbers = tag.strip_prefix(TAG)?.split(' ').map(str::parse::<u64>);
         let mut next = || numbers.next()?.ok();
         let volume = forebay_types::Ino(next()?);
         let (segment, index) = (u16::try_from(next()?).ok()?, u16::try_from(next()?).ok()?);
         let target = u16::try_from(next()?).ok()?;
-        let stat = rustix::fs::fstat(&memory).ok()?;
+        let stat = rustix::fs::fstat(memory).ok()?;
         let bytes = u64::try_from(stat.st_size).ok()?;
         // The worker may have died between the two halves of `is_unused`.
-        let _ = rustix::fs::flock(&memory, FlockOperation::Unlock);
+        let _ = rustix::fs::flock(memory, FlockOperation::Unlock);
         let reserved = match u64::try_from(stat.st_blocks).ok()?.saturating_mul(512) {
             all if all >= bytes => bytes,
             _ => 0, // what is there is found again quickly
         };
-        let id = PieceId { volume, segment, index };
-        Some((id, Piece { target, bytes, reserved, memory: Arc::new(memory) }))
+        Some((PieceId { volume, segment, index }, target, bytes, reserved))
     }
 
     /// A descriptor for a process. It has a lock of its own, which lasts until the last descriptor *and* the last mapping
     /// that come from it are gone: the kernel keeps the open file for a mapping too.
     pub(super) fn open(&self, writes: bool) -> Result<OwnedFd, Code> {
-        let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
-        let opened =
-            rustix::fs::open(descriptor::path(&*self.memory), access | OFlags::CLOEXEC, Mode::empty());
-        let opened = opened.map_err(code)?;
+        let opened = open(&self.memory, writes)?;
         rustix::fs::flock(&opened, FlockOperation::NonBlockingLockShared).map_err(code)?;
         Ok(opened)
+    }
+
+    /// A descriptor of the head, if it is beside this piece.
+    pub(super) fn open_head(&self, writes: bool) -> Result<Option<OwnedFd>, Code> {
+        self.head.as_ref().map(|head| open(head, writes)).transpose()
     }
 
     /// True if no process has it open or mapped.
@@ -87,6 +129,23 @@ impl Piece {
         let lock = |operation| rustix::fs::flock(&*self.memory, operation).is_ok();
         lock(FlockOperation::NonBlockingLockExclusive) && lock(FlockOperation::Unlock)
     }
+}
+
+/// A memfd of a sealed size.
+fn sealed(name: &str, bytes: u64) -> Result<OwnedFd, Code> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = rustix::fs::memfd_create(name, flags).map_err(code)?;
+    rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(code)?;
+    rustix::fs::ftruncate(&memory, bytes).map_err(code)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&memory, seals).map_err(code)?;
+    Ok(memory)
+}
+
+/// Opens it once more.
+fn open(memory: &OwnedFd, writes: bool) -> Result<OwnedFd, Code> {
+    let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
+    rustix::fs::open(descriptor::path(memory), access | OFlags::CLOEXEC, Mode::empty()).map_err(code)
 }
 
 /// Reserves a range of a piece. Before, it checks that the node and its memory cgroup have the memory: the kernel would
@@ -159,7 +218,8 @@ mod tests {
     fn restored_piece_is_the_one_that_was_kept_with_what_is_reserved_of_it() {
         let piece = Piece::make(id(), 4, 4 << 20).unwrap();
         let tag = Piece::tag(id(), 4);
-        let again = || Piece::restored(&tag, piece.memory.try_clone().unwrap()).unwrap();
+        let kept = |piece: &Piece| piece.kept().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+        let again = || Piece::restored(&tag, kept(&piece)).unwrap();
         let (its, restored) = again();
         assert_eq!((its, restored.target, restored.bytes, restored.reserved), (id(), 4, 4 << 20, 0));
         reserve(&piece.memory, 0, 4 << 20).unwrap();
@@ -170,8 +230,28 @@ mod tests {
         rustix::io::pread(&*restored.memory, &mut bytes, 12).unwrap();
         assert_eq!(&bytes, b"kept");
         for tag in ["doorbell", "piece", "piece 1 2", "piece 1 2 70000 4", "piece a b c d"] {
-            assert!(Piece::restored(tag, piece.memory.try_clone().unwrap()).is_none(), "{tag}");
+            assert_eq!(Piece::restored(tag, kept(&piece)).unwrap_err().len(), 1, "{tag}");
         }
+    }
+
+    #[test]
+    fn head_is_beside_the_first_piece_alone_and_comes_back_with_it() {
+        assert!(Piece::make(id(), 0, 1 << 20).unwrap().open_head(true).unwrap().is_none());
+        let first = PieceId { segment: 0, index: 0, ..id() };
+        let piece = Piece::make(first, 0, 1 << 20).unwrap();
+        assert_eq!((piece.held_bytes(), piece.kept().len()), ((1 << 20) + 4096, 2));
+        let head = piece.open_head(true).unwrap().unwrap();
+        assert_eq!(rustix::fs::fstat(&head).unwrap().st_blocks, 8, "its page is reserved");
+        assert_eq!(rustix::fs::ftruncate(&head, 0), Err(Errno::PERM));
+        rustix::io::pwrite(&head, b"end", 0).unwrap();
+        let kept = || piece.kept().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect::<Vec<_>>();
+        let (_, restored) = Piece::restored(&Piece::tag(first, 0), kept()).unwrap();
+        let reader = restored.open_head(false).unwrap().unwrap();
+        let mut bytes = [0; 3];
+        rustix::io::pread(&reader, &mut bytes, 0).unwrap();
+        assert_eq!((&bytes, rustix::io::pwrite(&reader, b"x", 0)), (b"end", Err(Errno::BADF)));
+        let without = kept().drain(..1).collect();
+        assert_eq!(Piece::restored(&Piece::tag(first, 0), without).unwrap_err().len(), 1);
     }
 
     #[test]
