@@ -105,9 +105,9 @@ impl Copy<'_> {
         let (url, path) = StoreUrl::parse(&self.plan.url)?.object()?;
         let store = url.open(MoverId::own()).map_err(Error::from)?;
         match self.plan.direction {
-            Direction::ToStore { mode } => self.to_store(&volume, &*store, &path, mode),
+            Direction::ToStore { mode } => self.upload(&volume, &*store, &path, mode),
             Direction::FromStore { to_offset, zero_rest } => {
-                self.from_store(&*store, &path, &volume, to_offset, zero_rest)
+                self.download(&*store, &path, &volume, to_offset, zero_rest)
             }
         }
     }
@@ -143,7 +143,7 @@ impl Copy<'_> {
         }
     }
 
-    fn to_store(&self, volume: &Striped, store: &dyn Store, path: &StorePath, mode: u32) -> Result<()> {
+    fn upload(&self, volume: &Striped, store: &dyn Store, path: &StorePath, mode: u32) -> Result<()> {
         let root = StorePath::root();
         let range = self.range(store, path, volume.bytes())?;
         (self.report)(VolumeCopyEvent::Size(range.end - range.start));
@@ -184,7 +184,7 @@ impl Copy<'_> {
         }
     }
 
-    fn from_store(
+    fn download(
         &self,
         store: &dyn Store,
         path: &StorePath,

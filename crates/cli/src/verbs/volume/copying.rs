@@ -155,7 +155,7 @@ impl Wanted<'_> {
             }
             (Place::File(from), Place::Volume(to)) => {
                 let (from, to) = (Input::open(&from)?, self.pool.volume_open(&to, true)?);
-                self.from_file(&from, &to, bar)
+                self.read_file(&from, &to, bar)
             }
             (Place::Volume(from), Place::File(to)) => {
                 let volume = self.pool.volume_open(&from, false)?;
@@ -165,7 +165,7 @@ impl Wanted<'_> {
                     Some(_) => Output::in_place(&to, mode)?,
                     None => Output::replacing(&to, mode)?,
                 };
-                self.to_file(&volume, output, bytes, bar)
+                self.write_file(&volume, output, bytes, bar)
             }
             (Place::Volume(volume), Place::Object(url)) => {
                 if self.to_offset.is_some() {
@@ -271,7 +271,7 @@ impl Wanted<'_> {
         Ok(bytes)
     }
 
-    fn from_file(&mut self, from: &Input, to: &Striped, bar: &ProgressBar) -> Result<u64> {
+    fn read_file(&mut self, from: &Input, to: &Striped, bar: &ProgressBar) -> Result<u64> {
         let bytes = self.bytes_of(from.bytes)?;
         let to_offset = self.fitting(to, bytes)?;
         bar.set_length(bytes);
@@ -310,7 +310,7 @@ impl Wanted<'_> {
         Ok(())
     }
 
-    fn to_file(&mut self, from: &Striped, to: Output, bytes: u64, bar: &ProgressBar) -> Result<u64> {
+    fn write_file(&mut self, from: &Striped, to: Output, bytes: u64, bar: &ProgressBar) -> Result<u64> {
         bar.set_length(bytes);
         let to_offset = self.to_offset.unwrap_or(0);
         let mut buffer = vec![0; STEP_BYTES.min(bytes) as usize];
