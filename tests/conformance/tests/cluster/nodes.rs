@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::bed::Bed;
 
 /// Timeout for each program of a test, in seconds: a program that takes longer hangs.
-pub(crate) const PATIENCE_S: &str = "100";
+pub(crate) const PATIENCE_S: &str = "300";
 
 /// A cluster whose nodes are numbered from 1. Node N has its pool directory in `nN`.
 pub(crate) struct Cluster {

@@ -103,7 +103,7 @@ fn shared_pointer_gives_each_record_one_place_though_daemons_are_killed() {
     let c = Cluster::up("storm", NODES);
     for mpi in &MPIS {
         let Some(program) = built(&c, mpi, "storm") else { continue };
-        let line = format!("{} /forebay/{} 1500 300", program.display(), mpi.compiler);
+        let line = format!("{} /forebay/{} 700 150", program.display(), mpi.compiler);
         let log = c.file().with_file_name(format!("log-{}", mpi.compiler));
         let file = File::create(&log).unwrap();
         let mut command = ranks_apart(&c, mpi, &[], &line);
