@@ -205,8 +205,10 @@ fn supervisor_killed_leaves_nothing_that_the_next_up_does_not_clear() {
     assert_eq!(forebay_mount::mountpoint::mounts().iter().filter(|m| m.point == place.mnt()).count(), 1);
     let link = place.pool().join("mounted");
     assert!(link.symlink_metadata().is_ok());
+    let supervisor = place.pid("supervisor");
     kill(place.pid("mount"));
-    kill(place.pid("supervisor"));
+    kill(supervisor);
+    wait_for("both are gone", || !Path::new(&format!("/proc/{supervisor}/exe")).exists());
     place.done(&["up", "--path", place.pool().to_str().unwrap()]);
     assert!(link.symlink_metadata().is_err(), "programs would look for a mount that is no more");
 }
