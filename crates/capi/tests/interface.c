@@ -171,7 +171,10 @@ static void holes(forebay_pool *pool, uint32_t stripe_count)
     int64_t first = forebay_file_seek_data(file, 5), behind = forebay_file_seek_hole(file, FAR);
     /* The medium's pages may be larger than the written range. */
     CHECK(first > FAR / 2 && first <= FAR && behind >= FAR + (int64_t)sizeof data && behind < FAR + FAR / 2);
-    CHECK(forebay_file_seek_hole(file, 5) == 5 && forebay_file_seek_data(file, behind) == -ENXIO);
+    CHECK(forebay_file_seek_hole(file, 5) == 5);
+    /* One backing file of several may have got such a page, and another one not. */
+    int64_t next = forebay_file_seek_data(file, behind);
+    CHECK(next == -ENXIO || (stripe_count > 1 && next > behind && next < FAR + FAR / 2));
     CHECK(forebay_file_seek_hole(file, 2 * FAR) == -ENXIO && forebay_file_seek_data(file, -1) == -EINVAL);
     CHECK(forebay_file_punch(file, FAR + 65536, 65536) == 0 && forebay_file_size(file) == 2 * FAR);
     CHECK(forebay_file_pread(file, &byte, 1, FAR + 65536 + 9) == 1 && byte == 0);
