@@ -16,10 +16,10 @@ use std::process::ExitCode;
 
 use forebay_client::Pool;
 use forebay_types::limits::VOLUME_GRAIN_BYTES;
-use forebay_types::{node_of, Code, Error, Result, Volume};
+use forebay_types::{node_of, Error, Result, Volume};
 use serde_json::{json, Value};
 
-use self::shown::{bar, failed};
+use self::shown::{bar, each, failed};
 use super::ls::put_name;
 use crate::arguments::{VolumeCreate, VolumeFormat, VolumeNames, VolumeResize, VolumeVerb};
 use crate::table::{self, Facts};
@@ -149,35 +149,9 @@ fn list(pool: &Pool, json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Does the same with each name. Reports every failure, and fails if one did.
-fn each(
-    pool: &Pool,
-    arguments: &VolumeNames,
-    verb: &str,
-    act: impl Fn(&OsStr) -> std::result::Result<(Value, String), Code>,
-) -> Result<ExitCode> {
-    let (mut all, mut status) = (Vec::new(), ExitCode::SUCCESS);
-    for name in &arguments.names {
-        match act(name) {
-            Ok((value, _)) if arguments.json => all.push(value),
-            Ok((_, text)) => failure::put(text),
-            Err(code) => {
-                let e = failed(pool, code, verb, name, 1);
-                failure::say(&e);
-                all.push(json!({ "error": failure::value(&e) }));
-                status = ExitCode::from(failure::FAILED);
-            }
-        }
-    }
-    if arguments.json {
-        failure::print_json(&Value::Array(all));
-    }
-    Ok(status)
-}
-
 fn show(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
-    each(pool, arguments, "show", |name| {
-        let volume = pool.volume(name.as_bytes())?;
+    each(&arguments.names, arguments.json, |name| {
+        let volume = pool.volume(name.as_bytes()).map_err(|code| failed(pool, code, "show", name, 1))?;
         let mut facts = Facts::default();
         facts.add("volume", table::printable(name.as_bytes()));
         facts.add("size", table::bytes(volume.bytes()));
@@ -205,8 +179,8 @@ fn show(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
 }
 
 fn delete(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
-    each(pool, arguments, "delete", |name| {
-        pool.volume_delete(name.as_bytes())?;
+    each(&arguments.names, arguments.json, |name| {
+        pool.volume_delete(name.as_bytes()).map_err(|code| failed(pool, code, "delete", name, 1))?;
         let mut object = json!({ "deleted": true });
         put_name(&mut object, "name", name.as_bytes());
         Ok((object, format!("volume {} is deleted\n", table::printable(name.as_bytes()))))
@@ -215,44 +189,26 @@ fn delete(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
 
 fn format(pool: &Pool, arguments: &VolumeFormat) -> Result<ExitCode> {
     let zeros = vec![0u8; FORMAT_BYTES];
-    let (mut all, mut status) = (Vec::new(), ExitCode::SUCCESS);
-    for name in &arguments.names {
-        let formatted = pool.volume_open(name.as_bytes(), true).and_then(|volume| {
-            let bar = bar("formatting", volume.bytes(), !arguments.no_progress && !arguments.json);
-            let mut at = 0;
-            while at < volume.bytes() {
-                let n = (FORMAT_BYTES as u64).min(volume.bytes() - at);
-                // SAFETY: the zeros are readable, and at least `n`.
-                let put = unsafe { volume.put(at, zeros.as_ptr(), n as usize) };
-                put.map_err(|code| failed(pool, code, "format", name, 1))?;
-                at += n;
-                bar.set_position(at);
-            }
-            bar.finish_and_clear();
-            let done = volume.reset_file().and_then(|()| volume.flush());
-            done.map_err(|code| failed(pool, code, "format", name, 1))?;
-            Ok(volume.bytes())
-        });
-        match formatted {
-            Ok(bytes) if arguments.json => {
-                let mut object = json!({ "bytes": bytes });
-                put_name(&mut object, "name", name.as_bytes());
-                all.push(object);
-            }
-            Ok(bytes) => failure::put(format!(
-                "volume {}: {} are zero\n",
-                table::printable(name.as_bytes()),
-                table::bytes(bytes)
-            )),
-            Err(e) => {
-                failure::say(&e);
-                all.push(json!({ "error": failure::value(&e) }));
-                status = ExitCode::from(failure::FAILED);
-            }
+    each(&arguments.names, arguments.json, |name| {
+        let volume = pool.volume_open(name.as_bytes(), true)?;
+        let bytes = volume.bytes();
+        let bar = bar("formatting", bytes, !arguments.no_progress && !arguments.json);
+        let mut at = 0;
+        while at < bytes {
+            let n = (FORMAT_BYTES as u64).min(bytes - at);
+            // SAFETY: the zeros are readable, and at least `n`.
+            let put = unsafe { volume.put(at, zeros.as_ptr(), n as usize) };
+            put.map_err(|code| failed(pool, code, "format", name, 1))?;
+            at += n;
+            bar.set_position(at);
         }
-    }
-    if arguments.json {
-        failure::print_json(&Value::Array(all));
-    }
-    Ok(status)
+        bar.finish_and_clear();
+        let done = volume.reset_file().and_then(|()| volume.flush());
+        done.map_err(|code| failed(pool, code, "format", name, 1))?;
+        let mut object = json!({ "bytes": bytes });
+        put_name(&mut object, "name", name.as_bytes());
+        let text =
+            format!("volume {}: {} are zero\n", table::printable(name.as_bytes()), table::bytes(bytes));
+        Ok((object, text))
+    })
 }

@@ -11,10 +11,10 @@ use std::process::ExitCode;
 
 use forebay_client::Pool;
 use forebay_types::{Code, Error, Result};
-use serde_json::{json, Value};
+use serde_json::json;
 
 use super::loop_device::{locked_control, LoopDevice};
-use super::shown::failed;
+use super::shown::{each, failed};
 use crate::arguments::{VolumeAttach, VolumeNames};
 use crate::verbs::ls::put_name;
 use crate::{failure, table};
@@ -74,37 +74,20 @@ pub(super) fn needs_no_pool(arguments: &VolumeNames) -> bool {
 }
 
 pub(super) fn detach(pool: Option<&Pool>, arguments: &VolumeNames) -> Result<ExitCode> {
-    let (mut all, mut status): (Vec<Value>, _) = (Vec::new(), ExitCode::SUCCESS);
-    for name in &arguments.names {
-        match detach_one(pool, name) {
-            Ok((device, is_gone)) => {
-                let shown = match name == OsStr::new(&device) {
-                    true => device.clone(),
-                    false => format!("volume {}, {device},", table::printable(name.as_bytes())),
-                };
-                match (arguments.json, is_gone) {
-                    (true, _) => {
-                        let mut object = json!({ "device": device, "detached": is_gone });
-                        put_name(&mut object, "name", name.as_bytes());
-                        all.push(object);
-                    }
-                    (false, true) => failure::put(format!("{shown} is detached\n")),
-                    (false, false) => failure::put(format!(
-                        "{shown} is detached when the program closes it that has it open\n"
-                    )),
-                }
-            }
-            Err(e) => {
-                failure::say(&e);
-                all.push(json!({ "error": failure::value(&e) }));
-                status = ExitCode::from(failure::FAILED);
-            }
-        }
-    }
-    if arguments.json {
-        failure::print_json(&Value::Array(all));
-    }
-    Ok(status)
+    each(&arguments.names, arguments.json, |name| {
+        let (device, is_gone) = detach_one(pool, name)?;
+        let shown = match name == OsStr::new(&device) {
+            true => device.clone(),
+            false => format!("volume {}, {device},", table::printable(name.as_bytes())),
+        };
+        let text = match is_gone {
+            true => format!("{shown} is detached\n"),
+            false => format!("{shown} is detached when the program closes it that has it open\n"),
+        };
+        let mut object = json!({ "device": device, "detached": is_gone });
+        put_name(&mut object, "name", name.as_bytes());
+        Ok((object, text))
+    })
 }
 
 /// The device, and whether it is gone.

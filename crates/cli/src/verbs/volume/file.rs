@@ -206,7 +206,7 @@ fn locked(temporary: &Path) -> Result<File> {
         options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let file = options.open(temporary).map_err(|e| failed("create", temporary, &e))?;
         let found = file.metadata().map_err(|e| failed("create", temporary, &e))?;
-        // In a directory in which others create files, a file could be theirs, or a link to another of this user's.
+        // Where other users create files too, this could be a file of theirs, or a link to another file of this user.
         if !found.is_file() || found.nlink() > 1 || found.uid() != rustix::process::geteuid().as_raw() {
             let error = refused(Code::Exists, temporary, "the temporary name is taken by another file");
             return Err(error.cure("remove that file"));

@@ -1,14 +1,16 @@
-//! What all verbs of `forebay volume` print: failures in words, and progress.
+//! What all verbs of `forebay volume` print: failures in words, progress, and what became of each name.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
 
 use forebay_client::Pool;
-use forebay_types::{Code, Error};
+use forebay_types::{Code, Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{json, Value};
 
 use crate::staging::Style;
-use crate::{pool, table};
+use crate::{failure, pool, table};
 
 /// A failure in words: `verb` is what was tried.
 pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u64) -> Error {
@@ -60,4 +62,28 @@ pub(super) fn bar(verb: &'static str, bytes: u64, is_wanted: bool) -> ProgressBa
     let style = "{prefix}  {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta}";
     bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar
+}
+
+/// Does the same with each name. Reports every failure, and fails if one did.
+pub(super) fn each(
+    names: &[OsString],
+    json: bool,
+    act: impl Fn(&OsStr) -> Result<(Value, String)>,
+) -> Result<ExitCode> {
+    let (mut all, mut status) = (Vec::new(), ExitCode::SUCCESS);
+    for name in names {
+        match act(name) {
+            Ok((value, _)) if json => all.push(value),
+            Ok((_, text)) => failure::put(text),
+            Err(e) => {
+                failure::say(&e);
+                all.push(json!({ "error": failure::value(&e) }));
+                status = ExitCode::from(failure::FAILED);
+            }
+        }
+    }
+    if json {
+        failure::print_json(&Value::Array(all));
+    }
+    Ok(status)
 }
