@@ -1,7 +1,7 @@
 //! Copies a released file's data from its store into the pool, in parallel ranges. Readers can use each of them when it
 //! has arrived (`ranges.rs`).
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
 
 use forebay_client::has_name;
@@ -188,32 +188,40 @@ fn copy(
     if let Some(e) = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         return Err(e);
     }
-    link.pool.note_arrived(file).map_err(pool)?;
-    set_times(file, entry).map_err(system)?;
-    // A release that was under way when this began may have unlinked it: then this begins anew.
-    if !has_name(file.as_fd()).map_err(pool)? {
+    if !complete(link, file, entry).map_err(pool)? {
         return link.inode(ino).map_err(pool);
     }
     match link.restored(entry.attr.ino, entry.attr.epoch()) {
-        Ok(now) => {
-            // Times that were set meanwhile.
-            if (now.attr.atime, now.attr.mtime) != (entry.attr.atime, entry.attr.mtime) {
-                set_times(file, &now).map_err(system)?;
-            }
-            Ok(now)
-        }
+        Ok(now) => set_times_again(file, entry, &now).map(|()| now).map_err(pool),
         // Another thread was faster.
         Err(Code::Stale) => link.inode(entry.attr.ino).map_err(pool),
         Err(code) => Err(pool(code)),
     }
 }
 
-pub(super) fn set_times(file: impl AsFd, entry: &Entry) -> rustix::io::Result<()> {
+/// All data of a file have arrived in a backing file, which gets the times. False if a release that was under way when the
+/// restore began has unlinked it: then the restore begins anew.
+pub(super) fn complete(link: &Link, file: &OwnedFd, entry: &Entry) -> std::result::Result<bool, Code> {
+    link.pool.note_arrived(file)?;
+    set_times(file, entry)?;
+    has_name(file.as_fd())
+}
+
+/// After the file was recorded as resident: the times that were set meanwhile.
+pub(super) fn set_times_again(file: &OwnedFd, entry: &Entry, now: &Entry) -> std::result::Result<(), Code> {
+    match (now.attr.atime, now.attr.mtime) == (entry.attr.atime, entry.attr.mtime) {
+        true => Ok(()),
+        false => set_times(file, now),
+    }
+}
+
+fn set_times(file: &OwnedFd, entry: &Entry) -> std::result::Result<(), Code> {
     let time = |t: forebay_types::Timestamp| Timespec { tv_sec: t.sec, tv_nsec: i64::from(t.nsec) };
     futimens(
         file,
         &Timestamps { last_access: time(entry.attr.atime), last_modification: time(entry.attr.mtime) },
     )
+    .map_err(|e| Code::from_errno(e.raw_os_error()))
 }
 
 /// The store has another version than the pool knew: the released file gets its size and times. If it has other names,

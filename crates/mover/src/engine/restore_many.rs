@@ -7,13 +7,12 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use forebay_client::has_name;
 use forebay_types::{Code, Entry, Ino, Request, Result, StorePlace};
 use rustix::fs::ftruncate;
 
 use super::evict::free_bytes;
 use super::marks::mark_restored;
-use super::restore::set_times;
+use super::restore::{complete, set_times_again};
 use super::shared::{copied_by, restore_begun, restore_for_task, Shared, RESERVE_BYTES};
 use super::stores::Located;
 use crate::host::Instant;
@@ -122,9 +121,7 @@ fn copy(
     let filled = || {
         ftruncate(&file, version.bytes).ok()?;
         located.at.store.read(&located.path, &version, 0..version.bytes, file.as_fd()).ok()?;
-        shared.link.pool.note_arrived(&file).ok()?;
-        set_times(&file, entry).ok()?;
-        has_name(file.as_fd()).ok().filter(|has_name| *has_name)
+        complete(&shared.link, &file, entry).ok().filter(|has_name| *has_name)
     };
     if filled().is_none() {
         if let Err(code) = shared.link.pool.remove_unrestored(entry) {
@@ -139,9 +136,7 @@ fn copy(
 fn conclude(shared: &Shared, entry: &Entry, copied: &Copied) -> bool {
     copied.located.at.note_success();
     let Ok(now) = shared.link.inode(entry.attr.ino) else { return false };
-    // Times that were set meanwhile.
-    let are_same = (now.attr.atime, now.attr.mtime) == (entry.attr.atime, entry.attr.mtime);
-    if !are_same && now.attr.epoch() == entry.attr.epoch() && set_times(&copied.file, &now).is_err() {
+    if now.attr.epoch() == entry.attr.epoch() && set_times_again(&copied.file, entry, &now).is_err() {
         return false;
     }
     mark_restored(&shared.link, &shared.marks, &now);
