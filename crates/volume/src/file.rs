@@ -454,7 +454,7 @@ mod tests {
         assert_eq!(open(true, false), Ok(0));
         let opened = VolumeFile::open(volume(true, &head).0, ALL).unwrap();
         write(&opened, &[(5, 3)], &mut [1, 2, 3]).unwrap();
-        assert_eq!(open(false, false), Ok(8), "all who have the head see the end");
+        assert_eq!(open(false, false), Ok(8), "each opener of the head sees the end");
         assert_eq!(opened.volume().remove_file(), Ok(()));
         assert_eq!(open(false, false), Err(Code::NotFound));
         assert_eq!(open(true, true), Ok(0));

@@ -22,7 +22,7 @@ impl Striped {
     /// One volume, or several that are joined.
     ///
     /// # Errors
-    /// [`Code::Invalid`] for none, and for joined volumes of which one is smaller than a stripe.
+    /// [`Code::Invalid`] for an empty list, and if one of several volumes is smaller than a stripe.
     pub fn new(parts: Vec<Mapped>) -> Result<Striped, Code> {
         let smallest = parts.iter().map(Mapped::bytes).min().ok_or(Code::Invalid)?;
         let stripe_bytes = Striped::STRIPE_BYTES;

@@ -189,7 +189,7 @@ impl World {
         }
     }
 
-    /// The store has what the pool knows. `files` gets each file's inode with the store's.
+    /// The store has what the pool knows. Adds the pool's and the store's inode of each file to `files`.
     fn assert_equal(&mut self, ino: Ino, id: Id, files: &mut Vec<(Ino, Id)>) {
         let there = self.store.nodes[&id].entries.clone();
         let here: BTreeMap<_, _> =

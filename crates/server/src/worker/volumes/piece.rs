@@ -2,7 +2,7 @@
 //! access fault. Each holder of a descriptor or a mapping has a shared lock (flock) on it; see [`Piece::open`].
 //!
 //! Beside the first piece of a volume is its head, such a memfd of one page: its first word is the end of the volume's file
-//! (`crates/volume/src/file.rs`). Whoever maps the head has mapped the piece.
+//! (`crates/volume/src/file.rs`). A process that maps the head has mapped the piece before.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
