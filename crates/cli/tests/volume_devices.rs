@@ -24,29 +24,47 @@ fn pool(place: &Place) -> Option<&'static Pool> {
 }
 
 /// A device, which is detached at the end even of a test that failed.
-struct Device<'a>(&'a Place, PathBuf);
+struct Device<'a> {
+    place: &'a Place,
+    path: PathBuf,
+    /// The kernel's number of this use of the device: another test may get a device of the same name.
+    sequence: String,
+}
 
 impl Device<'_> {
     fn attach<'a>(place: &'a Place, options: &[&str]) -> Device<'a> {
         let attached = place.json(["volume", "attach", "v", "--json"].iter().chain(options));
-        Device(place, attached["device"].as_str().unwrap().into())
+        let path = PathBuf::from(attached["device"].as_str().unwrap());
+        Device { place, sequence: attribute(&path, "diskseq"), path }
     }
 
     fn name(&self) -> &str {
-        self.1.to_str().unwrap()
+        self.path.to_str().unwrap()
+    }
+
+    /// A detached device goes at its last close: programs that look for a free loop device open each for a moment.
+    fn assert_detached(&self) {
+        eventually("it is detached", || !self.is_attached());
     }
 
     fn is_attached(&self) -> bool {
-        Path::new("/sys/block").join(self.1.file_name().unwrap()).join("loop/backing_file").exists()
+        let is_any = !attribute(&self.path, "loop/backing_file").is_empty();
+        is_any && attribute(&self.path, "diskseq") == self.sequence
     }
 }
 
 impl Drop for Device<'_> {
     fn drop(&mut self) {
         if self.is_attached() {
-            let _ = self.0.run(["volume", "detach", self.name()]);
+            let _ = self.place.run(["volume", "detach", self.name()]);
         }
     }
+}
+
+/// What the kernel says about a device; empty if it says nothing.
+fn attribute(device: &Path, name: &str) -> String {
+    let directory = Path::new("/sys/block").join(device.file_name().unwrap());
+    std::fs::read_to_string(directory.join(name)).unwrap_or_default()
 }
 
 fn run(program: &str, arguments: &[&str]) -> (bool, String) {
@@ -62,7 +80,7 @@ fn device_has_the_bytes_of_the_volume_and_keeps_it_open() {
     let volume = pool.volume_open(b"v", true).unwrap();
     volume.put_bytes(12345, b"put").unwrap();
     let device = Device::attach(&place, &[]);
-    let file = OpenOptions::new().read(true).write(true).open(&device.1).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&device.path).unwrap();
     let mut three = [0; 3];
     file.read_exact_at(&mut three, 12345).unwrap();
     assert_eq!(&three, b"put");
@@ -76,14 +94,14 @@ fn device_has_the_bytes_of_the_volume_and_keeps_it_open() {
     place.run(["volume", "attach", "v"]).assert_refused(1, &["already", device.name()]);
     place.run(["volume", "delete", "v"]).assert_refused(1, &["a program has it open"]);
     assert!(place.ok(["volume", "detach", "v"]).out.contains(device.name()));
-    assert!(!device.is_attached());
+    device.assert_detached();
     place.run(["volume", "detach", "v"]).assert_refused(1, &["is not attached"]);
     // Attached read-only, by its own name, and with the bytes of before.
     let device = Device::attach(&place, &["--read-only"]);
-    let file = File::open(&device.1).unwrap();
+    let file = File::open(&device.path).unwrap();
     file.read_exact_at(&mut seven, 20 * MIB as u64).unwrap();
     assert_eq!(&seven, b"written");
-    let written = OpenOptions::new().write(true).open(&device.1).and_then(|file| {
+    let written = OpenOptions::new().write(true).open(&device.path).and_then(|file| {
         file.write_all_at(&[0; 4096], 0)?;
         file.sync_all()
     });
@@ -170,7 +188,7 @@ fn device_that_outlives_its_pool_is_detached_by_its_own_name() {
     let device = Device::attach(&place, &[]);
     place.ok(["down", "--force"]);
     place.ok(["volume", "detach", device.name()]);
-    assert!(!device.is_attached());
+    device.assert_detached();
     place.assert_nothing_left();
 }
 
@@ -179,11 +197,11 @@ fn device_that_a_program_has_open_ends_when_it_closes_it() {
     let place = Place::new();
     let Some(_pool) = pool(&place) else { return };
     let device = Device::attach(&place, &[]);
-    let open = File::open(&device.1).unwrap();
+    let open = File::open(&device.path).unwrap();
     assert!(place.ok(["volume", "detach", "v"]).out.contains("when the program closes it"));
     assert!(device.is_attached());
     drop(open);
-    eventually("it is detached", || !device.is_attached());
+    device.assert_detached();
     place.ok(["volume", "delete", "v"]);
 }
 

@@ -84,7 +84,11 @@ pub(crate) unsafe fn classify(dirfd: c_int, path: *const c_char, follow: bool) -
     let from = if dirfd == libc::AT_FDCWD { cwd::directory() } else { descriptor::directory_of(dirfd) };
     match from {
         Some((pool, dir)) => Leads::Pool(pool, Place { dir, path: bytes.as_ptr(), bytes: bytes.len() }),
-        None => Leads::Kernel,
+        None => match door::failed() {
+            // An anchor of a pool that is gone. To the kernel it is an empty directory, which fsync syncs.
+            Some(errno) if descriptor::is_removed_directory(dirfd) => Leads::Nowhere(-(errno as isize)),
+            _ => Leads::Kernel,
+        },
     }
 }
 

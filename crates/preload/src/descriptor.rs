@@ -50,6 +50,17 @@ fn is_anchor(stat: &libc::stat) -> bool {
     is_removed && stat.st_dev != MOUNT.load(Ordering::Relaxed)
 }
 
+/// True for a directory that the kernel knows as removed; AT_FDCWD is the working directory.
+#[cold]
+pub(crate) fn is_removed_directory(dirfd: c_int) -> bool {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a C string and a writable structure, which the kernel has filled after success.
+    unsafe {
+        real::fstatat(dirfd, c"".as_ptr(), stat.as_mut_ptr(), libc::AT_EMPTY_PATH) == 0
+            && is_anchor(&stat.assume_init())
+    }
+}
+
 /// True when a directory of this device may be on the pool's mount. A descriptor must also be one that the pool opened.
 /// Without a descriptor it is the working directory.
 #[inline]

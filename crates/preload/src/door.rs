@@ -125,6 +125,12 @@ pub(crate) fn is_attached() -> bool {
     !HANDLE.load(Ordering::Relaxed).is_null()
 }
 
+/// The errno of calls that need the pool, if this process tried to attach and could not.
+pub(crate) fn failed() -> Option<i32> {
+    let has_failed = !is_attached() && FAILED_AT_MS.load(Ordering::Relaxed) != i64::MIN;
+    has_failed.then(|| FAILED_BY.load(Ordering::Relaxed))
+}
+
 #[cold]
 #[inline(never)]
 fn pool_slowly() -> Result<Pool, Absent> {

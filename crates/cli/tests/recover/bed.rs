@@ -186,4 +186,7 @@ pub fn die(pool: &Path) {
     }
     all.iter().rev().for_each(|pid| kill(*pid, libc::SIGKILL));
     eventually("the pool's processes are dead", || all.iter().all(|pid| !is_alive(*pid)));
+    // A process whose first thread has ended may have others that end after it, and hold the lock until then.
+    let lock = std::fs::File::open(pool.join("lock")).unwrap();
+    eventually("the pool's lock is free", || lock.try_lock_shared().is_ok());
 }

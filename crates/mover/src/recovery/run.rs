@@ -1,10 +1,11 @@
 //! A recovery from its plan to its end.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use forebay_tasks::recovery::{Fate, RecoveredFile, RecoveryEvent, RecoveryPlan};
 use forebay_tasks::Failure;
-use forebay_types::Result;
+use forebay_types::{Code, Result};
 
 use super::find::{find, Destination, Item};
 use super::write::{Writer, Written};
@@ -33,17 +34,31 @@ pub fn recover(plan: &RecoveryPlan, event: &(dyn Fn(RecoveryEvent) + Sync)) -> R
     let (directories, others) = items.split_at(items.partition_point(|item| !order(item)));
     directories.iter().for_each(|item| event(RecoveryEvent::File(deal_with(plan, &writer, item))));
     let next = AtomicUsize::new(0);
+    let lacking_space = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..FILES_AT_ONCE.min(others.len()) {
             scope.spawn(|| {
                 while let Some(item) = others.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    event(RecoveryEvent::File(deal_with(plan, &writer, item)));
+                    let file = deal_with(plan, &writer, item);
+                    match is_for_space(&file) {
+                        true => lacking_space.lock().unwrap_or_else(PoisonError::into_inner).push(*item),
+                        false => event(RecoveryEvent::File(file)),
+                    }
                 }
             });
         }
     });
+    // The temporary files of those that did not fit took space from others meanwhile.
+    let mut again = lacking_space.into_inner().unwrap_or_else(PoisonError::into_inner);
+    again.sort_by_key(|item| item.bytes);
+    again.iter().for_each(|item| event(RecoveryEvent::File(deal_with(plan, &writer, item))));
     event(RecoveryEvent::Over);
     Ok(())
+}
+
+/// True if a store had no space for a file.
+fn is_for_space(file: &RecoveredFile) -> bool {
+    file.error.as_ref().is_some_and(|error| error.code == Code::NoSpace as u16)
 }
 
 /// Gives data without a name the one that they are recovered under, if that is wanted.

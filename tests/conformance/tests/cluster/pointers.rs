@@ -9,6 +9,8 @@ use std::time::Duration;
 use crate::nodes::{plain, program, said, until, Cluster, PATIENCE_S};
 
 const NODES: usize = 4;
+/// How often the workers of one pool are killed.
+const KILLS_MAX: usize = 60;
 /// What the driver prints when ranks begin to use a pointer that a daemon keeps.
 const KEPT_BY_DAEMON: &str = "a daemon keeps their file pointer";
 
@@ -109,13 +111,14 @@ fn shared_pointer_gives_each_record_one_place_though_daemons_are_killed() {
         let mut command = ranks_apart(&c, mpi, &[], &line);
         let mut running = command.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap();
         let is_begun = || String::from_utf8_lossy(&fs::read(&log).unwrap()).contains(KEPT_BY_DAEMON);
-        // The first rank's node keeps the pointer; every second kill hits its worker.
+        // The first rank's node keeps the pointer; every second kill hits its worker. A busy machine may need as long as
+        // a pause to start a worker again: without an end of the kills the program would not end.
         let (mut kills, nodes) = (0, [1, 2, 1, 3, 1, 4]);
         let status = loop {
             if let Some(status) = running.try_wait().unwrap() {
                 break status;
             }
-            if kills == 0 && !is_begun() {
+            if kills == KILLS_MAX || kills == 0 && !is_begun() {
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
             }

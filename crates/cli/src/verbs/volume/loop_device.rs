@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
@@ -18,6 +19,8 @@ const LO_FLAGS_READ_ONLY: u32 = 1;
 const MARK: &[u8] = b"forebay:";
 /// Devices that are tried if other programs take those that were free.
 const ATTEMPTS: u32 = 16;
+/// How long other programs may have a device open that they only look at.
+const LOOK_TIME: Duration = Duration::from_millis(500);
 
 /// `struct loop_info64` of linux/loop.h.
 #[repr(C)]
@@ -157,15 +160,22 @@ impl LoopDevice {
         Path::new("/sys/block").join(&self.number).join(name)
     }
 
-    /// Ends the device, after what was written to it is in the volume. False if another process still has it open: it
-    /// ends when that closes it.
+    /// Ends the device, after what was written to it is in the volume. False if another process has it open for longer
+    /// than a look takes, as programs look that want a free device: it ends when that process closes it.
     pub(super) fn clear(self) -> io::Result<bool> {
         let backing = self.attribute("loop/backing_file");
         self.file.sync_all()?;
         // SAFETY: the call takes no argument.
         check(unsafe { libc::ioctl(self.file.as_raw_fd(), LOOP_CLR_FD) })?;
         drop(self);
-        Ok(!backing.exists())
+        let asked = Instant::now();
+        while backing.exists() {
+            if asked.elapsed() >= LOOK_TIME {
+                return Ok(false);
+            }
+            std::thread::sleep(LOOK_TIME / 50);
+        }
+        Ok(true)
     }
 }
 
