@@ -149,6 +149,40 @@ fn flush_replaces_the_file_and_load_sets_the_rest_to_zero() {
 }
 
 #[test]
+fn file_of_a_volume_ends_where_what_was_copied_into_it_ends() {
+    let place = Place::new();
+    let Some(pool) = pool(&place) else { return };
+    let size = |name: &str| pool.volume_open(name.as_bytes(), false).unwrap().file_size().unwrap().unwrap();
+    place.ok(["volume", "create", "w", "--size", "24MiB"]);
+    let long = place.write("long", &pattern(3 * MIB + 7, 1));
+    place.ok(["volume", "load", "v", text(&long)]);
+    assert_eq!(size("v"), 3 * MIB as u64 + 7);
+    let short = place.write("short", &pattern(5000, 2));
+    place.ok(["volume", "copy", text(&short), "v"]);
+    assert_eq!(size("v"), 3 * MIB as u64 + 7, "a copy into it does not shorten it");
+    place.ok(["volume", "copy", text(&short), "v", "--to-offset", "4MiB"]);
+    assert_eq!(size("v"), 4 * MIB as u64 + 5000);
+    // A volume with a file, whole and in part.
+    place.ok(["volume", "copy", "v", "w", "--from-offset", "1MiB", "--bytes", "1MiB"]);
+    assert_eq!(size("w"), MIB as u64);
+    place.ok(["volume", "copy", "v", "w"]);
+    assert_eq!(size("w"), 4 * MIB as u64 + 5000);
+    place.ok(["volume", "load", "w", text(&short)]);
+    assert_eq!(size("w"), 5000);
+    // By the mover.
+    let url = |path: &Path| format!("file://{}", text(path));
+    place.ok(["volume", "copy", &url(&long), "w", "--to-offset", "10"]);
+    assert_eq!(size("w"), 3 * MIB as u64 + 17);
+    place.ok(["volume", "load", "w", &url(&short)]);
+    assert_eq!(size("w"), 5000);
+    // One that no MPI program used as a file, and whose bytes were only put.
+    place.ok(["volume", "format", "v"]);
+    put(pool, "v", MIB, &[7]);
+    place.ok(["volume", "copy", "v", "w"]);
+    assert_eq!(size("w"), VOLUME_BYTES as u64);
+}
+
+#[test]
 fn bad_sides_are_refused_in_words() {
     let place = Place::new();
     let Some(_pool) = pool(&place) else { return };

@@ -253,7 +253,11 @@ impl Copy<'_> {
                 at += part.len() as u64;
             }
         }
-        volume.flush().map_err(|code| self.error(store, path, code))
+        let ended = match zero_rest {
+            true => volume.end_file(end),
+            false => volume.extend_file(end),
+        };
+        ended.and_then(|()| volume.flush()).map_err(|code| self.error(store, path, code))
     }
 }
 

@@ -80,6 +80,32 @@ impl Striped {
         Ok(())
     }
 
+    /// Has the file reach at least to `size`, as a write that ended there does. It is created if it was removed.
+    ///
+    /// # Errors
+    /// As [`Striped::reset_file`]; [`Code::NoSpace`] beyond the volume's end.
+    pub fn extend_file(&self, size: u64) -> Result<(), Code> {
+        let end = self.writable_end()?;
+        match size <= self.bytes() {
+            true => end.fetch_max(size + EMPTY, Ordering::AcqRel),
+            false => return Err(Code::NoSpace),
+        };
+        Ok(())
+    }
+
+    /// Has the file end at `size`. Its bytes from there on must be zero.
+    ///
+    /// # Errors
+    /// As [`Striped::extend_file`].
+    pub fn end_file(&self, size: u64) -> Result<(), Code> {
+        let end = self.writable_end()?;
+        match size <= self.bytes() {
+            true => end.store(size + EMPTY, Ordering::Release),
+            false => return Err(Code::NoSpace),
+        }
+        Ok(())
+    }
+
     /// Removes the volume's file: its bytes become zero. The volume stays.
     ///
     /// # Errors
@@ -465,6 +491,18 @@ mod tests {
         assert_eq!((opened.volume().reset_file(), opened.size(), open(true, true)), (Ok(()), Ok(0), Ok(0)));
         set(&head, (5 << 20) + 2);
         assert_eq!(opened.size(), Ok(4 << 20), "the volume was made smaller");
+        let whole = opened.volume();
+        assert_eq!((whole.end_file(5), whole.file_size()), (Ok(()), Ok(Some(5))));
+        assert_eq!((whole.extend_file(4), whole.file_size()), (Ok(()), Ok(Some(5))));
+        assert_eq!((whole.extend_file(6), whole.file_size()), (Ok(()), Ok(Some(6))));
+        assert_eq!((whole.remove_file(), whole.extend_file(0)), (Ok(()), Ok(())));
+        assert_eq!(whole.file_size(), Ok(Some(0)), "it is created");
+        let beyond = whole.bytes() + 1;
+        assert_eq!(
+            (whole.end_file(beyond), whole.extend_file(beyond)),
+            (Err(Code::NoSpace), Err(Code::NoSpace))
+        );
+        set(&head, (5 << 20) + 2);
         opened.volume().trim_file().unwrap();
         set(&head, u32::MAX);
         assert_eq!(opened.volume().trim_file().map(|()| opened.size()), Ok(Ok(4 << 20)));

@@ -267,8 +267,22 @@ impl Wanted<'_> {
             to.put_bytes(to_offset + at, part).map_err(|code| self.failed(code))?;
             bar.inc(part.len() as u64);
         }
-        to.flush().map_err(|code| self.failed(code))?;
+        // What is behind the end of the file of `from` is no part of a file in `to` either.
+        let of_file = match from.file_size().map_err(|code| self.failed(code))? {
+            None | Some(0) => bytes,
+            Some(size) => size.saturating_sub(self.from_offset).min(bytes),
+        };
+        self.end(to, to_offset + of_file)?;
         Ok(bytes)
+    }
+
+    /// Ends a copy into a volume, whose file ends at `end` or reaches to it.
+    fn end(&self, to: &Striped, end: u64) -> Result<()> {
+        let ended = match self.zero_rest {
+            true => to.end_file(end),
+            false => to.extend_file(end),
+        };
+        ended.and_then(|()| to.flush()).map_err(|code| self.failed(code))
     }
 
     fn read_file(&mut self, from: &Input, to: &Striped, bar: &ProgressBar) -> Result<u64> {
@@ -294,7 +308,7 @@ impl Wanted<'_> {
         if self.zero_rest {
             self.zero(to, to_offset + bytes..to.bytes())?;
         }
-        to.flush().map_err(|code| self.failed(code))?;
+        self.end(to, to_offset + bytes)?;
         Ok(bytes)
     }
 
