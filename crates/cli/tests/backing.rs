@@ -279,7 +279,25 @@ fn down_copies_first_and_says_how_much() {
         .assert_refused(1, &["nothing copies it by itself", "forebay sync /data/one"]);
     let down = bed.ok(&["down"]);
     assert!(down.out.contains("copied to the backing store: 1 file (4 B)"), "{down:?}");
+    // The pool had a directory without a store, too.
+    assert!(down.out.contains("are gone") && !down.out.contains("all files"), "{down:?}");
     assert_eq!((bed.stored("one").as_deref(), bed.stored("a.txt")), (Some("one\n"), None));
+}
+
+#[test]
+fn down_says_that_nothing_is_gone_when_the_store_has_all_files() {
+    let rule: &[&str] = &["--rule", "*.tmp=never"];
+    for (more, fate) in [(&[][..], "its store has all files"), (rule, "are gone")] {
+        let place = Place::new();
+        let store = place.write("store/a.txt", b"a").parent().unwrap().to_owned();
+        let store = store.to_str().unwrap();
+        place.ok(["up", "--capacity", "64MiB"]);
+        place.ok(["attach", store, "/"].iter().chain(more));
+        place.ok(["run", "--quiet", "--", "sh", "-c", "cat /forebay/a.txt >/forebay/b.txt"]);
+        let down = place.ok(["down"]);
+        assert!(down.out.contains(fate), "{down:?}");
+        assert_eq!(std::fs::read(place.join("store/b.txt")).unwrap(), b"a");
+    }
 }
 
 #[test]

@@ -57,6 +57,13 @@ impl StoreSettings {
         Policy::of(all.map(|policy| policy.drain).min().unwrap_or_default())
     }
 
+    /// True if every file is copied to the store at some time.
+    pub fn is_all_written(&self) -> bool {
+        let is_temporary =
+            self.drain.is_temporary() || self.rules.iter().any(|rule| rule.policy.is_temporary());
+        !self.read_only && !is_temporary
+    }
+
     /// True if anything may be copied to the store.
     pub fn is_written(&self) -> bool {
         !self.read_only && !self.policy_of_directories().is_temporary()

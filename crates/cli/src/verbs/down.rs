@@ -9,7 +9,7 @@ use forebay_server::hosts_file::path_on;
 use forebay_server::launch::{self, DownOptions, Presence};
 use forebay_server::{Backing, PoolIdentity};
 use forebay_sys::signals::Signals;
-use forebay_types::{Code, Error, Result, STORES_MARK};
+use forebay_types::{Code, Error, Ino, Result, STORES_MARK};
 use serde_json::json;
 
 use super::status;
@@ -35,11 +35,11 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
             .why(format!("its volumes have {}, in memory that ends with the daemon", table::bytes(volumes.1)))
             .cure("delete them (`forebay volume list`), or let them go: `forebay down --keep --discard`"));
     }
-    let drained = match &before {
+    let (drained, is_on_store) = match &before {
         Some(status) => drain(&dir, status, arguments)?,
         None => {
             refuse_undrained(&dir, arguments)?;
-            Drained::default()
+            (Drained::default(), false)
         }
     };
     let stopped = launch::down(&dir, DownOptions { keep: arguments.keep, force: arguments.force })?;
@@ -69,7 +69,7 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
         let (files, bytes) = (table::count(drained.files, "file"), table::bytes(drained.bytes));
         text.push_str(&format!("copied to the backing store: {files} ({bytes})\n"));
     }
-    let fate = fate(before.as_ref(), stopped.data_kept, volumes.1);
+    let fate = fate(before.as_ref(), stopped.data_kept, is_on_store, volumes.1);
     text.push_str(&format!("pool {} {state}{fate}\n", dir.display()));
     if arguments.keep && !stopped.data_kept {
         text.push_str("  note: it had no memory of its own that could be kept\n");
@@ -78,13 +78,14 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-/// Copies to backing stores what they lack. Refuses if they still lack something that would be gone with the pool.
-fn drain(dir: &Path, status: &Status, arguments: &Down) -> Result<Drained> {
+/// Copies to backing stores what they lack. Refuses if they still lack something that would be gone with the pool. Also
+/// returns whether one store has all files.
+fn drain(dir: &Path, status: &Status, arguments: &Down) -> Result<(Drained, bool)> {
     let keeps = arguments.keep && status.backing != "detached";
     // A pool that is in use is not stopped anyway.
     let is_used = status.members > 0 && !arguments.force;
     if status.mover.is_none() || arguments.discard || keeps || is_used {
-        return Ok(Drained::default());
+        return Ok((Drained::default(), false));
     }
     let pool = pool::attach(dir)?;
     let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
@@ -92,14 +93,16 @@ fn drain(dir: &Path, status: &Status, arguments: &Down) -> Result<Drained> {
     if !arguments.force && !status.mounts.is_empty() {
         // Programs could write by the mount after the copy. One that is in use is reported by the stop.
         if control::unmount(dir, None, false).is_err() {
-            return Ok(Drained::default());
+            return Ok((Drained::default(), false));
         }
     }
     let style = Style::of_stderr(!arguments.no_progress && !arguments.json);
     let drained = backing::drain(dir, pool, None, style, &signals)?;
     let lacking = backing::would_lose(dir, pool, None)?;
     if lacking.is_nothing() {
-        return Ok(drained);
+        let settings = backing::settings_of(pool, Ino::ROOT);
+        let is_whole = !arguments.force && settings.is_some_and(|settings| settings.is_all_written());
+        return Ok((drained, is_whole));
     }
     let what = format!("cannot stop pool {}", dir.display());
     let path = dir.display();
@@ -157,7 +160,7 @@ fn words(path: &Path, arguments: &Down) -> Vec<String> {
 }
 
 /// Whether the data still exist, in words.
-fn fate(before: Option<&Status>, kept: bool, volume_bytes: u64) -> String {
+fn fate(before: Option<&Status>, kept: bool, is_on_store: bool, volume_bytes: u64) -> String {
     let volumes = match volume_bytes {
         0 => String::new(),
         bytes => format!("; its volumes ({}) are gone", table::bytes(bytes)),
@@ -169,6 +172,7 @@ fn fate(before: Option<&Status>, kept: bool, volume_bytes: u64) -> String {
         (true, _) => format!("; its data is kept for the next `forebay up`{volumes}"),
         (false, 0) if volume_bytes > 0 => volumes,
         (false, 0) => "; it was empty".to_owned(),
+        (false, _) if is_on_store => format!("; its store has all files{volumes}"),
         (false, n) => {
             let bytes = bytes.saturating_sub(volume_bytes);
             format!("; {} in it ({}) are gone{volumes}", table::count(n, "entry"), table::bytes(bytes))

@@ -88,6 +88,7 @@ impl Slurm {
              SlurmctldLogFile={dir}/slurmctld.log\nSlurmdLogFile={dir}/slurmd.%n.log\nProctrackType=proctrack/cgroup\n\
              TaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\nMpiDefault=none\nReturnToService=2\n\
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nKillWait=5\n\
+             MessageTimeout=60\n\
              PartitionName=all Nodes=ALL Default=YES State=UP\n",
             first = self.node_name(1)
         );

@@ -128,30 +128,25 @@ fn job_cancelled_while_it_runs(site: &Site) {
 
 fn job_cancelled_while_staging_in(site: &Site) {
     write(&site.store("one/x"), "x");
-    let held = site.hold("one");
+    let _held = site.hold("one");
     let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_in=%D/store/one:/x\ntouch must-not-run\n";
     let job = site.submit(ANN, "early", "", script).unwrap();
     site.until("its stage-in waits", || {
-        held.renew();
         let queue = Site::text_of(&site.by(ANN, "forebay queue"));
         queue.contains(&format!("2. stage-in of job {job}.0 waits"))
     });
     assert!(site.by(ANN, &format!("scancel {job}")).status.success());
     site.await_shown(job, "CANCELLED");
-    site.until("it is clean", || {
-        held.renew();
-        site.leftovers(Some(job)).is_empty()
-    });
+    site.until("it is clean", || site.leftovers(Some(job)).is_empty());
     assert!(!site.dir().join("work/must-not-run").exists());
 }
 
 fn job_cancelled_while_staging_out(site: &Site) {
-    let held = site.hold("two");
+    let _held = site.hold("two");
     let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_out=/r:%D/store/two/r\n\
                   forebay run --quiet -- sh -c 'echo r >/forebay/r'\n";
     let job = site.submit(ANN, "late", "", script).unwrap();
     site.until("its stage-out waits", || {
-        held.renew();
         let queue = Site::text_of(&site.by(ANN, "forebay queue --json"));
         queue.contains(&format!("\"job\": \"{job}.0\"")) && queue.contains("\"runs\": false")
     });
@@ -161,10 +156,7 @@ fn job_cancelled_while_staging_out(site: &Site) {
         site.shown(job)
     );
     assert!(site.by(ANN, &format!("scancel --hurry {job}")).status.success());
-    site.until("it is clean", || {
-        held.renew();
-        site.leftovers(Some(job)).is_empty()
-    });
+    site.until("it is clean", || site.leftovers(Some(job)).is_empty());
     assert!(!site.store("two/r").exists(), "given up");
 }
 

@@ -304,7 +304,9 @@ impl Site {
     pub(super) fn hold(&self, store: &str) -> Held {
         let path = self.store(store).display().to_string().replace('/', "!");
         let file = self.dir().join(format!("registry/turns/{:020}@0.0@{path}@in", 1));
-        std::fs::write(&file, "").unwrap();
+        // A turn that is not renewed ends after seconds: this one looks as if it were renewed until it is dropped.
+        let made = std::fs::File::create(&file).unwrap();
+        made.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(3600)).unwrap();
         Held(file)
     }
 }
@@ -321,12 +323,6 @@ fn memory_of_users() -> String {
 
 /// Ends at its drop.
 pub(super) struct Held(PathBuf);
-
-impl Held {
-    pub(super) fn renew(&self) {
-        std::fs::write(&self.0, "").unwrap();
-    }
-}
 
 impl Drop for Held {
     fn drop(&mut self) {
