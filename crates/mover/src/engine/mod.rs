@@ -432,6 +432,12 @@ fn note(shared: &Shared, places: &[PendingPlace], sums: bool) {
     *shown = report;
 }
 
+/// True for a directory that neither the pool nor the store has, as the pool knows for certain.
+fn is_gone(shared: &Shared, directory: Ino) -> bool {
+    shared.link.inode(directory) == Err(Code::NotFound)
+        && matches!(shared.link.store_place(directory), Err(Code::NotFound))
+}
+
 /// The places of each store: those of directories that no store has belong to the store of the nearest one above.
 fn by_store(shared: &Shared, places: Vec<PendingPlace>) -> HashMap<u64, Vec<PendingPlace>> {
     let mut stores: HashMap<u64, Vec<PendingPlace>> = HashMap::new();
@@ -441,7 +447,7 @@ fn by_store(shared: &Shared, places: Vec<PendingPlace>) -> HashMap<u64, Vec<Pend
         match root {
             Some(root) => stores.entry(root.0).or_default().push(place),
             // Its directory is gone from the pool and from the store, and the place with it.
-            None if shared.link.inode(place.parent) == Err(Code::NotFound) => {
+            None if is_gone(shared, place.parent) => {
                 if let Err(code) = shared.link.unpublished(place.parent, &place.name, place.changes) {
                     tracing::debug!("cannot forget a place of a directory that is gone: {}", code.name());
                 }

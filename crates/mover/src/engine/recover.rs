@@ -4,11 +4,40 @@
 //! removal, the same version at both places of a rename. So the next mover recognises what was done. It does this
 //! before anything else, since paths may lead through what was renamed.
 
+use std::collections::BTreeSet;
+
 use forebay_types::{Code, Error, Ino, PendingPlace, Result, StoreVersion, Wanted, EPOCH_UNKNOWN};
 
 use super::link::Link;
+use super::reconcile::is_alive;
 use super::stores::{Located, Stores};
 use crate::store::{Object, Store};
+
+/// Settles what dead movers had put aside where they were about to change something. Else a file that one had put aside
+/// for its removal would count as removed, and come back with a later sweep.
+fn settle_aside(stores: &Stores, places: &[PendingPlace], only: Option<Ino>) -> Result<()> {
+    let intended = places.iter().filter(|place| place.intent.is_some());
+    let directories: BTreeSet<Ino> = intended.map(|place| place.parent).collect();
+    for directory in directories {
+        let Some(located) = located(stores, directory, only)? else { continue };
+        match located.at.store.remove_leftovers(&located.path, &is_alive) {
+            Ok(_) => {}
+            Err(e) if e.code() == Code::NotFound => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Where the store has a directory; none if it does not, or is not the store at `only`.
+fn located(stores: &Stores, directory: Ino, only: Option<Ino>) -> Result<Option<Located>> {
+    match stores.locate(directory) {
+        Ok(located) if only.is_some_and(|only| only != located.at.root) => Ok(None),
+        Ok(located) => Ok(Some(located)),
+        Err(e) if matches!(e.code, Code::NotFound | Code::NotSupported) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
 
 /// A place with an intent, and what the store has there.
 struct Intended<'p> {
@@ -49,20 +78,13 @@ fn is_there(located: &Located) -> Result<bool> {
 /// What the store has at a place; nothing when it does not have its directory, or is not the store at `only`.
 #[allow(clippy::option_option)]
 fn look(stores: &Stores, place: &PendingPlace, only: Option<Ino>) -> Result<Option<Option<Object>>> {
-    match stores.locate(place.parent) {
-        Ok(located) if only.is_some_and(|only| only != located.at.root) => Ok(None),
-        Ok(located) => {
-            let path =
-                located.path.join(&place.name).map_err(|code| Error::new(code, "a path is too long"))?;
-            let looked = located.at.store.look(&path).map_err(Error::from)?;
-            if looked.is_none() && !is_there(&located)? {
-                return Ok(None);
-            }
-            Ok(Some(looked))
-        }
-        Err(e) if matches!(e.code, Code::NotFound | Code::NotSupported) => Ok(None),
-        Err(e) => Err(e),
+    let Some(located) = located(stores, place.parent, only)? else { return Ok(None) };
+    let path = located.path.join(&place.name).map_err(|code| Error::new(code, "a path is too long"))?;
+    let looked = located.at.store.look(&path).map_err(Error::from)?;
+    if looked.is_none() && !is_there(&located)? {
+        return Ok(None);
     }
+    Ok(Some(looked))
 }
 
 /// Reports what a mover that died did at these places, or at those of the store at `only`. True when there may be more:
@@ -73,6 +95,7 @@ pub(super) fn recover(
     places: &[PendingPlace],
     only: Option<Ino>,
 ) -> Result<bool> {
+    settle_aside(stores, places, only)?;
     let mut intended = Vec::new();
     for place in places.iter().filter(|place| place.intent.is_some()) {
         if let Some(real) = look(stores, place, only)? {

@@ -3,12 +3,15 @@
 //! | name | is | when its mover is dead |
 //! |---|---|---|
 //! | `.forebay-<mover>-<number>.tmp` | an upload that is not published | removed |
-//! | `.forebay-<mover>-<number>.<marks>.was.<name>` | what was at `<name>` and is being compared, or the upload that is changing places with it | see below |
-//! | `.forebay-<mover>-<number>.<marks>.was/<name>` | the same, for long names | the same |
+//! | `.forebay-<mover>-<number>.<marks>.was.<name>` | what was at `<name>` and is being compared | see below |
+//! | `.forebay-<mover>-<number>.<marks>.new.<name>` | an upload that is changing places with what is at `<name>` | the same |
+//! | `.forebay-<mover>-<number>.<marks>.was/<name>` | the same, for long names; `.new/` too | the same |
 //!
 //! The marks ([`Marks`]) are hashes of the expected version and of one that nothing needs. So a sweep knows what a dead
 //! mover left: the spare version is removed; anything else goes back to its name if that is free; if it is not, the
-//! expected version is removed, because it was replaced, and any other object is kept under a name that people see.
+//! expected version is removed, because it was replaced, and any other object is kept under a name that people see. The
+//! expected version under a name of an upload was replaced too, even if the name is free: what replaced it was removed
+//! since, and the old version must not come back.
 //!
 //! A mover's ID has its host, the boot and PID namespace of the host, its process number and the time when it started.
 //! So two movers never share a temporary, not even after a restart with the same process number.
@@ -142,22 +145,48 @@ pub struct Marks {
     /// A version that nothing needs if the mover is dead: an upload that is not published, or the version that a renamed
     /// file replaced. The same as `expected` if there is none.
     pub spare: u32,
+    /// What is aside began as the upload: if it is the expected version now, that was replaced.
+    pub is_of_upload: bool,
 }
 
 /// Hex digits of [`Marks`].
 const MARKS_DIGITS: usize = 16;
+/// The bytes of [`Marks::suffix`].
+const SUFFIX_BYTES: usize = 4;
 
 impl Marks {
     /// The marks of the version that is expected at the name, and of one that may be there without being needed.
     pub fn new(expected: &StoreVersion, spare: Option<&StoreVersion>) -> Marks {
-        Marks { expected: mark(expected), spare: mark(spare.unwrap_or(expected)) }
+        let spare = mark(spare.unwrap_or(expected));
+        Marks { expected: mark(expected), spare, is_of_upload: false }
     }
 
-    fn parse(digits: &[u8]) -> Option<Marks> {
+    /// The marks of an upload that changes places with the version that is expected at the name.
+    pub fn of_upload(expected: &StoreVersion, upload: &StoreVersion) -> Marks {
+        Marks { is_of_upload: true, ..Marks::new(expected, Some(upload)) }
+    }
+
+    /// What follows the marks in names.
+    fn suffix(self) -> &'static str {
+        match self.is_of_upload {
+            true => ".new",
+            false => ".was",
+        }
+    }
+
+    /// True for a version, given by its hash, that nothing needs if the mover is dead.
+    pub(super) fn is_spare(self, version: u32) -> bool {
+        version == self.spare && self.spare != self.expected || self.is_of_upload && version == self.expected
+    }
+
+    fn parse(digits: &[u8], suffix: &[u8]) -> Option<Marks> {
         let digits = std::str::from_utf8(digits).ok()?;
         let hex = |digits: &str| u32::from_str_radix(digits, 16).ok();
         let plain = digits.bytes().all(|b| b.is_ascii_hexdigit());
-        plain.then_some(Marks { expected: hex(digits.get(..8)?)?, spare: hex(digits.get(8..)?)? })
+        let is_of_upload = suffix == b".new";
+        let is_known = plain && (is_of_upload || suffix == b".was");
+        let (expected, spare) = (hex(digits.get(..8)?)?, hex(digits.get(8..)?)?);
+        is_known.then_some(Marks { expected, spare, is_of_upload })
     }
 }
 
@@ -200,9 +229,10 @@ impl<'a> TemporaryName<'a> {
         let kind = match rest[digits..].strip_prefix(b".")? {
             b"tmp" => TemporaryKind::Upload,
             suffix => {
-                let (marks, suffix) = suffix.split_at_checked(MARKS_DIGITS)?;
-                let marks = Marks::parse(marks)?;
-                match suffix.strip_prefix(b".was")? {
+                let (digits, suffix) = suffix.split_at_checked(MARKS_DIGITS)?;
+                let (kind, suffix) = suffix.split_at_checked(SUFFIX_BYTES)?;
+                let marks = Marks::parse(digits, kind)?;
+                match suffix {
                     b"" => TemporaryKind::AsideDirectory(marks),
                     suffix => {
                         let name = suffix.strip_prefix(b".").filter(|name| !name.is_empty())?;
@@ -252,7 +282,7 @@ impl Temporaries {
     }
 
     pub(super) fn next_aside_directory(&self, marks: Marks) -> Vec<u8> {
-        self.stem(&format!(".{:08x}{:08x}.was", marks.expected, marks.spare)).into_bytes()
+        self.stem(&format!(".{:08x}{:08x}{}", marks.expected, marks.spare, marks.suffix())).into_bytes()
     }
 
     fn stem(&self, suffix: &str) -> String {
@@ -274,12 +304,14 @@ mod tests {
         let own = temporaries.next_name();
         assert_eq!(TemporaryName::parse(&own).unwrap().mover, MoverId::own().as_str());
         assert_eq!(kind(&temporaries.next_name()), Some(TemporaryKind::Upload));
-        let marks = Marks { expected: 0x12ab, spare: u32::MAX };
-        let directory = temporaries.next_aside_directory(marks);
-        assert_eq!(kind(&directory), Some(TemporaryKind::AsideDirectory(marks)));
-        let aside = temporaries.next_aside(marks, b"\xff.was.x-1.tmp").unwrap();
-        assert_eq!(kind(&aside), Some(TemporaryKind::Aside(marks, b"\xff.was.x-1.tmp")));
-        assert_eq!(temporaries.next_aside(marks, &[b'x'; 255]), None);
+        for is_of_upload in [false, true] {
+            let marks = Marks { expected: 0x12ab, spare: u32::MAX, is_of_upload };
+            let directory = temporaries.next_aside_directory(marks);
+            assert_eq!(kind(&directory), Some(TemporaryKind::AsideDirectory(marks)));
+            let aside = temporaries.next_aside(marks, b"\xff.was.x-1.tmp").unwrap();
+            assert_eq!(kind(&aside), Some(TemporaryKind::Aside(marks, b"\xff.was.x-1.tmp")));
+            assert_eq!(temporaries.next_aside(marks, &[b'x'; 255]), None);
+        }
         for other in [".forebay-", ".forebay-x-1.tmp", ".forebay-a.b.1.1-.tmp", "forebay-a.b.1.1-1.tmp", "x"]
         {
             assert_eq!(kind(other.as_bytes()), None, "{other}");
@@ -288,6 +320,7 @@ mod tests {
         assert!(kind(b".forebay-h.00.1.1-1.0123456789abcdef.was").is_some());
         assert!(kind(b".forebay-h.00.1.1-1.0123456789abcdef.was.").is_none());
         assert!(kind(b".forebay-h.00.1.1-1.0123456789abcde+.was").is_none());
+        assert!(kind(b".forebay-h.00.1.1-1.0123456789abcdef.old").is_none());
         assert_ne!(temporaries.next(&StorePath::root()), temporaries.next(&StorePath::root()));
     }
 

@@ -63,7 +63,9 @@ impl Nodes {
         let name = format!("n{node}");
         let mut command =
             self.plain_command(&["up", "--pool", self.file().to_str().unwrap(), "--node", &name]);
-        let done = command.env("FOREBAY_LOG", "info,forebay_mover::engine::parts=debug").output().unwrap();
+        let levels = std::env::var("FOREBAY_LOG");
+        let levels = levels.unwrap_or_else(|_| "info,forebay_mover::engine::parts=debug".to_owned());
+        let done = command.env("FOREBAY_LOG", levels).output().unwrap();
         assert!(done.status.success(), "{}", text(&done));
     }
 
@@ -211,11 +213,15 @@ impl Nodes {
         std::fs::read_to_string(self.pool(node).join("log")).unwrap_or_default()
     }
 
-    /// The ends of the daemons' logs.
+    /// The ends of the daemons' logs; whole if FOREBAY_LOG says what is in them.
     pub(crate) fn logs(&self) -> String {
+        let most = if std::env::var_os("FOREBAY_LOG").is_some() { usize::MAX } else { 3000 };
         let log = |node: usize| {
             let log = self.log(node);
-            format!("--- node {node}\n{}\n", &log[log.len().saturating_sub(3000)..])
+            format!(
+                "--- node {node}\n{}\n",
+                String::from_utf8_lossy(&log.as_bytes()[log.len().saturating_sub(most)..])
+            )
         };
         (1..=self.count).map(log).collect()
     }

@@ -113,8 +113,8 @@ fn sweep_puts_back_removes_or_keeps_what_was_aside() {
         fs::write(directory.0.join(name), bytes).unwrap();
         store.look(&path(name)).unwrap().unwrap().version
     };
+    let version = |name: &str| store.look(&path(name)).unwrap().unwrap().version;
     let marks = |name: &str, expected: Option<&str>, upload: Option<&str>| {
-        let version = |name: &str| store.look(&path(name)).unwrap().unwrap().version;
         let other = put(&format!("{name}-other"), "other");
         let expected = expected.map_or(other, version);
         let marks = Marks::new(&expected, upload.map(version).as_ref());
@@ -151,14 +151,23 @@ fn sweep_puts_back_removes_or_keeps_what_was_aside() {
     let inner = format!("{}.{}.was", stem(6), marks("e", Some("e"), None));
     fs::create_dir(directory.0.join(&inner)).unwrap();
     fs::rename(directory.0.join("e"), directory.0.join(&inner).join(&long)).unwrap();
-    // 7 Belongs to a live mover.
-    put(".forebay-host.00.2.2-7.tmp", "live");
+    // 7 The version that an upload replaced; what replaced it was removed since.
+    put("f", "old");
+    put("g", "upload");
+    let replaced = version("f");
+    let marks = Marks::of_upload(&replaced, &version("g"));
+    let name = format!("{}.{:08x}{:08x}.new.removed", stem(7), marks.expected, marks.spare);
+    fs::rename(directory.0.join("f"), directory.0.join(name)).unwrap();
+    fs::remove_file(directory.0.join("g")).unwrap();
+    // 8 Belongs to a live mover.
+    put(".forebay-host.00.2.2-8.tmp", "live");
 
     let done = store.remove_leftovers(&StorePath::root(), &|mover| mover != dead).unwrap();
-    assert_eq!(done, Leftovers { removed: 3, put_back: 2, kept: 1, live: 1 });
+    assert_eq!(done, Leftovers { removed: 4, put_back: 2, kept: 1, live: 1 });
     let read = |name: &str| fs::read_to_string(directory.0.join(name)).unwrap();
     assert_eq!(read("back"), "expected");
     assert_eq!(read("replaced"), "new");
+    assert!(!directory.0.join("removed").exists(), "an old version came back");
     assert_eq!((read("taken"), read("taken.forebay-kept-1")), ("newer".into(), "foreign".into()));
     assert_eq!((read("old"), read(&long)), ("old".into(), "long".into()));
     assert_eq!(fs::read_dir(&directory.0).unwrap().count(), 7);

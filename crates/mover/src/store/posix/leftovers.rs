@@ -83,8 +83,7 @@ impl PosixStore {
         let found = stat(aside)?;
         let is_directory = found.st_mode & 0o170_000 == 0o040_000;
         let version = mark(&version_of(&found));
-        let is_spare = version == marks.spare && marks.spare != marks.expected;
-        if is_spare && !is_directory {
+        if marks.is_spare(version) && !is_directory {
             done.removed += 1;
             return unlink(aside);
         }

@@ -146,7 +146,7 @@ impl NameCalls {
             return self.replace_by_aside(temporaries, from, to, expected);
         }
         // Under an aside name, so that a sweep can tell the upload from what comes back.
-        let aside = Aside::new(temporaries, Marks::new(expected, Some(version)), to)?;
+        let aside = Aside::new(temporaries, Marks::of_upload(expected, version), to)?;
         let place = aside.place();
         if let Err(e) =
             retried(|| rustix::fs::renameat(from.directory, from.name, place.directory, place.name))
