@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <unistd.h>
 
 const char *file_error(int code) {
@@ -91,9 +92,31 @@ void file_open(struct file *file, MPI_Comm comm, const char *path, enum access a
     agree(failed ? text : NULL);
 }
 
-static _Noreturn void fail_at(const struct file *file, const char *what, uint64_t offset, uint64_t bytes,
-                              const char *why) {
-    fail("%s: %s of %" PRIu64 " bytes at offset %" PRIu64 ": %s", file->path, what, bytes, offset, why);
+/* The first call on a file that failed on this rank. */
+static char failure[PATH_MAX + MPI_MAX_ERROR_STRING + 200];
+
+bool file_failed(void) { return failure[0] != 0; }
+
+__attribute__((format(printf, 2, 3))) static void fails(const struct file *file, const char *format, ...) {
+    if (file_failed())
+        return;
+    va_list words;
+    va_start(words, format);
+    int length = snprintf(failure, sizeof failure, "rank %d: %s: ", rank, file->path);
+    vsnprintf(failure + length, sizeof failure - (size_t)length, format, words);
+    va_end(words);
+}
+
+static void fails_at(const struct file *file, const char *what, uint64_t offset, uint64_t bytes, const char *why,
+                     bool full) {
+    fails(file, "%s of %" PRIu64 " bytes at offset %" PRIu64 ": %s%s", what, bytes, offset, why,
+          full ? "; make room, or write less" : "");
+}
+
+static bool is_full(int code) {
+    int class = MPI_SUCCESS;
+    MPI_Error_class(code, &class);
+    return class == MPI_ERR_NO_SPACE || class == MPI_ERR_QUOTA;
 }
 
 static const char file_ends[] = "the file ends before; read it with the options that it was written with";
@@ -115,6 +138,11 @@ static MPI_Datatype bytes_type(uint64_t bytes) {
 
 static void move(struct file *file, uint64_t offset, void *data, uint64_t bytes, bool write) {
     const char *what = write ? "write" : "read";
+    /* Other ranks may wait for this one in a collective call. */
+    if (file_failed())
+        bytes = 0;
+    if (file_failed() && file->access != COLLECTIVE)
+        return;
     if (file->access == POSIX) {
         for (uint64_t done = 0; done < bytes;) {
             char *at = (char *)data + done;
@@ -122,8 +150,11 @@ static void move(struct file *file, uint64_t offset, void *data, uint64_t bytes,
             ssize_t moved = write ? pwrite(file->fd, at, bytes - done, from) : pread(file->fd, at, bytes - done, from);
             if (moved < 0 && errno == EINTR)
                 continue;
-            if (moved <= 0)
-                fail_at(file, what, offset + done, bytes - done, moved < 0 ? strerror(errno) : file_ends);
+            if (moved <= 0) {
+                fails_at(file, what, offset + done, bytes - done, moved < 0 ? strerror(errno) : file_ends,
+                         moved < 0 && (errno == ENOSPC || errno == EDQUOT));
+                return;
+            }
             done += (uint64_t)moved;
         }
         return;
@@ -135,13 +166,13 @@ static void move(struct file *file, uint64_t offset, void *data, uint64_t bytes,
     MPI_Offset from = (MPI_Offset)offset;
     int code = write ? (all ? MPI_File_write_at_all : MPI_File_write_at)(file->mpi, from, data, count, type, &status)
                      : (all ? MPI_File_read_at_all : MPI_File_read_at)(file->mpi, from, data, count, type, &status);
-    if (code != MPI_SUCCESS)
-        fail_at(file, what, offset, bytes, file_error(code));
     MPI_Count moved = 0;
-    if (bytes > 0)
+    if (code == MPI_SUCCESS && bytes > 0)
         MPI_Get_elements_x(&status, type, &moved);
-    if ((uint64_t)moved != bytes)
-        fail_at(file, what, offset, bytes, write ? "fewer bytes were written" : file_ends);
+    if (code != MPI_SUCCESS)
+        fails_at(file, what, offset, bytes, file_error(code), is_full(code));
+    else if ((uint64_t)moved != bytes)
+        fails_at(file, what, offset, bytes, write ? "fewer bytes were written" : file_ends, false);
     if (large)
         MPI_Type_free(&type);
 }
@@ -157,23 +188,23 @@ void file_read(struct file *file, uint64_t offset, void *data, uint64_t bytes) {
 void file_sync(struct file *file) {
     if (file->access == POSIX) {
         if (fsync(file->fd) != 0)
-            fail("%s: fsync: %s", file->path, strerror(errno));
+            fails(file, "fsync: %s", strerror(errno));
         return;
     }
     int code = MPI_File_sync(file->mpi);
     if (code != MPI_SUCCESS)
-        fail("%s: MPI_File_sync: %s", file->path, file_error(code));
+        fails(file, "MPI_File_sync: %s", file_error(code));
 }
 
 void file_close(struct file *file) {
-    if (file->access == POSIX) {
-        if (close(file->fd) != 0)
-            fail("%s: close: %s", file->path, strerror(errno));
-        return;
-    }
-    int code = MPI_File_close(&file->mpi);
+    int code = MPI_SUCCESS;
+    if (file->access == POSIX && close(file->fd) != 0)
+        fails(file, "close: %s", strerror(errno));
+    if (file->access != POSIX)
+        code = MPI_File_close(&file->mpi);
     if (code != MPI_SUCCESS)
-        fail("%s: MPI_File_close: %s", file->path, file_error(code));
+        fails(file, "MPI_File_close: %s", file_error(code));
+    agree(file_failed() ? failure : NULL);
 }
 
 void file_remove(const char *path, enum access access) {

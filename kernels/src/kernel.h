@@ -1,9 +1,9 @@
 /*
  * Shared by the kernels: options, files by three interfaces, verified contents, times over the ranks, results.
  *
- * All ranks get the same arguments, so they agree on what is refused. An error that all ranks can learn of ends every
- * rank with the same status after MPI_Finalize; an error in the middle of a phase ends the program by MPI_Abort, since
- * the others may wait in a collective call. Each rank runs one thread.
+ * All ranks get the same arguments, so they agree on what is refused. A call on a file that fails is kept until all
+ * ranks close the file: then all end with the same status after MPI_Finalize, since launchers may lose what a rank
+ * prints before MPI_Abort. Each rank runs one thread.
  */
 #ifndef KERNEL_H
 #define KERNEL_H
@@ -56,7 +56,7 @@ extern struct settings settings;
 void kernel_begin(int argc, char **argv, const struct kernel *kernel);
 /* Ends all ranks with STATUS_USAGE; all must call it. The message names the word and what to write instead. */
 _Noreturn void refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Ends the program from one rank. */
+/* Ends the program from one rank, by MPI_Abort: for what the others cannot wait to learn. */
 _Noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Ends all ranks with STATUS_FAILED if any has a message; the lowest of them prints its own. Collective. */
 void agree(const char *message);
@@ -79,12 +79,18 @@ void file_own_path(char path[PATH_MAX], int of_rank);
  * flags of open(2), for POSIX only.
  */
 void file_open(struct file *file, MPI_Comm comm, const char *path, enum access access, enum mode mode, int flags);
-/* Moves all bytes or fails. With COLLECTIVE all ranks of the file's communicator call it, with 0 bytes if need be. */
+/*
+ * Moves all bytes, or keeps the failure for file_close; after one, the rank moves nothing more. With COLLECTIVE all
+ * ranks of the file's communicator call it, with 0 bytes if need be.
+ */
 void file_write(struct file *file, uint64_t offset, const void *data, uint64_t bytes);
 void file_read(struct file *file, uint64_t offset, void *data, uint64_t bytes);
 /* fsync or MPI_File_sync; with MPI-IO all ranks of the communicator call it. */
 void file_sync(struct file *file);
+/* All ranks of the world call it. Ends all with STATUS_FAILED if a call on a file has failed on any. */
 void file_close(struct file *file);
+/* A call has failed on this rank, so that buffers have not what was to be read. */
+bool file_failed(void);
 /* Removes a file by the interface that made it. Without effect if there is none. */
 void file_remove(const char *path, enum access access);
 /* The hints of --hints, MPI_INFO_NULL without. The caller frees it. */

@@ -154,11 +154,11 @@ static int find(int file) {
         call(nc_inq_var(file, variable, NULL, &found_type, NULL, dimensions, NULL), "nc_inq_var");
         for (int i = 0; i < DIMENSIONS; i++) {
             call(nc_inq_dimlen(file, dimensions[i], &found), "nc_inq_dimlen");
-            if (found != lengths[i])
+            if (found != lengths[i] && text[0] == 0)
                 snprintf(text, sizeof text, "%s has %zu for %s, not %zu; write the --geometry that it was written with",
                          settings.path, found, dimension_names[i], lengths[i]);
         }
-        if (found_type != types[type])
+        if (found_type != types[type] && text[0] == 0)
             snprintf(text, sizeof text, "%s has elements of another type; write the --type that it was written with",
                      settings.path);
     }
