@@ -255,6 +255,61 @@ fn kernels_read_back_from_tmpfs_and_a_disk_what_they_wrote() {
     }
 }
 
+/// A kernel, the suffix of its file, and runs (ranks, options) that all make the same file.
+const SAME: &[(&str, &str, &[(u32, &str)])] = &[
+    (
+        "hacc-io",
+        "",
+        &[
+            (1, "--part checkpoint --layout variable --particles 600"),
+            (3, "--part checkpoint --layout variable --particles 200 --api collective"),
+        ],
+    ),
+    (
+        "madbench2",
+        ".W",
+        &[
+            (1, "--phases SW --pixels 40 --bins 4"),
+            (3, "--phases SW --pixels 40 --bins 4 --gangs 2 --api collective"),
+        ],
+    ),
+    (
+        "s3asim",
+        ".results",
+        &[
+            (1, "--keep --queries 4 --fragments 5 --fragment-size 1000"),
+            (2, "--keep --queries 4 --fragments 5 --fragment-size 1000 --api list --writer master"),
+            (3, "--keep --queries 4 --fragments 5 --fragment-size 1000 --api collective --batch 3"),
+        ],
+    ),
+];
+
+#[test]
+fn files_do_not_depend_on_the_interface_and_the_number_of_ranks() {
+    let _alone = alone();
+    let Some((mpi, built)) = installed().into_iter().next() else { return };
+    let (place, tmpfs) = (Place::new(), Native::new("kernels"));
+    for (kernel, suffix, runs) in SAME {
+        let (program, file) = (built.join(kernel), tmpfs.0.join(kernel));
+        let file = file.to_str().unwrap();
+        let contents: Vec<_> = runs
+            .iter()
+            .map(|(ranks, options)| {
+                let ran = plain(&place, mpi, *ranks, &words(&program, options, file));
+                assert_eq!(ran.code, Some(0), "{kernel} {options}: {ran:?}");
+                std::fs::read(format!("{file}{suffix}")).unwrap()
+            })
+            .collect();
+        assert!(!contents[0].is_empty() && contents.iter().all(|c| *c == contents[0]), "{kernel}");
+        if *kernel == "hacc-io" {
+            // 38 bytes a particle; behind the seven floats come the numbers of all.
+            assert_eq!(contents[0].len(), 600 * 38);
+            let numbers = contents[0][600 * 28..600 * 36].chunks(8);
+            assert!(numbers.map(|n| i64::from_le_bytes(n.try_into().unwrap())).eq(0..600));
+        }
+    }
+}
+
 /// A kernel that finds a flipped byte: the options of both runs, those of the first and of the second, the file's
 /// suffix, and the byte's offset.
 const FLIPS: &[(&str, &str, &str, &str, &str, u64)] = &[
