@@ -297,6 +297,11 @@ uint64_t mix(uint64_t stream, uint64_t index) {
 void pattern(void *data, uint64_t bytes, uint64_t stream, uint64_t offset) {
     unsigned char *at = data, *end = at + bytes;
     while (at < end) {
+        if (offset % 8 == 0)
+            for (; end - at >= 8; at += 8, offset += 8) {
+                uint64_t whole = mix(stream, offset / 8);
+                memcpy(at, &whole, 8);
+            }
         uint64_t word = mix(stream, offset / 8), skip = offset % 8;
         uint64_t length = 8 - skip < (uint64_t)(end - at) ? 8 - skip : (uint64_t)(end - at);
         memcpy(at, (unsigned char *)&word + skip, length);
