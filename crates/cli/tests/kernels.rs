@@ -255,8 +255,11 @@ fn kernels_read_back_from_tmpfs_and_a_disk_what_they_wrote() {
     }
 }
 
-/// A kernel, the suffix of its file, and runs (ranks, options) that all make the same file.
-const SAME: &[(&str, &str, &[(u32, &str)])] = &[
+/// Ranks and options of runs.
+type Runs = &'static [(u32, &'static str)];
+
+/// A kernel, the suffix of its file, and runs that all make the same file.
+const SAME: &[(&str, &str, Runs)] = &[
     (
         "hacc-io",
         "",
