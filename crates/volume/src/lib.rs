@@ -15,11 +15,13 @@
 //! ever made. All copies go through raw pointers and memmove(3). A handle can be used by several threads, and by a child
 //! after fork(2). Tests: beside the code; with processes and kills in the conformance suite.
 
+mod far;
 mod file;
 mod mapped;
 mod specifier;
 mod striped;
 
+pub use far::{Far, FarRange};
 pub use file::{FileFlags, VolumeFile};
 pub use mapped::{Life, Mapped};
 pub use specifier::{Place, Problem, Specifier};
