@@ -113,7 +113,7 @@ impl Piece {
         let target = u16::try_from(next()?).ok()?;
         let rights = match next() {
             Some(uid) => {
-                let mut right = |value| u32::try_from(value).ok();
+                let right = |value| u32::try_from(value).ok();
                 Some(Rights { uid: right(uid)?, gid: right(next()?)?, mode: right(next()?)? })
             }
             None => None,
