@@ -399,6 +399,42 @@ int forebay_volume_fence(const forebay_volume *volume);
 int forebay_volume_map(const forebay_volume *volume, int64_t offset, void **address, size_t *bytes);
 
 /*
+ * Asynchronous calls on volumes, executed by threads of the library, in any order. A call that was started (0) ends with
+ * one completion in the queue that it names, also if it fails; -EAGAIN: too many wait, and it was not started. The memory
+ * must stay valid, and unused, until then; the volume may be closed before. `state` is passed on to the completion.
+ * forebay_volume_fence and forebay_volume_flush cover a call once its completion was taken.
+ *
+ * forebay_queue_create makes a queue. With FOREBAY_QUEUE_SPIN, forebay_queue_wait spins until a completion is there:
+ * that takes a processor, and less time. forebay_queue_wait takes completions, in the order in which the calls ended,
+ * and returns how many. It waits for the first one, `timeout_ms` milliseconds at most, without end if that is negative;
+ * it returns 0 when the time has passed, or when no call is left. forebay_queue_descriptor returns an eventfd that is
+ * readable while completions wait, for poll(2) alone. forebay_queue_close waits until all calls have ended, and must be
+ * the last use. Several threads may use a queue; a child made by fork(2) makes its own.
+ */
+#define FOREBAY_QUEUE_SPIN 1
+struct forebay_completion {
+    void *state;    /* as it was passed */
+    int64_t result; /* 0, or a negative errno */
+    uint64_t was;   /* of an atomic operation: what the word was */
+};
+typedef struct forebay_queue forebay_queue;
+int forebay_queue_create(int flags, forebay_queue **queue);
+int forebay_queue_close(forebay_queue *queue);
+int forebay_queue_descriptor(const forebay_queue *queue);
+int forebay_queue_wait(const forebay_queue *queue, struct forebay_completion *completions, int completion_count,
+                       int timeout_ms);
+int forebay_volume_put_start(const forebay_volume *volume, const void *from, size_t bytes, int64_t offset,
+                             forebay_queue *queue, void *state);
+int forebay_volume_get_start(const forebay_volume *volume, void *to, size_t bytes, int64_t offset, forebay_queue *queue,
+                             void *state);
+int forebay_volume_cas_start(const forebay_volume *volume, int64_t offset, uint64_t expected, uint64_t value,
+                             forebay_queue *queue, void *state);
+int forebay_volume_fetch_add_start(const forebay_volume *volume, int64_t offset, uint64_t by, forebay_queue *queue,
+                                   void *state);
+int forebay_volume_swap_start(const forebay_volume *volume, int64_t offset, uint64_t value, forebay_queue *queue,
+                              void *state);
+
+/*
  * A volume holds a file: its bytes up to an end of file, which all processes share, and which lives as long as the volume.
  * MPI-IO uses volumes so. forebay_volume_file_open opens the file of the volume that a specifier names. The functions of
  * forebay_file do with it what they do with other files, without a system call. `flags` are as for forebay_file_open. A new

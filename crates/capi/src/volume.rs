@@ -15,7 +15,14 @@ use crate::public::{free, Text};
 
 /// An open volume.
 #[allow(non_camel_case_types)]
-pub struct forebay_volume(Striped);
+pub struct forebay_volume(Arc<Striped>);
+
+impl forebay_volume {
+    /// It, for a call that may end after the volume is closed.
+    pub(crate) fn shared(&self) -> Arc<Striped> {
+        Arc::clone(&self.0)
+    }
+}
 
 type Done = Result<(), Failed>;
 
@@ -40,7 +47,7 @@ pub(crate) fn volume_open(
         _ => return Err(INVALID),
     };
     let volume = opened(pool, specifier, writes)?;
-    *out = Box::into_raw(Box::new(forebay_volume(volume)));
+    *out = Box::into_raw(Box::new(forebay_volume(Arc::new(volume))));
     Ok(())
 }
 
