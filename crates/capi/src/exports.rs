@@ -14,7 +14,9 @@ use crate::boundary::guard;
 use crate::completions::*;
 use crate::file::*;
 use crate::group::*;
-use crate::header::{forebay_completion, forebay_dirent, forebay_path_state, forebay_run, forebay_stage_status};
+use crate::header::{
+    forebay_completion, forebay_dirent, forebay_path_state, forebay_run, forebay_stage_status,
+};
 use crate::later::*;
 use crate::layout::*;
 use crate::memory::*;
