@@ -6,7 +6,7 @@ use crate::header::{Function, Header, Variable};
 
 /// Functions that use their memory argument after they have returned, or whose memory other processes may write
 /// meanwhile. They receive its address instead of a slice.
-const KEEP_MEMORY: [&str; 7] = [
+const KEEP_MEMORY: [&str; 9] = [
     "forebay_file_read_start",
     "forebay_file_write_start",
     "forebay_memory_register",
@@ -14,6 +14,8 @@ const KEEP_MEMORY: [&str; 7] = [
     "forebay_volume_get",
     "forebay_volume_putv",
     "forebay_volume_getv",
+    "forebay_volume_put_start",
+    "forebay_volume_get_start",
 ];
 
 /// The structs and constants.

@@ -55,7 +55,7 @@ struct forebay_dirent {
 int forebay_attach(const char *dir, forebay_pool **pool);
 
 /*
- * Stores the reason why this thread's last forebay_attach, or open of a volume or its file, failed, truncated to `room`
+ * Stores the reason why this thread's last forebay_attach, or call on a volume or its file, failed, truncated to `room`
  * bytes including the NUL. Returns the length of the full text without a NUL, which is at most 1023.
  */
 int forebay_attach_error(char *words, size_t room);
@@ -347,34 +347,39 @@ int forebay_pin(forebay_pool *pool, const char *path, int pinned);
 int forebay_statvfs(forebay_pool *pool, struct statvfs *out);
 
 /*
- * A volume is a range of the pool's memory that `forebay volume create` made. Programs put to it and get from it without
- * a system call, and nothing runs at the other end.
+ * A volume is a range of the pool's memory that `forebay volume create` made. Programs put to it and get from it. On the
+ * node of a piece of it that is a copy without a system call. To and from pieces on other nodes the daemons of the two
+ * nodes transfer the bytes.
  *
  * forebay_volume_open opens a volume by its name, or by a specifier: [local[.link]/]node[.link]:volume. `local` is this
- * node, `node` the node that has the volume; a node is a number or this host's name. A node has one link, 0. Several
+ * node, `node` the one node that has the volume; a node is a number or this host's name. A node has one link, 0. Several
  * specifiers joined by '+' are one volume that is striped over theirs, in stripes of 1 MiB, and as large as whole
  * stripes of the smallest allow. `flags` is O_RDONLY or O_RDWR. -EINVAL: the specifier has an error; -ENOENT: there is
- * no such volume; -EACCES: its mode does not allow it; -ENXIO: it is not on that node; -EOPNOTSUPP: it has pieces on
- * other nodes; -EIO: its memory is lost. forebay_attach_error then has the full explanation, with the part that is wrong.
+ * no such volume; -EACCES: its mode does not allow it; -ENXIO: it is not on that node; -EIO: some of its memory is lost,
+ * or on a node that is down. forebay_attach_error then has the full explanation, with the part that is wrong.
  * While a process has a volume open or mapped, no other can shrink or delete it; growing does not concern those who have
  * it open. Several threads may use it, and a child made by fork(2). forebay_volume_close must be the last use.
  *
  * forebay_volume_put and forebay_volume_get copy `bytes` bytes; forebay_volume_putv and forebay_volume_getv copy
  * consecutive bytes to and from several ranges, in their order (-EINVAL if the sums of their lengths differ). -ERANGE
  * beyond the end, -EBADF for a put to a volume that is open for reading, -EIO when the pool is gone: nothing is copied
- * then. A put promises its bytes and no order among puts of several threads. A get that overlaps a put may return bytes
- * of before and after it.
+ * then. -EIO also when another node cannot be reached or has lost its piece: some bytes may be copied, and may still be
+ * within 30 seconds; forebay_attach_error then names the node. A put promises its bytes and no order among puts of
+ * several threads. A get that overlaps a put may return bytes of before and after it.
  *
  * forebay_volume_cas replaces the 64-bit word at `offset` by `value` if it is `expected`, forebay_volume_fetch_add adds
  * to it, forebay_volume_swap replaces it. `was` is what the word was. They are atomic, and in one order, against those of
- * all processes. -EINVAL unless the offset is a multiple of 8.
+ * all processes of all nodes. -EINVAL unless the offset is a multiple of 8. -EIO as above: the word may be changed or not,
+ * and never is changed twice.
  *
+ * A put, an atomic operation, and every other call has taken effect for the processes of all nodes when it returns 0.
  * forebay_volume_fence orders this thread's calls before it before those after it, as all processes see them.
- * forebay_volume_flush returns 0 when every process gets what this thread has put: it is -EIO if the pool was gone by
- * then.
+ * forebay_volume_flush returns 0 when every process gets what this thread has put: it is -EIO if the pool, or the memory
+ * of a piece on another node, was gone by then.
  *
- * forebay_volume_map stores the address of the byte at `offset`, and how many bytes follow it there. The address is valid
- * until the volume is closed. Accesses by it do not notice that the pool is gone.
+ * forebay_volume_map stores the address of the byte at `offset`, and how many bytes follow it there; -EOPNOTSUPP for a
+ * byte on another node. The address is valid until the volume is closed. Accesses by it do not notice that the pool is
+ * gone.
  */
 typedef struct forebay_volume forebay_volume;
 int forebay_volume_open(forebay_pool *pool, const char *specifier, int flags, forebay_volume **volume);
@@ -392,6 +397,42 @@ int forebay_volume_swap(const forebay_volume *volume, int64_t offset, uint64_t v
 int forebay_volume_flush(const forebay_volume *volume);
 int forebay_volume_fence(const forebay_volume *volume);
 int forebay_volume_map(const forebay_volume *volume, int64_t offset, void **address, size_t *bytes);
+
+/*
+ * Asynchronous calls on volumes, executed by threads of the library, in any order. A call that was started (0) ends with
+ * one completion in the queue that it names, also if it fails; -EAGAIN: too many wait, and it was not started. The memory
+ * must stay valid, and unused, until then; the volume may be closed before. `state` is passed on to the completion.
+ * forebay_volume_fence and forebay_volume_flush cover a call once its completion was taken.
+ *
+ * forebay_queue_create makes a queue. With FOREBAY_QUEUE_SPIN, forebay_queue_wait spins until a completion is there:
+ * that takes a processor, and less time. forebay_queue_wait takes completions, in the order in which the calls ended,
+ * and returns how many. It waits for the first one, `timeout_ms` milliseconds at most, without end if that is negative;
+ * it returns 0 when the time has passed, or when no call is left. forebay_queue_descriptor returns an eventfd that is
+ * readable while completions wait, for poll(2) alone. forebay_queue_close waits until all calls have ended, and must be
+ * the last use. Several threads may use a queue; a child made by fork(2) makes its own.
+ */
+#define FOREBAY_QUEUE_SPIN 1
+struct forebay_completion {
+    void *state;    /* as it was passed */
+    int64_t result; /* 0, or a negative errno */
+    uint64_t was;   /* of an atomic operation: what the word was */
+};
+typedef struct forebay_queue forebay_queue;
+int forebay_queue_create(int flags, forebay_queue **queue);
+int forebay_queue_close(forebay_queue *queue);
+int forebay_queue_descriptor(const forebay_queue *queue);
+int forebay_queue_wait(const forebay_queue *queue, struct forebay_completion *completions, int completion_count,
+                       int timeout_ms);
+int forebay_volume_put_start(const forebay_volume *volume, const void *from, size_t bytes, int64_t offset,
+                             forebay_queue *queue, void *state);
+int forebay_volume_get_start(const forebay_volume *volume, void *to, size_t bytes, int64_t offset, forebay_queue *queue,
+                             void *state);
+int forebay_volume_cas_start(const forebay_volume *volume, int64_t offset, uint64_t expected, uint64_t value,
+                             forebay_queue *queue, void *state);
+int forebay_volume_fetch_add_start(const forebay_volume *volume, int64_t offset, uint64_t by, forebay_queue *queue,
+                                   void *state);
+int forebay_volume_swap_start(const forebay_volume *volume, int64_t offset, uint64_t value, forebay_queue *queue,
+                              void *state);
 
 /*
  * A volume holds a file: its bytes up to an end of file, which all processes share, and which lives as long as the volume.

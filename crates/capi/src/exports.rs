@@ -11,9 +11,12 @@ use forebay_client::Pool as forebay_pool;
 use crate::answer::{self, call};
 use crate::backing::*;
 use crate::boundary::guard;
+use crate::completions::*;
 use crate::file::*;
 use crate::group::*;
-use crate::header::{forebay_dirent, forebay_path_state, forebay_run, forebay_stage_status};
+use crate::header::{
+    forebay_completion, forebay_dirent, forebay_path_state, forebay_run, forebay_stage_status,
+};
 use crate::later::*;
 use crate::layout::*;
 use crate::memory::*;

@@ -1,6 +1,6 @@
 //! Structs and constants of include/forebay.h, as the build script writes them.
 
-use std::os::raw::c_int;
+use std::os::raw::{c_int, c_void};
 
 include!(concat!(env!("OUT_DIR"), "/types.rs"));
 

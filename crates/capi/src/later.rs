@@ -1,23 +1,17 @@
 //! Asynchronous reads and writes: `forebay_request` of include/forebay.h.
 //!
-//! A few I/O threads of the library execute them. The first such call starts the threads. They block all signals and
-//! run until the process ends. They take requests from one queue, oldest first. The caller owns a request until it has
-//! waited for it or found it done. A request without a handle ends when its callback returns. A forked child has no
-//! such threads: its first call starts them, and it cannot use requests of its parent.
+//! The I/O threads of the library execute them (`io_threads.rs`). The caller owns a request until it has waited for it or
+//! found it done. A request without a handle ends when its callback returns. A forked child cannot use requests of its
+//! parent.
 //!
-//! Locks: one of the queue, and one of each request. None is held during a transfer or a callback, and no thread holds
-//! two.
+//! Locks: one of each request. None is held during a transfer or a callback.
 
-use forebay_sys::signals::SignalMask;
-use std::collections::VecDeque;
 use std::os::raw::c_void;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-
-use forebay_types::limits::{ASYNC_QUEUE_MAX, ASYNC_THREADS};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::answer::{call, Failed, FAULT, INVALID};
 use crate::file::{forebay_file, unsigned};
+use crate::io_threads::{self, lock};
 use crate::opened::Opened;
 
 /// A callback.
@@ -46,53 +40,6 @@ struct Work {
 // SAFETY: the caller promises that the buffer stays valid and unused until the transfer is done, and that its callback
 // may run on any thread with that state.
 unsafe impl Send for Work {}
-
-/// The queue of one process, and the condition that its threads wait for. Never freed, as its threads use it until the
-/// process ends.
-struct IoThreads {
-    process: u32,
-    queue: Mutex<Queue>,
-    arrived: Condvar,
-}
-
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Work>,
-    /// I/O threads that run; 0 when none could be started.
-    threads: usize,
-}
-
-static IO_THREADS: AtomicPtr<IoThreads> = AtomicPtr::new(std::ptr::null_mut());
-
-/// Returns the I/O threads of this process, and starts them if necessary. A forked child does not use the queue of its
-/// parent, as a thread of the parent may have locked it.
-fn io_threads() -> &'static IoThreads {
-    let process = std::process::id();
-    let known = IO_THREADS.load(Ordering::Acquire);
-    // SAFETY: never freed.
-    if let Some(io_threads) = unsafe { known.as_ref() }.filter(|io_threads| io_threads.process == process) {
-        return io_threads;
-    }
-    let made =
-        Box::into_raw(Box::new(IoThreads { process, queue: Mutex::default(), arrived: Condvar::new() }));
-    // SAFETY: no other thread has its address yet, and it is not freed once one has.
-    let io_threads = unsafe { &*made };
-    // Other threads that find this queue wait for its lock until the I/O threads are started.
-    let mut queue = lock(&io_threads.queue);
-    if IO_THREADS.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // Another thread was faster.
-        drop(queue);
-        // SAFETY: no other thread has its address.
-        drop(unsafe { Box::from_raw(made) });
-        return self::io_threads();
-    }
-    queue.threads = start_threads(io_threads);
-    io_threads
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Work {
     fn transfer(&self) -> i64 {
@@ -127,48 +74,12 @@ impl Work {
     }
 }
 
-/// Executes requests. Never returns.
-fn serve(io_threads: &'static IoThreads) {
-    loop {
-        let mut queue = lock(&io_threads.queue);
-        let work = loop {
-            match queue.waiting.pop_front() {
-                Some(work) => break work,
-                None => queue = io_threads.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner),
-            }
-        };
-        drop(queue);
-        work.run();
-    }
-}
-
-/// Starts the threads. Returns how many could be started.
-fn start_threads(io_threads: &'static IoThreads) -> usize {
-    // Signals of the host program must be delivered to its own threads.
-    let before = SignalMask::full().set();
-    let spawn =
-        || std::thread::Builder::new().name("forebay-io".into()).spawn(move || serve(io_threads)).is_ok();
-    let started = (0..ASYNC_THREADS).filter(|_| spawn()).count();
-    before.set();
-    started
-}
-
 fn start(mut work: Work, wants_handle: bool) -> Result<*mut forebay_request, Failed> {
     let request = Arc::new(forebay_request { result: Mutex::new(None), done: Condvar::new() });
     if wants_handle {
         work.request = Some(Arc::clone(&request));
     }
-    let io_threads = io_threads();
-    let mut queue = lock(&io_threads.queue);
-    if queue.threads == 0 {
-        queue.threads = start_threads(io_threads);
-    }
-    if queue.threads == 0 || queue.waiting.len() >= ASYNC_QUEUE_MAX {
-        return Err(Failed::errno(libc::EAGAIN));
-    }
-    queue.waiting.push_back(work);
-    drop(queue);
-    io_threads.arrived.notify_one();
+    io_threads::start(Box::new(move || work.run()))?;
     Ok(if wants_handle { Arc::into_raw(request).cast_mut() } else { std::ptr::null_mut() })
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ::forebay_volume::{FileFlags, Striped, VolumeFile};
 use forebay_client::Pool;
+use forebay_types::Code;
 
 use crate::answer::{Failed, FAULT, INVALID};
 use crate::file::{forebay_file, unsigned};
@@ -14,9 +15,24 @@ use crate::public::{free, Text};
 
 /// An open volume.
 #[allow(non_camel_case_types)]
-pub struct forebay_volume(Striped);
+pub struct forebay_volume(Arc<Striped>);
+
+impl forebay_volume {
+    /// It, for a call that may end after the volume is closed.
+    pub(crate) fn shared(&self) -> Arc<Striped> {
+        Arc::clone(&self.0)
+    }
+}
 
 type Done = Result<(), Failed>;
+
+/// The failure of an access. If a piece on another node was the reason, `forebay_attach_error` has it in words.
+fn failed(volume: &Striped, code: Code) -> Failed {
+    if let Some(reason) = volume.reason().filter(|_| code == Code::Io) {
+        crate::text::remember(&reason);
+    }
+    code.into()
+}
 
 pub(crate) fn volume_open(
     pool: &'static Pool,
@@ -31,11 +47,11 @@ pub(crate) fn volume_open(
         _ => return Err(INVALID),
     };
     let volume = opened(pool, specifier, writes)?;
-    *out = Box::into_raw(Box::new(forebay_volume(volume)));
+    *out = Box::into_raw(Box::new(forebay_volume(Arc::new(volume))));
     Ok(())
 }
 
-fn opened(pool: &Pool, specifier: &[u8], writes: bool) -> Result<Striped, Failed> {
+fn opened(pool: &'static Pool, specifier: &[u8], writes: bool) -> Result<Striped, Failed> {
     pool.volume_open(specifier, writes).map_err(|e| {
         crate::text::remember(&e.to_string());
         Failed::from(e.code)
@@ -96,7 +112,7 @@ pub(crate) unsafe fn volume_put(
         return Err(FAULT);
     }
     // SAFETY: the caller's promise.
-    unsafe { volume.0.put(offset, from.cast(), bytes) }.map_err(Failed::from)
+    unsafe { volume.0.put(offset, from.cast(), bytes) }.map_err(|code| failed(&volume.0, code))
 }
 
 /// # Safety
@@ -107,7 +123,7 @@ pub(crate) unsafe fn volume_get(volume: &forebay_volume, to: *mut c_void, bytes:
         return Err(FAULT);
     }
     // SAFETY: the caller's promise.
-    unsafe { volume.0.get(offset, to.cast(), bytes) }.map_err(Failed::from)
+    unsafe { volume.0.get(offset, to.cast(), bytes) }.map_err(|code| failed(&volume.0, code))
 }
 
 fn list(runs: &[forebay_run]) -> Result<Vec<(u64, u64)>, Failed> {
@@ -126,7 +142,7 @@ pub(crate) unsafe fn volume_putv(
         return Err(FAULT);
     }
     // SAFETY: the caller's promise.
-    unsafe { volume.0.put_runs(&list(runs)?, from.cast(), bytes) }.map_err(Failed::from)
+    unsafe { volume.0.put_runs(&list(runs)?, from.cast(), bytes) }.map_err(|code| failed(&volume.0, code))
 }
 
 /// # Safety
@@ -141,7 +157,7 @@ pub(crate) unsafe fn volume_getv(
         return Err(FAULT);
     }
     // SAFETY: the caller's promise.
-    unsafe { volume.0.get_runs(&list(runs)?, to.cast(), bytes) }.map_err(Failed::from)
+    unsafe { volume.0.get_runs(&list(runs)?, to.cast(), bytes) }.map_err(|code| failed(&volume.0, code))
 }
 
 pub(crate) fn volume_cas(
@@ -152,24 +168,25 @@ pub(crate) fn volume_cas(
     was: Option<&mut u64>,
 ) -> Done {
     let was = was.ok_or(FAULT)?;
-    *was = volume.0.compare_and_swap(unsigned(offset)?, expected, value)?;
+    let done = volume.0.compare_and_swap(unsigned(offset)?, expected, value);
+    *was = done.map_err(|code| failed(&volume.0, code))?;
     Ok(())
 }
 
 pub(crate) fn volume_fetch_add(volume: &forebay_volume, offset: i64, by: u64, was: Option<&mut u64>) -> Done {
     let was = was.ok_or(FAULT)?;
-    *was = volume.0.fetch_add(unsigned(offset)?, by)?;
+    *was = volume.0.fetch_add(unsigned(offset)?, by).map_err(|code| failed(&volume.0, code))?;
     Ok(())
 }
 
 pub(crate) fn volume_swap(volume: &forebay_volume, offset: i64, value: u64, was: Option<&mut u64>) -> Done {
     let was = was.ok_or(FAULT)?;
-    *was = volume.0.swap(unsigned(offset)?, value)?;
+    *was = volume.0.swap(unsigned(offset)?, value).map_err(|code| failed(&volume.0, code))?;
     Ok(())
 }
 
 pub(crate) fn volume_flush(volume: &forebay_volume) -> Done {
-    Ok(volume.0.flush()?)
+    volume.0.flush().map_err(|code| failed(&volume.0, code))
 }
 
 pub(crate) fn volume_fence(volume: &forebay_volume) -> Done {

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <forebay.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -482,6 +483,79 @@ static void volumes(forebay_pool *pool)
     CHECK(forebay_volume_close(NULL) == -EFAULT);
 }
 
+/* Asynchronous calls end once each, with the result of the call, in a queue that waits or spins. */
+static void asynchronous(forebay_pool *pool, int flags)
+{
+    enum { V = 4 << 20, CALLS = 64, BYTES = 50000 };
+    static char out[CALLS * BYTES], in[CALLS * BYTES];
+    struct forebay_completion done[CALLS];
+    forebay_volume *v = NULL, *reader = NULL;
+    forebay_queue *queue = NULL, *none = NULL;
+    int ended[CALLS] = {0}, count = 0, n;
+    uint64_t sum = 0, was = 0;
+
+    for (size_t i = 0; i < sizeof out; i++)
+        out[i] = (char)(i * 7 + (size_t)flags);
+    CHECK(forebay_queue_create(8, &none) == -EINVAL && none == NULL && forebay_queue_create(flags, NULL) == -EFAULT);
+    CHECK(forebay_queue_create(flags, &queue) == 0);
+    struct pollfd event = {.fd = forebay_queue_descriptor(queue), .events = POLLIN};
+    CHECK(poll(&event, 1, 0) == 0 && forebay_queue_wait(queue, done, CALLS, -1) == 0);
+    CHECK(forebay_volume_open(pool, "v", O_RDWR, &v) == 0 && forebay_volume_open(pool, "v", O_RDONLY, &reader) == 0);
+    for (int i = 0; i < CALLS; i++)
+        CHECK(forebay_volume_put_start(v, out + i * BYTES, BYTES, 4096 + i * BYTES, queue, &ended[i]) == 0);
+    while (count < CALLS) {
+        CHECK(poll(&event, 1, 60000) == 1);
+        CHECK((n = forebay_queue_wait(queue, done, 3, -1)) >= 1 && n <= 3);
+        for (int i = 0; i < n; i++) {
+            CHECK(done[i].result == 0);
+            ++*(int *)done[i].state;
+        }
+        if (n <= 0)
+            break;
+        count += n;
+    }
+    for (int i = 0; i < CALLS; i++)
+        CHECK(ended[i] == 1);
+    CHECK(poll(&event, 1, 0) == 0 && forebay_queue_wait(queue, done, CALLS, 0) == 0);
+    CHECK(forebay_volume_get(v, in, sizeof in, 4096) == 0 && memcmp(in, out, sizeof in) == 0);
+    memset(in, 0, sizeof in);
+    for (int i = 0; i < CALLS; i++)
+        CHECK(forebay_volume_get_start(reader, in + i * BYTES, BYTES, 4096 + i * BYTES, queue, NULL) == 0);
+    for (count = 0; count < CALLS && (n = forebay_queue_wait(queue, done, CALLS, 60000)) > 0; count += n)
+        ;
+    CHECK(count == CALLS && memcmp(in, out, sizeof in) == 0);
+
+    CHECK(forebay_volume_swap(v, 0, 0, &was) == 0);
+    for (int i = 0; i < 32; i++)
+        CHECK(forebay_volume_fetch_add_start(v, 0, 1, queue, NULL) == 0);
+    for (count = 0; count < 32 && (n = forebay_queue_wait(queue, done, CALLS, -1)) > 0; count += n)
+        for (int i = 0; i < n; i++)
+            sum += done[i].was;
+    CHECK(count == 32 && sum == 31 * 32 / 2);
+    CHECK(forebay_volume_cas_start(v, 0, 32, 5, queue, NULL) == 0 && forebay_queue_wait(queue, done, 1, -1) == 1);
+    CHECK(done[0].result == 0 && done[0].was == 32);
+    CHECK(forebay_volume_swap_start(v, 0, 6, queue, NULL) == 0 && forebay_queue_wait(queue, done, 1, -1) == 1);
+    CHECK(done[0].was == 5 && forebay_volume_fetch_add(v, 0, 0, &was) == 0 && was == 6);
+
+    /* A call that fails completes, with the error. */
+    CHECK(forebay_volume_put_start(v, out, 2, V - 1, queue, out) == 0 && forebay_queue_wait(queue, done, 1, -1) == 1);
+    CHECK(done[0].result == -ERANGE && done[0].state == out);
+    CHECK(forebay_volume_put_start(reader, out, 1, 0, queue, in) == 0 && forebay_queue_wait(queue, done, 1, -1) == 1);
+    CHECK(done[0].result == -EBADF && done[0].state == in);
+    CHECK(forebay_volume_swap_start(v, 4, 0, queue, NULL) == 0 && forebay_queue_wait(queue, done, 1, -1) == 1);
+    CHECK(done[0].result == -EINVAL);
+    CHECK(forebay_volume_put_start(v, NULL, 1, 0, queue, NULL) == -EFAULT);
+    CHECK(forebay_volume_put_start(v, out, 1, -1, queue, NULL) == -EINVAL);
+    CHECK(forebay_volume_put_start(v, out, 1, 0, NULL, NULL) == -EFAULT);
+    CHECK(forebay_queue_wait(queue, NULL, 1, 0) == -EFAULT && forebay_queue_wait(queue, done, 0, 0) == -EINVAL);
+
+    /* To close the volume and the queue does not take the memory from a call. */
+    CHECK(forebay_volume_put_start(v, out + 5, sizeof out - 5, 0, queue, NULL) == 0);
+    CHECK(forebay_volume_close(v) == 0 && forebay_queue_close(queue) == 0 && forebay_queue_close(NULL) == -EFAULT);
+    CHECK(forebay_volume_get(reader, in, sizeof in - 5, 0) == 0 && memcmp(in, out + 5, sizeof in - 5) == 0);
+    CHECK(forebay_volume_close(reader) == 0);
+}
+
 /* The file in a volume, by the functions on files. */
 static void volume_files(forebay_pool *pool)
 {
@@ -579,6 +653,8 @@ int main(void)
     const char *has_volumes = getenv("FOREBAY_TEST_VOLUMES");
     if (has_volumes && *has_volumes) {
         volumes(pool);
+        asynchronous(pool, 0);
+        asynchronous(pool, FOREBAY_QUEUE_SPIN);
         volume_files(pool);
     }
 

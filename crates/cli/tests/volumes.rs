@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use common::{eventually, kill, Place, Ran};
-use forebay_client::{Pool, Role};
+use forebay_client::{Pool, Role, VolumePlaces};
 use forebay_types::{Code, Error};
 
 const MIB: u64 = 1 << 20;
@@ -123,7 +123,7 @@ fn process() {
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
                 true
             };
-            pool.volume_create(b"half", 0o600, 65 * MIB, &mut killed).unwrap();
+            pool.volume_create(b"half", 0o600, 65 * MIB, &VolumePlaces::default(), &mut killed).unwrap();
         }
         ["grow", "and", "die"] => {
             let mut killed = |_| {
@@ -320,7 +320,8 @@ fn creation_goes_on_with_the_next_worker() {
         true
     };
     // Killed after the first piece of it, and when all is reserved and nothing committed.
-    let made = attach(&dir).volume_create(b"v", 0o600, 66 * MIB, &mut killing).unwrap();
+    let made =
+        attach(&dir).volume_create(b"v", 0o600, 66 * MIB, &VolumePlaces::default(), &mut killing).unwrap();
     assert_eq!((made.bytes(), made.maker, kills), (66 * MIB, 0, 2));
     assert!((66 * MIB..67 * MIB).contains(&(before - free(&place))), "it is counted once");
     let volume = attach(&dir).volume_open(b"v", true).unwrap();
@@ -333,7 +334,7 @@ fn creation_that_its_caller_ends_leaves_nothing() {
     let place = Place::new();
     let Some(dir) = pool(&place, "192MiB") else { return };
     let before = free(&place);
-    let ended = attach(&dir).volume_create(b"v", 0o600, 66 * MIB, &mut |_| false);
+    let ended = attach(&dir).volume_create(b"v", 0o600, 66 * MIB, &VolumePlaces::default(), &mut |_| false);
     assert_eq!(ended.map(drop), Err(Code::Interrupted));
     assert_eq!(place.json(["volume", "list", "--json"]), serde_json::json!([]));
     eventually("the space is free again", || free(&place) + MIB > before);

@@ -6,17 +6,35 @@
 //! Not for signal handlers: these calls allocate. Tests: `tests/conformance/tests/volumes`.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use forebay_types::limits::VOLUME_STEP_BYTES;
 use forebay_types::{
-    node_of, target_of, Code, Error, NodeId, PieceId, Reader, Reply, Request, Segment, Targets, Volume,
+    node_of, target_of, BackingId, Code, Error, NodeId, PieceId, Reader, Reply, Request, Segment, Targets,
+    Volume,
 };
-use forebay_volume::{Life, Mapped, Place, Specifier, Striped};
+use forebay_volume::{Far, Life, Mapped, Place, Specifier, Striped};
 
 use crate::connection::PieceFds;
+use crate::far_pieces::FarPieces;
 use crate::pool::{caller, Pool};
 
 type Named = (Vec<u8>, Volume);
+
+/// Where a new volume is.
+#[derive(Clone, Debug)]
+pub struct VolumePlaces {
+    /// The target of each piece; this node's first if there are none.
+    pub targets: Vec<u32>,
+    /// Bytes of a stripe.
+    pub stripe_bytes: u64,
+}
+
+impl Default for VolumePlaces {
+    fn default() -> VolumePlaces {
+        VolumePlaces { targets: Vec::new(), stripe_bytes: Striped::STRIPE_BYTES }
+    }
+}
 
 /// A volume's record out of a reply.
 fn record(reply: Reply<'_>) -> Result<Volume, Code> {
@@ -78,21 +96,26 @@ impl Pool {
         }
     }
 
-    /// Makes a volume of `bytes` bytes on this node's first target. `progress` gets the bytes that are reserved so far; the
+    /// Makes a volume of `bytes` bytes on these targets, also of other nodes. `progress` gets the bytes that are reserved so far; the
     /// call ends with [`Code::Interrupted`], and leaves nothing, once it returns false.
     ///
     /// # Errors
     /// [`Code::Exists`]; [`Code::Invalid`] for names and sizes that no volume can have; [`Code::NoSpace`];
-    /// [`Code::NotSupported`] where the pool's memory cannot be shared with volumes.
+    /// [`Code::NotSupported`] where the pool's memory cannot be shared with volumes; [`Code::NoDevice`] for a node without
+    /// targets; [`Code::Io`] for one that is down.
     pub fn volume_create(
         &self,
         name: &[u8],
         mode: u32,
         bytes: u64,
+        places: &VolumePlaces,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Volume, Code> {
         forebay_types::check_volume_name(name)?;
-        let segment = self.local_segment(bytes)?;
+        let here = [target_of(self.attached()?.reply.node, 0)];
+        let targets = if places.targets.is_empty() { here.as_slice() } else { &places.targets };
+        let targets = Targets::new(targets).ok_or(Code::Invalid)?;
+        let segment = Segment::new(bytes, places.stripe_bytes, targets)?;
         let maker = self.session_number()?;
         let made = self.request(&Request::CreateVolume { name, mode, maker, segment }, record)?;
         self.complete(name, made, progress)
@@ -103,9 +126,10 @@ impl Pool {
     /// # Errors
     /// As [`Pool::volume_create`]; [`Code::NotFound`]; [`Code::NotPermitted`]; [`Code::Busy`] for one that is being
     /// resized, or is open and is to shrink; [`Code::Invalid`] for a size below the present one at which no segment ends;
-    /// [`Code::TooManyLinks`] if it has grown too often.
+    /// [`Code::TooManyLinks`] if it has grown too often; [`Code::NotSupported`] for one with pieces on nodes other than
+    /// the root directory's.
     pub fn volume_resize(
-        &self,
+        &'static self,
         name: &[u8],
         bytes: u64,
         progress: &mut dyn FnMut(u64) -> bool,
@@ -114,6 +138,7 @@ impl Pool {
         let ino = volume.ino;
         match bytes.checked_sub(volume.bytes()) {
             Some(0) => Ok(volume),
+            None if volume.nodes() != [ino.birth_node()] => Err(Code::NotSupported),
             None => {
                 let shrunk = self.request(&Request::ShrinkVolume { name, ino, bytes }, record)?;
                 // Otherwise its file would end there again when the volume grows. Whoever may shrink a volume may write to
@@ -122,7 +147,10 @@ impl Pool {
                 Ok(shrunk)
             }
             Some(more) => {
-                let (segment, maker) = (self.local_segment(more)?, self.session_number()?);
+                let first = volume.pieces().next().map(|(_, target, _)| target);
+                let targets = Targets::new(first.as_slice()).ok_or(Code::Invalid)?;
+                let segment = Segment::new(more, Striped::STRIPE_BYTES, targets)?;
+                let maker = self.session_number()?;
                 let grown = self.request(&Request::GrowVolume { name, ino, maker, segment }, record)?;
                 self.complete(name, grown, progress)
             }
@@ -134,18 +162,30 @@ impl Pool {
     /// # Errors
     /// [`Code::NotFound`], [`Code::NotPermitted`], [`Code::Busy`] while a process has it open or it is being resized.
     pub fn volume_delete(&self, name: &[u8]) -> Result<(), Code> {
-        let ino = self.volume(name)?.ino;
-        self.request(&Request::DeleteVolume { name, ino }, done)
+        let volume = self.volume(name)?;
+        let ino = volume.ino;
+        let elsewhere = || volume.nodes().into_iter().filter(|node| *node != ino.birth_node());
+        for node in elsewhere() {
+            match self.request(&Request::PiecesUnused { node, volume: ino }, done) {
+                Err(Code::Busy) => return Err(Code::Busy),
+                // What a node that is down has is lost, or is dropped when it is back.
+                Ok(()) | Err(_) => {}
+            }
+        }
+        self.request(&Request::DeleteVolume { name, ino }, done)?;
+        self.review_pieces(elsewhere());
+        Ok(())
+    }
+
+    /// Has nodes drop their pieces of volumes that are gone. They do it some time later anyway.
+    fn review_pieces(&self, nodes: impl Iterator<Item = NodeId>) {
+        for node in nodes {
+            let _ = self.request(&Request::ReviewPieces { node }, done);
+        }
     }
 
     fn session_number(&self) -> Result<u64, Code> {
         Ok(self.attached()?.reply.session)
-    }
-
-    /// A segment with one piece on this node.
-    fn local_segment(&self, bytes: u64) -> Result<Segment, Code> {
-        let target = target_of(self.attached()?.reply.node, 0);
-        Segment::new(bytes, Striped::STRIPE_BYTES, Targets::new(&[target]).ok_or(Code::Invalid)?)
     }
 
     /// Reserves the last segment of a volume, and makes it visible.
@@ -161,17 +201,22 @@ impl Pool {
         if committed.is_err() {
             // If this fails too, the daemon does it when this process ends.
             let _ = self.request(&Request::AbandonVolume { name, ino }, done);
+            self.review_pieces(volume.nodes().into_iter().filter(|node| *node != ino.birth_node()));
         }
         committed
     }
 
     fn reserve_pieces(&self, volume: &Volume, progress: &mut dyn FnMut(u64) -> bool) -> Result<(), Code> {
-        let mut before = 0;
+        let (mut before, home) = (0, volume.ino.birth_node());
         for (piece, target, bytes) in volume.pieces().filter(|(id, ..)| id.segment >= volume.complete) {
             let mut reserved = 0;
             loop {
                 let until = bytes.min(reserved + VOLUME_STEP_BYTES);
-                let request = Request::MakePiece { node: node_of(target), piece, target, bytes, until };
+                let (node, mode) = (node_of(target), volume.mode);
+                let request = match node == home {
+                    true => Request::MakePiece { node, piece, target, bytes, until },
+                    false => Request::MakePieceAway { node, piece, target, bytes, until, mode },
+                };
                 reserved = self.ask_as(caller(), &request, |reply| match reply {
                     Reply::Count(reserved) => Ok(reserved),
                     _ => Err(Code::Malformed),
@@ -193,9 +238,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`Code::Invalid`] for a specifier with errors; [`Code::NotFound`]; [`Code::AccessDenied`]; [`Code::NoDevice`] if the
-    /// volume is not on the node of the specifier; [`Code::NotSupported`] for a volume with pieces on other nodes;
-    /// [`Code::Io`] if a piece is lost.
-    pub fn volume_open(&self, specifier: &[u8], writes: bool) -> Result<Striped, Error> {
+    /// volume is not on the node of the specifier; [`Code::Io`] if a piece is lost or on a node that is down.
+    pub fn volume_open(&'static self, specifier: &[u8], writes: bool) -> Result<Striped, Error> {
         let what = || format!("cannot open volume {}", String::from_utf8_lossy(specifier).escape_debug());
         let parsed = Specifier::parse_all(specifier)
             .map_err(|problem| Error::new(Code::Invalid, what()).why(problem))?;
@@ -229,7 +273,7 @@ impl Pool {
         }
     }
 
-    fn open_one(&self, specifier: &Specifier, writes: bool) -> Result<Mapped, (Code, String)> {
+    fn open_one(&'static self, specifier: &Specifier, writes: bool) -> Result<Mapped, (Code, String)> {
         let name = || String::from_utf8_lossy(&specifier.volume).escape_debug().to_string();
         let failed = |code: Code| {
             let why = match code {
@@ -250,26 +294,65 @@ impl Pool {
                 return Err((Code::NoDevice, format!("volume `{}` is not on node `{}`", name(), place.node)));
             }
         }
-        if nodes != [here] {
-            return Err((Code::NotSupported, format!("volume `{}` has pieces on other nodes", name())));
-        }
-        self.map_volume(&volume, writes).map_err(|code| match code {
+        let far = self.open_far(&volume, here).map_err(|(node, code)| match code {
+            Code::Io => {
+                (code, format!("node {node} has lost its piece of volume `{}`, or cannot be reached", name()))
+            }
+            Code::AccessDenied => (code, format!("the mode of volume `{}` does not allow it", name())),
+            code => failed(code),
+        })?;
+        self.map_volume(&volume, writes, here, far).map_err(|code| match code {
             Code::Io => (code, format!("the memory of volume `{}` is lost", name())),
             Code::AccessDenied => (code, format!("the mode of volume `{}` does not allow it", name())),
             code => failed(code),
         })
     }
 
-    fn map_volume(&self, volume: &Volume, writes: bool) -> Result<Mapped, Code> {
-        let first = PieceId { volume: volume.ino, segment: 0, index: 0 };
-        let PieceFds { piece, life, head } = self.piece(first, writes)?;
-        let life = Life::map(life.as_fd())?;
-        let mut first = Some(piece);
-        let mapped = Mapped::new(volume, writes, life, |id| match first.take() {
-            Some(piece) => Ok(piece),
-            None => self.piece(id, writes).map(|fds| fds.piece),
+    /// Opens the pieces of a volume on other nodes, if there are any.
+    fn open_far(
+        &'static self,
+        volume: &Volume,
+        here: NodeId,
+    ) -> Result<Option<Arc<dyn Far>>, (NodeId, Code)> {
+        let pieces: Vec<BackingId> = volume
+            .pieces()
+            .filter(|(id, target, _)| id.segment < volume.complete && node_of(*target) != here)
+            .map(|(id, target, _)| BackingId::of_piece(target, id))
+            .collect();
+        match pieces.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(Arc::new(FarPieces::open(self, pieces)?))),
+        }
+    }
+
+    fn map_volume(
+        &self,
+        volume: &Volume,
+        writes: bool,
+        here: NodeId,
+        far: Option<Arc<dyn Far>>,
+    ) -> Result<Mapped, Code> {
+        let is_here =
+            |(id, target, _): &(PieceId, u32, u64)| id.segment < volume.complete && node_of(*target) == here;
+        let (mut life, mut opened, mut head) = (None, None, None);
+        if let Some((id, ..)) = volume.pieces().find(is_here) {
+            let fds = self.piece(id, writes)?;
+            (life, head) = (Some(Life::map(fds.life.as_fd())?), fds.head);
+            opened = Some(fds.piece);
+        }
+        let mapped = Mapped::new(volume, writes, (life, far), |id, target| {
+            if node_of(target) != here {
+                return Ok(None);
+            }
+            match opened.take() {
+                Some(piece) => Ok(Some(piece)),
+                None => self.piece(id, writes).map(|fds| Some(fds.piece)),
+            }
         })?;
-        mapped.with_head(head.ok_or(Code::Malformed)?.as_fd())
+        match head {
+            Some(head) => mapped.with_head(head.as_fd()),
+            None => Ok(mapped),
+        }
     }
 
     fn piece(&self, id: PieceId, writes: bool) -> Result<PieceFds, Code> {

@@ -240,6 +240,10 @@ impl<'a> Batch<'a> {
             | Request::MoverWork
             | Request::MoverAnswer { .. }
             | Request::MakePiece { .. }
+            | Request::MakePieceAway { .. }
+            | Request::PiecesUnused { .. }
+            | Request::ReviewPieces { .. }
+            | Request::AreVolumes { .. }
             | Request::EndSession { .. }
             | Request::AreThere { .. }
             | Request::RemoveBackings { .. }

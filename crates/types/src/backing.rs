@@ -1,5 +1,6 @@
 //! Operations on one backing file on another node's target, which the process cannot open itself.
 
+use crate::atomic::AtomicOp;
 use crate::attr::Timestamp;
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
@@ -8,11 +9,16 @@ use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::{
     BACKING_BYTES_MAX, BUFFER_BYTES, COMPONENTS_MAX, FILE_BYTES_MAX, MOVE_BYTES_MAX, STRIPES_MAX,
+    TARGETS_MAX, VOLUME_SEGMENTS_MAX,
 };
 use crate::lock::LockRequest;
 use crate::set_attr::TimeSet;
+use crate::volume::PieceId;
 
-/// A backing file, by the target that holds it.
+/// The number of a piece of a volume, which no backing file has.
+const PIECE: u8 = u8::MAX;
+
+/// A backing file, or a piece of a volume ([`BackingId::of_piece`]), by the target that holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BackingId {
     /// The target, in the encoding of layouts: node in the upper 16 bits, the node's target index in the lower.
@@ -130,6 +136,14 @@ pub enum BackingOp<'a> {
         /// The operation.
         op: GroupOp,
     },
+    /// Changes a 64-bit word of a piece of a volume, once: a repeated request gets the same reply. [`Code::Io`] when it
+    /// is not known whether a worker that was killed has done it. → `Count`: what the word was
+    Atomic {
+        /// Offset in the piece, a multiple of 8.
+        offset: u64,
+        /// The operation.
+        op: AtomicOp,
+    },
 }
 
 /// The direction of a transfer.
@@ -218,6 +232,17 @@ impl BackingId {
         BackingId { target, ino, number: layout.file_number(component) as u8, stripe }
     }
 
+    /// A piece of a volume. Of the operations only `Open`, `Close`, `Read`, `Write`, `Move` and `Atomic` apply to it.
+    pub fn of_piece(target: u32, piece: PieceId) -> BackingId {
+        BackingId { target, ino: piece.volume, number: PIECE, stripe: piece.segment << 8 | piece.index }
+    }
+
+    /// The piece of a volume that it is; none for a backing file.
+    pub fn piece(&self) -> Option<PieceId> {
+        let piece = PieceId { volume: self.ino, segment: self.stripe >> 8, index: self.stripe & 0xff };
+        (self.number == PIECE).then_some(piece)
+    }
+
     /// The node of its target.
     pub fn node(&self) -> NodeId {
         NodeId((self.target >> 16) as u16)
@@ -232,10 +257,13 @@ impl BackingId {
 
     fn decode(r: &mut Reader<'_>) -> Result<BackingId, Code> {
         let id = BackingId { target: r.u32()?, ino: Ino(r.u64()?), number: r.u8()?, stripe: r.u16()? };
-        if usize::from(id.number) > COMPONENTS_MAX || id.stripe >= STRIPES_MAX {
-            return Err(Code::Malformed);
-        }
-        Ok(id)
+        let is_sound = match id.piece() {
+            Some(piece) => {
+                usize::from(piece.segment) < VOLUME_SEGMENTS_MAX && usize::from(piece.index) < TARGETS_MAX
+            }
+            None => usize::from(id.number) <= COMPONENTS_MAX && id.stripe < STRIPES_MAX,
+        };
+        is_sound.then_some(id).ok_or(Code::Malformed)
     }
 
     /// Encodes a list of them, 15 bytes each.
@@ -334,6 +362,11 @@ impl<'a> BackingOp<'a> {
                 w.u64(key)?;
                 op.encode(w)
             }
+            BackingOp::Atomic { offset, op } => {
+                w.u8(20)?;
+                w.u64(offset)?;
+                op.encode(w)
+            }
         }
     }
 
@@ -393,6 +426,14 @@ impl<'a> BackingOp<'a> {
                 BackingOp::AppendPiece { handle, at, total, bytes }
             }
             19 => BackingOp::Group { key: r.u64()?, op: GroupOp::decode(r)? },
+            20 => {
+                let offset = r.u64()?;
+                within(offset, 8)?;
+                if !offset.is_multiple_of(8) {
+                    return Err(Code::Invalid);
+                }
+                BackingOp::Atomic { offset, op: AtomicOp::decode(r)? }
+            }
             _ => return Err(Code::Malformed),
         };
         Ok((id, op))

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod atomic;
 mod attr;
 mod backing;
 mod backing_store;
@@ -30,6 +31,7 @@ mod transaction;
 mod volume;
 mod wide;
 
+pub use atomic::AtomicOp;
 pub use attr::{
     Attr, Kind, Timestamp, ATTR_BYTES, EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS,
     FLAG_DIRTY, FLAG_DRAINING, FLAG_FSYNC_WAITS, FLAG_HAS_VALUES, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE,
@@ -61,5 +63,5 @@ pub use request::{
 pub use set_attr::{SetAttr, TimeSet};
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};
 pub use transaction::{decode_nodes, Change, Outcome, Part, TxId};
-pub use volume::{check_volume_name, PieceId, Segment, Volume};
+pub use volume::{check_volume_name, PieceId, Rights, Segment, Volume};
 pub use wide::{part_of_hash, Parts};

@@ -351,6 +351,9 @@ pub const VOLUMES_MAX: usize = 4096;
 pub const VOLUME_STEP_BYTES: u64 = 64 << 20;
 /// Bytes of a target in memory that volumes leave to files: the shard's next pages, and a few names.
 pub const VOLUME_SPACE_LEFT_BYTES: u64 = 1 << 20;
+/// A node asks the home of a volume, of which it has a piece, this often whether the volume still exists, while it is
+/// being made or its pieces are to be dropped.
+pub const VOLUME_REVIEW_MS: u64 = 1000;
 
 const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + 1024);
 const _: () = assert!(XATTR_TOTAL_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + XATTR_OVERHEAD);

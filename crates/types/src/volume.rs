@@ -105,6 +105,30 @@ impl std::fmt::Display for PieceId {
     }
 }
 
+/// Who may use a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rights {
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Permission bits; execute permission has no meaning.
+    pub mode: u32,
+}
+
+impl Rights {
+    /// True if a user may read, and write if `writes`.
+    pub fn allow(&self, uid: u32, gid: u32, writes: bool) -> bool {
+        let shift = match (uid == self.uid, gid == self.gid) {
+            (true, _) => 6,
+            (false, true) => 3,
+            (false, false) => 0,
+        };
+        let wanted = if writes { 0o6 } else { 0o4 };
+        uid == 0 || (self.mode >> shift) & wanted == wanted
+    }
+}
+
 /// A volume as the shard records it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Volume {
@@ -166,13 +190,7 @@ impl Volume {
 
     /// True if a user may read it, and write to it if `writes`.
     pub fn allows(&self, uid: u32, gid: u32, writes: bool) -> bool {
-        let shift = match (uid == self.uid, gid == self.gid) {
-            (true, _) => 6,
-            (false, true) => 3,
-            (false, false) => 0,
-        };
-        let wanted = if writes { 0o6 } else { 0o4 };
-        uid == 0 || (self.mode >> shift) & wanted == wanted
+        Rights { uid: self.uid, gid: self.gid, mode: self.mode }.allow(uid, gid, writes)
     }
 
     /// Appends the record.

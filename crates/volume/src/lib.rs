@@ -1,8 +1,8 @@
-//! One-sided access to volumes (docs/decisions/0048): a volume's pieces are mapped, and a put or get is a copy from or to
-//! them. No process runs at the other end, and no system call is made.
+//! One-sided access to volumes (docs/decisions/0048): a volume's pieces on this node are mapped, and a put or get is a copy
+//! from or to them, without a system call. Those on other nodes are reached through the daemon.
 //!
-//! [`Specifier`] parses the names by which programs open volumes. [`Mapped`] is one volume whose pieces are on this node;
-//! [`Striped`] is several over which data are striped, or one, and [`VolumeFile`] the file in it, with an end of its own. They
+//! [`Specifier`] parses the names by which programs open volumes. [`Mapped`] is one volume, with its pieces on this node
+//! mapped and the way to the others ([`Far`]); [`Striped`] is several over which data are striped, or one, and [`VolumeFile`] the file in it, with an end of its own. They
 //! know nothing of the daemon: `forebay-client` gets the pieces.
 //!
 //! What is promised: a put's bytes are in the volume when the call returns, in no order among puts of several threads. A
@@ -15,11 +15,14 @@
 //! ever made. All copies go through raw pointers and memmove(3). A handle can be used by several threads, and by a child
 //! after fork(2). Tests: beside the code; with processes and kills in the conformance suite.
 
+mod far;
 mod file;
 mod mapped;
+mod ranges;
 mod specifier;
 mod striped;
 
+pub use far::{Far, FarRange};
 pub use file::{FileFlags, VolumeFile};
 pub use mapped::{Life, Mapped};
 pub use specifier::{Place, Problem, Specifier};

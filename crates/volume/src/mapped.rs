@@ -1,11 +1,14 @@
-//! The mapped pieces of one volume on this node.
+//! The mapped pieces of one volume, and which of its pieces are on other nodes.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
 
-use forebay_types::{Code, Ino, Segment, Volume};
+use forebay_types::{BackingId, Code, Ino, PieceId, Segment, Volume};
+
+use crate::far::Far;
 
 /// Bytes of the page with the word of the pool's life.
 const LIFE_BYTES: usize = 4096;
@@ -96,6 +99,22 @@ fn code(e: io::Error) -> Code {
     e.raw_os_error().map_or(Code::Io, Code::from_errno)
 }
 
+/// A piece of a volume.
+#[derive(Debug)]
+enum Piece {
+    Here(Map),
+    There(BackingId),
+}
+
+/// Where a byte of a volume is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// In this process's memory.
+    Here(*mut u8),
+    /// At an offset of a piece on another node.
+    There(BackingId, u64),
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Mapped {
@@ -103,37 +122,40 @@ pub struct Mapped {
     /// None where nobody asked for it.
     head: Option<Map>,
     /// Pieces of all segments, in their order.
-    pieces: Vec<Map>,
+    pieces: Vec<Piece>,
     /// Each segment with its first byte and the index of its first piece.
     segments: Vec<(u64, usize, Segment)>,
     bytes: u64,
     is_writable: bool,
-    life: Life,
+    /// None if no piece is on this node.
+    life: Option<Life>,
+    /// Some if a piece is on another node.
+    far: Option<Arc<dyn Far>>,
 }
 
 impl Mapped {
-    /// Maps a volume. `piece` maps onto each piece's descriptor; it is asked for each once, in their order.
+    /// Maps a volume. `piece` maps onto each piece's descriptor, none for a piece on another node; it is asked for each
+    /// once, in their order. `life` is there if a piece is here, `far` if one is on another node.
     pub fn new<F: std::os::fd::AsFd>(
         volume: &Volume,
         is_writable: bool,
-        life: Life,
-        mut piece: impl FnMut(forebay_types::PieceId) -> Result<F, Code>,
+        (life, far): (Option<Life>, Option<Arc<dyn Far>>),
+        mut piece: impl FnMut(PieceId, u32) -> Result<Option<F>, Code>,
     ) -> Result<Mapped, Code> {
-        let (ino, head) = (volume.ino, None);
-        let mut mapped =
-            Mapped { ino, head, pieces: Vec::new(), segments: Vec::new(), bytes: 0, is_writable, life };
+        let (ino, head, bytes) = (volume.ino, None, 0);
+        let (pieces, segments) = (Vec::new(), Vec::new());
+        let mut mapped = Mapped { ino, head, pieces, segments, bytes, is_writable, life, far };
         for (i, segment) in volume.usable().iter().enumerate() {
             mapped.segments.push((mapped.bytes, mapped.pieces.len(), *segment));
             mapped.bytes += segment.bytes;
-            for index in 0..segment.pieces() {
-                let id = forebay_types::PieceId { volume: volume.ino, segment: i as u16, index };
+            for (index, target) in (0..).zip(segment.targets.as_slice()) {
+                let id = PieceId { volume: volume.ino, segment: i as u16, index };
                 let bytes = usize::try_from(segment.piece_bytes(index)).map_err(|_| Code::NoMemory)?;
-                let fd = piece(id)?;
-                if bytes > 0 {
-                    mapped.pieces.push(Map::new(fd.as_fd(), bytes, is_writable).map_err(code)?);
-                } else {
-                    mapped.pieces.push(Map { base: ptr::null_mut(), bytes: 0 });
-                }
+                mapped.pieces.push(match piece(id, *target)? {
+                    None => Piece::There(BackingId::of_piece(*target, id)),
+                    Some(_) if bytes == 0 => Piece::Here(Map { base: ptr::null_mut(), bytes: 0 }),
+                    Some(fd) => Piece::Here(Map::new(fd.as_fd(), bytes, is_writable).map_err(code)?),
+                });
             }
         }
         Ok(mapped)
@@ -178,24 +200,34 @@ impl Mapped {
         self.is_writable
     }
 
-    /// The word of its pool's life.
+    /// Fails if its pool is gone. Where no piece is on this node, the daemon finds out when it is used.
     #[inline]
-    pub fn life(&self) -> &Life {
-        &self.life
+    pub(crate) fn check_life(&self) -> Result<(), Code> {
+        self.life.as_ref().map_or(Ok(()), Life::check)
+    }
+
+    /// The way to its pieces on other nodes, if there are any.
+    #[inline]
+    pub(crate) fn far(&self) -> Option<&Arc<dyn Far>> {
+        self.far.as_ref()
     }
 
     /// Where the byte `offset` is, and how many bytes follow each other from there on. `offset` is below the size.
     #[inline]
-    pub fn pointer(&self, offset: u64) -> (*mut u8, u64) {
+    pub(crate) fn place(&self, offset: u64) -> (Place, u64) {
         let (first, piece, segment) = match self.segments.as_slice() {
             [only] => only,
             all => &all[all.partition_point(|(first, ..)| *first <= offset) - 1],
         };
         let (index, at, run) = segment.locate(offset - first);
-        let map = &self.pieces[piece + usize::from(index)];
-        assert!(at + run <= map.bytes as u64);
-        // SAFETY: within the mapping (asserted).
-        (unsafe { map.base.add(at as usize) }, run)
+        match &self.pieces[piece + usize::from(index)] {
+            Piece::Here(map) => {
+                assert!(at + run <= map.bytes as u64);
+                // SAFETY: within the mapping (asserted).
+                (Place::Here(unsafe { map.base.add(at as usize) }), run)
+            }
+            Piece::There(id) => (Place::There(*id, at), run),
+        }
     }
 }
 
@@ -241,10 +273,10 @@ pub(crate) mod testing {
         };
         let life = memfd(LIFE_BYTES as u64);
         set(&life, 77);
-        let piece = |id: forebay_types::PieceId| {
-            Ok(memfd(volume.segments[usize::from(id.segment)].piece_bytes(id.index)))
-        };
-        (Mapped::new(&volume, is_writable, Life::map(life.as_fd()).unwrap(), piece).unwrap(), life)
+        let piece =
+            |id: PieceId, _| Ok(Some(memfd(volume.segments[usize::from(id.segment)].piece_bytes(id.index))));
+        let its = (Some(Life::map(life.as_fd()).unwrap()), None);
+        (Mapped::new(&volume, is_writable, its, piece).unwrap(), life)
     }
 
     #[test]

@@ -1,10 +1,15 @@
 //! Access to one volume, or to several over which data are striped.
 
 use std::sync::atomic::{fence, AtomicU64, Ordering};
+use std::sync::Arc;
 
-use forebay_types::{Code, Ino};
+use forebay_types::{AtomicOp, Code, Ino};
 
-use crate::mapped::Mapped;
+use crate::far::Far;
+use crate::mapped::{Mapped, Place};
+
+/// Bytes of pieces on other nodes that are set to zero by one transfer.
+const ZERO_BYTES: u64 = 1 << 20;
 
 /// See the module. The bytes of several volumes are those of a RAID-0 over them, as large as the smallest allows.
 #[derive(Debug)]
@@ -13,6 +18,8 @@ pub struct Striped {
     stripe_bytes: u64,
     bytes: u64,
     is_writable: bool,
+    /// The way to pieces on other nodes, if there are any.
+    far: Option<Arc<dyn Far>>,
 }
 
 impl Striped {
@@ -31,9 +38,10 @@ impl Striped {
             n => smallest / stripe_bytes * stripe_bytes * n as u64,
         };
         let is_writable = parts.iter().all(Mapped::is_writable);
+        let far = parts.iter().find_map(Mapped::far).cloned();
         match bytes {
             0 => Err(Code::Invalid),
-            _ => Ok(Striped { parts, stripe_bytes, bytes, is_writable }),
+            _ => Ok(Striped { parts, stripe_bytes, bytes, is_writable, far }),
         }
     }
 
@@ -47,6 +55,11 @@ impl Striped {
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.is_writable
+    }
+
+    /// Why this thread's last call failed, if a piece on another node was the reason.
+    pub fn reason(&self) -> Option<String> {
+        self.far.as_ref().and_then(|far| far.reason())
     }
 
     /// The number of pieces of its volumes.
@@ -68,7 +81,7 @@ impl Striped {
     /// Whether the pools of all volumes live.
     #[inline]
     fn check_life(&self) -> Result<(), Code> {
-        self.parts.iter().try_for_each(|part| part.life().check())
+        self.parts.iter().try_for_each(Mapped::check_life)
     }
 
     /// What is the same for every access.
@@ -86,16 +99,25 @@ impl Striped {
 
     /// Where a byte is, and how many bytes follow each other from there on.
     #[inline]
-    fn pointer(&self, offset: u64) -> (*mut u8, u64) {
+    pub(crate) fn place(&self, offset: u64) -> (Place, u64) {
         match self.parts.as_slice() {
-            [only] => only.pointer(offset),
+            [only] => only.place(offset),
             parts => {
                 let (stripe, within) = (offset / self.stripe_bytes, offset % self.stripe_bytes);
                 let n = parts.len() as u64;
                 let at = stripe / n * self.stripe_bytes + within;
-                let (pointer, run) = parts[(stripe % n) as usize].pointer(at);
-                (pointer, run.min(self.stripe_bytes - within))
+                let (place, run) = parts[(stripe % n) as usize].place(at);
+                (place, run.min(self.stripe_bytes - within))
             }
+        }
+    }
+
+    /// The same where no piece is on another node.
+    #[inline]
+    fn pointer(&self, offset: u64) -> (*mut u8, u64) {
+        match self.place(offset) {
+            (Place::Here(pointer), run) => (pointer, run),
+            (Place::There(..), _) => unreachable!("a piece on another node has a way to it"),
         }
     }
 
@@ -115,13 +137,18 @@ impl Striped {
     ///
     /// # Errors
     /// [`Code::Range`] beyond the end, [`Code::BadDescriptor`] if it is not open for writing, [`Code::PoolGone`]. Nothing
-    /// is copied then.
+    /// is copied then. [`Code::Io`] if a piece on another node cannot be reached: some bytes may be copied, now or, until
+    /// the daemon has given up, later.
     ///
     /// # Safety
     /// `from` is readable for `bytes` bytes.
     #[inline]
     pub unsafe fn put(&self, offset: u64, from: *const u8, bytes: usize) -> Result<(), Code> {
         self.check(offset, bytes as u64, true)?;
+        if let Some(far) = &self.far {
+            // SAFETY: the caller's promise.
+            return unsafe { self.put_far(&**far, &[(offset, bytes as u64)], from) };
+        }
         self.each(offset, bytes, |place, at, n| {
             // SAFETY: `place` is mapped writable for `n` bytes; the caller's promise. The two may overlap, if the caller's
             // memory is the volume's: memmove.
@@ -140,6 +167,10 @@ impl Striped {
     #[inline]
     pub unsafe fn get(&self, offset: u64, to: *mut u8, bytes: usize) -> Result<(), Code> {
         self.check(offset, bytes as u64, false)?;
+        if let Some(far) = &self.far {
+            // SAFETY: the caller's promise.
+            return unsafe { self.get_far(&**far, &[(offset, bytes as u64)], to) };
+        }
         self.each(offset, bytes, |place, at, n| {
             // SAFETY: as in `put`.
             unsafe { libc::memmove(to.add(at).cast(), place.cast(), n) };
@@ -165,6 +196,16 @@ impl Striped {
     /// As [`Striped::put`].
     pub fn zero(&self, offset: u64, bytes: u64) -> Result<(), Code> {
         self.check(offset, bytes, true)?;
+        if self.far.is_some() {
+            let zeros = vec![0; bytes.min(ZERO_BYTES) as usize];
+            let mut done = 0;
+            while done < bytes {
+                let n = (bytes - done).min(ZERO_BYTES);
+                self.put_bytes(offset + done, &zeros[..n as usize])?;
+                done += n;
+            }
+            return Ok(());
+        }
         self.each(offset, usize::try_from(bytes).map_err(|_| Code::Range)?, |place, _, n| {
             // SAFETY: `place` is mapped writable for `n` bytes.
             unsafe { libc::memset(place.cast(), 0, n) };
@@ -197,6 +238,10 @@ impl Striped {
     /// `from` is readable for `bytes` bytes.
     pub unsafe fn put_runs(&self, runs: &[(u64, u64)], from: *const u8, bytes: usize) -> Result<(), Code> {
         self.check_all(runs, bytes, true)?;
+        if let Some(far) = &self.far {
+            // SAFETY: the ranges have no more bytes together than the memory (checked).
+            return unsafe { self.put_far(&**far, runs, from) };
+        }
         let mut at = 0;
         for (offset, bytes) in runs {
             // SAFETY: the ranges have no more bytes together than the memory (checked).
@@ -215,6 +260,10 @@ impl Striped {
     /// `to` is writable for `bytes` bytes.
     pub unsafe fn get_runs(&self, runs: &[(u64, u64)], to: *mut u8, bytes: usize) -> Result<(), Code> {
         self.check_all(runs, bytes, false)?;
+        if let Some(far) = &self.far {
+            // SAFETY: as in `put_runs`.
+            return unsafe { self.get_far(&**far, runs, to) };
+        }
         let mut at = 0;
         for (offset, bytes) in runs {
             // SAFETY: as in `put_runs`.
@@ -224,37 +273,39 @@ impl Striped {
         Ok(())
     }
 
-    /// The 64-bit word at an offset. [`Code::Invalid`] unless the offset is a multiple of 8.
+    /// Changes the 64-bit word at an offset. [`Code::Invalid`] unless the offset is a multiple of 8; [`Code::Io`] if its
+    /// piece on another node cannot be reached, and then it may be changed or not.
     #[inline]
-    fn word(&self, offset: u64) -> Result<&AtomicU64, Code> {
+    fn atomic(&self, offset: u64, op: AtomicOp) -> Result<u64, Code> {
         if !offset.is_multiple_of(8) {
             return Err(Code::Invalid);
         }
         self.check(offset, 8, true)?;
-        let (pointer, _) = self.pointer(offset);
-        // SAFETY: mapped as long as `self`, and aligned, since pieces and stripes are whole pages. Other access to the
-        // word is by copies outside of Rust, or atomic.
-        Ok(unsafe { AtomicU64::from_ptr(pointer.cast()) })
+        match (self.place(offset).0, &self.far) {
+            // SAFETY: mapped as long as `self`, and aligned, since pieces and stripes are whole pages. Other access to
+            // the word is by copies outside of Rust, or atomic.
+            (Place::Here(pointer), _) => Ok(op.apply(unsafe { AtomicU64::from_ptr(pointer.cast()) })),
+            (Place::There(piece, offset), Some(far)) => far.atomic(piece, offset, op),
+            (Place::There(..), None) => Err(Code::Io),
+        }
     }
 
     /// Replaces the word at an offset by `new` if it is `expected`. Returns what it was.
     #[inline]
     pub fn compare_and_swap(&self, offset: u64, expected: u64, new: u64) -> Result<u64, Code> {
-        let word = self.word(offset)?;
-        let swapped = word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst);
-        Ok(swapped.unwrap_or_else(|was| was))
+        self.atomic(offset, AtomicOp::CompareAndSwap { expected, new })
     }
 
     /// Adds to the word at an offset, modulo 2^64. Returns what it was.
     #[inline]
     pub fn fetch_add(&self, offset: u64, by: u64) -> Result<u64, Code> {
-        Ok(self.word(offset)?.fetch_add(by, Ordering::SeqCst))
+        self.atomic(offset, AtomicOp::Add { by })
     }
 
     /// Replaces the word at an offset. Returns what it was.
     #[inline]
     pub fn swap(&self, offset: u64, new: u64) -> Result<u64, Code> {
-        Ok(self.word(offset)?.swap(new, Ordering::SeqCst))
+        self.atomic(offset, AtomicOp::Swap { new })
     }
 
     /// Orders this thread's calls before it before those after it, as all processes see them.
@@ -268,19 +319,22 @@ impl Striped {
     /// may have gone to a pool that was dead already.
     #[inline]
     pub fn flush(&self) -> Result<(), Code> {
-        // Local puts are done when they return. The order matters: the life is read after them.
-        self.fence()
+        // All puts are done when they return. The order matters: the life is read after them.
+        self.fence()?;
+        self.far.as_ref().map_or(Ok(()), |far| far.check())
     }
 
     /// The address of the volume's byte `offset`, and how many bytes follow each other from there on, for a program that
     /// accesses it by itself. No access through it notices the death of the pool.
     ///
     /// # Errors
-    /// [`Code::Range`] at and beyond the end, [`Code::PoolGone`].
+    /// [`Code::Range`] at and beyond the end, [`Code::NotSupported`] for a byte on another node, [`Code::PoolGone`].
     pub fn map(&self, offset: u64) -> Result<(*mut u8, u64), Code> {
         self.check(offset, 1, false)?;
-        let (pointer, run) = self.pointer(offset);
-        Ok((pointer, run.min(self.bytes - offset)))
+        match self.place(offset) {
+            (Place::Here(pointer), run) => Ok((pointer, run.min(self.bytes - offset))),
+            (Place::There(..), _) => Err(Code::NotSupported),
+        }
     }
 }
 

@@ -31,7 +31,8 @@ fn open(piece: &OwnedFd, head: &OwnedFd, life: &OwnedFd) -> VolumeFile {
         segments: vec![Segment::new(BYTES, BYTES, targets).unwrap()],
     };
     let life = Life::map(life.as_fd()).unwrap();
-    let mapped = Mapped::new(&volume, true, life, |_| Ok(piece.try_clone().unwrap())).unwrap();
+    let mapped =
+        Mapped::new(&volume, true, (Some(life), None), |_, _| Ok(Some(piece.try_clone().unwrap()))).unwrap();
     let volume = Striped::new(vec![mapped.with_head(head.as_fd()).unwrap()]).unwrap();
     VolumeFile::open(volume, FileFlags { reads: true, writes: true, creates: true, ..FileFlags::default() })
         .unwrap()

@@ -12,6 +12,7 @@ use super::values::{permissions, seconds, size};
 Examples:
   forebay volume create particles --size 64GiB      memory that programs put to and get from (forebay.h)
   forebay volume create shared --size 1GiB --mode 640
+  forebay volume create wide --size 8GiB --on a,b,c  striped over three nodes
   forebay volume list
   forebay volume show particles
   forebay volume resize particles --size 96GiB      also while programs use it
@@ -85,6 +86,13 @@ pub(crate) struct VolumeCreate {
     /// Its permission bits, in octal
     #[arg(short, long, value_name = "MODE", value_parser = permissions, default_value = "600")]
     pub(crate) mode: u32,
+    /// Where its pieces are: nodes by name or number, and the number of a target; without this option, on this node's first
+    /// target
+    #[arg(long, value_name = "NODE[:TARGET],...", value_delimiter = ',')]
+    pub(crate) on: Vec<String>,
+    /// Bytes that follow each other in a piece before the next piece comes, a multiple of 4 KiB
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1MiB", requires = "on")]
+    pub(crate) stripe_size: u64,
     /// Show no progress
     #[arg(long)]
     pub(crate) no_progress: bool,

@@ -9,6 +9,7 @@ mod fsck;
 mod layout;
 mod ls;
 mod mount;
+mod nodes;
 mod pin;
 mod recover;
 mod resolve;

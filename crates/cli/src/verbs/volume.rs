@@ -14,13 +14,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use forebay_client::Pool;
-use forebay_types::limits::VOLUME_GRAIN_BYTES;
-use forebay_types::{node_of, Error, Result, Volume};
+use forebay_client::{Pool, VolumePlaces};
+use forebay_types::limits::{TARGETS_MAX, VOLUME_GRAIN_BYTES};
+use forebay_types::{node_of, Code, Error, Result, Volume};
 use serde_json::{json, Value};
 
 use self::shown::{bar, each, failed};
 use super::ls::put_name;
+use super::nodes::Nodes;
 use crate::arguments::{VolumeCreate, VolumeFormat, VolumeNames, VolumeResize, VolumeVerb};
 use crate::table::{self, Facts};
 use crate::{failure, pool};
@@ -37,7 +38,7 @@ pub(super) fn volume(named: Option<PathBuf>, verb: &VolumeVerb) -> Result<ExitCo
     let dir = pool::directory(named)?;
     let pool = pool::attach(&dir)?;
     match verb {
-        VolumeVerb::Create(a) => create(pool, a),
+        VolumeVerb::Create(a) => create(pool, &Nodes::of(dir), a),
         VolumeVerb::List(a) => list(pool, a.json),
         VolumeVerb::Show(a) => show(pool, a),
         VolumeVerb::Resize(a) => resize(pool, a),
@@ -55,10 +56,21 @@ fn rounded(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(VOLUME_GRAIN_BYTES).unwrap_or(bytes)
 }
 
-fn create(pool: &Pool, arguments: &VolumeCreate) -> Result<ExitCode> {
+fn create(pool: &'static Pool, nodes: &Nodes, arguments: &VolumeCreate) -> Result<ExitCode> {
     let (name, bytes) = (arguments.name.as_os_str(), rounded(arguments.size));
+    if arguments.on.len() > TARGETS_MAX {
+        return Err(Error::new(Code::Invalid, format!("cannot create volume {}", name.display()))
+            .why(format!("it would have {} pieces, and {TARGETS_MAX} are possible", arguments.on.len())));
+    }
+    if rounded(arguments.stripe_size) != arguments.stripe_size || arguments.stripe_size == 0 {
+        return Err(Error::new(Code::Invalid, format!("cannot create volume {}", name.display()))
+            .why("a stripe is one or more pages of 4 KiB")
+            .cure("for example: --stripe-size 64KiB"));
+    }
+    let targets = arguments.on.iter().map(|word| nodes.target(word)).collect::<Result<_>>()?;
+    let places = VolumePlaces { targets, stripe_bytes: arguments.stripe_size };
     let bar = bar("reserving", bytes, !arguments.no_progress && !arguments.json);
-    let made = pool.volume_create(name.as_bytes(), arguments.mode, bytes, &mut |done| {
+    let made = pool.volume_create(name.as_bytes(), arguments.mode, bytes, &places, &mut |done| {
         bar.set_position(done);
         true
     });
@@ -67,7 +79,7 @@ fn create(pool: &Pool, arguments: &VolumeCreate) -> Result<ExitCode> {
     said(name, &volume, "has", arguments.json)
 }
 
-fn resize(pool: &Pool, arguments: &VolumeResize) -> Result<ExitCode> {
+fn resize(pool: &'static Pool, arguments: &VolumeResize) -> Result<ExitCode> {
     let (name, bytes) = (arguments.name.as_os_str(), rounded(arguments.size));
     let bar = bar("reserving", bytes, !arguments.no_progress && !arguments.json);
     let resized = pool.volume_resize(name.as_bytes(), bytes, &mut |done| {
@@ -125,7 +137,7 @@ fn value(name: &[u8], volume: &Volume) -> Value {
     object
 }
 
-fn list(pool: &Pool, json: bool) -> Result<ExitCode> {
+fn list(pool: &'static Pool, json: bool) -> Result<ExitCode> {
     let all =
         pool.volumes().map_err(|code| Error::new(code, "cannot list volumes").why(pool::words(code)))?;
     if json {
@@ -149,7 +161,7 @@ fn list(pool: &Pool, json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
+fn show(pool: &'static Pool, arguments: &VolumeNames) -> Result<ExitCode> {
     each(&arguments.names, arguments.json, |name| {
         let volume = pool.volume(name.as_bytes()).map_err(|code| failed(pool, code, "show", name, 1))?;
         let mut facts = Facts::default();
@@ -178,7 +190,7 @@ fn show(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
     })
 }
 
-fn delete(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
+fn delete(pool: &'static Pool, arguments: &VolumeNames) -> Result<ExitCode> {
     each(&arguments.names, arguments.json, |name| {
         pool.volume_delete(name.as_bytes()).map_err(|code| failed(pool, code, "delete", name, 1))?;
         let mut object = json!({ "deleted": true });
@@ -187,10 +199,16 @@ fn delete(pool: &Pool, arguments: &VolumeNames) -> Result<ExitCode> {
     })
 }
 
-fn format(pool: &Pool, arguments: &VolumeFormat) -> Result<ExitCode> {
+fn format(pool: &'static Pool, arguments: &VolumeFormat) -> Result<ExitCode> {
     let zeros = vec![0u8; FORMAT_BYTES];
     each(&arguments.names, arguments.json, |name| {
         let volume = pool.volume_open(name.as_bytes(), true)?;
+        if volume.file_size() == Err(Code::NotSupported) {
+            let what = format!("cannot format volume {}", table::printable(name.as_bytes()));
+            return Err(Error::new(Code::NotSupported, what)
+                .why("the end of its file is on the node of its first piece")
+                .cure("format it on that node: `forebay volume show` tells which"));
+        }
         let bytes = volume.bytes();
         let bar = bar("formatting", bytes, !arguments.no_progress && !arguments.json);
         let mut at = 0;

@@ -431,7 +431,11 @@ impl Reference {
             | Request::DeleteVolume { .. }
             | Request::GetVolume { .. }
             | Request::ListVolumes { .. }
-            | Request::MakePiece { .. } => Err(Code::NotSupported),
+            | Request::MakePiece { .. }
+            | Request::MakePieceAway { .. }
+            | Request::PiecesUnused { .. }
+            | Request::ReviewPieces { .. }
+            | Request::AreVolumes { .. } => Err(Code::NotSupported),
         }
     }
 

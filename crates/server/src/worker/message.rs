@@ -61,6 +61,15 @@ pub(super) enum Message {
         /// Their sessions.
         sessions: Vec<u64>,
     },
+    /// Another node asks which of these volumes of this node still exist.
+    AreVolumes {
+        /// For the answer.
+        ticket: Ticket,
+        /// Their numbers.
+        volumes: Vec<Ino>,
+    },
+    /// These volumes, of which this node has pieces, are gone, as their home says.
+    VolumesGone(Vec<Ino>),
     /// A process of this other node has ended.
     EndedElsewhere(NodeId, u64),
     /// The answer of another node to the cross-node step in this slot, or its failure.
@@ -106,6 +115,8 @@ impl Message {
                     | Message::RemoveBackings { .. }
                     | Message::ReviewSessions(_)
                     | Message::AreThere { .. }
+                    | Message::AreVolumes { .. }
+                    | Message::VolumesGone(_)
                     | Message::Stepped(..)
                     | Message::Mark(..)
                     | Message::Reached(_)

@@ -57,6 +57,7 @@ mod mover_mail;
 mod network;
 mod notifier;
 mod own_answers;
+mod piece_table;
 mod recall_limits;
 mod recorder;
 mod session;
@@ -194,6 +195,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     // The shard's rounds create backing files on all targets, so each must be in memory.
     let in_memory = (0..setup.target_dirs.len()).all(|target| stable_inodes >> target & 1 == 1);
     let handoff = Handoff::new(Arc::clone(&doorbell), in_memory);
+    let pieces = piece_table::PieceTable::default();
     let network = match &setup.membership {
         None => None,
         Some(membership) => Some(network::start(
@@ -202,7 +204,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             Arc::clone(&targets),
             to_shard.clone(),
             &handoff,
-            network::KeptOpen::restored(setup.store.try_clone()?, &mut setup.restored)?,
+            network::KeptOpen::restored(setup.store.try_clone()?, &mut setup.restored, pieces.clone())?,
             &statistics,
         )?),
     };
@@ -221,15 +223,21 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         setup.store.try_clone()?,
         &mut setup.restored,
     );
-    let volumes =
-        Volumes::restored(&setup.identity, &targets, setup.store.try_clone()?, &mut setup.restored, {
+    let volumes = Volumes::restored(
+        &setup.identity,
+        &targets,
+        setup.store.try_clone()?,
+        &mut setup.restored,
+        pieces,
+        {
             let (to_shard, doorbell) = (to_shard.clone(), Arc::clone(&doorbell));
             move |done| {
                 let told = to_shard.send(Message::Volumes(done)).is_ok();
                 doorbell.ring();
                 told
             }
-        })?;
+        },
+    )?;
     let to_network = network.as_ref().map(|n| n.commands.clone());
     let beyond = network.as_ref().map(|n| (n.node, n.commands.clone()));
     let sweeper = sweeper::start(Arc::clone(&targets), to_shard.clone(), Arc::clone(&doorbell), beyond)?;

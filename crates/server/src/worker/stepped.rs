@@ -37,6 +37,7 @@ use super::network::{
     give_buffer, queue, Commands, IoWorker, Job, KeptOpen, Member, Network, NetworkThread,
     Round as NetworkRound, Taker, TargetNode, APPENDS_TAG, LOCK_TAG, TURN_TAG,
 };
+use super::piece_table::PieceTable;
 use super::recorder::FlightRecorder;
 use super::session::Session;
 use super::statistics::Statistics;
@@ -247,7 +248,7 @@ impl Node {
                 };
                 left.retain(|(tag, _)| forgotten.is_none_or(|forgotten| !tag.starts_with(forgotten)));
                 known_parts = KnownParts::restored(&store, &mut left)?;
-                KeptOpen::restored(store, &mut left)?
+                KeptOpen::restored(store, &mut left, PieceTable::default())?
             }
             None => KeptOpen::default(),
         });

@@ -166,6 +166,21 @@ mod tests {
                 bytes: 1 << 20,
                 until: 1 << 19,
             },
+            Request::MakePieceAway {
+                node: NodeId(7),
+                piece: PieceId { volume: i, segment: 1, index: 2 },
+                target: 9,
+                bytes: 1 << 20,
+                until: 1 << 19,
+                mode: 0o640,
+            },
+            Request::PiecesUnused { node: NodeId(7), volume: i },
+            Request::ReviewPieces { node: NodeId(7) },
+            Request::AreVolumes { volumes: &[7; 24] },
+            Request::Backing {
+                id: BackingId::of_piece(9, PieceId { volume: i, segment: 15, index: 7 }),
+                op: BackingOp::Atomic { offset: 72, op: AtomicOp::CompareAndSwap { expected: 3, new: 4 } },
+            },
             Request::Backing {
                 id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 op: BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },

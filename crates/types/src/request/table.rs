@@ -812,6 +812,39 @@ requests! {
         /// The bytes from its beginning that are to be reserved.
         until: u64,
     }
+    /// The same on a node that is not the volume's home. That node keeps the piece as long as the home has the volume
+    /// ([`Request::AreVolumes`]).
+    MakePieceAway = 150: client read at(node) -> "`Count`: the bytes that are reserved" {
+        /// The node of the piece.
+        node: NodeId,
+        /// The piece.
+        piece: PieceId,
+        /// The target on which it is.
+        target: u32,
+        /// Its bytes.
+        bytes: u64,
+        /// The bytes from its beginning that are to be reserved.
+        until: u64,
+        /// The volume's permission bits. Its owner is the caller.
+        mode: u32 as Permissions,
+    }
+    /// Looks whether a process has a volume's pieces on a node open.
+    PiecesUnused = 151: client read at(node) -> "`Done`; `Busy` while a process has one open" {
+        /// The node.
+        node: NodeId,
+        /// The volume.
+        volume: Ino,
+    }
+    /// Has a node compare its pieces of volumes with the records of their home now, and not some time later.
+    ReviewPieces = 152: client read at(node) -> "`Done`" {
+        /// The node.
+        node: NodeId,
+    }
+    /// Whether these volumes of the receiver still exist. A piece of a volume that is gone is dropped.
+    AreVolumes = 153: peer read anywhere -> "`Bytes`: one for each, 0 for one that is gone, 2 for one that is being made" {
+        /// Their numbers.
+        volumes: &'a [u8] as Sessions,
+    }
 }
 
 /// Whether a request may change the shard, by its number.

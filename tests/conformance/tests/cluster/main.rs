@@ -18,6 +18,7 @@ mod pointers;
 mod remote;
 mod stripes;
 mod targets;
+mod volume_access;
 mod volumes;
 mod watches;
 mod wide;

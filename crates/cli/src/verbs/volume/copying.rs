@@ -26,7 +26,7 @@ const STEP_BYTES: u64 = 4 << 20;
 
 /// A copy that was asked for.
 struct Wanted<'a> {
-    pool: &'a Pool,
+    pool: &'static Pool,
     dir: &'a Path,
     from: Place,
     to: Place,
@@ -47,7 +47,7 @@ fn signals() -> Result<Signals> {
         .map_err(|e| Error::io("cannot wait for signals", &e))
 }
 
-pub(super) fn copy(pool: &Pool, dir: &Path, arguments: &VolumeCopy) -> Result<ExitCode> {
+pub(super) fn copy(pool: &'static Pool, dir: &Path, arguments: &VolumeCopy) -> Result<ExitCode> {
     let mut wanted = Wanted {
         pool,
         dir,
@@ -79,7 +79,7 @@ fn sides(verb: &str, volume: &OsStr, other: &OsStr) -> Result<(Place, Place)> {
     Ok((volume, other))
 }
 
-pub(super) fn flush(pool: &Pool, dir: &Path, arguments: &VolumeFlush) -> Result<ExitCode> {
+pub(super) fn flush(pool: &'static Pool, dir: &Path, arguments: &VolumeFlush) -> Result<ExitCode> {
     let (from, to) = sides("flush", &arguments.volume, &arguments.to)?;
     let signals = signals()?;
     let mut wanted = Wanted {
@@ -106,7 +106,7 @@ pub(super) fn flush(pool: &Pool, dir: &Path, arguments: &VolumeFlush) -> Result<
     }
 }
 
-pub(super) fn load(pool: &Pool, dir: &Path, arguments: &VolumeLoad) -> Result<ExitCode> {
+pub(super) fn load(pool: &'static Pool, dir: &Path, arguments: &VolumeLoad) -> Result<ExitCode> {
     let (to, from) = sides("load", &arguments.volume, &arguments.from)?;
     let mut wanted = Wanted {
         pool,

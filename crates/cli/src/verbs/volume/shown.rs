@@ -37,10 +37,14 @@ pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u
         }
         Code::NotSupported => error
             .why(
-                "volumes need a pool with a tmpfs of its own, and are made on the node of its root directory in \
-                 this version",
+                "volumes need a pool with a tmpfs of its own, and a volume with pieces on nodes other than the root \
+                 directory's cannot be resized in this version",
             )
             .cure("start a pool in memory without naming a directory on another tmpfs: `forebay up`"),
+        Code::NoDevice => error.why("one of its nodes has no targets"),
+        Code::Io => error
+            .why("one of its nodes is down or has lost its piece, or the pool's daemon is gone")
+            .cure("`forebay status` tells which nodes are up"),
         Code::NotPermitted => error.why("it belongs to another user"),
         Code::AccessDenied => error.why("its mode does not allow it"),
         Code::Busy => error

@@ -216,6 +216,8 @@ impl ShardThread<'_> {
             Message::Revoked(number, answered) => self.revoked(number, answered),
             Message::ReviewSessions(node) => self.review_sessions(node),
             Message::AreThere { ticket, sessions } => self.are_there(ticket, sessions),
+            Message::AreVolumes { ticket, volumes } => self.are_volumes(ticket, &volumes)?,
+            Message::VolumesGone(gone) => self.volumes_gone(&gone),
             Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
             Message::Stepped(slot, reply) => self.stepped(slot, reply),
             Message::Mark(ino, done) => self.mark_for_node(ino, done)?,

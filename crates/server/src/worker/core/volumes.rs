@@ -2,11 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use forebay_types::{node_of, Code, Ino, PieceId, Refusal, Reply, Request, Result, Volume};
+use forebay_fabric::Ticket;
+use forebay_types::{
+    node_of, Code, Ino, NodeId, PieceId, Refusal, Reply, Request, Result, Rights, Volume, REPLY_HEADER_BYTES,
+};
 
 use super::state::ShardThread;
 use crate::worker::batch::Taken;
 use crate::worker::call::Call;
+use crate::worker::network::{Command, BEING_MADE, COMPLETE, GONE};
 use crate::worker::volumes::{Done, Opened};
 
 type Answer<T> = std::result::Result<T, Code>;
@@ -25,22 +29,47 @@ impl ShardThread<'_> {
                 let answer = match self.volumes.answer_for(&call.client) {
                     Some(answer) => Some(answer),
                     None => match self.may_make(call, piece, target, bytes)? {
-                        Ok(()) => self.volumes.make(call, piece, (target as u16, bytes), until),
+                        Ok(()) => self.volumes.make(call, piece, (target as u16, bytes), until, None),
                         Err(code) => Some(Err(code)),
                     },
                 };
-                let Some(answer) = answer else { return Ok(true) };
-                let answer = answer.map(Reply::Count).map_err(Refusal::Code);
-                self.conclude(session, call.clone(), &answer, None);
-                return Ok(true);
+                return self.made_piece(session, call, answer);
+            }
+            Request::MakePieceAway { piece, target, bytes, until, mode, .. } => {
+                let answer = match self.volumes.answer_for(&call.client) {
+                    Some(answer) => Some(answer),
+                    // The home would not be asked for it.
+                    None if piece.volume.birth_node() == self.shard.node() => Some(Err(Code::Invalid)),
+                    None => {
+                        let (uid, gid) = (call.caller().uid, call.caller().gid);
+                        let rights = Some(Rights { uid, gid, mode });
+                        self.volumes.make(call, piece, (target as u16, bytes), until, rights)
+                    }
+                };
+                self.list_away_volumes();
+                return self.made_piece(session, call, answer);
             }
             // The volume must go with its maker.
-            Request::CreateVolume { maker, segment, .. } | Request::GrowVolume { maker, segment, .. } => {
-                let here = self.shard.node();
-                let is_here = segment.targets.as_slice().iter().all(|target| node_of(*target) == here);
-                match (maker == call.client.session, is_here) {
+            Request::CreateVolume { maker, segment, .. } => {
+                let exists = |node: NodeId| match &self.network {
+                    Some(network) => network.has_targets(node),
+                    None => node == self.shard.node(),
+                };
+                let exist = segment.targets.as_slice().iter().all(|target| exists(node_of(*target)));
+                match (maker == call.client.session, exist) {
                     (false, _) => Some(Code::Invalid),
-                    // Pieces of other nodes are for a later version.
+                    (true, false) => Some(Code::NoDevice),
+                    (true, true) => None,
+                }
+            }
+            Request::GrowVolume { ino, maker, segment, .. } => {
+                let here = self.shard.node();
+                let is_far = self.volume(ino)?.is_some_and(|volume| volume.nodes() != [here]);
+                let is_here = segment.targets.as_slice().iter().all(|target| node_of(*target) == here);
+                match (maker == call.client.session, is_here && !is_far) {
+                    (false, _) => Some(Code::Invalid),
+                    // The number of a segment that was dropped would be used again, perhaps before its pieces on other
+                    // nodes are dropped.
                     (true, false) => Some(Code::NotSupported),
                     (true, true) => None,
                 }
@@ -52,6 +81,21 @@ impl ShardThread<'_> {
             Request::ShrinkVolume { ino, .. } | Request::DeleteVolume { ino, .. } => {
                 (!self.volumes.is_unused(ino)).then_some(Code::Busy)
             }
+            Request::PiecesUnused { volume, .. } => {
+                let answer = match self.volumes.is_unused(volume) {
+                    true => Ok(Reply::Done),
+                    false => Err(Refusal::Code(Code::Busy)),
+                };
+                self.conclude(session, call.clone(), &answer, None);
+                return Ok(true);
+            }
+            Request::ReviewPieces { .. } => {
+                if let Some(network) = &self.network {
+                    network.commands.give(Command::ReviewVolumes);
+                }
+                self.conclude(session, call.clone(), &Ok(Reply::Done), None);
+                return Ok(true);
+            }
             _ => None,
         };
         let Some(code) = refused else { return Ok(false) };
@@ -59,11 +103,54 @@ impl ShardThread<'_> {
         Ok(true)
     }
 
+    /// Answers a request to make a piece, unless it waits.
+    fn made_piece(&mut self, session: usize, call: &Call, answer: Option<Answer<u64>>) -> Result<bool> {
+        if let Some(answer) = answer {
+            let answer = answer.map(Reply::Count).map_err(Refusal::Code);
+            self.conclude(session, call.clone(), &answer, None);
+        }
+        Ok(true)
+    }
+
+    /// Whether the pieces of a volume's last segment on this node are reserved. Its maker knows of those on other nodes.
     fn is_whole(&self, volume: &Volume) -> bool {
-        volume.pieces().skip_while(|(id, ..)| id.segment < volume.complete).all(|(id, _, bytes)| {
+        let here = self.shard.node();
+        let last = volume.pieces().skip_while(|(id, ..)| id.segment < volume.complete);
+        last.filter(|(_, target, _)| node_of(*target) == here).all(|(id, _, bytes)| {
             // A worker that has only the shard has no pieces.
             self.volumes.is_whole(id, bytes)
         })
+    }
+
+    /// Tells the network thread of which volumes of other homes this node has pieces.
+    pub(in crate::worker) fn list_away_volumes(&self) {
+        if let Some(network) = &self.network {
+            network.commands.give(Command::AwayVolumes(self.volumes.away()));
+        }
+    }
+
+    /// Another node has pieces of these volumes, and asks whether they exist.
+    pub(in crate::worker) fn are_volumes(&mut self, ticket: Ticket, volumes: &[Ino]) -> Result<()> {
+        let all = self.batch()?.volumes()?;
+        let state = |ino: &Ino| match all.iter().find(|(_, volume)| volume.ino == *ino) {
+            None => GONE,
+            Some((_, volume)) if volume.is_visible() => COMPLETE,
+            Some(_) => BEING_MADE,
+        };
+        let states: Vec<u8> = volumes.iter().map(state).collect();
+        let mut reply = vec![0; states.len() + REPLY_HEADER_BYTES];
+        let n = Reply::encode(&Ok(Reply::Bytes(&states)), &mut reply).unwrap_or(0);
+        reply.truncate(n);
+        if let Some(network) = &self.network {
+            network.commands.give(Command::Answer { ticket, reply });
+        }
+        Ok(())
+    }
+
+    /// These volumes are gone, as their homes say.
+    pub(in crate::worker) fn volumes_gone(&mut self, gone: &[Ino]) {
+        self.volumes.drop_away(gone);
+        self.list_away_volumes();
     }
 
     /// Whether a process may make this piece: it is making the volume, whose record names the piece.
@@ -83,14 +170,18 @@ impl ShardThread<'_> {
             Request::CreateVolume { maker, .. } | Request::GrowVolume { maker, .. } => {
                 self.volumes.makers.insert(maker);
             }
-            Request::AbandonVolume { .. } | Request::ShrinkVolume { .. } | Request::DeleteVolume { .. } => {
+            // Its pieces can be opened for other nodes from now on.
+            Request::CommitVolume { .. }
+            | Request::AbandonVolume { .. }
+            | Request::ShrinkVolume { .. }
+            | Request::DeleteVolume { .. } => {
                 self.volumes.is_to_settle = true;
             }
             _ => {}
         }
     }
 
-    /// Drops the pieces that no record names any longer, after a change that removed some.
+    /// Drops the pieces that no record names any longer, after a change that removed some, and publishes the others.
     #[inline]
     pub(in crate::worker) fn settle_volumes(&mut self) -> Result<()> {
         if !std::mem::take(&mut self.volumes.is_to_settle) {
@@ -100,6 +191,8 @@ impl ShardThread<'_> {
         let named: BTreeSet<PieceId> =
             all.iter().flat_map(|(_, volume)| volume.pieces()).map(|(id, ..)| id).collect();
         self.volumes.keep_only(&named);
+        let rights = |volume: &Volume| Rights { uid: volume.uid, gid: volume.gid, mode: volume.mode };
+        self.volumes.publish(all.iter().map(|(_, volume)| (volume.ino, rights(volume))));
         Ok(())
     }
 
@@ -134,6 +227,7 @@ impl ShardThread<'_> {
             self.commit()?;
         }
         self.volumes.is_to_settle = true;
+        self.list_away_volumes();
         self.settle_volumes()
     }
 
@@ -161,6 +255,13 @@ impl ShardThread<'_> {
         writes: bool,
         (uid, gid): (u32, u32),
     ) -> Result<Answer<Opened>> {
+        if id.volume.birth_node() != self.shard.node() {
+            let opened = self.volumes.rights(id).and_then(|rights| match rights.allow(uid, gid, writes) {
+                true => self.volumes.open(id, writes),
+                false => Err(Code::AccessDenied),
+            });
+            return Ok(opened);
+        }
         let Some(volume) = self.volume(id.volume)? else { return Ok(Err(Code::NotFound)) };
         if id.segment >= volume.complete {
             return Ok(Err(Code::NotFound));

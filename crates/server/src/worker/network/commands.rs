@@ -99,6 +99,10 @@ pub(in crate::worker) enum Command {
     },
     /// Ask a node, or all, which of these processes of theirs live, and of those that have files open here.
     Review(Option<NodeId>, Vec<u64>),
+    /// This node has pieces of these volumes of other homes.
+    AwayVolumes(Vec<Ino>),
+    /// Ask the homes of all such volumes now whether they still exist.
+    ReviewVolumes,
     /// Report the status of all nodes.
     Survey(Sender<Value>),
     /// A client requests the space of all nodes. This node's space is given.

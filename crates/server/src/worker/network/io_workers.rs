@@ -13,7 +13,8 @@ use std::time::Duration;
 use forebay_data::{Access, Media, NodeTargets, Target};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, MOVE_BYTES_MIN};
 use forebay_types::{
-    node_of, BackingAttr, BackingId, BackingOp, Code, Error, Ino, MoveKind, Reply, Request, Result, Timestamp,
+    node_of, BackingAttr, BackingId, BackingOp, Caller, Code, Error, Ino, MoveKind, PieceId, Reply, Request,
+    Result, Timestamp,
 };
 use forebay_wire::Stamp;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -97,7 +98,10 @@ impl IoWorker {
 
     fn reply(&mut self, stamp: Stamp, message: &[u8]) -> &[u8] {
         let result = match Request::decode(message) {
-            Ok((_, Request::Backing { id, op })) => self.files.serve(stamp, &id, &op, &mut self.room),
+            Ok((caller, Request::Backing { id, op })) => match id.piece() {
+                Some(piece) => self.files.serve_piece(stamp, caller, (&id, piece), &op, &mut self.room),
+                None => self.files.serve(stamp, &id, &op, &mut self.room),
+            },
             Ok((_, Request::RemoveBackings { ids })) => Ok(self.files.remove_all(ids, &mut self.room)),
             Ok(_) => Err(Code::Malformed),
             Err(code) => Err(code),
@@ -166,6 +170,7 @@ impl Files {
     fn open(&self, session: u64, id: &BackingId) -> std::result::Result<Arc<OwnedFd>, Code> {
         match self.kept.get(session, id) {
             Some(file) => Ok(file),
+            None if id.piece().is_some() => Err(Code::Stale),
             None => self.open_by_name(id, Access::Read).map(Arc::new),
         }
     }
@@ -175,6 +180,9 @@ impl Files {
     fn open_to_write(&self, session: u64, id: &BackingId) -> std::result::Result<Arc<OwnedFd>, Code> {
         if let Some(file) = self.kept.get_writable(session, id) {
             return Ok(file);
+        }
+        if id.piece().is_some() {
+            return Err(Code::Stale);
         }
         let file = Arc::new(self.open_anew(session, id)?);
         let mode = Mode::from_raw_mode(rustix::fs::fstat(&*file).map_err(code)?.st_mode);
@@ -241,6 +249,7 @@ impl Files {
             (MoveKind::Read, DataBuffer::Piece(piece)) => {
                 read(&*self.open(session, &moving.id)?, piece.bytes(len), moving.offset)
             }
+            (MoveKind::Append, _) if moving.id.piece().is_some() => Err(Code::NotSupported),
             (MoveKind::Append, DataBuffer::Piece(piece)) => {
                 self.append_once(&moving.ticket.stamp, &moving.id, piece.bytes(len)).map(|_| len)
             }
@@ -272,6 +281,47 @@ impl Files {
     fn append_once(&self, stamp: &Stamp, id: &BackingId, bytes: &[u8]) -> std::result::Result<u64, Code> {
         let file = LazyCell::new(|| self.open_to_write(stamp.session, id));
         self.kept.appended.once(stamp, id, bytes, &Opening(file))
+    }
+
+    /// Serves an operation on a piece of a volume. A process must have it open: after the death of a worker it gets
+    /// [`Code::Stale`], and opens it again. The size of the memory is sealed, so that no write can move its end.
+    fn serve_piece<'r>(
+        &self,
+        stamp: Stamp,
+        caller: Caller,
+        (id, piece): (&BackingId, PieceId),
+        op: &BackingOp<'_>,
+        room: &'r mut [u8],
+    ) -> std::result::Result<Reply<'r>, Code> {
+        self.target(id)?;
+        let session = stamp.session;
+        match *op {
+            BackingOp::Open { handle } => {
+                let mut writes = false;
+                let open = || {
+                    let opened = self.kept.pieces.open(piece, (caller.uid, caller.gid))?;
+                    writes = opened.1;
+                    Ok(opened.0)
+                };
+                self.kept.open(session, id, handle, open)?;
+                if let Some(file) = self.kept.get(session, id).filter(|_| writes) {
+                    self.kept.keep_writable(session, id, &file);
+                }
+                Ok(Reply::Done)
+            }
+            BackingOp::Close { handle } => {
+                self.kept.close(session, id, handle);
+                Ok(Reply::Done)
+            }
+            BackingOp::Read { offset, bytes } => {
+                let n = read(&*self.open(session, id)?, &mut room[..bytes as usize], offset)?;
+                Ok(Reply::Bytes(&room[..n]))
+            }
+            BackingOp::Write { offset, append: false, bytes } => {
+                write(&*self.open_to_write(session, id)?, bytes, offset).map(|()| Reply::Count(offset))
+            }
+            _ => Err(Code::NotSupported),
+        }
     }
 
     fn serve<'r>(
@@ -317,8 +367,8 @@ impl Files {
             }
             // Only a client sends this, to its own daemon, which sends other requests.
             BackingOp::Move(_) => Err(Code::Malformed),
-            // The network thread serves it.
-            BackingOp::Group { .. } => Err(Code::Malformed),
+            // The network thread serves them.
+            BackingOp::Group { .. } | BackingOp::Atomic { .. } => Err(Code::Malformed),
             BackingOp::Stat => match self.kept.get(session, id) {
                 Some(file) => attr_of(&rustix::fs::fstat(&*file).map_err(code)?),
                 None => target.stat(ino, number, stripe).map(|s| {

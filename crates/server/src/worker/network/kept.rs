@@ -14,11 +14,13 @@ use forebay_types::limits::BACKING_OPEN_MAX;
 use forebay_types::{BackingId, Code, Error};
 
 use super::appended::{self, Appended};
+use super::atomics::{self, Atomics};
 use super::gathering::Gathering;
 use super::groups::{self, Groups};
 use super::locks::RemoteLocks;
 use crate::store::FdStore;
 use crate::worker::durable_table::DurableMemory;
+use crate::worker::piece_table::PieceTable;
 
 #[derive(Debug)]
 struct Kept {
@@ -38,6 +40,10 @@ pub(in crate::worker) struct KeptOpen {
     pub(super) gathering: Gathering,
     /// The groups of processes of all nodes that opened a file together.
     pub(super) groups: Groups,
+    /// Their last atomic operations on words of volumes.
+    pub(super) atomics: Atomics,
+    /// The pieces of volumes, which they open here too.
+    pub(super) pieces: PieceTable,
     all: Mutex<HashMap<(u64, BackingId), Kept>>,
 }
 
@@ -49,11 +55,14 @@ impl KeptOpen {
     pub(in crate::worker) fn restored(
         store: FdStore,
         left: &mut Vec<(String, Vec<OwnedFd>)>,
+        pieces: PieceTable,
     ) -> Result<KeptOpen, Error> {
         let mut memory = |format| DurableMemory::restored(format, &store, left);
         let appended = Appended::open(&memory(&appended::FORMAT)?);
         let groups = Groups::open(&memory(&groups::FORMAT)?);
-        Ok(KeptOpen { appended, groups, locks: RemoteLocks::restored(store, left), ..KeptOpen::default() })
+        let atomics = Atomics::open(&memory(&atomics::FORMAT)?);
+        let locks = RemoteLocks::restored(store, left);
+        Ok(KeptOpen { appended, groups, atomics, locks, pieces, ..KeptOpen::default() })
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<(u64, BackingId), Kept>> {
@@ -117,12 +126,22 @@ impl KeptOpen {
         drop(gone);
     }
 
+    /// The node of a session cannot be reached: closes the pieces of volumes that it has open, so that the volumes can be
+    /// deleted. If it comes back, it opens them again.
+    pub(super) fn close_pieces(&self, session: u64) {
+        let mut all = self.all();
+        let closed: Vec<_> = all.extract_if(|(of, id), _| *of == session && id.piece().is_some()).collect();
+        drop(all);
+        drop(closed);
+    }
+
     /// The sessions that have files open, locks or kept replies.
     pub(super) fn sessions(&self) -> Vec<u64> {
         let mut sessions = self.locks.sessions();
         sessions.extend(self.groups.sessions());
         sessions.extend(self.groups.step_sessions());
         sessions.extend(self.appended.sessions());
+        sessions.extend(self.atomics.sessions());
         sessions.extend(self.all().keys().map(|(session, _)| *session));
         sessions
     }
@@ -133,6 +152,7 @@ impl KeptOpen {
         self.groups.end(session);
         self.groups.forget_steps(session);
         self.appended.end(session);
+        self.atomics.end(session);
         self.gathering.end(session);
         let mut all = self.all();
         let theirs: Vec<_> = all.keys().filter(|(of, _)| *of == session).copied().collect();

@@ -13,6 +13,8 @@
 //! (docs/decisions/0011). A pool without a pool file has no network.
 
 mod appended;
+mod atomics;
+mod away_volumes;
 mod bounce;
 mod buffers;
 mod commands;
@@ -36,6 +38,7 @@ use forebay_types::{Layout, NodeId};
 
 #[cfg(any(test, feature = "simulation"))]
 pub(super) use appended::TAG as APPENDS_TAG;
+pub(super) use away_volumes::{BEING_MADE, COMPLETE, GONE};
 pub(super) use buffers::give_buffer;
 pub(super) use commands::{Command, Commands};
 #[cfg(any(test, feature = "simulation"))]

@@ -155,6 +155,7 @@ impl NetworkThread {
             self.renew_lease(node);
         }
         self.introduce_again();
+        self.review_volumes(now);
         self.end_quarantines(now);
         if now >= self.review_at {
             self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);
@@ -214,6 +215,7 @@ impl NetworkThread {
                 self.kept.groups.end(session);
                 self.kept.groups.forget_steps(session);
                 self.kept.appended.end(session);
+                self.kept.atomics.end(session);
                 let me = self.me;
                 for node in nodes.into_iter().filter(|node| *node != me) {
                     // A node that is down asks when it is up again.
@@ -238,6 +240,8 @@ impl NetworkThread {
                 self.tell_which_are_there(&ticket, &sessions, there)
             }
             Command::Review(node, sessions) => self.review(node, sessions),
+            Command::AwayVolumes(volumes) => self.away_volumes.set(&volumes, self.calls.now()),
+            Command::ReviewVolumes => self.away_volumes.hurry(self.calls.now()),
             Command::Survey(reply) => self.survey(reply),
             Command::Space { stamp, own } => {
                 self.refresh_space_map();

@@ -19,12 +19,13 @@ use std::sync::Arc;
 use forebay_data::{Media, NodeTargets};
 use forebay_meta::Client;
 use forebay_types::limits::{VOLUME_GRAIN_BYTES, VOLUME_SPACE_LEFT_BYTES};
-use forebay_types::{Code, Error, PieceId, Result};
+use forebay_types::{Code, Error, Ino, PieceId, Result, Rights};
 
 use super::call::Call;
 use crate::identity::{Backing, PoolIdentity};
 use crate::life::LIFE_TAG;
 use crate::store::FdStore;
+use crate::worker::piece_table::PieceTable;
 pub(super) use helper::Done;
 use helper::Work;
 use piece::Piece;
@@ -50,6 +51,8 @@ pub(super) struct Volumes {
     /// None where no supervisor keeps descriptors.
     parts: Option<Parts>,
     pieces: BTreeMap<PieceId, Piece>,
+    /// The same, for the threads that serve other nodes.
+    table: PieceTable,
     /// Bytes of each target that are being freed.
     freeing: Vec<u64>,
     /// Calls that wait for the helper, or for space that it frees.
@@ -88,10 +91,11 @@ impl Volumes {
         targets: &Arc<NodeTargets>,
         store: FdStore,
         left: &mut Vec<(String, Vec<OwnedFd>)>,
+        table: PieceTable,
         tell: impl Fn(Done) -> bool + Send + 'static,
     ) -> Result<Volumes> {
         let life = left.extract_if(.., |(tag, _)| tag == LIFE_TAG).find_map(|(_, mut fds)| fds.pop());
-        let Some(life) = life else { return Ok(Volumes::default()) };
+        let Some(life) = life else { return Ok(Volumes { table, ..Volumes::default() }) };
         let of = |backing, bytes| match backing {
             Backing::Tmpfs | Backing::Detached => Some(bytes),
             Backing::Directory => None,
@@ -104,14 +108,17 @@ impl Volumes {
         let mut pieces = BTreeMap::new();
         for (tag, fds) in std::mem::take(left) {
             match Piece::restored(&tag, fds) {
-                Ok((id, piece)) => drop(pieces.insert(id, piece)),
+                Ok((id, piece)) => {
+                    table.add(id, &piece.memory, piece.bytes, piece.rights);
+                    pieces.insert(id, piece);
+                }
                 Err(fds) => left.push((tag, fds)),
             }
         }
         let freeing = vec![0; capacities.len()];
         let to_helper = helper::start(tell)?;
         let parts = Parts { store, life, targets: Arc::clone(targets), capacities, to_helper };
-        let volumes = Volumes { parts: Some(parts), pieces, freeing, ..Volumes::default() };
+        let volumes = Volumes { parts: Some(parts), pieces, table, freeing, ..Volumes::default() };
         for target in 0..volumes.freeing.len() as u16 {
             // A worker may have died between two steps; a pool may have lost its pieces with its supervisor.
             if volumes.held(target) == 0 && !volumes.is_shrunk(target) {
@@ -175,9 +182,10 @@ impl Volumes {
         its.set_volume_bytes(left, held)
     }
 
-    /// The pieces, for `status` and the check: number and bytes.
+    /// The pieces of volumes of this node, for the check: number and bytes.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (PieceId, u64)> + '_ {
-        self.pieces.iter().map(|(id, piece)| (*id, piece.bytes))
+        let here = self.pieces.iter().filter(|(_, piece)| piece.rights.is_none());
+        here.map(|(id, piece)| (*id, piece.bytes))
     }
 
     /// True if a piece is here and its memory is reserved.
@@ -196,15 +204,17 @@ impl Volumes {
         Some(self.answers.swap_remove(i).1)
     }
 
-    /// Makes a piece unless it is there, and reserves it up to `until`. None: the call waits.
+    /// Makes a piece unless it is there, and reserves it up to `until`. None: the call waits. `rights` are given if the
+    /// volume's home is another node.
     pub(super) fn make(
         &mut self,
         call: &Call,
         id: PieceId,
         (target, bytes): (u16, u64),
         until: u64,
+        rights: Option<Rights>,
     ) -> Option<Answer<u64>> {
-        match self.try_make(call, id, (target, bytes), until) {
+        match self.try_make(call, id, (target, bytes), until, rights) {
             // What is being freed may be enough.
             Err(Code::NoSpace) if self.freeing.get(usize::from(target)).is_some_and(|bytes| *bytes > 0) => {
                 self.wait(id, false, call);
@@ -229,16 +239,20 @@ impl Volumes {
         id: PieceId,
         (target, bytes): (u16, u64),
         until: u64,
+        rights: Option<Rights>,
     ) -> Answer<Option<u64>> {
         if !self.pieces.contains_key(&id) {
             self.fit(target, bytes.checked_add(Piece::head_bytes(id)).ok_or(Code::NoSpace)?)?;
-            let made = Piece::make(id, target, bytes).and_then(|piece| {
+            let made = Piece::make(id, (target, bytes), rights).and_then(|piece| {
                 let parts = self.parts.as_ref().ok_or(Code::NotSupported)?;
-                parts.store.put(&Piece::tag(id, target), &piece.kept()).map_err(|e| e.code)?;
+                parts.store.put(&Piece::tag(id, target, rights), &piece.kept()).map_err(|e| e.code)?;
                 Ok(piece)
             });
             match made {
-                Ok(piece) => drop(self.pieces.insert(id, piece)),
+                Ok(piece) => {
+                    self.table.add(id, &piece.memory, bytes, rights);
+                    self.pieces.insert(id, piece);
+                }
                 Err(code) => {
                     self.fit(target, 0)?;
                     return Err(code);
@@ -246,7 +260,7 @@ impl Volumes {
             }
         }
         let piece = &self.pieces[&id];
-        if (piece.target, piece.bytes) != (target, bytes) || until > bytes {
+        if (piece.target, piece.bytes, piece.rights) != (target, bytes, rights) || until > bytes {
             return Err(Code::Stale);
         }
         if piece.reserved >= until {
@@ -290,17 +304,49 @@ impl Volumes {
         }
     }
 
-    /// Drops the pieces that are not among `named`.
+    /// Drops the pieces of volumes of this node that are not among `named`.
     pub(super) fn keep_only(&mut self, named: &BTreeSet<PieceId>) {
-        let gone: Vec<PieceId> = self.pieces.keys().filter(|id| !named.contains(id)).copied().collect();
+        let here = self.pieces.iter().filter(|(_, piece)| piece.rights.is_none());
+        let gone: Vec<PieceId> = here.map(|(id, _)| *id).filter(|id| !named.contains(id)).collect();
+        self.drop_pieces(gone);
+    }
+
+    /// Who may open the pieces of each volume of this node.
+    pub(super) fn publish(&self, rights: impl Iterator<Item = (Ino, Rights)>) {
+        self.table.publish(rights);
+    }
+
+    /// The volumes of other homes that have pieces here.
+    pub(super) fn away(&self) -> Vec<Ino> {
+        let away = self.pieces.iter().filter(|(_, piece)| piece.rights.is_some());
+        let mut all: Vec<Ino> = away.map(|(id, _)| id.volume).collect();
+        all.dedup();
+        all
+    }
+
+    /// Drops the pieces of volumes that are gone, as their homes say: those in use when they are used no longer. No
+    /// process opens them from now on.
+    pub(super) fn drop_away(&mut self, gone: &[Ino]) {
+        let away = self.pieces.iter().filter(|(_, piece)| piece.rights.is_some());
+        let theirs: Vec<PieceId> = away.map(|(id, _)| *id).filter(|id| gone.contains(&id.volume)).collect();
+        theirs.iter().for_each(|id| self.table.remove(*id));
+        let is_unused = |id: &PieceId| self.pieces.get(id).is_some_and(Piece::is_unused);
+        let unused = theirs.into_iter().filter(is_unused).collect();
+        self.drop_pieces(unused);
+    }
+
+    fn drop_pieces(&mut self, gone: Vec<PieceId>) {
         for id in gone {
+            self.table.remove(id);
             let Some(piece) = self.pieces.remove(&id) else { continue };
-            let (target, bytes, memory) = (piece.target, piece.held_bytes(), piece.memory);
+            let (target, bytes, rights) = (piece.target, piece.held_bytes(), piece.rights);
+            let memory = piece.memory;
             if let Some(freeing) = self.freeing.get_mut(usize::from(target)) {
                 *freeing += bytes;
             }
             self.give(Work::Free { target, bytes, memory });
-            if let Some(Err(e)) = self.parts.as_ref().map(|parts| parts.store.remove(&Piece::tag(id, target)))
+            if let Some(Err(e)) =
+                self.parts.as_ref().map(|parts| parts.store.remove(&Piece::tag(id, target, rights)))
             {
                 tracing::error!("{e}");
             }
@@ -308,8 +354,13 @@ impl Volumes {
     }
 
     /// True if no process has a piece of a volume open or mapped.
-    pub(super) fn is_unused(&self, volume: forebay_types::Ino) -> bool {
+    pub(super) fn is_unused(&self, volume: Ino) -> bool {
         self.pieces.iter().filter(|(id, _)| id.volume == volume).all(|(_, piece)| piece.is_unused())
+    }
+
+    /// Who may use a piece of a volume of another home. [`Code::Io`] if it is lost.
+    pub(super) fn rights(&self, id: PieceId) -> Answer<Rights> {
+        self.pieces.get(&id).and_then(|piece| piece.rights).ok_or(Code::Io)
     }
 
     /// Opens a piece for a process. [`Code::Io`] if its memory is lost.

@@ -10,9 +10,11 @@ use std::sync::Arc;
 use forebay_data::{Bounds, Host, Medium};
 use forebay_sys::descriptor;
 use forebay_types::limits::VOLUME_GRAIN_BYTES;
-use forebay_types::{Code, PieceId};
+use forebay_types::{Code, PieceId, Rights};
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
+
+use crate::worker::piece_table;
 
 /// Bytes that one call frees.
 const FREE_BYTES: u64 = 256 << 20;
@@ -37,13 +39,19 @@ pub(super) struct Piece {
     /// The bytes from its beginning that are reserved.
     pub(super) reserved: u64,
     pub(super) memory: Memory,
+    /// Who may use it, if the volume's home is another node: this node does not have the record.
+    pub(super) rights: Option<Rights>,
     /// The head of its volume, beside the first piece.
     head: Option<OwnedFd>,
 }
 
 impl Piece {
     /// Makes a piece, nothing of which is reserved.
-    pub(super) fn make(id: PieceId, target: u16, bytes: u64) -> Result<Piece, Code> {
+    pub(super) fn make(
+        id: PieceId,
+        (target, bytes): (u16, u64),
+        rights: Option<Rights>,
+    ) -> Result<Piece, Code> {
         let memory = Arc::new(sealed(&format!("forebay-volume-{id}"), bytes)?);
         let head = match Piece::head_bytes(id) {
             0 => None,
@@ -53,7 +61,7 @@ impl Piece {
                 Some(head)
             }
         };
-        Ok(Piece { target, bytes, reserved: 0, memory, head })
+        Ok(Piece { target, bytes, reserved: 0, memory, rights, head })
     }
 
     /// Bytes of the head that is beside a piece.
@@ -76,8 +84,10 @@ impl Piece {
     }
 
     /// The tag under which the supervisor keeps it.
-    pub(super) fn tag(id: PieceId, target: u16) -> String {
-        format!("{TAG}{} {} {} {target}", id.volume.0, id.segment, id.index)
+    pub(super) fn tag(id: PieceId, target: u16, rights: Option<Rights>) -> String {
+        let rights =
+            rights.map_or_else(String::new, |Rights { uid, gid, mode }| format!(" {uid} {gid} {mode}"));
+        format!("{TAG}{} {} {} {target}{rights}", id.volume.0, id.segment, id.index)
     }
 
     /// A piece that an earlier worker left with the supervisor; the descriptors again for another tag.
@@ -87,19 +97,27 @@ impl Piece {
                 .filter(|(id, ..)| heads.len() as u64 * VOLUME_GRAIN_BYTES == Piece::head_bytes(*id)),
             [] => None,
         };
-        let Some((id, target, bytes, reserved)) = found else { return Err(fds) };
+        let Some((id, (target, rights), bytes, reserved)) = found else { return Err(fds) };
         let head = if fds.len() > 1 { fds.pop() } else { None };
         let Some(memory) = fds.pop() else { return Err(fds) };
-        Ok((id, Piece { target, bytes, reserved, memory: Arc::new(memory), head }))
+        Ok((id, Piece { target, bytes, reserved, memory: Arc::new(memory), rights, head }))
     }
 
-    /// Number, target, bytes and reserved bytes of a piece that was kept under a tag.
-    fn found(tag: &str, memory: &OwnedFd) -> Option<(PieceId, u16, u64, u64)> {
+    /// Number, target with rights, bytes and reserved bytes of a piece that was kept under a tag.
+    #[allow(clippy::type_complexity)] // A tuple, taken apart at once.
+    fn found(tag: &str, memory: &OwnedFd) -> Option<(PieceId, (u16, Option<Rights>), u64, u64)> {
         let mut numbers = tag.strip_prefix(TAG)?.split(' ').map(str::parse::<u64>);
         let mut next = || numbers.next()?.ok();
         let volume = forebay_types::Ino(next()?);
         let (segment, index) = (u16::try_from(next()?).ok()?, u16::try_from(next()?).ok()?);
         let target = u16::try_from(next()?).ok()?;
+        let rights = match next() {
+            Some(uid) => {
+                let right = |value| u32::try_from(value).ok();
+                Some(Rights { uid: right(uid)?, gid: right(next()?)?, mode: right(next()?)? })
+            }
+            None => None,
+        };
         let stat = rustix::fs::fstat(memory).ok()?;
         let bytes = u64::try_from(stat.st_size).ok()?;
         // The worker may have died between the two halves of `is_unused`.
@@ -108,15 +126,13 @@ impl Piece {
             all if all >= bytes => bytes,
             _ => 0, // what is there is found again quickly
         };
-        Some((PieceId { volume, segment, index }, target, bytes, reserved))
+        Some((PieceId { volume, segment, index }, (target, rights), bytes, reserved))
     }
 
     /// A descriptor for a process. It has a lock of its own, which lasts until the last descriptor *and* the last mapping
     /// that come from it are gone: the kernel keeps the open file for a mapping too.
     pub(super) fn open(&self, writes: bool) -> Result<OwnedFd, Code> {
-        let opened = open(&self.memory, writes)?;
-        rustix::fs::flock(&opened, FlockOperation::NonBlockingLockShared).map_err(code)?;
-        Ok(opened)
+        piece_table::open(&self.memory, writes)
     }
 
     /// A descriptor of the head, if it is beside this piece.
@@ -216,8 +232,8 @@ mod tests {
 
     #[test]
     fn restored_piece_is_the_one_that_was_kept_with_what_is_reserved_of_it() {
-        let piece = Piece::make(id(), 4, 4 << 20).unwrap();
-        let tag = Piece::tag(id(), 4);
+        let piece = Piece::make(id(), (4, 4 << 20), None).unwrap();
+        let tag = Piece::tag(id(), 4, None);
         let kept = |piece: &Piece| piece.kept().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
         let again = || Piece::restored(&tag, kept(&piece)).unwrap();
         let (its, restored) = again();
@@ -229,34 +245,39 @@ mod tests {
         let mut bytes = [0; 4];
         rustix::io::pread(&*restored.memory, &mut bytes, 12).unwrap();
         assert_eq!(&bytes, b"kept");
-        for tag in ["doorbell", "piece", "piece 1 2", "piece 1 2 70000 4", "piece a b c d"] {
+        let away = Some(Rights { uid: 7, gid: 8, mode: 0o640 });
+        let (its, restored) = Piece::restored(&Piece::tag(id(), 4, away), kept(&piece)).unwrap();
+        assert_eq!((its, restored.target, restored.rights), (id(), 4, away));
+        for tag in
+            ["doorbell", "piece", "piece 1 2", "piece 1 2 70000 4", "piece a b c d", "piece 1 2 3 4 5 6"]
+        {
             assert_eq!(Piece::restored(tag, kept(&piece)).unwrap_err().len(), 1, "{tag}");
         }
     }
 
     #[test]
     fn head_is_beside_the_first_piece_alone_and_comes_back_with_it() {
-        assert!(Piece::make(id(), 0, 1 << 20).unwrap().open_head(true).unwrap().is_none());
+        assert!(Piece::make(id(), (0, 1 << 20), None).unwrap().open_head(true).unwrap().is_none());
         let first = PieceId { segment: 0, index: 0, ..id() };
-        let piece = Piece::make(first, 0, 1 << 20).unwrap();
+        let piece = Piece::make(first, (0, 1 << 20), None).unwrap();
         assert_eq!((piece.held_bytes(), piece.kept().len()), ((1 << 20) + 4096, 2));
         let head = piece.open_head(true).unwrap().unwrap();
         assert_eq!(rustix::fs::fstat(&head).unwrap().st_blocks, 8, "its page is reserved");
         assert_eq!(rustix::fs::ftruncate(&head, 0), Err(Errno::PERM));
         rustix::io::pwrite(&head, b"end", 0).unwrap();
         let kept = || piece.kept().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect::<Vec<_>>();
-        let (_, restored) = Piece::restored(&Piece::tag(first, 0), kept()).unwrap();
+        let (_, restored) = Piece::restored(&Piece::tag(first, 0, None), kept()).unwrap();
         let reader = restored.open_head(false).unwrap().unwrap();
         let mut bytes = [0; 3];
         rustix::io::pread(&reader, &mut bytes, 0).unwrap();
         assert_eq!((&bytes, rustix::io::pwrite(&reader, b"x", 0)), (b"end", Err(Errno::BADF)));
         let without = kept().drain(..1).collect();
-        assert_eq!(Piece::restored(&Piece::tag(first, 0), without).unwrap_err().len(), 1);
+        assert_eq!(Piece::restored(&Piece::tag(first, 0, None), without).unwrap_err().len(), 1);
     }
 
     #[test]
     fn piece_cannot_be_truncated_or_sealed_by_its_holders() {
-        let piece = Piece::make(id(), 0, 1 << 20).unwrap();
+        let piece = Piece::make(id(), (0, 1 << 20), None).unwrap();
         let theirs = piece.open(true).unwrap();
         for bytes in [0, 1 << 19, 2 << 20] {
             assert_eq!(rustix::fs::ftruncate(&theirs, bytes), Err(Errno::PERM));
@@ -268,7 +289,7 @@ mod tests {
 
     #[test]
     fn piece_is_used_while_a_descriptor_or_a_mapping_of_it_exists() {
-        let piece = Piece::make(id(), 0, 1 << 20).unwrap();
+        let piece = Piece::make(id(), (0, 1 << 20), None).unwrap();
         assert!(piece.is_unused());
         let theirs = piece.open(true).unwrap();
         assert!(!piece.is_unused());
@@ -281,7 +302,7 @@ mod tests {
 
     #[test]
     fn freed_memory_is_given_back_although_a_descriptor_is_left() {
-        let piece = Piece::make(id(), 0, 1 << 20).unwrap();
+        let piece = Piece::make(id(), (0, 1 << 20), None).unwrap();
         reserve(&piece.memory, 0, 1 << 20).unwrap();
         let blocks = || rustix::fs::fstat(&*piece.memory).unwrap().st_blocks;
         assert_eq!(blocks(), (1 << 20) / 512);

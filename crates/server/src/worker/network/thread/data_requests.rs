@@ -34,6 +34,7 @@ fn keeps_state(op: &BackingOp<'_>) -> bool {
             | BackingOp::Move(_)
             | BackingOp::AppendPiece { .. }
             | BackingOp::Group { .. }
+            | BackingOp::Atomic { .. }
     )
 }
 

@@ -22,6 +22,8 @@ pub(super) enum Flight {
     EndSession,
     /// The question which of these processes live.
     Review(Vec<u64>),
+    /// The question which of these volumes exist.
+    Volumes(Vec<Ino>),
     /// The introduction of new data to a node, and the receiver of the result.
     Introduction(NodeId, Option<Sender<Introduced>>),
     Targets(NodeId),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_fabric::{Body, CallId, Failed};
 use forebay_ring::lease_clock;
-use forebay_types::limits::{REMOVED_AT_ONCE_MAX, STEP_TIMEOUT_MS};
+use forebay_types::limits::{REMOVED_AT_ONCE_MAX, SESSIONS_ASKED_MAX, STEP_TIMEOUT_MS};
 use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, Layout, NodeId, Reply, Request};
 use forebay_wire::{Message as Wire, Stamp};
 
@@ -188,6 +188,13 @@ impl NetworkThread {
                     gone.for_each(|(session, _)| self.session_ended(session));
                 }
             }
+            Flight::Volumes(volumes) => {
+                let Ok(Ok(Reply::Bytes(states))) = reply.as_deref().map(Reply::decode) else { return };
+                let gone = self.away_volumes.answered(&volumes, states, self.calls.now());
+                if !gone.is_empty() && states.len() == volumes.len() {
+                    self.tell(Message::VolumesGone(gone));
+                }
+            }
             Flight::Targets(node) => self.heard_targets(node, reply),
             Flight::Forward(_) | Flight::EagerBuffers(_) => {}
         }
@@ -202,6 +209,18 @@ impl NetworkThread {
             // The other node handles a revocation of this node: the lease is renewed as soon as that is answered.
             Ok(Err(Code::Busy)) => self.renewals.want(node, self.calls.now()),
             _ => self.tell(Message::LeaseRenewed(node, None)),
+        }
+    }
+
+    /// Asks the homes of volumes that have pieces here, when it is time, whether the volumes still exist.
+    pub(super) fn review_volumes(&mut self, now: Duration) {
+        for (home, volumes) in self.away_volumes.take_due(now) {
+            for some in volumes.chunks(SESSIONS_ASKED_MAX) {
+                let words: Vec<u8> = some.iter().flat_map(|ino| ino.0.to_le_bytes()).collect();
+                let request = Request::AreVolumes { volumes: &words };
+                // A home that is down is asked again later.
+                let _ = self.ask(home, &request, NODE_TIMEOUT, Flight::Volumes(some.to_vec()));
+            }
         }
     }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use forebay_fabric::{Body, Ticket};
 use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, SESSIONS_ASKED_MAX};
 use forebay_types::{
-    BackingId, BackingOp, Class, Code, GroupOp, MoveKind, NodeId, Reply, Request, REPLY_HEADER_BYTES,
+    AtomicOp, BackingId, BackingOp, Class, Code, GroupOp, Ino, MoveKind, NodeId, Reply, Request,
+    REPLY_HEADER_BYTES,
 };
 use forebay_wire::{DataLocation, Message as Wire};
 
@@ -113,6 +114,11 @@ impl NetworkThread {
                 let sessions = words.map(u64::from_le_bytes).collect();
                 self.tell(Message::AreThere { ticket, sessions });
             }
+            Request::AreVolumes { volumes } => {
+                let words = volumes.chunks_exact(8).filter_map(|w| w.try_into().ok());
+                let volumes = words.map(|word| Ino(u64::from_le_bytes(word))).collect();
+                self.tell(Message::AreVolumes { ticket, volumes });
+            }
             Request::RemoveBackings { .. } => {
                 // The shard thread knows whether a client may be creating one.
                 self.tell(Message::RemoveBackings { ticket, message });
@@ -144,6 +150,12 @@ impl NetworkThread {
             {
                 return;
             }
+            BackingOp::Atomic { offset, op } => {
+                if !self.was_served(&ticket) {
+                    self.serve_atomic(&ticket, id, *offset, *op);
+                }
+                return;
+            }
             BackingOp::Group { key, op } => {
                 if !self.was_served(&ticket) {
                     self.serve_group(&ticket, id, *key, *op);
@@ -161,8 +173,26 @@ impl NetworkThread {
             true => self.kept.groups.serve(ticket.stamp, id, key, op),
             false => Err(Code::Stale),
         };
+        self.answer_shortly(ticket, &served);
+    }
+
+    /// Executes an atomic operation on a word of a piece of a volume.
+    fn serve_atomic(&mut self, ticket: &Ticket, id: &BackingId, offset: u64, op: AtomicOp) {
+        let kept = &self.kept;
+        let served = match id.piece().filter(|_| id.node() == self.me) {
+            Some(piece) => {
+                let session = ticket.stamp.session;
+                let may = || kept.get_writable(session, id).is_some();
+                kept.atomics.once(&ticket.stamp, &kept.pieces, (piece, offset, op), may).map(Reply::Count)
+            }
+            None => Err(Code::Malformed),
+        };
+        self.answer_shortly(ticket, &served);
+    }
+
+    fn answer_shortly(&mut self, ticket: &Ticket, served: &Result<Reply<'_>, Code>) {
         let mut bytes = [0; SHORT_REPLY_BYTES];
-        match Reply::encode(&served, &mut bytes) {
+        match Reply::encode(served, &mut bytes) {
             Ok(n) => self.answer(ticket, &bytes[..n]),
             Err(code) => self.refuse(ticket, code, "the reply cannot be encoded"),
         }
@@ -257,6 +287,7 @@ impl NetworkThread {
             if now.saturating_sub(since) >= Duration::from_millis(LOCKS_OF_UNREACHED_MS) {
                 self.kept.locks.end(*session);
                 self.kept.groups.end(*session);
+                self.kept.close_pieces(*session);
             }
         }
     }

@@ -16,6 +16,7 @@ use super::local_clients::LocalClients;
 use super::moves::Moves;
 use super::served::Served;
 use crate::worker::message::Message;
+use crate::worker::network::away_volumes::AwayVolumes;
 use crate::worker::network::commands::Command;
 use crate::worker::network::ended::Ended;
 use crate::worker::network::io_workers::IoWorker;
@@ -86,6 +87,8 @@ pub(in crate::worker) struct NetworkThread {
     /// Nodes that have not replied to the introduction, and when it is sent again.
     pub(super) introduce_at: BTreeMap<NodeId, Duration>,
     pub(super) space_map: SpaceMap,
+    /// Volumes of other homes with pieces here.
+    pub(super) away_volumes: AwayVolumes,
     /// When the other nodes are next asked which of their processes live.
     pub(super) review_at: Duration,
     /// Since when the node of a process could not be asked.
@@ -143,6 +146,7 @@ impl NetworkThread {
             is_new: false,
             introduce_at: BTreeMap::new(),
             space_map: SpaceMap::new(me, target_nodes),
+            away_volumes: AwayVolumes::default(),
             review_at: Duration::ZERO,
             unreached: HashMap::new(),
             session: session_on(me, 0),

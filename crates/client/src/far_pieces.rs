@@ -1,0 +1,170 @@
+//! The pieces of a volume on other nodes (docs/decisions/0048): this node's daemon transfers their bytes as it does those
+//! of backing files (`remote_data`), and their nodes execute atomic operations.
+//!
+//! The node of a piece keeps it open for this process, which counts as use of the volume. Its next worker does not know
+//! that, and refuses a request with [`Code::Stale`]: the piece is opened again, and the request repeated.
+
+use std::cell::RefCell;
+
+use forebay_ring::{call_clock, pause};
+use forebay_types::limits::CALL_TIMEOUT_MS;
+use forebay_types::{AtomicOp, BackingId, BackingOp, Code, NodeId, Reply, Request};
+use forebay_volume::{Far, FarRange};
+
+use crate::locks::{PAUSE, PAUSE_MAX};
+use crate::pool::{caller, Pool};
+use crate::remote_data::{parts, Memory, Moved, Part};
+use crate::remote_inodes::new_handle;
+
+/// How often a piece is opened again within a call: a worker that dies more often has a defect.
+const REOPENED_MAX: u32 = 8;
+
+thread_local! {
+    /// Why this thread's last call failed.
+    static REASON: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct FarPieces {
+    pool: &'static Pool,
+    handle: u64,
+    pieces: Vec<BackingId>,
+}
+
+impl Drop for FarPieces {
+    fn drop(&mut self) {
+        for piece in &self.pieces {
+            // If the message is lost, the piece's node closes it when this process ends.
+            let _ = self.pool.ask_backing(*piece, BackingOp::Close { handle: self.handle });
+        }
+    }
+}
+
+/// The failure of a call, in words too.
+fn failed(node: NodeId, code: Code) -> Code {
+    let code = match code {
+        Code::Stale | Code::NotFound => Code::Io,
+        code => code,
+    };
+    let why = match code {
+        Code::PoolGone => "the pool's daemon on this node is gone".to_owned(),
+        Code::Io => {
+            format!("node {node} has lost its piece, or cannot be reached: `forebay status` tells which nodes are up")
+        }
+        code => format!("node {node}: {code}"),
+    };
+    REASON.with_borrow_mut(|reason| *reason = Some(why));
+    code
+}
+
+impl FarPieces {
+    /// Opens pieces of a volume.
+    ///
+    /// # Errors
+    /// The node of the piece that could not be opened, and why: [`Code::Io`] if the piece is lost or its node is down;
+    /// [`Code::AccessDenied`].
+    pub(crate) fn open(pool: &'static Pool, pieces: Vec<BackingId>) -> Result<FarPieces, (NodeId, Code)> {
+        // Those that are open already are closed with it if one cannot be opened.
+        let far = FarPieces { pool, handle: new_handle(), pieces };
+        for piece in &far.pieces {
+            far.reopen(*piece).map_err(|code| (piece.node(), failed(piece.node(), code)))?;
+        }
+        Ok(far)
+    }
+
+    fn reopen(&self, piece: BackingId) -> Result<(), Code> {
+        let (since, mut wait) = (call_clock(), PAUSE);
+        let request = Request::Backing { id: piece, op: BackingOp::Open { handle: self.handle } };
+        loop {
+            let opened = self.pool.ask_as(caller(), &request, |reply| match reply {
+                Reply::Done => Ok(()),
+                _ => Err(Code::Malformed),
+            });
+            match opened {
+                // Its worker has just started, or looks at the piece.
+                Err(Code::Busy) if call_clock() - since < CALL_TIMEOUT_MS * 1_000_000 => {
+                    pause(wait);
+                    wait = (wait * 2).min(PAUSE_MAX);
+                }
+                Err(Code::Busy) => return Err(Code::Io),
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Moves ranges of pieces. Repeats what a piece's new worker has refused.
+    ///
+    /// # Safety
+    /// The memory of all ranges is readable or writable, as `memory` requires.
+    unsafe fn move_all(&self, ranges: &[FarRange], memory: Memory) -> Result<(), Code> {
+        let total = ranges.iter().map(|range| range.at + range.bytes).max().unwrap_or(0);
+        let mut all: Vec<Part> =
+            ranges.iter().flat_map(|range| parts(range.piece, range.offset, range.at, range.bytes)).collect();
+        // What is moved is moved up to an offset of the caller's memory.
+        all.sort_unstable_by_key(|part| part.at);
+        let mut reopened = 0;
+        loop {
+            // SAFETY: the caller's promise.
+            let Moved { end, failed: why } =
+                unsafe { self.pool.move_far(&mut all.iter().copied(), total, memory) }
+                    .map_err(|code| failed(ranges[0].piece.node(), code))?;
+            if end >= total {
+                return Ok(());
+            }
+            // The first part that was not moved as a whole.
+            let at = all.iter().position(|part| part.at + part.len > end).unwrap_or(0);
+            let piece = all[at].id;
+            match why {
+                Some(Code::Stale) if reopened < REOPENED_MAX => {
+                    self.reopen(piece).map_err(|code| failed(piece.node(), code))?;
+                    reopened += 1;
+                    all.drain(..at);
+                }
+                // A piece never ends before its volume says.
+                why => return Err(failed(piece.node(), why.unwrap_or(Code::Io))),
+            }
+        }
+    }
+}
+
+impl Far for FarPieces {
+    unsafe fn get(&self, ranges: &[FarRange], to: *mut u8) -> Result<(), Code> {
+        // SAFETY: the caller's promise.
+        unsafe { self.move_all(ranges, Memory::Into(to)) }
+    }
+
+    unsafe fn put(&self, ranges: &[FarRange], from: *const u8) -> Result<(), Code> {
+        // SAFETY: the caller's promise.
+        unsafe { self.move_all(ranges, Memory::From(from)) }
+    }
+
+    fn atomic(&self, piece: BackingId, offset: u64, op: AtomicOp) -> Result<u64, Code> {
+        let request = Request::Backing { id: piece, op: BackingOp::Atomic { offset, op } };
+        let mut reopened = 0;
+        loop {
+            let done = self.pool.ask_as(caller(), &request, |reply| match reply {
+                Reply::Count(was) => Ok(was),
+                _ => Err(Code::Malformed),
+            });
+            match done {
+                // It was not executed.
+                Err(Code::Stale) if reopened < REOPENED_MAX => {
+                    self.reopen(piece).map_err(|code| failed(piece.node(), code))?;
+                    reopened += 1;
+                }
+                done => return done.map_err(|code| failed(piece.node(), code)),
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), Code> {
+        // A piece that is lost cannot be opened, and one that is open can be opened again.
+        let check = |piece: &BackingId| self.reopen(*piece).map_err(|code| failed(piece.node(), code));
+        self.pieces.iter().try_for_each(check)
+    }
+
+    fn reason(&self) -> Option<String> {
+        REASON.with_borrow(Clone::clone)
+    }
+}

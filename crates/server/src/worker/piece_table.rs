@@ -1,0 +1,173 @@
+//! The pieces of volumes on this node, for the threads that serve processes of other nodes (docs/decisions/0048). The
+//! shard thread adds, publishes and removes them; the I/O workers open them and the network thread changes their words.
+//!
+//! A piece is opened for a process after its rights were checked. Until the shard thread has read the records of volumes
+//! ([`PieceTable::is_ready`]), it is not known who may open the pieces of this node's own volumes.
+//!
+//! Lock order: no other lock is taken while the table's is held.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_ring::Mapping;
+use forebay_sys::descriptor;
+use forebay_types::{AtomicOp, Code, Ino, PieceId, Rights};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+type Answer<T> = std::result::Result<T, Code>;
+
+#[derive(Debug)]
+struct Entry {
+    memory: Arc<OwnedFd>,
+    bytes: u64,
+    /// None: nobody may open it for another node yet.
+    rights: Option<Rights>,
+    /// Made by the first atomic operation.
+    mapping: Option<Arc<Mapping>>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    pieces: HashMap<PieceId, Entry>,
+    is_ready: bool,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PieceTable(Arc<Mutex<Table>>);
+
+fn code(e: Errno) -> Code {
+    Code::from_errno(e.raw_os_error())
+}
+
+/// Opens a piece once more, with a lock of its own, which says that a process uses it until the last descriptor and the
+/// last mapping that come from it are gone: the kernel keeps the open file for a mapping too.
+pub(super) fn open(memory: &OwnedFd, writes: bool) -> Answer<OwnedFd> {
+    let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
+    let opened =
+        rustix::fs::open(descriptor::path(memory), access | OFlags::CLOEXEC, Mode::empty()).map_err(code)?;
+    match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(opened),
+        // The shard thread looks whether the piece is used, for a moment.
+        Err(Errno::WOULDBLOCK) => Err(Code::Busy),
+        Err(e) => Err(code(e)),
+    }
+}
+
+impl PieceTable {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a piece.
+    pub(super) fn add(&self, id: PieceId, memory: &Arc<OwnedFd>, bytes: u64, rights: Option<Rights>) {
+        let entry = Entry { memory: Arc::clone(memory), bytes, rights, mapping: None };
+        self.table().pieces.insert(id, entry);
+    }
+
+    /// Removes a piece: no process opens it any more.
+    pub(super) fn remove(&self, id: PieceId) {
+        let removed = self.table().pieces.remove(&id);
+        // To unmap a large piece takes long: not under the lock.
+        drop(removed);
+    }
+
+    /// The records of this node's volumes are read: who may open the pieces of each.
+    pub(super) fn publish(&self, rights: impl Iterator<Item = (Ino, Rights)>) {
+        let rights: HashMap<Ino, Rights> = rights.collect();
+        let mut table = self.table();
+        for (id, entry) in &mut table.pieces {
+            entry.rights = rights.get(&id.volume).copied().or(entry.rights);
+        }
+        table.is_ready = true;
+    }
+
+    /// Opens a piece for a process of another node. True with it: for writing.
+    ///
+    /// # Errors
+    /// [`Code::Io`] if it is not here, [`Code::AccessDenied`]; [`Code::Busy`] for a moment.
+    pub(super) fn open(&self, id: PieceId, (uid, gid): (u32, u32)) -> Answer<(OwnedFd, bool)> {
+        let (memory, writes) = {
+            let table = self.table();
+            let unknown = if table.is_ready { Code::Io } else { Code::Busy };
+            let entry = table.pieces.get(&id).ok_or(unknown)?;
+            let rights = entry.rights.ok_or(unknown)?;
+            if !rights.allow(uid, gid, false) {
+                return Err(Code::AccessDenied);
+            }
+            (Arc::clone(&entry.memory), rights.allow(uid, gid, true))
+        };
+        open(&memory, writes).map(|opened| (opened, writes))
+    }
+
+    /// Changes a word of a piece, and returns what it was.
+    ///
+    /// # Errors
+    /// [`Code::Io`] if the piece is not here, [`Code::Range`] beyond its end. The word is as it was.
+    pub(super) fn apply(&self, id: PieceId, offset: u64, op: AtomicOp) -> Answer<u64> {
+        let mapping = {
+            let mut table = self.table();
+            let entry = table.pieces.get_mut(&id).ok_or(Code::Io)?;
+            if offset.checked_add(8).is_none_or(|end| end > entry.bytes) {
+                return Err(Code::Range);
+            }
+            match &entry.mapping {
+                Some(mapping) => Arc::clone(mapping),
+                None => {
+                    let bytes = usize::try_from(entry.bytes).map_err(|_| Code::NoMemory)?;
+                    let mapping = Mapping::new(entry.memory.as_fd(), bytes, true)
+                        .map_err(|e| Code::from_errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+                    Arc::clone(entry.mapping.insert(Arc::new(mapping)))
+                }
+            }
+        };
+        Ok(op.apply(mapping.word64(offset as usize)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::NodeId;
+
+    const MINE: Rights = Rights { uid: 7, gid: 7, mode: 0o640 };
+
+    fn piece(index: u16) -> PieceId {
+        PieceId { volume: Ino::new(NodeId(3), 77), segment: 0, index }
+    }
+
+    fn memory() -> Arc<OwnedFd> {
+        let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, 8192).unwrap();
+        Arc::new(memory)
+    }
+
+    #[test]
+    fn piece_is_opened_by_users_who_may_and_once_its_record_is_known() {
+        let (table, memory) = (PieceTable::default(), memory());
+        table.add(piece(0), &memory, 8192, None);
+        let open = |index, user| table.open(piece(index), user).map(|(_, writes)| writes);
+        assert_eq!((open(0, (7, 7)), open(1, (7, 7))), (Err(Code::Busy), Err(Code::Busy)));
+        table.publish([(piece(0).volume, MINE)].into_iter());
+        assert_eq!((open(0, (7, 7)), open(0, (8, 7)), open(0, (0, 0))), (Ok(true), Ok(false), Ok(true)));
+        assert_eq!((open(0, (8, 8)), open(1, (7, 7))), (Err(Code::AccessDenied), Err(Code::Io)));
+        table.remove(piece(0));
+        assert_eq!(open(0, (7, 7)), Err(Code::Io));
+    }
+
+    #[test]
+    fn word_is_changed_where_other_mappings_see_it_and_never_beyond_the_end() {
+        let (table, memory) = (PieceTable::default(), memory());
+        table.add(piece(0), &memory, 8192, Some(MINE));
+        let theirs = Mapping::new(memory.as_fd(), 8192, true).unwrap();
+        assert_eq!(table.apply(piece(0), 8184, AtomicOp::Add { by: 5 }), Ok(0));
+        assert_eq!(theirs.word64(8184).load(std::sync::atomic::Ordering::SeqCst), 5);
+        assert_eq!(table.apply(piece(0), 8184, AtomicOp::Swap { new: 6 }), Ok(5));
+        for offset in [8185, 8192, u64::MAX] {
+            assert_eq!(table.apply(piece(0), offset, AtomicOp::Add { by: 1 }), Err(Code::Range), "{offset}");
+        }
+        assert_eq!(table.apply(piece(1), 0, AtomicOp::Add { by: 1 }), Err(Code::Io));
+    }
+}
