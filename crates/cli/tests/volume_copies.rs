@@ -29,11 +29,11 @@ fn pattern(bytes: usize, seed: u32) -> Vec<u8> {
     (0..bytes.div_ceil(4) as u32).flat_map(word).take(bytes).collect()
 }
 
-fn put(pool: &Pool, name: &str, offset: usize, bytes: &[u8]) {
+fn put(pool: &'static Pool, name: &str, offset: usize, bytes: &[u8]) {
     pool.volume_open(name.as_bytes(), true).unwrap().put_bytes(offset as u64, bytes).unwrap();
 }
 
-fn bytes_of(pool: &Pool, name: &str) -> Vec<u8> {
+fn bytes_of(pool: &'static Pool, name: &str) -> Vec<u8> {
     let volume = pool.volume_open(name.as_bytes(), false).unwrap();
     let mut bytes = vec![0; volume.bytes() as usize];
     volume.get_bytes(0, &mut bytes).unwrap();

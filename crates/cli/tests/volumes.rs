@@ -138,7 +138,7 @@ fn process() {
 }
 
 /// Random puts, gets and lists in the slots of this process against a model, and atomics on words of all.
-fn use_volume(pool: &Pool, index: u64, count: u64, steps: u64) {
+fn use_volume(pool: &'static Pool, index: u64, count: u64, steps: u64) {
     let volume = pool.volume_open(b"v", true).unwrap();
     println!("opened");
     let slots = (volume.bytes() - SLOTS_AT) / SLOT_BYTES / count;

@@ -179,7 +179,10 @@ mod tests {
             Request::AreVolumes { volumes: &[7; 24] },
             Request::Backing {
                 id: BackingId::of_piece(9, PieceId { volume: i, segment: 15, index: 7 }),
-                op: BackingOp::Atomic { offset: 72, op: AtomicOp::CompareAndSwap { expected: 3, new: 4 } },
+                op: BackingOp::Atomic {
+                    offset: 72,
+                    op: crate::AtomicOp::CompareAndSwap { expected: 3, new: 4 },
+                },
             },
             Request::Backing {
                 id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
