@@ -154,10 +154,10 @@ fn file_of_a_volume_ends_where_what_was_copied_into_it_ends() {
     let Some(pool) = pool(&place) else { return };
     let size = |name: &str| pool.volume_open(name.as_bytes(), false).unwrap().file_size().unwrap().unwrap();
     place.ok(["volume", "create", "w", "--size", "24MiB"]);
-    let long = place.write("long", &pattern(3 * MIB + 7, 1));
+    let long = place.write("long", pattern(3 * MIB + 7, 1));
     place.ok(["volume", "load", "v", text(&long)]);
     assert_eq!(size("v"), 3 * MIB as u64 + 7);
-    let short = place.write("short", &pattern(5000, 2));
+    let short = place.write("short", pattern(5000, 2));
     place.ok(["volume", "copy", text(&short), "v"]);
     assert_eq!(size("v"), 3 * MIB as u64 + 7, "a copy into it does not shorten it");
     place.ok(["volume", "copy", text(&short), "v", "--to-offset", "4MiB"]);

@@ -166,10 +166,9 @@ impl Pool {
         let ino = volume.ino;
         let elsewhere = || volume.nodes().into_iter().filter(|node| *node != ino.birth_node());
         for node in elsewhere() {
-            match self.request(&Request::PiecesUnused { node, volume: ino }, done) {
-                Err(Code::Busy) => return Err(Code::Busy),
-                // What a node that is down has is lost, or is dropped when it is back.
-                Ok(()) | Err(_) => {}
+            // What a node that is down has is lost, or is dropped when it is back.
+            if self.request(&Request::PiecesUnused { node, volume: ino }, done) == Err(Code::Busy) {
+                return Err(Code::Busy);
             }
         }
         self.request(&Request::DeleteVolume { name, ino }, done)?;
