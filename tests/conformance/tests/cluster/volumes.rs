@@ -77,7 +77,8 @@ fn volume_over_nodes_is_counted_on_each_and_has_the_bytes_that_were_put_from_any
     let (file, back) = (c.file().with_file_name("data"), c.file().with_file_name("back"));
     let data = bytes((9 << 20) - 5000, 3);
     std::fs::write(&file, &data).unwrap();
-    succeeds(volume(&c, 2, &["copy", file.to_str().unwrap(), "v", "--to-offset", "4KiB"]));
+    let copied = succeeds(volume(&c, 2, &["copy", file.to_str().unwrap(), "v", "--to-offset", "4KiB"]));
+    assert!(copied.contains("the node of its first piece keeps it"), "{copied}");
     for node in [1, 3] {
         let _ = std::fs::remove_file(&back);
         let size = data.len().to_string();
