@@ -163,7 +163,11 @@ pub(crate) fn prolog() -> Result<ExitCode> {
     let id = job.job.to_string();
     if let Err(why) = user.run(&["bb", "node-up", &id]) {
         note!("forebay: job {id}: {why}");
-        requeue(&id);
+        // A job that was cancelled meanwhile would come back.
+        let has_ended = |now: Option<Job>| now.is_none_or(|now| now.has_ended(job.run));
+        if !registry.job(job.job).is_ok_and(has_ended) {
+            requeue(&id);
+        }
         // The controller's order to end the job has to be here before slurmd starts its script.
         std::thread::sleep(ORDER_ARRIVES);
     }

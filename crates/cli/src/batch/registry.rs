@@ -80,6 +80,11 @@ impl Job {
         format!("{}.{}", self.job, self.run)
     }
 
+    /// Whether the job has ended in a run, or is in a later one.
+    pub(crate) fn has_ended(&self, run: u32) -> bool {
+        self.run != run || matches!(self.state, State::StagingOut | State::Done | State::TornDown)
+    }
+
     /// The name of its pool's directory on each node.
     pub(crate) fn pool_dir(&self, config: &Config) -> PathBuf {
         config.user_dir(self.uid).join(self.pool_key.clone().unwrap_or_else(|| self.key()))

@@ -93,6 +93,15 @@ impl Here {
         }
     }
 
+    /// Whether the run has ended before it began: its job was cancelled. Its epilog waits for what starts it.
+    fn is_given_up(&self) -> bool {
+        match self.registry.job(self.job.job) {
+            Ok(Some(now)) => now.has_ended(self.job.run),
+            Ok(None) => true,
+            Err(_) => false,
+        }
+    }
+
     /// Starts the pool on this node, or finds the persistent one, and stages in.
     pub(crate) fn up(&self) -> Result<()> {
         let results = self.registry.make_results(&self.results_key())?;
@@ -188,14 +197,14 @@ impl Here {
             .env("SLURM_PROCID", self.rank.to_string())
             .env("SLURM_NTASKS", self.nodes.len().to_string())
             .env("FOREBAY_NODE", &self.node);
-        command::finish(command, || self.is_over())
+        command::finish(command, || self.is_given_up())
     }
 
     /// Attaches the store and stages in, in turn with other jobs.
     fn fill(&self) -> std::result::Result<(), String> {
         let pool = self.pool();
         if self.nodes.len() > 1 {
-            forebay(&pool, &["status", "--wait", MEETING_S, "--json"], || self.is_over())?;
+            forebay(&pool, &["status", "--wait", MEETING_S, "--json"], || self.is_given_up())?;
         }
         let request = &self.job.request;
         if let Some(url) = &request.backing {
@@ -203,10 +212,10 @@ impl Here {
             if let Some(policy) = &request.policy {
                 words.extend(["--drain", policy]);
             }
-            forebay(&pool, &words, || self.is_over())?;
+            forebay(&pool, &words, || self.is_given_up())?;
         }
         let turns = Turns { config: &self.config, registry: &self.registry, key: &self.job.key() };
-        turns.stage_in(&pool, &request.stage_in, &|| self.is_over())
+        turns.stage_in(&pool, &request.stage_in, &|| self.is_given_up())
     }
 
     /// Starts the process that serves a persistent pool's orders and ends it.

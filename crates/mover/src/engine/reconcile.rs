@@ -354,6 +354,10 @@ impl<'a> Reconciler<'a> {
         let directories = (placed.kind == Kind::Directory, entry.attr.is_directory());
         match directories {
             (false, false) => Ok(Some(Some(placed.version))),
+            (true, _) if self.has_wanted_below(placed.ino)? => match self.park(place, &placed, path)? {
+                Parked::Free => Ok(Some(None)),
+                Parked::Later | Parked::Changed(_) => Ok(None),
+            },
             _ if !self.intend(place, StoreVersion::NOTHING)? => Ok(None),
             (true, _) => match self.store().remove_directory(path, &is_alive)? {
                 DirectoryRemoval::Removed => self.unpublish(place, u64::MAX).map(|()| Some(None)),
@@ -366,6 +370,28 @@ impl<'a> Reconciler<'a> {
                 Outcome::Conflict(Some(found)) => self.conflict(place, path, Some(&found)).map(|()| None),
             },
         }
+    }
+
+    /// True if a directory that is gone from the pool has something in the store that another place wants, which may be
+    /// in the directory that is to be at its place. Such a directory can be parked, if the store renames directories.
+    fn has_wanted_below(&self, directory: Ino) -> Result<bool> {
+        if !self.store().abilities().rename_directory {
+            return Ok(false);
+        }
+        let mut directories = vec![directory];
+        while let Some(directory) = directories.pop() {
+            let places = self.link.pending_in(directory);
+            for place in places.map_err(|code| Error::new(code, "cannot read the pending places"))? {
+                let Some(placed) = place.placed else { continue };
+                if self.is_wanted_elsewhere(placed.ino, &place)? {
+                    return Ok(true);
+                }
+                if placed.kind == Kind::Directory {
+                    directories.push(placed.ino);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// Removes a version whose inode is gone.

@@ -65,6 +65,22 @@ fn what_programs_write_reaches_the_store() {
 }
 
 #[test]
+fn name_of_a_removed_directory_gets_what_was_in_that() {
+    let bed = Bed::new("256MiB");
+    bed.attach_with("", &["--drain", "request"]);
+    bed.sh("cd /forebay/s; mkdir d e; mkdir -p n/m/o; echo d > d/old; echo e > e/f; echo deep > n/m/o/f");
+    assert_eq!(bed.pool_verb(&["sync", "-r", "/s"]).status.code(), Some(0));
+    // A new directory of the same name, a file of it, and one that lay two levels below.
+    bed.sh("cd /forebay/s; mv d/old x; rmdir d; mkdir d; mv x d/new; echo more > d/more; mv e/f y; rmdir e; mv y e;
+        mv n/m/o q; rm -r n; mkdir n; mv q n/m");
+    let synced = bed.pool_verb(&["sync", "-r", "/s"]);
+    assert_eq!(synced.status.code(), Some(0), "{}", bed::text(&synced));
+    let names: Vec<_> = bed.stored().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["d/", "d/more", "d/new", "e", "n/", "n/m/", "n/m/f"]);
+    assert_eq!(bed.sh("cd $S; cat d/new d/more e n/m/f"), "d\nmore\ne\ndeep\n");
+}
+
+#[test]
 fn a_released_file_is_restored_by_the_next_reader_and_writer() {
     let bed = Bed::attached("256MiB", "", "");
     bed.sh("cd /forebay/s; head -c 3000000 /dev/urandom > f; cp f $S/../copy");
