@@ -44,6 +44,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
         "tree" => crate::nodes::drive(&orders)?,
         "far-make" => named(crate::nodes::drive_far_make(&orders)?),
         "far" => named(crate::nodes::drive_far(&orders)?),
+        "volume" => crate::nodes::drive_volume(&orders)?,
+        "volume-far" => crate::nodes::drive_volume_far(&orders)?,
+        "volume-shared" => crate::nodes::drive_volume_shared(&orders)?,
         "mapped" => named(crate::mount::drive_mapped(&orders)?),
         other => return Err(format!("there is no drive {other}")),
     };

@@ -13,6 +13,7 @@ mod library;
 mod raw;
 mod starting;
 mod trees;
+mod volumes;
 
 use std::path::Path;
 
@@ -22,6 +23,9 @@ use crate::sizes::Sizes;
 pub(crate) use far::{drive as drive_far, make as drive_far_make};
 pub(crate) use raw::{ask as drive_raw_ask, serve as drive_raw_serve};
 pub(crate) use trees::drive;
+pub(crate) use volumes::{
+    drive as drive_volume, drive_far as drive_volume_far, drive_shared as drive_volume_shared,
+};
 
 /// All tables.
 pub(crate) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
@@ -38,6 +42,11 @@ pub(crate) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, Stri
 /// The tables of requests from one node to another.
 pub(crate) fn measure_far(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
     Ok(vec![far::measure(binaries, sizes)?, trees::measure_far(binaries, sizes)?])
+}
+
+/// The tables of volumes.
+pub(crate) fn measure_volumes(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
+    volumes::measure(binaries, sizes)
 }
 
 /// The tables of MPI ranks on several nodes.

@@ -22,14 +22,14 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--results" => results = Some(value()?),
             "--disk" => disk = value()?,
             "--quick" => quick = true,
-            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "backing" | "jobs"
+            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "volumes" | "backing" | "jobs"
             | "day" | "tools" => {
                 sections.push(argument.as_str());
             }
             part if backing::PARTS.contains(&part) => sections.push(part),
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, backing ({}), jobs, day, tools",
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, volumes, backing ({}), jobs, day, tools",
                     backing::PARTS.join(", ")
                 ))
             }
@@ -55,7 +55,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
     let needs_no_age = |section: &str| {
-        let own = ["cost", "nodes", "far", "ranks", "backing", "jobs", "day"];
+        let own = ["cost", "nodes", "far", "ranks", "volumes", "backing", "jobs", "day"];
         own.contains(&section) || backing::PARTS.contains(&section)
     };
     if sections.iter().any(|section| !needs_no_age(section)) {
@@ -91,6 +91,11 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             }
             "ranks" => {
                 nodes::measure_ranks(&binaries, &sizes)?
+                    .into_iter()
+                    .for_each(|table| show(table, &mut tables));
+            }
+            "volumes" => {
+                nodes::measure_volumes(&binaries, &sizes)?
                     .into_iter()
                     .for_each(|table| show(table, &mut tables));
             }

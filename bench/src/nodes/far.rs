@@ -28,8 +28,8 @@ const MARKED: usize = 64 << 10;
 /// Duration of the measurement for one direction and length.
 const SECONDS: f64 = 0.5;
 /// The variables that name libforebay.so and the pool's directory.
-const LIBRARY_VARIABLE: &str = "FOREBAY_BENCH_LIBRARY";
-const POOL_VARIABLE: &str = "FOREBAY_BENCH_POOL";
+pub(super) const LIBRARY_VARIABLE: &str = "FOREBAY_BENCH_LIBRARY";
+pub(super) const POOL_VARIABLE: &str = "FOREBAY_BENCH_POOL";
 
 pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
     let (hosts, place) = Hosts::apart(binaries)?;
@@ -66,7 +66,7 @@ pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
     Ok(table)
 }
 
-fn rate(said: &str, of: &str) -> Result<f64, String> {
+pub(super) fn rate(said: &str, of: &str) -> Result<f64, String> {
     let told: serde_json::Value =
         serde_json::from_str(said.trim()).map_err(|e| format!("a client said {said:?}: {e}"))?;
     told[of].as_f64().ok_or(format!("a client said {said:?}"))

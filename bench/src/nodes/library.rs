@@ -18,6 +18,25 @@ type Close = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Read = unsafe extern "C" fn(*const c_void, *mut c_void, usize, i64) -> i64;
 type Advise = unsafe extern "C" fn(*const c_void, c_int) -> c_int;
 type Write = unsafe extern "C" fn(*const c_void, *const c_void, usize, i64) -> i64;
+type VolumeOpen = unsafe extern "C" fn(*mut c_void, *const c_char, c_int, *mut *mut c_void) -> c_int;
+type Put = unsafe extern "C" fn(*const c_void, *const c_void, usize, i64) -> c_int;
+type Get = unsafe extern "C" fn(*const c_void, *mut c_void, usize, i64) -> c_int;
+type FetchAdd = unsafe extern "C" fn(*const c_void, i64, u64, *mut u64) -> c_int;
+type QueueCreate = unsafe extern "C" fn(c_int, *mut *mut c_void) -> c_int;
+type QueueWait = unsafe extern "C" fn(*const c_void, *mut Completion, c_int, c_int) -> c_int;
+type PutStart =
+    unsafe extern "C" fn(*const c_void, *const c_void, usize, i64, *mut c_void, *mut c_void) -> c_int;
+type GetStart =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, i64, *mut c_void, *mut c_void) -> c_int;
+
+/// `struct forebay_completion`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Completion {
+    state: *mut c_void,
+    result: i64,
+    was: u64,
+}
 
 /// The library, attached to a pool.
 pub(super) struct Library {
@@ -28,6 +47,22 @@ pub(super) struct Library {
     read: Read,
     write: Write,
     advise: Advise,
+    volume_open: VolumeOpen,
+    volume_close: Close,
+    put: Put,
+    get: Get,
+    fetch_add: FetchAdd,
+    queue_create: QueueCreate,
+    queue_close: Close,
+    queue_wait: QueueWait,
+    put_start: PutStart,
+    get_start: GetStart,
+}
+
+/// An open volume.
+pub(super) struct Volume<'a> {
+    library: &'a Library,
+    volume: *mut c_void,
 }
 
 /// An open file of the pool.
@@ -74,6 +109,18 @@ impl Library {
                 read: std::mem::transmute::<*mut c_void, Read>(symbol(c"forebay_file_pread")?),
                 write: std::mem::transmute::<*mut c_void, Write>(symbol(c"forebay_file_pwrite")?),
                 advise: std::mem::transmute::<*mut c_void, Advise>(symbol(c"forebay_file_advise")?),
+                volume_open: std::mem::transmute::<*mut c_void, VolumeOpen>(symbol(c"forebay_volume_open")?),
+                volume_close: std::mem::transmute::<*mut c_void, Close>(symbol(c"forebay_volume_close")?),
+                put: std::mem::transmute::<*mut c_void, Put>(symbol(c"forebay_volume_put")?),
+                get: std::mem::transmute::<*mut c_void, Get>(symbol(c"forebay_volume_get")?),
+                fetch_add: std::mem::transmute::<*mut c_void, FetchAdd>(symbol(c"forebay_volume_fetch_add")?),
+                queue_create: std::mem::transmute::<*mut c_void, QueueCreate>(symbol(
+                    c"forebay_queue_create",
+                )?),
+                queue_close: std::mem::transmute::<*mut c_void, Close>(symbol(c"forebay_queue_close")?),
+                queue_wait: std::mem::transmute::<*mut c_void, QueueWait>(symbol(c"forebay_queue_wait")?),
+                put_start: std::mem::transmute::<*mut c_void, PutStart>(symbol(c"forebay_volume_put_start")?),
+                get_start: std::mem::transmute::<*mut c_void, GetStart>(symbol(c"forebay_volume_get_start")?),
             };
             (attach, made)
         };
@@ -95,6 +142,101 @@ impl Library {
         let opened = unsafe { (self.open)(self.pool, path.as_ptr(), flags, 0o644, 1, 0, &mut file) };
         checked(opened.into(), "forebay_file_open")?;
         Ok(File { library: self, file })
+    }
+}
+
+impl Library {
+    /// Opens a volume for reading and writing.
+    pub(super) fn volume(&self, specifier: &CStr) -> Result<Volume<'_>, String> {
+        let mut volume = std::ptr::null_mut();
+        // SAFETY: the pool is attached, the specifier ends in NUL, the result is ours.
+        let opened = unsafe { (self.volume_open)(self.pool, specifier.as_ptr(), libc::O_RDWR, &mut volume) };
+        checked(opened.into(), "forebay_volume_open")?;
+        Ok(Volume { library: self, volume })
+    }
+}
+
+impl Volume<'_> {
+    #[inline]
+    pub(super) fn put(&self, from: &[u8], offset: usize) -> Result<(), String> {
+        // SAFETY: the volume is open, the bytes are ours.
+        match unsafe { (self.library.put)(self.volume, from.as_ptr().cast(), from.len(), offset as i64) } {
+            0 => Ok(()),
+            failed => checked(failed.into(), "forebay_volume_put").map(drop),
+        }
+    }
+
+    #[inline]
+    pub(super) fn get(&self, to: &mut [u8], offset: usize) -> Result<(), String> {
+        // SAFETY: the volume is open, the buffer is ours.
+        match unsafe { (self.library.get)(self.volume, to.as_mut_ptr().cast(), to.len(), offset as i64) } {
+            0 => Ok(()),
+            failed => checked(failed.into(), "forebay_volume_get").map(drop),
+        }
+    }
+
+    #[inline]
+    pub(super) fn fetch_add(&self, offset: usize, by: u64) -> Result<u64, String> {
+        let mut was = 0;
+        // SAFETY: the volume is open, the result is ours.
+        match unsafe { (self.library.fetch_add)(self.volume, offset as i64, by, &mut was) } {
+            0 => Ok(was),
+            failed => checked(failed.into(), "forebay_volume_fetch_add").map(|_| was),
+        }
+    }
+
+    /// Gets, or puts, `parts` of `block` bytes each from consecutive offsets, all at a time.
+    pub(super) fn all_at_once(&self, memory: &mut [u8], block: usize, puts: bool) -> Result<(), String> {
+        let (library, mut queue) = (self.library, std::ptr::null_mut());
+        // SAFETY: the result is ours.
+        checked(unsafe { (library.queue_create)(0, &mut queue) }.into(), "forebay_queue_create")?;
+        let mut outcome = Ok(());
+        let mut started = 0;
+        for (i, part) in memory.chunks_mut(block).enumerate() {
+            let (bytes, offset, no_state) = (part.len(), (i * block) as i64, std::ptr::null_mut());
+            // SAFETY: volume and queue are open; the memory is not used until the queue is closed.
+            let done = unsafe {
+                match puts {
+                    true => {
+                        (library.put_start)(self.volume, part.as_ptr().cast(), bytes, offset, queue, no_state)
+                    }
+                    false => (library.get_start)(
+                        self.volume,
+                        part.as_mut_ptr().cast(),
+                        bytes,
+                        offset,
+                        queue,
+                        no_state,
+                    ),
+                }
+            };
+            match checked(done.into(), "starting a call") {
+                Ok(_) => started += 1,
+                Err(e) => outcome = Err(e),
+            }
+        }
+        let mut completions = [Completion { state: std::ptr::null_mut(), result: 0, was: 0 }; 16];
+        while started > 0 {
+            // SAFETY: the queue is open, and there is room for as many completions.
+            let n = unsafe { (library.queue_wait)(queue, completions.as_mut_ptr(), 16, -1) };
+            let n = checked(n.into(), "forebay_queue_wait")?;
+            for completion in &completions[..n] {
+                if let Err(e) = checked(completion.result, "an asynchronous call") {
+                    outcome = Err(e);
+                }
+            }
+            started -= n;
+        }
+        // SAFETY: the last use.
+        checked(unsafe { (library.queue_close)(queue) }.into(), "forebay_queue_close")?;
+        outcome
+    }
+}
+
+impl Drop for Volume<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the volume is open, and this is the last that is done with it.
+        unsafe { (self.library.volume_close)(self.volume) };
     }
 }
 
