@@ -264,6 +264,9 @@ impl SharedMemory {
 /// A kind of call: its name, and the call at an offset.
 type Kind<'a> = (String, &'a mut dyn FnMut(usize) -> Result<(), String>);
 
+/// A call at the place with a number, with the process's buffer.
+type Transfer<'a> = dyn FnMut(usize, &mut [u8]) -> Result<(), String> + 'a;
+
 /// Nanoseconds of each kind of call: the median over batches that alternate. Offsets walk through `window` bytes.
 fn alternate(mut kinds: Vec<Kind<'_>>, block: usize, window: usize) -> Result<Vec<(String, f64)>, String> {
     let places = (window / block).max(1);
@@ -392,7 +395,7 @@ pub(crate) fn drive_shared(orders: &Orders) -> Result<Vec<(String, f64)>, String
         let at = |i: usize| (first + i) * block % orders.bytes;
         // Its pages are there before the time begins, as those of the volume are.
         (0..calls).try_for_each(|i| file.write(&buffer, i * block))?;
-        let mut phase = |work: &mut dyn FnMut(usize, &mut [u8]) -> Result<(), String>| {
+        let mut phase = |work: &mut Transfer<'_>| {
             gate.timed(|| (0..ROUNDS * calls).try_for_each(|i| work(i % calls, &mut buffer)))
         };
         phase(&mut |i, buffer| volume.put(buffer, at(i)))?;
