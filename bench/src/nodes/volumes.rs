@@ -390,7 +390,8 @@ pub(crate) fn drive_shared(orders: &Orders) -> Result<Vec<(String, f64)>, String
         let volume = library.volume(&specifier(orders))?;
         let path = CString::new(format!("/volumes-{}", gate.process)).unwrap_or_default();
         let file = library.open(&path, libc::O_CREAT | libc::O_RDWR)?;
-        let mut buffer = vec![gate.process as u8; block];
+        // Not zero: its pages would be one page.
+        let mut buffer = vec![1 + gate.process as u8; block];
         let first = gate.process * calls;
         let at = |i: usize| (first + i) * block % orders.bytes;
         // Its pages are there before the time begins, as those of the volume are.
