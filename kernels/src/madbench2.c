@@ -214,6 +214,15 @@ static void begin(int phase) { phase_start(&phases[phase]); }
 
 static void end(int phase, bool io) { phase_stop(&phases[phase], io ? rows * pixels * 8 : 0, 1); }
 
+/* Ends a writing phase with a sync inside its time, where that is asked for. */
+static void sync_in(int phase, struct file *file) {
+    if (!settings.sync)
+        return;
+    begin(phase);
+    file_sync(file);
+    phase_stop(&phases[phase], 0, 0);
+}
+
 static void part_s(void) {
     struct file file;
     join_gang(1);
@@ -230,11 +239,7 @@ static void part_s(void) {
         file_write(&file, place(bin), block, rows * pixels * 8);
         end(S_WRITE, true);
     }
-    if (settings.sync) {
-        begin(S_WRITE);
-        file_sync(&file);
-        phase_stop(&phases[S_WRITE], 0, 0);
-    }
+    sync_in(S_WRITE, &file);
     file_close(&file);
     free(block);
     MPI_Comm_free(&gang);
@@ -273,11 +278,7 @@ static void part_w(void) {
         file_write(&out, place(bin), product, rows * pixels * 8);
         end(W_WRITE, true);
     }
-    if (settings.sync) {
-        begin(W_WRITE);
-        file_sync(&out);
-        phase_stop(&phases[W_WRITE], 0, 0);
-    }
+    sync_in(W_WRITE, &out);
     file_close(&in);
     file_close(&out);
     free(block);

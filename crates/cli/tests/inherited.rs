@@ -68,7 +68,7 @@ fn client_that_the_daemon_has_no_descriptor_for_fails_with_emfile_and_a_later_on
     // The same error occurs while idle connections use up the descriptors of the worker, or of the supervisor.
     for socket in ["socket", "supervisor"] {
         let silent: Vec<_> = (0..60).map(|_| UnixStream::connect(pool.join(socket)).unwrap()).collect();
-        // A busy machine may accept them later than the first program's.
+        // The daemon accepts them one after the other: until it has, a program may still get a descriptor.
         common::eventually("a program is refused", || program("echo x >/forebay/x").code != Some(0));
         drop(silent);
         common::eventually("a program works again", || program("echo y >/forebay/y").code == Some(0));

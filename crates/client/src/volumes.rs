@@ -126,8 +126,8 @@ impl Pool {
     /// # Errors
     /// As [`Pool::volume_create`]; [`Code::NotFound`]; [`Code::NotPermitted`]; [`Code::Busy`] for one that is being
     /// resized, or is open and is to shrink; [`Code::Invalid`] for a size below the present one at which no segment ends;
-    /// [`Code::TooManyLinks`] if it has grown too often; [`Code::NotSupported`] for one with pieces on nodes other than
-    /// the root directory's.
+    /// [`Code::TooManyLinks`] if it has grown too often; [`Code::NotSupported`] for one with a piece on another node
+    /// than that of the root directory.
     pub fn volume_resize(
         &'static self,
         name: &[u8],
