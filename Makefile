@@ -71,7 +71,7 @@ install: build
 	install -m 755 $(RELEASE)/libforebay.so $(RELEASE)/libforebay_preload.so $(DESTDIR)$(PREFIX)/lib/
 	for library in $(RELEASE)/libforebay_mpi*.so; do \
 		if [ -e "$$library" ]; then install -m 755 "$$library" $(DESTDIR)$(PREFIX)/lib/; fi; done
-	install -m 644 crates/capi/include/forebay.h $(DESTDIR)$(PREFIX)/include/
+	install -m 644 crates/capi/include/forebay.h crates/capi/include/forebay.f90 $(DESTDIR)$(PREFIX)/include/
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man3
 	install -d $(DESTDIR)$(PREFIX)/share/man/man5 $(DESTDIR)$(PREFIX)/share/man/man8
 	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/

@@ -1,5 +1,9 @@
 //! include/forebay.h compiles alone, as C11 and as C++17, with all warnings.
 
+#[path = "../build/header.rs"]
+#[allow(dead_code)] // The build script uses all of it.
+mod header;
+
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,6 +53,32 @@ fn header_alone_compiles_as_c11() {
 fn header_alone_compiles_as_cpp17() {
     compile("c++", "cpp", "c++17", "#include <forebay.h>\n");
     compile("c++", "cpp", "c++17", USES);
+}
+
+/// A program in C++ that refers to every function is linked with the library: no name is C++'s.
+#[test]
+fn every_function_can_be_called_from_cpp() {
+    let functions = header::read(Path::new(env!("CARGO_MANIFEST_DIR"))).functions;
+    let mut source = String::from("#include <forebay.h>\ntypedef void any();\nany *const all[] = {\n");
+    for function in &functions {
+        source.push_str(&format!("    reinterpret_cast<any *>({}),\n", function.name));
+    }
+    source.push_str("};\nint main() { return all[0] == nullptr; }\n");
+    let here = std::env::current_exe().unwrap();
+    let libraries = here.ancestors().nth(2).unwrap();
+    let program = std::env::temp_dir().join(format!("forebay-cpp-{}", std::process::id()));
+    let file = program.with_extension("cpp");
+    std::fs::write(&file, source).unwrap();
+    let mut compiler = Command::new("c++");
+    compiler.args(["-Wall", "-Wextra", "-Werror", "-std=c++17", "-I"]);
+    compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include")).arg(&file).arg("-o").arg(&program);
+    compiler.arg("-L").arg(libraries).arg("-lforebay").arg(format!("-Wl,-rpath,{}", libraries.display()));
+    let output = compiler.output().unwrap_or_else(|e| panic!("c++ cannot be run: {e}"));
+    let ran = Command::new(&program).status();
+    std::fs::remove_file(&file).ok();
+    std::fs::remove_file(&program).ok();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(ran.is_ok_and(|status| status.success()));
 }
 
 #[test]
