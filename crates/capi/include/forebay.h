@@ -437,15 +437,16 @@ int forebay_volume_swap_start(const forebay_volume *volume, int64_t offset, uint
 /*
  * A volume holds a file: its bytes up to an end of file, which all processes share, and which lives as long as the volume.
  * MPI-IO uses volumes so. forebay_volume_file_open opens the file of the volume that a specifier names. The functions of
- * forebay_file do with it what they do with other files, without a system call. `flags` are as for forebay_file_open. A new
- * or formatted volume is an empty file that nobody has created: O_EXCL succeeds. -ENOENT, without O_CREAT: the file was
- * removed; otherwise the errors are those of forebay_volume_open. forebay_volume_file_unlink removes the file. The volume
- * stays, and its bytes up to the end become zero; no process should have the file open.
+ * forebay_file do with it what they do with other files, without a system call where all pieces are on this node. From
+ * other nodes than that of the first piece each read and write asks for the end. `flags` are as for forebay_file_open. A
+ * new or formatted volume is an empty file that nobody has created: O_EXCL succeeds. -ENOENT, without O_CREAT: the file
+ * was removed; otherwise the errors are those of forebay_volume_open. forebay_volume_file_unlink removes the file. The
+ * volume stays, and its bytes up to the end become zero; no process should have the file open.
  *
  * Writes, forebay_file_truncate and forebay_file_allocate move the end; forebay_volume_put and the others do not. What a
  * write skips reads as zeros, unless a program has put there. -ENOSPC beyond the end of the volume: nothing is written
- * then. forebay_file_truncate must not meet writes of other processes. There is no descriptor and no group
- * (-EOPNOTSUPP), and all bytes count as data for forebay_file_seek_data. The end of joined volumes is kept with the first.
+ * then. forebay_file_truncate must not meet writes of other processes. There is no descriptor (-EOPNOTSUPP), and all
+ * bytes count as data for forebay_file_seek_data. The end of joined volumes is kept with the first.
  */
 int forebay_volume_file_open(forebay_pool *pool, const char *specifier, int flags, forebay_file **file);
 int forebay_volume_file_unlink(forebay_pool *pool, const char *specifier);

@@ -178,6 +178,8 @@ fn execute(volume: &Striped, offset: u64, operation: &Operation) -> Result<u64, 
         }
         Operation::Atomic(AtomicOp::Add { by }) => volume.fetch_add(offset, by),
         Operation::Atomic(AtomicOp::Swap { new }) => volume.swap(offset, new),
+        // Not offered by forebay.h.
+        Operation::Atomic(AtomicOp::Max { .. } | AtomicOp::Load) => Err(Code::NotSupported),
     }
 }
 

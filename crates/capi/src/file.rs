@@ -5,7 +5,7 @@
 use std::os::raw::c_int;
 use std::sync::Arc;
 
-use forebay_client::{Pool, Run, Striping};
+use forebay_client::{Groups, Pool, Run, Striping};
 use forebay_types::Code;
 
 use crate::answer::{Failed, FAULT, INVALID};
@@ -16,12 +16,24 @@ use crate::public::{at, Text};
 /// An open file of any layout.
 #[allow(non_camel_case_types)]
 pub struct forebay_file {
+    pool: &'static Pool,
     opened: Opened,
 }
 
 impl forebay_file {
-    pub(crate) fn new(opened: Opened) -> *mut forebay_file {
-        Box::into_raw(Box::new(forebay_file { opened }))
+    pub(crate) fn new(pool: &'static Pool, opened: Opened) -> *mut forebay_file {
+        Box::into_raw(Box::new(forebay_file { pool, opened }))
+    }
+
+    /// The groups of processes that have it open.
+    pub(crate) fn groups(&self) -> Result<Groups, Code> {
+        match &self.opened {
+            Opened::Pool(file) => Ok(file.groups()),
+            Opened::Volume(file) => {
+                let first = file.volume().first_piece().ok_or(Code::NotSupported)?;
+                Ok(self.pool.groups_of_volume(first))
+            }
+        }
     }
 
     /// The file, for a transfer that may outlast the handle.
@@ -80,7 +92,7 @@ pub(crate) fn file_open_on(
     let striping = Striping { stripe_count: count.max(1), stripe_bytes, directory_takes_precedence };
     let mut escape = forebay_client::PathBuffer::new();
     let file = pool.open_striped_on(place, flags, mode, striping, targets, &mut escape)?;
-    *out = forebay_file::new(Opened::Pool(Arc::new(file)));
+    *out = forebay_file::new(pool, Opened::Pool(Arc::new(file)));
     Ok(())
 }
 

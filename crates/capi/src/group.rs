@@ -9,16 +9,16 @@ type Done = Result<(), Failed>;
 
 pub(crate) fn file_group_make(file: &forebay_file, position: i64, group: Option<&mut u64>) -> Done {
     let group = group.ok_or(FAULT)?;
-    *group = file.pool_file()?.group_make(unsigned(position)?)?;
+    *group = file.groups()?.make(unsigned(position)?)?;
     Ok(())
 }
 
 pub(crate) fn file_group_move(file: &forebay_file, group: u64, by: i64) -> Result<u64, Failed> {
-    Ok(file.pool_file()?.group_move(group, unsigned(by)?)?)
+    Ok(file.groups()?.move_by(group, unsigned(by)?)?)
 }
 
 pub(crate) fn file_group_seek(file: &forebay_file, group: u64, position: i64) -> Done {
-    Ok(file.pool_file()?.group_seek(group, unsigned(position)?)?)
+    Ok(file.groups()?.seek(group, unsigned(position)?)?)
 }
 
 pub(crate) fn file_group_lock(
@@ -33,14 +33,14 @@ pub(crate) fn file_group_lock(
     let (start, bytes) = (unsigned(offset)?, unsigned(bytes)?);
     let last = bytes.checked_sub(1).and_then(|more| start.checked_add(more));
     let end = last.filter(|end| *end <= i64::MAX as u64).ok_or(INVALID)?;
-    *lock = file.pool_file()?.group_lock(group, writes != 0, start, end)?;
+    *lock = file.groups()?.lock(group, writes != 0, start, end)?;
     Ok(())
 }
 
 pub(crate) fn file_group_unlock(file: &forebay_file, group: u64, lock: u64) -> Done {
-    Ok(file.pool_file()?.group_unlock(group, lock)?)
+    Ok(file.groups()?.unlock(group, lock)?)
 }
 
 pub(crate) fn file_group_end(file: &forebay_file, group: u64) -> Done {
-    Ok(file.pool_file()?.group_end(group)?)
+    Ok(file.groups()?.end(group)?)
 }

@@ -1,5 +1,5 @@
 //! What a forebay_file is: a file of the pool, or the file in a volume. Both do the same, except that the latter has no
-//! descriptor, and no groups.
+//! descriptor.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ impl Opened {
     pub(crate) fn count_elsewhere(&self) -> usize {
         match self {
             Pool(file) => file.count_elsewhere(),
-            Volume(_) => 0,
+            Volume(file) => file.volume().far_pieces(),
         }
     }
 

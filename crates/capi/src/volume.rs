@@ -80,7 +80,7 @@ pub(crate) fn volume_file_open(
     let is_exclusive = creates && has(libc::O_EXCL);
     let flags = FileFlags { reads, writes, creates, is_exclusive, truncates };
     let file = VolumeFile::open(opened(pool, specifier, writes)?, flags)?;
-    *out = forebay_file::new(Opened::Volume(Arc::new(file)));
+    *out = forebay_file::new(pool, Opened::Volume(Arc::new(file)));
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 
 use forebay_ring::{call_clock, pause};
 use forebay_types::limits::CALL_TIMEOUT_MS;
-use forebay_types::{AtomicOp, BackingId, BackingOp, Code, NodeId, Reply, Request};
+use forebay_types::{AtomicOp, BackingId, BackingOp, Code, NodeId, PieceWord, Reply, Request};
 use forebay_volume::{Far, FarRange};
 
 use crate::locks::{PAUSE, PAUSE_MAX};
@@ -139,8 +139,8 @@ impl Far for FarPieces {
         unsafe { self.move_all(ranges, Memory::From(from)) }
     }
 
-    fn atomic(&self, piece: BackingId, offset: u64, op: AtomicOp) -> Result<u64, Code> {
-        let request = Request::Backing { id: piece, op: BackingOp::Atomic { offset, op } };
+    fn atomic(&self, piece: BackingId, word: PieceWord, op: AtomicOp) -> Result<u64, Code> {
+        let request = Request::Backing { id: piece, op: BackingOp::Atomic { word, op } };
         let mut reopened = 0;
         loop {
             let done = self.pool.ask_as(caller(), &request, |reply| match reply {

@@ -1,14 +1,14 @@
 //! State that is shared by processes of several nodes which opened a file together: a file pointer, and locks that
 //! conflict only within the group. MPI's shared file pointer and atomic mode use them. The daemon of the node with the
-//! file's first backing file keeps them (`crates/server/src/worker/network/groups.rs`) under a random number. The
-//! process that creates the group draws the number and passes it to the others.
+//! file's first backing file, or the volume's first piece, keeps them (`crates/server/src/worker/network/groups.rs`)
+//! under a random number. The process that creates the group draws the number and passes it to the others.
 
 use forebay_ring::pause;
 use forebay_types::{BackingId, BackingOp, Code, GroupOp, LockKind, LockRequest, Reply, Request};
 
 use crate::file::File;
 use crate::locks::{PAUSE, PAUSE_MAX};
-use crate::pool::caller;
+use crate::pool::{caller, Pool};
 use crate::remote_inodes::new_handle;
 
 /// Numbers that are tried before the call fails because each is in use.
@@ -25,18 +25,35 @@ fn drawn(session: u64, handle: u64) -> u64 {
 }
 
 impl File {
-    fn ask_group<T>(
-        &self,
-        key: u64,
-        op: GroupOp,
-        take: impl Fn(Reply<'_>) -> Result<T, Code>,
-    ) -> Result<T, Code> {
-        let id = BackingId::of(self.ino(), self.layout(), 0, 0);
-        self.pool.ask_as(caller(), &Request::Backing { id, op: BackingOp::Group { key, op } }, take)
+    /// The groups of processes that have this file open.
+    pub fn groups(&self) -> Groups {
+        Groups { pool: self.pool, at: BackingId::of(self.ino(), self.layout(), 0, 0) }
+    }
+}
+
+impl Pool {
+    /// The groups of processes that have a volume's file open, by the volume's first piece.
+    pub fn groups_of_volume(&'static self, first_piece: BackingId) -> Groups {
+        Groups { pool: self, at: first_piece }
+    }
+}
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub struct Groups {
+    pool: &'static Pool,
+    /// The backing file whose node keeps them.
+    at: BackingId,
+}
+
+impl Groups {
+    fn ask<T>(&self, key: u64, op: GroupOp, take: impl Fn(Reply<'_>) -> Result<T, Code>) -> Result<T, Code> {
+        let request = Request::Backing { id: self.at, op: BackingOp::Group { key, op } };
+        self.pool.ask_as(caller(), &request, take)
     }
 
-    fn tell_group(&self, key: u64, op: GroupOp) -> Result<(), Code> {
-        self.ask_group(key, op, |reply| match reply {
+    fn tell(&self, key: u64, op: GroupOp) -> Result<(), Code> {
+        self.ask(key, op, |reply| match reply {
             Reply::Done => Ok(()),
             _ => Err(Code::Malformed),
         })
@@ -48,7 +65,7 @@ impl File {
     /// # Errors
     /// [`Code::NotSupported`] in a pool of one node, whose processes share memory; [`Code::NoResources`] if there are
     /// too many groups.
-    pub fn group_make(&self, position: u64) -> Result<u64, Code> {
+    pub fn make(&self, position: u64) -> Result<u64, Code> {
         if !self.pool.spans_nodes() {
             return Err(Code::NotSupported);
         }
@@ -56,7 +73,7 @@ impl File {
         let mut result = Err(Code::Exists);
         for _ in 0..DRAWS {
             let key = drawn(session, new_handle());
-            result = self.tell_group(key, GroupOp::Make { position }).map(|()| key);
+            result = self.tell(key, GroupOp::Make { position }).map(|()| key);
             if result != Err(Code::Exists) {
                 break;
             }
@@ -69,8 +86,8 @@ impl File {
     ///
     /// # Errors
     /// [`Code::Stale`] if the group does not exist any more; [`Code::FileTooLarge`] beyond the longest file.
-    pub fn group_move(&self, key: u64, by: u64) -> Result<u64, Code> {
-        self.ask_group(key, GroupOp::Move { by }, |reply| match reply {
+    pub fn move_by(&self, key: u64, by: u64) -> Result<u64, Code> {
+        self.ask(key, GroupOp::Move { by }, |reply| match reply {
             Reply::Count(before) => Ok(before),
             _ => Err(Code::Malformed),
         })
@@ -79,22 +96,22 @@ impl File {
     /// Sets the group's pointer.
     ///
     /// # Errors
-    /// As [`File::group_move`].
-    pub fn group_seek(&self, key: u64, position: u64) -> Result<(), Code> {
-        self.tell_group(key, GroupOp::Seek { position })
+    /// As [`Groups::move_by`].
+    pub fn seek(&self, key: u64, position: u64) -> Result<(), Code> {
+        self.tell(key, GroupOp::Seek { position })
     }
 
     /// Locks bytes `start` to `end` within the group, exclusively with `writes`, else shared. Waits for conflicting
-    /// locks. Returns the lock's number, for [`File::group_unlock`]. The lock ends with this process.
+    /// locks. Returns the lock's number, for [`Groups::unlock`]. The lock ends with this process.
     ///
     /// # Errors
-    /// As [`File::group_move`].
-    pub fn group_lock(&self, key: u64, writes: bool, start: u64, end: u64) -> Result<u64, Code> {
+    /// As [`Groups::move_by`].
+    pub fn lock(&self, key: u64, writes: bool, start: u64, end: u64) -> Result<u64, Code> {
         let (owner, mut wait) = (new_handle(), PAUSE);
         let kind = if writes { LockKind::Write } else { LockKind::Read };
         let wish = LockRequest { owner, flock: false, kind, start, end };
         loop {
-            match self.tell_group(key, GroupOp::Lock(wish)) {
+            match self.tell(key, GroupOp::Lock(wish)) {
                 // No timeout: the holder is alive, or its locks end.
                 Err(Code::Busy) => {
                     pause(wait);
@@ -108,18 +125,18 @@ impl File {
     /// Releases a lock.
     ///
     /// # Errors
-    /// As [`File::group_move`].
-    pub fn group_unlock(&self, key: u64, lock: u64) -> Result<(), Code> {
+    /// As [`Groups::move_by`].
+    pub fn unlock(&self, key: u64, lock: u64) -> Result<(), Code> {
         let wish = LockRequest { owner: lock, flock: false, kind: LockKind::Unlock, start: 0, end: 0 };
-        self.tell_group(key, GroupOp::Lock(wish))
+        self.tell(key, GroupOp::Lock(wish))
     }
 
     /// Ends a group that this process made.
     ///
     /// # Errors
     /// [`Code::NotPermitted`] for a group that another process made.
-    pub fn group_end(&self, key: u64) -> Result<(), Code> {
-        self.tell_group(key, GroupOp::End)
+    pub fn end(&self, key: u64) -> Result<(), Code> {
+        self.tell(key, GroupOp::End)
     }
 }
 

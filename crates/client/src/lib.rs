@@ -62,6 +62,7 @@ mod xattr;
 pub use connection::Role;
 pub use directory::Directory;
 pub use file::{File, Striping};
+pub use group::Groups;
 pub use layout_choice::targets_of;
 pub use leased::{has_arrived, has_name, LeaseKind, LeasedFiles};
 pub use locks::{leaves_lock_in_doubt, new_lock_owner, LockPlace, LocksElsewhere, Unlocks};

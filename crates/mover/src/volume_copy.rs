@@ -257,8 +257,6 @@ impl Copy<'_> {
             true => volume.end_file(end),
             false => volume.extend_file(end),
         };
-        // The node of the volume's first piece keeps the end.
-        let ended = if ended == Err(Code::NotSupported) { Ok(()) } else { ended };
         ended.and_then(|()| volume.flush()).map_err(|code| self.error(store, path, code))
     }
 }

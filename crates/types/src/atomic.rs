@@ -1,9 +1,18 @@
-//! Atomic operations on a 64-bit word of a volume.
+//! Atomic operations on the 64-bit words of a volume.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
+
+/// A word of a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PieceWord {
+    /// At an offset, a multiple of 8.
+    At(u64),
+    /// The end of the volume's file, in the head beside the first piece.
+    End,
+}
 
 /// An operation. Its result is what the word was before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,6 +34,13 @@ pub enum AtomicOp {
         /// What replaces it.
         new: u64,
     },
+    /// Replaces the word if it is smaller.
+    Max {
+        /// What replaces it.
+        least: u64,
+    },
+    /// Changes nothing.
+    Load,
 }
 
 impl AtomicOp {
@@ -38,6 +54,8 @@ impl AtomicOp {
             }
             AtomicOp::Add { by } => word.fetch_add(by, order),
             AtomicOp::Swap { new } => word.swap(new, order),
+            AtomicOp::Max { least } => word.fetch_max(least, order),
+            AtomicOp::Load => word.load(order),
         }
     }
 
@@ -46,6 +64,8 @@ impl AtomicOp {
             AtomicOp::CompareAndSwap { expected, new } => (0, new, Some(expected)),
             AtomicOp::Add { by } => (1, by, None),
             AtomicOp::Swap { new } => (2, new, None),
+            AtomicOp::Max { least } => (3, least, None),
+            AtomicOp::Load => (4, 0, None),
         };
         w.u8(tag)?;
         w.u64(first)?;
@@ -58,6 +78,8 @@ impl AtomicOp {
             0 => Ok(AtomicOp::CompareAndSwap { expected: r.u64()?, new: value }),
             1 => Ok(AtomicOp::Add { by: value }),
             2 => Ok(AtomicOp::Swap { new: value }),
+            3 => Ok(AtomicOp::Max { least: value }),
+            4 if value == 0 => Ok(AtomicOp::Load),
             _ => Err(Code::Malformed),
         }
     }
@@ -74,6 +96,8 @@ mod tests {
         assert_eq!(AtomicOp::CompareAndSwap { expected: 7, new: 9 }.apply(&word), 7);
         assert_eq!(AtomicOp::Add { by: u64::MAX }.apply(&word), 9);
         assert_eq!(AtomicOp::Swap { new: 3 }.apply(&word), 8);
-        assert_eq!(word.into_inner(), 3);
+        assert_eq!((AtomicOp::Max { least: 2 }.apply(&word), AtomicOp::Load.apply(&word)), (3, 3));
+        assert_eq!((AtomicOp::Max { least: 5 }.apply(&word), AtomicOp::Load.apply(&word)), (3, 5));
+        assert_eq!(word.into_inner(), 5);
     }
 }

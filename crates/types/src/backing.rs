@@ -1,6 +1,6 @@
 //! Operations on one backing file on another node's target, which the process cannot open itself.
 
-use crate::atomic::AtomicOp;
+use crate::atomic::{AtomicOp, PieceWord};
 use crate::attr::Timestamp;
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
@@ -139,8 +139,8 @@ pub enum BackingOp<'a> {
     /// Changes a 64-bit word of a piece of a volume, once: a repeated request gets the same reply. [`Code::Io`] when it
     /// is not known whether a worker that was killed has done it. → `Count`: what the word was
     Atomic {
-        /// Offset in the piece, a multiple of 8.
-        offset: u64,
+        /// The word.
+        word: PieceWord,
         /// The operation.
         op: AtomicOp,
     },
@@ -362,9 +362,13 @@ impl<'a> BackingOp<'a> {
                 w.u64(key)?;
                 op.encode(w)
             }
-            BackingOp::Atomic { offset, op } => {
+            BackingOp::Atomic { word: PieceWord::At(offset), op } => {
                 w.u8(20)?;
                 w.u64(offset)?;
+                op.encode(w)
+            }
+            BackingOp::Atomic { word: PieceWord::End, op } => {
+                w.u8(21)?;
                 op.encode(w)
             }
         }
@@ -432,8 +436,9 @@ impl<'a> BackingOp<'a> {
                 if !offset.is_multiple_of(8) {
                     return Err(Code::Invalid);
                 }
-                BackingOp::Atomic { offset, op: AtomicOp::decode(r)? }
+                BackingOp::Atomic { word: PieceWord::At(offset), op: AtomicOp::decode(r)? }
             }
+            21 => BackingOp::Atomic { word: PieceWord::End, op: AtomicOp::decode(r)? },
             _ => return Err(Code::Malformed),
         };
         Ok((id, op))

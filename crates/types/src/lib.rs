@@ -31,7 +31,7 @@ mod transaction;
 mod volume;
 mod wide;
 
-pub use atomic::AtomicOp;
+pub use atomic::{AtomicOp, PieceWord};
 pub use attr::{
     Attr, Kind, Timestamp, ATTR_BYTES, EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS,
     FLAG_DIRTY, FLAG_DRAINING, FLAG_FSYNC_WAITS, FLAG_HAS_VALUES, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE,

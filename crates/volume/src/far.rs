@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use forebay_types::{AtomicOp, BackingId, Code};
+use forebay_types::{AtomicOp, BackingId, Code, PieceWord};
 
 /// A range of a piece on another node, and where its bytes are in the caller's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,8 +32,8 @@ pub trait Far: Debug + Send + Sync {
     /// All ranges of the caller's memory are readable.
     unsafe fn put(&self, ranges: &[FarRange], from: *const u8) -> Result<(), Code>;
 
-    /// Changes the word at an offset of a piece. Returns what it was.
-    fn atomic(&self, piece: BackingId, offset: u64, op: AtomicOp) -> Result<u64, Code>;
+    /// Executes an operation on a word of a piece. Returns what it was.
+    fn atomic(&self, piece: BackingId, word: PieceWord, op: AtomicOp) -> Result<u64, Code>;
 
     /// Fails unless the volume's pieces are where they were at the open.
     fn check(&self) -> Result<(), Code>;

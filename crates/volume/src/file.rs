@@ -13,14 +13,14 @@
 //! skips reads as zeros, and the death of a process at any step keeps that. Zeros are not written when the end grows: other
 //! processes may be writing there.
 //!
-//! The word is only changed atomically, so any number of processes may extend a file at a time. One that truncates or
+//! Where the first piece is on another node each access to the word is a request to it. The word is only changed
+//! atomically, so any number of processes may extend a file at a time. One that truncates or
 //! removes it must not meet others that write to it, as with MPI_File_set_size.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use forebay_types::{AtomicOp, Code};
 
-use forebay_types::Code;
-
-use crate::striped::Striped;
+use crate::gathered::{Gets, Puts};
+use crate::striped::{EndWord, Striped};
 
 /// The word of a volume in which no file was created yet.
 const NEW: u64 = 0;
@@ -61,10 +61,11 @@ impl Striped {
     /// The size of the volume's file; 0 in a new volume, and none if the file was removed.
     ///
     /// # Errors
-    /// [`Code::PoolGone`]; [`Code::NotSupported`] for a volume without a head.
+    /// [`Code::PoolGone`]; [`Code::Io`] if the node of the first piece cannot be reached; [`Code::NotSupported`] for a volume
+    /// without a head.
     pub fn file_size(&self) -> Result<Option<u64>, Code> {
         self.fence()?;
-        Ok(match self.end_word()?.load(Ordering::Acquire) {
+        Ok(match self.end_word()?.load()? {
             REMOVED => None,
             // The volume may have been made smaller.
             word => Some(size_of(word).min(self.bytes())),
@@ -76,8 +77,7 @@ impl Striped {
     /// # Errors
     /// As [`Striped::file_size`]; [`Code::BadDescriptor`] if the volume is not open for writing.
     pub fn reset_file(&self) -> Result<(), Code> {
-        self.writable_end()?.store(NEW, Ordering::Release);
-        Ok(())
+        self.writable_end()?.apply(AtomicOp::Swap { new: NEW }).map(drop)
     }
 
     /// Has the file reach at least to `size`, as a write that ended there does. It is created if it was removed.
@@ -87,10 +87,9 @@ impl Striped {
     pub fn extend_file(&self, size: u64) -> Result<(), Code> {
         let end = self.writable_end()?;
         match size <= self.bytes() {
-            true => end.fetch_max(size + EMPTY, Ordering::AcqRel),
-            false => return Err(Code::NoSpace),
-        };
-        Ok(())
+            true => end.raise(size + EMPTY),
+            false => Err(Code::NoSpace),
+        }
     }
 
     /// Has the file end at `size`. Its bytes from there on must be zero.
@@ -100,10 +99,9 @@ impl Striped {
     pub fn end_file(&self, size: u64) -> Result<(), Code> {
         let end = self.writable_end()?;
         match size <= self.bytes() {
-            true => end.store(size + EMPTY, Ordering::Release),
-            false => return Err(Code::NoSpace),
+            true => end.apply(AtomicOp::Swap { new: size + EMPTY }).map(drop),
+            false => Err(Code::NoSpace),
         }
-        Ok(())
     }
 
     /// Removes the volume's file: its bytes become zero. The volume stays.
@@ -120,11 +118,10 @@ impl Striped {
     /// As [`Striped::reset_file`].
     pub fn trim_file(&self) -> Result<(), Code> {
         let most = EMPTY + self.bytes();
-        self.writable_end()?.fetch_min(most, Ordering::AcqRel);
-        Ok(())
+        self.writable_end()?.update(|word| (word > most).then_some(most)).map(drop)
     }
 
-    fn writable_end(&self) -> Result<&AtomicU64, Code> {
+    fn writable_end(&self) -> Result<EndWord<'_>, Code> {
         self.fence()?;
         match self.is_writable() {
             true => self.end_word(),
@@ -135,7 +132,7 @@ impl Striped {
     /// Zeroes the file's bytes from `size` on, and sets the word to `new`.
     fn shorten(&self, size: u64, new: u64) -> Result<(), Code> {
         let end = self.writable_end()?;
-        let mut word = end.load(Ordering::Acquire);
+        let mut word = end.load()?;
         loop {
             if word == REMOVED && new == REMOVED {
                 return Err(Code::NotFound);
@@ -144,10 +141,10 @@ impl Striped {
             if let Some(bytes) = before.checked_sub(size) {
                 self.zero(size, bytes)?;
             }
-            match end.compare_exchange(word, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Ok(()),
+            match end.apply(AtomicOp::CompareAndSwap { expected: word, new })? {
+                was if was == word => return Ok(()),
                 // Another process has moved the end.
-                Err(now) => word = now,
+                now => word = now,
             }
         }
     }
@@ -164,7 +161,7 @@ impl VolumeFile {
         if creates {
             let end = volume.writable_end()?;
             let created = |word| (word < EMPTY).then_some(EMPTY);
-            let is_new = end.fetch_update(Ordering::AcqRel, Ordering::Acquire, created).is_ok();
+            let is_new = end.update(created)?.is_ok();
             if is_exclusive && !is_new {
                 return Err(Code::Exists);
             }
@@ -201,12 +198,7 @@ impl VolumeFile {
     /// Moves the end to `size` unless it is behind it.
     #[inline]
     fn extend(&self, size: u64) -> Result<(), Code> {
-        let (end, new) = (self.volume.writable_end()?, size + EMPTY);
-        // Writers of one file would pass the word's line around at each write.
-        if end.load(Ordering::Acquire) < new {
-            end.fetch_max(new, Ordering::AcqRel);
-        }
-        Ok(())
+        self.volume.writable_end()?.raise(size + EMPTY)
     }
 
     /// As ftruncate(2).
@@ -266,8 +258,21 @@ impl VolumeFile {
         }
         check_total(parts, runs.clone())?;
         let size = self.size()?;
+        let there = |offset: u64, bytes: usize| {
+            bytes.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX))
+        };
+        if self.volume.has_far_pieces() {
+            let mut gets = Gets::new(&self.volume);
+            let done = each(parts, runs, |offset, memory, bytes| {
+                let bytes = there(offset, bytes);
+                // SAFETY: `memory` is in `parts`, which have `bytes` bytes from it on, and outlive `gets`.
+                unsafe { gets.get(offset.min(size), memory, bytes) }.map(|()| bytes)
+            })?;
+            // SAFETY: as above.
+            return unsafe { gets.flush() }.map(|()| done);
+        }
         each(parts, runs, |offset, memory, bytes| {
-            let bytes = bytes.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
+            let bytes = there(offset, bytes);
             // SAFETY: `memory` is in `parts`, which have `bytes` bytes from it on.
             unsafe { self.volume.get(offset.min(size), memory, bytes) }.map(|()| bytes)
         })
@@ -292,6 +297,14 @@ impl VolumeFile {
         self.check_writes(end)?;
         if let Some(end @ 1..) = end {
             self.extend(end)?;
+        }
+        if self.volume.has_far_pieces() {
+            let mut puts = Puts::new(&self.volume);
+            let done = each(parts, runs, |offset, memory, bytes| {
+                // SAFETY: as in `read_runs`.
+                unsafe { puts.put(offset, memory, bytes) }.map(|()| bytes)
+            })?;
+            return puts.flush().map(|()| done);
         }
         each(parts, runs, |offset, memory, bytes| {
             // SAFETY: as in `read_runs`.

@@ -17,6 +17,7 @@
 
 mod far;
 mod file;
+mod gathered;
 mod mapped;
 mod ranges;
 mod specifier;

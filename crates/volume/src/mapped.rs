@@ -175,6 +175,26 @@ impl Mapped {
         self.pieces.len()
     }
 
+    /// Its first piece.
+    pub(crate) fn first_piece(&self) -> Option<BackingId> {
+        let (.., segment) = self.segments.first()?;
+        let target = segment.targets.as_slice().first()?;
+        Some(BackingId::of_piece(*target, PieceId { volume: self.ino, segment: 0, index: 0 }))
+    }
+
+    /// The same, if it is on another node.
+    pub(crate) fn first_far_piece(&self) -> Option<BackingId> {
+        match self.pieces.first() {
+            Some(Piece::There(id)) => Some(*id),
+            _ => None,
+        }
+    }
+
+    /// How many of its pieces are on other nodes.
+    pub(crate) fn far_pieces(&self) -> usize {
+        self.pieces.iter().filter(|piece| matches!(piece, Piece::There(_))).count()
+    }
+
     /// The volume's number.
     pub fn ino(&self) -> Ino {
         self.ino

@@ -3,7 +3,7 @@
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use forebay_types::{AtomicOp, Code, Ino};
+use forebay_types::{AtomicOp, BackingId, Code, Ino, PieceWord};
 
 use crate::far::Far;
 use crate::mapped::{Mapped, Place};
@@ -72,10 +72,31 @@ impl Striped {
         self.parts.iter().map(Mapped::ino)
     }
 
-    /// Where the end of its file is kept: in the head of the first volume.
+    /// The word with the end of its file, in the head of the first volume.
     #[inline]
-    pub(crate) fn end_word(&self) -> Result<&AtomicU64, Code> {
-        self.parts.first().and_then(Mapped::end_word).ok_or(Code::NotSupported)
+    pub(crate) fn end_word(&self) -> Result<EndWord<'_>, Code> {
+        let first = self.parts.first().ok_or(Code::NotSupported)?;
+        match (first.end_word(), first.first_far_piece(), first.far()) {
+            (Some(word), ..) => Ok(EndWord::Here(word)),
+            (None, Some(piece), Some(far)) => Ok(EndWord::There(&**far, piece)),
+            _ => Err(Code::NotSupported),
+        }
+    }
+
+    /// The first piece of its first volume.
+    pub fn first_piece(&self) -> Option<BackingId> {
+        self.parts.first().and_then(Mapped::first_piece)
+    }
+
+    /// True if some of its pieces are on other nodes.
+    #[inline]
+    pub(crate) fn has_far_pieces(&self) -> bool {
+        self.far.is_some()
+    }
+
+    /// How many of its pieces are on other nodes.
+    pub fn far_pieces(&self) -> usize {
+        self.parts.iter().map(Mapped::far_pieces).sum()
     }
 
     /// Whether the pools of all volumes live.
@@ -285,7 +306,7 @@ impl Striped {
             // SAFETY: mapped as long as `self`, and aligned, since pieces and stripes are whole pages. Other access to
             // the word is by copies outside of Rust, or atomic.
             (Place::Here(pointer), _) => Ok(op.apply(unsafe { AtomicU64::from_ptr(pointer.cast()) })),
-            (Place::There(piece, offset), Some(far)) => far.atomic(piece, offset, op),
+            (Place::There(piece, offset), Some(far)) => far.atomic(piece, PieceWord::At(offset), op),
             (Place::There(..), None) => Err(Code::Io),
         }
     }
@@ -334,6 +355,58 @@ impl Striped {
         match self.place(offset) {
             (Place::Here(pointer), run) => Ok((pointer, run.min(self.bytes - offset))),
             (Place::There(..), _) => Err(Code::NotSupported),
+        }
+    }
+}
+
+/// The word that says where a volume's file ends (`file.rs`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum EndWord<'a> {
+    /// In this process's memory.
+    Here(&'a AtomicU64),
+    /// Beside the first piece, which is on another node: each access is a request.
+    There(&'a dyn Far, BackingId),
+}
+
+impl EndWord<'_> {
+    /// Executes an operation. Returns what the word was. [`Code::Io`] if its node cannot be reached: it may be executed.
+    #[inline]
+    pub(crate) fn apply(self, op: AtomicOp) -> Result<u64, Code> {
+        match self {
+            EndWord::Here(word) => Ok(op.apply(word)),
+            EndWord::There(far, piece) => far.atomic(piece, PieceWord::End, op),
+        }
+    }
+
+    /// What the word is.
+    #[inline]
+    pub(crate) fn load(self) -> Result<u64, Code> {
+        match self {
+            EndWord::Here(word) => Ok(word.load(Ordering::Acquire)),
+            EndWord::There(..) => self.apply(AtomicOp::Load),
+        }
+    }
+
+    /// Has the word be at least `least`.
+    #[inline]
+    pub(crate) fn raise(self, least: u64) -> Result<(), Code> {
+        match self {
+            // Writers of one file would pass the word's line around at each write.
+            EndWord::Here(word) if word.load(Ordering::Acquire) >= least => Ok(()),
+            _ => self.apply(AtomicOp::Max { least }).map(drop),
+        }
+    }
+
+    /// Replaces the word by what `change` makes of it, and returns what it was; the word as it is, as an error, where
+    /// `change` makes nothing of it.
+    pub(crate) fn update(self, change: impl Fn(u64) -> Option<u64>) -> Result<Result<u64, u64>, Code> {
+        let mut expected = self.load()?;
+        loop {
+            let Some(new) = change(expected) else { return Ok(Err(expected)) };
+            match self.apply(AtomicOp::CompareAndSwap { expected, new })? {
+                was if was == expected => return Ok(Ok(was)),
+                was => expected = was,
+            }
         }
     }
 }

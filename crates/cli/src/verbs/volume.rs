@@ -203,12 +203,6 @@ fn format(pool: &'static Pool, arguments: &VolumeFormat) -> Result<ExitCode> {
     let zeros = vec![0u8; FORMAT_BYTES];
     each(&arguments.names, arguments.json, |name| {
         let volume = pool.volume_open(name.as_bytes(), true)?;
-        if volume.file_size() == Err(Code::NotSupported) {
-            let what = format!("cannot format volume {}", table::printable(name.as_bytes()));
-            return Err(Error::new(Code::NotSupported, what)
-                .why("the end of its file is on the node of its first piece")
-                .cure("format it on that node: `forebay volume show` tells which"));
-        }
         let bytes = volume.bytes();
         let bar = bar("formatting", bytes, !arguments.no_progress && !arguments.json);
         let mut at = 0;

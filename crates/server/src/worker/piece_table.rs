@@ -12,20 +12,49 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_ring::Mapping;
 use forebay_sys::descriptor;
-use forebay_types::{AtomicOp, Code, Ino, PieceId, Rights};
+use forebay_types::limits::VOLUME_GRAIN_BYTES;
+use forebay_types::{AtomicOp, Code, Ino, PieceId, PieceWord, Rights};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 type Answer<T> = std::result::Result<T, Code>;
 
+/// Memory with words.
 #[derive(Debug)]
-struct Entry {
+struct Words {
     memory: Arc<OwnedFd>,
     bytes: u64,
-    /// None: nobody may open it for another node yet.
-    rights: Option<Rights>,
     /// Made by the first atomic operation.
     mapping: Option<Arc<Mapping>>,
+}
+
+impl Words {
+    fn new(memory: &Arc<OwnedFd>, bytes: u64) -> Words {
+        Words { memory: Arc::clone(memory), bytes, mapping: None }
+    }
+
+    /// It mapped, if a word at `offset` is in it.
+    fn with(&mut self, offset: u64) -> Answer<Arc<Mapping>> {
+        if offset.checked_add(8).is_none_or(|end| end > self.bytes) {
+            return Err(Code::Range);
+        }
+        if let Some(mapping) = &self.mapping {
+            return Ok(Arc::clone(mapping));
+        }
+        let bytes = usize::try_from(self.bytes).map_err(|_| Code::NoMemory)?;
+        let mapping = Mapping::new(self.memory.as_fd(), bytes, true)
+            .map_err(|e| Code::from_errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        Ok(Arc::clone(self.mapping.insert(Arc::new(mapping))))
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    piece: Words,
+    /// The volume's head, if it is beside this piece: its first word is the end of the volume's file.
+    head: Option<Words>,
+    /// None: nobody may open it for another node yet.
+    rights: Option<Rights>,
 }
 
 #[derive(Debug, Default)]
@@ -61,9 +90,16 @@ impl PieceTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a piece.
-    pub(super) fn add(&self, id: PieceId, memory: &Arc<OwnedFd>, bytes: u64, rights: Option<Rights>) {
-        let entry = Entry { memory: Arc::clone(memory), bytes, rights, mapping: None };
+    /// Adds a piece of `bytes` bytes, with the volume's head if that is beside it.
+    pub(super) fn add(
+        &self,
+        id: PieceId,
+        (memory, bytes): (&Arc<OwnedFd>, u64),
+        head: Option<&Arc<OwnedFd>>,
+        rights: Option<Rights>,
+    ) {
+        let head = head.map(|head| Words::new(head, VOLUME_GRAIN_BYTES));
+        let entry = Entry { piece: Words::new(memory, bytes), head, rights };
         self.table().pieces.insert(id, entry);
     }
 
@@ -97,7 +133,7 @@ impl PieceTable {
             if !rights.allow(uid, gid, false) {
                 return Err(Code::AccessDenied);
             }
-            (Arc::clone(&entry.memory), rights.allow(uid, gid, true))
+            (Arc::clone(&entry.piece.memory), rights.allow(uid, gid, true))
         };
         open(&memory, writes).map(|opened| (opened, writes))
     }
@@ -105,22 +141,15 @@ impl PieceTable {
     /// Changes a word of a piece, and returns what it was.
     ///
     /// # Errors
-    /// [`Code::Io`] if the piece is not here, [`Code::Range`] beyond its end. The word is as it was.
-    pub(super) fn apply(&self, id: PieceId, offset: u64, op: AtomicOp) -> Answer<u64> {
-        let mapping = {
+    /// [`Code::Io`] if the piece is not here, [`Code::Range`] beyond its end, [`Code::NotSupported`] for the end of the
+    /// file at a piece that the head is not beside. The word is as it was.
+    pub(super) fn apply(&self, id: PieceId, word: PieceWord, op: AtomicOp) -> Answer<u64> {
+        let (mapping, offset) = {
             let mut table = self.table();
             let entry = table.pieces.get_mut(&id).ok_or(Code::Io)?;
-            if offset.checked_add(8).is_none_or(|end| end > entry.bytes) {
-                return Err(Code::Range);
-            }
-            match &entry.mapping {
-                Some(mapping) => Arc::clone(mapping),
-                None => {
-                    let bytes = usize::try_from(entry.bytes).map_err(|_| Code::NoMemory)?;
-                    let mapping = Mapping::new(entry.memory.as_fd(), bytes, true)
-                        .map_err(|e| Code::from_errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
-                    Arc::clone(entry.mapping.insert(Arc::new(mapping)))
-                }
+            match word {
+                PieceWord::At(offset) => (entry.piece.with(offset)?, offset),
+                PieceWord::End => (entry.head.as_mut().ok_or(Code::NotSupported)?.with(0)?, 0),
             }
         };
         Ok(op.apply(mapping.word64(offset as usize)))
@@ -147,7 +176,7 @@ mod tests {
     #[test]
     fn piece_is_opened_by_users_who_may_and_once_its_record_is_known() {
         let (table, memory) = (PieceTable::default(), memory());
-        table.add(piece(0), &memory, 8192, None);
+        table.add(piece(0), (&memory, 8192), None, None);
         let open = |index, user| table.open(piece(index), user).map(|(_, writes)| writes);
         assert_eq!((open(0, (7, 7)), open(1, (7, 7))), (Err(Code::Busy), Err(Code::Busy)));
         table.publish([(piece(0).volume, MINE)].into_iter());
@@ -160,14 +189,24 @@ mod tests {
     #[test]
     fn word_is_changed_where_other_mappings_see_it_and_never_beyond_the_end() {
         let (table, memory) = (PieceTable::default(), memory());
-        table.add(piece(0), &memory, 8192, Some(MINE));
+        let head = self::memory();
+        table.add(piece(0), (&memory, 8192), None, Some(MINE));
+        table.add(piece(2), (&memory, 8192), Some(&head), Some(MINE));
         let theirs = Mapping::new(memory.as_fd(), 8192, true).unwrap();
-        assert_eq!(table.apply(piece(0), 8184, AtomicOp::Add { by: 5 }), Ok(0));
+        assert_eq!(table.apply(piece(0), PieceWord::At(8184), AtomicOp::Add { by: 5 }), Ok(0));
         assert_eq!(theirs.word64(8184).load(std::sync::atomic::Ordering::SeqCst), 5);
-        assert_eq!(table.apply(piece(0), 8184, AtomicOp::Swap { new: 6 }), Ok(5));
+        assert_eq!(table.apply(piece(0), PieceWord::At(8184), AtomicOp::Swap { new: 6 }), Ok(5));
         for offset in [8185, 8192, u64::MAX] {
-            assert_eq!(table.apply(piece(0), offset, AtomicOp::Add { by: 1 }), Err(Code::Range), "{offset}");
+            assert_eq!(
+                table.apply(piece(0), PieceWord::At(offset), AtomicOp::Add { by: 1 }),
+                Err(Code::Range),
+                "{offset}"
+            );
         }
-        assert_eq!(table.apply(piece(1), 0, AtomicOp::Add { by: 1 }), Err(Code::Io));
+        assert_eq!(table.apply(piece(1), PieceWord::At(0), AtomicOp::Add { by: 1 }), Err(Code::Io));
+        let end = |index, op| table.apply(piece(index), PieceWord::End, op);
+        assert_eq!(end(0, AtomicOp::Load), Err(Code::NotSupported), "the head is beside another piece");
+        assert_eq!((end(2, AtomicOp::Max { least: 9 }), end(2, AtomicOp::Load)), (Ok(0), Ok(9)));
+        assert_eq!(table.apply(piece(2), PieceWord::At(0), AtomicOp::Load), Ok(0), "it is not in the piece");
     }
 }

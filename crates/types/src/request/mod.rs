@@ -180,8 +180,15 @@ mod tests {
             Request::Backing {
                 id: BackingId::of_piece(9, PieceId { volume: i, segment: 15, index: 7 }),
                 op: BackingOp::Atomic {
-                    offset: 72,
+                    word: crate::PieceWord::At(72),
                     op: crate::AtomicOp::CompareAndSwap { expected: 3, new: 4 },
+                },
+            },
+            Request::Backing {
+                id: BackingId::of_piece(9, PieceId { volume: i, segment: 0, index: 0 }),
+                op: BackingOp::Atomic {
+                    word: crate::PieceWord::End,
+                    op: crate::AtomicOp::Max { least: 1 << 40 },
                 },
             },
             Request::Backing {

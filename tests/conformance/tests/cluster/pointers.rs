@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::nodes::{plain, program, said, until, Cluster, PATIENCE_S};
+use crate::volumes::{succeeds, volume};
 
 const NODES: usize = 4;
 /// How often the workers of one pool are killed.
@@ -95,6 +96,25 @@ fn every_call_of_mpi_io_works_by_ranks_on_several_nodes() {
         for name in ["calls", "datarep"] {
             let Some(program) = built(&c, mpi, name) else { continue };
             assert_passed(&by_ranks_apart(&c, mpi, &[], &format!("{} /forebay/file", program.display())));
+        }
+    }
+    c.check();
+}
+
+/// The file in a volume over all nodes is one of every rank's, with one end, pointer and lock.
+#[test]
+fn every_call_of_mpi_io_works_on_a_volume_by_ranks_on_several_nodes() {
+    let c = Cluster::up("apart-volume", NODES);
+    for name in ["v", "v0", "v1", "v.striped"] {
+        let words = ["create", name, "--size", "16MiB", "--on", "n3,n1,n2,n4", "--stripe-size", "64KiB"];
+        succeeds(volume(&c, 1, &words));
+    }
+    for mpi in &MPIS {
+        for (name, more) in [("calls", ""), ("views", " - 1 2")] {
+            let Some(program) = built(&c, mpi, name) else { continue };
+            let ran = by_ranks_apart(&c, mpi, &[], &format!("{} forebay:v{more}", program.display()));
+            assert!(ran.status.success() && said(&ran).contains("passed"), "{name}: {}", said(&ran));
+            succeeds(volume(&c, 4, &["format", "v"]));
         }
     }
     c.check();

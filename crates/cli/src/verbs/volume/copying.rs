@@ -269,8 +269,7 @@ impl Wanted<'_> {
         }
         // What is behind the end of the file of `from` is no part of a file in `to` either.
         let of_file = match from.file_size() {
-            // It is not known on this node.
-            Ok(None | Some(0)) | Err(Code::NotSupported) => bytes,
+            Ok(None | Some(0)) => bytes,
             Ok(Some(size)) => size.saturating_sub(self.from_offset).min(bytes),
             Err(code) => return Err(self.failed(code)),
         };
@@ -280,18 +279,10 @@ impl Wanted<'_> {
 
     /// Ends a copy into a volume, whose file ends at `end` or reaches to it.
     fn end(&self, to: &Striped, end: u64) -> Result<()> {
-        let mut ended = match self.zero_rest {
+        let ended = match self.zero_rest {
             true => to.end_file(end),
             false => to.extend_file(end),
         };
-        if ended == Err(Code::NotSupported) {
-            note!(
-                "forebay: the end of the file in {} stays as it was: the node of its first piece keeps it (copy there \
-                 if MPI-IO is to open the volume)",
-                self.to.shown()
-            );
-            ended = Ok(());
-        }
         ended.and_then(|()| to.flush()).map_err(|code| self.failed(code))
     }
 

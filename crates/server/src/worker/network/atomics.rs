@@ -11,7 +11,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_types::limits::REPLIES_KEPT;
-use forebay_types::{AtomicOp, Code, PieceId};
+use forebay_types::{AtomicOp, Code, PieceId, PieceWord};
 use forebay_wire::Stamp;
 
 use super::reply_cache::{ReplyCache, WORDS};
@@ -25,10 +25,18 @@ pub(super) const FORMAT: Format = Format {
     version: 1,
     tables: &[(REPLIES_KEPT, WORDS)],
 };
-/// The state of an operation that may have changed its word or not. Its words: the volume, the offset, 0.
+/// The state of an operation that may have changed its word or not. Its words: the volume, the word, 0.
 const BEGUN: u64 = 1;
 /// The state of one whose third word is its result.
 const DONE: u64 = 2;
+
+/// A word as a number.
+fn numbered(word: PieceWord) -> u64 {
+    match word {
+        PieceWord::At(offset) => offset,
+        PieceWord::End => u64::MAX,
+    }
+}
 
 /// The last operation of each slot.
 #[derive(Debug)]
@@ -55,7 +63,7 @@ impl Atomics {
         &self,
         stamp: &Stamp,
         pieces: &PieceTable,
-        (id, offset, op): (PieceId, u64, AtomicOp),
+        (id, word, op): (PieceId, PieceWord, AtomicOp),
         may: impl FnOnce() -> bool,
     ) -> Result<u64, Code> {
         let mut cache = self.cache();
@@ -68,8 +76,8 @@ impl Atomics {
         if cache.is_overtaken(stamp) || !may() {
             return Err(Code::Stale);
         }
-        let number = cache.put(stamp, BEGUN, [id.volume.0, offset, 0]);
-        match pieces.apply(id, offset, op) {
+        let number = cache.put(stamp, BEGUN, [id.volume.0, numbered(word), 0]);
+        match pieces.apply(id, word, op) {
             Ok(was) => {
                 cache.advance(number, DONE, was);
                 Ok(was)
@@ -108,21 +116,23 @@ mod tests {
         rustix::fs::ftruncate(&memory, 4096).unwrap();
         let (table, id) =
             (PieceTable::default(), PieceId { volume: Ino::new(NodeId(1), 9), segment: 0, index: 0 });
-        table.add(id, &Arc::new(memory), 4096, Some(Rights { uid: 0, gid: 0, mode: 0o600 }));
+        table.add(id, (&Arc::new(memory), 4096), None, Some(Rights { uid: 0, gid: 0, mode: 0o600 }));
         (table, id)
     }
 
     #[test]
     fn operation_is_executed_once_and_its_result_outlives_the_worker() {
         let (memory, (table, id)) = (DurableMemory::new(&FORMAT), piece());
-        let ask = |atomics: &Atomics, sequence| atomics.once(&stamp(sequence), &table, (id, 8, ADD), || true);
+        let ask = |atomics: &Atomics, sequence| {
+            atomics.once(&stamp(sequence), &table, (id, PieceWord::At(8), ADD), || true)
+        };
         let first = Atomics::open(&memory);
         assert_eq!((ask(&first, 1), ask(&first, 2), ask(&first, 2)), (Ok(0), Ok(5), Ok(5)));
         assert_eq!(ask(&first, 1), Err(Code::Stale), "a late duplicate");
         drop(first);
         let next = Atomics::open(&memory);
         assert_eq!((ask(&next, 2), ask(&next, 3)), (Ok(5), Ok(10)));
-        assert_eq!(next.once(&stamp(4), &table, (id, 8, ADD), || false), Err(Code::Stale));
+        assert_eq!(next.once(&stamp(4), &table, (id, PieceWord::At(8), ADD), || false), Err(Code::Stale));
         assert_eq!(next.sessions(), [7]);
         next.end(7);
         assert_eq!((ask(&next, 4), next.sessions()), (Ok(15), vec![7]));
@@ -135,7 +145,7 @@ mod tests {
         killed.cache().put(&stamp(6), BEGUN, [id.volume.0, 8, 0]);
         drop(killed);
         let next = Atomics::open(&memory);
-        let ask = |sequence| next.once(&stamp(sequence), &table, (id, 8, ADD), || true);
+        let ask = |sequence| next.once(&stamp(sequence), &table, (id, PieceWord::At(8), ADD), || true);
         assert_eq!((ask(6), ask(6), ask(7)), (Err(Code::Io), Err(Code::Io), Ok(0)));
     }
 }

@@ -109,7 +109,7 @@ impl Volumes {
         for (tag, fds) in std::mem::take(left) {
             match Piece::restored(&tag, fds) {
                 Ok((id, piece)) => {
-                    table.add(id, &piece.memory, piece.bytes, piece.rights);
+                    table.add(id, (&piece.memory, piece.bytes), piece.head(), piece.rights);
                     pieces.insert(id, piece);
                 }
                 Err(fds) => left.push((tag, fds)),
@@ -250,7 +250,7 @@ impl Volumes {
             });
             match made {
                 Ok(piece) => {
-                    self.table.add(id, &piece.memory, bytes, rights);
+                    self.table.add(id, (&piece.memory, bytes), piece.head(), rights);
                     self.pieces.insert(id, piece);
                 }
                 Err(code) => {

@@ -42,7 +42,7 @@ pub(super) struct Piece {
     /// Who may use it, if the volume's home is another node: this node does not have the record.
     pub(super) rights: Option<Rights>,
     /// The head of its volume, beside the first piece.
-    head: Option<OwnedFd>,
+    head: Option<Memory>,
 }
 
 impl Piece {
@@ -58,7 +58,7 @@ impl Piece {
             bytes => {
                 let head = sealed(&format!("forebay-head-{id}"), bytes)?;
                 reserve(&head, 0, bytes)?;
-                Some(head)
+                Some(Arc::new(head))
             }
         };
         Ok(Piece { target, bytes, reserved: 0, memory, rights, head })
@@ -79,7 +79,7 @@ impl Piece {
 
     /// What the supervisor keeps.
     pub(super) fn kept(&self) -> Vec<BorrowedFd<'_>> {
-        let head = self.head.as_ref().map(OwnedFd::as_fd);
+        let head = self.head.as_ref().map(|head| head.as_fd());
         std::iter::once((*self.memory).as_fd()).chain(head).collect()
     }
 
@@ -98,7 +98,7 @@ impl Piece {
             [] => None,
         };
         let Some((id, (target, rights), bytes, reserved)) = found else { return Err(fds) };
-        let head = if fds.len() > 1 { fds.pop() } else { None };
+        let head = if fds.len() > 1 { fds.pop().map(Arc::new) } else { None };
         let Some(memory) = fds.pop() else { return Err(fds) };
         Ok((id, Piece { target, bytes, reserved, memory: Arc::new(memory), rights, head }))
     }
@@ -133,6 +133,11 @@ impl Piece {
     /// that come from it are gone: the kernel keeps the open file for a mapping too.
     pub(super) fn open(&self, writes: bool) -> Result<OwnedFd, Code> {
         piece_table::open(&self.memory, writes)
+    }
+
+    /// The head, if it is beside this piece.
+    pub(super) fn head(&self) -> Option<&Memory> {
+        self.head.as_ref()
     }
 
     /// A descriptor of the head, if it is beside this piece.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_fabric::{Body, Ticket};
 use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, SESSIONS_ASKED_MAX};
 use forebay_types::{
-    AtomicOp, BackingId, BackingOp, Class, Code, GroupOp, Ino, MoveKind, NodeId, Reply, Request,
+    AtomicOp, BackingId, BackingOp, Class, Code, GroupOp, Ino, MoveKind, NodeId, PieceWord, Reply, Request,
     REPLY_HEADER_BYTES,
 };
 use forebay_wire::{DataLocation, Message as Wire};
@@ -150,9 +150,13 @@ impl NetworkThread {
             {
                 return;
             }
-            BackingOp::Atomic { offset, op } => {
+            BackingOp::Atomic { word, op: AtomicOp::Load } => {
+                self.serve_load(&ticket, id, *word);
+                return;
+            }
+            BackingOp::Atomic { word, op } => {
                 if !self.was_served(&ticket) {
-                    self.serve_atomic(&ticket, id, *offset, *op);
+                    self.serve_atomic(&ticket, id, *word, *op);
                 }
                 return;
             }
@@ -177,14 +181,24 @@ impl NetworkThread {
     }
 
     /// Executes an atomic operation on a word of a piece of a volume.
-    fn serve_atomic(&mut self, ticket: &Ticket, id: &BackingId, offset: u64, op: AtomicOp) {
+    fn serve_atomic(&mut self, ticket: &Ticket, id: &BackingId, word: PieceWord, op: AtomicOp) {
         let kept = &self.kept;
         let served = match id.piece().filter(|_| id.node() == self.me) {
             Some(piece) => {
                 let session = ticket.stamp.session;
                 let may = || kept.get_writable(session, id).is_some();
-                kept.atomics.once(&ticket.stamp, &kept.pieces, (piece, offset, op), may).map(Reply::Count)
+                kept.atomics.once(&ticket.stamp, &kept.pieces, (piece, word, op), may).map(Reply::Count)
             }
+            None => Err(Code::Malformed),
+        };
+        self.answer_shortly(ticket, &served);
+    }
+
+    /// Answers what a word of a piece is: nothing needs to be kept for a retry.
+    fn serve_load(&mut self, ticket: &Ticket, id: &BackingId, word: PieceWord) {
+        let served = match id.piece().filter(|_| id.node() == self.me) {
+            Some(_) if self.kept.get(ticket.stamp.session, id).is_none() => Err(Code::Stale),
+            Some(piece) => self.kept.pieces.apply(piece, word, AtomicOp::Load).map(Reply::Count),
             None => Err(Code::Malformed),
         };
         self.answer_shortly(ticket, &served);
