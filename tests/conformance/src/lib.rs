@@ -15,6 +15,7 @@ pub mod document;
 pub mod door;
 pub mod harness;
 pub mod libc_door;
+pub mod linearizable;
 pub mod nodes_door;
 pub mod pair_door;
 pub mod trees;

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 use forebay_client::{Pool, Role, VolumePlaces};
-use forebay_types::{target_of, Code, NodeId};
+use forebay_conformance::linearizable::{check, Call};
+use forebay_types::{target_of, AtomicOp, Code, NodeId};
 use forebay_volume::Striped;
 
 use crate::nodes::{said, until, Cluster};
@@ -21,6 +22,8 @@ const POOL: &str = "FOREBAY_TEST_VOLUME_POOL";
 /// The words that all processes change: one by additions, one by compare-and-swap. They are on different nodes.
 const ADDED: u64 = 8;
 const SWAPPED: u64 = 64 * 1024 + 8;
+/// A word on the third node, on which they execute everything.
+const MIXED: u64 = 2 * 64 * 1024 - 4096;
 /// A byte of the second stripe, beside that word.
 const FAR: u64 = 64 * 1024 + 4096;
 /// Where the slots begin, each of one process in turn.
@@ -97,6 +100,54 @@ fn process_of_volume_tests() {
     }
 }
 
+/// Now, by a clock that all processes of the host share.
+fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure is writable for the call.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) }, 0);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Executes a random operation on the word that all processes change so, and returns its line of the history. `last` is
+/// what the word may be.
+fn history(volume: &Striped, random: &mut Random, unique: u64, last: &mut u64) -> String {
+    let op = match random.below(3) {
+        0 => AtomicOp::Swap { new: unique },
+        1 => AtomicOp::Add { by: unique },
+        _ => AtomicOp::CompareAndSwap { expected: *last, new: unique },
+    };
+    let began = now_ns();
+    let (name, expected, done) = match op {
+        AtomicOp::Swap { new } => ("swap", 0, volume.swap(MIXED, new)),
+        AtomicOp::Add { by } => ("add", 0, volume.fetch_add(MIXED, by)),
+        _ => ("cas", *last, volume.compare_and_swap(MIXED, *last, unique)),
+    };
+    let ended = now_ns();
+    match done {
+        Ok(was) => {
+            *last = if was == *last || name != "cas" { unique } else { was };
+            if name == "add" {
+                *last = was.wrapping_add(unique);
+            }
+            format!("call {name} {unique} {expected} {began} {ended} {was}")
+        }
+        Err(Code::Io) => format!("call {name} {unique} {expected} {began} unknown 0"),
+        Err(code) => panic!("{code}"),
+    }
+}
+
+/// A line of a history.
+fn call(line: &str) -> Call {
+    let words: Vec<&str> = line.split(' ').collect();
+    let number = |i: usize| words[i].parse::<u64>().unwrap();
+    let op = match words[1] {
+        "swap" => AtomicOp::Swap { new: number(2) },
+        "add" => AtomicOp::Add { by: number(2) },
+        _ => AtomicOp::CompareAndSwap { expected: number(3), new: number(2) },
+    };
+    Call { began: number(4), ended: (words[5] != "unknown").then(|| (number(5), number(6))), op }
+}
+
 /// Tries again until it succeeds, or another error than EIO comes.
 fn persistently(mut act: impl FnMut() -> Result<(), Code>) {
     until("an access that succeeds", || match act() {
@@ -113,6 +164,7 @@ fn mix(volume: &Striped, index: u64, count: u64) {
     let at = |slot: u64| SLOTS_AT + (slot * count + index) * SLOT_BYTES;
     let mut model = vec![vec![0u8; SLOT_BYTES as usize]; SLOTS as usize];
     let (mut added, mut swapped, mut unknown_adds, mut unknown_swaps) = (vec![], vec![], 0, 0);
+    let (mut calls, mut last) = (vec![], 0);
     let ends = |random: &mut Random| {
         let (a, b) = (random.below(SLOT_BYTES + 1), random.below(SLOT_BYTES + 1));
         (a.min(b), a.max(b))
@@ -156,7 +208,9 @@ fn mix(volume: &Striped, index: u64, count: u64) {
             seen == model[slot as usize][from as usize..to as usize],
             "round {round}: slot {slot} at {from}"
         );
-        for _ in 0..5 {
+        for i in 0..5 {
+            let unique = (index + 1) << 48 | (round as u64) << 8 | i;
+            calls.push(history(volume, &mut random, unique, &mut last));
             match volume.fetch_add(ADDED, 1) {
                 Ok(was) => added.push(was),
                 Err(Code::Io) => unknown_adds += 1,
@@ -181,6 +235,7 @@ fn mix(volume: &Striped, index: u64, count: u64) {
     }
     let list = |all: &[u64]| all.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
     println!("\nadded {unknown_adds} {}\nswapped {unknown_swaps} {}", list(&added), list(&swapped));
+    println!("{}", calls.join("\n"));
 }
 
 /// Accesses a piece whose node is gone. All calls fail with EIO, and the reason names the node.
@@ -250,6 +305,12 @@ fn mixed(c: &Cluster, disturb: impl FnOnce(&mut dyn FnMut() -> bool)) {
             "{word}: {last} operations, and {executed:?} were called"
         );
     }
+    let lines = outputs.iter().flat_map(|output| output.lines()).filter(|line| line.starts_with("call "));
+    let mut calls: Vec<Call> = lines.map(call).collect();
+    assert_eq!(calls.len(), on.len() * ROUNDS * 5);
+    let last = v.fetch_add(MIXED, 0).unwrap();
+    calls.push(Call { began: now_ns(), ended: Some((u64::MAX, last)), op: AtomicOp::Load });
+    check(0, &calls).unwrap();
     drop(v);
     succeeds(volume(c, 2, &["delete", "v"]));
     c.check();

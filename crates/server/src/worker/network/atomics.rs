@@ -76,13 +76,15 @@ impl Atomics {
         if cache.is_overtaken(stamp) || !may() {
             return Err(Code::Stale);
         }
+        // A call that can only fail leaves no entry, which the next worker would take for one that may have been executed.
+        pieces.apply(id, word, AtomicOp::Load)?;
         let number = cache.put(stamp, BEGUN, [id.volume.0, numbered(word), 0]);
         match pieces.apply(id, word, op) {
             Ok(was) => {
                 cache.advance(number, DONE, was);
                 Ok(was)
             }
-            // The word is as it was. The entry stays: a retry by the next worker gets EIO.
+            // The piece went meanwhile. The word is as it was. A retry by the next worker gets EIO.
             Err(code) => Err(code),
         }
     }
@@ -136,6 +138,11 @@ mod tests {
         assert_eq!(next.sessions(), [7]);
         next.end(7);
         assert_eq!((ask(&next, 4), next.sessions()), (Ok(15), vec![7]));
+        let beyond =
+            |atomics: &Atomics| atomics.once(&stamp(5), &table, (id, PieceWord::At(4096), ADD), || true);
+        assert_eq!(beyond(&next), Err(Code::Range));
+        drop(next);
+        assert_eq!(beyond(&Atomics::open(&memory)), Err(Code::Range), "and no doubt about it");
     }
 
     #[test]
