@@ -31,6 +31,8 @@ const BATCH_FILES: usize = 512;
 /// clean together, and only then can they be released: programs may be waiting for that.
 const BATCH_BYTES: u64 = 64 << 20;
 const BATCH_FILES_LEAST: usize = 2;
+/// A file of at least so many bytes is made durable alone: it becomes clean when it is copied.
+const ALONE_BYTES: u64 = 8 << 20;
 /// Batches at a time: while the store makes one durable, the next is copied.
 const BATCHES_AT_ONCE: usize = 3;
 /// Bytes of a message to another node's mover, after which no further file is added to it.
@@ -254,15 +256,45 @@ fn is_cancelled(shared: &Shared, reason: Reason<'_>) -> bool {
     shared.stores.is_stopping() || reason.progress.is_some_and(Progress::is_cancelled)
 }
 
-/// Uploads files of this node in batches, [`BATCHES_AT_ONCE`] at a time.
-fn upload_here(
+/// Uploads files of this node: small ones in batches, [`BATCHES_AT_ONCE`] at a time, and large ones beside them, those
+/// first that have waited longest, as many at a time as the store takes calls.
+pub(super) fn upload_here(
     shared: &Shared,
     at: &AttachedStore,
     uploads: Vec<WantedUpload>,
     reason: Reason<'_>,
     pass: &mut Pass,
 ) {
-    let left = Mutex::new(VecDeque::from(uploads));
+    let bytes = |wanted: &WantedUpload| shared.link.pool.stat_entry(&wanted.entry).map_or(0, |st| st.st_size);
+    let (mut large, small): (Vec<_>, Vec<_>) =
+        uploads.into_iter().partition(|wanted| bytes(wanted) as u64 >= ALONE_BYTES);
+    large.sort_by_key(|wanted| (wanted.place.since.sec, wanted.place.since.nsec));
+    let mut lanes = vec![(true, large), (false, small)];
+    lanes.retain(|(_, files)| !files.is_empty());
+    let passes = host::for_each(lanes, |(are_large, files)| match are_large {
+        true => upload_large(shared, at, &files, reason),
+        false => upload_small(shared, at, files, reason),
+    });
+    passes.into_iter().for_each(|one| pass.add(one));
+}
+
+/// Uploads files each of which becomes clean when it is copied, in their order.
+fn upload_large(shared: &Shared, at: &AttachedStore, files: &[WantedUpload], reason: Reason<'_>) -> Pass {
+    let passes = in_parallel(&at.store, files, |_, wanted| {
+        let mut pass = Pass::default();
+        if !is_cancelled(shared, reason) {
+            upload_batch(shared, at, vec![wanted.clone()], reason, &mut pass);
+        }
+        pass
+    });
+    let mut pass = Pass::default();
+    passes.into_iter().for_each(|one| pass.add(one));
+    pass
+}
+
+/// Uploads files in batches.
+fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<WantedUpload>, reason: Reason<'_>) -> Pass {
+    let left = Mutex::new(VecDeque::from(files));
     let run = || {
         let mut pass = Pass::default();
         while !is_cancelled(shared, reason) {
@@ -277,7 +309,9 @@ fn upload_here(
     let threads = locked(&left).len().clamp(1, BATCHES_AT_ONCE);
     // A thread that panicked has reported nothing: its files stay pending.
     let passes = host::for_each(vec![(); threads], |()| run());
+    let mut pass = Pass::default();
     passes.into_iter().for_each(|one| pass.add(one));
+    pass
 }
 
 /// Takes the next files that are uploaded and made durable together.

@@ -8,7 +8,7 @@ use forebay_client::{Kept, LeaseKind};
 use forebay_tasks::Failure;
 use forebay_types::{Error, Ino, Result};
 
-use super::batch::upload_batch;
+use super::drain::upload_here;
 use super::evict;
 use super::marks;
 use super::parts;
@@ -161,7 +161,7 @@ fn upload(shared: &Shared, job: &Job, root: Ino, sweep: bool, files: &[String]) 
     let go_on = || job.may_go_on() && !shared.stores.is_stopping();
     let reason = Reason { forced: true, is_full: false, progress: Some(&job.progress), go_on: &go_on };
     let mut pass = Pass::default();
-    upload_batch(shared, &at, wanted, reason, &mut pass);
+    upload_here(shared, &at, wanted, reason, &mut pass);
     let index = |place: &(Ino, Vec<u8>)| places.iter().position(|other| other == place);
     let later = pass.later.iter().filter_map(index).collect();
     let failed =
