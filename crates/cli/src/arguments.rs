@@ -11,9 +11,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
+use forebay_server::media_profile::MediaProfile;
 use forebay_server::Medium;
 
-use values::{medium, size, snapshots};
+use values::{media_profile, medium, size, snapshots};
 
 pub(crate) use batch::{Bb, BbVerb, JobCommand, JobVerb, Queue};
 pub(crate) use pools::{Down, Status, Up};
@@ -339,6 +340,10 @@ pub(crate) struct Run {
         value_parser = snapshots
     )]
     pub(crate) snapshots: Option<u64>,
+    /// Make the targets of a started pool as slow as a medium, for every interface: hdd, ssd, slc, pcram, reram, optane, dram, or a file that
+    /// describes one (docs/emulation.md); none ends it [default: none]
+    #[arg(long, value_name = "NAME|FILE", value_parser = media_profile)]
+    pub(crate) media_profile: Option<MediaProfile>,
     /// Start a pool that ends with the program, even if a default pool exists
     #[arg(long)]
     pub(crate) own: bool,

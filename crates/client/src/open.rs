@@ -161,6 +161,9 @@ impl Pool {
             let unseen = create && attempt == 0;
             let result = match self.walk_to(place, follow, unseen, escape)? {
                 Target::Missing(dir, name) if create => {
+                    if self.role() == Role::Host && self.is_paced() {
+                        self.sees_mount(escape)?;
+                    }
                     match self.open_new(&dir, &name, flags, (mode, exclusive, unseen), escape) {
                         Err(Code::AccessDenied | Code::Invalid | Code::Exists | Code::NoSpace) if unseen => {
                             continue

@@ -356,7 +356,9 @@ fn agree(fs: &FileSystem, no_passthrough: bool) -> Result<Agreement> {
     out.u32(STACK_DEPTH);
     out.zeros(64 - 40);
     fs.device.write(out.message(rq.unique, 0)).map_err(failed(what))?;
-    let data = if no_passthrough {
+    let data = if fs.pool.is_paced() {
+        DataPath::Requests("the pool emulates a medium, so that each read and write waits".into())
+    } else if no_passthrough {
         DataPath::Requests("requested with --no-passthrough".into())
     } else if agreed & init::PASSTHROUGH == 0 {
         DataPath::Requests(
