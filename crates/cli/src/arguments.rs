@@ -1,6 +1,7 @@
 //! The whole command line: verbs, options, and the help with examples.
 
 mod batch;
+mod emulate;
 mod pools;
 mod recovery;
 mod stores;
@@ -17,6 +18,7 @@ use forebay_server::Medium;
 use values::{media_profile, medium, size, snapshots};
 
 pub(crate) use batch::{Bb, BbVerb, JobCommand, JobVerb, Queue};
+pub(crate) use emulate::{EmulateCommand, EmulateCorrupt, EmulateRun, EmulateStat, EmulateUp, EmulateVerb};
 pub(crate) use pools::{Down, Status, Up};
 pub(crate) use recovery::Recover;
 pub(crate) use stores::{
@@ -134,6 +136,8 @@ pub(crate) enum Verb {
     Layout(LayoutCommand),
     /// Make, list, resize and delete volumes: memory that programs put to and get from
     Volume(VolumeCommand),
+    /// Emulate media: block devices as slow as a disk, an SSD or NVM, and runs with a limited page cache
+    Emulate(EmulateCommand),
     /// Check that a pool is consistent
     Fsck(Fsck),
     /// Print the completion script of this command for a shell
@@ -160,6 +164,7 @@ impl Verb {
                 LayoutVerb::Migrate(a) => a.json,
             },
             Verb::Volume(a) => a.verb.is_json(),
+            Verb::Emulate(a) => a.verb.is_json(),
             Verb::Attach(a) => a.json,
             Verb::Detach(a) => a.json,
             Verb::State(a) => a.json,

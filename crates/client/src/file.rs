@@ -12,6 +12,7 @@ use crate::ahead::Preallocation;
 use crate::attributes::timespec;
 use crate::errno;
 use crate::making::PLACE_ATTEMPTS;
+use crate::open::BACKING_FILE;
 use crate::path::{PathBuffer, Place};
 use crate::persisting::Durable;
 use crate::pool::{Door, Fail, Pool};
@@ -89,7 +90,18 @@ impl Pool {
             false => (Preallocation::never(), Scatter::never()),
         };
         let (pool, read_ahead) = (self.for_ever(), ReadAhead::default());
-        File { pool, entry: *entry, stripes, first, writable, is_in_memory, is_paced, ahead, scatter, read_ahead }
+        File {
+            pool,
+            entry: *entry,
+            stripes,
+            first,
+            writable,
+            is_in_memory,
+            is_paced,
+            ahead,
+            scatter,
+            read_ahead,
+        }
     }
 
     /// Opens a file of any layout. With `write` the file is marked dirty before the function returns. [`Code::Stale`]
@@ -209,7 +221,7 @@ impl Pool {
 
     /// Opens or creates a file with one backing file on this node.
     fn open_single(&self, place: Place<'_>, flags: i32, mode: u32, escape: &mut PathBuffer) -> Door<File> {
-        let fd = self.open(place, flags | libc::O_CLOEXEC, mode, escape)?;
+        let fd = self.open(place, flags | libc::O_CLOEXEC | BACKING_FILE, mode, escape)?;
         // SAFETY: the descriptor is new and ours.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let kernel = errno::stat(fd.as_raw_fd())?;

@@ -7,14 +7,15 @@ use forebay_types::Entry;
 
 use crate::connection::Role;
 use crate::file::File;
+use crate::open::BACKING_FILE;
 use crate::pool::Pool;
 
 impl Pool {
     /// True for a file whose descriptors have to be the mount's, because the kernel serves other descriptors at the speed of
-    /// the real medium. The mount's own process serves them, and tools need not be slow.
+    /// the real medium. The mount's own process serves them, tools need not be slow, and [`File`] paces what it does itself.
     #[inline]
-    pub(crate) fn hands_out_paced(&self, entry: &Entry) -> bool {
-        entry.attr.is_file() && self.role() == Role::Host && self.is_paced()
+    pub(crate) fn hands_out_paced(&self, entry: &Entry, flags: i32) -> bool {
+        entry.attr.is_file() && flags & BACKING_FILE == 0 && self.role() == Role::Host && self.is_paced()
     }
 
     /// True if this node's targets emulate a medium: reads and writes by [`File`] then take as long as the medium does.

@@ -89,12 +89,10 @@ impl Pool {
 
     /// True for a file that can only be opened as a descriptor through the pool's mount: a file that is not entirely on
     /// this node and, in a pool of several nodes, a file with several backing files. The latter is not converted to
-    /// one, because another node may have it open (`migrate`). Likewise any file of a pool that emulates a medium: the kernel
-    /// would serve a descriptor of the backing file at the speed of the real medium.
+    /// one, because another node may have it open (`migrate`).
     #[inline]
     pub(crate) fn needs_mount(&self, entry: &Entry) -> bool {
-        entry.attr.is_file()
-            && (self.spans_nodes() && !self.is_one_here(&entry.layout) || self.hands_out_paced(entry))
+        entry.attr.is_file() && self.spans_nodes() && !self.is_one_here(&entry.layout)
     }
 
     /// The layout of a file that this process creates. In a pool of several nodes or targets, its data stay on this

@@ -6,7 +6,7 @@ use forebay_types::{Code, Cookie, Ino};
 use crate::errno::Errno;
 use crate::filesystem::{FileSystem, Outcome};
 use crate::nodes::Seen;
-use crate::protocol::{self, Body, Request};
+use forebay_fuse::protocol::{self, Body, Request};
 
 /// Position behind `.`.
 const BEHIND_SELF: u64 = 1;

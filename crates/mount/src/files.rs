@@ -14,11 +14,11 @@ use crate::handles::{Handle, Patience};
 use crate::names::gone_is_stale;
 use crate::nodes::Seen;
 use crate::opened::{fstat, open_backing, reopen, Opened};
-use crate::protocol::{
+use crate::rights::{Owned, Rights};
+use forebay_fuse::protocol::{
     self, fopen, Body, Request, FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, RELEASE_FLOCK_UNLOCK, WRITE_CACHE,
     WRITE_KILL_SUIDGID,
 };
-use crate::rights::{Owned, Rights};
 
 /// Bytes of the largest write that the kernel sends, and of the largest read that it requests.
 pub(crate) const TRANSFER_BYTES_MAX: usize = 1 << 20;

@@ -9,8 +9,8 @@ use crate::errno::Errno;
 use crate::filesystem::FileSystem;
 use crate::handles::Handle;
 use crate::opened::open_backing;
-use crate::protocol::{fattr, op, Request};
 use crate::waiting::WaitsFor;
+use forebay_fuse::protocol::{fattr, op, Request};
 
 /// An open for running a program, among the flags of an open (`FMODE_EXEC`). It waits for the whole file.
 const OPEN_TO_RUN: i32 = 0x20;

@@ -31,7 +31,9 @@ pub fn wait_until(until_ns: u64) -> u64 {
             };
             // It returns its error, and leaves errno alone.
             // SAFETY: `t` is valid for the call, and the remaining time is not requested.
-            unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &t, std::ptr::null_mut()) };
+            unsafe {
+                libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &t, std::ptr::null_mut())
+            };
         } else {
             std::hint::spin_loop();
         }

@@ -161,11 +161,21 @@ impl<'a> Pacer<'a> {
 }
 
 impl Ticket<'_> {
+    /// The same request, which arrived so much earlier than this process noticed it.
+    pub fn arrived_before(self, ns: u64) -> Self {
+        Ticket { arrived_ns: self.arrived_ns.saturating_sub(ns), ..self }
+    }
+
     /// Reserves the request's time and waits until it is over. The real medium has moved `bytes`.
     pub fn complete(self, direction: Direction, place: Place, bytes: u64) {
+        self.complete_ahead(direction, place, bytes, 0);
+    }
+
+    /// The same, but ends the wait `ahead_ns` earlier: that much the way of the answer to its program takes.
+    pub fn complete_ahead(self, direction: Direction, place: Place, bytes: u64, ahead_ns: u64) {
         let reservation = self.pacer.reserve(self.arrived_ns, direction, place, bytes);
-        let now = wait_until(reservation.due_ns);
-        self.pacer.completed(direction, &reservation, now);
+        let now = wait_until(reservation.due_ns.saturating_sub(ahead_ns));
+        self.pacer.completed(direction, &reservation, now.saturating_add(ahead_ns));
     }
 }
 
@@ -215,7 +225,8 @@ mod tests {
     fn directions_have_their_own_speeds_and_share_the_bus() {
         let state = idle();
         let slow = Speed { latency_ns: 1_000, bytes_per_s: 100_000_000 };
-        let pacer = Pacer { state: &state, medium: Medium { write: slow, ..medium(100, 1_000_000_000, 0, 4) } };
+        let pacer =
+            Pacer { state: &state, medium: Medium { write: slow, ..medium(100, 1_000_000_000, 0, 4) } };
         let due = |direction| pacer.reserve(START, direction, HERE, 1_000).due_ns - START;
         assert_eq!(due(Direction::Write), 1_000 + 10_000);
         assert_eq!(due(Direction::Read), 10_000 + 1_000, "after the write's transfer of 10 us");

@@ -107,7 +107,10 @@ impl Medium {
     pub fn check(&self) -> Result<(), (&'static str, String)> {
         let latency = |key, ns| match ns {
             0..=LATENCY_MAX_NS => Ok(()),
-            _ => Err((key, format!("is {ns} ns, and at most {} s are possible", LATENCY_MAX_NS / 1_000_000_000))),
+            _ => Err((
+                key,
+                format!("is {ns} ns, and at most {} s are possible", LATENCY_MAX_NS / 1_000_000_000),
+            )),
         };
         let bandwidth = |key, bytes| match bytes {
             BANDWIDTH_MIN..=BANDWIDTH_MAX => Ok(()),
@@ -151,8 +154,11 @@ impl Profile {
             seek_ns: next()?,
             queue_depth: u32::try_from(next()?).ok()?,
         };
-        (next().is_none() && values.split(',').count() == 6 && Profile::is_name(name) && medium.check().is_ok())
-            .then(|| Profile { name: name.to_owned(), medium })
+        (next().is_none()
+            && values.split(',').count() == 6
+            && Profile::is_name(name)
+            && medium.check().is_ok())
+        .then(|| Profile { name: name.to_owned(), medium })
     }
 }
 
@@ -188,9 +194,19 @@ mod tests {
         let good = "a=1,1000,1,1000,0,1";
         assert!(Profile::parse(good).is_some());
         for bad in [
-            "", "a", "a=", "a=1,1000,1,1000,0", "a=1,1000,1,1000,0,1,2", "a=1,1000,1,1000,0,x", "=1,1000,1,1000,0,1",
-            "a b=1,1000,1,1000,0,1", "a=1,999,1,1000,0,1", "a=1,1000,1,1000,0,0", "a=1,1000,1,1000,0,65",
-            "a=10000000001,1000,1,1000,0,1", "a=1,1000,1,1000,0,1,",
+            "",
+            "a",
+            "a=",
+            "a=1,1000,1,1000,0",
+            "a=1,1000,1,1000,0,1,2",
+            "a=1,1000,1,1000,0,x",
+            "=1,1000,1,1000,0,1",
+            "a b=1,1000,1,1000,0,1",
+            "a=1,999,1,1000,0,1",
+            "a=1,1000,1,1000,0,0",
+            "a=1,1000,1,1000,0,65",
+            "a=10000000001,1000,1,1000,0,1",
+            "a=1,1000,1,1000,0,1,",
         ] {
             assert_eq!(Profile::parse(bad), None, "{bad}");
         }

@@ -108,7 +108,13 @@ mod tests {
     #[test]
     fn quantile_is_the_bound_of_the_bucket_that_reaches_the_share() {
         let mut some = Statistics {
-            requests: 0, bytes: 0, sequential: 0, configured_ns: 0, measured_ns: 0, late: 0, histogram: [0; BUCKETS],
+            requests: 0,
+            bytes: 0,
+            sequential: 0,
+            configured_ns: 0,
+            measured_ns: 0,
+            late: 0,
+            histogram: [0; BUCKETS],
         };
         assert_eq!(some.quantile_ns(0.5), 0);
         some.histogram[4] = 90;

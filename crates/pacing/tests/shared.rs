@@ -86,3 +86,22 @@ fn tickets_are_counted_and_never_early() {
     assert!(writes.quantile_ns(0.0) >= 4096 * 1_000_000_000 / pacer.medium().write.bytes_per_s);
     assert_eq!(pacer.statistics(Direction::Read).requests, 0);
 }
+
+#[test]
+fn document_has_the_profiles_as_they_are() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/emulation.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    for (name, medium, source) in PROFILES {
+        let (read, write) = (medium.read, medium.write);
+        let row = format!(
+            "| {name} | {} ns | {} ns | {} | {} | {} ns | {} | {source} |",
+            read.latency_ns,
+            write.latency_ns,
+            read.bytes_per_s / 1_000_000,
+            write.bytes_per_s / 1_000_000,
+            medium.seek_ns,
+            medium.queue_depth
+        );
+        assert!(text.lines().any(|line| line == row), "docs/emulation.md lacks {row}");
+    }
+}

@@ -77,7 +77,7 @@ pub(crate) fn or_elsewhere(error: Error) -> Error {
 }
 
 /// Every name that a pool's directory may hold. Any other entry is a file that does not belong to a pool.
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 23] = [
     LOCK_FILE,
     SOCKET_FILE,
     SUPERVISOR_FILE,

@@ -132,7 +132,8 @@ impl Visitor<'_> for Quantity {
 impl<'de> Deserialize<'de> for Nanoseconds {
     fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Nanoseconds, D::Error> {
         let units = &[("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
-        d.deserialize_str(Quantity { expected: "a time with its unit, such as \"90us\"", units }).map(Nanoseconds)
+        d.deserialize_str(Quantity { expected: "a time with its unit, such as \"90us\"", units })
+            .map(Nanoseconds)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use forebay_pacing::{measure_floor, Direction, Pacer, Pacers, Profile, Speed, Statistics};
+use forebay_pacing::{measure_floor, Direction, Pacers, Profile, Speed, Statistics};
 use forebay_types::{Code, Error, Result};
 use serde_json::{json, Value};
 
@@ -38,13 +38,19 @@ pub(crate) fn opened(fd: &OwnedFd) -> Result<Pacers> {
 /// What `status` shows: the profile, and configured beside measured values for each target.
 pub(crate) fn status(fd: &OwnedFd, targets: usize) -> Value {
     let Ok(pacers) = opened(fd) else { return Value::Null };
-    let Profile { name, medium } = pacers.profile();
-    let speed = |speed: Speed| json!({ "latency_ns": speed.latency_ns, "bytes_per_s": speed.bytes_per_s });
-    let (spin_ns, sleep_ns) = measure_floor();
     let of_target = |index| {
         let pacer = pacers.pacer(index);
-        json!({ "reads": counted(&pacer, Direction::Read), "writes": counted(&pacer, Direction::Write) })
+        let [reads, writes] = [Direction::Read, Direction::Write].map(|to| as_json(&pacer.statistics(to)));
+        json!({ "reads": reads, "writes": writes })
     };
+    medium_as_json(&pacers.profile(), (0..targets).map(of_target).collect())
+}
+
+/// A medium, with the floor of waits on this machine, and what its targets counted.
+pub fn medium_as_json(profile: &Profile, targets: Vec<Value>) -> Value {
+    let Profile { name, medium } = profile;
+    let speed = |speed: Speed| json!({ "latency_ns": speed.latency_ns, "bytes_per_s": speed.bytes_per_s });
+    let (spin_ns, sleep_ns) = measure_floor();
     json!({
         "profile": name,
         "read": speed(medium.read),
@@ -52,13 +58,12 @@ pub(crate) fn status(fd: &OwnedFd, targets: usize) -> Value {
         "seek_ns": medium.seek_ns,
         "queue_depth": medium.queue_depth,
         "floor_ns": { "short": spin_ns, "long": sleep_ns },
-        "targets": (0..targets).map(of_target).collect::<Vec<_>>(),
+        "targets": targets,
     })
 }
 
 /// What one pacer counted in one direction.
-pub fn counted(pacer: &Pacer<'_>, direction: Direction) -> Value {
-    let counted: Statistics = pacer.statistics(direction);
+pub fn as_json(counted: &Statistics) -> Value {
     let mean = |sum: u64| sum.checked_div(counted.completed());
     json!({
         "requests": counted.requests,

@@ -20,7 +20,11 @@ fn number(value: &Value, key: &str) -> u64 {
 
 /// One direction's configured values.
 fn speed(word: &str, speed: &Value) -> String {
-    format!("{word} {} and {} MB/s", time(number(speed, "latency_ns")), number(speed, "bytes_per_s") / 1_000_000)
+    format!(
+        "{word} {} and {} MB/s",
+        time(number(speed, "latency_ns")),
+        number(speed, "bytes_per_s") / 1_000_000
+    )
 }
 
 /// What was counted in one direction.
@@ -52,7 +56,11 @@ pub(crate) fn lines(medium: &Value) -> Vec<String> {
     let targets = medium["targets"].as_array().map_or(&[][..], Vec::as_slice);
     for (i, target) in targets.iter().enumerate() {
         let name = if targets.len() > 1 { format!("target {i}: ") } else { String::new() };
-        lines.push(format!("{name}{}, {}", counted("reads", &target["reads"]), counted("writes", &target["writes"])));
+        lines.push(format!(
+            "{name}{}, {}",
+            counted("reads", &target["reads"]),
+            counted("writes", &target["writes"])
+        ));
     }
     lines
 }

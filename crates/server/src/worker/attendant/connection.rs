@@ -366,7 +366,11 @@ impl Connection<'_> {
                 let (send, receive) = mpsc::channel();
                 let mut status = self.ask_shard(Message::Status(send), &receive)?;
                 if let Some(fd) = &self.desk.pacing {
-                    let targets = if self.desk.setup.identity.shard_only { 0 } else { self.desk.setup.target_dirs.len() };
+                    let targets = if self.desk.setup.identity.shard_only {
+                        0
+                    } else {
+                        self.desk.setup.target_dirs.len()
+                    };
                     status["media_profile"] = pacing::status(fd, targets);
                 }
                 status["pids"] = serde_json::json!({ "worker": std::process::id() });

@@ -139,7 +139,8 @@ impl IoWorker {
         idle: bool,
     ) -> Option<std::result::Result<usize, Code>> {
         let most = if idle { MOVE_BYTES_MIN } else { AT_ONCE_BYTES };
-        let is_short = moving.kind == MoveKind::Read && moving.bytes <= most && !self.files.targets.is_paced();
+        let is_short =
+            moving.kind == MoveKind::Read && moving.bytes <= most && !self.files.targets.is_paced();
         is_short.then(|| self.files.move_piece(moving))
     }
 }
