@@ -74,7 +74,7 @@ pub fn directory() -> PathBuf {
 }
 
 /// True if this can be a device's name.
-pub(crate) fn is_name(name: &str) -> bool {
+pub fn is_name(name: &str) -> bool {
     Profile::is_name(name) && !name.starts_with('.')
 }
 

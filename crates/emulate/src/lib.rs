@@ -23,6 +23,6 @@ mod serve;
 mod store;
 
 pub use control::Faults;
-pub use description::{all, directory, find, Description, Options};
+pub use description::{all, directory, find, is_name, Description, Options};
 pub use loop_device::is_in_use;
 pub use memory_cgroup::Limited;

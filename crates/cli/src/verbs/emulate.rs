@@ -44,6 +44,10 @@ fn up(arguments: &EmulateUp) -> Result<ExitCode> {
         return Err(failure::invalid(what, "no profile is named", "name one: --profile pcram"));
     };
     let name = arguments.name.clone().unwrap_or_else(|| profile.name.clone());
+    if !forebay_emulate::is_name(&name) {
+        let why = format!("`{name}` is no name: names have 1 to 32 letters, digits, `-`, `_` and `.`");
+        return Err(failure::invalid(what, why, "give another --name"));
+    }
     let options = Options {
         name,
         profile: profile.to_string(),

@@ -218,6 +218,18 @@ impl File {
         Ok(done)
     }
 
+    /// Appends to the only backing file, on this node.
+    pub(crate) fn append_here(&self, fd: &OwnedFd, buffer: &[u8]) -> Result<usize, Code> {
+        let paced = Paced::begin(self, 0);
+        let part = libc::iovec { iov_base: buffer.as_ptr().cast_mut().cast(), iov_len: buffer.len() };
+        // SAFETY: the buffer has the given length.
+        let n = unsafe { libc::pwritev2(fd.as_raw_fd(), &raw const part, 1, 0, libc::RWF_APPEND) };
+        let written = usize::try_from(n).map_err(|_| errno::last())?;
+        let end = errno::stat(fd.as_raw_fd()).map_or(0, |stat| stat.st_size as u64);
+        paced::complete(paced, true, end.saturating_sub(written as u64), n);
+        Ok(written)
+    }
+
     /// Writes at an offset. The count is short only if an error occurred after some bytes were written.
     pub fn write_at(&self, buffer: &[u8], offset: u64) -> Result<usize, Code> {
         if self.move_whole(buffer.as_ptr().cast_mut(), buffer.len(), offset, true) {
