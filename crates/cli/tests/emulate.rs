@@ -284,6 +284,50 @@ fn killed_server_or_keeper_leaves_io_errors_and_no_device() {
 }
 
 #[test]
+fn more_data_than_the_memory_of_their_cgroup_reach_the_device_and_are_verified() {
+    if !can_emulate() || Command::new("fio").arg("--version").output().is_err() {
+        eprintln!("skipped: needs fio");
+        return;
+    }
+    let place = Place::new();
+    let device = Device::up(&place, "optane", "256MiB", &["--checksum"]);
+    let (path, at) = (device.path.to_str().unwrap(), place.join("mnt"));
+    assert!(done("mkfs.ext4", &["-q", path]));
+    std::fs::create_dir(&at).unwrap();
+    assert!(done("mount", &["-t", "ext4", path, at.to_str().unwrap()]));
+    let mounted = Mounted(at.clone());
+    let directory = format!("--directory={}", at.display());
+    let ran = place.run([
+        "emulate",
+        "run",
+        "--memory",
+        "48MiB",
+        "--",
+        "fio",
+        "--name=v",
+        &directory,
+        "--rw=randwrite",
+        "--bs=64k",
+        "--size=128m",
+        "--verify=crc32c",
+        "--do_verify=1",
+        "--ioengine=psync",
+        "--end_fsync=1",
+        "--output-format=terse",
+    ]);
+    if ran.err.contains("cannot limit") {
+        eprintln!("skipped: {}", ran.err);
+        return;
+    }
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    drop(mounted);
+    assert!(done("fsck.ext4", &["-fn", path]));
+    let stat = device.stat();
+    assert!(stat["medium"]["targets"][0]["reads"]["bytes"].as_u64().unwrap() >= 100 * MIB, "{stat}");
+    assert_eq!(stat["faults"]["checksum_errors"], 0, "{stat}");
+}
+
+#[test]
 fn run_has_as_much_memory_as_its_cgroup_and_leaves_none() {
     let place = Place::new();
     let ran = place.run([

@@ -212,6 +212,12 @@ pub struct Body {
     used: usize,
 }
 
+impl Default for Body {
+    fn default() -> Body {
+        Body::new()
+    }
+}
+
 impl Body {
     pub fn new() -> Body {
         Body { memory: vec![0; OUT_HEADER_BYTES], used: OUT_HEADER_BYTES }
@@ -250,6 +256,11 @@ impl Body {
 
     pub fn zeros(&mut self, count: usize) {
         self.more(count).fill(0);
+    }
+
+    /// True if the body has no byte yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Bytes of the body so far.

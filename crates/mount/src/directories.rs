@@ -51,7 +51,7 @@ impl FileSystem {
         let from: Cookie = if offset <= BEHIND_PARENT { 0 } else { offset };
         match self.list(ino, from, room, plus, out) {
             Ok(()) | Err(Code::NotFound) => Ok(Outcome::Reply),
-            Err(_) if out.len() > 0 => Ok(Outcome::Reply),
+            Err(_) if !out.is_empty() => Ok(Outcome::Reply),
             Err(code) => Err(code.into()),
         }
     }
