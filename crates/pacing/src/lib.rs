@@ -22,8 +22,9 @@ mod statistics;
 
 pub use clock::{measure_floor, now_ns, wait_until, SPIN_NS, WAIT_MAX_NS};
 pub use memory::{Pacers, PACERS_BYTES};
-pub use pacer::{Direction, Pacer, Place, Reservation, Ticket};
+pub use pacer::{Pacer, Place, Reservation, Ticket};
 pub use profile::{
-    Medium, Profile, Speed, BANDWIDTH_MAX, BANDWIDTH_MIN, LATENCY_MAX_NS, PROFILES, QUEUE_DEPTH_MAX,
+    Direction, Medium, Profile, Speed, BANDWIDTH_MAX, BANDWIDTH_MIN, LATENCY_MAX_NS, PROFILES,
+    QUEUE_DEPTH_MAX,
 };
 pub use statistics::{Histogram, Statistics, BUCKETS};

@@ -17,17 +17,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::clock::{now_ns, wait_until, WAIT_MAX_NS};
-use crate::profile::{Medium, QUEUE_DEPTH_MAX};
+use crate::profile::{Direction, Medium, QUEUE_DEPTH_MAX};
 use crate::statistics::{Counters, Statistics};
-
-/// What a request does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Direction {
-    /// It reads.
-    Read,
-    /// It writes.
-    Write,
-}
 
 /// Where a request is on its medium: a file, by any number that differs from those of other files, and a byte of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -18,6 +18,15 @@ pub const QUEUE_DEPTH_MAX: u32 = 64;
 /// Longest name of a profile, in bytes.
 const NAME_BYTES_MAX: usize = 32;
 
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// It reads.
+    Read,
+    /// It writes.
+    Write,
+}
+
 /// How fast a medium is in one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Speed {
@@ -96,10 +105,10 @@ pub const PROFILES: [(&str, Medium, &str); 7] = [
 
 impl Medium {
     /// The speed in a direction.
-    pub(crate) fn speed(&self, direction: crate::Direction) -> Speed {
+    pub(crate) fn speed(&self, direction: Direction) -> Speed {
         match direction {
-            crate::Direction::Read => self.read,
-            crate::Direction::Write => self.write,
+            Direction::Read => self.read,
+            Direction::Write => self.write,
         }
     }
 

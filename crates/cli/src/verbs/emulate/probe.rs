@@ -12,9 +12,10 @@ use forebay_pacing::{Direction, Speed};
 use forebay_types::{Error, Result};
 use serde_json::json;
 
-use super::{emulated::time, failure};
 use crate::arguments::EmulateStat;
+use crate::failure;
 use crate::table::Facts;
+use crate::verbs::status::emulated::time;
 
 /// Longest time for each of the measurements.
 const LIMIT: Duration = Duration::from_secs(2);
