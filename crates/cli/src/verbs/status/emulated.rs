@@ -84,7 +84,7 @@ mod tests {
             lines(&medium),
             [
                 "mine: read 90 ns and 5 MB/s, write 1.5 us and 4 MB/s, seek 7.0 ms, queue depth 2; waits end 950 ns late",
-                "3 reads of 4.0 KiB: 1.2 ms each, 1.0 ms configured, no writes",
+                "3 reads of 4 KiB: 1.2 ms each, 1.0 ms configured, no writes",
             ]
         );
     }
