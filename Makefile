@@ -67,7 +67,7 @@ bench:
 install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
 	install -m 755 $(RELEASE)/forebay $(RELEASE)/forebayd $(RELEASE)/forebay-mount \
-		$(RELEASE)/forebay-mover $(RELEASE)/forebay-register $(DESTDIR)$(PREFIX)/bin/
+		$(RELEASE)/forebay-mover $(RELEASE)/forebay-register $(RELEASE)/forebay-emulate $(DESTDIR)$(PREFIX)/bin/
 	install -m 755 $(RELEASE)/libforebay.so $(RELEASE)/libforebay_preload.so $(DESTDIR)$(PREFIX)/lib/
 	for library in $(RELEASE)/libforebay_mpi*.so; do \
 		if [ -e "$$library" ]; then install -m 755 "$$library" $(DESTDIR)$(PREFIX)/lib/; fi; done

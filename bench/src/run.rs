@@ -4,7 +4,7 @@ use crate::orders::Orders;
 use crate::report::{Table, Target};
 use crate::sizes::Sizes;
 use crate::systems::{turns, Pool, System};
-use crate::{backing, cost, data, jobs, machine, meta, mount, mpi, nodes, stage, tools};
+use crate::{backing, cost, data, jobs, machine, media, meta, mount, mpi, nodes, stage, tools};
 use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
@@ -23,13 +23,13 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--disk" => disk = value()?,
             "--quick" => quick = true,
             "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "volumes" | "backing" | "jobs"
-            | "day" | "tools" => {
+            | "media" | "day" | "tools" => {
                 sections.push(argument.as_str());
             }
             part if backing::PARTS.contains(&part) => sections.push(part),
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, volumes, backing ({}), jobs, day, tools",
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, volumes, backing ({}), jobs, media, day, tools",
                     backing::PARTS.join(", ")
                 ))
             }
@@ -55,7 +55,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
     let needs_no_age = |section: &str| {
-        let own = ["cost", "nodes", "far", "ranks", "volumes", "backing", "jobs", "day"];
+        let own = ["cost", "nodes", "far", "ranks", "volumes", "backing", "jobs", "media", "day"];
         own.contains(&section) || backing::PARTS.contains(&section)
     };
     if sections.iter().any(|section| !needs_no_age(section)) {
@@ -106,6 +106,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
                 backing::measure(&binaries, &disk, &sizes, Some(part), &mut |table| {
                     show(table, &mut tables)
                 })?;
+            }
+            "media" => {
+                media::measure(&binaries, &sizes)?.into_iter().for_each(|table| show(table, &mut tables))
             }
             "jobs" => jobs::measure(&binaries, &disk, &sizes, &mut |table| show(table, &mut tables))?,
             "day" => backing::day(&binaries, &disk, &results, sizes.is_quick)?,

@@ -1,6 +1,7 @@
 //! The whole command line: verbs, options, and the help with examples.
 
 mod batch;
+mod emulate;
 mod pools;
 mod recovery;
 mod stores;
@@ -11,11 +12,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
+use forebay_server::media_profile::MediaProfile;
 use forebay_server::Medium;
 
-use values::{medium, size, snapshots};
+use values::{media_profile, medium, size, snapshots};
 
 pub(crate) use batch::{Bb, BbVerb, JobCommand, JobVerb, Queue};
+pub(crate) use emulate::{EmulateCommand, EmulateCorrupt, EmulateRun, EmulateStat, EmulateUp, EmulateVerb};
 pub(crate) use pools::{Down, Status, Up};
 pub(crate) use recovery::Recover;
 pub(crate) use stores::{
@@ -133,6 +136,8 @@ pub(crate) enum Verb {
     Layout(LayoutCommand),
     /// Make, list, resize and delete volumes: memory that programs put to and get from
     Volume(VolumeCommand),
+    /// Emulate media: block devices as slow as a disk, an SSD or NVM, and runs with a limited page cache
+    Emulate(EmulateCommand),
     /// Check that a pool is consistent
     Fsck(Fsck),
     /// Print the completion script of this command for a shell
@@ -159,6 +164,7 @@ impl Verb {
                 LayoutVerb::Migrate(a) => a.json,
             },
             Verb::Volume(a) => a.verb.is_json(),
+            Verb::Emulate(a) => a.verb.is_json(),
             Verb::Attach(a) => a.json,
             Verb::Detach(a) => a.json,
             Verb::State(a) => a.json,
@@ -339,6 +345,10 @@ pub(crate) struct Run {
         value_parser = snapshots
     )]
     pub(crate) snapshots: Option<u64>,
+    /// Make the targets of a started pool as slow as a medium, for every interface: hdd, ssd, slc, pcram, reram, optane, dram, or a file that
+    /// describes one (docs/emulation.md); none ends it [default: none]
+    #[arg(long, value_name = "NAME|FILE", value_parser = media_profile)]
+    pub(crate) media_profile: Option<MediaProfile>,
     /// Start a pool that ends with the program, even if a default pool exists
     #[arg(long)]
     pub(crate) own: bool,

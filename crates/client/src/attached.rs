@@ -5,6 +5,7 @@
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use forebay_pacing::{Pacer, Pacers};
 use forebay_ring::{call_clock, AttachReply, Board, Mapping, Removal, Ring};
 use forebay_types::limits::{
     HIGH_WATER_PERCENT, NODE_TARGETS_MAX, ROOM_LOOK_MS, ROOM_TO_SPARE_BYTES, ROOM_TO_SPARE_INODES,
@@ -66,6 +67,8 @@ pub(crate) struct Attached {
     was_scarce: AtomicBool,
     scarce_until_ns: AtomicU64,
     pub(crate) reply: AttachReply,
+    /// The pacers of this node's targets, in a pool whose media are paced.
+    pacers: Option<Pacers>,
     /// Buffers for data that pass to and from other nodes.
     pub(crate) buffers: Buffers,
     /// Set when the pool is gone: the next call attaches anew.
@@ -95,6 +98,12 @@ impl Attached {
         let mapping =
             Mapping::new(fds.board.as_fd(), reply.board_bytes as usize, false).map_err(errno::of)?;
         let board = Board::open(mapping)?;
+        // A pool that is to be slow is not used fast.
+        let pacers = match (fds.pacing, reply.paced) {
+            (_, 0) => None,
+            (Some(fd), _) => Some(Pacers::open(fd.as_fd()).map_err(errno::of)?),
+            (None, _) => return Err(Code::Malformed),
+        };
         let mut targets = [const { TargetHere::none() }; NODE_TARGETS_MAX];
         let mut target_count = 0;
         for (here, fd) in targets.iter_mut().zip(fds.targets.into_iter().flatten()) {
@@ -116,6 +125,7 @@ impl Attached {
             was_scarce: AtomicBool::new(false),
             scarce_until_ns: AtomicU64::new(0),
             reply,
+            pacers,
             buffers: Buffers::default(),
             gone: AtomicBool::new(false),
         };
@@ -162,6 +172,12 @@ impl Attached {
         self.epoch.store(reply.epoch, Ordering::Release);
         drop(targets);
         Ok(())
+    }
+
+    /// The pacer of this node's target with an index, if the node's media are paced.
+    #[inline]
+    pub(crate) fn pacer(&self, index: u16) -> Option<Pacer<'_>> {
+        self.pacers.as_ref().map(|pacers| pacers.pacer(usize::from(index)))
     }
 
     /// The directory of the first target, which also holds anchors, FIFOs and devices.

@@ -43,6 +43,8 @@ pub(crate) struct AttachFds {
     pub(crate) doorbell: OwnedFd,
     pub(crate) board: OwnedFd,
     pub(crate) targets: [Option<OwnedFd>; NODE_TARGETS_MAX],
+    /// The memory of the targets' pacers, in a pool whose media are paced.
+    pub(crate) pacing: Option<OwnedFd>,
 }
 
 /// Checks the number of target descriptors. A node without targets sends one directory in their place.
@@ -157,11 +159,15 @@ impl Address {
         };
         self.check_room()?;
         let reply = self.ask(KIND_ATTACH, body, &mut fds)?;
-        let [Some(ring), Some(doorbell), Some(board), targets @ ..] = fds else {
+        let pacing = match reply.paced {
+            0 => None,
+            _ => fds.iter_mut().rev().find_map(Option::take),
+        };
+        let [Some(ring), Some(doorbell), Some(board), targets @ .., None] = fds else {
             return Err(Code::Malformed);
         };
         check_targets(&reply, &targets)?;
-        Ok((reply, AttachFds { ring, doorbell, board, targets }))
+        Ok((reply, AttachFds { ring, doorbell, board, targets, pacing }))
     }
 
     /// Fetches board and targets of a session again.
@@ -171,7 +177,7 @@ impl Address {
     ) -> Result<(AttachReply, OwnedFd, [Option<OwnedFd>; NODE_TARGETS_MAX]), Code> {
         let mut fds = [const { None }; ATTACH_FDS];
         let reply = self.ask(KIND_BOARD, &session.to_le_bytes(), &mut fds)?;
-        let [Some(board), targets @ .., None, None] = fds else { return Err(Code::Malformed) };
+        let [Some(board), targets @ .., None, None, None] = fds else { return Err(Code::Malformed) };
         check_targets(&reply, &targets)?;
         Ok((reply, board, targets))
     }

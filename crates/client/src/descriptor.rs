@@ -53,7 +53,7 @@ impl Pool {
     /// a mount.
     pub fn backing_path(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
         let mut entry = self.get_attr(ino)?;
-        if self.needs_mount(&entry) {
+        if self.needs_mount(&entry) || self.hands_out_paced(&entry, 0) {
             return self.mount_path_of(&entry, path);
         }
         if entry.attr.is_file() && !entry.layout.is_single() {

@@ -12,6 +12,7 @@ use crate::ahead::Preallocation;
 use crate::attributes::timespec;
 use crate::errno;
 use crate::making::PLACE_ATTEMPTS;
+use crate::open::BACKING_FILE;
 use crate::path::{PathBuffer, Place};
 use crate::persisting::Durable;
 use crate::pool::{Door, Fail, Pool};
@@ -71,6 +72,8 @@ pub struct File {
     first: Vec<usize>,
     writable: bool,
     is_in_memory: bool,
+    /// Its targets on this node emulate a medium.
+    is_paced: bool,
     ahead: Preallocation,
     scatter: Scatter,
     pub(crate) read_ahead: ReadAhead,
@@ -78,14 +81,27 @@ pub struct File {
 
 impl Pool {
     fn opened(&self, entry: &Entry, stripes: Vec<Stripe>, first: Vec<usize>, writable: bool) -> File {
-        // Preallocation and mappings pay only for files in memory.
-        let is_in_memory = self.attached().is_ok_and(|attached| attached.is_in_memory(&entry.layout));
+        // Preallocation and mappings pay only for files in memory, and stores to a mapping cannot be paced.
+        let is_paced = self.is_paced();
+        let is_in_memory =
+            !is_paced && self.attached().is_ok_and(|attached| attached.is_in_memory(&entry.layout));
         let (ahead, scatter) = match is_in_memory {
             true => (Preallocation::default(), Scatter::default()),
             false => (Preallocation::never(), Scatter::never()),
         };
         let (pool, read_ahead) = (self.for_ever(), ReadAhead::default());
-        File { pool, entry: *entry, stripes, first, writable, is_in_memory, ahead, scatter, read_ahead }
+        File {
+            pool,
+            entry: *entry,
+            stripes,
+            first,
+            writable,
+            is_in_memory,
+            is_paced,
+            ahead,
+            scatter,
+            read_ahead,
+        }
     }
 
     /// Opens a file of any layout. With `write` the file is marked dirty before the function returns. [`Code::Stale`]
@@ -205,7 +221,7 @@ impl Pool {
 
     /// Opens or creates a file with one backing file on this node.
     fn open_single(&self, place: Place<'_>, flags: i32, mode: u32, escape: &mut PathBuffer) -> Door<File> {
-        let fd = self.open(place, flags | libc::O_CLOEXEC, mode, escape)?;
+        let fd = self.open(place, flags | libc::O_CLOEXEC | BACKING_FILE, mode, escape)?;
         // SAFETY: the descriptor is new and ours.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let kernel = errno::stat(fd.as_raw_fd())?;
@@ -458,6 +474,12 @@ impl File {
     /// True if all of the file's backing files on this node are in memory.
     pub(crate) fn is_in_memory(&self) -> bool {
         self.is_in_memory
+    }
+
+    /// True if the file's targets on this node emulate a medium.
+    #[inline]
+    pub(crate) fn is_paced(&self) -> bool {
+        self.is_paced
     }
 
     pub(crate) fn scattered(&self) -> &Scatter {

@@ -39,6 +39,7 @@ mod mounted;
 pub mod nameless;
 mod names;
 mod open;
+mod paced;
 mod path;
 mod persisting;
 mod pool;

@@ -163,11 +163,12 @@ impl File {
     ///
     /// # Errors
     /// [`Code::TimedOut`] if other appends do not finish; [`Code::NotSupported`] for a file with one backing file on
-    /// this node, where the caller appends by the descriptor.
+    /// this node, where the caller appends by the descriptor, unless the pool emulates a medium.
     pub fn append(&self, buffer: &[u8]) -> Result<usize, Code> {
         match self.stripes() {
             [Stripe::Remote(remote)] => self.pool.append_backing(remote.id, buffer),
-            [_] => Err(Code::NotSupported),
+            [Stripe::Local(_)] if !self.is_paced() => Err(Code::NotSupported),
+            [Stripe::Local(fd)] => self.append_here(fd, buffer),
             _ if !self.pool.spans_nodes() => {
                 let _turn = APPENDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 self.write_at(buffer, self.size()?)

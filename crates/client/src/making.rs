@@ -150,7 +150,11 @@ impl Pool {
                 }
                 Made::New(_, Err(code)) => code,
                 Made::Old(_) if exclusive => return Err(Code::Exists),
-                Made::Old(entry) if entry.attr.is_symlink() || self.needs_mount(&entry) => {
+                Made::Old(entry)
+                    if entry.attr.is_symlink()
+                        || self.needs_mount(&entry)
+                        || self.hands_out_paced(&entry, flags) =>
+                {
                     return Err(Code::Stale);
                 }
                 Made::Old(entry) => {

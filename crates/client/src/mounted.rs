@@ -152,6 +152,9 @@ impl Pool {
     /// without a mount, and if the mount fails: then the backing file is opened.
     #[inline]
     pub(crate) fn open_better_by_mount(&self, entry: &Entry, flags: i32) -> Option<RawFd> {
+        if self.hands_out_paced(entry, flags) && flags & (libc::O_PATH | libc::O_DIRECTORY) == 0 {
+            return self.open_file_mounted(entry, flags);
+        }
         let is_attached = entry.attr.is_file() && entry.attr.flags & FLAG_ATTACHED != 0;
         let is_refused = !entry.attr.is_resident() && !self.recalls();
         if !is_attached || is_refused || flags & (libc::O_PATH | libc::O_DIRECTORY) != 0 {

@@ -26,6 +26,8 @@ use crate::walk::{permits, Target, READ, WRITE};
 
 /// Mode of every backing file. The inode's own mode is in the shard.
 pub(crate) const BACKING_MODE: libc::mode_t = 0o700;
+/// A flag beside those of open(2), for a descriptor of a file's only backing file although the pool emulates a medium.
+pub(crate) const BACKING_FILE: i32 = 1 << 30;
 /// Flags that are passed to the kernel unchanged.
 pub(crate) const KERNEL_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_APPEND
@@ -111,7 +113,7 @@ impl Pool {
             match self.open_with(place, flags, mode, escape, true)? {
                 Way::Opened(fd) => return Ok(fd),
                 Way::ByMount | Way::AtFifo => {
-                    let flags = flags & !(libc::O_CREAT | libc::O_EXCL);
+                    let flags = flags & !(libc::O_CREAT | libc::O_EXCL | BACKING_FILE);
                     match open_at(libc::AT_FDCWD, escape.as_c_str(), flags) {
                         // Removed since its name was looked up. The name may lead to another file by now.
                         Err(Code::NotFound) => {}
@@ -161,6 +163,10 @@ impl Pool {
             let unseen = create && attempt == 0;
             let result = match self.walk_to(place, follow, unseen, escape)? {
                 Target::Missing(dir, name) if create => {
+                    let hands_out = flags & BACKING_FILE == 0 && self.role() == Role::Host;
+                    if hands_out && self.is_paced() {
+                        self.sees_mount(escape)?;
+                    }
                     match self.open_new(&dir, &name, flags, (mode, exclusive, unseen), escape) {
                         Err(Code::AccessDenied | Code::Invalid | Code::Exists | Code::NoSpace) if unseen => {
                             continue
@@ -184,7 +190,7 @@ impl Pool {
                         self.lead_to_fifo(&entry, flags, escape).map(|()| Way::AtFifo)
                     }
                     // The kernel has a descriptor for a file on another node only through the mount.
-                    Ok(entry) if self.needs_mount(&entry) => {
+                    Ok(entry) if self.needs_mount(&entry) || self.hands_out_paced(&entry, flags) => {
                         self.mount_path_of(&entry, escape).map(|()| Way::ByMount)
                     }
                     Ok(entry) => match self.open_better_by_mount(&entry, flags) {

@@ -18,6 +18,7 @@ use forebay_types::Code;
 use crate::errno;
 use crate::file::{File, Stripe};
 use crate::gaps::Gaps;
+use crate::paced::{self, Paced};
 use crate::remote_data::{self, Memory};
 use crate::scatter::Spot;
 use crate::sieve::Sieve;
@@ -110,11 +111,18 @@ fn total(parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
     }
 }
 
-/// Moves all of `parts` from or to offset `at`, and changes `parts`. The count is short only at a file's end.
-fn move_parts(fd: RawFd, mut parts: &mut [libc::iovec], mut at: u64, writes: bool) -> Result<u64, Code> {
+/// Moves all of `parts` from or to offset `at` of the backing file with an index, and changes `parts`. The count is short
+/// only at a file's end.
+fn move_parts(
+    (file, index, fd): (&File, usize, RawFd),
+    mut parts: &mut [libc::iovec],
+    mut at: u64,
+    writes: bool,
+) -> Result<u64, Code> {
     let mut done = 0;
     while !parts.is_empty() {
         let count = parts.len().min(PARTS_MAX) as i32;
+        let paced = Paced::begin(file, index);
         // SAFETY: each part is the caller's memory, of the given length, and writable if this reads.
         let n = unsafe {
             if writes {
@@ -123,6 +131,7 @@ fn move_parts(fd: RawFd, mut parts: &mut [libc::iovec], mut at: u64, writes: boo
                 libc::preadv(fd, parts.as_ptr(), count, at as i64)
             }
         };
+        paced::complete(paced, writes, at, n);
         let mut n = match usize::try_from(n) {
             // The medium wrote nothing and returned no error.
             Ok(0) if writes => return Err(Code::Io),
@@ -182,9 +191,9 @@ fn hand_out(read: &[u8], piece: &Piece, start: u64) -> usize {
 }
 
 /// Reads until the buffer is full or the file ends.
-fn read_whole(fd: RawFd, buffer: &mut [u8], at: u64) -> Result<usize, Code> {
+fn read_whole(from: (&File, usize, RawFd), buffer: &mut [u8], at: u64) -> Result<usize, Code> {
     let mut part = [part_of(buffer.as_mut_ptr(), buffer.len())];
-    move_parts(fd, &mut part, at, false).map(|n| n as usize)
+    move_parts(from, &mut part, at, false).map(|n| n as usize)
 }
 
 fn part_of(memory: *mut u8, bytes: usize) -> libc::iovec {
@@ -281,7 +290,7 @@ impl File {
             if near.len() >= SIEVE_PIECES_MIN && are_small(near, longest.sieve) {
                 if let Some(mut sieve) = Sieve::take() {
                     let buffer = sieve.room(first.at, bytes);
-                    let got = read_whole(fd, buffer, first.at)?;
+                    let got = read_whole((self, first.stripe, fd), buffer, first.at)?;
                     for piece in near {
                         let there = hand_out(&buffer[..got], piece, piece.at - first.at);
                         end.fill(self, piece, there)?;
@@ -304,7 +313,7 @@ impl File {
                 at = piece.at + piece.bytes as u64;
                 count += 1;
             }
-            let got = first.at + move_parts(fd, &mut parts, first.at, false)?;
+            let got = first.at + move_parts((self, first.stripe, fd), &mut parts, first.at, false)?;
             for piece in &rest[..count] {
                 end.fill(self, piece, got.saturating_sub(piece.at).min(piece.bytes as u64) as usize)?;
             }
@@ -445,7 +454,7 @@ impl File {
                 at += piece.bytes as u64;
             }
             rest = &rest[parts.len()..];
-            move_parts(fd, &mut parts, first.at, true)?;
+            move_parts((self, first.stripe, fd), &mut parts, first.at, true)?;
         }
         Ok(())
     }
@@ -459,7 +468,8 @@ impl File {
         let mut result = Ok(0);
         let last = &group[group.len() - 1];
         let done = self.scattered().write((stripe, self.stripe_count()), fd, &spots, || {
-            result = move_parts(fd, &mut [part_of(last.memory, last.bytes)], last.at, true);
+            let to = (self, stripe, fd);
+            result = move_parts(to, &mut [part_of(last.memory, last.bytes)], last.at, true);
             result.is_ok()
         });
         result.map(|_| done)

@@ -1,5 +1,6 @@
 //! The targets of one node, in the order of their numbers.
 
+use forebay_pacing::{Pacer, Pacers};
 use forebay_types::{Code, Ino, Layout};
 
 use crate::media::{Media, Space};
@@ -11,6 +12,8 @@ pub struct NodeTargets {
     all: Vec<Target>,
     /// No file data are on this node. The only target holds the shard, and no layout names it.
     shard_only: bool,
+    /// The pacers of the targets, if they emulate a medium.
+    pacers: Option<Pacers>,
 }
 
 impl NodeTargets {
@@ -20,12 +23,28 @@ impl NodeTargets {
     /// If `all` is empty.
     pub fn new(all: Vec<Target>) -> NodeTargets {
         assert!(!all.is_empty(), "a node has a target");
-        NodeTargets { all, shard_only: false }
+        NodeTargets { all, shard_only: false, pacers: None }
     }
 
     /// The target of a node without file data: `first` holds only what a first target holds besides file data.
     pub fn of_shard_alone(first: Target) -> NodeTargets {
-        NodeTargets { all: vec![first], shard_only: true }
+        NodeTargets { all: vec![first], shard_only: true, pacers: None }
+    }
+
+    /// The same targets, whose reads and writes [`NodeTargets::pacer`] delays.
+    pub fn paced_by(self, pacers: Option<Pacers>) -> NodeTargets {
+        NodeTargets { pacers, ..self }
+    }
+
+    /// True if the targets emulate a medium, so that reads and writes of them wait.
+    pub fn is_paced(&self) -> bool {
+        self.pacers.is_some()
+    }
+
+    /// The pacer of the target with this number in layouts, if the target emulates a medium.
+    #[inline]
+    pub fn pacer(&self, number: u32) -> Option<Pacer<'_>> {
+        self.pacers.as_ref().map(|pacers| pacers.pacer(number as u16 as usize))
     }
 
     /// The targets that may hold file data.

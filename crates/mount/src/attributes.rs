@@ -8,8 +8,8 @@ use crate::filesystem::{FileSystem, Outcome, TEMPORARY};
 use crate::handles::Handle;
 use crate::nodes::Seen;
 use crate::opened::{open_backing, reopen};
-use crate::protocol::{self, fattr, Body, Request};
 use crate::rights::{Owned, Rights};
+use forebay_fuse::protocol::{self, fattr, Body, Request};
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;

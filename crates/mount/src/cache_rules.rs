@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::protocol::Validity;
+use forebay_fuse::protocol::Validity;
 
 /// The rules in force.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use forebay_types::{Code, Cookie, Ino};
 use crate::errno::Errno;
 use crate::filesystem::{FileSystem, Outcome};
 use crate::nodes::Seen;
-use crate::protocol::{self, Body, Request};
+use forebay_fuse::protocol::{self, Body, Request};
 
 /// Position behind `.`.
 const BEHIND_SELF: u64 = 1;
@@ -51,7 +51,7 @@ impl FileSystem {
         let from: Cookie = if offset <= BEHIND_PARENT { 0 } else { offset };
         match self.list(ino, from, room, plus, out) {
             Ok(()) | Err(Code::NotFound) => Ok(Outcome::Reply),
-            Err(_) if out.len() > 0 => Ok(Outcome::Reply),
+            Err(_) if !out.is_empty() => Ok(Outcome::Reply),
             Err(code) => Err(code.into()),
         }
     }

@@ -4,7 +4,7 @@ use std::io;
 
 use forebay_types::Code;
 
-use crate::protocol::Short;
+use forebay_fuse::protocol::Short;
 
 /// An errno.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -14,11 +14,11 @@ use crate::handles::{Handle, Patience};
 use crate::names::gone_is_stale;
 use crate::nodes::Seen;
 use crate::opened::{fstat, open_backing, reopen, Opened};
-use crate::protocol::{
+use crate::rights::{Owned, Rights};
+use forebay_fuse::protocol::{
     self, fopen, Body, Request, FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, RELEASE_FLOCK_UNLOCK, WRITE_CACHE,
     WRITE_KILL_SUIDGID,
 };
-use crate::rights::{Owned, Rights};
 
 /// Bytes of the largest write that the kernel sends, and of the largest read that it requests.
 pub(crate) const TRANSFER_BYTES_MAX: usize = 1 << 20;
@@ -102,9 +102,15 @@ impl FileSystem {
         }
     }
 
+    /// True for a file that is always read and written by requests: the kernel cannot, as not all of it is in one file
+    /// here, or must not, as reads and writes are to take as long as those of another medium.
+    fn is_served(&self, entry: &Entry) -> bool {
+        entry.attr.is_file() && (self.pool.is_paced() || !self.pool.is_one_here(&entry.layout))
+    }
+
     /// Opens an inode. [`FileSystem::close_node`] ends the open.
     fn open_node(&self, ino: Ino, entry: Option<&Entry>, flags: i32) -> Result<Answer, Errno> {
-        if let Some(entry) = entry.filter(|e| e.attr.is_file() && !self.pool.is_one_here(&e.layout)) {
+        if let Some(entry) = entry.filter(|e| self.is_served(e)) {
             let file = self.pool.open_file(entry, writes(flags)).map_err(gone_is_stale)?;
             let appends = flags & libc::O_APPEND != 0;
             return Ok(Answer::requests(self.handles.add(Handle::Parts(Box::new(file), appends))));
@@ -218,7 +224,7 @@ impl FileSystem {
             // ESTALE the kernel looks the name up and checks.
             return Err(Errno(libc::ESTALE));
         }
-        let Some(file) = file else {
+        let Some(file) = file.filter(|_| !self.is_served(&entry)) else {
             let answer = self.open_node(ino, Some(&entry), flags).inspect_err(|_| {
                 let _ = self.pool.unlink_in(parent, name);
             })?;

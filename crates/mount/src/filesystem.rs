@@ -17,7 +17,6 @@ use forebay_types::{Caller, Code, Entry, Ino};
 
 use crate::cache_rules::CacheRules;
 use crate::closing::Nameless;
-use crate::device::Device;
 use crate::errno::Errno;
 use crate::handles::{Handle, Handles};
 use crate::lock_table::Locks;
@@ -25,9 +24,10 @@ use crate::lookup_pins::LookupPins;
 use crate::moved::Moved;
 use crate::nodes::{Nodes, Place, Seen};
 use crate::opened::{fstat, is_unwritten, open_backing};
-use crate::protocol::{self, op, Body, Request, Validity, ROOT_NODE};
 use crate::registrar::Registrar;
 use crate::waiting::Waiting;
+use forebay_fuse::protocol::{self, op, Body, Request, Validity, ROOT_NODE};
+use forebay_fuse::Device;
 
 /// Node numbers of files made without a name begin here. No inode of the pool has a number as high, because no node has
 /// such a number.

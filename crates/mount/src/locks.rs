@@ -30,7 +30,7 @@ use crate::filesystem::{FileSystem, Outcome};
 use crate::handles::Handle;
 use crate::lock_table::{Flushed, FuseLock, Held, On, Owner, Wait, PAUSE, PAUSE_MAX};
 use crate::opened::reopen;
-use crate::protocol::{Body, Request, LK_FLOCK};
+use forebay_fuse::protocol::{Body, Request, LK_FLOCK};
 
 impl FileSystem {
     fn request(&self, rq: &Request<'_>) -> Result<FuseLock, Errno> {

@@ -17,7 +17,7 @@ use std::process::Command;
 use forebay_sys::mounts;
 use forebay_types::{Code, Error, Result};
 
-use crate::device::Device;
+use forebay_fuse::Device;
 
 /// The file system type in the kernel's mount table.
 pub const FILE_SYSTEM_TYPE: &str = "fuse.forebay";

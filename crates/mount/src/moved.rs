@@ -14,8 +14,8 @@
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::device::Device;
 use crate::nodes::{Nodes, Place};
+use forebay_fuse::Device;
 
 /// The thread that writes invalidations, once there is one to write.
 #[derive(Debug, Default)]

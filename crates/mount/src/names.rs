@@ -7,8 +7,8 @@ use crate::closing::settle;
 use crate::errno::Errno;
 use crate::filesystem::{FileSystem, Outcome, TEMPORARY};
 use crate::nodes::Seen;
-use crate::protocol::{self, Body, Request};
 use crate::rights::{Owned, Rights};
+use forebay_fuse::protocol::{self, Body, Request};
 
 /// Attempts at a look-up before it fails, if the name is replaced again and again.
 const LOOKS_MAX: u32 = 4096;

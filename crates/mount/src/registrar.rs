@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use forebay_register::{backing, Failure};
 
-use crate::device::Device;
+use forebay_fuse::Device;
 
 /// Pause between two searches for another helper: at first, and at most.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);

@@ -13,7 +13,7 @@
 use forebay_types::{Attr, Code};
 
 use crate::errno::Errno;
-use crate::protocol::Request;
+use forebay_fuse::protocol::Request;
 
 pub(crate) const READ: u32 = 4;
 pub(crate) const WRITE: u32 = 2;

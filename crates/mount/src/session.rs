@@ -15,16 +15,16 @@ use forebay_register::backing;
 use forebay_types::{Code, Error, Result};
 
 use crate::adaptive_spin::AdaptiveSpin;
-use crate::device::Device;
 use crate::errno::Errno;
 use crate::files::TRANSFER_BYTES_MAX;
 use crate::filesystem::{DataPath, FileSystem, Outcome};
-use crate::protocol::{init, op, Body, Request, MAJOR, MINOR, MINOR_OF_EPOCHS};
 use crate::registrar::{Helper, Registrar};
 use crate::serving_threads::{Duty, ServingThreads};
 use crate::sharing::{self, Rounds};
 use crate::splice::{self, Pipe};
 use crate::waiting::WaitsFor;
+use forebay_fuse::protocol::{init, op, Body, Request, MAJOR, MINOR, MINOR_OF_EPOCHS};
+use forebay_fuse::Device;
 
 /// Size of the largest request: a write with its headers.
 const REQUEST_BYTES_MAX: usize = TRANSFER_BYTES_MAX + 4096;
@@ -356,7 +356,9 @@ fn agree(fs: &FileSystem, no_passthrough: bool) -> Result<Agreement> {
     out.u32(STACK_DEPTH);
     out.zeros(64 - 40);
     fs.device.write(out.message(rq.unique, 0)).map_err(failed(what))?;
-    let data = if no_passthrough {
+    let data = if fs.pool.is_paced() {
+        DataPath::Requests("the pool emulates a medium, so that each read and write waits".into())
+    } else if no_passthrough {
         DataPath::Requests("requested with --no-passthrough".into())
     } else if agreed & init::PASSTHROUGH == 0 {
         DataPath::Requests(

@@ -5,7 +5,7 @@ use forebay_sys::fuse::{out_header, OUT_HEADER_BYTES};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::device::Device;
+use forebay_fuse::Device;
 
 /// Smallest read for which splicing pays: the pipe takes four system calls, against one copy.
 const SPLICE_BYTES_MIN: usize = 64 * 1024;

@@ -9,8 +9,8 @@ use crate::errno::Errno;
 use crate::filesystem::FileSystem;
 use crate::handles::Handle;
 use crate::opened::open_backing;
-use crate::protocol::{fattr, op, Request};
 use crate::waiting::WaitsFor;
+use forebay_fuse::protocol::{fattr, op, Request};
 
 /// An open for running a program, among the flags of an open (`FMODE_EXEC`). It waits for the whole file.
 const OPEN_TO_RUN: i32 = 0x20;
@@ -128,6 +128,9 @@ impl FileSystem {
 
     /// What a read by a handle may have to wait for.
     fn waits_for_range(&self, handle: u64, offset: u64, len: usize) -> Option<WaitsFor> {
+        if self.pool.is_paced() {
+            return Some(WaitsFor::Write);
+        }
         match self.handles.get(handle).as_deref() {
             Some(Handle::Arriving(arriving)) if !arriving.is_there(self.pool, offset, len) => {
                 Some(WaitsFor::Range)
@@ -138,6 +141,9 @@ impl FileSystem {
 
     /// What a write by a handle may have to wait for.
     fn waits_for_space(&self, handle: u64) -> Option<WaitsFor> {
+        if self.pool.is_paced() {
+            return Some(WaitsFor::Write);
+        }
         match self.handles.get(handle).as_deref() {
             Some(Handle::Single(_, patience)) if patience.waits && self.waiting.is_full(self.pool) => {
                 Some(WaitsFor::Write)

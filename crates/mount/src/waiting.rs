@@ -40,7 +40,7 @@ pub(crate) enum WaitsFor {
     Range,
     /// Space, at the daemon: a file is created, or opened for writing.
     Room,
-    /// Space, here: an open file is written.
+    /// Space, here: an open file is written. In a pool that emulates a medium: the medium.
     Write,
 }
 

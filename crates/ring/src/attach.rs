@@ -12,11 +12,11 @@ use forebay_sys::descriptor;
 use forebay_types::limits::NODE_TARGETS_MAX;
 use forebay_types::{Code, Ino, NodeId, Reader, Writer};
 
-/// First word of every message: "FBY7". Its digit changes with requests, replies, the board, and what a client does
+/// First word of every message: "FBY8". Its digit changes with requests, replies, the board, and what a client does
 /// after a reply, so that a library and a daemon of different versions fail at once.
-pub const MAGIC: u32 = 0x3759_4246;
+pub const MAGIC: u32 = 0x3859_4246;
 /// Ties [`MAGIC`]'s digit to the sizes of the messages here: a change of one needs a change of the other.
-const _: () = assert!(MAGIC >> 24 == b'7' as u32 && AttachReply::BYTES == 72 && ATTACH_FDS == 11);
+const _: () = assert!(MAGIC >> 24 == b'8' as u32 && AttachReply::BYTES == 80 && ATTACH_FDS == 12);
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
 /// Attach this process. Answered with [`AttachReply`] and all descriptors. An empty body means a program that may pass
@@ -58,9 +58,9 @@ pub const MOUNT_ALONE: u8 = 0;
 pub const MOUNT_SHARED: u8 = 1;
 /// An answer that is an error: a u16 code, then text.
 pub const KIND_ERROR: u16 = 4;
-/// Most descriptors of an attach reply: ring, doorbell, board, and the directory of each of this node's targets, or
-/// the directory that a node without targets has in their place.
-pub const ATTACH_FDS: usize = 3 + NODE_TARGETS_MAX;
+/// Most descriptors of an attach reply: ring, doorbell, board, the directory of each of this node's targets, or the
+/// directory that a node without targets has in their place, and the memory of pacers in a pool whose media are paced.
+pub const ATTACH_FDS: usize = 4 + NODE_TARGETS_MAX;
 
 /// A message's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,11 +116,14 @@ pub struct AttachReply {
     pub node: NodeId,
     /// Nodes of the pool.
     pub nodes: u64,
+    /// Not 0 if the node's media are paced. The last descriptor of the answer to [`KIND_ATTACH`] is then the memory of
+    /// their pacers.
+    pub paced: u64,
 }
 
 impl AttachReply {
     /// Encoded bytes.
-    pub const BYTES: usize = 72;
+    pub const BYTES: usize = 80;
 
     /// The reply's bytes.
     pub fn encode(&self) -> [u8; AttachReply::BYTES] {
@@ -136,6 +139,7 @@ impl AttachReply {
             self.stable_inodes,
             self.node.0.into(),
             self.nodes,
+            self.paced,
         ] {
             let _ = w.u64(v);
         }
@@ -155,6 +159,7 @@ impl AttachReply {
             stable_inodes: r.u64()?,
             node: NodeId(r.u64()? as u16),
             nodes: r.u64()?,
+            paced: r.u64()?,
         })
     }
 }

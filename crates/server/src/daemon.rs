@@ -13,6 +13,7 @@ use crate::bundle::Bundle;
 use crate::directory::{PoolDirectory, LOG_FILE};
 use crate::inherited;
 use crate::launch::Report;
+use crate::media_profile::MediaProfile;
 use crate::pool_file::PoolFile;
 use crate::pool_options::PoolOptions;
 use crate::pool_place;
@@ -36,6 +37,7 @@ Usage: forebayd --pool DIR [--media dram|ssd] [--capacity SIZE] [--foreground]
   --media M        dram: data in memory; ssd: data in the directory
   --capacity SIZE  bytes, or with a unit: 4GiB
   --snapshots TIME between two snapshots of the pool's names on targets that outlive the node: 30s, 5m or off
+  --media-profile P emulate a medium: hdd, ssd, slc, pcram, reram, optane, dram, a file, or none
   --foreground     log to stderr, for a service manager; without it to DIR/log
   --pool-file FILE one node of the pool that the file describes, with its target there
   --node NAME      which one; default: the one that is this host
@@ -99,6 +101,9 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
                 options.capacity_bytes = Some(forebay_data::parse_size(&value()?.to_string_lossy())?)
             }
             "--snapshots" => options.snapshots_ms = Some(parse_snapshot_period(&value()?.to_string_lossy())?),
+            "--media-profile" => {
+                options.media_profile = Some(MediaProfile::read(&value()?.to_string_lossy())?)
+            }
             "--pool-file" => pool_file = Some(PathBuf::from(value()?)),
             "--node" => node = Some(value()?.to_string_lossy().into_owned()),
             "--bundle" => bundle = true,
@@ -343,13 +348,15 @@ mod tests {
     #[test]
     fn parse_reads_a_whole_command_line() {
         let Ok(Role::Supervisor { options, report_fd, foreground }) = parsed(
-            "--pool /p --media ssd --capacity 2GiB --snapshots 0.5 --embedded --foreground --report-fd 7",
+            "--pool /p --media ssd --capacity 2GiB --snapshots 0.5 --media-profile ssd --embedded --foreground \
+             --report-fd 7",
         ) else {
             panic!("refused")
         };
         assert_eq!(options.path, PathBuf::from("/p"));
         assert_eq!(options.media, Some(Medium::Ssd));
         assert_eq!((options.capacity_bytes, options.snapshots_ms), (Some(2 << 30), Some(500)));
+        assert_eq!(options.media_profile, Some(MediaProfile::read("ssd").unwrap()));
         assert!(options.embedded && foreground && !options.elsewhere_allowed);
         assert_eq!(report_fd, Some(7));
         assert!(matches!(parsed("--worker 5"), Ok(Role::Worker { socket: 5 })));

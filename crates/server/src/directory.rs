@@ -34,6 +34,8 @@ pub(crate) const MOUNT_LINK_NEW: &str = "mounted.new";
 
 /// Mirrors of the directories that programs watch.
 pub(crate) const MIRRORS_DIRECTORY: &str = "watches";
+/// Where `forebay run` mounts a pool that emulates a medium and has no mount.
+pub const RUN_MOUNT: &str = "mnt";
 
 /// The pool file of a node that received it in a bundle ([`crate::bundle`]).
 pub const NODES_FILE: &str = "nodes.toml";
@@ -75,7 +77,7 @@ pub(crate) fn or_elsewhere(error: Error) -> Error {
 }
 
 /// Every name that a pool's directory may hold. Any other entry is a file that does not belong to a pool.
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 23] = [
     LOCK_FILE,
     SOCKET_FILE,
     SUPERVISOR_FILE,
@@ -94,6 +96,7 @@ const NAMES: [&str; 22] = [
     OWNER_FILE,
     OWNER_FILE_NEW,
     MIRRORS_DIRECTORY,
+    RUN_MOUNT,
     MOVER_SOCKET,
     STORES_MARK,
     TASKS_FILE,
@@ -239,6 +242,11 @@ impl PoolDirectory {
         rustix::fs::openat(&self.fd, name, flags, FILE_MODE).map_err(|e| {
             or_elsewhere(Error::io(format!("cannot open {}", self.file(name).display()), &e.into()))
         })
+    }
+
+    /// Removes an empty directory; a missing one is no error, nor is one that cannot be removed.
+    pub(crate) fn remove_directory(&self, name: &str) {
+        let _ = rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR);
     }
 
     /// Removes a file; a missing file is no error.

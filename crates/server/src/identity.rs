@@ -99,6 +99,9 @@ pub struct PoolIdentity {
     /// default holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots_ms: Option<u64>,
+    /// The medium that the targets emulate, as the text of a profile (docs/emulation.md).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media_profile: Option<String>,
     /// True for a pool that ends with its last member.
     #[serde(default)]
     pub embedded: bool,
@@ -121,6 +124,7 @@ impl PoolIdentity {
             more: Vec::new(),
             instead_of: None,
             snapshots_ms: None,
+            media_profile: None,
             embedded: false,
             made_directory: false,
         })

@@ -19,6 +19,7 @@ use crate::bundle::Bundle;
 use crate::control;
 use crate::directory::{PoolDirectory, LOG_FILE, SOCKET_FILE};
 use crate::identity::PoolIdentity;
+use crate::media_profile::MediaProfile;
 use crate::pool_place::sweep;
 use crate::protocol::{Ask, Stopped};
 use crate::target;
@@ -52,6 +53,8 @@ pub struct UpOptions {
     /// Milliseconds between two snapshots of the shard on targets that outlive the node, 0 for none; by default the
     /// existing pool's setting, else a minute.
     pub snapshots_ms: Option<u64>,
+    /// The medium that the targets emulate; by default the existing pool's setting, else none.
+    pub media_profile: Option<MediaProfile>,
     /// The pool ends with its last member, and everything of it is removed.
     pub embedded: bool,
     /// The user did not choose the directory: if no target in memory can be made in it, the target may lie in
@@ -150,6 +153,9 @@ pub fn up(options: &UpOptions) -> Result<Started> {
     if let Some(ms) = options.snapshots_ms {
         let seconds = if ms == 0 { "off".to_owned() } else { format!("{}", ms as f64 / 1000.0) };
         command.args(["--snapshots", &seconds]);
+    }
+    if let Some(profile) = &options.media_profile {
+        command.args(["--media-profile", &profile.to_string()]);
     }
     let mut input = None;
     if let Some((described, node)) = &options.node {

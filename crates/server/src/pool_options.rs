@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use forebay_data::Medium;
 
 use crate::bundle::Bundle;
+use crate::media_profile::MediaProfile;
 use crate::pool_file::{Membership, TargetEntry};
 
 /// The pool that the daemon opens.
@@ -15,6 +16,8 @@ pub(crate) struct PoolOptions {
     pub(crate) capacity_bytes: Option<u64>,
     /// Milliseconds between two snapshots of the shard, 0 for none; without it the pool keeps its setting.
     pub(crate) snapshots_ms: Option<u64>,
+    /// The medium that the targets emulate; without it the pool keeps its setting.
+    pub(crate) media_profile: Option<MediaProfile>,
     pub(crate) embedded: bool,
     pub(crate) elsewhere_allowed: bool,
     /// For a pool with a pool file: its nodes, and the number of this one.

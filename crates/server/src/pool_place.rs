@@ -15,9 +15,10 @@ use serde_json::Value;
 
 use crate::directory::{
     remove_empty_above, PoolDirectory, IDENTITY_FILE, LOCK_FILE, LOG_FILE, MIRRORS_DIRECTORY, NODES_FILES,
-    SOCKET_FILE, STORES_FILES, SUPERVISOR_FILE, TARGET_FILE,
+    RUN_MOUNT, SOCKET_FILE, STORES_FILES, SUPERVISOR_FILE, TARGET_FILE,
 };
 use crate::identity::{Backing, PoolIdentity};
+use crate::media_profile::MediaProfile;
 use crate::more_targets::{self, MoreTarget};
 use crate::mount_process::clear_dead_mounts;
 use crate::pool_file::Membership;
@@ -271,6 +272,9 @@ fn finish(
         identity.capacity_bytes = bytes;
     }
     identity.snapshots_ms = options.snapshots_ms.or(identity.snapshots_ms);
+    if let Some(MediaProfile(profile)) = &options.media_profile {
+        identity.media_profile = profile.as_ref().map(ToString::to_string);
+    }
     Target::format(&target_dir)?;
     let (mut costs, capabilities) = costs_of(&locked.dir, &identity, &target_dir)?;
     let more = more_targets::open(&locked.dir, &mut identity, &target_dir, options, reopened)?;
@@ -309,6 +313,7 @@ fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: 
     dir.remove_file(SOCKET_FILE)?;
     dir.remove_file(SUPERVISOR_FILE)?;
     dir.remove_file(MOVER_SOCKET)?;
+    dir.remove_directory(RUN_MOUNT);
     remove_tree(&dir.file(MIRRORS_DIRECTORY))?;
     let data_kept = !discard
         && match identity.backing {

@@ -32,6 +32,7 @@ use crate::members::{MemberId, Members};
 use crate::mount_process::MountKeeper;
 use crate::mover_process::MoverKeeper;
 use crate::notifier::Notifiers;
+use crate::pacing;
 use crate::pool_place::OpenPool;
 use crate::protocol::{Reply, Stopped};
 use crate::reserve::{Reserve, Seldom};
@@ -188,6 +189,15 @@ impl Supervisor {
                 None
             }
         };
+        match pacing::made_for(&self.pool.identity) {
+            Ok(Some((tag, fds))) => self.kept.put(tag, fds),
+            Ok(None) => {}
+            // Unpaced, every measurement would be wrong.
+            Err(e) => {
+                self.last_failure = Some(e);
+                self.begin_stop(self.pool.reopened, None);
+            }
+        }
         loop {
             self.keep_a_worker();
             self.notifiers.reap();

@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
+use forebay_server::media_profile::MediaProfile;
 use forebay_server::Medium;
 
-use super::values::{medium, size, snapshots};
+use super::values::{media_profile, medium, size, snapshots};
 
 /// `forebay up`.
 #[derive(Debug, Args)]
@@ -121,6 +122,10 @@ pub(crate) struct Up {
         value_parser = snapshots
     )]
     pub(crate) snapshots: Option<u64>,
+    /// Make the targets as slow as a medium, for every interface: hdd, ssd, slc, pcram, reram, optane, dram, or a file that
+    /// describes one (docs/emulation.md); none ends it [default: none, or what the pool had]
+    #[arg(long, value_name = "NAME|FILE", value_parser = media_profile)]
+    pub(crate) media_profile: Option<MediaProfile>,
     /// Print as JSON what was started
     #[arg(long)]
     pub(crate) json: bool,

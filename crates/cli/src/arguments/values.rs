@@ -1,5 +1,6 @@
 //! Values of options that clap does not parse itself.
 
+use forebay_server::media_profile::MediaProfile;
 use forebay_server::Medium;
 use forebay_tasks::Recall;
 
@@ -22,6 +23,11 @@ pub(super) fn permissions(text: &str) -> Result<u32, String> {
 /// Milliseconds between two snapshots, 0 for `off`.
 pub(super) fn snapshots(text: &str) -> Result<u64, String> {
     forebay_server::parse_snapshot_period(text).map_err(|e| e.to_string())
+}
+
+/// A built-in media profile, a file with one, or `none`.
+pub(super) fn media_profile(text: &str) -> Result<MediaProfile, String> {
+    MediaProfile::read(text).map_err(|e| e.to_string())
 }
 
 /// `yes`, `no`, or a size.

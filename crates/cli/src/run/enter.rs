@@ -124,11 +124,11 @@ fn or(e: Error, other: &str) -> Error {
 
 /// Medium and capacity of a pool that is up cannot be chosen.
 fn refuse_medium(arguments: &Run, dir: &Path) -> Result<()> {
-    if arguments.media.is_none() && arguments.capacity.is_none() {
+    if arguments.media.is_none() && arguments.capacity.is_none() && arguments.media_profile.is_none() {
         return Ok(());
     }
     Err(failure::invalid(
-        "cannot choose --media and --capacity",
+        "cannot choose --media, --capacity and --media-profile",
         format!("they are those of pool {}, which is up", dir.display()),
         "leave them out, or add --own for a pool of the program's own",
     ))
@@ -147,6 +147,7 @@ fn enter_own(arguments: &Run, job: &Job, request: JoinRequest) -> Result<Entered
             media: arguments.media,
             capacity_bytes: arguments.capacity,
             snapshots_ms: arguments.snapshots,
+            media_profile: arguments.media_profile.clone(),
             embedded: true,
             elsewhere_allowed: true,
             node: None,

@@ -12,6 +12,7 @@ mod behind;
 mod child;
 mod enter;
 mod job;
+mod paced;
 mod params;
 pub(crate) mod preload;
 mod program;
@@ -79,6 +80,10 @@ pub(crate) fn run(named: Option<PathBuf>, mut arguments: Run) -> Result<ExitCode
     let mut entered = enter::enter(named, &arguments, &job, request)?;
     if !arguments.quiet {
         entered.announce();
+    }
+    if let Err(e) = paced::ensure_mounted(&entered.dir) {
+        let _ = entered.membership.leave_plan(false);
+        return Err(e);
     }
     stages.attach(&mut entered)?;
     let staged_in = stages.stage_in(&mut entered, &arguments)?;

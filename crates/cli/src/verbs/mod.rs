@@ -5,6 +5,7 @@ mod batch;
 mod completions;
 mod down;
 mod durable;
+mod emulate;
 mod fsck;
 mod layout;
 mod ls;
@@ -60,6 +61,7 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         },
         Verb::Layout(a) => layout::layout(pool, &a.verb),
         Verb::Volume(a) => volume::volume(pool, &a.verb),
+        Verb::Emulate(a) => emulate::emulate(&a.verb),
         Verb::Bb(a) => batch::bb(a),
         Verb::Job(a) => batch::job(a),
         Verb::Queue(a) => batch::queue(&a),

@@ -1,5 +1,7 @@
 //! `forebay status`.
 
+pub(crate) mod emulated;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -261,6 +263,12 @@ fn text(s: &Status) -> String {
     }
     for line in targets(s) {
         facts.add("target", line);
+    }
+    if let Some(profile) = s.more.get("media_profile").filter(|profile| profile.is_object()) {
+        let mut name = "emulates";
+        for line in emulated::lines(profile) {
+            facts.add(std::mem::take(&mut name), line);
+        }
     }
     if let Some(inodes) = s.inodes {
         facts.add("entries", inodes.saturating_sub(1).to_string());

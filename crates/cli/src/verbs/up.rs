@@ -109,6 +109,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
         media: arguments.media.or(resources.media).filter(|_| !described),
         capacity_bytes: arguments.capacity.or(resources.capacity).filter(|_| !described),
         snapshots_ms: arguments.snapshots,
+        media_profile: arguments.media_profile.clone(),
         embedded: false,
         elsewhere_allowed: !chosen,
         node,

@@ -7,6 +7,7 @@ use forebay_types::Code;
 
 use super::{File, Stripe};
 use crate::errno;
+use crate::paced::{self, Paced};
 use crate::remote_data::{parts, Memory, Moved};
 
 /// Pieces of memory in one system call, at most.
@@ -24,7 +25,8 @@ impl File {
             return false;
         }
         (stripes.start..stripes.start + count).all(|lead| {
-            let Stripe::Local(fd) = self.stripe(0, (lead % count) as u16) else { return false };
+            let index = self.index_of(0, (lead % count) as u16);
+            let Stripe::Local(fd) = self.stripe_at(index) else { return false };
             let fd = fd.as_raw_fd();
             let mut numbers = (lead..stripes.end).step_by(count as usize).peekable();
             while let Some(&next) = numbers.peek() {
@@ -40,6 +42,7 @@ impl File {
                     wanted += part.iov_len;
                     used += 1;
                 }
+                let paced = Paced::begin(self, index);
                 // SAFETY: the parts are within the caller's range, which is writable if this reads.
                 let moved = unsafe {
                     if writes {
@@ -51,6 +54,7 @@ impl File {
                 if moved != wanted as isize {
                     return false;
                 }
+                paced::complete(paced, writes, at, moved);
             }
             true
         })
@@ -100,8 +104,10 @@ impl File {
                 }
                 Stripe::Local(fd) => {
                     let (to, len) = (part.as_mut_ptr().cast(), part.len());
+                    let paced = Paced::begin(self, self.index_of(extent.component, extent.stripe));
                     // SAFETY: the buffer has the given length.
                     let n = unsafe { libc::pread(fd.as_raw_fd(), to, len, extent.offset as i64) };
+                    paced::complete(paced, false, extent.offset, n);
                     if n < 0 {
                         match errno::last() {
                             Code::Interrupted => continue,
@@ -192,6 +198,7 @@ impl File {
         let mut done = 0;
         while done < bytes {
             let (left, place) = (bytes - done, (offset + done as u64) as i64);
+            let paced = Paced::begin(self, index);
             // SAFETY: the caller's promise.
             let n = unsafe {
                 match memory {
@@ -199,6 +206,7 @@ impl File {
                     Memory::From(from) => libc::pwrite(fd, from.add(at + done).cast(), left, place),
                 }
             };
+            paced::complete(paced, matches!(memory, Memory::From(_)), place as u64, n);
             match usize::try_from(n).map_err(|_| errno::last()) {
                 Ok(0) => break,
                 Ok(n) => done += n,
@@ -208,6 +216,18 @@ impl File {
             }
         }
         Ok(done)
+    }
+
+    /// Appends to the only backing file, on this node.
+    pub(crate) fn append_here(&self, fd: &OwnedFd, buffer: &[u8]) -> Result<usize, Code> {
+        let paced = Paced::begin(self, 0);
+        let part = libc::iovec { iov_base: buffer.as_ptr().cast_mut().cast(), iov_len: buffer.len() };
+        // SAFETY: the buffer has the given length.
+        let n = unsafe { libc::pwritev2(fd.as_raw_fd(), &raw const part, 1, 0, libc::RWF_APPEND) };
+        let written = usize::try_from(n).map_err(|_| errno::last())?;
+        let end = errno::stat(fd.as_raw_fd()).map_or(0, |stat| stat.st_size as u64);
+        paced::complete(paced, true, end.saturating_sub(written as u64), n);
+        Ok(written)
     }
 
     /// Writes at an offset. The count is short only if an error occurred after some bytes were written.
@@ -239,8 +259,10 @@ impl File {
                     let index = self.index_of(extent.component, extent.stripe);
                     self.take_ahead(index, fd.as_raw_fd(), range, part.len(), buffer.len());
                     let (from, len) = (part.as_ptr().cast(), part.len());
+                    let paced = Paced::begin(self, index);
                     // SAFETY: the buffer has the given length.
                     let n = unsafe { libc::pwrite(fd.as_raw_fd(), from, len, extent.offset as i64) };
+                    paced::complete(paced, true, extent.offset, n);
                     usize::try_from(n).map_err(|_| errno::last())
                 }
             };

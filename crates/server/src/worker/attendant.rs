@@ -50,6 +50,8 @@ pub(super) fn block_signals() -> Result<OwnedFd> {
 /// The attendant before it takes over a dead worker's sessions.
 pub(super) struct Attendant {
     pub(super) setup: WorkerSetup,
+    /// The memory of the targets' pacers, in a pool whose media are paced.
+    pub(super) pacing: Option<OwnedFd>,
     pub(super) stop: OwnedFd,
     pub(super) board_fd: OwnedFd,
     pub(super) board_bytes: u64,
@@ -135,6 +137,7 @@ impl Attendant {
             refusals: Seldom::default(),
             owner: rustix::process::getuid().as_raw(),
             setup: self.setup,
+            pacing: self.pacing,
             board_fd: self.board_fd,
             board_bytes: self.board_bytes,
             doorbell_fd: self.doorbell_fd,

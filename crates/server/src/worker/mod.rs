@@ -88,6 +88,7 @@ use forebay_types::{Code, Error, NodeId, Result};
 
 use crate::identity::PoolIdentity;
 use crate::notifier::Starter;
+use crate::pacing;
 use crate::setup::WorkerSetup;
 use crate::store::FdStore;
 use attendant::{Attendant, Attending, Restored};
@@ -187,7 +188,9 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let notifiers = Arc::new(Starter::new(again, Some(setup.store.try_clone()?)));
     let doorbell = Arc::new(doorbell);
     let statistics = Arc::new(Statistics::default());
-    let targets = Arc::new(open_targets(&setup.target_dirs, &setup.identity)?);
+    let pacing = pacing::taken_from(&mut setup.restored);
+    let pacers = pacing.as_ref().map(pacing::opened).transpose()?;
+    let targets = Arc::new(open_targets(&setup.target_dirs, &setup.identity)?.paced_by(pacers));
     let recorder = FlightRecorder::open(setup.flight_recorder.as_fd())?;
     let (to_shard, from_others) = mpsc::channel::<Message>();
     let epoch = clock::new_epoch();
@@ -254,6 +257,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     };
     let attendant = Attendant {
         setup,
+        pacing,
         stop,
         board_fd,
         board_bytes: board.bytes() as u64,

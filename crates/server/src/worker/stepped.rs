@@ -463,6 +463,7 @@ impl Node {
             stable_inodes: 0,
             node: self.node,
             nodes: self.nodes,
+            paced: 0,
         }
     }
 

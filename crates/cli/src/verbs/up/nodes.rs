@@ -43,7 +43,7 @@ pub(super) fn of_file(file: Option<&Path>, arguments: &Up) -> Result<ExitCode> {
             let mut words =
                 ["up", "--json", "--pool", &path, "--node", &node.name].map(str::to_owned).to_vec();
             words.extend(backing_words(&backing, node));
-            words.extend(snapshot_words(arguments));
+            words.extend(setting_words(arguments));
             RemoteCommand::new(node, words)
         })
         .collect();
@@ -80,7 +80,7 @@ pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Res
                 words.extend(arguments.allow_other.then(|| "--allow-other".to_owned()));
             }
             words.extend(backing_words(&backing, node));
-            words.extend(snapshot_words(arguments));
+            words.extend(setting_words(arguments));
             RemoteCommand { input: input.clone(), ..RemoteCommand::new(node, words) }
         })
         .collect();
@@ -92,10 +92,13 @@ pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Res
     started
 }
 
-/// The setting of snapshots for each node.
-fn snapshot_words(arguments: &Up) -> Vec<String> {
+/// The settings that each node gets. A media profile travels as its values, since other nodes may not have its file.
+fn setting_words(arguments: &Up) -> Vec<String> {
     let text = |ms: u64| if ms == 0 { "off".to_owned() } else { format!("{}", ms as f64 / 1000.0) };
-    arguments.snapshots.map_or(Vec::new(), |ms| vec!["--snapshots".to_owned(), text(ms)])
+    let snapshots = arguments.snapshots.map(|ms| ["--snapshots".to_owned(), text(ms)]);
+    let profile = arguments.media_profile.as_ref();
+    let profile = profile.map(|profile| ["--media-profile".to_owned(), profile.to_string()]);
+    snapshots.into_iter().chain(profile).flatten().collect()
 }
 
 /// The pool of this job's ranks, and the name of this host's node.

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use super::desk::{failed, refusal, Desk, TOKEN_LISTENER};
+use crate::pacing;
 use crate::protocol::WorkerAsk;
 use crate::worker::attached_programs::{Newcomer, PROGRAMS_TAG};
 use crate::worker::message::Message;
@@ -289,7 +290,8 @@ impl Connection<'_> {
             self.forget(id);
             return Err(failed("cannot watch a client")(e));
         }
-        let fds = self.desk.with_targets(&[&ring_fd, &self.desk.doorbell_fd, &self.desk.board_fd]);
+        let mut fds = self.desk.with_targets(&[&ring_fd, &self.desk.doorbell_fd, &self.desk.board_fd]);
+        fds.extend(self.desk.pacing.as_ref().map(AsRawFd::as_raw_fd));
         let sent = self.send_attach_reply(KIND_ATTACH, id, &fds);
         self.desk.attached.fetch_add(1, Ordering::Relaxed);
         // If the process ends before the attendant receives this, epoll reports it again. The send fails when the
@@ -348,6 +350,7 @@ impl Connection<'_> {
             stable_inodes: self.desk.stable_inodes,
             node: NodeId(self.desk.setup.identity.node),
             nodes: self.desk.setup.membership.as_ref().map_or(1, |m| m.nodes.len() as u64),
+            paced: self.desk.pacing.is_some().into(),
         };
         let mut message = Header { kind, len: AttachReply::BYTES as u32 }.encode().to_vec();
         message.extend(reply.encode());
@@ -362,6 +365,14 @@ impl Connection<'_> {
             WorkerAsk::Status => {
                 let (send, receive) = mpsc::channel();
                 let mut status = self.ask_shard(Message::Status(send), &receive)?;
+                if let Some(fd) = &self.desk.pacing {
+                    let targets = if self.desk.setup.identity.shard_only {
+                        0
+                    } else {
+                        self.desk.setup.target_dirs.len()
+                    };
+                    status["media_profile"] = pacing::status(fd, targets);
+                }
                 status["pids"] = serde_json::json!({ "worker": std::process::id() });
                 if let (Some(network), Some(status)) = (&self.desk.network, status.as_object_mut()) {
                     let (send, receive) = mpsc::channel();

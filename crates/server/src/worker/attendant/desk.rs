@@ -22,6 +22,8 @@ pub(super) const TOKEN_WAKE: u64 = TOKEN_LISTENER + 2;
 /// See the module.
 pub(super) struct Desk {
     pub(super) setup: WorkerSetup,
+    /// The memory of the targets' pacers, in a pool whose media are paced.
+    pub(super) pacing: Option<OwnedFd>,
     pub(super) board_fd: OwnedFd,
     pub(super) board_bytes: u64,
     pub(super) doorbell_fd: OwnedFd,

@@ -25,6 +25,7 @@ use super::bounce::DataBuffer;
 use super::commands::{Command, Commands};
 use super::jobs::{queue, Asker, Job, Jobs, Moving};
 use super::kept::KeptOpen;
+use super::paced::Paced;
 use crate::worker::end_of_worker::EndOfWorker;
 
 /// The number of threads: enough to keep a medium busy while some wait for it.
@@ -98,10 +99,17 @@ impl IoWorker {
 
     fn reply(&mut self, stamp: Stamp, message: &[u8]) -> &[u8] {
         let result = match Request::decode(message) {
-            Ok((caller, Request::Backing { id, op })) => match id.piece() {
-                Some(piece) => self.files.serve_piece(stamp, caller, (&id, piece), &op, &mut self.room),
-                None => self.files.serve(stamp, &id, &op, &mut self.room),
-            },
+            Ok((caller, Request::Backing { id, op })) => {
+                let paced = Paced::begin(&self.files.targets, &id);
+                let result = match id.piece() {
+                    Some(piece) => self.files.serve_piece(stamp, caller, (&id, piece), &op, &mut self.room),
+                    None => self.files.serve(stamp, &id, &op, &mut self.room),
+                };
+                if let Some(paced) = paced {
+                    paced.complete_op(&id, &op, &result);
+                }
+                result
+            }
             Ok((_, Request::RemoveBackings { ids })) => Ok(self.files.remove_all(ids, &mut self.room)),
             Ok(_) => Err(Code::Malformed),
             Err(code) => Err(code),
@@ -115,7 +123,7 @@ impl IoWorker {
     pub(super) fn reply_at_once(&mut self, stamp: Stamp, message: &[u8]) -> Option<&[u8]> {
         match Request::decode(message) {
             Ok((_, Request::Backing { op: BackingOp::Read { bytes, .. }, .. }))
-                if bytes as usize <= AT_ONCE_BYTES =>
+                if bytes as usize <= AT_ONCE_BYTES && !self.files.targets.is_paced() =>
             {
                 Some(self.reply(stamp, message))
             }
@@ -131,7 +139,8 @@ impl IoWorker {
         idle: bool,
     ) -> Option<std::result::Result<usize, Code>> {
         let most = if idle { MOVE_BYTES_MIN } else { AT_ONCE_BYTES };
-        let is_short = moving.kind == MoveKind::Read && moving.bytes <= most;
+        let is_short =
+            moving.kind == MoveKind::Read && moving.bytes <= most && !self.files.targets.is_paced();
         is_short.then(|| self.files.move_piece(moving))
     }
 }
@@ -237,6 +246,16 @@ impl Files {
 
     /// Fills a piece of memory from a file, or writes it to one. Returns the number of bytes.
     fn move_piece(&self, moving: &mut Moving) -> std::result::Result<usize, Code> {
+        let paced = Paced::begin(&self.targets, &moving.id);
+        let moved = self.move_now(moving);
+        if let (Some(paced), Ok(bytes)) = (paced, &moved) {
+            let is_read = moving.kind == MoveKind::Read;
+            paced.complete(is_read, &moving.id, moving.offset, *bytes);
+        }
+        moved
+    }
+
+    fn move_now(&self, moving: &mut Moving) -> std::result::Result<usize, Code> {
         self.target(&moving.id)?;
         let session = moving.ticket.stamp.session;
         let len = moving.bytes;

@@ -29,6 +29,7 @@ mod lease_renewal;
 mod locks;
 mod met;
 mod opening;
+mod paced;
 mod removals;
 mod reply_cache;
 mod target_selection;

@@ -59,21 +59,21 @@ impl Device {
 
     /// Reads one request. `ENODEV` when the file system is unmounted; `ENOENT` for a request that the kernel withdrew
     /// meanwhile.
-    pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         // SAFETY: the buffer is as long as said.
         let n = unsafe { libc::read(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
         check(n as libc::c_long).map(|n| n as usize)
     }
 
     /// Sets whether a read waits for a request, or fails at once with `EAGAIN` if there is none.
-    pub(crate) fn set_waiting(&self, waits: bool) {
+    pub fn set_waiting(&self, waits: bool) {
         let flags = libc::O_RDWR | if waits { 0 } else { libc::O_NONBLOCK };
         // SAFETY: plain system call on our descriptor.
         unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_SETFL, flags) };
     }
 
     /// Writes one message, whole. `ENOENT` when the kernel no longer waits for that reply.
-    pub(crate) fn write(&self, message: &[u8]) -> io::Result<()> {
+    pub fn write(&self, message: &[u8]) -> io::Result<()> {
         // SAFETY: the buffer is as long as said.
         let n = unsafe { libc::write(self.fd.as_raw_fd(), message.as_ptr().cast(), message.len()) };
         check(n as libc::c_long).map(|_| ())

@@ -6,130 +6,130 @@
 use forebay_sys::fuse::{out_header, OUT_HEADER_BYTES};
 
 /// The major version. The kernel's must be the same; its minor version determines its features.
-pub(crate) const MAJOR: u32 = 7;
+pub const MAJOR: u32 = 7;
 /// The newest minor version whose features are used.
-pub(crate) const MINOR: u32 = 45;
+pub const MINOR: u32 = 45;
 /// First minor version with `FUSE_NOTIFY_INC_EPOCH`.
-pub(crate) const MINOR_OF_EPOCHS: u32 = 44;
+pub const MINOR_OF_EPOCHS: u32 = 44;
 /// Node number of the root directory.
-pub(crate) const ROOT_NODE: u64 = 1;
+pub const ROOT_NODE: u64 = 1;
 
 /// Bytes of a request's header.
-pub(crate) const IN_HEADER_BYTES: usize = 40;
+pub const IN_HEADER_BYTES: usize = 40;
 
 /// Request codes.
-pub(crate) mod op {
-    pub(crate) const LOOKUP: u32 = 1;
-    pub(crate) const FORGET: u32 = 2;
-    pub(crate) const GETATTR: u32 = 3;
-    pub(crate) const SETATTR: u32 = 4;
-    pub(crate) const READLINK: u32 = 5;
-    pub(crate) const SYMLINK: u32 = 6;
-    pub(crate) const MKNOD: u32 = 8;
-    pub(crate) const MKDIR: u32 = 9;
-    pub(crate) const UNLINK: u32 = 10;
-    pub(crate) const RMDIR: u32 = 11;
-    pub(crate) const RENAME: u32 = 12;
-    pub(crate) const LINK: u32 = 13;
-    pub(crate) const OPEN: u32 = 14;
-    pub(crate) const READ: u32 = 15;
-    pub(crate) const WRITE: u32 = 16;
-    pub(crate) const STATFS: u32 = 17;
-    pub(crate) const RELEASE: u32 = 18;
-    pub(crate) const FSYNC: u32 = 20;
-    pub(crate) const SETXATTR: u32 = 21;
-    pub(crate) const GETXATTR: u32 = 22;
-    pub(crate) const LISTXATTR: u32 = 23;
-    pub(crate) const REMOVEXATTR: u32 = 24;
-    pub(crate) const FLUSH: u32 = 25;
-    pub(crate) const INIT: u32 = 26;
-    pub(crate) const OPENDIR: u32 = 27;
-    pub(crate) const READDIR: u32 = 28;
-    pub(crate) const RELEASEDIR: u32 = 29;
-    pub(crate) const FSYNCDIR: u32 = 30;
-    pub(crate) const GETLK: u32 = 31;
-    pub(crate) const SETLK: u32 = 32;
-    pub(crate) const SETLKW: u32 = 33;
-    pub(crate) const CREATE: u32 = 35;
-    pub(crate) const INTERRUPT: u32 = 36;
-    pub(crate) const DESTROY: u32 = 38;
-    pub(crate) const BATCH_FORGET: u32 = 42;
-    pub(crate) const FALLOCATE: u32 = 43;
-    pub(crate) const READDIRPLUS: u32 = 44;
-    pub(crate) const RENAME2: u32 = 45;
-    pub(crate) const LSEEK: u32 = 46;
-    pub(crate) const COPY_FILE_RANGE: u32 = 47;
-    pub(crate) const SYNCFS: u32 = 50;
-    pub(crate) const TMPFILE: u32 = 51;
-    pub(crate) const STATX: u32 = 52;
-    pub(crate) const COPY_FILE_RANGE_64: u32 = 53;
+pub mod op {
+    pub const LOOKUP: u32 = 1;
+    pub const FORGET: u32 = 2;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
+    pub const READLINK: u32 = 5;
+    pub const SYMLINK: u32 = 6;
+    pub const MKNOD: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const UNLINK: u32 = 10;
+    pub const RMDIR: u32 = 11;
+    pub const RENAME: u32 = 12;
+    pub const LINK: u32 = 13;
+    pub const OPEN: u32 = 14;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const STATFS: u32 = 17;
+    pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
+    pub const SETXATTR: u32 = 21;
+    pub const GETXATTR: u32 = 22;
+    pub const LISTXATTR: u32 = 23;
+    pub const REMOVEXATTR: u32 = 24;
+    pub const FLUSH: u32 = 25;
+    pub const INIT: u32 = 26;
+    pub const OPENDIR: u32 = 27;
+    pub const READDIR: u32 = 28;
+    pub const RELEASEDIR: u32 = 29;
+    pub const FSYNCDIR: u32 = 30;
+    pub const GETLK: u32 = 31;
+    pub const SETLK: u32 = 32;
+    pub const SETLKW: u32 = 33;
+    pub const CREATE: u32 = 35;
+    pub const INTERRUPT: u32 = 36;
+    pub const DESTROY: u32 = 38;
+    pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
+    pub const READDIRPLUS: u32 = 44;
+    pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
+    pub const COPY_FILE_RANGE: u32 = 47;
+    pub const SYNCFS: u32 = 50;
+    pub const TMPFILE: u32 = 51;
+    pub const STATX: u32 = 52;
+    pub const COPY_FILE_RANGE_64: u32 = 53;
 }
 
 /// Features that both sides have, negotiated by INIT.
-pub(crate) mod init {
-    pub(crate) const ASYNC_READ: u64 = 1;
-    pub(crate) const POSIX_LOCKS: u64 = 1 << 1;
-    pub(crate) const ATOMIC_O_TRUNC: u64 = 1 << 3;
-    pub(crate) const BIG_WRITES: u64 = 1 << 5;
-    pub(crate) const FLOCK_LOCKS: u64 = 1 << 10;
-    pub(crate) const DO_READDIRPLUS: u64 = 1 << 13;
-    pub(crate) const READDIRPLUS_AUTO: u64 = 1 << 14;
-    pub(crate) const ASYNC_DIO: u64 = 1 << 15;
-    pub(crate) const PARALLEL_DIROPS: u64 = 1 << 18;
-    pub(crate) const MAX_PAGES: u64 = 1 << 22;
-    pub(crate) const CACHE_SYMLINKS: u64 = 1 << 23;
-    pub(crate) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
-    pub(crate) const INIT_EXT: u64 = 1 << 30;
-    pub(crate) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
-    pub(crate) const PASSTHROUGH: u64 = 1 << 37;
-    pub(crate) const NO_EXPORT_SUPPORT: u64 = 1 << 38;
+pub mod init {
+    pub const ASYNC_READ: u64 = 1;
+    pub const POSIX_LOCKS: u64 = 1 << 1;
+    pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
+    pub const BIG_WRITES: u64 = 1 << 5;
+    pub const FLOCK_LOCKS: u64 = 1 << 10;
+    pub const DO_READDIRPLUS: u64 = 1 << 13;
+    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub const ASYNC_DIO: u64 = 1 << 15;
+    pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const MAX_PAGES: u64 = 1 << 22;
+    pub const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    pub const INIT_EXT: u64 = 1 << 30;
+    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const PASSTHROUGH: u64 = 1 << 37;
+    pub const NO_EXPORT_SUPPORT: u64 = 1 << 38;
 }
 
 /// Flags in the reply to an open.
-pub(crate) mod fopen {
-    pub(crate) const DIRECT_IO: u32 = 1;
-    pub(crate) const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
-    pub(crate) const PASSTHROUGH: u32 = 1 << 7;
+pub mod fopen {
+    pub const DIRECT_IO: u32 = 1;
+    pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+    pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
 /// Which attributes a SETATTR sets.
-pub(crate) mod fattr {
-    pub(crate) const MODE: u32 = 1;
-    pub(crate) const UID: u32 = 1 << 1;
-    pub(crate) const GID: u32 = 1 << 2;
-    pub(crate) const SIZE: u32 = 1 << 3;
-    pub(crate) const ATIME: u32 = 1 << 4;
-    pub(crate) const MTIME: u32 = 1 << 5;
-    pub(crate) const ATIME_NOW: u32 = 1 << 7;
-    pub(crate) const MTIME_NOW: u32 = 1 << 8;
-    pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
+pub mod fattr {
+    pub const MODE: u32 = 1;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+    pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
 /// Flag of WRITE: the data are pages of a mapping.
-pub(crate) const WRITE_CACHE: u32 = 1;
+pub const WRITE_CACHE: u32 = 1;
 /// Flag of WRITE: drop set-ID bits.
-pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// Flag of OPEN with O_TRUNC: drop set-ID bits.
-pub(crate) const OPEN_KILL_SUIDGID: u32 = 1;
+pub const OPEN_KILL_SUIDGID: u32 = 1;
 /// Flag of lock requests: the lock is one of flock(2), not of fcntl(2).
-pub(crate) const LK_FLOCK: u32 = 1;
+pub const LK_FLOCK: u32 = 1;
 /// Flag of RELEASE: drop the handle's flock.
-pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 2;
+pub const RELEASE_FLOCK_UNLOCK: u32 = 2;
 /// Flag of FSYNC: write the data alone.
-pub(crate) const FSYNC_FDATASYNC: u32 = 1;
+pub const FSYNC_FDATASYNC: u32 = 1;
 
 /// Reads a request's fields. A missing field is an error.
 #[derive(Clone, Copy)]
-pub(crate) struct Fields<'a> {
+pub struct Fields<'a> {
     rest: &'a [u8],
 }
 
 /// The request is shorter than its kind requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Short;
+pub struct Short;
 
 impl<'a> Fields<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Fields<'a> {
+    pub fn new(bytes: &'a [u8]) -> Fields<'a> {
         Fields { rest: bytes }
     }
 
@@ -139,20 +139,20 @@ impl<'a> Fields<'a> {
         Ok(*chunk)
     }
 
-    pub(crate) fn u16(&mut self) -> Result<u16, Short> {
+    pub fn u16(&mut self) -> Result<u16, Short> {
         self.chunk().map(u16::from_ne_bytes)
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, Short> {
+    pub fn u32(&mut self) -> Result<u32, Short> {
         self.chunk().map(u32::from_ne_bytes)
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, Short> {
+    pub fn u64(&mut self) -> Result<u64, Short> {
         self.chunk().map(u64::from_ne_bytes)
     }
 
     /// Bytes up to a NUL, which is taken too.
-    pub(crate) fn name(&mut self) -> Result<&'a [u8], Short> {
+    pub fn name(&mut self) -> Result<&'a [u8], Short> {
         let end = self.rest.iter().position(|&b| b == 0).ok_or(Short)?;
         let (name, rest) = self.rest.split_at(end);
         self.rest = &rest[1..];
@@ -160,7 +160,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The next `count` bytes.
-    pub(crate) fn bytes(&mut self, count: usize) -> Result<&'a [u8], Short> {
+    pub fn bytes(&mut self, count: usize) -> Result<&'a [u8], Short> {
         if count > self.rest.len() {
             return Err(Short);
         }
@@ -169,27 +169,27 @@ impl<'a> Fields<'a> {
         Ok(bytes)
     }
 
-    pub(crate) fn skip(&mut self, count: usize) -> Result<(), Short> {
+    pub fn skip(&mut self, count: usize) -> Result<(), Short> {
         self.bytes(count).map(|_| ())
     }
 }
 
 /// A request's header, and the fields behind it.
 #[derive(Clone, Copy)]
-pub(crate) struct Request<'a> {
-    pub(crate) opcode: u32,
-    pub(crate) unique: u64,
-    pub(crate) node: u64,
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
+pub struct Request<'a> {
+    pub opcode: u32,
+    pub unique: u64,
+    pub node: u64,
+    pub uid: u32,
+    pub gid: u32,
     /// The calling thread; 0 if it is in a process namespace that this process cannot see.
-    pub(crate) thread: u32,
-    pub(crate) fields: Fields<'a>,
+    pub thread: u32,
+    pub fields: Fields<'a>,
 }
 
 impl<'a> Request<'a> {
     /// Parses the request that one read from the device returned.
-    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Request<'a>, Short> {
+    pub fn parse(bytes: &'a [u8]) -> Result<Request<'a>, Short> {
         let mut f = Fields::new(bytes);
         let len = f.u32()? as usize;
         let opcode = f.u32()?;
@@ -205,20 +205,26 @@ impl<'a> Request<'a> {
 
 /// A reply under construction: space for the header, then the body.
 #[derive(Debug)]
-pub(crate) struct Body {
+pub struct Body {
     /// The message, followed by remains of longer ones: only memory that was never used before is cleared.
     memory: Vec<u8>,
     /// Bytes of the message.
     used: usize,
 }
 
+impl Default for Body {
+    fn default() -> Body {
+        Body::new()
+    }
+}
+
 impl Body {
-    pub(crate) fn new() -> Body {
+    pub fn new() -> Body {
         Body { memory: vec![0; OUT_HEADER_BYTES], used: OUT_HEADER_BYTES }
     }
 
     /// Empties the body, and keeps its memory.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.used = OUT_HEADER_BYTES;
     }
 
@@ -232,34 +238,39 @@ impl Body {
         &mut self.memory[from..to]
     }
 
-    pub(crate) fn u16(&mut self, v: u16) {
+    pub fn u16(&mut self, v: u16) {
         self.bytes(&v.to_ne_bytes());
     }
 
-    pub(crate) fn u32(&mut self, v: u32) {
+    pub fn u32(&mut self, v: u32) {
         self.bytes(&v.to_ne_bytes());
     }
 
-    pub(crate) fn u64(&mut self, v: u64) {
+    pub fn u64(&mut self, v: u64) {
         self.bytes(&v.to_ne_bytes());
     }
 
-    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+    pub fn bytes(&mut self, bytes: &[u8]) {
         self.more(bytes.len()).copy_from_slice(bytes);
     }
 
-    pub(crate) fn zeros(&mut self, count: usize) {
+    pub fn zeros(&mut self, count: usize) {
         self.more(count).fill(0);
     }
 
+    /// True if the body has no byte yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Bytes of the body so far.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.used - OUT_HEADER_BYTES
     }
 
     /// Appends up to `count` bytes: `fill` writes them, and returns how many it wrote. Its buffer has unspecified
     /// content.
-    pub(crate) fn fill<E>(
+    pub fn fill<E>(
         &mut self,
         count: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, E>,
@@ -272,7 +283,7 @@ impl Body {
 
     /// The whole message: a reply to `unique`, or a notification if `unique` is 0. `error` is 0 or a negative errno,
     /// and the number of a notification.
-    pub(crate) fn message(&mut self, unique: u64, error: i32) -> &[u8] {
+    pub fn message(&mut self, unique: u64, error: i32) -> &[u8] {
         let header = out_header(self.used, unique, error);
         self.memory[..OUT_HEADER_BYTES].copy_from_slice(&header);
         &self.memory[..self.used]
@@ -281,18 +292,18 @@ impl Body {
 
 /// How long the kernel may use a cached name or attributes; ordered by duration.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Validity {
-    pub(crate) seconds: u64,
-    pub(crate) nanoseconds: u32,
+pub struct Validity {
+    pub seconds: u64,
+    pub nanoseconds: u32,
 }
 
 impl Validity {
     /// The kernel sends a request each time.
-    pub(crate) const NONE: Validity = Validity { seconds: 0, nanoseconds: 0 };
+    pub const NONE: Validity = Validity { seconds: 0, nanoseconds: 0 };
     /// For attributes in the reply to a look-up.
-    pub(crate) const BRIEF: Validity = Validity { seconds: 0, nanoseconds: 20_000_000 };
+    pub const BRIEF: Validity = Validity { seconds: 0, nanoseconds: 20_000_000 };
     /// Until an invalidation. A day bounds the effect of a lost invalidation.
-    pub(crate) const LONG: Validity = Validity { seconds: 86_400, nanoseconds: 0 };
+    pub const LONG: Validity = Validity { seconds: 86_400, nanoseconds: 0 };
 }
 
 /// The three times as the protocol orders them: all seconds, then all nanoseconds.
@@ -312,7 +323,7 @@ fn small_device(device: u64) -> u32 {
 }
 
 /// Decodes a device number from the kernel's 32 bits.
-pub(crate) fn large_device(device: u32) -> u64 {
+pub fn large_device(device: u32) -> u64 {
     libc::makedev((device & 0xfff00) >> 8, (device & 0xff) | ((device >> 12) & 0xfff00))
 }
 
@@ -332,7 +343,7 @@ fn put_attr(out: &mut Body, st: &libc::stat) {
 }
 
 /// `struct fuse_attr_out`.
-pub(crate) fn put_attr_out(out: &mut Body, st: &libc::stat, attr: Validity) {
+pub fn put_attr_out(out: &mut Body, st: &libc::stat, attr: Validity) {
     out.u64(attr.seconds);
     out.u32(attr.nanoseconds);
     out.u32(0);
@@ -340,7 +351,7 @@ pub(crate) fn put_attr_out(out: &mut Body, st: &libc::stat, attr: Validity) {
 }
 
 /// `struct fuse_entry_out`.
-pub(crate) fn put_entry_out(out: &mut Body, node: u64, st: &libc::stat, entry: Validity, attr: Validity) {
+pub fn put_entry_out(out: &mut Body, node: u64, st: &libc::stat, entry: Validity, attr: Validity) {
     out.u64(node);
     out.u64(0); // generation: numbers are never used again
     out.u64(entry.seconds);
@@ -351,7 +362,7 @@ pub(crate) fn put_entry_out(out: &mut Body, node: u64, st: &libc::stat, entry: V
 }
 
 /// A name that does not exist, which the kernel may cache for `entry`.
-pub(crate) fn put_absent(out: &mut Body, entry: Validity) {
+pub fn put_absent(out: &mut Body, entry: Validity) {
     out.u64(0);
     out.u64(0);
     out.u64(entry.seconds);
@@ -361,17 +372,17 @@ pub(crate) fn put_absent(out: &mut Body, entry: Validity) {
 }
 
 /// Bytes of `struct fuse_entry_out`.
-pub(crate) const ENTRY_OUT_BYTES: usize = 128;
+pub const ENTRY_OUT_BYTES: usize = 128;
 
 /// `struct fuse_open_out`.
-pub(crate) fn put_open_out(out: &mut Body, handle: u64, flags: u32, backing: i32) {
+pub fn put_open_out(out: &mut Body, handle: u64, flags: u32, backing: i32) {
     out.u64(handle);
     out.u32(flags);
     out.u32(backing as u32);
 }
 
 /// `struct fuse_statx_out`.
-pub(crate) fn put_statx_out(out: &mut Body, st: &libc::stat, born: Option<(i64, u32)>, attr: Validity) {
+pub fn put_statx_out(out: &mut Body, st: &libc::stat, born: Option<(i64, u32)>, attr: Validity) {
     out.u64(attr.seconds);
     out.u32(attr.nanoseconds);
     out.u32(0);
@@ -406,13 +417,13 @@ pub(crate) fn put_statx_out(out: &mut Body, st: &libc::stat, born: Option<(i64, 
 }
 
 /// Bytes of a directory entry with a name of `name_bytes`, including attributes in front of it if `plus` is set.
-pub(crate) fn dirent_bytes(name_bytes: usize, plus: bool) -> usize {
+pub fn dirent_bytes(name_bytes: usize, plus: bool) -> usize {
     let front = if plus { ENTRY_OUT_BYTES } else { 0 };
     front + (24 + name_bytes).next_multiple_of(8)
 }
 
 /// `struct fuse_dirent`.
-pub(crate) fn put_dirent(out: &mut Body, ino: u64, offset: u64, kind: u8, name: &[u8]) {
+pub fn put_dirent(out: &mut Body, ino: u64, offset: u64, kind: u8, name: &[u8]) {
     out.u64(ino);
     out.u64(offset);
     out.u32(name.len() as u32);
