@@ -52,7 +52,7 @@ pub struct Pattern {
 }
 
 /// Bytes that an aggregator of the MPI driver handles in a round, unless a hint says otherwise.
-pub const BUFFER_BYTES: u64 = 4 << 20;
+pub(crate) const BUFFER_BYTES: u64 = 4 << 20;
 
 impl Default for Pattern {
     fn default() -> Pattern {
