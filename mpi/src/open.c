@@ -28,6 +28,7 @@ struct decided {
     int64_t answer; /* 0 or a negative errno */
     struct shared_place place;
     int64_t processors; /* determines the number of aggregators, so all ranks must use the same */
+    struct choice_offer choice;
     char hints[HINT_COUNT][HINT_BYTES];
 };
 
@@ -224,6 +225,8 @@ static int64_t open_here(struct file *file, bool makes, struct decided *decided)
     if (answer == 0) {
         shared_make(file, &decided->place);
         layout_note(file);
+        if (file->size > 1)
+            choice_offer(file, &decided->choice);
     }
     memcpy(decided->hints, file->hints, sizeof decided->hints);
     return answer;
@@ -297,6 +300,7 @@ int file_open(MPI_Comm comm, enum place place, const char *path, int amode, MPI_
     memcpy(file->hints, all.first.hints, sizeof file->hints);
     file->far = all.far;
     file->one_node = all.node == ~all.not_node;
+    choice_start(file, &all.first.choice);
     bool together = file->one_node && !all.hidden && all.first.place.slot >= 0;
     if (!together)
         shared_drop(file);
@@ -381,6 +385,7 @@ static int close_apart(struct file *file) {
  * after an error.
  */
 int file_close(struct file *file) {
+    choice_report(file);
     /* The split call can no longer be ended, so the file is closed nevertheless. */
     int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : MPI_SUCCESS;
     int closed = file->group != 0 ? close_apart(file) : close_together(file);

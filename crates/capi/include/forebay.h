@@ -463,7 +463,7 @@ int forebay_volume_file_unlink(forebay_pool *pool, const char *specifier);
  * others for a pool in memory.
  */
 struct forebay_calibration {
-    int64_t numbers[17];
+    int64_t numbers[18];
 };
 int forebay_model_calibration(forebay_pool *pool, struct forebay_calibration *out);
 int forebay_model_quick(int64_t message_ns, int64_t message_byte_ps, int64_t request_ns, int64_t processors,

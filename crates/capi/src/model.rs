@@ -64,6 +64,8 @@ pub(crate) fn model_quick(
     ] {
         *value = forebay_model::Value::exactly(measured);
     }
+    let guess = made.request_byte_ps.value;
+    made.request_byte_ps = forebay_model::Value::exactly(guess.max(message_byte_ps));
     made.check().map_err(|_| INVALID)?;
     out.ok_or(FAULT)?.numbers = made.numbers();
     Ok(())

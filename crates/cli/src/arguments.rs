@@ -1,6 +1,7 @@
 //! The whole command line: verbs, options, and the help with examples.
 
 mod batch;
+mod model;
 mod pools;
 mod recovery;
 mod stores;
@@ -16,6 +17,9 @@ use forebay_server::Medium;
 use values::{medium, size, snapshots};
 
 pub(crate) use batch::{Bb, BbVerb, JobCommand, JobVerb, Queue};
+pub(crate) use model::{
+    AccessKind, ModelAdvise, ModelCalibrate, ModelCommand, ModelPredict, ModelVerb, PatternOptions,
+};
 pub(crate) use pools::{Down, Status, Up};
 pub(crate) use recovery::Recover;
 pub(crate) use stores::{
@@ -133,6 +137,8 @@ pub(crate) enum Verb {
     Layout(LayoutCommand),
     /// Make, list, resize and delete volumes: memory that programs put to and get from
     Volume(VolumeCommand),
+    /// Measure media, predict the times of collective and independent I/O, and advise
+    Model(ModelCommand),
     /// Check that a pool is consistent
     Fsck(Fsck),
     /// Print the completion script of this command for a shell
@@ -159,6 +165,7 @@ impl Verb {
                 LayoutVerb::Migrate(a) => a.json,
             },
             Verb::Volume(a) => a.verb.is_json(),
+            Verb::Model(a) => a.verb.is_json(),
             Verb::Attach(a) => a.json,
             Verb::Detach(a) => a.json,
             Verb::State(a) => a.json,

@@ -105,6 +105,8 @@ calibration! {
     write_run_ns,
     /// A request to another node, without its data.
     request_ns,
+    /// A byte of data that are on another node.
+    request_byte_ps,
     /// A byte that the processor copies.
     copy_byte_ps,
     /// A run in the lists that ranks exchange.
@@ -121,7 +123,7 @@ impl Default for Calibration {
     /// A medium in memory, and a network of about 10 Gbit/s. Only for what was not measured.
     fn default() -> Calibration {
         let mut values = [Value::default(); Calibration::NAMES.len()];
-        let guesses = [20_000, 900, 1_000, 150, 150, 300, 200, 400, 100, 150, 25_000, 150, 120];
+        let guesses = [20_000, 900, 1_000, 150, 150, 300, 200, 400, 100, 150, 25_000, 1400, 150, 50];
         for (value, guess) in values.iter_mut().zip(guesses) {
             *value = Value::about(guess, 75);
         }
@@ -178,6 +180,21 @@ impl Calibration {
         let [.., gap_bytes, parallel, processors] = *numbers;
         let found = Calibration::of(values, [gap_bytes, parallel, processors]);
         (numbers[0] == NUMBERS_VERSION && found.check().is_ok()).then_some(found)
+    }
+
+    /// This calibration with intervals `factor` times as wide, and by `percent` of each value more, within what a
+    /// measurement can give.
+    pub fn widened(&self, factor: f64, percent: u32) -> Calibration {
+        let values = self.values().map(|v| {
+            let (wide, more) = (v.widened(factor), Value::about(v.value, percent));
+            let by = [more.value - more.low, more.high - more.value];
+            Value {
+                value: v.value,
+                low: (wide.low - by[0]).max(0),
+                high: wide.high.saturating_add(by[1]).min(VALUE_MAX.max(v.value)),
+            }
+        });
+        Calibration::of(values, [self.gap_bytes, self.parallel, self.processors])
     }
 
     /// This calibration with every value at the lower, or the upper, end of its interval.

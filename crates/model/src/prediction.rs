@@ -19,6 +19,9 @@ const REQUEST_BYTES: f64 = 32768.0;
 /// Bytes of data sieving's buffer.
 const SIEVE_BYTES: f64 = (1 << 20) as f64;
 
+/// How much larger the gaps are that are read too where data are on another node: 64 KiB in place of 8.
+const FAR_GAPS: f64 = 8.0;
+
 /// Exchanges between all ranks in a round: counts, agreement, lists of runs, data.
 const EXCHANGES: f64 = 4.0;
 
@@ -172,6 +175,7 @@ struct Costs {
     random_byte: f64,
     run: f64,
     request: f64,
+    request_byte: f64,
     copy_byte: f64,
     piece: f64,
     gap_bytes: f64,
@@ -197,6 +201,7 @@ impl Costs {
             random_byte: byte(random),
             run: ns(run),
             request: ns(c.request_ns),
+            request_byte: byte(c.request_byte_ps),
             copy_byte: byte(c.copy_byte_ps),
             piece: ns(c.piece_ns),
             gap_bytes: c.gap_bytes.max(0) as f64,
@@ -244,6 +249,11 @@ impl Model {
         }
     }
 
+    /// The largest gap that is read too. A request to another node is worth a larger one.
+    fn gap_limit(&self) -> f64 {
+        self.c.gap_bytes * if self.used.remote && self.p.is_far { FAR_GAPS } else { 1.0 }
+    }
+
     /// The network's share in accesses by `processes`, of which each makes `calls` calls: requests, and bytes that share
     /// the link of a node.
     fn network(&self, processes: f64, calls: f64, bytes: f64) -> f64 {
@@ -251,7 +261,7 @@ impl Model {
         let on_a_node = (processes / self.p.nodes as f64).max(1.0);
         let requests = calls.max(bytes / processes.max(1.0) / REQUEST_BYTES / 32.0);
         let of_a_node = bytes / processes.max(1.0) * on_a_node;
-        far * (requests * self.c.request + of_a_node * self.c.message_byte)
+        far * (requests * self.c.request + of_a_node * self.c.request_byte)
     }
 
     fn independent(&self) -> Parts {
@@ -267,7 +277,7 @@ impl Model {
             && p.access == Access::Strided
             && p.runs() > 1.0
             && p.gap_bytes > 0
-            && p.gap_bytes as f64 <= c.gap_bytes;
+            && p.gap_bytes as f64 <= self.gap_limit();
         let (calls, bytes) = match is_sieved {
             true => ((p.span() / SIEVE_BYTES).max(p.runs().min(1.0)), p.span()),
             false if p.access == Access::Sequential => (p.runs().min(1.0), p.bytes as f64),

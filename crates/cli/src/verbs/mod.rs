@@ -8,6 +8,7 @@ mod durable;
 mod fsck;
 mod layout;
 mod ls;
+mod model;
 mod mount;
 mod nodes;
 mod pin;
@@ -60,6 +61,7 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         },
         Verb::Layout(a) => layout::layout(pool, &a.verb),
         Verb::Volume(a) => volume::volume(pool, &a.verb),
+        Verb::Model(a) => model::model(pool, &a.verb),
         Verb::Bb(a) => batch::bb(a),
         Verb::Job(a) => batch::job(a),
         Verb::Queue(a) => batch::queue(&a),

@@ -179,12 +179,12 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn any_calibration()(numbers in any::<[i64; 15]>(), shift in 0..60u32) -> Calibration {
+    fn any_calibration()(numbers in any::<[i64; 16]>(), shift in 0..60u32) -> Calibration {
         let mut c = Calibration::default();
         for (name, n) in Calibration::NAMES.iter().zip(numbers) {
             *c.value_mut(name).unwrap() = Value::about(n >> shift, 30);
         }
-        Calibration { gap_bytes: numbers[13] >> shift, parallel: numbers[14] >> shift, processors: numbers[0] >> shift, ..c }
+        Calibration { gap_bytes: numbers[14] >> shift, parallel: numbers[15] >> shift, processors: numbers[0] >> shift, ..c }
     }
 }
 
