@@ -48,6 +48,15 @@ static int64_t ranks_here(void) {
     return 0;
 }
 
+int64_t choice_place(void) {
+    /* Ranks that share memory may use different nodes of a pool, each with a pool directory of its own. */
+    uint64_t hash = (uint64_t)shared_node();
+    const char *pool = getenv("FOREBAY_POOL");
+    for (const char *at = pool != NULL ? pool : ""; *at != 0; at++)
+        hash = (hash ^ (unsigned char)*at) * 1099511628211u;
+    return (int64_t)(hash >> 1);
+}
+
 void choice_offer(const struct file *file, struct choice_offer *mine) {
     forebay_pool *pool = forebay_attached();
     pthread_mutex_lock(&lock);
@@ -67,7 +76,7 @@ void choice_offer(const struct file *file, struct choice_offer *mine) {
     }
     mine->calibration = known;
     pthread_mutex_unlock(&lock);
-    mine->node = shared_node();
+    mine->place = choice_place();
     int64_t here = ranks_here();
     mine->nodes = here > 0 && here < file->size ? (file->size + here - 1) / here : 1;
 }
@@ -108,8 +117,8 @@ static int64_t request_time(const struct file *file) {
 }
 
 /* Some milliseconds, once in a job: later opens find the result on rank 0. */
-static void measure(struct file *file, int64_t first_node, int64_t processors) {
-    int64_t mine = shared_node() != first_node ? -file->rank : -file->size, peer = mine;
+static void measure(struct file *file, int64_t first_place, int64_t processors) {
+    int64_t mine = choice_place() != first_place ? -file->rank : -file->size, peer = mine;
     mpi.Allreduce(&mine, &peer, 1, MPI_INT64_T, MPI_MAX, file->comm);
     peer = -peer;
     int64_t values[3] = {0, 0, 0}, all[3] = {0};
@@ -148,13 +157,13 @@ static void measure(struct file *file, int64_t first_node, int64_t processors) {
                 file->path, (long long)all[0], (long long)all[1], (long long)request);
 }
 
-void choice_start(struct file *file, const struct choice_offer *first) {
+void choice_start(struct file *file, const struct choice_offer *first, bool one_place) {
     struct choice *choice = &file->choice;
     choice->calibration = first->calibration;
-    choice->nodes = file->one_node ? 1 : first->nodes > 1 ? first->nodes : 2;
+    choice->nodes = one_place ? 1 : first->nodes > 1 ? first->nodes : 2;
     choice->gate_run = -1;
-    if (first->calibration.numbers[0] == 0 && file->size > 1 && !file->one_node && file->far)
-        measure(file, first->node, file->processors);
+    if (first->calibration.numbers[0] == 0 && file->size > 1 && !one_place && file->far)
+        measure(file, first->place, file->processors);
     if (choice->calibration.numbers[0] < 0)
         memset(&choice->calibration, 0, sizeof choice->calibration);
 }

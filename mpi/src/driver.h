@@ -435,15 +435,17 @@ int two_phase(struct file *file, const struct view *view, bool writes, int64_t p
 /* What rank 0 sends to the others in an open. */
 struct choice_offer {
     struct forebay_calibration calibration; /* zeros: none; the first number -1: switched off */
-    int64_t node, nodes;                    /* rank 0's node, and the number of nodes */
+    int64_t place, nodes;                   /* rank 0's place, and the number of nodes */
 };
+/* The same number for ranks on one node of the pool. */
+int64_t choice_place(void);
 /* On rank 0, with the pool attached. */
 void choice_offer(const struct file *file, struct choice_offer *mine);
 /*
- * Keeps rank 0's calibration. If there is none, and ranks on several nodes opened a file with data on other nodes, two
+ * Keeps rank 0's calibration. `one_place`: all ranks are on one node. If there is none, and ranks on several nodes opened a file with data on other nodes, two
  * ranks measure messages, and one a request. Collective then.
  */
-void choice_start(struct file *file, const struct choice_offer *first);
+void choice_start(struct file *file, const struct choice_offer *first, bool one_place);
 /* True if there is a calibration. */
 bool choice_is_known(const struct file *file);
 /* True if an exchange can pay for views with the file's runs. */

@@ -40,7 +40,8 @@ struct exchange {
     int64_t hidden; /* some rank cannot open the memory of others */
     int64_t far;    /* for some rank, data of the file are on another node */
     struct comm_offer comm;
-    int64_t name, not_name; /* a hash of the file's name */
+    int64_t name, not_name;   /* a hash of the file's name */
+    int64_t place, not_place; /* the pool's node */
     struct decided first;
 };
 enum {
@@ -208,6 +209,8 @@ static struct exchange contribution(const struct file *file, MPI_Comm comm, int 
         hash = (hash ^ (unsigned char)*at) * 1099511628211u;
     mine.name = (int64_t)(hash >> 1);
     mine.not_name = ~mine.name;
+    mine.place = choice_place();
+    mine.not_place = ~mine.place;
     int64_t *numbers = (int64_t *)&mine.first;
     for (int i = 0; i < DECIDED_NUMBERS && file->rank != 0; i++)
         numbers[i] = INT64_MIN;
@@ -300,7 +303,7 @@ int file_open(MPI_Comm comm, enum place place, const char *path, int amode, MPI_
     memcpy(file->hints, all.first.hints, sizeof file->hints);
     file->far = all.far;
     file->one_node = all.node == ~all.not_node;
-    choice_start(file, &all.first.choice);
+    choice_start(file, &all.first.choice, all.place == ~all.not_place);
     bool together = file->one_node && !all.hidden && all.first.place.slot >= 0;
     if (!together)
         shared_drop(file);
