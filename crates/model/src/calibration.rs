@@ -27,16 +27,6 @@ impl Value {
         let by = (value as f64 * f64::from(percent) / 100.0) as i64;
         Value { value, low: value.saturating_sub(by).max(0), high: value.saturating_add(by) }
     }
-
-    /// The same value with an interval that is `factor` times as wide.
-    pub fn widened(self, factor: f64) -> Value {
-        let by = |end: i64| ((end - self.value) as f64 * factor) as i64;
-        Value {
-            value: self.value,
-            low: self.value.saturating_add(by(self.low)).max(0),
-            high: self.value.saturating_add(by(self.high)),
-        }
-    }
 }
 
 /// The greatest value, in nanoseconds or picoseconds: beyond it, a number is not a measurement.
@@ -182,17 +172,13 @@ impl Calibration {
         (numbers[0] == NUMBERS_VERSION && found.check().is_ok()).then_some(found)
     }
 
-    /// This calibration with intervals `factor` times as wide, and by `percent` of each value more, within what a
+    /// This calibration with intervals whose lower ends are divided, and upper ends multiplied, by `factor`, within what a
     /// measurement can give.
-    pub fn widened(&self, factor: f64, percent: u32) -> Calibration {
-        let values = self.values().map(|v| {
-            let (wide, more) = (v.widened(factor), Value::about(v.value, percent));
-            let by = [more.value - more.low, more.high - more.value];
-            Value {
-                value: v.value,
-                low: (wide.low - by[0]).max(0),
-                high: wide.high.saturating_add(by[1]).min(VALUE_MAX.max(v.value)),
-            }
+    pub fn widened(&self, factor: f64) -> Calibration {
+        let values = self.values().map(|v| Value {
+            value: v.value,
+            low: (v.low as f64 / factor) as i64,
+            high: ((v.high as f64 * factor) as i64).clamp(v.value, VALUE_MAX.max(v.value)),
         });
         Calibration::of(values, [self.gap_bytes, self.parallel, self.processors])
     }
@@ -232,15 +218,18 @@ mod tests {
 
     #[test]
     fn interval_outside_its_value_is_refused_by_name() {
-        let mut one = Calibration::default();
-        one.request_ns = Value { value: 10, low: 11, high: 12 };
+        let one =
+            Calibration { request_ns: Value { value: 10, low: 11, high: 12 }, ..Calibration::default() };
         let error = one.check().unwrap_err().to_string();
         assert!(error.contains("request_ns") && error.contains("forebay model calibrate"), "{error}");
     }
 
     #[test]
     fn widened_interval_contains_the_first_one_and_stays_positive() {
-        let wide = Value { value: 100, low: 40, high: 130 }.widened(3.0);
-        assert_eq!(wide, Value { value: 100, low: 0, high: 190 });
+        let narrow =
+            Calibration { request_ns: Value { value: 100, low: 40, high: 130 }, ..Calibration::default() };
+        assert_eq!(narrow.widened(2.0).request_ns, Value { value: 100, low: 20, high: 260 });
+        let most = Calibration { request_ns: Value::exactly(VALUE_MAX), ..narrow };
+        assert!(most.widened(5.0).check().is_ok());
     }
 }

@@ -126,10 +126,9 @@ fn busy() -> i64 {
 
 /// On a busy machine a time may be shorter, and much longer, than what was measured.
 fn widen(found: &mut Calibration, busy_percent: i64) {
-    if busy_percent < BUSY_PERCENT {
-        return;
+    if busy_percent >= BUSY_PERCENT {
+        *found = found.widened(1.0 + busy_percent as f64 / 100.0);
     }
-    *found = found.widened(1.0 + busy_percent as f64 / 25.0, busy_percent as u32 / 2);
 }
 
 /// A value from three measurements of it.

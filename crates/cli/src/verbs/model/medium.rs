@@ -49,7 +49,7 @@ pub(super) enum Medium {
     /// A file of a directory, and whether it bypasses the page cache.
     Directory(File, bool),
     /// A file of the pool.
-    Pool(forebay_client::File),
+    Pool(Box<forebay_client::File>),
 }
 
 fn in_directory(dir: &Path, direct: bool) -> std::io::Result<File> {
@@ -85,7 +85,7 @@ impl Medium {
         let made = pool.open_striped(place, flags, 0o600, striping, &mut escape);
         let file = pool::worded(made, "make", &name)?;
         pool::worded(pool.unlink(place, &mut escape), "remove", &name)?;
-        Ok(Medium::Pool(file))
+        Ok(Medium::Pool(Box::new(file)))
     }
 
     /// How reads and writes reach the medium.
