@@ -64,6 +64,9 @@ const OPTIONAL: [(&str, &str); 6] = [
     ("forebay_file_write_start", "request"),
 ];
 
+/// Arguments that functions read and change.
+const CHANGED: [(&str, &str); 1] = [("forebay_model_learn", "corrections")];
+
 /// A number's type in Fortran.
 fn number(kind: &str) -> Option<&'static str> {
     Some(match kind {
@@ -97,7 +100,11 @@ fn parameter(function: &Function, index: usize) -> String {
         return format!("type(c_ptr), intent(out){optional}");
     }
     let is_const = kind.starts_with("const ");
-    let intent = if is_const { "intent(in)" } else { "intent(out)" };
+    let intent = match is_const {
+        true => "intent(in)",
+        false if CHANGED.contains(&(&function.name, name)) => "intent(inout)",
+        false => "intent(out)",
+    };
     let target = kind.trim_start_matches("const ").trim_end_matches("[2]").trim_end_matches('*').trim();
     if target == "char" {
         return format!("character(kind=c_char), dimension(*), {intent}{optional}");
@@ -177,8 +184,9 @@ fn types(out: &mut String, header: &Header) {
             Some(length) => format!("character(kind=c_char) :: {}({}", member.name, length.replace(']', ")")),
             None if member.kind == "void *" => format!("type(c_ptr) :: {}", member.name),
             None => {
-                let kind = number(&member.kind).unwrap_or_else(|| panic!("{}: {}", s.name, member.kind));
-                format!("{kind} :: {}", member.name)
+                let (kind, array) = member.kind.split_at(member.kind.find('[').unwrap_or(member.kind.len()));
+                let kind = number(kind).unwrap_or_else(|| panic!("{}: {}", s.name, member.kind));
+                format!("{kind} :: {}{}", member.name, array.replace('[', "(").replace(']', ")"))
             }
         });
         (s.name.clone(), members.collect())
