@@ -35,8 +35,11 @@ module forebay
     private
 ";
 
-/// Structs of the system's headers that functions take: name here, name in C, members.
-const SYSTEM_STRUCTS: [(&str, &str, &[(&str, &str)]); 2] = [
+/// A struct of the system's headers: name here, name in C, types and names of its members.
+type SystemStruct = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+/// Structs of the system's headers that functions take.
+const SYSTEM_STRUCTS: [SystemStruct; 2] = [
     ("forebay_iovec", "struct iovec", &[("type(c_ptr)", "iov_base"), ("integer(c_size_t)", "iov_len")]),
     ("forebay_timespec", "struct timespec", &[("integer(c_long)", "tv_sec"), ("integer(c_long)", "tv_nsec")]),
 ];
