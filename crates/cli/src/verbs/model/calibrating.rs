@@ -186,38 +186,51 @@ fn sequential(medium: &Medium, writes: bool, memory: &mut [u8], effort: &Effort)
     Ok(value([ps(sample.value), ps(sample.low), ps(sample.high)]))
 }
 
-/// Runs at random places of the file: what one costs besides its bytes, and the bandwidth of runs of 64 KiB.
+/// What a run costs besides its bytes, from runs with gaps of their length; and the bandwidth of runs of 64 KiB at random
+/// places.
 fn runs(medium: &Medium, writes: bool, memory: &mut [u8], effort: &Effort) -> Result<(Value, Value)> {
     let mut samples = Vec::new();
-    let mut state = 88_172_645_463_325_252_u64;
     for bytes in [medium.run_bytes_min(), 4 << 10, 16 << 10, RANDOM_BYTES] {
-        if samples.iter().any(|s: &Sample| s.bytes == bytes as u64) {
-            continue;
+        if !samples.iter().any(|s: &Sample| s.bytes == bytes as u64) {
+            samples.push(runs_of(medium, writes, memory, effort, (bytes, false))?);
         }
-        let count = (BATCH_BYTES / bytes).min(BATCH_RUNS);
-        let (mut times, mut offsets) = (Vec::new(), vec![0; count]);
-        let began = Instant::now();
-        while times.len() < 5 || (began.elapsed() < effort.for_size && times.len() < 2000) {
-            for offset in &mut offsets {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                // Every other place, so that runs do not join.
-                *offset = state % (effort.extent / (2 * bytes as u64)) * 2 * bytes as u64;
-            }
-            offsets.sort_unstable();
-            offsets.dedup();
-            let start = Instant::now();
-            medium.runs(writes, memory, &offsets, bytes)?;
-            times.push(start.elapsed().as_nanos() as f64 / offsets.len() as f64);
-            offsets.resize(count, 0);
-        }
-        samples.push(Sample::of(bytes as u64, &mut times));
     }
+    let random = runs_of(medium, writes, memory, effort, (RANDOM_BYTES, true))?;
+    let ps = |ns: f64| ns * 1000.0 / random.bytes as f64;
     let start = value(lines(&samples).map(|line| line.start));
-    let last = samples.last().expect("several sizes");
-    let ps = |ns: f64| ns * 1000.0 / last.bytes as f64;
-    Ok((start, value([ps(last.value), ps(last.low), ps(last.high)])))
+    Ok((start, value([ps(random.value), ps(random.low), ps(random.high)])))
+}
+
+/// The times of runs of one size: in batches that begin anywhere, or each anywhere.
+fn runs_of(
+    medium: &Medium,
+    writes: bool,
+    memory: &mut [u8],
+    effort: &Effort,
+    (bytes, random): (usize, bool),
+) -> Result<Sample> {
+    let step = 2 * bytes as u64;
+    let count = (BATCH_BYTES / bytes).min(BATCH_RUNS);
+    let mut state = 88_172_645_463_325_252_u64;
+    let mut draw = |places: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % places
+    };
+    let (places, mut times) = (effort.extent / step, Vec::new());
+    let began = Instant::now();
+    while times.len() < 5 || (began.elapsed() < effort.for_size && times.len() < 2000) {
+        let first = draw(places - count as u64);
+        let at = |i: u64| if random { draw(places) } else { first + i };
+        let mut offsets: Vec<u64> = (0..count as u64).map(at).map(|place| place * step).collect();
+        offsets.sort_unstable();
+        offsets.dedup();
+        let start = Instant::now();
+        medium.runs(writes, memory, &offsets, bytes)?;
+        times.push(start.elapsed().as_nanos() as f64 / offsets.len() as f64);
+    }
+    Ok(Sample::of(bytes as u64, &mut times))
 }
 
 /// How many writers at a time the medium serves at the speed of one: at most the processors.
