@@ -317,7 +317,9 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     if (pointer == INDIVIDUAL && writes && code == MPI_SUCCESS)
         file->position += etypes;
     pthread_mutex_unlock(&file->lock);
+    bool exchanged = together;
     together = together && wants_two_phase(file, writes, &mine, &all);
+    int64_t start = exchanged && choice_is_known(file) ? choice_clock() : 0;
     if (together && all.code != MPI_SUCCESS && pointer == INDIVIDUAL && writes && code == MPI_SUCCESS) {
         /* Wrong arguments of another rank prevent this one's write, so its position stays. */
         pthread_mutex_lock(&file->lock);
@@ -333,6 +335,8 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
         code = transfer_converted(file, &view, writes, position, buffer, count, type, item, &moved, bytes);
     else
         code = transfer(file, &view, writes, position, buffer, count, memory, &moved);
+    if (start != 0)
+        file->choice.measured_ns = choice_clock() - start;
     if (view.rep == NULL || !datarep_converts(view.rep, writes))
         *bytes = moved;
     if (pointer == INDIVIDUAL && !writes && moved > 0) {

@@ -31,7 +31,7 @@
     X(Comm_get_attr) X(Comm_group) X(Comm_set_attr) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free) X(Error_class)              \
     X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)                    \
     X(Grequest_complete) X(Grequest_start) X(Group_free) X(Iallreduce) X(Ibarrier) X(Info_create) X(Info_free) X(Info_get)            \
-    X(Info_set) X(Pack)                                                                                               \
+    X(Info_set) X(Pack) X(Recv) X(Send)                                                                                           \
     X(Status_set_cancelled) X(Status_set_elements_x)                  \
     X(Test) X(Type_create_keyval) X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_get_name)      \
     X(Type_set_attr)                                                                                                  \
@@ -79,6 +79,7 @@ extern struct native_objects native_objects;
 #define FOREBAY_FUNCTIONS(X)                                                                                           \
     X(attach) X(attach_error) X(unlink) X(volume_file_open) X(volume_file_unlink)                                      \
     X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_number) X(file_elsewhere) X(file_preadv)               \
+    X(model_calibration) X(model_learn) X(model_predict) X(model_quick)                                                  \
     X(file_group_end) X(file_group_lock) X(file_group_make) X(file_group_move) X(file_group_seek) X(file_group_unlock) \
     X(file_pwritev) X(file_read_runs) X(file_write_runs) X(file_size) X(file_truncate) X(file_allocate) X(file_sync)
 struct forebay {
@@ -199,6 +200,26 @@ struct handler {
 
 enum split { SPLIT_NONE, SPLIT_AT, SPLIT_INDIVIDUAL, SPLIT_ORDERED };
 
+/*
+ * How a file's collective calls are chosen. Everything but `measured_ns` is the same on all ranks, as it follows from the
+ * exchange of an open and of earlier calls.
+ */
+struct choice {
+    struct forebay_calibration calibration; /* rank 0's; zeros: none */
+    struct forebay_corrections corrections;
+    int64_t nodes;          /* that the ranks are on, as far as rank 0 knows */
+    int64_t gate_run, gate_window; /* the mean length of runs, and the hints, for which `gate` is */
+    int gate_aggregators;
+    bool gate[2];           /* whether an exchange can pay, for reads and writes */
+    bool is_known;          /* the last call had a prediction */
+    bool writes, together;  /* of the last call */
+    int64_t predicted_ns;   /* of the last call */
+    int64_t measured_ns;    /* on this rank, of the last call */
+    struct {
+        int64_t calls, predicted_ns, measured_ns;
+    } tally[2][2]; /* by `writes` and `together`; the greatest time of any rank */
+};
+
 struct file {
     MPI_File handle;
     pthread_mutex_t lock;
@@ -224,6 +245,7 @@ struct file {
     _Atomic bool group_lost; /* its loss was reported */
     int64_t close_codes[2];      /* error classes of a close: this rank's, and the greatest of all ranks */
     bool has_left;           /* this rank did not wait for the others, so the MPI library still uses `close_codes` */
+    struct choice choice;
     char hints[HINT_COUNT][HINT_BYTES];
     struct handler handler;
     enum split split;
@@ -399,11 +421,43 @@ struct together {
     int64_t run;         /* the greatest mean length of a run */
 };
 /* True if a collective call may use aggregators. All ranks get the same answer, and a negative one needs no message. */
-bool may_two_phase(const struct file *file, bool writes);
+bool may_two_phase(struct file *file, bool writes);
 /* True if the call does use aggregators, decided from the parts of all ranks. Collective. */
-bool wants_two_phase(const struct file *file, bool writes, const struct together *mine, struct together *all);
+bool wants_two_phase(struct file *file, bool writes, const struct together *mine, struct together *all);
+/* The number of aggregators, and the bytes of the file that each handles in a round, as hints or defaults say. */
+void aggregators_of(const struct file *file, int *aggregators, int64_t *window);
 /* `transfer` for memory in one piece, by all ranks together; `packed` is NULL if there was no memory for it. */
 int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
               const struct together *all, int64_t *done);
+
+/* ---- choice.c: the model's part in that decision ---- */
+
+/* What rank 0 sends to the others in an open. */
+struct choice_offer {
+    struct forebay_calibration calibration; /* zeros: none; the first number -1: switched off */
+    int64_t place, nodes;                   /* rank 0's place, and the number of nodes */
+};
+/* The same number for ranks on one node of the pool. */
+int64_t choice_place(void);
+/* On rank 0, with the pool attached. */
+void choice_offer(const struct file *file, struct choice_offer *mine);
+/*
+ * Keeps rank 0's calibration. `one_place`: all ranks are on one node. If there is none, and ranks on several nodes opened a file with data on other nodes, two
+ * ranks measure messages, and one a request. Collective then.
+ */
+void choice_start(struct file *file, const struct choice_offer *first, bool one_place);
+/* True if there is a calibration. */
+bool choice_is_known(const struct file *file);
+/* True if an exchange can pay for views with the file's runs. */
+bool choice_may(struct file *file, bool writes);
+/* Learns from the last call, whose greatest time of any rank was exchanged. The same on all ranks. */
+void choice_learn(struct file *file, int64_t measured_ns);
+/* Decides a call, and stores its predicted times. The same on all ranks. */
+bool choice_together(struct file *file, bool writes, const struct together *all, struct forebay_times *times);
+/* Notes what a call does, for `choice_learn` at the next. */
+void choice_note(struct file *file, bool writes, bool together, const struct forebay_times *times);
+int64_t choice_clock(void);
+/* On rank 0, at close and on request: how many calls went each way, with predicted and measured times. */
+void choice_report(struct file *file);
 
 #endif

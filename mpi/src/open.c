@@ -28,6 +28,7 @@ struct decided {
     int64_t answer; /* 0 or a negative errno */
     struct shared_place place;
     int64_t processors; /* determines the number of aggregators, so all ranks must use the same */
+    struct choice_offer choice;
     char hints[HINT_COUNT][HINT_BYTES];
 };
 
@@ -39,7 +40,8 @@ struct exchange {
     int64_t hidden; /* some rank cannot open the memory of others */
     int64_t far;    /* for some rank, data of the file are on another node */
     struct comm_offer comm;
-    int64_t name, not_name; /* a hash of the file's name */
+    int64_t name, not_name;   /* a hash of the file's name */
+    int64_t place, not_place; /* the pool's node */
     struct decided first;
 };
 enum {
@@ -207,6 +209,8 @@ static struct exchange contribution(const struct file *file, MPI_Comm comm, int 
         hash = (hash ^ (unsigned char)*at) * 1099511628211u;
     mine.name = (int64_t)(hash >> 1);
     mine.not_name = ~mine.name;
+    mine.place = choice_place();
+    mine.not_place = ~mine.place;
     int64_t *numbers = (int64_t *)&mine.first;
     for (int i = 0; i < DECIDED_NUMBERS && file->rank != 0; i++)
         numbers[i] = INT64_MIN;
@@ -224,6 +228,8 @@ static int64_t open_here(struct file *file, bool makes, struct decided *decided)
     if (answer == 0) {
         shared_make(file, &decided->place);
         layout_note(file);
+        if (file->size > 1)
+            choice_offer(file, &decided->choice);
     }
     memcpy(decided->hints, file->hints, sizeof decided->hints);
     return answer;
@@ -297,6 +303,7 @@ int file_open(MPI_Comm comm, enum place place, const char *path, int amode, MPI_
     memcpy(file->hints, all.first.hints, sizeof file->hints);
     file->far = all.far;
     file->one_node = all.node == ~all.not_node;
+    choice_start(file, &all.first.choice, all.place == ~all.not_place);
     bool together = file->one_node && !all.hidden && all.first.place.slot >= 0;
     if (!together)
         shared_drop(file);
@@ -381,6 +388,7 @@ static int close_apart(struct file *file) {
  * after an error.
  */
 int file_close(struct file *file) {
+    choice_report(file);
     /* The split call can no longer be ended, so the file is closed nevertheless. */
     int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : MPI_SUCCESS;
     int closed = file->group != 0 ? close_apart(file) : close_together(file);

@@ -83,6 +83,36 @@ module forebay
         integer(c_int64_t) :: was
     end type
 
+    type, bind(c), public :: forebay_calibration
+        integer(c_int64_t) :: numbers(18)
+    end type
+
+    type, bind(c), public :: forebay_pattern
+        integer(c_int64_t) :: ranks
+        integer(c_int64_t) :: nodes
+        integer(c_int64_t) :: aggregators
+        integer(c_int64_t) :: bytes
+        integer(c_int64_t) :: run_bytes
+        integer(c_int64_t) :: gap_bytes
+        integer(c_int64_t) :: buffer_bytes
+        integer(c_int64_t) :: targets
+        integer(c_int64_t) :: writes
+        integer(c_int64_t) :: far
+    end type
+
+    type, bind(c), public :: forebay_corrections
+        integer(c_int64_t) :: factors(4)
+    end type
+
+    type, bind(c), public :: forebay_times
+        integer(c_int64_t) :: collective_ns
+        integer(c_int64_t) :: collective_low_ns
+        integer(c_int64_t) :: collective_high_ns
+        integer(c_int64_t) :: independent_ns
+        integer(c_int64_t) :: independent_low_ns
+        integer(c_int64_t) :: independent_high_ns
+    end type
+
     public :: forebay_attach, forebay_attach_error, forebay_strerror, forebay_open
     public :: forebay_access, forebay_mkdir, forebay_rmdir, forebay_unlink
     public :: forebay_rename, forebay_link, forebay_symlink, forebay_readlink
@@ -107,7 +137,9 @@ module forebay
     public :: forebay_queue_create, forebay_queue_close, forebay_queue_descriptor, forebay_queue_wait
     public :: forebay_volume_put_start, forebay_volume_get_start, forebay_volume_cas_start, &
         forebay_volume_fetch_add_start
-    public :: forebay_volume_swap_start, forebay_volume_file_open, forebay_volume_file_unlink, forebay_opendir
+    public :: forebay_volume_swap_start, forebay_volume_file_open, forebay_volume_file_unlink, &
+        forebay_model_calibration
+    public :: forebay_model_quick, forebay_model_predict, forebay_model_learn, forebay_opendir
     public :: forebay_readdir, forebay_seekdir, forebay_closedir
     public :: forebay_target
 
@@ -809,6 +841,38 @@ module forebay
             type(c_ptr), value :: pool
             character(kind=c_char), dimension(*), intent(in) :: specifier
             integer(c_int) :: forebay_volume_file_unlink
+        end function
+        function forebay_model_calibration(pool, out) bind(c)
+            import :: c_int, c_ptr, forebay_calibration
+            type(c_ptr), value :: pool
+            type(forebay_calibration), intent(out) :: out
+            integer(c_int) :: forebay_model_calibration
+        end function
+        function forebay_model_quick(message_ns, message_byte_ps, request_ns, processors, out) bind(c)
+            import :: c_int, c_int64_t, forebay_calibration
+            integer(c_int64_t), value :: message_ns
+            integer(c_int64_t), value :: message_byte_ps
+            integer(c_int64_t), value :: request_ns
+            integer(c_int64_t), value :: processors
+            type(forebay_calibration), intent(out) :: out
+            integer(c_int) :: forebay_model_quick
+        end function
+        function forebay_model_predict(calibration, corrections, pattern, out) bind(c)
+            import :: c_int, forebay_calibration, forebay_corrections, forebay_pattern, forebay_times
+            type(forebay_calibration), intent(in) :: calibration
+            type(forebay_corrections), intent(in) :: corrections
+            type(forebay_pattern), intent(in) :: pattern
+            type(forebay_times), intent(out) :: out
+            integer(c_int) :: forebay_model_predict
+        end function
+        function forebay_model_learn(corrections, writes, collective, predicted_ns, measured_ns) bind(c)
+            import :: c_int, c_int64_t, forebay_corrections
+            type(forebay_corrections), intent(inout) :: corrections
+            integer(c_int), value :: writes
+            integer(c_int), value :: collective
+            integer(c_int64_t), value :: predicted_ns
+            integer(c_int64_t), value :: measured_ns
+            integer(c_int) :: forebay_model_learn
         end function
         function forebay_opendir(pool, path, dir) bind(c)
             import :: c_char, c_int, c_ptr

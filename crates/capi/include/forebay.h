@@ -12,8 +12,8 @@
  *
  * All functions may be called from any thread at any time. All may be called from a signal handler, except
  * forebay_attach, forebay_opendir, forebay_closedir, the functions of forebay_file, forebay_request, forebay_memory,
- * forebay_stage and forebay_volume, and those for backing stores (from forebay_state on). One thread at a time uses a directory
- * (forebay_dir).
+ * forebay_stage and forebay_volume, forebay_model_calibration, and those for backing stores (from forebay_state on). One
+ * thread at a time uses a directory (forebay_dir).
  *
  * If a symbolic link or ".." leads out of the pool, the call returns -EXDEV: use the kernel's own call for such a path.
  *
@@ -450,6 +450,54 @@ int forebay_volume_swap_start(const forebay_volume *volume, int64_t offset, uint
  */
 int forebay_volume_file_open(forebay_pool *pool, const char *specifier, int flags, forebay_file **file);
 int forebay_volume_file_unlink(forebay_pool *pool, const char *specifier);
+
+/*
+ * The model of collective and independent I/O (docs/decisions/0049), as the MPI driver uses it. The functions do no I/O,
+ * but for forebay_model_calibration. Processes that pass equal numbers get equal results.
+ *
+ * A calibration is an array of numbers without pointers, so that a process can send it to others: what the machine, its
+ * network and a medium need, or zeros for none. forebay_model_calibration reads the one that `forebay model calibrate` has
+ * stored with the pool, or the document that the environment variable FOREBAY_MODEL names; `off` there is none. Returns 1,
+ * or 0 if there is none. After an error, such as -EINVAL, or -EIO for a document of a newer version,
+ * forebay_attach_error has the full explanation. forebay_model_quick makes one from three measured values, and guesses the
+ * others for a pool in memory.
+ */
+struct forebay_calibration {
+    int64_t numbers[18];
+};
+int forebay_model_calibration(forebay_pool *pool, struct forebay_calibration *out);
+int forebay_model_quick(int64_t message_ns, int64_t message_byte_ps, int64_t request_ns, int64_t processors,
+                        struct forebay_calibration *out);
+
+/*
+ * What all ranks do in one call. A rank has `bytes` bytes, in runs of `run_bytes` with `gap_bytes` between them; with no
+ * gap each rank has one range. `aggregators` ranks access the file for the others in a collective call, `buffer_bytes` at a
+ * time. `targets` backing files can be accessed at the same time. `far` says that data are on other nodes.
+ */
+struct forebay_pattern {
+    int64_t ranks, nodes, aggregators, bytes, run_bytes, gap_bytes, buffer_bytes, targets, writes, far;
+};
+
+/* How predictions differed from measured times so far. Zeros are no corrections. */
+struct forebay_corrections {
+    int64_t factors[4];
+};
+
+/* Predicted times, in nanoseconds. */
+struct forebay_times {
+    int64_t collective_ns, collective_low_ns, collective_high_ns;
+    int64_t independent_ns, independent_low_ns, independent_high_ns;
+};
+
+/*
+ * Stores the times of a pattern. Returns 1 if the collective way is faster by more than 5 %, otherwise 0. -EINVAL if there
+ * is no calibration, or a number of the pattern is negative. forebay_model_learn corrects later predictions by a measured
+ * time. Times that are not above 0 change nothing, and one measurement changes a factor by a quarter of the difference.
+ */
+int forebay_model_predict(const struct forebay_calibration *calibration, const struct forebay_corrections *corrections,
+                          const struct forebay_pattern *pattern, struct forebay_times *out);
+int forebay_model_learn(struct forebay_corrections *corrections, int writes, int collective, int64_t predicted_ns,
+                        int64_t measured_ns);
 
 /*
  * Reads a directory. Each entry that exists during the whole time is returned once. Entries that are created or removed

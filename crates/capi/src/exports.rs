@@ -15,11 +15,13 @@ use crate::completions::*;
 use crate::file::*;
 use crate::group::*;
 use crate::header::{
-    forebay_completion, forebay_dirent, forebay_path_state, forebay_run, forebay_stage_status,
+    forebay_calibration, forebay_completion, forebay_corrections, forebay_dirent, forebay_path_state,
+    forebay_pattern, forebay_run, forebay_stage_status, forebay_times,
 };
 use crate::later::*;
 use crate::layout::*;
 use crate::memory::*;
+use crate::model::*;
 use crate::public::*;
 use crate::staging::*;
 use crate::text::*;

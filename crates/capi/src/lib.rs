@@ -23,6 +23,7 @@ mod kernel;
 pub mod later;
 mod layout;
 pub mod memory;
+pub mod model;
 mod opened;
 pub mod public;
 pub mod staging;

@@ -35,8 +35,11 @@ module forebay
     private
 ";
 
-/// Structs of the system's headers that functions take: name here, name in C, members.
-const SYSTEM_STRUCTS: [(&str, &str, &[(&str, &str)]); 2] = [
+/// A struct of the system's headers: name here, name in C, types and names of its members.
+type SystemStruct = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+/// Structs of the system's headers that functions take.
+const SYSTEM_STRUCTS: [SystemStruct; 2] = [
     ("forebay_iovec", "struct iovec", &[("type(c_ptr)", "iov_base"), ("integer(c_size_t)", "iov_len")]),
     ("forebay_timespec", "struct timespec", &[("integer(c_long)", "tv_sec"), ("integer(c_long)", "tv_nsec")]),
 ];
@@ -63,6 +66,9 @@ const OPTIONAL: [(&str, &str); 6] = [
     ("forebay_file_read_start", "request"),
     ("forebay_file_write_start", "request"),
 ];
+
+/// Arguments that functions read and change.
+const CHANGED: [(&str, &str); 1] = [("forebay_model_learn", "corrections")];
 
 /// A number's type in Fortran.
 fn number(kind: &str) -> Option<&'static str> {
@@ -97,7 +103,11 @@ fn parameter(function: &Function, index: usize) -> String {
         return format!("type(c_ptr), intent(out){optional}");
     }
     let is_const = kind.starts_with("const ");
-    let intent = if is_const { "intent(in)" } else { "intent(out)" };
+    let intent = match is_const {
+        true => "intent(in)",
+        false if CHANGED.contains(&(&function.name, name)) => "intent(inout)",
+        false => "intent(out)",
+    };
     let target = kind.trim_start_matches("const ").trim_end_matches("[2]").trim_end_matches('*').trim();
     if target == "char" {
         return format!("character(kind=c_char), dimension(*), {intent}{optional}");
@@ -177,8 +187,9 @@ fn types(out: &mut String, header: &Header) {
             Some(length) => format!("character(kind=c_char) :: {}({}", member.name, length.replace(']', ")")),
             None if member.kind == "void *" => format!("type(c_ptr) :: {}", member.name),
             None => {
-                let kind = number(&member.kind).unwrap_or_else(|| panic!("{}: {}", s.name, member.kind));
-                format!("{kind} :: {}", member.name)
+                let (kind, array) = member.kind.split_at(member.kind.find('[').unwrap_or(member.kind.len()));
+                let kind = number(kind).unwrap_or_else(|| panic!("{}: {}", s.name, member.kind));
+                format!("{kind} :: {}{}", member.name, array.replace('[', "(").replace(']', ")"))
             }
         });
         (s.name.clone(), members.collect())

@@ -25,6 +25,8 @@ static int failures;
 
 enum { PIECES = 64, PIECE = 5000 };
 
+#include "model.h"
+
 static _Atomic int64_t results, results_bytes;
 static void record_result(void *state, int64_t result)
 {
@@ -650,6 +652,7 @@ int main(void)
     staging(pool);
     later(pool);
     layouts(pool);
+    model(pool);
     const char *has_volumes = getenv("FOREBAY_TEST_VOLUMES");
     if (has_volumes && *has_volumes) {
         volumes(pool);

@@ -2,6 +2,7 @@
 
 mod batch;
 mod emulate;
+mod model;
 mod pools;
 mod recovery;
 mod stores;
@@ -19,6 +20,9 @@ use values::{media_profile, medium, size, snapshots};
 
 pub(crate) use batch::{Bb, BbVerb, JobCommand, JobVerb, Queue};
 pub(crate) use emulate::{EmulateCommand, EmulateCorrupt, EmulateRun, EmulateStat, EmulateUp, EmulateVerb};
+pub(crate) use model::{
+    AccessKind, ModelAdvise, ModelCalibrate, ModelCommand, ModelPredict, ModelVerb, PatternOptions,
+};
 pub(crate) use pools::{Down, Status, Up};
 pub(crate) use recovery::Recover;
 pub(crate) use stores::{
@@ -138,6 +142,8 @@ pub(crate) enum Verb {
     Volume(VolumeCommand),
     /// Emulate media: block devices as slow as a disk, an SSD or NVM, and runs with a limited page cache
     Emulate(EmulateCommand),
+    /// Measure media, predict the times of collective and independent I/O, and advise
+    Model(ModelCommand),
     /// Check that a pool is consistent
     Fsck(Fsck),
     /// Print the completion script of this command for a shell
@@ -165,6 +171,7 @@ impl Verb {
             },
             Verb::Volume(a) => a.verb.is_json(),
             Verb::Emulate(a) => a.verb.is_json(),
+            Verb::Model(a) => a.verb.is_json(),
             Verb::Attach(a) => a.json,
             Verb::Detach(a) => a.json,
             Verb::State(a) => a.json,

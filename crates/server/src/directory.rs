@@ -10,7 +10,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use forebay_types::{Code, Error, Result, MOVER_SOCKET, STORES_MARK, TASKS_FILE, TASKS_FILE_NEW};
+use forebay_types::{
+    Code, Error, Result, MODEL_FILE, MODEL_FILE_NEW, MOVER_SOCKET, STORES_MARK, TASKS_FILE, TASKS_FILE_NEW,
+};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 
 /// Locked by the supervisor and its worker while the pool is up; its text is the supervisor's process number.
@@ -53,8 +55,9 @@ pub(crate) const OWNER_FILE_NEW: &str = "target.json.new";
 pub(crate) const NODES_FILES: [&str; 6] =
     [NODES_FILE, SECRET_FILE, NODES_FILE_NEW, SECRET_FILE_NEW, MET_FILE, MET_FILE_NEW];
 
-/// What a pool with backing stores leaves beside its data, and removes together with them.
-pub(crate) const STORES_FILES: [&str; 3] = [STORES_MARK, TASKS_FILE, TASKS_FILE_NEW];
+/// What a pool with backing stores, or with a calibration, leaves beside its data, and removes together with them.
+pub(crate) const KEPT_FILES: [&str; 5] =
+    [STORES_MARK, TASKS_FILE, TASKS_FILE_NEW, MODEL_FILE, MODEL_FILE_NEW];
 
 /// Only the pool's user may access its files.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);

@@ -14,8 +14,8 @@ use forebay_types::{Code, Error, Result, MOVER_SOCKET};
 use serde_json::Value;
 
 use crate::directory::{
-    remove_empty_above, PoolDirectory, IDENTITY_FILE, LOCK_FILE, LOG_FILE, MIRRORS_DIRECTORY, NODES_FILES,
-    RUN_MOUNT, SOCKET_FILE, STORES_FILES, SUPERVISOR_FILE, TARGET_FILE,
+    remove_empty_above, PoolDirectory, IDENTITY_FILE, KEPT_FILES, LOCK_FILE, LOG_FILE, MIRRORS_DIRECTORY,
+    NODES_FILES, RUN_MOUNT, SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE,
 };
 use crate::identity::{Backing, PoolIdentity};
 use crate::media_profile::MediaProfile;
@@ -180,7 +180,7 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     let renumbered = options.membership.as_ref().filter(|_| options.renumber).map(new_number).transpose()?;
     clear_stray_target(dir)?;
     // Of a pool whose data are gone.
-    STORES_FILES.iter().try_for_each(|name| dir.remove_file(name))?;
+    KEPT_FILES.iter().try_for_each(|name| dir.remove_file(name))?;
     let (backing, target_dir, capacity_bytes) = make_target(dir, medium, options)?;
     let mut identity = PoolIdentity::new(medium, backing, capacity_bytes)?;
     identity.shard_only = options.shard_only;
@@ -331,7 +331,7 @@ fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: 
             dir.remove_file(IDENTITY_FILE)?;
             dir.remove_file(LOG_FILE)?;
             dir.remove_file(LOCK_FILE)?;
-            for name in NODES_FILES.into_iter().chain(STORES_FILES) {
+            for name in NODES_FILES.into_iter().chain(KEPT_FILES) {
                 dir.remove_file(name)?;
             }
         }

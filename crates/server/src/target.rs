@@ -14,8 +14,8 @@ use rustix::fs::{Mode, OFlags};
 use serde_json::{json, Value};
 
 use crate::directory::{
-    remove_empty_above, PoolDirectory, IDENTITY_FILE, LOCK_FILE, LOG_FILE, NODES_FILES, OWNER_FILE,
-    OWNER_FILE_NEW, SOCKET_FILE, STORES_FILES, SUPERVISOR_FILE, TARGET_FILE,
+    remove_empty_above, PoolDirectory, IDENTITY_FILE, KEPT_FILES, LOCK_FILE, LOG_FILE, NODES_FILES,
+    OWNER_FILE, OWNER_FILE_NEW, SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE,
 };
 use crate::identity::{Backing, PoolIdentity};
 use crate::pool_options::PoolOptions;
@@ -329,7 +329,7 @@ pub(crate) fn remove_tree(path: &Path) -> Result<()> {
 /// Removes a directory that was made for a pool, with the pool's files.
 pub(crate) fn remove_directory(dir: &PoolDirectory) {
     let own = [SOCKET_FILE, SUPERVISOR_FILE, IDENTITY_FILE, "pool.json.new", LOG_FILE, LOCK_FILE];
-    let of_mover = STORES_FILES.into_iter().chain([MOVER_SOCKET]);
+    let of_mover = KEPT_FILES.into_iter().chain([MOVER_SOCKET]);
     for name in own.into_iter().chain(NODES_FILES).chain([OWNER_FILE, OWNER_FILE_NEW]).chain(of_mover) {
         let _ = dir.remove_file(name);
     }

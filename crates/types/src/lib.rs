@@ -50,7 +50,7 @@ pub use id::{Ino, NodeId};
 pub use layout::{Component, Extent, Layout, COMPONENT_BYTES};
 pub use lock::{LockKind, LockRequest};
 pub use mount::{mount_link, mount_of_link, MOUNT_LINK};
-pub use mover::{MOVER_SOCKET, STORES_MARK, TASKS_FILE, TASKS_FILE_NEW};
+pub use mover::{MODEL_FILE, MODEL_FILE_NEW, MOVER_SOCKET, STORES_MARK, TASKS_FILE, TASKS_FILE_NEW};
 pub use reply::{
     go_on_behind, Answer, DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Refusal, Reply,
     REPLY_HEADER_BYTES,

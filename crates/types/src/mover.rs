@@ -1,4 +1,4 @@
-//! Files in the pool's directory by which the supervisor, the mover and the command find each other.
+//! Files in the pool's directory that the supervisor, the mover, the command and programs have in common.
 
 /// Exists once a backing store was attached: the supervisor then keeps a mover.
 pub const STORES_MARK: &str = "stores";
@@ -11,3 +11,9 @@ pub const TASKS_FILE: &str = "tasks.json";
 
 /// The next contents of [`TASKS_FILE`], until they are whole.
 pub const TASKS_FILE_NEW: &str = "tasks.json.new";
+
+/// The pool's calibration of the model of collective and independent I/O (`forebay model calibrate`).
+pub const MODEL_FILE: &str = "model.toml";
+
+/// The next contents of [`MODEL_FILE`], until they are whole.
+pub const MODEL_FILE_NEW: &str = "model.toml.new";

@@ -19,7 +19,7 @@ const KEPT_TO: [(&str, &[&str]); 9] = [
     ("rustls", &["mover"]),
 ];
 /// Crates that are linked into every host program: they use no library except libc.
-const IN_EVERY_HOST: [&str; 6] = ["client", "capi", "preload", "sys", "volume", "pacing"];
+const IN_EVERY_HOST: [&str; 7] = ["client", "capi", "preload", "sys", "volume", "pacing", "model"];
 
 /// The crates that each crate may import: the rows of the table whose first cell is a crate.
 fn allowed() -> BTreeMap<String, BTreeSet<String>> {

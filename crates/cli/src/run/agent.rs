@@ -22,8 +22,14 @@ const DAEMON: &str = "orted";
 /// Every launch agent made by this module contains it.
 const MARK: &str = " FOREBAY_POOL=";
 /// Variables that users set for the libraries in programs; all other variables of Forebay concern this node alone.
-const FOR_PROGRAMS: [&str; 5] =
-    ["FOREBAY_DISABLE", "FOREBAY_MPI_DEBUG", "FOREBAY_MPI_PREFIX", "FOREBAY_RECALL", "FOREBAY_TMPDIR"];
+const FOR_PROGRAMS: [&str; 6] = [
+    "FOREBAY_DISABLE",
+    "FOREBAY_MODEL",
+    "FOREBAY_MPI_DEBUG",
+    "FOREBAY_MPI_PREFIX",
+    "FOREBAY_RECALL",
+    "FOREBAY_TMPDIR",
+];
 
 /// The launch agent's variable for this program: its value, or `None` inside to remove it. No result means that it
 /// stays as it is. An outer run's agent, which names another pool, is replaced or removed.

@@ -9,6 +9,7 @@ mod emulate;
 mod fsck;
 mod layout;
 mod ls;
+mod model;
 mod mount;
 mod nodes;
 mod pin;
@@ -62,6 +63,7 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Verb::Layout(a) => layout::layout(pool, &a.verb),
         Verb::Volume(a) => volume::volume(pool, &a.verb),
         Verb::Emulate(a) => emulate::emulate(&a.verb),
+        Verb::Model(a) => model::model(pool, &a.verb),
         Verb::Bb(a) => batch::bb(a),
         Verb::Job(a) => batch::job(a),
         Verb::Queue(a) => batch::queue(&a),

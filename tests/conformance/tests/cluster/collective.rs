@@ -1,5 +1,5 @@
-//! The automatic choice between two-phase and independent collective MPI-IO, as the debug line shows it. The data must
-//! be the same either way.
+//! The automatic choice between two-phase and independent collective MPI-IO, as the debug line shows it: by the rule that
+//! holds without a calibration, and by the one that ranks of several nodes make. The data must be the same either way.
 
 use crate::launch::{built, Mpi, MPIS};
 use crate::nodes::{said, Cluster};
@@ -58,7 +58,7 @@ fn holds(c: &Cluster, mpi: &Mpi, program: &str, at: &[usize], file: &str, lies: 
         // the expected choices as arguments.
         let of = |way: &str| if way.starts_with("two-phase") { "together" } else { "alone" };
         let line = format!(
-            "env FOREBAY_MPI_DEBUG=1 {} {program} {file} {} {} {} {}",
+            "env FOREBAY_MPI_DEBUG=1 FOREBAY_MODEL=off {} {program} {file} {} {} {} {}",
             case.set,
             case.record,
             case.count,
@@ -97,6 +97,34 @@ fn collective_calls_go_through_aggregators_where_data_is_on_other_nodes_and_runs
         holds(&c, mpi, program, &[1, 2], "/forebay/one/file", "other nodes", &FAR[..1]);
         // A file over all nodes, which the open creates.
         holds(&c, mpi, program, &[1, 2, 3, 4], "/forebay/striped/file", "other nodes", &FAR[..2]);
+        c.tell(1, "rm /forebay/striped/file");
+    }
+    c.check();
+}
+
+#[test]
+fn ranks_of_several_nodes_measure_once_and_choose_by_the_model() {
+    let c = Cluster::up("quick", 2);
+    c.tell(1, "mkdir /forebay/striped");
+    let set = c.layout(1, &["set", "-c", "2", "-S", "64KiB", "/striped"]);
+    assert!(set.status.success(), "{}", said(&set));
+    for mpi in MPIS.iter().filter(|mpi| mpi.is_here()) {
+        let words = ["-Wall", "-Wextra", "-Werror", "-rdynamic", "-ldl"];
+        let program = built(&c, mpi.compiler, "choice", &words).expect("it builds");
+        for set in ["", "CHOICE_SLOW=1", "CHOICE_LIAR=1"] {
+            let line = format!("env FOREBAY_MPI_DEBUG=1 {set} {} /forebay/striped/file", program.display());
+            let ran = c.by_ranks(mpi, &[1, 2, 2], &line);
+            let text = said(&ran);
+            assert!(ran.status.success() && text.contains("passed"), "{}, {set}: {text}", mpi.name);
+            assert_eq!(
+                text.matches("measured for the choice: a message ").count(),
+                1,
+                "{}: {text}",
+                mpi.name
+            );
+            assert!(text.contains("the model predicts "), "{}: {text}", mpi.name);
+            assert!(text.contains(" us each, measured "), "{}: {text}", mpi.name);
+        }
         c.tell(1, "rm /forebay/striped/file");
     }
     c.check();

@@ -1,0 +1,344 @@
+//! The formulas: the time that a pattern takes, with collective and with independent I/O.
+//!
+//! Without extensions these are the paper's:
+//!
+//! - collective: sum over rounds (T_s + T_w · msg · tau) + bytes / bw_seq, with tau = non-aggregators / processes and msg
+//!   the collective buffer. A round serves one buffer of every aggregator.
+//! - independent: bytes / bw_ran.
+//!
+//! All times are sums and products of calibrated costs, so the calibration's lower ends give the lower end of a time, and
+//! its upper ends the upper one.
+
+use crate::calibration::Calibration;
+use crate::correction::Corrections;
+use crate::pattern::{Access, Pattern};
+
+/// The largest data inside a request to another node. Longer runs go in several requests, or by remote memory access.
+const REQUEST_BYTES: f64 = 32768.0;
+
+/// Bytes of data sieving's buffer.
+const SIEVE_BYTES: f64 = (1 << 20) as f64;
+
+/// How much larger the gaps are that are read too where data are on another node: 64 KiB in place of 8.
+const FAR_GAPS: f64 = 8.0;
+
+/// Exchanges between all ranks in a round: counts, agreement, lists of runs, data.
+const EXCHANGES: f64 = 4.0;
+
+/// The greatest time that is predicted, in nanoseconds: about 292 years.
+const TIME_MAX: f64 = i64::MAX as f64;
+
+/// What the model considers besides the paper's base.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extensions {
+    /// Every run costs a latency, on the medium.
+    pub runs: bool,
+    /// Reads fetch small gaps too, and runs that do not combine are written one by one.
+    pub sieving: bool,
+    /// Messages on one node are cheaper than between nodes; a round has several exchanges of log2(ranks) steps.
+    pub messages: bool,
+    /// Runs on another node cost a request and the network.
+    pub remote: bool,
+    /// Several targets are accessed at the same time.
+    pub targets: bool,
+    /// Processes share a medium's bandwidth only if they are more than it serves at a time, and processors likewise.
+    pub contention: bool,
+    /// T_other: lists of runs, and copies between buffers.
+    pub copies: bool,
+}
+
+impl Extensions {
+    /// The paper's model.
+    pub const NONE: Extensions = Extensions {
+        runs: false,
+        sieving: false,
+        messages: false,
+        remote: false,
+        targets: false,
+        contention: false,
+        copies: false,
+    };
+    /// All extensions.
+    pub const ALL: Extensions = Extensions {
+        runs: true,
+        sieving: true,
+        messages: true,
+        remote: true,
+        targets: true,
+        contention: true,
+        copies: true,
+    };
+    /// The extensions by name.
+    pub const NAMES: [&'static str; 7] =
+        ["runs", "sieving", "messages", "remote", "targets", "contention", "copies"];
+
+    /// All extensions but those of these names. None for an unknown name.
+    pub fn without<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<Extensions> {
+        let mut used = Extensions::ALL;
+        for name in names {
+            *match name {
+                "runs" => &mut used.runs,
+                "sieving" => &mut used.sieving,
+                "messages" => &mut used.messages,
+                "remote" => &mut used.remote,
+                "targets" => &mut used.targets,
+                "contention" => &mut used.contention,
+                "copies" => &mut used.copies,
+                _ => return None,
+            } = false;
+        }
+        Some(used)
+    }
+}
+
+/// The parts of a time, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Parts {
+    /// T_comm: messages between ranks.
+    pub communication: f64,
+    /// T_io: accesses to the file.
+    pub io: f64,
+    /// T_other: lists and copies.
+    pub other: f64,
+}
+
+impl Parts {
+    /// Their sum.
+    pub fn total(&self) -> f64 {
+        self.communication + self.io + self.other
+    }
+}
+
+/// A time with its interval, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Estimate {
+    /// The estimate.
+    pub value: f64,
+    /// The least that it may be.
+    pub low: f64,
+    /// The most that it may be.
+    pub high: f64,
+    /// The parts of the estimate.
+    pub parts: Parts,
+}
+
+/// The times of both ways.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Prediction {
+    /// Through aggregators.
+    pub collective: Estimate,
+    /// By each rank alone.
+    pub independent: Estimate,
+}
+
+impl Prediction {
+    /// True if the collective call is faster by more than what the choice may lose, 5 %.
+    pub fn is_collective(&self) -> bool {
+        self.collective.value * 1.05 < self.independent.value
+    }
+}
+
+/// The times of a pattern, with all extensions.
+pub fn predict(pattern: &Pattern, calibration: &Calibration) -> Prediction {
+    predict_with(pattern, calibration, Extensions::ALL, &Corrections::default())
+}
+
+/// The times of a pattern, with these extensions and what earlier calls have shown.
+pub fn predict_with(
+    pattern: &Pattern,
+    calibration: &Calibration,
+    used: Extensions,
+    corrections: &Corrections,
+) -> Prediction {
+    let pattern = pattern.clamped();
+    let ends = [*calibration, calibration.at_end(false), calibration.at_end(true)];
+    let times = |of: fn(&Model) -> Parts, factor: f64| {
+        let [parts, low, high] =
+            ends.map(|c| of(&Model { p: pattern, c: Costs::of(&c, pattern.writes), used }));
+        let time = |parts: Parts| (parts.total() * factor).clamp(1.0, TIME_MAX);
+        let value = time(parts);
+        Estimate { value, low: time(low).min(value), high: time(high).max(value), parts }
+    };
+    Prediction {
+        collective: times(Model::collective, corrections.factor(pattern.writes, true)),
+        independent: times(Model::independent, corrections.factor(pattern.writes, false)),
+    }
+}
+
+/// Costs in nanoseconds, of one direction.
+struct Costs {
+    message: f64,
+    message_byte: f64,
+    local_message: f64,
+    local_message_byte: f64,
+    sequential_byte: f64,
+    random_byte: f64,
+    run: f64,
+    request: f64,
+    request_byte: f64,
+    copy_byte: f64,
+    piece: f64,
+    gap_bytes: f64,
+    parallel: f64,
+    processors: f64,
+}
+
+impl Costs {
+    fn of(c: &Calibration, writes: bool) -> Costs {
+        let ns = |v: crate::Value| v.value.max(0) as f64;
+        let byte = |v: crate::Value| v.value.max(0) as f64 / 1000.0;
+        let [sequential, random, run] = if writes {
+            [c.write_sequential_byte_ps, c.write_random_byte_ps, c.write_run_ns]
+        } else {
+            [c.read_sequential_byte_ps, c.read_random_byte_ps, c.read_run_ns]
+        };
+        Costs {
+            message: ns(c.message_ns),
+            message_byte: byte(c.message_byte_ps),
+            local_message: ns(c.local_message_ns),
+            local_message_byte: byte(c.local_message_byte_ps),
+            sequential_byte: byte(sequential),
+            random_byte: byte(random),
+            run: ns(run),
+            request: ns(c.request_ns),
+            request_byte: byte(c.request_byte_ps),
+            copy_byte: byte(c.copy_byte_ps),
+            piece: ns(c.piece_ns),
+            gap_bytes: c.gap_bytes.max(0) as f64,
+            parallel: c.parallel.max(1) as f64,
+            processors: c.processors.max(1) as f64,
+        }
+    }
+}
+
+/// The smallest whole number that is not less than log2.
+fn steps(ranks: u64) -> f64 {
+    f64::from(u64::BITS - ranks.saturating_sub(1).leading_zeros())
+}
+
+struct Model {
+    p: Pattern,
+    c: Costs,
+    used: Extensions,
+}
+
+impl Model {
+    /// How many of `processes` the medium serves at the same time, each at the speed of one.
+    fn streams(&self, processes: f64) -> f64 {
+        let parallel = if self.used.contention { self.c.parallel } else { 1.0 };
+        let targets = if self.used.targets { self.p.targets as f64 } else { 1.0 };
+        processes.min(parallel * targets).max(1.0)
+    }
+
+    /// How much longer a rank's own work takes because the ranks of its node share the processors.
+    fn crowding(&self) -> f64 {
+        let on_a_node = self.p.ranks as f64 / self.p.nodes as f64;
+        if self.used.contention {
+            (on_a_node / self.c.processors).max(1.0)
+        } else {
+            1.0
+        }
+    }
+
+    /// The part of the data that is on other nodes than the rank that accesses them.
+    fn far_part(&self) -> f64 {
+        match self.p.nodes {
+            _ if !self.used.remote || !self.p.is_far => 0.0,
+            1 => 1.0,
+            nodes => 1.0 - 1.0 / nodes as f64,
+        }
+    }
+
+    /// The largest gap that is read too. A request to another node is worth a larger one.
+    fn gap_limit(&self) -> f64 {
+        self.c.gap_bytes * if self.used.remote && self.p.is_far { FAR_GAPS } else { 1.0 }
+    }
+
+    /// The network's share in accesses by `processes`, of which each makes `calls` calls: requests, and bytes that share
+    /// the link of a node.
+    fn network(&self, processes: f64, calls: f64, bytes: f64) -> f64 {
+        let far = self.far_part();
+        let on_a_node = (processes / self.p.nodes as f64).max(1.0);
+        let requests = calls.max(bytes / processes.max(1.0) / REQUEST_BYTES / 32.0);
+        let of_a_node = bytes / processes.max(1.0) * on_a_node;
+        far * (requests * self.c.request + of_a_node * self.c.request_byte)
+    }
+
+    fn independent(&self) -> Parts {
+        let (p, c) = (&self.p, &self.c);
+        let ranks = p.ranks as f64;
+        let streams = self.streams(ranks);
+        if !self.used.runs {
+            let io = p.total() * c.random_byte / streams + self.network(ranks, p.runs(), p.total());
+            return Parts { communication: 0.0, io, other: 0.0 };
+        }
+        let is_sieved = self.used.sieving
+            && !p.writes
+            && p.access == Access::Strided
+            && p.runs() > 1.0
+            && p.gap_bytes > 0
+            && p.gap_bytes as f64 <= self.gap_limit();
+        let (calls, bytes) = match is_sieved {
+            true => ((p.span() / SIEVE_BYTES).max(p.runs().min(1.0)), p.span()),
+            false if p.access == Access::Sequential => (p.runs().min(1.0), p.bytes as f64),
+            false => (p.runs(), p.bytes as f64),
+        };
+        let picked = if is_sieved && self.used.copies {
+            p.runs() * c.piece + p.bytes as f64 * c.copy_byte
+        } else {
+            0.0
+        };
+        let picked = picked * self.crowding();
+        let io = ranks * (calls * c.run + bytes * c.sequential_byte) / streams
+            + self.network(ranks, calls, ranks * bytes);
+        Parts { communication: 0.0, io, other: picked }
+    }
+
+    fn collective(&self) -> Parts {
+        let (p, c) = (&self.p, &self.c);
+        let (ranks, aggregators) = (p.ranks as f64, p.aggregators as f64);
+        let buffer = p.buffer_bytes as f64;
+        let rounds = (p.range() / aggregators / buffer).ceil();
+        let data = p.total() / aggregators; // that each aggregator gets from, or sends to, the ranks
+        let communication = if self.used.messages {
+            self.exchange(rounds, data)
+        } else {
+            let tau = (ranks - aggregators) / ranks;
+            // Every message is a whole buffer, but for a last one.
+            rounds * c.message + data * tau * c.message_byte
+        };
+        let streams = self.streams(aggregators);
+        let is_dense = !self.used.sieving || p.density() >= 1.0;
+        let runs_of_aggregator = ranks * p.runs() / aggregators;
+        let calls = if is_dense || !p.writes { rounds } else { rounds + runs_of_aggregator };
+        // A read fetches the gaps between the ranks' runs too.
+        let bytes = if is_dense || p.writes { data } else { p.range() / aggregators };
+        let latency = if self.used.runs { calls * c.run } else { 0.0 };
+        let io = aggregators * (bytes * c.sequential_byte + latency) / streams
+            + self.network(aggregators, calls, aggregators * bytes);
+        let other = if self.used.copies {
+            let work =
+                (p.runs() + runs_of_aggregator) * c.piece + (2.0 * p.bytes as f64 + data) * c.copy_byte;
+            work * self.crowding()
+        } else {
+            0.0
+        };
+        Parts { communication, io, other }
+    }
+
+    /// T_comm with the places of the ranks: what crosses the link of a node, and what stays on the node.
+    fn exchange(&self, rounds: f64, data: f64) -> f64 {
+        let (p, c) = (&self.p, &self.c);
+        let (ranks, nodes) = (p.ranks as f64, p.nodes as f64);
+        let on_a_node = (p.aggregators as f64 / nodes).max(1.0);
+        let across = 1.0 - 1.0 / nodes;
+        let within = 1.0 / nodes - 1.0 / ranks;
+        let message = if p.nodes > 1 { c.message } else { c.local_message };
+        let latency = rounds * EXCHANGES * steps(p.ranks) * message;
+        let local_byte = c.local_message_byte * self.crowding();
+        latency + data * (on_a_node * across * c.message_byte + within * local_byte)
+    }
+}
+
+#[cfg(test)]
+mod tests;
