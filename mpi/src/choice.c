@@ -29,7 +29,7 @@ enum {
 /* This process's calibration, which is sent if it is rank 0. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct forebay_calibration known;
-static bool is_read;
+static bool is_read, is_measured;
 
 int64_t choice_clock(void) {
     struct timespec now;
@@ -70,11 +70,13 @@ void choice_offer(const struct file *file, struct choice_offer *mine) {
         }
         if (found <= 0)
             memset(&known, 0, sizeof known);
-        if (named != NULL && strcmp(named, "off") == 0)
+        /* After an error the rule decides, as without the model. */
+        if (found < 0 || (named != NULL && strcmp(named, "off") == 0))
             known.numbers[0] = SWITCHED_OFF;
         is_read = true;
     }
     mine->calibration = known;
+    mine->is_measured = is_measured;
     pthread_mutex_unlock(&lock);
     mine->place = choice_place();
     int64_t here = ranks_here();
@@ -148,8 +150,9 @@ static void measure(struct file *file, int64_t first_place, int64_t processors) 
         return;
     pthread_mutex_lock(&lock);
     known = *found;
+    is_measured = true;
     if (known.numbers[0] == 0)
-        known.numbers[0] = SWITCHED_OFF; /* not measured again */
+        known.numbers[0] = SWITCHED_OFF;
     pthread_mutex_unlock(&lock);
     if (debug())
         fprintf(stderr,
@@ -162,7 +165,8 @@ void choice_start(struct file *file, const struct choice_offer *first, bool one_
     choice->calibration = first->calibration;
     choice->nodes = one_place ? 1 : first->nodes > 1 ? first->nodes : 2;
     choice->gate_run = -1;
-    if (first->calibration.numbers[0] == 0 && file->size > 1 && !one_place && file->far)
+    /* A document has what the medium takes, and at most the messages of another day. */
+    if (first->calibration.numbers[0] >= 0 && !first->is_measured && file->size > 1 && !one_place && file->far)
         measure(file, first->place, file->processors);
     if (choice->calibration.numbers[0] < 0)
         memset(&choice->calibration, 0, sizeof choice->calibration);

@@ -436,14 +436,15 @@ int two_phase(struct file *file, const struct view *view, bool writes, int64_t p
 struct choice_offer {
     struct forebay_calibration calibration; /* zeros: none; the first number -1: switched off */
     int64_t place, nodes;                   /* rank 0's place, and the number of nodes */
+    int64_t is_measured;                    /* messages and requests were, in this job */
 };
 /* The same number for ranks on one node of the pool. */
 int64_t choice_place(void);
 /* On rank 0, with the pool attached. */
 void choice_offer(const struct file *file, struct choice_offer *mine);
 /*
- * Keeps rank 0's calibration. `one_place`: all ranks are on one node. If there is none, and ranks on several nodes opened a file with data on other nodes, two
- * ranks measure messages, and one a request. Collective then.
+ * Keeps rank 0's calibration. `one_place`: all ranks are on one node. When ranks on several nodes first open a file with
+ * data on other nodes, two ranks measure messages, and one a request. Collective then.
  */
 void choice_start(struct file *file, const struct choice_offer *first, bool one_place);
 /* True if there is a calibration. */

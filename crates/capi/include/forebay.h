@@ -459,15 +459,15 @@ int forebay_volume_file_unlink(forebay_pool *pool, const char *specifier);
  * network and a medium need, or zeros for none. forebay_model_calibration reads the one that `forebay model calibrate` has
  * stored with the pool, or the document that the environment variable FOREBAY_MODEL names; `off` there is none. Returns 1,
  * or 0 if there is none. After an error, such as -EINVAL, or -EIO for a document of a newer version,
- * forebay_attach_error has the full explanation. forebay_model_quick makes one from three measured values, and guesses the
- * others for a pool in memory.
+ * forebay_attach_error has the full explanation. forebay_model_quick puts three measured values into a calibration; in one
+ * of zeros it sets the others too, to guesses for a pool in memory on a node with so many processors.
  */
 struct forebay_calibration {
     int64_t numbers[18];
 };
 int forebay_model_calibration(forebay_pool *pool, struct forebay_calibration *out);
 int forebay_model_quick(int64_t message_ns, int64_t message_byte_ps, int64_t request_ns, int64_t processors,
-                        struct forebay_calibration *out);
+                        struct forebay_calibration *calibration);
 
 /*
  * What all ranks do in one call. A rank has `bytes` bytes, in runs of `run_bytes` with `gap_bytes` between them; with no

@@ -19,23 +19,21 @@ const VARIABLE: &str = "FOREBAY_MODEL";
 // `numbers` has the size that the model gives it.
 const _: () = assert!(size_of::<forebay_calibration>() == size_of::<[i64; forebay_model::NUMBERS]>());
 
-/// The document to read. None if the model is switched off.
-fn document(pool: &Pool) -> Option<PathBuf> {
+/// The document to read, and whether the environment names it. None if the model is switched off.
+fn document(pool: &Pool) -> Option<(PathBuf, bool)> {
     match std::env::var_os(VARIABLE) {
         Some(named) if named == "off" => None,
-        Some(named) if !named.is_empty() => Some(named.into()),
-        _ => Some(Path::new(OsStr::from_bytes(pool.directory())).join(MODEL_FILE)),
+        Some(named) if !named.is_empty() => Some((named.into(), true)),
+        _ => Some((Path::new(OsStr::from_bytes(pool.directory())).join(MODEL_FILE), false)),
     }
 }
 
 pub(crate) fn model_calibration(pool: &Pool, out: Option<&mut forebay_calibration>) -> Result<bool, Failed> {
     let out = out.ok_or(FAULT)?;
-    let Some(path) = document(pool) else { return Ok(false) };
+    let Some((path, is_named)) = document(pool) else { return Ok(false) };
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound && std::env::var_os(VARIABLE).is_none() => {
-            return Ok(false)
-        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !is_named => return Ok(false),
         Err(e) => {
             crate::text::remember(&format!("cannot read the calibration {}: {e}", path.display()));
             return Err(Failed::errno(e.raw_os_error().unwrap_or(libc::EINVAL)));
@@ -56,7 +54,13 @@ pub(crate) fn model_quick(
     processors: i64,
     out: Option<&mut forebay_calibration>,
 ) -> Result<(), Failed> {
-    let mut made = Calibration { processors, ..Calibration::default() };
+    let out = out.ok_or(FAULT)?;
+    // A medium that was not measured is memory, which serves all processors at a time.
+    let guessed = Calibration { processors, parallel: processors.max(1), ..Calibration::default() };
+    let mut made = match out.numbers[0] {
+        0 => guessed,
+        _ => Calibration::from_numbers(&out.numbers).ok_or(INVALID)?,
+    };
     for (value, measured) in [
         (&mut made.message_ns, message_ns),
         (&mut made.message_byte_ps, message_byte_ps),
@@ -67,7 +71,7 @@ pub(crate) fn model_quick(
     let guess = made.request_byte_ps.value;
     made.request_byte_ps = forebay_model::Value::exactly(guess.max(message_byte_ps));
     made.check().map_err(|_| INVALID)?;
-    out.ok_or(FAULT)?.numbers = made.numbers();
+    out.numbers = made.numbers();
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 /* A calibration gives times, corrections change them, and nonsense is refused. */
 static void model(forebay_pool *pool)
 {
-    struct forebay_calibration none = {{0}}, quick;
+    struct forebay_calibration none = {{0}}, quick = {{0}}, other;
     struct forebay_corrections corrections = {{0}};
     struct forebay_times times, corrected;
     /* Four ranks on four nodes that interleave 16,384 runs of 64 bytes each. */
@@ -14,6 +14,10 @@ static void model(forebay_pool *pool)
     CHECK(forebay_model_predict(&none, &corrections, &pattern, &times) == -EINVAL);
     CHECK(forebay_model_quick(0, 900, 25000, 2, &quick) == -EINVAL);
     CHECK(forebay_model_quick(20000, 900, 25000, 2, &quick) == 0);
+    /* Into one that is there, the measured values alone. */
+    other = quick;
+    CHECK(forebay_model_quick(30000, 900, 25000, 64, &other) == 0 && memcmp(&other, &quick, sizeof quick) != 0);
+    CHECK(forebay_model_quick(20000, 900, 25000, 64, &other) == 0 && memcmp(&other, &quick, sizeof quick) == 0);
     CHECK(forebay_model_predict(&quick, &corrections, &pattern, &times) == 1);
     CHECK(times.collective_ns < times.independent_ns && times.collective_ns > 0);
     CHECK(times.independent_low_ns <= times.independent_ns && times.independent_ns <= times.independent_high_ns);

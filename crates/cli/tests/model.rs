@@ -141,6 +141,8 @@ fn what_makes_no_sense_is_refused_with_what_to_write() {
     let bad = place.join("bad.toml");
     std::fs::write(&bad, "version = 7\n").unwrap();
     let bad = bad.to_str().unwrap();
+    let output = place.join("x.toml");
+    let output = output.to_str().unwrap();
     for (words, said) in [
         (&["model", "predict", "--calibration", bad][..], "version 7"),
         (&["model", "predict", "--calibration", "/nowhere/c.toml"], "--calibration FILE"),
@@ -153,24 +155,14 @@ fn what_makes_no_sense_is_refused_with_what_to_write() {
         (&["model", "predict", "--calibration", &file, "--without", "speed"], "known are runs"),
         (&["model", "predict", "--calibration", &file, "--ior", "-b 10k -t 4k"], "not a multiple"),
         (&["model", "advise", "--calibration", &file, "--stripes", "0"], "--stripes"),
-        (&["model", "calibrate", "--medium", "/nowhere", "--output", "/tmp/x.toml"], "/nowhere"),
+        (&["model", "calibrate", "--medium", "/nowhere", "--output", output], "/nowhere"),
         (
-            &[
-                "model",
-                "calibrate",
-                "--quick",
-                "--medium",
-                "/tmp",
-                "--output",
-                "/tmp/x.toml",
-                "--mpi",
-                "false",
-            ],
+            &["model", "calibrate", "--quick", "--medium", "/tmp", "--output", output, "--mpi", "false"],
             "ping-pong",
         ),
     ] {
         let ran = run(&place, words);
         assert!(ran.code == Some(1) && ran.err.contains(said), "{words:?}: {ran:?}");
     }
-    assert!(!Path::new("/tmp/x.toml").exists());
+    assert!(!Path::new(output).exists());
 }

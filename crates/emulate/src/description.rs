@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use forebay_pacing::{Direction, Pacers, Profile, Statistics};
@@ -16,6 +17,7 @@ use crate::control::{Control, Faults};
 const DIRECTORY_VARIABLE: &str = "FOREBAY_EMULATE_DIR";
 const DIRECTORY: &str = "/run/forebay-emulate";
 const FILE: &str = "device.json";
+const NEW_FILE: &str = "device.json.new";
 /// The log of a device's processes.
 pub(crate) const LOG: &str = "log";
 
@@ -80,11 +82,27 @@ pub fn is_name(name: &str) -> bool {
 
 /// Removes the directory of a device.
 pub(crate) fn remove(dir: &Path) {
-    for name in [FILE, LOG] {
+    for name in [FILE, NEW_FILE, LOG] {
         let _ = fs::remove_file(dir.join(name));
     }
     let _ = fs::remove_dir(dir);
     let _ = fs::remove_dir(directory());
+}
+
+/// Locks the directory of a device, which its keeper keeps locked. None if it lives.
+pub(crate) fn lock(dir: &Path) -> io::Result<Option<File>> {
+    let opened = File::open(dir)?;
+    match rustix::fs::flock(&opened, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    }
+    // It may have been removed, and made again, in between.
+    let (ours, there) = (opened.metadata()?, fs::metadata(dir)?);
+    match ours.ino() == there.ino() {
+        true => Ok(Some(opened)),
+        false => Ok(None),
+    }
 }
 
 /// The devices that are up, by name. What a killed keeper left is removed.
@@ -121,7 +139,13 @@ pub fn find(name: Option<&str>) -> Result<Description> {
 
 impl Description {
     fn read(dir: &Path) -> Option<Description> {
-        let text = fs::read(dir.join(FILE)).ok()?;
+        let Ok(text) = fs::read(dir.join(FILE)) else {
+            // Of a keeper that has begun, or was killed before it had described its device.
+            if lock(dir).is_ok_and(|lock| lock.is_some()) {
+                remove(dir);
+            }
+            return None;
+        };
         let one: Description = serde_json::from_slice(&text).ok()?;
         if !one.keeper.lives() {
             remove(dir);
@@ -131,7 +155,7 @@ impl Description {
     }
 
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
-        let (new, file) = (dir.join("device.json.new"), dir.join(FILE));
+        let (new, file) = (dir.join(NEW_FILE), dir.join(FILE));
         fs::write(&new, serde_json::to_vec_pretty(self).map_err(io::Error::other)?)?;
         fs::rename(new, file)
     }
@@ -219,7 +243,9 @@ impl Description {
         let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while self.keeper.lives() {
             if std::time::Instant::now() > until {
-                return Err(Error::new(Code::TimedOut, what()).why("its keeper does not end"));
+                return Err(Error::new(Code::TimedOut, what())
+                    .why("its keeper does not end: it may be writing to the device what the page cache has of it")
+                    .cure("wait, or add --force, which loses that"));
             }
             std::thread::sleep(std::time::Duration::from_millis(5));
         }

@@ -74,7 +74,12 @@ pub(crate) fn leave_limited() -> io::Result<bool> {
     if !is_limited {
         return Ok(false);
     }
-    fs::write(own.root.join("cgroup.procs"), "0").map(|()| true)
+    fs::write(own.root.join("cgroup.procs"), "0")?;
+    // In a container the root that is visible may be the limited one.
+    match limit_of(&own.root, own.is_v2) < NO_LIMIT {
+        true => Err(io::Error::other("the root of the memory cgroups that is visible here has a limit too")),
+        false => Ok(true),
+    }
 }
 
 /// A memory cgroup for one run. Dropping it ends what is left in it, and removes it.

@@ -116,8 +116,11 @@ fn close_output() {
     }
 }
 
-/// The directory of a device, removed with it.
-struct Directory(PathBuf);
+/// How often the directory of a device is made again.
+const MAKE_TRIES: u32 = 20;
+
+/// The directory of a device, locked, and removed with it.
+struct Directory(PathBuf, #[allow(dead_code)] File); // The file is the lock.
 
 impl Drop for Directory {
     fn drop(&mut self) {
@@ -137,13 +140,22 @@ fn make_directory(options: &Options) -> Result<Directory> {
     let all = description::directory();
     let make = |dir: &Path| fs::DirBuilder::new().mode(0o700).recursive(dir == all).create(dir);
     let dir = all.join(&options.name);
-    make(&all).and_then(|()| make(&dir)).map_err(|e| match e.kind() {
-        io::ErrorKind::AlreadyExists => Error::new(Code::Exists, what())
-            .why("there is one with that name")
-            .cure(format!("`forebay emulate down {}`, or give another --name", options.name)),
-        _ => Error::io(what(), &e).cure("it takes root"),
-    })?;
-    Ok(Directory(dir))
+    for _ in 0..MAKE_TRIES {
+        let made = make(&all).and_then(|()| make(&dir)).and_then(|()| description::lock(&dir));
+        match made {
+            Ok(Some(lock)) => return Ok(Directory(dir, lock)),
+            // Another device ended, and removed the directory above or took this one for what a killed keeper left.
+            Ok(None) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(Error::new(Code::Exists, what())
+                    .why("there is one with that name")
+                    .cure(format!("`forebay emulate down {}`, or give another --name", options.name)));
+            }
+            Err(e) => return Err(Error::io(what(), &e).cure("it takes root")),
+        }
+    }
+    Err(Error::new(Code::Busy, what()).why("other devices come and go").cure("try again"))
 }
 
 fn check(options: &Options) -> Result<Profile> {

@@ -27,6 +27,8 @@ const BACKGROUND_MAX: u16 = 512;
 const SPARE_THREADS: usize = 2;
 /// Replies from this size on show what a copy takes; those of smaller ones mostly what a system call does.
 const COPIED_BYTES_MIN: usize = 64 * 1024;
+/// Most nanoseconds that the copy of 1 MiB is taken to need: a thread that was interrupted says more.
+const COPY_NS_MAX: u64 = 1_000_000;
 /// Bytes of a thread's stack. Nothing here recurses.
 const STACK_BYTES: usize = 256 * 1024;
 
@@ -47,7 +49,7 @@ pub(crate) struct Copying(AtomicU64);
 impl Copying {
     /// Takes a transfer into account whose copy took `ns`.
     fn note(&self, bytes: usize, ns: u64) {
-        let per_mib = ns.saturating_mul(1 << 20) / bytes.max(1) as u64;
+        let per_mib = (ns.saturating_mul(1 << 20) / bytes.max(1) as u64).min(COPY_NS_MAX);
         let before = self.0.load(Ordering::Relaxed);
         // Interruptions of this thread count little, and a first value at once.
         let next = if before == 0 { per_mib } else { before - before / 8 + per_mib.min(2 * before) / 8 };

@@ -310,7 +310,11 @@ impl Model {
         let streams = self.streams(aggregators);
         let is_dense = !self.used.sieving || p.density() >= 1.0;
         let runs_of_aggregator = ranks * p.runs() / aggregators;
-        let calls = if is_dense || !p.writes { rounds } else { rounds + runs_of_aggregator };
+        // Runs of the ranks that follow each other are written by one call. At least one run of each rank's is followed by a
+        // gap; each gap may be behind another run.
+        let merged =
+            (p.runs() / aggregators + runs_of_aggregator * (1.0 - p.density())).min(runs_of_aggregator);
+        let calls = if is_dense || !p.writes { rounds } else { rounds + merged };
         // A read fetches the gaps between the ranks' runs too.
         let bytes = if is_dense || p.writes { data } else { p.range() / aggregators };
         let latency = if self.used.runs { calls * c.run } else { 0.0 };

@@ -128,27 +128,21 @@ impl FileSystem {
 
     /// What a read by a handle may have to wait for.
     fn waits_for_range(&self, handle: u64, offset: u64, len: usize) -> Option<WaitsFor> {
-        if self.pool.is_paced() {
-            return Some(WaitsFor::Write);
-        }
         match self.handles.get(handle).as_deref() {
             Some(Handle::Arriving(arriving)) if !arriving.is_there(self.pool, offset, len) => {
                 Some(WaitsFor::Range)
             }
-            _ => None,
+            _ => self.pool.is_paced().then_some(WaitsFor::Medium),
         }
     }
 
     /// What a write by a handle may have to wait for.
     fn waits_for_space(&self, handle: u64) -> Option<WaitsFor> {
-        if self.pool.is_paced() {
-            return Some(WaitsFor::Write);
-        }
         match self.handles.get(handle).as_deref() {
             Some(Handle::Single(_, patience)) if patience.waits && self.waiting.is_full(self.pool) => {
                 Some(WaitsFor::Write)
             }
-            _ => None,
+            _ => self.pool.is_paced().then_some(WaitsFor::Medium),
         }
     }
 

@@ -40,8 +40,10 @@ pub(crate) enum WaitsFor {
     Range,
     /// Space, at the daemon: a file is created, or opened for writing.
     Room,
-    /// Space, here: an open file is written. In a pool that emulates a medium: the medium.
+    /// Space, here: an open file is written.
     Write,
+    /// The medium that the pool emulates.
+    Medium,
 }
 
 impl WaitsFor {
@@ -115,7 +117,8 @@ impl Waiting {
         }
     }
 
-    /// Serves a request by `serve`, in a thread of its own. It fails by `fail` when it could not even begin to wait.
+    /// Serves a request by `serve`, in a thread of its own. It fails by `fail` when it could not even begin to wait; one that
+    /// waits for the medium is served in this thread then, as those behind it have to wait for the medium too.
     pub(crate) fn hand_over(
         self: &Arc<Self>,
         what: WaitsFor,
@@ -124,6 +127,9 @@ impl Waiting {
     ) {
         if self.threads.fetch_add(1, Ordering::Relaxed) >= THREADS_MAX {
             self.threads.fetch_sub(1, Ordering::Relaxed);
+            if what == WaitsFor::Medium {
+                return serve();
+            }
             tracing::warn!("{THREADS_MAX} programs wait for backing stores: the next one gets EIO");
             return fail(Errno(libc::EIO));
         }
@@ -136,10 +142,27 @@ impl Waiting {
             }
             this.threads.fetch_sub(1, Ordering::Relaxed);
         };
+        // A thread that cannot be started would take the request with it.
+        let run = Arc::new(Mutex::new(Some(run)));
+        let take = |run: &Mutex<Option<_>>| run.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let theirs = Arc::clone(&run);
         let thread = std::thread::Builder::new().name("store".into()).stack_size(256 * 1024);
-        if thread.spawn(run).is_err() {
-            self.threads.fetch_sub(1, Ordering::Relaxed);
-            fail_too(Errno(libc::EAGAIN));
+        let started = thread.spawn(move || {
+            if let Some(run) = take(&theirs) {
+                run();
+            }
+        });
+        match (started.is_ok(), what) {
+            (true, _) => {}
+            (false, WaitsFor::Medium) => {
+                if let Some(run) = take(&run) {
+                    run();
+                }
+            }
+            (false, _) => {
+                self.threads.fetch_sub(1, Ordering::Relaxed);
+                fail_too(Errno(libc::EAGAIN));
+            }
         }
     }
 
@@ -149,7 +172,7 @@ impl Waiting {
             WaitsFor::Data => Some(&self.data),
             WaitsFor::Range => Some(&self.ranges),
             WaitsFor::Room => Some(&self.room),
-            WaitsFor::Write => None,
+            WaitsFor::Write | WaitsFor::Medium => None,
         }
     }
 
@@ -217,5 +240,17 @@ mod tests {
         waiting.hand_over(WaitsFor::Data, move || done.send(()).unwrap(), never);
         served.recv_timeout(Duration::from_secs(60)).unwrap();
         drop(go);
+    }
+
+    #[test]
+    fn requests_for_the_medium_are_served_though_there_is_no_further_thread() {
+        let waiting = Arc::new(Waiting::new());
+        waiting.threads.store(THREADS_MAX, Ordering::Relaxed);
+        let (done, served) = channel();
+        waiting.hand_over(WaitsFor::Medium, move || done.send(()).unwrap(), |e| panic!("{e:?}"));
+        served.try_recv().unwrap();
+        let (done, served) = channel();
+        waiting.hand_over(WaitsFor::Write, || (), move |Errno(e)| done.send(e).unwrap());
+        assert_eq!(served.try_recv(), Ok(libc::EIO));
     }
 }

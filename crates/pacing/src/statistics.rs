@@ -79,7 +79,8 @@ impl Counters {
 impl Statistics {
     /// Requests that completed.
     pub fn completed(&self) -> u64 {
-        self.histogram.iter().sum()
+        // The words are in memory that all processes may write.
+        self.histogram.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
     /// The upper bound of the bucket in which a share of the completed requests, from the shortest on, ends; in
@@ -88,7 +89,7 @@ impl Statistics {
         let wanted = (self.completed() as f64 * share).ceil() as u64;
         let mut seen = 0;
         let found = self.histogram.iter().position(|count| {
-            seen += count;
+            seen = u64::saturating_add(seen, *count);
             seen >= wanted && seen > 0
         });
         found.map_or(0, |bucket| (2u64 << bucket) - 1)

@@ -173,6 +173,17 @@ pub fn lacks_mount(path: &Path) -> bool {
     })
 }
 
+/// The mounts of the pool in `path` if it emulates a medium; none if it does not. Asks neither the worker nor other nodes.
+pub fn mounts_if_paced(path: &Path) -> Result<Option<Vec<MountStatus>>> {
+    let dir = PoolDirectory::open(path)?;
+    if crate::identity::PoolIdentity::read(&dir)?.media_profile.is_none() {
+        return Ok(None);
+    }
+    let status = Supervisor::connect(&dir)?.status()?;
+    let mounts = status.get("mounts").cloned().unwrap_or_default();
+    serde_json::from_value(mounts).map(Some).map_err(|e| unexpected().why(e))
+}
+
 /// Makes the worker of a pool that is up check its shard and its target. Returns the worker's findings.
 pub fn check(path: &Path) -> Result<Value> {
     let dir = PoolDirectory::open(path)?;

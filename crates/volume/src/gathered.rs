@@ -39,8 +39,14 @@ impl<'a> Puts<'a> {
         if self.buffer.len() + bytes > BUFFER_BYTES {
             self.flush()?;
         }
-        // SAFETY: the caller's promise; no reference to the memory outlives the copy.
-        self.buffer.extend_from_slice(unsafe { std::slice::from_raw_parts(from, bytes) });
+        self.buffer.reserve(bytes);
+        let end = self.buffer.len();
+        // SAFETY: the caller's promise; the room was reserved, and is set. Others may change the memory meanwhile, so no
+        // reference to it is made.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, self.buffer.as_mut_ptr().add(end), bytes);
+            self.buffer.set_len(end + bytes);
+        }
         self.ranges.push((offset, bytes as u64));
         Ok(())
     }

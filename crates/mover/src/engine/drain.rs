@@ -257,7 +257,7 @@ fn is_cancelled(shared: &Shared, reason: Reason<'_>) -> bool {
 }
 
 /// Uploads files of this node: small ones in batches, [`BATCHES_AT_ONCE`] at a time, and large ones beside them, those
-/// first that have waited longest, as many at a time as the store takes calls.
+/// first that have waited longest, as many at a time as the store takes such calls.
 pub(super) fn upload_here(
     shared: &Shared,
     at: &AttachedStore,
@@ -272,18 +272,19 @@ pub(super) fn upload_here(
     let mut lanes = vec![(true, large), (false, small)];
     lanes.retain(|(_, files)| !files.is_empty());
     let passes = host::for_each(lanes, |(are_large, files)| match are_large {
-        true => upload_large(shared, at, &files, reason),
+        true => upload_large(shared, at, files, reason),
         false => upload_small(shared, at, files, reason),
     });
     passes.into_iter().for_each(|one| pass.add(one));
 }
 
 /// Uploads files each of which becomes clean when it is copied, in their order.
-fn upload_large(shared: &Shared, at: &AttachedStore, files: &[WantedUpload], reason: Reason<'_>) -> Pass {
-    let passes = in_parallel(&at.store, files, |_, wanted| {
+fn upload_large(shared: &Shared, at: &AttachedStore, files: Vec<WantedUpload>, reason: Reason<'_>) -> Pass {
+    let passes = in_parallel(&at.store, &files, |_, wanted| {
         let mut pass = Pass::default();
-        if !is_cancelled(shared, reason) {
-            upload_batch(shared, at, vec![wanted.clone()], reason, &mut pass);
+        match is_cancelled(shared, reason) {
+            true => pass.later.push((wanted.place.parent, wanted.place.name.clone())),
+            false => upload_batch(shared, at, vec![wanted.clone()], reason, &mut pass),
         }
         pass
     });
@@ -311,6 +312,8 @@ fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<WantedUpload>, r
     let passes = host::for_each(vec![(); threads], |()| run());
     let mut pass = Pass::default();
     passes.into_iter().for_each(|one| pass.add(one));
+    let left = left.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    pass.later.extend(left.into_iter().map(|wanted| (wanted.place.parent, wanted.place.name)));
     pass
 }
 

@@ -79,7 +79,11 @@ pub(super) fn calibrate(named: Option<PathBuf>, arguments: &ModelCalibrate) -> R
         calibration: found,
     };
     let (path, new) = match (&arguments.output, &dir) {
-        (Some(path), _) => (path.clone(), path.with_extension("new")),
+        (Some(path), _) => {
+            let mut new = path.clone().into_os_string();
+            new.push(format!(".{}.new", std::process::id()));
+            (path.clone(), new.into())
+        }
         (None, Some(dir)) => (dir.join(MODEL_FILE), dir.join(MODEL_FILE_NEW)),
         (None, None) => unreachable!("the pool's directory is looked up where no output is named"),
     };
@@ -235,15 +239,18 @@ fn runs_of(
 
 /// How many writers at a time the medium serves at the speed of one: at most the processors.
 fn parallel(medium: &Medium, processors: usize, effort: &Effort) -> Result<i64> {
-    let part = effort.extent / processors as u64 / CALL_BYTES as u64 * CALL_BYTES as u64;
-    if processors == 1 || part == 0 {
-        return Ok(1);
+    let share = effort.extent / processors as u64;
+    // With many processors in smaller calls.
+    let call = share.min(CALL_BYTES as u64) / 4096 * 4096;
+    if processors == 1 || call == 0 {
+        return Ok(processors as i64);
     }
+    let part = share / call * call;
     let write = |index: u64| -> Result<Duration> {
         let mut memory = Memory::new(CALL_BYTES);
         let start = Instant::now();
-        for at in (0..part).step_by(CALL_BYTES) {
-            medium.transfer(true, memory.slice(), index * part + at)?;
+        for at in (0..part).step_by(call as usize) {
+            medium.transfer(true, &mut memory.slice()[..call as usize], index * part + at)?;
         }
         Ok(start.elapsed())
     };

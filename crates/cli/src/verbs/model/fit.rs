@@ -77,7 +77,8 @@ mod tests {
 
     #[test]
     fn neither_part_is_negative_and_few_points_are_a_constant() {
-        assert_eq!(fit(&[(1000, 500.0)]), Line { start: 500.0, slope: 0.0 });
+        let one = fit(&[(1000, 500.0)]);
+        assert!((one.start - 500.0).abs() < 1e-6 && one.slope == 0.0, "{one:?}");
         assert_eq!(fit(&[]), Line { start: 0.0, slope: 0.0 });
         let falling = fit(&[(1, 1000.0), (1000, 10.0)]);
         assert!(falling.slope == 0.0 && falling.start > 0.0);

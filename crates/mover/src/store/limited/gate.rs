@@ -8,6 +8,8 @@
 //!
 //! Calls that write leave half of the limit to calls that read while such wait, because programs may wait for them: many
 //! stores move bytes both ways at once, and a long upload keeps its turn for seconds. Calls that read leave a quarter.
+//! Uploads of large files always leave a quarter, one turn at least: without the short calls after them nothing that was
+//! copied would be published, and small files would wait for large ones.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -30,23 +32,45 @@ const GROWTH: f64 = 1.05;
 /// By how much the least time seen rises in each window, so that a store that became slower is learnt.
 const FORGET: f64 = 1.02;
 
+/// Ways of calls.
+const READS: usize = 0;
+const WRITES: usize = 1;
+const LARGE: usize = 2;
+const WAYS: usize = 3;
+/// Bytes of an upload from which on it may keep its turn for long.
+const LARGE_BYTES: u64 = 8 << 20;
+
 /// What a call does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sort {
     Look,
     Read,
     Upload,
+    /// Of a file that keeps its turn for long.
+    LargeUpload,
     MakeDurable,
     Name,
     Other,
 }
 
-const SORTS: usize = 6;
+const SORTS: usize = 7;
 
 impl Sort {
-    /// 0 for calls that read, 1 for those that write.
+    /// That of an upload of so many bytes.
+    pub(super) fn of_upload(bytes: u64) -> Sort {
+        match bytes >= LARGE_BYTES {
+            true => Sort::LargeUpload,
+            false => Sort::Upload,
+        }
+    }
+
+    /// 0 for calls that read, 1 for those that write, 2 for those that write for long.
     fn way(self) -> usize {
-        usize::from(!matches!(self, Sort::Look | Sort::Read | Sort::Other))
+        match self {
+            Sort::Look | Sort::Read | Sort::Other => READS,
+            Sort::Upload | Sort::MakeDurable | Sort::Name => WRITES,
+            Sort::LargeUpload => LARGE,
+        }
     }
 }
 
@@ -72,16 +96,16 @@ impl Default for GateLimits {
 pub struct Gate {
     limits: GateLimits,
     state: Mutex<State>,
-    /// A turn ended, for calls that read and those that write.
-    left: [Condvar; 2],
+    /// A turn ended, for calls of each way.
+    left: [Condvar; WAYS],
 }
 
 #[derive(Debug)]
 struct State {
     limit: f64,
     /// Calls that run and that wait, by their way.
-    running: [usize; 2],
-    waiting: [usize; 2],
+    running: [usize; WAYS],
+    waiting: [usize; WAYS],
     window: Window,
     /// The limit still doubles.
     is_starting: bool,
@@ -135,14 +159,14 @@ impl Gate {
             limits,
             state: Mutex::new(State {
                 limit: least as f64,
-                running: [0; 2],
-                waiting: [0; 2],
+                running: [0; WAYS],
+                waiting: [0; WAYS],
                 window: Window::new(),
                 is_starting: true,
                 throughput: 0.0,
                 least_time: [f64::INFINITY; SORTS],
             }),
-            left: [Condvar::new(), Condvar::new()],
+            left: std::array::from_fn(|_| Condvar::new()),
         }
     }
 
@@ -168,7 +192,7 @@ impl Gate {
             waited.waiting[way] -= 1;
             if waited.waiting[way] == 0 {
                 // The others have the whole limit again.
-                self.left[1 - way].notify_one();
+                self.left.iter().for_each(Condvar::notify_one);
             }
             if !has_turn {
                 let calls: usize = waited.running.iter().sum();
@@ -225,14 +249,21 @@ impl State {
     /// True while a call that goes this way has to wait.
     fn is_full(&self, way: usize) -> bool {
         let limit = self.limit as usize;
-        let share = match self.waiting[1 - way] {
+        let most = limit - (limit / 4).max(1).min(limit - 1);
+        let writing = self.running[WRITES] + self.running[LARGE];
+        let (running, others_wait) = match way {
+            READS => (self.running[READS], self.waiting[WRITES] + self.waiting[LARGE] > 0),
+            _ => (writing, self.waiting[READS] > 0),
+        };
+        let share = match others_wait {
             // With so few a listing, which looks at its objects, has to have two.
             _ if limit <= 2 => limit,
-            0 => limit,
-            _ if way == 0 => limit - (limit / 4).max(1),
-            _ => limit / 2,
+            false => limit,
+            true if way == READS => most,
+            true => limit / 2,
         };
-        self.running[0] + self.running[1] >= limit || self.running[way] >= share
+        let is_full = self.running.iter().sum::<usize>() >= limit || running >= share;
+        is_full || (way == LARGE && self.running[LARGE] >= most)
     }
 
     fn adapt(&mut self, limits: GateLimits) {
@@ -346,7 +377,7 @@ mod tests {
                 begun.fetch_add(1, Ordering::SeqCst);
                 drop(read);
             });
-            while gate.lock().waiting != [1, 4] {
+            while gate.lock().waiting != [1, 4, 0] {
                 std::thread::yield_now();
             }
             // Three uploads run on: more than their half, so the turn goes to the call that reads.
@@ -357,6 +388,20 @@ mod tests {
             }
             assert_eq!(uploads.len(), 3);
         });
+    }
+
+    #[test]
+    fn uploads_of_large_files_leave_a_turn_to_short_calls() {
+        let gate = Gate::new(GateLimits { least: 4, most: 4, wait: Duration::from_millis(20) });
+        let large: Vec<_> =
+            (0..3).map(|_| gate.enter(Sort::of_upload(1 << 30), String::new).unwrap()).collect();
+        assert!(gate.enter(Sort::LargeUpload, String::new).is_err());
+        for sort in [Sort::Upload, Sort::MakeDurable, Sort::Name, Sort::Look, Sort::of_upload(1000)] {
+            drop(gate.enter(sort, String::new).unwrap());
+        }
+        drop(large);
+        let gate = Gate::new(GateLimits { least: 1, most: 1, wait: Duration::from_millis(20) });
+        drop(gate.enter(Sort::LargeUpload, String::new).unwrap());
     }
 
     #[test]

@@ -199,7 +199,9 @@ impl Store for Limited {
         attributes: &Attributes,
     ) -> StoreResult<StoreVersion> {
         let paced = Paced { inner: source, bucket: &self.bucket };
-        self.call(Sort::Upload, source.bytes(), || self.inner.upload(temporary, &paced, attributes))
+        self.call(Sort::of_upload(source.bytes()), source.bytes(), || {
+            self.inner.upload(temporary, &paced, attributes)
+        })
     }
 
     fn begin_parts(&self, temporary: &StorePath, bytes: u64) -> StoreResult<()> {
@@ -208,7 +210,9 @@ impl Store for Limited {
 
     fn write_part(&self, temporary: &StorePath, source: &dyn Source) -> StoreResult<()> {
         let paced = Paced { inner: source, bucket: &self.bucket };
-        self.call(Sort::Upload, source.bytes(), || self.inner.write_part(temporary, &paced))
+        self.call(Sort::of_upload(source.bytes()), source.bytes(), || {
+            self.inner.write_part(temporary, &paced)
+        })
     }
 
     fn end_parts(&self, temporary: &StorePath, attributes: &Attributes) -> StoreResult<StoreVersion> {
