@@ -848,13 +848,13 @@ module forebay
             type(forebay_calibration), intent(out) :: out
             integer(c_int) :: forebay_model_calibration
         end function
-        function forebay_model_quick(message_ns, message_byte_ps, request_ns, processors, out) bind(c)
+        function forebay_model_quick(message_ns, message_byte_ps, request_ns, processors, calibration) bind(c)
             import :: c_int, c_int64_t, forebay_calibration
             integer(c_int64_t), value :: message_ns
             integer(c_int64_t), value :: message_byte_ps
             integer(c_int64_t), value :: request_ns
             integer(c_int64_t), value :: processors
-            type(forebay_calibration), intent(out) :: out
+            type(forebay_calibration), intent(inout) :: calibration
             integer(c_int) :: forebay_model_quick
         end function
         function forebay_model_predict(calibration, corrections, pattern, out) bind(c)

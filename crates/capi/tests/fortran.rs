@@ -68,7 +68,8 @@ const OPTIONAL: [(&str, &str); 6] = [
 ];
 
 /// Arguments that functions read and change.
-const CHANGED: [(&str, &str); 1] = [("forebay_model_learn", "corrections")];
+const CHANGED: [(&str, &str); 2] =
+    [("forebay_model_learn", "corrections"), ("forebay_model_quick", "calibration")];
 
 /// A number's type in Fortran.
 fn number(kind: &str) -> Option<&'static str> {

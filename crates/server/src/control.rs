@@ -176,7 +176,8 @@ pub fn lacks_mount(path: &Path) -> bool {
 /// The mounts of the pool in `path` if it emulates a medium; none if it does not. Asks neither the worker nor other nodes.
 pub fn mounts_if_paced(path: &Path) -> Result<Option<Vec<MountStatus>>> {
     let dir = PoolDirectory::open(path)?;
-    if crate::identity::PoolIdentity::read(&dir)?.media_profile.is_none() {
+    let identity = crate::identity::PoolIdentity::read(&dir)?;
+    if identity.is_none_or(|identity| identity.media_profile.is_none()) {
         return Ok(None);
     }
     let status = Supervisor::connect(&dir)?.status()?;

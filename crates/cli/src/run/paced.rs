@@ -8,8 +8,6 @@ use forebay_server::control::{self, MountOptions};
 use forebay_server::directory::RUN_MOUNT;
 use forebay_types::{Code, Error, Result};
 
-use crate::note::note;
-
 /// How long another run of this node may take to mount the pool.
 const MOUNT_TIME: Duration = Duration::from_secs(25);
 
