@@ -22,7 +22,7 @@ fn medium_of_the_default_pool_that_is_up_cannot_be_chosen() {
     place.ok(["up", "--capacity", "128MiB"]);
     for option in [["--capacity", "64MiB"], ["--media", "dram"]] {
         let ran = place.run(["run", option[0], option[1], "--", "sh", "-c", "echo x > /forebay/result"]);
-        ran.assert_refused(125, &["--media and --capacity", "/pool, which is up", "--own"]);
+        ran.assert_refused(125, &["--media, --capacity and --media-profile", "/pool, which is up", "--own"]);
         let ran = place.ok(["run", "--own", option[0], option[1], "--", "sh", "-c", "echo $FOREBAY_POOL"]);
         assert!(ran.out.contains("/run-"), "{ran:?}");
     }

@@ -44,7 +44,12 @@ fn supervisor_that_is_killed_takes_its_worker_and_the_next_up_works() {
     let text = pool.to_str().unwrap();
     let before = status(&place, &pool);
     kill(before["pids"]["supervisor"].as_i64().unwrap() as i32, 9);
-    // Started immediately, while the worker may still be dying: `up` waits for the worker's end and finds the data.
+    // The pool is up until the kernel has ended the last thread of the supervisor.
+    let lock = std::fs::File::open(pool.join("lock")).unwrap();
+    let is_free = || rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockShared).is_ok();
+    eventually("the supervisor's lock is free", is_free);
+    drop(lock);
+    // The worker may still be dying: `up` waits for its end and finds the data.
     let up = place.json(["up", "--path", text, "--json"]);
     assert!(!is_alive(worker(&before).unwrap()));
     assert_eq!(up["reopened"], up["backing"] != "detached");

@@ -162,7 +162,8 @@ fn key_of(line: &str) -> Option<&str> {
 fn of_text(text: &str, file_name: String) -> std::result::Result<Profile, Wrong> {
     let read: Text = toml::from_str(text).map_err(|e| {
         // An error of the whole document, such as a missing key, names the key in its message.
-        let at = e.span().filter(|span| *span != (0..text.len()) && !span.is_empty());
+        let is_whole = |span: &std::ops::Range<usize>| *span == (0..text.len()) || *span == (0..0);
+        let at = e.span().filter(|span| !is_whole(span));
         let line = at.map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
         let key = line.and_then(|line| key_of(text.lines().nth(line - 1)?)).map(str::to_owned);
         Wrong { line, key, why: e.message().trim().to_owned() }

@@ -184,7 +184,7 @@ impl Members {
     }
 
     /// `id`'s program has ended, successfully or not, and `id` releases all of its holds. The answer is sent once the
-    /// group is complete; at once if it has none.
+    /// group is complete.
     pub(crate) fn leave_plan(&mut self, id: MemberId, success: bool, now_ms: u64) -> Answers {
         match self.members.get_mut(&id) {
             None => vec![(id, refused("it has not joined"))],
@@ -232,9 +232,7 @@ impl Members {
         let ready: Vec<(MemberId, bool)> = self
             .members
             .iter()
-            .filter(|(_, m)| {
-                m.holds.is_empty() || self.groups.get(&m.group).is_some_and(|g| g.is_complete(now_ms))
-            })
+            .filter(|(_, m)| self.groups.get(&m.group).is_some_and(|g| g.is_complete(now_ms)))
             .filter_map(|(&id, m)| m.waits_for_plan.map(|success| (id, success)))
             .collect();
         let mut answers = Vec::new();
@@ -398,17 +396,6 @@ mod tests {
         let answers = m.join(2, request, "t".into(), 200);
         assert_eq!(answers, [(2, Answer::Joined { token: "t".into() }), (1, plan(&[], false))]);
         assert_eq!(m.leave_plan(2, false, 300), [(2, plan(&["out"], true))]);
-    }
-
-    #[test]
-    fn member_without_holds_waits_for_nobody() {
-        let mut m = Members::default();
-        join(&mut m, 1, "g", 2, &[], 0);
-        assert_eq!(m.leave_plan(1, true, 1), [(1, plan(&[], false))]);
-        m.disconnect(1, 2);
-        assert!(!m.all_gone(), "the other may still come");
-        join(&mut m, 2, "g", 2, &["out"], 3);
-        assert_eq!(m.leave_plan(2, true, 4), [(2, plan(&["out"], false))]);
     }
 
     #[test]
