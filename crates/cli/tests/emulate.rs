@@ -90,7 +90,13 @@ struct Mounted(PathBuf);
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).status();
+        // A process that another thread has just started may have a file of it open until it runs its program.
+        for _ in 0..100 {
+            if Command::new("umount").arg(&self.0).status().is_ok_and(|status| status.success()) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
     }
 }
 
