@@ -13,7 +13,7 @@ use forebay_types::MODEL_FILE;
 use crate::answer::{Failed, FAULT, INVALID};
 use crate::header::{forebay_calibration, forebay_corrections, forebay_pattern, forebay_times};
 
-/// Names a document in place of the pool's. `off`: there is none.
+/// The environment variable with the path of the calibration to read; `off` for none. Without it the pool's is read.
 const VARIABLE: &str = "FOREBAY_MODEL";
 
 // `numbers` has the size that the model gives it.

@@ -153,8 +153,8 @@ impl Pacers {
         unsafe { &*self.layout }
     }
 
-    /// The pacer of the node's target with an index, or of the only medium: 0. An index beyond the last target shares the
-    /// last one's.
+    /// The pacer of the node's target with an index, or of the only medium: 0. Targets with a
+    /// greater index than the last pacer's use the last pacer.
     pub fn pacer(&self, index: usize) -> Pacer<'_> {
         Pacer { state: &self.layout().pacers[index.min(NODE_TARGETS_MAX - 1)], medium: self.medium }
     }

@@ -28,7 +28,7 @@ pub(super) fn model(named: Option<PathBuf>, verb: &ModelVerb) -> Result<ExitCode
     }
 }
 
-/// Reads a calibration: the given file, or the pool's.
+/// Reads the calibration in `file`. Without one, reads the calibration that is stored with the pool.
 fn calibration(named: Option<PathBuf>, file: Option<&Path>) -> Result<Document> {
     let path = match file {
         Some(file) => file.to_owned(),
