@@ -211,6 +211,9 @@ fn locks_held_and_awaited_over_a_link_that_is_cut_are_free_when_nobody_wants_the
         std::thread::sleep(std::time::Duration::from_secs(3));
         until("the end of locks that nobody has", free);
         assert!(locks(&waits), "round {round}: and can have it now");
+        // The close alone would release the lock at some later time: the kernel does not wait for a release.
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::flock(waits.as_raw_fd(), libc::LOCK_UN) }, 0);
     }
     drop(there);
     c.tell(2, "rm -r /forebay/d");
