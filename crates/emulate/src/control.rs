@@ -1,8 +1,13 @@
-//! A page that the server shares with commands: counters of faults, and the faults that tests have it inject.
+//! A page that the server shares with commands: counters of faults, the faults that tests have it inject, and how long
+//! requests are on their way.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_pacing::Direction;
+
+use crate::way::Way;
 
 /// Bytes of the page.
 const PAGE_BYTES: usize = 4096;
@@ -17,6 +22,8 @@ struct Words {
     spoil_writes: AtomicU64,
     /// The byte that a stray store is to hit, plus 1.
     stray: AtomicU64,
+    /// The way of reads and of writes: a small one's, a large one's, in nanoseconds.
+    ways: [[AtomicU64; 2]; 2],
 }
 
 /// What a device counted besides its requests.
@@ -103,6 +110,12 @@ impl Control {
         self.words().discarded_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Begins to count flushes and discards again.
+    pub(crate) fn reset_counted(&self) {
+        self.words().syncs.store(0, Ordering::Relaxed);
+        self.words().discarded_bytes.store(0, Ordering::Relaxed);
+    }
+
     /// What was counted.
     pub(crate) fn faults(&self) -> Faults {
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
@@ -114,6 +127,25 @@ impl Control {
             syncs: load(&words.syncs),
             discarded_bytes: load(&words.discarded_bytes),
         }
+    }
+
+    /// Sets how long requests of a direction are on their way.
+    pub(crate) fn set_way(&self, direction: Direction, way: Way) {
+        let [small, large] = &self.words().ways[direction as usize];
+        small.store(way.small_ns, Ordering::Relaxed);
+        large.store(way.large_ns, Ordering::Relaxed);
+    }
+
+    /// How long requests of a direction are on their way.
+    pub(crate) fn way(&self, direction: Direction) -> Way {
+        let [small_ns, large_ns] =
+            self.words().ways[direction as usize].each_ref().map(|word| word.load(Ordering::Relaxed));
+        Way { small_ns, large_ns }
+    }
+
+    /// How long a request is on its way.
+    pub(crate) fn way_ns(&self, direction: Direction, bytes: usize) -> u64 {
+        self.way(direction).of(bytes)
     }
 
     /// Has the next verified write go wrong.

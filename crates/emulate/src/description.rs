@@ -12,6 +12,7 @@ use forebay_types::{Code, Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Control, Faults};
+use crate::way::Way;
 
 /// Environment variable with the directory of all devices' directories.
 const DIRECTORY_VARIABLE: &str = "FOREBAY_EMULATE_DIR";
@@ -178,6 +179,26 @@ impl Description {
         Control::open(self.fd(2)?.as_fd()).map_err(|e| self.failed(&e))
     }
 
+    /// Tells the server how long requests are on their way: reads and writes. What was counted to find out is forgotten.
+    pub(crate) fn set_ways(&self, ways: [Way; 2]) -> Result<()> {
+        let control = self.control()?;
+        control.set_way(Direction::Read, ways[0]);
+        control.set_way(Direction::Write, ways[1]);
+        control.reset_counted();
+        self.pacers()?.pacer(0).reset_statistics();
+        Ok(())
+    }
+
+    /// How long requests are on their way through the kernel: reads and writes. Times below are not emulated.
+    pub fn ways(&self) -> Result<[Way; 2]> {
+        let control = self.control()?;
+        Ok([Direction::Read, Direction::Write].map(|direction| control.way(direction)))
+    }
+
+    fn pacers(&self) -> Result<Pacers> {
+        Pacers::open(self.fd(1)?.as_fd()).map_err(|e| self.failed(&e))
+    }
+
     /// The profile.
     pub fn profile(&self) -> Option<Profile> {
         Profile::parse(&self.options.profile)
@@ -185,7 +206,7 @@ impl Description {
 
     /// What the server's pacer counted, reads and writes, and the faults.
     pub fn statistics(&self) -> Result<(Statistics, Statistics, Faults)> {
-        let pacers = Pacers::open(self.fd(1)?.as_fd()).map_err(|e| self.failed(&e))?;
+        let pacers = self.pacers()?;
         let pacer = pacers.pacer(0);
         Ok((pacer.statistics(Direction::Read), pacer.statistics(Direction::Write), self.control()?.faults()))
     }

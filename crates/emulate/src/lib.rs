@@ -2,7 +2,8 @@
 //!
 //! A device is a loop device, with direct I/O, on a file that a process of ours serves through FUSE. The *server*
 //! ([`serve`]) keeps the bytes ([`store`]) and paces the requests; the *keeper* ([`program`]) has the loop device open,
-//! waits for the server, and takes everything away at the end.
+//! measures how long requests are on their way through the kernel ([`way`]), waits for the server, and takes everything away
+//! at the end.
 //!
 //! Invariants: the server never waits for memory that its own device is to free: it is an I/O flusher (prctl(2)), all
 //! its memory is locked and allocated before the device appears, it leaves a limited memory cgroup, and serving a request
@@ -21,8 +22,10 @@ mod memory_cgroup;
 pub mod program;
 mod serve;
 mod store;
+mod way;
 
 pub use control::Faults;
 pub use description::{all, directory, find, is_name, Description, Options};
 pub use loop_device::is_in_use;
 pub use memory_cgroup::Limited;
+pub use way::Way;

@@ -26,6 +26,7 @@ use crate::loop_device::LoopDevice;
 use crate::memory_cgroup::leave_limited;
 use crate::serve::{self, Copying, Medium, CAUGHT};
 use crate::store::{Guards, Store, BLOCK_BYTES};
+use crate::way;
 
 /// Memory of the node that a device leaves to others, at least.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -239,6 +240,9 @@ fn keep(options: &Options) -> Result<()> {
         fds,
         connection: libc::minor(connection),
     };
+    let ways = way::measure(&description.device, options.bytes, &profile.medium)
+        .map_err(failed("a first request to the device"))?;
+    description.set_ways(ways)?;
     description.write(&directory.0).map_err(failed("its description"))?;
     tracing::info!("{} emulates {}", device.path.display(), profile.name);
     report(&Report::Up(Box::new(description)));

@@ -275,26 +275,28 @@ fn transfer(medium: &Medium, rq: &Request<'_>, out: &mut Body, direction: Direct
     let mut f = rq.fields;
     f.skip(8).map_err(malformed)?;
     let (offset, len) = (f.u64().map_err(malformed)?, f.u32().map_err(malformed)? as usize);
-    let copy_ns = medium.copying.of(len);
-    let done = match direction {
-        Direction::Read if len <= TRANSFER_BYTES_MAX => {
-            out.fill(len, |room| medium.store.read(offset, room).map(|()| room.len())).map(|_| ())
+    if len > TRANSFER_BYTES_MAX {
+        return note(medium, offset, len, Err(Fault::Range));
+    }
+    let (copy_ns, way_ns) = (medium.copying.of(len), medium.control.way_ns(direction, len));
+    let ticket = if direction == Direction::Write { ticket.arrived_before(copy_ns) } else { ticket };
+    // Before its bytes are moved: parts of one request, which arrive together, reach the medium in their order.
+    let reserved = ticket.reserve(direction, Place { file: 0, offset }, len as u64);
+    let (done, ahead_ns) = match direction {
+        Direction::Read => {
+            let read = out.fill(len, |room| medium.store.read(offset, room).map(|()| room.len())).map(|_| ());
+            (read, copy_ns + way_ns)
         }
-        Direction::Read => Err(Fault::Range),
         Direction::Write => {
             f.skip(4 + 16).map_err(malformed)?;
             let from = f.bytes(len).map_err(malformed)?;
             out.u32(len as u32);
             out.u32(0);
-            medium.store.write(offset, from, &medium.control)
+            (medium.store.write(offset, from, &medium.control), way_ns)
         }
     };
     note(medium, offset, len, done)?;
-    let place = Place { file: 0, offset };
-    match direction {
-        Direction::Read => ticket.complete_ahead(direction, place, len as u64, copy_ns),
-        Direction::Write => ticket.arrived_before(copy_ns).complete(direction, place, len as u64),
-    }
+    reserved.wait(ahead_ns);
     Ok(())
 }
 

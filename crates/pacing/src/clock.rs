@@ -1,10 +1,15 @@
 //! The clock of paced requests, and waiting until a time on it.
 //!
-//! A sleep ends late: by the timer slack of the thread (50 us unless set), and by the time that a wake-up takes. So a wait
-//! sleeps until [`SPIN_NS`] before its time, and polls the clock from then on.
+//! A sleep ends late: by the timer slack of the thread (50 us unless set), and by the time that a wake-up takes, which
+//! differs between machines and is longer after long sleeps. So a wait sleeps until some time before its end, and polls
+//! the clock from then on. Each thread learns that time from how late its sleeps end.
 
-/// The last part of a wait, in which the clock is polled: about what a wake-up takes when the timer slack is 1 ns.
+use std::cell::Cell;
+
+/// The shortest last part of a wait, in which the clock is polled: about what a wake-up takes when the timer slack is 1 ns.
 pub const SPIN_NS: u64 = 25_000;
+/// The longest: a thread that waits for a processor wakes up later than any polling could make good.
+const SPIN_NS_MAX: u64 = 200_000;
 /// Longest wait for one request. Other processes write the memory that says how long, and no call may wait for ever.
 pub const WAIT_MAX_NS: u64 = 600_000_000_000;
 
@@ -16,15 +21,32 @@ pub fn now_ns() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
+thread_local! {
+    /// How late this thread's sleeps end, most of the time.
+    static LATE_NS: Cell<u64> = const { Cell::new(SPIN_NS) };
+}
+
+/// The lateness to expect after a sleep that ended so late: it follows later ones at once, and earlier ones slowly, so
+/// that most sleeps end earlier than it says.
+fn expected_late(before_ns: u64, late_ns: u64) -> u64 {
+    let late_ns = late_ns.clamp(SPIN_NS, SPIN_NS_MAX);
+    match late_ns > before_ns {
+        true => before_ns + (late_ns - before_ns) / 4,
+        false => before_ns - (before_ns - late_ns) / 16,
+    }
+}
+
 /// Waits until a time of [`now_ns`], and returns the time at the end of the wait. A signal does not end the wait.
 pub fn wait_until(until_ns: u64) -> u64 {
+    let mut now = now_ns();
+    // Half of a wait is slept at least: polling takes a processor from those that have work.
+    let spin_ns = LATE_NS.get().min(until_ns.saturating_sub(now) / 2).max(SPIN_NS);
     loop {
-        let now = now_ns();
         if now >= until_ns {
             return now;
         }
-        if until_ns - now > SPIN_NS {
-            let wake = until_ns - SPIN_NS;
+        if until_ns - now > spin_ns {
+            let wake = until_ns - spin_ns;
             let t = libc::timespec {
                 tv_sec: (wake / 1_000_000_000) as libc::time_t,
                 tv_nsec: (wake % 1_000_000_000) as libc::c_long,
@@ -34,8 +56,13 @@ pub fn wait_until(until_ns: u64) -> u64 {
             unsafe {
                 libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &t, std::ptr::null_mut())
             };
+            now = now_ns();
+            if now >= wake {
+                LATE_NS.set(expected_late(LATE_NS.get(), now - wake));
+            }
         } else {
             std::hint::spin_loop();
+            now = now_ns();
         }
     }
 }
@@ -59,6 +86,17 @@ pub fn measure_floor() -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn expected_lateness_stays_in_its_limits_and_above_most_sleeps() {
+        let mut late = SPIN_NS;
+        (0..100).for_each(|_| late = expected_late(late, u64::MAX));
+        assert!(late > SPIN_NS_MAX * 9 / 10 && late <= SPIN_NS_MAX, "{late}");
+        (0..1000).for_each(|i| late = expected_late(late, if i % 4 == 0 { 90_000 } else { 40_000 }));
+        assert!((60_000..90_000).contains(&late), "{late}");
+        (0..1000).for_each(|_| late = expected_late(late, 0));
+        assert!(late < SPIN_NS + 16, "{late}");
+    }
 
     #[test]
     fn wait_until_never_returns_early_whether_it_sleeps_or_spins() {

@@ -81,6 +81,15 @@ pub struct Ticket<'a> {
     arrived_ns: u64,
 }
 
+/// A request that has its time on the medium.
+#[must_use = "a request is not paced unless it waits"]
+#[derive(Clone, Copy, Debug)]
+pub struct Reserved<'a> {
+    pacer: Pacer<'a>,
+    direction: Direction,
+    reservation: Reservation,
+}
+
 /// Time that a transfer takes, rounded up.
 fn transfer_ns(bytes: u64, bytes_per_s: u64) -> u64 {
     let ns = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(bytes_per_s));
@@ -145,13 +154,19 @@ impl<'a> Pacer<'a> {
         self.counters(direction).completed(since(reservation.due_ns), since(now_ns));
     }
 
+    /// Begins to count again.
+    pub fn reset_statistics(&self) {
+        self.state.reads.reset();
+        self.state.writes.reset();
+    }
+
     /// What was counted, for reads or for writes.
     pub fn statistics(&self, direction: Direction) -> Statistics {
         self.counters(direction).read()
     }
 }
 
-impl Ticket<'_> {
+impl<'a> Ticket<'a> {
     /// The same request, which arrived so much earlier than this process noticed it.
     pub fn arrived_before(self, ns: u64) -> Self {
         Ticket { arrived_ns: self.arrived_ns.saturating_sub(ns), ..self }
@@ -159,14 +174,21 @@ impl Ticket<'_> {
 
     /// Reserves the request's time and waits until it is over. The real medium has moved `bytes`.
     pub fn complete(self, direction: Direction, place: Place, bytes: u64) {
-        self.complete_ahead(direction, place, bytes, 0);
+        self.reserve(direction, place, bytes).wait(0);
     }
 
-    /// The same, but ends the wait `ahead_ns` earlier: that much the way of the answer to its program takes.
-    pub fn complete_ahead(self, direction: Direction, place: Place, bytes: u64, ahead_ns: u64) {
+    /// Reserves the request's time. The real medium moves `bytes` during it.
+    pub fn reserve(self, direction: Direction, place: Place, bytes: u64) -> Reserved<'a> {
         let reservation = self.pacer.reserve(self.arrived_ns, direction, place, bytes);
-        let now = wait_until(reservation.due_ns.saturating_sub(ahead_ns));
-        self.pacer.completed(direction, &reservation, now.saturating_add(ahead_ns));
+        Reserved { pacer: self.pacer, direction, reservation }
+    }
+}
+
+impl Reserved<'_> {
+    /// Waits until the time is over, but for the last `ahead_ns`: so long the answer takes on its way to its program.
+    pub fn wait(self, ahead_ns: u64) {
+        let now = wait_until(self.reservation.due_ns.saturating_sub(ahead_ns));
+        self.pacer.completed(self.direction, &self.reservation, now.saturating_add(ahead_ns));
     }
 }
 

@@ -105,7 +105,7 @@ pub const PROFILES: [(&str, Medium, &str); 7] = [
 
 impl Medium {
     /// The speed in a direction.
-    pub(crate) fn speed(&self, direction: Direction) -> Speed {
+    pub fn speed(&self, direction: Direction) -> Speed {
         match direction {
             Direction::Read => self.read,
             Direction::Write => self.write,

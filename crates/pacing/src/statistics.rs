@@ -62,6 +62,12 @@ impl Counters {
         self.buckets[bucket(measured_ns)].fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(crate) fn reset(&self) {
+        let Counters { requests, bytes, sequential, configured_ns, measured_ns, late, buckets } = self;
+        let words = [requests, bytes, sequential, configured_ns, measured_ns, late];
+        words.into_iter().chain(buckets).for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
     pub(crate) fn read(&self) -> Statistics {
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
         Statistics {

@@ -174,6 +174,8 @@ fn stat(arguments: &EmulateStat) -> Result<ExitCode> {
     if arguments.json {
         let mut object = as_json(&one);
         object["medium"] = medium;
+        let [read, write] = one.ways()?;
+        object["way_ns"] = json!({ "read": read, "write": write });
         object["merged_reads"] = json!(merges.map(|(reads, _)| reads));
         object["merged_writes"] = json!(merges.map(|(_, writes)| writes));
         object["faults"] = json!(faults);
