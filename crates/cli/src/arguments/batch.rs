@@ -43,6 +43,8 @@ pub(crate) enum BbVerb {
     Epilog,
     /// Remove what jobs have left on this node that ended without an epilog
     Sweep,
+    /// As SlurmUser: end what jobs have left in the registry that Slurm has lost
+    Reconcile,
     /// End a persistent pool of yours that no job uses; as SlurmUser, any one as soon as no job uses it
     Destroy {
         /// Also if it has data that are nowhere else

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::config::Config;
 use super::directives::{self, Persistent, Request};
 use super::registry::{now_s, Job, Order, Outcome, Pool, Registry, State};
-use super::{command, destroying, steward, user};
+use super::{command, destroying, lost, steward, user};
 use crate::failure;
 
 /// How often results are looked for.
@@ -32,7 +32,7 @@ const EPILOG_GRACE: Duration = Duration::from_secs(120);
 /// The controller's view.
 pub(crate) struct Hooks {
     config: Config,
-    registry: Registry,
+    pub(crate) registry: Registry,
 }
 
 fn script_of(path: &Path) -> Result<Option<Request>> {
@@ -77,6 +77,7 @@ impl Hooks {
     /// The space, as JSON. Slurm subtracts what it has given to jobs itself.
     pub(crate) fn pools(&self) -> Result<String> {
         self.forget_old();
+        lost::start_if_due(&self.registry);
         if self.registry.pools().iter().any(|pool| destroying::is_agreed(&self.registry, pool)) {
             let _lock = self.registry.lock()?;
             self.end_agreed();
@@ -117,7 +118,11 @@ impl Hooks {
     pub(crate) fn setup(&self, id: u32, uid: u32, gid: u32, script: &Path) -> Result<String> {
         let request = script_of(script)?.ok_or_else(|| no_record(id))?;
         let _lock = self.registry.lock()?;
-        let before = self.registry.job(id)?;
+        let mut before = self.registry.job(id)?;
+        if let Some(job) = before.take_if(|job| job.state != State::TornDown && self.has_run(job)) {
+            // It was requeued, and its teardown was lost: its next run must not find the results of this one.
+            before = Some(self.close(job, false)?);
+        }
         let (run, failed) = match &before {
             Some(job) if job.uid != uid => (0, None), // another cluster's life used the number
             Some(job) if job.state == State::TornDown => (job.run + 1, job.failed.clone()),
@@ -139,6 +144,8 @@ impl Hooks {
             failed,
             changed_s: now_s(),
             pool_key,
+            reconciled: false,
+            unsaved: None,
         };
         // An earlier life of this number may have left some.
         if before.as_ref().is_none_or(|b| b.state == State::TornDown) {
@@ -214,6 +221,7 @@ impl Hooks {
 
     /// Stages into a persistent pool. A pool of the job's own is filled when its nodes are there.
     pub(crate) fn data_in(&self, id: u32) -> Result<String> {
+        let _works = self.registry.works_on(id)?;
         let mut job = self.advance(id, State::StagingIn)?;
         if let Some(why) = job.failed.take() {
             let _lock = self.registry.lock()?;
@@ -299,12 +307,25 @@ impl Hooks {
 
     /// The job has ended.
     pub(crate) fn post_run(&self, id: u32) -> Result<String> {
-        self.advance(id, State::StagingOut)?;
+        if !self.job(id)?.reconciled {
+            self.advance(id, State::StagingOut)?;
+        }
         Ok(String::new())
     }
 
     /// Waits until the job's data are out.
     pub(crate) fn data_out(&self, id: u32) -> Result<String> {
+        let _works = self.registry.works_on(id)?;
+        let job = self.job(id)?;
+        match job.unsaved {
+            _ if !job.reconciled => self.stage_out(id),
+            Some(why) => Err(Error::new(Code::Io, why)),
+            None => Ok(String::new()),
+        }
+    }
+
+    /// The same, for one that has said that it works on the job.
+    pub(crate) fn stage_out(&self, id: u32) -> Result<String> {
         let job = self.advance(id, State::StagingOut)?;
         let outcome = match &job.request.persistent {
             None => self.epilog_of(&job)?,
@@ -384,11 +405,33 @@ impl Hooks {
     /// Ends a run, however it ended.
     pub(crate) fn teardown(&self, id: u32, hurry: bool) -> Result<String> {
         let _lock = self.registry.lock()?;
-        let Some(mut job) = self.registry.job(id)? else { return Ok(String::new()) };
-        if job.state == State::TornDown {
-            return Ok(String::new());
+        if let Some(job) = self.registry.job(id)?.filter(|job| job.state != State::TornDown) {
+            self.close(job, hurry)?;
         }
-        let has_run = matches!(job.state, State::Running | State::StagingOut | State::Done);
+        Ok(String::new())
+    }
+
+    /// The same, where Slurm's controller has lost the hooks.
+    pub(crate) fn end_lost(&self, ended: &Job, unsaved: Option<String>) -> Result<()> {
+        let _lock = self.registry.lock()?;
+        let now = self.registry.job(ended.job)?;
+        if let Some(mut job) = now.filter(|now| now.run == ended.run && now.state != State::TornDown) {
+            job.reconciled = true;
+            job.unsaved = unsaved;
+            self.close(job, false)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a run has got its nodes. Those have left results, should the controller not have said so.
+    pub(crate) fn has_run(&self, job: &Job) -> bool {
+        let said = matches!(job.state, State::Running | State::StagingOut | State::Done);
+        said || self.starts(job).is_ok_and(|starts| !starts.is_empty())
+    }
+
+    /// Ends a run. The lock is held.
+    fn close(&self, mut job: Job, hurry: bool) -> Result<Job> {
+        let has_run = self.has_run(&job);
         if has_run {
             job.failed = self.start_failure(&job)?;
         }
@@ -399,7 +442,38 @@ impl Hooks {
         job.hurry = hurry;
         job.changed_s = now_s();
         self.registry.put_job(&job)?;
-        Ok(String::new())
+        Ok(job)
+    }
+
+    /// A job that runs, although the controller has lost the hook that says so.
+    pub(crate) fn runs(&self, seen: &Job) -> Result<()> {
+        let _lock = self.registry.lock()?;
+        let now = self.registry.job(seen.job)?;
+        if let Some(mut job) = now.filter(|now| now.run == seen.run && now.state == seen.state) {
+            job.state = State::Running;
+            job.changed_s = now_s();
+            self.registry.put_job(&job)?;
+        }
+        Ok(())
+    }
+
+    /// Takes jobs from the users of persistent pools that are over or were never set up, and forgets pools that no job has
+    /// begun: a controller that was killed has written one of two records.
+    pub(crate) fn settle_pools(&self) -> Result<()> {
+        let _lock = self.registry.lock()?;
+        for mut pool in self.registry.pools() {
+            let users: Vec<u32> =
+                pool.users.iter().copied().filter(|user| self.registry.uses(&pool, *user)).collect();
+            if users != pool.users {
+                pool.users = users;
+                self.registry.put_pool(&pool)?;
+            }
+            let was_begun = pool.outlives || self.registry.results(&pool.key()).exists();
+            if pool.users.is_empty() && (pool.ends || !was_begun) {
+                self.registry.forget_pool(&pool.name);
+            }
+        }
+        Ok(())
     }
 
     /// Takes a job from a persistent pool's users. The lock is held.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! slurmctld ─► burst_buffer.lua ─► hooks      write records and orders, read results; never open a user's file
+//!                                   └► reconcile   asks Slurm which jobs it has, and does what lost hooks have left
 //! slurmd    ─► prolog, epilog   ─► node       root: makes the user's directory, then runs the rest as the user
 //!                                   └► user   starts the pool, stages, drains, stops it; writes results
 //! ```
@@ -14,8 +15,10 @@ pub(crate) mod config;
 pub(crate) mod destroying;
 pub(crate) mod directives;
 pub(crate) mod hooks;
+pub(crate) mod lost;
 pub(crate) mod node;
 pub(crate) mod queue;
+pub(crate) mod reconcile;
 pub(crate) mod recover;
 pub(crate) mod registry;
 pub(crate) mod script;

@@ -244,6 +244,8 @@ fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
                 failed: None,
                 changed_s: 0,
                 pool_key: None,
+                reconciled: false,
+                unsaved: None,
             };
             // The node was lost before the job's epilog ran here, and nobody has given the data up.
             let has_result = !matches!(registry.result(&key, uid, user::OUT_FILE), Ok(None));

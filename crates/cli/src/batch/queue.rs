@@ -1,4 +1,5 @@
-//! `forebay queue`, and what `scontrol show bbstat` prints: jobs, persistent pools, and the turns with their holders.
+//! `forebay queue`, and what `scontrol show bbstat` prints: jobs, persistent pools, data that could not be staged out, and
+//! the turns with their holders.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use serde_json::{json, Value};
 use super::config::{AtOnce, Config, Store};
 use super::registry::{now_s, Job, Registry, State};
 use super::sharing::{self, Figure};
-use super::turns;
+use super::{command, recover, turns};
 use crate::table;
 
 /// Jobs that are not over, pools, and turns. Words: numbers of jobs, or names of pools, that alone are of interest.
@@ -17,14 +18,16 @@ pub(crate) fn text(config: &Config, registry: &Registry, words: &[String]) -> St
     let jobs: Vec<Job> = registry
         .jobs()
         .into_iter()
-        .filter(|job| wanted(&job.job.to_string()) && (!words.is_empty() || job.state != State::TornDown))
+        .filter(|job| wanted(&job.job.to_string()))
+        .filter(|job| !words.is_empty() || job.state != State::TornDown || job.unsaved.is_some())
         .collect();
     text += "jobs:\n";
     for job in &jobs {
         let space = job.request.capacity_bytes.map_or_else(String::new, |b| format!(" {}", table::bytes(b)));
         let pool =
             job.request.persistent.as_ref().map_or_else(String::new, |p| format!(" pool {}", p.name()));
-        let why = job.failed.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+        let why = job.unsaved.as_ref().or(job.failed.as_ref());
+        let why = why.map_or_else(String::new, |why| format!(": {why}"));
         text += &format!(
             "  {} run {} user {}{space}{pool}: {} for {} s{why}\n",
             job.job,
@@ -45,6 +48,22 @@ pub(crate) fn text(config: &Config, registry: &Registry, words: &[String]) -> St
             pool.creator,
             pool.users
         );
+    }
+    text += "kept data:\n";
+    let job_of = |key: &str| key.split('.').next().unwrap_or("").to_owned();
+    for (key, uid, place) in recover::all_kept(config) {
+        let job = job_of(&key);
+        if wanted(&job) {
+            text += &format!("  {key} user {uid} in {}: `forebay recover {job}`\n", place.display());
+        }
+    }
+    for (key, uid, places) in registry.kept_in_pools() {
+        if wanted(&job_of(&key)) {
+            text += &format!(
+                "  {key} user {uid} in pools that are up: {}\n",
+                command::reason(&places.join(", "))
+            );
+        }
     }
     text + &turns_text(config, registry)
 }

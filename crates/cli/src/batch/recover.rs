@@ -1,5 +1,6 @@
 //! Data that could not be staged out: where they are, and their way back.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -28,6 +29,23 @@ pub(crate) fn recover(job: u32, to: Option<&Path>) -> Result<Vec<(PathBuf, PathB
             .cure("`scontrol show job` names the reason and the place where a stage-out failed"));
     }
     Ok(done)
+}
+
+/// What is kept of all jobs: the run, the user, and the place.
+pub(crate) fn all_kept(config: &Config) -> Vec<(String, u32, PathBuf)> {
+    let names = std::fs::read_dir(&config.keep_dir).into_iter().flatten().flatten();
+    let mut kept: Vec<(String, u32, PathBuf)> = names
+        .filter_map(|entry| {
+            let key = entry.file_name().into_string().ok()?;
+            // Everybody may make names there.
+            let is_run = key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'.');
+            let is_run = is_run && key.split('.').next()?.parse::<u32>().is_ok();
+            is_run.then_some(())?;
+            Some((key, entry.metadata().ok()?.uid(), entry.path()))
+        })
+        .collect();
+    kept.sort();
+    kept
 }
 
 fn from(dir: &Path, to: Option<&Path>) -> Result<Vec<(PathBuf, PathBuf)>> {

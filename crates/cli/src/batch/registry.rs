@@ -6,6 +6,7 @@
 //! orders/NAME/KEY.json    what a persistent pool has to stage   SlurmUser
 //! results/KEY/            what a job's nodes have done          the job's user
 //! turns/                  who transfers from and to stores      users
+//! hooks/JOB               locked while a hook works on a job    SlurmUser
 //! ```
 //! KEY is `JOB.RUN`, or `p.NAME.SERIAL` for a persistent pool. Each file is written under another name, synced and
 //! renamed, so a reader finds the old content or the new one. `results` and `turns` are like /tmp: everybody may
@@ -73,6 +74,12 @@ pub(crate) struct Job {
     pub(crate) changed_s: u64,
     /// The key of the persistent pool that it uses.
     pub(crate) pool_key: Option<String>,
+    /// Slurm's controller has lost a hook of this run, and `reconcile` has ended it.
+    #[serde(default)]
+    pub(crate) reconciled: bool,
+    /// Why data of the run could not be staged out, if `reconcile` has ended it: Slurm has no place for it any more.
+    #[serde(default)]
+    pub(crate) unsaved: Option<String>,
 }
 
 impl Job {
@@ -162,12 +169,16 @@ impl Registry {
             ("orders", 0o755),
             ("results", 0o1777),
             ("turns", 0o1777),
+            ("hooks", 0o700),
         ] {
             let path = self.root.join(name);
             let what = || format!("cannot make {}", path.display());
             match DirBuilder::new().mode(mode).create(&path) {
-                Ok(()) => std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
-                    .map_err(|e| Error::io(what(), &e))?,
+                Ok(()) => {
+                    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
+                        .map_err(|e| Error::io(what(), &e))?;
+                    self.give(&path);
+                }
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(e) => {
                     return Err(Error::io(what(), &e)
@@ -189,9 +200,55 @@ impl Registry {
             .mode(0o600)
             .open(&path)
             .map_err(|e| Error::io(what(), &e))?;
+        self.give(&path);
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
             .map_err(|e| Error::io(what(), &e.into()))?;
         Ok(file)
+    }
+
+    /// The file that says who works on a job. It is made if there is none.
+    fn hook_file(&self, job: u32) -> Result<File> {
+        let path = self.root.join(format!("hooks/{job}"));
+        let opened = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = opened.map_err(|e| Error::io(format!("cannot lock {}", path.display()), &e))?;
+        self.give(&path);
+        Ok(file)
+    }
+
+    /// What root makes here belongs to SlurmUser, as the registry does: its hooks have to open it.
+    fn give(&self, path: &Path) {
+        if rustix::process::geteuid().is_root() {
+            if let Ok(owner) = std::fs::metadata(&self.root) {
+                let _ = std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()));
+            }
+        }
+    }
+
+    /// Says that a hook works on a job, until the result is dropped or its process ends in any way.
+    pub(crate) fn works_on(&self, job: u32) -> Result<File> {
+        let file = self.hook_file(job)?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared)
+            .map_err(|e| Error::io(format!("cannot lock the record of job {job}"), &e.into()))?;
+        Ok(file)
+    }
+
+    /// The same, if nothing else works on it.
+    pub(crate) fn works_alone_on(&self, job: u32) -> Result<Option<File>> {
+        let file = self.hook_file(job)?;
+        let locked = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+        Ok(locked.is_ok().then_some(file))
+    }
+
+    /// When Slurm was last asked for a job; `None` if it was not.
+    pub(crate) fn asked_s_ago(&self, job: u32) -> Option<u64> {
+        let at = std::fs::metadata(self.root.join(format!("hooks/{job}"))).and_then(|m| m.modified()).ok()?;
+        Some(SystemTime::now().duration_since(at).unwrap_or_default().as_secs())
+    }
+
+    /// Slurm is asked for a job now.
+    pub(crate) fn asks_for(&self, job: u32) -> Result<()> {
+        let set = self.hook_file(job)?.set_modified(SystemTime::now());
+        set.map_err(|e| Error::io(format!("cannot note that Slurm was asked for job {job}"), &e))
     }
 
     fn job_path(&self, job: u32) -> PathBuf {
@@ -208,6 +265,7 @@ impl Registry {
 
     pub(crate) fn forget_job(&self, job: u32) {
         let _ = std::fs::remove_file(self.job_path(job));
+        let _ = std::fs::remove_file(self.root.join(format!("hooks/{job}")));
     }
 
     pub(crate) fn jobs(&self) -> Vec<Job> {
@@ -237,6 +295,12 @@ impl Registry {
         let mut pools: Vec<Pool> = all(&self.root.join("pools"));
         pools.sort_by(|a, b| a.name.cmp(&b.name));
         pools
+    }
+
+    /// Whether a job uses a pool, by its own record. It is `true` if that cannot be read.
+    pub(crate) fn uses(&self, pool: &Pool, job: u32) -> bool {
+        let uses = |job: Job| job.state != State::TornDown && job.pool_key == Some(pool.key());
+        self.job(job).map_or(true, |record| record.is_some_and(uses))
     }
 
     fn order_path(&self, pool: &str, key: &str) -> PathBuf {
@@ -350,6 +414,23 @@ impl Registry {
         }
     }
 
+    /// What is still in pools that stayed up, as their data could be copied nowhere: the run, the user, and the places,
+    /// each a node and its directory.
+    pub(crate) fn kept_in_pools(&self) -> Vec<(String, u32, Vec<String>)> {
+        let names = std::fs::read_dir(self.results("")).into_iter().flatten().flatten();
+        let mut kept: Vec<(String, u32, Vec<String>)> = names
+            .filter_map(|entry| {
+                let (key, uid) = (entry.file_name().into_string().ok()?, entry.metadata().ok()?.uid());
+                let outcome = self.result(&key, uid, "out.json").ok()??;
+                let places: Vec<String> =
+                    outcome.kept.into_iter().filter(|place| !place.starts_with('/')).collect();
+                (!places.is_empty()).then_some((key, uid, places))
+            })
+            .collect();
+        kept.sort();
+        kept
+    }
+
     /// Removes results, where this user may.
     pub(crate) fn forget_results(&self, key: &str) {
         let _ = std::fs::remove_dir_all(self.results(key));
@@ -438,6 +519,8 @@ mod tests {
             failed: None,
             changed_s: 0,
             pool_key: None,
+            reconciled: false,
+            unsaved: None,
         };
         registry.put_job(&job(12)).unwrap();
         registry.put_job(&job(3)).unwrap();

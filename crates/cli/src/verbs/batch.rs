@@ -13,7 +13,7 @@ use crate::batch::hooks::{self, Hooks};
 use crate::batch::registry::Registry;
 use crate::batch::user::Here;
 use crate::batch::{
-    command, destroying, directives, node, queue as turns, recover as kept, script, steward, user,
+    command, destroying, directives, node, queue as turns, reconcile, recover as kept, script, steward, user,
 };
 use crate::failure;
 
@@ -31,6 +31,7 @@ pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
         BbVerb::Prolog => node::prolog(),
         BbVerb::Epilog => node::epilog(),
         BbVerb::Sweep => node::sweep_all(),
+        BbVerb::Reconcile => reconcile::run(),
         BbVerb::Destroy { name, discard } => {
             let uid = rustix::process::geteuid().as_raw();
             let registry = Config::read()?.registry;

@@ -1,0 +1,66 @@
+//! Compares the registry with the jobs that Slurm has, and does what lost hooks have left.
+//!
+//! slurmctld calls each hook once, and saves its state seconds later, that of its burst buffers each half minute. Killed in
+//! between, it never calls the rest of a job's hooks: the record stays as it was, and a persistent pool keeps a user that is
+//! gone. `pools`, which slurmctld calls each half minute, starts the comparison (`lost`) in a process of its own, as a hook
+//! must not wait for the controller that waits for the hook.
+
+use std::process::{Command, ExitCode, Stdio};
+
+use forebay_types::Result;
+
+use super::command;
+use super::hooks::Hooks;
+use super::lost::{self, Known};
+use super::registry::{now_s, Job, State};
+
+/// A job that is over is left to Slurm for so long while its data are to be staged out and no hook works on it.
+const LOST_S: u64 = 120;
+/// The file of `hooks` that is locked while the comparison runs. No job has this number.
+const COMPARISON: u32 = 0;
+
+/// `forebay bb reconcile`.
+pub(crate) fn run() -> Result<ExitCode> {
+    let hooks = Hooks::new()?;
+    let Some(compares) = hooks.registry.works_alone_on(COMPARISON)? else { return Ok(ExitCode::SUCCESS) };
+    hooks.settle_pools()?;
+    let mut over = Vec::new();
+    for job in hooks.registry.jobs().into_iter().filter(|job| lost::is_due(&hooks.registry, job)) {
+        hooks.registry.asks_for(job.job)?;
+        match lost::ask(&job) {
+            Known::Nothing => {}
+            Known::Runs if matches!(job.state, State::Setup | State::StagingIn | State::StagedIn) => {
+                hooks.runs(&job)?;
+            }
+            Known::Runs => {}
+            Known::StagesOut if now_s().saturating_sub(job.changed_s) < LOST_S => {}
+            known => over.push((job, known)),
+        }
+    }
+    // Stage-outs may take long. The next comparison has jobs of its own.
+    drop(compares);
+    std::thread::scope(|scope| {
+        for (job, known) in &over {
+            scope.spawn(|| end(&hooks, job, *known));
+        }
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Does what the hooks of a job that is over have not done.
+fn end(hooks: &Hooks, job: &Job, known: Known) {
+    let Ok(Some(_works)) = hooks.registry.works_alone_on(job.job) else { return };
+    let is_same = |now: Job| now.run == job.run && now.state == job.state;
+    if !hooks.registry.job(job.job).is_ok_and(|now| now.is_some_and(is_same)) {
+        return; // a hook has come
+    }
+    let staged = if hooks.has_run(job) { hooks.stage_out(job.job).map(drop) } else { Ok(()) };
+    let unsaved = staged.err().map(|e| command::reason(&e.to_string()));
+    // Slurm would show it as staging out for ever. Its own teardown finds nothing to do. A requeued job would be cancelled.
+    if hooks.end_lost(job, unsaved).is_ok() && known == Known::StagesOut && lost::waits(job) == Some(false) {
+        let _ = Command::new("timeout")
+            .args(["20", "scancel", "--hurry", &job.job.to_string()])
+            .stdin(Stdio::null())
+            .output();
+    }
+}

@@ -1,0 +1,281 @@
+//! Records of jobs whose hooks slurmctld has lost: what `forebay bb reconcile` does with each state of the registry and
+//! each answer of the controller. A script plays squeue; tests/conformance/tests/slurm has a real slurmctld that is killed.
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, SystemTime};
+
+use common::{Place, Ran};
+use serde_json::{json, Value};
+
+/// Longer ago than any limit of a comparison.
+const LONG_AGO_S: u64 = 10_000;
+
+/// A registry, and scripts in the place of Slurm's commands. A file `answers/JOB` is what squeue prints of a job; without
+/// one, the controller does not know it.
+struct Books {
+    place: Place,
+    uid: u32,
+}
+
+const SQUEUE: &str = "#!/bin/sh\n\
+    for word; do case $word in --jobs=*) job=${word#*=} ;; --states=*) states=${word#*=} ;; esac; done\n\
+    if [ -e DIR/down ]; then\n\
+    echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1\n\
+    fi\n\
+    if [ ! -e DIR/answers/$job ]; then echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; fi\n\
+    if [ $states = PENDING ]; then cat DIR/waits/$job 2>/dev/null; exit 0; fi\n\
+    cat DIR/answers/$job\n";
+
+impl Books {
+    fn new() -> Books {
+        let place = Place::new();
+        let dir = place.path.display().to_string();
+        for name in ["registry", "answers", "waits", "kept"] {
+            std::fs::create_dir(place.join(name)).unwrap();
+        }
+        place.write(
+            "slurm.toml",
+            format!(
+                "registry = '{dir}/registry'\nnodes = 'n[1-4]'\ncapacity = '1GiB'\nkeep_dir = '{dir}/kept'\n"
+            ),
+        );
+        let scancel = "#!/bin/sh\necho $* >>DIR/cancelled\n";
+        for (name, text) in [("squeue", SQUEUE), ("scancel", scancel)] {
+            let path = place.write(&format!("bin/{name}"), text.replace("DIR", &dir));
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        Books { place, uid: rustix::process::geteuid().as_raw() }
+    }
+
+    fn run(&self, words: &[&str]) -> Ran {
+        let mut command = self.place.command(words);
+        command.env("FOREBAY_SLURM_CONF", self.place.join("slurm.toml"));
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", self.place.join("bin").display()));
+        let ran = Ran::of(command.output().unwrap());
+        assert_eq!(ran.code, Some(0), "{words:?}: {ran:?}");
+        ran
+    }
+
+    /// Calls a hook as the plugin does; its message.
+    fn hook(&self, words: &[&str]) -> Result<String, String> {
+        let out = self.run(&[&["bb", "hook"], words].concat()).out;
+        match out.split_once('\n') {
+            Some(("0", text)) => Ok(text.to_owned()),
+            _ => Err(out),
+        }
+    }
+
+    fn setup(&self, job: u32, directive: &str) {
+        let script =
+            self.place.write(&format!("{job}.sh"), format!("#!/bin/sh\n#BB_LUA forebay {directive}\n"));
+        let (job, uid) = (job.to_string(), self.uid.to_string());
+        self.hook(&["setup", &job, &uid, &uid, "forebay", "0", script.to_str().unwrap()]).unwrap();
+    }
+
+    /// Calls hooks of a job that have no other arguments.
+    fn hooks(&self, job: u32, names: &[&str]) {
+        for name in names {
+            self.hook(&[name, &job.to_string(), "script", "false"]).unwrap();
+        }
+    }
+
+    fn read(&self, name: &str) -> Value {
+        let text = std::fs::read(self.place.join("registry").join(name)).unwrap();
+        serde_json::from_slice(&text).unwrap()
+    }
+
+    fn state(&self, job: u32) -> String {
+        self.read(&format!("jobs/{job}.json"))["state"].as_str().unwrap().to_owned()
+    }
+
+    fn users(&self) -> Value {
+        self.read("pools/p.json")["users"].clone()
+    }
+
+    /// Has the record of a job last changed so long ago, and Slurm asked for it before that.
+    fn age(&self, job: u32, seconds: u64) {
+        let name = format!("registry/jobs/{job}.json");
+        let mut record = self.read(&format!("jobs/{job}.json"));
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        record["changed_s"] = json!(now - seconds);
+        self.place.write(&name, record.to_string());
+        let asked = self.place.join(format!("registry/hooks/{job}"));
+        if let Ok(file) = OpenOptions::new().write(true).open(asked) {
+            file.set_modified(SystemTime::now() - Duration::from_secs(LONG_AGO_S)).unwrap();
+        }
+    }
+
+    /// What the controller says of a job from now on.
+    fn answer(&self, job: u32, state: &str) {
+        self.place.write(&format!("answers/{job}"), format!("{job} {} {state}\n", self.uid));
+    }
+
+    fn reconcile(&self) {
+        self.run(&["bb", "reconcile"]);
+    }
+
+    /// A persistent pool p, whose job has ended.
+    fn pool(&self) {
+        self.setup(1, "persistent name=p capacity=64MiB pool=forebay");
+        self.hooks(1, &["data_in", "pre_run", "post_run", "data_out", "job_teardown"]);
+        std::fs::create_dir(self.place.join(format!("registry/results/{}", self.pool_key()))).unwrap();
+        assert_eq!(self.users(), json!([]));
+    }
+
+    fn pool_key(&self) -> String {
+        format!("p.p.{}", self.read("pools/p.json")["serial"])
+    }
+
+    /// A job that stages out, and what its epilog has said.
+    fn stages_out(&self, job: u32, epilog: &Value) {
+        self.setup(job, "capacity=64MiB pool=forebay stage_out=/r:/nowhere/r");
+        self.hooks(job, &["data_in", "pre_run", "post_run"]);
+        self.place.write(&format!("registry/results/{job}.0/out.json"), epilog.to_string());
+        self.answer(job, "STAGE_OUT");
+    }
+}
+
+#[test]
+fn job_whose_teardown_was_lost_ends_when_the_controller_says_that_it_is_over() {
+    let books = Books::new();
+    books.pool();
+    books.setup(2, "use name=p");
+    books.hooks(2, &["data_in"]);
+    assert_eq!((books.state(2).as_str(), books.users()), ("staged-in", json!([2])));
+    let lives = |why: &str| {
+        books.reconcile();
+        assert_eq!((books.state(2).as_str(), books.users()), ("staged-in", json!([2])), "{why}");
+    };
+    books.answer(2, "CANCELLED");
+    lives("its teardown may be on its way");
+    books.age(2, LONG_AGO_S);
+    books.place.write("down", "");
+    lives("the controller does not answer");
+    books.age(2, LONG_AGO_S);
+    std::fs::remove_file(books.place.join("down")).unwrap();
+    books.answer(2, "PENDING");
+    lives("it waits for its nodes");
+    books.answer(2, "CANCELLED");
+    lives("it was asked for a moment ago");
+    books.age(2, LONG_AGO_S);
+    books.reconcile();
+    assert_eq!((books.state(2).as_str(), books.users()), ("torn-down", json!([])));
+
+    // One that Slurm has forgotten.
+    books.setup(3, "use name=p");
+    books.age(3, LONG_AGO_S);
+    books.reconcile();
+    assert_eq!((books.state(3).as_str(), books.users()), ("torn-down", json!([])));
+    // A late call changes nothing.
+    books.hooks(3, &["job_teardown"]);
+    books.setup(3, "use name=p");
+    assert_eq!(books.read("jobs/3.json")["run"], 1, "a job of the number begins again");
+}
+
+#[test]
+fn record_of_a_job_that_runs_says_so_though_pre_run_was_lost() {
+    let books = Books::new();
+    books.setup(5, "capacity=64MiB pool=forebay");
+    books.hooks(5, &["data_in"]);
+    books.answer(5, "RUNNING");
+    books.age(5, LONG_AGO_S);
+    books.reconcile();
+    assert_eq!(books.state(5), "running");
+}
+
+#[test]
+fn setup_of_a_requeued_job_begins_another_run_though_the_teardown_was_lost() {
+    let books = Books::new();
+    let run = || books.read("jobs/6.json")["run"].as_u64().unwrap();
+    books.setup(6, "capacity=64MiB pool=forebay");
+    books.hooks(6, &["data_in"]);
+    books.setup(6, "capacity=64MiB pool=forebay");
+    assert_eq!(run(), 0, "slurmctld was restarted while the job waited");
+    books.hooks(6, &["data_in", "pre_run"]);
+    books.setup(6, "capacity=64MiB pool=forebay");
+    assert_eq!((run(), books.state(6).as_str()), (1, "setup"));
+    // The nodes have begun, but the record does not say so.
+    books.place.write("registry/results/6.1/n1.up.json", json!({ "ok": true }).to_string());
+    books.setup(6, "capacity=64MiB pool=forebay");
+    assert_eq!(run(), 2);
+}
+
+#[test]
+fn job_without_a_record_does_not_keep_a_pool() {
+    let books = Books::new();
+    books.pool();
+    let mut pool = books.read("pools/p.json");
+    pool["users"] = json!([1, 99]);
+    books.place.write("registry/pools/p.json", pool.to_string());
+    books.reconcile();
+    assert_eq!(books.users(), json!([]), "1 is torn down, and nobody knows 99");
+    // A pool that no job has begun.
+    pool["outlives"] = json!(false);
+    books.place.write("registry/pools/p.json", pool.to_string());
+    books.reconcile();
+    assert_eq!(books.users(), json!([]), "its nodes have begun it");
+    std::fs::remove_dir(books.place.join(format!("registry/results/{}", books.pool_key()))).unwrap();
+    books.reconcile();
+    assert!(!books.place.join("registry/pools/p.json").exists());
+}
+
+#[test]
+fn stage_out_whose_hook_was_lost_is_awaited_and_slurm_is_told() {
+    let books = Books::new();
+    let cancelled = || std::fs::read_to_string(books.place.join("cancelled")).unwrap_or_default();
+    books.stages_out(7, &json!({ "ok": true }));
+    books.age(7, 100);
+    books.reconcile();
+    assert_eq!(books.state(7), "staging-out", "Slurm may call the hook yet");
+    books.age(7, LONG_AGO_S);
+    let hook = File::create(books.place.join("registry/hooks/7")).unwrap();
+    hook.lock_shared().unwrap();
+    hook.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    books.reconcile();
+    assert_eq!(books.state(7), "staging-out", "a hook works on it");
+    drop(hook);
+    books.age(7, LONG_AGO_S);
+    books.reconcile();
+    assert_eq!((books.state(7).as_str(), cancelled().as_str()), ("torn-down", "--hurry 7\n"));
+    books.hooks(7, &["post_run", "data_out", "job_teardown"]);
+    assert_eq!(books.state(7), "torn-down", "the hooks are called after all");
+
+    // A requeued job would be cancelled, not only its stage-out.
+    books.stages_out(8, &json!({ "ok": true }));
+    books.place.write("waits/8", "8 0 STAGE_OUT\n");
+    books.age(8, LONG_AGO_S);
+    books.reconcile();
+    assert_eq!((books.state(8).as_str(), cancelled().as_str()), ("torn-down", "--hurry 7\n"));
+}
+
+#[test]
+fn data_that_are_not_out_are_named_though_slurm_has_forgotten_the_job() {
+    let books = Books::new();
+    let kept = books.place.join("kept/9.0");
+    books.stages_out(9, &json!({ "ok": false, "why": "the store is full", "kept": [&kept] }));
+    std::fs::create_dir(&kept).unwrap();
+    std::fs::remove_file(books.place.join("answers/9")).unwrap();
+    let stays = json!({ "ok": false, "why": "no place", "kept": ["n3:/dev/shm/pool"] });
+    books.stages_out(10, &stays);
+    books.age(9, LONG_AGO_S);
+    books.age(10, LONG_AGO_S);
+    books.reconcile();
+    assert_eq!((books.state(9).as_str(), books.state(10).as_str()), ("torn-down", "torn-down"));
+    let text = books.hook(&["get_status"]).unwrap();
+    for words in [
+        format!("  9 run 0 user {} 64 MiB: torn down", books.uid),
+        "the store is full".to_owned(),
+        format!("  9.0 user {} in {}: `forebay recover 9`", books.uid, kept.display()),
+        format!("  10.0 user {} in pools that are up: n3:/dev/shm/pool", books.uid),
+    ] {
+        assert!(text.contains(&words), "{words} is not in {text}");
+    }
+    let late = books.hook(&["data_out", "9", "script"]).unwrap_err();
+    assert!(late.contains("the store is full"), "{late}");
+    let of_one = books.hook(&["get_status", "10"]).unwrap();
+    assert!(of_one.contains("10.0 user") && !of_one.contains("9.0 user"), "{of_one}");
+}
