@@ -41,6 +41,13 @@ pub(crate) fn printed(pool: &Path, words: &[&str]) -> std::result::Result<String
     }
 }
 
+/// Runs a verb on a pool, and returns what it prints, whether or not it succeeds, and its reason.
+pub(crate) fn answered(pool: &Path, words: &[&str]) -> std::result::Result<(String, String), String> {
+    let output = own(words)?.env("FOREBAY_POOL", pool).output().map_err(|e| e.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok((text(&output.stdout), reason(&text(&output.stderr))))
+}
+
 /// Waits for a command, or kills it when `is_over` says so.
 pub(crate) fn finish(mut command: Command, is_over: impl Fn() -> bool) -> std::result::Result<(), String> {
     let out = tempfile().map_err(|e| format!("cannot keep its messages: {e}"))?;

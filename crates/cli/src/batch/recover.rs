@@ -7,6 +7,7 @@ use std::process::Command;
 use forebay_types::{Code, Error, Result};
 
 use super::config::Config;
+use super::partial::LOST_FILE;
 use super::registry;
 use super::staging::{Kept, LIST_FILE};
 
@@ -20,10 +21,12 @@ pub(crate) fn recover(job: u32, to: Option<&Path>) -> Result<Vec<(PathBuf, PathB
     let mut done = Vec::new();
     let prefix = format!("{job}.");
     let names = std::fs::read_dir(&config.keep_dir).into_iter().flatten().flatten();
+    let mut found = false;
     for entry in names.filter(|e| e.file_name().to_string_lossy().starts_with(&prefix)) {
         done.extend(from(&entry.path(), to)?);
+        found = true;
     }
-    if done.is_empty() {
+    if !found {
         return Err(Error::new(Code::NotFound, format!("cannot recover data of job {job}"))
             .why(format!("nothing of it is kept in {}", config.keep_dir.display()))
             .cure("`scontrol show job` names the reason and the place where a stage-out failed"));
@@ -64,9 +67,19 @@ fn from(dir: &Path, to: Option<&Path>) -> Result<Vec<(PathBuf, PathBuf)>> {
         std::fs::remove_dir_all(&one.place)
             .map_err(|e| Error::io(format!("cannot remove {}", one.place.display()), &e))?;
     }
-    std::fs::remove_file(&list)
-        .and_then(|()| std::fs::remove_dir(dir))
-        .map_err(|e| Error::io(format!("cannot remove {}", dir.display()), &e))?;
+    let lost = dir.join(LOST_FILE);
+    if let Ok(names) = std::fs::read_to_string(&lost) {
+        note!("forebay: lost, and not among it:\n{}", names.trim_end());
+    }
+    for file in [list, lost] {
+        match std::fs::remove_file(&file) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io(format!("cannot remove {}", file.display()), &e))
+            }
+            _ => {}
+        }
+    }
+    std::fs::remove_dir(dir).map_err(|e| Error::io(format!("cannot remove {}", dir.display()), &e))?;
     Ok(done)
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::command::{self, forebay, ENDED, LOOK_AGAIN};
 use super::config::Config;
 use super::registry::{self, Outcome, Registry};
-use super::turns;
+use super::{partial, turns};
 use crate::table;
 
 /// Failed tries of stage-outs, a line each.
@@ -58,6 +58,14 @@ pub(crate) fn nothing_is_here_alone(pool: &Path) -> std::result::Result<(), Stri
         0 => Ok(()),
         files => Err(format!("{} of it may be nowhere else", table::count(files, "file"))),
     }
+}
+
+/// Has a pool stay up on this node, as its data can be copied nowhere. For messages.
+fn stays(pool: &Path, why: &str, kept: &mut Vec<String>) -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let dir = pool.parent().unwrap_or(pool).display().to_string();
+    kept.push(format!("{host}:{dir}"));
+    format!("{why}; the pool stays on {host} in {dir}")
 }
 
 impl Turns<'_> {
@@ -159,6 +167,10 @@ impl Turns<'_> {
         if is_over() {
             return Err(ENDED.to_owned());
         }
+        let gone = partial::nodes_gone(pool).unwrap_or_default();
+        if !gone.is_empty() {
+            return self.without(pool, pair, job, &gone, kept);
+        }
         match self.keep(pool, source, destination, job) {
             Ok(place) => {
                 kept.push(place.display().to_string());
@@ -167,13 +179,60 @@ impl Turns<'_> {
                     place.display()
                 ))
             }
-            Err(keeping) => {
-                let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-                let dir = pool.parent().unwrap_or(pool).display().to_string();
-                kept.push(format!("{host}:{dir}"));
-                Err(format!("{why}; {keeping}; the pool stays on {host} in {dir}"))
-            }
+            Err(keeping) => Err(format!("{why}; {}", stays(pool, &keeping, kept))),
         }
+    }
+
+    /// Stages out what a pool has without nodes that are gone, and names the rest. What the destination does not take is
+    /// kept.
+    fn without(
+        &self,
+        pool: &Path,
+        pair: &str,
+        job: u32,
+        gone: &[String],
+        kept: &mut Vec<String>,
+    ) -> std::result::Result<(), String> {
+        let (source, destination) = pair.split_once(':').unwrap_or((pair, ""));
+        let mut missed = partial::staged_out(pool, pair);
+        if missed.is_empty() {
+            return Ok(()); // the node is back
+        }
+        let mut others = format!("the others are in {destination}");
+        if missed.names(destination) {
+            let why = missed.text(gone);
+            missed = match self.keep_others(pool, source, destination, job) {
+                Ok(missed) => missed,
+                Err(keeping) => return Err(format!("{why}; {}", stays(pool, &keeping, kept))),
+            };
+            others = format!("the others are kept: `forebay recover {job}` copies them");
+        }
+        let names = self.keep_dir().and_then(|dir| {
+            partial::write_lost(&dir, gone, &missed)?;
+            kept.push(dir.display().to_string());
+            Ok(format!("the names are in {}", dir.join(partial::LOST_FILE).display()))
+        });
+        Err(format!("{}; {others}; {}", missed.text(gone), names.unwrap_or_else(|why| why)))
+    }
+
+    /// Keeps what nodes have that are there. Fails if it cannot be kept.
+    fn keep_others(
+        &self,
+        pool: &Path,
+        source: &str,
+        destination: &str,
+        job: u32,
+    ) -> std::result::Result<partial::Missed, String> {
+        let place = self.place()?;
+        let missed = partial::staged_out(pool, &format!("{source}:{}/", place.display()));
+        if missed.names(&place.display().to_string()) {
+            return Err(format!("{} takes no more data", place.display()));
+        }
+        // It is empty if all is lost.
+        if std::fs::remove_dir(&place).is_err() {
+            self.list(source, destination, job, &place)?;
+        }
+        Ok(missed)
     }
 
     /// Adds a line to what the job's nodes have said.
@@ -191,23 +250,52 @@ impl Turns<'_> {
         destination: &str,
         job: u32,
     ) -> std::result::Result<PathBuf, String> {
-        let dir = self.config.keep_dir.join(self.key);
-        let shown = |e: std::io::Error| format!("cannot keep the data in {}: {e}", dir.display());
-        DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(shown)?;
-        let list = dir.join(LIST_FILE);
-        let mut all: Vec<Kept> = registry::read(&list, None).map_err(|e| e.to_string())?.unwrap_or_default();
-        let place = dir.join(all.len().to_string());
-        std::fs::create_dir_all(&place).map_err(shown)?;
+        let place = self.place()?;
         // Its contents, or it itself, as the job has said.
         let pair = format!("{source}:{}/", place.display());
         forebay(pool, &["stage-out", "--no-progress", &pair], || false)?;
+        self.list(source, destination, job, &place)?;
+        Ok(place)
+    }
+
+    /// The directory for what is kept of this run. It is made if it is not there.
+    fn keep_dir(&self) -> std::result::Result<PathBuf, String> {
+        let dir = self.config.keep_dir.join(self.key);
+        match DirBuilder::new().recursive(true).mode(0o700).create(&dir) {
+            Ok(()) => Ok(dir),
+            Err(e) => Err(format!("cannot keep the data in {}: {e}", dir.display())),
+        }
+    }
+
+    fn kept(dir: &Path) -> std::result::Result<Vec<Kept>, String> {
+        Ok(registry::read(&dir.join(LIST_FILE), None).map_err(|e| e.to_string())?.unwrap_or_default())
+    }
+
+    /// A new directory for one stage-out that is kept.
+    fn place(&self) -> std::result::Result<PathBuf, String> {
+        let dir = self.keep_dir()?;
+        let place = dir.join(Self::kept(&dir)?.len().to_string());
+        std::fs::create_dir_all(&place)
+            .map_err(|e| format!("cannot keep the data in {}: {e}", place.display()))?;
+        Ok(place)
+    }
+
+    /// Lists a kept stage-out, so that `forebay recover` finds it.
+    fn list(
+        &self,
+        source: &str,
+        destination: &str,
+        job: u32,
+        place: &Path,
+    ) -> std::result::Result<(), String> {
+        let dir = self.keep_dir()?;
+        let mut all = Self::kept(&dir)?;
         all.push(Kept {
             job,
             source: source.to_owned(),
             destination: destination.to_owned(),
-            place: place.clone(),
+            place: place.to_owned(),
         });
-        registry::write(&list, &all).map_err(|e| e.to_string())?;
-        Ok(place)
+        registry::write(&dir.join(LIST_FILE), &all).map_err(|e| e.to_string())
     }
 }

@@ -17,6 +17,7 @@ use forebay_types::{Code, Error, Result};
 use super::command::{self, forebay, LOOK_AGAIN};
 use super::config::Config;
 use super::directives::{Persistent, SMALLEST};
+use super::partial;
 use super::registry::{self, Job, Outcome, Registry, State};
 use super::staging::Turns;
 use crate::{failure, hosts};
@@ -136,7 +137,7 @@ impl Here {
                 self.leave_a_steward()?;
             }
             Some(Persistent::Use(name) | Persistent::Destroy(name)) => {
-                let asked = forebay(&self.pool(), &["status", "--json"], || false);
+                let asked = partial::nodes_gone(&self.pool());
                 if asked.is_err() && matches!(self.job.request.persistent, Some(Persistent::Use(_))) {
                     let key = self.job.pool_key.clone().unwrap_or_default();
                     return Err(format!(
@@ -317,7 +318,7 @@ impl Here {
                 !results.join("failed").exists() && results.join(format!("{}.up.json", self.node)).exists();
             return Outcome { ok: !has_run, why: "the pool is not there".to_owned(), ..Outcome::default() };
         }
-        if let Err(dead) = forebay(&pool, &["status", "--json"], || false) {
+        if let Err(dead) = partial::nodes_gone(&pool) {
             // Its supervisor was killed. A disk still has the data; a user's memory went with the process.
             let has_disk = self.job.request.mode.as_deref() == Some("ssd") && self.nodes.len() == 1;
             let again = if has_disk {
