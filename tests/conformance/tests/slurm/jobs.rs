@@ -3,8 +3,8 @@
 //! All cases share one Slurm. After each case the nodes are looked at for leftovers.
 
 use super::cluster::NODES;
-use super::pools;
 use super::site::{can_mount, lacking_plugin, open_to_all, read, write, Site, ANN, BEN};
+use super::{lost, pools};
 
 /// A case: its name, and what it does.
 type Case = (&'static str, fn(&Site));
@@ -48,6 +48,8 @@ fn jobs_with_burst_buffers_lose_nothing_and_leave_nothing() {
         }
     });
     let site = slurmctld_restarted_while_a_job_runs(site);
+    let site = lost::teardown_lost_with_slurmctld(site);
+    let site = lost::node_of_a_pool_lost(site);
     // These take minutes: Slurm's shortest time limit is one, and a lost node is waited for.
     let site = if std::env::var_os("FOREBAY_SOAK").is_some() {
         job_out_of_time_and_killed_supervisor(&site);

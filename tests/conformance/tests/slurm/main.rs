@@ -9,6 +9,7 @@
 mod bed;
 mod cluster;
 mod jobs;
+mod lost;
 mod pools;
 mod scripts;
 mod site;

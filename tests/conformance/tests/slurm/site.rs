@@ -245,13 +245,27 @@ impl Site {
     pub(super) fn assert_clean(&self, case: &str, job: Option<u32>) {
         let end = Instant::now() + PATIENCE;
         loop {
-            let left = self.leftovers(job);
+            let mut left = self.leftovers(job);
+            if let (Some(job), true) = (job, left.is_empty()) {
+                left = self.in_the_books(job);
+            }
             if left.is_empty() {
                 return;
             }
             assert!(Instant::now() < end, "{case} has left: {left}\n{}", self.evidence());
             std::thread::sleep(Duration::from_millis(200));
         }
+    }
+
+    /// What Slurm and Forebay still count of a job that is over.
+    fn in_the_books(&self, job: u32) -> String {
+        let burst = Site::text_of(&self.slurm.on_first("scontrol show burst"));
+        let names = [format!("JobID={job} "), format!("({job}) ")];
+        let of_slurm = burst.lines().filter(|line| names.iter().any(|name| line.contains(name)));
+        let stat = Site::text_of(&self.slurm.on_first(&format!("scontrol show bbstat {job}")));
+        let record = format!("  {job} run ");
+        let ours = stat.lines().filter(|line| line.starts_with(&record) && !line.contains(": torn down"));
+        of_slurm.chain(ours).collect::<Vec<_>>().join("; ")
     }
 
     pub(super) fn leftovers(&self, job: Option<u32>) -> String {
