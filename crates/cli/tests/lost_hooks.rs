@@ -1,5 +1,5 @@
 //! Records of jobs whose hooks slurmctld has lost: what `forebay bb reconcile` does with each state of the registry and
-//! each answer of the controller. A script plays squeue; tests/conformance/tests/slurm has a real slurmctld that is killed.
+//! each answer of the controller. A script plays squeue; tests/conformance/tests/slurm kills a real slurmctld.
 
 mod common;
 
@@ -13,8 +13,8 @@ use serde_json::{json, Value};
 /// Longer ago than any limit of a comparison.
 const LONG_AGO_S: u64 = 10_000;
 
-/// A registry, and scripts in the place of Slurm's commands. A file `answers/JOB` is what squeue prints of a job; without
-/// one, the controller does not know it.
+/// A registry, and scripts in the place of Slurm's commands. A file `answers/JOB` is what squeue prints of a job;
+/// without one, the controller does not know it.
 struct Books {
     place: Place,
     uid: u32,

@@ -457,8 +457,8 @@ impl Hooks {
         Ok(())
     }
 
-    /// Takes jobs from the users of persistent pools that are over or were never set up, and forgets pools that no job has
-    /// begun: a controller that was killed has written one of two records.
+    /// Takes jobs from the users of persistent pools that are over or were never set up, and forgets pools that no job
+    /// has begun: a controller that was killed has written one of two records.
     pub(crate) fn settle_pools(&self) -> Result<()> {
         let _lock = self.registry.lock()?;
         for mut pool in self.registry.pools() {

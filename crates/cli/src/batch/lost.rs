@@ -1,7 +1,7 @@
 //! Jobs of which Slurm's controller may have lost a hook, and what it says of them.
 //!
-//! A controller that does not answer says nothing of a job. Only its word that it has no job of this number, or that the
-//! job is over, ends a run.
+//! A controller that does not answer says nothing of a job. Only its word that it has no job of this number, or that
+//! the job is over, ends a run.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! `forebay queue`, and what `scontrol show bbstat` prints: jobs, persistent pools, data that could not be staged out, and
-//! the turns with their holders.
+//! `forebay queue`, and what `scontrol show bbstat` prints: jobs, persistent pools, data that could not be staged out,
+//! and the turns with their holders.
 
 use std::path::Path;
 

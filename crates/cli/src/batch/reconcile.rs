@@ -1,9 +1,9 @@
 //! Compares the registry with the jobs that Slurm has, and does what lost hooks have left.
 //!
-//! slurmctld calls each hook once, and saves its state seconds later, that of its burst buffers each half minute. Killed in
-//! between, it never calls the rest of a job's hooks: the record stays as it was, and a persistent pool keeps a user that is
-//! gone. `pools`, which slurmctld calls each half minute, starts the comparison (`lost`) in a process of its own, as a hook
-//! must not wait for the controller that waits for the hook.
+//! slurmctld calls each hook once, and saves its state seconds later, that of its burst buffers each half minute. Killed
+//! in between, it never calls the rest of a job's hooks: the record stays as it was, and a persistent pool keeps a user
+//! that is gone. `pools`, which slurmctld calls each half minute, starts the comparison (`lost`) in a process of its own,
+//! as a hook must not wait for the controller that waits for the hook.
 
 use std::process::{Command, ExitCode, Stdio};
 
@@ -56,7 +56,8 @@ fn end(hooks: &Hooks, job: &Job, known: Known) {
     }
     let staged = if hooks.has_run(job) { hooks.stage_out(job.job).map(drop) } else { Ok(()) };
     let unsaved = staged.err().map(|e| command::reason(&e.to_string()));
-    // Slurm would show it as staging out for ever. Its own teardown finds nothing to do. A requeued job would be cancelled.
+    // Slurm would show it as staging out for ever. Its own teardown finds nothing to do. A requeued job would be
+    // cancelled.
     if hooks.end_lost(job, unsaved).is_ok() && known == Known::StagesOut && lost::waits(job) == Some(false) {
         let _ = Command::new("timeout")
             .args(["20", "scancel", "--hurry", &job.job.to_string()])

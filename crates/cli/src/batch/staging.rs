@@ -183,8 +183,8 @@ impl Turns<'_> {
         }
     }
 
-    /// Stages out what a pool has without nodes that are gone, and names the rest. What the destination does not take is
-    /// kept.
+    /// Stages out what a pool has without nodes that are gone, and names the rest. What the destination does not take
+    /// is kept.
     fn without(
         &self,
         pool: &Path,
