@@ -4,7 +4,7 @@ use crate::orders::Orders;
 use crate::report::{Table, Target};
 use crate::sizes::Sizes;
 use crate::systems::{turns, Pool, System};
-use crate::{backing, cost, data, jobs, machine, media, meta, mount, mpi, nodes, stage, tools};
+use crate::{backing, cost, data, jobs, machine, media, meta, model, mount, mpi, nodes, stage, study, tools};
 use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
@@ -23,13 +23,13 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--disk" => disk = value()?,
             "--quick" => quick = true,
             "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "volumes" | "backing" | "jobs"
-            | "media" | "day" | "tools" => {
+            | "media" | "model" | "study" | "day" | "tools" => {
                 sections.push(argument.as_str());
             }
             part if backing::PARTS.contains(&part) => sections.push(part),
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, volumes, backing ({}), jobs, media, day, tools",
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, volumes, backing ({}), jobs, media, model, study, day, tools",
                     backing::PARTS.join(", ")
                 ))
             }
@@ -55,7 +55,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
     let needs_no_age = |section: &str| {
-        let own = ["cost", "nodes", "far", "ranks", "volumes", "backing", "jobs", "media", "day"];
+        let own =
+            ["cost", "nodes", "far", "ranks", "volumes", "backing", "jobs", "media", "model", "study", "day"];
         own.contains(&section) || backing::PARTS.contains(&section)
     };
     if sections.iter().any(|section| !needs_no_age(section)) {
@@ -110,6 +111,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "media" => {
                 media::measure(&binaries, &sizes)?.into_iter().for_each(|table| show(table, &mut tables))
             }
+            "model" => model::measure(&binaries, &sizes, &mut |table| show(table, &mut tables))?,
+            "study" => study::measure(&binaries, &sizes, &mut |table| show(table, &mut tables))?,
             "jobs" => jobs::measure(&binaries, &disk, &sizes, &mut |table| show(table, &mut tables))?,
             "day" => backing::day(&binaries, &disk, &results, sizes.is_quick)?,
             _ => tools::measure(&systems)?,

@@ -24,6 +24,7 @@ enum {
     REQUEST_COUNT = 8,
     PING_TAG = 1,
     GATE_BYTES = 16 << 20,    /* of a rank, in the best case for an exchange */
+    BLOCK_BYTES = 64 << 10,   /* of a rank with one range, in the best case */
 };
 
 /* This process's calibration, which is sent if it is rank 0. */
@@ -188,15 +189,17 @@ static bool predict(const struct file *file, bool writes, int64_t bytes, int64_t
         .run_bytes = run,
         .gap_bytes = gap,
         .buffer_bytes = window,
-        .targets = atoll(file->hints[HINT_striping_factor]),
+        /* The calibration has measured a file with several backing files, on the targets of one node. */
+        .targets = file->far && file->near ? file->choice.nodes : 1,
         .writes = writes,
-        .far = file->far,
+        .far = !file->far ? 0 : file->near ? 1 : 2,
     };
     return forebay.model_predict(&file->choice.calibration, corrections, &pattern, times) == 1;
 }
 
 /*
- * The best case for an exchange: the ranks' runs fill the range, and there are many. Without corrections, which would
+ * The best case for an exchange: the ranks' runs fill the range, and there are many. Where each rank has one range, these
+ * are short, and follow each other: on a medium with seeks, few long accesses are faster. Without corrections, which would
  * close the gate for ever after one slow call.
  */
 bool choice_may(struct file *file, bool writes) {
@@ -214,7 +217,8 @@ bool choice_may(struct file *file, bool writes) {
         choice->gate_window = window;
         bool has_runs = run < GATE_BYTES && run > 0 && !__builtin_mul_overflow(run, file->size - 1, &gap);
         for (int way = 0; way < 2; way++)
-            choice->gate[way] = has_runs && predict(file, way, GATE_BYTES, run, gap, &none, &times);
+            choice->gate[way] = has_runs ? predict(file, way, GATE_BYTES, run, gap, &none, &times)
+                                         : predict(file, way, BLOCK_BYTES, BLOCK_BYTES, 0, &none, &times);
     }
     return choice->gate[writes];
 }
@@ -234,7 +238,7 @@ void choice_note(struct file *file, bool writes, bool together, const struct for
     choice->writes = writes;
     choice->together = together;
     choice->predicted_ns = together ? times->collective_ns : times->independent_ns;
-    choice->measured_ns = 0;
+    choice->measured_ns = choice->file_ns = 0;
 }
 
 static void count(struct choice *choice, int64_t measured_ns) {
@@ -247,6 +251,7 @@ static void count(struct choice *choice, int64_t measured_ns) {
         tally->predicted_ns = INT64_MAX;
     if (__builtin_add_overflow(tally->measured_ns, measured_ns, &tally->measured_ns))
         tally->measured_ns = INT64_MAX;
+    tally->file_ns += choice->file_ns; /* measured here: no sum of them overflows */
 }
 
 void choice_learn(struct file *file, int64_t measured_ns) {
@@ -266,10 +271,15 @@ void choice_report(struct file *file) {
     choice->is_known = false;
     for (int way = 0; way < 4; way++) {
         __typeof__(choice->tally[0][0]) *tally = &choice->tally[way & 1][way >> 1];
-        if (tally->calls > 0)
-            fprintf(stderr, "forebay: %s: %lld collective %s were %s: predicted %lld us each, measured %lld\n", file->path,
-                    (long long)tally->calls, way & 1 ? "writes" : "reads", way >> 1 ? "two-phase" : "independent",
-                    (long long)(tally->predicted_ns / tally->calls / 1000),
-                    (long long)(tally->measured_ns / tally->calls / 1000));
+        if (tally->calls == 0)
+            continue;
+        char of_file[64] = "";
+        if (way >> 1)
+            snprintf(of_file, sizeof of_file, ", of which %lld in the file",
+                     (long long)(tally->file_ns / tally->calls / 1000));
+        fprintf(stderr, "forebay: %s: %lld collective %s were %s: predicted %lld us each, measured %lld%s\n", file->path,
+                (long long)tally->calls, way & 1 ? "writes" : "reads", way >> 1 ? "two-phase" : "independent",
+                (long long)(tally->predicted_ns / tally->calls / 1000),
+                (long long)(tally->measured_ns / tally->calls / 1000), of_file);
     }
 }

@@ -215,9 +215,10 @@ struct choice {
     bool writes, together;  /* of the last call */
     int64_t predicted_ns;   /* of the last call */
     int64_t measured_ns;    /* on this rank, of the last call */
+    int64_t file_ns;        /* the part of it in which this rank accessed the file for all, in two-phase calls */
     struct {
-        int64_t calls, predicted_ns, measured_ns;
-    } tally[2][2]; /* by `writes` and `together`; the greatest time of any rank */
+        int64_t calls, predicted_ns, measured_ns, file_ns;
+    } tally[2][2]; /* by `writes` and `together`; the greatest time of any rank, but `file_ns` is this rank's */
 };
 
 struct file {
@@ -229,6 +230,7 @@ struct file {
     int64_t processors; /* the number on rank 0's node */
     bool one_node;      /* all ranks are on that node */
     bool far;           /* some rank and some of the data are on different nodes */
+    bool near;          /* some rank and some of the data are on one node */
     forebay_file *data;
     int fd; /* descriptor of a file with one backing file, or -1 */
     enum place place;

@@ -39,6 +39,7 @@ struct exchange {
     int64_t answer; /* an error class */
     int64_t hidden; /* some rank cannot open the memory of others */
     int64_t far;    /* for some rank, data of the file are on another node */
+    int64_t near;   /* for some rank, data of the file are on its node */
     struct comm_offer comm;
     int64_t name, not_name;   /* a hash of the file's name */
     int64_t place, not_place; /* the pool's node */
@@ -239,17 +240,25 @@ static int64_t is_far(const struct file *file) {
     return file->data != NULL && forebay.file_elsewhere(file->data) > 0;
 }
 
+static int64_t is_near(const struct file *file) {
+    uint32_t count = 1, bytes = 0;
+    return file->data == NULL || forebay.file_layout(file->data, &count, &bytes) < 0 ||
+           forebay.file_elsewhere(file->data) < (int64_t)count;
+}
+
 /* The second half of an open that creates a file: rank 0 creates it, then the others open it. */
-static int open_made(struct file *file, struct decided *decided, int64_t *far) {
+static int open_made(struct file *file, struct decided *decided, int64_t *far, int64_t *near) {
     int64_t answer = file->rank == 0 ? open_here(file, true, decided) : 0;
     if (file->size > 1)
         mpi.Bcast(decided, sizeof *decided, MPI_BYTE, 0, file->comm);
     if (file->rank != 0 && decided->answer == 0)
         answer = open_here(file, false, NULL);
-    int64_t mine[2] = {class_of(answer != 0 ? answer : decided->answer), is_far(file)}, all[2] = {mine[0], mine[1]};
-    if (file->size > 1 && mpi.Allreduce(mine, all, 2, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+    int64_t mine[3] = {class_of(answer != 0 ? answer : decided->answer), is_far(file), is_near(file)};
+    int64_t all[3] = {mine[0], mine[1], mine[2]};
+    if (file->size > 1 && mpi.Allreduce(mine, all, 3, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
         return MPI_ERR_INTERN;
     *far = all[1];
+    *near = all[2];
     return (int)all[0];
 }
 
@@ -283,6 +292,7 @@ int file_open(MPI_Comm comm, enum place place, const char *path, int amode, MPI_
     if (code == MPI_SUCCESS && !makes)
         mine.answer = class_of(open_here(file, false, &mine.first));
     mine.far = is_far(file);
+    mine.near = is_near(file);
     all = mine;
     if (file->size > 1 && mpi.Allreduce(&mine, &all, EXCHANGE_NUMBERS, MPI_INT64_T, MPI_MAX, comm) != MPI_SUCCESS)
         all.code = MPI_ERR_INTERN;
@@ -290,7 +300,7 @@ int file_open(MPI_Comm comm, enum place place, const char *path, int amode, MPI_
     if (code == MPI_SUCCESS && (makes || all.answer == MPI_SUCCESS))
         code = comm_take(file, comm, &all.comm);
     if (code == MPI_SUCCESS)
-        code = makes ? open_made(file, &all.first, &all.far) : (int)all.answer;
+        code = makes ? open_made(file, &all.first, &all.far, &all.near) : (int)all.answer;
     if (code == MPI_SUCCESS && all.name != ~all.not_name)
         code = agree_on_file(file);
     /* A symbolic link out of the pool: the MPI library opens the file. */
@@ -302,6 +312,7 @@ int file_open(MPI_Comm comm, enum place place, const char *path, int amode, MPI_
     file->processors = all.first.processors;
     memcpy(file->hints, all.first.hints, sizeof file->hints);
     file->far = all.far;
+    file->near = all.near;
     file->one_node = all.node == ~all.not_node;
     choice_start(file, &all.first.choice, all.place == ~all.not_place);
     bool together = file->one_node && !all.hidden && all.first.place.slot >= 0;

@@ -51,7 +51,10 @@ static void tell(const struct file *file, bool writes, bool together, int64_t ru
     fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; %s; data on %s; %s)\n", file->path,
             writes ? "write" : "read", together ? "two-phase" : "independent",
             hint_of(file, writes)[0] != 0 ? hint_of(file, writes) : "automatic", runs,
-            file->far ? "other nodes" : "this node", why);
+            !file->far   ? "this node"
+            : file->near ? "other nodes"
+                         : "nodes without ranks",
+            why);
 }
 
 /* Whether calls with the file's views can be two-phase, unless a hint says so. */
@@ -404,7 +407,9 @@ static int one_round(struct access *a, bool writes, int64_t *which, int *result)
         int64_t first, last;
         window_of(a, g, round, &first, &last);
         if (rank_of(a, g) == a->file->rank && first < last) {
+            int64_t start = choice_clock();
             int served = serve(a, writes, first, last);
+            a->file->choice.file_ns += choice_clock() - start;
             *result = *result != MPI_SUCCESS ? *result : served;
         }
     }

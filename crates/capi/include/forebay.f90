@@ -84,7 +84,7 @@ module forebay
     end type
 
     type, bind(c), public :: forebay_calibration
-        integer(c_int64_t) :: numbers(18)
+        integer(c_int64_t) :: numbers(19)
     end type
 
     type, bind(c), public :: forebay_pattern

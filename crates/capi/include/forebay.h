@@ -463,7 +463,7 @@ int forebay_volume_file_unlink(forebay_pool *pool, const char *specifier);
  * of zeros it sets the others too, to guesses for a pool in memory on a node with so many processors.
  */
 struct forebay_calibration {
-    int64_t numbers[18];
+    int64_t numbers[19];
 };
 int forebay_model_calibration(forebay_pool *pool, struct forebay_calibration *out);
 int forebay_model_quick(int64_t message_ns, int64_t message_byte_ps, int64_t request_ns, int64_t processors,
@@ -472,7 +472,8 @@ int forebay_model_quick(int64_t message_ns, int64_t message_byte_ps, int64_t req
 /*
  * What all ranks do in one call. A rank has `bytes` bytes, in runs of `run_bytes` with `gap_bytes` between them; with no
  * gap each rank has one range. `aggregators` ranks access the file for the others in a collective call, `buffer_bytes` at a
- * time. `targets` backing files can be accessed at the same time. `far` says that data are on other nodes.
+ * time. `targets` targets can be accessed at the same time, each as fast as the calibrated medium. `far` is 1 if data are on
+ * other nodes, and 2 if all data are on nodes without ranks.
  */
 struct forebay_pattern {
     int64_t ranks, nodes, aggregators, bytes, run_bytes, gap_bytes, buffer_bytes, targets, writes, far;

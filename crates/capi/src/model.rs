@@ -56,20 +56,15 @@ pub(crate) fn model_quick(
 ) -> Result<(), Failed> {
     let out = out.ok_or(FAULT)?;
     // A medium that was not measured is memory, which serves all processors at a time.
-    let guessed = Calibration { processors, parallel: processors.max(1), ..Calibration::default() };
+    let parallel = processors.max(1);
+    let guessed = Calibration { processors, parallel, queue: parallel, ..Calibration::default() };
     let mut made = match out.numbers[0] {
         0 => guessed,
         _ => Calibration::from_numbers(&out.numbers).ok_or(INVALID)?,
     };
-    for (value, measured) in [
-        (&mut made.message_ns, message_ns),
-        (&mut made.message_byte_ps, message_byte_ps),
-        (&mut made.request_ns, request_ns),
-    ] {
-        *value = forebay_model::Value::exactly(measured);
-    }
-    let guess = made.request_byte_ps.value;
-    made.request_byte_ps = forebay_model::Value::exactly(guess.max(message_byte_ps));
+    let [message, byte, request] =
+        [message_ns, message_byte_ps, request_ns].map(forebay_model::Value::exactly);
+    made.set_network(message, byte, request);
     made.check().map_err(|_| INVALID)?;
     out.numbers = made.numbers();
     Ok(())
@@ -89,6 +84,7 @@ fn pattern_of(given: &forebay_pattern) -> Result<Pattern, Failed> {
         writes: given.writes != 0,
         access: if given.gap_bytes > 0 { Access::Strided } else { Access::Sequential },
         is_far: given.far != 0,
+        is_apart: given.far > 1,
     })
 }
 

@@ -281,7 +281,7 @@ impl File {
         let mut gap = [const { std::mem::MaybeUninit::<u8>::uninit() }; GAP_BYTES_MAX];
         let mut parts = Vec::with_capacity((2 * group.len()).min(PARTS_MAX));
         let mut rest = group;
-        let longest = match self.is_in_memory() {
+        let longest = match self.is_in_memory() && !self.is_paced() {
             true => Gaps::in_memory(fd, group[0].at),
             false => Gaps::LONGEST,
         };

@@ -44,6 +44,8 @@ macro_rules! calibration {
             pub parallel: i64,
             /// Processors of a node, which its ranks share.
             pub processors: i64,
+            /// Processes whose short runs the medium serves at the same time, each as fast as one alone.
+            pub queue: i64,
         }
 
         impl Calibration {
@@ -64,9 +66,9 @@ macro_rules! calibration {
             }
 
             /// A calibration with these values, in the order of their names.
-            fn of(values: [Value; Calibration::NAMES.len()], [gap_bytes, parallel, processors]: [i64; 3]) -> Calibration {
+            fn of(values: [Value; Calibration::NAMES.len()], [gap_bytes, parallel, processors, queue]: [i64; 4]) -> Calibration {
                 let [$($name),*] = values;
-                Calibration { $($name,)* gap_bytes, parallel, processors }
+                Calibration { $($name,)* gap_bytes, parallel, processors, queue }
             }
         }
     };
@@ -103,11 +105,12 @@ calibration! {
     piece_ns,
 }
 
-/// The numbers that rank 0 sends: a version, the values without their intervals, the sieve, the contention, the processors.
-pub const NUMBERS: usize = Calibration::NAMES.len() + 4;
+/// The numbers that rank 0 sends: a version, the values without their intervals, the sieve, the contention, the processors,
+/// the queue.
+pub const NUMBERS: usize = Calibration::NAMES.len() + 5;
 
 /// The version of that array.
-const NUMBERS_VERSION: i64 = 1;
+const NUMBERS_VERSION: i64 = 2;
 
 impl Default for Calibration {
     /// A medium in memory, and a network of about 10 Gbit/s. Only for what was not measured.
@@ -117,7 +120,7 @@ impl Default for Calibration {
         for (value, guess) in values.iter_mut().zip(guesses) {
             *value = Value::about(guess, 75);
         }
-        Calibration::of(values, [8192, 2, 2])
+        Calibration::of(values, [8192, 2, 2, 2])
     }
 }
 
@@ -147,7 +150,15 @@ impl Calibration {
         if !(1..=1 << 20).contains(&self.processors) {
             return Err(nonsense(format!("processors is {}", self.processors)));
         }
+        if !(1..=1 << 20).contains(&self.queue) {
+            return Err(nonsense(format!("queue is {}", self.queue)));
+        }
         Ok(())
+    }
+
+    /// What has no interval.
+    fn counts(&self) -> [i64; 4] {
+        [self.gap_bytes, self.parallel, self.processors, self.queue]
     }
 
     /// The numbers that rank 0 sends to the others.
@@ -157,7 +168,7 @@ impl Calibration {
         for (number, v) in numbers[1..].iter_mut().zip(self.values()) {
             *number = v.value;
         }
-        numbers[NUMBERS - 3..].copy_from_slice(&[self.gap_bytes, self.parallel, self.processors]);
+        numbers[NUMBERS - 4..].copy_from_slice(&self.counts());
         numbers
     }
 
@@ -167,9 +178,25 @@ impl Calibration {
         for (value, number) in values.iter_mut().zip(&numbers[1..]) {
             *value = Value::exactly(*number);
         }
-        let [.., gap_bytes, parallel, processors] = *numbers;
-        let found = Calibration::of(values, [gap_bytes, parallel, processors]);
+        let [.., gap_bytes, parallel, processors, queue] = *numbers;
+        let found = Calibration::of(values, [gap_bytes, parallel, processors, queue]);
         (numbers[0] == NUMBERS_VERSION && found.check().is_ok()).then_some(found)
+    }
+
+    /// Takes what messages between nodes were measured to need. `request` is what a request for data on another node takes
+    /// besides its data: at least a message and its answer. A byte of such data takes at least as long as one of a
+    /// message.
+    pub fn set_network(&mut self, message: Value, message_byte: Value, request: Value) {
+        let at_least = |a: Value, b: Value| if a.value < b.value { b } else { a };
+        let answered = |ns: i64| ns.saturating_mul(2).clamp(1, VALUE_MAX);
+        let there_and_back = Value {
+            value: answered(message.value),
+            low: answered(message.low),
+            high: answered(message.high),
+        };
+        (self.message_ns, self.message_byte_ps) = (message, message_byte);
+        self.request_ns = at_least(request, there_and_back);
+        self.request_byte_ps = at_least(self.request_byte_ps, message_byte);
     }
 
     /// This calibration with intervals whose lower ends are divided, and upper ends multiplied, by `factor`, within what a
@@ -180,13 +207,13 @@ impl Calibration {
             low: (v.low as f64 / factor) as i64,
             high: ((v.high as f64 * factor) as i64).clamp(v.value, VALUE_MAX.max(v.value)),
         });
-        Calibration::of(values, [self.gap_bytes, self.parallel, self.processors])
+        Calibration::of(values, self.counts())
     }
 
     /// This calibration with every value at the lower, or the upper, end of its interval.
     pub(crate) fn at_end(&self, is_upper: bool) -> Calibration {
         let values = self.values().map(|v| Value::exactly(if is_upper { v.high } else { v.low }));
-        Calibration::of(values, [self.gap_bytes, self.parallel, self.processors])
+        Calibration::of(values, self.counts())
     }
 }
 
@@ -207,13 +234,32 @@ mod tests {
         let back = Calibration::from_numbers(&one.numbers()).unwrap();
         assert_eq!(back.numbers(), one.numbers());
         assert_eq!(Calibration::from_numbers(&[0; NUMBERS]), None, "no calibration");
-        for (at, bad) in
-            [(0, 2), (1, 0), (3, -1), (5, i64::MAX), (NUMBERS - 3, -1), (NUMBERS - 2, 0), (NUMBERS - 1, 0)]
-        {
+        for (at, bad) in [
+            (0, 1),
+            (1, 0),
+            (3, -1),
+            (5, i64::MAX),
+            (NUMBERS - 4, -1),
+            (NUMBERS - 3, 0),
+            (NUMBERS - 2, 0),
+            (NUMBERS - 1, 0),
+        ] {
             let mut numbers = one.numbers();
             numbers[at] = bad;
             assert_eq!(Calibration::from_numbers(&numbers), None, "number {at} is {bad}");
         }
+    }
+
+    #[test]
+    fn request_takes_at_least_a_message_and_its_answer() {
+        let mut one = Calibration::default();
+        let value = Value { value: 50_000, low: 40_000, high: 60_000 };
+        one.set_network(value, Value::exactly(8000), Value::exactly(70_000));
+        assert_eq!(one.request_ns, Value { value: 100_000, low: 80_000, high: 120_000 });
+        assert_eq!((one.message_ns, one.request_byte_ps.value), (value, 8000));
+        one.set_network(value, Value::exactly(100), Value::exactly(200_000));
+        assert_eq!((one.request_ns.value, one.request_byte_ps.value), (200_000, 8000));
+        assert!(one.check().is_ok());
     }
 
     #[test]

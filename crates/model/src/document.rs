@@ -10,7 +10,7 @@ use forebay_types::{Code, Error, Result};
 use crate::calibration::{nonsense, Calibration, Value};
 
 /// The version of the documents that this build writes and reads.
-pub const VERSION: i64 = 1;
+pub const VERSION: i64 = 2;
 
 /// A calibration with where it is from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,8 +51,11 @@ impl Document {
         for (name, v) in Calibration::NAMES.iter().zip(self.calibration.values()) {
             let _ = writeln!(out, "{name} = [{}, {}, {}]", v.value, v.low, v.high);
         }
-        let Calibration { gap_bytes, parallel, processors, .. } = self.calibration;
-        let _ = write!(out, "gap_bytes = {gap_bytes}\nparallel = {parallel}\nprocessors = {processors}\n");
+        let Calibration { gap_bytes, parallel, processors, queue, .. } = self.calibration;
+        let _ = write!(
+            out,
+            "gap_bytes = {gap_bytes}\nparallel = {parallel}\nprocessors = {processors}\nqueue = {queue}\n"
+        );
         out
     }
 
@@ -95,6 +98,7 @@ impl Document {
         calibration.gap_bytes = number(&mut found, "gap_bytes")?;
         calibration.parallel = number(&mut found, "parallel")?;
         calibration.processors = number(&mut found, "processors")?;
+        calibration.queue = number(&mut found, "queue")?;
         let document = Document {
             made_s: number(&mut found, "made_s")?,
             host: words(&mut found, "host")?,
@@ -201,10 +205,10 @@ mod tests {
 
     #[test]
     fn other_version_is_a_newer_format_and_says_which_is_read() {
-        let text = sample().text().replace("version = 1", "version = 2");
+        let text = sample().text().replace("version = 2", "version = 3");
         let error = Document::parse(&text).unwrap_err();
         assert_eq!(error.code, Code::NewerFormat);
-        assert!(error.to_string().contains("version 2"), "{error}");
+        assert!(error.to_string().contains("version 3"), "{error}");
     }
 
     #[test]
@@ -220,6 +224,7 @@ mod tests {
             ("request_ns", "what is this", "line 19"),
             ("request_ns", "host = \"twice\"", "twice"),
             ("parallel", "parallel = 0", "parallel"),
+            ("queue", "queue = 0", "queue"),
             ("busy_percent", "busy_percent = 101", "busy_percent"),
             ("host", "host = 5", "host"),
             ("host", "host = \"a", "line"),

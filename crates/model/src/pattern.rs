@@ -49,6 +49,8 @@ pub struct Pattern {
     pub targets: u64,
     /// True if data are on another node than the rank that accesses them.
     pub is_far: bool,
+    /// True if all of that data are on nodes without ranks, as on storage nodes. Unused unless data are far.
+    pub is_apart: bool,
 }
 
 /// Bytes that an aggregator of the MPI driver handles in a round, unless a hint says otherwise.
@@ -68,6 +70,7 @@ impl Default for Pattern {
             buffer_bytes: BUFFER_BYTES,
             targets: 1,
             is_far: false,
+            is_apart: false,
         }
     }
 }

@@ -22,8 +22,23 @@ const SIEVE_BYTES: f64 = (1 << 20) as f64;
 /// How much larger the gaps are that are read too where data are on another node: 64 KiB in place of 8.
 const FAR_GAPS: f64 = 8.0;
 
+/// Bytes of a stripe. Each stripe that a range touches is an access to another backing file.
+const STRIPE_BYTES: f64 = (1 << 20) as f64;
+
+/// The most that one request to another node transfers, of ranges that are not very long.
+const PART_BYTES: f64 = (128 << 10) as f64;
+
+/// Requests to other nodes that a process has in progress at the same time.
+const AHEAD: f64 = 8.0;
+
+/// Accesses for other nodes that a node serves at the same time.
+const WORKERS: f64 = 4.0;
+
 /// Exchanges between all ranks in a round: counts, agreement, lists of runs, data.
 const EXCHANGES: f64 = 4.0;
+
+/// Exchanges between all ranks in a call, besides: the pattern, memory, the result.
+const EXCHANGES_OF_A_CALL: f64 = 3.0;
 
 /// The greatest time that is predicted, in nanoseconds: about 292 years.
 const TIME_MAX: f64 = i64::MAX as f64;
@@ -31,17 +46,18 @@ const TIME_MAX: f64 = i64::MAX as f64;
 /// What the model considers besides the paper's base.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extensions {
-    /// Every run costs a latency, on the medium.
+    /// Every run costs a latency, on the medium, in each stripe that it touches.
     pub runs: bool,
     /// Reads fetch small gaps too, and runs that do not combine are written one by one.
     pub sieving: bool,
     /// Messages on one node are cheaper than between nodes; a round has several exchanges of log2(ranks) steps.
     pub messages: bool,
-    /// Runs on another node cost a request and the network.
+    /// Runs on another node cost a request and the network, while the medium serves others.
     pub remote: bool,
     /// Several targets are accessed at the same time.
     pub targets: bool,
-    /// Processes share a medium's bandwidth only if they are more than it serves at a time, and processors likewise.
+    /// Processes share a medium's bandwidth, and wait for each other's runs, only if they are more than it serves at a
+    /// time. Ranks of a node share processors likewise.
     pub contention: bool,
     /// T_other: lists of runs, and copies between buffers.
     pub copies: bool,
@@ -181,6 +197,7 @@ struct Costs {
     gap_bytes: f64,
     parallel: f64,
     processors: f64,
+    queue: f64,
 }
 
 impl Costs {
@@ -207,6 +224,7 @@ impl Costs {
             gap_bytes: c.gap_bytes.max(0) as f64,
             parallel: c.parallel.max(1) as f64,
             processors: c.processors.max(1) as f64,
+            queue: c.queue.max(1) as f64,
         }
     }
 }
@@ -223,11 +241,38 @@ struct Model {
 }
 
 impl Model {
-    /// How many of `processes` the medium serves at the same time, each at the speed of one.
-    fn streams(&self, processes: f64) -> f64 {
-        let parallel = if self.used.contention { self.c.parallel } else { 1.0 };
+    /// How many of `accesses` at the same time are as fast as one alone, if a target has room for `each`.
+    fn at_once(&self, accesses: f64, each: f64) -> f64 {
+        let each = if self.used.contention { each } else { 1.0 };
         let targets = if self.used.targets { self.p.targets as f64 } else { 1.0 };
-        processes.min(parallel * targets).max(1.0)
+        accesses.min(each * targets).max(1.0)
+    }
+
+    /// Accesses that a range of these bytes is.
+    fn accesses(&self, bytes: f64) -> f64 {
+        let longest = if self.far_part() > 0.0 { PART_BYTES } else { STRIPE_BYTES };
+        (bytes / longest).ceil().max(1.0)
+    }
+
+    /// The medium's time, if each of `processes` moves `bytes` in `accesses`. Bytes share the bandwidth; the latencies of
+    /// different accesses overlap.
+    fn medium(&self, processes: f64, accesses: f64, bytes: f64, byte: f64) -> f64 {
+        let run = if self.used.runs { self.c.run } else { 0.0 };
+        let transfer = processes * bytes * byte;
+        let bandwidth = transfer / self.at_once(processes, self.c.parallel);
+        let (under_way, queue) = match self.far_part() > 0.0 {
+            true => (processes * AHEAD.min(accesses.max(1.0)), self.c.queue.min(WORKERS)),
+            false => (processes, self.c.queue),
+        };
+        bandwidth.max((processes * accesses * run + transfer) / self.at_once(under_way, queue))
+    }
+
+    /// The time of accesses by `processes`: each makes `calls` calls with `accesses` to the medium in all, and moves
+    /// `bytes`. Network and medium work at the same time, but for a first request.
+    fn access(&self, processes: f64, calls: f64, accesses: f64, bytes: f64, byte: f64) -> f64 {
+        let medium = self.medium(processes, accesses, bytes, byte);
+        let network = self.network(processes, calls, processes * bytes);
+        medium.max(network) + self.far_part() * calls.min(1.0) * self.c.request
     }
 
     /// How much longer a rank's own work takes because the ranks of its node share the processors.
@@ -244,6 +289,7 @@ impl Model {
     fn far_part(&self) -> f64 {
         match self.p.nodes {
             _ if !self.used.remote || !self.p.is_far => 0.0,
+            _ if self.p.is_apart => 1.0,
             1 => 1.0,
             nodes => 1.0 - 1.0 / nodes as f64,
         }
@@ -254,43 +300,52 @@ impl Model {
         self.c.gap_bytes * if self.used.remote && self.p.is_far { FAR_GAPS } else { 1.0 }
     }
 
-    /// The network's share in accesses by `processes`, of which each makes `calls` calls: requests, and bytes that share
-    /// the link of a node.
+    /// The network's part in accesses by `processes`, of which each makes `calls` calls: requests, and bytes that share
+    /// the link of a node. If all data are on nodes without ranks, these nodes' links are shared by all bytes.
     fn network(&self, processes: f64, calls: f64, bytes: f64) -> f64 {
         let far = self.far_part();
         let on_a_node = (processes / self.p.nodes as f64).max(1.0);
         let requests = calls.max(bytes / processes.max(1.0) / REQUEST_BYTES / 32.0);
         let of_a_node = bytes / processes.max(1.0) * on_a_node;
-        far * (requests * self.c.request + of_a_node * self.c.request_byte)
+        let busiest = match self.p.is_apart {
+            true => of_a_node.max(bytes / self.p.targets as f64),
+            false => of_a_node,
+        };
+        far * (requests * self.c.request).max(busiest * self.c.request_byte)
     }
 
     fn independent(&self) -> Parts {
         let (p, c) = (&self.p, &self.c);
         let ranks = p.ranks as f64;
-        let streams = self.streams(ranks);
-        if !self.used.runs {
-            let io = p.total() * c.random_byte / streams + self.network(ranks, p.runs(), p.total());
-            return Parts { communication: 0.0, io, other: 0.0 };
-        }
         let is_sieved = self.used.sieving
             && !p.writes
             && p.access == Access::Strided
             && p.runs() > 1.0
             && p.gap_bytes > 0
             && p.gap_bytes as f64 <= self.gap_limit();
-        let (calls, bytes) = match is_sieved {
-            true => ((p.span() / SIEVE_BYTES).max(p.runs().min(1.0)), p.span()),
-            false if p.access == Access::Sequential => (p.runs().min(1.0), p.bytes as f64),
-            false => (p.runs(), p.bytes as f64),
+        if !self.used.runs {
+            let io = self.access(ranks, p.runs(), p.runs(), p.bytes as f64, c.random_byte);
+            return Parts { communication: 0.0, io, other: 0.0 };
+        }
+        let (calls, accesses, bytes) = match is_sieved {
+            true => {
+                let accesses = self.accesses(p.span()).max(p.span() / SIEVE_BYTES);
+                (accesses * p.runs().min(1.0), accesses * p.runs().min(1.0), p.span())
+            }
+            false if p.access == Access::Sequential => {
+                (p.runs().min(1.0), self.accesses(p.bytes as f64) * p.runs().min(1.0), p.bytes as f64)
+            }
+            false => {
+                let of_run = self.accesses(p.run_bytes.min(p.bytes) as f64);
+                (p.runs(), p.runs() * of_run, p.bytes as f64)
+            }
         };
         let picked = if is_sieved && self.used.copies {
-            p.runs() * c.piece + p.bytes as f64 * c.copy_byte
+            (p.runs() * c.piece + p.bytes as f64 * c.copy_byte) * self.crowding()
         } else {
             0.0
         };
-        let picked = picked * self.crowding();
-        let io = ranks * (calls * c.run + bytes * c.sequential_byte) / streams
-            + self.network(ranks, calls, ranks * bytes);
+        let io = self.access(ranks, calls, accesses, bytes, c.sequential_byte);
         Parts { communication: 0.0, io, other: picked }
     }
 
@@ -307,19 +362,20 @@ impl Model {
             // Every message is a whole buffer, but for a last one.
             rounds * c.message + data * tau * c.message_byte
         };
-        let streams = self.streams(aggregators);
         let is_dense = !self.used.sieving || p.density() >= 1.0;
         let runs_of_aggregator = ranks * p.runs() / aggregators;
         // Runs of the ranks that follow each other are written by one call. At least one run of each rank's is followed by a
         // gap; each gap may be behind another run.
         let merged =
             (p.runs() / aggregators + runs_of_aggregator * (1.0 - p.density())).min(runs_of_aggregator);
-        let calls = if is_dense || !p.writes { rounds } else { rounds + merged };
         // A read fetches the gaps between the ranks' runs too.
-        let bytes = if is_dense || p.writes { data } else { p.range() / aggregators };
-        let latency = if self.used.runs { calls * c.run } else { 0.0 };
-        let io = aggregators * (bytes * c.sequential_byte + latency) / streams
-            + self.network(aggregators, calls, aggregators * bytes);
+        let (calls, bytes) = match (is_dense, p.writes) {
+            (true, _) => (rounds, data),
+            (false, true) => (rounds.max(merged), data),
+            (false, false) => (rounds, p.range() / aggregators),
+        };
+        let accesses = calls.max(self.accesses(bytes));
+        let io = self.access(aggregators, calls, accesses, bytes, c.sequential_byte);
         let other = if self.used.copies {
             let work =
                 (p.runs() + runs_of_aggregator) * c.piece + (2.0 * p.bytes as f64 + data) * c.copy_byte;
@@ -338,7 +394,8 @@ impl Model {
         let across = 1.0 - 1.0 / nodes;
         let within = 1.0 / nodes - 1.0 / ranks;
         let message = if p.nodes > 1 { c.message } else { c.local_message };
-        let latency = rounds * EXCHANGES * steps(p.ranks) * message;
+        let exchanges = rounds * EXCHANGES + EXCHANGES_OF_A_CALL;
+        let latency = exchanges * steps(p.ranks) * message;
         let local_byte = c.local_message_byte * self.crowding();
         latency + data * (on_a_node * across * c.message_byte + within * local_byte)
     }

@@ -118,6 +118,9 @@ pub(crate) struct PatternOptions {
     /// Data are on another node than the rank that accesses them
     #[arg(long)]
     pub(crate) far: bool,
+    /// All data are on nodes without ranks, such as storage nodes
+    #[arg(long)]
+    pub(crate) apart: bool,
     /// The pattern of these options of IOR, each transfer a call
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub(crate) ior: Option<String>,

@@ -58,7 +58,8 @@ fn pattern(options: &PatternOptions, processors: i64) -> Result<(Pattern, u64)> 
     found.writes = !options.read;
     found.buffer_bytes = options.buffer;
     found.targets = options.targets;
-    found.is_far = options.far;
+    found.is_far = options.far || options.apart;
+    found.is_apart = options.apart;
     found.check()?;
     Ok((found, calls))
 }
@@ -240,7 +241,11 @@ fn shown(estimate: &Estimate, calls: u64) -> Value {
 }
 
 fn words(p: &Pattern, calls: u64) -> String {
-    let far = if p.is_far { ", data on other nodes" } else { "" };
+    let far = match (p.is_apart, p.is_far) {
+        (true, _) => ", data on nodes without ranks",
+        (false, true) => ", data on other nodes",
+        (false, false) => "",
+    };
     let calls = if calls == 1 { String::new() } else { format!(", {calls} calls") };
     format!(
         "{} on {}, {} each in runs of {}, {} {}{calls}{far}",
@@ -257,7 +262,7 @@ fn shown_pattern(p: &Pattern, calls: u64) -> Value {
     json!({
         "ranks": p.ranks, "nodes": p.nodes, "aggregators": p.aggregators, "bytes": p.bytes,
         "run_bytes": p.run_bytes, "gap_bytes": p.gap_bytes, "writes": p.writes, "access": p.access.name(),
-        "buffer_bytes": p.buffer_bytes, "targets": p.targets, "far": p.is_far, "calls": calls,
+        "buffer_bytes": p.buffer_bytes, "targets": p.targets, "far": p.is_far, "apart": p.is_apart, "calls": calls,
     })
 }
 

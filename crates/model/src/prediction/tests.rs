@@ -139,8 +139,9 @@ fn extensions_can_be_switched_off_one_by_one() {
     };
     let all = time(&[], &several);
     assert!(time(&["remote"], &several).1 < all.1, "requests cost");
-    assert!(time(&["targets"], &several).1 > all.1, "several targets help");
-    assert!(time(&["contention"], &several).1 > all.1, "one after the other");
+    let medium = time(&["remote"], &several).1;
+    assert!(time(&["targets", "remote"], &several).1 > medium, "several targets help");
+    assert!(time(&["contention", "remote"], &several).1 > medium, "one after the other");
     assert!(time(&["copies"], &several).0 < all.0, "copies cost");
     assert!(time(&["messages"], &several).0 != all.0);
     assert!(
@@ -155,6 +156,66 @@ fn extensions_can_be_switched_off_one_by_one() {
     assert_eq!(Extensions::without(["speed"]), None);
 }
 
+/// A medium with a latency of 100 us and 1 GB/s, for the ranks of one node.
+fn slow_to_begin(queue: i64) -> Calibration {
+    let byte = Value::exactly(1000);
+    Calibration {
+        write_sequential_byte_ps: byte,
+        write_run_ns: Value::exactly(100_000),
+        parallel: 1,
+        queue,
+        ..Calibration::default()
+    }
+}
+
+#[test]
+fn latencies_of_ranks_overlap_and_their_bytes_share_the_bandwidth() {
+    let of = |ranks: u64, run_bytes: u64, queue: i64| {
+        let here = Pattern { nodes: 1, is_far: false, ..interleaved(ranks, run_bytes, true) };
+        predict(&here, &slow_to_begin(queue)).independent.value
+    };
+    let alone = of(1, 4096, 8);
+    // 256 runs of 100 us and 4096 bytes.
+    assert!((alone / (256.0 * 104_096.0) - 1.0).abs() < 1e-9, "{alone}");
+    assert!((of(4, 4096, 8) / alone - 1.0).abs() < 1e-9, "four latencies at a time");
+    assert!((of(4, 4096, 2) / alone - 2.0).abs() < 1e-9, "two at a time");
+    assert!((of(4, 4096, 1) / alone - 4.0).abs() < 1e-9, "one after the other");
+    // Runs of 1 MiB take as long as ten latencies: four ranks need four times the bandwidth.
+    let bytes = 4.0 * MIB as f64;
+    assert!((of(4, MIB, 8) / bytes - 1.0).abs() < 1e-9, "{}", of(4, MIB, 8));
+}
+
+#[test]
+fn a_long_run_has_a_latency_in_each_stripe() {
+    let of = |bytes: u64| {
+        let one =
+            Pattern { ranks: 1, nodes: 1, aggregators: 1, bytes, run_bytes: bytes, ..Pattern::default() };
+        predict(&one, &slow_to_begin(8)).independent.value - bytes as f64
+    };
+    assert_eq!([of(MIB / 2), of(MIB), of(4 * MIB)], [100_000.0, 100_000.0, 400_000.0]);
+}
+
+#[test]
+fn ranks_of_all_nodes_share_the_link_of_a_storage_node() {
+    let c = Calibration {
+        request_byte_ps: Value::exactly(8000),
+        request_ns: Value::exactly(1),
+        ..Calibration::default()
+    };
+    let spread = interleaved(4, MIB, true);
+    let apart = Pattern { is_apart: true, ..spread };
+    let link = |p: &Pattern| predict(p, &c).independent.value;
+    // A link of each node carries three quarters of its rank's data; that of the storage node all ranks' data.
+    assert!((link(&apart) / (4.0 * MIB as f64 * 8.0) - 1.0).abs() < 0.01, "{}", link(&apart));
+    assert!((link(&spread) / (0.75 * MIB as f64 * 8.0) - 1.0).abs() < 0.01, "{}", link(&spread));
+    let two = Pattern { targets: 2, ..apart };
+    assert!((link(&two) / link(&apart) - 0.5).abs() < 0.01, "two storage nodes");
+    // The medium works meanwhile: the slower of both counts.
+    let slow = Calibration { write_sequential_byte_ps: Value::exactly(20_000), parallel: 1, ..c };
+    let found = predict(&apart, &slow).independent.value;
+    assert!((found / (4.0 * MIB as f64 * 20.0) - 1.0).abs() < 0.01, "{found}");
+}
+
 prop_compose! {
     fn any_access()(at in 0..3usize) -> Access {
         [Access::Sequential, Access::Strided, Access::Random][at]
@@ -166,25 +227,25 @@ prop_compose! {
     fn any_pattern()(
         [ranks, nodes, aggregators, bytes, run_bytes, gap_bytes, buffer_bytes, targets] in any::<[u64; 8]>(),
         shift in 0..60u32,
-        (writes, is_far) in any::<(bool, bool)>(),
+        (writes, is_far, is_apart) in any::<(bool, bool, bool)>(),
         access in any_access(),
     ) -> Pattern {
         let small = |n: u64| n >> shift;
         Pattern {
             ranks: small(ranks), nodes: small(nodes), aggregators: small(aggregators), bytes: small(bytes),
             run_bytes: small(run_bytes), gap_bytes: small(gap_bytes), writes, access,
-            buffer_bytes: small(buffer_bytes), targets: small(targets), is_far,
+            buffer_bytes: small(buffer_bytes), targets: small(targets), is_far, is_apart,
         }
     }
 }
 
 prop_compose! {
-    fn any_calibration()(numbers in any::<[i64; 16]>(), shift in 0..60u32) -> Calibration {
+    fn any_calibration()(numbers in any::<[i64; 17]>(), shift in 0..60u32) -> Calibration {
         let mut c = Calibration::default();
         for (name, n) in Calibration::NAMES.iter().zip(numbers) {
             *c.value_mut(name).unwrap() = Value::about(n >> shift, 30);
         }
-        Calibration { gap_bytes: numbers[14] >> shift, parallel: numbers[15] >> shift, processors: numbers[0] >> shift, ..c }
+        Calibration { gap_bytes: numbers[14] >> shift, parallel: numbers[15] >> shift, processors: numbers[0] >> shift, queue: numbers[16] >> shift, ..c }
     }
 }
 

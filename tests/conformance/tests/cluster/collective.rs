@@ -90,9 +90,9 @@ fn collective_calls_go_through_aggregators_where_data_is_on_other_nodes_and_runs
         let program = built(&c, mpi.compiler, "records", &words).expect("it builds");
         let program = program.to_str().unwrap();
         // All ranks on one node, the file on another or on theirs.
-        holds(&c, mpi, program, &[1, 1], "/forebay/two/file", "other nodes", &FAR);
+        holds(&c, mpi, program, &[1, 1], "/forebay/two/file", "nodes without ranks", &FAR);
         holds(&c, mpi, program, &[1, 1], "/forebay/one/file", "this node", &HERE);
-        holds(&c, mpi, program, &[1, 1, 1], "/forebay/two/file", "other nodes", &[IDLE]);
+        holds(&c, mpi, program, &[1, 1, 1], "/forebay/two/file", "nodes without ranks", &[IDLE]);
         // One of the ranks is on the file's node.
         holds(&c, mpi, program, &[1, 2], "/forebay/one/file", "other nodes", &FAR[..1]);
         // A file over all nodes, which the open creates.
@@ -124,6 +124,11 @@ fn ranks_of_several_nodes_measure_once_and_choose_by_the_model() {
             );
             assert!(text.contains("the model predicts "), "{}: {text}", mpi.name);
             assert!(text.contains(" us each, measured "), "{}: {text}", mpi.name);
+            // Of two-phase calls, and of no others, the part in the file is reported.
+            for line in text.lines().filter(|line| line.contains(" us each, measured ")) {
+                let is_two_phase = line.contains("were two-phase");
+                assert_eq!(line.ends_with(" in the file"), is_two_phase, "{}: {line}", mpi.name);
+            }
         }
         c.tell(1, "rm /forebay/striped/file");
     }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
 use forebay_model::{Calibration, Document, Value};
+use forebay_types::limits::GAP_BYTES_MAX_ELSEWHERE;
 use forebay_types::{Code, Error, Result, MODEL_FILE, MODEL_FILE_NEW};
 use serde_json::json;
 
@@ -24,6 +25,13 @@ pub(super) const BUSY_PERCENT: i64 = 20;
 const CALL_BYTES: usize = 4 << 20;
 /// The length of runs that give the random bandwidth.
 const RANDOM_BYTES: usize = 64 << 10;
+/// Gaps between runs that are read, more than any read takes with it: MPI-IO reads gaps of up to 64 KiB on other nodes.
+const READ_GAP_BYTES: usize = 2 * GAP_BYTES_MAX_ELSEWHERE;
+/// Threads whose runs show how many overlap.
+const QUEUE_MAX: usize = 8;
+/// Runs of the first batch, and batches that are measured, at least.
+const BATCH_RUNS_FIRST: usize = 4;
+const BATCHES_MIN: usize = 5;
 /// Bytes of runs that are moved between two readings of the clock.
 const BATCH_BYTES: usize = 1 << 20;
 /// Runs between two readings of the clock, at most.
@@ -66,7 +74,11 @@ pub(super) fn calibrate(named: Option<PathBuf>, arguments: &ModelCalibrate) -> R
     let mut found = Calibration::default();
     measure_medium(&mut found, &medium, effort)?;
     measure_processor(&mut found);
-    set(&mut found.message_ns, &mut found.message_byte_ps, messages.between.as_ref());
+    if messages.between.is_some() {
+        let (mut start, mut slope, request) = (found.message_ns, found.message_byte_ps, found.request_ns);
+        set(&mut start, &mut slope, messages.between.as_ref());
+        found.set_network(start, slope, request);
+    }
     set(&mut found.local_message_ns, &mut found.local_message_byte_ps, messages.within.as_ref());
     widen(&mut found, busy_percent);
     found.check()?;
@@ -156,8 +168,9 @@ fn measure_medium(found: &mut Calibration, medium: &Medium, effort: &Effort) -> 
         if !writes {
             medium.settle()?;
         }
-        let rate = sequential(medium, writes, memory.slice(), effort)?;
+        let call = sequential(medium, writes, memory.slice(), effort)?;
         let (run, random) = runs(medium, writes, memory.slice(), effort)?;
+        let rate = of_bytes(call, run, medium.stripes(CALL_BYTES as u64));
         if writes {
             (found.write_sequential_byte_ps, found.write_run_ns, found.write_random_byte_ps) =
                 (rate, run, random);
@@ -169,11 +182,19 @@ fn measure_medium(found: &mut Calibration, medium: &Medium, effort: &Effort) -> 
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     found.processors = processors as i64;
     found.parallel = parallel(medium, processors, effort)?;
+    found.queue = queue(medium, effort)?.max(found.parallel);
     Ok(())
 }
 
+/// What a byte of a call costs, in picoseconds, besides the run that the call is in each stripe. At least half of the call's
+/// time is that of its bytes: where it is not, the runs were slower when they were measured.
+fn of_bytes(call: Sample, run: Value, stripes: f64) -> Value {
+    let ps = |call: f64, run: i64| (call - stripes * run as f64).max(call / 2.0) * 1000.0 / CALL_BYTES as f64;
+    value([ps(call.value, run.value), ps(call.low, run.value), ps(call.high, run.value)])
+}
+
 /// Calls one after the other over the whole file, in fresh space if they write.
-fn sequential(medium: &Medium, writes: bool, memory: &mut [u8], effort: &Effort) -> Result<Value> {
+fn sequential(medium: &Medium, writes: bool, memory: &mut [u8], effort: &Effort) -> Result<Sample> {
     let mut times = Vec::new();
     for _ in 0..effort.passes {
         if writes {
@@ -185,13 +206,11 @@ fn sequential(medium: &Medium, writes: bool, memory: &mut [u8], effort: &Effort)
             times.push(start.elapsed().as_nanos() as f64);
         }
     }
-    let sample = Sample::of(CALL_BYTES as u64, &mut times);
-    let ps = |ns: f64| ns * 1000.0 / CALL_BYTES as f64;
-    Ok(value([ps(sample.value), ps(sample.low), ps(sample.high)]))
+    Ok(Sample::of(CALL_BYTES as u64, &mut times))
 }
 
-/// What a run costs besides its bytes, from runs with gaps of their length; and the bandwidth of runs of 64 KiB at random
-/// places.
+/// What a run costs besides its bytes, from runs with gaps; and the bandwidth of runs of 64 KiB at random places. Runs that
+/// are read have gaps that are not read with them.
 fn runs(medium: &Medium, writes: bool, memory: &mut [u8], effort: &Effort) -> Result<(Value, Value)> {
     let mut samples = Vec::new();
     for bytes in [medium.run_bytes_min(), 4 << 10, 16 << 10, RANDOM_BYTES] {
@@ -205,7 +224,8 @@ fn runs(medium: &Medium, writes: bool, memory: &mut [u8], effort: &Effort) -> Re
     Ok((start, value([ps(random.value), ps(random.low), ps(random.high)])))
 }
 
-/// The times of runs of one size: in batches that begin anywhere, or each anywhere.
+/// The times of runs of one size: in batches that begin anywhere, or each anywhere. A batch is as long as the clock needs,
+/// and no longer on a slow medium than leaves time for several.
 fn runs_of(
     medium: &Medium,
     writes: bool,
@@ -213,8 +233,10 @@ fn runs_of(
     effort: &Effort,
     (bytes, random): (usize, bool),
 ) -> Result<Sample> {
-    let step = 2 * bytes as u64;
-    let count = (BATCH_BYTES / bytes).min(BATCH_RUNS);
+    let gap = if writes { bytes } else { bytes.max(READ_GAP_BYTES) };
+    let step = (bytes + gap).next_multiple_of(medium.run_bytes_min()) as u64;
+    let most = (BATCH_BYTES / bytes).min(BATCH_RUNS);
+    let mut count = most.min(BATCH_RUNS_FIRST);
     let mut state = 88_172_645_463_325_252_u64;
     let mut draw = |places: u64| {
         state ^= state << 13;
@@ -224,7 +246,10 @@ fn runs_of(
     };
     let (places, mut times) = (effort.extent / step, Vec::new());
     let began = Instant::now();
-    while times.len() < 5 || (began.elapsed() < effort.for_size && times.len() < 2000) {
+    for batch in 0..2000 {
+        if batch > BATCHES_MIN && began.elapsed() > effort.for_size {
+            break;
+        }
         let first = draw(places - count as u64);
         let at = |i: u64| if random { draw(places) } else { first + i };
         let mut offsets: Vec<u64> = (0..count as u64).map(at).map(|place| place * step).collect();
@@ -232,9 +257,52 @@ fn runs_of(
         offsets.dedup();
         let start = Instant::now();
         medium.runs(writes, memory, &offsets, bytes)?;
-        times.push(start.elapsed().as_nanos() as f64 / offsets.len() as f64);
+        let of_run = start.elapsed().as_nanos() as f64 / offsets.len() as f64;
+        if batch == 0 {
+            // The first one only says how many runs there is time for.
+            let fit = effort.for_size.as_nanos() as f64 / (BATCHES_MIN + 1) as f64 / of_run.max(1.0);
+            count = (fit as usize).clamp(most.min(BATCH_RUNS_FIRST), most);
+        } else {
+            times.push(of_run);
+        }
     }
     Ok(Sample::of(bytes as u64, &mut times))
+}
+
+/// How many of several processes' short runs are served at the same time, each as fast as those of one alone.
+fn queue(medium: &Medium, effort: &Effort) -> Result<i64> {
+    let bytes = medium.run_bytes_min();
+    let step = 2 * bytes as u64;
+    let share = effort.extent / QUEUE_MAX as u64;
+    let span = effort.for_size / 4;
+    // Runs in a second of so many threads, each in its part of the file.
+    let rate = |threads: usize| -> Result<f64> {
+        let of_one = |index: u64| -> Result<u64> {
+            let mut memory = Memory::new(bytes);
+            let (began, mut done) = (Instant::now(), 0);
+            while done == 0 || began.elapsed() < span {
+                let at = index * share + done % (share / step) * step;
+                medium.transfer(true, memory.slice(), at)?;
+                done += 1;
+            }
+            Ok(done)
+        };
+        let began = Instant::now();
+        let done = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..threads as u64).map(|index| scope.spawn(move || of_one(index))).collect();
+            let done = threads.into_iter().map(|thread| thread.join().map_err(|_| lost_thread())?);
+            done.sum::<Result<u64>>()
+        })?;
+        Ok(done as f64 / began.elapsed().as_secs_f64().max(1e-9))
+    };
+    let alone = rate(1)?;
+    let gain = rate(QUEUE_MAX)? / alone.max(1e-9);
+    Ok((gain.round() as i64).clamp(1, QUEUE_MAX as i64))
+}
+
+fn lost_thread() -> Error {
+    Error::new(Code::Io, "a thread of the measurement failed")
 }
 
 /// How many writers at a time the medium serves at the speed of one: at most the processors.
@@ -255,10 +323,9 @@ fn parallel(medium: &Medium, processors: usize, effort: &Effort) -> Result<i64> 
         Ok(start.elapsed())
     };
     let alone = write(0)?;
-    let failed = || Error::new(Code::Io, "a thread of the measurement failed");
     let slowest = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..processors as u64).map(|index| scope.spawn(move || write(index))).collect();
-        let times = threads.into_iter().map(|thread| thread.join().map_err(|_| failed())?);
+        let times = threads.into_iter().map(|thread| thread.join().map_err(|_| lost_thread())?);
         times.collect::<Result<Vec<_>>>()
     })?;
     let slowest = slowest.into_iter().max().unwrap_or(alone).as_secs_f64().max(1e-9);
@@ -310,7 +377,7 @@ fn print(d: &Document, path: &Path, as_json: bool) {
         return failure::print_json(&json!({
             "file": path.to_string_lossy(), "version": forebay_model::VERSION, "made_s": d.made_s, "host": d.host,
             "medium": d.medium, "messages": d.messages, "busy_percent": d.busy_percent, "values": list,
-            "gap_bytes": c.gap_bytes, "parallel": c.parallel, "processors": c.processors,
+                "gap_bytes": c.gap_bytes, "parallel": c.parallel, "processors": c.processors, "queue": c.queue,
         }));
     }
     let rate = |v: Value| {
@@ -329,6 +396,7 @@ fn print(d: &Document, path: &Path, as_json: bool) {
     facts.add("writes", three(c.write_sequential_byte_ps, c.write_random_byte_ps, c.write_run_ns));
     facts.add("reads", three(c.read_sequential_byte_ps, c.read_random_byte_ps, c.read_run_ns));
     facts.add("parallel", format!("{} of {} processors at full speed", c.parallel, c.processors));
+    facts.add("queue", format!("short runs of {} at the same time", c.queue));
     facts.add("messages", d.messages.clone());
     facts.add("", format!("on a node {}, then {}", us(c.local_message_ns), rate(c.local_message_byte_ps)));
     facts.add("", format!("between nodes {}, then {}", us(c.message_ns), rate(c.message_byte_ps)));

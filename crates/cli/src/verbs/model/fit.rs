@@ -65,6 +65,22 @@ pub(super) fn lines(samples: &[Sample]) -> [Line; 3] {
     [of(|s| s.value), of(|s| s.low), of(|s| s.high)]
 }
 
+/// The lines that begin at the shortest sample, through medians and quartiles: a message without data takes what the
+/// shortest one takes, also where a network delays long ones alone, by a change of protocol or a limit that lets bursts pass.
+pub(super) fn lines_from_shortest(samples: &[Sample]) -> [Line; 3] {
+    let of = |pick: fn(&Sample) -> f64| {
+        let Some(first) = samples.iter().min_by_key(|s| s.bytes) else { return fit(&[]) };
+        let (mut wxx, mut wxy) = (0.0, 0.0);
+        for sample in samples {
+            let (x, y) = ((sample.bytes - first.bytes) as f64, pick(sample).max(1.0));
+            wxx += x * x / (y * y);
+            wxy += x * (y - pick(first)) / (y * y);
+        }
+        Line { start: pick(first), slope: if wxx > 0.0 { (wxy / wxx).max(0.0) } else { 0.0 } }
+    };
+    [of(|s| s.value), of(|s| s.low), of(|s| s.high)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,6 +100,15 @@ mod tests {
         assert!(falling.slope == 0.0 && falling.start > 0.0);
         let steep = fit(&[(10, 1.0), (1000, 5000.0)]);
         assert!(steep.start == 0.0 && steep.slope > 0.0, "{steep:?}");
+    }
+
+    #[test]
+    fn line_from_the_shortest_keeps_its_time_where_long_ones_are_limited() {
+        let exact = |bytes, time| Sample { bytes, value: time, low: time, high: time };
+        let samples = [exact(8, 40.0), exact(4096, 45.0), exact(262_144, 2_000.0), exact(1_048_576, 8_000.0)];
+        let [line, ..] = lines_from_shortest(&samples);
+        assert!((line.start - 40.0).abs() < 1e-9 && line.slope > 0.006 && line.slope < 0.008, "{line:?}");
+        assert_eq!(lines_from_shortest(&samples[..1])[0], Line { start: 40.0, slope: 0.0 });
     }
 
     #[test]

@@ -13,6 +13,10 @@ use forebay_types::{Error, Ino, Result};
 
 use crate::pool;
 
+/// Backing files of the pool's file, and bytes of a stripe.
+const STRIPE_COUNT: u16 = 4;
+const STRIPE_BYTES: u32 = 1 << 20;
+
 /// Memory for transfers: O_DIRECT needs it at a page's start.
 pub(super) struct Memory {
     bytes: Vec<u8>,
@@ -79,7 +83,11 @@ impl Medium {
     pub(super) fn pool(pool: &Pool) -> Result<Medium> {
         let name = format!("/.forebay-model-{}", std::process::id()).into_bytes();
         let place = Place { dir: Ino::ROOT, path: &name[1..] };
-        let striping = Striping { stripe_count: 4, stripe_bytes: 1 << 20, directory_takes_precedence: true };
+        let striping = Striping {
+            stripe_count: STRIPE_COUNT,
+            stripe_bytes: STRIPE_BYTES,
+            directory_takes_precedence: true,
+        };
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
         let mut escape = PathBuffer::new();
         let made = pool.open_striped(place, flags, 0o600, striping, &mut escape);
@@ -102,6 +110,14 @@ impl Medium {
         match self {
             Medium::Directory(_, true) => PAGE,
             _ => 512,
+        }
+    }
+
+    /// Accesses that a transfer of these bytes is: in the pool one for each stripe.
+    pub(super) fn stripes(&self, bytes: u64) -> f64 {
+        match self {
+            Medium::Directory(..) => 1.0,
+            Medium::Pool(_) => bytes.div_ceil(u64::from(STRIPE_BYTES)).max(1) as f64,
         }
     }
 

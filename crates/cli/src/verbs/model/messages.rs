@@ -8,7 +8,7 @@ use std::time::Instant;
 use forebay_types::{Code, Error, Result};
 use serde_json::Value;
 
-use super::fit::{lines, Line, Sample};
+use super::fit::{lines, lines_from_shortest, Line, Sample};
 
 /// Sizes of messages.
 const SIZES: [usize; 5] = [8, 4 << 10, 32 << 10, 256 << 10, 1 << 20];
@@ -62,7 +62,7 @@ fn parse(text: &str, line: &str) -> Result<Messages> {
     if between.len() < 2 && within.len() < 2 {
         return Err(refuse(format!("`{line}` printed no results of ping-pong")));
     }
-    let found = |samples: Vec<Sample>| (samples.len() >= 2).then(|| lines(&samples));
+    let found = |samples: Vec<Sample>| (samples.len() >= 2).then(|| lines_from_shortest(&samples));
     Ok(Messages { between: found(between), within: found(within), words: format!("MPI: {line}") })
 }
 
