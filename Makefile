@@ -31,9 +31,10 @@ build:
 	@tools/install-deps build
 	$(CARGO) build --release --workspace
 	$(MAKE) -C mpi OUT=$(RELEASE)
+	$(MAKE) -C nbd OUT=$(RELEASE)
 
 # The dependencies of demo and benchmarks are installed before the build, since mpi/Makefile builds a driver for each
-# installed MPI.
+# installed MPI, and nbd/Makefile a plugin if nbdkit's header is installed.
 demo:
 	@tools/install-deps demo
 	$(MAKE) build
@@ -49,6 +50,7 @@ test: lint
 	@tools/install-deps test
 	$(CARGO) build --workspace --features forebay-server/simulation,forebay-mover/simulation
 	$(MAKE) -C mpi OUT=$(DEBUG)
+	$(MAKE) -C nbd OUT=$(DEBUG)
 	CARGO='$(CARGO)' tools/run-tests
 
 # SEEDS: histories of the simulations (crates/fabric, tests/conformance). CASES: histories of each kind of transaction
@@ -57,6 +59,7 @@ soak:
 	@tools/install-deps test
 	$(CARGO) build --workspace
 	$(MAKE) -C mpi OUT=$(DEBUG)
+	$(MAKE) -C nbd OUT=$(DEBUG)
 	CARGO='$(CARGO)' FOREBAY_SOAK=1 FOREBAY_SEEDS=$(SEEDS) FOREBAY_CASES=$(CASES) tools/run-tests
 
 bench:
@@ -67,10 +70,13 @@ bench:
 install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
 	install -m 755 $(RELEASE)/forebay $(RELEASE)/forebayd $(RELEASE)/forebay-mount \
-		$(RELEASE)/forebay-mover $(RELEASE)/forebay-register $(RELEASE)/forebay-emulate $(DESTDIR)$(PREFIX)/bin/
+		$(RELEASE)/forebay-mover $(RELEASE)/forebay-register $(RELEASE)/forebay-emulate \
+		$(RELEASE)/forebay-device $(DESTDIR)$(PREFIX)/bin/
 	install -m 755 $(RELEASE)/libforebay.so $(RELEASE)/libforebay_preload.so $(DESTDIR)$(PREFIX)/lib/
 	for library in $(RELEASE)/libforebay_mpi*.so; do \
 		if [ -e "$$library" ]; then install -m 755 "$$library" $(DESTDIR)$(PREFIX)/lib/; fi; done
+	if [ -e $(RELEASE)/nbdkit-forebay-plugin.so ]; then install -d $(DESTDIR)$(PREFIX)/lib/nbdkit/plugins; \
+		install -m 755 $(RELEASE)/nbdkit-forebay-plugin.so $(DESTDIR)$(PREFIX)/lib/nbdkit/plugins/; fi
 	install -m 644 crates/capi/include/forebay.h crates/capi/include/forebay.f90 $(DESTDIR)$(PREFIX)/include/
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man3
 	install -d $(DESTDIR)$(PREFIX)/share/man/man5 $(DESTDIR)$(PREFIX)/share/man/man8

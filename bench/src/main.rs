@@ -41,7 +41,7 @@ directory), section by section: meta (operations per second), data (bytes per se
 rsync and dd), cost (what the library costs programs that do not use the pool), mount (beside its medium and bindfs), mpi (MPI-IO beside the same MPI's own), nodes (pools of several
 nodes on this machine: data and names of another node, start, names, evenness, collective
 MPI-IO; far: the first two alone; ranks: the last alone), volumes (puts, gets and atomic operations beside
-copies of the processor, and beside the provider from another node), backing (a pool in front of slow storage, beside the storage itself and copy
+copies of the processor, and beside the provider from another node; block devices beside a loop device), backing (a pool in front of slow storage, beside the storage itself and copy
 tools), jobs (staging for jobs of a Slurm that the section starts), media (block devices that emulate media, measured beside configured values), model (the
 cost model beside measured collective and independent I/O, on emulated media), study (the study of collective I/O on emulated media, repeated), day (a program that writes more than the pool holds, as a plot), tools (ior and mdtest, when they are on
 PATH). Slow shows the directory BEHIND at AT, until it is unmounted, so that all programs

@@ -6,6 +6,7 @@
 
 mod apart;
 mod collective;
+mod devices;
 mod evenness;
 mod far;
 mod hosts;
@@ -44,9 +45,11 @@ pub(crate) fn measure_far(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, 
     Ok(vec![far::measure(binaries, sizes)?, trees::measure_far(binaries, sizes)?])
 }
 
-/// The tables of volumes.
+/// The tables of volumes and their block devices.
 pub(crate) fn measure_volumes(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
-    volumes::measure(binaries, sizes)
+    let mut tables = volumes::measure(binaries, sizes)?;
+    tables.extend(devices::measure(binaries, sizes)?);
+    Ok(tables)
 }
 
 /// The tables of MPI ranks on several nodes.

@@ -31,8 +31,8 @@ pub(crate) use stores::{
 };
 pub(crate) use values::recall;
 pub(crate) use volumes::{
-    VolumeAttach, VolumeCommand, VolumeCopy, VolumeCreate, VolumeFlush, VolumeFormat, VolumeLoad,
-    VolumeNames, VolumeResize, VolumeVerb,
+    VolumeAttach, VolumeCommand, VolumeCopy, VolumeCreate, VolumeExport, VolumeFlush, VolumeFormat,
+    VolumeLoad, VolumeNames, VolumeResize, VolumeVerb,
 };
 
 const AFTER_HELP: &str = "\

@@ -272,6 +272,17 @@ impl Pool {
         }
     }
 
+    /// The memory of a volume's pieces on this node, as descriptors for reading.
+    ///
+    /// # Errors
+    /// [`Code::AccessDenied`]; [`Code::Io`] if a piece is lost.
+    pub fn volume_pieces_here(&self, volume: &Volume) -> Result<Vec<std::os::fd::OwnedFd>, Code> {
+        let here = self.attached()?.reply.node;
+        let is_here =
+            |(id, target, _): &(PieceId, u32, u64)| id.segment < volume.complete && node_of(*target) == here;
+        volume.pieces().filter(is_here).map(|(id, ..)| self.piece(id, false).map(|fds| fds.piece)).collect()
+    }
+
     fn open_one(&'static self, specifier: &Specifier, writes: bool) -> Result<Mapped, (Code, String)> {
         let name = || String::from_utf8_lossy(&specifier.volume).escape_debug().to_string();
         let failed = |code: Code| {

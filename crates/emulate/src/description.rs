@@ -6,8 +6,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use forebay_block::Process;
 use forebay_pacing::{Direction, Pacers, Profile, Statistics};
-use forebay_sys::process::Stat;
+use forebay_sys::loop_device;
 use forebay_types::{Code, Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -37,23 +38,6 @@ pub struct Options {
     pub checksum: bool,
     /// Writes are read back.
     pub verify_writes: bool,
-}
-
-/// A process, by number and start: numbers are used again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Process {
-    pub(crate) pid: u32,
-    pub(crate) started: u64,
-}
-
-impl Process {
-    pub(crate) fn of(pid: u32) -> io::Result<Process> {
-        Ok(Process { pid, started: Stat::of(pid)?.start_ticks })
-    }
-
-    fn lives(self) -> bool {
-        Stat::of(self.pid).is_ok_and(|stat| stat.start_ticks == self.started && !stat.has_ended())
-    }
 }
 
 /// A device that is up.
@@ -213,7 +197,7 @@ impl Description {
 
     /// Reads and writes that the kernel merged into others before they reached the device.
     pub fn merges(&self) -> Option<(u64, u64)> {
-        let text = fs::read_to_string(crate::loop_device::attribute(&self.device, "stat")).ok()?;
+        let text = fs::read_to_string(loop_device::attribute(&self.device, "stat")).ok()?;
         let field = |index: usize| text.split_ascii_whitespace().nth(index)?.parse().ok();
         Some((field(1)?, field(5)?))
     }
@@ -248,19 +232,16 @@ impl Description {
     /// gets I/O errors.
     pub fn down(&self, force: bool) -> Result<()> {
         let what = || format!("cannot end device {}", self.options.name);
-        if !force && crate::is_in_use(&self.device) {
+        if !force && loop_device::is_in_use(&self.device) {
             return Err(Error::new(Code::Busy, what())
                 .why(format!("{} is mounted, or a program uses it alone", self.device.display()))
                 .cure("unmount it first, or add --force"));
         }
-        if force && crate::is_in_use(&self.device) {
+        if force && loop_device::is_in_use(&self.device) {
             // A server that hangs answers nothing, and the device's users would wait for it.
             let _ = fs::write(format!("/sys/fs/fuse/connections/{}/abort", self.connection), "1");
         }
-        // SAFETY: plain system call. The process was just seen to live.
-        if unsafe { libc::kill(self.keeper.pid as i32, libc::SIGTERM) } != 0 {
-            return Err(Error::io(what(), &io::Error::last_os_error()));
-        }
+        self.keeper.signal(libc::SIGTERM).map_err(|e| Error::io(what(), &e))?;
         let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while self.keeper.lives() {
             if std::time::Instant::now() > until {

@@ -1,32 +1,29 @@
 //! `forebay-emulate`: the keeper of one device, and the start of its server.
 //!
-//! The keeper makes the connection, starts the server, opens the file, makes the loop device, describes it for commands,
-//! and reports to its starter. Then it waits: for SIGTERM or SIGINT, which end the device, or for the end of the server.
+//! The keeper checks what is requested, makes the directory of the device, and describes it there for commands.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use forebay_fuse::Device;
+use forebay_block::{leave_limited, Device, Ending, Memory, Plan, Process, Report, Tell};
 use forebay_pacing::{Pacers, Profile};
+use forebay_sys::loop_device::Settings;
 use forebay_sys::process::shed_preload;
-use forebay_sys::signals::Signals;
 use forebay_types::{Code, Error, Result};
-use rustix::event::{PollFd, PollFlags};
-use serde::{Deserialize, Serialize};
 
-use crate::connection::Detached;
 use crate::control::Control;
-use crate::description::{self, is_name, Description, Options, Process};
-use crate::loop_device::LoopDevice;
-use crate::memory_cgroup::leave_limited;
+use crate::description::{self, is_name, Description, Options};
 use crate::serve::{self, Copying, Medium, CAUGHT};
 use crate::store::{Guards, Store, BLOCK_BYTES};
 use crate::way;
+
+// A device is measured by its smallest requests.
+const _: () = assert!(way::SMALL_BYTES == BLOCK_BYTES);
 
 /// Memory of the node that a device leaves to others, at least.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -40,41 +37,6 @@ Usage: forebay-emulate OPTIONS
 
 The result of the start is written to standard output, which is then closed. SIGTERM ends the device.
 ";
-
-/// The result of a start.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Report {
-    /// The device is there.
-    Up(Box<Description>),
-    /// It is not.
-    Failed {
-        /// The code of the error.
-        code: u16,
-        /// What was tried.
-        what: String,
-        /// Why it failed.
-        why: String,
-        /// What can be done.
-        cure: String,
-    },
-}
-
-impl Report {
-    fn failed(e: &Error) -> Report {
-        Report::Failed { code: e.code as u16, what: e.what.clone(), why: e.why.clone(), cure: e.cure.clone() }
-    }
-
-    /// The error of a start that failed.
-    pub fn into_result(self) -> Result<Description> {
-        match self {
-            Report::Up(description) => Ok(*description),
-            Report::Failed { code, what, why, cure } => {
-                Err(Error::new(Code::from_u16(code), what).why(why).cure(cure))
-            }
-        }
-    }
-}
 
 /// Runs `forebay-emulate` with these arguments, without the program's name.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -96,24 +58,9 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             tracing::error!("{e}");
-            report(&Report::failed(&e));
+            println!("{}", serde_json::to_string(&Report::<Description>::of(Err(e))).unwrap_or_default());
             ExitCode::FAILURE
         }
-    }
-}
-
-/// Writes the report, and closes standard output.
-fn report(report: &Report) {
-    let text = serde_json::to_string(report).unwrap_or_default();
-    let _ = writeln!(io::stdout(), "{text}");
-    close_output();
-}
-
-/// Ends the starter's wait for the end of standard output.
-fn close_output() {
-    if let Ok(null) = File::options().write(true).open("/dev/null") {
-        // SAFETY: plain system call on two descriptors.
-        unsafe { libc::dup2(null.as_raw_fd(), 1) };
     }
 }
 
@@ -189,166 +136,60 @@ fn check(options: &Options) -> Result<Profile> {
 
 fn keep(options: &Options) -> Result<()> {
     let what = format!("cannot make device {}", options.name);
-    let failed = |step: &'static str| {
-        let what = what.clone();
-        move |e: io::Error| {
-            let error = Error::io(what, &e).why(format!("{step}: {e}"));
-            match e.raw_os_error() {
-                Some(libc::EPERM | libc::EACCES) => error.cure("it takes root"),
-                Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
-                    error.cure("the kernel needs FUSE (/dev/fuse) and loop devices (/dev/loop-control)")
-                }
-                _ => error,
-            }
-        }
-    };
+    let failed = |e: io::Error| Error::io(&what, &e);
     let profile = check(options)?;
-    let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGCHLD])
-        .map_err(failed("signals"))?;
-    let device = Device::open().map_err(failed("/dev/fuse"))?;
     let directory = make_directory(options)?;
-    let mount = Detached::new(&device, &options.name).map_err(failed("the FUSE mount"))?;
-    let (ready, told) = io::pipe().map_err(failed("a pipe"))?;
-    // SAFETY: this process has one thread.
-    let server = match unsafe { libc::fork() } {
-        -1 => return Err(failed("fork")(io::Error::last_os_error())),
-        0 => {
-            // The keeper removes it, and reports.
-            std::mem::forget(directory);
-            close_output();
-            drop((mount, ready));
-            let done = be_server(device, options, &profile, told);
-            // SAFETY: the keeper's buffers are not flushed twice.
-            unsafe { libc::_exit(i32::from(done.is_err())) }
-        }
-        pid => Server(pid),
+    let name = format!("forebay-emulate:{}", options.name);
+    let plan = Plan {
+        what: &what,
+        subtype: c"forebay-emulate",
+        source: &options.name,
+        settings: Settings {
+            name: name.as_bytes(),
+            sector_bytes: BLOCK_BYTES as u32,
+            is_read_only: false,
+            ends_at_last_close: true,
+            is_direct: true,
+        },
+        refuses_discards: false,
+        ending: Ending::Soon,
+        meaning: |status| (status == CAUGHT).then_some("its write protection caught a stray write"),
     };
-    drop((device, told));
-    let fds = told_by(ready).map_err(|why| Error::new(Code::Io, what.clone()).why(why))?;
-    let file = mount.open().map_err(failed("the served file"))?;
-    let connection =
-        std::os::unix::fs::MetadataExt::dev(&file.metadata().map_err(failed("the served file"))?);
-    drop(mount);
-    let device = LoopDevice::new(&file, &options.name).map_err(failed("the loop device"))?;
-    drop(file);
-    let process = |pid: u32| Process::of(pid).map_err(failed("/proc"));
-    let description = Description {
-        options: options.clone(),
-        device: device.path.clone(),
-        keeper: process(std::process::id())?,
-        server: process(server.0 as u32)?,
-        fds,
-        connection: libc::minor(connection),
-    };
-    let ways = way::measure(&description.device, options.bytes, &profile.medium)
-        .map_err(failed("a first request to the device"))?;
-    description.set_ways(ways)?;
-    description.write(&directory.0).map_err(failed("its description"))?;
-    tracing::info!("{} emulates {}", device.path.display(), profile.name);
-    report(&Report::Up(Box::new(description)));
-
-    let how = loop {
-        if let Some(status) = server.ended() {
-            break Some(status);
-        }
-        match signals.next() {
-            Some(received) if received.signal != libc::SIGCHLD => break None,
-            Some(_) => {}
-            None => {
-                let mut readable = [PollFd::new(&signals, PollFlags::IN)];
-                let _ = rustix::event::poll(&mut readable, None);
-            }
-        }
-    };
-    if let Some(status) = how {
-        let caught = libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == CAUGHT;
-        let why = if caught {
-            "its write protection caught a stray write".into()
-        } else {
-            format!("status {status}")
+    let serve = |device, tell| be_server(device, options, &profile, tell);
+    forebay_block::keep(&plan, serve, |up| {
+        let description = Description {
+            options: options.clone(),
+            device: up.device,
+            keeper: Process::of(std::process::id()).map_err(failed)?,
+            server: up.server,
+            fds: up.told,
+            connection: up.connection,
         };
-        tracing::error!("the server has ended ({why}): I/O on {} fails", device.path.display());
-    }
-    // Before the server ends: what was written to the device's page cache is written to it.
-    let path = device.path.clone();
-    if !device.end() {
-        tracing::warn!("{} is still in use: its I/O fails from now on", path.display());
-    }
-    Ok(())
+        let ways = way::measure(&description.device, options.bytes, &profile.medium)
+            .map_err(|e| failed(e).why("a first request to the device"))?;
+        description.set_ways(ways)?;
+        description.write(&directory.0).map_err(failed)?;
+        Ok(description)
+    })
 }
 
-/// The server's process, killed and waited for on drop.
-struct Server(libc::pid_t);
-
-impl Server {
-    /// Its status, if it has ended.
-    fn ended(&self) -> Option<i32> {
-        let mut status = 0;
-        // SAFETY: our own child; the status is writable. It is not reaped, as its number is used until the drop.
-        let info = unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-            if libc::waitid(libc::P_PID, self.0 as libc::id_t, &mut info, flags) != 0 || info.si_pid() == 0 {
-                return None;
-            }
-            info
-        };
-        // SAFETY: filled by waitid.
-        let value = unsafe { info.si_status() };
-        status |= if info.si_code == libc::CLD_EXITED { value << 8 } else { value };
-        Some(status)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // SAFETY: our own child, not reaped before.
-        unsafe {
-            libc::kill(self.0, libc::SIGKILL);
-            libc::waitpid(self.0, std::ptr::null_mut(), 0);
-        }
-    }
-}
-
-/// What the server says once: its descriptors, or why it cannot serve.
-fn told_by(mut ready: io::PipeReader) -> std::result::Result<[i32; 3], String> {
-    let mut text = String::new();
-    let _ = ready.read_to_string(&mut text);
-    match serde_json::from_str::<std::result::Result<[i32; 3], String>>(&text) {
-        Ok(told) => told,
-        Err(_) => Err("its server ended at its start".into()),
-    }
-}
-
-fn be_server(device: Device, options: &Options, profile: &Profile, told: io::PipeWriter) -> io::Result<()> {
-    // Closes the pipe, too.
-    let tell = |mut told: io::PipeWriter, what: &std::result::Result<[i32; 3], String>| {
-        let _ = told.write_all(serde_json::to_string(what).unwrap_or_default().as_bytes());
-    };
+fn be_server(device: Device, options: &Options, profile: &Profile, tell: Tell<[i32; 3]>) -> io::Result<()> {
     let (medium, kept) = match prepare(options, profile) {
         Ok(prepared) => prepared,
         Err(e) => {
-            tell(told, &Err(format!("its server: {e}")));
+            tell.tell(Err(Error::io(format!("cannot make device {}", options.name), &e)));
             return Err(e);
         }
     };
+    if options.write_protect {
+        serve::guard(&medium.store);
+    }
     let numbers = serve::numbers(&medium.store.memory, &kept[0], &kept[1]);
-    serve::serve(device, medium, options.write_protect, move || tell(told, &Ok(numbers)))
+    forebay_block::serve(device, &medium, Memory::All, || tell.tell(Ok(numbers)))
 }
 
 /// Allocates everything.
 fn prepare(options: &Options, profile: &Profile) -> io::Result<(Medium, [OwnedFd; 2])> {
-    // SAFETY: plain system calls. The keeper may have died before.
-    unsafe {
-        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        if libc::getppid() == 1 {
-            return Err(io::Error::from_raw_os_error(libc::ESRCH));
-        }
-        // Signals to the group are for the keeper.
-        libc::setpgid(0, 0);
-    }
     if let Err(e) = leave_limited() {
         tracing::warn!(
             "cannot leave its limited memory cgroup, whose programs may wait for the device for ever: {e}"

@@ -1,36 +1,21 @@
-//! The server: answers the kernel's requests for the file of a device, each as late as the medium would.
-//!
-//! Serving a request allocates no memory: each thread has its buffers from the start. A thread waits for its request's
-//! time by itself, so there are as many threads as the medium has channels.
+//! The server's part: requests take as long as the medium would need. A thread waits for its request's time by itself, so
+//! there are as many threads as the medium has channels.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::OnceLock;
 
-use forebay_fuse::protocol::{
-    self, fopen, init, op, Body, Request, Short, Validity, MAJOR, MINOR, ROOT_NODE,
-};
-use forebay_fuse::Device;
-use forebay_pacing::{now_ns, Direction, Pacers, Place};
+use forebay_block::Served;
+use forebay_pacing::{Direction, Pacers, Place};
 
 use crate::control::Control;
 use crate::store::{Fault, Store};
 
-/// Largest transfer of one request.
-const TRANSFER_BYTES_MAX: usize = 1 << 20;
-/// A write with its headers.
-const REQUEST_BYTES_MAX: usize = TRANSFER_BYTES_MAX + 4096;
-/// Requests that the kernel may have outstanding: all of the device's are such, as nothing waits for one alone.
-const BACKGROUND_MAX: u16 = 512;
 /// Threads besides those that wait for the medium, so that a flush is not behind writes.
 const SPARE_THREADS: usize = 2;
-/// Replies from this size on show what a copy takes; those of smaller ones mostly what a system call does.
-const COPIED_BYTES_MIN: usize = 64 * 1024;
 /// Most nanoseconds that the copy of 1 MiB is taken to need: a thread that was interrupted says more.
 const COPY_NS_MAX: u64 = 1_000_000;
-/// Bytes of a thread's stack. Nothing here recurses.
-const STACK_BYTES: usize = 256 * 1024;
 
 /// What the threads share.
 #[derive(Debug)]
@@ -62,13 +47,6 @@ impl Copying {
     }
 }
 
-/// A reply: a body, or an errno.
-type Served = Result<(), i32>;
-
-fn malformed(_: Short) -> i32 {
-    libc::EINVAL
-}
-
 /// The mapping, for the handler of SIGSEGV.
 static GUARDED: OnceLock<(usize, usize)> = OnceLock::new();
 /// Bytes of [`GUARDED`] that a stray store hit, for tests.
@@ -94,7 +72,7 @@ extern "C" fn on_fault(_signal: libc::c_int, info: *mut libc::siginfo_t, _contex
 }
 
 /// Has stray stores to the store's mapping end this process.
-fn guard(store: &Store) {
+pub(crate) fn guard(store: &Store) {
     let _ = GUARDED.set((store.base() as usize, store.bytes()));
     // SAFETY: an all-zero sigaction is valid; the handler keeps to what a handler may do.
     unsafe {
@@ -105,213 +83,62 @@ fn guard(store: &Store) {
     }
 }
 
-/// Makes this process one that memory reclaim can depend on: all memory is present and stays so, and its allocations
-/// never wait for the device's own writeback. Returns what could not be done.
-fn be_an_io_flusher() -> Vec<String> {
-    const PR_SET_IO_FLUSHER: libc::c_int = 57;
-    let mut lacks = Vec::new();
-    let mut note = |what: &str, result: libc::c_int| {
-        if result != 0 {
-            lacks.push(format!("{what}: {}", io::Error::last_os_error()));
-        }
-    };
-    // SAFETY: plain system calls.
-    unsafe {
-        note("PR_SET_IO_FLUSHER", libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0));
-        note("mlockall", libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE));
-        // A sleep then ends as soon as the timer fires.
-        note("PR_SET_TIMERSLACK", libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0));
+impl forebay_block::Medium for Medium {
+    fn bytes(&self) -> u64 {
+        self.store.bytes() as u64
     }
-    lacks
-}
 
-/// Serves until the connection is over. `ready` is called when the threads run.
-pub(crate) fn serve(device: Device, medium: Medium, protects: bool, ready: impl FnOnce()) -> io::Result<()> {
-    if protects {
-        guard(&medium.store);
+    fn threads(&self) -> usize {
+        self.pacers.pacer(0).medium().queue_depth as usize + SPARE_THREADS
     }
-    for what in be_an_io_flusher() {
-        tracing::warn!("the device may be slow or block when memory is short: {what}");
-    }
-    let count = medium.pacers.pacer(0).medium().queue_depth as usize + SPARE_THREADS;
-    let mut devices: Vec<Device> = (1..count).map(|_| device.another()).collect::<io::Result<_>>()?;
-    devices.push(device);
-    let medium = &medium;
-    std::thread::scope(|scope| {
-        for device in devices {
-            // Before the device appears, so that they are present.
-            let (buffer, out) = (vec![1; REQUEST_BYTES_MAX], filled());
-            std::thread::Builder::new()
-                .name("medium".into())
-                .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, move || run(&device, medium, buffer, out))?;
-        }
-        ready();
+
+    fn read(&self, offset: u64, to: &mut [u8]) -> Served {
+        let ticket = self.pacers.pacer(0).begin();
+        self.obey_a_test();
+        let len = to.len();
+        let ahead_ns = self.copying.of(len) + self.control.way_ns(Direction::Read, len);
+        // Before its bytes are moved: parts of one request, which arrive together, reach the medium in their order.
+        let reserved = ticket.reserve(Direction::Read, Place { file: 0, offset }, len as u64);
+        note(self, offset, len, self.store.read(offset, to))?;
+        reserved.wait(ahead_ns);
         Ok(())
-    })
-}
+    }
 
-/// A reply that has its memory.
-fn filled() -> Body {
-    let mut out = Body::new();
-    out.zeros(REQUEST_BYTES_MAX);
-    out.clear();
-    out
-}
+    fn write(&self, offset: u64, from: &[u8]) -> Served {
+        let ticket = self.pacers.pacer(0).begin();
+        self.obey_a_test();
+        let len = from.len();
+        let way_ns = self.control.way_ns(Direction::Write, len);
+        let ticket = ticket.arrived_before(self.copying.of(len));
+        let reserved = ticket.reserve(Direction::Write, Place { file: 0, offset }, len as u64);
+        note(self, offset, len, self.store.write(offset, from, &self.control))?;
+        reserved.wait(way_ns);
+        Ok(())
+    }
 
-fn run(device: &Device, medium: &Medium, mut buffer: Vec<u8>, mut out: Body) {
-    loop {
-        let n = match device.read(&mut buffer) {
-            Ok(n) => n,
-            Err(e) => match e.raw_os_error() {
-                Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => continue,
-                Some(libc::ENODEV) => return,
-                _ => {
-                    tracing::error!("cannot read requests of the device: {e}");
-                    return;
-                }
-            },
-        };
-        let Ok(rq) = Request::parse(&buffer[..n]) else {
-            tracing::error!("the kernel sent {n} bytes that are no request");
-            continue;
-        };
-        if matches!(rq.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT) {
-            continue;
-        }
-        out.clear();
-        let error = match answer(medium, &rq, &mut out) {
-            Ok(()) => 0,
-            Err(errno) => {
-                out.clear();
-                errno
-            }
-        };
-        let (sent, bytes) = (now_ns(), out.len());
-        let written = device.write(out.message(rq.unique, -error));
-        if bytes >= COPIED_BYTES_MIN {
-            medium.copying.note(bytes, now_ns() - sent);
-        }
-        if let Err(e) = written {
-            if !matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) {
-                tracing::error!("cannot answer a request of the device: {e}");
-            }
-        }
+    fn flush(&self) -> Served {
+        self.control.count_sync();
+        Ok(())
+    }
+
+    /// It takes what the memory takes.
+    fn zero(&self, offset: u64, bytes: u64, _discards: bool) -> Served {
+        note(self, offset, bytes as usize, self.store.zero(offset, bytes, &self.control))?;
+        self.control.count_discarded(bytes);
+        Ok(())
+    }
+
+    fn copied(&self, bytes: usize, ns: u64) {
+        self.copying.note(bytes, ns);
     }
 }
 
-fn answer(medium: &Medium, rq: &Request<'_>, out: &mut Body) -> Served {
-    match rq.opcode {
-        op::INIT => agree(rq, out),
-        op::GETATTR | op::SETATTR => {
-            protocol::put_attr_out(out, &stat(medium), Validity::LONG);
-            Ok(())
+impl Medium {
+    fn obey_a_test(&self) {
+        if let Some(byte) = self.control.takes_stray_store() {
+            stray(self, byte as usize);
         }
-        op::OPEN => {
-            protocol::put_open_out(out, 0, fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES, 0);
-            Ok(())
-        }
-        op::READ => transfer(medium, rq, out, Direction::Read),
-        op::WRITE => transfer(medium, rq, out, Direction::Write),
-        op::FALLOCATE => discard(medium, rq),
-        op::FSYNC => {
-            medium.control.count_sync();
-            Ok(())
-        }
-        op::STATFS => {
-            let blocks = (medium.store.bytes() / 4096) as u64;
-            for v in [blocks, 0, 0, 1, 0] {
-                out.u64(v);
-            }
-            for v in [4096, 255, 4096, 0, 0, 0, 0, 0, 0, 0] {
-                out.u32(v);
-            }
-            Ok(())
-        }
-        op::FLUSH | op::RELEASE | op::DESTROY => Ok(()),
-        _ => Err(libc::ENOSYS),
     }
-}
-
-fn agree(rq: &Request<'_>, out: &mut Body) -> Served {
-    let mut f = rq.fields;
-    let (major, minor, readahead) =
-        (f.u32().map_err(malformed)?, f.u32().map_err(malformed)?, f.u32().map_err(malformed)?);
-    let offered = u64::from(f.u32().map_err(malformed)?);
-    if major != MAJOR {
-        return Err(libc::EPROTO);
-    }
-    let wanted = init::ASYNC_READ | init::BIG_WRITES | init::ASYNC_DIO | init::MAX_PAGES;
-    for v in [MAJOR, MINOR.min(minor), readahead, (offered & wanted) as u32] {
-        out.u32(v);
-    }
-    out.u16(BACKGROUND_MAX);
-    out.u16(BACKGROUND_MAX);
-    out.u32(TRANSFER_BYTES_MAX as u32);
-    out.u32(1);
-    out.u16((TRANSFER_BYTES_MAX / 4096) as u16);
-    out.zeros(64 - 30);
-    Ok(())
-}
-
-fn stat(medium: &Medium) -> libc::stat {
-    // SAFETY: an all-zero stat is valid.
-    let mut st: libc::stat = unsafe { std::mem::zeroed() };
-    st.st_ino = ROOT_NODE;
-    st.st_mode = libc::S_IFREG | 0o600;
-    st.st_nlink = 1;
-    st.st_size = medium.store.bytes() as i64;
-    st.st_blocks = st.st_size / 512;
-    st.st_blksize = 4096;
-    st
-}
-
-/// A read or a write, which completes when the medium would.
-fn transfer(medium: &Medium, rq: &Request<'_>, out: &mut Body, direction: Direction) -> Served {
-    let ticket = medium.pacers.pacer(0).begin();
-    if let Some(byte) = medium.control.takes_stray_store() {
-        stray(medium, byte as usize);
-    }
-    let mut f = rq.fields;
-    f.skip(8).map_err(malformed)?;
-    let (offset, len) = (f.u64().map_err(malformed)?, f.u32().map_err(malformed)? as usize);
-    if len > TRANSFER_BYTES_MAX {
-        return note(medium, offset, len, Err(Fault::Range));
-    }
-    let (copy_ns, way_ns) = (medium.copying.of(len), medium.control.way_ns(direction, len));
-    let ticket = if direction == Direction::Write { ticket.arrived_before(copy_ns) } else { ticket };
-    // Before its bytes are moved: parts of one request, which arrive together, reach the medium in their order.
-    let reserved = ticket.reserve(direction, Place { file: 0, offset }, len as u64);
-    let (done, ahead_ns) = match direction {
-        Direction::Read => {
-            let read = out.fill(len, |room| medium.store.read(offset, room).map(|()| room.len())).map(|_| ());
-            (read, copy_ns + way_ns)
-        }
-        Direction::Write => {
-            f.skip(4 + 16).map_err(malformed)?;
-            let from = f.bytes(len).map_err(malformed)?;
-            out.u32(len as u32);
-            out.u32(0);
-            (medium.store.write(offset, from, &medium.control), way_ns)
-        }
-    };
-    note(medium, offset, len, done)?;
-    reserved.wait(ahead_ns);
-    Ok(())
-}
-
-/// A discard, or a request for zeros. It takes what the memory takes.
-fn discard(medium: &Medium, rq: &Request<'_>) -> Served {
-    let mut f = rq.fields;
-    f.skip(8).map_err(malformed)?;
-    let (offset, len) = (f.u64().map_err(malformed)?, f.u64().map_err(malformed)?);
-    let mode = f.u32().map_err(malformed)? as i32;
-    if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) == 0 {
-        return Err(libc::EOPNOTSUPP);
-    }
-    note(medium, offset, len as usize, medium.store.zero(offset, len, &medium.control))?;
-    medium.control.count_discarded(len);
-    Ok(())
 }
 
 /// Logs and counts a fault.

@@ -12,11 +12,9 @@ use std::time::{Duration, Instant};
 use forebay_pacing::{now_ns, Direction, Medium};
 use serde::{Deserialize, Serialize};
 
-use crate::store::BLOCK_BYTES;
-
 /// Bytes of a small and of a large request. The kernel splits larger ones, whose pages are apart from each other: each
 /// part has the medium's latency.
-const SMALL_BYTES: usize = BLOCK_BYTES;
+pub(crate) const SMALL_BYTES: usize = 4096;
 const LARGE_BYTES: usize = 512 << 10;
 /// Each measurement is made so often, and the shortest way is taken: what else the machine does only adds to it.
 const ROUNDS: usize = 3;
@@ -51,11 +49,11 @@ struct Aligned(Vec<u8>);
 
 impl Aligned {
     fn new() -> Aligned {
-        Aligned(vec![0; LARGE_BYTES + BLOCK_BYTES])
+        Aligned(vec![0; LARGE_BYTES + SMALL_BYTES])
     }
 
     fn start(&mut self) -> *mut u8 {
-        let skip = self.0.as_ptr().align_offset(BLOCK_BYTES);
+        let skip = self.0.as_ptr().align_offset(SMALL_BYTES);
         self.0[skip..].as_mut_ptr()
     }
 }
@@ -98,7 +96,7 @@ fn way_ns(
         return Ok(0);
     }
     // Small ones hop over the device, large ones follow each other.
-    let step = if request == SMALL_BYTES { requests * 5 / 8 | 1 } else { 1 };
+    let step = if request == SMALL_BYTES { (requests * 5 / 8) | 1 } else { 1 };
     let (begun, mut times) = (Instant::now(), Vec::new());
     while times.len() < REQUESTS_MIN || times.len() < REQUESTS_MAX && begun.elapsed() < TIME {
         let block = (times.len() as u64 + 1).wrapping_mul(step) % requests;

@@ -23,6 +23,7 @@ Examples:
   forebay volume load particles /lustre/particles.raw
   forebay volume attach particles                   a block device with its bytes
   forebay volume detach particles
+  forebay volume export particles --socket /tmp/particles.sock   for clients of NBD, of any user
   forebay volume delete particles
 
 A volume is in the memory of the pool: files and volumes share its capacity. It lives as long as the pool's daemon: what is
@@ -58,6 +59,8 @@ pub(crate) enum VolumeVerb {
     Attach(VolumeAttach),
     /// End the block devices of volumes, given by the volumes or by /dev/loopN
     Detach(VolumeNames),
+    /// Serve a volume over NBD, until a signal: for programs and virtual machines of any user
+    Export(VolumeExport),
 }
 
 impl VolumeVerb {
@@ -73,6 +76,7 @@ impl VolumeVerb {
             VolumeVerb::Flush(a) => a.json,
             VolumeVerb::Load(a) => a.json,
             VolumeVerb::Attach(a) => a.json,
+            VolumeVerb::Export(_) => false,
         }
     }
 }
@@ -222,6 +226,15 @@ pub(crate) struct VolumeLoad {
 
 /// `forebay volume attach`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  dev=$(forebay volume attach particles)    a disk: /dev/loop0
+  mkfs.ext4 $dev; mount $dev /mnt
+  umount /mnt; forebay volume detach particles
+  forebay volume attach wide --read-only    also of pieces on other nodes
+
+It takes root. The kernel serves a volume that is one piece on this node. Others are served by processes (forebay-device)
+until the device is detached; when the pool ends, their I/O fails. Without root: nbdkit forebay volume=NAME.")]
 pub(crate) struct VolumeAttach {
     /// The device cannot be written
     #[arg(long)]
@@ -229,7 +242,40 @@ pub(crate) struct VolumeAttach {
     /// Print the device as JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// The volume: one that has not grown, on this node
+    /// The volume
+    #[arg(value_name = "NAME")]
+    pub(crate) name: OsString,
+}
+
+/// `forebay volume export`.
+#[derive(Debug, Args)]
+#[command(
+    group = clap::ArgGroup::new("where").required(true),
+    after_help = "\
+Examples:
+  forebay volume export particles --socket /tmp/particles.sock &
+  nbdcopy /tmp/particles.raw 'nbd+unix:///?socket=/tmp/particles.sock'
+  qemu-system-x86_64 -drive file=nbd+unix:///?socket=/tmp/particles.sock,format=raw ...
+  forebay volume export wide --port 10809           on 127.0.0.1
+
+It runs nbdkit, which has to be installed, until it gets SIGTERM or SIGINT. NBD has no passwords: whoever may connect to the
+socket, or to the port, reads and writes the volume as the user who exports it. A socket has the protection of its
+directory. nbdkit's own options, such as TLS, are for `nbdkit .../nbdkit-forebay-plugin.so volume=NAME pool=DIRECTORY`."
+)]
+pub(crate) struct VolumeExport {
+    /// Listen on a Unix socket, which is made
+    #[arg(long, value_name = "PATH", group = "where")]
+    pub(crate) socket: Option<std::path::PathBuf>,
+    /// Listen on a TCP port
+    #[arg(long, value_name = "NUMBER", group = "where")]
+    pub(crate) port: Option<u16>,
+    /// The address of the port
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "port")]
+    pub(crate) address: String,
+    /// Clients cannot write
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// The volume, or a specifier
     #[arg(value_name = "NAME")]
     pub(crate) name: OsString,
 }

@@ -3,13 +3,11 @@
 mod limited;
 mod probe;
 
-use std::io::Read;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
-use forebay_emulate::program::Report;
 use forebay_emulate::{Description, Faults, Options};
 use forebay_server::media_profile::MediaProfile;
+use forebay_sys::loop_device::is_in_use;
 use forebay_types::{Code, Error, Result};
 use serde_json::{json, Value};
 
@@ -72,34 +70,13 @@ fn up(arguments: &EmulateUp) -> Result<ExitCode> {
 
 /// Starts the processes of a device, and waits until it is there.
 fn start(options: &Options) -> Result<Description> {
-    let what = || format!("cannot make device {}", options.name);
-    let io = |e: std::io::Error| Error::io(what(), &e);
-    let program = std::env::current_exe().map_err(io)?.with_file_name("forebay-emulate");
+    let what = format!("cannot make device {}", options.name);
+    let io = |e: std::io::Error| Error::io(&*what, &e);
     let log = forebay_emulate::directory().with_extension(format!("{}.log", options.name));
-    let text = serde_json::to_string(options).map_err(|e| Error::new(Code::Invalid, what()).why(e))?;
+    let text = serde_json::to_string(options).map_err(|e| Error::new(Code::Invalid, &*what).why(e))?;
     let errors = std::fs::File::create(&log).map_err(io)?;
-    let mut command = Command::new(&program);
-    command.arg(text).current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
-    // SAFETY: between fork and exec only a system call that is async-signal-safe.
-    unsafe {
-        command.pre_exec(|| {
-            libc::setsid();
-            Ok(())
-        });
-    }
-    let started = command.spawn();
-    let mut child = started.map_err(|e| io(e).cure(format!("is {} installed?", program.display())))?;
-    let mut report = String::new();
-    if let Some(mut pipe) = child.stdout.take() {
-        pipe.read_to_string(&mut report).map_err(io)?;
-    }
-    let result = match serde_json::from_str::<Report>(report.trim()) {
-        Ok(report) => report.into_result(),
-        Err(_) => {
-            let log = std::fs::read_to_string(&log).unwrap_or_default();
-            Err(Error::new(Code::Io, what()).why(format!("its process ended: {}", log.trim())))
-        }
-    };
+    let logged = || std::fs::read_to_string(&log).unwrap_or_default();
+    let result = forebay_block::start::<Description>(&what, "forebay-emulate", &text, errors, logged);
     let kept = match &result {
         Ok(description) => std::fs::rename(&log, description.log()),
         Err(_) => std::fs::remove_file(&log),
@@ -127,7 +104,7 @@ fn as_json(one: &Description) -> Value {
         "write_protect": write_protect,
         "checksum": checksum,
         "verify_writes": verify_writes,
-        "in_use": forebay_emulate::is_in_use(&one.device),
+        "in_use": is_in_use(&one.device),
         "log": one.log(),
     })
 }
@@ -143,7 +120,7 @@ fn list(as_json_too: bool) -> Result<ExitCode> {
         let guards = options_of(options).join(", ");
         let guards = if guards.is_empty() { guards } else { format!(", {guards}") };
         let profile = one.profile().map_or_else(String::new, |profile| profile.name);
-        let use_word = if forebay_emulate::is_in_use(&one.device) { ", in use" } else { "" };
+        let use_word = if is_in_use(&one.device) { ", in use" } else { "" };
         failure::put(format!(
             "{}  {}  {profile}, {}{guards}{use_word}\n",
             options.name,

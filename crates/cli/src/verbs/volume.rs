@@ -1,17 +1,18 @@
 //! `forebay volume`: create, list, show, resize, delete and format volumes (docs/decisions/0048). Below: copies of them
-//! ([`copying`]), and block devices.
+//! ([`copying`]), block devices ([`block`]) and exports ([`export`]).
 
 mod block;
 mod copying;
+mod devices;
+mod export;
 mod file;
-mod loop_device;
 mod place;
 mod shown;
 mod store;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use forebay_client::{Pool, VolumePlaces};
@@ -19,6 +20,7 @@ use forebay_types::limits::{TARGETS_MAX, VOLUME_GRAIN_BYTES};
 use forebay_types::{node_of, Code, Error, Result, Volume};
 use serde_json::{json, Value};
 
+use self::devices::Devices;
 use self::shown::{bar, each, failed};
 use super::ls::put_name;
 use super::nodes::Nodes;
@@ -39,15 +41,16 @@ pub(super) fn volume(named: Option<PathBuf>, verb: &VolumeVerb) -> Result<ExitCo
     let pool = pool::attach(&dir)?;
     match verb {
         VolumeVerb::Create(a) => create(pool, &Nodes::of(dir), a),
-        VolumeVerb::List(a) => list(pool, a.json),
-        VolumeVerb::Show(a) => show(pool, a),
+        VolumeVerb::List(a) => list(pool, &dir, a.json),
+        VolumeVerb::Show(a) => show(pool, &dir, a),
         VolumeVerb::Resize(a) => resize(pool, a),
         VolumeVerb::Delete(a) => delete(pool, a),
         VolumeVerb::Format(a) => format(pool, a),
         VolumeVerb::Copy(a) => copying::copy(pool, &dir, a),
         VolumeVerb::Flush(a) => copying::flush(pool, &dir, a),
-        VolumeVerb::Attach(a) => block::attach(pool, a),
-        VolumeVerb::Detach(a) => block::detach(Some(pool), a),
+        VolumeVerb::Attach(a) => block::attach(pool, &dir, a),
+        VolumeVerb::Detach(a) => block::detach(Some((pool, &dir)), a),
+        VolumeVerb::Export(a) => export::export(pool, &dir, a),
         VolumeVerb::Load(a) => copying::load(pool, &dir, a),
     }
 }
@@ -137,11 +140,17 @@ fn value(name: &[u8], volume: &Volume) -> Value {
     object
 }
 
-fn list(pool: &'static Pool, json: bool) -> Result<ExitCode> {
+fn list(pool: &'static Pool, dir: &Path, json: bool) -> Result<ExitCode> {
     let all =
         pool.volumes().map_err(|code| Error::new(code, "cannot list volumes").why(pool::words(code)))?;
+    let devices = Devices::look(dir)?;
     if json {
-        failure::print_json(&Value::Array(all.iter().map(|(name, volume)| value(name, volume)).collect()));
+        let one = |(name, volume): &(Vec<u8>, Volume)| {
+            let mut object = value(name, volume);
+            object["device"] = json!(devices.path_of(pool, volume));
+            object
+        };
+        failure::print_json(&Value::Array(all.iter().map(one).collect()));
         return Ok(ExitCode::SUCCESS);
     }
     let mut text = String::new();
@@ -149,19 +158,21 @@ fn list(pool: &'static Pool, json: bool) -> Result<ExitCode> {
         // The mode of a regular file, without its type.
         let mode = table::mode(0o100_000 | volume.mode);
         text.push_str(&format!(
-            "{} {:<8} {:<8} {:>10}  {}\n",
+            "{} {:<8} {:<8} {:>10}  {}{}\n",
             mode.trim_start_matches('-'),
             table::user(volume.uid),
             table::group(volume.gid),
             table::bytes(volume.bytes()),
-            table::printable(name)
+            table::printable(name),
+            devices.path_of(pool, volume).map_or_else(String::new, |path| format!("  {}", path.display()))
         ));
     }
     failure::put(text);
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(pool: &'static Pool, arguments: &VolumeNames) -> Result<ExitCode> {
+fn show(pool: &'static Pool, dir: &Path, arguments: &VolumeNames) -> Result<ExitCode> {
+    let devices = Devices::look(dir)?;
     each(&arguments.names, arguments.json, |name| {
         let volume = pool.volume(name.as_bytes()).map_err(|code| failed(pool, code, "show", name, 1))?;
         let mut facts = Facts::default();
@@ -184,7 +195,12 @@ fn show(pool: &'static Pool, arguments: &VolumeNames) -> Result<ExitCode> {
             let places = places.join(", ");
             facts.add(&format!("segment {i}"), format!("{} on {places}", table::bytes(segment.bytes)));
         }
+        let device = devices.path_of(pool, &volume);
+        if let Some(device) = &device {
+            facts.add("device", device.display().to_string());
+        }
         let mut object = value(name.as_bytes(), &volume);
+        object["device"] = json!(device);
         object["file_bytes"] = json!(file);
         Ok((object, facts.text()))
     })

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
+pub mod devices;
 pub mod mpi;
 
 use std::ffi::{OsStr, OsString};

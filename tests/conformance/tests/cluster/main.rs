@@ -6,6 +6,7 @@
 
 mod bed;
 mod collective;
+mod devices;
 mod doors;
 mod faults;
 mod large;

@@ -3,7 +3,7 @@
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitCode};
 
-use forebay_emulate::Limited;
+use forebay_block::Limited;
 use forebay_sys::signals::Signals;
 use forebay_types::{Error, Result};
 use rustix::event::{poll, PollFd, PollFlags};

@@ -122,7 +122,7 @@ pub(super) fn probe(arguments: &EmulateStat) -> Result<ExitCode> {
     let failed = |e: std::io::Error| Error::io(format!("cannot probe {}", one.device.display()), &e);
     let Some(profile) = one.profile() else { return Err(failed(std::io::ErrorKind::InvalidData.into())) };
     // Another program may change what a write would put back.
-    let is_free = !forebay_emulate::is_in_use(&one.device);
+    let is_free = !forebay_sys::loop_device::is_in_use(&one.device);
     let exclusive = if is_free { libc::O_EXCL } else { 0 };
     let file = File::options()
         .read(true)

@@ -1,25 +1,38 @@
 //! `forebay volume attach` and `detach`: block devices of volumes.
 //!
 //! A volume of one piece on this node is a loop device on its memory, which the kernel copies to and from: no process
-//! serves it, and it has the volume open. There is no record of it: the kernel knows which memory a device has.
+//! serves it, and it has the volume open. Any other has a process that serves it (`forebay-device`). There is no record of
+//! either: the kernel knows them (`devices.rs`).
 
 use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
+use forebay_block::Process;
 use forebay_client::Pool;
+use forebay_device::{Found, Kind, MEMORY_MARK};
+use forebay_server::directory::LOG_FILE;
+use forebay_sys::loop_device::{locked_control, LoopDevice, Settings};
 use forebay_types::{Code, Error, Result};
 use serde_json::json;
 
-use super::loop_device::{locked_control, LoopDevice};
+use super::devices::{life, Devices};
 use super::shown::{each, failed};
 use crate::arguments::{VolumeAttach, VolumeNames};
 use crate::verbs::ls::put_name;
 use crate::{failure, table};
 
 const DEVICES: &[u8] = b"/dev/";
+/// How long other programs may have a device open that they only look at.
+const LOOK_TIME: Duration = Duration::from_millis(500);
+/// How long the processes of a served device may take to end that no program has open.
+const END_TIME: Duration = Duration::from_secs(2);
 
 /// A failure of the kernel's part.
 fn refused(verb: &str, name: &OsStr, e: &io::Error) -> Error {
@@ -30,7 +43,7 @@ fn refused(verb: &str, name: &OsStr, e: &io::Error) -> Error {
             .cure("load the kernel's module (modprobe loop); a container needs /dev/loop-control and /dev/loop*"),
         Some(libc::EACCES | libc::EPERM) => Error::new(Code::AccessDenied, error.what)
             .why("loop devices are for root")
-            .cure("run this as root, or use `forebay volume copy`"),
+            .cure("run this as root, or use `nbdkit forebay` or `forebay volume copy`"),
         Some(libc::EBUSY) => Error::new(Code::Busy, error.what)
             .why("it is mounted, or a program uses it exclusively")
             .cure("unmount it first"),
@@ -38,34 +51,70 @@ fn refused(verb: &str, name: &OsStr, e: &io::Error) -> Error {
     }
 }
 
-pub(super) fn attach(pool: &Pool, arguments: &VolumeAttach) -> Result<ExitCode> {
+pub(super) fn attach(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) -> Result<ExitCode> {
     let name = arguments.name.as_os_str();
+    let what = || format!("cannot attach volume {}", table::printable(name.as_bytes()));
     let cannot = |e: io::Error| refused("attach volume", name, &e);
-    let memory = pool.volume_memory(name.as_bytes(), !arguments.read_only).map_err(|code| match code {
-        Code::NotSupported => {
-            Error::new(code, format!("cannot attach volume {}", table::printable(name.as_bytes())))
-                .why("it has several pieces, or is on another node; a block device is one piece of this node")
-                .cure("make another one of the full size, and `forebay volume copy` to it")
-        }
-        code => failed(pool, code, "attach", name, 1),
-    })?;
+    let memory = match pool.volume_memory(name.as_bytes(), !arguments.read_only) {
+        Ok(memory) => Some(memory),
+        Err(Code::NotSupported) => None,
+        Err(code) => return Err(failed(pool, code, "attach", name, 1)),
+    };
     // Two commands do not attach one volume.
     let control = locked_control().map_err(cannot)?;
-    if let Some(device) = LoopDevice::of(&memory).map_err(cannot)? {
-        let what = format!("cannot attach volume {}", table::printable(name.as_bytes()));
-        return Err(Error::new(Code::Exists, what).why(format!("it is {} already", device.path.display())));
+    let volume = pool.volume(name.as_bytes()).map_err(|code| failed(pool, code, "attach", name, 1))?;
+    if let Some(path) = Devices::look(dir)?.path_of(pool, &volume) {
+        return Err(Error::new(Code::Exists, what()).why(format!("it is {} already", path.display())));
     }
-    let device = LoopDevice::attach(&memory, name.as_bytes(), arguments.read_only).map_err(cannot)?;
+    let is_served = memory.is_none();
+    let device = match memory {
+        Some(memory) => attach_memory(&memory, name, arguments.read_only).map_err(cannot)?,
+        None => attach_served(pool, dir, arguments)?,
+    };
     drop(control);
     match arguments.json {
         true => {
-            let mut object = json!({ "device": device.path });
+            let mut object = json!({ "device": device, "served": is_served });
             put_name(&mut object, "name", name.as_bytes());
             failure::print_json(&object);
         }
-        false => failure::put(format!("{}\n", device.path.display())),
+        false => failure::put(format!("{}\n", device.display())),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A device on the memory of a volume's only piece.
+fn attach_memory(memory: &OwnedFd, name: &OsStr, is_read_only: bool) -> io::Result<PathBuf> {
+    let mark = [MEMORY_MARK, name.as_bytes()].concat();
+    let settings = Settings { name: &mark, is_read_only, ..Settings::default() };
+    let device = LoopDevice::new(memory.as_fd(), &settings)?;
+    let path = device.path.clone();
+    // They would free memory of the volume.
+    if let Err(e) = device.refuse_discards() {
+        device.clear(LOOK_TIME)?;
+        return Err(e);
+    }
+    Ok(path)
+}
+
+/// A device that a process serves.
+fn attach_served(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) -> Result<PathBuf> {
+    let name = arguments.name.as_os_str();
+    if !rustix::process::geteuid().is_root() {
+        return Err(refused("attach volume", name, &io::Error::from_raw_os_error(libc::EACCES)));
+    }
+    // The words of its errors are better than those of the server's.
+    drop(pool.volume_open(name.as_bytes(), !arguments.read_only)?);
+    let options = forebay_device::Options {
+        pool: dir.as_os_str().as_bytes().to_vec(),
+        life: life(dir)?,
+        volume: name.as_bytes().to_vec(),
+        is_read_only: arguments.read_only,
+    };
+    // The directory may belong to another user.
+    let log = OpenOptions::new().append(true).custom_flags(libc::O_NOFOLLOW).open(dir.join(LOG_FILE));
+    let log = log.or_else(|_| File::options().write(true).open("/dev/null"));
+    forebay_device::start(&options, log.map_err(|e| refused("attach volume", name, &e))?)
 }
 
 /// Devices of this node can be detached after their pool is gone.
@@ -73,41 +122,78 @@ pub(super) fn needs_no_pool(arguments: &VolumeNames) -> bool {
     arguments.names.iter().all(|name| name.as_bytes().starts_with(DEVICES))
 }
 
-pub(super) fn detach(pool: Option<&Pool>, arguments: &VolumeNames) -> Result<ExitCode> {
+pub(super) fn detach(pool: Option<(&Pool, &Path)>, arguments: &VolumeNames) -> Result<ExitCode> {
     each(&arguments.names, arguments.json, |name| {
-        let (device, is_gone) = detach_one(pool, name)?;
+        let ended = detach_one(pool, name)?;
+        let device = ended.device.display().to_string();
         let shown = match name == OsStr::new(&device) {
             true => device.clone(),
             false => format!("volume {}, {device},", table::printable(name.as_bytes())),
         };
-        let text = match is_gone {
-            true => format!("{shown} is detached\n"),
-            false => format!("{shown} is detached when the program closes it that has it open\n"),
+        let lost = match ended.is_written {
+            true => "",
+            false => "; what was written to it last is lost",
         };
-        let mut object = json!({ "device": device, "detached": is_gone });
+        let text = match ended.is_gone {
+            true => format!("{shown} is detached{lost}\n"),
+            false => format!("{shown} is detached when the program closes it that has it open{lost}\n"),
+        };
+        let mut object = json!({ "device": device, "detached": ended.is_gone, "written": ended.is_written });
         put_name(&mut object, "name", name.as_bytes());
         Ok((object, text))
     })
 }
 
-/// The device, and whether it is gone.
-fn detach_one(pool: Option<&Pool>, name: &OsStr) -> Result<(String, bool)> {
+/// A device that was detached.
+struct Ended {
+    device: PathBuf,
+    /// False while a program has it open.
+    is_gone: bool,
+    /// False if what the page cache had could not be written to the volume: its pool is gone, or a node of it.
+    is_written: bool,
+}
+
+fn detach_one(pool: Option<(&Pool, &Path)>, name: &OsStr) -> Result<Ended> {
     let what = || format!("cannot detach {}", table::printable(name.as_bytes()));
     let cannot = |e: io::Error| refused("detach", name, &e);
     let path = match pool.filter(|_| !name.as_bytes().starts_with(DEVICES)) {
         None => Path::new(name).to_owned(),
-        Some(pool) => {
-            let memory = pool.volume_memory(name.as_bytes(), false).map_err(|code| match code {
-                Code::NotSupported => Error::new(code, what()).why("it is not attached"),
-                code => failed(pool, code, "detach", name, 1),
-            })?;
-            let device = LoopDevice::of(&memory).map_err(cannot)?;
-            device.ok_or_else(|| Error::new(Code::NotFound, what()).why("it is not attached"))?.path
+        Some((pool, dir)) => {
+            let volume =
+                pool.volume(name.as_bytes()).map_err(|code| failed(pool, code, "detach", name, 1))?;
+            let path = Devices::look(dir)?.path_of(pool, &volume);
+            path.ok_or_else(|| Error::new(Code::NotFound, what()).why("it is not attached"))?
         }
     };
     let device = LoopDevice::exclusive(&path).map_err(cannot)?;
-    if !device.is_marked() {
+    let Some(Found { kind, .. }) = Found::of(&device) else {
         return Err(Error::new(Code::Invalid, what()).why("it is no device of a volume"));
+    };
+    let written = device.synchronize();
+    let (is_gone, is_written) = match kind {
+        Kind::Memory => {
+            written.map_err(cannot)?;
+            (device.clear(LOOK_TIME).map_err(cannot)?, true)
+        }
+        Kind::Served { keeper, .. } => (end_served(device, keeper).map_err(cannot)?, written.is_ok()),
+    };
+    Ok(Ended { device: path, is_gone, is_written })
+}
+
+/// Ends a served device. False if a program has it open.
+fn end_served(device: LoopDevice, keeper: Process) -> io::Result<bool> {
+    match keeper.signal(libc::SIGTERM) {
+        Ok(()) => drop(device),
+        // Its keeper was killed, and the kernel detaches it at its last close.
+        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return device.clear(LOOK_TIME),
+        Err(e) => return Err(e),
     }
-    Ok((path.display().to_string(), device.clear().map_err(cannot)?))
+    let asked = Instant::now();
+    while keeper.lives() {
+        if asked.elapsed() >= END_TIME {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(true)
 }

@@ -64,7 +64,7 @@ fn limit_of(dir: &Path, is_v2: bool) -> u64 {
 }
 
 /// Moves this process to the root of its hierarchy if a memory cgroup limits it. True if it had to.
-pub(crate) fn leave_limited() -> io::Result<bool> {
+pub fn leave_limited() -> io::Result<bool> {
     let Some(own) = own()? else { return Ok(false) };
     let is_limited = own
         .dir

@@ -27,8 +27,8 @@ fn made(fd: libc::c_long) -> io::Result<OwnedFd> {
 }
 
 impl Detached {
-    /// Makes a connection of `device`.
-    pub(crate) fn new(device: &Device, source: &str) -> io::Result<Detached> {
+    /// Makes a connection of `device`. Its file belongs to root.
+    pub(crate) fn new(device: &Device, subtype: &CStr, source: &str) -> io::Result<Detached> {
         // SAFETY: here and below, strings are NUL-terminated and live over the call, and descriptors are ours.
         let context = made(unsafe { libc::syscall(libc::SYS_fsopen, c"fuse".as_ptr(), FSOPEN_CLOEXEC) })?;
         let configure = |command: libc::c_uint, key: Option<&CStr>, value: Option<&CStr>| {
@@ -54,7 +54,7 @@ impl Detached {
         let source = CString::new(source)?;
         let settings = [
             (c"source", source.as_c_str()),
-            (c"subtype", c"forebay-emulate"),
+            (c"subtype", subtype),
             (c"fd", number.as_c_str()),
             (c"rootmode", c"100600"),
             (c"user_id", c"0"),

@@ -1,0 +1,76 @@
+//! `forebay volume export`: a volume over NBD, by nbdkit with our plugin (`nbd/plugin.c`). Any user may do that.
+
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use forebay_client::Pool;
+use forebay_types::{Code, Error, Result};
+
+use crate::arguments::VolumeExport;
+use crate::{failure, table};
+
+const PLUGIN: &str = "nbdkit-forebay-plugin.so";
+
+/// The plugin, beside this program or where `make install` puts it.
+fn plugin(what: &str) -> Result<PathBuf> {
+    let me = std::env::current_exe().map_err(|e| Error::io(what, &e))?;
+    let dir = me.parent().unwrap_or(Path::new("/"));
+    let places = [dir.to_owned(), dir.join("../lib/nbdkit/plugins")];
+    places.iter().map(|place| place.join(PLUGIN)).find(|path| path.is_file()).ok_or_else(|| {
+        Error::new(Code::NotFound, what)
+            .why(format!("Forebay was built without {PLUGIN}"))
+            .cure("install nbdkit's header (Debian: nbdkit-plugin-dev), and build Forebay again")
+    })
+}
+
+/// Removes the socket of an export that was killed.
+fn remove_stale(socket: &Path) {
+    let is_socket = std::fs::symlink_metadata(socket).is_ok_and(|found| found.file_type().is_socket());
+    let is_dead =
+        || UnixStream::connect(socket).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused);
+    if is_socket && is_dead() {
+        let _ = std::fs::remove_file(socket);
+    }
+}
+
+/// Becomes nbdkit.
+pub(super) fn export(pool: &'static Pool, dir: &Path, arguments: &VolumeExport) -> Result<ExitCode> {
+    let name = arguments.name.as_bytes();
+    let what = format!("cannot export volume {}", table::printable(name));
+    let plugin = plugin(&what)?;
+    // The words of its errors are better than those of nbdkit.
+    drop(pool.volume_open(name, false)?);
+    let argument = |key: &str, value: &[u8]| {
+        let mut text = std::ffi::OsString::from(format!("{key}="));
+        text.push(std::ffi::OsStr::from_bytes(value));
+        text
+    };
+    let mut command = Command::new("nbdkit");
+    command.arg("--foreground").args(arguments.read_only.then_some("--readonly"));
+    let uri = match (&arguments.socket, arguments.port) {
+        (Some(socket), _) => {
+            let socket = std::path::absolute(socket).map_err(|e| Error::io(&*what, &e))?;
+            remove_stale(&socket);
+            command.arg("--unix").arg(&socket);
+            format!("nbd+unix:///?socket={}", socket.display())
+        }
+        (None, port) => {
+            let port = port.unwrap_or_default().to_string();
+            command.args(["--ipaddr", &arguments.address, "--port", &port]);
+            format!("nbd://{}:{port}", arguments.address)
+        }
+    };
+    command.arg(plugin).arg(argument("pool", dir.as_os_str().as_bytes())).arg(argument("volume", name));
+    command.env_remove("LD_PRELOAD");
+    failure::put(format!("{uri}\n"));
+    let e = command.exec();
+    let error = Error::io(what, &e);
+    Err(match e.kind() {
+        std::io::ErrorKind::NotFound => error.why("there is no nbdkit").cure("install it (Debian: nbdkit)"),
+        _ => error,
+    })
+}

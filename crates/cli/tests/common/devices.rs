@@ -1,0 +1,117 @@
+//! Block devices of volumes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{eventually, Place};
+
+/// A device of a volume, which is detached at the end even of a test that failed.
+pub struct Device<'a> {
+    place: &'a Place,
+    pub path: PathBuf,
+    /// The kernel's number of this use of the device: another test may get a device of the same name.
+    sequence: String,
+}
+
+impl Device<'_> {
+    pub fn attach<'a>(place: &'a Place, volume: &str, options: &[&str]) -> Device<'a> {
+        let attached = place.json(["volume", "attach", volume, "--json"].iter().chain(options));
+        let path = PathBuf::from(attached["device"].as_str().unwrap());
+        Device { place, sequence: attribute(&path, "diskseq"), path }
+    }
+
+    pub fn name(&self) -> &str {
+        self.path.to_str().unwrap()
+    }
+
+    /// A detached device goes at its last close: programs that look for a free loop device open each for a moment.
+    pub fn assert_detached(&self) {
+        eventually("it is detached", || !self.is_attached());
+    }
+
+    pub fn is_attached(&self) -> bool {
+        let is_any = !attribute(&self.path, "loop/backing_file").is_empty();
+        is_any && attribute(&self.path, "diskseq") == self.sequence
+    }
+}
+
+impl Drop for Device<'_> {
+    fn drop(&mut self) {
+        if self.is_attached() {
+            let _ = self.place.run(["volume", "detach", self.name()]);
+        }
+    }
+}
+
+/// What the kernel says about a device; empty if it says nothing.
+pub fn attribute(device: &Path, name: &str) -> String {
+    let directory = Path::new("/sys/block").join(device.file_name().unwrap());
+    std::fs::read_to_string(directory.join(name)).unwrap_or_default()
+}
+
+/// Runs a program: whether it succeeded, and what it said.
+pub fn run(program: &str, arguments: &[&str]) -> (bool, String) {
+    let output = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Runs a program that has to succeed.
+pub fn done(program: &str, arguments: &[&str]) -> String {
+    let (succeeded, text) = run(program, arguments);
+    assert!(succeeded, "{program} {arguments:?}: {text}");
+    text
+}
+
+/// A mount, unmounted with the test.
+pub struct Mounted(pub PathBuf);
+
+impl Mounted {
+    pub fn new(kind: &str, device: &str, at: &Path) -> Mounted {
+        std::fs::create_dir_all(at).unwrap();
+        done("mount", &["-t", kind, device, at.to_str().unwrap()]);
+        Mounted(at.to_owned())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // A process that another thread has just started may have a file of it open until it runs its program.
+        for _ in 0..100 {
+            if Command::new("umount").arg(&self.0).status().is_ok_and(|status| status.success()) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+}
+
+/// The processes that serve a device of a volume of a pool: keeper and server.
+pub fn processes(pool: &Path) -> Vec<i32> {
+    let serves = |pid: &i32| {
+        let Ok(line) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+        let mut words = line.split(|byte| *byte == 0);
+        let program = words.next().unwrap_or_default();
+        let options = serde_json::from_slice::<serde_json::Value>(words.next().unwrap_or_default());
+        let place = options.ok().and_then(|options| {
+            let bytes = options["pool"].as_array()?.iter().map(|byte| byte.as_u64().unwrap_or(0) as u8);
+            Some(bytes.collect::<Vec<u8>>())
+        });
+        program.ends_with(b"forebay-device")
+            && place.as_deref() == Some(std::os::unix::ffi::OsStrExt::as_bytes(pool.as_os_str()))
+            && super::is_alive(*pid)
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(serves).collect()
+}
+
+/// Keeper and server of the only served device of a pool.
+pub fn keeper_and_server(pool: &Path) -> (i32, i32) {
+    let all = processes(pool);
+    assert_eq!(all.len(), 2, "{all:?}");
+    let parent = |pid: i32| forebay_sys::process::Stat::of(pid as u32).unwrap().parent as i32;
+    match parent(all[0]) == all[1] {
+        true => (all[1], all[0]),
+        false => (all[0], all[1]),
+    }
+}

@@ -1,0 +1,364 @@
+//! Block devices of volumes that a process serves: those of several pieces (`forebay volume attach`). Needs root, FUSE and
+//! loop devices, and says so where it skips. Nothing here is timed.
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::devices::{attribute, done, keeper_and_server, processes, run, Device, Mounted};
+use common::{eventually, kill, start, Place, Ran};
+use forebay_client::{Pool, Role};
+
+const MIB: usize = 1 << 20;
+
+fn can_serve() -> bool {
+    let loops = OpenOptions::new().write(true).open("/dev/loop-control").is_ok();
+    let can = common::is_root() && loops && Path::new("/dev/fuse").exists();
+    if !can {
+        eprintln!("skipped: needs root, /dev/loop-control and /dev/fuse");
+    }
+    can
+}
+
+fn has(program: &str) -> bool {
+    let has = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !has {
+        eprintln!("skipped: needs {program}");
+    }
+    has
+}
+
+/// A pool with a volume of two pieces, which have `mib` MiB together. Returns its directory.
+fn pool(place: &Place, mib: usize) -> Option<PathBuf> {
+    if !can_serve() {
+        return None;
+    }
+    let up = place.json(["up", "--capacity", &format!("{}MiB", mib + 96), "--json"]);
+    grown(place, mib);
+    Some(PathBuf::from(up["pool"].as_str().unwrap()))
+}
+
+fn grown(place: &Place, mib: usize) {
+    place.ok(["volume", "create", "v", "--size", &format!("{}MiB", mib / 2)]);
+    place.ok(["volume", "resize", "v", "--size", &format!("{mib}MiB")]);
+}
+
+fn attached(dir: &Path) -> &'static Pool {
+    Pool::attach_as(dir, Role::Tool).unwrap()
+}
+
+#[test]
+fn served_device_has_the_bytes_of_the_volume_and_keeps_it_open() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, 32) else { return };
+    let volume = attached(&dir).volume_open(b"v", true).unwrap();
+    // Over the border of the two pieces.
+    let border = 16 * MIB as u64 - 2;
+    volume.put_bytes(border, b"put").unwrap();
+    let device = Device::attach(&place, "v", &[]);
+    assert_eq!(attribute(&device.path, "size").trim(), (32 * MIB / 512).to_string());
+    let file = OpenOptions::new().read(true).write(true).open(&device.path).unwrap();
+    let mut three = [0; 3];
+    file.read_exact_at(&mut three, border).unwrap();
+    assert_eq!(&three, b"put");
+    let data: Vec<u8> = (0..3 * MIB as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    file.write_all_at(&data, 15 * MIB as u64 + 512).unwrap();
+    file.sync_all().unwrap();
+    let mut back = vec![0; data.len()];
+    volume.get_bytes(15 * MIB as u64 + 512, &mut back).unwrap();
+    assert!(back == data);
+    drop((file, volume));
+    // Commands see it.
+    let listed = place.json(["volume", "list", "--json"]);
+    assert_eq!(listed[0]["device"], device.name(), "{listed}");
+    assert!(place.ok(["volume", "list"]).out.trim_end().ends_with(device.name()));
+    assert!(place.ok(["volume", "show", "v"]).out.contains(device.name()));
+    place.run(["volume", "attach", "v"]).assert_refused(1, &["already", device.name()]);
+    place.run(["volume", "delete", "v"]).assert_refused(1, &["a program has it open"]);
+    assert!(place.ok(["volume", "detach", "v"]).out.contains(device.name()));
+    device.assert_detached();
+    assert_eq!(processes(&dir), Vec::<i32>::new());
+    place.run(["volume", "detach", "v"]).assert_refused(1, &["is not attached"]);
+    assert_eq!(place.json(["volume", "show", "v", "--json"])[0]["device"], serde_json::Value::Null);
+    // Attached read-only, detached by its own name, and with the bytes of before.
+    let device = Device::attach(&place, "v", &["--read-only"]);
+    let file = File::open(&device.path).unwrap();
+    file.read_exact_at(&mut back, 15 * MIB as u64 + 512).unwrap();
+    assert!(back == data);
+    let written = OpenOptions::new().write(true).open(&device.path).and_then(|file| {
+        file.write_all_at(&[0; 4096], 0)?;
+        file.sync_all()
+    });
+    assert!(written.is_err(), "a device that is read-only was written");
+    drop(file);
+    let ended = place.json(["volume", "detach", device.name(), "--json"]);
+    assert_eq!((&ended[0]["detached"], &ended[0]["written"]), (&true.into(), &true.into()), "{ended}");
+    place.ok(["volume", "delete", "v"]);
+}
+
+#[test]
+fn volume_that_grows_while_its_memory_is_a_device_gets_no_second_one() {
+    let place = Place::new();
+    if !can_serve() {
+        return;
+    }
+    place.ok(["up", "--capacity", "128MiB"]);
+    place.ok(["volume", "create", "v", "--size", "8MiB"]);
+    let device = Device::attach(&place, "v", &[]);
+    place.ok(["volume", "resize", "v", "--size", "16MiB"]);
+    place.run(["volume", "attach", "v"]).assert_refused(1, &["already", device.name()]);
+    place.ok(["volume", "detach", "v"]);
+    device.assert_detached();
+    let device = Device::attach(&place, "v", &[]);
+    assert_eq!(attribute(&device.path, "size").trim(), (16 * MIB / 512).to_string());
+    place.ok(["volume", "detach", "v"]);
+}
+
+#[test]
+fn served_device_refuses_discards_and_sets_zeros() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, 32) else { return };
+    let volume = attached(&dir).volume_open(b"v", true).unwrap();
+    volume.put_bytes(0, &[7; MIB]).unwrap();
+    let device = Device::attach(&place, "v", &[]);
+    assert!(!run("blkdiscard", &[device.name()]).0);
+    assert!(!run("fallocate", &["--punch-hole", "--offset", "0", "--length", "1048576", device.name()]).0);
+    let mut first = [0];
+    volume.get_bytes(0, &mut first).unwrap();
+    assert_eq!(first, [7]);
+    done("blkdiscard", &["--zeroout", device.name()]);
+    volume.get_bytes(MIB as u64 - 1, &mut first).unwrap();
+    assert_eq!(first, [0]);
+    drop(volume);
+    place.ok(["volume", "detach", "v"]);
+}
+
+/// Runs a script in a memory cgroup of 48 MiB. None where there is none.
+fn limited(place: &Place, script: &str) -> Option<Ran> {
+    let ran = place.run(["emulate", "run", "--memory", "48MiB", "--", "bash", "-c", script]);
+    match ran.err.contains("cannot limit") {
+        true => {
+            eprintln!("skipped: {}", ran.err);
+            None
+        }
+        false => Some(ran),
+    }
+}
+
+/// Fills a file system by programs with less memory than the device has, checks it, attaches the volume anew and reads.
+fn fill(kind: &str, make: &[&str], check: &[&str], mib: usize) {
+    let place = Place::new();
+    let (Some(dir), true, true) = (pool(&place, mib), has(make[0]), has("fio")) else { return };
+    let at = place.join("mounted");
+    let device = Device::attach(&place, "v", &[]);
+    done(make[0], &[&make[1..], &[device.name()]].concat());
+    let mounted = Mounted::new(kind, device.name(), &at);
+    let verified = format!(
+        "cd {} && fio --name=f --rw=randwrite --bs=64k --size={}m --verify=crc32c --ioengine=psync --end_fsync=1 \
+         --verify_state_save=0 --output-format=terse",
+        at.display(),
+        mib / 2
+    );
+    let Some(ran) = limited(&place, &verified) else { return };
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    // To the end: the file system says that it is full.
+    let full = limited(&place, &format!("dd if=/dev/zero of={}/rest bs=1M; sync", at.display())).unwrap();
+    assert!(full.err.contains("No space left"), "{full:?}");
+    if kind == "ext4" && has("sqlite3") {
+        std::fs::remove_file(at.join("rest")).unwrap();
+        let sql = "pragma synchronous=full; create table t(i integer primary key, s text); with recursive \
+                   n(i) as (select 1 union all select i+1 from n where i<20000) insert into t select i, \
+                   printf('%064d', i) from n; create index s on t(s); delete from t where i%3=0;";
+        done("sqlite3", &[at.join("db").to_str().unwrap(), sql]);
+    }
+    let sum = done("sha256sum", &[at.join("f.0.0").to_str().unwrap()]);
+    place.run(["volume", "detach", "v"]).assert_refused(1, &["it is mounted", "unmount"]);
+    drop(mounted);
+    done(check[0], &[&check[1..], &[device.name()]].concat());
+    place.ok(["volume", "detach", "v"]);
+    assert_eq!(processes(&dir), Vec::<i32>::new());
+    let device = Device::attach(&place, "v", &[]);
+    done(check[0], &[&check[1..], &[device.name()]].concat());
+    let mounted = Mounted::new(kind, device.name(), &at);
+    assert_eq!(done("sha256sum", &[at.join("f.0.0").to_str().unwrap()]), sum);
+    if at.join("db").exists() {
+        let sql = "pragma integrity_check; select count(*) from t;";
+        assert_eq!(done("sqlite3", &[at.join("db").to_str().unwrap(), sql]), "ok\n13334\n");
+    }
+    drop(mounted);
+    place.ok(["volume", "detach", "v"]);
+}
+
+#[test]
+fn ext4_that_is_filled_with_less_memory_than_it_has_is_clean_and_has_its_files() {
+    fill("ext4", &["mkfs.ext4", "-q", "-F"], &["fsck.ext4", "-f", "-n"], 128);
+}
+
+#[test]
+fn xfs_that_is_filled_with_less_memory_than_it_has_is_clean_and_has_its_files() {
+    // The least size of an XFS.
+    fill("xfs", &["mkfs.xfs", "-q", "-f"], &["xfs_repair", "-n"], 320);
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_at_random_places_of_the_device() {
+    let place = Place::new();
+    let (Some(_), true) = (pool(&place, 64), has("fio")) else { return };
+    let device = Device::attach(&place, "v", &[]);
+    let loops = if std::env::var_os("FOREBAY_SOAK").is_some() { 400 } else { 4 };
+    let job = |name: &str, block: &str, offset: &str| {
+        let name = [format!("--name={name}"), format!("--filename={}", device.name())];
+        let sizes = [format!("--bs={block}"), format!("--offset={offset}"), format!("--loops={loops}")];
+        [&name[..], &sizes].concat()
+    };
+    let common = [
+        "--ioengine=libaio --direct=1 --iodepth=16 --rw=randwrite --size=32m --verify=crc32c --do_verify=1",
+        "--verify_fatal=1 --verify_state_save=0 --output-format=terse",
+    ];
+    let common = common.iter().flat_map(|part| part.split(' ')).map(str::to_owned);
+    let words: Vec<String> = job("small", "4k", "0").into_iter().chain(common.clone()).collect();
+    let words = [words, job("large", "512k", "32m"), common.collect()].concat();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    done("fio", &words);
+    place.ok(["volume", "detach", "v"]);
+}
+
+#[test]
+fn killed_server_or_keeper_leaves_io_errors_and_no_device() {
+    for which in ["server", "keeper"] {
+        let place = Place::new();
+        let (Some(dir), true) = (pool(&place, 64), has("mkfs.ext4")) else { return };
+        let device = Device::attach(&place, "v", &[]);
+        done("mkfs.ext4", &["-q", "-F", device.name()]);
+        let at = place.join("mounted");
+        let mounted = Mounted::new("ext4", device.name(), &at);
+        // A program that writes all the time.
+        let script = "while dd if=/dev/zero of=$0/file bs=64k count=64 conv=fsync 2>/dev/null; do echo; done";
+        let mut command = Command::new("bash");
+        command.args(["-c", script]).arg(&at).stdout(Stdio::piped());
+        let mut writer = start(command);
+        // It has written once.
+        let mut line = [0];
+        std::io::Read::read_exact(writer.0.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let (keeper, server) = keeper_and_server(&dir);
+        kill(if which == "server" { server } else { keeper }, libc::SIGKILL);
+        drop(writer.0.stdout.take());
+        // It gets an error, and no process waits for ever.
+        assert!(writer.wait().code().is_some());
+        drop(mounted);
+        device.assert_detached();
+        eventually("its processes have ended", || processes(&dir).is_empty());
+        let device = Device::attach(&place, "v", &[]);
+        done("mkfs.ext4", &["-q", "-F", device.name()]);
+        place.ok(["volume", "detach", "v"]);
+        place.ok(["volume", "delete", "v"]);
+    }
+}
+
+#[test]
+fn device_of_a_dead_pool_has_io_errors_and_can_be_detached_and_made_anew() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, 32) else { return };
+    let device = Device::attach(&place, "v", &[]);
+    let file = OpenOptions::new().read(true).write(true).open(&device.path).unwrap();
+    file.write_all_at(&[1; 4096], 0).unwrap();
+    file.sync_all().unwrap();
+    kill(common::lock_holder(&dir).unwrap(), libc::SIGKILL);
+    eventually("an I/O error", || {
+        file.write_all_at(&[2; 4096], 4096).and_then(|()| file.sync_all()).is_err()
+    });
+    let mut block = [0; 4096];
+    assert!(file.read_exact_at(&mut block, 20 * MIB as u64).is_err(), "a read from a dead pool");
+    drop(file);
+    // Another pool in its place: its volume has the same number, and another device.
+    place.ok(["down", "--force", "--discard"]);
+    place.ok(["up", "--capacity", "128MiB"]);
+    grown(&place, 32);
+    assert_eq!(place.json(["volume", "list", "--json"])[0]["device"], serde_json::Value::Null);
+    place.run(["volume", "detach", "v"]).assert_refused(1, &["is not attached"]);
+    let other = Device::attach(&place, "v", &[]);
+    assert_ne!(other.path, device.path);
+    let ended = place.json(["volume", "detach", device.name(), "--json"]);
+    assert_eq!((&ended[0]["detached"], &ended[0]["written"]), (&true.into(), &false.into()), "{ended}");
+    device.assert_detached();
+    let file = OpenOptions::new().read(true).write(true).open(&other.path).unwrap();
+    file.write_all_at(&[3; 4096], 0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    place.ok(["volume", "detach", "v"]);
+    other.assert_detached();
+    eventually("its processes have ended", || processes(&dir).is_empty());
+}
+
+#[test]
+fn device_that_a_program_has_open_is_served_until_it_closes_it() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, 32) else { return };
+    let device = Device::attach(&place, "v", &[]);
+    let open = OpenOptions::new().read(true).write(true).open(&device.path).unwrap();
+    assert!(place.ok(["volume", "detach", "v"]).out.contains("when the program closes it"));
+    assert!(device.is_attached());
+    open.write_all_at(&[5; 4096], 20 * MIB as u64).unwrap();
+    open.sync_all().unwrap();
+    drop(open);
+    device.assert_detached();
+    eventually("its processes have ended", || processes(&dir).is_empty());
+    let mut one = [0];
+    attached(&dir).volume_open(b"v", false).unwrap().get_bytes(20 * MIB as u64, &mut one).unwrap();
+    assert_eq!(one, [5]);
+}
+
+#[test]
+fn attach_that_is_killed_at_any_instant_leaves_a_device_that_can_be_detached_or_nothing() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, 32) else { return };
+    for delay_ms in [0u64, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96] {
+        let mut command = place.command(["volume", "attach", "v"]);
+        let mut child = start(std::mem::replace(command.stdout(Stdio::null()), Command::new("true")));
+        std::thread::sleep(std::time::Duration::from_millis(delay_ms));
+        kill(child.pid(), libc::SIGKILL);
+        child.wait();
+        // It is there, or goes: a keeper that cannot report ends its device.
+        eventually("it is detached", || {
+            place.run(["volume", "detach", "v"]);
+            processes(&dir).is_empty()
+        });
+        assert_eq!(place.json(["volume", "list", "--json"])[0]["device"], serde_json::Value::Null);
+    }
+    place.ok(["volume", "delete", "v"]);
+}
+
+#[test]
+fn root_attaches_the_volume_of_another_user_who_may_not() {
+    if !common::can_be_nobody() || !can_serve() {
+        return;
+    }
+    let place = Place::new();
+    common::give_to_nobody(&place.path);
+    let dir = place.join("pool");
+    let as_nobody = |words: &[&str]| {
+        let mut command = common::as_nobody(&place, words);
+        Ran::of(command.arg("--pool").arg(&dir).output().unwrap())
+    };
+    let mut up = common::as_nobody(&place, ["up", "--capacity", "128MiB", "--path"]);
+    assert_eq!(Ran::of(up.arg(&dir).output().unwrap()).code, Some(0));
+    if as_nobody(&["volume", "create", "v", "--size", "8MiB"]).code != Some(0) {
+        eprintln!("skipped: this user can have no volumes here");
+        return;
+    }
+    as_nobody(&["volume", "resize", "v", "--size", "16MiB"]);
+    as_nobody(&["volume", "attach", "v"]).assert_refused(1, &["loop devices are for root"]);
+    let pool = dir.to_str().unwrap();
+    let device = Device::attach(&place, "v", &["--pool", pool]);
+    let file = OpenOptions::new().write(true).open(&device.path).unwrap();
+    file.write_all_at(&[9; 4096], 12 * MIB as u64).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    place.ok(["volume", "detach", "v", "--pool", pool]);
+    let back = place.join("back");
+    assert_eq!(as_nobody(&["volume", "copy", "v", back.to_str().unwrap()]).code, Some(0));
+    assert_eq!(std::fs::read(&back).unwrap()[12 * MIB..][..4096], [9; 4096]);
+}

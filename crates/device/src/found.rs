@@ -1,0 +1,117 @@
+//! The devices of volumes that the kernel has.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::PathBuf;
+
+use forebay_block::Process;
+use forebay_sys::loop_device::{Info, LoopDevice, NAME_BYTES_MAX};
+
+/// What the names of devices on the memory of a piece begin with; the volume's name follows. `losetup` does not make such
+/// names.
+pub const MEMORY_MARK: &[u8] = b"forebay:";
+/// What the names of served devices begin with.
+const SERVED_MARK: &str = "forebay-device:";
+
+/// How a device gets its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// From the memory of a piece.
+    Memory,
+    /// From a process.
+    Served {
+        /// The life of the pool.
+        pool: u64,
+        /// The keeper.
+        keeper: Process,
+    },
+}
+
+impl Kind {
+    /// The name of the loop device of a served one.
+    pub(crate) fn served_name(pool: u64, keeper: Process) -> String {
+        format!("{SERVED_MARK}{pool:x}:{}:{:x}", keeper.pid, keeper.started)
+    }
+
+    /// The kind of a device with this name; none if it is no volume's.
+    fn of(name: &[u8]) -> Option<Kind> {
+        if name.starts_with(MEMORY_MARK) {
+            return Some(Kind::Memory);
+        }
+        let mut fields = std::str::from_utf8(name).ok()?.strip_prefix(SERVED_MARK)?.split(':');
+        let mut hex = || u64::from_str_radix(fields.next()?, 16).ok();
+        let pool = hex()?;
+        let pid = fields.next()?.parse().ok()?;
+        let started = u64::from_str_radix(fields.next()?, 16).ok()?;
+        Some(Kind::Served { pool, keeper: Process { pid, started } })
+    }
+}
+
+// The longest name: two numbers of 64 bits, and a process number.
+const _: () = assert!(SERVED_MARK.len() + 16 + 1 + 7 + 1 + 16 <= NAME_BYTES_MAX);
+
+/// A device of a volume.
+#[derive(Debug)]
+pub struct Found {
+    /// Its path in /dev.
+    pub path: PathBuf,
+    /// What the kernel says about it.
+    pub info: Info,
+    /// How it gets its bytes.
+    pub kind: Kind,
+}
+
+impl Found {
+    /// What a device is; none if it is no volume's.
+    pub fn of(device: &LoopDevice) -> Option<Found> {
+        let info = device.info().ok()?;
+        let kind = Kind::of(&info.name)?;
+        Some(Found { path: device.path.clone(), info, kind })
+    }
+
+    /// True if it is the device on this memory.
+    pub fn is_on(&self, memory: BorrowedFd<'_>) -> io::Result<bool> {
+        // SAFETY: an all-zero stat is valid and writable for the call.
+        let stat = unsafe {
+            let mut stat: libc::stat = std::mem::zeroed();
+            if libc::fstat(memory.as_raw_fd(), &mut stat) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            stat
+        };
+        Ok(self.kind == Kind::Memory && (self.info.device, self.info.inode) == (stat.st_dev, stat.st_ino))
+    }
+
+    /// True if it is the device of the volume with this number, of this life of a pool, which a process serves.
+    pub fn serves(&self, pool: u64, volume: u64) -> bool {
+        matches!(self.kind, Kind::Served { pool: its, .. } if its == pool) && self.info.inode == volume
+    }
+}
+
+/// All devices of volumes that this process may open.
+pub fn all() -> io::Result<Vec<Found>> {
+    Ok(LoopDevice::all()?.iter().filter_map(Found::of).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_of_a_served_device_says_pool_and_keeper() {
+        for (pool, pid, started) in [(1, 2, 3), (u64::MAX, 4_194_304, u64::MAX)] {
+            let keeper = Process { pid, started };
+            let name = Kind::served_name(pool, keeper);
+            assert!(name.len() <= NAME_BYTES_MAX, "{name}");
+            assert_eq!(Kind::of(name.as_bytes()), Some(Kind::Served { pool, keeper }));
+        }
+    }
+
+    #[test]
+    fn devices_of_others_are_no_volumes() {
+        for name in ["", "/tmp/image", "forebay-emulate:x", "forebay-device:", "forebay-device:1:x:2"] {
+            assert_eq!(Kind::of(name.as_bytes()), None, "{name}");
+        }
+        assert_eq!(Kind::of(b"forebay:v"), Some(Kind::Memory));
+    }
+}

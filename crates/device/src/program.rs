@@ -1,0 +1,144 @@
+//! `forebay-device`: the keeper of one device, and the start of its server.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use forebay_block::{leave_limited, Device, Ending, Memory, Plan, Process, Report, Tell};
+use forebay_client::{Pool, Role};
+use forebay_sys::loop_device::Settings;
+use forebay_sys::process::shed_preload;
+use forebay_types::{Code, Error, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::found::Kind;
+use crate::medium::VolumeMedium;
+
+/// The program's file.
+const PROGRAM: &str = "forebay-device";
+
+const HELP: &str = "\
+forebay-device: the processes of one volume's block device. `forebay volume attach` starts it.
+
+Usage: forebay-device OPTIONS
+
+  OPTIONS    JSON; the pool's directory and its life, the volume's name, and whether the device is read-only
+
+The result of the start is written to standard output, which is then closed. SIGTERM ends the device when no program has
+it open any longer; a second one ends it at once.
+";
+
+/// How a device is requested. Names are bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Options {
+    /// The pool's directory.
+    pub pool: Vec<u8>,
+    /// What distinguishes this life of the pool from others, of the same directory too.
+    pub life: u64,
+    /// The volume's name.
+    pub volume: Vec<u8>,
+    /// The device cannot be written.
+    pub is_read_only: bool,
+}
+
+impl Options {
+    fn what(&self) -> String {
+        format!("cannot attach volume {}", self.volume.escape_ascii())
+    }
+}
+
+/// Starts the processes of a device, and waits until it is there. `log` gets what they log.
+pub fn start(options: &Options, log: std::fs::File) -> Result<PathBuf> {
+    let what = options.what();
+    let text = serde_json::to_string(options).map_err(|e| Error::new(Code::Invalid, &*what).why(e))?;
+    forebay_block::start(&what, PROGRAM, &text, log, || "the pool's log may say why".into())
+}
+
+/// Runs `forebay-device` with these arguments, without the program's name.
+pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    if let Err(e) = shed_preload() {
+        eprintln!("{PROGRAM}: cannot start again without LD_PRELOAD: {e}");
+        return ExitCode::FAILURE;
+    }
+    let text = arguments.next().unwrap_or_default().to_string_lossy().into_owned();
+    if text == "--help" || text == "-h" {
+        print!("{HELP}");
+        return ExitCode::SUCCESS;
+    }
+    let Ok(options) = serde_json::from_str::<Options>(&text) else {
+        eprintln!("{PROGRAM}: its options are not those of a device\n{HELP}");
+        return ExitCode::from(2);
+    };
+    forebay_log::to_stderr();
+    match keep(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            tracing::error!("{e}");
+            println!("{}", serde_json::to_string(&Report::<PathBuf>::of(Err(e))).unwrap_or_default());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn keep(options: &Options) -> Result<()> {
+    let what = options.what();
+    let own = Process::of(std::process::id()).map_err(|e| Error::io(&*what, &e))?;
+    let name = Kind::served_name(options.life, own);
+    let source = options.volume.escape_ascii().to_string();
+    let plan = Plan {
+        what: &what,
+        subtype: c"forebay-device",
+        source: &source,
+        settings: Settings {
+            name: name.as_bytes(),
+            // As a device on a piece's memory has: a volume may have one kind of device after the other.
+            sector_bytes: 0,
+            is_read_only: options.is_read_only,
+            ends_at_last_close: true,
+            is_direct: true,
+        },
+        refuses_discards: true,
+        ending: Ending::AtLastClose,
+        meaning: |_| None,
+    };
+    forebay_block::keep(&plan, |device, tell| be_server(device, options, tell), |up| Ok(up.device))
+}
+
+/// Locks what this process has now: not what it maps of the pool, of which the board is large and mostly holes.
+fn lock_program() -> io::Result<()> {
+    // SAFETY: plain system call.
+    match unsafe { libc::mlockall(libc::MCL_CURRENT) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn be_server(device: Device, options: &Options, tell: Tell<()>) -> io::Result<()> {
+    let warn = |what: &str, done: io::Result<()>| {
+        if let Err(e) = done {
+            tracing::warn!("the device may be slow or block when memory is short: {what}: {e}");
+        }
+    };
+    warn("leaving its limited memory cgroup", leave_limited().map(drop));
+    warn("mlockall", lock_program());
+    let medium = match open(options) {
+        Ok(medium) => medium,
+        Err(e) => {
+            tell.tell(Err(e));
+            return Err(io::ErrorKind::Other.into());
+        }
+    };
+    warn("mlock", medium.lock());
+    forebay_block::serve(device, &medium, Memory::New, || tell.tell(Ok(())))
+}
+
+fn open(options: &Options) -> Result<VolumeMedium> {
+    let dir = Path::new(OsStr::from_bytes(&options.pool));
+    let pool = Pool::attach_as(dir, Role::Tool)?;
+    let volume = pool.volume_open(&options.volume, !options.is_read_only)?;
+    let medium = VolumeMedium::new(pool, volume);
+    medium.warm().map_err(|code| Error::new(code, options.what()).why(code))?;
+    Ok(medium)
+}
