@@ -31,7 +31,7 @@ const END_TIME: Duration = Duration::from_secs(2);
 pub enum Ending {
     /// Their I/O fails soon after.
     Soon,
-    /// The device ends when they close it. A second signal ends it soon.
+    /// The device ends when they close it, however many signals come.
     AtLastClose,
 }
 
@@ -165,16 +165,10 @@ fn wait(plan: &Plan<'_>, device: LoopDevice, server: &Server, signals: &Signals)
         }
         match signals.next() {
             Some(received) if received.signal == libc::SIGCHLD => {}
-            Some(_) => match device.take() {
-                // The kernel ends the connection with the device, and the server ends with the connection.
-                Some(device) if plan.ending == Ending::AtLastClose => {
-                    let _ = device.clear(Duration::ZERO);
-                }
-                taken => {
-                    device = taken;
-                    break None;
-                }
-            },
+            // The last close writes what the page cache has. Then the kernel ends the device, the connection with it, and
+            // the server with the connection.
+            Some(_) if plan.ending == Ending::AtLastClose => drop(device.take()),
+            Some(_) => break None,
             None => {
                 let mut readable = [PollFd::new(signals, PollFlags::IN)];
                 let _ = rustix::event::poll(&mut readable, None);
@@ -188,9 +182,13 @@ fn wait(plan: &Plan<'_>, device: LoopDevice, server: &Server, signals: &Signals)
             let why = known.map_or_else(|| format!("status {status}"), str::to_owned);
             tracing::error!("the server has ended ({why}): I/O on {} fails", path.display());
         }
-        None => {}
+        // Before the server ends: a device that is detached has no place for what its page cache has.
+        None => {
+            if let Some(Err(e)) = device.as_ref().map(LoopDevice::synchronize) {
+                tracing::error!("what was written to {} last is lost: {e}", path.display());
+            }
+        }
     }
-    // Before the server ends: what was written to the device's page cache is written to it.
     if device.is_some_and(|device| !device.clear(END_TIME).unwrap_or(true)) {
         tracing::warn!("{} is still in use: its I/O fails from now on", path.display());
     }

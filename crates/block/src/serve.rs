@@ -80,14 +80,38 @@ fn be_an_io_flusher(memory: Memory) -> Vec<String> {
         }
     };
     let current = if memory == Memory::All { libc::MCL_CURRENT } else { 0 };
+    // Without the right, the kernel would refuse memory from here on.
+    let may_lock = may_lock_memory();
     // SAFETY: plain system calls.
     unsafe {
         note("PR_SET_IO_FLUSHER", libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0));
-        note("mlockall", libc::mlockall(current | libc::MCL_FUTURE));
+        if may_lock {
+            note("mlockall", libc::mlockall(current | libc::MCL_FUTURE));
+        }
         // A sleep then ends as soon as the timer fires.
         note("PR_SET_TIMERSLACK", libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0));
     }
+    if !may_lock {
+        lacks.push("mlockall: CAP_IPC_LOCK is missing, and RLIMIT_MEMLOCK is limited".into());
+    }
     lacks
+}
+
+/// True if this process may lock any amount of memory.
+fn may_lock_memory() -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    // SAFETY: an all-zero limit is valid, and the call fills it.
+    let is_unlimited = unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) == 0 && limit.rlim_cur == libc::RLIM_INFINITY
+    };
+    let has_capability = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        let bits = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+        bits.is_some_and(|bits| bits & (1 << CAP_IPC_LOCK) != 0)
+    };
+    is_unlimited || has_capability()
 }
 
 /// Serves until the connection is over. `ready` is called when the threads run.

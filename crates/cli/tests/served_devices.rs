@@ -236,7 +236,7 @@ fn killed_server_or_keeper_leaves_io_errors_and_no_device() {
         let at = place.join("mounted");
         let mounted = Mounted::new("ext4", device.name(), &at);
         // A program that writes all the time.
-        let script = "while dd if=/dev/zero of=$0/file bs=64k count=64 conv=fsync 2>/dev/null; do echo; done";
+        let script = "trap '' PIPE; while dd if=/dev/zero of=$0/file bs=64k count=64 conv=fsync 2>/dev/null; do echo; done";
         let mut command = Command::new("bash");
         command.args(["-c", script]).arg(&at).stdout(Stdio::piped());
         let mut writer = start(command);
@@ -301,6 +301,9 @@ fn device_that_a_program_has_open_is_served_until_it_closes_it() {
     let open = OpenOptions::new().read(true).write(true).open(&device.path).unwrap();
     assert!(place.ok(["volume", "detach", "v"]).out.contains("when the program closes it"));
     assert!(device.is_attached());
+    // However often it is asked to end.
+    assert!(place.ok(["volume", "detach", device.name()]).out.contains("when the program closes it"));
+    kill(keeper_and_server(&dir).0, libc::SIGHUP);
     open.write_all_at(&[5; 4096], 20 * MIB as u64).unwrap();
     open.sync_all().unwrap();
     drop(open);
@@ -309,6 +312,37 @@ fn device_that_a_program_has_open_is_served_until_it_closes_it() {
     let mut one = [0];
     attached(&dir).volume_open(b"v", false).unwrap().get_bytes(20 * MIB as u64, &mut one).unwrap();
     assert_eq!(one, [5]);
+}
+
+#[test]
+fn keeper_that_gets_a_signal_writes_what_the_page_cache_has() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, 32) else { return };
+    let device = Device::attach(&place, "v", &[]);
+    let file = OpenOptions::new().write(true).open(&device.path).unwrap();
+    file.write_all_at(&[6; 4096], 20 * MIB as u64).unwrap();
+    // Not the last close: the keeper has it open.
+    drop(file);
+    kill(keeper_and_server(&dir).0, libc::SIGTERM);
+    device.assert_detached();
+    eventually("its processes have ended", || processes(&dir).is_empty());
+    let mut one = [0];
+    attached(&dir).volume_open(b"v", false).unwrap().get_bytes(20 * MIB as u64, &mut one).unwrap();
+    assert_eq!(one, [6]);
+}
+
+#[test]
+fn log_of_a_pool_that_is_a_fifo_keeps_no_attach_waiting() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, 32) else { return };
+    let log = dir.join("log");
+    std::fs::rename(&log, place.join("log")).unwrap();
+    done("mkfifo", &[log.to_str().unwrap()]);
+    let device = Device::attach(&place, "v", &[]);
+    place.ok(["volume", "detach", "v"]);
+    device.assert_detached();
+    std::fs::remove_file(&log).unwrap();
+    std::fs::rename(place.join("log"), &log).unwrap();
 }
 
 #[test]

@@ -2,7 +2,9 @@
 //! of backing files (`remote_data`), and their nodes execute atomic operations.
 //!
 //! The node of a piece keeps it open for this process, which counts as use of the volume. Its next worker does not know
-//! that, and refuses a request with [`Code::Stale`]: the piece is opened again, and the request repeated.
+//! that, and refuses a request with [`Code::Stale`]: the piece is opened again, and the request repeated. But only as long
+//! as the session with this node's daemon is the one in which the piece was opened: a later one may be with another pool in
+//! the same directory, whose pieces may have the same numbers.
 
 use std::cell::RefCell;
 
@@ -30,6 +32,9 @@ pub(crate) struct FarPieces {
     pool: &'static Pool,
     handle: u64,
     pieces: Vec<BackingId>,
+    /// The session in which they were opened, and its process. A child after fork has a session of its own.
+    session: Option<u64>,
+    process: u32,
 }
 
 impl Drop for FarPieces {
@@ -66,14 +71,24 @@ impl FarPieces {
     /// [`Code::AccessDenied`].
     pub(crate) fn open(pool: &'static Pool, pieces: Vec<BackingId>) -> Result<FarPieces, (NodeId, Code)> {
         // Those that are open already are closed with it if one cannot be opened.
-        let far = FarPieces { pool, handle: new_handle(), pieces };
+        let (session, process) = (pool.session(), std::process::id());
+        let far = FarPieces { pool, handle: new_handle(), pieces, session, process };
         for piece in &far.pieces {
             far.reopen(*piece).map_err(|code| (piece.node(), failed(piece.node(), code)))?;
         }
         Ok(far)
     }
 
+    /// [`Code::PoolGone`] if the session in which the pieces were opened is over.
+    fn check_session(&self) -> Result<(), Code> {
+        match self.pool.session() == self.session || std::process::id() != self.process {
+            true => Ok(()),
+            false => Err(Code::PoolGone),
+        }
+    }
+
     fn reopen(&self, piece: BackingId) -> Result<(), Code> {
+        self.check_session()?;
         let (since, mut wait) = (call_clock(), PAUSE);
         let request = Request::Backing { id: piece, op: BackingOp::Open { handle: self.handle } };
         loop {
@@ -103,6 +118,7 @@ impl FarPieces {
             ranges.iter().flat_map(|range| parts(range.piece, range.offset, range.at, range.bytes)).collect();
         // What is moved is moved up to an offset of the caller's memory.
         all.sort_unstable_by_key(|part| part.at);
+        self.check_session().map_err(|code| failed(ranges[0].piece.node(), code))?;
         let mut reopened = 0;
         loop {
             // SAFETY: the caller's promise.
@@ -140,6 +156,7 @@ impl Far for FarPieces {
     }
 
     fn atomic(&self, piece: BackingId, word: PieceWord, op: AtomicOp) -> Result<u64, Code> {
+        self.check_session().map_err(|code| failed(piece.node(), code))?;
         let request = Request::Backing { id: piece, op: BackingOp::Atomic { word, op } };
         let mut reopened = 0;
         loop {

@@ -1,8 +1,7 @@
 //! The bytes of a volume, for the server of its device.
 
 use forebay_block::{Medium, Served};
-use forebay_client::Pool;
-use forebay_types::Code;
+use forebay_types::{Code, Segment};
 use forebay_volume::Striped;
 
 /// Requests that are served at the same time if pieces are on other nodes: each mostly waits.
@@ -11,26 +10,18 @@ const FAR_THREADS: usize = 16;
 const NEAR_THREADS_MAX: usize = 8;
 /// One more for a flush.
 const SPARE_THREADS: usize = 1;
-/// A transfer of so many bytes needs a buffer that is shared with the daemon.
-const WARMING_BYTES: usize = 64 << 10;
-/// Where a piece of another node is looked for.
-const WARMING_STEP: u64 = 4096;
-const WARMING_STEPS: u64 = 16 << 10;
+/// The largest transfer of a request.
+const REQUEST_BYTES_MAX: u64 = 1 << 20;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct VolumeMedium {
     volume: Striped,
-    pool: &'static Pool,
-    /// The session with the daemon in which pieces on other nodes were opened. In a later one, which may be with another
-    /// pool of the same directory, their numbers may be those of other pieces.
-    session: Option<u64>,
 }
 
 impl VolumeMedium {
-    pub(crate) fn new(pool: &'static Pool, volume: Striped) -> VolumeMedium {
-        let session = pool.session();
-        VolumeMedium { volume, pool, session }
+    pub(crate) fn new(volume: Striped) -> VolumeMedium {
+        VolumeMedium { volume }
     }
 
     /// The number of the volume.
@@ -39,38 +30,29 @@ impl VolumeMedium {
     }
 
     /// Has the pieces on this node stay in memory, with the tables that map them. Returns the first error.
-    pub(crate) fn lock(&self) -> std::io::Result<()> {
-        let mut at = 0;
-        while at < self.volume.bytes() {
-            let Ok((place, run)) = self.volume.map(at) else {
-                at += WARMING_STEP;
-                continue;
-            };
+    pub(crate) fn lock(&self, segments: &[Segment]) -> std::io::Result<()> {
+        for (at, bytes) in segments.iter().zip(starts(segments)).flat_map(|(one, start)| stripes(one, start)) {
+            let Ok((place, run)) = self.volume.map(at) else { continue };
             // SAFETY: `run` bytes are mapped there.
-            if unsafe { libc::mlock(place.cast(), run as usize) } != 0 {
+            if unsafe { libc::mlock(place.cast(), run.min(bytes) as usize) } != 0 {
                 return Err(std::io::Error::last_os_error());
             }
-            at += run;
         }
         Ok(())
     }
 
-    /// Transfers some bytes of another node, if there are any: what the first transfer needs is there then.
-    pub(crate) fn warm(&self) -> Result<(), Code> {
-        let mut memory = vec![0; WARMING_BYTES];
-        let is_far = |at: &u64| self.volume.map(*at) == Err(Code::NotSupported);
-        let places = (0..WARMING_STEPS).map(|step| step * WARMING_STEP);
-        let Some(at) = places.take_while(|at| *at < self.volume.bytes()).find(is_far) else { return Ok(()) };
-        let n = (self.volume.bytes() - at).min(WARMING_BYTES as u64) as usize;
-        self.volume.get_bytes(at, &mut memory[..n])
-    }
-
-    /// Fails unless the pool is the one in which the volume was opened.
-    fn check(&self) -> Served {
-        match self.volume.far_pieces() == 0 || self.pool.session() == self.session {
-            true => Ok(()),
-            false => Err(libc::EIO),
+    /// Reads some bytes of each piece on another node: what its first transfer needs is there then.
+    pub(crate) fn warm(&self, segments: &[Segment]) -> Result<(), Code> {
+        let mut memory = vec![0; REQUEST_BYTES_MAX as usize];
+        for (one, start) in segments.iter().zip(starts(segments)) {
+            for (at, _) in stripes(one, start).take(one.targets.as_slice().len()) {
+                let n = (self.volume.bytes() - at).min(REQUEST_BYTES_MAX) as usize;
+                if self.volume.map(at) == Err(Code::NotSupported) {
+                    self.volume.get_bytes(at, &mut memory[..n])?;
+                }
+            }
         }
+        Ok(())
     }
 
     /// The errno of a request, which the log explains.
@@ -85,6 +67,21 @@ impl VolumeMedium {
             }
         })
     }
+}
+
+/// Where each segment begins.
+fn starts(segments: &[Segment]) -> impl Iterator<Item = u64> + '_ {
+    segments.iter().scan(0, |next, one| {
+        let start = *next;
+        *next += one.bytes;
+        Some(start)
+    })
+}
+
+/// Where each stripe of a segment begins, and its bytes.
+fn stripes(segment: &Segment, start: u64) -> impl Iterator<Item = (u64, u64)> {
+    let (bytes, stripe) = (segment.bytes, segment.stripe_bytes);
+    (0..bytes.div_ceil(stripe)).map(move |i| (start + i * stripe, stripe.min(bytes - i * stripe)))
 }
 
 impl Medium for VolumeMedium {
@@ -102,17 +99,14 @@ impl Medium for VolumeMedium {
     }
 
     fn read(&self, offset: u64, to: &mut [u8]) -> Served {
-        self.check()?;
         self.served("read", offset, self.volume.get_bytes(offset, to))
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Served {
-        self.check()?;
         self.served("write", offset, self.volume.put_bytes(offset, from))
     }
 
     fn flush(&self) -> Served {
-        self.check()?;
         self.served("flush", 0, self.volume.flush())
     }
 
@@ -121,7 +115,23 @@ impl Medium for VolumeMedium {
         if discards {
             return Err(libc::EOPNOTSUPP);
         }
-        self.check()?;
         self.served("set zeros in", offset, self.volume.zero(offset, bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::Targets;
+
+    #[test]
+    fn stripes_cover_each_segment_once() {
+        let one = |bytes, stripe| Segment::new(bytes, stripe, Targets::new(&[0, 1]).unwrap()).unwrap();
+        let segments = [one(20 << 10, 8 << 10), one(4 << 10, 1 << 20)];
+        assert_eq!(starts(&segments).collect::<Vec<_>>(), [0, 20 << 10]);
+        let all: Vec<_> =
+            segments.iter().zip(starts(&segments)).flat_map(|(one, start)| stripes(one, start)).collect();
+        let kib = |(at, bytes): &(u64, u64)| (at >> 10, bytes >> 10);
+        assert_eq!(all.iter().map(kib).collect::<Vec<_>>(), [(0, 8), (8, 8), (16, 4), (20, 4)]);
     }
 }

@@ -10,7 +10,7 @@ use forebay_block::{leave_limited, Device, Ending, Memory, Plan, Process, Report
 use forebay_client::{Pool, Role};
 use forebay_sys::loop_device::Settings;
 use forebay_sys::process::shed_preload;
-use forebay_types::{Code, Error, Result};
+use forebay_types::{Code, Error, Result, Segment};
 use serde::{Deserialize, Serialize};
 
 use crate::found::Kind;
@@ -27,7 +27,7 @@ Usage: forebay-device OPTIONS
   OPTIONS    JSON; the pool's directory and its life, the volume's name, and whether the device is read-only
 
 The result of the start is written to standard output, which is then closed. SIGTERM ends the device when no program has
-it open any longer; a second one ends it at once.
+it open any longer. SIGKILL ends it at once: its I/O fails then.
 ";
 
 /// How a device is requested. Names are bytes.
@@ -123,22 +123,30 @@ fn be_server(device: Device, options: &Options, tell: Tell<()>) -> io::Result<()
     };
     warn("leaving its limited memory cgroup", leave_limited().map(drop));
     warn("mlockall", lock_program());
-    let medium = match open(options) {
-        Ok(medium) => medium,
+    let (medium, segments) = match open(options) {
+        Ok(opened) => opened,
         Err(e) => {
             tell.tell(Err(e));
             return Err(io::ErrorKind::Other.into());
         }
     };
-    warn("mlock", medium.lock());
+    warn("mlock", medium.lock(&segments));
     forebay_block::serve(device, &medium, Memory::New, || tell.tell(Ok(())))
 }
 
-fn open(options: &Options) -> Result<VolumeMedium> {
+fn open(options: &Options) -> Result<(VolumeMedium, Vec<Segment>)> {
     let dir = Path::new(OsStr::from_bytes(&options.pool));
     let pool = Pool::attach_as(dir, Role::Tool)?;
+    let failed = |code: Code| Error::new(code, options.what()).why(code);
+    // It may grow between the two, which only leaves out what is locked then.
     let volume = pool.volume_open(&options.volume, !options.is_read_only)?;
-    let medium = VolumeMedium::new(pool, volume);
-    medium.warm().map_err(|code| Error::new(code, options.what()).why(code))?;
-    Ok(medium)
+    let mut segments = pool.volume(&options.volume).map_err(failed)?.segments;
+    let (mut end, bytes) = (0, volume.bytes());
+    segments.retain(|one| {
+        end += one.bytes;
+        end <= bytes
+    });
+    let medium = VolumeMedium::new(volume);
+    medium.warm(&segments).map_err(failed)?;
+    Ok((medium, segments))
 }

@@ -234,7 +234,7 @@ Examples:
   forebay volume attach wide --read-only    also of pieces on other nodes
 
 It takes root. The kernel serves a volume that is one piece on this node. Others are served by processes (forebay-device)
-until the device is detached; when the pool ends, their I/O fails. Without root: nbdkit forebay volume=NAME.")]
+until the device is detached; when the pool ends, their I/O fails. Without root: forebay volume export.")]
 pub(crate) struct VolumeAttach {
     /// The device cannot be written
     #[arg(long)]
@@ -254,6 +254,7 @@ pub(crate) struct VolumeAttach {
     after_help = "\
 Examples:
   forebay volume export particles --socket /tmp/particles.sock &
+  until [ -S /tmp/particles.sock ]; do sleep 0.1; done
   nbdcopy /tmp/particles.raw 'nbd+unix:///?socket=/tmp/particles.sock'
   qemu-system-x86_64 -drive file=nbd+unix:///?socket=/tmp/particles.sock,format=raw ...
   forebay volume export wide --port 10809           on 127.0.0.1

@@ -386,3 +386,35 @@ fn cut_link_is_eio_and_the_volume_is_whole_when_it_is_back() {
     until("the deletion", || volume(&c, 1, &["delete", "v"]).status.success().then_some(()));
     c.check();
 }
+
+#[test]
+fn volume_of_a_pool_that_is_gone_is_not_the_one_of_the_same_name_and_number_in_the_next() {
+    let c = Cluster::up("volume-next", 2);
+    let make = || succeeds(volume(&c, 1, &["create", "v", "--size", "4MiB", "--on", "n2"]));
+    make();
+    let pool = Pool::attach_as(&c.pool(1), Role::Tool).unwrap();
+    let v = pool.volume_open(b"v", true).unwrap();
+    v.put_bytes(0, b"first").unwrap();
+    for node in [1, 2] {
+        let dir = c.pool(node);
+        let down = c.forebay(node, &["down", "--force", "--discard", "--pool", dir.to_str().unwrap()]);
+        assert!(down.status.success(), "{}", said(&down));
+    }
+    c.start_all();
+    make();
+    let ino = pool.volume(b"v").unwrap().ino;
+    let next = pool.volume_open(b"v", true).unwrap();
+    assert!(v.numbers().eq([ino]), "this tests what it says only if the numbers are the same");
+    for _ in 0..3 {
+        assert_eq!(v.put_bytes(0, b"wrong"), Err(Code::PoolGone));
+        assert_eq!(v.get_bytes(0, &mut [0; 5]), Err(Code::PoolGone));
+        assert_eq!(v.fetch_add(8, 1), Err(Code::PoolGone));
+        assert_eq!(v.flush(), Err(Code::PoolGone));
+    }
+    let mut seen = [7; 16];
+    next.get_bytes(0, &mut seen).unwrap();
+    assert_eq!(seen, [0; 16]);
+    drop((v, next));
+    succeeds(volume(&c, 2, &["delete", "v"]));
+    c.check();
+}

@@ -18,7 +18,7 @@ use forebay_block::Process;
 use forebay_client::Pool;
 use forebay_device::{Found, Kind, MEMORY_MARK};
 use forebay_server::directory::LOG_FILE;
-use forebay_sys::loop_device::{locked_control, LoopDevice, Settings};
+use forebay_sys::loop_device::{attribute, locked_control, LoopDevice, Settings};
 use forebay_types::{Code, Error, Result};
 use serde_json::json;
 
@@ -31,8 +31,10 @@ use crate::{failure, table};
 const DEVICES: &[u8] = b"/dev/";
 /// How long other programs may have a device open that they only look at.
 const LOOK_TIME: Duration = Duration::from_millis(500);
-/// How long the processes of a served device may take to end that no program has open.
-const END_TIME: Duration = Duration::from_secs(2);
+/// How long a served device may be open after its keeper was asked to end it, before a program is taken to have it open.
+const CLOSE_TIME: Duration = Duration::from_secs(3);
+/// How long its processes may take to end after that.
+const END_TIME: Duration = Duration::from_secs(30);
 
 /// A failure of the kernel's part.
 fn refused(verb: &str, name: &OsStr, e: &io::Error) -> Error {
@@ -43,7 +45,7 @@ fn refused(verb: &str, name: &OsStr, e: &io::Error) -> Error {
             .cure("load the kernel's module (modprobe loop); a container needs /dev/loop-control and /dev/loop*"),
         Some(libc::EACCES | libc::EPERM) => Error::new(Code::AccessDenied, error.what)
             .why("loop devices are for root")
-            .cure("run this as root, or use `nbdkit forebay` or `forebay volume copy`"),
+            .cure("run this as root, or use `forebay volume export` or `forebay volume copy`"),
         Some(libc::EBUSY) => Error::new(Code::Busy, error.what)
             .why("it is mounted, or a program uses it exclusively")
             .cure("unmount it first"),
@@ -111,10 +113,19 @@ fn attach_served(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) -> R
         volume: name.as_bytes().to_vec(),
         is_read_only: arguments.read_only,
     };
-    // The directory may belong to another user.
-    let log = OpenOptions::new().append(true).custom_flags(libc::O_NOFOLLOW).open(dir.join(LOG_FILE));
-    let log = log.or_else(|_| File::options().write(true).open("/dev/null"));
+    let log = log_of(dir).or_else(|_| File::options().write(true).open("/dev/null"));
     forebay_device::start(&options, log.map_err(|e| refused("attach volume", name, &e))?)
+}
+
+/// The pool's log. Its directory may belong to another user, who may have put anything there in its place: a FIFO would
+/// block whoever opens it or writes to it.
+fn log_of(dir: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let log = OpenOptions::new().append(true).custom_flags(flags).open(dir.join(LOG_FILE))?;
+    match log.metadata()?.is_file() {
+        true => Ok(log),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    }
 }
 
 /// Devices of this node can be detached after their pool is gone.
@@ -156,6 +167,8 @@ struct Ended {
 fn detach_one(pool: Option<(&Pool, &Path)>, name: &OsStr) -> Result<Ended> {
     let what = || format!("cannot detach {}", table::printable(name.as_bytes()));
     let cannot = |e: io::Error| refused("detach", name, &e);
+    // The device that was found is the one that is ended.
+    let control = locked_control().map_err(cannot)?;
     let path = match pool.filter(|_| !name.as_bytes().starts_with(DEVICES)) {
         None => Path::new(name).to_owned(),
         Some((pool, dir)) => {
@@ -175,22 +188,27 @@ fn detach_one(pool: Option<(&Pool, &Path)>, name: &OsStr) -> Result<Ended> {
             written.map_err(cannot)?;
             (device.clear(LOOK_TIME).map_err(cannot)?, true)
         }
-        Kind::Served { keeper, .. } => (end_served(device, keeper).map_err(cannot)?, written.is_ok()),
+        Kind::Served { keeper, .. } => {
+            (end_served(device, keeper, control).map_err(cannot)?, written.is_ok())
+        }
     };
     Ok(Ended { device: path, is_gone, is_written })
 }
 
 /// Ends a served device. False if a program has it open.
-fn end_served(device: LoopDevice, keeper: Process) -> io::Result<bool> {
+fn end_served(device: LoopDevice, keeper: Process, control: File) -> io::Result<bool> {
+    let backing = attribute(&device.path, "loop/backing_file");
     match keeper.signal(libc::SIGTERM) {
         Ok(()) => drop(device),
         // Its keeper was killed, and the kernel detaches it at its last close.
         Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return device.clear(LOOK_TIME),
         Err(e) => return Err(e),
     }
+    drop(control);
     let asked = Instant::now();
     while keeper.lives() {
-        if asked.elapsed() >= END_TIME {
+        let most = if backing.exists() { CLOSE_TIME } else { END_TIME };
+        if asked.elapsed() >= most {
             return Ok(false);
         }
         std::thread::sleep(Duration::from_millis(5));

@@ -37,6 +37,13 @@ fn remove_stale(socket: &Path) {
     }
 }
 
+/// A path in a URI.
+fn encoded(path: &Path) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
+    let bytes = path.as_os_str().as_bytes().iter();
+    bytes.map(|&b| if is_plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
 /// Becomes nbdkit.
 pub(super) fn export(pool: &'static Pool, dir: &Path, arguments: &VolumeExport) -> Result<ExitCode> {
     let name = arguments.name.as_bytes();
@@ -56,12 +63,15 @@ pub(super) fn export(pool: &'static Pool, dir: &Path, arguments: &VolumeExport) 
             let socket = std::path::absolute(socket).map_err(|e| Error::io(&*what, &e))?;
             remove_stale(&socket);
             command.arg("--unix").arg(&socket);
-            format!("nbd+unix:///?socket={}", socket.display())
+            format!("nbd+unix:///?socket={}", encoded(&socket))
         }
         (None, port) => {
             let port = port.unwrap_or_default().to_string();
             command.args(["--ipaddr", &arguments.address, "--port", &port]);
-            format!("nbd://{}:{port}", arguments.address)
+            match arguments.address.contains(':') {
+                true => format!("nbd://[{}]:{port}", arguments.address),
+                false => format!("nbd://{}:{port}", arguments.address),
+            }
         }
     };
     command.arg(plugin).arg(argument("pool", dir.as_os_str().as_bytes())).arg(argument("volume", name));
