@@ -22,9 +22,6 @@ const NODES: usize = STORAGE + COMPUTE;
 const NET: &str = "10.81.0.";
 /// Rate of each node's link.
 pub(crate) const LINK_MBIT: u32 = 1000;
-/// Seconds after which leftovers of a killed benchmark end.
-const SLEEP_S: &str = "3600";
-
 /// Network namespaces with limited links, and a directory for what runs on them.
 pub(crate) struct Star {
     pub(crate) directory: PathBuf,
@@ -180,7 +177,8 @@ impl Drop for Star {
 /// Starts a process with a network and a host name of its own.
 fn namespace() -> Result<Child, String> {
     let mut command = Command::new("unshare");
-    command.args(["--net", "--uts", "sleep", SLEEP_S]);
+    // It ends with this process, also when that is killed.
+    command.args(["--net", "--uts", "setpriv", "--pdeathsig", "KILL", "sleep", "infinity"]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|e| format!("unshare: {e}"))?;
     let space = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/uts")).map_err(|e| e.to_string());

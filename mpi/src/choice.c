@@ -181,6 +181,9 @@ static bool predict(const struct file *file, bool writes, int64_t bytes, int64_t
     int aggregators = 1;
     int64_t window = 0;
     aggregators_of(file, &aggregators, &window);
+    /* A file has at most so many nodes as backing files. How many of them are on nodes without ranks is not known. */
+    int64_t backing_files = atoll(file->hints[HINT_striping_factor]), nodes = file->choice.nodes;
+    int64_t spread = backing_files < nodes ? backing_files : nodes;
     struct forebay_pattern pattern = {
         .ranks = file->size,
         .nodes = file->choice.nodes < file->size ? file->choice.nodes : file->size,
@@ -190,7 +193,7 @@ static bool predict(const struct file *file, bool writes, int64_t bytes, int64_t
         .gap_bytes = gap,
         .buffer_bytes = window,
         /* The calibration has measured a file with several backing files, on the targets of one node. */
-        .targets = file->far && file->near ? file->choice.nodes : 1,
+        .targets = file->far && file->near && spread > 1 ? spread : 1,
         .writes = writes,
         .far = !file->far ? 0 : file->near ? 1 : 2,
     };
