@@ -70,6 +70,11 @@ impl Request {
     pub(crate) fn has_own_pool(&self) -> bool {
         self.persistent.is_none()
     }
+
+    /// True if the job's nodes stage in before its script starts.
+    pub(crate) fn stages_in_prolog(&self) -> bool {
+        !self.stage_in.is_empty() && !matches!(self.persistent, Some(Persistent::Use(_)))
+    }
 }
 
 fn refused(line: &str, why: impl std::fmt::Display, cure: impl Into<String>) -> Error {

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 
 use forebay_types::{Error, Result};
 use serde_json::json;
@@ -70,9 +70,34 @@ fn check(script: &Path) -> Result<ExitCode> {
         std::fs::read(script).map_err(|e| Error::io(format!("cannot read {}", script.display()), &e))?;
     match directives::parse(&String::from_utf8_lossy(&text))? {
         None => failure::put("no directive is for forebay\n"),
-        Some(request) => failure::print_json(&json!(request)),
+        Some(request) => {
+            if request.stages_in_prolog() {
+                note_limit();
+            }
+            failure::print_json(&json!(request));
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says how long a stage-in in the prolog may take. Says nothing where there is no Slurm that answers.
+fn note_limit() {
+    let asked =
+        Command::new("timeout").args(["10", "scontrol", "show", "config"]).stdin(Stdio::null()).output();
+    let Ok(output) = asked else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    if let Some(seconds) = batch_start_timeout(&text) {
+        note!(
+            "forebay: its data are staged in while it starts: Slurm may take the job for missing after {} s (BatchStartTimeout \
+             and 10 s)\n  hint: larger data belong into a persistent pool: `use name=` stages in before the job has nodes",
+            seconds + 10
+        );
+    }
+}
+
+fn batch_start_timeout(config: &str) -> Option<u64> {
+    let line = config.lines().find(|line| line.starts_with("BatchStartTimeout"))?;
+    line.split('=').nth(1)?.split_whitespace().next()?.parse().ok()
 }
 
 /// Calls the hook with Slurm's arguments, which are all text.
@@ -162,4 +187,14 @@ pub(super) fn recover(job: u32, arguments: &Recover) -> Result<ExitCode> {
         failure::put(format!("{} is copied to {}\n", from.display(), to.display()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn limit_of_a_start_is_read_from_the_configuration_that_slurm_shows() {
+        let shown = "BatchStartTimeout       = 43200 sec\nBOOT_TIME               = 2026-11-27T15:00:00\n";
+        assert_eq!(super::batch_start_timeout(shown), Some(43200));
+        assert_eq!(super::batch_start_timeout("MinJobAge = 300 sec\n"), None);
+    }
 }
