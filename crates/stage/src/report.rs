@@ -84,7 +84,7 @@ pub struct StageReport {
     /// How many of them the source could not give ([`Code::Io`]): their data or names are on a node or medium that is
     /// lost. All others may be staged another time, or to another destination.
     pub errors_unreachable: u64,
-    /// True if staging ended before it had tried everything: there was no space, the pool was gone, or it was cancelled.
+    /// True if staging ended before it had tried everything: no space, a pool that is gone, or it was cancelled.
     pub stopped: bool,
     /// Attributes that could not be kept, at most [`WARNINGS_LISTED_MAX`].
     pub warnings: Vec<Warning>,
