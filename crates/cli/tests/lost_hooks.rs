@@ -111,7 +111,27 @@ impl Books {
 
     /// What the controller says of a job from now on.
     fn answer(&self, job: u32, state: &str) {
-        self.place.write(&format!("answers/{job}"), format!("{job} {} {state}\n", self.uid));
+        self.place.write(&format!("answers/{job}"), self.line(job, state, &job.to_string()));
+    }
+
+    /// What squeue prints of a job.
+    fn line(&self, job: u32, state: &str, name: &str) -> String {
+        format!("{job} {} {state} {name}\n", self.uid)
+    }
+
+    /// Has an earlier look, so long ago, shown the job as staging out.
+    fn seen(&self, job: u32, seconds: u64) {
+        let record = self.read(&format!("jobs/{job}.json"));
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let note = format!("{} {} {}\n", record["run"], record["changed_s"], now - seconds);
+        let path = self.place.write(&format!("registry/hooks/{job}"), note);
+        let file = OpenOptions::new().write(true).open(path).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(LONG_AGO_S)).unwrap();
+    }
+
+    /// The words of scancel, a line each call.
+    fn cancelled(&self) -> String {
+        std::fs::read_to_string(self.place.join("cancelled")).unwrap_or_default()
     }
 
     fn reconcile(&self) {
@@ -226,30 +246,71 @@ fn job_without_a_record_does_not_keep_a_pool() {
 #[test]
 fn stage_out_whose_hook_was_lost_is_awaited_and_slurm_is_told() {
     let books = Books::new();
-    let cancelled = || std::fs::read_to_string(books.place.join("cancelled")).unwrap_or_default();
     books.stages_out(7, &json!({ "ok": true }));
-    books.age(7, 100);
+    books.age(7, LONG_AGO_S);
     books.reconcile();
     assert_eq!(books.state(7), "staging-out", "Slurm may call the hook yet");
-    books.age(7, LONG_AGO_S);
-    let hook = File::create(books.place.join("registry/hooks/7")).unwrap();
+    books.seen(7, 100);
+    books.reconcile();
+    assert_eq!(books.state(7), "staging-out", "Slurm may call the hook yet");
+    books.seen(7, LONG_AGO_S);
+    let hook = File::open(books.place.join("registry/hooks/7")).unwrap();
     hook.lock_shared().unwrap();
-    hook.set_modified(SystemTime::UNIX_EPOCH).unwrap();
     books.reconcile();
     assert_eq!(books.state(7), "staging-out", "a hook works on it");
     drop(hook);
-    books.age(7, LONG_AGO_S);
+    books.seen(7, LONG_AGO_S);
     books.reconcile();
-    assert_eq!((books.state(7).as_str(), cancelled().as_str()), ("torn-down", "--hurry 7\n"));
+    assert_eq!((books.state(7).as_str(), books.cancelled().as_str()), ("torn-down", "--hurry 7\n"));
     books.hooks(7, &["post_run", "data_out", "job_teardown"]);
     assert_eq!(books.state(7), "torn-down", "the hooks are called after all");
 
     // A requeued job would be cancelled, not only its stage-out.
     books.stages_out(8, &json!({ "ok": true }));
-    books.place.write("waits/8", "8 0 STAGE_OUT\n");
+    books.place.write("waits/8", books.line(8, "STAGE_OUT", "8"));
     books.age(8, LONG_AGO_S);
+    books.seen(8, LONG_AGO_S);
     books.reconcile();
-    assert_eq!((books.state(8).as_str(), cancelled().as_str()), ("torn-down", "--hurry 7\n"));
+    assert_eq!((books.state(8).as_str(), books.cancelled().as_str()), ("torn-down", "--hurry 7\n"));
+}
+
+#[test]
+fn job_that_has_long_run_is_left_to_slurm_when_it_begins_to_stage_out() {
+    let books = Books::new();
+    books.setup(5, "capacity=64MiB pool=forebay stage_out=/r:/nowhere/r");
+    books.hooks(5, &["data_in", "pre_run"]);
+    books.place.write("registry/results/5.0/out.json", json!({ "ok": true }).to_string());
+    books.answer(5, "STAGE_OUT");
+    books.age(5, LONG_AGO_S);
+    books.reconcile();
+    assert_eq!(books.state(5), "running", "its post_run may be on its way");
+    // What was noted of another state of the record does not count.
+    books.seen(5, LONG_AGO_S);
+    books.age(5, LONG_AGO_S / 2);
+    books.reconcile();
+    assert_eq!(books.state(5), "running");
+    books.seen(5, LONG_AGO_S);
+    books.reconcile();
+    assert_eq!((books.state(5).as_str(), books.cancelled().as_str()), ("torn-down", "--hurry 5\n"));
+}
+
+#[test]
+fn only_the_task_of_an_array_is_cancelled_and_no_part_of_a_heterogeneous_job() {
+    let books = Books::new();
+    let ends = |job: u32, answer: String| {
+        books.stages_out(job, &json!({ "ok": true }));
+        books.place.write(&format!("answers/{job}"), answer);
+        books.age(job, LONG_AGO_S);
+        books.seen(job, LONG_AGO_S);
+        books.reconcile();
+        assert_eq!(books.state(job), "torn-down");
+    };
+    // The last task has the number of the array, for which squeue lists all.
+    books.place.write("waits/10", books.line(12, "PENDING", "10_2"));
+    ends(10, books.line(11, "RUNNING", "10_1") + &books.line(10, "STAGE_OUT", "10_3"));
+    assert_eq!(books.cancelled(), "--hurry 10_3\n");
+    ends(20, books.line(20, "STAGE_OUT", "20+0") + &books.line(21, "STAGE_OUT", "20+1"));
+    assert_eq!(books.cancelled(), "--hurry 10_3\n");
 }
 
 #[test]

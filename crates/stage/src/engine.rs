@@ -138,6 +138,11 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         self.cancelled.load(Ordering::Relaxed)
     }
 
+    /// True if staging has ended before everything was tried, for any reason.
+    pub(crate) fn was_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     fn work(&self) {
         let mut worker = Worker {
             buffer: Buffer::new(self.settings.unit),
@@ -356,6 +361,9 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
         if matches!(code, Code::PoolGone | Code::UnknownSession) {
             self.stop.store(true, Ordering::Relaxed);
+        }
+        if at == At::Source && code == Code::Io {
+            add(&self.tally.errors_unreachable, 1);
         }
         let cure = match (at, code) {
             // The directory exists but does not let files be created: a file system of the kernel's own, such as /proc.

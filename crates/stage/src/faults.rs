@@ -40,6 +40,7 @@ struct Plan {
     fail_sync: bool,
     /// Names that contain this cannot be opened.
     unreadable: &'static [u8],
+    unreadable_as: Code,
     writes: AtomicU64,
 }
 
@@ -54,6 +55,7 @@ impl Default for Plan {
             striped: AtomicBool::new(false),
             fail_sync: false,
             unreadable: b"",
+            unreadable_as: Code::AccessDenied,
             writes: AtomicU64::new(0),
         }
     }
@@ -190,7 +192,7 @@ impl Tree for Faulty {
     fn open(&self, at: &OwnedFd, name: &[u8], follow: bool) -> Result<(FaultyFile, Meta), Code> {
         let hidden = self.plan.unreadable;
         if !hidden.is_empty() && name.windows(hidden.len()).any(|w| w == hidden) {
-            return Err(Code::AccessDenied);
+            return Err(self.plan.unreadable_as);
         }
         let (inner, meta) = self.inner.open(at, name, follow)?;
         Ok((FaultyFile { inner, plan: self.plan.clone() }, meta))
@@ -424,6 +426,7 @@ fn unreadable_file_within_is_reported_and_the_others_are_staged() {
     let plan = || Plan { unreadable: b"f17", ..Plan::default() };
     let report = run(plan(), Plan::default(), &store, &pool, &OPTIONS, true);
     assert_eq!((report.files, report.errors_total), (52, 1));
+    assert_eq!((report.errors_unreachable, report.stopped), (0, false), "it is there");
     let error = &report.errors[0];
     assert_eq!(error.code, Code::AccessDenied);
     assert!(error.path.ends_with("store/d/e/f17") && error.cure.contains("chmod"), "{error:?}");
@@ -448,6 +451,17 @@ fn directory_that_cannot_be_synced_is_reported_with_its_path() {
     let mut paths: Vec<PathBuf> = report.errors.iter().map(|e| PathBuf::from(&e.path)).collect();
     paths.sort();
     assert_eq!(paths, [scratch.0.clone(), pool.clone(), pool.join("d"), pool.join("d/e")]);
+    assert_eq!((report.errors_total, report.errors_unreachable), (4, 0), "the destination failed");
+}
+
+#[test]
+fn files_that_the_source_has_lost_are_counted_apart_and_stop_nothing() {
+    let scratch = Scratch::new();
+    let (store, pool) = make(&scratch);
+    let plan = Plan { unreadable: b"f17", unreadable_as: Code::Io, ..Plan::default() };
+    let report = run(plan, Plan::default(), &store, &pool, &OPTIONS, true);
+    assert_eq!((report.files, report.errors_total, report.errors_unreachable), (52, 1, 1));
+    assert!(!report.stopped);
 }
 
 #[test]
@@ -463,6 +477,7 @@ fn full_destination_stops_says_what_is_missing_and_leaves_only_whole_files() {
             assert!(error.what.contains("needs") && error.what.contains("4.0 KiB are free"), "{error:?}");
             assert!(error.cure.contains("free space"), "{error:?}");
             assert!(report.errors_total <= 3, "it stops: {:?}", report.errors);
+            assert_eq!((report.stopped, report.errors_unreachable), (true, 0));
             let (all, some) = (snapshot(&store), snapshot(&pool));
             for (path, item) in some.iter().filter(|(_, item)| item.kind == 0o100_000) {
                 assert_eq!(Some(item), all.get(path), "{}", path.escape_ascii());

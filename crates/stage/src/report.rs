@@ -81,6 +81,11 @@ pub struct StageReport {
     pub errors: Vec<FileError>,
     /// Number of files that were not staged.
     pub errors_total: u64,
+    /// How many of them the source could not give ([`Code::Io`]): their data or names are on a node or medium that is
+    /// lost. All others may be staged another time, or to another destination.
+    pub errors_unreachable: u64,
+    /// True if staging ended before it had tried everything: no space, a pool that is gone, or it was cancelled.
+    pub stopped: bool,
     /// Attributes that could not be kept, at most [`WARNINGS_LISTED_MAX`].
     pub warnings: Vec<Warning>,
 }
@@ -192,6 +197,8 @@ pub(crate) struct Tally {
     pub(crate) retries: AtomicU64,
     pub(crate) leftovers_removed: AtomicU64,
     errors_total: AtomicU64,
+    /// See [`StageReport::errors_unreachable`].
+    pub(crate) errors_unreachable: AtomicU64,
     errors: Mutex<Vec<FileError>>,
     warnings: Mutex<HashMap<String, Warning>>,
 }
@@ -249,9 +256,11 @@ impl Tally {
             seconds,
             gb_per_s: if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 },
             cancelled,
+            stopped: cancelled,
             rolled_back: false,
             errors: self.errors.into_inner().unwrap_or_else(|e| e.into_inner()),
             errors_total: self.errors_total.into_inner(),
+            errors_unreachable: self.errors_unreachable.into_inner(),
             warnings,
         }
     }

@@ -77,8 +77,10 @@ pub(crate) fn stage<S: Tree, D: Tree>(
         sync_places(&engine, &parents);
     }
     let cancelled = engine.was_cancelled();
+    let stopped = engine.was_stopped();
     let mut report = engine.tally.report(begin.elapsed(), cancelled);
     report.rolled_back = rolled_back;
+    report.stopped = stopped;
     tell_rest(&report, told, progress);
     Ok(report)
 }

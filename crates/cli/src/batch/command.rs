@@ -1,7 +1,7 @@
 //! Runs this program's own verbs for a job, and takes the reason of a failure.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// The longest pause between two looks.
@@ -10,6 +10,9 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(200);
 const ASK: Duration = Duration::from_millis(500);
 /// Longer reasons are cut: they are shown in one column of squeue.
 const REASON_MAX: usize = 300;
+/// What is read of a command's messages, and of what it prints.
+const SAID_MAX: u64 = 1 << 16;
+const PRINTED_MAX: u64 = 1 << 24;
 /// The reason of what was given up.
 pub(crate) const ENDED: &str = "the job was torn down";
 
@@ -48,11 +51,41 @@ pub(crate) fn answered(pool: &Path, words: &[&str]) -> std::result::Result<(Stri
     Ok((text(&output.stdout), reason(&text(&output.stderr))))
 }
 
+/// The same for one that may take long: it is killed when `is_over` says so.
+pub(crate) fn answered_unless(
+    pool: &Path,
+    words: &[&str],
+    is_over: impl Fn() -> bool,
+) -> std::result::Result<(String, String), String> {
+    let mut command = own(words)?;
+    command.env("FOREBAY_POOL", pool);
+    let out = tempfile().map_err(|e| format!("cannot keep what it prints: {e}"))?;
+    let printed = out.try_clone().map_err(|e| e.to_string())?;
+    let (_, said) = watched(command, printed.into(), is_over)?;
+    Ok((text_of(out, PRINTED_MAX), reason(&said)))
+}
+
 /// Waits for a command, or kills it when `is_over` says so.
-pub(crate) fn finish(mut command: Command, is_over: impl Fn() -> bool) -> std::result::Result<(), String> {
+pub(crate) fn finish(command: Command, is_over: impl Fn() -> bool) -> std::result::Result<(), String> {
+    let (status, said) = watched(command, Stdio::null(), is_over)?;
+    if status.success() {
+        return Ok(());
+    }
+    match reason(&said) {
+        why if why.is_empty() => Err(format!("it ended with {status}")),
+        why => Err(why),
+    }
+}
+
+/// How a command ended, and its messages. The error is [`ENDED`] if `is_over` had it killed.
+fn watched(
+    mut command: Command,
+    printed: Stdio,
+    is_over: impl Fn() -> bool,
+) -> std::result::Result<(ExitStatus, String), String> {
     let out = tempfile().map_err(|e| format!("cannot keep its messages: {e}"))?;
     let said = out.try_clone().map_err(|e| e.to_string())?;
-    let mut child = command.stdout(Stdio::null()).stderr(said).spawn().map_err(|e| e.to_string())?;
+    let mut child = command.stdout(printed).stderr(said).spawn().map_err(|e| e.to_string())?;
     let mut looked = Instant::now();
     let mut pause = Duration::from_millis(2);
     let status = loop {
@@ -70,14 +103,7 @@ pub(crate) fn finish(mut command: Command, is_over: impl Fn() -> bool) -> std::r
         std::thread::sleep(pause);
         pause = (pause * 2).min(LOOK_AGAIN);
     };
-    if status.success() {
-        return Ok(());
-    }
-    let text = text_of(out);
-    match reason(&text) {
-        why if why.is_empty() => Err(format!("it ended with {status}")),
-        why => Err(why),
-    }
+    Ok((status, text_of(out, SAID_MAX)))
 }
 
 /// A file without a name. The daemons that a command starts may keep it open, so it is no pipe.
@@ -86,10 +112,10 @@ fn tempfile() -> std::io::Result<std::fs::File> {
     Ok(memory.into())
 }
 
-fn text_of(mut file: std::fs::File) -> String {
+fn text_of(mut file: std::fs::File, most: u64) -> String {
     use std::io::{Read, Seek};
     let mut bytes = Vec::new();
-    let _ = file.rewind().and_then(|()| file.take(1 << 16).read_to_end(&mut bytes));
+    let _ = file.rewind().and_then(|()| file.take(most).read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

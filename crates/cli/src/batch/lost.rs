@@ -13,6 +13,16 @@ use super::registry::{now_s, Job, Pool, Registry, State};
 const QUIET_S: u64 = 30;
 /// A job that lives is asked for again after a quarter of the time since its last change, and after this at most.
 const ASK_AGAIN_S: u64 = 600;
+/// How the variables begin that are options of squeue and scancel, or change what they print.
+const OPTIONS: [&str; 7] = [
+    "SQUEUE_",
+    "SCANCEL_",
+    "SLURM_CLUSTERS",
+    "SLURM_TIME_FORMAT",
+    "SLURM_BITSTR_LEN",
+    "SLURM_JSON",
+    "SLURM_YAML",
+];
 
 /// Starts a comparison if there is something to compare. Sites without burst buffers in use start nothing.
 pub(crate) fn start_if_due(registry: &Registry) {
@@ -68,35 +78,69 @@ pub(crate) fn ask(job: &Job) -> Known {
     known(job, success, &answer, &message)
 }
 
-/// Whether a job waits for nodes, also if squeue shows that its run before stages out; `None` if that is not known.
-pub(crate) fn waits(job: &Job) -> Option<bool> {
-    let (success, answer, _) = squeue(job, "PENDING")?;
-    success.then(|| !answer.trim().is_empty())
+/// The name under which Slurm is told to end a job that it shows as staging out. `None` if that is not known, or if
+/// more than the stage-out would end: the job waits for nodes while its run before stages out, or it is a part of a
+/// heterogeneous job.
+pub(crate) fn name_to_end(job: &Job) -> Option<String> {
+    let (success, waiting, _) = squeue(job, "PENDING")?;
+    if !success || line_of(job, &waiting).is_some() {
+        return None;
+    }
+    let (success, answer, _) = squeue(job, "all")?;
+    let line = line_of(job, &answer).filter(|line| success && line.uid == job.uid.to_string())?;
+    (line.state == "STAGE_OUT" && is_one_job(line.name)).then(|| line.name.to_owned())
+}
+
+/// Whether a name is that of a job, or of one task of an array. The number of the array's last task alone is the array.
+fn is_one_job(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    name.split_once('_').map_or(is_number(name), |(job, task)| is_number(job) && is_number(task))
+}
+
+/// A command of Slurm's, without what the environment of slurmctld has for it.
+pub(crate) fn slurm(words: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command.arg("20").args(words).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        if OPTIONS.iter().any(|start| name.as_encoded_bytes().starts_with(start.as_bytes())) {
+            command.env_remove(&name);
+        }
+    }
+    command
 }
 
 fn squeue(job: &Job, states: &str) -> Option<(bool, String, String)> {
-    let asked = Command::new("timeout")
-        .args(["20", "squeue", "--noheader", "--format=%A %U %T"])
-        .args([format!("--states={states}"), format!("--jobs={}", job.job)])
-        .stdin(Stdio::null())
-        .output();
+    let (states, jobs) = (format!("--states={states}"), format!("--jobs={}", job.job));
+    let asked = slurm(&["squeue", "--noheader", "--format=%A %U %T %i", &states, &jobs]).output();
     let output = asked.ok()?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Some((output.status.success(), text(&output.stdout), text(&output.stderr)))
 }
 
-/// Reads squeue's answer. Its lines have no words of users.
+/// What squeue prints of a job. It has no words of users.
+struct Line<'a> {
+    uid: &'a str,
+    state: &'a str,
+    /// `JOB`, `ARRAY_TASK`, or `JOB+PART`.
+    name: &'a str,
+}
+
+/// The line of a job. squeue lists all tasks of an array.
+fn line_of<'a>(job: &Job, answer: &'a str) -> Option<Line<'a>> {
+    answer.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let id = words.next()?.parse::<u32>().ok()?;
+        let mut word = || words.next().unwrap_or("");
+        (id == job.job).then(|| Line { uid: word(), state: word(), name: word() })
+    })
+}
+
+/// Reads squeue's answer.
 fn known(job: &Job, success: bool, answer: &str, message: &str) -> Known {
     if !success {
         return if message.contains("Invalid job id") { Known::Over } else { Known::Nothing };
     }
-    // It lists all tasks of an array.
-    let line = answer.lines().find_map(|line| {
-        let mut words = line.split_whitespace();
-        let id = words.next()?.parse::<u32>().ok()?;
-        (id == job.job).then(|| (words.next().unwrap_or(""), words.next().unwrap_or("")))
-    });
-    match line {
+    match line_of(job, answer).map(|line| (line.uid, line.state)) {
         None => Known::Nothing,
         Some((uid, _)) if uid != job.uid.to_string() => Known::Over, // the number was given again
         Some((_, "RUNNING" | "SUSPENDED" | "STOPPED" | "SIGNALING" | "RESIZING")) => Known::Runs,
@@ -131,16 +175,18 @@ mod tests {
             reconciled: false,
             unsaved: None,
         };
+        assert!(["7", "10_3"].into_iter().all(is_one_job));
+        assert!(!["", "7+0", "10_[1-3]", "10_", "10_1+0", "N/A"].into_iter().any(is_one_job));
         let of = |answer: &str| known(&job, true, answer, "");
         for (answer, known) in [
             ("12 5 RUNNING\n", Known::Runs),
             ("12 5 PENDING\n", Known::Nothing),
             ("12 5 COMPLETING\n", Known::Nothing),
-            ("12 5 STAGE_OUT\n", Known::StagesOut),
+            ("12 5 STAGE_OUT 12\n", Known::StagesOut),
             ("12 5 CANCELLED\n", Known::Over),
             ("12 33 RUNNING\n", Known::Over),
             // The other tasks of an array, and a state of a later Slurm.
-            ("11 5 COMPLETED\n12 5 RUNNING\n13 5 FAILED\n", Known::Runs),
+            ("11 5 COMPLETED 10_1\n12 5 RUNNING 10_2\n10 5 FAILED 10_3\n", Known::Runs),
             ("11 5 COMPLETED\n", Known::Nothing),
             ("12 5 SLEEPING\n", Known::Nothing),
             ("", Known::Nothing),

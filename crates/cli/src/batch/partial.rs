@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use forebay_types::Code;
 use serde::Deserialize;
 
 use super::command;
@@ -40,6 +41,18 @@ pub(crate) struct Missed {
     files: Vec<(String, String)>,
     /// Their number; the list may be shorter.
     count: u64,
+    /// How many of them the pool could not give.
+    lost: u64,
+    /// It ended before it had tried everything.
+    stopped: bool,
+}
+
+/// Why a stage-out gave no report: it has not begun, or was killed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Refused {
+    /// The name of the error's code, if it gave one.
+    code: String,
+    pub(crate) why: String,
 }
 
 /// The report of `stage-out --json`, as far as it matters here.
@@ -47,6 +60,8 @@ pub(crate) struct Missed {
 struct Report {
     errors: Vec<Failure>,
     errors_total: u64,
+    errors_unreachable: u64,
+    stopped: bool,
 }
 
 #[derive(Deserialize)]
@@ -56,14 +71,28 @@ struct Failure {
 }
 
 impl Missed {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
+    /// A source of which nothing can be reached.
+    pub(crate) fn whole(source: &str, why: String) -> Missed {
+        Missed { files: vec![(source.to_owned(), why)], count: 1, lost: 1, stopped: false }
     }
 
-    /// Whether the destination has not taken something.
-    pub(crate) fn names(&self, destination: &str) -> bool {
-        let destination = destination.trim_end_matches('/');
-        self.files.iter().any(|(path, _)| Path::new(path).starts_with(destination))
+    /// Whether there is nothing that was not copied.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.count == 0 && !self.stopped
+    }
+
+    /// Whether the pool could not give any of it. What the destination has not taken and what was not tried is there
+    /// still: its only copy is in the pool.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost == self.count && !self.stopped
+    }
+
+    /// For messages: the first failure.
+    pub(crate) fn first(&self) -> String {
+        match self.files.first() {
+            Some((path, why)) => format!("{path}: {why}"),
+            None => "it was stopped".to_owned(),
+        }
     }
 
     /// For messages: how many files are lost, and the first of them.
@@ -75,20 +104,47 @@ impl Missed {
     fn of(report: &str) -> Option<Missed> {
         let report: Report = serde_json::from_str(report).ok()?;
         let files = report.errors.into_iter().map(|failure| (failure.path, failure.what)).collect();
-        Some(Missed { files, count: report.errors_total })
+        Some(Missed {
+            files,
+            count: report.errors_total,
+            lost: report.errors_unreachable,
+            stopped: report.stopped,
+        })
     }
 }
 
-/// Stages out a pair; files that fail do not keep the others from it.
-pub(crate) fn staged_out(pool: &Path, pair: &str) -> Missed {
-    let whole = |why: String| {
-        let source = pair.split(':').next().unwrap_or(pair);
-        Missed { files: vec![(source.to_owned(), why)], count: 1 }
-    };
-    match command::answered(pool, &["stage-out", "--no-progress", "--json", pair]) {
-        Ok((text, why)) => Missed::of(&text).unwrap_or_else(|| whole(why)),
-        Err(why) => whole(why),
+impl Refused {
+    fn of(answer: &str, why: String) -> Refused {
+        let answer: serde_json::Value = serde_json::from_str(answer).unwrap_or_default();
+        let code = answer["error"]["code"].as_str().unwrap_or_default().to_owned();
+        let why = if why.is_empty() { "the stage-out gave no report".to_owned() } else { why };
+        Refused { code, why }
     }
+
+    /// Whether the source or the destination cannot be reached. Its code does not tell which.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        self.code == Code::Io.name()
+    }
+}
+
+/// Stages out a pair; files that fail do not keep the others from it. `tally` is the option of its turn.
+pub(crate) fn staged_out(
+    pool: &Path,
+    pair: &str,
+    tally: Option<&str>,
+    is_over: &dyn Fn() -> bool,
+) -> std::result::Result<Missed, Refused> {
+    let words: Vec<&str> = ["stage-out", "--no-progress", "--json", pair].into_iter().chain(tally).collect();
+    let (text, why) = command::answered_unless(pool, &words, is_over)
+        .map_err(|why| Refused { code: String::new(), why })?;
+    Missed::of(&text).ok_or_else(|| Refused::of(&text, why))
+}
+
+/// Whether a pool can be asked for a path, be it there or not.
+pub(crate) fn answers(pool: &Path, path: &str) -> bool {
+    // It prints a list unless it cannot ask at all.
+    let asked = command::answered(pool, &["stat", "--json", path]);
+    asked.is_ok_and(|(text, _)| serde_json::from_str::<Vec<serde_json::Value>>(&text).is_ok())
 }
 
 /// Adds to the list of what was lost.
@@ -125,12 +181,10 @@ mod tests {
     #[test]
     fn missed_files_are_counted_named_and_listed() {
         let report = r#"{"files": 3, "errors": [{"path": "/r/a", "code": "EIO", "what": "node c is down", "cure": ""}],
-            "errors_total": 2}"#;
+            "errors_total": 2, "errors_unreachable": 2, "stopped": false}"#;
         let missed = Missed::of(report).unwrap();
         assert_eq!(missed.text(&["c".into()]), "2 files lost with node c, the first /r/a");
-        assert!(!missed.names("/store/out/") && missed.names("/r"));
-        assert!(Missed::of(r#"{"errors": [], "errors_total": 0}"#).unwrap().is_empty());
-        assert!(Missed::of("no report").is_none());
+        assert_eq!(missed.first(), "/r/a: node c is down");
         let dir = std::env::temp_dir().join(format!("forebay-lost-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         write_lost(&dir, &["c".into()], &missed).unwrap();
@@ -139,5 +193,47 @@ mod tests {
         let once = "# with node c:\n/r/a\tnode c is down\n# and 1 more\n";
         assert_eq!(list, format!("{once}{once}"));
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn only_what_the_pool_could_not_give_is_lost() {
+        let of = |total: u64, unreachable: u64, stopped: bool| {
+            // The destination begins as the source does.
+            let error = r#"{"path": "/data/a", "code": "io", "what": "cannot read it", "cure": ""}"#;
+            let errors = if total > 0 { error } else { "" };
+            let report = format!(
+                r#"{{"errors": [{errors}], "errors_total": {total}, "errors_unreachable": {unreachable},
+                "stopped": {stopped}, "cancelled": {stopped}}}"#
+            );
+            Missed::of(&report).unwrap()
+        };
+        for (report, is_complete, is_lost) in [
+            (of(0, 0, false), true, true),
+            (of(2, 2, false), false, true),
+            // The destination has not taken one that the list does not have.
+            (of(2000, 1999, false), false, false),
+            (of(1, 0, false), false, false),
+            // The rest was not tried.
+            (of(2, 2, true), false, false),
+            (of(0, 0, true), false, false),
+        ] {
+            assert_eq!((report.is_complete(), report.is_lost()), (is_complete, is_lost), "{report:?}");
+        }
+        assert!(Missed::whole("/data", "it is down".into()).is_lost());
+    }
+
+    #[test]
+    fn stage_out_without_a_report_has_lost_nothing() {
+        for (answer, is_unreachable) in [
+            (r#"{"error": {"code": "access-denied", "what": "cannot stage", "why": "", "cure": ""}}"#, false),
+            (r#"{"error": {"code": "io", "what": "cannot stage", "why": "", "cure": ""}}"#, true),
+            ("", false),
+            (r#"{"errors": [], "errors_total": 0}"#, false),
+        ] {
+            assert!(Missed::of(answer).is_none(), "{answer}");
+            let refused = Refused::of(answer, String::new());
+            assert_eq!(refused.is_unreachable(), is_unreachable, "{answer}");
+            assert!(!refused.why.is_empty());
+        }
     }
 }

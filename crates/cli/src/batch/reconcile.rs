@@ -5,16 +5,16 @@
 //! that is gone. `pools`, which slurmctld calls each half minute, starts the comparison (`lost`) in a process of its own,
 //! as a hook must not wait for the controller that waits for the hook.
 
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
 use forebay_types::Result;
 
 use super::command;
 use super::hooks::Hooks;
 use super::lost::{self, Known};
-use super::registry::{now_s, Job, State};
+use super::registry::{Job, State};
 
-/// A job that is over is left to Slurm for so long while its data are to be staged out and no hook works on it.
+/// A job that stages out is left to Slurm for so long from the first look that shows it, if no hook works on it.
 const LOST_S: u64 = 120;
 /// The file of `hooks` that is locked while the comparison runs. No job has this number.
 const COMPARISON: u32 = 0;
@@ -33,7 +33,8 @@ pub(crate) fn run() -> Result<ExitCode> {
                 hooks.runs(&job)?;
             }
             Known::Runs => {}
-            Known::StagesOut if now_s().saturating_sub(job.changed_s) < LOST_S => {}
+            // The record of a job that has long run may be old, and its hook about to come.
+            Known::StagesOut if hooks.registry.stages_out_for(&job).unwrap_or(0) < LOST_S => {}
             known => over.push((job, known)),
         }
     }
@@ -56,12 +57,10 @@ fn end(hooks: &Hooks, job: &Job, known: Known) {
     }
     let staged = if hooks.has_run(job) { hooks.stage_out(job.job).map(drop) } else { Ok(()) };
     let unsaved = staged.err().map(|e| command::reason(&e.to_string()));
-    // Slurm would show it as staging out for ever. Its own teardown finds nothing to do. A requeued job would be
-    // cancelled.
-    if hooks.end_lost(job, unsaved).is_ok() && known == Known::StagesOut && lost::waits(job) == Some(false) {
-        let _ = Command::new("timeout")
-            .args(["20", "scancel", "--hurry", &job.job.to_string()])
-            .stdin(Stdio::null())
-            .output();
+    // Slurm would show it as staging out for ever. Its own teardown finds nothing to do.
+    if hooks.end_lost(job, unsaved).is_ok() && known == Known::StagesOut {
+        if let Some(name) = lost::name_to_end(job) {
+            let _ = lost::slurm(&["scancel", "--hurry", &name]).output();
+        }
     }
 }

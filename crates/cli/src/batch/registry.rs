@@ -6,14 +6,15 @@
 //! orders/NAME/KEY.json    what a persistent pool has to stage   SlurmUser
 //! results/KEY/            what a job's nodes have done          the job's user
 //! turns/                  who transfers from and to stores      users
-//! hooks/JOB               locked while a hook works on a job    SlurmUser
+//! hooks/JOB               locked while a hook works on a job,   SlurmUser
+//!                         and since when it stages out
 //! ```
 //! KEY is `JOB.RUN`, or `p.NAME.SERIAL` for a persistent pool. Each file is written under another name, synced and
 //! renamed, so a reader finds the old content or the new one. `results` and `turns` are like /tmp: everybody may
 //! create names there, so a result counts only if the user of the job owns its directory.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -209,7 +210,9 @@ impl Registry {
     /// The file that says who works on a job. It is made if there is none.
     fn hook_file(&self, job: u32) -> Result<File> {
         let path = self.root.join(format!("hooks/{job}"));
-        let opened = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        // NFS locks a file shared only if it can be read, and alone only if it can be written.
+        let opened =
+            OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(&path);
         let file = opened.map_err(|e| Error::io(format!("cannot lock {}", path.display()), &e))?;
         self.give(&path);
         Ok(file)
@@ -249,6 +252,24 @@ impl Registry {
     pub(crate) fn asks_for(&self, job: u32) -> Result<()> {
         let set = self.hook_file(job)?.set_modified(SystemTime::now());
         set.map_err(|e| Error::io(format!("cannot note that Slurm was asked for job {job}"), &e))
+    }
+
+    /// Slurm shows a job as staging out now. For how long it is known to have done so while its record has not changed,
+    /// in seconds.
+    pub(crate) fn stages_out_for(&self, job: &Job) -> Result<u64> {
+        let failed = |e| Error::io(format!("cannot note that job {} stages out", job.job), &e);
+        let mut file = self.hook_file(job.job)?;
+        let mut text = String::new();
+        // What is not of this program counts as nothing.
+        let _ = (&file).take(FILE_MAX).read_to_string(&mut text);
+        let record = format!("{} {} ", job.run, job.changed_s);
+        let since = text.strip_prefix(&record).and_then(|since| since.trim().parse::<u64>().ok());
+        if let Some(since) = since {
+            return Ok(now_s().saturating_sub(since));
+        }
+        file.set_len(0).and_then(|()| file.rewind()).map_err(failed)?;
+        file.write_all(format!("{record}{}\n", now_s()).as_bytes()).map_err(failed)?;
+        Ok(0)
     }
 
     fn job_path(&self, job: u32) -> PathBuf {

@@ -44,9 +44,22 @@ fn transfer(
     turn: Option<&turns::Turn>,
     is_over: &dyn Fn() -> bool,
 ) -> std::result::Result<(), String> {
-    let tally = turn.map(|turn| format!("--tally={}", turn.tally().display()));
+    let tally = turn.map(tally);
     let words: Vec<&str> = words.iter().copied().chain(tally.as_deref()).collect();
     forebay(pool, &words, is_over)
+}
+
+/// The option for a turn's tally.
+fn tally(turn: &turns::Turn) -> String {
+    format!("--tally={}", turn.tally().display())
+}
+
+/// Whether data can be written in a directory.
+fn takes_data(dir: &Path) -> bool {
+    let probe = dir.join(".forebay-probe");
+    let Ok(mut file) = std::fs::File::create_new(&probe) else { return false };
+    let written = file.write_all(b"data").and_then(|()| file.sync_all());
+    std::fs::remove_file(&probe).is_ok() && written.is_ok()
 }
 
 /// Fails if a pool has data that no store has.
@@ -80,6 +93,7 @@ impl Turns<'_> {
         match turns::wait(&self.registry.turns(), store, self.key, into_pool, is_over) {
             Ok(Some(turn)) => Ok(Some(turn)),
             Ok(None) => Err(ENDED.to_owned()),
+            Err(_) if !into_pool => Ok(None), // the data are worth more than the order
             Err(e) => Err(e.to_string()),
         }
     }
@@ -169,7 +183,7 @@ impl Turns<'_> {
         }
         let gone = partial::nodes_gone(pool).unwrap_or_default();
         if !gone.is_empty() {
-            return self.without(pool, pair, job, &gone, kept);
+            return self.without(pool, pair, job, &gone, is_over, kept);
         }
         match self.keep(pool, source, destination, job) {
             Ok(place) => {
@@ -191,22 +205,30 @@ impl Turns<'_> {
         pair: &str,
         job: u32,
         gone: &[String],
+        is_over: &dyn Fn() -> bool,
         kept: &mut Vec<String>,
     ) -> std::result::Result<(), String> {
         let (source, destination) = pair.split_once(':').unwrap_or((pair, ""));
-        let mut missed = partial::staged_out(pool, pair);
-        if missed.is_empty() {
-            return Ok(()); // the node is back
-        }
-        let mut others = format!("the others are in {destination}");
-        if missed.names(destination) {
-            let why = missed.text(gone);
-            missed = match self.keep_others(pool, source, destination, job) {
-                Ok(missed) => missed,
-                Err(keeping) => return Err(format!("{why}; {}", stays(pool, &keeping, kept))),
-            };
-            others = format!("the others are kept: `forebay recover {job}` copies them");
-        }
+        let (missed, others) = match self.part_out(pool, source, destination, is_over) {
+            Ok(missed) if missed.is_complete() => return Ok(()), // the node is back
+            Ok(missed) if missed.is_lost() => (missed, format!("the others are in {destination}")),
+            _ if is_over() => return Err(ENDED.to_owned()),
+            tried => {
+                let why = tried.map_or_else(|refused| refused.why, |missed| missed.first());
+                match self.keep_others(pool, source, destination, job, is_over) {
+                    Err(_) if is_over() => return Err(ENDED.to_owned()),
+                    Err(keeping) => return Err(format!("{why}; {}", stays(pool, &keeping, kept))),
+                    Ok((missed, _)) if missed.is_complete() => {
+                        kept.push(self.config.keep_dir.join(self.key).display().to_string());
+                        return Err(format!("{why}; the data are kept: `forebay recover {job}` copies them"));
+                    }
+                    Ok((missed, true)) => {
+                        (missed, format!("the others are kept: `forebay recover {job}` copies them"))
+                    }
+                    Ok((missed, false)) => (missed, "nothing of it is left".to_owned()),
+                }
+            }
+        };
         let names = self.keep_dir().and_then(|dir| {
             partial::write_lost(&dir, gone, &missed)?;
             kept.push(dir.display().to_string());
@@ -215,24 +237,46 @@ impl Turns<'_> {
         Err(format!("{}; {others}; {}", missed.text(gone), names.unwrap_or_else(|why| why)))
     }
 
-    /// Keeps what nodes have that are there. Fails if it cannot be kept.
+    /// One try of a stage-out, which skips what cannot be read, in turn with other jobs.
+    fn part_out(
+        &self,
+        pool: &Path,
+        source: &str,
+        destination: &str,
+        is_over: &dyn Fn() -> bool,
+    ) -> std::result::Result<partial::Missed, partial::Refused> {
+        let turn = self.turn(destination, false, is_over).ok().flatten();
+        let tally = turn.as_ref().map(tally);
+        partial::staged_out(pool, &format!("{source}:{destination}"), tally.as_deref(), is_over)
+    }
+
+    /// Keeps what nodes have that are there, and tells whether that is something. Fails if it cannot be kept.
     fn keep_others(
         &self,
         pool: &Path,
         source: &str,
         destination: &str,
         job: u32,
-    ) -> std::result::Result<partial::Missed, String> {
+        is_over: &dyn Fn() -> bool,
+    ) -> std::result::Result<(partial::Missed, bool), String> {
         let place = self.place()?;
-        let missed = partial::staged_out(pool, &format!("{source}:{}/", place.display()));
-        if missed.names(&place.display().to_string()) {
-            return Err(format!("{} takes no more data", place.display()));
-        }
+        let missed = match self.part_out(pool, source, &format!("{}/", place.display()), is_over) {
+            Ok(missed) if missed.is_lost() => missed,
+            Ok(missed) => return Err(missed.first()),
+            // The place takes data and the pool answers, so it is the source that cannot be reached.
+            Err(refused)
+                if refused.is_unreachable() && takes_data(&place) && partial::answers(pool, source) =>
+            {
+                partial::Missed::whole(source, refused.why)
+            }
+            Err(refused) => return Err(refused.why),
+        };
         // It is empty if all is lost.
-        if std::fs::remove_dir(&place).is_err() {
+        let is_kept = std::fs::remove_dir(&place).is_err();
+        if is_kept {
             self.list(source, destination, job, &place)?;
         }
-        Ok(missed)
+        Ok((missed, is_kept))
     }
 
     /// Adds a line to what the job's nodes have said.
