@@ -15,18 +15,18 @@ pub(crate) const LOST_FILE: &str = "lost";
 pub(crate) fn nodes_gone(pool: &Path) -> std::result::Result<Vec<String>, String> {
     // It fails if one of the nodes is not up.
     let (text, why) = command::answered(pool, &["status", "--json"])?;
-    if text.trim().is_empty() {
-        Err(why)
-    } else {
-        Ok(gone_of(&text))
-    }
+    gone_of(&text).ok_or(why)
 }
 
-fn gone_of(status: &str) -> Vec<String> {
-    let status: serde_json::Value = serde_json::from_str(status).unwrap_or_default();
+/// None if it is no status, but an error.
+fn gone_of(status: &str) -> Option<Vec<String>> {
+    let status: serde_json::Value = serde_json::from_str(status).ok()?;
+    if status.get("error").is_some() {
+        return None;
+    }
     let nodes = status["nodes"].as_array().into_iter().flatten();
     let gone = nodes.filter(|node| node["state"].as_str().is_some_and(|state| state != "up"));
-    gone.filter_map(|node| node["name"].as_str().map(str::to_owned)).collect()
+    Some(gone.filter_map(|node| node["name"].as_str().map(str::to_owned)).collect())
 }
 
 /// For messages: `node a`, or `nodes a, b`.
@@ -172,9 +172,11 @@ mod tests {
     fn nodes_that_do_not_answer_are_gone() {
         let status = r#"{"state": "up", "nodes": [
             {"name": "a", "state": "up"}, {"name": "c", "state": "unreachable", "why": "it refused"}]}"#;
-        assert_eq!(gone_of(status), ["c"]);
-        assert!(gone_of(r#"{"state": "up"}"#).is_empty(), "a pool of one node");
-        assert!(gone_of("").is_empty(), "its own daemon does not answer");
+        assert_eq!(gone_of(status).unwrap(), ["c"]);
+        assert!(gone_of(r#"{"state": "up"}"#).unwrap().is_empty(), "a pool of one node");
+        assert_eq!(gone_of(""), None);
+        let none = r#"{"error": {"code": "not-found", "what": "cannot reach pool /p", "why": "it is not up"}}"#;
+        assert_eq!(gone_of(none), None, "its own daemon does not answer");
         assert_eq!(nodes(&["a".into(), "b".into()]), "nodes a, b");
     }
 
