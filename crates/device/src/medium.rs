@@ -31,7 +31,8 @@ impl VolumeMedium {
 
     /// Has the pieces on this node stay in memory, with the tables that map them. Returns the first error.
     pub(crate) fn lock(&self, segments: &[Segment]) -> std::io::Result<()> {
-        for (at, bytes) in segments.iter().zip(starts(segments)).flat_map(|(one, start)| stripes(one, start)) {
+        for (at, bytes) in segments.iter().zip(starts(segments)).flat_map(|(one, start)| stripes(one, start))
+        {
             let Ok((place, run)) = self.volume.map(at) else { continue };
             // SAFETY: `run` bytes are mapped there.
             if unsafe { libc::mlock(place.cast(), run.min(bytes) as usize) } != 0 {

@@ -175,7 +175,8 @@ mod tests {
         assert_eq!(gone_of(status).unwrap(), ["c"]);
         assert!(gone_of(r#"{"state": "up"}"#).unwrap().is_empty(), "a pool of one node");
         assert_eq!(gone_of(""), None);
-        let none = r#"{"error": {"code": "not-found", "what": "cannot reach pool /p", "why": "it is not up"}}"#;
+        let none =
+            r#"{"error": {"code": "not-found", "what": "cannot reach pool /p", "why": "it is not up"}}"#;
         assert_eq!(gone_of(none), None, "its own daemon does not answer");
         assert_eq!(nodes(&["a".into(), "b".into()]), "nodes a, b");
     }
