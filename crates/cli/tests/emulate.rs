@@ -121,6 +121,7 @@ fn file_system_on_a_device_keeps_its_files_and_is_clean() {
     std::fs::create_dir(&at).unwrap();
     let data: Vec<u8> = (0..8 * MIB).map(|i| (i / 11 % 253) as u8).collect();
     for round in 0..2 {
+        common::devices::have_own_mounts();
         assert!(done("mount", &["-t", "ext4", path, at.to_str().unwrap()]));
         let mounted = Mounted(at.clone());
         if round == 0 {
@@ -285,6 +286,7 @@ fn killed_server_or_keeper_leaves_io_errors_and_no_device() {
         let (path, at) = (device.path.to_str().unwrap(), place.join("mnt"));
         std::fs::create_dir(&at).unwrap();
         assert!(done("mkfs.ext4", &["-q", path]));
+        common::devices::have_own_mounts();
         assert!(done("mount", &["-t", "ext4", path, at.to_str().unwrap()]));
         let mounted = Mounted(at.clone());
         std::fs::write(at.join("file"), vec![1; MIB as usize]).unwrap();
@@ -317,6 +319,7 @@ fn more_data_than_the_memory_of_their_cgroup_reach_the_device_and_are_verified()
     let (path, at) = (device.path.to_str().unwrap(), place.join("mnt"));
     assert!(done("mkfs.ext4", &["-q", path]));
     std::fs::create_dir(&at).unwrap();
+    common::devices::have_own_mounts();
     assert!(done("mount", &["-t", "ext4", path, at.to_str().unwrap()]));
     let mounted = Mounted(at.clone());
     let directory = format!("--directory={}", at.display());

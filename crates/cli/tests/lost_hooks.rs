@@ -324,6 +324,7 @@ fn data_that_are_not_out_are_named_though_slurm_has_forgotten_the_job() {
     books.stages_out(10, &stays);
     books.age(9, LONG_AGO_S);
     books.age(10, LONG_AGO_S);
+    books.seen(10, LONG_AGO_S);
     books.reconcile();
     assert_eq!((books.state(9).as_str(), books.state(10).as_str()), ("torn-down", "torn-down"));
     let text = books.hook(&["get_status"]).unwrap();

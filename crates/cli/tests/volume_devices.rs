@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::devices::{run, Device};
+use common::devices::{have_own_mounts, run, Device};
 use common::{Place, Ran};
 use forebay_client::{Pool, Role};
 
@@ -97,6 +97,7 @@ fn file_system_on_a_volume_is_whole_after_it_was_attached_again() {
     std::fs::create_dir(&mounted).unwrap();
     let (made, text) = run("mkfs.ext4", &["-q", "-F", device.name()]);
     assert!(made, "{text}");
+    have_own_mounts();
     let mount = |device: &Device<'_>| {
         let (done, text) = run("mount", &["-t", "ext4", device.name(), mounted.to_str().unwrap()]);
         if !done {

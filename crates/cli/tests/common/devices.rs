@@ -63,12 +63,42 @@ pub fn done(program: &str, arguments: &[&str]) -> String {
     text
 }
 
+/// Gives the calling thread, and what it starts from now on, mounts of its own. Otherwise a process that another test
+/// gives mounts of its own has a copy of what this one mounts, and keeps the device in use after it is unmounted here.
+pub fn have_own_mounts() {
+    thread_local! {
+        static HAS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    }
+    if HAS.replace(true) {
+        return;
+    }
+    // SAFETY: plain system calls; the strings are constants.
+    unsafe {
+        if libc::unshare(libc::CLONE_NEWNS) != 0 {
+            return; // the mount that follows says what is missing
+        }
+        let flags = libc::MS_REC | libc::MS_PRIVATE;
+        libc::mount(c"none".as_ptr(), c"/".as_ptr(), std::ptr::null(), flags, std::ptr::null());
+    }
+    // And keeps no copy of what other tests have mounted.
+    let temporary = std::env::temp_dir();
+    let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
+    for at in mounts.lines().rev().filter_map(|line| line.split(' ').nth(4)) {
+        if Path::new(at).starts_with(&temporary) && Path::new(at) != temporary {
+            let at = std::ffi::CString::new(at).unwrap();
+            // SAFETY: the string is NUL-terminated and lives over the call.
+            unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) };
+        }
+    }
+}
+
 /// A mount, unmounted with the test.
 pub struct Mounted(pub PathBuf);
 
 impl Mounted {
     pub fn new(kind: &str, device: &str, at: &Path) -> Mounted {
         std::fs::create_dir_all(at).unwrap();
+        have_own_mounts();
         done("mount", &["-t", kind, device, at.to_str().unwrap()]);
         Mounted(at.to_owned())
     }

@@ -167,17 +167,19 @@ struct Ended {
 fn detach_one(pool: Option<(&Pool, &Path)>, name: &OsStr) -> Result<Ended> {
     let what = || format!("cannot detach {}", table::printable(name.as_bytes()));
     let cannot = |e: io::Error| refused("detach", name, &e);
-    // The device that was found is the one that is ended.
-    let control = locked_control().map_err(cannot)?;
-    let path = match pool.filter(|_| !name.as_bytes().starts_with(DEVICES)) {
-        None => Path::new(name).to_owned(),
+    let find = || match pool.filter(|_| !name.as_bytes().starts_with(DEVICES)) {
+        None => Ok(Path::new(name).to_owned()),
         Some((pool, dir)) => {
             let volume =
                 pool.volume(name.as_bytes()).map_err(|code| failed(pool, code, "detach", name, 1))?;
             let path = Devices::look(dir)?.path_of(pool, &volume);
-            path.ok_or_else(|| Error::new(Code::NotFound, what()).why("it is not attached"))?
+            path.ok_or_else(|| Error::new(Code::NotFound, what()).why("it is not attached"))
         }
     };
+    find()?;
+    // With the lock, the device that is found is the one that is ended.
+    let control = locked_control().map_err(cannot)?;
+    let path = find()?;
     let device = LoopDevice::exclusive(&path).map_err(cannot)?;
     let Some(Found { kind, .. }) = Found::of(&device) else {
         return Err(Error::new(Code::Invalid, what()).why("it is no device of a volume"));
