@@ -165,12 +165,13 @@ fn job_cancelled_while_staging_out(site: &Site) {
 fn stage_in_that_fails_holds_the_job_until_it_is_mended(site: &Site) {
     let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_in=%D/store/missing:/m stage_out=/o:%D/store/mended\n\
                   forebay run --quiet -- cp /forebay/m /forebay/o\n";
-    let job = site.submit(BEN, "missing", "", script).unwrap();
+    let (first, second) = (site.slurm.node_name(1), site.slurm.node_name(2));
+    let job = site.submit(BEN, "missing", &format!("--nodelist={first}"), script).unwrap();
     let shown = site.await_shown(job, "slurm_bb_data_in");
     assert!(shown.contains("PENDING") && shown.contains("store/missing"), "{shown}");
     assert!(site.shown(job).contains("PENDING"));
     write(&site.store("missing"), "there");
-    assert!(site.slurm.on_first(&format!("scontrol release {job}")).status.success());
+    site.release_on(job, &second);
     site.await_shown(job, "COMPLETED");
     site.await_content(&site.store("mended"), "there");
     site.assert_clean("a job whose stage-in failed", Some(job));
@@ -216,10 +217,12 @@ fn requeued_job_and_killed_daemon(site: &Site) {
                   [ $n = 0 ] && sleep 600\n\
                   kill -KILL $(forebay status --json | sed -n 's/.*\"worker\": \\([0-9]*\\).*/\\1/p')\n\
                   forebay run --quiet -- sh -c 'echo after >/forebay/r/after'\n";
-    let job = site.submit(ANN, "again", "--requeue", script).unwrap();
+    let (first, second) = (site.slurm.node_name(2), site.slurm.node_name(3));
+    let job = site.submit(ANN, "again", &format!("--requeue --nodelist={first}"), script).unwrap();
     site.await_file("run0");
-    assert!(site.by(ANN, &format!("scontrol requeue {job}")).status.success());
+    assert!(site.by(ANN, &format!("scontrol requeuehold {job}")).status.success());
     site.await_content(&site.store("again/run0"), "0\n");
+    site.release_on(job, &second);
     site.await_file("run1");
     site.await_shown(job, "COMPLETED");
     site.await_content(&site.store("again/run1"), "1\n");

@@ -170,6 +170,17 @@ impl Site {
         field(" JobState=").replace(" Reason=", " ")
     }
 
+    /// Lets a held job run, on another node than before: slurmd of 22.05 at times runs no prolog for a job that starts
+    /// again on the node of its last run (docs/slurm.md).
+    pub(super) fn release_on(&self, job: u32, node: &str) {
+        self.until("it is pending, and may be moved", || {
+            let moved = format!("scontrol update JobId={job} ReqNodeList={node}");
+            self.slurm.on_first(&moved).status.success()
+        });
+        let released = self.slurm.on_first(&format!("scontrol release {job}"));
+        assert!(released.status.success(), "{}\n{}", Site::text_of(&released), self.shown(job));
+    }
+
     pub(super) fn await_shown(&self, job: u32, wanted: &str) -> String {
         let end = Instant::now() + PATIENCE;
         loop {
