@@ -27,7 +27,7 @@ struct Reference {
 
 impl Reference {
     fn new() -> Result<Reference, String> {
-        let file = PathBuf::from(format!("/dev/shm/forebay-bench-{}", std::process::id()));
+        let file = PathBuf::from(format!("/dev/shm/forebay-bench-loop-{}", std::process::id()));
         let mut reference = Reference { file, device: String::new() };
         // Its memory is there before, as that of a volume.
         let count = format!("count={}", DEVICE_BYTES >> 20);
