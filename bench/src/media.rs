@@ -10,7 +10,7 @@ use std::process::Command;
 
 /// The profiles, after [`FASTEST`].
 const PROFILES: [&str; 6] = ["hdd", "ssd", "slc", "pcram", "reram", "optane"];
-/// A profile that is faster than the path through the kernel: its measured bandwidths are that path's.
+/// A profile that is faster than the path through the kernel. Its measured bandwidths are those of the path.
 const FASTEST: &str = "dram";
 const PROCESSES: [u64; 4] = [1, 2, 4, 8];
 /// Requests of the bandwidth's and of the latency's measurement.

@@ -18,7 +18,7 @@ pub(crate) const STORAGE: usize = 1;
 /// Compute nodes.
 pub(crate) const COMPUTE: usize = 4;
 const NODES: usize = STORAGE + COMPUTE;
-/// The nodes' addresses without the last number, which is the node's.
+/// The nodes' addresses, without the last number. The number of the node is put there.
 const NET: &str = "10.81.0.";
 /// Rate of each node's link.
 pub(crate) const LINK_MBIT: u32 = 1000;

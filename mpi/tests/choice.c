@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 4; i++)
         records(file, cases[i].record, cases[i].count);
     OK(MPI_File_close(&file));
-    /* The driver has read this program's clock, and not libc's. */
+    /* The driver has called the clock function of this program, not the one of libc. */
     if (lies && getenv("CHOICE_CLOCK") != NULL)
         CHECK(lies_told > 0);
     return end();

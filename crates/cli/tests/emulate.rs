@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use common::devices::Mounted;
 use common::{eventually, is_root, Place, Ran};
 use serde_json::Value;
 
@@ -85,21 +86,6 @@ impl Drop for Device<'_> {
 #[repr(align(4096))]
 struct Block([u8; 4096]);
 
-/// A mount, unmounted with the test.
-struct Mounted(PathBuf);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // A process that another thread has just started may have a file of it open until it runs its program.
-        for _ in 0..100 {
-            if Command::new("umount").arg(&self.0).status().is_ok_and(|status| status.success()) {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
-    }
-}
-
 fn done(program: &str, arguments: &[&str]) -> bool {
     let output = Command::new(program).args(arguments).output();
     let output = output.unwrap_or_else(|e| panic!("{program}: {e}"));
@@ -121,9 +107,7 @@ fn file_system_on_a_device_keeps_its_files_and_is_clean() {
     std::fs::create_dir(&at).unwrap();
     let data: Vec<u8> = (0..8 * MIB).map(|i| (i / 11 % 253) as u8).collect();
     for round in 0..2 {
-        common::devices::have_own_mounts();
-        assert!(done("mount", &["-t", "ext4", path, at.to_str().unwrap()]));
-        let mounted = Mounted(at.clone());
+        let mounted = Mounted::new("ext4", path, &at);
         if round == 0 {
             std::fs::write(at.join("file"), &data).unwrap();
             for i in 0..100 {
@@ -286,9 +270,7 @@ fn killed_server_or_keeper_leaves_io_errors_and_no_device() {
         let (path, at) = (device.path.to_str().unwrap(), place.join("mnt"));
         std::fs::create_dir(&at).unwrap();
         assert!(done("mkfs.ext4", &["-q", path]));
-        common::devices::have_own_mounts();
-        assert!(done("mount", &["-t", "ext4", path, at.to_str().unwrap()]));
-        let mounted = Mounted(at.clone());
+        let mounted = Mounted::new("ext4", path, &at);
         std::fs::write(at.join("file"), vec![1; MIB as usize]).unwrap();
         kill(pid_of(&device, which));
         assert!(device.exists());
@@ -319,9 +301,7 @@ fn more_data_than_the_memory_of_their_cgroup_reach_the_device_and_are_verified()
     let (path, at) = (device.path.to_str().unwrap(), place.join("mnt"));
     assert!(done("mkfs.ext4", &["-q", path]));
     std::fs::create_dir(&at).unwrap();
-    common::devices::have_own_mounts();
-    assert!(done("mount", &["-t", "ext4", path, at.to_str().unwrap()]));
-    let mounted = Mounted(at.clone());
+    let mounted = Mounted::new("ext4", path, &at);
     let directory = format!("--directory={}", at.display());
     let ran = place.run([
         "emulate",

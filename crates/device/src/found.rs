@@ -33,7 +33,7 @@ impl Kind {
         format!("{SERVED_MARK}{pool:x}:{}:{:x}", keeper.pid, keeper.started)
     }
 
-    /// The kind of a device with this name; none if it is no volume's.
+    /// The kind of a device with this name. None if it is not a device of a volume.
     fn of(name: &[u8]) -> Option<Kind> {
         if name.starts_with(MEMORY_MARK) {
             return Some(Kind::Memory);
@@ -62,7 +62,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// What a device is; none if it is no volume's.
+    /// What a device is. None if it is not a device of a volume.
     pub fn of(device: &LoopDevice) -> Option<Found> {
         let info = device.info().ok()?;
         let kind = Kind::of(&info.name)?;

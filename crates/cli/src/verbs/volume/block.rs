@@ -105,7 +105,7 @@ fn attach_served(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) -> R
     if !rustix::process::geteuid().is_root() {
         return Err(refused("attach volume", name, &io::Error::from_raw_os_error(libc::EACCES)));
     }
-    // The words of its errors are better than those of the server's.
+    // An open in this process tells errors in better words than the server does.
     drop(pool.volume_open(name.as_bytes(), !arguments.read_only)?);
     let options = forebay_device::Options {
         pool: dir.as_os_str().as_bytes().to_vec(),
@@ -117,8 +117,8 @@ fn attach_served(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) -> R
     forebay_device::start(&options, log.map_err(|e| refused("attach volume", name, &e))?)
 }
 
-/// The pool's log. Its directory may belong to another user, who may have put anything there in its place: a FIFO would
-/// block whoever opens it or writes to it.
+/// The pool's log. Its directory may belong to another user, who may have put something else there. A FIFO would
+/// block the process that opens it, or writes to it.
 fn log_of(dir: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let log = OpenOptions::new().append(true).custom_flags(flags).open(dir.join(LOG_FILE))?;
