@@ -48,6 +48,17 @@ fn is_room_to_spare(space: &libc::statfs) -> bool {
     free_bytes >= ROOM_TO_SPARE_BYTES && space.f_bavail >= space.f_blocks / 2 && has_inodes
 }
 
+/// The percentage to which the file system of a descriptor is filled.
+fn used_percent_of(fd: RawFd) -> Option<u64> {
+    // SAFETY: an all-zero statfs is valid, and writable for the call; a bad descriptor is an error.
+    let space = unsafe {
+        let mut space: libc::statfs = std::mem::zeroed();
+        (libc::fstatfs(fd, &mut space) == 0 && space.f_blocks > 0).then_some(space)
+    }?;
+    let used = space.f_blocks.saturating_sub(space.f_bavail);
+    Some(used.saturating_mul(100) / space.f_blocks)
+}
+
 /// A number that is no descriptor.
 const NONE: RawFd = -1;
 
@@ -272,16 +283,7 @@ impl Attached {
 
     /// The percentage to which the target with the most space is filled.
     pub(crate) fn used_percent(&self) -> u64 {
-        let used = |(_, fd): (u16, RawFd)| {
-            // SAFETY: an all-zero statfs is valid, and writable for the call; a bad descriptor is an error.
-            let space = unsafe {
-                let mut space: libc::statfs = std::mem::zeroed();
-                (libc::fstatfs(fd, &mut space) == 0 && space.f_blocks > 0).then_some(space)
-            }?;
-            let used = space.f_blocks.saturating_sub(space.f_bavail);
-            Some(used.saturating_mul(100) / space.f_blocks)
-        };
-        self.targets().filter_map(used).min().unwrap_or(0)
+        self.targets().filter_map(|(_, fd)| used_percent_of(fd)).min().unwrap_or(0)
     }
 
     /// The target for a new file. The flag is true if all targets are above their high-water marks.
@@ -304,6 +306,12 @@ impl Attached {
             }
         }
         (roomiest.1, true)
+    }
+
+    /// True if the target with this descriptor is filled to [`SCARCE_PERCENT`] or more.
+    #[cold]
+    pub(crate) fn is_short(&self, target: RawFd) -> bool {
+        used_percent_of(target).is_some_and(|used| used >= SCARCE_PERCENT)
     }
 
     /// The removal of a file's backing file, if it may wait for the slot's next request: the file has one backing file,

@@ -237,6 +237,6 @@ impl Pool {
 
     /// Unlinks the backing files of a file that was released.
     pub fn unlink_released(&self, entry: &Entry) -> Result<(), Code> {
-        self.remove_backing(entry.attr.ino, entry.attr.kind(), &entry.layout, true)
+        self.remove_backing(entry.attr.ino, entry.attr.kind(), &entry.layout, true).map(|_| ())
     }
 }

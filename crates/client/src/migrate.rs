@@ -246,7 +246,9 @@ impl Pool {
         let layout = Layout::single(entry.attr.home, target);
         let request = Request::SetLayout { ino: entry.attr.ino, layout };
         self.ask_then(&request, |reply| match reply {
-            Reply::Relaid { ino, layout } => self.remove_backing(ino, entry.attr.kind(), &layout, false),
+            Reply::Relaid { ino, layout } => {
+                self.remove_backing(ino, entry.attr.kind(), &layout, false).map(|_| ())
+            }
             _ => Err(Code::Malformed),
         })
         // The leases were lost: another process has the file open.

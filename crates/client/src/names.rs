@@ -230,16 +230,19 @@ impl Pool {
     /// The client's part of an unlink: removes the backing files on this node of an inode without links, and with
     /// `leftover` also those that a migration left. Without `leftover` it removes the backing files of a layout that
     /// the inode no longer has. If the client is killed, the daemon removes the rest.
+    ///
+    /// True if the daemon may be unlinking one of them at this moment on a target that is short of space.
     pub(crate) fn remove_backing(
         &self,
         ino: Ino,
         kind: Kind,
         layout: &Layout,
         leftover: bool,
-    ) -> Result<(), Code> {
+    ) -> Result<bool, Code> {
         if matches!(kind, Kind::Directory | Kind::Symlink) {
-            return Ok(());
+            return Ok(false);
         }
+        let mut is_swept = false;
         let attached = self.attached()?;
         let here = u32::from(attached.reply.node.0);
         for (component, stripe) in layout.stripes() {
@@ -253,11 +256,12 @@ impl Pool {
                 // SAFETY: the name is NUL-terminated.
                 errno::check(unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) })
             };
-            // ENOENT also means a file without data, which has no backing file. The other errors mean that the program
-            // closed the descriptor of the target.
+            // ENOENT means a file without data, which has no backing file, or that the daemon's sweeper was first. The
+            // other errors mean that the program closed the descriptor of the target.
             if let Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) = unlink() {
-                if attached.target_was_lost(self.address()) {
-                    let _ = unlink();
+                match attached.target_was_lost(self.address()) {
+                    true => drop(unlink()),
+                    false => is_swept |= attached.is_short(attached.target_of(layout, component, stripe)),
                 }
             }
             if kind != Kind::File {
@@ -272,7 +276,15 @@ impl Pool {
                 unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
             }
         }
-        Ok(())
+        Ok(is_swept)
+    }
+
+    /// Waits until the daemon's sweeper has freed the space of what was removed: this process found nothing to unlink,
+    /// perhaps because the daemon, while this process did not run, took its slot for one that rests.
+    #[cold]
+    fn await_sweeper(&self) {
+        // The file is removed in any case.
+        let _ = self.ask_then(&Request::Targets, |_| Ok(()));
     }
 
     /// Unlinks the only backing file of an inode without names.
@@ -293,16 +305,17 @@ impl Pool {
     }
 
     /// The client's part of a removal, on the slot of its request: the backing files of an inode without names are
-    /// removed at once, or while the daemon serves the slot's next request.
+    /// removed at once, or while the daemon serves the slot's next request. True if the caller is to wait for the
+    /// sweeper when it has left the slot.
     fn settle_removal(
         &self,
         (claim, attached): (&Claim<'_>, &Attached),
         (ino, kind, layout): (Ino, Kind, &Layout),
-    ) -> Result<(), Code> {
+    ) -> Result<bool, Code> {
         match attached.may_wait(ino, kind, layout) {
             Some(removal) => {
                 claim.owe(removal);
-                Ok(())
+                Ok(false)
             }
             None => self.remove_backing(ino, kind, layout, true),
         }
@@ -316,13 +329,17 @@ impl Pool {
         let n = request.encode(nobody, &mut message)?;
         let removed = |reply: &[u8], claim: &Claim<'_>, attached: &Attached| match Reply::decode(reply)? {
             Reply::Removed { ino, last: true, kind, layout } => {
-                self.settle_removal((claim, attached), (ino, kind, &layout)).map(|()| None)
+                self.settle_removal((claim, attached), (ino, kind, &layout)).map(|swept| (None, swept))
             }
-            Reply::Removed { .. } | Reply::Done => Ok(None),
-            Reply::Elsewhere { ino, .. } => Ok(Some(ino)),
+            Reply::Removed { .. } | Reply::Done => Ok((None, false)),
+            Reply::Elsewhere { ino, .. } => Ok((Some(ino), false)),
             _ => Err(Code::Malformed),
         };
-        self.exchange_on_slot(&message[..n], &mut buffer, || {}, removed)?
+        let (elsewhere, swept) = self.exchange_on_slot(&message[..n], &mut buffer, || {}, removed)??;
+        if swept {
+            self.await_sweeper();
+        }
+        Ok(elsewhere)
     }
 
     /// Unlinks `name` in `parent`, without a permission check.
@@ -354,13 +371,16 @@ impl Pool {
                 if last {
                     self.settle_removal((claim, attached), (ino, kind, &layout))
                 } else {
-                    Ok(())
+                    Ok(false)
                 }
             }
-            Reply::Done => Ok(()),
+            Reply::Done => Ok(false),
             _ => Err(Code::Malformed),
         };
-        self.exchange_on_slot(&message[..n], &mut buffer, meanwhile, removed)?
+        if self.exchange_on_slot(&message[..n], &mut buffer, meanwhile, removed)?? {
+            self.await_sweeper();
+        }
+        Ok(())
     }
 
     /// Removes the empty directory `name` in `parent`, without a permission check.
