@@ -140,6 +140,8 @@ impl Star {
         if is_open_mpi {
             command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
             command.args(["--mca", "pml", "ob1", "--mca", "btl", "tcp,vader,self"]);
+            // The nodes are one machine, which may have fewer processors than there are ranks.
+            command.args(["--mca", "mpi_yield_when_idle", "1"]);
         }
         match ranks {
             Ranks::Here(count) => command.args(["-n", &count.to_string()]),
