@@ -22,6 +22,8 @@ const NODES: usize = STORAGE + COMPUTE;
 const NET: &str = "10.81.0.";
 /// Rate of each node's link.
 pub(crate) const LINK_MBIT: u32 = 1000;
+/// What a link lets pass at once: little, for a link has no reserve, but more than the largest segment that it is given.
+const BURST: &str = "72kb";
 /// Network namespaces with limited links, and a directory for what runs on them.
 pub(crate) struct Star {
     pub(crate) directory: PathBuf,
@@ -88,7 +90,7 @@ impl Star {
                 star.at(Some(node), &line)?;
             }
             let limit = |device: &str| {
-                format!("tc qdisc add dev {device} root tbf rate {LINK_MBIT}mbit burst 128kb latency 50ms")
+                format!("tc qdisc add dev {device} root tbf rate {LINK_MBIT}mbit burst {BURST} latency 50ms")
             };
             star.at(None, &limit(&format!("port{node}")))?;
             star.at(Some(node), &limit("eth0"))?;

@@ -196,6 +196,7 @@ static bool predict(const struct file *file, bool writes, int64_t bytes, int64_t
         .targets = file->far && file->near && spread > 1 ? spread : 1,
         .writes = writes,
         .far = !file->far ? 0 : file->near ? 1 : 2,
+        .fewer_aggregators = atoll(file->hints[HINT_cb_nodes]) < 1,
     };
     return forebay.model_predict(&file->choice.calibration, corrections, &pattern, times) == 1;
 }

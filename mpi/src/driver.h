@@ -421,6 +421,7 @@ struct together {
     int64_t bytes;       /* the greatest number of bytes of any rank */
     int64_t first, last; /* the range of the file that ranks with bytes touch */
     int64_t run;         /* the greatest mean length of a run */
+    int64_t aggregators; /* of the call, as the model chooses; 0: as hints or defaults say */
 };
 /* True if a collective call may use aggregators. All ranks get the same answer, and a negative one needs no message. */
 bool may_two_phase(struct file *file, bool writes);

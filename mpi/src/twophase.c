@@ -104,9 +104,11 @@ bool wants_two_phase(struct file *file, bool writes, const struct together *mine
         bool model = choice_together(file, writes, all, &times);
         together = asked || model;
         choice_note(file, writes, together, &times);
+        all->aggregators = times.aggregators;
         if (!asked)
-            snprintf(why, sizeof why, "the model predicts %lld us two-phase and %lld independent",
-                     (long long)(times.collective_ns / 1000), (long long)(times.independent_ns / 1000));
+            snprintf(why, sizeof why, "the model predicts %lld us two-phase (aggregators: %lld) and %lld independent",
+                     (long long)(times.collective_ns / 1000), (long long)times.aggregators,
+                     (long long)(times.independent_ns / 1000));
     } else if (!asked) {
         together = pays_by_rule(file, writes, all);
         snprintf(why, sizeof why, "at most %lld bytes of a rank, in a range of %lld", (long long)all->bytes,
@@ -154,8 +156,10 @@ void aggregators_of(const struct file *file, int *aggregators, int64_t *window) 
         *window = WINDOW_BYTES_MIN;
 }
 
-static void plan(struct access *a) {
+static void plan(struct access *a, int64_t aggregators) {
     aggregators_of(a->file, &a->aggregators, &a->window);
+    if (aggregators > 0 && aggregators < a->aggregators)
+        a->aggregators = (int)aggregators;
     int64_t blocks = (a->last - a->first - 1) / a->aggregators / ALIGNMENT_BYTES + 1;
     a->domain = blocks <= INT64_MAX / ALIGNMENT_BYTES ? blocks * ALIGNMENT_BYTES : a->last - a->first;
 }
@@ -444,7 +448,7 @@ int two_phase(struct file *file, const struct view *view, bool writes, int64_t p
     int code = writes ? MPI_SUCCESS : cut_to_size(&a);
     if (code != MPI_SUCCESS || a.last <= a.first)
         return code;
-    plan(&a);
+    plan(&a, all->aggregators);
     bool has_memory = make(&a) && (packed != NULL || bytes == 0);
     code = agree(file, has_memory ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0);
     int result = MPI_SUCCESS;

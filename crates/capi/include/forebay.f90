@@ -84,7 +84,7 @@ module forebay
     end type
 
     type, bind(c), public :: forebay_calibration
-        integer(c_int64_t) :: numbers(19)
+        integer(c_int64_t) :: numbers(21)
     end type
 
     type, bind(c), public :: forebay_pattern
@@ -98,6 +98,7 @@ module forebay
         integer(c_int64_t) :: targets
         integer(c_int64_t) :: writes
         integer(c_int64_t) :: far
+        integer(c_int64_t) :: fewer_aggregators
     end type
 
     type, bind(c), public :: forebay_corrections
@@ -111,6 +112,7 @@ module forebay
         integer(c_int64_t) :: independent_ns
         integer(c_int64_t) :: independent_low_ns
         integer(c_int64_t) :: independent_high_ns
+        integer(c_int64_t) :: aggregators
     end type
 
     public :: forebay_attach, forebay_attach_error, forebay_strerror, forebay_open

@@ -463,7 +463,7 @@ int forebay_volume_file_unlink(forebay_pool *pool, const char *specifier);
  * of zeros it sets the others too, to guesses for a pool in memory on a node with so many processors.
  */
 struct forebay_calibration {
-    int64_t numbers[19];
+    int64_t numbers[21];
 };
 int forebay_model_calibration(forebay_pool *pool, struct forebay_calibration *out);
 int forebay_model_quick(int64_t message_ns, int64_t message_byte_ps, int64_t request_ns, int64_t processors,
@@ -472,11 +472,11 @@ int forebay_model_quick(int64_t message_ns, int64_t message_byte_ps, int64_t req
 /*
  * What all ranks do in one call. A rank has `bytes` bytes, in runs of `run_bytes` with `gap_bytes` between them; with no
  * gap each rank has one range. `aggregators` ranks access the file for the others in a collective call, `buffer_bytes` at a
- * time. `targets` targets can be accessed at the same time, each as fast as the calibrated medium. `far` is 1 if data are on
+ * time; with `fewer_aggregators`, a half of them, a quarter and so on where that is faster. `targets` targets can be accessed at the same time, each as fast as the calibrated medium. `far` is 1 if data are on
  * other nodes, and 2 if all data are on nodes without ranks.
  */
 struct forebay_pattern {
-    int64_t ranks, nodes, aggregators, bytes, run_bytes, gap_bytes, buffer_bytes, targets, writes, far;
+    int64_t ranks, nodes, aggregators, bytes, run_bytes, gap_bytes, buffer_bytes, targets, writes, far, fewer_aggregators;
 };
 
 /* How predictions differed from measured times so far. Zeros are no corrections. */
@@ -484,10 +484,11 @@ struct forebay_corrections {
     int64_t factors[4];
 };
 
-/* Predicted times, in nanoseconds. */
+/* Predicted times, in nanoseconds, and the number of aggregators in the collective one. */
 struct forebay_times {
     int64_t collective_ns, collective_low_ns, collective_high_ns;
     int64_t independent_ns, independent_low_ns, independent_high_ns;
+    int64_t aggregators;
 };
 
 /*

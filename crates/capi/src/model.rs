@@ -7,7 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use forebay_client::Pool;
-use forebay_model::{predict_with, Access, Calibration, Corrections, Document, Extensions, Pattern};
+use forebay_model::{
+    predict_best, predict_with, Access, Calibration, Corrections, Document, Extensions, Pattern, Prediction,
+};
 use forebay_types::MODEL_FILE;
 
 use crate::answer::{Failed, FAULT, INVALID};
@@ -88,6 +90,15 @@ fn pattern_of(given: &forebay_pattern) -> Result<Pattern, Failed> {
     })
 }
 
+fn predict_as_given(
+    pattern: &Pattern,
+    calibration: &Calibration,
+    used: Extensions,
+    corrections: &Corrections,
+) -> (u64, Prediction) {
+    (pattern.aggregators, predict_with(pattern, calibration, used, corrections))
+}
+
 pub(crate) fn model_predict(
     calibration: &forebay_calibration,
     corrections: &forebay_corrections,
@@ -96,7 +107,9 @@ pub(crate) fn model_predict(
 ) -> Result<bool, Failed> {
     let calibration = Calibration::from_numbers(&calibration.numbers).ok_or(INVALID)?;
     let corrections = Corrections::from_numbers(corrections.factors);
-    let found = predict_with(&pattern_of(pattern)?, &calibration, Extensions::ALL, &corrections);
+    let given = pattern_of(pattern)?;
+    let predict = if pattern.fewer_aggregators != 0 { predict_best } else { predict_as_given };
+    let (aggregators, found) = predict(&given, &calibration, Extensions::ALL, &corrections);
     let (c, i) = (&found.collective, &found.independent);
     // Times are at most i64::MAX; the conversion saturates.
     *out.ok_or(FAULT)? = forebay_times {
@@ -106,6 +119,7 @@ pub(crate) fn model_predict(
         independent_ns: i.value as i64,
         independent_low_ns: i.low as i64,
         independent_high_ns: i.high as i64,
+        aggregators: i64::try_from(aggregators).unwrap_or(i64::MAX),
     };
     Ok(found.is_collective())
 }

@@ -26,7 +26,7 @@ fn document(place: &Place, name: &str, calibration: Calibration) -> PathBuf {
     path
 }
 
-/// A disk: each run costs a seek, so ranks of one node access it together.
+/// A disk with one arm: each run costs a seek, so ranks of one node access it together, and one of them for all.
 fn disk(place: &Place) -> PathBuf {
     let seek = Value::exactly(5_000_000);
     let slow = Calibration {
@@ -34,6 +34,7 @@ fn disk(place: &Place) -> PathBuf {
         read_run_ns: seek,
         gap_bytes: 0,
         parallel: 1,
+        queue: 1,
         ..Calibration::default()
     };
     document(place, "disk.toml", slow)
@@ -89,6 +90,11 @@ fn calibration_of_rank_0_holds_for_all_ranks() {
             assert_eq!(ran.err.contains(WRITE), together, "{first}, {others}: {ran:?}");
             // Without a calibration that makes it worth while, ranks of one node exchange nothing.
             assert_eq!(ran.err.contains("the model predicts"), together, "{first}, {others}: {ran:?}");
+            assert_eq!(
+                ran.err.contains("two-phase (aggregators: 1)"),
+                together,
+                "{first}, {others}: {ran:?}"
+            );
             assert_eq!(ran.err.contains("writes were two-phase: predicted"), together, "{first}: {ran:?}");
         }
         place.assert_nothing_left();

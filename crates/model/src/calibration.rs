@@ -95,6 +95,10 @@ calibration! {
     read_run_ns,
     /// What a run that is written costs besides its bytes.
     write_run_ns,
+    /// What a read costs besides its bytes that begins where the one before has ended.
+    read_next_ns,
+    /// The same of a write.
+    write_next_ns,
     /// A request to another node, without its data.
     request_ns,
     /// A byte of data that are on another node.
@@ -110,13 +114,14 @@ calibration! {
 pub const NUMBERS: usize = Calibration::NAMES.len() + 5;
 
 /// The version of that array.
-const NUMBERS_VERSION: i64 = 2;
+const NUMBERS_VERSION: i64 = 3;
 
 impl Default for Calibration {
     /// A medium in memory, and a network of about 10 Gbit/s. Only for what was not measured.
     fn default() -> Calibration {
         let mut values = [Value::default(); Calibration::NAMES.len()];
-        let guesses = [20_000, 900, 1_000, 150, 150, 300, 200, 400, 100, 150, 25_000, 1400, 150, 50];
+        let guesses =
+            [20_000, 900, 1_000, 150, 150, 300, 200, 400, 100, 150, 100, 150, 25_000, 1400, 150, 50];
         for (value, guess) in values.iter_mut().zip(guesses) {
             *value = Value::about(guess, 75);
         }

@@ -10,7 +10,7 @@ use forebay_types::{Code, Error, Result};
 use crate::calibration::{nonsense, Calibration, Value};
 
 /// The version of the documents that this build writes and reads.
-pub const VERSION: i64 = 2;
+pub const VERSION: i64 = 3;
 
 /// A calibration with where it is from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -205,10 +205,10 @@ mod tests {
 
     #[test]
     fn other_version_is_a_newer_format_and_says_which_is_read() {
-        let text = sample().text().replace("version = 2", "version = 3");
+        let text = sample().text().replace("version = 3", "version = 4");
         let error = Document::parse(&text).unwrap_err();
         assert_eq!(error.code, Code::NewerFormat);
-        assert!(error.to_string().contains("version 3"), "{error}");
+        assert!(error.to_string().contains("version 4"), "{error}");
     }
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
             ("request_ns", "request_ns = [5, 6, 7]", "request_ns"),
             ("request_ns", "request_ns = \"fast\"", "request_ns"),
             ("request_ns", "", "request_ns is missing"),
-            ("request_ns", "what is this", "line 19"),
+            ("request_ns", "what is this", "line 21"),
             ("request_ns", "host = \"twice\"", "twice"),
             ("parallel", "parallel = 0", "parallel"),
             ("queue", "queue = 0", "queue"),

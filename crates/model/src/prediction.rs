@@ -181,6 +181,26 @@ pub fn predict_with(
     }
 }
 
+/// The number of aggregators with which the collective way is fastest, at most the pattern's, and the times with it. It is
+/// the pattern's, a half of it, a quarter, and so on; a smaller one where that is faster by more than 5 %.
+pub fn predict_best(
+    pattern: &Pattern,
+    calibration: &Calibration,
+    used: Extensions,
+    corrections: &Corrections,
+) -> (u64, Prediction) {
+    let mut tried = pattern.clamped();
+    let mut best = (tried.aggregators, predict_with(&tried, calibration, used, corrections));
+    while tried.aggregators > 1 {
+        tried.aggregators /= 2;
+        let found = predict_with(&tried, calibration, used, corrections);
+        if found.collective.value * 1.05 < best.1.collective.value {
+            best = (tried.aggregators, found);
+        }
+    }
+    best
+}
+
 /// Costs in nanoseconds, of one direction.
 struct Costs {
     message: f64,
@@ -190,6 +210,7 @@ struct Costs {
     sequential_byte: f64,
     random_byte: f64,
     run: f64,
+    next: f64,
     request: f64,
     request_byte: f64,
     copy_byte: f64,
@@ -204,10 +225,10 @@ impl Costs {
     fn of(c: &Calibration, writes: bool) -> Costs {
         let ns = |v: crate::Value| v.value.max(0) as f64;
         let byte = |v: crate::Value| v.value.max(0) as f64 / 1000.0;
-        let [sequential, random, run] = if writes {
-            [c.write_sequential_byte_ps, c.write_random_byte_ps, c.write_run_ns]
+        let [sequential, random, run, next] = if writes {
+            [c.write_sequential_byte_ps, c.write_random_byte_ps, c.write_run_ns, c.write_next_ns]
         } else {
-            [c.read_sequential_byte_ps, c.read_random_byte_ps, c.read_run_ns]
+            [c.read_sequential_byte_ps, c.read_random_byte_ps, c.read_run_ns, c.read_next_ns]
         };
         Costs {
             message: ns(c.message_ns),
@@ -217,6 +238,8 @@ impl Costs {
             sequential_byte: byte(sequential),
             random_byte: byte(random),
             run: ns(run),
+            // Noise may have made it the greater one.
+            next: ns(next).min(ns(run)),
             request: ns(c.request_ns),
             request_byte: byte(c.request_byte_ps),
             copy_byte: byte(c.copy_byte_ps),
@@ -234,6 +257,15 @@ fn steps(ranks: u64) -> f64 {
     f64::from(u64::BITS - ranks.saturating_sub(1).leading_zeros())
 }
 
+/// Accesses of a process to the medium.
+#[derive(Clone, Copy)]
+struct Accesses {
+    /// Those that begin anywhere.
+    starts: f64,
+    /// Those that begin where the one before has ended.
+    nexts: f64,
+}
+
 struct Model {
     p: Pattern,
     c: Costs,
@@ -248,28 +280,44 @@ impl Model {
         accesses.min(each * targets).max(1.0)
     }
 
-    /// Accesses that a range of these bytes is.
-    fn accesses(&self, bytes: f64) -> f64 {
-        let longest = if self.far_part() > 0.0 { PART_BYTES } else { STRIPE_BYTES };
-        (bytes / longest).ceil().max(1.0)
+    /// The accesses of `calls` calls, each with a range of these bytes, by each of `processes`.
+    ///
+    /// Each stripe begins in another backing file. For data on another node a call is several requests. Those of one
+    /// process arrive in their order. Of several processes', those that are read arrive in the order of their calls, as
+    /// many as a process sends at a time; what is written is fetched from the processes first, so these come by turns.
+    fn accesses(&self, processes: f64, calls: f64, bytes: f64) -> Accesses {
+        let stripes = (bytes / STRIPE_BYTES).ceil().max(1.0);
+        if self.far_part() == 0.0 {
+            return Accesses { starts: calls * stripes, nexts: 0.0 };
+        }
+        let parts = (bytes / PART_BYTES).ceil().max(1.0);
+        let starts = if processes <= 1.0 {
+            stripes
+        } else if self.p.writes {
+            parts
+        } else {
+            stripes.max(parts - parts.min(AHEAD) + 1.0)
+        };
+        Accesses { starts: calls * starts, nexts: calls * (parts - starts) }
     }
 
     /// The medium's time, if each of `processes` moves `bytes` in `accesses`. Bytes share the bandwidth; the latencies of
     /// different accesses overlap.
-    fn medium(&self, processes: f64, accesses: f64, bytes: f64, byte: f64) -> f64 {
-        let run = if self.used.runs { self.c.run } else { 0.0 };
+    fn medium(&self, processes: f64, accesses: Accesses, bytes: f64, byte: f64) -> f64 {
+        let Accesses { starts, nexts } = accesses;
+        let latencies = if self.used.runs { starts * self.c.run + nexts * self.c.next } else { 0.0 };
         let transfer = processes * bytes * byte;
         let bandwidth = transfer / self.at_once(processes, self.c.parallel);
         let (under_way, queue) = match self.far_part() > 0.0 {
-            true => (processes * AHEAD.min(accesses.max(1.0)), self.c.queue.min(WORKERS)),
+            true => (processes * AHEAD.min((starts + nexts).max(1.0)), self.c.queue.min(WORKERS)),
             false => (processes, self.c.queue),
         };
-        bandwidth.max((processes * accesses * run + transfer) / self.at_once(under_way, queue))
+        bandwidth.max((processes * latencies + transfer) / self.at_once(under_way, queue))
     }
 
     /// The time of accesses by `processes`: each makes `calls` calls with `accesses` to the medium in all, and moves
     /// `bytes`. Network and medium work at the same time, but for a first request.
-    fn access(&self, processes: f64, calls: f64, accesses: f64, bytes: f64, byte: f64) -> f64 {
+    fn access(&self, processes: f64, calls: f64, accesses: Accesses, bytes: f64, byte: f64) -> f64 {
         let medium = self.medium(processes, accesses, bytes, byte);
         let network = self.network(processes, calls, processes * bytes);
         medium.max(network) + self.far_part() * calls.min(1.0) * self.c.request
@@ -324,22 +372,20 @@ impl Model {
             && p.gap_bytes > 0
             && p.gap_bytes as f64 <= self.gap_limit();
         if !self.used.runs {
-            let io = self.access(ranks, p.runs(), p.runs(), p.bytes as f64, c.random_byte);
+            let accesses = Accesses { starts: p.runs(), nexts: 0.0 };
+            let io = self.access(ranks, p.runs(), accesses, p.bytes as f64, c.random_byte);
             return Parts { communication: 0.0, io, other: 0.0 };
         }
-        let (calls, accesses, bytes) = match is_sieved {
+        // Calls, and the bytes of each.
+        let (calls, of_call, bytes) = match is_sieved {
             true => {
-                let accesses = self.accesses(p.span()).max(p.span() / SIEVE_BYTES);
-                (accesses * p.runs().min(1.0), accesses * p.runs().min(1.0), p.span())
+                let calls = (p.span() / SIEVE_BYTES).ceil().max(1.0);
+                (calls, p.span() / calls, p.span())
             }
-            false if p.access == Access::Sequential => {
-                (p.runs().min(1.0), self.accesses(p.bytes as f64) * p.runs().min(1.0), p.bytes as f64)
-            }
-            false => {
-                let of_run = self.accesses(p.run_bytes.min(p.bytes) as f64);
-                (p.runs(), p.runs() * of_run, p.bytes as f64)
-            }
+            false if p.access == Access::Sequential => (p.runs().min(1.0), p.bytes as f64, p.bytes as f64),
+            false => (p.runs(), p.run_bytes.min(p.bytes) as f64, p.bytes as f64),
         };
+        let accesses = self.accesses(ranks, calls, of_call);
         let picked = if is_sieved && self.used.copies {
             (p.runs() * c.piece + p.bytes as f64 * c.copy_byte) * self.crowding()
         } else {
@@ -374,7 +420,10 @@ impl Model {
             (false, true) => (rounds.max(merged), data),
             (false, false) => (rounds, p.range() / aggregators),
         };
-        let accesses = calls.max(self.accesses(bytes));
+        // All calls of an aggregator are one range, at best.
+        let whole = self.accesses(aggregators, 1.0, bytes);
+        let starts = whole.starts.max(calls);
+        let accesses = Accesses { starts, nexts: (whole.starts + whole.nexts - starts).max(0.0) };
         let io = self.access(aggregators, calls, accesses, bytes, c.sequential_byte);
         let other = if self.used.copies {
             let work =

@@ -88,7 +88,8 @@ pub(crate) struct PatternOptions {
     /// Nodes of the processes
     #[arg(short, long, value_name = "N", default_value = "1")]
     pub(crate) nodes: u64,
-    /// Processes that access the file for all [default: the calibrated node's processors, at most the ranks]
+    /// Processes that access the file for all [default: the fastest number up to the calibrated node's
+    /// processors, as the MPI driver chooses]
     #[arg(short, long, value_name = "N")]
     pub(crate) aggregators: Option<u64>,
     /// Bytes of a call of each rank

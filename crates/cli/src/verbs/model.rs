@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use forebay_model::{
-    advise, parse_ior, predict_with, Access, Choice, Corrections, Document, Estimate, Extensions, Pattern,
-    Prediction,
+    advise, parse_ior, predict_best, predict_with, Access, Choice, Corrections, Document, Estimate,
+    Extensions, Pattern, Prediction,
 };
 use forebay_types::{Code, Error, Result, MODEL_FILE};
 use serde_json::{json, Value};
@@ -106,8 +106,16 @@ fn predict(named: Option<PathBuf>, arguments: &ModelPredict) -> Result<ExitCode>
         })?
     };
     let document = calibration(named, arguments.pattern.calibration.as_deref())?;
-    let (pattern, calls) = pattern(&arguments.pattern, document.calibration.processors)?;
-    let found = predict_with(&pattern, &document.calibration, used, &Corrections::default());
+    let (mut pattern, calls) = pattern(&arguments.pattern, document.calibration.processors)?;
+    let none = Corrections::default();
+    let found = match arguments.pattern.aggregators {
+        Some(_) => predict_with(&pattern, &document.calibration, used, &none),
+        None => {
+            let (aggregators, found) = predict_best(&pattern, &document.calibration, used, &none);
+            pattern.aggregators = aggregators;
+            found
+        }
+    };
     if arguments.pattern.json {
         failure::print_json(&json!({
             "pattern": shown_pattern(&pattern, calls),

@@ -222,6 +222,65 @@ prop_compose! {
     }
 }
 
+/// A disk with an arm on a storage node: 8 ms to a place, 1 ms where the arm is.
+fn far_disk() -> (Calibration, Pattern) {
+    let [seek, next] = [8_000_000, 1_000_000].map(Value::exactly);
+    let disk = Calibration {
+        write_run_ns: seek,
+        read_run_ns: seek,
+        write_next_ns: next,
+        read_next_ns: next,
+        parallel: 1,
+        queue: 1,
+        ..Calibration::default()
+    };
+    let blocks = Pattern {
+        ranks: 4,
+        nodes: 4,
+        aggregators: 4,
+        bytes: MIB / 2,
+        run_bytes: MIB / 2,
+        is_far: true,
+        is_apart: true,
+        ..Pattern::default()
+    };
+    (disk, blocks)
+}
+
+#[test]
+fn requests_of_one_process_follow_each_other_on_the_medium_and_those_of_several_take_turns() {
+    let (disk, blocks) = far_disk();
+    let ms = |p: &Pattern| predict(p, &disk).independent.parts.io / 1e6;
+    // 4 ranks write 4 parts of 128 KiB each, which come by turns; what is read comes in the order of the calls.
+    assert!((128.0..133.0).contains(&ms(&blocks)), "{}", ms(&blocks));
+    let reads = Pattern { writes: false, ..blocks };
+    assert!((44.0..49.0).contains(&ms(&reads)), "{}", ms(&reads));
+    // One process writes the same: two stripes, and 14 parts that follow another one.
+    let one = Pattern { ranks: 1, nodes: 1, aggregators: 1, bytes: 2 * MIB, run_bytes: 2 * MIB, ..blocks };
+    assert!((30.0..35.0).contains(&ms(&one)), "{}", ms(&one));
+}
+
+#[test]
+fn fewer_aggregators_are_chosen_where_the_medium_seeks_and_all_of_them_in_memory() {
+    let (disk, blocks) = far_disk();
+    let best = |p: &Pattern, c: &Calibration| predict_best(p, c, Extensions::ALL, &Corrections::default());
+    let (aggregators, found) = best(&blocks, &disk);
+    assert_eq!(aggregators, 1);
+    assert!(found.collective.value < 0.95 * predict(&blocks, &disk).collective.value);
+    let memory = Pattern {
+        bytes: 4 * MIB,
+        run_bytes: 4096,
+        gap_bytes: 3 * 4096,
+        access: Access::Strided,
+        is_apart: false,
+        ..blocks
+    };
+    assert_eq!(best(&memory, &Calibration::default()).0, 4);
+    // The times are those of the number that is told.
+    let told = Pattern { aggregators, ..blocks };
+    assert_eq!(predict(&told, &disk), found);
+}
+
 prop_compose! {
     /// Any numbers, also those that make no sense.
     fn any_pattern()(
@@ -240,12 +299,12 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn any_calibration()(numbers in any::<[i64; 17]>(), shift in 0..60u32) -> Calibration {
+    fn any_calibration()(numbers in any::<[i64; 19]>(), shift in 0..60u32) -> Calibration {
         let mut c = Calibration::default();
         for (name, n) in Calibration::NAMES.iter().zip(numbers) {
             *c.value_mut(name).unwrap() = Value::about(n >> shift, 30);
         }
-        Calibration { gap_bytes: numbers[14] >> shift, parallel: numbers[15] >> shift, processors: numbers[0] >> shift, queue: numbers[16] >> shift, ..c }
+        Calibration { gap_bytes: numbers[16] >> shift, parallel: numbers[17] >> shift, processors: numbers[0] >> shift, queue: numbers[18] >> shift, ..c }
     }
 }
 

@@ -23,6 +23,8 @@ pub(super) const BUSY_PERCENT: i64 = 20;
 
 /// The length of sequential calls.
 const CALL_BYTES: usize = 4 << 20;
+/// The length of short calls that follow each other, a small part of a stripe.
+const NEXT_BYTES: usize = 64 << 10;
 /// The length of runs that give the random bandwidth.
 const RANDOM_BYTES: usize = 64 << 10;
 /// Gaps between runs that are read, more than any read takes with it: MPI-IO reads gaps of up to 64 KiB on other nodes.
@@ -171,12 +173,15 @@ fn measure_medium(found: &mut Calibration, medium: &Medium, effort: &Effort) -> 
         let call = sequential(medium, writes, memory.slice(), effort)?;
         let (run, random) = runs(medium, writes, memory.slice(), effort)?;
         let rate = of_bytes(call, run, medium.stripes(CALL_BYTES as u64));
+        let next = next_of(medium, writes, memory.slice(), effort, rate)?;
         if writes {
             (found.write_sequential_byte_ps, found.write_run_ns, found.write_random_byte_ps) =
                 (rate, run, random);
+            found.write_next_ns = next;
         } else {
             (found.read_sequential_byte_ps, found.read_run_ns, found.read_random_byte_ps) =
                 (rate, run, random);
+            found.read_next_ns = next;
         }
     }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -191,6 +196,22 @@ fn measure_medium(found: &mut Calibration, medium: &Medium, effort: &Effort) -> 
 fn of_bytes(call: Sample, run: Value, stripes: f64) -> Value {
     let ps = |call: f64, run: i64| (call - stripes * run as f64).max(call / 2.0) * 1000.0 / CALL_BYTES as f64;
     value([ps(call.value, run.value), ps(call.low, run.value), ps(call.high, run.value)])
+}
+
+/// What a short call costs besides its bytes that begins where the one before has ended.
+fn next_of(medium: &Medium, writes: bool, memory: &mut [u8], effort: &Effort, rate: Value) -> Result<Value> {
+    let (mut times, mut at) = (Vec::new(), 0);
+    let began = Instant::now();
+    while at + NEXT_BYTES as u64 <= effort.extent && began.elapsed() < effort.for_size {
+        let start = Instant::now();
+        medium.transfer(writes, &mut memory[..NEXT_BYTES], at)?;
+        times.push(start.elapsed().as_nanos() as f64);
+        at += NEXT_BYTES as u64;
+    }
+    // Most of these calls are in the stripe of the one before.
+    let call = Sample::of(NEXT_BYTES as u64, &mut times);
+    let ns = |call: f64, ps: i64| (call - NEXT_BYTES as f64 * ps as f64 / 1000.0).max(1.0);
+    Ok(value([ns(call.value, rate.value), ns(call.low, rate.high), ns(call.high, rate.low)]))
 }
 
 /// Calls one after the other over the whole file, in fresh space if they write.

@@ -66,17 +66,21 @@ pub(super) fn lines(samples: &[Sample]) -> [Line; 3] {
 }
 
 /// The lines that begin at the shortest sample, through medians and quartiles: a message without data takes what the
-/// shortest one takes, also where a network delays long ones alone, by a change of protocol or a limit that lets bursts pass.
+/// shortest one takes. A further byte takes what it takes between the two longest samples, for bytes matter where there are
+/// many, and a network may delay long messages alone, by a change of protocol or a limit that lets bursts pass.
 pub(super) fn lines_from_shortest(samples: &[Sample]) -> [Line; 3] {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by_key(|s| s.bytes);
     let of = |pick: fn(&Sample) -> f64| {
-        let Some(first) = samples.iter().min_by_key(|s| s.bytes) else { return fit(&[]) };
-        let (mut wxx, mut wxy) = (0.0, 0.0);
-        for sample in samples {
-            let (x, y) = ((sample.bytes - first.bytes) as f64, pick(sample).max(1.0));
-            wxx += x * x / (y * y);
-            wxy += x * (y - pick(first)) / (y * y);
-        }
-        Line { start: pick(first), slope: if wxx > 0.0 { (wxy / wxx).max(0.0) } else { 0.0 } }
+        let Some(first) = sorted.first() else { return fit(&[]) };
+        let slope = match sorted.as_slice() {
+            [.., before, last] if last.bytes > before.bytes => {
+                let bytes = (last.bytes - before.bytes) as f64;
+                ((pick(last) - pick(before)) / bytes).max(0.0)
+            }
+            _ => 0.0,
+        };
+        Line { start: pick(first), slope }
     };
     [of(|s| s.value), of(|s| s.low), of(|s| s.high)]
 }
