@@ -18,6 +18,7 @@ pub mod recovery;
 mod report;
 mod settings;
 pub mod volume_copy;
+mod yield_to;
 
 pub use client::MoverClient;
 pub use drain_policy::DrainPolicy;
@@ -25,6 +26,7 @@ pub use failure::Failure;
 pub use policy::{Policy, Rule};
 pub use report::{MoverReport, StoreReport};
 pub use settings::{Durable, Recall, StoreSettings};
+pub use yield_to::{YieldTo, CLAIM_AGE, YIELD};
 
 use std::fmt;
 
@@ -148,6 +150,9 @@ pub struct Task {
     pub bytes_total: u64,
     /// How many paths it failed for.
     pub error_count: u64,
+    /// How many of them, as a node that has their data does not answer.
+    #[serde(default)]
+    pub unreachable_count: u64,
     /// The first of them.
     #[serde(default)]
     pub errors: Vec<TaskError>,

@@ -171,7 +171,7 @@ fn matches_path(pattern: &[&[u8]], path: &[&[u8]]) -> bool {
 }
 
 /// Compares a name: `*` stands for any bytes, `?` for one.
-fn matches_name(pattern: &[u8], name: &[u8]) -> bool {
+pub(crate) fn matches_name(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {

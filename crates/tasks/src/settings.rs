@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::{Policy, Rule};
+use crate::yield_to::YieldTo;
 
 /// How a store is attached.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -30,6 +31,9 @@ pub struct StoreSettings {
     /// What programs may have copied into the pool by opening files for reading.
     #[serde(default)]
     pub recall: Recall,
+    /// What goes before what the policies drain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub yield_to: Option<YieldTo>,
 }
 
 impl StoreSettings {
@@ -43,6 +47,7 @@ impl StoreSettings {
             durable: Durable::No,
             explicit: false,
             recall: Recall::Yes,
+            yield_to: None,
         }
     }
 
@@ -167,10 +172,12 @@ mod tests {
             durable: Durable::Close,
             explicit: true,
             recall: Recall::UpTo(5 << 30),
+            yield_to: Some("/turns/*@a@*".parse().unwrap()),
         };
         let text = serde_json::to_string(&settings).unwrap();
         assert!(text.contains(r#""drain":"age:30s""#), "{text}");
         assert!(text.contains(r#""recall":"5368709120""#), "{text}");
+        assert!(text.contains(r#""yield_to":"/turns/*@a@*""#), "{text}");
         assert!(serde_json::from_str::<Recall>("\"some\"").is_err());
         assert!(text.contains(r#"[{"pattern":"*.tmp","policy":"never"}]"#), "{text}");
         assert!(settings.policy_of(b"a/b.tmp").is_temporary() && !settings.policy_of(b"a/b").is_temporary());
@@ -178,8 +185,8 @@ mod tests {
         assert_eq!(serde_json::from_str::<StoreSettings>(&text).unwrap(), settings);
         let least: StoreSettings = serde_json::from_str(r#"{"url":"/lustre"}"#).unwrap();
         assert_eq!(
-            (least.read_only, least.drain, least.explicit, least.recall),
-            (false, Policy::of(DrainPolicy::Close), false, Recall::Yes)
+            (least.read_only, least.drain, least.explicit, least.recall, &least.yield_to),
+            (false, Policy::of(DrainPolicy::Close), false, Recall::Yes, &None)
         );
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use forebay_tasks::{Durable, Keep, Policy, Recall, Rule};
+use forebay_tasks::{Durable, Keep, Policy, Recall, Rule, YieldTo};
 
 use super::values::{recall, seconds};
 
@@ -50,6 +50,10 @@ pub(crate) struct Attach {
     /// what one process may have copied within 10 minutes. Further such opens fail with ENODATA
     #[arg(long, value_name = "yes|no|SIZE", default_value = "yes", value_parser = recall)]
     pub(crate) recall: Recall,
+    /// What the policy copies gives way, for 5 minutes at most, while one of these files was touched within 20 s: other
+    /// pools' transfers claim the store by them. The name has * and ?: '/shared/turns/*@!lustre@*'
+    #[arg(long, value_name = "FILES")]
+    pub(crate) yield_to: Option<YieldTo>,
     /// Print as JSON what was attached
     #[arg(long)]
     pub(crate) json: bool,

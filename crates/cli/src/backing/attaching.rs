@@ -30,7 +30,8 @@ impl Attached {
 
     /// The result in words.
     pub(crate) fn text(&self) -> String {
-        let StoreSettings { url, read_only, drain, rules, durable, explicit, recall } = &self.settings;
+        let StoreSettings { url, read_only, drain, rules, durable, explicit, recall, yield_to } =
+            &self.settings;
         let already = if self.already { "; it was already" } else { "" };
         let shows = match explicit {
             true => ", which shows only what the pool gets",
@@ -45,7 +46,9 @@ impl Attached {
                     Durable::Fsync => "; fsync waits for the store",
                     Durable::Close => "; fsync and close wait for the store",
                 };
-                format!("drained: {drain}{}{waits}", rules.collect::<String>())
+                let yields = yield_to.as_ref().map(|files| format!("; gives way to {files}"));
+                let yields = yields.unwrap_or_default();
+                format!("drained: {drain}{}{waits}{yields}", rules.collect::<String>())
             }
         };
         let reads = match recall {

@@ -26,6 +26,7 @@ pub(super) fn attach(named: Option<PathBuf>, arguments: &Attach) -> Result<ExitC
         durable: arguments.durable,
         explicit: arguments.explicit,
         recall: arguments.recall,
+        yield_to: arguments.yield_to.clone(),
     };
     let attached = backing::attach(&dir, pool, &pool::path_within(&arguments.dir), &url, settings)?;
     match arguments.json {

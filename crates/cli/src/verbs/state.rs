@@ -197,7 +197,7 @@ impl One {
         if let Some((at, settings)) = &self.root {
             object["store"] = json!({ "at": at, "url": settings.url, "drain": settings.drain,
                 "rules": settings.rules, "durable": settings.durable, "read_only": settings.read_only, "explicit": settings.explicit,
-                "recall": settings.recall });
+                "recall": settings.recall, "yield_to": settings.yield_to });
             if let Some(place) = self.place.as_ref().filter(|place| place.is_root) {
                 put_name(&mut object["store"], "path", &place.path);
             }
@@ -231,6 +231,9 @@ impl One {
         if let Some((at, settings)) = &self.root {
             let read_only = if settings.read_only { ", read-only" } else { "" };
             facts.add("store", format!("{} at {at}{read_only}, drained: {}", settings.url, settings.drain));
+            if let Some(files) = &settings.yield_to {
+                facts.add("gives way", format!("to {files}"));
+            }
             if settings.recall != Recall::Yes {
                 facts.add("recall", backing::recall_in_words(settings.recall));
             }

@@ -48,11 +48,21 @@ pub(super) fn is_due(link: &Link, at: &AttachedStore, place: &PendingPlace, reas
     match at.policy_of(link, place).drain {
         DrainPolicy::Never => false,
         _ if reason.forced => true,
-        DrainPolicy::Close => seconds_since(place.since) >= SETTLE_SECONDS,
-        DrainPolicy::Age(age) => reason.is_full || seconds_since(place.since) >= age.as_secs_f64(),
+        DrainPolicy::Close => overdue_s(link, at, place) >= 0.0,
+        DrainPolicy::Age(_) => reason.is_full || overdue_s(link, at, place) >= 0.0,
         DrainPolicy::Watermark => reason.is_full,
         DrainPolicy::Request => false,
     }
+}
+
+/// For how long a place has been due by its policy, in seconds.
+pub(super) fn overdue_s(link: &Link, at: &AttachedStore, place: &PendingPlace) -> f64 {
+    let from_s = match at.policy_of(link, place).drain {
+        DrainPolicy::Close => SETTLE_SECONDS,
+        DrainPolicy::Age(age) => age.as_secs_f64(),
+        DrainPolicy::Watermark | DrainPolicy::Request | DrainPolicy::Never => 0.0,
+    };
+    seconds_since(place.since) - from_s
 }
 
 /// How a file is copied that programs have open for writing.
@@ -256,6 +266,11 @@ fn is_cancelled(shared: &Shared, reason: Reason<'_>) -> bool {
     shared.stores.is_stopping() || reason.progress.is_some_and(Progress::is_cancelled)
 }
 
+/// Whether nothing more is begun.
+fn ends(shared: &Shared, at: &AttachedStore, reason: Reason<'_>) -> bool {
+    is_cancelled(shared, reason) || reason.gives_way && at.is_claimed()
+}
+
 /// Uploads files of this node: small ones in batches, [`BATCHES_AT_ONCE`] at a time, and large ones beside them, those
 /// first that have waited longest, as many at a time as the store takes such calls.
 pub(super) fn upload_here(
@@ -282,7 +297,7 @@ pub(super) fn upload_here(
 fn upload_large(shared: &Shared, at: &AttachedStore, files: Vec<WantedUpload>, reason: Reason<'_>) -> Pass {
     let passes = in_parallel(&at.store, &files, |_, wanted| {
         let mut pass = Pass::default();
-        match is_cancelled(shared, reason) {
+        match ends(shared, at, reason) {
             true => pass.later.push((wanted.place.parent, wanted.place.name.clone())),
             false => upload_batch(shared, at, vec![wanted.clone()], reason, &mut pass),
         }
@@ -298,7 +313,7 @@ fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<WantedUpload>, r
     let left = Mutex::new(VecDeque::from(files));
     let run = || {
         let mut pass = Pass::default();
-        while !is_cancelled(shared, reason) {
+        while !ends(shared, at, reason) {
             let batch = next_batch(&shared.link, &mut locked(&left));
             if batch.is_empty() {
                 break;
@@ -340,7 +355,7 @@ fn upload_there(
 ) {
     let peers = &shared.peers;
     let mut uploads = uploads.into_iter().peekable();
-    while uploads.peek().is_some() && !is_cancelled(shared, reason) && !peers.is_silent(node) {
+    while uploads.peek().is_some() && !ends(shared, at, reason) && !peers.is_silent(node) {
         let (mut batch, mut files, mut bytes) = (Vec::new(), Vec::new(), 0);
         while files.len() < BATCH_FILES && bytes < LETTER_BYTES {
             let Some(wanted) = uploads.next() else { break };

@@ -48,6 +48,7 @@ mod turns;
 mod upload;
 mod walks;
 mod wanted;
+mod yielding;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -67,7 +68,8 @@ use self::pass::{Pass, Reason};
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::ranges::Ranges;
 use self::shared::{
-    bytes_of, copied_by, for_programs, locked, range_asked, range_asked_there, restore_there, Retry, Shared,
+    bytes_of, copied_by, for_programs, locked, needs_room, range_asked, range_asked_there, restore_there,
+    Retry, Shared,
 };
 use self::stores::Stores;
 use self::turns::Turns;
@@ -126,6 +128,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         walks: walks::Walks::default(),
         wake: shared::Wake::default(),
         workers: AtomicUsize::new(0),
+        lacking_room: AtomicUsize::new(0),
         retries: Mutex::default(),
         report: Mutex::default(),
         is_recovered: AtomicBool::new(false),
@@ -393,7 +396,7 @@ fn watch(shared: &Arc<Shared>) {
         }
         note(shared, &places, sums);
         marks::pass(&shared.link, &shared.marks, begun, &places);
-        let started = drain_all(shared, places, is_full || shared.peers.is_any_full());
+        let started = drain_all(shared, places, needs_room(shared) || shared.peers.is_any_full());
         if is_full {
             if let Err(e) = evict::evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, 0) {
                 tracing::warn!("{e}");
@@ -475,7 +478,7 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
     let mut started = false;
     for (root, mut places) in by_store(shared, places) {
         let Ok(at) = shared.stores.of(Ino(root)) else { continue };
-        let reason = Reason { forced: false, is_full, progress: None, go_on: &|| true };
+        let reason = Reason { forced: false, is_full, progress: None, go_on: &|| true, gives_way: false };
         // A pass reads all places again: none is made for places that wait to be requested.
         let is_due = |place: &PendingPlace| drain::is_due(&shared.link, &at, place, reason);
         places.retain(|place| place.intent.is_some() || is_due(place));
@@ -486,8 +489,7 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
         let for_thread = Arc::clone(shared);
         let mine = Arc::clone(&at);
         let run = move || {
-            let reason = Reason { forced: false, is_full, progress: None, go_on: &|| true };
-            let pass = drain::pass(&for_thread, &mine, places, reason);
+            let pass = yielding::pass(&for_thread, &mine, places, is_full);
             let has_done = pass.done > 0;
             note_pass(&for_thread, pass);
             mine.is_draining.store(false, Ordering::Release);

@@ -22,6 +22,8 @@ pub(super) struct Reason<'a> {
     pub(super) progress: Option<&'a Progress>,
     /// False when nothing more may be changed in the store: another mover has requested it, and has given it up.
     pub(super) go_on: &'a (dyn Fn() -> bool + Sync),
+    /// It ends after what it has begun when another pool claims the store (`yielding`).
+    pub(super) gives_way: bool,
 }
 
 /// The outcome of a pass.

@@ -14,7 +14,7 @@ use super::marks;
 use super::parts;
 use super::pass::{Pass, Reason};
 use super::peers::{from_hex, Answer, Job, Letter, Outcome, Work};
-use super::shared::{range_asked, restore_with_room, Shared};
+use super::shared::{needs_room, range_asked, restore_with_room, Shared};
 use super::trees;
 use super::wanted::WantedUpload;
 use crate::host;
@@ -78,7 +78,7 @@ fn answer(shared: &Arc<Shared>, letter: Letter) -> Answer {
             }
             false => Answer::Unknown,
         },
-        Letter::IsFull => match evict::is_full(&shared.link) {
+        Letter::IsFull => match needs_room(shared) {
             true => Answer::Done,
             false => Answer::Unknown,
         },
@@ -159,7 +159,13 @@ fn upload(shared: &Shared, job: &Job, root: Ino, sweep: bool, files: &[String]) 
     let places: Vec<_> =
         wanted.iter().map(|wanted| (wanted.place.parent, wanted.place.name.clone())).collect();
     let go_on = || job.may_go_on() && !shared.stores.is_stopping();
-    let reason = Reason { forced: true, is_full: false, progress: Some(&job.progress), go_on: &go_on };
+    let reason = Reason {
+        forced: true,
+        is_full: false,
+        progress: Some(&job.progress),
+        go_on: &go_on,
+        gives_way: false,
+    };
     let mut pass = Pass::default();
     upload_here(shared, &at, wanted, reason, &mut pass);
     let index = |place: &(Ino, Vec<u8>)| places.iter().position(|other| other == place);

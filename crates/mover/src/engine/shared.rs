@@ -1,14 +1,14 @@
 //! What the engine's threads share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_tasks::MoverReport;
 use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 
-use super::evict::{evict, free_bytes, Restoring};
+use super::evict::{evict, free_bytes, is_full, Restoring};
 use super::holds::Holds;
 use super::link::Link;
 use super::looks::Looks;
@@ -90,6 +90,8 @@ pub(super) struct Shared {
     /// Begins the next look at the pending places.
     pub(super) wake: Wake,
     pub(super) workers: AtomicUsize,
+    /// Restores for which there is no room, in threads that wait for drains to make some.
+    pub(super) lacking_room: AtomicUsize,
     pub(super) retries: Mutex<HashMap<Place, Retry>>,
     pub(super) report: Mutex<MoverReport>,
     /// What the last mover did is recorded.
@@ -115,6 +117,13 @@ pub(super) fn for_programs(code: Code) -> Code {
 pub(super) fn copied_by(shared: &Shared, entry: &Entry) -> Option<NodeId> {
     let node = node_of(entry.layout.components()[0].target(0));
     (node != shared.peers.me()).then_some(node)
+}
+
+/// A node that has some of a file's data, and does not answer.
+pub(super) fn silent_node(shared: &Shared, entry: &Entry) -> Option<NodeId> {
+    let layout = &entry.layout;
+    let mut nodes = layout.stripes().map(|(i, stripe)| node_of(layout.components()[i].target(stripe)));
+    nodes.find(|node| shared.peers.is_silent(*node))
 }
 
 /// The bytes of a file's data. A node that does not answer is not asked again until it answers other questions.
@@ -200,6 +209,7 @@ pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<Entry> {
 /// the store does not have yet, this waits for them to be drained.
 fn restore_ranges(shared: &Shared, ranges: &FileRanges, ino: Ino) -> Result<Entry> {
     let until = Instant::now() + SPACE_PATIENCE;
+    let mut lacks_room = LacksRoom { shared, counts: false };
     loop {
         let missing = |entry: Entry| entry.attr.size.saturating_sub(ranges.arrived_bytes());
         let bytes = shared.link.inode(ino).map_or(0, missing) + RESERVE_BYTES;
@@ -220,8 +230,36 @@ fn restore_ranges(shared: &Shared, ranges: &FileRanges, ino: Ino) -> Result<Entr
                 return result;
             }
         }
+        lacks_room.begin();
         host::sleep(SPACE_PERIOD);
     }
+}
+
+/// Counts a restore that waits for room, until it is dropped.
+struct LacksRoom<'s> {
+    shared: &'s Shared,
+    counts: bool,
+}
+
+impl LacksRoom<'_> {
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.counts, true) {
+            self.shared.lacking_room.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for LacksRoom<'_> {
+    fn drop(&mut self) {
+        if self.counts {
+            self.shared.lacking_room.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// True if drains have to make room on this node.
+pub(super) fn needs_room(shared: &Shared) -> bool {
+    shared.lacking_room.load(Ordering::Relaxed) > 0 || is_full(&shared.link)
 }
 
 /// True while a file is on its way to a store, or about to be: space may come.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use forebay_tasks::{Policy, StoreReport, StoreSettings};
 use forebay_types::{
@@ -14,6 +15,9 @@ use super::link::Link;
 use crate::host::{self, Instant};
 use crate::store::limited::Limited;
 use crate::store::{MoverId, StorePath, StoreUrl};
+
+/// How often it is looked whether another pool claims a store.
+const CLAIMS_PERIOD: Duration = Duration::from_secs(1);
 
 /// An attached store.
 pub(super) struct AttachedStore {
@@ -34,6 +38,8 @@ pub(super) struct AttachedStore {
     pub(super) snapshots: Mutex<HashMap<u64, Instant>>,
     /// True while a thread drains to it.
     pub(super) is_draining: AtomicBool,
+    /// Whether another pool claimed it, and when that was looked at.
+    claimed: Mutex<Option<(Instant, bool)>>,
 }
 
 impl std::fmt::Debug for AttachedStore {
@@ -69,6 +75,17 @@ impl AttachedStore {
                 self.settings.policy_of(&path)
             }
         }
+    }
+
+    /// Whether a transfer of another pool goes before what policies drain here.
+    pub(super) fn is_claimed(&self) -> bool {
+        let Some(yield_to) = &self.settings.yield_to else { return false };
+        let known = locked(&self.claimed).filter(|(at, _)| at.elapsed() < CLAIMS_PERIOD);
+        let is_claimed = known.map_or_else(|| yield_to.is_claimed(), |(_, is_claimed)| is_claimed);
+        if known.is_none() {
+            *locked(&self.claimed) = Some((Instant::now(), is_claimed));
+        }
+        is_claimed
     }
 
     /// Remembers a failure for the status, and logs it.
@@ -195,6 +212,7 @@ impl Stores {
                 outdated: Mutex::default(),
                 snapshots: Mutex::default(),
                 is_draining: AtomicBool::new(false),
+                claimed: Mutex::default(),
             })),
             Err(e) => Err((settings.url, e)),
         }

@@ -1,22 +1,24 @@
 //! What tasks do to files and trees: sync, prestage, release, purge, refresh; and settling conflicts.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_client::Kept;
 use forebay_tasks::{Keep, Verb};
-use forebay_types::{Code, Entry, Error, Ino, PendingPlace, Result, StoreVersion, FLAG_ATTACHED};
+use forebay_types::{
+    Code, Entry, Error, Ino, NodeId, PendingPlace, Result, StoreVersion, Wanted, FLAG_ATTACHED,
+};
 
 use super::drain;
 use super::evict;
 use super::link::Link;
 use super::lost;
-use super::pass::Reason;
+use super::pass::{Pass, Reason};
 use super::peers::Work;
 use super::prestage::prestage;
 use super::roots::{root_of, DEPTH_MAX};
-use super::shared::{bytes_of, copied_by, Shared};
+use super::shared::{bytes_of, copied_by, silent_node, Shared};
 use crate::host::{self, Instant};
 use crate::store::Store;
 use crate::tasks::Progress;
@@ -184,7 +186,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         true if recursive => is_below(link, place.parent, ino),
         true => place.parent == ino,
         false => {
-            matches!(&place.wanted, Some(forebay_types::Wanted::Here(wanted, _)) if wanted.attr.ino == ino)
+            matches!(&place.wanted, Some(Wanted::Here(wanted, _)) if wanted.attr.ino == ino)
         }
     };
     // Files that programs have open: copied since this began, which is what was asked for.
@@ -198,9 +200,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         for place in &places {
             if counted.insert((place.parent.0, place.name.clone())) {
                 let bytes = match &place.wanted {
-                    Some(forebay_types::Wanted::Here(entry, _)) if entry.attr.is_file() => {
-                        bytes_of(shared, entry)
-                    }
+                    Some(Wanted::Here(entry, _)) if entry.attr.is_file() => bytes_of(shared, entry),
                     _ => 0,
                 };
                 if bytes > 0 {
@@ -239,7 +239,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             };
         }
         let mut all: Vec<_> = link.all_pending().map_err(failed)?;
-        let is_directory = |place: &PendingPlace| matches!(&place.wanted, Some(forebay_types::Wanted::Here(entry, _)) if entry.attr.is_directory());
+        let is_directory = |place: &PendingPlace| matches!(&place.wanted, Some(Wanted::Here(entry, _)) if entry.attr.is_directory());
         all.retain(|place| {
             let key = (place.parent.0, place.name.clone());
             concerns(place) && !copied.contains(&key)
@@ -249,7 +249,13 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             host::sleep(PASS_PERIOD);
             continue;
         }
-        let reason = Reason { forced: true, is_full: false, progress: Some(progress), go_on: &|| true };
+        let reason = Reason {
+            forced: true,
+            is_full: false,
+            progress: Some(progress),
+            go_on: &|| true,
+            gives_way: false,
+        };
         let pass = drain::pass(shared, &at, all, reason);
         at.is_draining.store(false, Ordering::Release);
         if pass.done > 0 {
@@ -258,15 +264,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         copied.extend(pass.snapshots.iter().map(|(parent, name)| (parent.0, name.clone())));
         let is_stuck = last_progress.elapsed() > OPEN_PATIENCE;
         if is_stuck || pass.done == 0 && pass.later.is_empty() && !pass.failed.is_empty() {
-            for ((parent, name), e) in pass.failed {
-                progress.failed(link.path(parent, &name), &e);
-            }
-            for (parent, name) in pass.later {
-                let path = link.path(parent, &name);
-                let e = Error::new(Code::Busy, format!("cannot drain {path}"))
-                    .why("programs open and close it all the time, or it waits for another name");
-                progress.failed(path, &e);
-            }
+            report_undrained(shared, &places, pass, progress);
             return Ok(());
         }
         if pass.done == 0 {
@@ -275,13 +273,40 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
     }
 }
 
+/// Reports what a pass has not drained.
+fn report_undrained(shared: &Shared, places: &[PendingPlace], pass: Pass, progress: &Progress) {
+    let silent = |place: &PendingPlace| match &place.wanted {
+        Some(Wanted::Here(entry, _)) if entry.attr.is_file() => silent_node(shared, entry),
+        _ => None,
+    };
+    let silent: HashMap<(Ino, &[u8]), NodeId> = places
+        .iter()
+        .filter_map(|place| Some(((place.parent, place.name.as_slice()), silent(place)?)))
+        .collect();
+    let failed = pass.failed.into_iter().map(|(at, e)| (at, Some(e)));
+    let later = pass.later.into_iter().map(|at| (at, None));
+    for ((parent, name), e) in failed.chain(later) {
+        let path = shared.link.path(parent, &name);
+        let what = || format!("cannot drain {path}");
+        if let Some(node) = silent.get(&(parent, name.as_slice())) {
+            let e =
+                Error::new(Code::Io, what()).why(format!("node {node}, which has its data, does not answer"));
+            progress.unreachable(path, &e);
+            continue;
+        }
+        let e = e.unwrap_or_else(|| {
+            Error::new(Code::Busy, what())
+                .why("programs open and close it all the time, or it waits for another name")
+        });
+        progress.failed(path, &e);
+    }
+}
+
 /// True for a file that by its policy never reaches the store.
 fn is_temporary(shared: &Shared, ino: Ino) -> Result<bool> {
     let link = &shared.link;
     let mut places = link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"))?;
-    places.retain(
-        |place| matches!(&place.wanted, Some(forebay_types::Wanted::Here(wanted, _)) if wanted.attr.ino == ino),
-    );
+    places.retain(|place| matches!(&place.wanted, Some(Wanted::Here(wanted, _)) if wanted.attr.ino == ino));
     let Some(root) = places.first().and_then(|place| root_of(link, place.parent)) else { return Ok(false) };
     let at = shared.stores.of(root)?;
     Ok(places.iter().all(|place| at.policy_of(link, place).is_temporary()))
@@ -389,7 +414,7 @@ pub(super) fn resolve(shared: &Shared, parent: Ino, name: &[u8], keep: Keep) -> 
         Keep::Store | Keep::Both => {
             // The pool's file gets another name, or goes; the store's is imported under its own.
             let wanted = match place.wanted {
-                Some(forebay_types::Wanted::Here(entry, _)) => Some(entry.attr.ino),
+                Some(Wanted::Here(entry, _)) => Some(entry.attr.ino),
                 _ => None,
             };
             if wanted.is_some() {

@@ -17,6 +17,7 @@ pub struct Progress {
     bytes_done: AtomicU64,
     bytes_total: AtomicU64,
     error_count: AtomicU64,
+    unreachable_count: AtomicU64,
     errors: Mutex<Vec<TaskError>>,
     cancelled: AtomicBool,
 }
@@ -29,6 +30,7 @@ pub(crate) struct Counts {
     pub(crate) bytes_done: u64,
     pub(crate) bytes_total: u64,
     pub(crate) errors: u64,
+    pub(crate) unreachable: u64,
 }
 
 impl Progress {
@@ -53,6 +55,12 @@ impl Progress {
         }
     }
 
+    /// The same, as a node that has its data does not answer.
+    pub(crate) fn unreachable(&self, path: impl Into<String>, e: &Error) {
+        self.unreachable_count.fetch_add(1, Ordering::Relaxed);
+        self.failed(path, e);
+    }
+
     /// True once a user has cancelled the task, or the mover ends.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
@@ -69,6 +77,7 @@ impl Progress {
             bytes_done: self.bytes_done.load(Ordering::Relaxed),
             bytes_total: self.bytes_total.load(Ordering::Relaxed),
             errors: self.error_count.load(Ordering::Relaxed),
+            unreachable: self.unreachable_count.load(Ordering::Relaxed),
         }
     }
 

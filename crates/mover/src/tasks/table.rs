@@ -77,12 +77,14 @@ fn no_such(id: u64) -> Error {
 impl Entry {
     /// The task with its counters as they are.
     fn now(&self) -> Task {
-        let Counts { files_done, files_total, bytes_done, bytes_total, errors } = self.progress.counts();
+        let Counts { files_done, files_total, bytes_done, bytes_total, errors, unreachable } =
+            self.progress.counts();
         let mut task = self.task.clone();
         if task.state == TaskState::Running {
             (task.files_done, task.files_total) = (files_done, files_total);
             (task.bytes_done, task.bytes_total) = (bytes_done, bytes_total);
             (task.error_count, task.errors) = (errors, self.progress.errors());
+            task.unreachable_count = unreachable;
         }
         task
     }
@@ -155,6 +157,7 @@ impl Table {
             bytes_done: 0,
             bytes_total: 0,
             error_count: 0,
+            unreachable_count: 0,
             errors: Vec::new(),
             starts: 0,
             created_s: now_s(),

@@ -241,6 +241,28 @@ fn the_others_go_on_when_a_node_dies_and_what_it_has_is_drained_when_it_is_back(
 }
 
 #[test]
+fn sync_counts_what_is_not_drained_as_its_node_does_not_answer() {
+    let Some(nodes) = Nodes::up(2, "64MiB") else { return };
+    nodes.attach(1, "", &["--drain", "request"]);
+    for i in 1..=2 {
+        nodes.sh(i, &format!("echo {i} > s/n{i}"));
+    }
+    nodes.kill_node(2);
+    let synced = nodes.forebay(1, &["sync", "--recursive", "--no-progress", "--json", "/s"]);
+    let tasks: serde_json::Value = serde_json::from_slice(&synced.stdout).unwrap_or_default();
+    let task = &tasks[0];
+    assert_eq!(task["state"], "failed", "{}", bed::text(&synced));
+    assert_eq!((&task["error_count"], &task["unreachable_count"]), (&1.into(), &1.into()), "{task}");
+    assert_eq!(task["errors"][0]["path"], "/s/n2", "{task}");
+    let stored = |name: &str| nodes.store().join(name).exists();
+    assert!(stored("n1") && !stored("n2"), "the others are drained");
+    nodes.start(2);
+    assert!(nodes.mount(2));
+    nodes.ok(1, &["sync", "--recursive", "--no-progress", "/s"]);
+    assert!(stored("n2"));
+}
+
+#[test]
 fn another_store_at_the_same_directory_is_not_the_one_before() {
     let Some(nodes) = Nodes::up(2, "64MiB") else { return };
     nodes.attach(1, "", &[]);

@@ -70,6 +70,46 @@ fn rules_decide_by_name_and_path() {
 }
 
 #[test]
+fn what_policies_drain_gives_way_to_claims_of_the_store_but_not_what_is_asked_for_or_makes_room() {
+    let bed = Bed::new("128MiB");
+    let (claims, other) = (bed.store().with_file_name("claims"), bed.store().with_file_name("other"));
+    std::fs::create_dir(&claims).unwrap();
+    std::fs::create_dir(&other).unwrap();
+    bed.attach_with("", &["--yield-to", claims.join("*@s@*").to_str().unwrap()]);
+    let attached = bed.verb(&["attach", other.to_str().unwrap(), "/other"]);
+    assert!(attached.status.success(), "{}", text(&attached));
+    let claim = claims.join("1@s@in");
+    let file = std::fs::File::create(&claim).unwrap();
+    let hour = std::time::Duration::from_secs(3600);
+    // As if somebody went on touching it.
+    let claims_it = || file.set_modified(std::time::SystemTime::now() + hour).unwrap();
+    claims_it();
+    let has = |name: &str| bed.store().join(name).exists();
+    // What is written to the other store later is copied before.
+    let others_are_copied = |tag: &str| {
+        for i in 0..4 {
+            let name = format!("{tag}{i}");
+            bed.sh(&format!("echo {i} > /forebay/other/{name}"));
+            bed.wait("the other store has it", || other.join(&name).exists());
+        }
+    };
+    bed.sh("echo a > /forebay/s/a");
+    others_are_copied("first");
+    assert!(!has("a"), "it gives way: {:?}", bed.stored());
+    let synced = bed.verb(&["sync", "-r", "/s"]);
+    assert!(synced.status.success() && has("a"), "{}", text(&synced));
+    bed.sh("echo b > /forebay/s/b");
+    others_are_copied("second");
+    assert!(!has("b"), "it gives way: {:?}", bed.stored());
+    file.set_modified(std::time::SystemTime::now() - hour).unwrap();
+    bed.wait("nobody claims the store any more", || has("b"));
+    claims_it();
+    // The pool fills up: what makes room does not wait for the claim to end.
+    bed.sh("cd /forebay/s; for i in 1 2 3; do head -c 30000000 /dev/zero > big$i; done");
+    bed.wait("some of it is copied", || has("big1"));
+}
+
+#[test]
 fn reusable_files_leave_the_pool_last() {
     // An empty pool of this size has some 20 MB of its own.
     let bed = Bed::new("128MiB");
