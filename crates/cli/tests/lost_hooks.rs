@@ -5,6 +5,7 @@ mod common;
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use common::{Place, Ran};
@@ -12,6 +13,9 @@ use serde_json::{json, Value};
 
 /// Longer ago than any limit of a comparison.
 const LONG_AGO_S: u64 = 10_000;
+
+/// Longer than this test takes.
+const RESTART_PAUSE_S: u64 = 3600;
 
 /// A registry, and scripts in the place of Slurm's commands. A file `answers/JOB` is what squeue prints of a job;
 /// without one, the controller does not know it.
@@ -39,7 +43,8 @@ impl Books {
         place.write(
             "slurm.toml",
             format!(
-                "registry = '{dir}/registry'\nnodes = 'n[1-4]'\ncapacity = '1GiB'\nkeep_dir = '{dir}/kept'\n"
+                "registry = '{dir}/registry'\nnodes = 'n[1-4]'\ncapacity = '1GiB'\nkeep_dir = '{dir}/kept'\n\
+                 node_dir = '{dir}/nodes'\nrestart_pause_s = {RESTART_PAUSE_S}\n"
             ),
         );
         let scancel = "#!/bin/sh\necho $* >>DIR/cancelled\n";
@@ -50,12 +55,16 @@ impl Books {
         Books { place, uid: rustix::process::geteuid().as_raw() }
     }
 
-    fn run(&self, words: &[&str]) -> Ran {
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = self.place.command(words);
         command.env("FOREBAY_SLURM_CONF", self.place.join("slurm.toml"));
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("{}:{path}", self.place.join("bin").display()));
-        let ran = Ran::of(command.output().unwrap());
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> Ran {
+        let ran = Ran::of(self.command(words).output().unwrap());
         assert_eq!(ran.code, Some(0), "{words:?}: {ran:?}");
         ran
     }
@@ -222,6 +231,119 @@ fn setup_of_a_requeued_job_begins_another_run_though_the_teardown_was_lost() {
     books.place.write("registry/results/6.1/n1.up.json", json!({ "ok": true }).to_string());
     books.setup(6, "capacity=64MiB pool=forebay");
     assert_eq!(run(), 2);
+}
+
+/// slurmctld was killed before it had saved that the job has started, and starts it again, with its burst buffer as it
+/// was.
+#[test]
+fn second_start_of_a_job_does_not_take_the_results_of_the_first_for_its_own() {
+    let books = Books::new();
+    let starts = || {
+        let file = books.place.write("paths", "");
+        books.hook(&["paths", "6", "script", file.to_str().unwrap()]).unwrap();
+        books.hooks(6, &["pre_run"]);
+        std::fs::read_to_string(file).unwrap().lines().last().unwrap().to_owned()
+    };
+    books.setup(6, "capacity=64MiB pool=forebay stage_out=/r:/nowhere/r");
+    books.hooks(6, &["data_in"]);
+    assert_eq!((starts(), starts()), ("FOREBAY_JOB=6.0".to_owned(), "FOREBAY_JOB=6.0".to_owned()));
+    let done = json!({ "ok": true }).to_string();
+    books.place.write("registry/results/6.0/n1.up.json", &*done);
+    assert_eq!(starts(), "FOREBAY_JOB=6.1", "its nodes have begun");
+    books.place.write("registry/results/6.1/out.json", &*done);
+    assert_eq!(starts(), "FOREBAY_JOB=6.2", "its epilog has ended");
+
+    // Its first nodes end it now. What they say is not said of the run that goes on elsewhere.
+    if books.uid != 0 {
+        return println!("skipped: this user is not root, as slurmd's epilog is");
+    }
+    let ends = || {
+        let mut command = books.command(&["bb", "epilog"]);
+        command.env("SLURM_JOB_ID", "6").env("SLURMD_NODENAME", "n1").env("SLURM_NODELIST", "n1");
+        let ran = Ran::of(command.output().unwrap());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        books.place.join("registry/results/6.2/out.json").exists()
+    };
+    let pool = books.place.join("nodes/0/6.0");
+    std::fs::create_dir_all(&pool).unwrap();
+    assert!(!ends());
+    assert!(!pool.exists(), "what the first start has left is removed");
+    assert!(ends(), "and that of a node without a pool is said");
+}
+
+#[test]
+fn what_a_lost_node_has_of_an_earlier_run_is_kept_and_replaces_nothing() {
+    let books = Books::new();
+    let stored = books.place.write("store/r", "new\n");
+    let directive = format!("capacity=64MiB pool=forebay mode=ssd stage_out=/r:{}", stored.display());
+    books.setup(6, &directive);
+    books.hooks(6, &["data_in", "pre_run"]);
+    let up = json!({ "ok": true, "nodes": ["n1"] });
+    books.place.write("registry/results/6.0/n1.up.json", up.to_string());
+    let dir = books.place.join(format!("nodes/{}/6.0", books.uid));
+    std::fs::create_dir_all(&dir).unwrap();
+    let pool = dir.join("pool").display().to_string();
+    books.run(&["up", "--path", &pool, "--capacity", "64MiB"]);
+    books.run(&["--pool", &pool, "run", "--quiet", "--", "sh", "-c", "echo old >/forebay/r"]);
+    // The node was lost, and the job runs again elsewhere.
+    books.setup(6, &directive);
+    let saved = books.command(&["bb", "save", "6", "0"]).env("SLURMD_NODENAME", "n1").output().unwrap();
+    let saved = Ran::of(saved);
+    assert_eq!(saved.code, Some(0), "{saved:?}");
+    assert!(!dir.exists());
+    assert_eq!(std::fs::read_to_string(stored).unwrap(), "new\n");
+    assert_eq!(std::fs::read_to_string(books.place.join("kept/6.0/0/r")).unwrap(), "old\n");
+    let text = books.hook(&["get_status"]).unwrap();
+    assert!(text.contains("  6.0 user ") && text.contains("`forebay recover 6`"), "{text}");
+}
+
+#[test]
+fn results_of_a_run_stay_as_long_as_a_lost_node_may_have_its_data() {
+    let books = Books::new();
+    let run = |job: u32, hurry: &str, results: &[&str]| {
+        books.setup(job, "capacity=64MiB pool=forebay mode=ssd stage_out=/r:/nowhere/r");
+        books.hooks(job, &["data_in", "pre_run"]);
+        for name in results {
+            books.place.write(&format!("registry/results/{job}.0/{name}"), json!({ "ok": true }).to_string());
+        }
+        books.hook(&["job_teardown", &job.to_string(), "script", hurry]).unwrap();
+    };
+    run(1, "false", &["n1.up.json"]);
+    run(2, "true", &["n1.up.json"]);
+    run(3, "false", &["n1.up.json", "out.json"]);
+    run(4, "false", &["said"]);
+    run(5, "false", &["n1.up.json", "failed/by"]);
+    books.run(&["bb", "sweep"]);
+    let has = |job: u32| books.place.join(format!("registry/results/{job}.0")).exists();
+    assert_eq!([1, 2, 3, 4, 5].map(has), [true, false, false, false, false]);
+    // Slurm's controller has forgotten it.
+    std::fs::remove_file(books.place.join("registry/jobs/1.json")).unwrap();
+    books.run(&["bb", "sweep"]);
+    assert!(!has(1));
+}
+
+#[test]
+fn job_that_starts_again_waits_until_slurmd_has_forgotten_its_last_run() {
+    let books = Books::new();
+    let directive = "capacity=64MiB pool=forebay";
+    books.setup(6, directive);
+    books.hooks(6, &["data_in", "job_teardown"]);
+    books.setup(6, directive);
+    books.hooks(6, &["data_in", "pre_run", "job_teardown"]); // the first has had no nodes
+    books.setup(6, directive);
+    let mut waits = books.command(&["bb", "hook", "data_in", "6", "script"]);
+    let waits = waits.stdout(Stdio::piped()).spawn().unwrap();
+    common::eventually("its hook is called", || books.state(6) == "staging-in");
+    books.hooks(6, &["job_teardown"]);
+    let said = String::from_utf8(waits.wait_with_output().unwrap().stdout).unwrap();
+    assert!(said.starts_with("1\n") && said.contains("its burst buffer was torn down"), "{said}");
+    // Long ago, for a last run.
+    let mut record = books.read("jobs/6.json");
+    record["ended_s"] = json!(1);
+    books.place.write("registry/jobs/6.json", record.to_string());
+    books.setup(6, directive);
+    books.hooks(6, &["data_in"]);
+    assert_eq!(books.state(6), "staged-in");
 }
 
 #[test]

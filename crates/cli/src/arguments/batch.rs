@@ -64,6 +64,8 @@ pub(crate) enum BbVerb {
     NodeDown {
         /// The job
         job: u32,
+        /// The run that ends here
+        run: u32,
     },
     /// Stage out what a lost node has of a run
     #[command(hide = true)]

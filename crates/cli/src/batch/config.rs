@@ -35,6 +35,10 @@ pub(crate) struct Config {
     /// After so many seconds without a sign of the node that stages out, another node of the job does it.
     #[serde(default = "silence")]
     pub(crate) silence_s: u64,
+    /// How long a job that starts again waits after the end of its last run, in seconds: longer than Slurm's credentials
+    /// live, as slurmd before 23.02 may not run the prolog of a job that it still knows.
+    #[serde(default = "restart_pause")]
+    pub(crate) restart_pause_s: u64,
     /// The first of the ports of pools of several nodes.
     #[serde(default = "port")]
     pub(crate) first_port: u16,
@@ -94,6 +98,9 @@ fn pause() -> u64 {
 }
 fn silence() -> u64 {
     60
+}
+fn restart_pause() -> u64 {
+    150
 }
 fn port() -> u16 {
     21000

@@ -123,11 +123,11 @@ impl Hooks {
             // It was requeued, and its teardown was lost: its next run must not find the results of this one.
             before = Some(self.close(job, false)?);
         }
-        let (run, failed) = match &before {
-            Some(job) if job.uid != uid => (0, None), // another cluster's life used the number
-            Some(job) if job.state == State::TornDown => (job.run + 1, job.failed.clone()),
-            Some(job) => (job.run, job.failed.clone()),
-            None => (0, None),
+        let (run, failed, ended_s) = match &before {
+            Some(job) if job.uid != uid => (0, None, None), // another cluster's life used the number
+            Some(job) if job.state == State::TornDown => (job.run + 1, job.failed.clone(), job.ended_s),
+            Some(job) => (job.run, job.failed.clone(), job.ended_s),
+            None => (0, None, None),
         };
         let pool_key = match &request.persistent {
             Some(persistent) => Some(self.claim(id, uid, persistent, &request)?),
@@ -143,6 +143,7 @@ impl Hooks {
             hurry: false,
             failed,
             changed_s: now_s(),
+            ended_s,
             pool_key,
             reconciled: false,
             unsaved: None,
@@ -228,6 +229,7 @@ impl Hooks {
             self.registry.put_job(&job)?;
             return Err(Error::new(Code::Io, why).cure(released(id)));
         }
+        self.await_restart(&job)?;
         if let (Some(Persistent::Use(name)), false) =
             (&job.request.persistent, job.request.stage_in.is_empty())
         {
@@ -238,6 +240,21 @@ impl Hooks {
         }
         self.advance(id, State::StagedIn)?;
         Ok(String::new())
+    }
+
+    /// Keeps a job from starting again as long as slurmd may still know its last run, and would run no prolog for it.
+    fn await_restart(&self, job: &Job) -> Result<()> {
+        let is_over = |now: &Job| now.run != job.run || now.state == State::TornDown;
+        // A clock that was set back does not make it wait longer.
+        let waits =
+            |ended_s: u64| now_s().checked_sub(ended_s).is_some_and(|s| s < self.config.restart_pause_s);
+        while job.ended_s.is_some_and(waits) {
+            if is_over(&self.job(job.job)?) {
+                return Err(torn(job.job));
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        Ok(())
     }
 
     /// Has the persistent pool of a job stage, and waits.
@@ -282,9 +299,9 @@ impl Hooks {
         Ok(bytes.next_multiple_of(GRANULE).to_string())
     }
 
-    /// Adds to the job's environment.
+    /// Adds to the job's environment. Slurm calls it once for each start of a job.
     pub(crate) fn paths(&self, id: u32, file: &Path) -> Result<String> {
-        let job = self.job(id)?;
+        let job = self.begin_again(self.job(id)?)?;
         let dir = job.pool_dir(&self.config);
         let mut text = format!(
             "FOREBAY_POOL={0}/pool\nFOREBAY_PREFIX={1}\nFOREBAY_JOB={2}\n",
@@ -297,6 +314,23 @@ impl Hooks {
         }
         std::fs::write(file, text).map_err(|e| Error::io(format!("cannot write {}", file.display()), &e))?;
         Ok(String::new())
+    }
+
+    /// Another run, if this one has had its nodes: slurmctld was killed before it had saved that the job has started. What
+    /// the first start has left there must not count as this one's.
+    fn begin_again(&self, job: Job) -> Result<Job> {
+        if self.starts(&job)?.is_empty() && self.out_of(&job)?.is_none() {
+            return Ok(job);
+        }
+        let _lock = self.registry.lock()?;
+        let mut job = self.job(job.job)?;
+        job.run += 1;
+        job.state = State::StagedIn;
+        job.failed = None;
+        job.changed_s = now_s();
+        self.registry.forget_results(&job.key());
+        self.registry.put_job(&job)?;
+        Ok(job)
     }
 
     /// The job has its nodes; slurmd's prolog starts the pool there after this has returned.
@@ -348,12 +382,17 @@ impl Hooks {
         Ok(String::new())
     }
 
+    /// What the epilog of a run has said.
+    fn out_of(&self, job: &Job) -> Result<Option<Outcome>> {
+        self.registry.result(&job.key(), job.uid, user::OUT_FILE)
+    }
+
     /// What the epilog of a job has done.
     fn epilog_of(&self, job: &Job) -> Result<Outcome> {
         let key = job.key();
         let since = Instant::now();
         loop {
-            if let Some(outcome) = self.registry.result(&key, job.uid, user::OUT_FILE)? {
+            if let Some(outcome) = self.out_of(job)? {
                 return Ok(outcome);
             }
             let now = self.job(job.job)?;
@@ -435,6 +474,7 @@ impl Hooks {
         let has_run = self.has_run(&job);
         if has_run {
             job.failed = self.start_failure(&job)?;
+            job.ended_s = Some(now_s());
         }
         if let Some(persistent) = &job.request.persistent {
             self.leave(&job, persistent, has_run)?;

@@ -171,6 +171,7 @@ mod tests {
             hurry: false,
             failed: None,
             changed_s: 0,
+            ended_s: None,
             pool_key: None,
             reconciled: false,
             unsaved: None,

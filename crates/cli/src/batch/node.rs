@@ -191,14 +191,23 @@ fn requeue(job: &str) {
     }
 }
 
+/// The run that ends on this node. It is one before that of the record if slurmctld was killed just after it had started
+/// the job, has started it again, and now learns that it runs here.
+fn run_here(config: &Config, job: &Job) -> u32 {
+    let dir = config.user_dir(job.uid);
+    let has = |run: &u32| dir.join(format!("{}.{run}", job.job)).exists();
+    (0..=job.run).rev().find(has).unwrap_or(job.run)
+}
+
 /// `forebay bb epilog`.
 pub(crate) fn epilog() -> Result<ExitCode> {
     let config = Config::read()?;
     let registry = Registry::of(&config);
     let Some(job) = job_here(&registry)? else { return Ok(ExitCode::SUCCESS) };
     let user = User::of(&job)?;
-    if let Err(why) = user.run(&["bb", "node-down", &job.job.to_string()]) {
-        note!("forebay: job {}: {why}", job.job);
+    let (id, run) = (job.job.to_string(), run_here(&config, &job).to_string());
+    if let Err(why) = user.run(&["bb", "node-down", &id, &run]) {
+        note!("forebay: job {id}: {why}");
     }
     sweep(&config, &registry, Some(&job));
     remove_user_dir(&config, &config.user_dir(job.uid));
@@ -243,14 +252,14 @@ fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
                 hurry: true,
                 failed: None,
                 changed_s: 0,
+                ended_s: None,
                 pool_key: None,
                 reconciled: false,
                 unsaved: None,
             };
             // The node was lost before the job's epilog ran here, and nobody has given the data up.
             let has_result = !matches!(registry.result(&key, uid, user::OUT_FILE), Ok(None));
-            let was_given_up =
-                record.as_ref().is_none_or(|r| r.hurry && r.run == run || !r.request.has_own_pool());
+            let was_given_up = record.as_ref().is_none_or(|r| r.has_given_up(run));
             let (job, run) = (job.to_string(), run.to_string());
             let words = match has_result || was_given_up {
                 true => vec!["bb", "clear", &*key],

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use forebay_types::Code;
+use forebay_tasks::{TaskError, TaskState};
+use forebay_types::{Code, Error};
 use serde::Deserialize;
 
 use super::command;
@@ -127,6 +128,37 @@ impl Refused {
     }
 }
 
+/// A task of `sync --json`, as far as it matters here.
+#[derive(Deserialize)]
+struct Drain {
+    state: TaskState,
+    errors: Vec<TaskError>,
+    error_count: u64,
+    unreachable_count: u64,
+}
+
+impl Missed {
+    /// What a drain has not copied. None if it has not begun, or does not tell.
+    fn of_drain(answer: &str) -> Option<Missed> {
+        let tasks: Vec<Drain> = serde_json::from_str(answer).ok()?;
+        let [task] = <[Drain; 1]>::try_from(tasks).ok()?;
+        let why = |failure| Error::from(failure).to_string();
+        let files = task.errors.into_iter().map(|e| (e.path, command::reason(&why(e.error)))).collect();
+        Some(Missed {
+            files,
+            count: task.error_count,
+            lost: task.unreachable_count,
+            stopped: !matches!(task.state, TaskState::Done | TaskState::Failed),
+        })
+    }
+}
+
+/// Copies to a pool's backing store what that lacks, as far as it can be reached.
+pub(crate) fn drained(pool: &Path, tally: Option<&str>, is_over: &dyn Fn() -> bool) -> Option<Missed> {
+    let words: Vec<&str> = ["sync", "--no-progress", "--json", "-r", "/"].into_iter().chain(tally).collect();
+    Missed::of_drain(&command::answered_unless(pool, &words, is_over).ok()?.0)
+}
+
 /// Stages out a pair; files that fail do not keep the others from it. `tally` is the option of its turn.
 pub(crate) fn staged_out(
     pool: &Path,
@@ -223,6 +255,25 @@ mod tests {
             assert_eq!((report.is_complete(), report.is_lost()), (is_complete, is_lost), "{report:?}");
         }
         assert!(Missed::whole("/data", "it is down".into()).is_lost());
+    }
+
+    #[test]
+    fn drain_has_lost_what_nodes_have_that_do_not_answer_and_only_if_that_is_all() {
+        let of = |state: &str, count: u64, unreachable: u64| {
+            let error =
+                r#"{"path": "/r/1", "error": {"code": 5, "what": "cannot drain /r/1", "why": "node 1"}}"#;
+            Missed::of_drain(&format!(
+                r#"[{{"id": 3, "state": "{state}", "errors": [{error}], "error_count": {count},
+                "unreachable_count": {unreachable}}}]"#
+            ))
+            .unwrap()
+        };
+        assert!(of("failed", 30, 30).is_lost());
+        assert!(!of("failed", 30, 29).is_lost(), "the store has refused one");
+        assert!(!of("cancelled", 1, 1).is_lost() && !of("running", 1, 1).is_lost());
+        assert!(of("done", 0, 0).is_complete());
+        assert_eq!(of("failed", 1, 1).text(&["c".into()]), "1 file lost with node c, the first /r/1");
+        assert!(Missed::of_drain("[]").is_none() && Missed::of_drain("").is_none());
     }
 
     #[test]

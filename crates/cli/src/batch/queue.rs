@@ -79,6 +79,11 @@ fn policy(at_once: AtOnce) -> String {
     }
 }
 
+/// How long what policies drain gives way to the transfers at a store; `None` if it does not.
+fn yields_s(store: &Store) -> Option<u64> {
+    (store.at_once != AtOnce::Number(0)).then_some(forebay_tasks::YIELD.as_secs())
+}
+
 /// Policy and order of each store, and what the policy goes by.
 pub(crate) fn turns_text(config: &Config, registry: &Registry) -> String {
     let dir = registry.turns();
@@ -87,6 +92,11 @@ pub(crate) fn turns_text(config: &Config, registry: &Registry) -> String {
         let path = store.path.display().to_string();
         let tickets = turns::of_store(&dir, &path, store.at_once);
         text += &format!("  {path} {}\n", policy(store.at_once));
+        if let Some(yields_s) = yields_s(store) {
+            text += &format!(
+                "    these go before what policies drain meanwhile, which waits {yields_s} s at most\n"
+            );
+        }
         for Known { figure, needed, joins } in known(&dir, store, &path, tickets.len()) {
             text += &format!(
                 "    {}: the rate is {:.2} times as high, {:.2} needed with {} transfers: {}; measured {} s ago\n",
@@ -153,7 +163,8 @@ pub(crate) fn turns_json(config: &Config, registry: &Registry) -> Value {
             AtOnce::Measured => json!("measured"),
             AtOnce::Number(number) => json!(number),
         };
-        json!({ "store": path, "at_once": at_once, "figures": figures, "transfers": transfers })
+        json!({ "store": path, "at_once": at_once, "figures": figures, "transfers": transfers,
+                "drains_wait_s": yields_s(store) })
     };
     json!(config.store.iter().map(of).collect::<Vec<_>>())
 }

@@ -27,6 +27,8 @@ use super::directives::Request;
 
 /// The file that says that node 0 of a persistent pool is alive.
 pub(crate) const LEADER_FILE: &str = "leader";
+/// Made by the first node whose prolog fails.
+pub(crate) const FAILED_DIR: &str = "failed";
 /// A result is a few lines; more is not read.
 const FILE_MAX: u64 = 1 << 20;
 
@@ -73,6 +75,9 @@ pub(crate) struct Job {
     /// Why the run before could not start; the next stage-in reports it, so that Slurm holds the job.
     pub(crate) failed: Option<String>,
     pub(crate) changed_s: u64,
+    /// When the last run ended that had its nodes.
+    #[serde(default)]
+    pub(crate) ended_s: Option<u64>,
     /// The key of the persistent pool that it uses.
     pub(crate) pool_key: Option<String>,
     /// Slurm's controller has lost a hook of this run, and `reconcile` has ended it.
@@ -91,6 +96,11 @@ impl Job {
     /// Whether the job has ended in a run, or is in a later one.
     pub(crate) fn has_ended(&self, run: u32) -> bool {
         self.run != run || matches!(self.state, State::StagingOut | State::Done | State::TornDown)
+    }
+
+    /// Whether nobody wants any more what a run that is over has left in pools of its own.
+    pub(crate) fn has_given_up(&self, run: u32) -> bool {
+        self.hurry && self.run == run || !self.request.has_own_pool()
     }
 
     /// The name of its pool's directory on each node.
@@ -414,7 +424,8 @@ impl Registry {
         nodes
     }
 
-    /// Removes the results of runs that were torn down, except of those whose data are still in a pool.
+    /// Removes the results of runs that were torn down, except of those whose data are still in a pool: one that stays up,
+    /// or that of a node that was lost before its epilog. What that node has is saved by its results.
     pub(crate) fn forget_old_results(&self, except: Option<&str>) {
         for entry in std::fs::read_dir(self.results("")).into_iter().flatten().flatten() {
             let Ok(key) = entry.file_name().into_string() else { continue };
@@ -422,17 +433,25 @@ impl Registry {
                 .split_once('.')
                 .and_then(|(job, run)| Some((job.parse().ok()?, run.parse::<u32>().ok()?)));
             let (Some((job, run)), Ok(stat)) = (run, entry.metadata()) else { continue };
-            let is_live = match self.job(job) {
-                Ok(record) => record.is_some_and(|r| r.run == run && r.state != State::TornDown),
+            let Ok(record) = self.job(job) else { continue };
+            let is_live = record.as_ref().is_some_and(|r| r.run == run && r.state != State::TornDown);
+            let is_kept = match self.result(&key, stat.uid(), "out.json") {
+                Ok(Some(outcome)) => outcome.kept.iter().any(|place| !place.starts_with('/')),
+                Ok(None) => record.is_some_and(|r| !r.has_given_up(run)) && self.has_begun(&key),
                 Err(_) => true,
             };
-            let outcome = self.result(&key, stat.uid(), "out.json");
-            let is_kept =
-                !outcome.is_ok_and(|o| o.is_none_or(|o| o.kept.iter().all(|place| place.starts_with('/'))));
             if !is_live && !is_kept && except != Some(&*key) {
                 self.forget_results(&key);
             }
         }
+    }
+
+    /// Whether the nodes of a run have said that its pool is up.
+    fn has_begun(&self, key: &str) -> bool {
+        let dir = self.results(key);
+        let mut names = std::fs::read_dir(&dir).into_iter().flatten().flatten();
+        names.any(|entry| entry.file_name().to_str().is_some_and(|name| name.ends_with(".up.json")))
+            && !dir.join(FAILED_DIR).exists()
     }
 
     /// What is still in pools that stayed up, as their data could be copied nowhere: the run, the user, and the places,
@@ -539,6 +558,7 @@ mod tests {
             hurry: false,
             failed: None,
             changed_s: 0,
+            ended_s: None,
             pool_key: None,
             reconciled: false,
             unsaved: None,

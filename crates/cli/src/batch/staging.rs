@@ -62,6 +62,13 @@ fn takes_data(dir: &Path) -> bool {
     std::fs::remove_file(&probe).is_ok() && written.is_ok()
 }
 
+/// False for a source that the job has not made.
+fn was_made(pool: &Path, source: &str, is_over: &dyn Fn() -> bool) -> bool {
+    let bare = source.trim_end_matches('/');
+    let asked = forebay(pool, &["stat", "--json", if bare.is_empty() { "/" } else { bare }], is_over);
+    !asked.is_err_and(|why| why.contains("there is no such name"))
+}
+
 /// Fails if a pool has data that no store has.
 pub(crate) fn nothing_is_here_alone(pool: &Path) -> std::result::Result<(), String> {
     let text = command::printed(pool, &["state", "-r", "--json", "/"])?;
@@ -123,6 +130,46 @@ impl Turns<'_> {
         transfer(pool, &["sync", "--no-progress", "-r", "/"], turn.as_ref(), is_over)
     }
 
+    /// The last try of a drain, of a pool that may have lost nodes. Fails with the reason, and where the names are if all
+    /// that was not drained is lost with them.
+    pub(crate) fn drain_without(
+        &self,
+        pool: &Path,
+        url: &str,
+        why: String,
+        is_over: &dyn Fn() -> bool,
+    ) -> std::result::Result<(), (String, Option<PathBuf>)> {
+        let gone = partial::nodes_gone(pool).unwrap_or_default();
+        if gone.is_empty() {
+            return Err((why, None));
+        }
+        let missed = {
+            let turn = self.turn(url, false, is_over).ok().flatten();
+            let tally = turn.as_ref().map(tally);
+            partial::drained(pool, tally.as_deref(), is_over)
+        };
+        match missed {
+            Some(missed) if missed.is_complete() => Ok(()), // the node is back
+            Some(missed) if missed.is_lost() => {
+                let listed = self.keep_dir().and_then(|dir| {
+                    partial::write_lost(&dir, &gone, &missed)?;
+                    Ok(dir)
+                });
+                let lost = missed.text(&gone);
+                match listed {
+                    Ok(dir) => {
+                        let names = dir.join(partial::LOST_FILE);
+                        let why =
+                            format!("{lost}; the others are in {url}; names are in {}", names.display());
+                        Err((why, Some(dir)))
+                    }
+                    Err(why) => Err((format!("{lost}; {why}"), None)),
+                }
+            }
+            _ => Err((why, None)),
+        }
+    }
+
     /// Stages out; what fails often is kept elsewhere.
     pub(crate) fn stage_out(
         &self,
@@ -143,6 +190,30 @@ impl Turns<'_> {
         outcome
     }
 
+    /// Keeps what would be staged out if no later run of the job had begun.
+    pub(crate) fn keep_all(&self, pool: &Path, pairs: &[String], job: u32) -> Outcome {
+        let mut outcome = Outcome { ok: true, ..Outcome::default() };
+        for pair in pairs {
+            let (source, destination) = pair.split_once(':').unwrap_or((pair, ""));
+            if !was_made(pool, source, &|| false) {
+                continue;
+            }
+            let why = "a later run of the job has begun";
+            outcome.ok = false;
+            outcome.why = match self.keep(pool, source, destination, job) {
+                Ok(place) => {
+                    outcome.kept.push(place.display().to_string());
+                    format!(
+                        "{why}; the data are kept in {}: `forebay recover {job}` copies them",
+                        place.display()
+                    )
+                }
+                Err(keeping) => format!("{why}; {}", stays(pool, &keeping, &mut outcome.kept)),
+            };
+        }
+        outcome
+    }
+
     fn out_or_keep(
         &self,
         pool: &Path,
@@ -152,10 +223,8 @@ impl Turns<'_> {
         kept: &mut Vec<String>,
     ) -> std::result::Result<(), String> {
         let (source, destination) = pair.split_once(':').unwrap_or((pair, ""));
-        let bare = source.trim_end_matches('/');
-        match forebay(pool, &["stat", "--json", if bare.is_empty() { "/" } else { bare }], is_over) {
-            Err(why) if why.contains("there is no such name") => return Ok(()), // the job has not made it
-            _ => {}
+        if !was_made(pool, source, is_over) {
+            return Ok(());
         }
         let mut why = String::new();
         let mut pause = Duration::from_secs(self.config.stage_out_pause_s);

@@ -28,7 +28,7 @@ use crate::tally;
 /// How often a ticket is touched.
 const TOUCH: Duration = Duration::from_secs(2);
 /// How long a ticket counts that is not touched.
-pub(crate) const DEAD: Duration = Duration::from_secs(20);
+pub(crate) const DEAD: Duration = forebay_tasks::CLAIM_AGE;
 
 /// The periods of waiting and measuring.
 #[derive(Clone, Copy)]
@@ -85,6 +85,11 @@ impl Ticket {
 /// A store's path as names of files have it.
 pub(crate) fn escaped(store: &str) -> String {
     store.replace('/', "!").chars().take(150).collect()
+}
+
+/// The tickets of a store, for `attach --yield-to`.
+pub(crate) fn files_of(dir: &Path, store: &str) -> String {
+    dir.join(format!("*@*@{}@*", escaped(store))).display().to_string()
 }
 
 /// The store of a path, and how many transfers share it; `None` if it has no turns.

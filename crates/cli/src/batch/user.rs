@@ -18,8 +18,9 @@ use super::command::{self, forebay, LOOK_AGAIN};
 use super::config::Config;
 use super::directives::{Persistent, SMALLEST};
 use super::partial;
-use super::registry::{self, Job, Outcome, Registry, State};
+use super::registry::{self, Job, Outcome, Registry, State, FAILED_DIR};
 use super::staging::Turns;
+use super::turns;
 use crate::{failure, hosts};
 
 /// How long the nodes of a job wait for each other's prolog.
@@ -39,8 +40,10 @@ pub(crate) struct Here {
     nodes: Vec<String>,
     node: String,
     rank: usize,
-    /// The run is over, and its data are saved from a node that had been lost.
+    /// The controller does not know that the run ends now: its data are saved whatever the job's record says.
     saves: bool,
+    /// A later run of the job has begun. Its results must not be replaced by those of this one.
+    is_outdated: bool,
 }
 
 /// Names this node among a job's nodes, as slurmd does.
@@ -67,7 +70,7 @@ impl Here {
         let list = std::env::var("SLURM_NODELIST").or_else(|_| variable("SLURM_JOB_NODELIST"));
         let nodes = hosts::expand(&list.unwrap_or_else(|_| node.clone()))?;
         let rank = nodes.iter().position(|name| *name == node).unwrap_or(0);
-        Ok(Here { config, registry, job, nodes, node, rank, saves: false })
+        Ok(Here { config, registry, job, nodes, node, rank, saves: false, is_outdated: false })
     }
 
     fn dir(&self) -> PathBuf {
@@ -80,6 +83,14 @@ impl Here {
 
     fn results_key(&self) -> String {
         self.job.key()
+    }
+
+    /// A run of the job that may be another than that of its record.
+    fn in_run(mut self, run: u32) -> Here {
+        self.is_outdated = run < self.job.run;
+        self.saves = self.is_outdated;
+        self.job.run = run;
+        self
     }
 
     /// Whether the controller has torn the run down: the work is given up.
@@ -115,7 +126,7 @@ impl Here {
         };
         registry::write(&results.join(format!("{}.up.json", self.node)), &outcome)?;
         // Of several nodes that fail, one has the job requeued.
-        if done.is_err() && std::fs::create_dir(results.join("failed")).is_err() {
+        if done.is_err() && std::fs::create_dir(results.join(FAILED_DIR)).is_err() {
             return Ok(());
         }
         done.map_err(|why| Error::new(Code::Io, format!("cannot start job {}", self.job.job)).why(why))
@@ -213,6 +224,12 @@ impl Here {
             if let Some(policy) = &request.policy {
                 words.extend(["--drain", policy]);
             }
+            // Others wait for their transfers, nobody for what a policy drains.
+            let files = turns::store_of(&self.config, Path::new(url))
+                .map(|(store, _)| turns::files_of(&self.registry.turns(), &store));
+            if let Some(files) = &files {
+                words.extend(["--yield-to", files]);
+            }
             forebay(&pool, &words, || self.is_given_up())?;
         }
         let turns = Turns { config: &self.config, registry: &self.registry, key: &self.job.key() };
@@ -235,7 +252,11 @@ impl Here {
     }
 
     /// Ends the job on this node: stages out, and stops the pool.
-    pub(crate) fn down(&self) -> Result<()> {
+    pub(crate) fn down(self, run: u32) -> Result<()> {
+        self.in_run(run).end()
+    }
+
+    fn end(&self) -> Result<()> {
         if !self.job.request.has_own_pool() {
             return Ok(());
         }
@@ -253,9 +274,13 @@ impl Here {
     }
 
     /// Stages out what a run of one node has left here that was lost with its node, and removes it.
-    pub(crate) fn save(mut self, run: u32) -> Result<()> {
-        self.job.run = run;
-        self.saves = true;
+    pub(crate) fn save(self, run: u32) -> Result<()> {
+        let mut this = self.in_run(run);
+        this.saves = true;
+        this.save_run()
+    }
+
+    fn save_run(&mut self) -> Result<()> {
         let key = self.job.key();
         let up = self.registry.result(&key, self.job.uid, &format!("{}.up.json", self.node))?;
         if let Some(up) = up.filter(|up| up.ok) {
@@ -315,7 +340,7 @@ impl Here {
             // A job has not run if no prolog was called, or if one failed: there are no data then.
             let results = self.registry.results(&self.results_key());
             let has_run =
-                !results.join("failed").exists() && results.join(format!("{}.up.json", self.node)).exists();
+                !results.join(FAILED_DIR).exists() && results.join(format!("{}.up.json", self.node)).exists();
             return Outcome { ok: !has_run, why: "the pool is not there".to_owned(), ..Outcome::default() };
         }
         if let Err(dead) = partial::nodes_gone(&pool) {
@@ -331,8 +356,11 @@ impl Here {
             }
         }
         let turns = Turns { config: &self.config, registry: &self.registry, key: &self.job.key() };
-        let mut outcome =
-            turns.stage_out(&pool, &self.job.request.stage_out, self.job.job, &|| self.is_over());
+        let (pairs, job) = (&self.job.request.stage_out, self.job.job);
+        let mut outcome = match self.is_outdated {
+            true => turns.keep_all(&pool, pairs, job),
+            false => turns.stage_out(&pool, pairs, job, &|| self.is_over()),
+        };
         if let (Some(url), false) = (&self.job.request.backing, self.is_over()) {
             let mut done = Ok(());
             let mut pause = Duration::from_secs(self.config.stage_out_pause_s);
@@ -346,11 +374,16 @@ impl Here {
                     pause *= 2;
                 }
             }
-            if let Err(why) = done {
+            if let Err((why, lost)) =
+                done.or_else(|why| turns.drain_without(&pool, url, why, &|| self.is_over()))
+            {
                 outcome.ok = false;
                 outcome.why = why;
-                let place = self.dir();
-                outcome.kept.extend(self.nodes.iter().map(|node| format!("{node}:{}", place.display())));
+                let pools = self.nodes.iter().map(|node| format!("{node}:{}", self.dir().display()));
+                match lost {
+                    Some(names) => outcome.kept.push(names.display().to_string()),
+                    None => outcome.kept.extend(pools),
+                }
             }
         }
         outcome

@@ -43,7 +43,7 @@ pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         BbVerb::NodeUp { job } => Here::of_this_process(job)?.up().map(|()| ExitCode::SUCCESS),
-        BbVerb::NodeDown { job } => Here::of_this_process(job)?.down().map(|()| ExitCode::SUCCESS),
+        BbVerb::NodeDown { job, run } => Here::of_this_process(job)?.down(run).map(|()| ExitCode::SUCCESS),
         BbVerb::Save { job, run } => Here::of_this_process(job)?.save(run).map(|()| ExitCode::SUCCESS),
         BbVerb::Clear { key } => clear(&key),
         BbVerb::Steward { job, rank } => steward::serve(job, rank).map(|()| ExitCode::SUCCESS),
