@@ -105,6 +105,17 @@ fn verbs_on_a_pool_that_is_not_there_say_how_to_start_it() {
     }
     let ran = Ran::of(place.command(["--pool"]).arg(&dir).args(["run", "true"]).output().unwrap());
     ran.assert_refused(125, &["there is no such directory", "leave out --pool"]);
+    // That of a job of Slurm.
+    let of_job = |pool: &str| {
+        let mut command = place.command(["status"]);
+        command.env("FOREBAY_JOB", "12.1").env("FOREBAY_POOL", &dir).args(["--pool", pool]);
+        Ran::of(command.output().unwrap())
+    };
+    let why = "slurmd has run no prolog of job 12 on this node";
+    of_job(dir.to_str().unwrap())
+        .assert_refused(1, &["there is no such directory", why, "scontrol requeue 12"]);
+    let other = of_job("/nowhere/at/all");
+    assert!(!other.err.contains("slurmd"), "another pool than the job's: {other:?}");
     // A pool that existed and is down.
     place.up("p");
     place.ok(["down", "--keep", "--pool", place.join("p").to_str().unwrap()]);

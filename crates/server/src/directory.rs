@@ -106,6 +106,24 @@ const NAMES: [&str; 23] = [
     TASKS_FILE_NEW,
 ];
 
+/// The error for a pool that is not there. That of a job of Slurm cannot be made by hand: its prolog does it.
+fn missing(what: String, path: &Path) -> Error {
+    let error = Error::new(Code::NotFound, what);
+    let of_job = std::env::var("FOREBAY_JOB").ok();
+    let of_job =
+        of_job.filter(|_| std::env::var_os("FOREBAY_POOL").is_some_and(|pool| path == Path::new(&pool)));
+    match of_job.as_deref().and_then(|job| job.split('.').next()) {
+        Some(job) => error
+            .why(format!("there is no such directory: slurmd has run no prolog of job {job} on this node, or the pool has ended"))
+            .cure(format!(
+                "`scontrol requeue {job}`; if it comes back to this node, exclude that: `scontrol update JobId={job} ExcNodeList=NODE`"
+            )),
+        None => error
+            .why("there is no such directory")
+            .cure(format!("`forebay up --path {}` makes a pool there", path.display())),
+    }
+}
+
 /// A pool's directory, open.
 #[derive(Debug)]
 pub struct PoolDirectory {
@@ -119,9 +137,7 @@ impl PoolDirectory {
         let what = || format!("cannot open pool {}", path.display());
         let fd = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| match e {
-                rustix::io::Errno::NOENT => Error::new(Code::NotFound, what())
-                    .why("there is no such directory")
-                    .cure(format!("`forebay up --path {}` makes a pool there", path.display())),
+                rustix::io::Errno::NOENT => missing(what(), path),
                 rustix::io::Errno::NOTDIR => {
                     Error::new(Code::NotDirectory, what()).why("it is not a directory")
                 }
