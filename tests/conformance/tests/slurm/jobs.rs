@@ -4,7 +4,7 @@
 
 use super::cluster::NODES;
 use super::site::{can_mount, lacking_plugin, open_to_all, read, write, Site, ANN, BEN};
-use super::{lost, pools};
+use super::{lost, pools, soak};
 
 /// A case: its name, and what it does.
 type Case = (&'static str, fn(&Site));
@@ -53,7 +53,8 @@ fn jobs_with_burst_buffers_lose_nothing_and_leave_nothing() {
     // These take minutes: Slurm's shortest time limit is one, and a lost node is waited for.
     let site = if std::env::var_os("FOREBAY_SOAK").is_some() {
         job_out_of_time_and_killed_supervisor(&site);
-        node_lost_while_a_job_runs(site)
+        let site = lost::job_that_lost_a_node_runs_again(node_lost_while_a_job_runs(site));
+        soak::kills_at_random(site)
     } else {
         site
     };
@@ -165,13 +166,13 @@ fn job_cancelled_while_staging_out(site: &Site) {
 fn stage_in_that_fails_holds_the_job_until_it_is_mended(site: &Site) {
     let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_in=%D/store/missing:/m stage_out=/o:%D/store/mended\n\
                   forebay run --quiet -- cp /forebay/m /forebay/o\n";
-    let (first, second) = (site.slurm.node_name(1), site.slurm.node_name(2));
-    let job = site.submit(BEN, "missing", &format!("--nodelist={first}"), script).unwrap();
+    let node = site.slurm.node_name(1);
+    let job = site.submit(BEN, "missing", &format!("--nodelist={node}"), script).unwrap();
     let shown = site.await_shown(job, "slurm_bb_data_in");
     assert!(shown.contains("PENDING") && shown.contains("store/missing"), "{shown}");
     assert!(site.shown(job).contains("PENDING"));
     write(&site.store("missing"), "there");
-    site.release_on(job, &second);
+    site.release_on(job, &node);
     site.await_shown(job, "COMPLETED");
     site.await_content(&site.store("mended"), "there");
     site.assert_clean("a job whose stage-in failed", Some(job));
@@ -217,12 +218,12 @@ fn requeued_job_and_killed_daemon(site: &Site) {
                   [ $n = 0 ] && sleep 600\n\
                   kill -KILL $(forebay status --json | sed -n 's/.*\"worker\": \\([0-9]*\\).*/\\1/p')\n\
                   forebay run --quiet -- sh -c 'echo after >/forebay/r/after'\n";
-    let (first, second) = (site.slurm.node_name(2), site.slurm.node_name(3));
-    let job = site.submit(ANN, "again", &format!("--requeue --nodelist={first}"), script).unwrap();
+    let node = site.slurm.node_name(2);
+    let job = site.submit(ANN, "again", &format!("--requeue --nodelist={node}"), script).unwrap();
     site.await_file("run0");
     assert!(site.by(ANN, &format!("scontrol requeuehold {job}")).status.success());
     site.await_content(&site.store("again/run0"), "0\n");
-    site.release_on(job, &second);
+    site.release_on(job, &node);
     site.await_file("run1");
     site.await_shown(job, "COMPLETED");
     site.await_content(&site.store("again/run1"), "1\n");

@@ -13,6 +13,7 @@ mod lost;
 mod pools;
 mod scripts;
 mod site;
+mod soak;
 
 use std::process::Command;
 

@@ -15,15 +15,15 @@ fn held(site: &Site, job: u32, wanted: &str) -> String {
 pub(super) fn stage_in_that_fails_holds_a_job_that_may_not_be_requeued(site: &Site) {
     let script = "#BB_LUA forebay capacity=64MiB pool=forebay stage_in=%D/store/absent:/a stage_out=/o:%D/store/once\n\
                   forebay run --quiet -- cp /forebay/a /forebay/o\n";
-    let (first, second) = (site.slurm.node_name(3), site.slurm.node_name(1));
-    let job = site.submit(BEN, "absent", &format!("--no-requeue --nodelist={first}"), script).unwrap();
+    let node = site.slurm.node_name(3);
+    let job = site.submit(BEN, "absent", &format!("--no-requeue --nodelist={node}"), script).unwrap();
     let shown = held(site, job, "slurm_bb_data_in");
     assert!(shown.contains("store/absent"), "{shown}");
     let record = Site::text_of(&site.slurm.on_first(&format!("scontrol show job {job}")));
     assert!(record.contains("Requeue=0"), "its user's wish is as before: {record}");
     write(&site.store("absent"), "there");
     // Its user may not.
-    site.release_on(job, &second);
+    site.release_on(job, &node);
     site.await_shown(job, "COMPLETED");
     site.await_content(&site.store("once"), "there");
     site.assert_clean("a job that may not be requeued", Some(job));

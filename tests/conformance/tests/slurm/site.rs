@@ -14,11 +14,12 @@ use super::cluster::{lacking, Slurm, NODES};
 pub(super) const ANN: &str = "games";
 pub(super) const BEN: &str = "www-data";
 
-/// Longer than any job here takes on a busy machine.
+/// Longer than any job of the tests takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(200);
 
 pub(super) struct Site {
     pub(super) slurm: Slurm,
+    patience: Duration,
 }
 
 /// The reason why this site cannot run here, if there is one.
@@ -50,6 +51,11 @@ pub(super) fn open_to_all(dir: &Path) {
 impl Site {
     /// A Slurm, each of whose nodes gives `capacity`. `settings` are added to Forebay's; `%D` is the directory.
     pub(super) fn up(capacity: &str, settings: &str) -> Site {
+        Site::patient(capacity, settings, PATIENCE)
+    }
+
+    /// The same, with jobs that take so long at most.
+    pub(super) fn patient(capacity: &str, settings: &str, patience: Duration) -> Site {
         let slurm = Slurm::with("b", |slurm, conf| {
             let dir = &slurm.dir;
             let user = if has_user("slurm") { "slurm" } else { "root" };
@@ -76,8 +82,10 @@ impl Site {
                 );
             conf.push_str(&format!(
                 "SlurmUser={user}\nBurstBufferType=burst_buffer/lua\nPrologFlags=Alloc\nProlog={shown}/prolog\n\
-                 Epilog={shown}/epilog\nSlurmdTimeout=10\nDebugFlags=BurstBuffer\nBatchStartTimeout=60\n\
-                 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1,requeue_setup_env_fail\n"
+                 Epilog={shown}/epilog\nSlurmdTimeout=10\nDebugFlags=BurstBuffer\nBatchStartTimeout={}\n\
+                 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1,requeue_setup_env_fail\n",
+                // Longer than any stage-in.
+                patience.as_secs() * 3 / 10
             ));
             let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
             let source =
@@ -108,14 +116,14 @@ impl Site {
                 dir.join("forebay.toml"),
                 format!(
                     "registry = '{shown}/registry'\nnode_dir = '{shown}/here/pools'\nkeep_dir = '{shown}/kept'\n\
-                     nodes = '{}'\ncapacity = '{capacity}'\nstage_out_pause_s = 3\nsilence_s = 10\n{}",
+                     nodes = '{}'\ncapacity = '{capacity}'\nstage_out_pause_s = 3\nsilence_s = 10\nrestart_pause_s = 15\n{}",
                     nodes.join(","),
                     settings.replace("%D", &shown.to_string())
                 ),
             )
             .unwrap();
         });
-        Site { slurm }
+        Site { slurm, patience }
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -170,8 +178,7 @@ impl Site {
         field(" JobState=").replace(" Reason=", " ")
     }
 
-    /// Lets a held job run, on another node than before: slurmd of 22.05 at times runs no prolog for a job that starts
-    /// again on the node of its last run (docs/slurm.md).
+    /// Lets a held job run, on these nodes.
     pub(super) fn release_on(&self, job: u32, node: &str) {
         self.until("it is pending, and may be moved", || {
             let moved = format!("scontrol update JobId={job} ReqNodeList={node}");
@@ -182,7 +189,7 @@ impl Site {
     }
 
     pub(super) fn await_shown(&self, job: u32, wanted: &str) -> String {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + self.patience;
         loop {
             let shown = self.shown(job);
             if shown.contains(wanted) {
@@ -200,7 +207,7 @@ impl Site {
     }
 
     pub(super) fn until(&self, what: &str, mut come: impl FnMut() -> bool) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + self.patience;
         while !come() {
             assert!(Instant::now() < end, "{what}: it has not come\n{}", self.evidence());
             std::thread::sleep(Duration::from_millis(200));
@@ -254,7 +261,7 @@ impl Site {
 
     /// Waits until the nodes have nothing any more of a job, or of any.
     pub(super) fn assert_clean(&self, case: &str, job: Option<u32>) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + self.patience;
         loop {
             let mut left = self.leftovers(job);
             if let (Some(job), true) = (job, left.is_empty()) {
