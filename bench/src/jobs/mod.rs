@@ -22,7 +22,7 @@ mod site;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::backing::{Files, SlowStore, Slowness};
 use crate::report::Table;
@@ -31,6 +31,8 @@ use serde_json::Value;
 use site::{Site, ANN};
 
 const MIB: u64 = 1 << 20;
+/// Longer than any job takes.
+const PATIENCE: Duration = Duration::from_secs(3600);
 /// Jobs with a data set each.
 const JOBS: u64 = 3;
 /// Jobs that read the same data.
@@ -68,7 +70,8 @@ impl Bench {
     fn up(disk: &Path, slowness: Slowness, capacity: u64, at_once: &str) -> Result<Bench, String> {
         let store = SlowStore::of(disk, slowness)?;
         let settings = format!("[[store]]\npath = '{}'\nat_once = {at_once}\n", store.at.display());
-        Ok(Bench { site: Site::up(&format!("{}MiB", capacity / MIB), &settings), store })
+        let site = Site::patient(&format!("{}MiB", capacity / MIB), &settings, PATIENCE);
+        Ok(Bench { site, store })
     }
 
     /// Files of version 1 in a new directory of the store, which the jobs' user owns.
