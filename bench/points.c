@@ -167,8 +167,10 @@ static void end(void) {
     fflush(stdout);
 #ifdef MPICH_VERSION
     MPI_Barrier(MPI_COMM_WORLD);
-    if (rank == 0)
+    if (rank == 0) {
+        usleep(300000); /* the launcher passes on what was printed */
         MPI_Abort(MPI_COMM_WORLD, 0);
+    }
     pause();
 #else
     MPI_Finalize();

@@ -211,6 +211,8 @@ bool choice_may(struct file *file, bool writes) {
     int aggregators;
     int64_t window;
     aggregators_of(file, &aggregators, &window);
+    /* Fewer may be chosen where no hint says how many. */
+    aggregators = 2 * aggregators + (atoll(file->hints[HINT_cb_nodes]) < 1);
     if (choice->gate_run != file->shortest_run || choice->gate_aggregators != aggregators ||
         choice->gate_window != window) {
         static const struct forebay_corrections none;

@@ -21,6 +21,12 @@ static void model(forebay_pool *pool)
     CHECK(forebay_model_predict(&quick, &corrections, &pattern, &times) == 1);
     CHECK(times.collective_ns < times.independent_ns && times.collective_ns > 0);
     CHECK(times.independent_low_ns <= times.independent_ns && times.independent_ns <= times.independent_high_ns);
+    CHECK(times.aggregators == 2);
+    /* Of any number of them, one that is not slower. */
+    pattern.fewer_aggregators = 1;
+    CHECK(forebay_model_predict(&quick, &corrections, &pattern, &corrected) == 1);
+    CHECK(corrected.aggregators >= 1 && corrected.aggregators <= 2 && corrected.collective_ns <= times.collective_ns);
+    pattern.fewer_aggregators = 0;
     pattern.run_bytes = pattern.bytes;
     pattern.gap_bytes = 0;
     CHECK(forebay_model_predict(&quick, &corrections, &pattern, &corrected) == 0);

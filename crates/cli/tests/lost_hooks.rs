@@ -238,20 +238,21 @@ fn setup_of_a_requeued_job_begins_another_run_though_the_teardown_was_lost() {
 #[test]
 fn second_start_of_a_job_does_not_take_the_results_of_the_first_for_its_own() {
     let books = Books::new();
-    let starts = || {
+    let start = || {
         let file = books.place.write("paths", "");
         books.hook(&["paths", "6", "script", file.to_str().unwrap()]).unwrap();
-        books.hooks(6, &["pre_run"]);
         std::fs::read_to_string(file).unwrap().lines().last().unwrap().to_owned()
     };
     books.setup(6, "capacity=64MiB pool=forebay stage_out=/r:/nowhere/r");
     books.hooks(6, &["data_in"]);
-    assert_eq!((starts(), starts()), ("FOREBAY_JOB=6.0".to_owned(), "FOREBAY_JOB=6.0".to_owned()));
+    assert_eq!((start(), start()), ("FOREBAY_JOB=6.0".to_owned(), "FOREBAY_JOB=6.0".to_owned()));
     let done = json!({ "ok": true }).to_string();
     books.place.write("registry/results/6.0/n1.up.json", &*done);
-    assert_eq!(starts(), "FOREBAY_JOB=6.1", "its nodes have begun");
+    assert_eq!(start(), "FOREBAY_JOB=6.1", "its nodes have begun");
     books.place.write("registry/results/6.1/out.json", &*done);
-    assert_eq!(starts(), "FOREBAY_JOB=6.2", "its epilog has ended");
+    assert_eq!(start(), "FOREBAY_JOB=6.2", "its epilog has ended");
+    books.hooks(6, &["pre_run"]);
+    assert_eq!(start(), "FOREBAY_JOB=6.3", "it has had its nodes: a prolog may stage in for long");
 
     // Its first nodes end it now. What they say is not said of the run that goes on elsewhere.
     if books.uid != 0 {
@@ -262,13 +263,17 @@ fn second_start_of_a_job_does_not_take_the_results_of_the_first_for_its_own() {
         command.env("SLURM_JOB_ID", "6").env("SLURMD_NODENAME", "n1").env("SLURM_NODELIST", "n1");
         let ran = Ran::of(command.output().unwrap());
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        books.place.join("registry/results/6.2/out.json").exists()
+        books.place.join("registry/results/6.3/out.json").exists()
     };
     let pool = books.place.join("nodes/0/6.0");
     std::fs::create_dir_all(&pool).unwrap();
     assert!(!ends());
     assert!(!pool.exists(), "what the first start has left is removed");
     assert!(ends(), "and that of a node without a pool is said");
+    // Nor has it a word for nodes that have begun.
+    std::fs::remove_dir_all(books.place.join("registry/results/6.3")).unwrap();
+    books.place.write("registry/results/6.3/n2.up.json", &*done);
+    assert!(!ends());
 }
 
 #[test]

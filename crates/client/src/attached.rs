@@ -308,10 +308,10 @@ impl Attached {
         (roomiest.1, true)
     }
 
-    /// True if the target with this descriptor is filled to [`SCARCE_PERCENT`] or more.
+    /// True if the target with this descriptor is filled to [`SCARCE_PERCENT`] or more, or does not tell.
     #[cold]
     pub(crate) fn is_short(&self, target: RawFd) -> bool {
-        used_percent_of(target).is_some_and(|used| used >= SCARCE_PERCENT)
+        used_percent_of(target).is_none_or(|used| used >= SCARCE_PERCENT)
     }
 
     /// The removal of a file's backing file, if it may wait for the slot's next request: the file has one backing file,

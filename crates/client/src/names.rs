@@ -160,7 +160,8 @@ impl Pool {
     }
 
     /// `unlinkat` of all kinds but directories. When it returns, the space of a file without other links and
-    /// descriptors is free, unless its target has space to spare.
+    /// descriptors is free, unless its target has space to spare, or is filled to less than three quarters and the daemon
+    /// removes what this process came too late for.
     pub fn unlink(&self, place: Place<'_>, escape: &mut PathBuffer) -> Door<()> {
         let parent = self.walk_parent(place, escape)?;
         let Last::Name(name) = parent.last else { return Err(Code::IsDirectory.into()) };
@@ -261,7 +262,8 @@ impl Pool {
             if let Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) = unlink() {
                 match attached.target_was_lost(self.address()) {
                     true => drop(unlink()),
-                    false => is_swept |= attached.is_short(attached.target_of(layout, component, stripe)),
+                    false if is_swept => {}
+                    false => is_swept = attached.is_short(attached.target_of(layout, component, stripe)),
                 }
             }
             if kind != Kind::File {

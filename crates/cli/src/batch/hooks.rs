@@ -147,6 +147,7 @@ impl Hooks {
             pool_key,
             reconciled: false,
             unsaved: None,
+            is_second_start: false,
         };
         // An earlier life of this number may have left some.
         if before.as_ref().is_none_or(|b| b.state == State::TornDown) {
@@ -317,15 +318,24 @@ impl Hooks {
     }
 
     /// Another run, if this one has had its nodes: slurmctld was killed before it had saved that the job has started. What
-    /// the first start has left there must not count as this one's.
+    /// the first start has left there, or still does, must not count as this one's.
     fn begin_again(&self, job: Job) -> Result<Job> {
-        if self.starts(&job)?.is_empty() && self.out_of(&job)?.is_none() {
+        // `pre_run` is called before any node can start.
+        let has_begun = |job: &Job| matches!(job.state, State::Running | State::StagingOut | State::Done);
+        if !has_begun(&job) && self.starts(&job)?.is_empty() && self.out_of(&job)?.is_none() {
             return Ok(job);
         }
         let _lock = self.registry.lock()?;
         let mut job = self.job(job.job)?;
+        if job.state == State::TornDown {
+            return Err(torn(job.job));
+        }
         job.run += 1;
+        job.is_second_start = true;
         job.state = State::StagedIn;
+        job.hurry = false;
+        job.reconciled = false;
+        job.unsaved = None;
         job.failed = None;
         job.changed_s = now_s();
         self.registry.forget_results(&job.key());

@@ -175,6 +175,7 @@ mod tests {
             pool_key: None,
             reconciled: false,
             unsaved: None,
+            is_second_start: false,
         };
         assert!(["7", "10_3"].into_iter().all(is_one_job));
         assert!(!["", "7+0", "10_[1-3]", "10_", "10_1+0", "N/A"].into_iter().any(is_one_job));

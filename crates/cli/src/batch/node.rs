@@ -238,7 +238,9 @@ fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
                 Ok(record) => record,
                 Err(_) => continue,
             };
-            let is_live = record.as_ref().is_some_and(|r| r.run == run && r.state != State::TornDown);
+            let is_live = record.as_ref().is_some_and(|r| {
+                r.state != State::TornDown && (r.run == run || r.follows(run) && registry.is_running(&key))
+            });
             if is_live || is_kept(registry, &key, uid, &pool.path()) {
                 continue;
             }
@@ -256,6 +258,7 @@ fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
                 pool_key: None,
                 reconciled: false,
                 unsaved: None,
+                is_second_start: false,
             };
             // The node was lost before the job's epilog ran here, and nobody has given the data up.
             let has_result = !matches!(registry.result(&key, uid, user::OUT_FILE), Ok(None));

@@ -86,6 +86,9 @@ pub(crate) struct Job {
     /// Why data of the run could not be staged out, if `reconcile` has ended it: Slurm has no place for it any more.
     #[serde(default)]
     pub(crate) unsaved: Option<String>,
+    /// The run before was not over when this one began: slurmctld had lost that it had started.
+    #[serde(default)]
+    pub(crate) is_second_start: bool,
 }
 
 impl Job {
@@ -96,6 +99,11 @@ impl Job {
     /// Whether the job has ended in a run, or is in a later one.
     pub(crate) fn has_ended(&self, run: u32) -> bool {
         self.run != run || matches!(self.state, State::StagingOut | State::Done | State::TornDown)
+    }
+
+    /// Whether the job has started again without an end of this run, which may still be under way.
+    pub(crate) fn follows(&self, run: u32) -> bool {
+        self.run > run && self.is_second_start
     }
 
     /// Whether nobody wants any more what a run that is over has left in pools of its own.
@@ -399,6 +407,12 @@ impl Registry {
         file.zip(changed(self.pool_path(&pool.name))).is_some_and(|(file, record)| file > record)
     }
 
+    /// Whether a node has begun a run whose end was not told.
+    pub(crate) fn is_running(&self, key: &str) -> bool {
+        let results = self.results(key);
+        has_begun_in(&results) && !results.join(super::user::OUT_FILE).exists()
+    }
+
     /// Makes this user's directory of results.
     pub(crate) fn make_results(&self, key: &str) -> Result<PathBuf> {
         let dir = self.results(key);
@@ -533,6 +547,12 @@ pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<()> {
     std::fs::rename(&new, path).map_err(|e| Error::io(what(), &e))
 }
 
+/// Whether a node's prolog has ended in the run of these results.
+pub(crate) fn has_begun_in(results: &Path) -> bool {
+    let names = std::fs::read_dir(results).into_iter().flatten().flatten();
+    names.into_iter().any(|entry| entry.file_name().to_str().is_some_and(|name| name.ends_with(".up.json")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -562,6 +582,7 @@ mod tests {
             pool_key: None,
             reconciled: false,
             unsaved: None,
+            is_second_start: false,
         };
         registry.put_job(&job(12)).unwrap();
         registry.put_job(&job(3)).unwrap();

@@ -94,6 +94,7 @@ pub(crate) fn files_of(dir: &Path, store: &str) -> String {
 
 /// The store of a path, and how many transfers share it; `None` if it has no turns.
 pub(crate) fn store_of(config: &Config, path: &Path) -> Option<(String, AtOnce)> {
+    let path = path.to_str().and_then(|url| url.strip_prefix("file://")).map_or(path, Path::new);
     let of = config.store.iter().filter(|store| path.starts_with(&store.path));
     let store = of.max_by_key(|store| store.path.components().count())?;
     (store.at_once != AtOnce::Number(0)).then(|| (store.path.display().to_string(), store.at_once))

@@ -105,6 +105,15 @@ impl Here {
         }
     }
 
+    /// Whether the job has started again since this began, without an end of this run.
+    fn has_become_outdated(&self) -> bool {
+        !self.saves
+            && self
+                .registry
+                .job(self.job.job)
+                .is_ok_and(|now| now.is_some_and(|now| now.follows(self.job.run)))
+    }
+
     /// Whether the run has ended before it began: its job was cancelled. Its epilog waits for what starts it.
     fn is_given_up(&self) -> bool {
         match self.registry.job(self.job.job) {
@@ -260,6 +269,12 @@ impl Here {
         if !self.job.request.has_own_pool() {
             return Ok(());
         }
+        let results = self.registry.results(&self.results_key());
+        let here = results.join(format!("{}.up.json", self.node));
+        // A run that other nodes have begun, and this one has not, is not this node's to end.
+        if !self.dir().exists() && !here.exists() && registry::has_begun_in(&results) {
+            return Ok(());
+        }
         let results = self.registry.make_results(&self.results_key())?;
         let kept_here = self.stage_out_or_wait(&results)?;
         let dir = self.dir();
@@ -310,7 +325,7 @@ impl Here {
                 let pool = self.dir().display().to_string();
                 return Ok(outcome.kept.iter().any(|place| place.ends_with(&format!(":{pool}"))));
             }
-            if self.is_over() {
+            if self.is_over() && !self.has_become_outdated() {
                 return Ok(false);
             }
             let silent = std::fs::metadata(results.join(BEAT_FILE)).and_then(|m| m.modified());
@@ -361,6 +376,9 @@ impl Here {
             true => turns.keep_all(&pool, pairs, job),
             false => turns.stage_out(&pool, pairs, job, &|| self.is_over()),
         };
+        if self.has_become_outdated() {
+            outcome = turns.keep_all(&pool, pairs, job);
+        }
         if let (Some(url), false) = (&self.job.request.backing, self.is_over()) {
             let mut done = Ok(());
             let mut pause = Duration::from_secs(self.config.stage_out_pause_s);

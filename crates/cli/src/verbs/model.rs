@@ -128,7 +128,8 @@ fn predict(named: Option<PathBuf>, arguments: &ModelPredict) -> Result<ExitCode>
     }
     let mut facts = Facts::default();
     facts.add("pattern", words(&pattern, calls));
-    facts.add("collective", line(&found.collective, calls));
+    let aggregators = table::count(pattern.aggregators, "aggregator");
+    facts.add("collective", format!("{}, with {aggregators}", line(&found.collective, calls)));
     facts.add("independent", line(&found.independent, calls));
     facts.add("choice", choice_words(&found));
     facts.add("calibrated", origin(&document));

@@ -20,7 +20,7 @@ const STORE_SETTINGS: &[u8] = b"trusted.forebay.store";
 const REPORT_BYTES_MAX: usize = 384;
 
 /// Places that one pass takes.
-const PLACES_MAX: usize = 20_000;
+pub(super) const PLACES_MAX: usize = 20_000;
 
 /// The pool.
 #[derive(Clone, Copy, Debug)]

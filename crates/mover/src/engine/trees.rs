@@ -12,7 +12,7 @@ use forebay_types::{
 
 use super::drain;
 use super::evict;
-use super::link::Link;
+use super::link::{Link, PLACES_MAX};
 use super::lost;
 use super::pass::{Pass, Reason};
 use super::peers::Work;
@@ -196,6 +196,8 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
     loop {
         let failed = |code| Error::new(code, "cannot read what is to be drained");
         let mut places: Vec<_> = link.all_pending().map_err(failed)?;
+        // Behind a bound may be more, at which this has not looked.
+        let is_whole = places.len() < PLACES_MAX;
         places.retain(|place| concerns(place) && !copied.contains(&(place.parent.0, place.name.clone())));
         for place in &places {
             if counted.insert((place.parent.0, place.name.clone())) {
@@ -213,12 +215,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         }
         let conflicts: Vec<_> = places.extract_if(.., |place| place.conflict).collect();
         if places.is_empty() {
-            for place in conflicts {
-                let path = link.path(place.parent, &place.name);
-                let e = Error::new(Code::Exists, format!("{path} is in conflict with the store"))
-                    .cure(format!("settle it: forebay resolve {path} --keep pool|store|both"));
-                progress.failed(path, &e);
-            }
+            report_conflicts(link, &conflicts, progress);
             return Ok(());
         }
         // Places above it must be in the store first.
@@ -233,6 +230,9 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         let before = places.len();
         places.retain(|place| !at.policy_of(link, place).is_temporary());
         if places.is_empty() && before > 0 {
+            if !is_whole {
+                report_rest(link, ino, progress);
+            }
             return match entry.attr.is_directory() {
                 true => Ok(()), // the others are done
                 false => Err(Error::new(Code::Invalid, "cannot drain: by its policy the file is temporary")),
@@ -264,7 +264,12 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         copied.extend(pass.snapshots.iter().map(|(parent, name)| (parent.0, name.clone())));
         let is_stuck = last_progress.elapsed() > OPEN_PATIENCE;
         if is_stuck || pass.done == 0 && pass.later.is_empty() && !pass.failed.is_empty() {
+            places.retain(|place| !pass.snapshots.contains(&(place.parent, place.name.clone())));
             report_undrained(shared, &places, pass, progress);
+            report_conflicts(link, &conflicts, progress);
+            if !is_whole {
+                report_rest(link, ino, progress);
+            }
             return Ok(());
         }
         if pass.done == 0 {
@@ -273,10 +278,29 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
     }
 }
 
-/// Reports what a pass has not drained.
+/// Reports that behind what cannot be drained there is more, which was not tried.
+fn report_rest(link: &Link, directory: Ino, progress: &Progress) {
+    let e = Error::new(Code::Busy, "cannot drain the rest: too many files wait before it")
+        .cure("drain again when those are drained or removed");
+    progress.failed(link.path(directory, b""), &e);
+}
+
+fn report_conflicts(link: &Link, conflicts: &[PendingPlace], progress: &Progress) {
+    for place in conflicts {
+        let path = link.path(place.parent, &place.name);
+        let e = Error::new(Code::Exists, format!("{path} is in conflict with the store"))
+            .cure(format!("settle it: forebay resolve {path} --keep pool|store|both"));
+        progress.failed(path, &e);
+    }
+}
+
+/// Reports what a pass has not drained, of what it was to drain: also what it has not come to.
 fn report_undrained(shared: &Shared, places: &[PendingPlace], pass: Pass, progress: &Progress) {
-    let silent = |place: &PendingPlace| match &place.wanted {
-        Some(Wanted::Here(entry, _)) if entry.attr.is_file() => silent_node(shared, entry),
+    // A node is lost if its data cannot be had either: its mover alone may hang.
+    let mut lost: HashMap<NodeId, bool> = HashMap::new();
+    let mut silent = |place: &PendingPlace| match &place.wanted {
+        Some(Wanted::Here(entry, _)) if entry.attr.is_file() => silent_node(shared, entry)
+            .filter(|node| *lost.entry(*node).or_insert_with(|| shared.link.pool.stat_entry(entry).is_err())),
         _ => None,
     };
     let silent: HashMap<(Ino, &[u8]), NodeId> = places
@@ -285,7 +309,12 @@ fn report_undrained(shared: &Shared, places: &[PendingPlace], pass: Pass, progre
         .collect();
     let failed = pass.failed.into_iter().map(|(at, e)| (at, Some(e)));
     let later = pass.later.into_iter().map(|at| (at, None));
-    for ((parent, name), e) in failed.chain(later) {
+    let told: Vec<_> = failed.chain(later).collect();
+    let known: HashSet<(Ino, &[u8])> =
+        told.iter().map(|((parent, name), _)| (*parent, name.as_slice())).collect();
+    let untold = places.iter().filter(|place| !known.contains(&(place.parent, place.name.as_slice())));
+    let untold: Vec<_> = untold.map(|place| ((place.parent, place.name.clone()), None)).collect();
+    for ((parent, name), e) in told.into_iter().chain(untold) {
         let path = shared.link.path(parent, &name);
         let what = || format!("cannot drain {path}");
         if let Some(node) = silent.get(&(parent, name.as_slice())) {

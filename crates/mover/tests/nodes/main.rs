@@ -247,17 +247,24 @@ fn sync_counts_what_is_not_drained_as_its_node_does_not_answer() {
     for i in 1..=2 {
         nodes.sh(i, &format!("echo {i} > s/n{i}"));
     }
+    nodes.sh(1, "echo old > s/both");
+    nodes.ok(1, &["sync", "--no-progress", "/s/both"]);
+    nodes.sh(1, "echo outside > $S/both; echo inside > s/both");
+    assert!(!nodes.forebay(1, &["sync", "--no-progress", "/s/both"]).status.success(), "a conflict");
     nodes.kill_node(2);
     let synced = nodes.forebay(1, &["sync", "--recursive", "--no-progress", "--json", "/s"]);
     let tasks: serde_json::Value = serde_json::from_slice(&synced.stdout).unwrap_or_default();
     let task = &tasks[0];
     assert_eq!(task["state"], "failed", "{}", bed::text(&synced));
-    assert_eq!((&task["error_count"], &task["unreachable_count"]), (&1.into(), &1.into()), "{task}");
-    assert_eq!(task["errors"][0]["path"], "/s/n2", "{task}");
+    // What is in conflict is in the pool alone, too.
+    assert_eq!((&task["error_count"], &task["unreachable_count"]), (&2.into(), &1.into()), "{task}");
+    let failed: Vec<_> = task["errors"].as_array().unwrap().iter().map(|e| &e["path"]).collect();
+    assert_eq!(failed, ["/s/n2", "/s/both"], "{task}");
     let stored = |name: &str| nodes.store().join(name).exists();
     assert!(stored("n1") && !stored("n2"), "the others are drained");
     nodes.start(2);
     assert!(nodes.mount(2));
+    nodes.ok(1, &["resolve", "/s/both", "--keep", "pool"]);
     nodes.ok(1, &["sync", "--recursive", "--no-progress", "/s"]);
     assert!(stored("n2"));
 }

@@ -202,7 +202,7 @@ fn of_bytes(call: Sample, run: Value, stripes: f64) -> Value {
 fn next_of(medium: &Medium, writes: bool, memory: &mut [u8], effort: &Effort, rate: Value) -> Result<Value> {
     let (mut times, mut at) = (Vec::new(), 0);
     let began = Instant::now();
-    while at + NEXT_BYTES as u64 <= effort.extent && began.elapsed() < effort.for_size {
+    while times.is_empty() || at + NEXT_BYTES as u64 <= effort.extent && began.elapsed() < effort.for_size {
         let start = Instant::now();
         medium.transfer(writes, &mut memory[..NEXT_BYTES], at)?;
         times.push(start.elapsed().as_nanos() as f64);

@@ -71,16 +71,17 @@ pub(super) fn lines(samples: &[Sample]) -> [Line; 3] {
 pub(super) fn lines_from_shortest(samples: &[Sample]) -> [Line; 3] {
     let mut sorted = samples.to_vec();
     sorted.sort_by_key(|s| s.bytes);
+    sorted.dedup_by_key(|s| s.bytes);
     let of = |pick: fn(&Sample) -> f64| {
         let Some(first) = sorted.first() else { return fit(&[]) };
+        let between = |a: &Sample, b: &Sample| (pick(b) - pick(a)) / (b.bytes - a.bytes) as f64;
         let slope = match sorted.as_slice() {
-            [.., before, last] if last.bytes > before.bytes => {
-                let bytes = (last.bytes - before.bytes) as f64;
-                ((pick(last) - pick(before)) / bytes).max(0.0)
-            }
+            // Noise: the longest one was not slower.
+            [.., before, last] if between(before, last) <= 0.0 => between(first, last),
+            [.., before, last] => between(before, last),
             _ => 0.0,
         };
-        Line { start: pick(first), slope }
+        Line { start: pick(first), slope: slope.max(0.0) }
     };
     [of(|s| s.value), of(|s| s.low), of(|s| s.high)]
 }
@@ -111,7 +112,15 @@ mod tests {
         let exact = |bytes, time| Sample { bytes, value: time, low: time, high: time };
         let samples = [exact(8, 40.0), exact(4096, 45.0), exact(262_144, 2_000.0), exact(1_048_576, 8_000.0)];
         let [line, ..] = lines_from_shortest(&samples);
-        assert!((line.start - 40.0).abs() < 1e-9 && line.slope > 0.006 && line.slope < 0.008, "{line:?}");
+        assert!(
+            (line.start - 40.0).abs() < 1e-9 && (line.slope - 6000.0 / 786_432.0).abs() < 1e-9,
+            "{line:?}"
+        );
+        let noisy = [exact(8, 40.0), exact(8, 50.0), exact(262_144, 2_000.0), exact(1_048_576, 1_900.0)];
+        let [line, ..] = lines_from_shortest(&noisy);
+        assert!((line.slope - 1860.0 / 1_048_568.0).abs() < 1e-9, "{line:?}");
+        let twice = lines_from_shortest(&[samples[0], samples[3], samples[3]])[0];
+        assert!(twice.slope > 0.007, "{twice:?}");
         assert_eq!(lines_from_shortest(&samples[..1])[0], Line { start: 40.0, slope: 0.0 });
     }
 
