@@ -394,7 +394,7 @@ impl Hooks {
 
     /// What the epilog of a run has said.
     fn out_of(&self, job: &Job) -> Result<Option<Outcome>> {
-        self.registry.result(&job.key(), job.uid, user::OUT_FILE)
+        self.registry.result(&job.key(), job.uid, super::registry::OUT_FILE)
     }
 
     /// What the epilog of a job has done.

@@ -14,9 +14,9 @@ use std::time::Duration;
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{flock, FlockOperation};
 
+use super::command;
 use super::config::{self, Config};
 use super::registry::{Job, Registry, State};
-use super::{command, user};
 
 /// How long the controller takes at most to have a node end a job.
 const ORDER_ARRIVES: Duration = Duration::from_secs(3);
@@ -261,7 +261,7 @@ fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
                 is_second_start: false,
             };
             // The node was lost before the job's epilog ran here, and nobody has given the data up.
-            let has_result = !matches!(registry.result(&key, uid, user::OUT_FILE), Ok(None));
+            let has_result = !matches!(registry.result(&key, uid, super::registry::OUT_FILE), Ok(None));
             let was_given_up = record.as_ref().is_none_or(|r| r.has_given_up(run));
             let (job, run) = (job.to_string(), run.to_string());
             let words = match has_result || was_given_up {
@@ -281,6 +281,6 @@ fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
 
 /// Whether the pool has data that could not be staged out and are nowhere else.
 fn is_kept(registry: &Registry, key: &str, uid: u32, pool: &Path) -> bool {
-    let outcome = registry.result(key, uid, user::OUT_FILE).ok().flatten();
+    let outcome = registry.result(key, uid, super::registry::OUT_FILE).ok().flatten();
     outcome.is_some_and(|o| o.kept.iter().any(|place| place.ends_with(&format!(":{}", pool.display()))))
 }

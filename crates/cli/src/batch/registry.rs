@@ -60,6 +60,9 @@ impl State {
     }
 }
 
+/// What came of the stage-out.
+pub(crate) const OUT_FILE: &str = "out.json";
+
 /// A job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
@@ -410,7 +413,7 @@ impl Registry {
     /// Whether a node has begun a run whose end was not told.
     pub(crate) fn is_running(&self, key: &str) -> bool {
         let results = self.results(key);
-        has_begun_in(&results) && !results.join(super::user::OUT_FILE).exists()
+        has_begun_in(&results) && !results.join(OUT_FILE).exists()
     }
 
     /// Makes this user's directory of results.

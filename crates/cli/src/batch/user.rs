@@ -29,8 +29,6 @@ const MEETING_S: &str = "120";
 const BEAT: Duration = Duration::from_secs(2);
 /// The file that the node touches that stages out.
 pub(crate) const BEAT_FILE: &str = "beat";
-/// What came of the stage-out.
-pub(crate) const OUT_FILE: &str = "out.json";
 
 /// A job on this node.
 pub(crate) struct Here {
@@ -308,7 +306,7 @@ impl Here {
             self.nodes = up.nodes;
             self.rank = 0;
             let outcome = self.stage_out();
-            registry::write(&self.registry.make_results(&key)?.join(OUT_FILE), &outcome)?;
+            registry::write(&self.registry.make_results(&key)?.join(registry::OUT_FILE), &outcome)?;
             if outcome.kept.iter().any(|place| !place.starts_with('/')) {
                 return Err(Error::new(Code::Io, what).why(outcome.why));
             }
@@ -318,7 +316,7 @@ impl Here {
 
     /// Returns true if the pool has to stay, with data that are nowhere else.
     fn stage_out_or_wait(&self, results: &Path) -> Result<bool> {
-        let out = results.join(OUT_FILE);
+        let out = results.join(registry::OUT_FILE);
         let waits_since = Instant::now();
         loop {
             if let Some(outcome) = registry::read::<Outcome>(&out, None)? {
