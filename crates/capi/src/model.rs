@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_client::Pool;
 use forebay_model::{
-    predict_best, predict_with, Access, Calibration, Corrections, Document, Extensions, Pattern, Prediction,
+    predict_best, predict_with, Access, Calibration, Corrections, Document, Extensions, Pattern,
 };
 use forebay_types::MODEL_FILE;
 
@@ -90,15 +90,6 @@ fn pattern_of(given: &forebay_pattern) -> Result<Pattern, Failed> {
     })
 }
 
-fn predict_as_given(
-    pattern: &Pattern,
-    calibration: &Calibration,
-    used: Extensions,
-    corrections: &Corrections,
-) -> (u64, Prediction) {
-    (pattern.aggregators, predict_with(pattern, calibration, used, corrections))
-}
-
 pub(crate) fn model_predict(
     calibration: &forebay_calibration,
     corrections: &forebay_corrections,
@@ -108,8 +99,10 @@ pub(crate) fn model_predict(
     let calibration = Calibration::from_numbers(&calibration.numbers).ok_or(INVALID)?;
     let corrections = Corrections::from_numbers(corrections.factors);
     let given = pattern_of(pattern)?;
-    let predict = if pattern.fewer_aggregators != 0 { predict_best } else { predict_as_given };
-    let (aggregators, found) = predict(&given, &calibration, Extensions::ALL, &corrections);
+    let (aggregators, found) = match pattern.fewer_aggregators {
+        0 => (given.aggregators, predict_with(&given, &calibration, Extensions::ALL, &corrections)),
+        _ => predict_best(&given, &calibration, Extensions::ALL, &corrections),
+    };
     let (c, i) = (&found.collective, &found.independent);
     // Times are at most i64::MAX; the conversion saturates.
     *out.ok_or(FAULT)? = forebay_times {

@@ -317,8 +317,8 @@ impl Hooks {
         Ok(String::new())
     }
 
-    /// Another run, if this one has had its nodes: slurmctld was killed before it had saved that the job has started. What
-    /// the first start has left there, or still does, must not count as this one's.
+    /// Another run, if this one has had its nodes: slurmctld was killed before it had saved that the job has started. The
+    /// first start may still be under way on its nodes. Its results must not count as those of the second.
     fn begin_again(&self, job: Job) -> Result<Job> {
         // `pre_run` is called before any node can start.
         let has_begun = |job: &Job| matches!(job.state, State::Running | State::StagingOut | State::Done);

@@ -112,6 +112,11 @@ impl Here {
                 .is_ok_and(|now| now.is_some_and(|now| now.follows(self.job.run)))
     }
 
+    /// Whether the run is over, and nobody wants what it has left.
+    fn is_unwanted(&self) -> bool {
+        self.is_over() && !self.has_become_outdated()
+    }
+
     /// Whether the run has ended before it began: its job was cancelled. Its epilog waits for what starts it.
     fn is_given_up(&self) -> bool {
         match self.registry.job(self.job.job) {
@@ -323,7 +328,7 @@ impl Here {
                 let pool = self.dir().display().to_string();
                 return Ok(outcome.kept.iter().any(|place| place.ends_with(&format!(":{pool}"))));
             }
-            if self.is_over() && !self.has_become_outdated() {
+            if self.is_unwanted() {
                 return Ok(false);
             }
             let silent = std::fs::metadata(results.join(BEAT_FILE)).and_then(|m| m.modified());
@@ -377,12 +382,12 @@ impl Here {
         if self.has_become_outdated() {
             outcome = turns.keep_all(&pool, pairs, job);
         }
-        if let (Some(url), false) = (&self.job.request.backing, self.is_over()) {
+        if let (Some(url), false) = (&self.job.request.backing, self.is_unwanted()) {
             let mut done = Ok(());
             let mut pause = Duration::from_secs(self.config.stage_out_pause_s);
             for attempt in 1..=self.config.stage_out_tries.max(1) {
-                done = turns.drain(&pool, url, &|| self.is_over());
-                if done.is_ok() || self.is_over() {
+                done = turns.drain(&pool, url, &|| self.is_unwanted());
+                if done.is_ok() || self.is_unwanted() {
                     break;
                 }
                 if attempt < self.config.stage_out_tries {
@@ -391,7 +396,7 @@ impl Here {
                 }
             }
             if let Err((why, lost)) =
-                done.or_else(|why| turns.drain_without(&pool, url, why, &|| self.is_over()))
+                done.or_else(|why| turns.drain_without(&pool, url, why, &|| self.is_unwanted()))
             {
                 outcome.ok = false;
                 outcome.why = why;
