@@ -1,12 +1,12 @@
 //! fsync on a target that outlives the node: before it, the mover marks the backing file with its place in the store
 //! (docs/decisions/0043), so that the mark is durable together with the data.
 //!
-//! A file whose mark has the present epoch of its data needs nothing: one getxattr. On a target in memory there is not
+//! A file whose mark has its present attributes needs nothing: one getxattr. On a target in memory there is not
 //! even that. No call here allocates, except for the request.
 
 use std::io::Write;
 
-use forebay_data::{marked_epoch, MARK_BYTES_MAX, MARK_XATTR};
+use forebay_data::{marked_attr, MARK_BYTES_MAX, MARK_XATTR};
 use forebay_types::{Code, Ino, Reply, Request, FLAG_ATTACHED, FLAG_DIRTY};
 
 use crate::path::PathBuffer;
@@ -56,7 +56,7 @@ impl Pool {
         self.ask_for_mark(ino)
     }
 
-    /// True if a file's only backing file is marked with the present epoch.
+    /// True if a file's only backing file is marked with the present epoch of its data and with its present attributes.
     fn has_mark(&self, entry: &forebay_types::Entry) -> bool {
         let mut path = PathBuffer::new();
         if self.path_of_backing(entry, &mut path).is_err() {
@@ -68,8 +68,9 @@ impl Pool {
         let n = unsafe {
             libc::getxattr(path.as_c_str_ptr(), name.as_ptr().cast(), value.as_mut_ptr().cast(), value.len())
         };
-        let found = usize::try_from(n).ok().and_then(|n| marked_epoch(value.get(..n)?));
-        found == Some(entry.attr.epoch())
+        let found = usize::try_from(n).ok().and_then(|n| marked_attr(value.get(..n)?));
+        let attr = &entry.attr;
+        found.is_some_and(|marked| (marked.epoch(), marked.ctime) == (attr.epoch(), attr.ctime))
     }
 
     fn ask_for_mark(&self, ino: Ino) -> Result<(), Code> {

@@ -36,7 +36,7 @@ pub use faulty_medium::FaultyMedium;
 pub use host::Host;
 pub use lease::lease_fault;
 pub use logout::logout_clears;
-pub use mark::{marked_epoch, outlives_node, DataMark, MARK_BYTES_MAX, MARK_XATTR};
+pub use mark::{marked_attr, outlives_node, DataMark, MARK_BYTES_MAX, MARK_XATTR};
 pub use media::{timestamps, Access, BackingStat, FileStat, Media, Space};
 pub use mount::{attached_tmpfs, detached_tmpfs, is_in_table, is_mounted_here, unmount, Unmount};
 pub use name::{AnchorName, BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use forebay_sys::file_system::FileSystem;
-use forebay_types::{name_hash, Code, Entry, Reader, Timestamp, Writer};
+use forebay_types::{name_hash, Attr, Code, Entry, Reader, Timestamp, Writer};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
@@ -25,6 +25,8 @@ pub const MARK_BYTES_MAX: usize = 3900;
 const MAGIC: u64 = u64::from_le_bytes(*b"fbymark1");
 /// Where the epoch is in a mark, behind magic and checksum.
 const EPOCH_OFFSET: usize = 16;
+/// Where the attributes are: behind the epoch and the time when it was written.
+const ATTR_OFFSET: usize = EPOCH_OFFSET + 8 + 12;
 
 /// A mark.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -145,11 +147,15 @@ impl DataMark {
     }
 }
 
-/// The epoch in a mark's bytes; none for bytes that are no mark. It does not check the rest. No allocation.
+/// The file's attributes in a mark's bytes; none for bytes that are no mark. It does not check the rest. No allocation.
 #[inline]
-pub fn marked_epoch(text: &[u8]) -> Option<u64> {
-    let number = |at: usize| Some(u64::from_le_bytes(text.get(at..at + 8)?.try_into().ok()?));
-    (number(0)? == MAGIC).then(|| number(EPOCH_OFFSET))?
+pub fn marked_attr(text: &[u8]) -> Option<Attr> {
+    let mut r = Reader::new(text);
+    if r.u64().ok()? != MAGIC {
+        return None;
+    }
+    r.take(ATTR_OFFSET - size_of::<u64>()).ok()?;
+    Attr::decode(&mut r).ok()
 }
 
 fn path_of(target: impl AsFd, file: &BackingName) -> PathBuf {
@@ -159,7 +165,7 @@ fn path_of(target: impl AsFd, file: &BackingName) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_types::{Attr, Ino, Layout, NodeId};
+    use forebay_types::{Ino, Layout, NodeId};
 
     fn mark() -> DataMark {
         let time = Timestamp { sec: 5, nsec: 6 };
@@ -198,7 +204,8 @@ mod tests {
         let mark = mark();
         let bytes = mark.encode().unwrap();
         assert_eq!(DataMark::decode(&bytes).as_ref(), Ok(&mark));
-        assert_eq!(marked_epoch(&bytes), Some(mark.entry.attr.epoch()));
+        assert_eq!(marked_attr(&bytes), Some(mark.entry.attr));
+        assert_eq!(marked_attr(&[0; MARK_BYTES_MAX]), None);
         for bit in 0..bytes.len() * 8 {
             let mut changed = bytes.clone();
             changed[bit / 8] ^= 1 << (bit % 8);

@@ -93,6 +93,24 @@ fn marks_alone_give_files_with_attributes() {
 }
 
 #[test]
+fn attributes_that_changed_after_the_mark_are_durable_once_fsync_has_returned() {
+    let bed = Bed::new(&["--drain", "request"]);
+    bed.sh("cd /forebay; for i in 1 2 3 4; do echo $i >f$i; done; sync f1 f2 f3 f4");
+    // At once: the mover's own next pass would find the change too.
+    bed.sh(
+        "cd /forebay; for i in 1 2 3 4; do chmod 60$i f$i; touch -d '2020-02-02 02:02:02 UTC' f$i; sync f$i; done",
+    );
+    bed.die();
+    bed.lose_shard();
+    let report = bed.recovered(&[]);
+    assert_eq!(report["complete"], true, "{report}");
+    for i in 1..=4 {
+        let file = std::fs::metadata(bed.store.join(format!("f{i}"))).unwrap();
+        assert_eq!((file.permissions().mode() & 0o7777, file.mtime()), (0o600 + i, 1_580_608_922), "f{i}");
+    }
+}
+
+#[test]
 fn torn_shard_and_torn_snapshot_are_not_used() {
     let bed = written();
     bed.sh("cd /forebay; sync d/one; sync old; sync sparse");
