@@ -286,7 +286,7 @@ pub(crate) fn measure(
         format!("(j) {JOBS} jobs of Slurm, each reads and rewrites {} MiB, a store of 100 MB/s", mib(&set)),
         &WAYS.map(|(name, _)| name),
     );
-    let small = files(if sizes.is_quick { 300 } else { 1000 }, 16 << 10);
+    let small = files(300, 16 << 10);
     let mut distant = table(
         format!("(j) the same with {} files of 16 KiB, a store whose calls take 30 ms", small.count),
         &WAYS.map(|(name, _)| name),

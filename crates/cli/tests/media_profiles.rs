@@ -17,9 +17,13 @@ const MIB: usize = 1 << 20;
 
 /// A pool that emulates a medium, which is fast enough for a test.
 fn up(place: &Place, more: &[&str]) -> PathBuf {
+    up_as(place, "optane", more)
+}
+
+fn up_as(place: &Place, profile: &str, more: &[&str]) -> PathBuf {
     let dir = place.join("pool");
     let mut words =
-        vec!["up", "--capacity", "128MiB", "--media-profile", "optane", "--path", dir.to_str().unwrap()];
+        vec!["up", "--capacity", "128MiB", "--media-profile", profile, "--path", dir.to_str().unwrap()];
     words.extend(more);
     place.ok(words);
     dir
@@ -73,6 +77,21 @@ fn client_library_is_paced_whatever_the_layout() {
             assert!(after.0 > before.0);
         }
         before = after;
+    }
+}
+
+#[test]
+fn file_on_a_medium_that_seeks_has_one_backing_file_unless_more_are_asked_for() {
+    for (profile, proposed) in [("optane", 5), ("hdd", 1)] {
+        let place = Place::new();
+        let pool = Pool::attach_as(&up_as(&place, profile, &[]), Role::Tool).unwrap();
+        for (directory_takes_precedence, wanted) in [(true, proposed), (false, 4)] {
+            let striping = Striping { stripe_count: 4, stripe_bytes: 1 << 20, directory_takes_precedence };
+            let file = open(pool, &format!("f{wanted}"), striping);
+            let entry = pool.get_attr(file.ino()).unwrap();
+            let count: u16 = entry.layout.components().iter().map(|c| c.stripe_count).sum();
+            assert_eq!(count, wanted, "{profile}");
+        }
     }
 }
 

@@ -115,11 +115,15 @@ impl Pool {
         self.layout_of(Striping::of(layout))
     }
 
-    /// A layout on targets that the daemon selects. The number of stripes is exact, except that [`prime_near`] replaces
-    /// a proposed number (`directory_takes_precedence`) if all stripes are on one target.
+    /// A layout on targets that the daemon selects. The number of stripes is exact, unless it is a proposal
+    /// (`directory_takes_precedence`): on a medium that seeks a target has one stripe, as each way between two of its
+    /// backing files would be a seek; and [`prime_near`] replaces the number if all stripes are on one target.
     pub(crate) fn layout_of(&self, mut striping: Striping) -> Result<Layout, Code> {
         let targets = self.place(striping.stripe_count)?;
-        if striping.directory_takes_precedence && targets.as_slice().len() == 1 {
+        let count = targets.as_slice().len();
+        if striping.directory_takes_precedence && self.attached()?.seeks() {
+            striping.stripe_count = striping.stripe_count.min(count as u16);
+        } else if striping.directory_takes_precedence && count == 1 {
             striping.stripe_count = prime_near(striping.stripe_count);
         }
         self.layout_on(striping, targets.as_slice())
