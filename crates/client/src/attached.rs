@@ -193,7 +193,7 @@ impl Attached {
 
     /// True if the pool emulates a medium on which a request that does not continue the one before takes longer.
     pub(crate) fn seeks(&self) -> bool {
-        self.pacers.as_ref().is_some_and(|pacers| pacers.profile().medium.seek_ns > 0)
+        self.pacer(0).is_some_and(|pacer| pacer.medium().seek_ns > 0)
     }
 
     /// The directory of the first target, which also holds anchors, FIFOs and devices.

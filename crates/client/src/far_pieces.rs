@@ -13,9 +13,10 @@ use forebay_types::limits::CALL_TIMEOUT_MS;
 use forebay_types::{AtomicOp, BackingId, BackingOp, Code, NodeId, PieceWord, Reply, Request};
 use forebay_volume::{Far, FarRange};
 
+use crate::far_parts::{Memory, Part};
 use crate::locks::{PAUSE, PAUSE_MAX};
 use crate::pool::{caller, Pool};
-use crate::remote_data::{parts, Memory, Moved, Part};
+use crate::remote_data::{parts, Moved};
 use crate::remote_inodes::new_handle;
 
 /// How often a piece is opened again within a call: a worker that dies more often has a defect.

@@ -1,7 +1,7 @@
 //! Transfers of data of backing files on other nodes. A call is cut into parts, each a request in a slot of its own.
 //! Several are in progress at the same time, to all nodes that have some of the data. Up to [`MOVE_ABOVE_BYTES`] bytes
 //! travel in the request. Longer parts go through a piece of the process's buffer (`buffer`), which the network reads
-//! and writes directly.
+//! and writes directly. Short parts of one backing file travel together (`together`).
 //!
 //! A call waits for its first slot, and takes more slots and pieces only if they are free. So threads that transfer
 //! data at the same time never wait for one another's slots.
@@ -18,34 +18,16 @@ use forebay_types::{BackingId, BackingOp, Code, Move, MoveKind, Reply, Request};
 use crate::attached::Attached;
 use crate::buffer::{Buffer, Piece};
 use crate::call_deadline::CallDeadline;
+use crate::far_parts::{Memory, Part};
 use crate::locks::{APPEND_TIMEOUT_NS, PAUSE, PAUSE_MAX};
 use crate::pool::{caller, Pool};
 use crate::remote_inodes::{gone_is_stale, new_handle};
+use crate::together::Together;
 
 /// Room for the fields of a data request, with a reserve.
 const FIELDS_BYTES: usize = 96;
 /// Parts start at page boundaries of their range.
 const PAGE_BYTES: usize = 4096;
-
-/// A range of a backing file on another node, and of the caller's memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
-    pub(crate) id: BackingId,
-    pub(crate) offset: u64,
-    /// Offset in the caller's memory.
-    pub(crate) at: usize,
-    /// At most [`MOVE_BYTES_MAX`].
-    pub(crate) len: usize,
-}
-
-/// The caller's memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Memory {
-    /// Memory to read into.
-    Into(*mut u8),
-    /// Memory to write from.
-    From(*const u8),
-}
 
 /// The result of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,6 +69,8 @@ fn lowest(again: &mut Vec<Part>, end: usize) -> Option<Part> {
 struct UnderWay<'r> {
     claim: Claim<'r>,
     part: Part,
+    /// The part and those that travel with it; none if it travels alone.
+    together: Option<Together>,
     /// The piece through which the data pass; `None` if they are in the request or its reply.
     piece: Option<Piece>,
 }
@@ -108,6 +92,8 @@ impl Pool {
         // Parts to send before new ones: remainders of parts, and parts that were refused because the daemon did not
         // know their buffer.
         let mut again: Vec<Part> = Vec::new();
+        // A part that has been taken and did not fit the request before.
+        let mut next: Option<Part> = None;
         let mut under_way: VecDeque<UnderWay<'_>> = VecDeque::with_capacity(BACKING_AHEAD);
         let mut moved = Moved { end: total, failed: None };
         let mut deadline = CallDeadline::new();
@@ -115,7 +101,8 @@ impl Pool {
             while under_way.len() < BACKING_AHEAD && !deadline.is_over() {
                 // Everything below the known end is moved, regardless of errors at higher offsets.
                 let retried = lowest(&mut again, moved.end);
-                let new = || if moved.end == total { parts.next() } else { None };
+                let is_new = retried.is_none() && moved.end == total;
+                let new = || if is_new { next.take().or_else(|| parts.next()) } else { None };
                 let Some(mut part) = retried.or_else(new) else { break };
                 let claim = if under_way.is_empty() {
                     match ring.claim(&alive) {
@@ -148,24 +135,39 @@ impl Pool {
                         part.len = BACKING_BYTES_MAX;
                     }
                 }
+                let together = match is_new {
+                    true => Together::of(part, parts, &mut next),
+                    false => None,
+                };
                 room.resize(MESSAGE_BYTES_MAX.min(BACKING_BYTES_MAX + FIELDS_BYTES), 0);
                 // SAFETY: the caller's promise.
-                match unsafe { encode(&part, piece.as_ref(), memory, &mut room) } {
+                let encoded = unsafe {
+                    match &together {
+                        Some(together) => together.encode(memory, &mut room),
+                        None => encode(&part, piece.as_ref(), memory, &mut room),
+                    }
+                };
+                match encoded {
                     Ok(n) => self.post(attached, &claim, &room[..n]),
                     Err(code) => {
                         moved.ends(part.at, Some(code));
                         break;
                     }
                 }
-                under_way.push_back(UnderWay { claim, part, piece });
+                under_way.push_back(UnderWay { claim, part, together, piece });
             }
             // Every posted request is waited for: until its reply, the daemon owns its slot and its piece.
-            let Some(UnderWay { claim, part, piece }) = under_way.pop_front() else { break };
+            let Some(UnderWay { claim, part, together, piece }) = under_way.pop_front() else { break };
             let until_ns = deadline.until_ns();
             room.resize(BACKING_BYTES_MAX + FIELDS_BYTES, 0);
             let answered = claim.finish_by(until_ns, &mut room, &alive, |reply, _| {
                 // SAFETY: the caller's promise.
-                unsafe { take(&part, piece.as_ref(), memory, reply) }
+                unsafe {
+                    match &together {
+                        Some(together) => together.take(memory, reply),
+                        None => take(&part, piece.as_ref(), memory, reply),
+                    }
+                }
             });
             match answered {
                 Ok(_) => deadline.answered(),
@@ -182,6 +184,11 @@ impl Pool {
                     moved.ends(part.at, Some(Code::Io));
                 }
                 (Err(code), _) => moved.ends(part.at, Some(gone_is_stale(code))),
+                (Ok(done), _) if together.is_some() => {
+                    if let Some(at) = together.and_then(|together| together.end(done)) {
+                        moved.ends(at, None);
+                    }
+                }
                 (Ok(done), piece) => {
                     if piece.is_some() {
                         attached.buffers.known(part.id.node());

@@ -11,15 +11,16 @@
 use std::os::fd::{AsRawFd, RawFd};
 
 use forebay_types::limits::{
-    GAP_BYTES_MAX, GAP_BYTES_MAX_ELSEWHERE, RUN_PIECES_MAX, SIEVE_BUFFER_BYTES, SIEVE_PIECES_MIN,
+    GAP_BYTES_MAX, GAP_BYTES_MAX_NETWORK, RUN_PIECES_MAX, SIEVE_BUFFER_BYTES, SIEVE_PIECES_MIN,
 };
 use forebay_types::Code;
 
 use crate::errno;
+use crate::far_parts::Memory;
 use crate::file::{File, Stripe};
 use crate::gaps::Gaps;
 use crate::paced::{self, Paced};
-use crate::remote_data::{self, Memory};
+use crate::remote_data;
 use crate::scatter::Spot;
 use crate::sieve::Sieve;
 
@@ -332,7 +333,7 @@ impl File {
     ) -> Result<(), Code> {
         let mut rest = group;
         while let Some(first) = rest.first() {
-            let (near, bytes) = stretch(rest, GAP_BYTES_MAX_ELSEWHERE);
+            let (near, bytes) = stretch(rest, GAP_BYTES_MAX_NETWORK);
             let sieve = (near.len() > 1).then(Sieve::take).flatten();
             let count = if let Some(mut sieve) = sieve {
                 let buffer = sieve.room(first.offset, bytes);

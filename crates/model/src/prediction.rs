@@ -19,8 +19,15 @@ const REQUEST_BYTES: f64 = 32768.0;
 /// Bytes of data sieving's buffer.
 const SIEVE_BYTES: f64 = (1 << 20) as f64;
 
-/// How much larger the gaps are that are read too where data are on another node: 64 KiB in place of 8.
-const FAR_GAPS: f64 = 8.0;
+/// Ranges of up to so many bytes on another node travel together in requests of up to [`MESSAGE_BYTES`], in which each has
+/// [`RANGE_BYTES`] more.
+const TOGETHER_BYTES: f64 = (16 << 10) as f64;
+const MESSAGE_BYTES: f64 = (64 << 10) as f64;
+const RANGE_BYTES: f64 = 12.0;
+
+/// The largest gap that is read too where data are on another node, and the largest that this node reads then.
+const FAR_GAP_BYTES: f64 = 1024.0;
+const MEDIUM_GAP_BYTES: f64 = (64 << 10) as f64;
 
 /// Bytes of a stripe. Each stripe that a range touches is an access to another backing file.
 const STRIPE_BYTES: f64 = (1 << 20) as f64;
@@ -257,6 +264,20 @@ fn steps(ranks: u64) -> f64 {
     f64::from(u64::BITS - ranks.saturating_sub(1).leading_zeros())
 }
 
+/// What a process moves.
+#[derive(Clone, Copy)]
+struct Moved {
+    bytes: f64,
+    /// With the gaps that the medium's node reads.
+    medium_bytes: f64,
+}
+
+impl Moved {
+    fn all(bytes: f64) -> Moved {
+        Moved { bytes, medium_bytes: bytes }
+    }
+}
+
 /// Accesses of a process to the medium.
 #[derive(Clone, Copy)]
 struct Accesses {
@@ -316,10 +337,10 @@ impl Model {
     }
 
     /// The time of accesses by `processes`: each makes `calls` calls with `accesses` to the medium in all, and moves
-    /// `bytes`. Network and medium work at the same time, but for a first request.
-    fn access(&self, processes: f64, calls: f64, accesses: Accesses, bytes: f64, byte: f64) -> f64 {
-        let medium = self.medium(processes, accesses, bytes, byte);
-        let network = self.network(processes, calls, processes * bytes);
+    /// `bytes`, for which the medium moves `medium_bytes`. Network and medium work at the same time, but for a first request.
+    fn access(&self, processes: f64, calls: f64, accesses: Accesses, moved: Moved, byte: f64) -> f64 {
+        let medium = self.medium(processes, accesses, moved.medium_bytes, byte);
+        let network = self.network(processes, calls, processes * moved.bytes);
         medium.max(network) + self.far_part() * calls.min(1.0) * self.c.request
     }
 
@@ -343,9 +364,30 @@ impl Model {
         }
     }
 
-    /// The largest gap that is read too. A request to another node is worth a larger one.
+    /// The largest gap that is read too.
     fn gap_limit(&self) -> f64 {
-        self.c.gap_bytes * if self.used.remote && self.p.is_far { FAR_GAPS } else { 1.0 }
+        match self.used.remote && self.p.is_far {
+            true => FAR_GAP_BYTES,
+            false => self.c.gap_bytes,
+        }
+    }
+
+    /// The largest gap that the node of the data reads too: one that takes less time than another access.
+    fn medium_gap_limit(&self) -> f64 {
+        (self.c.run / self.c.sequential_byte.max(f64::MIN_POSITIVE)).min(MEDIUM_GAP_BYTES)
+    }
+
+    /// True if ranges of so many bytes travel together.
+    fn is_together(&self, bytes: f64) -> bool {
+        self.used.remote && self.p.is_far && bytes <= TOGETHER_BYTES
+    }
+
+    /// Requests in `calls` calls that move ranges of so many bytes each.
+    fn requests(&self, calls: f64, bytes: f64) -> f64 {
+        match self.is_together(bytes) {
+            true => (calls * (bytes + RANGE_BYTES) / MESSAGE_BYTES).ceil(),
+            false => calls,
+        }
     }
 
     /// The network's part in accesses by `processes`, of which each makes `calls` calls: requests, and bytes that share
@@ -373,7 +415,7 @@ impl Model {
             && p.gap_bytes as f64 <= self.gap_limit();
         if !self.used.runs {
             let accesses = Accesses { starts: p.runs(), nexts: 0.0 };
-            let io = self.access(ranks, p.runs(), accesses, p.bytes as f64, c.random_byte);
+            let io = self.access(ranks, p.runs(), accesses, Moved::all(p.bytes as f64), c.random_byte);
             return Parts { communication: 0.0, io, other: 0.0 };
         }
         // Calls, and the bytes of each.
@@ -385,13 +427,21 @@ impl Model {
             false if p.access == Access::Sequential => (p.runs().min(1.0), p.bytes as f64, p.bytes as f64),
             false => (p.runs(), p.run_bytes.min(p.bytes) as f64, p.bytes as f64),
         };
-        let accesses = self.accesses(ranks, calls, of_call);
+        let (accesses, moved) = match self.is_together(of_call) && calls > 1.0 {
+            // The node of the data may read what is between them.
+            true if self.used.sieving && !p.writes && p.gap_bytes as f64 <= self.medium_gap_limit() => {
+                let accesses = Accesses { starts: self.requests(calls, of_call), nexts: 0.0 };
+                (accesses, Moved { bytes, medium_bytes: p.span().max(bytes) })
+            }
+            true => (Accesses { starts: calls, nexts: 0.0 }, Moved::all(bytes)),
+            false => (self.accesses(ranks, calls, of_call), Moved::all(bytes)),
+        };
         let picked = if is_sieved && self.used.copies {
             (p.runs() * c.piece + p.bytes as f64 * c.copy_byte) * self.crowding()
         } else {
             0.0
         };
-        let io = self.access(ranks, calls, accesses, bytes, c.sequential_byte);
+        let io = self.access(ranks, self.requests(calls, of_call), accesses, moved, c.sequential_byte);
         Parts { communication: 0.0, io, other: picked }
     }
 
@@ -424,7 +474,8 @@ impl Model {
         let whole = self.accesses(aggregators, 1.0, bytes);
         let starts = whole.starts.max(calls);
         let accesses = Accesses { starts, nexts: (whole.starts + whole.nexts - starts).max(0.0) };
-        let io = self.access(aggregators, calls, accesses, bytes, c.sequential_byte);
+        let requests = self.requests(calls, bytes / calls);
+        let io = self.access(aggregators, requests, accesses, Moved::all(bytes), c.sequential_byte);
         let other = if self.used.copies {
             let work =
                 (p.runs() + runs_of_aggregator) * c.piece + (2.0 * p.bytes as f64 + data) * c.copy_byte;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_fabric::Numbers;
 use forebay_server::exercise::{exercise_known, exercise_unknown};
 use forebay_types::limits::BACKING_BYTES_MAX;
-use forebay_types::{BackingId, BackingOp, Caller, Ino, Layout, NodeId, Request, SetAttr};
+use forebay_types::{BackingId, BackingOp, BackingRuns, Caller, Ino, Layout, NodeId, Request, SetAttr};
 use forebay_wire::{Kind, Message};
 
 /// A piece of an input.
@@ -28,6 +28,9 @@ fn requests() -> Vec<Vec<u8>> {
     let (root, theirs) = (Ino::ROOT, Ino::new(NodeId(2), 1));
     let here = BackingId { target: 1 << 16, ino: theirs, number: 0, stripe: 0 };
     let removed = BackingId::list(&[here; 2]);
+    let mut list = Vec::new();
+    [(5, 2), (0, 1)].iter().for_each(|(offset, bytes)| BackingRuns::add(&mut list, *offset, *bytes));
+    let runs = BackingRuns::of(&list).unwrap();
     let all = [
         Request::Lookup { parent: root, name: b"a" },
         Request::GetAttr { ino: root },
@@ -56,6 +59,8 @@ fn requests() -> Vec<Vec<u8>> {
         Request::Backing { id: here, op: BackingOp::Write { offset: 3, append: false, bytes: b"data" } },
         Request::Backing { id: here, op: BackingOp::Write { offset: 0, append: true, bytes: b"more" } },
         Request::Backing { id: here, op: BackingOp::Read { offset: 0, bytes: BACKING_BYTES_MAX as u32 } },
+        Request::Backing { id: here, op: BackingOp::ReadRuns { runs } },
+        Request::Backing { id: here, op: BackingOp::WriteRuns { runs, bytes: b"abc" } },
         Request::Backing { id: here, op: BackingOp::Truncate { bytes: 1 << 40 } },
         Request::RemoveBackings { ids: &removed },
     ];

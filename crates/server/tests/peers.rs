@@ -19,8 +19,8 @@ use forebay_types::limits::{
     BUFFER_BYTES, EAGER_BUFFERS, EAGER_BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_BYTES_MAX, RING_SLOTS,
 };
 use forebay_types::{
-    BackingId, BackingOp, Caller, Class, Code, Ino, Kind, Layout, Move, MoveKind, NodeId, Outcome, Part,
-    Reply, Request, TxId,
+    BackingId, BackingOp, BackingRuns, Caller, Class, Code, Ino, Kind, Layout, Move, MoveKind, NodeId,
+    Outcome, Part, Reply, Request, TxId,
 };
 use forebay_wire::{DataLocation, Memory, Message, Secret, Stamp};
 use support::{skipped, Daemon};
@@ -47,6 +47,9 @@ impl Random {
     }
 }
 
+/// Two bytes at 5, and one at 0.
+const RUNS: &[u8] = &[5, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+
 fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) -> Request<'a> {
     let (parent, ino) = (random.ino(), random.ino());
     let target = [1 << 16, 1 << 16, 2 << 16, 1 << 16 | 7][random.next() as usize % 4];
@@ -54,6 +57,7 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
     let removal = TxId::new(NodeId(2), (1 << 20) | (round / 4));
     // A transaction that was begun recently.
     let recent = TxId::new(NodeId(2), round.saturating_sub(random.next() % 12));
+    let runs = BackingRuns::of(RUNS).unwrap();
     match random.next() % 20 {
         0 | 1 => Request::Create {
             parent,
@@ -118,6 +122,8 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
             id,
             op: BackingOp::Write { offset: round, append: round.is_multiple_of(2), bytes: data },
         },
+        17 if round.is_multiple_of(2) => Request::Backing { id, op: BackingOp::ReadRuns { runs } },
+        17 => Request::Backing { id, op: BackingOp::WriteRuns { runs, bytes: b"abc" } },
         14 => Request::Backing { id, op: BackingOp::Open { handle: round } },
         16 if round.is_multiple_of(2) => Request::RemoveBackings { ids: &[0; 30] },
         16 => Request::AreThere { sessions: &[7; 16] },

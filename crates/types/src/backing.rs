@@ -58,6 +58,19 @@ pub enum BackingOp<'a> {
         /// Data, at most [`BACKING_BYTES_MAX`].
         bytes: &'a [u8],
     },
+    /// Reads several ranges, in their order. Returns fewer bytes than requested only if a range ends behind the end of the
+    /// file; then nothing of the ranges after it. → `Bytes`: of all ranges, one after the other
+    ReadRuns {
+        /// The ranges.
+        runs: BackingRuns<'a>,
+    },
+    /// Writes several ranges, in their order: all bytes, or it fails, and any of them may be written. → `Count`: the bytes
+    WriteRuns {
+        /// The ranges.
+        runs: BackingRuns<'a>,
+        /// Data of all ranges, one after the other.
+        bytes: &'a [u8],
+    },
     /// Sets its length. → `Done`
     Truncate {
         /// New length.
@@ -146,6 +159,71 @@ pub enum BackingOp<'a> {
     },
 }
 
+/// Ranges of a backing file. With their data they have at most [`BACKING_BYTES_MAX`] bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BackingRuns<'a> {
+    /// Of each its offset, then its length.
+    list: &'a [u8],
+}
+
+impl<'a> BackingRuns<'a> {
+    /// Bytes that each range has in the list.
+    pub const EACH_BYTES: usize = 12;
+
+    /// Adds a range to a list.
+    pub fn add(list: &mut Vec<u8>, offset: u64, bytes: u32) {
+        list.extend(offset.to_le_bytes());
+        list.extend(bytes.to_le_bytes());
+    }
+
+    /// The ranges of a list.
+    ///
+    /// # Errors
+    /// [`Code::Malformed`] for a list that is cut; [`Code::Invalid`] for an empty list or range; [`Code::FileTooLarge`] for one beyond the longest file;
+    /// [`Code::TooBig`] for too many bytes.
+    pub fn of(list: &'a [u8]) -> Result<BackingRuns<'a>, Code> {
+        if !list.len().is_multiple_of(Self::EACH_BYTES) {
+            return Err(Code::Malformed);
+        }
+        let runs = BackingRuns { list };
+        let mut all = list.len();
+        for (offset, bytes) in runs.iter() {
+            within(offset, bytes as u64)?;
+            all = all.saturating_add(bytes);
+            if bytes == 0 {
+                return Err(Code::Invalid);
+            }
+        }
+        match all {
+            0 => Err(Code::Invalid),
+            _ if all > BACKING_BYTES_MAX => Err(Code::TooBig),
+            _ => Ok(runs),
+        }
+    }
+
+    /// Offset and length of each.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (u64, usize)> + 'a {
+        self.list.chunks_exact(Self::EACH_BYTES).map(|run| {
+            let (mut offset, mut bytes) = ([0; 8], [0; 4]);
+            offset.copy_from_slice(&run[..8]);
+            bytes.copy_from_slice(&run[8..]);
+            (u64::from_le_bytes(offset), u32::from_le_bytes(bytes) as usize)
+        })
+    }
+
+    /// Bytes of all ranges.
+    pub fn bytes(&self) -> usize {
+        self.iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+fn within(offset: u64, bytes: u64) -> Result<(), Code> {
+    match offset.checked_add(bytes) {
+        Some(end) if end <= FILE_BYTES_MAX => Ok(()),
+        _ => Err(Code::FileTooLarge),
+    }
+}
+
 /// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MoveKind {
@@ -193,10 +271,7 @@ impl Move {
             _ => return Err(Code::Malformed),
         };
         let (offset, bytes, buffer, at) = (r.u64()?, r.u32()?, r.u64()?, r.u32()?);
-        match offset.checked_add(u64::from(bytes)) {
-            Some(end) if end <= FILE_BYTES_MAX => {}
-            _ => return Err(Code::FileTooLarge),
-        }
+        within(offset, u64::from(bytes))?;
         if bytes == 0 {
             return Err(Code::Invalid);
         }
@@ -232,7 +307,8 @@ impl BackingId {
         BackingId { target, ino, number: layout.file_number(component) as u8, stripe }
     }
 
-    /// A piece of a volume. Of the operations only `Open`, `Close`, `Read`, `Write`, `Move` and `Atomic` apply to it.
+    /// A piece of a volume. Of the operations only `Open`, `Close`, `Read`, `Write`, `ReadRuns`,
+    /// `WriteRuns`, `Move` and `Atomic` apply to it.
     pub fn of_piece(target: u32, piece: PieceId) -> BackingId {
         BackingId { target, ino: piece.volume, number: PIECE, stripe: piece.segment << 8 | piece.index }
     }
@@ -371,16 +447,21 @@ impl<'a> BackingOp<'a> {
                 w.u8(21)?;
                 op.encode(w)
             }
+            BackingOp::ReadRuns { runs } => {
+                w.u8(22)?;
+                w.long_bytes(runs.list)
+            }
+            BackingOp::WriteRuns { runs, bytes } => {
+                w.u8(23)?;
+                w.long_bytes(runs.list)?;
+                w.long_bytes(bytes)
+            }
         }
     }
 
     /// Decodes and checks: in the result offsets and lengths are within a file's bounds.
     pub(crate) fn decode(r: &mut Reader<'a>) -> Result<(BackingId, BackingOp<'a>), Code> {
         let id = BackingId::decode(r)?;
-        let within = |offset: u64, bytes: u64| match offset.checked_add(bytes) {
-            Some(end) if end <= FILE_BYTES_MAX => Ok(()),
-            _ => Err(Code::FileTooLarge),
-        };
         let op = match r.u8()? {
             1 => BackingOp::Stat,
             2 => BackingOp::Make,
@@ -439,6 +520,14 @@ impl<'a> BackingOp<'a> {
                 BackingOp::Atomic { word: PieceWord::At(offset), op: AtomicOp::decode(r)? }
             }
             21 => BackingOp::Atomic { word: PieceWord::End, op: AtomicOp::decode(r)? },
+            22 => BackingOp::ReadRuns { runs: BackingRuns::of(r.long_bytes()?)? },
+            23 => {
+                let (runs, bytes) = (BackingRuns::of(r.long_bytes()?)?, r.long_bytes()?);
+                if runs.bytes() != bytes.len() {
+                    return Err(Code::Malformed);
+                }
+                BackingOp::WriteRuns { runs, bytes }
+            }
             _ => return Err(Code::Malformed),
         };
         Ok((id, op))
@@ -487,6 +576,33 @@ mod tests {
             assert!(BackingOp::decode(&mut Reader::new(&buffer[..short])).is_err(), "{op:?} cut to {short}");
         }
         Ok(())
+    }
+
+    fn list(runs: &[(u64, u32)]) -> Vec<u8> {
+        let mut list = Vec::new();
+        runs.iter().for_each(|(offset, bytes)| BackingRuns::add(&mut list, *offset, *bytes));
+        list
+    }
+
+    #[test]
+    fn ranges_that_no_file_has_or_that_are_too_many_are_refused() {
+        let most = BACKING_BYTES_MAX - 2 * BackingRuns::EACH_BYTES;
+        let runs = [(5, most as u32 - 1), (0, 1)];
+        assert_eq!(BackingRuns::of(&list(&runs)).map(|runs| runs.bytes()), Ok(most));
+        for (runs, code) in [
+            (&[][..], Code::Invalid),
+            (&[(5, 0)], Code::Invalid),
+            (&[(5, most as u32), (0, 1)], Code::TooBig),
+            (&[(5, u32::MAX), (0, u32::MAX)], Code::TooBig),
+            (&[(0, 1), (FILE_BYTES_MAX, 1)], Code::FileTooLarge),
+            (&[(u64::MAX, 1)], Code::FileTooLarge),
+        ] {
+            assert_eq!(BackingRuns::of(&list(runs)), Err(code), "{runs:?}");
+        }
+        assert_eq!(BackingRuns::of(&list(&runs)[1..]), Err(Code::Malformed));
+        let all = list(&runs[1..]);
+        let runs = BackingRuns::of(&all).unwrap();
+        assert_eq!(round_trip(BackingOp::WriteRuns { runs, bytes: b"xy" }), Err(Code::Malformed));
     }
 
     fn group(op: GroupOp) -> BackingOp<'static> {
@@ -539,6 +655,8 @@ mod tests {
                 total: MOVE_BYTES_MAX as u32,
                 bytes: &[1; BACKING_BYTES_MAX],
             },
+            BackingOp::ReadRuns { runs: BackingRuns::of(&list(&[(1 << 40, 1), (0, 65000)])).unwrap() },
+            BackingOp::WriteRuns { runs: BackingRuns::of(&list(&[(7, 2), (3, 1)])).unwrap(), bytes: b"abc" },
             group(GroupOp::Make { position: FILE_BYTES_MAX }),
             group(GroupOp::Move { by: 3 }),
             group(GroupOp::Seek { position: 0 }),

@@ -275,8 +275,14 @@ pub const AHEAD_WRITE_BYTES_MAX: usize = 256 << 10;
 /// One call that reads two ranges of a file also reads the gap between them if it is no longer than this: reading so
 /// much takes as long as a system call where calls are expensive (`client/gaps.rs`).
 pub const GAP_BYTES_MAX: usize = 8 << 10;
-/// The same on another node, where a call is a request.
+/// The same on another node, where the bytes of the gap pass the network, and a range costs a part of a request.
+pub const GAP_BYTES_MAX_NETWORK: usize = 1 << 10;
+/// The same for the node that has the data, and reads them from a medium that is not memory.
 pub const GAP_BYTES_MAX_ELSEWHERE: usize = 64 << 10;
+/// The same from memory: a small pread takes as long as this copy.
+pub const GAP_BYTES_MAX_MEMORY: usize = 4 << 10;
+/// Ranges of up to this length travel together in one request: longer ones gain little, and go through the buffers.
+pub const TOGETHER_BYTES_MAX: usize = 16 << 10;
 /// Small ranges that are near each other are read together in blocks of this length, into a buffer of the process: it
 /// stays in the cache.
 pub const SIEVE_BUFFER_BYTES: usize = 1 << 20;

@@ -7,8 +7,9 @@ use forebay_types::Code;
 
 use super::{File, Stripe};
 use crate::errno;
+use crate::far_parts::Memory;
 use crate::paced::{self, Paced};
-use crate::remote_data::{parts, Memory, Moved};
+use crate::remote_data::{parts, Moved};
 
 /// Pieces of memory in one system call, at most.
 const PARTS_MAX: usize = 64;

@@ -17,6 +17,7 @@ mod names;
 mod nodes;
 mod pointers;
 mod remote;
+mod runs;
 mod stripes;
 mod targets;
 mod volume_access;

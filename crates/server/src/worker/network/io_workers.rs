@@ -5,7 +5,7 @@
 
 use forebay_sys::{descriptor, opening};
 use std::cell::LazyCell;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{channel, Receiver, TryRecvError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use std::time::Duration;
 use forebay_data::{Access, Media, NodeTargets, Target};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, MOVE_BYTES_MIN};
 use forebay_types::{
-    node_of, BackingAttr, BackingId, BackingOp, Caller, Code, Error, Ino, MoveKind, PieceId, Reply, Request,
-    Result, Timestamp,
+    node_of, BackingAttr, BackingId, BackingOp, BackingRuns, Caller, Code, Error, Ino, MoveKind, PieceId,
+    Reply, Request, Result, Timestamp,
 };
 use forebay_wire::Stamp;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -23,9 +23,11 @@ use rustix::io::Errno;
 use super::appended::{AppendFile, Before};
 use super::bounce::DataBuffer;
 use super::commands::{Command, Commands};
+use super::file_io::{code, read, write, write_from};
 use super::jobs::{queue, Asker, Job, Jobs, Moving};
 use super::kept::KeptOpen;
 use super::paced::Paced;
+use super::runs;
 use crate::worker::end_of_worker::EndOfWorker;
 
 /// The number of threads: enough to keep a medium busy while some wait for it.
@@ -36,6 +38,9 @@ const MARK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Bytes that are read from memory in less time than the wake-up of a thread takes.
 const AT_ONCE_BYTES: usize = 64 * 1024;
+
+/// And how many ranges.
+const AT_ONCE_RUNS: usize = 32;
 
 /// The command that sends a job's reply.
 fn answer(asker: Asker, reply: Vec<u8>) -> Command {
@@ -127,6 +132,13 @@ impl IoWorker {
             {
                 Some(self.reply(stamp, message))
             }
+            Ok((_, Request::Backing { op: BackingOp::ReadRuns { runs }, .. }))
+                if runs.iter().len() <= AT_ONCE_RUNS
+                    && runs.bytes() <= AT_ONCE_BYTES
+                    && !self.files.targets.is_paced() =>
+            {
+                Some(self.reply(stamp, message))
+            }
             _ => None,
         }
     }
@@ -143,10 +155,6 @@ impl IoWorker {
             moving.kind == MoveKind::Read && moving.bytes <= most && !self.files.targets.is_paced();
         is_short.then(|| self.files.move_piece(moving))
     }
-}
-
-fn code(e: Errno) -> Code {
-    Code::from_errno(e.raw_os_error())
 }
 
 /// Waits for a message; none after `limit`. In a simulation other threads run meanwhile.
@@ -277,6 +285,29 @@ impl Files {
         }
     }
 
+    fn read_runs<'r>(
+        &self,
+        session: u64,
+        id: &BackingId,
+        runs: BackingRuns<'_>,
+        room: &'r mut [u8],
+    ) -> std::result::Result<Reply<'r>, Code> {
+        let file = self.open(session, id)?;
+        let n = runs::read_runs((&self.targets, id, self.target(id)?), &file, runs, room)?;
+        Ok(Reply::Bytes(&room[..n]))
+    }
+
+    fn write_runs(
+        &self,
+        session: u64,
+        id: &BackingId,
+        runs: BackingRuns<'_>,
+        bytes: &[u8],
+    ) -> std::result::Result<Reply<'static>, Code> {
+        let file = self.open_to_write(session, id)?;
+        runs::write_runs((&self.targets, id), &file, runs, bytes).map(|n| Reply::Count(n as u64))
+    }
+
     /// Unlinks a list of backing files. The reply says which of them are removed.
     fn remove_all<'r>(&self, ids: &[u8], room: &'r mut [u8]) -> Reply<'r> {
         self.kept.appended.note_removed(BackingId::listed(ids).map(|id| id.ino));
@@ -339,6 +370,8 @@ impl Files {
             BackingOp::Write { offset, append: false, bytes } => {
                 write(&*self.open_to_write(session, id)?, bytes, offset).map(|()| Reply::Count(offset))
             }
+            BackingOp::ReadRuns { runs } => self.read_runs(session, id, runs, room),
+            BackingOp::WriteRuns { runs, bytes } => self.write_runs(session, id, runs, bytes),
             _ => Err(Code::NotSupported),
         }
     }
@@ -407,6 +440,8 @@ impl Files {
             BackingOp::Write { offset, append: false, bytes } => {
                 write(&*self.open_to_write(session, id)?, bytes, offset).map(|()| Reply::Count(offset))
             }
+            BackingOp::ReadRuns { runs } => self.read_runs(session, id, runs, room),
+            BackingOp::WriteRuns { runs, bytes } => self.write_runs(session, id, runs, bytes),
             BackingOp::Write { append: true, bytes, .. } => {
                 self.append_once(&stamp, id, bytes).map(Reply::Count)
             }
@@ -462,52 +497,6 @@ fn attr_of<'r>(st: &rustix::fs::Stat) -> std::result::Result<Reply<'r>, Code> {
         mtime: time(st.st_mtime, st.st_mtime_nsec as u32),
         ctime: time(st.st_ctime, st.st_ctime_nsec as u32),
     }))
-}
-
-fn read(file: &OwnedFd, room: &mut [u8], offset: u64) -> std::result::Result<usize, Code> {
-    let mut done = 0;
-    while done < room.len() {
-        match rustix::io::pread(file, &mut room[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(code(e)),
-        }
-    }
-    Ok(done)
-}
-
-fn write(file: &OwnedFd, bytes: &[u8], offset: u64) -> std::result::Result<(), Code> {
-    // SAFETY: of the slice.
-    unsafe { write_from(file, bytes.as_ptr(), bytes.len(), offset) }
-}
-
-/// # Safety
-/// `len` bytes at `start` can be read; others may write them meanwhile.
-unsafe fn write_from(
-    file: &OwnedFd,
-    start: *const u8,
-    len: usize,
-    offset: u64,
-) -> std::result::Result<(), Code> {
-    let mut done = 0;
-    while done < len {
-        // SAFETY: the caller's promise.
-        let n = unsafe {
-            let from = start.add(done).cast();
-            libc::pwrite(file.as_raw_fd(), from, len - done, (offset + done as u64) as libc::off_t)
-        };
-        match n {
-            // The medium accepts no byte and gives no reason.
-            0 => return Err(Code::Io),
-            n if n > 0 => done += n as usize,
-            _ => match Errno::from_io_error(&std::io::Error::last_os_error()) {
-                Some(Errno::INTR) => {}
-                e => return Err(code(e.unwrap_or(Errno::IO))),
-            },
-        }
-    }
-    Ok(())
 }
 
 /// A backing file that is opened when it is needed.

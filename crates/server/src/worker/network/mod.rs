@@ -20,6 +20,7 @@ mod buffers;
 mod commands;
 mod eager_buffers;
 mod ended;
+mod file_io;
 mod gathering;
 mod groups;
 mod io_workers;
@@ -32,6 +33,7 @@ mod opening;
 mod paced;
 mod removals;
 mod reply_cache;
+mod runs;
 mod target_selection;
 mod thread;
 

@@ -29,6 +29,7 @@ fn keeps_state(op: &BackingOp<'_>) -> bool {
             | BackingOp::Lock(_)
             | BackingOp::BeginAppend { .. }
             | BackingOp::Write { .. }
+            | BackingOp::WriteRuns { .. }
             | BackingOp::Truncate { .. }
             | BackingOp::Allocate { .. }
             | BackingOp::Move(_)

@@ -137,6 +137,7 @@ impl NetworkThread {
     ) {
         match op {
             BackingOp::Write { .. }
+            | BackingOp::WriteRuns { .. }
             | BackingOp::Truncate { .. }
             | BackingOp::Allocate { .. }
             | BackingOp::AppendPiece { .. }
