@@ -11,7 +11,8 @@
 use std::os::fd::{AsRawFd, RawFd};
 
 use forebay_types::limits::{
-    GAP_BYTES_MAX, GAP_BYTES_MAX_NETWORK, RUN_PIECES_MAX, SIEVE_BUFFER_BYTES, SIEVE_PIECES_MIN,
+    GAP_BYTES_MAX, GAP_BYTES_MAX_ELSEWHERE, GAP_BYTES_MAX_NETWORK, RUN_PIECES_MAX, SIEVE_BUFFER_BYTES,
+    SIEVE_PIECES_MIN,
 };
 use forebay_types::Code;
 
@@ -323,8 +324,9 @@ impl File {
         Ok(())
     }
 
-    /// Reads pieces of a backing file on another node, neighbouring ones by one request. Pieces without neighbours are
-    /// added to `alone`.
+    /// Reads pieces of a backing file on another node, neighbouring ones by one request, together with gaps that are not
+    /// longer than the pieces: large transfers are faster than lists of ranges by more than the gaps take. Pieces without
+    /// neighbours are added to `alone`.
     fn read_group_elsewhere(
         &self,
         group: &[Piece],
@@ -332,8 +334,10 @@ impl File {
         alone: &mut Vec<Piece>,
     ) -> Result<(), Code> {
         let mut rest = group;
+        let average = group.iter().map(|piece| piece.bytes).sum::<usize>() / group.len().max(1);
+        let gap = average.clamp(GAP_BYTES_MAX_NETWORK, GAP_BYTES_MAX_ELSEWHERE);
         while let Some(first) = rest.first() {
-            let (near, bytes) = stretch(rest, GAP_BYTES_MAX_NETWORK);
+            let (near, bytes) = stretch(rest, gap);
             let sieve = (near.len() > 1).then(Sieve::take).flatten();
             let count = if let Some(mut sieve) = sieve {
                 let buffer = sieve.room(first.offset, bytes);

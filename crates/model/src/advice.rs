@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn advice_is_no_slower_than_what_was_asked_about() {
-        let c = Calibration::default();
+        let c = Calibration { write_run_ns: Value::exactly(20_000), ..Calibration::default() };
         let given = predict(&short_runs(), &c);
         let found = advise(&short_runs(), &c, 4);
         assert!(found.collective.time.value <= given.collective.value);

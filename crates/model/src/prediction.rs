@@ -25,7 +25,8 @@ const TOGETHER_BYTES: f64 = (16 << 10) as f64;
 const MESSAGE_BYTES: f64 = (64 << 10) as f64;
 const RANGE_BYTES: f64 = 12.0;
 
-/// The largest gap that is read too where data are on another node, and the largest that this node reads then.
+/// Where data are on another node, gaps that are not longer than the runs are read too, from this length to that one; the
+/// latter is also the largest gap that this node reads.
 const FAR_GAP_BYTES: f64 = 1024.0;
 const MEDIUM_GAP_BYTES: f64 = (64 << 10) as f64;
 
@@ -367,7 +368,7 @@ impl Model {
     /// The largest gap that is read too.
     fn gap_limit(&self) -> f64 {
         match self.used.remote && self.p.is_far {
-            true => FAR_GAP_BYTES,
+            true => (self.p.run_bytes as f64).clamp(FAR_GAP_BYTES, MEDIUM_GAP_BYTES),
             false => self.c.gap_bytes,
         }
     }
@@ -436,7 +437,8 @@ impl Model {
             true => (Accesses { starts: calls, nexts: 0.0 }, Moved::all(bytes)),
             false => (self.accesses(ranks, calls, of_call), Moved::all(bytes)),
         };
-        let picked = if is_sieved && self.used.copies {
+        let is_gathered = is_sieved || self.is_together(of_call) && calls > 1.0;
+        let picked = if is_gathered && self.used.copies {
             (p.runs() * c.piece + p.bytes as f64 * c.copy_byte) * self.crowding()
         } else {
             0.0

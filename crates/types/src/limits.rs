@@ -275,9 +275,10 @@ pub const AHEAD_WRITE_BYTES_MAX: usize = 256 << 10;
 /// One call that reads two ranges of a file also reads the gap between them if it is no longer than this: reading so
 /// much takes as long as a system call where calls are expensive (`client/gaps.rs`).
 pub const GAP_BYTES_MAX: usize = 8 << 10;
-/// The same on another node, where the bytes of the gap pass the network, and a range costs a part of a request.
+/// The same on another node, where a gap passes the network: a gap that is not longer than the ranges is read too
+/// (docs/decisions/0052), from this length ...
 pub const GAP_BYTES_MAX_NETWORK: usize = 1 << 10;
-/// The same for the node that has the data, and reads them from a medium that is not memory.
+/// ... to this one. Also the longest gap that the node of the data reads for others from a medium that is not memory.
 pub const GAP_BYTES_MAX_ELSEWHERE: usize = 64 << 10;
 /// The same from memory: a small pread takes as long as this copy.
 pub const GAP_BYTES_MAX_MEMORY: usize = 4 << 10;

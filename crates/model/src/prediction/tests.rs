@@ -118,13 +118,54 @@ fn interleaved(ranks: u64, run_bytes: u64, writes: bool) -> Pattern {
 }
 
 #[test]
-fn small_runs_on_other_nodes_pay_together_and_large_ones_alone() {
+fn tiny_runs_on_other_nodes_pay_together_and_larger_ones_alone() {
     let c = Calibration::default();
-    assert!(predict(&interleaved(4, 64, true), &c).is_collective());
-    assert!(predict(&interleaved(4, 1024, true), &c).is_collective());
+    assert!(predict(&interleaved(4, 8, true), &c).is_collective());
+    assert!(predict(&interleaved(4, 16, true), &c).is_collective());
+    assert!(!predict(&interleaved(4, 4096, true), &c).is_collective(), "they travel together");
     assert!(!predict(&interleaved(4, MIB, true), &c).is_collective());
     let here = Pattern { is_far: false, nodes: 1, ..interleaved(4, 4096, true) };
     assert!(!predict(&here, &c).is_collective(), "a medium in memory of this node: {:?}", predict(&here, &c));
+}
+
+/// Short ranges travel in one request, and gaps do not travel.
+#[test]
+fn ranges_on_another_node_cost_their_bytes_on_the_network_and_their_gaps_at_most_on_the_medium() {
+    let slow = Calibration {
+        request_ns: Value::exactly(1_000_000),
+        request_byte_ps: Value::exactly(1_000_000),
+        ..Calibration::default()
+    };
+    let time = |run_bytes, gap_bytes| {
+        let p = Pattern { gap_bytes, ..interleaved(4, run_bytes, false) };
+        predict(&p, &slow).independent.parts.io
+    };
+    // A quarter is on each rank's own node.
+    let bytes = 0.75 * (MIB * 1000) as f64;
+    assert!((time(4096, 3 * 4096) - bytes).abs() < 0.01 * bytes, "{}", time(4096, 3 * 4096));
+    assert!(
+        (time(4096, 1024) - 1.25 * bytes).abs() < 0.01 * bytes,
+        "short gaps travel: {}",
+        time(4096, 1024)
+    );
+    // A medium with seeks reads the gaps; one without does not.
+    let seeks = Calibration {
+        read_run_ns: Value::exactly(8_000_000),
+        read_sequential_byte_ps: Value::exactly(10_000),
+        parallel: 1,
+        queue: 1,
+        ..Calibration::default()
+    };
+    let alone =
+        Pattern { ranks: 2, nodes: 1, is_apart: true, gap_bytes: 3 * 4096, ..interleaved(2, 4096, false) };
+    let found = predict(&alone, &seeks).independent.parts.io;
+    // 17 requests of a rank, and four times its bytes.
+    let expected = 2.0 * (17.0 * 8e6 + 4.0 * MIB as f64 * 10.0);
+    assert!((found - expected).abs() < 0.02 * expected, "{found} {expected}");
+    let memory = Calibration { read_run_ns: Value::exactly(10), ..seeks };
+    let found = predict(&alone, &memory).independent.parts.io;
+    let expected = 2.0 * (256.0 * 10.0 + MIB as f64 * 10.0);
+    assert!((found - expected).abs() < 0.02 * expected, "{found} {expected}");
 }
 
 /// Each extension changes a time, and in the direction that it describes.

@@ -27,7 +27,7 @@ const CALL_BYTES: usize = 4 << 20;
 const NEXT_BYTES: usize = 64 << 10;
 /// The length of runs that give the random bandwidth.
 const RANDOM_BYTES: usize = 64 << 10;
-/// Gaps between runs that are read, more than any read takes with it: MPI-IO reads gaps of up to 64 KiB on other nodes.
+/// Gaps between runs that are read, more than any read takes with it: a node reads gaps of up to 64 KiB for others.
 const READ_GAP_BYTES: usize = 2 * GAP_BYTES_MAX_ELSEWHERE;
 /// Threads whose runs show how many overlap.
 const QUEUE_MAX: usize = 8;
