@@ -335,7 +335,7 @@ impl File {
     ) -> Result<(), Code> {
         let mut rest = group;
         let average = group.iter().map(|piece| piece.bytes).sum::<usize>() / group.len().max(1);
-        let gap = average.clamp(GAP_BYTES_MAX_NETWORK, GAP_BYTES_MAX_ELSEWHERE);
+        let gap = (average + average / 8).clamp(GAP_BYTES_MAX_NETWORK, GAP_BYTES_MAX_ELSEWHERE);
         while let Some(first) = rest.first() {
             let (near, bytes) = stretch(rest, gap);
             let sieve = (near.len() > 1).then(Sieve::take).flatten();
