@@ -43,6 +43,7 @@ mod roots;
 mod serve;
 mod shared;
 mod stores;
+mod through;
 mod trees;
 mod turns;
 mod upload;
@@ -118,6 +119,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         marks: Marks::new(link),
         restoring: Restoring::default(),
         ranges: Ranges::default(),
+        through: through::Through::default(),
         listing: Restoring::default(),
         looks: looks::Looks::default(),
         persisting: Restoring::default(),
