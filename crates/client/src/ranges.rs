@@ -68,7 +68,7 @@ impl Pool {
 
     /// True for a released file of this node that does not fit into its target, unless the mover releases others.
     #[cold]
-    pub fn lacks_room(&self, entry: &Entry) -> bool {
+    fn lacks_room(&self, entry: &Entry) -> bool {
         let fits = |here: &crate::attached::Attached| {
             let free = here.free_bytes_of(here.target_of(&entry.layout, 0, 0));
             free.is_none_or(|free| free >= entry.attr.size.saturating_add(RESTORE_RESERVE_BYTES))

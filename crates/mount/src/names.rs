@@ -195,12 +195,9 @@ impl FileSystem {
         Ok(if answer.is_some() { Outcome::Reply } else { Outcome::Silence })
     }
 
-    /// Restores the whole of a file that is read while it arrives, before it loses a name. What frees space waits for none.
+    /// Restores the whole of a file that is read while it arrives, before it loses a name.
     fn keep_readable(&self, parent: Ino, name: &[u8]) {
         let Some(ino) = self.leads_to_arriving(parent, name) else { return };
-        if self.pool.get_attr(ino).is_ok_and(|entry| self.pool.lacks_room(&entry)) {
-            return;
-        }
         if let Err(Errno(e)) = self.make_whole(ino) {
             tracing::warn!("file {ino} is removed before its readers have all of it: error {e}");
         }
