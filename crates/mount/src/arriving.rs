@@ -235,6 +235,8 @@ impl Arriving {
                     }
                     Ok(Arrived::Range(_)) | Err(Code::NoSpace) => self.state().from_store.note(),
                     Ok(Arrived::Whole(_)) | Err(Code::Stale) => continue,
+                    // The store may deliver, although the node with the file does not answer.
+                    Err(_) if self.state().from_store.has_read => self.state().from_store.note(),
                     Err(code) => return Err(code.into()),
                 }
             }
