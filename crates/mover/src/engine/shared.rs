@@ -11,6 +11,7 @@ use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 
 use super::evict::{evict, free_bytes, is_full, Restoring};
 use super::holds::Holds;
+use super::kept_ranges::Through;
 use super::link::Link;
 use super::looks::Looks;
 use super::marks::{mark_restored, Marks};
@@ -18,7 +19,6 @@ use super::peers::{Answer, Jobs, Letter, Peers, Work};
 use super::ranges::{FileRanges, Ranges};
 use super::restore::restore;
 use super::stores::Stores;
-use super::through::Through;
 use super::turns::Turns;
 use super::walks::Walks;
 use crate::host::{self, Instant};

@@ -1,35 +1,31 @@
 //! Files that are read from their store without a copy in the pool: it has no room for them.
 //!
 //! A program asks for a piece of one version (`StoreRead`), which travels as a message to a mover. The mover reads the
-//! range of [`RANGE_BYTES`] with the piece from the store, and keeps the last few of them: programs read in order, and a
-//! call of a store costs much. The store compares the version before and after. What is kept is of the version that it is
-//! kept for, whatever the store has by now.
+//! range of [`RANGE_BYTES`] with the piece from the store, and keeps the last few of them (`kept_ranges.rs`): programs read
+//! in order, and a call of a store costs much. The store compares the version before and after. What is kept is of the
+//! version that it is kept for, whatever the store has by now.
 //!
 //! Each message has a thread, so that a store that hangs holds up its own readers only. A thread that calls a store holds
-//! no lock: others that need the same range look again after a moment. The mutex is a leaf. A mover that dies takes what
-//! it kept with it; programs ask the next one. Tests: here, and `crates/mount/tests/without_room.rs`.
+//! no lock: others that need the same range look again after a moment. A mover that dies takes what it kept with it;
+//! programs ask the next one. Tests: `crates/mount/tests/without_room.rs`.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_types::limits::RANGE_BYTES;
 use forebay_types::{Code, Error, Ino, Result, StoreRead, StoreVersion};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 
+use super::kept_ranges::{Found, Key};
 use super::restore::refresh;
-use super::shared::{for_programs, locked, Shared};
+use super::shared::{for_programs, Shared};
 use super::stores::Located;
 use crate::host::{self, Instant};
 use crate::store::Store;
 
-/// Ranges that are kept: 16 MiB of memory. Those that are being read are as many as threads.
-const RANGES_MAX: usize = 16;
-/// How long a range is kept that no program reads.
-const KEPT: Duration = Duration::from_secs(10);
 /// Messages that are served at a time. Programs ask again.
 const READERS_MAX: usize = 64;
 /// Pause between two looks whether another thread has read a range, and how long it is waited for: less than a message
@@ -39,71 +35,6 @@ const OTHER_PATIENCE: Duration = Duration::from_secs(5);
 /// How often a file is looked for that is being renamed in the store, and the pause between.
 const ATTEMPTS: u32 = 20;
 const RENAME_PAUSE: Duration = Duration::from_millis(30);
-
-/// A range of a version of a file.
-type Key = (Ino, StoreVersion, u64);
-
-#[derive(Debug)]
-struct Kept {
-    key: Key,
-    /// None while a thread reads it.
-    data: Option<Arc<Vec<u8>>>,
-    used: Instant,
-}
-
-/// The ranges that were read last, the latest at the end.
-#[derive(Debug, Default)]
-pub(super) struct Through {
-    kept: Mutex<VecDeque<Kept>>,
-    readers: AtomicUsize,
-}
-
-/// What a thread finds that needs a range.
-#[derive(Debug)]
-enum Found {
-    There(Arc<Vec<u8>>),
-    /// Another thread reads it.
-    Later,
-    /// The caller is to read it, and to end that by [`Through::end`].
-    Mine,
-}
-
-impl Through {
-    fn find(&self, key: Key) -> Found {
-        let mut kept = locked(&self.kept);
-        if let Some(i) = kept.iter().position(|kept| kept.key == key) {
-            let Some(data) = kept[i].data.clone() else { return Found::Later };
-            if let Some(mut one) = kept.remove(i) {
-                one.used = Instant::now();
-                kept.push_back(one);
-            }
-            return Found::There(data);
-        }
-        let is_there = |kept: &Kept| kept.data.is_some();
-        if kept.iter().filter(|kept| is_there(kept)).count() >= RANGES_MAX {
-            if let Some(i) = kept.iter().position(is_there) {
-                kept.remove(i);
-            }
-        }
-        kept.push_back(Kept { key, data: None, used: Instant::now() });
-        Found::Mine
-    }
-
-    /// A range was read, or could not be.
-    fn end(&self, key: Key, data: Option<Arc<Vec<u8>>>) {
-        let mut kept = locked(&self.kept);
-        match (data, kept.iter().position(|kept| kept.key == key)) {
-            (Some(data), Some(i)) => kept[i].data = Some(data),
-            (None, Some(i)) => drop(kept.remove(i)),
-            (_, None) => {}
-        }
-    }
-
-    /// Frees ranges that no program reads any more.
-    pub(super) fn forget_old(&self) {
-        locked(&self.kept).retain(|kept| kept.data.is_none() || kept.used.elapsed() < KEPT);
-    }
-}
 
 /// Answers a message, in a thread of its own.
 pub(super) fn serve(shared: &Arc<Shared>, number: u64, wanted: std::result::Result<StoreRead, Code>) {
@@ -233,44 +164,4 @@ fn copy(located: &Located, version: &StoreVersion, range: Range<u64>) -> Result<
         }
     }
     Ok(data)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(number: u64) -> Key {
-        (Ino(7), StoreVersion { bytes: 100 * RANGE_BYTES, ..StoreVersion::default() }, number)
-    }
-
-    fn read(through: &Through, number: u64) {
-        assert!(matches!(through.find(key(number)), Found::Mine), "{number}");
-        through.end(key(number), Some(Arc::new(vec![number as u8])));
-    }
-
-    #[test]
-    fn ranges_are_read_once_and_the_ones_used_last_are_kept() {
-        let through = Through::default();
-        (0..RANGES_MAX as u64).for_each(|number| read(&through, number));
-        assert!(matches!(through.find(key(0)), Found::There(data) if *data == [0]));
-        read(&through, 99);
-        assert!(matches!(through.find(key(0)), Found::There(_)), "it was used");
-        assert!(matches!(through.find(key(1)), Found::Mine), "it was the oldest");
-        let other = StoreVersion { bytes: 5, ..StoreVersion::default() };
-        assert!(matches!(through.find((Ino(7), other, 0)), Found::Mine), "another version");
-    }
-
-    #[test]
-    fn one_thread_reads_a_range_and_after_a_failure_another() {
-        let through = Through::default();
-        assert!(matches!(through.find(key(3)), Found::Mine));
-        assert!(matches!(through.find(key(3)), Found::Later));
-        through.forget_old();
-        assert!(matches!(through.find(key(3)), Found::Later), "it is being read");
-        through.end(key(3), None);
-        assert!(matches!(through.find(key(3)), Found::Mine));
-        for number in 10..10 + 2 * RANGES_MAX as u64 {
-            assert!(matches!(through.find(key(number)), Found::Mine), "those that are read are not kept yet");
-        }
-    }
 }
