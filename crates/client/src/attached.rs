@@ -291,6 +291,17 @@ impl Attached {
         self.targets().filter_map(|(_, fd)| used_percent_of(fd)).min().unwrap_or(0)
     }
 
+    /// Free bytes of the target with this descriptor; none if it does not tell.
+    #[cold]
+    pub(crate) fn free_bytes_of(&self, target: RawFd) -> Option<u64> {
+        // SAFETY: an all-zero statfs is valid, and writable for the call; a bad descriptor is an error.
+        let space = unsafe {
+            let mut space: libc::statfs = std::mem::zeroed();
+            (libc::fstatfs(target, &mut space) == 0).then_some(space)
+        }?;
+        Some(space.f_bavail.saturating_mul(space.f_bsize as u64))
+    }
+
     /// The target for a new file. The flag is true if all targets are above their high-water marks.
     fn choose_target(&self) -> (u16, bool) {
         let mut roomiest = (0, 0);

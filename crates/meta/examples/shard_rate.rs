@@ -1,4 +1,5 @@
 //! Requests a second of the shard, for batches of one, batches of 16, and one long transaction, compared with raw LMDB.
+//! Each in a directory of the pool alone, and in one in front of a store, whose changes make places pending.
 //!
 //! `cargo run --release -p forebay-meta --example shard_rate -- /dev/shm/NAME [FILES]` creates the directory, and
 //! removes it afterwards. Each change keeps its reply, as in the daemon.
@@ -76,15 +77,20 @@ fn remove_orphans(shard: &Shard) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Creates, looks up and unlinks `files` files. Returns the rate of each.
-fn round(shard: &Shard, files: usize, batch: usize, parent: Ino) -> Result<[f64; 3], Failure> {
+/// What a round measures.
+const STEPS: [&str; 5] = ["create", "lookup", "rename", "unlink", "mkdir, rmdir"];
+
+/// Creates, looks up, renames and unlinks `files` files, and makes and removes a tenth as many directories. Returns the
+/// rate of each.
+fn round(shard: &Shard, files: usize, batch: usize, parent: Ino) -> Result<[f64; STEPS.len()], Failure> {
     use std::io::Write as _;
-    let write_name = |i: usize, name: &mut Vec<u8>| {
-        // Not in the order of creation, as in real programs.
-        let _ = write!(name, "file.{:08}", i.wrapping_mul(7919) % files);
+    // Not in the order of creation, as in real programs.
+    let spread = |i: usize, count: usize| i.wrapping_mul(7919) % count;
+    let write_name = |what: &str, i: usize, name: &mut Vec<u8>| {
+        let _ = write!(name, "{what}.{:08}", spread(i, files));
     };
     let create = drive(shard, files, batch, |i, name| {
-        write_name(i, name);
+        write_name("file", i, name);
         Request::Create {
             parent,
             name,
@@ -97,14 +103,59 @@ fn round(shard: &Shard, files: usize, batch: usize, parent: Ino) -> Result<[f64;
         }
     })?;
     let lookup = drive(shard, files, batch, |i, name| {
-        write_name(i, name);
+        write_name("file", i, name);
         Request::Lookup { parent, name }
     })?;
+    let rename = drive(shard, files, batch, |i, name| {
+        write_name("file", i, name);
+        let middle = name.len();
+        write_name("name", i, name);
+        let (name, new_name) = name.split_at(middle);
+        Request::Rename { parent, name, new_parent: parent, new_name, flags: 0 }
+    })?;
     let unlink = drive(shard, files, batch, |i, name| {
-        write_name(i, name);
+        write_name("name", i, name);
         Request::Unlink { parent, name }
     })?;
-    Ok([create, lookup, unlink].map(|t| files as f64 / t.as_secs_f64()))
+    let directories = files / 10;
+    let write_directory = |i: usize, name: &mut Vec<u8>| {
+        let _ = write!(name, "made.{i:08}");
+    };
+    let mut made = drive(shard, directories, batch, |i, name| {
+        write_directory(i, name);
+        Request::MakeDirectory { parent, name, mode: 0o755 }
+    })?;
+    made += drive(shard, directories, batch, |i, name| {
+        write_directory(i, name);
+        Request::RemoveDirectory { parent, name }
+    })?;
+    let of_files = [create, lookup, rename, unlink].map(|t| files as f64 / t.as_secs_f64());
+    let [create, lookup, rename, unlink] = of_files;
+    Ok([create, lookup, rename, unlink, directories as f64 / made.as_secs_f64()])
+}
+
+/// Makes a directory; returns its number.
+fn make_directory(shard: &Shard, name: &[u8]) -> Result<Ino, Failure> {
+    let request = Request::MakeDirectory { parent: Ino::ROOT, name, mode: 0o755 };
+    let answer = apply_alone(shard, &request, |reply| match reply {
+        Reply::Entry(entry) => Some(entry.attr.ino),
+        _ => None,
+    })?;
+    answer.ok_or_else(|| "a directory was answered otherwise".into())
+}
+
+fn apply_alone<T>(
+    shard: &Shard,
+    request: &Request<'_>,
+    then: impl FnOnce(&Reply<'_>) -> T,
+) -> Result<T, Failure> {
+    let mut payload = vec![0; PAYLOAD_BYTES_MAX];
+    let mut batch = shard.begin()?;
+    let answer = batch.apply(CALLER, request, now(), &mut Effects::new(), &mut payload);
+    let told =
+        answer.map(|reply| then(&reply)).map_err(|refusal| format!("{request:?}: {}", refusal.code()))?;
+    batch.commit()?;
+    Ok(told)
 }
 
 /// The rate of LMDB alone: transactions that put the same bytes as a create.
@@ -143,7 +194,9 @@ fn raw(dir: &Path, files: usize, batch: usize) -> Result<f64, Failure> {
 
 fn measure(dir: &Path, files: usize) -> Result<(), Failure> {
     println!("{files} files, requests per second of processor time");
-    println!("{:>22} {:>10} {:>10} {:>10} {:>16}", "batch", "create", "lookup", "unlink", "raw LMDB create");
+    print!("{:>5} {:>12}", "batch", "directory");
+    STEPS.iter().for_each(|step| print!(" {step:>12}"));
+    println!(" {:>16}", "raw LMDB create");
     for batch in [1, 16, 1000] {
         let place = dir.join(format!("shard{batch}"));
         std::fs::create_dir(&place)?;
@@ -155,11 +208,18 @@ fn measure(dir: &Path, files: usize) -> Result<(), Failure> {
             root_gid: 0,
         };
         let shard = Shard::create(&place, &options, now())?;
-        // The first round fills free lists and caches, the second is measured.
-        round(&shard, files, 64, Ino::ROOT)?;
-        let [create, lookup, unlink] = round(&shard, files, batch, Ino::ROOT)?;
+        let alone = make_directory(&shard, b"alone")?;
+        let attached = make_directory(&shard, b"attached")?;
+        apply_alone(&shard, &Request::Attach { ino: attached, settings: b"{}", listed: false }, |_| ())?;
         let raw = raw(&dir.join(format!("raw{batch}")), files, batch)?;
-        println!("{batch:>22} {create:>10.0} {lookup:>10.0} {unlink:>10.0} {raw:>16.0}");
+        for (parent, what) in [(alone, "the pool's"), (attached, "a store's")] {
+            // The first round fills free lists and caches, the second is measured.
+            round(&shard, files, 64, parent)?;
+            let rates = round(&shard, files, batch, parent)?;
+            print!("{batch:>5} {what:>12}");
+            rates.iter().for_each(|rate| print!(" {rate:>12.0}"));
+            println!(" {raw:>16.0}");
+        }
         let report = shard.check(&mut |_| {})?;
         if !report.is_clean() {
             return Err(format!("the shard is damaged: {:?}", report.problems).into());

@@ -31,6 +31,9 @@ pub(crate) struct Directory {
     rewrite_record: bool,
     /// Time of the last change, to find the pending directory that was idle longest.
     used: u64,
+    /// Whether its backing store may have anything in it, as far as the shard knows. None before it was looked at. True
+    /// stays, also when all of it was removed.
+    has_places: Option<bool>,
 }
 
 /// All directories in memory.
@@ -87,7 +90,14 @@ impl Directories {
     pub(crate) fn insert(&mut self, inode: Inode) -> usize {
         debug_assert!(!self.index.contains_key(&inode.attr.ino.0));
         let slot = self.slots.len();
-        self.slots.push(Directory { inode, pending: false, changed: false, rewrite_record: false, used: 0 });
+        self.slots.push(Directory {
+            inode,
+            pending: false,
+            changed: false,
+            rewrite_record: false,
+            used: 0,
+            has_places: None,
+        });
         self.index.insert(inode.attr.ino.0, slot);
         slot
     }
@@ -98,6 +108,19 @@ impl Directories {
         let slot = self.insert(inode);
         self.slots[slot].pending = true;
         self.pending.push(slot);
+    }
+
+    /// Whether the store may have anything in a directory; none where that is not known.
+    #[inline]
+    pub(crate) fn has_places(&self, ino: Ino) -> Option<bool> {
+        self.index.get(&ino.0).and_then(|slot| self.slots[*slot].has_places)
+    }
+
+    /// Notes whether the store may have anything in a directory, if that is in memory.
+    pub(crate) fn note_places(&mut self, ino: Ino, has_places: bool) {
+        if let Some(slot) = self.index.get(&ino.0) {
+            self.slots[*slot].has_places = Some(has_places);
+        }
     }
 
     /// The directory in a slot.

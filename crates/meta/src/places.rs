@@ -14,7 +14,11 @@
 //!
 //! Before a mover changes what the store has under a name, it notes the version that will be there (`Intend`). If it
 //! dies in between, the place is still pending and the next mover recognises the version, even if the pool's name came
-//! and went. Tests: `tests/backing_store`.
+//! and went.
+//!
+//! Of a directory in memory it is known, once it was looked at, whether it has no places at all (`directories.rs`): the
+//! store has nothing there, and its names need no look for a place. Each place that comes ends that. Tests:
+//! `tests/backing_store`.
 
 use forebay_types::limits::{NAME_MAX, PATH_MAX};
 use forebay_types::{
@@ -87,6 +91,9 @@ pub(crate) fn decode_place(bytes: &[u8]) -> Answer<Placed> {
 impl Batch<'_> {
     /// What the store has at a place, as far as the pool knows.
     pub(crate) fn placed(&self, parent: Ino, name: &[u8]) -> Answer<Option<Placed>> {
+        if self.state.directories.has_places(parent) == Some(false) {
+            return Ok(None);
+        }
         self.tx.get(keys::place(parent, name).bytes())?.map(decode_place).transpose()
     }
 
@@ -116,6 +123,7 @@ impl Batch<'_> {
         placed.encode(&mut w)?;
         let n = w.len();
         self.state.absences.forget(parent, name);
+        self.state.directories.note_places(parent, true);
         self.tx.put(keys::place(parent, name).bytes(), &buffer[..n])
     }
 
@@ -172,17 +180,40 @@ impl Batch<'_> {
         name: &[u8],
         now_there: Option<(Ino, Kind)>,
     ) -> Answer<()> {
+        if now_there.is_some() {
+            return self.note_present(now, parent, name);
+        }
         let pending = self.pending_at(parent, name)?;
-        let placed = self.placed(parent, name)?;
-        match (pending, placed, now_there) {
+        let is_placed = self.learn_places(parent)? && self.placed(parent, name)?.is_some();
+        match pending {
             // A name that the store never had came and went.
-            (Some(pending), None, None) if pending.intent.is_none() && !pending.conflict => {
+            Some(pending) if !is_placed && pending.intent.is_none() && !pending.conflict => {
                 self.tx.delete(keys::pending(parent, name).bytes())?;
                 Ok(())
             }
-            (None, None, None) => Ok(()),
-            (pending, ..) => self.note(now, parent, name, pending),
+            None if !is_placed => Ok(()),
+            pending => self.note(now, parent, name, pending),
         }
+    }
+
+    /// The same for a name that the pool has. Most were not pending: they take one look into the tree.
+    fn note_present(&mut self, now: Timestamp, parent: Ino, name: &[u8]) -> Answer<()> {
+        let mut buffer = [0; PENDING_BYTES];
+        let n = PendingRecord { since: now, changes: 1, ..PendingRecord::default() }.encode(&mut buffer)?;
+        match self.tx.insert(keys::pending(parent, name).bytes(), &buffer[..n])? {
+            true => Ok(()),
+            false => self.note_place(now, parent, name),
+        }
+    }
+
+    /// False if the store has nothing in a directory. What was found is known from then on.
+    fn learn_places(&mut self, directory: Ino) -> Answer<bool> {
+        if let Some(known) = self.state.directories.has_places(directory) {
+            return Ok(known);
+        }
+        let has_places = self.has_places(directory)?;
+        self.state.directories.note_places(directory, has_places);
+        Ok(has_places)
     }
 
     /// Makes a place pending, or counts one more change of it.

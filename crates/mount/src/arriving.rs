@@ -7,25 +7,32 @@
 //! inode are by requests until the last is released. An open reads data of one version alone: when another program
 //! changes the file in the store meanwhile, what has not arrived yet gives EIO.
 //!
+//! What the pool has no room for is read from the store alone, from the version that the first such read finds there. From
+//! time to time a read asks again whether there is room.
+//!
 //! In a pool of several nodes the file is placed on this node when it is opened. When it comes to another node all the
 //! same, since it was not read yet, an open reads it there.
 //!
 //! A file that loses its last name through the mount is restored whole first. One that loses it elsewhere gives EIO for
-//! what has not arrived. The mutex is a leaf. Tests: beside the code, and `crates/mover/tests/pool/ranges.rs`.
+//! what has not arrived. The mutex is a leaf. Tests: beside the code, `crates/mount/tests/arriving.rs` and `without_room.rs`.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use forebay_client::{Arrived, File, Pool};
-use forebay_types::{Code, Entry, Ino, Timestamp};
+use forebay_types::{Code, Entry, Ino, RestoredRange, StoreVersion, Timestamp};
 
 use crate::errno::Errno;
 use crate::opened::{fstat, open_backing, Opened};
 
 /// How often a read starts over because a restore begins anew.
 const ATTEMPTS: u32 = 100;
+/// How long an open reads from the store alone before it asks again whether there is room in the pool; doubled each time.
+const NO_ROOM_FIRST: Duration = Duration::from_secs(1);
+const NO_ROOM_MAX: Duration = Duration::from_secs(30);
 
 /// What tells a file's data from those of another version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,6 +79,34 @@ impl Known {
     }
 }
 
+/// How an open reads what the pool has no room for.
+#[derive(Debug)]
+struct FromStore {
+    /// The version that it reads, once it has looked.
+    version: Option<StoreVersion>,
+    /// It has read some of it.
+    has_read: bool,
+    /// Until when it does not ask whether there is room, and how long after that.
+    until: Option<Instant>,
+    pause: Duration,
+}
+
+impl FromStore {
+    fn new() -> FromStore {
+        FromStore { version: None, has_read: false, until: None, pause: NO_ROOM_FIRST }
+    }
+
+    /// There is no room.
+    fn note(&mut self) {
+        self.until = Some(Instant::now() + self.pause);
+        self.pause = (2 * self.pause).min(NO_ROOM_MAX);
+    }
+
+    fn is_now(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
+}
+
 #[derive(Debug)]
 struct State {
     data: Data,
@@ -82,6 +117,14 @@ struct State {
     is_whole: bool,
     /// The file, when its data came to another node.
     elsewhere: Option<Arc<File>>,
+    from_store: FromStore,
+}
+
+impl State {
+    /// True once a program may have read from the file's data.
+    fn has_read(&self) -> bool {
+        self.file.is_some() || self.from_store.has_read
+    }
 }
 
 /// Where a range can be read.
@@ -90,6 +133,8 @@ pub(crate) enum Readable {
     Here(Arc<OwnedFd>),
     /// On another node.
     Elsewhere(Arc<File>),
+    /// These are its bytes, from the store.
+    Read(Vec<u8>),
     /// It is behind the end of the file.
     Nothing,
 }
@@ -118,6 +163,7 @@ impl Arriving {
             known: Known::default(),
             is_whole: false,
             elsewhere: None,
+            from_store: FromStore::new(),
         };
         Arriving { ino: entry.attr.ino, opened, state: Mutex::new(state), count }
     }
@@ -174,23 +220,94 @@ impl Arriving {
             if range.is_empty() {
                 return Ok(Readable::Nothing);
             }
-            let missing = {
+            let (missing, is_from_store) = {
                 let state = self.state();
                 match (state.known.first_missing(&range), &state.file) {
                     (None, Some((file, _))) => return Ok(Readable::Here(Arc::clone(file))),
-                    (missing, _) => missing.unwrap_or(range.start),
+                    (missing, _) => (missing.unwrap_or(range.start), state.from_store.is_now()),
                 }
             };
-            match pool.restore_range(self.ino, missing) {
-                Ok(Arrived::Range(arrived)) => {
-                    self.note(pool, arrived.backing, arrived.from..arrived.to)?;
+            if !is_from_store {
+                match pool.restore_range(self.ino, missing) {
+                    Ok(Arrived::Range(arrived)) if arrived.backing != RestoredRange::NO_ROOM => {
+                        self.note(pool, arrived.backing, arrived.from..arrived.to)?;
+                        continue;
+                    }
+                    Ok(Arrived::Range(_)) | Err(Code::NoSpace) => self.state().from_store.note(),
+                    Ok(Arrived::Whole(_)) | Err(Code::Stale) => continue,
+                    // The store may deliver, although the node with the file does not answer.
+                    Err(_) if self.state().from_store.has_read => self.state().from_store.note(),
+                    Err(code) => return Err(code.into()),
                 }
-                Ok(Arrived::Whole(_)) | Err(Code::Stale) => {}
-                Err(code) => return Err(code.into()),
+            }
+            if let Some(data) = self.read_from_store(pool, range)? {
+                return Ok(Readable::Read(data));
             }
         }
         tracing::warn!("the restore of file {} begins anew all the time: a read fails", self.ino);
         Err(Errno(libc::EIO))
+    }
+
+    /// Reads a range of a released file from its store. None if the file is to be looked at again.
+    fn read_from_store(&self, pool: &Pool, range: Range<u64>) -> Result<Option<Vec<u8>>, Errno> {
+        let chosen = self.state().from_store.version;
+        let version = match chosen {
+            Some(version) => version,
+            None => match self.choose_version(pool)? {
+                Some(version) => version,
+                None => return Ok(None),
+            },
+        };
+        let read = pool.read_from_store(self.ino, &version, range);
+        let now = match pool.get_attr(self.ino) {
+            Ok(now) => now,
+            Err(Code::NotFound) => return Ok(None),
+            Err(code) => return Err(code.into()),
+        };
+        let mut state = self.state();
+        match read {
+            Ok(data) => {
+                // The pool took over another version while this one was chosen.
+                self.check_data(&mut state, &now)?;
+                state.from_store.has_read = true;
+                Ok(Some(data))
+            }
+            Err(Code::Stale | Code::NotFound) => {
+                // Programs of the pool wrote it, or nothing was read yet.
+                let may_go_on = now.attr.is_resident() || now.attr.epoch() != state.data.epoch;
+                if !may_go_on && state.has_read() {
+                    return Err(self.was_changed());
+                }
+                state.from_store.version = None;
+                Ok(None)
+            }
+            Err(code) => Err(code.into()),
+        }
+    }
+
+    /// Chooses the version of the store's file that this open reads: that of the data which it has read, if it has. None if
+    /// the file is to be looked at again.
+    fn choose_version(&self, pool: &Pool) -> Result<Option<StoreVersion>, Errno> {
+        let looked = pool.store_version(self.ino).and_then(|version| Ok((version, pool.get_attr(self.ino)?)));
+        let (version, now) = match looked {
+            Ok(looked) => looked,
+            Err(Code::NotFound) => return Ok(None),
+            Err(code) => return Err(code.into()),
+        };
+        let mut state = self.state();
+        self.check_data(&mut state, &now)?;
+        // A file system's times are those that the pool shows, unless the pool has changed them since.
+        let is_same = (version.bytes, version.mtime) == (now.attr.size, now.attr.mtime);
+        if state.has_read() && version.ino != 0 && !is_same {
+            return Err(self.was_changed());
+        }
+        state.from_store.version = Some(version);
+        Ok(Some(version))
+    }
+
+    fn was_changed(&self) -> Errno {
+        tracing::warn!("file {} was changed in its store while a program read it: the read fails", self.ino);
+        Errno(libc::EIO)
     }
 
     /// A range has arrived in a backing file.
@@ -249,12 +366,8 @@ impl Arriving {
     /// Refuses another version's data, unless nothing was read yet.
     fn check_data(&self, state: &mut State, entry: &Entry) -> Result<(), Errno> {
         let now = Data::of(entry);
-        if state.file.is_some() && !state.data.may_become(&now) {
-            tracing::warn!(
-                "file {} was changed in its store while a program read it: the read fails",
-                self.ino
-            );
-            return Err(Errno(libc::EIO));
+        if state.has_read() && !state.data.may_become(&now) {
+            return Err(self.was_changed());
         }
         state.data = now;
         Ok(())

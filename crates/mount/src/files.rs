@@ -116,21 +116,33 @@ impl FileSystem {
             return Ok(Answer::requests(self.handles.add(Handle::Parts(Box::new(file), appends))));
         }
         let opened = self.nodes.open(ino.0);
-        if let Some(entry) = entry.filter(|entry| self.opens_arriving(entry, flags)) {
-            if opened.begin_by_requests() {
-                let arriving = Arriving::new(entry, opened, Arc::clone(&self.arriving));
-                return Ok(Answer::requests(self.handles.add(Handle::Arriving(Box::new(arriving)))));
-            }
+        if let Some(answer) = self.open_arriving(&opened, entry, flags) {
+            return Ok(answer);
         }
         if maps_for_writing(flags) && self.nodes.note_writer(ino.0) {
             self.invalidate_attributes(ino.0);
         }
         let answer = opened.open(self.pool, self.registrar(), writes(flags));
+        if let Err(Errno(libc::ENOSPC)) = answer {
+            // There was room for it a moment ago.
+            if let Some(answer) = self.open_arriving(&opened, entry, flags) {
+                return Ok(answer);
+            }
+        }
         let answer = answer.and_then(|id| self.answer_open(&opened, entry, flags, id));
         if answer.is_err() {
             self.nodes.close(ino.0);
         }
         answer
+    }
+
+    /// Opens a released file that is read while it arrives, or for which there is no room.
+    fn open_arriving(&self, opened: &Arc<Opened>, entry: Option<&Entry>, flags: i32) -> Option<Answer> {
+        let entry = entry.filter(|entry| self.opens_arriving(entry, flags))?;
+        opened.begin_by_requests().then(|| {
+            let arriving = Arriving::new(entry, Arc::clone(opened), Arc::clone(&self.arriving));
+            Answer::requests(self.handles.add(Handle::Arriving(Box::new(arriving))))
+        })
     }
 
     /// The reply to an open of a file of one backing file that is registered under `id`, if it is registered. Where space
@@ -319,6 +331,13 @@ impl FileSystem {
                 Readable::Elsewhere(file) => {
                     out.fill(size.min(TRANSFER_BYTES_MAX), |room| {
                         file.read_at(room, offset).map_err(Errno::from)
+                    })?;
+                    return Ok(Outcome::Reply);
+                }
+                Readable::Read(data) => {
+                    out.fill(data.len().min(TRANSFER_BYTES_MAX), |room| {
+                        room.copy_from_slice(&data[..room.len()]);
+                        Ok::<_, Errno>(room.len())
                     })?;
                     return Ok(Outcome::Reply);
                 }

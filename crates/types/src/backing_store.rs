@@ -150,10 +150,11 @@ impl StoreTask {
     }
 }
 
-/// A range of a file that is being restored, which has arrived in the pool.
+/// A range of a file that is being restored, which has arrived in the pool, or for which the pool has no room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RestoredRange {
     /// The kernel's number of the backing file that has it. An attempt that begins anew has another backing file.
+    /// [`RestoredRange::NO_ROOM`] if there is no room for it: it can be read from the store alone.
     pub backing: u64,
     /// Its first byte, and the byte behind it.
     pub from: u64,
@@ -164,6 +165,8 @@ pub struct RestoredRange {
 impl RestoredRange {
     /// Encoded bytes.
     pub const BYTES: usize = 24;
+    /// No file has this number.
+    pub const NO_ROOM: u64 = 0;
 
     /// Appends the range.
     pub fn encode(self, w: &mut Writer<'_>) -> Result<(), Code> {

@@ -26,6 +26,7 @@ mod reply;
 mod request;
 mod route;
 mod set_attr;
+mod store_read;
 mod target;
 mod transaction;
 mod volume;
@@ -61,6 +62,7 @@ pub use request::{
     RENAME_NOREPLACE, REPORTS_MAX, REQUESTS, XATTR_CREATE, XATTR_REPLACE,
 };
 pub use set_attr::{SetAttr, TimeSet};
+pub use store_read::StoreRead;
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};
 pub use transaction::{decode_nodes, Change, Outcome, Part, TxId};
 pub use volume::{check_volume_name, PieceId, Rights, Segment, Volume};

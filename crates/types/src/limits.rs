@@ -190,6 +190,11 @@ pub const RANGE_BYTES: u64 = 1 << 20;
 /// A released file of this size or more is read while it is restored. A store with 100 MB/s delivers a smaller one in
 /// less than 170 ms, and a file that was opened whole is read without requests.
 pub const RANGES_FILE_BYTES_MIN: u64 = 16 << 20;
+/// Bytes that restores leave free, so that operations that free space have some.
+pub const RESTORE_RESERVE_BYTES: u64 = 4 << 20;
+/// Bytes that one message reads from a store for a file for which the pool has no room: whole pages, and with the header
+/// they fit a message between a program and a mover ([`XATTR_VALUE_MAX`]).
+pub const STORE_READ_BYTES_MAX: usize = 60 << 10;
 
 /// How long what a process had copied from a backing store counts against its limit. A scan of a tree takes longer than a
 /// look at some files, and a program that works for hours is not stopped by what it read in the morning.

@@ -18,6 +18,7 @@ mod drain;
 mod evict;
 mod hold;
 mod holds;
+mod kept_ranges;
 mod link;
 mod list;
 mod listings;
@@ -43,6 +44,7 @@ mod roots;
 mod serve;
 mod shared;
 mod stores;
+mod through;
 mod trees;
 mod turns;
 mod upload;
@@ -118,6 +120,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         marks: Marks::new(link),
         restoring: Restoring::default(),
         ranges: Ranges::default(),
+        through: kept_ranges::Through::default(),
         listing: Restoring::default(),
         looks: looks::Looks::default(),
         persisting: Restoring::default(),

@@ -5,7 +5,8 @@
 //!
 //! What has arrived in a backing file never leaves it, because readers have it open (`crates/client/src/ranges.rs`): a
 //! restore that goes on after a failure, or after a rename in the store, fills the same backing file, and one that begins
-//! anew has another. Mutexes here are leaves.
+//! anew has another. A backing file is of one version. Once there was no room for a range, readers are told so of each
+//! range that they want and that has not arrived: they read it from the store (`through.rs`). Mutexes here are leaves.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -13,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use forebay_types::limits::RANGE_BYTES;
-use forebay_types::{Ino, RestoredRange};
+use forebay_types::{Ino, RestoredRange, StoreVersion};
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -43,8 +44,8 @@ pub(super) struct Backing {
 #[derive(Debug, Default)]
 struct State {
     backing: Option<Arc<Backing>>,
-    /// The file's epoch and size, for which the backing file is.
-    is_for: (u64, u64),
+    /// The file's epoch, and the store's version that is copied into the backing file.
+    is_for: (u64, StoreVersion),
     parts: Vec<Part>,
     /// Ranges for which readers wait, as far as they were not reported.
     asked: BTreeSet<u64>,
@@ -55,6 +56,8 @@ struct State {
     missing: u64,
     /// An attempt to copy is under way, and has not failed.
     runs: bool,
+    /// There was no room for the file: readers do not wait for it.
+    lacks_room: bool,
 }
 
 /// A file that is being restored.
@@ -66,7 +69,7 @@ pub(super) struct FileRanges {
 
 impl State {
     fn bytes_of(&self, ranges: Range<u64>) -> Range<u64> {
-        let bytes = self.is_for.1;
+        let bytes = self.is_for.1.bytes;
         (ranges.start * RANGE_BYTES).min(bytes)..(ranges.end * RANGE_BYTES).min(bytes)
     }
 
@@ -83,6 +86,12 @@ impl State {
         }
         let bytes = self.bytes_of(range..to);
         Some(RestoredRange { backing: backing.number, from: bytes.start, to: bytes.end })
+    }
+
+    /// What a reader is told of a range for which there is no room.
+    fn without_room(range: u64) -> RestoredRange {
+        let from = range.saturating_mul(RANGE_BYTES);
+        RestoredRange { backing: RestoredRange::NO_ROOM, from, to: from.saturating_add(RANGE_BYTES) }
     }
 
     /// Takes ranges one after the other from `first` on.
@@ -124,11 +133,12 @@ impl FileRanges {
         locked(&self.state)
     }
 
-    /// A reader waits for a range. What has arrived from it on, if it has.
+    /// A reader waits for a range. What has arrived from it on, if it has, or that there is no room for it.
     fn ask(&self, range: u64) -> Option<RestoredRange> {
         let mut state = self.state();
         (state.behind, state.cursor) = (Some(range + 1), range + 1);
-        let arrived = state.arrived_from(range);
+        let arrived =
+            state.arrived_from(range).or_else(|| state.lacks_room.then(|| State::without_room(range)));
         if arrived.is_none() {
             state.asked.insert(range);
             self.changed.notify_all();
@@ -136,18 +146,18 @@ impl FileRanges {
         arrived
     }
 
-    /// Begins an attempt to copy the file of an epoch and a size: in the backing file of the last attempt if that was for
-    /// the same data, else in one that `make` makes.
+    /// Begins an attempt to copy the file of an epoch and a version: in the backing file of the last attempt if that was
+    /// for the same data, else in one that `make` makes.
     pub(super) fn begin<E>(
         &self,
-        is_for: (u64, u64),
+        is_for: (u64, StoreVersion),
         make: impl FnOnce() -> Result<Backing, E>,
     ) -> Result<Arc<Backing>, E> {
         let mut state = self.state();
         let backing = match state.backing.take() {
             Some(backing) if state.is_for == is_for => backing,
             _ => {
-                let count = usize::try_from(is_for.1.div_ceil(RANGE_BYTES)).unwrap_or(usize::MAX);
+                let count = usize::try_from(is_for.1.bytes.div_ceil(RANGE_BYTES)).unwrap_or(usize::MAX);
                 state.parts = vec![Part::Missing; count];
                 state.missing = count as u64;
                 state.cursor = state.behind.unwrap_or(0);
@@ -223,6 +233,15 @@ impl FileRanges {
         self.changed.notify_all();
     }
 
+    /// There is no room for what is missing: readers do not wait for it. What is to be reported to those that do. `None`
+    /// if that was known.
+    pub(super) fn lacks_room(&self) -> Option<Vec<RestoredRange>> {
+        let mut state = self.state();
+        let was_known = std::mem::replace(&mut state.lacks_room, true);
+        let asked = std::mem::take(&mut state.asked);
+        (!was_known).then(|| asked.into_iter().map(State::without_room).collect())
+    }
+
     /// The store has other data by now: the next attempt begins anew.
     pub(super) fn begin_anew(&self) {
         self.state().backing = None;
@@ -255,7 +274,7 @@ impl Ranges {
         Arc::clone(locked(&self.0).entry(ino.0).or_default())
     }
 
-    /// A reader waits for a range of a file. What has arrived from it on, if it has.
+    /// A reader waits for a range of a file. What has arrived from it on, if it has, or that there is no room for it.
     pub(super) fn ask(&self, ino: Ino, range: u64) -> Option<RestoredRange> {
         self.of(ino).ask(range)
     }
@@ -272,13 +291,17 @@ mod tests {
 
     const BYTES: u64 = 40 * RANGE_BYTES + 5;
 
+    fn version(ino: u64) -> StoreVersion {
+        StoreVersion { bytes: BYTES, ino, ..StoreVersion::default() }
+    }
+
     fn backing(number: u64) -> Backing {
         Backing { file: std::fs::File::open("/dev/null").unwrap().into(), number }
     }
 
     fn begun() -> FileRanges {
         let file = FileRanges::default();
-        file.begin((1, BYTES), || Ok::<_, ()>(backing(7))).unwrap();
+        file.begin((1, version(1)), || Ok::<_, ()>(backing(7))).unwrap();
         file
     }
 
@@ -337,16 +360,37 @@ mod tests {
         file.arrived(0..8 * RANGE_BYTES);
         file.stop();
         assert_eq!(next(&file), None);
-        let again = file.begin((1, BYTES), || Ok::<_, ()>(backing(8))).unwrap();
+        let again = file.begin((1, version(1)), || Ok::<_, ()>(backing(8))).unwrap();
         assert_eq!((again.number, next(&file)), (7, Some((8, 16))));
         assert_eq!(file.arrived_bytes(), 8 * RANGE_BYTES);
         file.stop();
         file.begin_anew();
-        let again = file.begin((1, BYTES), || Ok::<_, ()>(backing(8))).unwrap();
+        let again = file.begin((1, version(1)), || Ok::<_, ()>(backing(8))).unwrap();
         assert_eq!((again.number, next(&file)), (8, Some((0, 8))));
         file.stop();
-        let again = file.begin((2, BYTES), || Ok::<_, ()>(backing(9))).unwrap();
+        let again = file.begin((2, version(1)), || Ok::<_, ()>(backing(9))).unwrap();
         assert_eq!((again.number, next(&file)), (9, Some((0, 8))), "another epoch");
+        file.stop();
+        let again = file.begin((2, version(2)), || Ok::<_, ()>(backing(10))).unwrap();
+        assert_eq!(
+            (again.number, next(&file)),
+            (10, Some((0, 8))),
+            "another file of the same size in the store"
+        );
+    }
+
+    #[test]
+    fn readers_are_told_that_there_is_no_room_for_what_has_not_arrived() {
+        let file = begun();
+        assert_eq!(next(&file), Some((0, 8)));
+        file.arrived(0..8 * RANGE_BYTES);
+        assert_eq!(file.ask(9), None);
+        let no_room = RestoredRange { backing: 0, from: 9 * RANGE_BYTES, to: 10 * RANGE_BYTES };
+        assert_eq!(file.lacks_room(), Some(vec![no_room]));
+        assert_eq!(file.lacks_room(), None, "it is known");
+        file.stop();
+        assert_eq!(file.ask(9), Some(no_room));
+        assert_eq!(file.ask(2).map(|range| range.backing), Some(7), "it has arrived");
     }
 
     #[test]
@@ -373,7 +417,7 @@ mod tests {
         let ranges = Ranges::default();
         assert_eq!(ranges.ask(Ino(5), 3), None);
         assert!(!ranges.end(Ino(5)), "it has no backing file yet");
-        ranges.of(Ino(5)).begin((1, BYTES), || Ok::<_, ()>(backing(7))).unwrap();
+        ranges.of(Ino(5)).begin((1, version(1)), || Ok::<_, ()>(backing(7))).unwrap();
         assert!(ranges.end(Ino(5)) && !ranges.end(Ino(5)));
     }
 }

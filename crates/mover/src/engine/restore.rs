@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
 
 use forebay_client::has_name;
-use forebay_types::limits::RANGES_FILE_BYTES_MIN;
+use forebay_types::limits::{RANGES_FILE_BYTES_MIN, RESTORE_RESERVE_BYTES};
 use forebay_types::{Code, Entry, Error, Ino, Result, SetAttr, StoreVersion, TimeSet};
-use rustix::fs::{fstat, ftruncate, futimens, Timespec, Timestamps};
+use rustix::fs::{fstat, fstatvfs, ftruncate, futimens, Timespec, Timestamps};
 
 use super::link::Link;
 use super::ranges::{Backing, FileRanges};
@@ -42,6 +42,8 @@ pub(super) fn restore(link: &Link, stores: &Stores, ranges: &FileRanges, ino: In
                 return Ok(entry);
             }
             Ok(_) => {} // its place was moved meanwhile, or it was released again
+            // It is the pool that lacks room. Its store has not failed.
+            Err(e) if e.code() == Code::NoSpace => return Err(e.into()),
             Err(e) => {
                 let failed = match e.code() {
                     // What has arrived is of another version.
@@ -153,7 +155,7 @@ fn copy(
         ftruncate(&file, version.bytes).map_err(system)?;
         Ok::<_, StoreError>(Backing { file, number })
     };
-    let backing = match ranges.begin((entry.attr.epoch(), version.bytes), make) {
+    let backing = match ranges.begin((entry.attr.epoch(), *version), make) {
         // A release that this waited for left the file in the pool.
         Err(e) if e.code() == Code::Interrupted => return link.inode(ino).map_err(pool),
         begun => begun?,
@@ -162,7 +164,9 @@ fn copy(
     let failed = Mutex::new(None);
     let copy_ranges = |readers_alone: bool| {
         while let Some(bytes) = ranges.next(readers_alone) {
-            if let Err(e) = located.at.store.read(&located.path, version, bytes.clone(), file.as_fd()) {
+            let read = check_room(entry, file, bytes.end - bytes.start)
+                .and_then(|()| located.at.store.read(&located.path, version, bytes.clone(), file.as_fd()));
+            if let Err(e) = read {
                 ranges.fail();
                 failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get_or_insert(e);
                 return;
@@ -196,6 +200,20 @@ fn copy(
         // Another thread was faster.
         Err(Code::Stale) => link.inode(entry.attr.ino).map_err(pool),
         Err(code) => Err(pool(code)),
+    }
+}
+
+/// Leaves the reserve to small files, and to operations that free space: a range of a large one is not copied then.
+fn check_room(entry: &Entry, file: &OwnedFd, bytes: u64) -> StoreResult<()> {
+    if entry.attr.size <= RESTORE_RESERVE_BYTES {
+        return Ok(());
+    }
+    match fstatvfs(file) {
+        Ok(space) if space.f_bavail * space.f_frsize < bytes + RESTORE_RESERVE_BYTES => {
+            let what = format!("cannot restore file {}", entry.attr.ino);
+            Err(StoreError::lasting(Code::NoSpace, what).why("the pool is full"))
+        }
+        _ => Ok(()),
     }
 }
 

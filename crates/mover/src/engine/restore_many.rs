@@ -7,13 +7,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use forebay_types::limits::RESTORE_RESERVE_BYTES;
 use forebay_types::{Code, Entry, Ino, Request, Result, StorePlace};
 use rustix::fs::ftruncate;
 
 use super::evict::free_bytes;
 use super::marks::mark_restored;
 use super::restore::{complete, set_times_again};
-use super::shared::{copied_by, restore_begun, restore_for_task, Shared, RESERVE_BYTES};
+use super::shared::{copied_by, restore_begun, restore_for_task, Shared};
 use super::stores::Located;
 use crate::host::Instant;
 use crate::store::Store;
@@ -72,7 +73,7 @@ fn restore_together(shared: &Shared, files: &[Entry]) -> Vec<Result<()>> {
     let plain: Vec<usize> = files.iter().enumerate().filter_map(own).collect();
     let bytes: u64 = plain.iter().map(|&i| files[i].attr.size).sum();
     let mut copied = Vec::new();
-    if free_bytes(link) >= bytes + RESERVE_BYTES {
+    if free_bytes(link) >= bytes + RESTORE_RESERVE_BYTES {
         let inos: Vec<Ino> = plain.iter().map(|&i| files[i].attr.ino).collect();
         for (&index, place) in plain.iter().zip(link.store_places(&inos)) {
             if shared.stores.is_stopping() {

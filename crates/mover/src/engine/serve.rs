@@ -1,12 +1,12 @@
 //! What this node's mover does for those of other nodes (`peers`): a thread takes their messages, a thread each does
-//! their jobs.
+//! their jobs. Messages of programs are taken here too: they read files for which there is no room (`through.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_client::{Kept, LeaseKind};
 use forebay_tasks::Failure;
-use forebay_types::{Error, Ino, Result};
+use forebay_types::{Error, Ino, Result, StoreRead};
 
 use super::drain::upload_here;
 use super::evict;
@@ -15,6 +15,7 @@ use super::parts;
 use super::pass::{Pass, Reason};
 use super::peers::{from_hex, Answer, Job, Letter, Outcome, Work};
 use super::shared::{needs_room, range_asked, restore_with_room, Shared};
+use super::through;
 use super::trees;
 use super::wanted::WantedUpload;
 use crate::host;
@@ -25,6 +26,10 @@ pub(super) fn serve(shared: &Arc<Shared>) {
     while !shared.stores.is_stopping() {
         match shared.link.mover_work() {
             Ok(Some((number, message))) => {
+                if let Some(wanted) = StoreRead::decode(&message) {
+                    through::serve(shared, number, wanted);
+                    continue;
+                }
                 let answer = match serde_json::from_slice::<Letter>(&message) {
                     Ok(letter) => answer(shared, letter),
                     Err(e) => {
@@ -46,6 +51,7 @@ pub(super) fn serve(shared: &Arc<Shared>) {
         }
         shared.jobs.forget_old();
         shared.holds.forget_old();
+        shared.through.forget_old();
     }
 }
 

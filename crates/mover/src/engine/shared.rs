@@ -6,10 +6,12 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_tasks::MoverReport;
+use forebay_types::limits::RESTORE_RESERVE_BYTES;
 use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
 
 use super::evict::{evict, free_bytes, is_full, Restoring};
 use super::holds::Holds;
+use super::kept_ranges::Through;
 use super::link::Link;
 use super::looks::Looks;
 use super::marks::{mark_restored, Marks};
@@ -23,8 +25,6 @@ use crate::host::{self, Instant};
 
 /// How often a restore is begun on the node that is to have the file then.
 const RELOCATIONS_MAX: u32 = 8;
-/// Bytes that a restore leaves free, so that operations that free space have some.
-pub(super) const RESERVE_BYTES: u64 = 4 << 20;
 /// How long a restore waits for space while what programs wrote is being drained.
 const SPACE_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a node is asked for a range whose restore it has not begun, and the pause between two questions.
@@ -73,6 +73,8 @@ pub(super) struct Shared {
     pub(super) restoring: Restoring,
     /// What has arrived of them.
     pub(super) ranges: Ranges,
+    /// What readers read of files for which there is no room.
+    pub(super) through: Through,
     /// Directories that are being listed.
     pub(super) listing: Restoring,
     /// Names that are being looked up, and how often names of a directory were.
@@ -212,13 +214,14 @@ fn restore_ranges(shared: &Shared, ranges: &FileRanges, ino: Ino) -> Result<Entr
     let mut lacks_room = LacksRoom { shared, counts: false };
     loop {
         let missing = |entry: Entry| entry.attr.size.saturating_sub(ranges.arrived_bytes());
-        let bytes = shared.link.inode(ino).map_or(0, missing) + RESERVE_BYTES;
+        let bytes = shared.link.inode(ino).map_or(0, missing) + RESTORE_RESERVE_BYTES;
         let free = free_bytes(&shared.link);
         if free < bytes {
             evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, bytes - free)?;
         }
         match restore(&shared.link, &shared.stores, ranges, ino) {
             Err(e) if e.code == Code::NoSpace => {
+                serve_without_room(shared, ranges, ino);
                 if Instant::now() >= until || shared.stores.is_stopping() || !is_draining(shared) {
                     return Err(e.cure("release files (forebay release), or make the pool larger"));
                 }
@@ -232,6 +235,15 @@ fn restore_ranges(shared: &Shared, ranges: &FileRanges, ino: Ino) -> Result<Entr
         }
         lacks_room.begin();
         host::sleep(SPACE_PERIOD);
+    }
+}
+
+/// Readers do not wait for room: they read from the store what has not arrived.
+fn serve_without_room(shared: &Shared, ranges: &FileRanges, ino: Ino) {
+    let Some(wanted) = ranges.lacks_room() else { return };
+    tracing::info!("there is no room to restore file {ino}: its readers read it from the store");
+    for range in wanted {
+        shared.link.range_restored(ino, range);
     }
 }
 

@@ -3,6 +3,7 @@
 //! The store is slow, so that a file takes many seconds.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
@@ -117,5 +118,37 @@ fn ranges_of_a_node_whose_mover_is_killed_arrive_later_and_are_never_wrong() {
     }
     println!("{failures} reads failed in between");
     nodes.sh(3, "cmp s/f2 $S/f2");
+    nodes.check();
+}
+
+#[test]
+fn reader_on_a_full_node_reads_from_the_store_what_its_node_has_no_room_for() {
+    let Some(nodes) = up("?rate=60MB/s") else { return };
+    let full = nodes.at(2).join("full");
+    let mut fill = File::create(&full).unwrap();
+    let error = loop {
+        if let Err(e) = fill.write_all(&[7; 64 << 10]) {
+            break e;
+        }
+    };
+    assert_eq!(error.raw_os_error(), Some(28), "{error}");
+    let file = open(&nodes, 2, "f2");
+    assert!(read(&file, 0, BYTES).unwrap() == contents(2), "other bytes than the store's");
+    nodes.preloaded(2, "cmp /forebay/s/f3 $S/f3");
+    for node in [2, 1] {
+        nodes.kill(node, "mover");
+        assert!(read(&file, 0, BYTES).unwrap() == contents(2), "other bytes than the store's");
+    }
+    for name in ["f2", "f3"] {
+        assert!(!is_resident(&nodes, 2, name), "there is no room for {name}\n{}", nodes.logs());
+    }
+    drop(fill);
+    std::fs::remove_file(full).unwrap();
+    nodes.wait("there is room again", || {
+        assert!(read(&file, LATE, 200).unwrap() == contents(2)[LATE..LATE + 200]);
+        is_resident(&nodes, 2, "f2")
+    });
+    assert!(is_on(&nodes, 2, "f2"), "it comes to its reader");
+    assert!(read(&file, 0, BYTES).unwrap() == contents(2), "other bytes than the store's");
     nodes.check();
 }

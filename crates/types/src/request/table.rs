@@ -683,7 +683,7 @@ requests! {
         node: NodeId,
     }
     /// Sends a message to a node's mover, and waits for its answer, for some seconds at most. `TimedOut` if it has none
-    /// by then.
+    /// by then. Programs read by it what a store has of a file for which there is no room ([`crate::StoreRead`]).
     AskMover = 121: client read at(node) -> "`Bytes`: the answer" {
         /// The node.
         node: NodeId,
@@ -699,7 +699,8 @@ requests! {
         /// The answer.
         answer: &'a [u8] as XattrValue,
     }
-    /// Waits until a range of a file's data is in the pool, for some seconds at most. The file's other data follow.
+    /// Waits until a range of a file's data is in the pool, for some seconds at most. The file's other data follow. If
+    /// there is no room for it, the range has no backing file ([`crate::RestoredRange::NO_ROOM`]).
     RestoreRange = 124: client read at(ino) -> "`Bytes`: a [`crate::RestoredRange`] with the byte; `Entry` when the file is resident, or it still takes longer" {
         /// The file.
         ino: Ino,
@@ -710,7 +711,7 @@ requests! {
     RangeRestored = 125: client read at(ino) -> "`Done`" {
         /// The file.
         ino: Ino,
-        /// The kernel's number of the backing file that has it.
+        /// The kernel's number of the backing file that has it; 0 if there is no room for it.
         backing: u64,
         /// Its first byte.
         from: u64,
