@@ -63,5 +63,5 @@ pub use request::{
 pub use set_attr::{SetAttr, TimeSet};
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};
 pub use transaction::{decode_nodes, Change, Outcome, Part, TxId};
-pub use volume::{check_volume_name, PieceId, Rights, Segment, Volume};
+pub use volume::{check_volume_name, PieceId, Rights, Segment, SegmentId, Volume};
 pub use wide::{part_of_hash, Parts};

@@ -145,11 +145,11 @@ impl Mapped {
         let (ino, head, bytes) = (volume.ino, None, 0);
         let (pieces, segments) = (Vec::new(), Vec::new());
         let mut mapped = Mapped { ino, head, pieces, segments, bytes, is_writable, life, far };
-        for (i, segment) in volume.usable().iter().enumerate() {
+        for (segment, number) in volume.usable().iter().zip(&volume.numbers) {
             mapped.segments.push((mapped.bytes, mapped.pieces.len(), *segment));
             mapped.bytes += segment.bytes;
             for (index, target) in (0..).zip(segment.targets.as_slice()) {
-                let id = PieceId { volume: volume.ino, segment: i as u16, index };
+                let id = PieceId { volume: volume.ino, segment: *number, index };
                 let bytes = usize::try_from(segment.piece_bytes(index)).map_err(|_| Code::NoMemory)?;
                 mapped.pieces.push(match piece(id, *target)? {
                     None => Piece::There(BackingId::of_piece(*target, id)),
@@ -289,6 +289,8 @@ pub(crate) mod testing {
             created_seconds: 0,
             maker: 0,
             complete: segments.len() as u16,
+            numbers: (0..segments.len() as u16).collect(),
+            next_number: segments.len() as u16,
             segments,
         };
         let life = memfd(LIFE_BYTES as u64);

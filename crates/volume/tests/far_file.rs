@@ -90,6 +90,8 @@ fn volume(node: &Arc<Node>, here: &OwnedFd, is_writable: bool) -> Striped {
         created_seconds: 0,
         maker: 0,
         complete: 1,
+        numbers: vec![0],
+        next_number: 1,
         segments: vec![Segment::new(BYTES, STRIPE, Targets::new(&targets).unwrap()).unwrap()],
     };
     let life = memfd(4096);

@@ -21,7 +21,7 @@ use forebay_types::{node_of, Code, Error, Result, Volume};
 use serde_json::{json, Value};
 
 use self::devices::Devices;
-use self::shown::{bar, each, failed};
+use self::shown::{bar, each, failed, not_made};
 use super::ls::put_name;
 use super::nodes::Nodes;
 use crate::arguments::{VolumeCreate, VolumeFormat, VolumeNames, VolumeResize, VolumeVerb};
@@ -78,7 +78,7 @@ fn create(pool: &'static Pool, nodes: &Nodes, arguments: &VolumeCreate) -> Resul
         true
     });
     bar.finish_and_clear();
-    let volume = made.map_err(|code| failed(pool, code, "create", name, bytes))?;
+    let volume = made.map_err(|failure| not_made(pool, failure, "create", name, bytes))?;
     said(name, &volume, "has", arguments.json)
 }
 
@@ -90,7 +90,7 @@ fn resize(pool: &'static Pool, arguments: &VolumeResize) -> Result<ExitCode> {
         true
     });
     bar.finish_and_clear();
-    let volume = resized.map_err(|code| failed(pool, code, "resize", name, bytes))?;
+    let volume = resized.map_err(|failure| not_made(pool, failure, "resize", name, bytes))?;
     said(name, &volume, "has now", arguments.json)
 }
 

@@ -176,7 +176,7 @@ mod tests {
             },
             Request::PiecesUnused { node: NodeId(7), volume: i },
             Request::ReviewPieces { node: NodeId(7) },
-            Request::AreVolumes { volumes: &[7; 24] },
+            Request::AreSegments { segments: &[7; 20] },
             Request::Backing {
                 id: BackingId::of_piece(9, PieceId { volume: i, segment: 15, index: 7 }),
                 op: BackingOp::Atomic {

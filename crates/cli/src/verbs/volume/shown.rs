@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use forebay_client::Pool;
+use forebay_client::{Pool, VolumeFailure};
 use forebay_types::{Code, Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{json, Value};
@@ -36,10 +36,7 @@ pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u
                 .cure("remove files or volumes, or start the pool with a larger --capacity")
         }
         Code::NotSupported => error
-            .why(
-                "volumes need a pool with a tmpfs of its own, and a volume with pieces on nodes other than the root \
-                 directory's cannot be resized in this version",
-            )
+            .why("volumes need a pool with a tmpfs of its own")
             .cure("start a pool in memory without naming a directory on another tmpfs: `forebay up`"),
         Code::NoDevice => error.why("one of its nodes has no targets"),
         Code::Io => error
@@ -53,6 +50,26 @@ pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u
         Code::TooManyLinks => error.why("it has grown too often").cure("make a new one of the full size"),
         Code::Stale => error.why("it was replaced meanwhile"),
         code => error.why(pool::words(code)),
+    }
+}
+
+/// Why a volume was not made or resized, in words that name the node which was the reason.
+pub(super) fn not_made(
+    pool: &Pool,
+    VolumeFailure { code, piece }: VolumeFailure,
+    verb: &str,
+    name: &OsStr,
+    bytes: u64,
+) -> Error {
+    let error = Error::new(code, format!("cannot {verb} volume {}", table::printable(name.as_bytes())));
+    match (code, piece) {
+        (Code::NoSpace, Some((node, bytes))) => error
+            .why(format!("node {node} has less than the {} free that its piece needs", table::bytes(bytes)))
+            .cure("remove files or volumes on that node, or start the pool with a larger --capacity"),
+        (Code::Io, Some((node, _))) => error
+            .why(format!("node {node} is down or cannot be reached"))
+            .cure("`forebay status` tells which nodes are up"),
+        _ => failed(pool, code, verb, name, bytes),
     }
 }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use forebay_data::{Media, NodeTargets};
 use forebay_meta::Client;
 use forebay_types::limits::{VOLUME_GRAIN_BYTES, VOLUME_SPACE_LEFT_BYTES};
-use forebay_types::{Code, Error, Ino, PieceId, Result, Rights};
+use forebay_types::{Code, Error, Ino, PieceId, Result, Rights, SegmentId};
 
 use super::call::Call;
 use crate::identity::{Backing, PoolIdentity};
@@ -316,19 +316,19 @@ impl Volumes {
         self.table.publish(rights);
     }
 
-    /// The volumes of other homes that have pieces here.
-    pub(super) fn away(&self) -> Vec<Ino> {
+    /// The segments of volumes of other homes that have pieces here.
+    pub(super) fn away(&self) -> Vec<SegmentId> {
         let away = self.pieces.iter().filter(|(_, piece)| piece.rights.is_some());
-        let mut all: Vec<Ino> = away.map(|(id, _)| id.volume).collect();
+        let mut all: Vec<SegmentId> = away.map(|(id, _)| id.of_segment()).collect();
         all.dedup();
         all
     }
 
-    /// Drops the pieces of volumes that are gone, as their homes say: those in use when they are used no longer. No
+    /// Drops the pieces of segments that are gone, as their homes say: those in use when they are used no longer. No
     /// process opens them from now on.
-    pub(super) fn drop_away(&mut self, gone: &[Ino]) {
+    pub(super) fn drop_away(&mut self, gone: &[SegmentId]) {
         let away = self.pieces.iter().filter(|(_, piece)| piece.rights.is_some());
-        let theirs: Vec<PieceId> = away.map(|(id, _)| *id).filter(|id| gone.contains(&id.volume)).collect();
+        let theirs: Vec<PieceId> = away.map(|(id, _)| *id).filter(|id| gone.contains(&id.of_segment())).collect();
         theirs.iter().for_each(|id| self.table.remove(*id));
         let is_unused = |id: &PieceId| self.pieces.get(id).is_some_and(Piece::is_unused);
         let unused = theirs.into_iter().filter(is_unused).collect();
