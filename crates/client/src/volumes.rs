@@ -28,11 +28,13 @@ pub struct VolumePlaces {
     pub targets: Vec<u32>,
     /// Bytes of a stripe.
     pub stripe_bytes: u64,
+    /// Nothing is reserved ([`Segment::is_thin`]).
+    pub is_thin: bool,
 }
 
 impl Default for VolumePlaces {
     fn default() -> VolumePlaces {
-        VolumePlaces { targets: Vec::new(), stripe_bytes: Striped::STRIPE_BYTES }
+        VolumePlaces { targets: Vec::new(), stripe_bytes: Striped::STRIPE_BYTES, is_thin: false }
     }
 }
 
@@ -130,7 +132,7 @@ impl Pool {
         let here = [target_of(self.attached()?.reply.node, 0)];
         let targets = if places.targets.is_empty() { here.as_slice() } else { &places.targets };
         let targets = Targets::new(targets).ok_or(Code::Invalid)?;
-        let segment = Segment::new(bytes, places.stripe_bytes, targets)?;
+        let segment = Segment::new(bytes, places.stripe_bytes, targets)?.thin(places.is_thin);
         let maker = self.session_number()?;
         let made = self.request(&Request::CreateVolume { name, mode, maker, segment }, record)?;
         self.complete(name, made, progress)
@@ -167,7 +169,7 @@ impl Pool {
             }
             Some(more) => {
                 let last = volume.usable().last().ok_or(Code::NotFound)?;
-                let segment = Segment::new(more, last.stripe_bytes, last.targets)?;
+                let segment = Segment::new(more, last.stripe_bytes, last.targets)?.thin(last.is_thin);
                 let maker = self.session_number()?;
                 let grown = self.request(&Request::GrowVolume { name, ino, maker, segment }, record)?;
                 self.complete(name, grown, progress)
@@ -214,7 +216,8 @@ impl Pool {
     ) -> Result<Volume, VolumeFailure> {
         let ino = volume.ino;
         let reserved = self.reserve_pieces(&volume, progress);
-        let committed = reserved.and_then(|()| Ok(self.request(&Request::CommitVolume { name, ino }, record)?));
+        let committed =
+            reserved.and_then(|()| Ok(self.request(&Request::CommitVolume { name, ino }, record)?));
         if committed.is_err() {
             // If this fails too, the daemon does it when this process ends.
             let _ = self.request(&Request::AbandonVolume { name, ino }, done);
@@ -233,10 +236,10 @@ impl Pool {
             let mut reserved = 0;
             loop {
                 let until = bytes.min(reserved + VOLUME_STEP_BYTES);
-                let (node, mode) = (node_of(target), volume.mode);
+                let (node, mode, is_thin) = (node_of(target), volume.mode, volume.is_thin());
                 let request = match node == home {
                     true => Request::MakePiece { node, piece, target, bytes, until },
-                    false => Request::MakePieceAway { node, piece, target, bytes, until, mode },
+                    false => Request::MakePieceAway { node, piece, target, bytes, until, mode, is_thin },
                 };
                 let answer = self.ask_as(caller(), &request, |reply| match reply {
                     Reply::Count(reserved) => Ok(reserved),

@@ -313,10 +313,15 @@ impl BackingId {
         BackingId { target, ino, number: layout.file_number(component) as u8, stripe }
     }
 
-    /// A piece of a volume. Of the operations only `Open`, `Close`, `Read`, `Write`, `ReadRuns`,
-    /// `WriteRuns`, `Move` and `Atomic` apply to it.
+    /// A piece of a volume. Of the operations `Open`, `Close`, `Read`, `Write`, `ReadRuns`, `WriteRuns`, `Move`, `Stat` and
+    /// `Atomic` apply to it, and to a thin one `Allocate` that punches.
     pub fn of_piece(target: u32, piece: PieceId) -> BackingId {
-        BackingId { target, ino: piece.volume, number: PIECE, stripe: piece.segment << PIECE_INDEX_BITS | piece.index }
+        BackingId {
+            target,
+            ino: piece.volume,
+            number: PIECE,
+            stripe: piece.segment << PIECE_INDEX_BITS | piece.index,
+        }
     }
 
     /// The piece of a volume that it is; none for a backing file.

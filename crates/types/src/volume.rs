@@ -10,7 +10,8 @@ use crate::limits::{
 };
 use crate::target::{node_of, Targets};
 
-/// Version byte of a record. In version 1 segments had no numbers: they were those of their places.
+/// Version byte of a record. In version 1 segments had no numbers, which were those of their
+/// places, and none was thin.
 const RECORD_VERSION: u8 = 2;
 
 /// A part of a volume that was reserved at one time: its bytes are striped over its pieces, RAID-0.
@@ -22,6 +23,8 @@ pub struct Segment {
     pub stripe_bytes: u64,
     /// The target of each piece.
     pub targets: Targets,
+    /// Its memory is not reserved: it takes what was written, and a write may fail for want of space.
+    pub is_thin: bool,
 }
 
 impl Segment {
@@ -30,9 +33,14 @@ impl Segment {
         let is_whole =
             |bytes: u64, most| bytes > 0 && bytes <= most && bytes.is_multiple_of(VOLUME_GRAIN_BYTES);
         match is_whole(bytes, VOLUME_BYTES_MAX) && is_whole(stripe_bytes, VOLUME_STRIPE_BYTES_MAX) {
-            true => Ok(Segment { bytes, stripe_bytes, targets }),
+            true => Ok(Segment { bytes, stripe_bytes, targets, is_thin: false }),
             false => Err(Code::Invalid),
         }
+    }
+
+    /// The same, thin or not.
+    pub fn thin(self, is_thin: bool) -> Segment {
+        Segment { is_thin, ..self }
     }
 
     /// The number of pieces.
@@ -65,13 +73,19 @@ impl Segment {
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
         w.u64(self.bytes)?;
         w.u64(self.stripe_bytes)?;
+        w.u8(u8::from(self.is_thin))?;
         self.targets.encode(w)
     }
 
     /// Reads it.
     pub fn decode(r: &mut Reader<'_>) -> Result<Segment, Code> {
         let (bytes, stripe_bytes) = (r.u64()?, r.u64()?);
-        Segment::new(bytes, stripe_bytes, Targets::decode(r)?)
+        let is_thin = match r.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(Code::Malformed),
+        };
+        Ok(Segment::new(bytes, stripe_bytes, Targets::decode(r)?)?.thin(is_thin))
     }
 }
 
@@ -197,11 +211,16 @@ pub struct Volume {
 impl Volume {
     /// Bytes of its longest record.
     pub const RECORD_BYTES_MAX: usize =
-        1 + 8 + 4 + 4 + 4 + 8 + 8 + 2 + 2 + 2 + VOLUME_SEGMENTS_MAX * (2 + 8 + 8 + 1 + 4 * 8);
+        1 + 8 + 4 + 4 + 4 + 8 + 8 + 2 + 2 + 2 + VOLUME_SEGMENTS_MAX * (2 + 8 + 8 + 1 + 1 + 4 * 8);
 
     /// True once it was created in full.
     pub fn is_visible(&self) -> bool {
         self.complete > 0
+    }
+
+    /// True if its memory is not reserved. All of its segments are as the first.
+    pub fn is_thin(&self) -> bool {
+        self.segments.first().is_some_and(|segment| segment.is_thin)
     }
 
     /// The complete segments.
@@ -306,7 +325,12 @@ impl Volume {
         let next_number = if version == 1 { count as u16 } else { r.u16()? };
         let (mut segments, mut numbers) = (Vec::new(), Vec::new());
         for place in 0..count {
-            numbers.push(if version == 1 { place as u16 } else { r.u16()? });
+            if version == 1 {
+                numbers.push(place as u16);
+                segments.push(Segment::new(r.u64()?, r.u64()?, Targets::decode(r)?)?);
+                continue;
+            }
+            numbers.push(r.u16()?);
             segments.push(Segment::decode(r)?);
         }
         // The first has the head of the volume beside it, and is never dropped.
@@ -389,7 +413,7 @@ mod tests {
             created_seconds: 5,
             maker: 0,
             complete: 2,
-            segments: vec![segment(1 << 20, 4096, 3); 2],
+            segments: vec![segment(1 << 20, 4096, 3), segment(1 << 20, 4096, 3).thin(true)],
             numbers: vec![0, 7],
             next_number: 9,
         };
@@ -449,7 +473,8 @@ mod tests {
         volume.encode(&mut w).unwrap();
         let n = w.len();
         let head = 1 + 8 + 4 + 4 + 4 + 8 + 8 + 2 + 2;
-        let old = [&[1], &bytes[1..head], &bytes[head + 4..n]].concat();
+        let (sizes, targets) = (head + 4, head + 4 + 16);
+        let old = [&[1], &bytes[1..head], &bytes[sizes..targets], &bytes[targets + 1..n]].concat();
         assert_eq!(Volume::decode(&mut Reader::new(&old)), Ok(volume));
     }
 

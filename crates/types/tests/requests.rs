@@ -134,6 +134,7 @@ fn samples() -> Vec<Request<'static>> {
             bytes: 1 << 20,
             until: 1 << 19,
             mode: 0o640,
+            is_thin: true,
         },
         Request::PiecesUnused { node: NodeId(7), volume: i },
         Request::ReviewPieces { node: NodeId(7) },

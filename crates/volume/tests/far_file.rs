@@ -53,6 +53,14 @@ impl Far for Node {
         })
     }
 
+    fn discard(&self, _: BackingId, _: u64, _: u64) -> Result<(), Code> {
+        unreachable!("no piece is thin")
+    }
+
+    fn allocated(&self, _: BackingId) -> Result<u64, Code> {
+        unreachable!("no piece is thin")
+    }
+
     fn atomic(&self, piece: BackingId, word: PieceWord, op: AtomicOp) -> Result<u64, Code> {
         if self.is_gone.load(Ordering::SeqCst) {
             return Err(Code::Io);

@@ -1,8 +1,6 @@
 //! The messages, and their bodies.
 
-use forebay_types::limits::{
-    COMPONENTS_MAX, FILE_BYTES_MAX, NAME_MAX, STRIPES_MAX,
-};
+use forebay_types::limits::{COMPONENTS_MAX, FILE_BYTES_MAX, NAME_MAX, STRIPES_MAX};
 use forebay_types::{Answer, BackingId, Caller, Code, Ino, Reader, Refusal, Reply, Request, Writer};
 
 use crate::frame::Kind;

@@ -173,6 +173,7 @@ mod tests {
                 bytes: 1 << 20,
                 until: 1 << 19,
                 mode: 0o640,
+                is_thin: true,
             },
             Request::PiecesUnused { node: NodeId(7), volume: i },
             Request::ReviewPieces { node: NodeId(7) },

@@ -827,6 +827,8 @@ requests! {
         until: u64,
         /// The volume's permission bits. Its owner is the caller.
         mode: u32 as Permissions,
+        /// Nothing is to be reserved: [`Segment::is_thin`].
+        is_thin: bool,
     }
     /// Looks whether a process has a volume's pieces on a node open.
     PiecesUnused = 151: client read at(node) -> "`Done`; `Busy` while a process has one open" {

@@ -82,7 +82,7 @@ fn process_of_volume_tests() {
         }
         ["make", "and", "die"] => {
             let targets = (1..=3).map(|node| target_of(NodeId(node), 0)).collect();
-            let places = VolumePlaces { targets, stripe_bytes: MIB };
+            let places = VolumePlaces { targets, stripe_bytes: MIB, is_thin: false };
             let mut killed = |done| {
                 if done > 6 * MIB {
                     // SAFETY: ends this process.

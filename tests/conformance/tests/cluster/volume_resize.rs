@@ -8,6 +8,7 @@ use crate::volume_access::{process, waits};
 use crate::volumes::{held, succeeds, volume};
 
 const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
 
 /// Three nodes, and a volume of 9 MiB over them whose record is on the first.
 fn over_three(name: &str) -> Cluster {
@@ -80,12 +81,12 @@ fn volume_over_nodes_grows_in_use_and_shrinks_on_all_nodes_and_reads_as_zeros_wh
 #[test]
 fn volume_that_cannot_grow_or_shrink_on_one_node_stays_as_it_is_on_all() {
     let c = over_three("volume-no-room");
-    succeeds(volume(&c, 1, &["create", "big", "--size", "80MiB", "--on", "n3"]));
+    succeeds(volume(&c, 1, &["create", "big", "--size", "70MiB", "--on", "n3"]));
     let refused = resize(&c, 2, "60MiB");
     let why = "node 3 has less than the 17 MiB free that its piece needs";
     assert!(!refused.status.success() && said(&refused).contains(why), "{}", said(&refused));
     assert_eq!(size(&c, 3), 9 * MIB);
-    until_held(&c, [3 * MIB, 3 * MIB, 83 * MIB]);
+    until_held(&c, [3 * MIB, 3 * MIB, 73 * MIB]);
     succeeds(volume(&c, 1, &["delete", "big"]));
     until_held(&c, [3 * MIB; 3]);
     succeeds(resize(&c, 2, "60MiB"));
@@ -159,4 +160,57 @@ fn growth_during_which_a_nodes_daemon_was_killed_leaves_the_old_size_and_no_memo
         until_held(&c, [0; 3]);
         c.check();
     }
+}
+
+#[test]
+fn thin_volume_over_nodes_takes_space_where_it_is_written_and_fails_where_there_is_none() {
+    let c = Cluster::up("volume-thin", 3);
+    succeeds(volume(&c, 2, &["create", "v", "--size", "3GiB", "--thin", "--on", "n1,n2,n3"]));
+    assert_eq!(all_held(&c), [0; 3]);
+    let pool = Pool::attach_as(&c.pool(2), Role::Tool).unwrap();
+    let v = pool.volume_open(b"v", true).unwrap();
+    let data = bytes(12 << 20, 7);
+    v.put_bytes(GIB, &data).unwrap();
+    let mut seen = vec![0; 14 << 20];
+    v.get_bytes(GIB - MIB, &mut seen).unwrap();
+    let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    assert!(zeros(&seen[..1 << 20]) && seen[1 << 20..13 << 20] == data && zeros(&seen[13 << 20..]));
+    assert_eq!(v.allocated(), Ok(12 * MIB));
+    for node in [1, 3] {
+        assert!(said(&volume(&c, node, &["list"])).contains("(thin, 12 MiB allocated)"));
+    }
+    v.discard(GIB, 6 * MIB).unwrap();
+    v.zero(GIB + 6 * MIB, MIB).unwrap();
+    assert_eq!(v.allocated(), Ok(5 * MIB));
+    v.get_bytes(GIB, &mut seen[..12 << 20]).unwrap();
+    assert!(zeros(&seen[..7 << 20]) && seen[7 << 20..12 << 20] == data[7 << 20..]);
+    for stripe in 0..3 {
+        assert_eq!(v.fetch_add(stripe * MIB, 1), Err(Code::NotSupported), "on node {}", stripe + 1);
+    }
+    // Node 3 is full: what is on it fails, with its name, and the rest goes on.
+    succeeds(volume(&c, 1, &["create", "big", "--size", "70MiB", "--on", "n3"]));
+    let failed = (0..20).map(|i| v.put_bytes((3 * i + 2) * MIB, &data[..1 << 20])).find(Result::is_err);
+    assert_eq!(failed, Some(Err(Code::NoSpace)));
+    assert!(v.reason().is_some_and(|why| why.contains("node 3")), "{:?}", v.reason());
+    v.put_bytes(0, &data[..2 << 20]).unwrap();
+    drop(v);
+    // It grows and shrinks as others do, and a killed worker keeps its bytes.
+    succeeds(resize(&c, 1, "6GiB"));
+    c.kill_worker(1);
+    c.kill_worker(3);
+    let v = pool.volume_open(b"v", true).unwrap();
+    until("the bytes are read", || v.get_bytes(0, &mut seen[..2 << 20]).is_ok().then_some(()));
+    assert!(seen[..2 << 20] == data[..2 << 20]);
+    v.put_bytes(5 * GIB, &data[..MIB as usize]).unwrap();
+    drop(v);
+    until("it shrinks", || resize(&c, 1, "3GiB").status.success().then_some(()));
+    succeeds(volume(&c, 3, &["format", "v"]));
+    assert!(
+        said(&volume(&c, 2, &["list"])).contains("(thin, 0 B allocated)"),
+        "{}",
+        said(&volume(&c, 2, &["list"]))
+    );
+    succeeds(volume(&c, 1, &["delete", "v", "big"]));
+    until_held(&c, [0; 3]);
+    c.check();
 }

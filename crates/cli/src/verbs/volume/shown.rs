@@ -17,7 +17,9 @@ pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u
     let error = Error::new(code, format!("cannot {verb} volume {}", table::printable(name.as_bytes())));
     match code {
         Code::NotFound if name.is_empty() => error.why("a volume needs a name"),
-        Code::NotFound => error.why("there is no such volume").cure("`forebay volume list` shows what there is"),
+        Code::NotFound => {
+            error.why("there is no such volume").cure("`forebay volume list` shows what there is")
+        }
         Code::Exists => error
             .why("there is one of this name, or one is being made")
             .cure("choose another name, or `forebay volume delete` it"),
@@ -32,7 +34,11 @@ pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u
         Code::NoSpace => {
             let free = pool.space().map_or(0, |space| space.free_bytes);
             error
-                .why(format!("{} are needed, and the pool has {} free", table::bytes(bytes), table::bytes(free)))
+                .why(format!(
+                    "{} are needed, and the pool has {} free",
+                    table::bytes(bytes),
+                    table::bytes(free)
+                ))
                 .cure("remove files or volumes, or start the pool with a larger --capacity")
         }
         Code::NotSupported => error
@@ -44,9 +50,9 @@ pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u
             .cure("`forebay status` tells which nodes are up"),
         Code::NotPermitted => error.why("it belongs to another user"),
         Code::AccessDenied => error.why("its mode does not allow it"),
-        Code::Busy => error
-            .why("a program has it open, or it is being resized")
-            .cure("end the programs that use it"),
+        Code::Busy => {
+            error.why("a program has it open, or it is being resized").cure("end the programs that use it")
+        }
         Code::TooManyLinks => error.why("it has grown too often").cure("make a new one of the full size"),
         Code::Stale => error.why("it was replaced meanwhile"),
         code => error.why(pool::words(code)),

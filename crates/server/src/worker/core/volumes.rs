@@ -12,6 +12,7 @@ use super::state::ShardThread;
 use crate::worker::batch::Taken;
 use crate::worker::call::Call;
 use crate::worker::network::{Command, BEING_MADE, COMPLETE, GONE};
+use crate::worker::piece_table::PieceKind;
 use crate::worker::volumes::{Done, Opened};
 
 type Answer<T> = std::result::Result<T, Code>;
@@ -30,13 +31,16 @@ impl ShardThread<'_> {
                 let answer = match self.volumes.answer_for(&call.client) {
                     Some(answer) => Some(answer),
                     None => match self.may_make(call, piece, target, bytes)? {
-                        Ok(()) => self.volumes.make(call, piece, (target as u16, bytes), until, None),
+                        Ok(is_thin) => {
+                            let kind = PieceKind { target: target as u16, bytes, rights: None, is_thin };
+                            self.volumes.make(call, piece, kind, until)
+                        }
                         Err(code) => Some(Err(code)),
                     },
                 };
                 return self.made_piece(session, call, answer);
             }
-            Request::MakePieceAway { piece, target, bytes, until, mode, .. } => {
+            Request::MakePieceAway { piece, target, bytes, until, mode, is_thin, .. } => {
                 let answer = match self.volumes.answer_for(&call.client) {
                     Some(answer) => Some(answer),
                     // The home would not be asked for it.
@@ -44,7 +48,12 @@ impl ShardThread<'_> {
                     None => {
                         let (uid, gid) = (call.caller().uid, call.caller().gid);
                         let rights = Some(Rights { uid, gid, mode });
-                        self.volumes.make(call, piece, (target as u16, bytes), until, rights)
+                        self.volumes.make(
+                            call,
+                            piece,
+                            PieceKind { target: target as u16, bytes, rights, is_thin },
+                            until,
+                        )
                     }
                 };
                 self.list_away_volumes();
@@ -164,12 +173,12 @@ impl ShardThread<'_> {
         self.list_away_volumes();
     }
 
-    /// Whether a process may make this piece: it is making the volume, whose record names the piece.
-    fn may_make(&mut self, call: &Call, piece: PieceId, target: u32, bytes: u64) -> Result<Answer<()>> {
+    /// Whether a process may make this piece: it is making the volume, whose record names the piece. True for a thin one.
+    fn may_make(&mut self, call: &Call, piece: PieceId, target: u32, bytes: u64) -> Result<Answer<bool>> {
         let Some(volume) = self.volume(piece.volume)? else { return Ok(Err(Code::Stale)) };
         let is_named = volume.open_pieces().any(|named| named == (piece, target, bytes));
         Ok(match volume.maker == call.client.session && is_named {
-            true => Ok(()),
+            true => Ok(volume.is_thin()),
             false => Err(Code::Stale),
         })
     }

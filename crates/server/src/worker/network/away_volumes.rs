@@ -47,7 +47,12 @@ impl AwayVolumes {
     }
 
     /// What a home has answered. Returns the segments that are gone: they are asked for until their pieces are dropped.
-    pub(super) fn answered(&mut self, segments: &[SegmentId], states: &[u8], now: Duration) -> Vec<SegmentId> {
+    pub(super) fn answered(
+        &mut self,
+        segments: &[SegmentId],
+        states: &[u8],
+        now: Duration,
+    ) -> Vec<SegmentId> {
         let mut gone = Vec::new();
         for (id, state) in segments.iter().zip(states) {
             match *state {

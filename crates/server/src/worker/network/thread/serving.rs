@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_fabric::{Body, Ticket};
 use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, SESSIONS_ASKED_MAX};
 use forebay_types::{
-    AtomicOp, BackingId, BackingOp, Class, Code, GroupOp, MoveKind, NodeId, PieceWord, Reply, Request, SegmentId,
-    REPLY_HEADER_BYTES,
+    AtomicOp, BackingId, BackingOp, Class, Code, GroupOp, MoveKind, NodeId, PieceWord, Reply, Request,
+    SegmentId, REPLY_HEADER_BYTES,
 };
 use forebay_wire::{DataLocation, Message as Wire};
 
