@@ -151,6 +151,12 @@ static int yes(void *handle)
     return 1;
 }
 
+static int no(void *handle)
+{
+    (void)handle;
+    return 0;
+}
+
 /* The space of a volume is reserved, and nothing is trimmed, unless it is thin. */
 static int plugin_can_trim(void *handle)
 {

@@ -52,6 +52,7 @@ fn thin_volume_takes_what_is_written_and_gives_back_what_is_discarded() {
     assert!(rest[..data.len()] == data && hole.iter().chain(&rest[data.len()..]).all(|byte| *byte == 0));
     assert_eq!(allocated(&place), 8 * MIB, "to read a hole takes nothing");
     assert_eq!(before - free(&place), 8 * MIB, "it is counted");
+    assert_eq!(place.json(["status", "--json"])["volume_bytes"].as_u64(), Some(8 * MIB));
     assert!(place.ok(["volume", "list"]).out.contains("t  (thin, 8 MiB allocated)"));
     assert!(place.ok(["volume", "show", "t"]).out.contains("8 MiB (thin)"));
     volume.discard(514 * MIB, 4 * MIB).unwrap();
@@ -110,7 +111,7 @@ fn put_for_which_there_is_no_space_fails_and_files_and_volumes_share_the_capacit
     place
         .run(["volume", "copy", file.to_str().unwrap(), "t", "--to-offset", "512MiB"])
         .assert_refused(1, &["space"]);
-    volume.discard(0, 16 * MIB).unwrap();
+    volume.discard(0, 32 * MIB).unwrap();
     place.ok(["volume", "create", "x", "--size", "8MiB"]);
     place.ok(["volume", "copy", file.to_str().unwrap(), "t", "--to-offset", "512MiB"]);
     volume.get_bytes(520 * MIB - 1, &mut byte).unwrap();

@@ -107,6 +107,14 @@ pub struct LoopDevice {
     file: File,
 }
 
+/// The queue's limit of discards.
+const DISCARD_LIMIT: &str = "queue/discard_max_bytes";
+
+fn permit_discards(path: &Path) -> io::Result<()> {
+    let most = std::fs::read(attribute(path, "queue/discard_max_hw_bytes"))?;
+    std::fs::write(attribute(path, DISCARD_LIMIT), most)
+}
+
 impl LoopDevice {
     fn open(path: &Path, flags: i32) -> io::Result<LoopDevice> {
         let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
@@ -143,9 +151,15 @@ impl LoopDevice {
         Err(io::Error::from_raw_os_error(libc::EBUSY))
     }
 
-    /// Has the kernel refuse discards, which would free memory behind the device.
+    /// Has the kernel refuse discards, which would free memory behind the device. The number of the device keeps this
+    /// for its next use.
     pub fn refuse_discards(&self) -> io::Result<()> {
-        std::fs::write(attribute(&self.path, "queue/discard_max_bytes"), "0")
+        std::fs::write(attribute(&self.path, DISCARD_LIMIT), "0")
+    }
+
+    /// Has the kernel pass discards on, also where an earlier use of this number refused them.
+    pub fn permit_discards(&self) -> io::Result<()> {
+        permit_discards(&self.path)
     }
 
     /// The devices that have a file and that this process may open. One that ends just now is left out.
@@ -186,6 +200,7 @@ impl LoopDevice {
         let backing = attribute(&self.path, "loop/backing_file");
         // SAFETY: the call takes no argument.
         check(unsafe { libc::ioctl(self.file.as_raw_fd(), LOOP_CLR_FD) })?;
+        let path = self.path.clone();
         drop(self);
         let asked = Instant::now();
         while backing.exists() {
@@ -194,6 +209,8 @@ impl LoopDevice {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
+        // For whoever uses the number next.
+        let _ = permit_discards(&path);
         Ok(true)
     }
 }

@@ -93,11 +93,9 @@ fn attach_memory(memory: &OwnedFd, name: &OsStr, is_read_only: bool, is_thin: bo
     let settings = Settings { name: &mark, is_read_only, ..Settings::default() };
     let device = LoopDevice::new(memory.as_fd(), &settings)?;
     let path = device.path.clone();
-    if is_thin {
-        return Ok(path);
-    }
-    // They would free memory of the volume.
-    if let Err(e) = device.refuse_discards() {
+    // They would free memory of a volume that is not thin.
+    let discards = if is_thin { device.permit_discards() } else { device.refuse_discards() };
+    if let Err(e) = discards {
         device.clear(LOOK_TIME)?;
         return Err(e);
     }

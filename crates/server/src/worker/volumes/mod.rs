@@ -191,6 +191,11 @@ impl Volumes {
         here.map(|(id, piece)| (*id, piece.kind.bytes))
     }
 
+    /// The number of all pieces on this node, and the bytes that they take.
+    pub(super) fn taken(&self) -> (usize, u64) {
+        (self.pieces.len(), self.pieces.values().map(Piece::taken_bytes).sum())
+    }
+
     /// True if a piece is here and its memory is reserved.
     pub(super) fn is_whole(&self, id: PieceId, bytes: u64) -> bool {
         self.pieces.get(&id).is_some_and(|piece| piece.kind.bytes == bytes && piece.reserved == bytes)

@@ -83,6 +83,16 @@ impl Piece {
         own + self.head.as_ref().map_or(0, |_| VOLUME_GRAIN_BYTES)
     }
 
+    /// Bytes that it takes: of a thin one those that were written and not discarded.
+    pub(super) fn taken_bytes(&self) -> u64 {
+        let written = || rustix::fs::fstat(&*self.memory).map_or(0, |stat| stat.st_blocks as u64 * 512);
+        if self.kind.is_thin {
+            written()
+        } else {
+            self.kind.bytes
+        }
+    }
+
     /// What the supervisor keeps.
     pub(super) fn kept(&self) -> Vec<BorrowedFd<'_>> {
         let head = self.head.as_ref().map(|head| head.as_fd());
@@ -318,7 +328,7 @@ mod tests {
         assert_eq!((piece.reserved, piece.held_bytes(), Piece::held(id(), &thin)), (1 << 40, 0, Some(0)));
         rustix::io::pwrite(&piece.open(true).unwrap(), b"kept", 1 << 39).unwrap();
         let blocks = || rustix::fs::fstat(&*piece.memory).unwrap().st_blocks;
-        assert_eq!(blocks(), 8);
+        assert_eq!((blocks(), piece.taken_bytes()), (8, 4096));
         let kept = piece.kept().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
         let (its, restored) = Piece::restored(&Piece::tag(id(), &thin), kept).unwrap();
         assert_eq!((its, restored.kind, restored.reserved), (id(), thin, 1 << 40));
