@@ -107,6 +107,18 @@ impl Striped {
         Ok(())
     }
 
+    /// Frees the space of a range, which reads as zeros then.
+    ///
+    /// # Errors
+    /// As [`Striped::put`]; [`Code::NotSupported`] unless all of its volumes are thin, for a range of 0 bytes too.
+    pub fn discard(&self, offset: u64, bytes: u64) -> Result<(), Code> {
+        self.check(offset, bytes, true)?;
+        match self.is_thin() {
+            true => self.zero_ranges(offset, bytes),
+            false => Err(Code::NotSupported),
+        }
+    }
+
     /// Sets a checked range to zero: thin pieces give its pages back, the others keep them.
     pub(crate) fn zero_ranges(&self, offset: u64, bytes: u64) -> Result<(), Code> {
         let zeros = vec![0u8; bytes.min(ZERO_BYTES) as usize];

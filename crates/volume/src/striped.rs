@@ -99,14 +99,14 @@ impl Striped {
         self.far.as_deref().ok_or(Code::Io)
     }
 
-    /// The volume that has a byte.
-    fn part(&self, offset: u64) -> &Mapped {
-        &self.parts[(offset / self.stripe_bytes % self.parts.len() as u64) as usize]
-    }
-
     /// True if the volume that has this byte is thin.
     pub(crate) fn is_thin_at(&self, offset: u64) -> bool {
-        self.part(offset).is_thin()
+        self.parts[(offset / self.stripe_bytes % self.parts.len() as u64) as usize].is_thin()
+    }
+
+    /// True if all of its volumes are thin.
+    pub(crate) fn is_thin(&self) -> bool {
+        self.parts.iter().all(Mapped::is_thin)
     }
 
     /// The bytes that its volumes take: of a thin one those that were written and not discarded, in whole pages.
@@ -130,7 +130,7 @@ impl Striped {
 
     /// What is the same for every access.
     #[inline]
-    fn check(&self, offset: u64, bytes: u64, writes: bool) -> Result<(), Code> {
+    pub(crate) fn check(&self, offset: u64, bytes: u64, writes: bool) -> Result<(), Code> {
         self.check_life()?;
         if writes && !self.is_writable {
             return Err(Code::BadDescriptor);
@@ -183,8 +183,8 @@ impl Striped {
     ///
     /// # Errors
     /// [`Code::Range`] beyond the end, [`Code::BadDescriptor`] if it is not open for writing, [`Code::PoolGone`]. Nothing
-    /// is copied then. [`Code::NoSpace`] of a thin volume: some bytes may be copied. [`Code::Io`] if a piece on another node cannot be reached: some bytes may be copied, now or, until
-    /// the daemon has given up, later.
+    /// is copied then. [`Code::NoSpace`] of a thin volume: some bytes may be copied. [`Code::Io`] if a piece on another
+    /// node cannot be reached: some bytes may be copied, now or, until the daemon has given up, later.
     ///
     /// # Safety
     /// `from` is readable for `bytes` bytes.
@@ -234,18 +234,6 @@ impl Striped {
     pub fn get_bytes(&self, offset: u64, to: &mut [u8]) -> Result<(), Code> {
         // SAFETY: the slice is writable.
         unsafe { self.get(offset, to.as_mut_ptr(), to.len()) }
-    }
-
-    /// Frees the space of a range, which reads as zeros then.
-    ///
-    /// # Errors
-    /// As [`Striped::put`]; [`Code::NotSupported`] unless all of its volumes are thin, for a range of 0 bytes too.
-    pub fn discard(&self, offset: u64, bytes: u64) -> Result<(), Code> {
-        self.check(offset, bytes, true)?;
-        match self.parts.iter().all(Mapped::is_thin) {
-            true => self.zero_ranges(offset, bytes),
-            false => Err(Code::NotSupported),
-        }
     }
 
     /// Sets a range to zero. A thin volume gives back its space.
@@ -325,8 +313,8 @@ impl Striped {
     }
 
     /// Changes the 64-bit word at an offset. [`Code::Invalid`] unless the offset is a multiple of 8;
-    /// [`Code::NotSupported`] for a thin volume; [`Code::Io`] if its
-    /// piece on another node cannot be reached, and then it may be changed or not.
+    /// [`Code::NotSupported`] for a thin volume; [`Code::Io`] if its piece on another node cannot be reached, and then it
+    /// may be changed or not.
     #[inline]
     fn atomic(&self, offset: u64, op: AtomicOp) -> Result<u64, Code> {
         if !offset.is_multiple_of(8) {
