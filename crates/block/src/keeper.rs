@@ -137,8 +137,9 @@ where
     drop(mount);
     let device = LoopDevice::new(file.as_fd(), &plan.settings).map_err(failed("the loop device"))?;
     drop(file);
-    let discards = if plan.refuses_discards { device.refuse_discards() } else { device.permit_discards() };
-    discards.map_err(failed("the loop device"))?;
+    if plan.refuses_discards {
+        device.refuse_discards().map_err(failed("the loop device"))?;
+    }
     let path = device.path.clone();
     let up = Up {
         device: path.clone(),

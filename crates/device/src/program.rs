@@ -101,6 +101,7 @@ fn keep(options: &Options) -> Result<()> {
             is_read_only: options.is_read_only,
             ends_at_last_close: true,
             is_direct: true,
+            discards: options.is_thin,
         },
         refuses_discards: !options.is_thin,
         ending: Ending::AtLastClose,

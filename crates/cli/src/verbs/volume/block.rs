@@ -90,12 +90,14 @@ pub(super) fn attach(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) 
 /// A device on the memory of a volume's only piece.
 fn attach_memory(memory: &OwnedFd, name: &OsStr, is_read_only: bool, is_thin: bool) -> io::Result<PathBuf> {
     let mark = [MEMORY_MARK, name.as_bytes()].concat();
-    let settings = Settings { name: &mark, is_read_only, ..Settings::default() };
+    let settings = Settings { name: &mark, is_read_only, discards: is_thin, ..Settings::default() };
     let device = LoopDevice::new(memory.as_fd(), &settings)?;
     let path = device.path.clone();
-    // They would free memory of a volume that is not thin.
-    let discards = if is_thin { device.permit_discards() } else { device.refuse_discards() };
-    if let Err(e) = discards {
+    if is_thin {
+        return Ok(path);
+    }
+    // They would free memory of the volume.
+    if let Err(e) = device.refuse_discards() {
         device.clear(LOOK_TIME)?;
         return Err(e);
     }
