@@ -151,11 +151,17 @@ static int yes(void *handle)
     return 1;
 }
 
-/* The space of a volume is reserved: nothing is trimmed. */
 static int no(void *handle)
 {
     (void)handle;
     return 0;
+}
+
+/* The space of a volume is reserved, and nothing is trimmed, unless it is thin. */
+static int plugin_can_trim(void *handle)
+{
+    struct connection *c = handle;
+    return c->is_writable && forebay_volume_discard(c->volume, 0, 0) == 0;
 }
 
 static int plugin_pread(void *handle, void *to, uint32_t bytes, uint64_t offset, uint32_t flags)
@@ -174,9 +180,19 @@ static int plugin_pwrite(void *handle, const void *from, uint32_t bytes, uint64_
     return error < 0 ? failed("write", error) : 0;
 }
 
+static int plugin_trim(void *handle, uint32_t bytes, uint64_t offset, uint32_t flags)
+{
+    struct connection *c = handle;
+    (void)flags;
+    int error = forebay_volume_discard(c->volume, (int64_t)offset, bytes);
+    return error < 0 ? failed("trim", error) : 0;
+}
+
 static int plugin_zero(void *handle, uint32_t bytes, uint64_t offset, uint32_t flags)
 {
     struct connection *c = handle;
+    if (flags & NBDKIT_FLAG_MAY_TRIM && plugin_can_trim(handle))
+        return plugin_trim(handle, bytes, offset, flags);
     if (flags & NBDKIT_FLAG_FAST_ZERO) {
         nbdkit_set_error(EOPNOTSUPP); /* as slow as a write */
         return -1;
@@ -217,11 +233,12 @@ static struct nbdkit_plugin plugin = {
     .can_write = plugin_can_write,
     .can_flush = yes,
     .can_zero = yes,
-    .can_trim = no,
+    .can_trim = plugin_can_trim,
     .can_multi_conn = yes,
     .is_rotational = no,
     .pread = plugin_pread,
     .pwrite = plugin_pwrite,
+    .trim = plugin_trim,
     .zero = plugin_zero,
     .flush = plugin_flush,
 };

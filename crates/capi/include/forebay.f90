@@ -136,6 +136,7 @@ module forebay
     public :: forebay_volume_close, forebay_volume_size, forebay_volume_put, forebay_volume_get
     public :: forebay_volume_putv, forebay_volume_getv, forebay_volume_cas, forebay_volume_fetch_add
     public :: forebay_volume_swap, forebay_volume_flush, forebay_volume_fence, forebay_volume_map
+    public :: forebay_volume_discard
     public :: forebay_queue_create, forebay_queue_close, forebay_queue_descriptor, forebay_queue_wait
     public :: forebay_volume_put_start, forebay_volume_get_start, forebay_volume_cas_start, &
         forebay_volume_fetch_add_start
@@ -739,6 +740,13 @@ module forebay
             integer(c_int64_t), value :: value
             integer(c_int64_t), intent(out) :: was
             integer(c_int) :: forebay_volume_swap
+        end function
+        function forebay_volume_discard(volume, offset, bytes) bind(c)
+            import :: c_int, c_int64_t, c_ptr, c_size_t
+            type(c_ptr), value :: volume
+            integer(c_int64_t), value :: offset
+            integer(c_size_t), value :: bytes
+            integer(c_int) :: forebay_volume_discard
         end function
         function forebay_volume_flush(volume) bind(c)
             import :: c_int, c_ptr

@@ -377,6 +377,11 @@ int forebay_statvfs(forebay_pool *pool, struct statvfs *out);
  * forebay_volume_flush returns 0 when every process gets what this thread has put: it is -EIO if the pool, or the memory
  * of a piece on another node, was gone by then.
  *
+ * A thin volume takes space as it is written: a put for which there is none is -ENOSPC, and some of its bytes may be
+ * copied. forebay_volume_discard gives back the space of a range, which reads as zeros then, in whole pages of 4 KiB;
+ * -EOPNOTSUPP for volumes that are not thin, also where `bytes` is 0. A put or get of a thin volume on this node is a
+ * system call. Atomic operations and forebay_volume_map are for volumes that are not thin (-EOPNOTSUPP).
+ *
  * forebay_volume_map stores the address of the byte at `offset`, and how many bytes follow it there; -EOPNOTSUPP for a
  * byte on another node. The address is valid until the volume is closed. Accesses by it do not notice that the pool is
  * gone.
@@ -391,6 +396,7 @@ int forebay_volume_putv(const forebay_volume *volume, const void *from, size_t b
                         int run_count);
 int forebay_volume_getv(const forebay_volume *volume, void *to, size_t bytes, const struct forebay_run *runs,
                         int run_count);
+int forebay_volume_discard(const forebay_volume *volume, int64_t offset, size_t bytes);
 int forebay_volume_cas(const forebay_volume *volume, int64_t offset, uint64_t expected, uint64_t value, uint64_t *was);
 int forebay_volume_fetch_add(const forebay_volume *volume, int64_t offset, uint64_t by, uint64_t *was);
 int forebay_volume_swap(const forebay_volume *volume, int64_t offset, uint64_t value, uint64_t *was);

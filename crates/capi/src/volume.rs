@@ -1,4 +1,5 @@
-//! The functions of include/forebay.h on volumes. A put or get is a comparison and a copy: no system call.
+//! The functions of include/forebay.h on volumes. A put or get of memory on this
+//! node is a comparison and a copy: no system call.
 
 use std::os::raw::{c_int, c_void};
 use std::sync::Arc;
@@ -28,7 +29,7 @@ type Done = Result<(), Failed>;
 
 /// The failure of an access. If a piece on another node was the reason, `forebay_attach_error` has it in words.
 fn failed(volume: &Striped, code: Code) -> Failed {
-    if let Some(reason) = volume.reason().filter(|_| code == Code::Io) {
+    if let Some(reason) = volume.reason().filter(|_| matches!(code, Code::Io | Code::NoSpace)) {
         crate::text::remember(&reason);
     }
     code.into()
@@ -183,6 +184,11 @@ pub(crate) fn volume_swap(volume: &forebay_volume, offset: i64, value: u64, was:
     let was = was.ok_or(FAULT)?;
     *was = volume.0.swap(unsigned(offset)?, value).map_err(|code| failed(&volume.0, code))?;
     Ok(())
+}
+
+pub(crate) fn volume_discard(volume: &forebay_volume, offset: i64, bytes: usize) -> Done {
+    let done = volume.0.discard(unsigned(offset)?, bytes as u64);
+    done.map_err(|code| failed(&volume.0, code))
 }
 
 pub(crate) fn volume_flush(volume: &forebay_volume) -> Done {

@@ -430,7 +430,7 @@ static void directories(forebay_pool *pool)
 static void volumes(forebay_pool *pool)
 {
     enum { V = 4 << 20, W = 2 << 20 };
-    forebay_volume *v = NULL, *both = NULL, *none = NULL, *reader = NULL;
+    forebay_volume *v = NULL, *both = NULL, *none = NULL, *reader = NULL, *thin = NULL;
     char out[100], in[100], words[256];
     struct forebay_run runs[] = {{4090, 30}, {0, 10}, {(1 << 20) - 5, 10}}, beyond = {V - 4, 10};
     uint64_t was = 9, *word;
@@ -462,6 +462,15 @@ static void volumes(forebay_pool *pool)
     CHECK(forebay_volume_cas(v, 65, 0, 0, &was) == -EINVAL && forebay_volume_swap(v, V, 0, &was) == -ERANGE && was == 42);
     CHECK(forebay_volume_fetch_add(v, 64, 1, NULL) == -EFAULT);
     CHECK(forebay_volume_fence(v) == 0 && forebay_volume_flush(v) == 0);
+    CHECK(forebay_volume_discard(v, 0, 0) == -EOPNOTSUPP && forebay_volume_discard(v, 0, 4096) == -EOPNOTSUPP);
+    CHECK(forebay_volume_open(pool, "thin", O_RDWR, &thin) == 0 && forebay_volume_size(thin) == (int64_t)1 << 40);
+    CHECK(forebay_volume_put(thin, out, 10, (int64_t)1 << 39) == 0);
+    CHECK(forebay_volume_get(thin, in, 12, ((int64_t)1 << 39) - 1) == 0 && in[0] == 0 && memcmp(in + 1, out, 10) == 0);
+    CHECK(forebay_volume_discard(thin, 0, 0) == 0 && forebay_volume_discard(thin, (int64_t)1 << 39, 4096) == 0);
+    CHECK(forebay_volume_get(thin, in, 12, (int64_t)1 << 39) == 0 && in[0] == 0 && in[9] == 0);
+    CHECK(forebay_volume_discard(thin, ((int64_t)1 << 40) - 1, 2) == -ERANGE);
+    CHECK(forebay_volume_swap(thin, 0, 1, &was) == -EOPNOTSUPP);
+    CHECK(forebay_volume_map(thin, 0, &place, &follow) == -EOPNOTSUPP && forebay_volume_close(thin) == 0);
     CHECK(forebay_volume_map(v, 64, &place, &follow) == 0 && follow == V - 64);
     word = place;
     CHECK(word && *word == 8);

@@ -26,9 +26,11 @@ fn furnish(pool: &Pool) -> &'static str {
     if unsafe { libc::geteuid() } != 0 {
         return "";
     }
-    for (name, size) in [("v", "4MiB"), ("w", "2MiB")] {
+    for words in
+        [&["v", "--size", "4MiB"][..], &["w", "--size", "2MiB"], &["thin", "--size", "1TiB", "--thin"]]
+    {
         let mut forebay = Command::new(binary("forebay"));
-        succeeds(forebay.arg("--pool").arg(pool.path()).args(["volume", "create", name, "--size", size]));
+        succeeds(forebay.arg("--pool").arg(pool.path()).args(["volume", "create"]).args(words));
     }
     "1"
 }

@@ -101,6 +101,30 @@ fn export_has_the_bytes_of_the_volume_over_several_connections() {
 }
 
 #[test]
+fn export_of_a_thin_volume_frees_what_is_trimmed() {
+    if !can_export() {
+        return;
+    }
+    let place = Place::new();
+    let dir = pool(&place);
+    place.ok(["volume", "delete", "v"]);
+    place.ok(["volume", "create", "v", "--size", "32MiB", "--thin"]);
+    let (mut child, uri) = export(&place, &[]);
+    let info: Value = serde_json::from_str(&done("nbdinfo", &["--json", &uri])).unwrap();
+    assert_eq!(info["exports"][0]["can_trim"], true, "{info}");
+    let file = place.write("data", data());
+    done("nbdcopy", &["--flush", file.to_str().unwrap(), &uri]);
+    let volume = Pool::attach_as(&dir, Role::Tool).unwrap().volume_open(b"v", true).unwrap();
+    assert_eq!(volume.allocated(), Ok(32 * MIB as u64));
+    let sparse = place.join("sparse");
+    std::fs::File::create(&sparse).unwrap().set_len(32 * MIB as u64).unwrap();
+    done("nbdcopy", &[sparse.to_str().unwrap(), &uri]);
+    assert_eq!(volume.allocated(), Ok(0));
+    kill(child.pid(), libc::SIGTERM);
+    assert!(child.wait().success());
+}
+
+#[test]
 fn export_that_is_read_only_or_killed_or_of_a_dead_pool() {
     if !can_export() {
         return;

@@ -335,7 +335,7 @@ fn creation_that_its_caller_ends_leaves_nothing() {
     let Some(dir) = pool(&place, "192MiB") else { return };
     let before = free(&place);
     let ended = attach(&dir).volume_create(b"v", 0o600, 66 * MIB, &VolumePlaces::default(), &mut |_| false);
-    assert_eq!(ended.map(drop), Err(Code::Interrupted));
+    assert_eq!(ended.map(drop), Err(Code::Interrupted.into()));
     assert_eq!(place.json(["volume", "list", "--json"]), serde_json::json!([]));
     eventually("the space is free again", || free(&place) + MIB > before);
     make(&place, "v", "66MiB");

@@ -109,6 +109,28 @@ impl FarPieces {
         }
     }
 
+    /// Sends a request to a piece's node, and repeats what its new worker has refused.
+    fn ask<T>(
+        &self,
+        piece: BackingId,
+        op: BackingOp<'_>,
+        take: impl Fn(Reply<'_>) -> Result<T, Code>,
+    ) -> Result<T, Code> {
+        self.check_session().map_err(|code| failed(piece.node(), code))?;
+        let request = Request::Backing { id: piece, op };
+        let mut reopened = 0;
+        loop {
+            match self.pool.ask_as(caller(), &request, &take) {
+                // It was not executed.
+                Err(Code::Stale) if reopened < REOPENED_MAX => {
+                    self.reopen(piece).map_err(|code| failed(piece.node(), code))?;
+                    reopened += 1;
+                }
+                done => return done.map_err(|code| failed(piece.node(), code)),
+            }
+        }
+    }
+
     /// Moves ranges of pieces. Repeats what a piece's new worker has refused.
     ///
     /// # Safety
@@ -156,24 +178,26 @@ impl Far for FarPieces {
         unsafe { self.move_all(ranges, Memory::From(from)) }
     }
 
+    fn discard(&self, piece: BackingId, offset: u64, bytes: u64) -> Result<(), Code> {
+        let mode = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
+        self.ask(piece, BackingOp::Allocate { mode, offset, bytes }, |reply| match reply {
+            Reply::Done => Ok(()),
+            _ => Err(Code::Malformed),
+        })
+    }
+
+    fn allocated(&self, piece: BackingId) -> Result<u64, Code> {
+        self.ask(piece, BackingOp::Stat, |reply| match reply {
+            Reply::Backing(attr) => Ok(attr.allocated_bytes),
+            _ => Err(Code::Malformed),
+        })
+    }
+
     fn atomic(&self, piece: BackingId, word: PieceWord, op: AtomicOp) -> Result<u64, Code> {
-        self.check_session().map_err(|code| failed(piece.node(), code))?;
-        let request = Request::Backing { id: piece, op: BackingOp::Atomic { word, op } };
-        let mut reopened = 0;
-        loop {
-            let done = self.pool.ask_as(caller(), &request, |reply| match reply {
-                Reply::Count(was) => Ok(was),
-                _ => Err(Code::Malformed),
-            });
-            match done {
-                // It was not executed.
-                Err(Code::Stale) if reopened < REOPENED_MAX => {
-                    self.reopen(piece).map_err(|code| failed(piece.node(), code))?;
-                    reopened += 1;
-                }
-                done => return done.map_err(|code| failed(piece.node(), code)),
-            }
-        }
+        self.ask(piece, BackingOp::Atomic { word, op }, |reply| match reply {
+            Reply::Count(was) => Ok(was),
+            _ => Err(Code::Malformed),
+        })
     }
 
     fn check(&self) -> Result<(), Code> {

@@ -78,4 +78,4 @@ pub use ranges::Arrived;
 pub use remembered::close_waits;
 pub use runs::Run;
 pub use store_state::{DataState, Kept, StoreState};
-pub use volumes::VolumePlaces;
+pub use volumes::{VolumeFailure, VolumePlaces};

@@ -28,11 +28,28 @@ pub struct VolumePlaces {
     pub targets: Vec<u32>,
     /// Bytes of a stripe.
     pub stripe_bytes: u64,
+    /// Nothing is reserved ([`Segment::is_thin`]).
+    pub is_thin: bool,
 }
 
 impl Default for VolumePlaces {
     fn default() -> VolumePlaces {
-        VolumePlaces { targets: Vec::new(), stripe_bytes: Striped::STRIPE_BYTES }
+        VolumePlaces { targets: Vec::new(), stripe_bytes: Striped::STRIPE_BYTES, is_thin: false }
+    }
+}
+
+/// Why a volume was not made or resized. It is as it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VolumeFailure {
+    /// The reason.
+    pub code: Code,
+    /// The node whose piece was the reason, and the piece's bytes.
+    pub piece: Option<(NodeId, u64)>,
+}
+
+impl From<Code> for VolumeFailure {
+    fn from(code: Code) -> VolumeFailure {
+        VolumeFailure { code, piece: None }
     }
 }
 
@@ -110,46 +127,49 @@ impl Pool {
         bytes: u64,
         places: &VolumePlaces,
         progress: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<Volume, Code> {
+    ) -> Result<Volume, VolumeFailure> {
         forebay_types::check_volume_name(name)?;
         let here = [target_of(self.attached()?.reply.node, 0)];
         let targets = if places.targets.is_empty() { here.as_slice() } else { &places.targets };
         let targets = Targets::new(targets).ok_or(Code::Invalid)?;
-        let segment = Segment::new(bytes, places.stripe_bytes, targets)?;
+        let segment = Segment::new(bytes, places.stripe_bytes, targets)?.thin(places.is_thin);
         let maker = self.session_number()?;
         let made = self.request(&Request::CreateVolume { name, mode, maker, segment }, record)?;
         self.complete(name, made, progress)
     }
 
-    /// Makes a volume larger, by a further segment, or smaller, by its last ones. A volume that grows stays in use.
+    /// Makes a volume larger, by a further segment with the places and stripes of the last, or smaller, by its last ones.
+    /// A volume that grows stays in use. If one of its nodes refuses, or cannot be reached, the volume stays as it is.
     ///
     /// # Errors
     /// As [`Pool::volume_create`]; [`Code::NotFound`]; [`Code::NotPermitted`]; [`Code::Busy`] for one that is being
     /// resized, or is open and is to shrink; [`Code::Invalid`] for a size below the present one at which no segment ends;
-    /// [`Code::TooManyLinks`] if it has grown too often; [`Code::NotSupported`] for one with a piece on another node
-    /// than that of the root directory.
+    /// [`Code::TooManyLinks`] if it has grown too often; [`Code::Io`] if one of its nodes is down.
     pub fn volume_resize(
         &'static self,
         name: &[u8],
         bytes: u64,
         progress: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<Volume, Code> {
+    ) -> Result<Volume, VolumeFailure> {
         let volume = self.volume(name)?;
         let ino = volume.ino;
         match bytes.checked_sub(volume.bytes()) {
             Some(0) => Ok(volume),
-            None if volume.nodes() != [ino.birth_node()] => Err(Code::NotSupported),
             None => {
+                let elsewhere = || volume.nodes().into_iter().filter(|node| *node != ino.birth_node());
+                for node in elsewhere() {
+                    self.request(&Request::PiecesUnused { node, volume: ino }, done)?;
+                }
                 let shrunk = self.request(&Request::ShrinkVolume { name, ino, bytes }, record)?;
                 // Otherwise its file would end there again when the volume grows. Whoever may shrink a volume may write to
                 // it, unless its mode says otherwise: then its file stays as it is.
                 let _ = self.volume_open(name, true).map(|volume| volume.trim_file());
+                self.review_pieces(elsewhere());
                 Ok(shrunk)
             }
             Some(more) => {
-                let first = volume.pieces().next().map(|(_, target, _)| target);
-                let targets = Targets::new(first.as_slice()).ok_or(Code::Invalid)?;
-                let segment = Segment::new(more, Striped::STRIPE_BYTES, targets)?;
+                let last = volume.usable().last().ok_or(Code::NotFound)?;
+                let segment = Segment::new(more, last.stripe_bytes, last.targets)?.thin(last.is_thin);
                 let maker = self.session_number()?;
                 let grown = self.request(&Request::GrowVolume { name, ino, maker, segment }, record)?;
                 self.complete(name, grown, progress)
@@ -193,10 +213,11 @@ impl Pool {
         name: &[u8],
         volume: Volume,
         progress: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<Volume, Code> {
+    ) -> Result<Volume, VolumeFailure> {
         let ino = volume.ino;
         let reserved = self.reserve_pieces(&volume, progress);
-        let committed = reserved.and_then(|()| self.request(&Request::CommitVolume { name, ino }, record));
+        let committed =
+            reserved.and_then(|()| Ok(self.request(&Request::CommitVolume { name, ino }, record)?));
         if committed.is_err() {
             // If this fails too, the daemon does it when this process ends.
             let _ = self.request(&Request::AbandonVolume { name, ino }, done);
@@ -205,23 +226,28 @@ impl Pool {
         committed
     }
 
-    fn reserve_pieces(&self, volume: &Volume, progress: &mut dyn FnMut(u64) -> bool) -> Result<(), Code> {
+    fn reserve_pieces(
+        &self,
+        volume: &Volume,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<(), VolumeFailure> {
         let (mut before, home) = (0, volume.ino.birth_node());
-        for (piece, target, bytes) in volume.pieces().filter(|(id, ..)| id.segment >= volume.complete) {
+        for (piece, target, bytes) in volume.open_pieces() {
             let mut reserved = 0;
             loop {
                 let until = bytes.min(reserved + VOLUME_STEP_BYTES);
-                let (node, mode) = (node_of(target), volume.mode);
+                let (node, mode, is_thin) = (node_of(target), volume.mode, volume.is_thin());
                 let request = match node == home {
                     true => Request::MakePiece { node, piece, target, bytes, until },
-                    false => Request::MakePieceAway { node, piece, target, bytes, until, mode },
+                    false => Request::MakePieceAway { node, piece, target, bytes, until, mode, is_thin },
                 };
-                reserved = self.ask_as(caller(), &request, |reply| match reply {
+                let answer = self.ask_as(caller(), &request, |reply| match reply {
                     Reply::Count(reserved) => Ok(reserved),
                     _ => Err(Code::Malformed),
-                })?;
+                });
+                reserved = answer.map_err(|code| VolumeFailure { code, piece: Some((node, bytes)) })?;
                 if !progress(before + reserved) {
-                    return Err(Code::Interrupted);
+                    return Err(Code::Interrupted.into());
                 }
                 if reserved >= bytes {
                     break;
@@ -278,9 +304,8 @@ impl Pool {
     /// [`Code::AccessDenied`]; [`Code::Io`] if a piece is lost.
     pub fn volume_pieces_here(&self, volume: &Volume) -> Result<Vec<std::os::fd::OwnedFd>, Code> {
         let here = self.attached()?.reply.node;
-        let is_here =
-            |(id, target, _): &(PieceId, u32, u64)| id.segment < volume.complete && node_of(*target) == here;
-        volume.pieces().filter(is_here).map(|(id, ..)| self.piece(id, false).map(|fds| fds.piece)).collect()
+        let all = volume.usable_pieces().filter(|(_, target, _)| node_of(*target) == here);
+        all.map(|(id, ..)| self.piece(id, false).map(|fds| fds.piece)).collect()
     }
 
     fn open_one(&'static self, specifier: &Specifier, writes: bool) -> Result<Mapped, (Code, String)> {
@@ -325,8 +350,8 @@ impl Pool {
         here: NodeId,
     ) -> Result<Option<Arc<dyn Far>>, (NodeId, Code)> {
         let pieces: Vec<BackingId> = volume
-            .pieces()
-            .filter(|(id, target, _)| id.segment < volume.complete && node_of(*target) != here)
+            .usable_pieces()
+            .filter(|(_, target, _)| node_of(*target) != here)
             .map(|(id, target, _)| BackingId::of_piece(target, id))
             .collect();
         match pieces.is_empty() {
@@ -342,10 +367,8 @@ impl Pool {
         here: NodeId,
         far: Option<Arc<dyn Far>>,
     ) -> Result<Mapped, Code> {
-        let is_here =
-            |(id, target, _): &(PieceId, u32, u64)| id.segment < volume.complete && node_of(*target) == here;
         let (mut life, mut opened, mut head) = (None, None, None);
-        if let Some((id, ..)) = volume.pieces().find(is_here) {
+        if let Some((id, ..)) = volume.usable_pieces().find(|(_, target, _)| node_of(*target) == here) {
             let fds = self.piece(id, writes)?;
             (life, head) = (Some(Life::map(fds.life.as_fd())?), fds.head);
             opened = Some(fds.piece);

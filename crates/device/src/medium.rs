@@ -64,6 +64,7 @@ impl VolumeMedium {
             match code {
                 Code::BadDescriptor => libc::EROFS,
                 Code::Range => libc::EINVAL,
+                Code::NoSpace => libc::ENOSPC,
                 _ => libc::EIO,
             }
         })
@@ -111,10 +112,13 @@ impl Medium for VolumeMedium {
         self.served("flush", 0, self.volume.flush())
     }
 
-    /// The space of a volume is reserved, so nothing is discarded.
+    /// The space of a volume is reserved, so nothing is discarded, unless it is thin.
     fn zero(&self, offset: u64, bytes: u64, discards: bool) -> Served {
         if discards {
-            return Err(libc::EOPNOTSUPP);
+            return match self.volume.discard(offset, bytes) {
+                Err(Code::NotSupported) => Err(libc::EOPNOTSUPP),
+                done => self.served("discard a range of", offset, done),
+            };
         }
         self.served("set zeros in", offset, self.volume.zero(offset, bytes))
     }

@@ -24,7 +24,8 @@ forebay-device: the processes of one volume's block device. `forebay volume atta
 
 Usage: forebay-device OPTIONS
 
-  OPTIONS    JSON; the pool's directory and its life, the volume's name, and whether the device is read-only
+  OPTIONS    JSON; the pool's directory and its life, the volume's name, whether the device is read-only,
+             and whether discards free space
 
 The result of the start is written to standard output, which is then closed. SIGTERM ends the device when no program has
 it open any longer. SIGKILL ends it at once: its I/O fails then.
@@ -41,6 +42,8 @@ pub struct Options {
     pub volume: Vec<u8>,
     /// The device cannot be written.
     pub is_read_only: bool,
+    /// The volume is thin: discards free its space.
+    pub is_thin: bool,
 }
 
 impl Options {
@@ -98,8 +101,9 @@ fn keep(options: &Options) -> Result<()> {
             is_read_only: options.is_read_only,
             ends_at_last_close: true,
             is_direct: true,
+            discards: options.is_thin,
         },
-        refuses_discards: true,
+        refuses_discards: !options.is_thin,
         ending: Ending::AtLastClose,
         meaning: |_| None,
     };

@@ -150,6 +150,7 @@ fn keep(options: &Options) -> Result<()> {
             is_read_only: false,
             ends_at_last_close: true,
             is_direct: true,
+            discards: false,
         },
         refuses_discards: false,
         ending: Ending::Soon,

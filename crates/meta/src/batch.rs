@@ -243,7 +243,7 @@ impl<'a> Batch<'a> {
             | Request::MakePieceAway { .. }
             | Request::PiecesUnused { .. }
             | Request::ReviewPieces { .. }
-            | Request::AreVolumes { .. }
+            | Request::AreSegments { .. }
             | Request::EndSession { .. }
             | Request::AreThere { .. }
             | Request::RemoveBackings { .. }

@@ -11,7 +11,7 @@
 //! record names can be dropped at any time, and the death of a maker, a worker or the daemon at any step leaves nothing
 //! else behind. What a maker left is abandoned when its session ends ([`Batch::abandon_volumes`]).
 
-use forebay_types::limits::{VOLUMES_MAX, VOLUME_SEGMENTS_MAX};
+use forebay_types::limits::VOLUMES_MAX;
 use forebay_types::{check_volume_name, Code, Ino, NodeId, Reader, Reply, Result, Segment, Volume, Writer};
 
 use crate::batch::{Answer, Batch, Context};
@@ -103,7 +103,7 @@ impl Batch<'_> {
         // The record, the ledger, the kept reply.
         self.admit(Class::Growth, Work::writes(3))?;
         self.state.ledger.next_counter += 1;
-        let volume = Volume {
+        let mut volume = Volume {
             ino: Ino::new(self.shard.node(), next),
             uid: c.caller.uid,
             gid: c.caller.gid,
@@ -111,8 +111,11 @@ impl Batch<'_> {
             created_seconds: c.now.sec.max(0) as u64,
             maker,
             complete: 0,
-            segments: vec![segment],
+            segments: Vec::new(),
+            numbers: Vec::new(),
+            next_number: 0,
         };
+        volume.begin(segment)?;
         self.put_volume(name, &volume)?;
         self.write_ledger()?;
         told(&volume, payload)
@@ -133,12 +136,9 @@ impl Batch<'_> {
         if volume.maker != 0 {
             return Err(Code::Busy);
         }
-        if volume.segments.len() >= VOLUME_SEGMENTS_MAX {
-            return Err(Code::TooManyLinks);
-        }
+        volume.begin(segment)?;
         self.admit(Class::Growth, Work::writes(2))?;
         volume.maker = maker;
-        volume.segments.push(segment);
         self.put_volume(name, &volume)?;
         told(&volume, payload)
     }
@@ -167,7 +167,7 @@ impl Batch<'_> {
             return self.tx.delete(keys::volume(name).bytes()).map(drop);
         }
         volume.maker = 0;
-        volume.segments.truncate(usize::from(volume.complete));
+        volume.keep(volume.complete);
         self.put_volume(name, &volume)
     }
 
@@ -201,8 +201,8 @@ impl Batch<'_> {
         });
         let kept = ends.into_iter().position(|end| end == bytes).ok_or(Code::Invalid)? + 1;
         self.admit(Class::Change, Work::writes(2))?;
-        volume.segments.truncate(kept);
         volume.complete = kept as u16;
+        volume.keep(volume.complete);
         self.put_volume(name, &volume)?;
         told(&volume, payload)
     }

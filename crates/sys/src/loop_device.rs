@@ -11,12 +11,16 @@ const CONTROL: &str = "/dev/loop-control";
 const LOOP_CLR_FD: libc::c_ulong = 0x4c01;
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4c05;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
+const LOOP_CTL_ADD: libc::c_ulong = 0x4c80;
+const LOOP_CTL_REMOVE: libc::c_ulong = 0x4c81;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 /// Devices that are tried if other programs take those that were free.
 const ATTEMPTS: u32 = 16;
+/// How long a device that has just got a file may keep it, because a program looks at it.
+const RENEW_TIME: Duration = Duration::from_millis(200);
 /// Bytes of a device's name, besides the zero at its end.
 pub const NAME_BYTES_MAX: usize = 63;
 
@@ -86,6 +90,8 @@ pub struct Settings<'a> {
     pub ends_at_last_close: bool,
     /// Requests bypass the page cache of the file.
     pub is_direct: bool,
+    /// Discards are to reach the file, if it can free space.
+    pub discards: bool,
 }
 
 /// What the kernel says about a device.
@@ -105,6 +111,20 @@ pub struct LoopDevice {
     /// Its path in /dev.
     pub path: PathBuf,
     file: File,
+}
+
+/// The queue's limit of discards.
+const DISCARD_LIMIT: &str = "queue/discard_max_bytes";
+
+/// Makes the device of a number anew, if nobody uses it: a limit of discards of 0 cannot be taken back otherwise, and
+/// stays for the next user of the number.
+fn renew(control: &File, number: i32) {
+    for request in [LOOP_CTL_REMOVE, LOOP_CTL_ADD] {
+        // SAFETY: the argument is a number.
+        if unsafe { libc::ioctl(control.as_raw_fd(), request, number) } == -1 {
+            return;
+        }
+    }
 }
 
 impl LoopDevice {
@@ -129,12 +149,24 @@ impl LoopDevice {
         info.flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum();
         let config =
             Config { fd: file.as_raw_fd() as u32, block_size: settings.sector_bytes, info, reserved: [0; 8] };
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
             // SAFETY: the call takes no argument.
             let number = check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })?;
-            let device = LoopDevice::open(Path::new(&format!("/dev/loop{number}")), 0)?;
+            let device = match LoopDevice::open(Path::new(&format!("/dev/loop{number}")), 0) {
+                // Another process makes it anew.
+                Err(e)
+                    if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENXIO))
+                        && attempt + 1 < ATTEMPTS =>
+                {
+                    continue;
+                }
+                opened => opened?,
+            };
             // SAFETY: the call reads the structure, which lives over it.
             match check(unsafe { libc::ioctl(device.file.as_raw_fd(), LOOP_CONFIGURE, &raw const config) }) {
+                Ok(_) if settings.discards && attempt < ATTEMPTS / 2 && !device.passes_discards() => {
+                    device.clear(RENEW_TIME)?;
+                }
                 Ok(_) => return Ok(device),
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(e) => return Err(e),
@@ -143,9 +175,15 @@ impl LoopDevice {
         Err(io::Error::from_raw_os_error(libc::EBUSY))
     }
 
-    /// Has the kernel refuse discards, which would free memory behind the device.
+    /// Has the kernel refuse discards, which would free memory behind the device. The number of the device keeps this
+    /// for its next use.
     pub fn refuse_discards(&self) -> io::Result<()> {
-        std::fs::write(attribute(&self.path, "queue/discard_max_bytes"), "0")
+        std::fs::write(attribute(&self.path, DISCARD_LIMIT), "0")
+    }
+
+    /// True if the kernel passes discards on to the file.
+    fn passes_discards(&self) -> bool {
+        std::fs::read(attribute(&self.path, DISCARD_LIMIT)).is_ok_and(|limit| limit != b"0\n")
     }
 
     /// The devices that have a file and that this process may open. One that ends just now is left out.
@@ -186,6 +224,8 @@ impl LoopDevice {
         let backing = attribute(&self.path, "loop/backing_file");
         // SAFETY: the call takes no argument.
         check(unsafe { libc::ioctl(self.file.as_raw_fd(), LOOP_CLR_FD) })?;
+        let number = self.path.to_str().and_then(|path| path.strip_prefix("/dev/loop")?.parse().ok());
+        let is_limited = !self.passes_discards();
         drop(self);
         let asked = Instant::now();
         while backing.exists() {
@@ -193,6 +233,9 @@ impl LoopDevice {
                 return Ok(false);
             }
             std::thread::sleep(Duration::from_millis(10));
+        }
+        if let (true, Some(number), Ok(control)) = (is_limited, number, control()) {
+            renew(&control, number);
         }
         Ok(true)
     }

@@ -9,7 +9,7 @@ use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::{
     BACKING_BYTES_MAX, BUFFER_BYTES, COMPONENTS_MAX, FILE_BYTES_MAX, MOVE_BYTES_MAX, STRIPES_MAX,
-    TARGETS_MAX, VOLUME_SEGMENTS_MAX,
+    TARGETS_MAX, VOLUME_SEGMENTS_BEGUN_MAX,
 };
 use crate::lock::LockRequest;
 use crate::set_attr::TimeSet;
@@ -17,6 +17,12 @@ use crate::volume::PieceId;
 
 /// The number of a piece of a volume, which no backing file has.
 const PIECE: u8 = u8::MAX;
+/// Bits of the stripe number that are the index of a piece; the others are its segment's number.
+const PIECE_INDEX_BITS: u32 = 3;
+const _: () = assert!(
+    1 << PIECE_INDEX_BITS == TARGETS_MAX
+        && VOLUME_SEGMENTS_BEGUN_MAX as usize * TARGETS_MAX == u16::MAX as usize + 1
+);
 
 /// A backing file, or a piece of a volume ([`BackingId::of_piece`]), by the target that holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -307,15 +313,21 @@ impl BackingId {
         BackingId { target, ino, number: layout.file_number(component) as u8, stripe }
     }
 
-    /// A piece of a volume. Of the operations only `Open`, `Close`, `Read`, `Write`, `ReadRuns`,
-    /// `WriteRuns`, `Move` and `Atomic` apply to it.
+    /// A piece of a volume. Of the operations `Open`, `Close`, `Read`, `Write`, `ReadRuns`, `WriteRuns`, `Move`, `Stat` and
+    /// `Atomic` apply to it, and to a thin one `Allocate` that punches.
     pub fn of_piece(target: u32, piece: PieceId) -> BackingId {
-        BackingId { target, ino: piece.volume, number: PIECE, stripe: piece.segment << 8 | piece.index }
+        BackingId {
+            target,
+            ino: piece.volume,
+            number: PIECE,
+            stripe: piece.segment << PIECE_INDEX_BITS | piece.index,
+        }
     }
 
     /// The piece of a volume that it is; none for a backing file.
     pub fn piece(&self) -> Option<PieceId> {
-        let piece = PieceId { volume: self.ino, segment: self.stripe >> 8, index: self.stripe & 0xff };
+        let (segment, index) = (self.stripe >> PIECE_INDEX_BITS, self.stripe & ((1 << PIECE_INDEX_BITS) - 1));
+        let piece = PieceId { volume: self.ino, segment, index };
         (self.number == PIECE).then_some(piece)
     }
 
@@ -334,9 +346,8 @@ impl BackingId {
     fn decode(r: &mut Reader<'_>) -> Result<BackingId, Code> {
         let id = BackingId { target: r.u32()?, ino: Ino(r.u64()?), number: r.u8()?, stripe: r.u16()? };
         let is_sound = match id.piece() {
-            Some(piece) => {
-                usize::from(piece.segment) < VOLUME_SEGMENTS_MAX && usize::from(piece.index) < TARGETS_MAX
-            }
+            // Each value of the 16 bits is a piece.
+            Some(_) => true,
             None => usize::from(id.number) <= COMPONENTS_MAX && id.stripe < STRIPES_MAX,
         };
         is_sound.then_some(id).ok_or(Code::Malformed)

@@ -65,5 +65,5 @@ pub use set_attr::{SetAttr, TimeSet};
 pub use store_read::StoreRead;
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};
 pub use transaction::{decode_nodes, Change, Outcome, Part, TxId};
-pub use volume::{check_volume_name, PieceId, Rights, Segment, Volume};
+pub use volume::{check_volume_name, PieceId, Rights, Segment, SegmentId, Volume};
 pub use wide::{part_of_hash, Parts};

@@ -357,6 +357,9 @@ pub const VOLUME_BYTES_MAX: u64 = 1 << 50;
 pub const VOLUME_STRIPE_BYTES_MAX: u64 = 1 << 30;
 /// Segments of a volume: the number of times that it can grow. With them a record stays well below a page of the shard.
 pub const VOLUME_SEGMENTS_MAX: usize = 16;
+/// Segments that are begun for one volume in its life, the first among them. Their numbers are never used again, and a
+/// piece's number in requests for data has this much room.
+pub const VOLUME_SEGMENTS_BEGUN_MAX: u16 = 8192;
 /// Volumes of a pool. A removal of one searches all records.
 pub const VOLUMES_MAX: usize = 4096;
 /// Bytes of a volume that one request reserves: some 10 ms of a processor, after which progress is shown.

@@ -5,12 +5,14 @@ use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::limits::{
-    NAME_MAX, VOLUME_BYTES_MAX, VOLUME_GRAIN_BYTES, VOLUME_SEGMENTS_MAX, VOLUME_STRIPE_BYTES_MAX,
+    NAME_MAX, VOLUME_BYTES_MAX, VOLUME_GRAIN_BYTES, VOLUME_SEGMENTS_BEGUN_MAX, VOLUME_SEGMENTS_MAX,
+    VOLUME_STRIPE_BYTES_MAX,
 };
 use crate::target::{node_of, Targets};
 
-/// Version byte of a record.
-const RECORD_VERSION: u8 = 1;
+/// Version byte of a record. In version 1 segments had no numbers, which were those of their
+/// places, and none was thin.
+const RECORD_VERSION: u8 = 2;
 
 /// A part of a volume that was reserved at one time: its bytes are striped over its pieces, RAID-0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,6 +23,8 @@ pub struct Segment {
     pub stripe_bytes: u64,
     /// The target of each piece.
     pub targets: Targets,
+    /// Its memory is not reserved: it takes what was written, and a write may fail for want of space.
+    pub is_thin: bool,
 }
 
 impl Segment {
@@ -29,9 +33,14 @@ impl Segment {
         let is_whole =
             |bytes: u64, most| bytes > 0 && bytes <= most && bytes.is_multiple_of(VOLUME_GRAIN_BYTES);
         match is_whole(bytes, VOLUME_BYTES_MAX) && is_whole(stripe_bytes, VOLUME_STRIPE_BYTES_MAX) {
-            true => Ok(Segment { bytes, stripe_bytes, targets }),
+            true => Ok(Segment { bytes, stripe_bytes, targets, is_thin: false }),
             false => Err(Code::Invalid),
         }
+    }
+
+    /// The same, thin or not.
+    pub fn thin(self, is_thin: bool) -> Segment {
+        Segment { is_thin, ..self }
     }
 
     /// The number of pieces.
@@ -64,13 +73,19 @@ impl Segment {
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
         w.u64(self.bytes)?;
         w.u64(self.stripe_bytes)?;
+        w.u8(u8::from(self.is_thin))?;
         self.targets.encode(w)
     }
 
     /// Reads it.
     pub fn decode(r: &mut Reader<'_>) -> Result<Segment, Code> {
         let (bytes, stripe_bytes) = (r.u64()?, r.u64()?);
-        Segment::new(bytes, stripe_bytes, Targets::decode(r)?)
+        let is_thin = match r.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(Code::Malformed),
+        };
+        Ok(Segment::new(bytes, stripe_bytes, Targets::decode(r)?)?.thin(is_thin))
     }
 }
 
@@ -79,13 +94,18 @@ impl Segment {
 pub struct PieceId {
     /// The volume's number.
     pub volume: Ino,
-    /// The segment.
+    /// The number of its segment ([`Volume::numbers`]).
     pub segment: u16,
     /// The piece of the segment.
     pub index: u16,
 }
 
 impl PieceId {
+    /// Its segment.
+    pub fn of_segment(&self) -> SegmentId {
+        SegmentId { volume: self.volume, number: self.segment }
+    }
+
     /// Appends its bytes.
     pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
         w.u64(self.volume.0)?;
@@ -102,6 +122,39 @@ impl PieceId {
 impl std::fmt::Display for PieceId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}.{}.{}", self.volume.0, self.segment, self.index)
+    }
+}
+
+/// The number of a segment in the whole pool.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SegmentId {
+    /// The volume's number.
+    pub volume: Ino,
+    /// The segment's number ([`Volume::numbers`]).
+    pub number: u16,
+}
+
+impl SegmentId {
+    /// Bytes of one in a list.
+    pub const BYTES: usize = 10;
+
+    /// Encodes a list of them.
+    pub fn list(ids: &[SegmentId]) -> Vec<u8> {
+        let one = |id: &SegmentId| {
+            let mut bytes = [0; SegmentId::BYTES];
+            bytes[..8].copy_from_slice(&id.volume.0.to_le_bytes());
+            bytes[8..].copy_from_slice(&id.number.to_le_bytes());
+            bytes
+        };
+        ids.iter().flat_map(one).collect()
+    }
+
+    /// The list that was encoded so.
+    pub fn listed(bytes: &[u8]) -> impl Iterator<Item = SegmentId> + '_ {
+        bytes.chunks_exact(SegmentId::BYTES).filter_map(|one| {
+            let mut r = Reader::new(one);
+            Some(SegmentId { volume: Ino(r.u64().ok()?), number: r.u16().ok()? })
+        })
     }
 }
 
@@ -148,16 +201,26 @@ pub struct Volume {
     pub complete: u16,
     /// Its segments, in the order of their bytes.
     pub segments: Vec<Segment>,
+    /// The number of each: one more than that of the segment that was begun before it, which may be gone. So a piece that
+    /// another node has not dropped yet is never taken for a newer one.
+    pub numbers: Vec<u16>,
+    /// The number of the segment that will be begun next.
+    pub next_number: u16,
 }
 
 impl Volume {
     /// Bytes of its longest record.
     pub const RECORD_BYTES_MAX: usize =
-        1 + 8 + 4 + 4 + 4 + 8 + 8 + 2 + 2 + VOLUME_SEGMENTS_MAX * (8 + 8 + 1 + 4 * 8);
+        1 + 8 + 4 + 4 + 4 + 8 + 8 + 2 + 2 + 2 + VOLUME_SEGMENTS_MAX * (2 + 8 + 8 + 1 + 1 + 4 * 8);
 
     /// True once it was created in full.
     pub fn is_visible(&self) -> bool {
         self.complete > 0
+    }
+
+    /// True if its memory is not reserved. All of its segments are as the first.
+    pub fn is_thin(&self) -> bool {
+        self.segments.first().is_some_and(|segment| segment.is_thin)
     }
 
     /// The complete segments.
@@ -170,11 +233,46 @@ impl Volume {
         self.usable().iter().map(|segment| segment.bytes).sum()
     }
 
+    /// Appends a segment, which is not complete.
+    ///
+    /// # Errors
+    /// [`Code::TooManyLinks`] if it has as many as it can have, or has had.
+    pub fn begin(&mut self, segment: Segment) -> Result<(), Code> {
+        if self.segments.len() >= VOLUME_SEGMENTS_MAX || self.next_number >= VOLUME_SEGMENTS_BEGUN_MAX {
+            return Err(Code::TooManyLinks);
+        }
+        self.segments.push(segment);
+        self.numbers.push(self.next_number);
+        self.next_number += 1;
+        Ok(())
+    }
+
+    /// Drops all but its first segments.
+    pub fn keep(&mut self, segments: u16) {
+        self.segments.truncate(usize::from(segments));
+        self.numbers.truncate(usize::from(segments));
+    }
+
     /// Its pieces, those that are being reserved too: number, target, bytes.
     pub fn pieces(&self) -> impl Iterator<Item = (PieceId, u32, u64)> + '_ {
-        self.segments.iter().enumerate().flat_map(move |(i, segment)| {
+        self.pieces_of(0..self.segments.len())
+    }
+
+    /// The pieces of its complete segments.
+    pub fn usable_pieces(&self) -> impl Iterator<Item = (PieceId, u32, u64)> + '_ {
+        self.pieces_of(0..usize::from(self.complete))
+    }
+
+    /// The pieces that are being reserved.
+    pub fn open_pieces(&self) -> impl Iterator<Item = (PieceId, u32, u64)> + '_ {
+        self.pieces_of(usize::from(self.complete)..self.segments.len())
+    }
+
+    fn pieces_of(&self, some: std::ops::Range<usize>) -> impl Iterator<Item = (PieceId, u32, u64)> + '_ {
+        some.flat_map(move |i| {
+            let segment = &self.segments[i];
             segment.targets.as_slice().iter().enumerate().map(move |(index, target)| {
-                let id = PieceId { volume: self.ino, segment: i as u16, index: index as u16 };
+                let id = PieceId { volume: self.ino, segment: self.numbers[i], index: index as u16 };
                 (id, *target, segment.piece_bytes(id.index))
             })
         })
@@ -204,12 +302,17 @@ impl Volume {
         w.u64(self.maker)?;
         w.u16(self.complete)?;
         w.u16(self.segments.len() as u16)?;
-        self.segments.iter().try_for_each(|segment| segment.encode(w))
+        w.u16(self.next_number)?;
+        self.segments.iter().zip(&self.numbers).try_for_each(|(segment, number)| {
+            w.u16(*number)?;
+            segment.encode(w)
+        })
     }
 
     /// Reads the record; [`Code::Corrupt`] for one of another version or with impossible contents.
     pub fn decode(r: &mut Reader<'_>) -> Result<Volume, Code> {
-        if r.u8()? != RECORD_VERSION {
+        let version = r.u8()?;
+        if version == 0 || version > RECORD_VERSION {
             return Err(Code::Corrupt);
         }
         let ino = Ino(r.u64()?);
@@ -219,11 +322,27 @@ impl Volume {
         if count == 0 || count > VOLUME_SEGMENTS_MAX || usize::from(complete) > count {
             return Err(Code::Corrupt);
         }
-        let segments = (0..count).map(|_| Segment::decode(r)).collect::<Result<Vec<_>, _>>()?;
-        let volume = Volume { ino, uid, gid, mode, created_seconds, maker, complete, segments };
+        let next_number = if version == 1 { count as u16 } else { r.u16()? };
+        let (mut segments, mut numbers) = (Vec::new(), Vec::new());
+        for place in 0..count {
+            if version == 1 {
+                numbers.push(place as u16);
+                segments.push(Segment::new(r.u64()?, r.u64()?, Targets::decode(r)?)?);
+                continue;
+            }
+            numbers.push(r.u16()?);
+            segments.push(Segment::decode(r)?);
+        }
+        // The first has the head of the volume beside it, and is never dropped.
+        let are_sound = numbers[0] == 0
+            && numbers.is_sorted_by(|a, b| a < b)
+            && numbers[count - 1] < next_number
+            && next_number <= VOLUME_SEGMENTS_BEGUN_MAX;
         // One maker at a time, and only of the last segment.
         let open = count - usize::from(complete);
-        match open <= 1 && (open == 1) == (maker != 0) {
+        let volume =
+            Volume { ino, uid, gid, mode, created_seconds, maker, complete, segments, numbers, next_number };
+        match are_sound && open <= 1 && (open == 1) == (maker != 0) {
             true => Ok(volume),
             false => Err(Code::Corrupt),
         }
@@ -294,7 +413,9 @@ mod tests {
             created_seconds: 5,
             maker: 0,
             complete: 2,
-            segments: vec![segment(1 << 20, 4096, 3); 2],
+            segments: vec![segment(1 << 20, 4096, 3), segment(1 << 20, 4096, 3).thin(true)],
+            numbers: vec![0, 7],
+            next_number: 9,
         };
         let mut bytes = [0; Volume::RECORD_BYTES_MAX];
         let mut coded = |volume: &Volume| {
@@ -305,7 +426,15 @@ mod tests {
         };
         assert_eq!(coded(&volume), Ok(volume.clone()));
         assert_eq!((volume.bytes(), volume.pieces().count(), volume.nodes().len()), (2 << 20, 6, 3));
+        let segments: Vec<u16> = volume.pieces().map(|(id, ..)| id.segment).collect();
+        assert_eq!(segments, [0, 0, 0, 7, 7, 7], "pieces have the numbers of their segments");
+        for numbers in [vec![0, 0], vec![1, 7], vec![0, 9]] {
+            let wrong = Volume { numbers, ..volume.clone() };
+            assert_eq!(coded(&wrong), Err(Code::Corrupt), "{wrong:?}");
+        }
         volume.segments = vec![segment(VOLUME_BYTES_MAX, 4096, 8); VOLUME_SEGMENTS_MAX];
+        volume.next_number = VOLUME_SEGMENTS_BEGUN_MAX;
+        volume.numbers = (0..volume.segments.len() as u16).collect();
         volume.complete = VOLUME_SEGMENTS_MAX as u16;
         assert_eq!(coded(&volume), Ok(volume.clone()), "the longest fits");
         volume.complete -= 1;
@@ -314,6 +443,60 @@ mod tests {
         assert_eq!(coded(&volume), Ok(volume.clone()));
         volume.complete -= 1;
         assert_eq!(coded(&volume), Err(Code::Corrupt), "two open segments");
+    }
+
+    #[test]
+    fn numbers_of_segments_are_not_used_again_and_end_some_time() {
+        let (new, mut volume) = (segment(4096, 4096, 1), tests_volume(0o600));
+        volume.begin(new).unwrap();
+        volume.keep(1);
+        volume.begin(new).unwrap();
+        assert_eq!((volume.numbers.as_slice(), volume.next_number), ([0, 2].as_slice(), 3));
+        volume.complete = 2;
+        assert_eq!((volume.usable_pieces().count(), volume.open_pieces().count()), (2, 0));
+        volume.complete = 1;
+        let open: Vec<u16> = volume.open_pieces().map(|(id, ..)| id.segment).collect();
+        assert_eq!((volume.usable_pieces().count(), open), (1, vec![2]));
+        while volume.next_number < VOLUME_SEGMENTS_BEGUN_MAX {
+            volume.keep(1);
+            volume.begin(new).unwrap();
+        }
+        volume.keep(1);
+        assert_eq!(volume.begin(new), Err(Code::TooManyLinks));
+    }
+
+    #[test]
+    fn record_without_numbers_of_segments_is_read() {
+        let volume = tests_volume(0o600);
+        let mut bytes = [0; Volume::RECORD_BYTES_MAX];
+        let mut w = Writer::new(&mut bytes);
+        volume.encode(&mut w).unwrap();
+        let n = w.len();
+        let head = 1 + 8 + 4 + 4 + 4 + 8 + 8 + 2 + 2;
+        let (sizes, targets) = (head + 4, head + 4 + 16);
+        let old = [&[1], &bytes[1..head], &bytes[sizes..targets], &bytes[targets + 1..n]].concat();
+        assert_eq!(Volume::decode(&mut Reader::new(&old)), Ok(volume));
+    }
+
+    #[test]
+    fn list_of_segments_comes_back() {
+        let ids = [SegmentId { volume: Ino(1 << 50), number: 8191 }, SegmentId { volume: Ino(3), number: 0 }];
+        assert_eq!(SegmentId::listed(&SegmentId::list(&ids)).collect::<Vec<_>>(), ids);
+    }
+
+    fn tests_volume(mode: u32) -> Volume {
+        Volume {
+            ino: Ino(9),
+            uid: 1000,
+            gid: 100,
+            mode,
+            created_seconds: 0,
+            maker: 0,
+            complete: 1,
+            segments: vec![segment(4096, 4096, 1)],
+            numbers: vec![0],
+            next_number: 1,
+        }
     }
 
     #[test]
@@ -328,16 +511,7 @@ mod tests {
 
     #[test]
     fn rights_are_those_of_the_first_class_that_fits() {
-        let volume = Volume {
-            ino: Ino(9),
-            uid: 1000,
-            gid: 100,
-            mode: 0o046,
-            created_seconds: 0,
-            maker: 0,
-            complete: 1,
-            segments: vec![segment(4096, 4096, 1)],
-        };
+        let volume = tests_volume(0o046);
         assert!(!volume.allows(1000, 100, false), "the owner's bits count, not the group's");
         assert!(volume.allows(1001, 100, false) && !volume.allows(1001, 100, true));
         assert!(volume.allows(1001, 101, true) && volume.allows(0, 0, true));

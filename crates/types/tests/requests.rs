@@ -134,10 +134,11 @@ fn samples() -> Vec<Request<'static>> {
             bytes: 1 << 20,
             until: 1 << 19,
             mode: 0o640,
+            is_thin: true,
         },
         Request::PiecesUnused { node: NodeId(7), volume: i },
         Request::ReviewPieces { node: NodeId(7) },
-        Request::AreVolumes { volumes: &[7; 24] },
+        Request::AreSegments { segments: &[7; 20] },
         Request::Backing {
             id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
             op: BackingOp::Write { offset: 77, append: false, bytes: &[5; 30] },

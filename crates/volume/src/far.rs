@@ -32,6 +32,12 @@ pub trait Far: Debug + Send + Sync {
     /// All ranges of the caller's memory are readable.
     unsafe fn put(&self, ranges: &[FarRange], from: *const u8) -> Result<(), Code>;
 
+    /// Frees a range of a thin piece, which reads as zeros then.
+    fn discard(&self, piece: BackingId, offset: u64, bytes: u64) -> Result<(), Code>;
+
+    /// The bytes that a piece takes.
+    fn allocated(&self, piece: BackingId) -> Result<u64, Code>;
+
     /// Executes an operation on a word of a piece. Returns what it was.
     fn atomic(&self, piece: BackingId, word: PieceWord, op: AtomicOp) -> Result<u64, Code>;
 

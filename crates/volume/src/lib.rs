@@ -22,6 +22,7 @@ mod mapped;
 mod ranges;
 mod specifier;
 mod striped;
+mod thin;
 
 pub use far::{Far, FarRange};
 pub use file::{FileFlags, VolumeFile};

@@ -1,7 +1,7 @@
-//! The mapped pieces of one volume, and which of its pieces are on other nodes.
+//! The pieces of one volume: those of this node mapped, or open if they are thin, and which are on other nodes.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -103,6 +103,8 @@ fn code(e: io::Error) -> Code {
 #[derive(Debug)]
 enum Piece {
     Here(Map),
+    /// A thin piece of this node.
+    File(OwnedFd),
     There(BackingId),
 }
 
@@ -111,6 +113,8 @@ enum Piece {
 pub(crate) enum Place {
     /// In this process's memory.
     Here(*mut u8),
+    /// At an offset of a file that is open as long as the volume.
+    File(RawFd, u64),
     /// At an offset of a piece on another node.
     There(BackingId, u64),
 }
@@ -145,14 +149,18 @@ impl Mapped {
         let (ino, head, bytes) = (volume.ino, None, 0);
         let (pieces, segments) = (Vec::new(), Vec::new());
         let mut mapped = Mapped { ino, head, pieces, segments, bytes, is_writable, life, far };
-        for (i, segment) in volume.usable().iter().enumerate() {
+        for (segment, number) in volume.usable().iter().zip(&volume.numbers) {
             mapped.segments.push((mapped.bytes, mapped.pieces.len(), *segment));
             mapped.bytes += segment.bytes;
             for (index, target) in (0..).zip(segment.targets.as_slice()) {
-                let id = PieceId { volume: volume.ino, segment: i as u16, index };
+                let id = PieceId { volume: volume.ino, segment: *number, index };
                 let bytes = usize::try_from(segment.piece_bytes(index)).map_err(|_| Code::NoMemory)?;
                 mapped.pieces.push(match piece(id, *target)? {
                     None => Piece::There(BackingId::of_piece(*target, id)),
+                    Some(fd) if segment.is_thin => {
+                        let fd = fd.as_fd().try_clone_to_owned().map_err(code)?;
+                        Piece::File(fd)
+                    }
                     Some(_) if bytes == 0 => Piece::Here(Map { base: ptr::null_mut(), bytes: 0 }),
                     Some(fd) => Piece::Here(Map::new(fd.as_fd(), bytes, is_writable).map_err(code)?),
                 });
@@ -246,8 +254,35 @@ impl Mapped {
                 // SAFETY: within the mapping (asserted).
                 (Place::Here(unsafe { map.base.add(at as usize) }), run)
             }
+            Piece::File(fd) => (Place::File(fd.as_raw_fd(), at), run),
             Piece::There(id) => (Place::There(*id, at), run),
         }
+    }
+
+    /// True if all of it is mapped here.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.pieces.iter().all(|piece| matches!(piece, Piece::Here(_)))
+    }
+
+    /// True if its memory is not reserved.
+    pub(crate) fn is_thin(&self) -> bool {
+        self.segments.first().is_some_and(|(.., segment)| segment.is_thin)
+    }
+
+    /// The bytes that it takes.
+    ///
+    /// # Errors
+    /// [`Code::Io`] if a thin piece on another node cannot be reached.
+    pub(crate) fn allocated(&self) -> Result<u64, Code> {
+        if !self.is_thin() {
+            return Ok(self.bytes);
+        }
+        let of = |piece: &Piece| match (piece, &self.far) {
+            (Piece::File(fd), _) => crate::thin::allocated(fd.as_raw_fd()),
+            (Piece::There(id), Some(far)) => far.allocated(*id),
+            (Piece::Here(_) | Piece::There(_), _) => Ok(0),
+        };
+        self.pieces.iter().map(of).sum()
     }
 }
 
@@ -274,11 +309,20 @@ pub(crate) mod testing {
         assert_eq!(n, 4);
     }
 
-    /// A volume of segments of (bytes, stripe, pieces), and its life.
+    /// A thin volume of segments of (bytes, stripe, pieces).
+    pub(crate) fn thin(segments: &[(u64, u64, u16)]) -> Mapped {
+        of(segments, true, true).0
+    }
+
+    /// A volume of such segments, and its life.
     pub(crate) fn mapped(segments: &[(u64, u64, u16)], is_writable: bool) -> (Mapped, OwnedFd) {
+        of(segments, is_writable, false)
+    }
+
+    fn of(segments: &[(u64, u64, u16)], is_writable: bool, is_thin: bool) -> (Mapped, OwnedFd) {
         let segment = |(bytes, stripe, pieces): &(u64, u64, u16)| {
             let targets: Vec<u32> = (0..*pieces).map(|i| target_of(NodeId(1), i)).collect();
-            Segment::new(*bytes, *stripe, Targets::new(&targets).unwrap()).unwrap()
+            Segment::new(*bytes, *stripe, Targets::new(&targets).unwrap()).unwrap().thin(is_thin)
         };
         let segments: Vec<Segment> = segments.iter().map(segment).collect();
         let volume = Volume {
@@ -289,6 +333,8 @@ pub(crate) mod testing {
             created_seconds: 0,
             maker: 0,
             complete: segments.len() as u16,
+            numbers: (0..segments.len() as u16).collect(),
+            next_number: segments.len() as u16,
             segments,
         };
         let life = memfd(LIFE_BYTES as u64);

@@ -1,11 +1,16 @@
-//! Puts and gets of volumes with pieces on other nodes: ranges of a volume become ranges of its pieces, which this node's
-//! daemon transfers (`far.rs`). What is on this node is copied as always.
+//! Puts and gets of volumes that are not mapped as a whole: ranges of a volume become ranges of its pieces. Those on other
+//! nodes are transferred by this node's daemon (`far.rs`), those of thin pieces of this node by the kernel (`thin.rs`).
+//! What is mapped is copied as always.
 
 use forebay_types::Code;
 
-use crate::far::{Far, FarRange};
+use crate::far::FarRange;
 use crate::mapped::Place;
 use crate::striped::Striped;
+use crate::thin;
+
+/// Bytes of pieces on other nodes that are set to zero by one transfer.
+const ZERO_BYTES: u64 = 1 << 20;
 
 /// True if no byte is in two of the ranges.
 fn are_apart(runs: &[(u64, u64)]) -> bool {
@@ -20,8 +25,8 @@ impl Striped {
     fn far_ranges(
         &self,
         runs: impl Iterator<Item = (u64, usize, usize)>,
-        mut copy: impl FnMut(*mut u8, usize, usize),
-    ) -> Vec<FarRange> {
+        mut copy: impl FnMut(Place, usize, usize) -> Result<(), Code>,
+    ) -> Result<Vec<FarRange>, Code> {
         let mut far: Vec<FarRange> = Vec::new();
         for (offset, at, bytes) in runs {
             let mut done = 0;
@@ -29,7 +34,7 @@ impl Striped {
                 let (place, run) = self.place(offset + done as u64);
                 let n = (bytes - done).min(usize::try_from(run).unwrap_or(usize::MAX));
                 match place {
-                    Place::Here(pointer) => copy(pointer, at + done, n),
+                    Place::Here(_) | Place::File(..) => copy(place, at + done, n)?,
                     Place::There(piece, offset) => {
                         far.push(FarRange { piece, offset, at: at + done, bytes: n });
                     }
@@ -37,7 +42,7 @@ impl Striped {
                 done += n;
             }
         }
-        far
+        Ok(far)
     }
 
     /// The ranges of a list with their offsets in the caller's memory, in groups that may be moved in any order.
@@ -58,20 +63,21 @@ impl Striped {
     ///
     /// # Safety
     /// `from` is readable for the bytes of all ranges together.
-    pub(crate) unsafe fn put_far(
-        &self,
-        far: &dyn Far,
-        runs: &[(u64, u64)],
-        from: *const u8,
-    ) -> Result<(), Code> {
+    pub(crate) unsafe fn put_ranges(&self, runs: &[(u64, u64)], from: *const u8) -> Result<(), Code> {
         for group in Striped::groups(runs) {
-            let ranges = self.far_ranges(group.into_iter(), |place, at, n| {
-                // SAFETY: `place` is mapped writable for `n` bytes; the caller's promise.
-                unsafe { libc::memmove(place.cast(), from.add(at).cast(), n) };
-            });
+            let ranges = self.far_ranges(group.into_iter(), |place, at, n| match place {
+                Place::Here(pointer) => {
+                    // SAFETY: mapped writable for `n` bytes; the caller's promise.
+                    unsafe { libc::memmove(pointer.cast(), from.add(at).cast(), n) };
+                    Ok(())
+                }
+                // SAFETY: the caller's promise.
+                Place::File(file, offset) => unsafe { thin::write(file, offset, from.add(at), n) },
+                Place::There(..) => Err(Code::Io),
+            })?;
             if !ranges.is_empty() {
                 // SAFETY: the caller's promise.
-                unsafe { far.put(&ranges, from) }?;
+                unsafe { self.way()?.put(&ranges, from) }?;
             }
         }
         Ok(())
@@ -81,16 +87,62 @@ impl Striped {
     ///
     /// # Safety
     /// `to` is writable for the bytes of all ranges together.
-    pub(crate) unsafe fn get_far(&self, far: &dyn Far, runs: &[(u64, u64)], to: *mut u8) -> Result<(), Code> {
+    pub(crate) unsafe fn get_ranges(&self, runs: &[(u64, u64)], to: *mut u8) -> Result<(), Code> {
         for group in Striped::groups(runs) {
-            let ranges = self.far_ranges(group.into_iter(), |place, at, n| {
-                // SAFETY: as in `put_far`.
-                unsafe { libc::memmove(to.add(at).cast(), place.cast(), n) };
-            });
+            let ranges = self.far_ranges(group.into_iter(), |place, at, n| match place {
+                Place::Here(pointer) => {
+                    // SAFETY: as in `put_ranges`.
+                    unsafe { libc::memmove(to.add(at).cast(), pointer.cast(), n) };
+                    Ok(())
+                }
+                // SAFETY: the caller's promise.
+                Place::File(file, offset) => unsafe { thin::read(file, offset, to.add(at), n) },
+                Place::There(..) => Err(Code::Io),
+            })?;
             if !ranges.is_empty() {
                 // SAFETY: the caller's promise.
-                unsafe { far.get(&ranges, to) }?;
+                unsafe { self.way()?.get(&ranges, to) }?;
             }
+        }
+        Ok(())
+    }
+
+    /// Frees the space of a range, which reads as zeros then.
+    ///
+    /// # Errors
+    /// As [`Striped::put`]; [`Code::NotSupported`] unless all of its volumes are thin, for a range of 0 bytes too.
+    pub fn discard(&self, offset: u64, bytes: u64) -> Result<(), Code> {
+        self.check(offset, bytes, true)?;
+        match self.is_thin() {
+            true => self.zero_ranges(offset, bytes),
+            false => Err(Code::NotSupported),
+        }
+    }
+
+    /// Sets a checked range to zero: thin pieces give its pages back, the others keep them.
+    pub(crate) fn zero_ranges(&self, offset: u64, bytes: u64) -> Result<(), Code> {
+        let zeros = vec![0u8; bytes.min(ZERO_BYTES) as usize];
+        let mut done = 0;
+        while done < bytes {
+            let (place, run) = self.place(offset + done);
+            let mut n = run.min(bytes - done);
+            match place {
+                // SAFETY: mapped writable for `run` bytes.
+                Place::Here(pointer) => unsafe {
+                    libc::memset(pointer.cast(), 0, n as usize);
+                },
+                Place::File(file, at) => thin::discard(file, at, n)?,
+                Place::There(piece, at) if self.is_thin_at(offset + done) => {
+                    self.way()?.discard(piece, at, n)?;
+                }
+                // One transfer for the ranges of several pieces.
+                Place::There(..) => {
+                    n = (bytes - done).min(ZERO_BYTES);
+                    // SAFETY: the zeros are readable.
+                    unsafe { self.put_ranges(&[(offset + done, n)], zeros.as_ptr()) }?;
+                }
+            }
+            done += n;
         }
         Ok(())
     }

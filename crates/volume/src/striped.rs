@@ -8,9 +8,6 @@ use forebay_types::{AtomicOp, BackingId, Code, Ino, PieceWord};
 use crate::far::Far;
 use crate::mapped::{Mapped, Place};
 
-/// Bytes of pieces on other nodes that are set to zero by one transfer.
-const ZERO_BYTES: u64 = 1 << 20;
-
 /// See the module. The bytes of several volumes are those of a RAID-0 over them, as large as the smallest allows.
 #[derive(Debug)]
 pub struct Striped {
@@ -18,6 +15,8 @@ pub struct Striped {
     stripe_bytes: u64,
     bytes: u64,
     is_writable: bool,
+    /// All pieces are mapped.
+    is_mapped: bool,
     /// The way to pieces on other nodes, if there are any.
     far: Option<Arc<dyn Far>>,
 }
@@ -38,10 +37,11 @@ impl Striped {
             n => smallest / stripe_bytes * stripe_bytes * n as u64,
         };
         let is_writable = parts.iter().all(Mapped::is_writable);
+        let is_mapped = parts.iter().all(Mapped::is_mapped);
         let far = parts.iter().find_map(Mapped::far).cloned();
         match bytes {
             0 => Err(Code::Invalid),
-            _ => Ok(Striped { parts, stripe_bytes, bytes, is_writable, far }),
+            _ => Ok(Striped { parts, stripe_bytes, bytes, is_writable, is_mapped, far }),
         }
     }
 
@@ -94,6 +94,29 @@ impl Striped {
         self.far.is_some()
     }
 
+    /// The way to its pieces on other nodes.
+    pub(crate) fn way(&self) -> Result<&dyn Far, Code> {
+        self.far.as_deref().ok_or(Code::Io)
+    }
+
+    /// True if the volume that has this byte is thin.
+    pub(crate) fn is_thin_at(&self, offset: u64) -> bool {
+        self.parts[(offset / self.stripe_bytes % self.parts.len() as u64) as usize].is_thin()
+    }
+
+    /// True if all of its volumes are thin.
+    pub(crate) fn is_thin(&self) -> bool {
+        self.parts.iter().all(Mapped::is_thin)
+    }
+
+    /// The bytes that its volumes take: of a thin one those that were written and not discarded, in whole pages.
+    ///
+    /// # Errors
+    /// [`Code::Io`] if a thin piece on another node cannot be reached.
+    pub fn allocated(&self) -> Result<u64, Code> {
+        self.parts.iter().map(Mapped::allocated).sum()
+    }
+
     /// How many of its pieces are on other nodes.
     pub fn far_pieces(&self) -> usize {
         self.parts.iter().map(Mapped::far_pieces).sum()
@@ -107,7 +130,7 @@ impl Striped {
 
     /// What is the same for every access.
     #[inline]
-    fn check(&self, offset: u64, bytes: u64, writes: bool) -> Result<(), Code> {
+    pub(crate) fn check(&self, offset: u64, bytes: u64, writes: bool) -> Result<(), Code> {
         self.check_life()?;
         if writes && !self.is_writable {
             return Err(Code::BadDescriptor);
@@ -138,7 +161,9 @@ impl Striped {
     fn pointer(&self, offset: u64) -> (*mut u8, u64) {
         match self.place(offset) {
             (Place::Here(pointer), run) => (pointer, run),
-            (Place::There(..), _) => unreachable!("a piece on another node has a way to it"),
+            (Place::File(..) | Place::There(..), _) => {
+                unreachable!("it is not mapped, and `is_mapped` says so")
+            }
         }
     }
 
@@ -158,17 +183,17 @@ impl Striped {
     ///
     /// # Errors
     /// [`Code::Range`] beyond the end, [`Code::BadDescriptor`] if it is not open for writing, [`Code::PoolGone`]. Nothing
-    /// is copied then. [`Code::Io`] if a piece on another node cannot be reached: some bytes may be copied, now or, until
-    /// the daemon has given up, later.
+    /// is copied then. [`Code::NoSpace`] of a thin volume: some bytes may be copied. [`Code::Io`] if a piece on another
+    /// node cannot be reached: some bytes may be copied, now or, until the daemon has given up, later.
     ///
     /// # Safety
     /// `from` is readable for `bytes` bytes.
     #[inline]
     pub unsafe fn put(&self, offset: u64, from: *const u8, bytes: usize) -> Result<(), Code> {
         self.check(offset, bytes as u64, true)?;
-        if let Some(far) = &self.far {
+        if !self.is_mapped {
             // SAFETY: the caller's promise.
-            return unsafe { self.put_far(&**far, &[(offset, bytes as u64)], from) };
+            return unsafe { self.put_ranges(&[(offset, bytes as u64)], from) };
         }
         self.each(offset, bytes, |place, at, n| {
             // SAFETY: `place` is mapped writable for `n` bytes; the caller's promise. The two may overlap, if the caller's
@@ -188,9 +213,9 @@ impl Striped {
     #[inline]
     pub unsafe fn get(&self, offset: u64, to: *mut u8, bytes: usize) -> Result<(), Code> {
         self.check(offset, bytes as u64, false)?;
-        if let Some(far) = &self.far {
+        if !self.is_mapped {
             // SAFETY: the caller's promise.
-            return unsafe { self.get_far(&**far, &[(offset, bytes as u64)], to) };
+            return unsafe { self.get_ranges(&[(offset, bytes as u64)], to) };
         }
         self.each(offset, bytes, |place, at, n| {
             // SAFETY: as in `put`.
@@ -211,21 +236,14 @@ impl Striped {
         unsafe { self.get(offset, to.as_mut_ptr(), to.len()) }
     }
 
-    /// Sets a range to zero.
+    /// Sets a range to zero. A thin volume gives back its space.
     ///
     /// # Errors
     /// As [`Striped::put`].
     pub fn zero(&self, offset: u64, bytes: u64) -> Result<(), Code> {
         self.check(offset, bytes, true)?;
-        if self.far.is_some() {
-            let zeros = vec![0; bytes.min(ZERO_BYTES) as usize];
-            let mut done = 0;
-            while done < bytes {
-                let n = (bytes - done).min(ZERO_BYTES);
-                self.put_bytes(offset + done, &zeros[..n as usize])?;
-                done += n;
-            }
-            return Ok(());
+        if !self.is_mapped {
+            return self.zero_ranges(offset, bytes);
         }
         self.each(offset, usize::try_from(bytes).map_err(|_| Code::Range)?, |place, _, n| {
             // SAFETY: `place` is mapped writable for `n` bytes.
@@ -259,9 +277,9 @@ impl Striped {
     /// `from` is readable for `bytes` bytes.
     pub unsafe fn put_runs(&self, runs: &[(u64, u64)], from: *const u8, bytes: usize) -> Result<(), Code> {
         self.check_all(runs, bytes, true)?;
-        if let Some(far) = &self.far {
+        if !self.is_mapped {
             // SAFETY: the ranges have no more bytes together than the memory (checked).
-            return unsafe { self.put_far(&**far, runs, from) };
+            return unsafe { self.put_ranges(runs, from) };
         }
         let mut at = 0;
         for (offset, bytes) in runs {
@@ -281,9 +299,9 @@ impl Striped {
     /// `to` is writable for `bytes` bytes.
     pub unsafe fn get_runs(&self, runs: &[(u64, u64)], to: *mut u8, bytes: usize) -> Result<(), Code> {
         self.check_all(runs, bytes, false)?;
-        if let Some(far) = &self.far {
+        if !self.is_mapped {
             // SAFETY: as in `put_runs`.
-            return unsafe { self.get_far(&**far, runs, to) };
+            return unsafe { self.get_ranges(runs, to) };
         }
         let mut at = 0;
         for (offset, bytes) in runs {
@@ -294,8 +312,9 @@ impl Striped {
         Ok(())
     }
 
-    /// Changes the 64-bit word at an offset. [`Code::Invalid`] unless the offset is a multiple of 8; [`Code::Io`] if its
-    /// piece on another node cannot be reached, and then it may be changed or not.
+    /// Changes the 64-bit word at an offset. [`Code::Invalid`] unless the offset is a multiple of 8;
+    /// [`Code::NotSupported`] for a thin volume; [`Code::Io`] if its piece on another node cannot be reached, and then it
+    /// may be changed or not.
     #[inline]
     fn atomic(&self, offset: u64, op: AtomicOp) -> Result<u64, Code> {
         if !offset.is_multiple_of(8) {
@@ -308,6 +327,7 @@ impl Striped {
             (Place::Here(pointer), _) => Ok(op.apply(unsafe { AtomicU64::from_ptr(pointer.cast()) })),
             (Place::There(piece, offset), Some(far)) => far.atomic(piece, PieceWord::At(offset), op),
             (Place::There(..), None) => Err(Code::Io),
+            (Place::File(..), _) => Err(Code::NotSupported),
         }
     }
 
@@ -354,7 +374,7 @@ impl Striped {
         self.check(offset, 1, false)?;
         match self.place(offset) {
             (Place::Here(pointer), run) => Ok((pointer, run.min(self.bytes - offset))),
-            (Place::There(..), _) => Err(Code::NotSupported),
+            (Place::File(..) | Place::There(..), _) => Err(Code::NotSupported),
         }
     }
 }

@@ -28,6 +28,8 @@ fn open(piece: &OwnedFd, head: &OwnedFd, life: &OwnedFd) -> VolumeFile {
         created_seconds: 0,
         maker: 0,
         complete: 1,
+        numbers: vec![0],
+        next_number: 1,
         segments: vec![Segment::new(BYTES, BYTES, targets).unwrap()],
     };
     let life = Life::map(life.as_fd()).unwrap();

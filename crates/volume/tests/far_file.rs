@@ -53,6 +53,14 @@ impl Far for Node {
         })
     }
 
+    fn discard(&self, _: BackingId, _: u64, _: u64) -> Result<(), Code> {
+        unreachable!("no piece is thin")
+    }
+
+    fn allocated(&self, _: BackingId) -> Result<u64, Code> {
+        unreachable!("no piece is thin")
+    }
+
     fn atomic(&self, piece: BackingId, word: PieceWord, op: AtomicOp) -> Result<u64, Code> {
         if self.is_gone.load(Ordering::SeqCst) {
             return Err(Code::Io);
@@ -90,6 +98,8 @@ fn volume(node: &Arc<Node>, here: &OwnedFd, is_writable: bool) -> Striped {
         created_seconds: 0,
         maker: 0,
         complete: 1,
+        numbers: vec![0],
+        next_number: 1,
         segments: vec![Segment::new(BYTES, STRIPE, Targets::new(&targets).unwrap()).unwrap()],
     };
     let life = memfd(4096);

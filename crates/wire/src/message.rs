@@ -1,8 +1,6 @@
 //! The messages, and their bodies.
 
-use forebay_types::limits::{
-    COMPONENTS_MAX, FILE_BYTES_MAX, NAME_MAX, STRIPES_MAX, TARGETS_MAX, VOLUME_SEGMENTS_MAX,
-};
+use forebay_types::limits::{COMPONENTS_MAX, FILE_BYTES_MAX, NAME_MAX, STRIPES_MAX};
 use forebay_types::{Answer, BackingId, Caller, Code, Ino, Reader, Refusal, Reply, Request, Writer};
 
 use crate::frame::Kind;
@@ -154,11 +152,7 @@ impl<'a> Transfer<'a> {
         }
         // A file with one backing file has number 0. A striped file's components have numbers from 1.
         let is_sound = match self.id.piece() {
-            Some(piece) => {
-                usize::from(piece.segment) < VOLUME_SEGMENTS_MAX
-                    && usize::from(piece.index) < TARGETS_MAX
-                    && !self.append
-            }
+            Some(_) => !self.append,
             None => usize::from(self.id.number) <= COMPONENTS_MAX && self.id.stripe < STRIPES_MAX,
         };
         if !is_sound || self.bytes == 0 || (reads && self.append) {

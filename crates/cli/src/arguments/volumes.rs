@@ -13,6 +13,7 @@ Examples:
   forebay volume create particles --size 64GiB      memory that programs put to and get from (forebay.h)
   forebay volume create shared --size 1GiB --mode 640
   forebay volume create wide --size 8GiB --on a,b,c  striped over three nodes
+  forebay volume create sparse --size 1TiB --thin    it takes what is written to it
   forebay volume list
   forebay volume show particles
   forebay volume resize particles --size 96GiB      also while programs use it
@@ -37,7 +38,7 @@ pub(crate) struct VolumeCommand {
 /// Verbs of `forebay volume`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeVerb {
-    /// Make a volume, and reserve its memory
+    /// Make a volume, and reserve its memory, or none with --thin
     Create(VolumeCreate),
     /// List the volumes of the pool
     List(VolumeList),
@@ -97,6 +98,10 @@ pub(crate) struct VolumeCreate {
     /// Bytes that follow each other in a piece before the next piece comes, a multiple of 4 KiB
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1MiB", requires = "on")]
     pub(crate) stripe_size: u64,
+    /// Reserve nothing: the volume takes the space of what is written to it, and gives back what is discarded. A write for
+    /// which there is no space fails
+    #[arg(long)]
+    pub(crate) thin: bool,
     /// Show no progress
     #[arg(long)]
     pub(crate) no_progress: bool,
@@ -130,6 +135,9 @@ pub(crate) struct VolumeNames {
 /// `forebay volume format`.
 #[derive(Debug, Args)]
 pub(crate) struct VolumeFormat {
+    /// Write the zeros into thin volumes too, which then take all of their space
+    #[arg(long)]
+    pub(crate) zero: bool,
     /// Show no progress
     #[arg(long)]
     pub(crate) no_progress: bool,

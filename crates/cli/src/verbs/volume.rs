@@ -21,7 +21,7 @@ use forebay_types::{node_of, Code, Error, Result, Volume};
 use serde_json::{json, Value};
 
 use self::devices::Devices;
-use self::shown::{bar, each, failed};
+use self::shown::{bar, each, failed, not_made};
 use super::ls::put_name;
 use super::nodes::Nodes;
 use crate::arguments::{VolumeCreate, VolumeFormat, VolumeNames, VolumeResize, VolumeVerb};
@@ -71,14 +71,14 @@ fn create(pool: &'static Pool, nodes: &Nodes, arguments: &VolumeCreate) -> Resul
             .cure("for example: --stripe-size 64KiB"));
     }
     let targets = arguments.on.iter().map(|word| nodes.target(word)).collect::<Result<_>>()?;
-    let places = VolumePlaces { targets, stripe_bytes: arguments.stripe_size };
+    let places = VolumePlaces { targets, stripe_bytes: arguments.stripe_size, is_thin: arguments.thin };
     let bar = bar("reserving", bytes, !arguments.no_progress && !arguments.json);
     let made = pool.volume_create(name.as_bytes(), arguments.mode, bytes, &places, &mut |done| {
         bar.set_position(done);
         true
     });
     bar.finish_and_clear();
-    let volume = made.map_err(|code| failed(pool, code, "create", name, bytes))?;
+    let volume = made.map_err(|failure| not_made(pool, failure, "create", name, bytes))?;
     said(name, &volume, "has", arguments.json)
 }
 
@@ -90,7 +90,7 @@ fn resize(pool: &'static Pool, arguments: &VolumeResize) -> Result<ExitCode> {
         true
     });
     bar.finish_and_clear();
-    let volume = resized.map_err(|code| failed(pool, code, "resize", name, bytes))?;
+    let volume = resized.map_err(|failure| not_made(pool, failure, "resize", name, bytes))?;
     said(name, &volume, "has now", arguments.json)
 }
 
@@ -128,6 +128,7 @@ fn value(name: &[u8], volume: &Volume) -> Value {
         .collect();
     let mut object = json!({
         "number": volume.ino.0,
+        "thin": volume.is_thin(),
         "bytes": volume.bytes(),
         "uid": volume.uid,
         "gid": volume.gid,
@@ -148,6 +149,7 @@ fn list(pool: &'static Pool, dir: &Path, json: bool) -> Result<ExitCode> {
         let one = |(name, volume): &(Vec<u8>, Volume)| {
             let mut object = value(name, volume);
             object["device"] = json!(devices.path_of(pool, volume));
+            object["allocated_bytes"] = json!(allocated(pool, name, volume));
             object
         };
         failure::print_json(&Value::Array(all.iter().map(one).collect()));
@@ -164,11 +166,23 @@ fn list(pool: &'static Pool, dir: &Path, json: bool) -> Result<ExitCode> {
             table::group(volume.gid),
             table::bytes(volume.bytes()),
             table::printable(name),
-            devices.path_of(pool, volume).map_or_else(String::new, |path| format!("  {}", path.display()))
+            allocated(pool, name, volume)
+                .map_or_else(String::new, |bytes| format!("  (thin, {} allocated)", table::bytes(bytes)))
+                + &devices
+                    .path_of(pool, volume)
+                    .map_or_else(String::new, |path| format!("  {}", path.display()))
         ));
     }
     failure::put(text);
     Ok(ExitCode::SUCCESS)
+}
+
+/// The bytes that a thin volume takes; none for another, and for a user who may not read it.
+fn allocated(pool: &'static Pool, name: &[u8], volume: &Volume) -> Option<u64> {
+    if !volume.is_thin() {
+        return None;
+    }
+    pool.volume_open(name, false).ok()?.allocated().ok()
 }
 
 fn show(pool: &'static Pool, dir: &Path, arguments: &VolumeNames) -> Result<ExitCode> {
@@ -181,6 +195,9 @@ fn show(pool: &'static Pool, dir: &Path, arguments: &VolumeNames) -> Result<Exit
         // Who may not read it does not see its file.
         let opened = pool.volume_open(name.as_bytes(), false);
         let file = opened.ok().and_then(|opened| opened.file_size().ok().flatten());
+        if let Some(allocated) = allocated(pool, name.as_bytes(), &volume) {
+            facts.add("allocated", format!("{} (thin)", table::bytes(allocated)));
+        }
         facts.add("file", file.map_or_else(|| "none".into(), table::bytes));
         facts.add("owner", format!("{}:{}", table::user(volume.uid), table::group(volume.gid)));
         facts.add("mode", format!("{:04o}", volume.mode));
@@ -202,6 +219,7 @@ fn show(pool: &'static Pool, dir: &Path, arguments: &VolumeNames) -> Result<Exit
         let mut object = value(name.as_bytes(), &volume);
         object["device"] = json!(device);
         object["file_bytes"] = json!(file);
+        object["allocated_bytes"] = json!(allocated(pool, name.as_bytes(), &volume));
         Ok((object, facts.text()))
     })
 }
@@ -222,11 +240,15 @@ fn format(pool: &'static Pool, arguments: &VolumeFormat) -> Result<ExitCode> {
         let bytes = volume.bytes();
         let bar = bar("formatting", bytes, !arguments.no_progress && !arguments.json);
         let mut at = 0;
+        // A thin volume gives its space back at once.
+        if !arguments.zero && volume.discard(0, bytes).is_ok() {
+            at = bytes;
+        }
         while at < bytes {
             let n = (FORMAT_BYTES as u64).min(bytes - at);
             // SAFETY: the zeros are readable, and at least `n`.
             let put = unsafe { volume.put(at, zeros.as_ptr(), n as usize) };
-            put.map_err(|code| failed(pool, code, "format", name, 1))?;
+            put.map_err(|code| failed(pool, code, "format", name, bytes))?;
             at += n;
             bar.set_position(at);
         }

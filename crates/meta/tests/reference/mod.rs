@@ -435,7 +435,7 @@ impl Reference {
             | Request::MakePieceAway { .. }
             | Request::PiecesUnused { .. }
             | Request::ReviewPieces { .. }
-            | Request::AreVolumes { .. } => Err(Code::NotSupported),
+            | Request::AreSegments { .. } => Err(Code::NotSupported),
         }
     }
 

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 
 use forebay_fabric::Ticket;
-use forebay_types::{Code, Ino, NodeId, PieceId, Request, Result};
+use forebay_types::{Code, Ino, NodeId, PieceId, Request, Result, SegmentId};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -61,15 +61,15 @@ pub(super) enum Message {
         /// Their sessions.
         sessions: Vec<u64>,
     },
-    /// Another node asks which of these volumes of this node still exist.
-    AreVolumes {
+    /// Another node asks which of these segments of this node's volumes still exist.
+    AreSegments {
         /// For the answer.
         ticket: Ticket,
         /// Their numbers.
-        volumes: Vec<Ino>,
+        segments: Vec<SegmentId>,
     },
-    /// These volumes, of which this node has pieces, are gone, as their home says.
-    VolumesGone(Vec<Ino>),
+    /// These segments, of which this node has pieces, are gone, as their home says.
+    SegmentsGone(Vec<SegmentId>),
     /// A process of this other node has ended.
     EndedElsewhere(NodeId, u64),
     /// The answer of another node to the cross-node step in this slot, or its failure.
@@ -115,8 +115,8 @@ impl Message {
                     | Message::RemoveBackings { .. }
                     | Message::ReviewSessions(_)
                     | Message::AreThere { .. }
-                    | Message::AreVolumes { .. }
-                    | Message::VolumesGone(_)
+                    | Message::AreSegments { .. }
+                    | Message::SegmentsGone(_)
                     | Message::Stepped(..)
                     | Message::Mark(..)
                     | Message::Reached(_)

@@ -19,6 +19,19 @@ use rustix::io::Errno;
 
 type Answer<T> = std::result::Result<T, Code>;
 
+/// What a piece is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PieceKind {
+    /// The index of its target.
+    pub(super) target: u16,
+    /// Its size.
+    pub(super) bytes: u64,
+    /// Who may use it, if the volume's home is another node: this node does not have the record.
+    pub(super) rights: Option<Rights>,
+    /// Nothing is reserved for it.
+    pub(super) is_thin: bool,
+}
+
 /// Memory with words.
 #[derive(Debug)]
 struct Words {
@@ -55,6 +68,8 @@ struct Entry {
     head: Option<Words>,
     /// None: nobody may open it for another node yet.
     rights: Option<Rights>,
+    /// It is a file with holes, whose pages may be refused: it is not mapped.
+    is_thin: bool,
 }
 
 #[derive(Debug, Default)]
@@ -90,16 +105,15 @@ impl PieceTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a piece of `bytes` bytes, with the volume's head if that is beside it.
+    /// Adds a piece, with the volume's head if that is beside it.
     pub(super) fn add(
         &self,
         id: PieceId,
-        (memory, bytes): (&Arc<OwnedFd>, u64),
+        (memory, PieceKind { bytes, rights, is_thin, .. }): (&Arc<OwnedFd>, PieceKind),
         head: Option<&Arc<OwnedFd>>,
-        rights: Option<Rights>,
     ) {
         let head = head.map(|head| Words::new(head, VOLUME_GRAIN_BYTES));
-        let entry = Entry { piece: Words::new(memory, bytes), head, rights };
+        let entry = Entry { piece: Words::new(memory, bytes), head, rights, is_thin };
         self.table().pieces.insert(id, entry);
     }
 
@@ -138,16 +152,22 @@ impl PieceTable {
         open(&memory, writes).map(|opened| (opened, writes))
     }
 
+    /// True if a piece is thin. [`Code::Io`] if it is not here.
+    pub(super) fn is_thin(&self, id: PieceId) -> Answer<bool> {
+        self.table().pieces.get(&id).map(|entry| entry.is_thin).ok_or(Code::Io)
+    }
+
     /// Changes a word of a piece, and returns what it was.
     ///
     /// # Errors
     /// [`Code::Io`] if the piece is not here, [`Code::Range`] beyond its end, [`Code::NotSupported`] for the end of the
-    /// file at a piece that the head is not beside. The word is as it was.
+    /// file at a piece that the head is not beside, and for a word of a thin piece. The word is as it was.
     pub(super) fn apply(&self, id: PieceId, word: PieceWord, op: AtomicOp) -> Answer<u64> {
         let (mapping, offset) = {
             let mut table = self.table();
             let entry = table.pieces.get_mut(&id).ok_or(Code::Io)?;
             match word {
+                PieceWord::At(_) if entry.is_thin => return Err(Code::NotSupported),
                 PieceWord::At(offset) => (entry.piece.with(offset)?, offset),
                 PieceWord::End => (entry.head.as_mut().ok_or(Code::NotSupported)?.with(0)?, 0),
             }
@@ -167,6 +187,10 @@ mod tests {
         PieceId { volume: Ino::new(NodeId(3), 77), segment: 0, index }
     }
 
+    fn kind(rights: Option<Rights>) -> PieceKind {
+        PieceKind { target: 0, bytes: 8192, rights, is_thin: false }
+    }
+
     fn memory() -> Arc<OwnedFd> {
         let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&memory, 8192).unwrap();
@@ -176,7 +200,7 @@ mod tests {
     #[test]
     fn piece_is_opened_by_users_who_may_and_once_its_record_is_known() {
         let (table, memory) = (PieceTable::default(), memory());
-        table.add(piece(0), (&memory, 8192), None, None);
+        table.add(piece(0), (&memory, kind(None)), None);
         let open = |index, user| table.open(piece(index), user).map(|(_, writes)| writes);
         assert_eq!((open(0, (7, 7)), open(1, (7, 7))), (Err(Code::Busy), Err(Code::Busy)));
         table.publish([(piece(0).volume, MINE)].into_iter());
@@ -190,8 +214,15 @@ mod tests {
     fn word_is_changed_where_other_mappings_see_it_and_never_beyond_the_end() {
         let (table, memory) = (PieceTable::default(), memory());
         let head = self::memory();
-        table.add(piece(0), (&memory, 8192), None, Some(MINE));
-        table.add(piece(2), (&memory, 8192), Some(&head), Some(MINE));
+        table.add(piece(0), (&memory, kind(Some(MINE))), None);
+        table.add(piece(2), (&memory, kind(Some(MINE))), Some(&head));
+        let thin = PieceKind { is_thin: true, ..kind(Some(MINE)) };
+        table.add(piece(3), (&memory, thin), None);
+        assert_eq!(
+            table.apply(piece(3), PieceWord::At(0), AtomicOp::Add { by: 1 }),
+            Err(Code::NotSupported),
+            "its page could be discarded under it"
+        );
         let theirs = Mapping::new(memory.as_fd(), 8192, true).unwrap();
         assert_eq!(table.apply(piece(0), PieceWord::At(8184), AtomicOp::Add { by: 5 }), Ok(0));
         assert_eq!(theirs.word64(8184).load(std::sync::atomic::Ordering::SeqCst), 5);

@@ -14,7 +14,7 @@ use crate::limits::{
 use crate::name;
 use crate::set_attr::SetAttr;
 use crate::transaction::{Part, TxId};
-use crate::volume::{PieceId, Segment};
+use crate::volume::{PieceId, Segment, SegmentId};
 
 use super::{RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE};
 
@@ -132,6 +132,8 @@ pub(super) struct XattrValue;
 pub(super) struct Bytes;
 /// Sessions, eight bytes each.
 pub(super) struct Sessions;
+/// Segments of volumes, encoded by [`SegmentId::list`].
+pub(super) struct SegmentIds;
 /// Backing files, encoded by [`BackingId::list`].
 pub(super) struct BackingIds;
 
@@ -152,6 +154,10 @@ byte_strings! {
     Bytes: short_bytes, |_: &[u8]| Ok(());
     Sessions: long_bytes, |sessions: &[u8]| match sessions.len() {
         n if n % 8 == 0 && n <= 8 * SESSIONS_ASKED_MAX => Ok(()),
+        _ => Err(Code::Malformed),
+    };
+    SegmentIds: long_bytes, |ids: &[u8]| match ids.len() {
+        n if n % SegmentId::BYTES == 0 && n <= SegmentId::BYTES * SESSIONS_ASKED_MAX => Ok(()),
         _ => Err(Code::Malformed),
     };
     BackingIds: long_bytes, |ids: &[u8]| match BackingId::is_list(ids, REMOVED_AT_ONCE_MAX) {

@@ -173,10 +173,11 @@ mod tests {
                 bytes: 1 << 20,
                 until: 1 << 19,
                 mode: 0o640,
+                is_thin: true,
             },
             Request::PiecesUnused { node: NodeId(7), volume: i },
             Request::ReviewPieces { node: NodeId(7) },
-            Request::AreVolumes { volumes: &[7; 24] },
+            Request::AreSegments { segments: &[7; 20] },
             Request::Backing {
                 id: BackingId::of_piece(9, PieceId { volume: i, segment: 15, index: 7 }),
                 op: BackingOp::Atomic {

@@ -22,7 +22,7 @@ use crate::volume::{PieceId, Segment};
 
 use super::fields::{
     backing, create, AnyBool, BackingIds, Bytes, DirCookie, Field, LinkTarget, MoveFlags, Name, NodeMode,
-    Permissions, RenameFlags, Sessions, StripeCount, XattrFlags, XattrName, XattrValue,
+    Permissions, RenameFlags, SegmentIds, Sessions, StripeCount, XattrFlags, XattrName, XattrValue,
 };
 use super::Caller;
 
@@ -813,8 +813,8 @@ requests! {
         /// The bytes from its beginning that are to be reserved.
         until: u64,
     }
-    /// The same on a node that is not the volume's home. That node keeps the piece as long as the home has the volume
-    /// ([`Request::AreVolumes`]).
+    /// The same on a node that is not the volume's home. That node keeps the piece as long as the home has the segment
+    /// ([`Request::AreSegments`]).
     MakePieceAway = 150: client read at(node) -> "`Count`: the bytes that are reserved" {
         /// The node of the piece.
         node: NodeId,
@@ -828,6 +828,8 @@ requests! {
         until: u64,
         /// The volume's permission bits. Its owner is the caller.
         mode: u32 as Permissions,
+        /// Nothing is to be reserved: [`Segment::is_thin`].
+        is_thin: bool,
     }
     /// Looks whether a process has a volume's pieces on a node open.
     PiecesUnused = 151: client read at(node) -> "`Done`; `Busy` while a process has one open" {
@@ -841,10 +843,10 @@ requests! {
         /// The node.
         node: NodeId,
     }
-    /// Whether these volumes of the receiver still exist. A piece of a volume that is gone is dropped.
-    AreVolumes = 153: peer read anywhere -> "`Bytes`: one for each, 0 for one that is gone, 2 for one that is being made" {
-        /// Their numbers.
-        volumes: &'a [u8] as Sessions,
+    /// Whether these segments of the receiver's volumes still exist. A piece of a segment that is gone is dropped.
+    AreSegments = 153: peer read anywhere -> "`Bytes`: one for each, 0 for one that is gone, 2 for one that is being made" {
+        /// The segments, at most [`SESSIONS_ASKED_MAX`](crate::limits::SESSIONS_ASKED_MAX).
+        segments: &'a [u8] as SegmentIds,
     }
 }
 

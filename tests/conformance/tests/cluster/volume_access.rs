@@ -82,7 +82,7 @@ fn process_of_volume_tests() {
         }
         ["make", "and", "die"] => {
             let targets = (1..=3).map(|node| target_of(NodeId(node), 0)).collect();
-            let places = VolumePlaces { targets, stripe_bytes: MIB };
+            let places = VolumePlaces { targets, stripe_bytes: MIB, is_thin: false };
             let mut killed = |done| {
                 if done > 6 * MIB {
                     // SAFETY: ends this process.
@@ -91,6 +91,20 @@ fn process_of_volume_tests() {
                 true
             };
             pool.volume_create(b"half", 0o600, 9 * MIB, &places, &mut killed).unwrap();
+        }
+        ["grow", "and", what] => {
+            let mut stopped = |done| {
+                // The pieces of two nodes are reserved.
+                if done > 15 * MIB && *what == "wait" {
+                    println!("growing");
+                    std::thread::sleep(std::time::Duration::from_secs(300));
+                } else if done > 15 * MIB {
+                    // SAFETY: ends this process.
+                    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                }
+                true
+            };
+            pool.volume_resize(b"v", 39 * MIB, &mut stopped).unwrap();
         }
         ["mix", index, count] => {
             mix(&pool.volume_open(b"v", true).unwrap(), index.parse().unwrap(), count.parse().unwrap());

@@ -70,8 +70,10 @@ pub(super) fn attach(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) 
     }
     let is_served = memory.is_none();
     let device = match memory {
-        Some(memory) => attach_memory(&memory, name, arguments.read_only).map_err(cannot)?,
-        None => attach_served(pool, dir, arguments)?,
+        Some(memory) => {
+            attach_memory(&memory, name, arguments.read_only, volume.is_thin()).map_err(cannot)?
+        }
+        None => attach_served(pool, dir, arguments, volume.is_thin())?,
     };
     drop(control);
     match arguments.json {
@@ -86,11 +88,14 @@ pub(super) fn attach(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) 
 }
 
 /// A device on the memory of a volume's only piece.
-fn attach_memory(memory: &OwnedFd, name: &OsStr, is_read_only: bool) -> io::Result<PathBuf> {
+fn attach_memory(memory: &OwnedFd, name: &OsStr, is_read_only: bool, is_thin: bool) -> io::Result<PathBuf> {
     let mark = [MEMORY_MARK, name.as_bytes()].concat();
-    let settings = Settings { name: &mark, is_read_only, ..Settings::default() };
+    let settings = Settings { name: &mark, is_read_only, discards: is_thin, ..Settings::default() };
     let device = LoopDevice::new(memory.as_fd(), &settings)?;
     let path = device.path.clone();
+    if is_thin {
+        return Ok(path);
+    }
     // They would free memory of the volume.
     if let Err(e) = device.refuse_discards() {
         device.clear(LOOK_TIME)?;
@@ -100,7 +105,12 @@ fn attach_memory(memory: &OwnedFd, name: &OsStr, is_read_only: bool) -> io::Resu
 }
 
 /// A device that a process serves.
-fn attach_served(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) -> Result<PathBuf> {
+fn attach_served(
+    pool: &'static Pool,
+    dir: &Path,
+    arguments: &VolumeAttach,
+    is_thin: bool,
+) -> Result<PathBuf> {
     let name = arguments.name.as_os_str();
     if !rustix::process::geteuid().is_root() {
         return Err(refused("attach volume", name, &io::Error::from_raw_os_error(libc::EACCES)));
@@ -112,6 +122,7 @@ fn attach_served(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) -> R
         life: life(dir)?,
         volume: name.as_bytes().to_vec(),
         is_read_only: arguments.read_only,
+        is_thin,
     };
     let log = log_of(dir).or_else(|_| File::options().write(true).open("/dev/null"));
     forebay_device::start(&options, log.map_err(|e| refused("attach volume", name, &e))?)

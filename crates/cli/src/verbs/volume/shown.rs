@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use forebay_client::Pool;
+use forebay_client::{Pool, VolumeFailure};
 use forebay_types::{Code, Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{json, Value};
@@ -17,7 +17,9 @@ pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u
     let error = Error::new(code, format!("cannot {verb} volume {}", table::printable(name.as_bytes())));
     match code {
         Code::NotFound if name.is_empty() => error.why("a volume needs a name"),
-        Code::NotFound => error.why("there is no such volume").cure("`forebay volume list` shows what there is"),
+        Code::NotFound => {
+            error.why("there is no such volume").cure("`forebay volume list` shows what there is")
+        }
         Code::Exists => error
             .why("there is one of this name, or one is being made")
             .cure("choose another name, or `forebay volume delete` it"),
@@ -32,14 +34,15 @@ pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u
         Code::NoSpace => {
             let free = pool.space().map_or(0, |space| space.free_bytes);
             error
-                .why(format!("{} are needed, and the pool has {} free", table::bytes(bytes), table::bytes(free)))
+                .why(format!(
+                    "{} are needed, and the pool has {} free",
+                    table::bytes(bytes),
+                    table::bytes(free)
+                ))
                 .cure("remove files or volumes, or start the pool with a larger --capacity")
         }
         Code::NotSupported => error
-            .why(
-                "volumes need a pool with a tmpfs of its own, and a volume with pieces on nodes other than the root \
-                 directory's cannot be resized in this version",
-            )
+            .why("volumes need a pool with a tmpfs of its own")
             .cure("start a pool in memory without naming a directory on another tmpfs: `forebay up`"),
         Code::NoDevice => error.why("one of its nodes has no targets"),
         Code::Io => error
@@ -47,12 +50,32 @@ pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u
             .cure("`forebay status` tells which nodes are up"),
         Code::NotPermitted => error.why("it belongs to another user"),
         Code::AccessDenied => error.why("its mode does not allow it"),
-        Code::Busy => error
-            .why("a program has it open, or it is being resized")
-            .cure("end the programs that use it"),
+        Code::Busy => {
+            error.why("a program has it open, or it is being resized").cure("end the programs that use it")
+        }
         Code::TooManyLinks => error.why("it has grown too often").cure("make a new one of the full size"),
         Code::Stale => error.why("it was replaced meanwhile"),
         code => error.why(pool::words(code)),
+    }
+}
+
+/// Why a volume was not made or resized, in words that name the node which was the reason.
+pub(super) fn not_made(
+    pool: &Pool,
+    VolumeFailure { code, piece }: VolumeFailure,
+    verb: &str,
+    name: &OsStr,
+    bytes: u64,
+) -> Error {
+    let error = Error::new(code, format!("cannot {verb} volume {}", table::printable(name.as_bytes())));
+    match (code, piece) {
+        (Code::NoSpace, Some((node, bytes))) => error
+            .why(format!("node {node} has less than the {} free that its piece needs", table::bytes(bytes)))
+            .cure("remove files or volumes on that node, or start the pool with a larger --capacity"),
+        (Code::Io, Some((node, _))) => error
+            .why(format!("node {node} is down or cannot be reached"))
+            .cure("`forebay status` tells which nodes are up"),
+        _ => failed(pool, code, verb, name, bytes),
     }
 }
 

@@ -299,6 +299,7 @@ impl<'a> ShardThread<'a> {
     pub(in crate::worker) fn status(&self) -> Value {
         let space = self.targets.space().unwrap_or_default();
         let s = &self.committed;
+        let (volume_pieces, volume_bytes) = self.volumes.taken();
         serde_json::json!({
             "used_bytes": space.total_bytes.saturating_sub(space.free_bytes),
             "free_bytes": space.free_bytes,
@@ -310,8 +311,8 @@ impl<'a> ShardThread<'a> {
             "ring": self.statistics.to_json(),
             "board": { "bytes": self.board.bytes(), "evicted": self.board.evicted() },
             "inodes": s.inodes,
-            "volume_pieces": self.volumes.pieces().count(),
-            "volume_bytes": self.volumes.pieces().map(|(_, bytes)| bytes).sum::<u64>(),
+            "volume_pieces": volume_pieces,
+            "volume_bytes": volume_bytes,
             "watched_directories": self.watched_directories(),
             "shard": { "entries": s.entries, "orphans": s.orphans, "bytes": s.bytes },
         })

@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 
 use forebay_fabric::Ticket;
 use forebay_types::{
-    node_of, Code, Ino, NodeId, PieceId, Refusal, Reply, Request, Result, Rights, Volume, REPLY_HEADER_BYTES,
+    node_of, Code, Ino, NodeId, PieceId, Refusal, Reply, Request, Result, Rights, Segment, SegmentId, Volume,
+    REPLY_HEADER_BYTES,
 };
 
 use super::state::ShardThread;
 use crate::worker::batch::Taken;
 use crate::worker::call::Call;
 use crate::worker::network::{Command, BEING_MADE, COMPLETE, GONE};
+use crate::worker::piece_table::PieceKind;
 use crate::worker::volumes::{Done, Opened};
 
 type Answer<T> = std::result::Result<T, Code>;
@@ -29,13 +31,16 @@ impl ShardThread<'_> {
                 let answer = match self.volumes.answer_for(&call.client) {
                     Some(answer) => Some(answer),
                     None => match self.may_make(call, piece, target, bytes)? {
-                        Ok(()) => self.volumes.make(call, piece, (target as u16, bytes), until, None),
+                        Ok(is_thin) => {
+                            let kind = PieceKind { target: target as u16, bytes, rights: None, is_thin };
+                            self.volumes.make(call, piece, kind, until)
+                        }
                         Err(code) => Some(Err(code)),
                     },
                 };
                 return self.made_piece(session, call, answer);
             }
-            Request::MakePieceAway { piece, target, bytes, until, mode, .. } => {
+            Request::MakePieceAway { piece, target, bytes, until, mode, is_thin, .. } => {
                 let answer = match self.volumes.answer_for(&call.client) {
                     Some(answer) => Some(answer),
                     // The home would not be asked for it.
@@ -43,36 +48,25 @@ impl ShardThread<'_> {
                     None => {
                         let (uid, gid) = (call.caller().uid, call.caller().gid);
                         let rights = Some(Rights { uid, gid, mode });
-                        self.volumes.make(call, piece, (target as u16, bytes), until, rights)
+                        self.volumes.make(
+                            call,
+                            piece,
+                            PieceKind { target: target as u16, bytes, rights, is_thin },
+                            until,
+                        )
                     }
                 };
                 self.list_away_volumes();
                 return self.made_piece(session, call, answer);
             }
-            // The volume must go with its maker.
-            Request::CreateVolume { maker, segment, .. } => {
-                let exists = |node: NodeId| match &self.network {
-                    Some(network) => network.has_targets(node),
-                    None => node == self.shard.node(),
-                };
-                let exist = segment.targets.as_slice().iter().all(|target| exists(node_of(*target)));
-                match (maker == call.client.session, exist) {
-                    (false, _) => Some(Code::Invalid),
-                    (true, false) => Some(Code::NoDevice),
-                    (true, true) => None,
-                }
+            Request::CreateVolume { maker, segment, .. } | Request::GrowVolume { maker, segment, .. } => {
+                self.check_new(call, maker, &segment).err()
             }
-            Request::GrowVolume { ino, maker, segment, .. } => {
-                let here = self.shard.node();
-                let is_far = self.volume(ino)?.is_some_and(|volume| volume.nodes() != [here]);
-                let is_here = segment.targets.as_slice().iter().all(|target| node_of(*target) == here);
-                match (maker == call.client.session, is_here && !is_far) {
-                    (false, _) => Some(Code::Invalid),
-                    // The number of a segment that was dropped would be used again, perhaps before its pieces on other
-                    // nodes are dropped.
-                    (true, false) => Some(Code::NotSupported),
-                    (true, true) => None,
-                }
+            // Another process makes it by now: what this one began was abandoned, and it cannot know of the pieces.
+            Request::CommitVolume { ino, .. } | Request::AbandonVolume { ino, .. }
+                if self.has_other_maker(call, ino)? =>
+            {
+                Some(Code::Stale)
             }
             Request::CommitVolume { ino, .. } => match self.volume(ino)? {
                 Some(volume) if !self.is_whole(&volume) => Some(Code::Stale),
@@ -103,6 +97,26 @@ impl ShardThread<'_> {
         Ok(true)
     }
 
+    /// Whether a segment can be begun: what a process makes must go with it, and its nodes must have targets.
+    fn check_new(&self, call: &Call, maker: u64, segment: &Segment) -> Answer<()> {
+        let exists = |node: NodeId| match &self.network {
+            Some(network) => network.has_targets(node),
+            None => node == self.shard.node(),
+        };
+        let exist = segment.targets.as_slice().iter().all(|target| exists(node_of(*target)));
+        match (maker == call.client.session, exist) {
+            (false, _) => Err(Code::Invalid),
+            (true, false) => Err(Code::NoDevice),
+            (true, true) => Ok(()),
+        }
+    }
+
+    /// True if a volume is being made by another process than the caller.
+    fn has_other_maker(&mut self, call: &Call, ino: Ino) -> Result<bool> {
+        let maker = self.volume(ino)?.map_or(0, |volume| volume.maker);
+        Ok(maker != 0 && maker != call.client.session)
+    }
+
     /// Answers a request to make a piece, unless it waits.
     fn made_piece(&mut self, session: usize, call: &Call, answer: Option<Answer<u64>>) -> Result<bool> {
         if let Some(answer) = answer {
@@ -115,29 +129,35 @@ impl ShardThread<'_> {
     /// Whether the pieces of a volume's last segment on this node are reserved. Its maker knows of those on other nodes.
     fn is_whole(&self, volume: &Volume) -> bool {
         let here = self.shard.node();
-        let last = volume.pieces().skip_while(|(id, ..)| id.segment < volume.complete);
-        last.filter(|(_, target, _)| node_of(*target) == here).all(|(id, _, bytes)| {
+        volume.open_pieces().filter(|(_, target, _)| node_of(*target) == here).all(|(id, _, bytes)| {
             // A worker that has only the shard has no pieces.
             self.volumes.is_whole(id, bytes)
         })
     }
 
-    /// Tells the network thread of which volumes of other homes this node has pieces.
+    /// Tells the network thread of which segments of other homes' volumes this node has pieces.
     pub(in crate::worker) fn list_away_volumes(&self) {
         if let Some(network) = &self.network {
             network.commands.give(Command::AwayVolumes(self.volumes.away()));
         }
     }
 
-    /// Another node has pieces of these volumes, and asks whether they exist.
-    pub(in crate::worker) fn are_volumes(&mut self, ticket: Ticket, volumes: &[Ino]) -> Result<()> {
+    /// Another node has pieces of these segments, and asks whether they exist.
+    pub(in crate::worker) fn are_segments(&mut self, ticket: Ticket, segments: &[SegmentId]) -> Result<()> {
         let all = self.batch()?.volumes()?;
-        let state = |ino: &Ino| match all.iter().find(|(_, volume)| volume.ino == *ino) {
-            None => GONE,
-            Some((_, volume)) if volume.is_visible() => COMPLETE,
-            Some(_) => BEING_MADE,
+        let state = |id: &SegmentId| {
+            let volume = all.iter().map(|(_, volume)| volume).find(|volume| volume.ino == id.volume);
+            let found = volume.and_then(|volume| {
+                let place = volume.numbers.iter().position(|number| *number == id.number)?;
+                Some(place < usize::from(volume.complete))
+            });
+            match found {
+                None => GONE,
+                Some(true) => COMPLETE,
+                Some(false) => BEING_MADE,
+            }
         };
-        let states: Vec<u8> = volumes.iter().map(state).collect();
+        let states: Vec<u8> = segments.iter().map(state).collect();
         let mut reply = vec![0; states.len() + REPLY_HEADER_BYTES];
         let n = Reply::encode(&Ok(Reply::Bytes(&states)), &mut reply).unwrap_or(0);
         reply.truncate(n);
@@ -147,18 +167,18 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// These volumes are gone, as their homes say.
-    pub(in crate::worker) fn volumes_gone(&mut self, gone: &[Ino]) {
+    /// These segments are gone, as their homes say.
+    pub(in crate::worker) fn segments_gone(&mut self, gone: &[SegmentId]) {
         self.volumes.drop_away(gone);
         self.list_away_volumes();
     }
 
-    /// Whether a process may make this piece: it is making the volume, whose record names the piece.
-    fn may_make(&mut self, call: &Call, piece: PieceId, target: u32, bytes: u64) -> Result<Answer<()>> {
+    /// Whether a process may make this piece: it is making the volume, whose record names the piece. True for a thin one.
+    fn may_make(&mut self, call: &Call, piece: PieceId, target: u32, bytes: u64) -> Result<Answer<bool>> {
         let Some(volume) = self.volume(piece.volume)? else { return Ok(Err(Code::Stale)) };
-        let is_named = volume.pieces().any(|named| named == (piece, target, bytes));
-        Ok(match volume.maker == call.client.session && is_named && piece.segment >= volume.complete {
-            true => Ok(()),
+        let is_named = volume.open_pieces().any(|named| named == (piece, target, bytes));
+        Ok(match volume.maker == call.client.session && is_named {
+            true => Ok(volume.is_thin()),
             false => Err(Code::Stale),
         })
     }
@@ -263,7 +283,7 @@ impl ShardThread<'_> {
             return Ok(opened);
         }
         let Some(volume) = self.volume(id.volume)? else { return Ok(Err(Code::NotFound)) };
-        if id.segment >= volume.complete {
+        if !volume.usable_pieces().any(|(usable, ..)| usable == id) {
             return Ok(Err(Code::NotFound));
         }
         Ok(match volume.allows(uid, gid, writes) {
@@ -279,11 +299,11 @@ impl ShardThread<'_> {
         let mut problems = Vec::new();
         let mut named = BTreeSet::new();
         for (name, volume) in self.batch()?.volumes()? {
-            let complete = volume.complete;
-            for (id, _, bytes) in volume.pieces().filter(|(_, target, _)| node_of(*target) == here) {
+            // One that is being made may not be there yet.
+            named.extend(volume.open_pieces().map(|(id, ..)| id));
+            for (id, _, bytes) in volume.usable_pieces().filter(|(_, target, _)| node_of(*target) == here) {
                 named.insert(id);
-                // One that is being made may not be there yet.
-                if id.segment >= complete || self.volumes.is_whole(id, bytes) {
+                if self.volumes.is_whole(id, bytes) {
                     continue;
                 }
                 let what = match self.volumes.has(id) {

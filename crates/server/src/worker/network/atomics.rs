@@ -103,6 +103,7 @@ impl Atomics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::piece_table::PieceKind;
     use forebay_types::{Ino, NodeId, Rights};
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
@@ -118,7 +119,9 @@ mod tests {
         rustix::fs::ftruncate(&memory, 4096).unwrap();
         let (table, id) =
             (PieceTable::default(), PieceId { volume: Ino::new(NodeId(1), 9), segment: 0, index: 0 });
-        table.add(id, (&Arc::new(memory), 4096), None, Some(Rights { uid: 0, gid: 0, mode: 0o600 }));
+        let rights = Some(Rights { uid: 0, gid: 0, mode: 0o600 });
+        let kind = PieceKind { target: 0, bytes: 4096, rights, is_thin: false };
+        table.add(id, (&Arc::new(memory), kind), None);
         (table, id)
     }
 

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 
 use forebay_fabric::{Region, Ticket, Waker};
-use forebay_types::{Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
+use forebay_types::{Code, Ino, Layout, NodeId, PoolSpace, SegmentId, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -99,9 +99,9 @@ pub(in crate::worker) enum Command {
     },
     /// Ask a node, or all, which of these processes of theirs live, and of those that have files open here.
     Review(Option<NodeId>, Vec<u64>),
-    /// This node has pieces of these volumes of other homes.
-    AwayVolumes(Vec<Ino>),
-    /// Ask the homes of all such volumes now whether they still exist.
+    /// This node has pieces of these segments of volumes of other homes.
+    AwayVolumes(Vec<SegmentId>),
+    /// Ask the homes of all such segments now whether they still exist.
     ReviewVolumes,
     /// Report the status of all nodes.
     Survey(Sender<Value>),

@@ -33,6 +33,9 @@ use crate::worker::end_of_worker::EndOfWorker;
 /// The number of threads: enough to keep a medium busy while some wait for it.
 const THREADS: usize = 4;
 
+/// The mode of fallocate(2) that frees a range.
+const DISCARD: u32 = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE).bits();
+
 /// How long a write waits for the mark of its file. The shard thread gives up before.
 const MARK_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -372,6 +375,13 @@ impl Files {
             }
             BackingOp::ReadRuns { runs } => self.read_runs(session, id, runs, room),
             BackingOp::WriteRuns { runs, bytes } => self.write_runs(session, id, runs, bytes),
+            BackingOp::Stat => attr_of(&rustix::fs::fstat(&*self.open(session, id)?).map_err(code)?),
+            // The space of other pieces is reserved.
+            BackingOp::Allocate { mode, offset, bytes }
+                if mode == DISCARD && self.kept.pieces.is_thin(piece)? =>
+            {
+                allocate(&*self.open_to_write(session, id)?, mode, offset, bytes)
+            }
             _ => Err(Code::NotSupported),
         }
     }
@@ -463,15 +473,7 @@ impl Files {
                 Ok(Reply::Done)
             }
             BackingOp::Allocate { mode, offset, bytes } => {
-                let flags = FallocateFlags::from_bits(mode).ok_or(Code::NotSupported)?;
-                let file = self.open_to_write(session, id)?;
-                loop {
-                    match rustix::fs::fallocate(&*file, flags, offset, bytes) {
-                        Ok(()) => return Ok(Reply::Done),
-                        Err(Errno::INTR) => {}
-                        Err(e) => return Err(code(e)),
-                    }
-                }
+                allocate(&*self.open_to_write(session, id)?, mode, offset, bytes)
             }
             BackingOp::SetTimes { atime, mtime } => match self.kept.get(session, id) {
                 Some(file) => {
@@ -484,6 +486,17 @@ impl Files {
                 rustix::fs::fsync(&*self.open(session, id)?).map_err(code)?;
                 Ok(Reply::Done)
             }
+        }
+    }
+}
+
+fn allocate<'r>(file: &OwnedFd, mode: u32, offset: u64, bytes: u64) -> std::result::Result<Reply<'r>, Code> {
+    let flags = FallocateFlags::from_bits(mode).ok_or(Code::NotSupported)?;
+    loop {
+        match rustix::fs::fallocate(file, flags, offset, bytes) {
+            Ok(()) => return Ok(Reply::Done),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(code(e)),
         }
     }
 }

@@ -5,6 +5,9 @@
 //! map it. So the tmpfs is first made smaller by the bytes of the piece, and grows again only after they are freed: files
 //! and volumes together never have more than the capacity, and neither meets the OOM killer.
 //!
+//! A thin piece reserves nothing. It is a file of the tmpfs without a name, so that the kernel counts what it has, and
+//! refuses a write for which there is no space. No process maps it.
+//!
 //! The shard thread has the table. Reserving and freeing memory takes long, and a helper thread does it: `MakePiece`
 //! waits meanwhile. `core/volumes.rs` connects the two. A piece that no record names is dropped.
 
@@ -19,13 +22,13 @@ use std::sync::Arc;
 use forebay_data::{Media, NodeTargets};
 use forebay_meta::Client;
 use forebay_types::limits::{VOLUME_GRAIN_BYTES, VOLUME_SPACE_LEFT_BYTES};
-use forebay_types::{Code, Error, Ino, PieceId, Result, Rights};
+use forebay_types::{Code, Error, Ino, PieceId, Result, Rights, SegmentId};
 
 use super::call::Call;
 use crate::identity::{Backing, PoolIdentity};
 use crate::life::LIFE_TAG;
 use crate::store::FdStore;
-use crate::worker::piece_table::PieceTable;
+use crate::worker::piece_table::{PieceKind, PieceTable};
 pub(super) use helper::Done;
 use helper::Work;
 use piece::Piece;
@@ -109,7 +112,7 @@ impl Volumes {
         for (tag, fds) in std::mem::take(left) {
             match Piece::restored(&tag, fds) {
                 Ok((id, piece)) => {
-                    table.add(id, (&piece.memory, piece.bytes), piece.head(), piece.rights);
+                    table.add(id, (&piece.memory, piece.kind), piece.head());
                     pieces.insert(id, piece);
                 }
                 Err(fds) => left.push((tag, fds)),
@@ -134,7 +137,7 @@ impl Volumes {
 
     /// Bytes of a target that pieces have, those that are being freed too.
     fn held(&self, target: u16) -> u64 {
-        let pieces = self.pieces.values().filter(|piece| piece.target == target);
+        let pieces = self.pieces.values().filter(|piece| piece.kind.target == target);
         pieces.map(Piece::held_bytes).sum::<u64>() + self.freeing.get(usize::from(target)).unwrap_or(&0)
     }
 
@@ -184,13 +187,18 @@ impl Volumes {
 
     /// The pieces of volumes of this node, for the check: number and bytes.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (PieceId, u64)> + '_ {
-        let here = self.pieces.iter().filter(|(_, piece)| piece.rights.is_none());
-        here.map(|(id, piece)| (*id, piece.bytes))
+        let here = self.pieces.iter().filter(|(_, piece)| piece.kind.rights.is_none());
+        here.map(|(id, piece)| (*id, piece.kind.bytes))
+    }
+
+    /// The number of all pieces on this node, and the bytes that they take.
+    pub(super) fn taken(&self) -> (usize, u64) {
+        (self.pieces.len(), self.pieces.values().map(Piece::taken_bytes).sum())
     }
 
     /// True if a piece is here and its memory is reserved.
     pub(super) fn is_whole(&self, id: PieceId, bytes: u64) -> bool {
-        self.pieces.get(&id).is_some_and(|piece| piece.bytes == bytes && piece.reserved == bytes)
+        self.pieces.get(&id).is_some_and(|piece| piece.kind.bytes == bytes && piece.reserved == bytes)
     }
 
     /// True if a piece is here.
@@ -204,19 +212,19 @@ impl Volumes {
         Some(self.answers.swap_remove(i).1)
     }
 
-    /// Makes a piece unless it is there, and reserves it up to `until`. None: the call waits. `rights` are given if the
-    /// volume's home is another node.
+    /// Makes a piece unless it is there, and reserves it up to `until`. None: the call waits.
     pub(super) fn make(
         &mut self,
         call: &Call,
         id: PieceId,
-        (target, bytes): (u16, u64),
+        kind: PieceKind,
         until: u64,
-        rights: Option<Rights>,
     ) -> Option<Answer<u64>> {
-        match self.try_make(call, id, (target, bytes), until, rights) {
+        match self.try_make(call, id, kind, until) {
             // What is being freed may be enough.
-            Err(Code::NoSpace) if self.freeing.get(usize::from(target)).is_some_and(|bytes| *bytes > 0) => {
+            Err(Code::NoSpace)
+                if self.freeing.get(usize::from(kind.target)).is_some_and(|bytes| *bytes > 0) =>
+            {
                 self.wait(id, false, call);
                 None
             }
@@ -233,24 +241,19 @@ impl Volumes {
         self.waiting.push((id, is_at_work, call.clone()));
     }
 
-    fn try_make(
-        &mut self,
-        call: &Call,
-        id: PieceId,
-        (target, bytes): (u16, u64),
-        until: u64,
-        rights: Option<Rights>,
-    ) -> Answer<Option<u64>> {
+    fn try_make(&mut self, call: &Call, id: PieceId, kind: PieceKind, until: u64) -> Answer<Option<u64>> {
+        let PieceKind { target, bytes, .. } = kind;
         if !self.pieces.contains_key(&id) {
-            self.fit(target, bytes.checked_add(Piece::head_bytes(id)).ok_or(Code::NoSpace)?)?;
-            let made = Piece::make(id, (target, bytes), rights).and_then(|piece| {
-                let parts = self.parts.as_ref().ok_or(Code::NotSupported)?;
-                parts.store.put(&Piece::tag(id, target, rights), &piece.kept()).map_err(|e| e.code)?;
+            self.fit(target, Piece::held(id, &kind).ok_or(Code::NoSpace)?)?;
+            let parts = self.parts.as_ref().ok_or(Code::NotSupported)?;
+            let its = parts.targets.get(parts.number(target))?;
+            let made = Piece::make(id, kind, its.directory()).and_then(|piece| {
+                parts.store.put(&Piece::tag(id, &kind), &piece.kept()).map_err(|e| e.code)?;
                 Ok(piece)
             });
             match made {
                 Ok(piece) => {
-                    self.table.add(id, (&piece.memory, bytes), piece.head(), rights);
+                    self.table.add(id, (&piece.memory, kind), piece.head());
                     self.pieces.insert(id, piece);
                 }
                 Err(code) => {
@@ -260,7 +263,7 @@ impl Volumes {
             }
         }
         let piece = &self.pieces[&id];
-        if (piece.target, piece.bytes, piece.rights) != (target, bytes, rights) || until > bytes {
+        if piece.kind != kind || until > bytes {
             return Err(Code::Stale);
         }
         if piece.reserved >= until {
@@ -306,7 +309,7 @@ impl Volumes {
 
     /// Drops the pieces of volumes of this node that are not among `named`.
     pub(super) fn keep_only(&mut self, named: &BTreeSet<PieceId>) {
-        let here = self.pieces.iter().filter(|(_, piece)| piece.rights.is_none());
+        let here = self.pieces.iter().filter(|(_, piece)| piece.kind.rights.is_none());
         let gone: Vec<PieceId> = here.map(|(id, _)| *id).filter(|id| !named.contains(id)).collect();
         self.drop_pieces(gone);
     }
@@ -316,19 +319,20 @@ impl Volumes {
         self.table.publish(rights);
     }
 
-    /// The volumes of other homes that have pieces here.
-    pub(super) fn away(&self) -> Vec<Ino> {
-        let away = self.pieces.iter().filter(|(_, piece)| piece.rights.is_some());
-        let mut all: Vec<Ino> = away.map(|(id, _)| id.volume).collect();
+    /// The segments of volumes of other homes that have pieces here.
+    pub(super) fn away(&self) -> Vec<SegmentId> {
+        let away = self.pieces.iter().filter(|(_, piece)| piece.kind.rights.is_some());
+        let mut all: Vec<SegmentId> = away.map(|(id, _)| id.of_segment()).collect();
         all.dedup();
         all
     }
 
-    /// Drops the pieces of volumes that are gone, as their homes say: those in use when they are used no longer. No
+    /// Drops the pieces of segments that are gone, as their homes say: those in use when they are used no longer. No
     /// process opens them from now on.
-    pub(super) fn drop_away(&mut self, gone: &[Ino]) {
-        let away = self.pieces.iter().filter(|(_, piece)| piece.rights.is_some());
-        let theirs: Vec<PieceId> = away.map(|(id, _)| *id).filter(|id| gone.contains(&id.volume)).collect();
+    pub(super) fn drop_away(&mut self, gone: &[SegmentId]) {
+        let away = self.pieces.iter().filter(|(_, piece)| piece.kind.rights.is_some());
+        let theirs: Vec<PieceId> =
+            away.map(|(id, _)| *id).filter(|id| gone.contains(&id.of_segment())).collect();
         theirs.iter().for_each(|id| self.table.remove(*id));
         let is_unused = |id: &PieceId| self.pieces.get(id).is_some_and(Piece::is_unused);
         let unused = theirs.into_iter().filter(is_unused).collect();
@@ -339,14 +343,14 @@ impl Volumes {
         for id in gone {
             self.table.remove(id);
             let Some(piece) = self.pieces.remove(&id) else { continue };
-            let (target, bytes, rights) = (piece.target, piece.held_bytes(), piece.rights);
+            let (kind, bytes) = (piece.kind, piece.held_bytes());
+            let target = kind.target;
             let memory = piece.memory;
             if let Some(freeing) = self.freeing.get_mut(usize::from(target)) {
                 *freeing += bytes;
             }
             self.give(Work::Free { target, bytes, memory });
-            if let Some(Err(e)) =
-                self.parts.as_ref().map(|parts| parts.store.remove(&Piece::tag(id, target, rights)))
+            if let Some(Err(e)) = self.parts.as_ref().map(|parts| parts.store.remove(&Piece::tag(id, &kind)))
             {
                 tracing::error!("{e}");
             }
@@ -360,7 +364,7 @@ impl Volumes {
 
     /// Who may use a piece of a volume of another home. [`Code::Io`] if it is lost.
     pub(super) fn rights(&self, id: PieceId) -> Answer<Rights> {
-        self.pieces.get(&id).and_then(|piece| piece.rights).ok_or(Code::Io)
+        self.pieces.get(&id).and_then(|piece| piece.kind.rights).ok_or(Code::Io)
     }
 
     /// Opens a piece for a process. [`Code::Io`] if its memory is lost.
@@ -373,7 +377,7 @@ impl Volumes {
             rustix::fs::Mode::empty(),
         );
         let life = life.map_err(piece::code)?;
-        let (head, bytes) = (piece.open_head(writes)?, piece.bytes);
+        let (head, bytes) = (piece.open_head(writes)?, piece.kind.bytes);
         Ok(Opened { piece: piece.open(writes)?, bytes, head, life })
     }
 

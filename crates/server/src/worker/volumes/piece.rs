@@ -1,5 +1,5 @@
 //! The memory of one piece of a volume: a memfd of mode 0600 whose size is sealed, so that no process can make another's
-//! access fault. Each holder of a descriptor or a mapping has a shared lock (flock) on it; see [`Piece::open`].
+//! access fault; that of a thin one is a file of the target without a name. Each holder of a descriptor or a mapping has a shared lock (flock) on it; see [`Piece::open`].
 //!
 //! Beside the first piece of a volume is its head, such a memfd of one page: its first word is the end of the volume's file
 //! (`crates/volume/src/file.rs`). A process that maps the head has mapped the piece before.
@@ -14,7 +14,7 @@ use forebay_types::{Code, PieceId, Rights};
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 
-use crate::worker::piece_table;
+use crate::worker::piece_table::{self, PieceKind};
 
 /// Bytes that one call frees.
 const FREE_BYTES: u64 = 256 << 20;
@@ -22,6 +22,8 @@ const FREE_BYTES: u64 = 256 << 20;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// What the tags of pieces begin with.
 const TAG: &str = "piece ";
+/// The same for thin pieces.
+const THIN_TAG: &str = "thin piece ";
 
 pub(super) fn code(e: Errno) -> Code {
     Code::from_errno(e.raw_os_error())
@@ -33,26 +35,22 @@ pub(super) type Memory = Arc<OwnedFd>;
 /// A piece on this node.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// The index of its target.
-    pub(super) target: u16,
-    pub(super) bytes: u64,
-    /// The bytes from its beginning that are reserved.
+    pub(super) kind: PieceKind,
+    /// The bytes from its beginning that are reserved; all of a thin piece, for which there is nothing to do.
     pub(super) reserved: u64,
     pub(super) memory: Memory,
-    /// Who may use it, if the volume's home is another node: this node does not have the record.
-    pub(super) rights: Option<Rights>,
     /// The head of its volume, beside the first piece.
     head: Option<Memory>,
 }
 
 impl Piece {
-    /// Makes a piece, nothing of which is reserved.
-    pub(super) fn make(
-        id: PieceId,
-        (target, bytes): (u16, u64),
-        rights: Option<Rights>,
-    ) -> Result<Piece, Code> {
-        let memory = Arc::new(sealed(&format!("forebay-volume-{id}"), bytes)?);
+    /// Makes a piece of the target in this directory, nothing of which is reserved.
+    pub(super) fn make(id: PieceId, kind: PieceKind, target: BorrowedFd<'_>) -> Result<Piece, Code> {
+        let memory = match kind.is_thin {
+            true => unnamed(target, kind.bytes)?,
+            false => sealed(&format!("forebay-volume-{id}"), kind.bytes)?,
+        };
+        let memory = Arc::new(memory);
         let head = match Piece::head_bytes(id) {
             0 => None,
             bytes => {
@@ -61,7 +59,8 @@ impl Piece {
                 Some(Arc::new(head))
             }
         };
-        Ok(Piece { target, bytes, reserved: 0, memory, rights, head })
+        let reserved = if kind.is_thin { kind.bytes } else { 0 };
+        Ok(Piece { kind, reserved, memory, head })
     }
 
     /// Bytes of the head that is beside a piece.
@@ -72,9 +71,26 @@ impl Piece {
         }
     }
 
-    /// Its bytes with those of the head.
+    /// Bytes that files cannot have while a piece is there, with those of the head. None: more than there can be.
+    pub(super) fn held(id: PieceId, kind: &PieceKind) -> Option<u64> {
+        let own = if kind.is_thin { 0 } else { kind.bytes };
+        own.checked_add(Piece::head_bytes(id))
+    }
+
+    /// The same of this one.
     pub(super) fn held_bytes(&self) -> u64 {
-        self.bytes + self.head.as_ref().map_or(0, |_| VOLUME_GRAIN_BYTES)
+        let own = if self.kind.is_thin { 0 } else { self.kind.bytes };
+        own + self.head.as_ref().map_or(0, |_| VOLUME_GRAIN_BYTES)
+    }
+
+    /// Bytes that it takes: of a thin one those that were written and not discarded.
+    pub(super) fn taken_bytes(&self) -> u64 {
+        let written = || rustix::fs::fstat(&*self.memory).map_or(0, |stat| stat.st_blocks as u64 * 512);
+        if self.kind.is_thin {
+            written()
+        } else {
+            self.kind.bytes
+        }
     }
 
     /// What the supervisor keeps.
@@ -84,10 +100,11 @@ impl Piece {
     }
 
     /// The tag under which the supervisor keeps it.
-    pub(super) fn tag(id: PieceId, target: u16, rights: Option<Rights>) -> String {
+    pub(super) fn tag(id: PieceId, PieceKind { target, rights, is_thin, .. }: &PieceKind) -> String {
         let rights =
             rights.map_or_else(String::new, |Rights { uid, gid, mode }| format!(" {uid} {gid} {mode}"));
-        format!("{TAG}{} {} {} {target}{rights}", id.volume.0, id.segment, id.index)
+        let tag = if *is_thin { THIN_TAG } else { TAG };
+        format!("{tag}{} {} {} {target}{rights}", id.volume.0, id.segment, id.index)
     }
 
     /// A piece that an earlier worker left with the supervisor; the descriptors again for another tag.
@@ -97,16 +114,19 @@ impl Piece {
                 .filter(|(id, ..)| heads.len() as u64 * VOLUME_GRAIN_BYTES == Piece::head_bytes(*id)),
             [] => None,
         };
-        let Some((id, (target, rights), bytes, reserved)) = found else { return Err(fds) };
+        let Some((id, kind, reserved)) = found else { return Err(fds) };
         let head = if fds.len() > 1 { fds.pop().map(Arc::new) } else { None };
         let Some(memory) = fds.pop() else { return Err(fds) };
-        Ok((id, Piece { target, bytes, reserved, memory: Arc::new(memory), rights, head }))
+        Ok((id, Piece { kind, reserved, memory: Arc::new(memory), head }))
     }
 
-    /// Number, target with rights, bytes and reserved bytes of a piece that was kept under a tag.
-    #[allow(clippy::type_complexity)] // A tuple, taken apart at once.
-    fn found(tag: &str, memory: &OwnedFd) -> Option<(PieceId, (u16, Option<Rights>), u64, u64)> {
-        let mut numbers = tag.strip_prefix(TAG)?.split(' ').map(str::parse::<u64>);
+    /// Number, kind and reserved bytes of a piece that was kept under a tag.
+    fn found(tag: &str, memory: &OwnedFd) -> Option<(PieceId, PieceKind, u64)> {
+        let (is_thin, numbers) = match tag.strip_prefix(THIN_TAG) {
+            Some(numbers) => (true, numbers),
+            None => (false, tag.strip_prefix(TAG)?),
+        };
+        let mut numbers = numbers.split(' ').map(str::parse::<u64>);
         let mut next = || numbers.next()?.ok();
         let volume = forebay_types::Ino(next()?);
         let (segment, index) = (u16::try_from(next()?).ok()?, u16::try_from(next()?).ok()?);
@@ -123,10 +143,11 @@ impl Piece {
         // The worker may have died between the two halves of `is_unused`.
         let _ = rustix::fs::flock(memory, FlockOperation::Unlock);
         let reserved = match u64::try_from(stat.st_blocks).ok()?.saturating_mul(512) {
-            all if all >= bytes => bytes,
+            all if all >= bytes || is_thin => bytes,
             _ => 0, // what is there is found again quickly
         };
-        Some((PieceId { volume, segment, index }, (target, rights), bytes, reserved))
+        let kind = PieceKind { target, bytes, rights, is_thin };
+        Some((PieceId { volume, segment, index }, kind, reserved))
     }
 
     /// A descriptor for a process. It has a lock of its own, which lasts until the last descriptor *and* the last mapping
@@ -150,6 +171,14 @@ impl Piece {
         let lock = |operation| rustix::fs::flock(&*self.memory, operation).is_ok();
         lock(FlockOperation::NonBlockingLockExclusive) && lock(FlockOperation::Unlock)
     }
+}
+
+/// A file of a target without a name, all of which is a hole. It takes space as it is written.
+fn unnamed(target: BorrowedFd<'_>, bytes: u64) -> Result<OwnedFd, Code> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let memory = rustix::fs::openat(target, c".", flags, Mode::RUSR | Mode::WUSR).map_err(code)?;
+    rustix::fs::ftruncate(&memory, bytes).map_err(code)?;
+    Ok(memory)
 }
 
 /// A memfd of a sealed size.
@@ -220,8 +249,10 @@ fn collapse(memory: &OwnedFd, from: u64, until: u64) {
 pub(super) fn free(memory: &OwnedFd) {
     let bytes = rustix::fs::fstat(memory).map_or(0, |stat| stat.st_size.max(0) as u64);
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    for from in (0..bytes).step_by(FREE_BYTES as usize) {
-        let length = FREE_BYTES.min(bytes - from);
+    // A thin piece may be large, and mostly holes.
+    let step = FREE_BYTES.max(bytes / 1024);
+    for from in (0..bytes).step_by(step as usize) {
+        let length = step.min(bytes - from);
         while rustix::fs::fallocate(memory, flags, from, length) == Err(Errno::INTR) {}
     }
 }
@@ -231,18 +262,27 @@ mod tests {
     use super::*;
     use forebay_types::{Ino, NodeId};
 
+    fn kind(bytes: u64) -> PieceKind {
+        PieceKind { target: 4, bytes, rights: None, is_thin: false }
+    }
+
+    fn make(id: PieceId, kind: PieceKind) -> Piece {
+        let target = std::fs::File::open(std::env::temp_dir()).unwrap();
+        Piece::make(id, kind, target.as_fd()).unwrap()
+    }
+
     fn id() -> PieceId {
         PieceId { volume: Ino::new(NodeId(3), 77), segment: 1, index: 2 }
     }
 
     #[test]
     fn restored_piece_is_the_one_that_was_kept_with_what_is_reserved_of_it() {
-        let piece = Piece::make(id(), (4, 4 << 20), None).unwrap();
-        let tag = Piece::tag(id(), 4, None);
+        let piece = make(id(), kind(4 << 20));
+        let tag = Piece::tag(id(), &kind(4 << 20));
         let kept = |piece: &Piece| piece.kept().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
         let again = || Piece::restored(&tag, kept(&piece)).unwrap();
         let (its, restored) = again();
-        assert_eq!((its, restored.target, restored.bytes, restored.reserved), (id(), 4, 4 << 20, 0));
+        assert_eq!((its, restored.kind, restored.reserved), (id(), kind(4 << 20), 0));
         reserve(&piece.memory, 0, 4 << 20).unwrap();
         rustix::io::pwrite(&*piece.memory, b"kept", 12).unwrap();
         let (_, restored) = again();
@@ -250,9 +290,10 @@ mod tests {
         let mut bytes = [0; 4];
         rustix::io::pread(&*restored.memory, &mut bytes, 12).unwrap();
         assert_eq!(&bytes, b"kept");
-        let away = Some(Rights { uid: 7, gid: 8, mode: 0o640 });
-        let (its, restored) = Piece::restored(&Piece::tag(id(), 4, away), kept(&piece)).unwrap();
-        assert_eq!((its, restored.target, restored.rights), (id(), 4, away));
+        let rights = Some(Rights { uid: 7, gid: 8, mode: 0o640 });
+        let away = PieceKind { rights, ..kind(4 << 20) };
+        let (its, restored) = Piece::restored(&Piece::tag(id(), &away), kept(&piece)).unwrap();
+        assert_eq!((its, restored.kind), (id(), away));
         for tag in
             ["doorbell", "piece", "piece 1 2", "piece 1 2 70000 4", "piece a b c d", "piece 1 2 3 4 5 6"]
         {
@@ -262,27 +303,45 @@ mod tests {
 
     #[test]
     fn head_is_beside_the_first_piece_alone_and_comes_back_with_it() {
-        assert!(Piece::make(id(), (0, 1 << 20), None).unwrap().open_head(true).unwrap().is_none());
+        assert!(make(id(), kind(1 << 20)).open_head(true).unwrap().is_none());
         let first = PieceId { segment: 0, index: 0, ..id() };
-        let piece = Piece::make(first, (0, 1 << 20), None).unwrap();
+        let piece = make(first, kind(1 << 20));
         assert_eq!((piece.held_bytes(), piece.kept().len()), ((1 << 20) + 4096, 2));
         let head = piece.open_head(true).unwrap().unwrap();
         assert_eq!(rustix::fs::fstat(&head).unwrap().st_blocks, 8, "its page is reserved");
         assert_eq!(rustix::fs::ftruncate(&head, 0), Err(Errno::PERM));
         rustix::io::pwrite(&head, b"end", 0).unwrap();
         let kept = || piece.kept().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect::<Vec<_>>();
-        let (_, restored) = Piece::restored(&Piece::tag(first, 0, None), kept()).unwrap();
+        let (_, restored) = Piece::restored(&Piece::tag(first, &kind(1 << 20)), kept()).unwrap();
         let reader = restored.open_head(false).unwrap().unwrap();
         let mut bytes = [0; 3];
         rustix::io::pread(&reader, &mut bytes, 0).unwrap();
         assert_eq!((&bytes, rustix::io::pwrite(&reader, b"x", 0)), (b"end", Err(Errno::BADF)));
         let without = kept().drain(..1).collect();
-        assert_eq!(Piece::restored(&Piece::tag(first, 0, None), without).unwrap_err().len(), 1);
+        assert_eq!(Piece::restored(&Piece::tag(first, &kind(1 << 20)), without).unwrap_err().len(), 1);
+    }
+
+    #[test]
+    fn thin_piece_takes_what_is_written_and_is_restored_with_it() {
+        let thin = PieceKind { is_thin: true, ..kind(1 << 40) };
+        let piece = make(id(), thin);
+        assert_eq!((piece.reserved, piece.held_bytes(), Piece::held(id(), &thin)), (1 << 40, 0, Some(0)));
+        rustix::io::pwrite(&piece.open(true).unwrap(), b"kept", 1 << 39).unwrap();
+        let blocks = || rustix::fs::fstat(&*piece.memory).unwrap().st_blocks;
+        assert_eq!((blocks(), piece.taken_bytes()), (8, 4096));
+        let kept = piece.kept().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+        let (its, restored) = Piece::restored(&Piece::tag(id(), &thin), kept).unwrap();
+        assert_eq!((its, restored.kind, restored.reserved), (id(), thin, 1 << 40));
+        let mut bytes = [0; 4];
+        rustix::io::pread(&*restored.memory, &mut bytes, 1 << 39).unwrap();
+        assert_eq!((&bytes, restored.is_unused()), (b"kept", true));
+        free(&piece.memory);
+        assert_eq!(blocks(), 0);
     }
 
     #[test]
     fn piece_cannot_be_truncated_or_sealed_by_its_holders() {
-        let piece = Piece::make(id(), (0, 1 << 20), None).unwrap();
+        let piece = make(id(), kind(1 << 20));
         let theirs = piece.open(true).unwrap();
         for bytes in [0, 1 << 19, 2 << 20] {
             assert_eq!(rustix::fs::ftruncate(&theirs, bytes), Err(Errno::PERM));
@@ -294,7 +353,7 @@ mod tests {
 
     #[test]
     fn piece_is_used_while_a_descriptor_or_a_mapping_of_it_exists() {
-        let piece = Piece::make(id(), (0, 1 << 20), None).unwrap();
+        let piece = make(id(), kind(1 << 20));
         assert!(piece.is_unused());
         let theirs = piece.open(true).unwrap();
         assert!(!piece.is_unused());
@@ -307,7 +366,7 @@ mod tests {
 
     #[test]
     fn freed_memory_is_given_back_although_a_descriptor_is_left() {
-        let piece = Piece::make(id(), (0, 1 << 20), None).unwrap();
+        let piece = make(id(), kind(1 << 20));
         reserve(&piece.memory, 0, 1 << 20).unwrap();
         let blocks = || rustix::fs::fstat(&*piece.memory).unwrap().st_blocks;
         assert_eq!(blocks(), (1 << 20) / 512);

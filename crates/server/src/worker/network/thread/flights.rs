@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::Sender;
 
-use forebay_types::{Ino, NodeId};
+use forebay_types::{Ino, NodeId, SegmentId};
 use forebay_wire::Stamp;
 
 use super::moves::Asking;
@@ -22,8 +22,8 @@ pub(super) enum Flight {
     EndSession,
     /// The question which of these processes live.
     Review(Vec<u64>),
-    /// The question which of these volumes exist.
-    Volumes(Vec<Ino>),
+    /// The question which of these segments exist.
+    Segments(Vec<SegmentId>),
     /// The introduction of new data to a node, and the receiver of the result.
     Introduction(NodeId, Option<Sender<Introduced>>),
     Targets(NodeId),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_fabric::{Body, CallId, Failed};
 use forebay_ring::lease_clock;
 use forebay_types::limits::{REMOVED_AT_ONCE_MAX, SESSIONS_ASKED_MAX, STEP_TIMEOUT_MS};
-use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, Layout, NodeId, Reply, Request};
+use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, Layout, NodeId, Reply, Request, SegmentId};
 use forebay_wire::{Message as Wire, Stamp};
 
 use super::flights::Flight;
@@ -188,11 +188,11 @@ impl NetworkThread {
                     gone.for_each(|(session, _)| self.session_ended(session));
                 }
             }
-            Flight::Volumes(volumes) => {
+            Flight::Segments(segments) => {
                 let Ok(Ok(Reply::Bytes(states))) = reply.as_deref().map(Reply::decode) else { return };
-                let gone = self.away_volumes.answered(&volumes, states, self.calls.now());
-                if !gone.is_empty() && states.len() == volumes.len() {
-                    self.tell(Message::VolumesGone(gone));
+                let gone = self.away_volumes.answered(&segments, states, self.calls.now());
+                if !gone.is_empty() && states.len() == segments.len() {
+                    self.tell(Message::SegmentsGone(gone));
                 }
             }
             Flight::Targets(node) => self.heard_targets(node, reply),
@@ -212,14 +212,14 @@ impl NetworkThread {
         }
     }
 
-    /// Asks the homes of volumes that have pieces here, when it is time, whether the volumes still exist.
+    /// Asks the homes of segments that have pieces here, when it is time, whether the segments still exist.
     pub(super) fn review_volumes(&mut self, now: Duration) {
-        for (home, volumes) in self.away_volumes.take_due(now) {
-            for some in volumes.chunks(SESSIONS_ASKED_MAX) {
-                let words: Vec<u8> = some.iter().flat_map(|ino| ino.0.to_le_bytes()).collect();
-                let request = Request::AreVolumes { volumes: &words };
+        for (home, segments) in self.away_volumes.take_due(now) {
+            for some in segments.chunks(SESSIONS_ASKED_MAX) {
+                let list = SegmentId::list(some);
+                let request = Request::AreSegments { segments: &list };
                 // A home that is down is asked again later.
-                let _ = self.ask(home, &request, NODE_TIMEOUT, Flight::Volumes(some.to_vec()));
+                let _ = self.ask(home, &request, NODE_TIMEOUT, Flight::Segments(some.to_vec()));
             }
         }
     }

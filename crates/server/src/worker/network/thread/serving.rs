@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_fabric::{Body, Ticket};
 use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, SESSIONS_ASKED_MAX};
 use forebay_types::{
-    AtomicOp, BackingId, BackingOp, Class, Code, GroupOp, Ino, MoveKind, NodeId, PieceWord, Reply, Request,
-    REPLY_HEADER_BYTES,
+    AtomicOp, BackingId, BackingOp, Class, Code, GroupOp, MoveKind, NodeId, PieceWord, Reply, Request,
+    SegmentId, REPLY_HEADER_BYTES,
 };
 use forebay_wire::{DataLocation, Message as Wire};
 
@@ -114,10 +114,9 @@ impl NetworkThread {
                 let sessions = words.map(u64::from_le_bytes).collect();
                 self.tell(Message::AreThere { ticket, sessions });
             }
-            Request::AreVolumes { volumes } => {
-                let words = volumes.chunks_exact(8).filter_map(|w| w.try_into().ok());
-                let volumes = words.map(|word| Ino(u64::from_le_bytes(word))).collect();
-                self.tell(Message::AreVolumes { ticket, volumes });
+            Request::AreSegments { segments } => {
+                let segments = SegmentId::listed(segments).collect();
+                self.tell(Message::AreSegments { ticket, segments });
             }
             Request::RemoveBackings { .. } => {
                 // The shard thread knows whether a client may be creating one.
