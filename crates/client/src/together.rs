@@ -31,7 +31,7 @@ impl Together {
         let mut bytes = first.len;
         let mut ranges = vec![(first.offset, first.len)];
         let mut last = first;
-        for part in parts.by_ref() {
+        for part in parts {
             let follows = part.offset == last.offset + last.len as u64 && part.at == last.at + last.len;
             let size = BackingRuns::EACH_BYTES * (ranges.len() + 1) + bytes + part.len;
             let fits = part.id == first.id && part.at >= last.at + last.len && size <= BACKING_BYTES_MAX;

@@ -326,7 +326,7 @@ mod tests {
         let thin = PieceKind { is_thin: true, ..kind(1 << 40) };
         let piece = make(id(), thin);
         assert_eq!((piece.reserved, piece.held_bytes(), Piece::held(id(), &thin)), (1 << 40, 0, Some(0)));
-        rustix::io::pwrite(&piece.open(true).unwrap(), b"kept", 1 << 39).unwrap();
+        rustix::io::pwrite(piece.open(true).unwrap(), b"kept", 1 << 39).unwrap();
         let blocks = || rustix::fs::fstat(&*piece.memory).unwrap().st_blocks;
         assert_eq!((blocks(), piece.taken_bytes()), (8, 4096));
         let kept = piece.kept().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
