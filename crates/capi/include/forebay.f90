@@ -134,16 +134,14 @@ module forebay
     public :: forebay_stage_stop, forebay_state, forebay_wait_durable, forebay_sync
     public :: forebay_prestage, forebay_release, forebay_pin, forebay_volume_open
     public :: forebay_volume_close, forebay_volume_size, forebay_volume_put, forebay_volume_get
-    public :: forebay_volume_putv, forebay_volume_getv, forebay_volume_cas, forebay_volume_fetch_add
-    public :: forebay_volume_swap, forebay_volume_flush, forebay_volume_fence, forebay_volume_map
-    public :: forebay_volume_discard
-    public :: forebay_queue_create, forebay_queue_close, forebay_queue_descriptor, forebay_queue_wait
-    public :: forebay_volume_put_start, forebay_volume_get_start, forebay_volume_cas_start, &
-        forebay_volume_fetch_add_start
-    public :: forebay_volume_swap_start, forebay_volume_file_open, forebay_volume_file_unlink, &
-        forebay_model_calibration
-    public :: forebay_model_quick, forebay_model_predict, forebay_model_learn, forebay_opendir
-    public :: forebay_readdir, forebay_seekdir, forebay_closedir
+    public :: forebay_volume_putv, forebay_volume_getv, forebay_volume_discard, forebay_volume_cas
+    public :: forebay_volume_fetch_add, forebay_volume_swap, forebay_volume_flush, forebay_volume_fence
+    public :: forebay_volume_map, forebay_queue_create, forebay_queue_close, forebay_queue_descriptor
+    public :: forebay_queue_wait, forebay_volume_put_start, forebay_volume_get_start, forebay_volume_cas_start
+    public :: forebay_volume_fetch_add_start, forebay_volume_swap_start, forebay_volume_file_open, &
+        forebay_volume_file_unlink
+    public :: forebay_model_calibration, forebay_model_quick, forebay_model_predict, forebay_model_learn
+    public :: forebay_opendir, forebay_readdir, forebay_seekdir, forebay_closedir
     public :: forebay_target
 
     interface
@@ -716,6 +714,13 @@ module forebay
             integer(c_int), value :: run_count
             integer(c_int) :: forebay_volume_getv
         end function
+        function forebay_volume_discard(volume, offset, bytes) bind(c)
+            import :: c_int, c_int64_t, c_ptr, c_size_t
+            type(c_ptr), value :: volume
+            integer(c_int64_t), value :: offset
+            integer(c_size_t), value :: bytes
+            integer(c_int) :: forebay_volume_discard
+        end function
         function forebay_volume_cas(volume, offset, expected, value, was) bind(c)
             import :: c_int, c_int64_t, c_ptr
             type(c_ptr), value :: volume
@@ -740,13 +745,6 @@ module forebay
             integer(c_int64_t), value :: value
             integer(c_int64_t), intent(out) :: was
             integer(c_int) :: forebay_volume_swap
-        end function
-        function forebay_volume_discard(volume, offset, bytes) bind(c)
-            import :: c_int, c_int64_t, c_ptr, c_size_t
-            type(c_ptr), value :: volume
-            integer(c_int64_t), value :: offset
-            integer(c_size_t), value :: bytes
-            integer(c_int) :: forebay_volume_discard
         end function
         function forebay_volume_flush(volume) bind(c)
             import :: c_int, c_ptr

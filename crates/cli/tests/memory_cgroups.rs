@@ -136,7 +136,9 @@ fn files_and_volumes_fill_the_pool_in_a_cgroup_and_no_process_is_killed() {
     };
     ok(&["volume", "create", "v", "--size", &half]);
     ok(&["volume", "format", "v"]);
-    cgroup.forebay(&place, &["volume", "create", "w", "--size", advised]).assert_refused(1, &["are needed"]);
+    cgroup
+        .forebay(&place, &["volume", "create", "w", "--size", advised])
+        .assert_refused(1, &["are needed on node 1"]);
     // Files get the rest, to the last page.
     let fill = "dd if=/dev/zero of=/forebay/fill bs=1M status=none; test $? = 1 && stat -c %s /forebay/fill";
     let filled = cgroup.forebay(&place, &["run", "--quiet", "--", "sh", "-c", fill]);

@@ -247,7 +247,7 @@ fn files_and_volumes_share_the_capacity_and_neither_gets_more() {
     let before = free(&place);
     make(&place, "v", "64MiB");
     let too_much = place.run(["volume", "create", "w", "--size", "100MiB"]);
-    too_much.assert_refused(1, &["are needed, and the pool has", "larger --capacity"]);
+    too_much.assert_refused(1, &["are needed on node 1", "and the pool has", "larger --capacity"]);
     assert!((64 * MIB..65 * MIB).contains(&(before - free(&place))), "nothing is left of it");
     // Files get the rest, and not a byte more.
     let file = dir.join("target/file");

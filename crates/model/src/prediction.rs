@@ -24,6 +24,9 @@ const SIEVE_BYTES: f64 = (1 << 20) as f64;
 const TOGETHER_BYTES: f64 = (16 << 10) as f64;
 const MESSAGE_BYTES: f64 = (64 << 10) as f64;
 const RANGE_BYTES: f64 = 12.0;
+/// What such a range costs at least, in nanoseconds: a system call by a worker that shares its processors with the network
+/// (docs/decisions/0052: 36 MB/s of ranges of 64 bytes by two workers).
+const RANGE_NS: f64 = 1500.0;
 
 /// Where data are on another node, gaps that are not longer than the runs are read too, from this length to that one; the
 /// latter is also the largest gap that this node reads.
@@ -434,7 +437,10 @@ impl Model {
                 let accesses = Accesses { starts: self.requests(calls, of_call), nexts: 0.0 };
                 (accesses, Moved { bytes, medium_bytes: p.span().max(bytes) })
             }
-            true => (Accesses { starts: calls, nexts: 0.0 }, Moved::all(bytes)),
+            true => {
+                let starts = calls * (RANGE_NS / c.run.max(1.0)).max(1.0);
+                (Accesses { starts, nexts: 0.0 }, Moved::all(bytes))
+            }
             false => (self.accesses(ranks, calls, of_call), Moved::all(bytes)),
         };
         let is_gathered = is_sieved || self.is_together(of_call) && calls > 1.0;

@@ -53,7 +53,7 @@ fn volume_has_one_name_in_the_pool_and_is_changed_from_every_node() {
         (&["create", "x", "--size", "4MiB", "--on", "n1,n7"][..], "the pool has no node \"n7\""),
         (&["create", "x", "--size", "4MiB", "--on", "n1:3"], "n1 has 1 target"),
         (&["create", "x", "--size", "4MiB", "--on", "n1", "--stripe-size", "5000"], "pages of 4 KiB"),
-        (&["create", "x", "--size", "1GiB", "--on", "n1,n2"], "node 1 has less than the 512 MiB free"),
+        (&["create", "x", "--size", "1GiB", "--on", "n1,n2"], "512 MiB are needed on node 1"),
     ] {
         let refused = volume(&c, 1, words);
         assert!(!refused.status.success() && said(&refused).contains(why), "{words:?}: {}", said(&refused));

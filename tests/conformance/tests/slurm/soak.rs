@@ -80,12 +80,16 @@ fn has_all(site: &Site, job: &Job) {
     let wanted = format!("in\n{}\n", job.name);
     let stored = site.store(&format!("soak/{}/f", job.name));
     let output = site.dir().join(format!("work/{}.out", job.name));
+    // A slurmctld that was killed may take a job that has ended for a running one, and start it again when it finds it
+    // missing.
+    let is_over = || ["COMPLETED", "FAILED"].iter().any(|state| site.shown(job.id).starts_with(state));
+    let is_done = || is_over() && read(&stored) == wanted;
     let (mut skipped, mut acts) = (0, 0);
     loop {
         site.until(&format!("all of job {} {}, {}", job.id, job.name, site.shown(job.id)), || {
-            read(&stored) == wanted || is_helped(site, job, &output, &mut skipped)
+            is_helped(site, job, &output, &mut skipped) || is_done()
         });
-        if read(&stored) == wanted {
+        if is_done() {
             break;
         }
         acts += 1;

@@ -69,9 +69,16 @@ pub(super) fn not_made(
 ) -> Error {
     let error = Error::new(code, format!("cannot {verb} volume {}", table::printable(name.as_bytes())));
     match (code, piece) {
-        (Code::NoSpace, Some((node, bytes))) => error
-            .why(format!("node {node} has less than the {} free that its piece needs", table::bytes(bytes)))
-            .cure("remove files or volumes on that node, or start the pool with a larger --capacity"),
+        (Code::NoSpace, Some((node, bytes))) => {
+            let free = pool.space().map_or(0, |space| space.free_bytes);
+            error
+                .why(format!(
+                    "{} are needed on node {node}, which has less, and the pool has {} free",
+                    table::bytes(bytes),
+                    table::bytes(free)
+                ))
+                .cure("remove files or volumes on that node, or start the pool with a larger --capacity")
+        }
         (Code::Io, Some((node, _))) => error
             .why(format!("node {node} is down or cannot be reached"))
             .cure("`forebay status` tells which nodes are up"),
