@@ -674,7 +674,7 @@ mod tests {
         let kind = PieceKind { target: 0, bytes: 4096, rights, is_thin: true };
         files.kept.pieces.add(piece, (&memory, kind), None);
         let caller = Caller { uid: 7, gid: 7 };
-        let ask = |op| {
+        let ask = |op: BackingOp<'_>| {
             let stamp = Stamp { session: 77, slot: 0, sequence: 1 };
             files.serve_piece(stamp, caller, (&id, piece), &op, &mut [0; 64]).map(drop)
         };
