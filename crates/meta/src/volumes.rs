@@ -130,7 +130,8 @@ impl Batch<'_> {
         payload: &'o mut [u8],
     ) -> Answer<Reply<'o>> {
         let mut volume = self.own_volume(c, name, ino)?;
-        if maker == 0 {
+        // Whether the memory of a piece is reserved decides how it is accessed: all pieces of a volume are alike.
+        if maker == 0 || segment.is_thin != volume.is_thin() {
             return Err(Code::Invalid);
         }
         if volume.maker != 0 {

@@ -90,6 +90,8 @@ fn grown_segments_are_appended_and_shrink_drops_whole_ones_from_the_end() {
     assert_eq!((grown.bytes(), grown.segments.len(), grown.maker), (8 << 20, 2, MAKER), "as before, so far");
     assert_eq!(volume(d, b, grow(4096)), Err(Code::Busy));
     assert_eq!(volume(d, b, Request::ShrinkVolume { name, ino, bytes: 8 << 20 }), Err(Code::Busy));
+    let thin = Request::GrowVolume { name, ino, maker: MAKER, segment: segment(4096).thin(true) };
+    assert_eq!(volume(d, b, thin), Err(Code::Invalid), "its other pieces are mapped");
     assert_eq!(d.ask(b, Request::AbandonVolume { name, ino }), Ok(Reply::Done));
     assert_eq!(volume(d, b, Request::GetVolume { name }).unwrap().segments, [segment(8 << 20)]);
     for bytes in [4 << 20, 2 << 20] {

@@ -40,8 +40,10 @@ impl Map {
             if libc::fstat(fd.as_raw_fd(), &mut stat) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            // An access beyond the end would be SIGBUS.
-            if stat.st_size < bytes as i64 {
+            // An access beyond the end would be SIGBUS. So would one to a hole of a file for which there is no space: such a
+            // file has no seal.
+            let seals = libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS);
+            if stat.st_size < bytes as i64 || seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
                 return Err(io::Error::from_raw_os_error(libc::EIO));
             }
             libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0)
@@ -297,8 +299,9 @@ pub(crate) mod testing {
     pub(crate) fn memfd(bytes: u64) -> OwnedFd {
         // SAFETY: plain system calls; the descriptor is new and ours.
         unsafe {
-            let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC);
+            let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
             assert!(fd >= 0 && libc::ftruncate(fd, bytes as i64) == 0);
+            assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK), 0);
             OwnedFd::from_raw_fd(fd)
         }
     }
@@ -362,9 +365,15 @@ pub(crate) mod testing {
     }
 
     #[test]
-    fn piece_that_is_too_short_is_refused_and_never_a_signal() {
+    fn piece_that_is_too_short_or_not_sealed_is_refused_and_never_a_signal() {
         let (whole, _life) = mapped(&[(8192, 4096, 2)], true);
         assert_eq!(whole.bytes(), 8192);
         assert!(Map::new(memfd(4096).as_fd(), 8192, true).is_err());
+        // SAFETY: plain system calls; the descriptor is new and ours.
+        let unsealed =
+            unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC)) };
+        // SAFETY: plain system call.
+        assert_eq!(unsafe { libc::ftruncate(unsealed.as_raw_fd(), 8192) }, 0);
+        assert!(Map::new(unsealed.as_fd(), 8192, true).is_err());
     }
 }

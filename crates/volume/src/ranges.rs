@@ -2,7 +2,10 @@
 //! nodes are transferred by this node's daemon (`far.rs`), those of thin pieces of this node by the kernel (`thin.rs`).
 //! What is mapped is copied as always.
 
-use forebay_types::Code;
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+
+use forebay_types::{BackingId, Code};
 
 use crate::far::FarRange;
 use crate::mapped::Place;
@@ -11,6 +14,15 @@ use crate::thin;
 
 /// Bytes of pieces on other nodes that are set to zero by one transfer.
 const ZERO_BYTES: u64 = 1 << 20;
+/// Bytes that one request to another node frees: far less than takes as long as a caller waits.
+const DISCARD_BYTES: u64 = 1 << 30;
+
+/// A thin piece, part of which is to be freed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Thin {
+    Here(RawFd),
+    There(BackingId),
+}
 
 /// True if no byte is in two of the ranges.
 fn are_apart(runs: &[(u64, u64)]) -> bool {
@@ -122,19 +134,30 @@ impl Striped {
     /// Sets a checked range to zero: thin pieces give its pages back, the others keep them.
     pub(crate) fn zero_ranges(&self, offset: u64, bytes: u64) -> Result<(), Code> {
         let zeros = vec![0u8; bytes.min(ZERO_BYTES) as usize];
+        // Of each piece the range that is to be freed so far: stripes that follow each other in a piece are freed together.
+        let mut freed: HashMap<Thin, (u64, u64)> = HashMap::new();
         let mut done = 0;
         while done < bytes {
             let (place, run) = self.place(offset + done);
             let mut n = run.min(bytes - done);
+            let mut free = |thin, at| match freed.get_mut(&thin) {
+                Some((from, length)) if *from + *length == at => {
+                    *length += n;
+                    Ok(())
+                }
+                Some(range) => self.free(thin, std::mem::replace(range, (at, n))),
+                None => {
+                    freed.insert(thin, (at, n));
+                    Ok(())
+                }
+            };
             match place {
                 // SAFETY: mapped writable for `run` bytes.
                 Place::Here(pointer) => unsafe {
                     libc::memset(pointer.cast(), 0, n as usize);
                 },
-                Place::File(file, at) => thin::discard(file, at, n)?,
-                Place::There(piece, at) if self.is_thin_at(offset + done) => {
-                    self.way()?.discard(piece, at, n)?;
-                }
+                Place::File(file, at) => free(Thin::Here(file), at)?,
+                Place::There(piece, at) if self.is_thin_at(offset + done) => free(Thin::There(piece), at)?,
                 // One transfer for the ranges of several pieces.
                 Place::There(..) => {
                     n = (bytes - done).min(ZERO_BYTES);
@@ -144,7 +167,19 @@ impl Striped {
             }
             done += n;
         }
-        Ok(())
+        freed.into_iter().try_for_each(|(thin, range)| self.free(thin, range))
+    }
+
+    /// Frees a range of a thin piece.
+    fn free(&self, thin: Thin, (from, bytes): (u64, u64)) -> Result<(), Code> {
+        match thin {
+            Thin::Here(file) => thin::discard(file, from, bytes),
+            Thin::There(piece) => {
+                let way = self.way()?;
+                let mut steps = (0..bytes).step_by(DISCARD_BYTES as usize);
+                steps.try_for_each(|at| way.discard(piece, from + at, DISCARD_BYTES.min(bytes - at)))
+            }
+        }
     }
 }
 

@@ -11,8 +11,9 @@ const BYTES: u64 = 1 << 20;
 fn memfd(bytes: u64) -> OwnedFd {
     // SAFETY: plain system calls; the descriptor is new and ours.
     unsafe {
-        let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC);
+        let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         assert!(fd >= 0 && libc::ftruncate(fd, bytes as i64) == 0);
+        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK), 0);
         OwnedFd::from_raw_fd(fd)
     }
 }

@@ -19,6 +19,8 @@ struct Node {
     end: AtomicU64,
     /// Calls for data.
     calls: AtomicUsize,
+    /// What was freed: piece, offset, bytes.
+    freed: Mutex<Vec<(u16, u64, u64)>>,
     is_gone: std::sync::atomic::AtomicBool,
 }
 
@@ -53,8 +55,9 @@ impl Far for Node {
         })
     }
 
-    fn discard(&self, _: BackingId, _: u64, _: u64) -> Result<(), Code> {
-        unreachable!("no piece is thin")
+    fn discard(&self, piece: BackingId, offset: u64, bytes: u64) -> Result<(), Code> {
+        self.freed.lock().unwrap().push((piece.piece().unwrap().index, offset, bytes));
+        Ok(())
     }
 
     fn allocated(&self, _: BackingId) -> Result<u64, Code> {
@@ -81,8 +84,9 @@ impl Far for Node {
 fn memfd(bytes: u64) -> OwnedFd {
     // SAFETY: plain system calls; the descriptor is new and ours.
     unsafe {
-        let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC);
+        let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         assert!(fd >= 0 && libc::ftruncate(fd, bytes as i64) == 0);
+        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK), 0);
         OwnedFd::from_raw_fd(fd)
     }
 }
@@ -90,6 +94,12 @@ fn memfd(bytes: u64) -> OwnedFd {
 /// Its pieces are there, here, there.
 fn volume(node: &Arc<Node>, here: &OwnedFd, is_writable: bool) -> Striped {
     let targets = [2, 1, 2].map(|node| target_of(NodeId(node), 0));
+    let segment = Segment::new(BYTES, STRIPE, Targets::new(&targets).unwrap()).unwrap();
+    of_segment(node, here, is_writable, segment)
+}
+
+/// Its pieces on node 1 are here.
+fn of_segment(node: &Arc<Node>, here: &OwnedFd, is_writable: bool, segment: Segment) -> Striped {
     let volume = Volume {
         ino: Ino(9),
         uid: 0,
@@ -100,14 +110,14 @@ fn volume(node: &Arc<Node>, here: &OwnedFd, is_writable: bool) -> Striped {
         complete: 1,
         numbers: vec![0],
         next_number: 1,
-        segments: vec![Segment::new(BYTES, STRIPE, Targets::new(&targets).unwrap()).unwrap()],
+        segments: vec![segment],
     };
     let life = memfd(4096);
     // SAFETY: the memory lives over the call.
     assert_eq!(unsafe { libc::pwrite(life.as_raw_fd(), [7u8, 0, 0, 0].as_ptr().cast(), 4, 0) }, 4);
     let far: Arc<dyn Far> = node.clone();
     let its = (Some(Life::map(life.as_fd()).unwrap()), Some(far));
-    let piece = |_, target| Ok((target == targets[1]).then(|| here.try_clone().unwrap()));
+    let piece = |_, target| Ok((target == target_of(NodeId(1), 0)).then(|| here.try_clone().unwrap()));
     Striped::new(vec![Mapped::new(&volume, is_writable, its, piece).unwrap()]).unwrap()
 }
 
@@ -201,4 +211,24 @@ fn end_is_that_of_the_other_node() {
     assert_eq!((reader.extend_file(9), reader.file_size()), (Err(Code::BadDescriptor), Ok(Some(0))));
     node.is_gone.store(true, Ordering::SeqCst);
     assert_eq!((whole.file_size(), whole.extend_file(9)), (Err(Code::Io), Err(Code::Io)));
+}
+
+#[test]
+fn thin_pieces_are_freed_in_ranges_of_a_bounded_length_however_short_the_stripes() {
+    const MIB: u64 = 1 << 20;
+    let (node, here) = (Arc::new(Node::default()), memfd(BYTES));
+    let targets = Targets::new(&[2, 3].map(|node| target_of(NodeId(node), 0))).unwrap();
+    let segment = Segment::new(5 << 30, MIB, targets).unwrap().thin(true);
+    let volume = of_segment(&node, &here, true, segment);
+    let freed = |offset, bytes| {
+        volume.discard(offset, bytes).unwrap();
+        let mut freed = std::mem::take(&mut *node.freed.lock().unwrap());
+        freed.sort_unstable();
+        freed
+    };
+    assert_eq!(freed(0, 0), []);
+    assert_eq!(freed(MIB - 5, 10), [(0, MIB - 5, 5), (1, 0, 5)]);
+    assert_eq!(freed(MIB - 5, 4 * MIB), [(0, MIB - 5, 2 * MIB), (1, 0, 2 * MIB)]);
+    let piece = |index| [(0, 1024), (1024, 1024), (2048, 512)].map(|(at, n)| (index, at * MIB, n * MIB));
+    assert_eq!(freed(0, 5 << 30), [piece(0), piece(1)].concat());
 }

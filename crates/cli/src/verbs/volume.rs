@@ -241,8 +241,12 @@ fn format(pool: &'static Pool, arguments: &VolumeFormat) -> Result<ExitCode> {
         let bar = bar("formatting", bytes, !arguments.no_progress && !arguments.json);
         let mut at = 0;
         // A thin volume gives its space back at once.
-        if !arguments.zero && volume.discard(0, bytes).is_ok() {
-            at = bytes;
+        if !arguments.zero {
+            match volume.discard(0, bytes) {
+                Ok(()) => at = bytes,
+                Err(Code::NotSupported) => {}
+                Err(code) => return Err(failed(pool, code, "format", name, bytes)),
+            }
         }
         while at < bytes {
             let n = (FORMAT_BYTES as u64).min(bytes - at);

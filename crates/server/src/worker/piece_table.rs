@@ -152,6 +152,11 @@ impl PieceTable {
         open(&memory, writes).map(|opened| (opened, writes))
     }
 
+    /// The size of a piece. [`Code::Io`] if it is not here.
+    pub(super) fn bytes(&self, id: PieceId) -> Answer<u64> {
+        self.table().pieces.get(&id).map(|entry| entry.piece.bytes).ok_or(Code::Io)
+    }
+
     /// True if a piece is thin. [`Code::Io`] if it is not here.
     pub(super) fn is_thin(&self, id: PieceId) -> Answer<bool> {
         self.table().pieces.get(&id).map(|entry| entry.is_thin).ok_or(Code::Io)

@@ -8,9 +8,6 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long the namespaces of a killed test live at most, in seconds.
-const SLEEP_S: &str = "900";
-
 enum Kind {
     /// The namespaces of the bridge and of each node.
     Namespaces {
@@ -25,10 +22,11 @@ pub(crate) struct Bed {
     kind: Kind,
 }
 
-/// Starts a process in a network namespace of its own.
+/// Starts a process in a network namespace of its own. It ends with this process, when its input does.
 fn namespace() -> Result<Child, String> {
     let child = Command::new("unshare")
-        .args(["--net", "sleep", SLEEP_S])
+        .args(["--net", "cat"])
+        .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()

@@ -189,7 +189,7 @@ impl Files {
     /// A descriptor for reading: the one kept open for the session, or a new one.
     fn open(&self, session: u64, id: &BackingId) -> std::result::Result<Arc<OwnedFd>, Code> {
         match self.kept.get(session, id) {
-            Some(file) => Ok(file),
+            Some(file) => self.check_end(session, id, 0).map(|()| file),
             None if id.piece().is_some() => Err(Code::Stale),
             None => self.open_by_name(id, Access::Read).map(Arc::new),
         }
@@ -198,8 +198,18 @@ impl Files {
     /// A descriptor for writing, likewise. From when it is open, no mover can get a lease on the file. If one had, the
     /// file is marked dirty before anything is written.
     fn open_to_write(&self, session: u64, id: &BackingId) -> std::result::Result<Arc<OwnedFd>, Code> {
+        self.open_to_write_until(session, id, 0)
+    }
+
+    /// The same, for a write that ends here.
+    fn open_to_write_until(
+        &self,
+        session: u64,
+        id: &BackingId,
+        end: u64,
+    ) -> std::result::Result<Arc<OwnedFd>, Code> {
         if let Some(file) = self.kept.get_writable(session, id) {
-            return Ok(file);
+            return self.check_end(session, id, end).map(|()| file);
         }
         if id.piece().is_some() {
             return Err(Code::Stale);
@@ -217,6 +227,23 @@ impl Files {
         }
         self.kept.keep_writable(session, id, &file);
         Ok(file)
+    }
+
+    /// Checks that a piece that a session has open still belongs to a volume, and is so long: a thin one is a file, which
+    /// a write could make longer. Other backing files pass.
+    ///
+    /// # Errors
+    /// [`Code::Io`] for a piece whose segment is gone, [`Code::Range`].
+    fn check_end(&self, session: u64, id: &BackingId, end: u64) -> std::result::Result<(), Code> {
+        let Some(piece) = id.piece() else { return Ok(()) };
+        match self.kept.pieces.bytes(piece) {
+            Ok(bytes) if end <= bytes => Ok(()),
+            Ok(_) => Err(Code::Range),
+            Err(code) => {
+                self.kept.close_piece(session, id);
+                Err(code)
+            }
+        }
     }
 
     /// Has a file marked dirty at its home. True for a file that has lost its last name.
@@ -272,7 +299,8 @@ impl Files {
         let len = moving.bytes;
         match (moving.kind, &mut moving.room) {
             (MoveKind::Write, room) => {
-                let file = self.open_to_write(session, &moving.id)?;
+                let end = moving.offset.saturating_add(len as u64);
+                let file = self.open_to_write_until(session, &moving.id, end)?;
                 // SAFETY: of memory that lives as long as the room.
                 unsafe { write_from(&file, room.start(len).as_ptr(), len, moving.offset) }.map(|()| len)
             }
@@ -307,7 +335,8 @@ impl Files {
         runs: BackingRuns<'_>,
         bytes: &[u8],
     ) -> std::result::Result<Reply<'static>, Code> {
-        let file = self.open_to_write(session, id)?;
+        let end = runs.iter().map(|(offset, bytes)| offset.saturating_add(bytes as u64)).max();
+        let file = self.open_to_write_until(session, id, end.unwrap_or(0))?;
         runs::write_runs((&self.targets, id), &file, runs, bytes).map(|n| Reply::Count(n as u64))
     }
 
@@ -337,7 +366,7 @@ impl Files {
     }
 
     /// Serves an operation on a piece of a volume. A process must have it open: after the death of a worker it gets
-    /// [`Code::Stale`], and opens it again. The size of the memory is sealed, so that no write can move its end.
+    /// [`Code::Stale`], and opens it again.
     fn serve_piece<'r>(
         &self,
         stamp: Stamp,
@@ -357,6 +386,8 @@ impl Files {
                     Ok(opened.0)
                 };
                 self.kept.open(session, id, handle, open)?;
+                // One that is kept open, or was opened while its segment went.
+                self.check_end(session, id, 0)?;
                 if let Some(file) = self.kept.get(session, id).filter(|_| writes) {
                     self.kept.keep_writable(session, id, &file);
                 }
@@ -371,7 +402,9 @@ impl Files {
                 Ok(Reply::Bytes(&room[..n]))
             }
             BackingOp::Write { offset, append: false, bytes } => {
-                write(&*self.open_to_write(session, id)?, bytes, offset).map(|()| Reply::Count(offset))
+                let end = offset.saturating_add(bytes.len() as u64);
+                let file = self.open_to_write_until(session, id, end)?;
+                write(&file, bytes, offset).map(|()| Reply::Count(offset))
             }
             BackingOp::ReadRuns { runs } => self.read_runs(session, id, runs, room),
             BackingOp::WriteRuns { runs, bytes } => self.write_runs(session, id, runs, bytes),
@@ -560,6 +593,8 @@ mod tests {
     use super::*;
     use crate::worker::durable_table::DurableMemory;
     use crate::worker::network::appended::{Appended, FORMAT};
+    use crate::worker::piece_table::PieceKind;
+    use forebay_types::Rights;
     use std::path::PathBuf;
 
     /// A node's targets, and their directory.
@@ -621,6 +656,52 @@ mod tests {
         ask(6, BackingOp::Stat).unwrap();
         assert!(remove(6));
         assert_eq!(ask(6, BackingOp::Stat), Err(Code::NotFound));
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+
+    #[test]
+    fn thin_piece_is_not_written_past_its_end_and_no_longer_served_when_its_segment_is_gone() {
+        let (place, targets) = targets("thin");
+        let files = Files { targets, kept: Arc::default(), commands: None };
+        let piece = PieceId { volume: Ino(9 << 48 | 5), segment: 0, index: 0 };
+        let id = BackingId::of_piece(2 << 16, piece);
+        let memory =
+            std::fs::File::options().read(true).write(true).create_new(true).open(place.join("thin"));
+        let memory = memory.unwrap();
+        memory.set_len(4096).unwrap();
+        let memory = Arc::new(OwnedFd::from(memory));
+        let rights = Some(Rights { uid: 7, gid: 7, mode: 0o600 });
+        let kind = PieceKind { target: 0, bytes: 4096, rights, is_thin: true };
+        files.kept.pieces.add(piece, (&memory, kind), None);
+        let caller = Caller { uid: 7, gid: 7 };
+        let ask = |op: BackingOp<'_>| {
+            let stamp = Stamp { session: 77, slot: 0, sequence: 1 };
+            files.serve_piece(stamp, caller, (&id, piece), &op, &mut [0; 64]).map(drop)
+        };
+        let open = || BackingOp::Open { handle: 1 };
+        let write = |offset| BackingOp::Write { offset, append: false, bytes: b"abc" };
+        let runs = |runs: &[(u64, u32)]| {
+            let mut list = Vec::new();
+            runs.iter().for_each(|(offset, bytes)| BackingRuns::add(&mut list, *offset, *bytes));
+            let runs = BackingRuns::of(&list).unwrap();
+            ask(BackingOp::WriteRuns { runs, bytes: &vec![1; runs.bytes()] })
+        };
+        assert_eq!(ask(write(0)), Err(Code::Stale));
+        ask(open()).unwrap();
+        assert_eq!((ask(write(4093)), runs(&[(4094, 2), (0, 3)])), (Ok(()), Ok(())));
+        for offset in [4094, 4096, 1 << 40, u64::MAX] {
+            assert_eq!(ask(write(offset)), Err(Code::Range), "{offset}");
+        }
+        assert_eq!(runs(&[(4095, 2), (0, 3)]), Err(Code::Range));
+        assert_eq!(rustix::fs::fstat(&memory).unwrap().st_size, 4096);
+        // The process has it open, and opens it again to see whether it is there.
+        for op in [write(0), BackingOp::Read { offset: 0, bytes: 3 }, BackingOp::Stat, open()] {
+            files.kept.pieces.add(piece, (&memory, kind), None);
+            ask(open()).unwrap();
+            files.kept.pieces.remove(piece);
+            assert_eq!(ask(op), Err(Code::Io));
+            assert!(files.kept.get(77, &id).is_none(), "it takes no memory any longer");
+        }
         std::fs::remove_dir_all(&place).unwrap();
     }
 

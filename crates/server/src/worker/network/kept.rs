@@ -135,6 +135,13 @@ impl KeptOpen {
         drop(closed);
     }
 
+    /// The segment of a piece that a session has open is gone: so does what the session keeps of it.
+    #[cold]
+    pub(super) fn close_piece(&self, session: u64, id: &BackingId) {
+        let closed = self.all().remove(&(session, *id));
+        drop(closed);
+    }
+
     /// The sessions that have files open, locks or kept replies.
     pub(super) fn sessions(&self) -> Vec<u64> {
         let mut sessions = self.locks.sessions();

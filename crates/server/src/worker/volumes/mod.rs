@@ -56,8 +56,12 @@ pub(super) struct Volumes {
     pieces: BTreeMap<PieceId, Piece>,
     /// The same, for the threads that serve other nodes.
     table: PieceTable,
+    /// Pieces of segments that are gone, which processes still use.
+    gone: BTreeSet<PieceId>,
     /// Bytes of each target that are being freed.
     freeing: Vec<u64>,
+    /// The number of its pieces that are being freed, thin ones too.
+    frees: Vec<usize>,
     /// Calls that wait for the helper, or for space that it frees.
     waiting: Vec<(PieceId, bool, Call)>,
     answers: Vec<(Client, Answer<u64>)>,
@@ -118,10 +122,10 @@ impl Volumes {
                 Err(fds) => left.push((tag, fds)),
             }
         }
-        let freeing = vec![0; capacities.len()];
+        let (freeing, frees) = (vec![0; capacities.len()], vec![0; capacities.len()]);
         let to_helper = helper::start(tell)?;
         let parts = Parts { store, life, targets: Arc::clone(targets), capacities, to_helper };
-        let volumes = Volumes { parts: Some(parts), pieces, table, freeing, ..Volumes::default() };
+        let volumes = Volumes { parts: Some(parts), pieces, table, freeing, frees, ..Volumes::default() };
         for target in 0..volumes.freeing.len() as u16 {
             // A worker may have died between two steps; a pool may have lost its pieces with its supervisor.
             if volumes.held(target) == 0 && !volumes.is_shrunk(target) {
@@ -222,9 +226,7 @@ impl Volumes {
     ) -> Option<Answer<u64>> {
         match self.try_make(call, id, kind, until) {
             // What is being freed may be enough.
-            Err(Code::NoSpace)
-                if self.freeing.get(usize::from(kind.target)).is_some_and(|bytes| *bytes > 0) =>
-            {
+            Err(Code::NoSpace) if self.frees.get(usize::from(kind.target)).is_some_and(|n| *n > 0) => {
                 self.wait(id, false, call);
                 None
             }
@@ -298,6 +300,9 @@ impl Volumes {
                 if let Some(freeing) = self.freeing.get_mut(usize::from(target)) {
                     *freeing -= bytes.min(*freeing);
                 }
+                if let Some(frees) = self.frees.get_mut(usize::from(target)) {
+                    *frees = frees.saturating_sub(1);
+                }
                 if let Err(code) = self.fit(target, 0) {
                     tracing::error!("the memory of a volume was freed, and files cannot have it: {code}");
                 }
@@ -334,6 +339,7 @@ impl Volumes {
         let theirs: Vec<PieceId> =
             away.map(|(id, _)| *id).filter(|id| gone.contains(&id.of_segment())).collect();
         theirs.iter().for_each(|id| self.table.remove(*id));
+        self.gone.extend(&theirs);
         let is_unused = |id: &PieceId| self.pieces.get(id).is_some_and(Piece::is_unused);
         let unused = theirs.into_iter().filter(is_unused).collect();
         self.drop_pieces(unused);
@@ -342,12 +348,16 @@ impl Volumes {
     fn drop_pieces(&mut self, gone: Vec<PieceId>) {
         for id in gone {
             self.table.remove(id);
+            self.gone.remove(&id);
             let Some(piece) = self.pieces.remove(&id) else { continue };
             let (kind, bytes) = (piece.kind, piece.held_bytes());
             let target = kind.target;
             let memory = piece.memory;
             if let Some(freeing) = self.freeing.get_mut(usize::from(target)) {
                 *freeing += bytes;
+            }
+            if let Some(frees) = self.frees.get_mut(usize::from(target)) {
+                *frees += 1;
             }
             self.give(Work::Free { target, bytes, memory });
             if let Some(Err(e)) = self.parts.as_ref().map(|parts| parts.store.remove(&Piece::tag(id, &kind)))
@@ -362,9 +372,10 @@ impl Volumes {
         self.pieces.iter().filter(|(id, _)| id.volume == volume).all(|(_, piece)| piece.is_unused())
     }
 
-    /// Who may use a piece of a volume of another home. [`Code::Io`] if it is lost.
+    /// Who may use a piece of a volume of another home. [`Code::Io`] if it is lost, or its segment is gone.
     pub(super) fn rights(&self, id: PieceId) -> Answer<Rights> {
-        self.pieces.get(&id).and_then(|piece| piece.kind.rights).ok_or(Code::Io)
+        let piece = self.pieces.get(&id).filter(|_| !self.gone.contains(&id));
+        piece.and_then(|piece| piece.kind.rights).ok_or(Code::Io)
     }
 
     /// Opens a piece for a process. [`Code::Io`] if its memory is lost.
@@ -385,5 +396,31 @@ impl Volumes {
     pub(super) fn end(&mut self, session: u64) {
         self.waiting.retain(|(_, _, call)| call.client.session != session);
         self.answers.retain(|(client, _)| client.session != session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::NodeId;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn piece_of_a_segment_that_is_gone_is_opened_no_more_and_dropped_when_it_is_used_no_longer() {
+        let id = PieceId { volume: Ino::new(NodeId(3), 77), segment: 1, index: 0 };
+        let rights = Rights { uid: 7, gid: 7, mode: 0o600 };
+        let kind = PieceKind { target: 0, bytes: 1 << 20, rights: Some(rights), is_thin: false };
+        let directory = std::fs::File::open(std::env::temp_dir()).unwrap();
+        let piece = Piece::make(id, kind, directory.as_fd()).unwrap();
+        let used = piece.open(true).unwrap();
+        let mut volumes = Volumes::default();
+        volumes.pieces.insert(id, piece);
+        volumes.drop_away(&[SegmentId { number: 0, ..id.of_segment() }]);
+        assert_eq!(volumes.rights(id), Ok(rights));
+        volumes.drop_away(&[id.of_segment()]);
+        assert_eq!((volumes.rights(id), volumes.has(id)), (Err(Code::Io), true));
+        drop(used);
+        volumes.drop_away(&[id.of_segment()]);
+        assert!(!volumes.has(id) && volumes.gone.is_empty());
     }
 }

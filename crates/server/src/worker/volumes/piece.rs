@@ -100,10 +100,11 @@ impl Piece {
     }
 
     /// The tag under which the supervisor keeps it.
-    pub(super) fn tag(id: PieceId, PieceKind { target, rights, is_thin, .. }: &PieceKind) -> String {
+    pub(super) fn tag(id: PieceId, PieceKind { target, bytes, rights, is_thin }: &PieceKind) -> String {
         let rights =
             rights.map_or_else(String::new, |Rights { uid, gid, mode }| format!(" {uid} {gid} {mode}"));
-        let tag = if *is_thin { THIN_TAG } else { TAG };
+        // No seal keeps the size of a file.
+        let tag = if *is_thin { format!("{THIN_TAG}{bytes} ") } else { TAG.to_owned() };
         format!("{tag}{} {} {} {target}{rights}", id.volume.0, id.segment, id.index)
     }
 
@@ -128,6 +129,7 @@ impl Piece {
         };
         let mut numbers = numbers.split(' ').map(str::parse::<u64>);
         let mut next = || numbers.next()?.ok();
+        let thin_bytes = if is_thin { Some(next()?) } else { None };
         let volume = forebay_types::Ino(next()?);
         let (segment, index) = (u16::try_from(next()?).ok()?, u16::try_from(next()?).ok()?);
         let target = u16::try_from(next()?).ok()?;
@@ -139,7 +141,7 @@ impl Piece {
             None => None,
         };
         let stat = rustix::fs::fstat(memory).ok()?;
-        let bytes = u64::try_from(stat.st_size).ok()?;
+        let bytes = thin_bytes.or(u64::try_from(stat.st_size).ok())?;
         // The worker may have died between the two halves of `is_unused`.
         let _ = rustix::fs::flock(memory, FlockOperation::Unlock);
         let reserved = match u64::try_from(stat.st_blocks).ok()?.saturating_mul(512) {
@@ -329,6 +331,8 @@ mod tests {
         rustix::io::pwrite(piece.open(true).unwrap(), b"kept", 1 << 39).unwrap();
         let blocks = || rustix::fs::fstat(&*piece.memory).unwrap().st_blocks;
         assert_eq!((blocks(), piece.taken_bytes()), (8, 4096));
+        // Its owner's descriptor can move the end of the file.
+        rustix::fs::ftruncate(&*piece.memory, (1 << 40) + 4096).unwrap();
         let kept = piece.kept().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
         let (its, restored) = Piece::restored(&Piece::tag(id(), &thin), kept).unwrap();
         assert_eq!((its, restored.kind, restored.reserved), (id(), thin, 1 << 40));
