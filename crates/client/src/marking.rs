@@ -7,7 +7,7 @@
 use std::io::Write;
 
 use forebay_data::{marked_attr, MARK_BYTES_MAX, MARK_XATTR};
-use forebay_types::{Code, Ino, Reply, Request, FLAG_ATTACHED};
+use forebay_types::{Code, Ino, Reply, Request, FLAG_ATTACHED, FLAG_DIRTY};
 
 use crate::path::PathBuffer;
 use crate::pool::Pool;
@@ -43,9 +43,8 @@ impl Pool {
             return Ok(());
         }
         if attr.is_file() {
-            // The attributes of a clean file may have changed.
-            let is_in_memory = || self.attached().is_ok_and(|here| here.is_in_memory(&entry.layout));
-            if !attr.is_resident() || self.is_here(&entry.layout) && is_in_memory() {
+            let is_changed = attr.flags & FLAG_DIRTY != 0 && attr.is_resident();
+            if !is_changed || self.is_here(&entry.layout) && self.attached()?.is_in_memory(&entry.layout) {
                 return Ok(());
             }
             if self.is_one_here(&entry.layout) && self.has_mark(&entry) {
