@@ -8,7 +8,9 @@
 //! changes the file in the store meanwhile, what has not arrived yet gives EIO.
 //!
 //! What the pool has no room for is read from the store alone, from the version that the first such read finds there. From
-//! time to time a read asks again whether there is room.
+//! time to time a read asks again whether there is room. Nothing keeps the pool from releasing the file meanwhile, and then
+//! from taking over another version, so that a new epoch says nothing of who changed the data: such an open goes on with
+//! data of the same size and modification time alone.
 //!
 //! In a pool of several nodes the file is placed on this node when it is opened. When it comes to another node all the
 //! same, since it was not read yet, an open reads it there.
@@ -48,9 +50,12 @@ impl Data {
     }
 
     /// True when a reader of `self` may go on with the data that the entry has now: they are the same, or programs of
-    /// the pool wrote the file meanwhile.
-    fn may_become(&self, now: &Data) -> bool {
-        self.epoch != now.epoch || self == now
+    /// the pool wrote the file meanwhile. `from_store`: it has read what it has no backing file of.
+    fn may_become(&self, now: &Data, from_store: bool) -> bool {
+        match from_store {
+            true => (self.bytes, self.mtime) == (now.bytes, now.mtime),
+            false => self.epoch != now.epoch || self == now,
+        }
     }
 }
 
@@ -82,9 +87,9 @@ impl Known {
 /// How an open reads what the pool has no room for.
 #[derive(Debug)]
 struct FromStore {
-    /// The version that it reads, once it has looked.
+    /// The version that it reads, once it has looked. Another is chosen until something was read.
     version: Option<StoreVersion>,
-    /// It has read some of it.
+    /// It has read some of it, or of a backing file that it has given up.
     has_read: bool,
     /// Until when it does not ask whether there is room, and how long after that.
     until: Option<Instant>,
@@ -233,7 +238,7 @@ impl Arriving {
                         self.note(pool, arrived.backing, arrived.from..arrived.to)?;
                         continue;
                     }
-                    Ok(Arrived::Range(_)) | Err(Code::NoSpace) => self.state().from_store.note(),
+                    Ok(Arrived::Range(_)) | Err(Code::NoSpace) => self.note_no_room(),
                     Ok(Arrived::Whole(_)) | Err(Code::Stale) => continue,
                     // The store may deliver, although the node with the file does not answer.
                     Err(_) if self.state().from_store.has_read => self.state().from_store.note(),
@@ -269,13 +274,18 @@ impl Arriving {
             Ok(data) => {
                 // The pool took over another version while this one was chosen.
                 self.check_data(&mut state, &now)?;
+                if state.from_store.version != Some(version) {
+                    return Ok(None); // another read of this open has chosen again
+                }
                 state.from_store.has_read = true;
                 Ok(Some(data))
             }
+            // The resident file's data are compared.
+            Err(Code::Stale | Code::NotFound) if now.attr.is_resident() => Ok(None),
+            Err(Code::Stale | Code::NotFound) if state.from_store.has_read => Err(self.was_changed()),
             Err(Code::Stale | Code::NotFound) => {
                 // Programs of the pool wrote it, or nothing was read yet.
-                let may_go_on = now.attr.is_resident() || now.attr.epoch() != state.data.epoch;
-                if !may_go_on && state.has_read() {
+                if now.attr.epoch() == state.data.epoch && state.has_read() {
                     return Err(self.was_changed());
                 }
                 state.from_store.version = None;
@@ -303,6 +313,17 @@ impl Arriving {
         }
         state.from_store.version = Some(version);
         Ok(Some(version))
+    }
+
+    /// There is no room for the file. The space of what a restore copied in vain is free once no open has it.
+    fn note_no_room(&self) {
+        let mut state = self.state();
+        state.from_store.note();
+        let is_unlinked = |(file, _): &(Arc<OwnedFd>, u64)| fstat(file).is_ok_and(|st| st.st_nlink == 0);
+        if !state.is_whole && state.file.as_ref().is_some_and(is_unlinked) {
+            (state.file, state.known) = (None, Known::default());
+            state.from_store.has_read = true;
+        }
     }
 
     fn was_changed(&self) -> Errno {
@@ -366,8 +387,13 @@ impl Arriving {
     /// Refuses another version's data, unless nothing was read yet.
     fn check_data(&self, state: &mut State, entry: &Entry) -> Result<(), Errno> {
         let now = Data::of(entry);
-        if state.has_read() && !state.data.may_become(&now) {
+        let from_store = state.from_store.has_read;
+        if state.has_read() && !state.data.may_become(&now, from_store) {
             return Err(self.was_changed());
+        }
+        if state.data != now && !from_store {
+            // A read that is under way with the version of other data is made again.
+            state.from_store.version = None;
         }
         state.data = now;
         Ok(())
@@ -424,8 +450,11 @@ mod tests {
     #[test]
     fn data_of_another_version_are_refused_unless_programs_of_the_pool_wrote_them() {
         let data = |epoch, bytes, sec| Data { epoch, bytes, mtime: Timestamp { sec, nsec: 0 } };
-        assert!(data(1, 5, 7).may_become(&data(1, 5, 7)));
-        assert!(!data(1, 5, 7).may_become(&data(1, 6, 7)) && !data(1, 5, 7).may_become(&data(1, 5, 8)));
-        assert!(data(1, 5, 7).may_become(&data(2, 6, 8)));
+        let may = |now| data(1, 5, 7).may_become(&now, false);
+        assert!(may(data(1, 5, 7)) && !may(data(1, 6, 7)) && !may(data(1, 5, 8)) && may(data(2, 6, 8)));
+        // A release and a new place change the epoch, too.
+        let may = |now| data(1, 5, 7).may_become(&now, true);
+        assert!(may(data(1, 5, 7)) && may(data(2, 5, 7)), "the same data");
+        assert!(!may(data(2, 6, 7)) && !may(data(2, 5, 8)) && !may(data(1, 5, 8)));
     }
 }

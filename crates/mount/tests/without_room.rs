@@ -208,3 +208,33 @@ fn open_that_reads_from_the_store_gets_no_other_versions_data() {
     drop((open, again));
     on.place.is_clean();
 }
+
+#[test]
+fn open_that_read_from_the_store_gets_no_version_from_after_a_release() {
+    let Some(on) = Full::up() else { return };
+    let open = File::open(on.at("large")).unwrap();
+    is_equal(&open, 0, &on.large[..1000]);
+    // Nothing of this open keeps the file from being restored and released.
+    on.make_room();
+    on.place.done(&["prestage", "/s/large"]);
+    wait_for("the file is restored", || on.state("large") == "clean");
+    on.place.done(&["release", "/s/large"]);
+    wait_for("it is released", || on.state("large") == "released");
+    let new = bytes(3, LARGE);
+    std::fs::write(on.place.dir.join("new"), &new).unwrap();
+    std::fs::rename(on.place.dir.join("new"), on.store("large")).unwrap();
+    let mut errors = 0;
+    for from in (0..LARGE - 100).step_by(MIB / 2) {
+        match read(&open, from, 100) {
+            Ok(read) => assert!(read == on.large[from..from + 100], "from {from} on"),
+            Err(e) => {
+                assert_eq!(e.raw_os_error(), Some(libc::EIO));
+                errors += 1;
+            }
+        }
+    }
+    assert!(errors > 0, "the old version was not read whole");
+    assert!(std::fs::read(on.at("large")).unwrap() == new);
+    drop(open);
+    on.place.is_clean();
+}

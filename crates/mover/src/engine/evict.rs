@@ -61,6 +61,14 @@ pub(super) fn free_bytes(link: &Link) -> u64 {
     link.targets().into_iter().map(free).max().unwrap_or(0)
 }
 
+/// Bytes of the largest target, if all know theirs.
+pub(super) fn capacity(link: &Link) -> Option<u64> {
+    let bytes = |target| fstatvfs(target).map_or(0, |space| space.f_blocks * space.f_frsize);
+    let all = link.targets().into_iter().map(bytes);
+    all.min().filter(|least| *least > 0)?;
+    link.targets().into_iter().map(bytes).max()
+}
+
 /// True when any target is filled up to [`EVICT_PERCENT`].
 pub(super) fn is_full(link: &Link) -> bool {
     link.targets().into_iter().any(|target| filled(target) >= EVICT_PERCENT)

@@ -119,6 +119,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         stores: Stores::new(link),
         marks: Marks::new(link),
         restoring: Restoring::default(),
+        whole: Restoring::default(),
         ranges: Ranges::default(),
         through: kept_ranges::Through::default(),
         listing: Restoring::default(),
@@ -132,6 +133,8 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         wake: shared::Wake::default(),
         workers: AtomicUsize::new(0),
         lacking_room: AtomicUsize::new(0),
+        lacked_room: Mutex::default(),
+        too_large: Mutex::default(),
         retries: Mutex::default(),
         report: Mutex::default(),
         is_recovered: AtomicBool::new(false),
@@ -201,6 +204,9 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
             None => {}
         }
     }
+    if let StoreTask::Restore(_) = task {
+        shared.whole.begin(ino);
+    }
     let begins = mark_begun(shared, &task);
     if let Some((node, range)) = asks {
         // Its answer may take a while. If this fails, the reader asks again, or waits for the whole file.
@@ -212,6 +218,7 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
     let for_failure = task.clone();
     if let Err(e) = start_task(shared, move |shared| serve(shared, task)) {
         tracing::error!("cannot start a thread: {e}");
+        shared.whole.end(ino);
         mark_ended(shared, &for_failure);
         let _ = match &for_failure {
             StoreTask::Look(_, name) => shared.link.looked_up(ino, name, Code::NoResources as u16),
@@ -305,6 +312,7 @@ fn serve(shared: &Shared, task: StoreTask) {
             let done = restore_there(shared, ino);
             // Its ranges, if it was restored before.
             shared.ranges.end(ino);
+            shared.whole.end(ino);
             shared.restoring.end(ino);
             done
         }

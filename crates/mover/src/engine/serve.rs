@@ -116,10 +116,14 @@ fn run(shared: &Arc<Shared>, job: &Arc<Job>, work: Work) -> Result<Outcome> {
             let temporary = StorePath::new(from_hex(&temporary)?).map_err(malformed)?;
             parts::write(shared, job, Ino(root), hold, temporary, bytes).map(|()| Outcome::default())
         }
-        Work::Restore { ino } => {
+        Work::Restore { ino, whole } => {
             let ino = Ino(ino);
             if shared.restoring.begin(ino) {
+                if whole {
+                    shared.whole.begin(ino);
+                }
                 let done = restore_with_room(shared, ino);
+                shared.whole.end(ino);
                 shared.restoring.end(ino);
                 done?;
             }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use forebay_tasks::MoverReport;
 use forebay_types::limits::RESTORE_RESERVE_BYTES;
-use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result};
+use forebay_types::{node_of, Code, Entry, Error, Ino, NodeId, Result, Timestamp};
 
-use super::evict::{evict, free_bytes, is_full, Restoring};
+use super::evict::{capacity, evict, free_bytes, is_full, Restoring};
 use super::holds::Holds;
 use super::kept_ranges::Through;
 use super::link::Link;
@@ -71,6 +71,8 @@ pub(super) struct Shared {
     /// Which backing files say where they belong.
     pub(super) marks: Marks,
     pub(super) restoring: Restoring,
+    /// Those of them for which programs wait as a whole, not for ranges alone.
+    pub(super) whole: Restoring,
     /// What has arrived of them.
     pub(super) ranges: Ranges,
     /// What readers read of files for which there is no room.
@@ -94,6 +96,10 @@ pub(super) struct Shared {
     pub(super) workers: AtomicUsize,
     /// Restores for which there is no room, in threads that wait for drains to make some.
     pub(super) lacking_room: AtomicUsize,
+    /// When there was no room last for a file of which ranges alone were wanted.
+    pub(super) lacked_room: Mutex<Option<Instant>>,
+    /// Files larger than the targets for which there was no room: with epoch, size and modification time.
+    pub(super) too_large: Mutex<HashMap<u64, (u64, u64, Timestamp)>>,
     pub(super) retries: Mutex<HashMap<Place, Retry>>,
     pub(super) report: Mutex<MoverReport>,
     /// What the last mover did is recorded.
@@ -177,17 +183,20 @@ pub(super) fn restore_there(shared: &Shared, ino: Ino) -> Result<()> {
         if entry.attr.is_resident() {
             return Ok(());
         }
+        let whole = shared.whole.has(ino);
         let done = match copied_by(shared, &entry) {
             None => restore_with_room(shared, ino).map(drop),
             Some(node) => {
                 let is_over = || shared.stores.is_stopping();
-                shared.peers.run(node, Work::Restore { ino: ino.0 }, &|_| {}, &is_over).map(drop)
+                shared.peers.run(node, Work::Restore { ino: ino.0, whole }, &|_| {}, &is_over).map(drop)
             }
         };
         match done {
             Ok(()) => {}
             // It is to be on another node by now.
             Err(e) if e.code == Code::NotSupported => {}
+            // Programs wait for the whole file by now: there may be room in a while.
+            Err(e) if e.code == Code::NoSpace && !whole && shared.whole.has(ino) => {}
             Err(e) => return Err(e),
         }
     }
@@ -208,10 +217,12 @@ pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<Entry> {
 }
 
 /// Restores a file on this node. When its target is full, other files are released first; where only files are left that
-/// the store does not have yet, this waits for them to be drained.
+/// the store does not have yet, this waits for them to be drained, if programs wait for the whole file. Readers of ranges
+/// ask again.
 fn restore_ranges(shared: &Shared, ranges: &FileRanges, ino: Ino) -> Result<Entry> {
     let until = Instant::now() + SPACE_PATIENCE;
     let mut lacks_room = LacksRoom { shared, counts: false };
+    fails_again(shared, ino).inspect_err(|_| serve_without_room(shared, ranges, ino))?;
     loop {
         let missing = |entry: Entry| entry.attr.size.saturating_sub(ranges.arrived_bytes());
         let bytes = shared.link.inode(ino).map_or(0, missing) + RESTORE_RESERVE_BYTES;
@@ -222,7 +233,10 @@ fn restore_ranges(shared: &Shared, ranges: &FileRanges, ino: Ino) -> Result<Entr
         match restore(&shared.link, &shared.stores, ranges, ino) {
             Err(e) if e.code == Code::NoSpace => {
                 serve_without_room(shared, ranges, ino);
-                if Instant::now() >= until || shared.stores.is_stopping() || !is_draining(shared) {
+                note_too_large(shared, ino);
+                let is_waited_for = shared.whole.has(ino) && Instant::now() < until;
+                if !is_waited_for || shared.stores.is_stopping() || !is_draining(shared) {
+                    *locked(&shared.lacked_room) = Some(Instant::now());
                     return Err(e.cure("release files (forebay release), or make the pool larger"));
                 }
             }
@@ -245,6 +259,30 @@ fn serve_without_room(shared: &Shared, ranges: &FileRanges, ino: Ino) {
     for range in wanted {
         shared.link.range_restored(ino, range);
     }
+}
+
+/// What tells a file from other data of its inode, if it is larger than the targets. Its holes may let it fit.
+fn larger_than_targets(shared: &Shared, ino: Ino) -> Option<(u64, u64, Timestamp)> {
+    let attr = shared.link.inode(ino).ok()?.attr;
+    (attr.size > capacity(&shared.link)?).then_some((attr.epoch(), attr.size, attr.mtime))
+}
+
+/// There was no room for a file: no more files are released for it if it can never fit.
+fn note_too_large(shared: &Shared, ino: Ino) {
+    match larger_than_targets(shared, ino) {
+        Some(data) => locked(&shared.too_large).insert(ino.0, data),
+        None => locked(&shared.too_large).remove(&ino.0),
+    };
+}
+
+/// Fails for a file that is too large.
+fn fails_again(shared: &Shared, ino: Ino) -> Result<()> {
+    let known = locked(&shared.too_large).get(&ino.0).copied();
+    if known.is_none() || known != larger_than_targets(shared, ino) {
+        return Ok(());
+    }
+    let e = Error::new(Code::NoSpace, format!("cannot restore file {ino}"));
+    Err(e.why("it is larger than the pool").cure("make the pool larger"))
 }
 
 /// Counts a restore that waits for room, until it is dropped.
@@ -271,7 +309,8 @@ impl Drop for LacksRoom<'_> {
 
 /// True if drains have to make room on this node.
 pub(super) fn needs_room(shared: &Shared) -> bool {
-    shared.lacking_room.load(Ordering::Relaxed) > 0 || is_full(&shared.link)
+    let lacked_room = || locked(&shared.lacked_room).is_some_and(|at| at.elapsed() < SPACE_PATIENCE);
+    shared.lacking_room.load(Ordering::Relaxed) > 0 || lacked_room() || is_full(&shared.link)
 }
 
 /// True while a file is on its way to a store, or about to be: space may come.
@@ -290,7 +329,9 @@ pub(super) fn restore_for_task(shared: &Shared, ino: Ino) -> Result<()> {
 
 /// The same for a file whose restore this thread has begun.
 pub(super) fn restore_begun(shared: &Shared, ino: Ino) -> Result<()> {
+    shared.whole.begin(ino);
     let restored = restore_there(shared, ino);
+    shared.whole.end(ino);
     shared.restoring.end(ino);
     if let Err(e) = &restored {
         // Programs that wait for it do not wait for ever.

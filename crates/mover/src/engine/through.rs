@@ -5,9 +5,10 @@
 //! in order, and a call of a store costs much. The store compares the version before and after. What is kept is of the
 //! version that it is kept for, whatever the store has by now.
 //!
-//! Each message has a thread, so that a store that hangs holds up its own readers only. A thread that calls a store holds
-//! no lock: others that need the same range look again after a moment. A mover that dies takes what it kept with it;
-//! programs ask the next one. Tests: `crates/mount/tests/without_room.rs`.
+//! Each message has a thread, and a thread that calls a store holds no lock: others that need the same range look again
+//! after a moment. [`READERS_MAX`] counts the messages of all stores, so that a store that hangs holds up the readers of
+//! the others once it has so many, until its calls end after the daemon's limit. A mover that dies takes what it kept with
+//! it; programs ask the next one. Tests: `crates/mount/tests/without_room.rs`.
 
 use std::ops::Range;
 use std::os::fd::AsFd;

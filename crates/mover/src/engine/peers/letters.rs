@@ -31,6 +31,8 @@ pub(in crate::engine) enum Work {
     Restore {
         /// The file.
         ino: u64,
+        /// Whether programs wait for the whole file, not for ranges of it alone.
+        whole: bool,
     },
     /// Release a file.
     Release {
