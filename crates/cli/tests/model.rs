@@ -118,10 +118,10 @@ fn patterns_and_options_of_ior_are_predicted_and_hints_can_be_pasted() {
     let place = Place::new();
     let file = guessed(&place);
     let of = |words: &[&str]| run(&place, &[words, &["--calibration", &file]].concat());
-    let short = ["--ranks", "8", "--nodes", "4", "--bytes", "4MiB", "--run", "512", "--interleaved", "--far"];
+    let short = ["--ranks", "8", "--nodes", "4", "--bytes", "4MiB", "--run", "64", "--interleaved", "--far"];
     let predicted = json(&of(&[&["model", "predict", "--json"][..], &short].concat()));
     assert_eq!(predicted["choice"], "collective", "{predicted}");
-    assert_eq!(predicted["pattern"]["gap_bytes"], 7 * 512);
+    assert_eq!(predicted["pattern"]["gap_bytes"], 7 * 64);
     let (c, i) = (&predicted["collective"], &predicted["independent"]);
     assert!(c["low_ns"].as_u64() <= c["ns"].as_u64() && c["ns"].as_u64() < i["ns"].as_u64(), "{predicted}");
     // The paper's model has no requests to other nodes.

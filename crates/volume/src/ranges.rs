@@ -2,7 +2,6 @@
 //! nodes are transferred by this node's daemon (`far.rs`), those of thin pieces of this node by the kernel (`thin.rs`).
 //! What is mapped is copied as always.
 
-use std::collections::HashMap;
 use std::os::fd::RawFd;
 
 use forebay_types::{BackingId, Code};
@@ -135,22 +134,23 @@ impl Striped {
     pub(crate) fn zero_ranges(&self, offset: u64, bytes: u64) -> Result<(), Code> {
         let zeros = vec![0u8; bytes.min(ZERO_BYTES) as usize];
         // Of each piece the range that is to be freed so far: stripes that follow each other in a piece are freed together.
-        let mut freed: HashMap<Thin, (u64, u64)> = HashMap::new();
+        let mut freed: Vec<(Thin, (u64, u64))> = Vec::new();
         let mut done = 0;
         while done < bytes {
             let (place, run) = self.place(offset + done);
             let mut n = run.min(bytes - done);
-            let mut free = |thin, at| match freed.get_mut(&thin) {
-                Some((from, length)) if *from + *length == at => {
-                    *length += n;
-                    Ok(())
-                }
-                Some(range) => self.free(thin, std::mem::replace(range, (at, n))),
-                None => {
-                    freed.insert(thin, (at, n));
-                    Ok(())
-                }
-            };
+            let mut free =
+                |thin, at| match freed.iter_mut().find(|(of, _)| *of == thin).map(|(_, range)| range) {
+                    Some((from, length)) if *from + *length == at => {
+                        *length += n;
+                        Ok(())
+                    }
+                    Some(range) => self.free(thin, std::mem::replace(range, (at, n))),
+                    None => {
+                        freed.push((thin, (at, n)));
+                        Ok(())
+                    }
+                };
             match place {
                 // SAFETY: mapped writable for `run` bytes.
                 Place::Here(pointer) => unsafe {

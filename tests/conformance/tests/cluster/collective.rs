@@ -122,8 +122,14 @@ fn ranks_of_several_nodes_measure_once_and_choose_by_the_model() {
                 "{}: {text}",
                 mpi.name
             );
-            assert!(text.contains("the model predicts "), "{}: {text}", mpi.name);
-            assert!(text.contains(" us each, measured "), "{}: {text}", mpi.name);
+            // Where no exchange can pay, ranks do not even exchange their patterns.
+            let is_exchanged = text.contains("the model predicts ");
+            assert!(
+                is_exchanged || text.contains("the model says that no exchange pays"),
+                "{}: {text}",
+                mpi.name
+            );
+            assert_eq!(text.contains(" us each, measured "), is_exchanged, "{}: {text}", mpi.name);
             // Of two-phase calls, and of no others, the part in the file is reported.
             for line in text.lines().filter(|line| line.contains(" us each, measured ")) {
                 let is_two_phase = line.contains("were two-phase");

@@ -252,10 +252,10 @@ pub(super) fn free(memory: &OwnedFd) {
     let bytes = rustix::fs::fstat(memory).map_or(0, |stat| stat.st_size.max(0) as u64);
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     // A thin piece may be large, and mostly holes.
-    let step = FREE_BYTES.max(bytes / 1024);
+    // A part of a page would be filled with zeros, and kept.
+    let step = FREE_BYTES.max(bytes / 1024).next_multiple_of(FREE_BYTES);
     for from in (0..bytes).step_by(step as usize) {
-        let length = step.min(bytes - from);
-        while rustix::fs::fallocate(memory, flags, from, length) == Err(Errno::INTR) {}
+        while rustix::fs::fallocate(memory, flags, from, step) == Err(Errno::INTR) {}
     }
 }
 
