@@ -10,6 +10,7 @@
 mod atomic;
 mod attr;
 mod backing;
+mod backing_runs;
 mod backing_store;
 mod bytes;
 mod error;
@@ -38,7 +39,8 @@ pub use attr::{
     FLAG_DIRTY, FLAG_DRAINING, FLAG_FSYNC_WAITS, FLAG_HAS_VALUES, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE,
     FLAG_UNLISTED, PERMISSIONS_OFFSET,
 };
-pub use backing::{BackingAttr, BackingId, BackingOp, BackingRuns, Move, MoveKind};
+pub use backing::{BackingAttr, BackingId, BackingOp, Move, MoveKind};
+pub use backing_runs::BackingRuns;
 pub use backing_store::{
     CopyOf, PendingPlace, Placed, RestoredRange, StoreObject, StorePlace, StoreTask, StoreVersion, Wanted,
     STORE_VERSION_BYTES,
