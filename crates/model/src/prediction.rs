@@ -437,6 +437,7 @@ impl Model {
                 let accesses = Accesses { starts: self.requests(calls, of_call), nexts: 0.0 };
                 (accesses, Moved { bytes, medium_bytes: p.span().max(bytes) })
             }
+            // A range takes RANGE_NS where the medium's latency is shorter.
             true => {
                 let starts = calls * (RANGE_NS / c.run.max(1.0)).max(1.0);
                 (Accesses { starts, nexts: 0.0 }, Moved::all(bytes))

@@ -8,9 +8,9 @@
 //! changes the file in the store meanwhile, what has not arrived yet gives EIO.
 //!
 //! What the pool has no room for is read from the store alone, from the version that the first such read finds there. From
-//! time to time a read asks again whether there is room. Nothing keeps the pool from releasing the file meanwhile, and then
-//! from taking over another version, so that a new epoch says nothing of who changed the data: such an open goes on with
-//! data of the same size and modification time alone.
+//! time to time a read asks again whether there is room. Meanwhile the pool may release the file and take over another
+//! version. Both give the file a new epoch, as a program that writes does, so the epoch does not show which of them it
+//! was. Such an open therefore reads on only while size and modification time stay as they were.
 //!
 //! In a pool of several nodes the file is placed on this node when it is opened. When it comes to another node all the
 //! same, since it was not read yet, an open reads it there.

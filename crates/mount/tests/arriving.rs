@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{wait_for, Place, Stopped};
+use common::{is_equal, read, wait_for, Place, Stopped};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -69,27 +69,9 @@ impl Slow {
     }
 }
 
-/// The contents of a large file: no two ranges are equal, and no byte is zero.
+/// The contents of a large file.
 fn bytes(seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    (0..LARGE).map(|_| (next() >> 32) as u8 | 1).collect()
-}
-
-fn read(file: &File, from: usize, len: usize) -> std::io::Result<Vec<u8>> {
-    let mut read = vec![0; len];
-    file.read_exact_at(&mut read, from as u64).map(|()| read)
-}
-
-#[track_caller]
-fn is_equal(file: &File, from: usize, expected: &[u8]) {
-    let read = read(file, from, expected.len()).unwrap();
-    assert!(read == expected, "other bytes than the store's from {from} on");
+    common::bytes(seed, LARGE)
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -212,4 +214,27 @@ impl Drop for Place {
         }
         let _ = std::fs::remove_dir_all(&self.dir);
     }
+}
+
+/// Contents in which no two ranges are equal, and no byte is zero.
+pub fn bytes(seed: u64, count: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..count).map(|_| (next() >> 32) as u8 | 1).collect()
+}
+
+pub fn read(file: &File, from: usize, len: usize) -> std::io::Result<Vec<u8>> {
+    let mut read = vec![0; len];
+    file.read_exact_at(&mut read, from as u64).map(|()| read)
+}
+
+#[track_caller]
+pub fn is_equal(file: &File, from: usize, expected: &[u8]) {
+    let read = read(file, from, expected.len()).unwrap();
+    assert!(read == expected, "other bytes than the store's from {from} on");
 }

@@ -48,7 +48,7 @@ fn volume_over_nodes_grows_in_use_and_shrinks_on_all_nodes_and_reads_as_zeros_wh
     succeeds(resize(&c, 2, "15MiB"));
     assert_eq!((all_held(&c), size(&c, 1)), ([5 * MIB; 3], 15 * MIB));
     assert!(said(&volume(&c, 1, &["show", "v"])).contains("6 MiB on 1:0, 2:0, 3:0"), "as the first segment");
-    // Who has it open keeps the size; a new opening sees both parts.
+    // A program that had it open before goes on with the old size. One that opens it now has both segments.
     assert_eq!((before.bytes(), before.put_bytes(9 * MIB, b"x")), (9 * MIB, Err(Code::Range)));
     let more = bytes(6 << 20, 6);
     let after = pool.volume_open(b"v", true).unwrap();
