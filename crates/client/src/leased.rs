@@ -66,7 +66,7 @@ impl LeasedFiles {
     }
 
     /// Notes at the backing files that a mover has copied them under these leases: a node that is about to write one for
-    /// another node has the file marked dirty first (`io_workers.rs` of the server, docs/decisions/0042).
+    /// another node has the file marked dirty first (`backing_operations.rs` of the server, docs/decisions/0042).
     pub fn note_copied(&self) -> Result<(), Code> {
         for file in self.files() {
             // SAFETY: plain system call on a descriptor of ours.

@@ -15,6 +15,7 @@
 mod appended;
 mod atomics;
 mod away_volumes;
+mod backing_operations;
 mod bounce;
 mod buffers;
 mod commands;
