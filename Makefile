@@ -57,7 +57,7 @@ test: lint
 # over several nodes (crates/meta). FOREBAY_SOAK: tests with killed or disturbed processes run longer.
 soak:
 	@tools/install-deps test
-	$(CARGO) build --workspace
+	$(CARGO) build --workspace --features forebay-server/simulation,forebay-mover/simulation
 	$(MAKE) -C mpi OUT=$(DEBUG)
 	$(MAKE) -C nbd OUT=$(DEBUG)
 	CARGO='$(CARGO)' FOREBAY_SOAK=1 FOREBAY_SEEDS=$(SEEDS) FOREBAY_CASES=$(CASES) tools/run-tests

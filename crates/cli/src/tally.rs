@@ -1,16 +1,21 @@
 //! The tally of a transfer: a small file that says how many files and bytes the transfer has copied. Others read it to
 //! watch its rate.
 //!
-//! The file is there before the transfer, which never creates it: a tally that was removed stays removed.
+//! The file is there before the transfer, which never creates it: a tally that was removed stays removed. Who has
+//! started the transfer pauses it by emptying the file, and lets it go on by writing a tally there.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How often it is written.
 const PERIOD: Duration = Duration::from_millis(250);
+/// How often a paused transfer looks whether it may go on.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// An empty tally that nobody has touched for so long pauses nothing: its owner was killed.
+const OWNER_DEAD: Duration = forebay_tasks::CLAIM_AGE;
 /// It has no more bytes.
 pub(crate) const TEXT_MAX: u64 = 64;
 /// A file costs as much as so many bytes: several calls to the store.
@@ -34,11 +39,29 @@ pub(crate) struct Tally {
     path: PathBuf,
     started: Instant,
     next_ms: AtomicU64,
+    /// A file that is empty from the start pauses nothing.
+    was_written: AtomicBool,
+    is_paused: AtomicBool,
 }
 
 impl Tally {
     pub(crate) fn new(path: PathBuf) -> Tally {
-        Tally { path, started: Instant::now(), next_ms: AtomicU64::new(0) }
+        Tally {
+            path,
+            started: Instant::now(),
+            next_ms: AtomicU64::new(0),
+            was_written: AtomicBool::new(false),
+            is_paused: AtomicBool::new(false),
+        }
+    }
+
+    /// Waits as long as the tally's owner has the transfer pause, or until `is_over`.
+    pub(crate) fn pause(&self, is_over: impl Fn() -> bool) {
+        while self.is_paused.load(Ordering::Relaxed) && !is_over() {
+            std::thread::sleep(LOOK_AGAIN);
+            let pauses = File::open(&self.path).is_ok_and(|file| pauses(&file));
+            self.is_paused.store(pauses, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn say(&self, files: u64, bytes: u64) {
@@ -51,10 +74,21 @@ impl Tally {
             return;
         }
         // A tally that cannot be written is no reason to stop copying.
-        if let Ok(file) = OpenOptions::new().write(true).open(&self.path) {
-            let _ = file.write_all_at(text(files, bytes).as_bytes(), 0);
+        let Ok(file) = OpenOptions::new().write(true).open(&self.path) else { return };
+        if self.was_written.load(Ordering::Relaxed) && pauses(&file) {
+            self.is_paused.store(true, Ordering::Relaxed);
+            return;
         }
+        let _ = file.write_all_at(text(files, bytes).as_bytes(), 0);
+        self.was_written.store(true, Ordering::Relaxed);
     }
+}
+
+/// True for a tally that was emptied by an owner that lives.
+fn pauses(file: &File) -> bool {
+    let Ok(meta) = file.metadata() else { return false };
+    let age = meta.modified().map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
+    meta.len() == 0 && age.is_ok_and(|age| age < OWNER_DEAD)
 }
 
 #[cfg(test)]
@@ -73,6 +107,39 @@ mod tests {
         assert_eq!(work(&said), Some(2.0 * FILE_BYTES + 1000.0));
         assert!(said.len() as u64 <= TEXT_MAX && text(u64::MAX, u64::MAX).len() == said.len());
         assert_eq!((work(""), work("x y"), work("1")), (None, None, None));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn transfer_pauses_while_its_tally_is_empty() {
+        let path = std::env::temp_dir().join(format!("forebay-tally-paused-{}", std::process::id()));
+        std::fs::write(&path, "").unwrap();
+        let tally = Tally::new(path.clone());
+        let say = |bytes| {
+            tally.next_ms.store(0, Ordering::Relaxed);
+            tally.say(1, bytes);
+        };
+        say(1);
+        tally.pause(|| panic!("it was empty before anything was copied"));
+
+        std::fs::write(&path, "").unwrap();
+        say(2);
+        let looks = AtomicU64::new(0);
+        tally.pause(|| looks.fetch_add(1, Ordering::Relaxed) == 3);
+        assert_eq!(looks.into_inner(), 4, "it is over before the pause is");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "", "a paused transfer says nothing");
+        std::thread::scope(|scope| {
+            let paused = scope.spawn(|| tally.pause(|| false));
+            std::fs::write(&path, text(1, 1)).unwrap();
+            paused.join().unwrap();
+        });
+        say(3);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text(1, 3));
+
+        let empty = File::create(&path).unwrap();
+        empty.set_modified(SystemTime::now() - OWNER_DEAD).unwrap();
+        say(4);
+        tally.pause(|| panic!("its owner was killed"));
         std::fs::remove_file(&path).unwrap();
     }
 }

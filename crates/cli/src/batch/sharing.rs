@@ -80,6 +80,14 @@ pub(crate) fn verdict(figures: &[Figure], mix: Mix, transfers: usize) -> Verdict
     match figures.iter().find(|figure| figure.mix == mix) {
         Some(figure) if figure.growth > mix.needed(transfers) => Verdict::Join,
         Some(_) => Verdict::Wait,
+        // Where the last one that joined has gained nothing, or still measures, a further one does not try.
+        None if mix.running() > 1
+            && !figures.iter().any(|figure| {
+                figure.mix.running() + 1 == mix.running() && figure.growth > figure.mix.needed(transfers)
+            }) =>
+        {
+            Verdict::Wait
+        }
         None => Verdict::Unknown,
     }
 }
@@ -169,7 +177,11 @@ mod tests {
         assert_eq!(known.len(), 2);
         assert_eq!(verdict(&known, ONE_IN, 2), Verdict::Wait);
         assert_eq!(verdict(&known, mixed, 2), Verdict::Join);
-        assert_eq!(verdict(&known, Mix { ins: 2, ..ONE_IN }, 3), Verdict::Unknown);
+        let two_in = Mix { ins: 2, ..ONE_IN };
+        assert_eq!(verdict(&known, two_in, 3), Verdict::Unknown, "a stage-out beside a stage-in has gained");
+        assert_eq!(verdict(&known, Mix { ins: 3, ..ONE_IN }, 4), Verdict::Wait, "nobody knows of two");
+        assert_eq!(verdict(&[], two_in, 3), Verdict::Wait, "the second one measures");
+        assert_eq!(verdict(&[], ONE_IN, 2), Verdict::Unknown);
         // Of another user's figures, neither one of the future counts nor an old one.
         let future = Figure { mix: ONE_IN, growth: 1.8, measured_s: now_s() + 1000 };
         registry::write(&path_of(&dir, "!a.b", 77), &[future]).unwrap();

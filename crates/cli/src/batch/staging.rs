@@ -19,6 +19,11 @@ pub(crate) const SAID_FILE: &str = "said";
 /// The names of the kept data's list.
 pub(crate) const LIST_FILE: &str = "kept.json";
 
+const STAGE_IN: turns::Way = turns::Way { into_pool: true, can_pause: true };
+const STAGE_OUT: turns::Way = turns::Way { into_pool: false, can_pause: true };
+/// The pool's mover copies, which knows of no tickets of its own transfers.
+const DRAIN: turns::Way = turns::Way { into_pool: false, can_pause: false };
+
 /// A kept stage-out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Kept {
@@ -93,14 +98,14 @@ impl Turns<'_> {
     fn turn(
         &self,
         path: &str,
-        into_pool: bool,
+        way: turns::Way,
         is_over: &dyn Fn() -> bool,
     ) -> std::result::Result<Option<turns::Turn>, String> {
         let Some(store) = turns::store_of(self.config, Path::new(path)) else { return Ok(None) };
-        match turns::wait(&self.registry.turns(), store, self.key, into_pool, is_over) {
+        match turns::wait(&self.registry.turns(), store, self.key, way, is_over) {
             Ok(Some(turn)) => Ok(Some(turn)),
             Ok(None) => Err(ENDED.to_owned()),
-            Err(_) if !into_pool => Ok(None), // the data are worth more than the order
+            Err(_) if !way.into_pool => Ok(None), // the data are worth more than the order
             Err(e) => Err(e.to_string()),
         }
     }
@@ -113,7 +118,7 @@ impl Turns<'_> {
     ) -> std::result::Result<(), String> {
         for pair in pairs {
             let source = pair.split(':').next().unwrap_or_default();
-            let turn = self.turn(source, true, is_over)?;
+            let turn = self.turn(source, STAGE_IN, is_over)?;
             transfer(pool, &["stage-in", "--no-progress", pair], turn.as_ref(), is_over)?;
         }
         Ok(())
@@ -126,7 +131,7 @@ impl Turns<'_> {
         url: &str,
         is_over: &dyn Fn() -> bool,
     ) -> std::result::Result<(), String> {
-        let turn = self.turn(url, false, is_over)?;
+        let turn = self.turn(url, DRAIN, is_over)?;
         transfer(pool, &["sync", "--no-progress", "-r", "/"], turn.as_ref(), is_over)
     }
 
@@ -144,7 +149,7 @@ impl Turns<'_> {
             return Err((why, None));
         }
         let missed = {
-            let turn = self.turn(url, false, is_over).ok().flatten();
+            let turn = self.turn(url, DRAIN, is_over).ok().flatten();
             let tally = turn.as_ref().map(tally);
             partial::drained(pool, tally.as_deref(), is_over)
         };
@@ -232,7 +237,7 @@ impl Turns<'_> {
             if is_over() {
                 return Err(ENDED.to_owned());
             }
-            let turn = self.turn(destination, false, is_over)?;
+            let turn = self.turn(destination, STAGE_OUT, is_over)?;
             match transfer(pool, &["stage-out", "--no-progress", pair], turn.as_ref(), is_over) {
                 Ok(()) => return Ok(()),
                 Err(text) => why = text,
@@ -314,7 +319,7 @@ impl Turns<'_> {
         destination: &str,
         is_over: &dyn Fn() -> bool,
     ) -> std::result::Result<partial::Missed, partial::Refused> {
-        let turn = self.turn(destination, false, is_over).ok().flatten();
+        let turn = self.turn(destination, STAGE_OUT, is_over).ok().flatten();
         let tally = turn.as_ref().map(tally);
         partial::staged_out(pool, &format!("{source}:{destination}"), tally.as_deref(), is_over)
     }

@@ -4,15 +4,17 @@
 //! the first has its data in half the time and the second no later. A transfer leaves a ticket in a directory that all
 //! see. With a fixed number it begins when fewer older tickets of its store are there. Else the oldest one begins when
 //! none runs, and the next joins it if `sharing` says so. If nothing is known, it first looks at the rates of those that
-//! run, joins them, and looks again: what they lost is the figure for the next ones.
+//! run, joins them, and looks again: what they lost is the figure for the next ones. If that says that sharing gains
+//! nothing, the one that has joined steps back: it pauses, with its place in the order, until its turn comes.
 //!
-//! A ticket is empty while it waits, and then has the files and bytes that were copied; the copying process writes them.
+//! A ticket is empty while it waits, and then has the files and bytes that were copied; the copying process writes them,
+//! and pauses when its ticket is emptied.
 //! Who holds a ticket touches it; one that is not touched for [`DEAD`] belongs to a process that was killed, and does
 //! not count.
 
 use std::fs::OpenOptions;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -161,10 +163,17 @@ pub(crate) fn wait(
     dir: &Path,
     store: (String, AtOnce),
     key: &str,
-    into_pool: bool,
+    way: Way,
     is_over: impl FnMut() -> bool,
 ) -> Result<Option<Turn>> {
-    wait_at(PACE, dir, store, key, into_pool, is_over)
+    wait_at(PACE, dir, store, key, way, is_over)
+}
+
+/// Where a transfer goes, and whether it pauses when its ticket is emptied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub(crate) into_pool: bool,
+    pub(crate) can_pause: bool,
 }
 
 fn wait_at(
@@ -172,7 +181,7 @@ fn wait_at(
     dir: &Path,
     (store, at_once): (String, AtOnce),
     key: &str,
-    into_pool: bool,
+    Way { into_pool, can_pause }: Way,
     mut is_over: impl FnMut() -> bool,
 ) -> Result<Option<Turn>> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -202,8 +211,10 @@ fn wait_at(
         match step {
             Step::Begin => return Ok(Some(turn)),
             Step::Join(before) => {
-                let ended = Arc::clone(&turn.ended);
-                turn.threads.push(std::thread::spawn(move || waiting.look_what_others_lost(&before, &ended)));
+                let (path, ended) = (turn.path.clone(), Arc::clone(&turn.ended));
+                turn.threads.push(std::thread::spawn(move || {
+                    waiting.share(before, can_pause.then_some(&*path), &ended)
+                }));
                 return Ok(Some(turn));
             }
             Step::Wait => {}
@@ -323,9 +334,59 @@ impl Waiting {
         }
     }
 
-    /// Measures what the others still move beside this transfer, and keeps the figure. Says nothing if one of them ends
-    /// or another begins meanwhile, or if this one moves nothing.
-    fn look_what_others_lost(&self, before: &Before, ended: &AtomicBool) {
+    /// Measures what sharing gains after this transfer has joined others. If it is not enough, the transfer steps back,
+    /// where `ticket` names its file. It may join others to measure again after that.
+    fn share(&mut self, mut before: Before, ticket: Option<&Path>, ended: &AtomicBool) {
+        loop {
+            let Some((mix, transfers)) = self.look_what_others_lost(&before, ended) else { return };
+            let figures = sharing::figures(&self.dir, &escaped(&self.ticket.store));
+            let gains = sharing::verdict(&figures, mix, transfers) != Verdict::Wait;
+            let (Some(ticket), false) = (ticket, gains) else { return };
+            match self.step_back(ticket, ended) {
+                Some(joined) => before = joined,
+                None => return,
+            }
+        }
+    }
+
+    /// Pauses the transfer until its turn comes. Returns whom it joins then, if it is to measure.
+    fn step_back(&mut self, ticket: &Path, ended: &AtomicBool) -> Option<Before> {
+        // Neither is created: the ticket of a transfer that has ended is gone.
+        let open = || {
+            let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(ticket);
+            file.ok()
+        };
+        let mut moved = tally::text(0, 0);
+        self.measured = None;
+        let joined = loop {
+            let mut file = open()?;
+            // The copying process may just have written what it had moved.
+            if file.metadata().ok()?.len() > 0 {
+                let mut text = String::new();
+                if (&mut file).take(tally::TEXT_MAX).read_to_string(&mut text).is_ok()
+                    && tally::work(&text).is_some()
+                {
+                    moved = text;
+                }
+                file.set_len(0).ok()?;
+            }
+            if ended.load(Ordering::Acquire) {
+                return None;
+            }
+            match self.step(AtOnce::Measured) {
+                Step::Wait => std::thread::park_timeout(self.pace.look_again),
+                Step::Begin => break None,
+                Step::Join(before) => break Some(before),
+            }
+        };
+        open()?.write_all_at(moved.as_bytes(), 0).ok()?;
+        joined
+    }
+
+    /// Measures what the others still move beside this transfer, and keeps the figure. Returns what it is about, and how
+    /// many transfers there are. Says nothing if one of them ends or another begins meanwhile, or if this one moves
+    /// nothing.
+    fn look_what_others_lost(&self, before: &Before, ended: &AtomicBool) -> Option<(Mix, usize)> {
         let mut from: Option<(Sample, f64)> = None;
         let mut begins = None;
         while !ended.load(Ordering::Acquire) {
@@ -333,7 +394,7 @@ impl Waiting {
                 all(&self.dir).into_iter().filter(|other| other.store == self.ticket.store).collect();
             let now = self.sample(&tickets);
             if !now.moved.iter().map(|(ticket, _)| ticket).eq(before.running.iter()) {
-                return;
+                return None;
             }
             let own = self.ticket.moved(&self.dir).unwrap_or(0.0);
             let has_settled =
@@ -341,19 +402,19 @@ impl Waiting {
             match &from {
                 None if has_settled => from = Some((now, own)),
                 Some((since, own_before)) if now.at.duration_since(since.at) >= self.pace.window => {
-                    if let (Some(rate), true) = (now.rate_since(since), own > *own_before) {
-                        let ins = before.running.iter().filter(|ticket| ticket.into_pool).count();
-                        let outs = before.running.len() - ins;
-                        let mix = Mix { ins, outs, joins_in: self.ticket.into_pool };
-                        let growth = mix.growth(rate / before.rate);
-                        let _ = sharing::keep(&self.dir, &escaped(&self.ticket.store), mix, growth);
-                    }
-                    return;
+                    let rate = now.rate_since(since).filter(|_| own > *own_before)?;
+                    let ins = before.running.iter().filter(|ticket| ticket.into_pool).count();
+                    let outs = before.running.len() - ins;
+                    let mix = Mix { ins, outs, joins_in: self.ticket.into_pool };
+                    let growth = mix.growth(rate / before.rate);
+                    sharing::keep(&self.dir, &escaped(&self.ticket.store), mix, growth).ok()?;
+                    return Some((mix, tickets.len()));
                 }
                 _ => {}
             }
             std::thread::park_timeout(self.pace.look_again);
         }
+        None
     }
 }
 
@@ -361,10 +422,16 @@ impl Waiting {
 mod tests {
     use super::*;
     use crate::batch::sharing::Figure;
-    use std::os::unix::fs::FileExt;
     use std::sync::atomic::AtomicUsize;
 
     const ONE: AtOnce = AtOnce::Number(1);
+    const IN: Way = Way { into_pool: true, can_pause: true };
+    const OUT: Way = Way { into_pool: false, can_pause: false };
+    const QUICK: Pace = Pace {
+        look_again: Duration::from_millis(10),
+        settle: Duration::from_millis(200),
+        window: Duration::from_secs(1),
+    };
 
     fn dir(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("forebay-turns-{name}-{}", std::process::id()));
@@ -385,14 +452,14 @@ mod tests {
             for i in 0..4 {
                 let (dir, running, most) = (&dir, &running, &most);
                 scope.spawn(move || {
-                    let turn = wait(dir, ("/a/b".into(), ONE), &format!("{i}.0"), true, || false).unwrap();
+                    let turn = wait(dir, ("/a/b".into(), ONE), &format!("{i}.0"), IN, || false).unwrap();
                     most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     std::thread::sleep(Duration::from_millis(30));
                     running.fetch_sub(1, Ordering::SeqCst);
                     drop(turn);
                 });
             }
-            let turn = wait(&dir, ("/c".into(), ONE), "9.0", false, || true).unwrap();
+            let turn = wait(&dir, ("/c".into(), ONE), "9.0", OUT, || true).unwrap();
             assert!(turn.is_some(), "another store's transfers do not count");
         });
         assert_eq!(most.into_inner(), 1);
@@ -407,10 +474,10 @@ mod tests {
             let old = ticket(1, "1.0", true);
             std::fs::write(dir.join(old.name()), tally::text(0, 0)).unwrap();
             assert_eq!(all(&dir), std::slice::from_ref(&old));
-            assert!(wait(&dir, ("/a".into(), at_once), "2.0", true, || true).unwrap().is_none());
+            assert!(wait(&dir, ("/a".into(), at_once), "2.0", IN, || true).unwrap().is_none());
             let file = OpenOptions::new().write(true).open(dir.join(old.name())).unwrap();
             file.set_modified(SystemTime::now() - DEAD).unwrap();
-            assert!(wait(&dir, ("/a".into(), at_once), "2.0", true, || true).unwrap().is_some());
+            assert!(wait(&dir, ("/a".into(), at_once), "2.0", IN, || true).unwrap().is_some());
             std::fs::remove_dir_all(&dir).unwrap();
         }
     }
@@ -418,11 +485,6 @@ mod tests {
     /// Two transfers at a store that gives each at most `solo` and all together at most `total` bytes per second, as
     /// long as it takes to know what sharing does. Returns what was found.
     fn learnt(dir: &Path, solo: f64, total: f64) -> Vec<Figure> {
-        let pace = Pace {
-            look_again: Duration::from_millis(10),
-            settle: Duration::from_millis(200),
-            window: Duration::from_secs(1),
-        };
         let running = AtomicUsize::new(0);
         let end = Instant::now() + Duration::from_secs(60);
         let found = || sharing::figures(dir, "!a");
@@ -431,7 +493,8 @@ mod tests {
                 let (running, found) = (&running, &found);
                 scope.spawn(move || {
                     let key = format!("{i}.0");
-                    let turn = wait_at(pace, dir, ("/a".into(), AtOnce::Measured), &key, true, || false);
+                    let way = Way { can_pause: false, ..IN };
+                    let turn = wait_at(QUICK, dir, ("/a".into(), AtOnce::Measured), &key, way, || false);
                     let turn = turn.unwrap().unwrap();
                     running.fetch_add(1, Ordering::SeqCst);
                     let (mut moved, mut at) = (0.0, Instant::now());
@@ -448,6 +511,55 @@ mod tests {
             }
         });
         found()
+    }
+
+    #[test]
+    fn transfer_that_has_measured_that_sharing_gains_nothing_steps_back_until_its_turn_comes() {
+        let dir = dir("steps-back");
+        let end = Instant::now() + Duration::from_secs(60);
+        let begin = |key: &str| {
+            wait_at(QUICK, &dir, ("/a".into(), AtOnce::Measured), key, IN, || Instant::now() > end).unwrap()
+        };
+        let shares = AtomicUsize::new(1);
+        let has_first_ended = AtomicBool::new(false);
+        // Copies at its share of the rate, as `Tally` says it and pauses, until `is_over`.
+        let copy = |turn: &Turn, is_over: &dyn Fn() -> bool| {
+            let mut moved = 0.0;
+            while !is_over() {
+                assert!(Instant::now() < end);
+                std::thread::sleep(Duration::from_millis(5));
+                let file = OpenOptions::new().write(true).open(turn.tally()).unwrap();
+                if moved > 0.0 && file.metadata().unwrap().len() == 0 {
+                    continue;
+                }
+                moved += 1e6 / shares.load(Ordering::SeqCst) as f64;
+                file.write_all_at(tally::text(0, moved as u64).as_bytes(), 0).unwrap();
+            }
+            moved
+        };
+        let running = || -> Vec<(String, bool)> {
+            let all = of_store(&dir, "/a", AtOnce::Measured);
+            all.into_iter().map(|(ticket, runs)| (ticket.key, runs)).collect()
+        };
+        let one_runs = [("1.0".to_owned(), true), ("2.0".to_owned(), false)];
+        let first = begin("1.0").unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                let turn = begin("2.0").unwrap();
+                shares.store(2, Ordering::SeqCst);
+                copy(&turn, &|| {
+                    has_first_ended.load(Ordering::SeqCst) && running() == [("2.0".to_owned(), true)]
+                })
+            });
+            copy(&first, &|| !sharing::figures(&dir, "!a").is_empty() && running() == one_runs);
+            let moved = first.tally().metadata().unwrap().len();
+            assert!(moved > 0, "the one that measured pauses, not the one that was there");
+            has_first_ended.store(true, Ordering::SeqCst);
+            drop(first);
+            assert!(second.join().unwrap() > 0.0);
+        });
+        assert!(all(&dir).is_empty());
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     /// What a new transfer does beside those that run.

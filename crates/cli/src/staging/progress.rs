@@ -149,7 +149,7 @@ impl<'a> Shown<'a> {
         }
     }
 
-    /// Writes a tally too.
+    /// Writes a tally too, and pauses when that is emptied.
     pub(crate) fn with_tally(self, tally: Option<Tally>) -> Shown<'a> {
         Shown { tally, ..self }
     }
@@ -210,6 +210,7 @@ impl Progress for Shown<'_> {
         let all_bytes = self.done_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if let Some(tally) = &self.tally {
             tally.say(all_files, all_bytes);
+            tally.pause(|| self.cancelled());
         }
         match self.style {
             Style::Bar => {
