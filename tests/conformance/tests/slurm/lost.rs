@@ -82,7 +82,8 @@ pub(super) fn teardown_lost_with_slurmctld(mut site: Site) -> Site {
         // Slurm itself forgets such a job when slurmctld is restarted (docs/slurm.md).
         kill_slurmctld(&mut site, taken);
         site.slurm.start("slurmctld -D", Some(1));
-        site.until("slurmctld answers", || site.slurm.on_first("scontrol ping").status.success());
+        let answers = || Site::text_of(&site.slurm.on_first("scontrol ping")).contains("is UP");
+        site.until("slurmctld answers", answers);
     }
     let done = site.by(ANN, "forebay bb destroy orphan --discard");
     assert!(done.status.success(), "{}", Site::text_of(&done));
