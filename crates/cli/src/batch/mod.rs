@@ -26,5 +26,6 @@ pub(crate) mod script;
 pub(crate) mod sharing;
 pub(crate) mod staging;
 pub(crate) mod steward;
+pub(crate) mod tickets;
 pub(crate) mod turns;
 pub(crate) mod user;

@@ -8,7 +8,7 @@ use serde_json::{json, Value};
 use super::config::{AtOnce, Config, Store};
 use super::registry::{now_s, Job, Registry, State};
 use super::sharing::{self, Figure};
-use super::{command, recover, turns};
+use super::{command, recover, tickets};
 use crate::table;
 
 /// Jobs that are not over, pools, and turns. Words: numbers of jobs, or names of pools, that alone are of interest.
@@ -90,7 +90,7 @@ pub(crate) fn turns_text(config: &Config, registry: &Registry) -> String {
     let mut text = String::from("stores:\n");
     for store in &config.store {
         let path = store.path.display().to_string();
-        let tickets = turns::of_store(&dir, &path, store.at_once);
+        let tickets = tickets::of_store(&dir, &path, store.at_once);
         text += &format!("  {path} {}\n", policy(store.at_once));
         if let Some(yields_s) = yields_s(store) {
             text += &format!(
@@ -128,7 +128,7 @@ fn known(dir: &Path, store: &Store, path: &str, transfers: usize) -> Vec<Known> 
     if store.at_once != AtOnce::Measured {
         return Vec::new();
     }
-    let figures = sharing::figures(dir, &turns::escaped(path));
+    let figures = sharing::figures(dir, &tickets::escaped(path));
     let known = |figure: Figure| {
         let needed = figure.mix.needed(transfers.max(2));
         Known { figure, needed, joins: figure.growth > needed }
@@ -141,7 +141,7 @@ pub(crate) fn turns_json(config: &Config, registry: &Registry) -> Value {
     let dir = registry.turns();
     let of = |store: &Store| {
         let path = store.path.display().to_string();
-        let tickets = turns::of_store(&dir, &path, store.at_once);
+        let tickets = tickets::of_store(&dir, &path, store.at_once);
         let figures: Vec<Value> = known(&dir, store, &path, tickets.len())
             .into_iter()
             .map(|Known { figure, needed, joins }| {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::command::{self, forebay, ENDED, LOOK_AGAIN};
 use super::config::Config;
 use super::registry::{self, Outcome, Registry};
-use super::{partial, turns};
+use super::{partial, tickets, turns};
 use crate::table;
 
 /// Failed tries of stage-outs, a line each.
@@ -101,7 +101,7 @@ impl Turns<'_> {
         way: turns::Way,
         is_over: &dyn Fn() -> bool,
     ) -> std::result::Result<Option<turns::Turn>, String> {
-        let Some(store) = turns::store_of(self.config, Path::new(path)) else { return Ok(None) };
+        let Some(store) = tickets::store_of(self.config, Path::new(path)) else { return Ok(None) };
         match turns::wait(&self.registry.turns(), store, self.key, way, is_over) {
             Ok(Some(turn)) => Ok(Some(turn)),
             Ok(None) => Err(ENDED.to_owned()),

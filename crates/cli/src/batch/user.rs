@@ -20,7 +20,7 @@ use super::directives::{Persistent, SMALLEST};
 use super::partial;
 use super::registry::{self, Job, Outcome, Registry, State, FAILED_DIR};
 use super::staging::Turns;
-use super::turns;
+use super::tickets;
 use crate::{failure, hosts};
 
 /// How long the nodes of a job wait for each other's prolog.
@@ -237,8 +237,8 @@ impl Here {
                 words.extend(["--drain", policy]);
             }
             // Others wait for their transfers, nobody for what a policy drains.
-            let files = turns::store_of(&self.config, Path::new(url))
-                .map(|(store, _)| turns::files_of(&self.registry.turns(), &store));
+            let files = tickets::store_of(&self.config, Path::new(url))
+                .map(|(store, _)| tickets::files_of(&self.registry.turns(), &store));
             if let Some(files) = &files {
                 words.extend(["--yield-to", files]);
             }
