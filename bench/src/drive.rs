@@ -22,6 +22,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     }
     let value = match what.as_str() {
         "files" => Some(crate::backing::drive_files(rest)?),
+        "volume-single" => Some(crate::nodes::drive_single(rest)?),
         "list" => Some(crate::backing::drive_list(rest)?),
         "day-write" => Some(crate::backing::drive_day_write(rest)?),
         "day-read" => Some(crate::backing::drive_day_read(rest)?),
@@ -47,6 +48,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
         "volume" => crate::nodes::drive_volume(&orders)?,
         "volume-far" => crate::nodes::drive_volume_far(&orders)?,
         "volume-shared" => crate::nodes::drive_volume_shared(&orders)?,
+        "volume-clients" => crate::nodes::drive_clients(&orders)?,
+        "volume-clients-far" => crate::nodes::drive_clients_far(&orders)?,
         "mapped" => named(crate::mount::drive_mapped(&orders)?),
         other => return Err(format!("there is no drive {other}")),
     };

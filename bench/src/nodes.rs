@@ -13,6 +13,7 @@ mod hosts;
 mod library;
 mod raw;
 mod starting;
+mod sweeps;
 mod trees;
 mod volumes;
 
@@ -23,6 +24,7 @@ use crate::sizes::Sizes;
 
 pub(crate) use far::{drive as drive_far, make as drive_far_make};
 pub(crate) use raw::{ask as drive_raw_ask, serve as drive_raw_serve};
+pub(crate) use sweeps::{drive_clients, drive_clients_far, drive_single};
 pub(crate) use trees::drive;
 pub(crate) use volumes::{
     drive as drive_volume, drive_far as drive_volume_far, drive_shared as drive_volume_shared,
@@ -50,6 +52,16 @@ pub(crate) fn measure_volumes(binaries: &Path, sizes: &Sizes) -> Result<Vec<Tabl
     let mut tables = volumes::measure(binaries, sizes)?;
     tables.extend(devices::measure(binaries, sizes)?);
     Ok(tables)
+}
+
+/// The tables and pictures of sweeps over volumes.
+pub(crate) fn measure_sweeps(
+    binaries: &Path,
+    results: &Path,
+    sizes: &Sizes,
+    show: &mut dyn FnMut(Table),
+) -> Result<(), String> {
+    sweeps::measure(binaries, results, sizes, show)
 }
 
 /// The tables of MPI ranks on several nodes.

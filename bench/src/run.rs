@@ -22,14 +22,14 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--results" => results = Some(value()?),
             "--disk" => disk = value()?,
             "--quick" => quick = true,
-            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "volumes" | "backing" | "jobs"
+            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "volumes" | "sweeps" | "backing" | "jobs"
             | "media" | "model" | "study" | "day" | "tools" => {
                 sections.push(argument.as_str());
             }
             part if backing::PARTS.contains(&part) => sections.push(part),
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, volumes, backing ({}), jobs, media, model, study, day, tools",
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, volumes, sweeps, backing ({}), jobs, media, model, study, day, tools",
                     backing::PARTS.join(", ")
                 ))
             }
@@ -55,8 +55,10 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
     let needs_no_age = |section: &str| {
-        let own =
-            ["cost", "nodes", "far", "ranks", "volumes", "backing", "jobs", "media", "model", "study", "day"];
+        let own = [
+            "cost", "nodes", "far", "ranks", "volumes", "sweeps", "backing", "jobs", "media", "model",
+            "study", "day",
+        ];
         own.contains(&section) || backing::PARTS.contains(&section)
     };
     if sections.iter().any(|section| !needs_no_age(section)) {
@@ -99,6 +101,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
                 nodes::measure_volumes(&binaries, &sizes)?
                     .into_iter()
                     .for_each(|table| show(table, &mut tables));
+            }
+            "sweeps" => {
+                nodes::measure_sweeps(&binaries, &results, &sizes, &mut |table| show(table, &mut tables))?;
             }
             "backing" => {
                 backing::measure(&binaries, &disk, &sizes, None, &mut |table| show(table, &mut tables))?;

@@ -20,6 +20,8 @@ use crate::systems::said;
 
 /// Longest transfer.
 const LARGEST: usize = 16 << 20;
+/// Transfers at a time, where there are several.
+pub(super) const DEPTH: usize = 16;
 const SECONDS: f64 = 0.5;
 const WAIT: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,8 +29,10 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// The kind of measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// Transfers; the number is their length in bytes.
+    /// Transfers, one at a time; the number is their length in bytes.
     Memory,
+    /// The same, [`DEPTH`] at a time.
+    Deep,
     /// Calls; the number is that of the requesters.
     Calls,
 }
@@ -37,13 +41,14 @@ impl Kind {
     fn word(self) -> &'static str {
         match self {
             Kind::Memory => "memory",
+            Kind::Deep => "deep",
             Kind::Calls => "calls",
         }
     }
 
     fn of(word: &str) -> Result<Kind, String> {
-        let kinds = [Kind::Memory, Kind::Calls];
-        kinds.into_iter().find(|k| k.word() == word).ok_or(format!("raw memory or calls, not {word}"))
+        let kinds = [Kind::Memory, Kind::Deep, Kind::Calls];
+        kinds.into_iter().find(|k| k.word() == word).ok_or(format!("raw memory, deep or calls, not {word}"))
     }
 }
 
@@ -104,7 +109,7 @@ pub(crate) fn serve(kind: &str, host: &str) -> Result<(), String> {
         std::process::exit(0);
     });
     match Kind::of(kind)? {
-        Kind::Memory => {
+        Kind::Memory | Kind::Deep => {
             let mut end = endpoint(host)?;
             let region = Arc::new(Region::new(LARGEST).map_err(code("memory"))?);
             region.write_at(0, &vec![1; LARGEST]).map_err(code("memory"))?;
@@ -141,9 +146,10 @@ pub(crate) fn ask(kind: &str, words: &[String]) -> Result<String, String> {
     let number = |word: &String| word.parse::<u64>().map_err(|_| format!("{word}: not a number"));
     let (count, address) = (number(count)? as usize, unhex(address)?);
     match Kind::of(kind)? {
-        Kind::Memory => {
+        kind @ (Kind::Memory | Kind::Deep) => {
+            let depth = if kind == Kind::Deep { DEPTH } else { 1 };
             let remote = Memory { address: number(memory)?, key: number(key)? };
-            let rates = transfers(&mut endpoint(host)?, &address, remote, count)?;
+            let rates = transfers(&mut endpoint(host)?, &address, remote, count, depth)?;
             Ok(serde_json::json!({ "read": rates[0], "write": rates[1] }).to_string())
         }
         Kind::Calls => {
@@ -153,12 +159,13 @@ pub(crate) fn ask(kind: &str, words: &[String]) -> Result<String, String> {
     }
 }
 
-/// GB/s of reads and of writes of `bytes` bytes, one at a time.
+/// GB/s of reads and of writes of `bytes` bytes, `depth` at a time.
 fn transfers(
     end: &mut LibfabricEndpoint,
     address: &[u8],
     remote: Memory,
     bytes: usize,
+    depth: usize,
 ) -> Result<[f64; 2], String> {
     let peer = end.connect(address).map_err(code("an address"))?;
     let region = Arc::new(Region::new(bytes).map_err(code("memory"))?);
@@ -167,29 +174,40 @@ fn transfers(
     let mut rates = [0.0; 2];
     for (rate, direction) in rates.iter_mut().zip([Direction::Read, Direction::Write]) {
         let transfer = Transfer { direction, local, local_offset: 0, remote, bytes };
-        let mut round = || -> Result<(), String> {
+        let start = |end: &mut LibfabricEndpoint| {
             let deadline = end.now() + TIMEOUT;
-            end.transfer(peer, &transfer, 0, deadline).map_err(code("a transfer"))?;
-            let mut ended = None;
-            while ended.is_none() {
+            end.transfer(peer, &transfer, 0, deadline).map_err(code("a transfer"))
+        };
+        // As many as one round has; further ones begin as those end.
+        let mut rounds = |least: usize, seconds: f64| -> Result<usize, String> {
+            (0..depth).try_for_each(|_| start(end).map(drop))?;
+            let (started, mut ended, mut running) = (Instant::now(), 0, depth);
+            while running > 0 {
+                let (mut now, mut failed) = (0, None);
                 let told = end.progress(&mut |event| match event {
-                    Event::Done { .. } => ended = Some(Ok(())),
-                    Event::Failed { why, .. } => ended = Some(Err(why.to_owned())),
+                    Event::Done { .. } => now += 1,
+                    Event::Failed { why, .. } => failed = Some(why.to_owned()),
                     Event::Received { .. } => {}
                 });
+                if let Some(why) = failed {
+                    return Err(why);
+                }
+                ended += now;
+                running -= now;
+                if ended < least || started.elapsed().as_secs_f64() < seconds {
+                    (0..now).try_for_each(|_| start(end).map(drop))?;
+                    running += now;
+                }
                 if told == 0 {
                     end.wait(WAIT);
                 }
             }
-            ended.unwrap_or(Ok(()))
+            Ok(ended)
         };
-        (0..3).try_for_each(|_| round())?;
-        let (started, mut rounds) = (Instant::now(), 0);
-        while started.elapsed().as_secs_f64() < SECONDS {
-            round()?;
-            rounds += 1;
-        }
-        *rate = (rounds * bytes) as f64 / started.elapsed().as_secs_f64() / 1e9;
+        rounds(3 * depth, 0.0)?;
+        let started = Instant::now();
+        let ended = rounds(0, SECONDS)?;
+        *rate = (ended * bytes) as f64 / started.elapsed().as_secs_f64() / 1e9;
     }
     Ok(rates)
 }

@@ -25,7 +25,7 @@ const SMALL: [usize; 2] = [8, 64];
 const LARGE: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 const FAR_LARGE: [usize; 3] = [64 << 10, 1 << 20, 16 << 20];
 /// Calls at a time of the asynchronous rows.
-const DEPTH: usize = 16;
+const DEPTH: usize = raw::DEPTH;
 /// Processes of the rows with several.
 const PROCESSES: [usize; 5] = [1, 2, 4, 16, 64];
 /// Bytes of one call of those.
@@ -61,7 +61,7 @@ fn block_name(block: usize) -> String {
 }
 
 /// This program as a client of a pool.
-fn client(
+pub(super) fn client(
     binaries: &Path,
     orders: &Orders,
     what: &str,
@@ -72,7 +72,7 @@ fn client(
     said(command.env(LIBRARY_VARIABLE, binaries.join("libforebay.so")))
 }
 
-fn this() -> Result<PathBuf, String> {
+pub(super) fn this() -> Result<PathBuf, String> {
     std::env::current_exe().map_err(|e| format!("this program's path: {e}"))
 }
 
@@ -140,6 +140,7 @@ fn far(binaries: &Path, sizes: &Sizes) -> Result<(Table, Table), String> {
             let orders = Orders { root: "v".into(), block, ..Orders::default() };
             let ask = |what| client(binaries, &orders, what, &hosts.pool(1), hosts.on(1, &this()?));
             let (told, raw) = (ask("volume-far")?, raw::measure(&hosts, raw::Kind::Memory, block)?);
+            let deep_raw = raw::measure(&hosts, raw::Kind::Deep, block)?;
             for (kind, transfer) in [("put", "write"), ("get", "read")] {
                 let label = format!("{kind}, {}", block_name(block));
                 let (ours, theirs) = (rate(&told, kind)?, rate(&raw, transfer)?);
@@ -152,7 +153,8 @@ fn far(binaries: &Path, sizes: &Sizes) -> Result<(Table, Table), String> {
                 rates.add(&label, 0, block as f64 / ours, ratio(at_least));
                 rates.add(&label, 1, theirs, Vec::new);
                 let deep = format!("{kind}, {}, {DEPTH} at a time", block_name(block));
-                rates.add(&deep, 0, block as f64 / rate(&told, &format!("{kind} {DEPTH}"))?, Vec::new);
+                rates.add(&deep, 0, block as f64 / rate(&told, &format!("{kind} {DEPTH}"))?, ratio(at_least));
+                rates.add(&deep, 1, rate(&deep_raw, transfer)?, Vec::new);
             }
             if block == SMALL[0] {
                 let calls = raw::measure(&hosts, raw::Kind::Calls, 1)?;
@@ -209,7 +211,7 @@ fn processes(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
     Ok(all)
 }
 
-fn library() -> Result<Library, String> {
+pub(super) fn library() -> Result<Library, String> {
     let path = |name: &str| std::env::var_os(name).map(PathBuf::from).ok_or(format!("{name} is not set"));
     Library::attach(&path(LIBRARY_VARIABLE)?, &path(POOL_VARIABLE)?)
 }
@@ -219,13 +221,13 @@ fn specifier(orders: &Orders) -> CString {
 }
 
 /// Memory of processes that share it, as that of volumes.
-struct SharedMemory {
+pub(super) struct SharedMemory {
     at: *mut u8,
     bytes: usize,
 }
 
 impl SharedMemory {
-    fn new(bytes: usize) -> Result<SharedMemory, String> {
+    pub(super) fn new(bytes: usize) -> Result<SharedMemory, String> {
         // SAFETY: new memory, which is never unmapped.
         let at = unsafe {
             libc::mmap(
@@ -243,13 +245,13 @@ impl SharedMemory {
         }
     }
 
-    fn copy_to(&self, offset: usize, from: &[u8]) {
+    pub(super) fn copy_to(&self, offset: usize, from: &[u8]) {
         assert!(offset + from.len() <= self.bytes);
         // SAFETY: the range is in the memory, which no reference covers.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.at.add(offset), from.len()) }
     }
 
-    fn copy_from(&self, offset: usize, to: &mut [u8]) {
+    pub(super) fn copy_from(&self, offset: usize, to: &mut [u8]) {
         assert!(offset + to.len() <= self.bytes);
         // SAFETY: the range is in the memory, which no reference covers.
         unsafe { std::ptr::copy_nonoverlapping(self.at.add(offset), to.as_mut_ptr(), to.len()) }
