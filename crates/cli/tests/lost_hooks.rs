@@ -401,6 +401,20 @@ fn stage_out_whose_hook_was_lost_is_awaited_and_slurm_is_told() {
     assert_eq!((books.state(8).as_str(), books.cancelled().as_str()), ("torn-down", "--hurry 7\n"));
 }
 
+/// slurmctld was killed before it had saved that the job is over. It takes it for one that runs, and then finds it missing.
+#[test]
+fn hooks_of_a_job_that_was_torn_down_succeed_again_and_its_next_run_is_another() {
+    let books = Books::new();
+    books.stages_out(9, &json!({ "ok": true }));
+    books.hooks(9, &["data_out", "job_teardown"]);
+    let ended = books.read("jobs/9.json");
+    assert_eq!((books.state(9).as_str(), ended["run"].as_u64()), ("torn-down", Some(0)));
+    books.hooks(9, &["post_run", "data_out", "job_teardown"]);
+    assert_eq!(books.read("jobs/9.json"), ended, "nothing is left to do");
+    books.setup(9, "capacity=64MiB pool=forebay stage_out=/r:/nowhere/r");
+    assert_eq!((books.state(9).as_str(), books.read("jobs/9.json")["run"].as_u64()), ("setup", Some(1)));
+}
+
 #[test]
 fn job_that_has_long_run_is_left_to_slurm_when_it_begins_to_stage_out() {
     let books = Books::new();

@@ -351,7 +351,8 @@ impl Hooks {
 
     /// The job has ended.
     pub(crate) fn post_run(&self, id: u32) -> Result<String> {
-        if !self.job(id)?.reconciled {
+        let job = self.job(id)?;
+        if !job.reconciled && !forgotten(&job) {
             self.advance(id, State::StagingOut)?;
         }
         Ok(String::new())
@@ -363,6 +364,7 @@ impl Hooks {
         let _works = self.registry.works_on(id).ok();
         let job = self.job(id)?;
         match job.unsaved {
+            _ if forgotten(&job) => Ok(String::new()),
             _ if !job.reconciled => self.stage_out(id),
             Some(why) => Err(Error::new(Code::Io, why)),
             None => Ok(String::new()),
@@ -580,6 +582,13 @@ impl Hooks {
     pub(crate) fn status(&self, words: &[String]) -> Result<String> {
         Ok(super::queue::text(&self.config, &self.registry, words))
     }
+}
+
+/// True for a job that was staged out and torn down before slurmctld was killed. It has forgotten that, takes the job for
+/// one that runs, and calls the hooks of its end again when it finds it missing. An error would keep it from its next
+/// run.
+fn forgotten(job: &Job) -> bool {
+    job.state == State::TornDown && !job.reconciled
 }
 
 /// Slurm lets only administrators release a job that it holds for its burst buffer.

@@ -85,7 +85,7 @@ impl Site {
                  Epilog={shown}/epilog\nSlurmdTimeout=10\nDebugFlags=BurstBuffer\nBatchStartTimeout={}\n\
                  SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1,requeue_setup_env_fail\n",
                 // Longer than any stage-in.
-                patience.as_secs() * 3 / 10
+                PATIENCE.as_secs() * 3 / 10
             ));
             let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
             let source =

@@ -34,7 +34,7 @@ pub(super) fn kills_at_random(mut site: Site) -> Site {
     open_to_all(&site.store("soak"));
     write(&site.store("soak/in"), "in\n");
     // It lives through all rounds: a change of it shows when Slurm has saved its jobs.
-    let other = site.submit(ANN, "soaks", "", "touch soaks; sleep 3000\n").unwrap();
+    let other = site.submit(ANN, "soaks", "", "touch soaks; sleep 10000\n").unwrap();
     site.await_file("soaks");
     for round in 0..ROUNDS {
         let jobs: Vec<Job> = (0..JOBS).map(|i| submit(&site, &mut random, round, i)).collect();
