@@ -7,6 +7,10 @@ const HEIGHT: f64 = 300.0;
 /// Margins of a panel: left, right, top, bottom.
 const MARGINS: (f64, f64, f64, f64) = (60.0, 20.0, 34.0, 44.0);
 const PANELS_ABREAST: usize = 2;
+/// A smaller share of a density does not widen its axis.
+const RARE: f64 = 5e-4;
+/// Labels of isolines are so far apart.
+const LABELS_APART: f64 = 24.0;
 const COLORS: [&str; 6] = ["#0063b0", "#d1495b", "#3c8d2f", "#b07d00", "#7a4fa3", "#555555"];
 /// Height of the title, and of the legend below it.
 const HEAD: f64 = 52.0;
@@ -154,20 +158,24 @@ fn densities(
     names: &[&str],
 ) {
     let points = || curves.iter().flat_map(|curve| &curve.points).filter(|point| point.1 > 0.0);
-    let xs: Vec<f64> = points().map(|point| point.0).collect();
+    // Few calls are far from all others.
+    let xs: Vec<f64> = points().filter(|point| point.1 > RARE).map(|point| point.0).collect();
     if xs.is_empty() {
         return;
     }
     let highest = points().map(|point| point.1).fold(0.0, f64::max);
-    let frame = Frame { left, top, x: span(&xs), y: (0.0, highest * 1.05) };
+    let (low, high) = span(&xs);
+    let frame = Frame { left, top, x: (low - 0.2, high + 0.2), y: (0.0, highest * 1.05) };
     words(svg, &frame, title, x_name, "share of calls");
     line(svg, frame.at(frame.x.0, 0.0), frame.at(frame.x.1, 0.0), "#999");
     let mut tick = 1.0;
     while tick < frame.x.1.exp() {
-        if tick.ln() >= frame.x.0 {
-            let at = frame.at(tick.ln(), 0.0);
-            line(svg, at, frame.at(tick.ln(), frame.y.1), "#ddd");
-            label(svg, (at.0, at.1 + 15.0), "middle", &short(tick));
+        for value in [tick, 2.0 * tick, 5.0 * tick] {
+            if (frame.x.0..frame.x.1).contains(&value.ln()) {
+                let at = frame.at(value.ln(), 0.0);
+                line(svg, at, frame.at(value.ln(), frame.y.1), "#ddd");
+                label(svg, (at.0, at.1 + 15.0), "middle", &short(value));
+            }
         }
         tick *= 10.0;
     }
@@ -216,6 +224,7 @@ fn isolines(svg: &mut String, frame: &Frame, grid: &Grid, step: f64) {
     }
     let all = || grid.values.iter().flatten().copied();
     let (lowest, highest) = (all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max));
+    let mut labels: Vec<(f64, f64)> = Vec::new();
     let mut count = (lowest / step).ceil();
     while count * step <= highest {
         let level = count * step;
@@ -239,7 +248,11 @@ fn isolines(svg: &mut String, frame: &Frame, grid: &Grid, step: f64) {
                 }
             }
         }
-        if let Some((x, y)) = first {
+        let is_free = |at: &(f64, f64)| {
+            labels.iter().all(|other| (other.0 - at.0).hypot(other.1 - at.1) > LABELS_APART)
+        };
+        if let Some((x, y)) = first.filter(is_free) {
+            labels.push((x, y));
             let _ = writeln!(
                 svg,
                 "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"{}\" font-size=\"10\">{:.2}</text>",
@@ -293,6 +306,11 @@ mod tests {
     fn density_is_drawn_within_its_frame() {
         let curve = Curve { name: "put".into(), points: vec![(100.0, 0.0), (1000.0, 0.5), (10_000.0, 0.1)] };
         let picture = svg("p", &[Panel::Densities { title: "t".into(), x_name: "ns", curves: vec![curve] }]);
-        assert!(picture.contains("points=\"60.0,") && picture.contains("1 k"), "{picture}");
+        let points = picture.split("points=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+        let xs: Vec<f64> =
+            points.split(' ').map(|point| point.split(',').next().unwrap().parse().unwrap()).collect();
+        assert_eq!(xs.len(), 2, "the empty class is before the axis: {points}");
+        assert!(xs.iter().all(|x| (60.0..=440.0).contains(x)) && xs[0] < xs[1], "{points}");
+        assert!(picture.contains(">1 k<") && picture.contains(">10 k<"), "{picture}");
     }
 }

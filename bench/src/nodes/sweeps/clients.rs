@@ -48,7 +48,13 @@ fn table(title: &str, unit: &'static str, columns: &[&str]) -> Table {
 }
 
 fn label(kind: &str, order: &str, processes: usize, volumes: usize) -> String {
-    format!("{kind}, {order}, {processes:>2} processes, {volumes} volumes")
+    format!("{kind}, {order}, {}", axes(processes, volumes))
+}
+
+fn axes(processes: usize, volumes: usize) -> String {
+    let counted =
+        |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
+    format!("{:>12}, {}", counted(processes, "process", "processes"), counted(volumes, "volume", "volumes"))
 }
 
 /// On the node of the volumes: the tables of rates, of open and close, and of the differences of runs, and the isolines.
@@ -94,7 +100,7 @@ pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<(Vec<Table>, Vec
                         }
                     }
                     if !random {
-                        let label = format!("{count:>2} processes, {volumes} volumes");
+                        let label = axes(count, volumes);
                         shares.add(&label, 0, rate(&told, "share of open and close")?, Vec::new);
                         shares.add(&label, 1, 10.0, Vec::new);
                     }
@@ -138,7 +144,7 @@ fn isolines(rates: &Table, processes: &[usize]) -> Vec<Panel> {
                 x_name: "client processes",
                 y_name: if column == 0 { "volumes" } else { "files" },
                 grid,
-                step: 0.1,
+                step: 0.25,
             });
         }
     }
@@ -269,7 +275,11 @@ impl Walk {
 
     /// Calls at each place, in each pass.
     fn run(&self, call: &mut dyn FnMut(usize) -> Result<(), String>) -> Result<(), String> {
-        (0..PASSES).try_for_each(|_| self.order.iter().try_for_each(|place| call(self.first + place)))
+        (0..PASSES).try_for_each(|_| self.pass(call))
+    }
+
+    fn pass(&self, call: &mut dyn FnMut(usize) -> Result<(), String>) -> Result<(), String> {
+        self.order.iter().try_for_each(|place| call(self.first + place))
     }
 
     fn calls(&self) -> usize {
@@ -296,6 +306,8 @@ pub(crate) fn drive(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
             Ok(())
         })?;
         let open = volume.as_ref().ok_or("not open")?;
+        // The mappings have their pages before the time begins, as do files and memory below.
+        walk.pass(&mut |place| open.put(&buffer, place * block))?;
         gate.timed(|| walk.run(&mut |place| open.put(&buffer, place * block)))?;
         gate.timed(|| walk.run(&mut |place| open.get(&mut buffer, place * block)))?;
         gate.timed(|| {
@@ -311,9 +323,9 @@ pub(crate) fn drive(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
             })
             .collect::<Result<Vec<File<'_>>, _>>()?;
         let of = |place: usize| (&files[place % files.len()], place / files.len() * block);
-        // Their pages are there before the time begins, as those of the volumes are.
-        walk.order.iter().try_for_each(|place| {
-            let (file, at) = of(walk.first + place);
+        walk.pass(&mut |place| {
+            let (file, at) = of(place);
+            memory.copy_to(place * block, &buffer);
             file.write(&buffer, at)
         })?;
         gate.timed(|| {
