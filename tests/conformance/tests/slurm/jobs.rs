@@ -24,11 +24,9 @@ fn jobs_with_burst_buffers_lose_nothing_and_leave_nothing() {
     }
     let settings = if can_mount() { SETTINGS.to_owned() } else { SETTINGS.replace("true", "false") };
     let is_soak = std::env::var_os("FOREBAY_SOAK").is_some();
+    let site = Site::up("256MiB", &settings);
     // slurmctld that was killed finds a job missing after two minutes, and runs it again some minutes later.
-    let site = match is_soak {
-        true => Site::patient("256MiB", &settings, Duration::from_secs(600)),
-        false => Site::up("256MiB", &settings),
-    };
+    let site = if is_soak { site.awaited(Duration::from_secs(600)) } else { site };
     let cases: &[Case] = &[
         ("succeeds", job_that_succeeds),
         ("fails", job_that_fails),

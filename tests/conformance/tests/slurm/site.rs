@@ -54,6 +54,11 @@ impl Site {
         Site::patient(capacity, settings, PATIENCE)
     }
 
+    /// The same, with longer waits of the tests for what Slurm does.
+    pub(super) fn awaited(self, patience: Duration) -> Site {
+        Site { patience, ..self }
+    }
+
     /// The same, with jobs that take so long at most.
     pub(super) fn patient(capacity: &str, settings: &str, patience: Duration) -> Site {
         let slurm = Slurm::with("b", |slurm, conf| {
@@ -85,7 +90,7 @@ impl Site {
                  Epilog={shown}/epilog\nSlurmdTimeout=10\nDebugFlags=BurstBuffer\nBatchStartTimeout={}\n\
                  SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1,requeue_setup_env_fail\n",
                 // Longer than any stage-in.
-                PATIENCE.as_secs() * 3 / 10
+                patience.as_secs() * 3 / 10
             ));
             let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
             let source =
