@@ -29,6 +29,7 @@ const SQUEUE: &str = "#!/bin/sh\n\
     if [ -e DIR/down ]; then\n\
     echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1\n\
     fi\n\
+    if [ -z \"$job\" ]; then grep -hs \"$states\" DIR/answers/*; exit 0; fi\n\
     if [ ! -e DIR/answers/$job ]; then echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; fi\n\
     if [ $states = PENDING ]; then cat DIR/waits/$job 2>/dev/null; exit 0; fi\n\
     cat DIR/answers/$job\n";
@@ -413,6 +414,45 @@ fn hooks_of_a_job_that_was_torn_down_succeed_again_and_its_next_run_is_another()
     assert_eq!(books.read("jobs/9.json"), ended, "nothing is left to do");
     books.setup(9, "capacity=64MiB pool=forebay stage_out=/r:/nowhere/r");
     assert_eq!((books.state(9).as_str(), books.read("jobs/9.json")["run"].as_u64()), ("setup", Some(1)));
+}
+
+/// slurmctld was killed after it had saved that the job stages out, and before that this is over.
+#[test]
+fn job_that_was_torn_down_and_that_slurm_shows_as_staging_out_is_ended_there() {
+    let books = Books::new();
+    for job in [10, 11] {
+        books.stages_out(job, &json!({ "ok": true }));
+        books.hooks(job, &["data_out", "job_teardown"]);
+    }
+    books.answer(11, "COMPLETED");
+    let asked =
+        |job: u32| books.place.join(format!("registry/hooks/{job}")).metadata().unwrap().modified().unwrap();
+    let cancelled_after = |seen_s: Option<u64>| {
+        if let Some(seconds) = seen_s {
+            books.seen(10, seconds);
+        }
+        books.reconcile();
+        assert_eq!(books.state(10), "torn-down");
+        books.cancelled()
+    };
+    assert_eq!(cancelled_after(None), "", "Slurm may not have had the time to end it");
+    books.age(10, LONG_AGO_S / 2);
+    books.age(11, LONG_AGO_S / 2);
+    books.place.write("down", "");
+    let before = asked(10);
+    assert_eq!(cancelled_after(None), "", "the controller does not answer");
+    assert_eq!(asked(10), before, "it is asked again");
+    std::fs::remove_file(books.place.join("down")).unwrap();
+    assert_eq!(cancelled_after(None), "", "it is shown for the first time");
+    assert_eq!(cancelled_after(Some(100)), "");
+    assert_eq!(cancelled_after(Some(LONG_AGO_S)), "--hurry 10\n");
+
+    // Slurm is not asked again for a job that it has ended.
+    let an_hour_ago = SystemTime::now() - Duration::from_secs(3600);
+    let hooks = OpenOptions::new().write(true).open(books.place.join("registry/hooks/11")).unwrap();
+    hooks.set_modified(an_hour_ago).unwrap();
+    books.reconcile();
+    assert_eq!(asked(11), an_hour_ago);
 }
 
 #[test]

@@ -46,13 +46,16 @@ pub(crate) fn start_if_due(registry: &Registry) {
     let _ = command.spawn();
 }
 
-/// Whether Slurm is to be asked for a job.
+/// Whether Slurm is to be asked for a job. For one that was torn down, once, and again as long as Slurm shows it as staging
+/// out: killed before it had saved that this is over, it does so for ever.
 pub(crate) fn is_due(registry: &Registry, job: &Job) -> bool {
     let quiet = now_s().saturating_sub(job.changed_s);
-    let pause = (quiet / 4).clamp(QUIET_S / 2, ASK_AGAIN_S);
-    job.state != State::TornDown
-        && quiet >= QUIET_S
-        && registry.asked_s_ago(job.job).is_none_or(|asked| asked >= pause)
+    let pause = match job.state {
+        State::TornDown if !registry.is_seen_to_stage_out(job) => quiet,
+        State::TornDown => QUIET_S / 2,
+        _ => (quiet / 4).clamp(QUIET_S / 2, ASK_AGAIN_S),
+    };
+    quiet >= QUIET_S && registry.asked_s_ago(job.job).is_none_or(|asked| asked >= pause)
 }
 
 /// Whether a job counts as a user of a pool that does not use it.
@@ -76,6 +79,15 @@ pub(crate) enum Known {
 pub(crate) fn ask(job: &Job) -> Known {
     let Some((success, answer, message)) = squeue(job, "all") else { return Known::Nothing };
     known(job, success, &answer, &message)
+}
+
+/// Asks the controller which of these jobs stage out. `None` if it does not answer.
+pub(crate) fn staging_out(jobs: &[Job]) -> Option<Vec<Job>> {
+    let words = ["squeue", "--noheader", "--format=%A %U %T %i", "--states=STAGE_OUT"];
+    let output = slurm(&words).output().ok().filter(|output| output.status.success())?;
+    let answer = String::from_utf8_lossy(&output.stdout);
+    let stages_out = |job: &&Job| known(job, true, &answer, "") == Known::StagesOut;
+    Some(jobs.iter().filter(stages_out).cloned().collect())
 }
 
 /// The name under which Slurm is told to end a job that it shows as staging out. `None` if that is not known, or if

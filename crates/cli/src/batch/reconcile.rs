@@ -25,7 +25,14 @@ pub(crate) fn run() -> Result<ExitCode> {
     let Some(compares) = hooks.registry.works_alone_on(COMPARISON)? else { return Ok(ExitCode::SUCCESS) };
     hooks.settle_pools()?;
     let mut over = Vec::new();
-    for job in hooks.registry.jobs().into_iter().filter(|job| lost::is_due(&hooks.registry, job)) {
+    let due = hooks.registry.jobs().into_iter().filter(|job| lost::is_due(&hooks.registry, job));
+    let (torn_down, due): (Vec<Job>, Vec<Job>) = due.partition(|job| job.state == State::TornDown);
+    if let Some(staging_out) = (!torn_down.is_empty()).then(|| lost::staging_out(&torn_down)).flatten() {
+        torn_down.iter().try_for_each(|job| hooks.registry.asks_for(job.job))?;
+        let is_lost = |job: &Job| hooks.registry.stages_out_for(job).unwrap_or(0) >= LOST_S;
+        over.extend(staging_out.into_iter().filter(is_lost).map(|job| (job, Known::StagesOut)));
+    }
+    for job in due {
         hooks.registry.asks_for(job.job)?;
         match lost::ask(&job) {
             Known::Nothing => {}
@@ -55,9 +62,11 @@ fn end(hooks: &Hooks, job: &Job, known: Known) {
     if !hooks.registry.job(job.job).is_ok_and(|now| now.is_some_and(is_same)) {
         return; // a hook has come
     }
-    let staged = if hooks.has_run(job) { hooks.stage_out(job.job).map(drop) } else { Ok(()) };
+    let is_staged = job.state == State::TornDown || !hooks.has_run(job);
+    let staged = if is_staged { Ok(()) } else { hooks.stage_out(job.job).map(drop) };
     let unsaved = staged.err().map(|e| command::reason(&e.to_string()));
-    // Slurm would show it as staging out for ever. Its own teardown finds nothing to do.
+    // Slurm would show it as staging out for ever. Its own teardown finds nothing to do, nor is there any here for a job
+    // that was torn down.
     if hooks.end_lost(job, unsaved).is_ok() && known == Known::StagesOut {
         if let Some(name) = lost::name_to_end(job) {
             let _ = lost::slurm(&["scancel", "--hurry", &name]).output();

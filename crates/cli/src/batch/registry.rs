@@ -280,17 +280,18 @@ impl Registry {
     pub(crate) fn stages_out_for(&self, job: &Job) -> Result<u64> {
         let failed = |e| Error::io(format!("cannot note that job {} stages out", job.job), &e);
         let mut file = self.hook_file(job.job)?;
-        let mut text = String::new();
-        // What is not of this program counts as nothing.
-        let _ = (&file).take(FILE_MAX).read_to_string(&mut text);
-        let record = format!("{} {} ", job.run, job.changed_s);
-        let since = text.strip_prefix(&record).and_then(|since| since.trim().parse::<u64>().ok());
-        if let Some(since) = since {
+        if let Some(since) = seen_to_stage_out_since(&file, job) {
             return Ok(now_s().saturating_sub(since));
         }
         file.set_len(0).and_then(|()| file.rewind()).map_err(failed)?;
-        file.write_all(format!("{record}{}\n", now_s()).as_bytes()).map_err(failed)?;
+        file.write_all(format!("{} {} {}\n", job.run, job.changed_s, now_s()).as_bytes()).map_err(failed)?;
         Ok(0)
+    }
+
+    /// Whether Slurm has shown a job as staging out since its record last changed.
+    pub(crate) fn is_seen_to_stage_out(&self, job: &Job) -> bool {
+        let file = File::open(self.root.join(format!("hooks/{}", job.job)));
+        file.is_ok_and(|file| seen_to_stage_out_since(&file, job).is_some())
     }
 
     fn job_path(&self, job: u32) -> PathBuf {
@@ -554,6 +555,14 @@ pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<()> {
 pub(crate) fn has_begun_in(results: &Path) -> bool {
     let names = std::fs::read_dir(results).into_iter().flatten().flatten();
     names.into_iter().any(|entry| entry.file_name().to_str().is_some_and(|name| name.ends_with(".up.json")))
+}
+
+/// Since when a job with this record was seen to stage out, as the file of its hooks says.
+fn seen_to_stage_out_since(mut file: &File, job: &Job) -> Option<u64> {
+    let mut text = String::new();
+    // What is not of this program counts as nothing.
+    file.by_ref().take(FILE_MAX).read_to_string(&mut text).ok()?;
+    text.strip_prefix(&format!("{} {} ", job.run, job.changed_s))?.trim().parse().ok()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Output;
 
 use crate::nodes::{bytes, plain, said, until, Cluster};
 use crate::volumes::{succeeds, volume};
@@ -42,7 +43,13 @@ impl Device<'_> {
     }
 
     fn detach(self) -> String {
-        let said = succeeds(self.c.forebay(self.node, &["volume", "detach", self.name()]));
+        // A mount namespace that another program has just made holds a copy of a mount that is gone here.
+        let is_held = |output: &Output| said(output).contains("it is mounted");
+        let ended = until("it is detached", || {
+            let output = self.c.forebay(self.node, &["volume", "detach", self.name()]);
+            (!is_held(&output)).then_some(output)
+        });
+        let said = succeeds(ended);
         assert!(said.contains("is detached"), "{said}");
         std::mem::forget(self);
         said

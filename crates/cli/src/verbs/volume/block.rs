@@ -48,7 +48,7 @@ fn refused(verb: &str, name: &OsStr, e: &io::Error) -> Error {
             .cure("run this as root, or use `forebay volume export` or `forebay volume copy`"),
         Some(libc::EBUSY) => Error::new(Code::Busy, error.what)
             .why("it is mounted, or a program uses it exclusively")
-            .cure("unmount it first"),
+            .cure("unmount it first, in every mount namespace that has it (`lsns -t mnt`)"),
         _ => error,
     }
 }
