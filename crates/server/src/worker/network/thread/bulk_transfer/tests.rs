@@ -87,7 +87,7 @@ fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
             // Read at once, without data that arrive later.
             seen.memory = vec![0; BYTES];
             let memory = client.moves.buffers.get(&5).map(|buffer| Arc::clone(&buffer.memory));
-            let rested = || client.moves.quarantined.first().map(|(_, _, memory)| Arc::clone(memory));
+            let rested = || client.moves.quarantined.first().map(|one| Arc::clone(&one.memory));
             memory.or_else(rested).unwrap().read_at(4096, &mut seen.memory).unwrap();
         }
     }
