@@ -151,7 +151,7 @@ contains
     subroutine memory_for_transfers()
         type(c_ptr) :: volume, from, to, none
         real(c_double), pointer :: out(:), in(:)
-        real(c_double), target :: own(20000)
+        real(c_double), target, save :: own(20000)
         integer(c_size_t), parameter :: bytes = 160000
 
         call zero(forebay_volume_open(pool, 'v'//c_null_char, forebay_o_rdwr, volume), 'volume_open for memory')

@@ -113,7 +113,7 @@ fn joined_volumes_are_one_device_that_is_striped_over_them() {
     // One has two pieces, which do not end at a stripe.
     place.ok(["volume", "resize", "c", "--size", "13MiB"]);
     place.ok(["volume", "resize", "b", "--size", "21000KiB"]);
-    let device = Device::attach(&place, "a+b+0:c", &[]);
+    let device = Device::attach(&place, "a+b+1:c", &[]);
     let bytes = 3 * 13 * MIB;
     assert_eq!(attribute(&device.path, "size").trim(), (bytes / 512).to_string());
     let file = OpenOptions::new().read(true).write(true).open(&device.path).unwrap();
@@ -140,7 +140,7 @@ fn joined_volumes_are_one_device_that_is_striped_over_them() {
         ("a+none", "specifier 2: there is no volume `none`"),
         ("a+", "specifier 2"),
         ("a+7:b", "specifier 2: volume `b` is not on node `7`"),
-        ("a+0.5:b", "a node has one link"),
+        ("a+1.5:b", "a node has one link"),
         ("7:a", "is not on node `7`"),
     ] {
         place.run(["volume", "attach", name]).assert_refused(1, &[why]);
@@ -159,7 +159,7 @@ fn joined_volumes_are_one_device_that_is_striped_over_them() {
     assert!(back == data);
     place.ok(["volume", "detach", device.name()]);
     device.assert_detached();
-    let device = Device::attach(&place, "0:a", &[]);
+    let device = Device::attach(&place, "1:a", &[]);
     place.run(["volume", "attach", "c+a"]).assert_refused(1, &["volume a is", device.name()]);
     place.ok(["volume", "detach", "a"]);
     device.assert_detached();

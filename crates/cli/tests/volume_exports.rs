@@ -112,7 +112,7 @@ fn export_of_joined_volumes_is_striped_over_them() {
     let place = Place::new();
     let dir = pool(&place);
     place.ok(["volume", "create", "w", "--size", "17MiB"]);
-    let (mut child, uri) = export_of(&place, "w+0:v", &[]);
+    let (mut child, uri) = export_of(&place, "w+1:v", &[]);
     assert_eq!(done("nbdinfo", &["--size", &uri]).trim(), (34 * MIB).to_string());
     let data: Vec<u8> = [data(), vec![5; 2 * MIB]].concat();
     let file = place.write("data", &data);
@@ -128,7 +128,7 @@ fn export_of_joined_volumes_is_striped_over_them() {
     assert!(child.wait().success());
     let socket = place.join("socket");
     for (volume, why) in
-        [("v+none", "specifier 2: there is no volume `none`"), ("v+0.1:w", "a node has one link")]
+        [("v+none", "specifier 2: there is no volume `none`"), ("v+1.1:w", "a node has one link")]
     {
         let words = ["volume", "export", volume, "--socket", socket.to_str().unwrap()];
         place.run(words).assert_refused(1, &[why]);
