@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn range_beyond_allocated_memory_is_a_fault() {
-        let memory = vec![0u8; 100];
+        let memory = [0u8; 100];
         let start = memory.as_ptr();
         publish(vacant().unwrap(), start as usize, 100, true);
         assert!(memory_in_use(start.wrapping_add(60), 40).unwrap().is_some());
