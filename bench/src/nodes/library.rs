@@ -22,6 +22,8 @@ type VolumeOpen = unsafe extern "C" fn(*mut c_void, *const c_char, c_int, *mut *
 type Put = unsafe extern "C" fn(*const c_void, *const c_void, usize, i64) -> c_int;
 type Get = unsafe extern "C" fn(*const c_void, *mut c_void, usize, i64) -> c_int;
 type FetchAdd = unsafe extern "C" fn(*const c_void, i64, u64, *mut u64) -> c_int;
+type Alloc = unsafe extern "C" fn(*mut c_void, usize, *mut *mut c_void) -> c_int;
+type Register = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
 type QueueCreate = unsafe extern "C" fn(c_int, *mut *mut c_void) -> c_int;
 type QueueWait = unsafe extern "C" fn(*const c_void, *mut Completion, c_int, c_int) -> c_int;
 type PutStart =
@@ -57,6 +59,16 @@ pub(super) struct Library {
     queue_wait: QueueWait,
     put_start: PutStart,
     get_start: GetStart,
+    alloc: Alloc,
+    free: Close,
+    register: Register,
+}
+
+/// Memory that the library allocated.
+pub(super) struct Allocated<'a> {
+    library: &'a Library,
+    memory: *mut c_void,
+    bytes: usize,
 }
 
 /// An open volume.
@@ -121,6 +133,9 @@ impl Library {
                 queue_wait: std::mem::transmute::<*mut c_void, QueueWait>(symbol(c"forebay_queue_wait")?),
                 put_start: std::mem::transmute::<*mut c_void, PutStart>(symbol(c"forebay_volume_put_start")?),
                 get_start: std::mem::transmute::<*mut c_void, GetStart>(symbol(c"forebay_volume_get_start")?),
+                alloc: std::mem::transmute::<*mut c_void, Alloc>(symbol(c"forebay_alloc")?),
+                free: std::mem::transmute::<*mut c_void, Close>(symbol(c"forebay_free")?),
+                register: std::mem::transmute::<*mut c_void, Register>(symbol(c"forebay_register")?),
             };
             (attach, made)
         };
@@ -153,6 +168,37 @@ impl Library {
         let opened = unsafe { (self.volume_open)(self.pool, specifier.as_ptr(), libc::O_RDWR, &mut volume) };
         checked(opened.into(), "forebay_volume_open")?;
         Ok(Volume { library: self, volume })
+    }
+}
+
+impl Library {
+    /// Allocates memory for transfers.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<Allocated<'_>, String> {
+        let mut memory = std::ptr::null_mut();
+        // SAFETY: the pool is attached, the result is ours.
+        checked(unsafe { (self.alloc)(self.pool, bytes, &mut memory) }.into(), "forebay_alloc")?;
+        Ok(Allocated { library: self, memory, bytes })
+    }
+
+    /// Registers memory of this program until it ends.
+    pub(super) fn register(&self, memory: &mut [u8]) -> Result<(), String> {
+        // SAFETY: the pool is attached, the memory is ours.
+        let done = unsafe { (self.register)(self.pool, memory.as_mut_ptr().cast(), memory.len()) };
+        checked(done.into(), "forebay_register").map(drop)
+    }
+}
+
+impl Allocated<'_> {
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: as many bytes are there until it is dropped; no call is in progress.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.cast(), self.bytes) }
+    }
+}
+
+impl Drop for Allocated<'_> {
+    fn drop(&mut self) {
+        // SAFETY: it is not used again.
+        unsafe { (self.library.free)(self.memory) };
     }
 }
 

@@ -40,6 +40,9 @@ const BATCHES: usize = 15;
 const SMALL_NS: f64 = 100.0;
 const MEMORY: &str = "memcpy";
 const PROVIDER: &str = "provider";
+/// Calls whose memory forebay_alloc has allocated, or forebay_register has registered.
+const ALLOCATED: &str = "allocated";
+const REGISTERED: &str = "registered";
 
 /// All tables.
 pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
@@ -130,9 +133,9 @@ fn far(binaries: &Path, sizes: &Sizes) -> Result<(Table, Table), String> {
     let mut create = hosts.forebay();
     create.args(["volume", "create", "v", "--size", &bytes, "--on", "2", "--json", "--pool"]);
     said(create.arg(hosts.pool(1)))?;
-    let columns = ["Forebay", PROVIDER];
+    let columns = ["Forebay", PROVIDER, ALLOCATED, REGISTERED];
     let mut times =
-        table(format!("(c) small calls on a volume of another node, over {place}"), "us", &columns);
+        table(format!("(c) small calls on a volume of another node, over {place}"), "us", &columns[..2]);
     let mut rates = table(format!("(d) large puts and gets of another node, over {place}"), "GB/s", &columns);
     let ratio = |at_least| move || vec![Target::Ratio { against: PROVIDER.into(), at_least }];
     for _ in 0..sizes.repetitions {
@@ -152,6 +155,10 @@ fn far(binaries: &Path, sizes: &Sizes) -> Result<(Table, Table), String> {
                 let at_least = if block < 1 << 20 { 0.8 } else { 0.9 };
                 rates.add(&label, 0, block as f64 / ours, ratio(at_least));
                 rates.add(&label, 1, theirs, Vec::new);
+                for (column, memory) in [(2, ALLOCATED), (3, REGISTERED)] {
+                    let ours = rate(&told, &format!("{kind} {memory}"))?;
+                    rates.add(&label, column, block as f64 / ours, ratio(at_least));
+                }
                 let deep = format!("{kind}, {}, {DEPTH} at a time", block_name(block));
                 rates.add(&deep, 0, block as f64 / rate(&told, &format!("{kind} {DEPTH}"))?, ratio(at_least));
                 rates.add(&deep, 1, rate(&deep_raw, transfer)?, Vec::new);
@@ -358,10 +365,19 @@ pub(crate) fn drive_far(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
     let window = window_of(block).min(VOLUME_BYTES);
     check(&volume, block.min(VOLUME_BYTES / 2))?;
     let (source, mut sink) = (vec![1u8; block], vec![0u8; block]);
+    let (mut allocated, mut other) = (library.allocate(block)?, library.allocate(block)?);
+    let (mut registered, mut sink_registered) = (vec![4u8; block], vec![0u8; block]);
+    library.register(&mut registered)?;
+    library.register(&mut sink_registered)?;
+    allocated.bytes().fill(5);
     let mut times = alternate(
         vec![
             ("put".into(), &mut |at| volume.put(&source, at)),
+            (format!("put {ALLOCATED}"), &mut |at| volume.put(allocated.bytes(), at)),
+            (format!("put {REGISTERED}"), &mut |at| volume.put(&registered, at)),
             ("get".into(), &mut |at| volume.get(&mut sink, at)),
+            (format!("get {ALLOCATED}"), &mut |at| volume.get(other.bytes(), at)),
+            (format!("get {REGISTERED}"), &mut |at| volume.get(&mut sink_registered, at)),
             ("add".into(), &mut |_| volume.fetch_add(0, 1).map(drop)),
         ],
         block,

@@ -6,10 +6,11 @@ use crate::header::{Function, Header, Variable};
 
 /// Functions that use their memory argument after they have returned, or whose memory other processes may write
 /// meanwhile. They receive its address instead of a slice.
-const KEEP_MEMORY: [&str; 9] = [
+const KEEP_MEMORY: [&str; 10] = [
     "forebay_file_read_start",
     "forebay_file_write_start",
     "forebay_memory_register",
+    "forebay_register",
     "forebay_volume_put",
     "forebay_volume_get",
     "forebay_volume_putv",

@@ -136,7 +136,8 @@ module forebay
     public :: forebay_volume_close, forebay_volume_size, forebay_volume_put, forebay_volume_get
     public :: forebay_volume_putv, forebay_volume_getv, forebay_volume_discard, forebay_volume_cas
     public :: forebay_volume_fetch_add, forebay_volume_swap, forebay_volume_flush, forebay_volume_fence
-    public :: forebay_volume_map, forebay_queue_create, forebay_queue_close, forebay_queue_descriptor
+    public :: forebay_volume_map, forebay_alloc, forebay_free, forebay_register
+    public :: forebay_unregister, forebay_queue_create, forebay_queue_close, forebay_queue_descriptor
     public :: forebay_queue_wait, forebay_volume_put_start, forebay_volume_get_start, forebay_volume_cas_start
     public :: forebay_volume_fetch_add_start, forebay_volume_swap_start, forebay_volume_file_open, &
         forebay_volume_file_unlink
@@ -763,6 +764,30 @@ module forebay
             type(c_ptr), intent(out) :: address
             integer(c_size_t), intent(out) :: bytes
             integer(c_int) :: forebay_volume_map
+        end function
+        function forebay_alloc(pool, size, memory) bind(c)
+            import :: c_int, c_ptr, c_size_t
+            type(c_ptr), value :: pool
+            integer(c_size_t), value :: size
+            type(c_ptr), intent(out) :: memory
+            integer(c_int) :: forebay_alloc
+        end function
+        function forebay_free(memory) bind(c)
+            import :: c_int, c_ptr
+            type(c_ptr), value :: memory
+            integer(c_int) :: forebay_free
+        end function
+        function forebay_register(pool, memory, bytes) bind(c)
+            import :: c_int, c_ptr, c_size_t
+            type(c_ptr), value :: pool
+            type(c_ptr), value :: memory
+            integer(c_size_t), value :: bytes
+            integer(c_int) :: forebay_register
+        end function
+        function forebay_unregister(memory) bind(c)
+            import :: c_int, c_ptr
+            type(c_ptr), value :: memory
+            integer(c_int) :: forebay_unregister
         end function
         function forebay_queue_create(flags, queue) bind(c)
             import :: c_int, c_ptr

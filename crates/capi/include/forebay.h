@@ -12,8 +12,8 @@
  *
  * All functions may be called from any thread at any time. All may be called from a signal handler, except
  * forebay_attach, forebay_opendir, forebay_closedir, the functions of forebay_file, forebay_request, forebay_memory,
- * forebay_stage and forebay_volume, forebay_model_calibration, and those for backing stores (from forebay_state on). One
- * thread at a time uses a directory (forebay_dir).
+ * forebay_stage and forebay_volume, forebay_alloc to forebay_unregister, forebay_model_calibration, and those for
+ * backing stores (from forebay_state on). One thread at a time uses a directory (forebay_dir).
  *
  * If a symbolic link or ".." leads out of the pool, the call returns -EXDEV: use the kernel's own call for such a path.
  *
@@ -403,6 +403,35 @@ int forebay_volume_swap(const forebay_volume *volume, int64_t offset, uint64_t v
 int forebay_volume_flush(const forebay_volume *volume);
 int forebay_volume_fence(const forebay_volume *volume);
 int forebay_volume_map(const forebay_volume *volume, int64_t offset, void **address, size_t *bytes);
+
+/*
+ * Memory for puts, gets and their lists, also asynchronous ones. It is correct to use any memory. Bytes to and from
+ * this node are copied once in any case. Those to and from other nodes are copied between the program's memory and
+ * memory that the network reads and writes, except from and to memory that forebay_alloc returns.
+ *
+ * forebay_alloc stores the address of `size` bytes: zeros, aligned to pages of 4 KiB, all of them present, and shared
+ * with children made by fork(2). Ranges of it that are whole pages, of more than 32 KiB, are transferred without a
+ * copy by the process that allocated them. Shorter ones travel in requests; others are copied. A volume is cut at its
+ * stripes and then into parts of 128 KiB to 1 MiB, so the offset in the volume must be a multiple of 4 KiB as well.
+ * After a get that fails, the bytes of its range are undefined. A range whose transfer was disturbed is copied from
+ * then on. -EINVAL: `size` is 0; -ENOMEM: it is more than 4 GiB, than the node has left, or than RLIMIT_FSIZE;
+ * -EMFILE: the process has 256 ranges that it allocated or registered, or no descriptor left; -EIO: the pool is gone.
+ * -EFAULT from a put or get: its range begins in allocated memory and ends behind it.
+ *
+ * forebay_register is for the program's own memory, which is copied: it makes the pages of the range present, and the
+ * process's memory for transfers, so that the first call does not take the time for that. The range stays the
+ * program's. -EINVAL: `bytes` is 0; -EFAULT: some of it is not mapped; -EEXIST: some of it is registered or allocated;
+ * -EMFILE and -EIO as above.
+ *
+ * forebay_free frees allocated memory, and forebay_unregister ends a registration; they take the address that
+ * forebay_alloc stored, or that was registered. -EINVAL: any other address, also one that was freed or unregistered
+ * before; -EBUSY: a call on a volume that uses the memory is in progress, or started and its completion is not there:
+ * nothing is changed, and the program calls again when it has ended. The memory can be freed after its pool is gone.
+ */
+int forebay_alloc(forebay_pool *pool, size_t size, void **memory);
+int forebay_free(void *memory);
+int forebay_register(forebay_pool *pool, void *memory, size_t bytes);
+int forebay_unregister(void *memory);
 
 /*
  * Asynchronous calls on volumes, executed by threads of the library, in any order. A call that was started (0) ends with

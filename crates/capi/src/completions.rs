@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use forebay_types::{AtomicOp, Code};
 
 use ::forebay_volume::Striped;
+use forebay_client::memory_in_use;
 
 use crate::answer::{call, Failed, FAULT, INVALID};
 use crate::file::unsigned;
@@ -191,10 +192,12 @@ fn begin(
     state: *mut c_void,
 ) -> Done {
     let (offset, queue) = (unsigned(offset)?, Arc::clone(&queue.ok_or(FAULT)?.0));
+    let mut in_use = None;
     if let Operation::Put(Memory(at, bytes)) | Operation::Get(Memory(at, bytes)) = operation {
         if at.is_null() && bytes > 0 {
             return Err(FAULT);
         }
+        in_use = memory_in_use(at, bytes)?;
     }
     let (volume, ended) = (volume.shared(), Ended { state, result: 0, was: 0 });
     lock(&queue.state).pending += 1;
@@ -207,8 +210,8 @@ fn begin(
             Ok(0usize)
         });
         ended.was = was;
-        // The volume may be closed from here on.
-        drop(volume);
+        // The volume may be closed, and the memory freed, from here on.
+        drop((volume, in_use));
         its.end(ended);
     }));
     if started.is_err() {

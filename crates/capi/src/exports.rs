@@ -8,6 +8,7 @@ use std::os::raw::{c_char, c_int, c_void};
 
 use forebay_client::Pool as forebay_pool;
 
+use crate::allocation::*;
 use crate::answer::{self, call};
 use crate::backing::*;
 use crate::boundary::guard;

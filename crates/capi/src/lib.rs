@@ -9,6 +9,7 @@
 //! library interposes libc (`kernel.rs`). Tests: `tests/`.
 
 pub mod abi;
+pub mod allocation;
 mod answer;
 mod backing;
 mod boundary;

@@ -9,7 +9,7 @@ use std::os::raw::{c_int, c_void};
 use forebay_client::Pool;
 
 use crate::answer::{Failed, FAULT, INVALID};
-use crate::public::free;
+use crate::public::free_handle;
 
 /// `MADV_POPULATE_WRITE` and `MADV_POPULATE_READ` of madvise(2), Linux 5.14.
 const POPULATE: [c_int; 2] = [23, 22];
@@ -38,7 +38,7 @@ pub(crate) fn memory_register(
 }
 
 /// Makes all pages of a range present: writable, or if the range is read-only, readable.
-fn populate(first: usize, end: usize) -> Result<(), Failed> {
+pub(crate) fn populate(first: usize, end: usize) -> Result<(), Failed> {
     // SAFETY: sysconf has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     let start = first / page * page;
@@ -60,5 +60,5 @@ fn populate(first: usize, end: usize) -> Result<(), Failed> {
 /// `memory` is null or registered, and not used again.
 pub(crate) unsafe fn memory_unregister(memory: *mut forebay_memory) -> Result<(), Failed> {
     // SAFETY: the caller's promise.
-    unsafe { free(memory) }
+    unsafe { free_handle(memory) }
 }

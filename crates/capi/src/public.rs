@@ -274,14 +274,14 @@ pub(crate) unsafe fn seekdir(dir: *mut forebay_dir, cookie: u64) -> Done {
 /// `dir` is null or an open directory, which is not used again.
 pub(crate) unsafe fn closedir(dir: *mut forebay_dir) -> Done {
     // SAFETY: the caller's promise.
-    unsafe { free(dir) }
+    unsafe { free_handle(dir) }
 }
 
 /// Frees a handle that a call returned by `Box::into_raw`.
 ///
 /// # Safety
 /// `made` is null or such a pointer, which is not used again.
-pub(crate) unsafe fn free<T>(made: *mut T) -> Done {
+pub(crate) unsafe fn free_handle<T>(made: *mut T) -> Done {
     if made.is_null() {
         return Err(FAULT);
     }

@@ -5,14 +5,14 @@ use std::os::raw::{c_int, c_void};
 use std::sync::Arc;
 
 use ::forebay_volume::{FileFlags, Striped, VolumeFile};
-use forebay_client::Pool;
+use forebay_client::{memory_in_use, Pool};
 use forebay_types::Code;
 
 use crate::answer::{Failed, FAULT, INVALID};
 use crate::file::{forebay_file, unsigned};
 use crate::header::forebay_run;
 use crate::opened::Opened;
-use crate::public::{free, Text};
+use crate::public::{free_handle, Text};
 
 /// An open volume.
 #[allow(non_camel_case_types)]
@@ -93,7 +93,7 @@ pub(crate) fn volume_file_unlink(pool: &'static Pool, specifier: Text<'_>) -> Do
 /// `volume` is null or open, and not used again.
 pub(crate) unsafe fn volume_close(volume: *mut forebay_volume) -> Done {
     // SAFETY: the caller's promise.
-    unsafe { free(volume) }
+    unsafe { free_handle(volume) }
 }
 
 pub(crate) fn volume_size(volume: &forebay_volume) -> Result<u64, Failed> {
@@ -112,6 +112,7 @@ pub(crate) unsafe fn volume_put(
     if from.is_null() && bytes > 0 {
         return Err(FAULT);
     }
+    let _in_use = memory_in_use(from.cast(), bytes)?;
     // SAFETY: the caller's promise.
     unsafe { volume.0.put(offset, from.cast(), bytes) }.map_err(|code| failed(&volume.0, code))
 }
@@ -123,6 +124,7 @@ pub(crate) unsafe fn volume_get(volume: &forebay_volume, to: *mut c_void, bytes:
     if to.is_null() && bytes > 0 {
         return Err(FAULT);
     }
+    let _in_use = memory_in_use(to.cast_const().cast(), bytes)?;
     // SAFETY: the caller's promise.
     unsafe { volume.0.get(offset, to.cast(), bytes) }.map_err(|code| failed(&volume.0, code))
 }
@@ -142,6 +144,7 @@ pub(crate) unsafe fn volume_putv(
     if from.is_null() && bytes > 0 {
         return Err(FAULT);
     }
+    let _in_use = memory_in_use(from.cast(), bytes)?;
     // SAFETY: the caller's promise.
     unsafe { volume.0.put_runs(&list(runs)?, from.cast(), bytes) }.map_err(|code| failed(&volume.0, code))
 }
@@ -157,6 +160,7 @@ pub(crate) unsafe fn volume_getv(
     if to.is_null() && bytes > 0 {
         return Err(FAULT);
     }
+    let _in_use = memory_in_use(to.cast_const().cast(), bytes)?;
     // SAFETY: the caller's promise.
     unsafe { volume.0.get_runs(&list(runs)?, to.cast(), bytes) }.map_err(|code| failed(&volume.0, code))
 }

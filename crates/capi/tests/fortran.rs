@@ -120,7 +120,7 @@ fn parameter(function: &Function, index: usize) -> String {
             ""
         };
         return match name.as_str() {
-            "state" => "type(c_ptr), value".into(),
+            "state" | "memory" => "type(c_ptr), value".into(),
             // An assumed type cannot be intent(out).
             _ if is_const => format!("type(*), dimension(*), intent(in){waits}"),
             _ => format!("type(*), dimension(*), intent(inout){waits}"),

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -494,6 +495,78 @@ static void volumes(forebay_pool *pool)
     CHECK(forebay_volume_close(NULL) == -EFAULT);
 }
 
+/* Memory of the pool and of the program for puts and gets. */
+static void memory_for_transfers(forebay_pool *pool)
+{
+    enum { SIZE = 100000, PAGES = 102400, RANGES = 256, STARTED = 16 };
+    forebay_volume *v = NULL;
+    forebay_queue *queue = NULL;
+    struct forebay_completion done[STARTED];
+    static char own[SIZE];
+    void *memory = NULL, *other = NULL, *all[RANGES];
+    struct forebay_run runs[] = {{4096, 40000}, {200000, SIZE - 40000}};
+    int error, started = 0;
+
+    CHECK(forebay_alloc(NULL, SIZE, &memory) == -EFAULT && forebay_alloc(pool, SIZE, NULL) == -EFAULT);
+    CHECK(forebay_alloc(pool, 0, &memory) == -EINVAL && memory == NULL);
+    CHECK(forebay_alloc(pool, ((size_t)1 << 32) + 1, &memory) == -ENOMEM);
+    CHECK(forebay_alloc(pool, SIZE_MAX, &memory) == -ENOMEM && memory == NULL);
+    CHECK(forebay_alloc(pool, SIZE, &memory) == 0 && memory && (uintptr_t)memory % 4096 == 0);
+    CHECK(forebay_alloc(pool, SIZE, &other) == 0 && other != memory && *(char *)other == 0);
+    if (!memory || !other)
+        return;
+
+    CHECK(forebay_volume_open(pool, "v", O_RDWR, &v) == 0);
+    for (int i = 0; i < SIZE; i++)
+        ((char *)memory)[i] = (char)(i * 7);
+    CHECK(forebay_volume_put(v, memory, SIZE, 3) == 0 && forebay_volume_get(v, other, SIZE, 3) == 0);
+    CHECK(memcmp(memory, other, SIZE) == 0);
+    CHECK(forebay_volume_putv(v, memory, SIZE, runs, 2) == 0 && forebay_volume_getv(v, own, SIZE, runs, 2) == 0);
+    CHECK(memcmp(memory, own, SIZE) == 0);
+    /* The last byte of its last page, and the one behind it. */
+    CHECK(forebay_volume_get(v, (char *)memory + 400, PAGES - 400, 0) == 0);
+    CHECK(forebay_volume_get(v, (char *)memory + 400, PAGES - 399, 0) == -EFAULT);
+    CHECK(forebay_volume_put(v, (char *)memory + PAGES - 1, 2, 0) == -EFAULT);
+    CHECK(forebay_volume_getv(v, memory, 2 * SIZE, runs, 2) == -EFAULT);
+
+    CHECK(forebay_register(NULL, own, SIZE) == -EFAULT && forebay_register(pool, NULL, SIZE) == -EFAULT);
+    CHECK(forebay_register(pool, own, 0) == -EINVAL && forebay_register(pool, own, SIZE_MAX) == -EINVAL);
+    CHECK(forebay_register(pool, (char *)memory + 5, 10) == -EEXIST);
+    void *gone = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    munmap(gone, 65536);
+    CHECK(forebay_register(pool, gone, 65536) == -EFAULT);
+    CHECK(forebay_register(pool, own, SIZE) == 0 && forebay_register(pool, own + SIZE - 1, 2) == -EEXIST);
+    CHECK(forebay_volume_put(v, own, SIZE, 9) == 0 && forebay_volume_get(v, other, SIZE, 9) == 0);
+    CHECK(memcmp(own, other, SIZE) == 0);
+    CHECK(forebay_free(own) == -EINVAL && forebay_unregister(memory) == -EINVAL);
+    CHECK(forebay_unregister(own + 1) == -EINVAL && forebay_unregister(NULL) == -EFAULT);
+    CHECK(forebay_unregister(own) == 0 && forebay_unregister(own) == -EINVAL);
+
+    /* Memory of calls in progress is freed when they have ended, or is not freed. */
+    CHECK(forebay_queue_create(0, &queue) == 0);
+    for (; started < STARTED; started++)
+        CHECK(forebay_volume_put_start(v, memory, SIZE, 4096, queue, NULL) == 0);
+    CHECK(forebay_volume_put_start(v, memory, PAGES + 1, 0, queue, NULL) == -EFAULT);
+    error = forebay_free(memory);
+    CHECK(error == 0 || error == -EBUSY);
+    for (int n = 1; started > 0 && n > 0; started -= n) {
+        n = forebay_queue_wait(queue, done, STARTED, -1);
+        for (int i = 0; i < n; i++)
+            CHECK(done[i].result == 0);
+    }
+    CHECK(error == 0 || forebay_free(memory) == 0);
+    CHECK(forebay_free(memory) == -EINVAL && forebay_free(NULL) == -EFAULT && forebay_free(&error) == -EINVAL);
+    CHECK(forebay_free((char *)other + 4096) == -EINVAL && forebay_free(other) == 0);
+
+    for (int i = 0; i < RANGES; i++)
+        CHECK(forebay_alloc(pool, 1, &all[i]) == 0);
+    CHECK(forebay_alloc(pool, 1, &other) == -EMFILE && forebay_register(pool, own, 1) == -EMFILE);
+    for (int i = 0; i < RANGES; i++)
+        CHECK(forebay_free(all[i]) == 0);
+    CHECK(forebay_alloc(pool, 1, &other) == 0 && forebay_free(other) == 0);
+    CHECK(forebay_queue_close(queue) == 0 && forebay_volume_close(v) == 0);
+}
+
 /* Asynchronous calls end once each, with the result of the call, in a queue that waits or spins. */
 static void asynchronous(forebay_pool *pool, int flags)
 {
@@ -665,6 +738,7 @@ int main(void)
     const char *has_volumes = getenv("FOREBAY_TEST_VOLUMES");
     if (has_volumes && *has_volumes) {
         volumes(pool);
+        memory_for_transfers(pool);
         asynchronous(pool, 0);
         asynchronous(pool, FOREBAY_QUEUE_SPIN);
         volume_files(pool);

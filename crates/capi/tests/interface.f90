@@ -20,6 +20,7 @@ program interface
     call get_command_argument(1, word)
     if (word == 'volumes') then
         call volumes()
+        call memory_for_transfers()
         call queues()
         call volume_files()
     end if
@@ -145,6 +146,34 @@ contains
         call zero(forebay_volume_fence(volume), 'fence')
         call zero(forebay_volume_flush(volume), 'flush')
         call zero(forebay_volume_close(volume), 'volume_close')
+    end subroutine
+
+    subroutine memory_for_transfers()
+        type(c_ptr) :: volume, from, to, none
+        real(c_double), pointer :: out(:), in(:)
+        real(c_double), target, save :: own(20000)
+        integer(c_size_t), parameter :: bytes = 160000
+
+        call zero(forebay_volume_open(pool, 'v'//c_null_char, forebay_o_rdwr, volume), 'volume_open for memory')
+        call zero(forebay_alloc(pool, bytes, from), 'alloc')
+        call zero(forebay_alloc(pool, bytes, to), 'alloc')
+        call equals(forebay_alloc(pool, 0_c_size_t, none), -22, 'alloc of nothing')
+        call c_f_pointer(from, out, [20000])
+        call c_f_pointer(to, in, [20000])
+        call random_number(out)
+        call zero(forebay_volume_put(volume, out, bytes, 8_c_int64_t), 'put from allocated memory')
+        call zero(forebay_volume_get(volume, in, bytes, 8_c_int64_t), 'get to allocated memory')
+        call check(all(in == out), 'what was put and got with allocated memory')
+        call zero(forebay_register(pool, c_loc(own), bytes), 'register')
+        call equals(forebay_register(pool, c_loc(own), bytes), -17, 'register twice')
+        call zero(forebay_volume_get(volume, own, bytes, 8_c_int64_t), 'get to registered memory')
+        call check(all(own == out), 'what was got with registered memory')
+        call equals(forebay_free(c_loc(own)), -22, 'free of the own memory')
+        call zero(forebay_unregister(c_loc(own)), 'unregister')
+        call zero(forebay_free(from), 'free')
+        call equals(forebay_free(from), -22, 'free twice')
+        call zero(forebay_free(to), 'free')
+        call zero(forebay_volume_close(volume), 'volume_close after memory')
     end subroutine
 
     subroutine queues()

@@ -100,6 +100,73 @@ fn served_device_has_the_bytes_of_the_volume_and_keeps_it_open() {
 }
 
 #[test]
+fn joined_volumes_are_one_device_that_is_striped_over_them() {
+    let place = Place::new();
+    if !can_serve() {
+        return;
+    }
+    let up = place.json(["up", "--capacity", "160MiB", "--json"]);
+    let dir = PathBuf::from(up["pool"].as_str().unwrap());
+    for (name, size) in [("a", "16MiB"), ("b", "20MiB"), ("c", "8MiB")] {
+        place.ok(["volume", "create", name, "--size", size]);
+    }
+    // One has two pieces, which do not end at a stripe.
+    place.ok(["volume", "resize", "c", "--size", "13MiB"]);
+    place.ok(["volume", "resize", "b", "--size", "21000KiB"]);
+    let device = Device::attach(&place, "a+b+1:c", &[]);
+    let bytes = 3 * 13 * MIB;
+    assert_eq!(attribute(&device.path, "size").trim(), (bytes / 512).to_string());
+    let file = OpenOptions::new().read(true).write(true).open(&device.path).unwrap();
+    let data: Vec<u8> = (0..bytes as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    file.write_all_at(&data, 0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    let pool = attached(&dir);
+    for (index, name) in ["a", "b", "c"].into_iter().enumerate() {
+        let mut found = vec![0; 13 * MIB];
+        pool.volume_open(name.as_bytes(), false).unwrap().get_bytes(0, &mut found).unwrap();
+        let stripes: Vec<u8> = data.chunks(MIB).skip(index).step_by(3).flatten().copied().collect();
+        assert!(found == stripes, "stripes of {name}");
+    }
+    // The bytes of one volume are in one device.
+    let listed = place.json(["volume", "list", "--json"]);
+    assert!((0..3).all(|i| listed[i]["device"] == device.name()), "{listed}");
+    let part = format!("is part of {}", device.name());
+    for (name, why) in [
+        ("b", &*part),
+        ("b+a", "volume b is part of"),
+        ("a+b+c", "volume a is part of"),
+        ("a+a", "joins volume a with itself"),
+        ("a+none", "specifier 2: there is no volume `none`"),
+        ("a+", "specifier 2"),
+        ("a+7:b", "specifier 2: volume `b` is not on node `7`"),
+        ("a+1.5:b", "a node has one link"),
+        ("7:a", "is not on node `7`"),
+    ] {
+        place.run(["volume", "attach", name]).assert_refused(1, &[why]);
+    }
+    place.run(["volume", "delete", "b"]).assert_refused(1, &["a program has it open"]);
+    place.run(["volume", "detach", "b"]).assert_refused(1, &["not attached alone", device.name()]);
+    place.run(["volume", "detach", "b+a"]).assert_refused(1, &["not attached alone", device.name()]);
+    place.run(["volume", "detach", "a+none"]).assert_refused(1, &["no such volume"]);
+    assert!(place.ok(["volume", "detach", "a+b+c"]).out.contains(device.name()));
+    device.assert_detached();
+    assert_eq!(processes(&dir), Vec::<i32>::new());
+    // The same bytes again; a specifier of one volume is that volume.
+    let device = Device::attach(&place, "a+b+c", &["--read-only"]);
+    let mut back = vec![0; bytes];
+    File::open(&device.path).unwrap().read_exact_at(&mut back, 0).unwrap();
+    assert!(back == data);
+    place.ok(["volume", "detach", device.name()]);
+    device.assert_detached();
+    let device = Device::attach(&place, "1:a", &[]);
+    place.run(["volume", "attach", "c+a"]).assert_refused(1, &["volume a is", device.name()]);
+    place.ok(["volume", "detach", "a"]);
+    device.assert_detached();
+    place.ok(["volume", "delete", "a", "b", "c"]);
+}
+
+#[test]
 fn volume_that_grows_while_its_memory_is_a_device_gets_no_second_one() {
     let place = Place::new();
     if !can_serve() {

@@ -50,8 +50,12 @@ fn answers(socket: &Path) -> String {
 }
 
 fn export(place: &Place, options: &[&str]) -> (Guarded, String) {
+    export_of(place, "v", options)
+}
+
+fn export_of(place: &Place, volume: &str, options: &[&str]) -> (Guarded, String) {
     let socket = place.join("socket");
-    let words = ["volume", "export", "v", "--socket", socket.to_str().unwrap()];
+    let words = ["volume", "export", volume, "--socket", socket.to_str().unwrap()];
     let mut command = place.command(words.iter().chain(options));
     command.stdout(Stdio::null());
     let child = start(command);
@@ -98,6 +102,37 @@ fn export_has_the_bytes_of_the_volume_over_several_connections() {
     assert!(child.wait().success());
     drop(volume);
     place.ok(["volume", "delete", "v"]);
+}
+
+#[test]
+fn export_of_joined_volumes_is_striped_over_them() {
+    if !can_export() {
+        return;
+    }
+    let place = Place::new();
+    let dir = pool(&place);
+    place.ok(["volume", "create", "w", "--size", "17MiB"]);
+    let (mut child, uri) = export_of(&place, "w+1:v", &[]);
+    assert_eq!(done("nbdinfo", &["--size", &uri]).trim(), (34 * MIB).to_string());
+    let data: Vec<u8> = [data(), vec![5; 2 * MIB]].concat();
+    let file = place.write("data", &data);
+    done("nbdcopy", &["--flush", file.to_str().unwrap(), &uri]);
+    let pool = Pool::attach_as(&dir, Role::Tool).unwrap();
+    for (index, name) in ["w", "v"].into_iter().enumerate() {
+        let mut found = vec![0; 17 * MIB];
+        pool.volume_open(name.as_bytes(), false).unwrap().get_bytes(0, &mut found).unwrap();
+        let stripes: Vec<u8> = data.chunks(MIB).skip(index).step_by(2).flatten().copied().collect();
+        assert!(found == stripes, "stripes of {name}");
+    }
+    kill(child.pid(), libc::SIGTERM);
+    assert!(child.wait().success());
+    let socket = place.join("socket");
+    for (volume, why) in
+        [("v+none", "specifier 2: there is no volume `none`"), ("v+1.1:w", "a node has one link")]
+    {
+        let words = ["volume", "export", volume, "--socket", socket.to_str().unwrap()];
+        place.run(words).assert_refused(1, &[why]);
+    }
 }
 
 #[test]

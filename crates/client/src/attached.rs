@@ -87,7 +87,7 @@ pub(crate) struct Attached {
 }
 
 /// Moves a descriptor to a high number, away from those of the program.
-fn raised(fd: OwnedFd) -> RawFd {
+pub(crate) fn raised(fd: OwnedFd) -> RawFd {
     // SAFETY: plain system call on our descriptor.
     let high = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
     if high >= 0 {
@@ -97,7 +97,8 @@ fn raised(fd: OwnedFd) -> RawFd {
     }
 }
 
-fn identity(fd: RawFd) -> Result<(u64, u64), Code> {
+/// Device and inode of a descriptor's file.
+pub(crate) fn identity(fd: RawFd) -> Result<(u64, u64), Code> {
     errno::stat(fd).map(|st| (st.st_dev, st.st_ino))
 }
 

@@ -15,7 +15,7 @@ use crate::errno;
 /// Number of descriptors in an attach reply, at least: ring, doorbell, board, one target.
 const ATTACH_FDS_MIN: usize = 4;
 /// Longest wait for a reply on the socket, in seconds: longer than a worker's restart takes.
-const ANSWER_TIMEOUT_S: libc::time_t = 20;
+pub(crate) const ANSWER_TIMEOUT_S: libc::time_t = 20;
 /// Attempts to reach a pool whose workers die while they serve the request, and the pause between two attempts.
 const ATTEMPTS: u32 = 100;
 const ATTEMPT_PERIOD_US: libc::useconds_t = 20_000;
@@ -97,7 +97,7 @@ impl Address {
         &bytes[..end - SOCKET_NAME.len()]
     }
 
-    fn connect(&self, timeout_s: libc::time_t, timeout_us: i64) -> Result<OwnedFd, Code> {
+    pub(crate) fn connect(&self, timeout_s: libc::time_t, timeout_us: i64) -> Result<OwnedFd, Code> {
         // SAFETY: plain system calls; the descriptor is new and ours.
         let socket = unsafe {
             let fd = errno::check(libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0))?;

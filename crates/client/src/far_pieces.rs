@@ -146,7 +146,7 @@ impl FarPieces {
         loop {
             // SAFETY: the caller's promise.
             let Moved { end, failed: why } =
-                unsafe { self.pool.move_far(&mut all.iter().copied(), total, memory) }
+                unsafe { self.pool.move_far(&mut all.iter().copied(), total, memory, true) }
                     .map_err(|code| failed(ranges[0].piece.node(), code))?;
             if end >= total {
                 return Ok(());

@@ -18,6 +18,7 @@ use forebay_types::{BackingId, BackingOp, Code, Move, MoveKind, Reply, Request};
 use crate::attached::Attached;
 use crate::buffer::{Buffer, Piece};
 use crate::call_deadline::CallDeadline;
+use crate::direct::DirectPlace;
 use crate::far_parts::{Memory, Part};
 use crate::locks::{APPEND_TIMEOUT_NS, PAUSE, PAUSE_MAX};
 use crate::pool::{caller, Pool};
@@ -65,29 +66,40 @@ fn lowest(again: &mut Vec<Part>, end: usize) -> Option<Part> {
     Some(again.swap_remove(first))
 }
 
+/// The registered memory that the data of a part pass through.
+enum Through {
+    /// A piece of the process's buffer, from and to which this process copies.
+    Piece(Piece),
+    /// The caller's memory itself.
+    Memory(DirectPlace),
+}
+
 /// A request in progress.
 struct UnderWay<'r> {
     claim: Claim<'r>,
     part: Part,
     /// The part and those that travel with it; none if it travels alone.
     together: Option<Together>,
-    /// The piece through which the data pass; `None` if they are in the request or its reply.
-    piece: Option<Piece>,
+    /// Through what the data pass; `None` if they are in the request or its reply.
+    through: Option<Through>,
 }
 
 impl Pool {
-    /// Moves parts, in any order. All parts lie below `total` in the caller's memory.
+    /// Moves parts, in any order. All parts lie below `total` in the caller's memory. Where that is allocated memory
+    /// (`program_memory`), and `is_direct`, it is not copied: a failed call leaves any bytes in it then.
     ///
     /// # Safety
     /// The memory of all parts is readable or writable, as `memory` requires.
     pub(crate) unsafe fn move_far(
-        &self,
+        &'static self,
         parts: &mut dyn Iterator<Item = Part>,
         total: usize,
         memory: Memory,
+        is_direct: bool,
     ) -> Result<Moved, Code> {
         let attached: &'static Attached = self.attached()?;
         let (ring, alive): (&'static Ring, _) = (&attached.ring, || self.is_alive(attached));
+        let mut direct = if is_direct { self.direct(attached, memory, total) } else { None };
         let mut room = Vec::new();
         // Parts to send before new ones: remainders of parts, and parts that were refused because the daemon did not
         // know their buffer.
@@ -119,10 +131,12 @@ impl Pool {
                     };
                     claim
                 };
-                let mut piece = None;
-                if part.len > MOVE_ABOVE_BYTES {
-                    let has = under_way.iter().filter(|u| u.piece.is_some()).count();
-                    piece = attached.buffers.another(has, part.id.node(), || self.new_buffer(attached));
+                let place = direct.as_ref().and_then(|direct| direct.place(&part));
+                let mut through = place.map(Through::Memory);
+                if part.len > MOVE_ABOVE_BYTES && through.is_none() {
+                    let is_piece = |u: &&UnderWay<'_>| matches!(u.through, Some(Through::Piece(_)));
+                    let has = under_way.iter().filter(is_piece).count();
+                    let piece = attached.buffers.another(has, part.id.node(), || self.new_buffer(attached));
                     if piece.is_none() && has > 0 {
                         // One of this call's pieces will be free soon.
                         again.push(part);
@@ -134,6 +148,7 @@ impl Pool {
                         again.push(Part { offset, at, len: part.len - BACKING_BYTES_MAX, ..part });
                         part.len = BACKING_BYTES_MAX;
                     }
+                    through = piece.map(Through::Piece);
                 }
                 let together = match is_new {
                     true => Together::of(part, parts, &mut next),
@@ -144,7 +159,7 @@ impl Pool {
                 let encoded = unsafe {
                     match &together {
                         Some(together) => together.encode(memory, &mut room),
-                        None => encode(&part, piece.as_ref(), memory, &mut room),
+                        None => encode(&part, through.as_ref(), memory, &mut room),
                     }
                 };
                 match encoded {
@@ -154,10 +169,10 @@ impl Pool {
                         break;
                     }
                 }
-                under_way.push_back(UnderWay { claim, part, together, piece });
+                under_way.push_back(UnderWay { claim, part, together, through });
             }
             // Every posted request is waited for: until its reply, the daemon owns its slot and its piece.
-            let Some(UnderWay { claim, part, together, piece }) = under_way.pop_front() else { break };
+            let Some(UnderWay { claim, part, together, through }) = under_way.pop_front() else { break };
             let until_ns = deadline.until_ns();
             room.resize(BACKING_BYTES_MAX + FIELDS_BYTES, 0);
             let answered = claim.finish_by(until_ns, &mut room, &alive, |reply, _| {
@@ -165,7 +180,7 @@ impl Pool {
                 unsafe {
                     match &together {
                         Some(together) => together.take(memory, reply),
-                        None => take(&part, piece.as_ref(), memory, reply),
+                        None => take(&part, through.as_ref(), memory, reply),
                     }
                 }
             });
@@ -174,12 +189,26 @@ impl Pool {
                 Err(_) => deadline.end(),
             }
             let answered = answered.map_err(|failure| self.failed(attached, failure)).and_then(|done| done);
-            match (answered, piece) {
-                (Err(Code::Fault), Some(piece)) => {
+            match (answered, through) {
+                (Err(Code::Fault), Some(Through::Memory(place))) => {
+                    match direct
+                        .as_mut()
+                        .map_or(Ok(()), |direct| direct.failed(&part, place, Some(ring.epoch())))
+                    {
+                        Ok(()) => again.push(part),
+                        Err(code) => moved.ends(part.at, Some(code)),
+                    }
+                }
+                (Err(code), Some(Through::Memory(place))) if !was_answered(code) => {
+                    // The call fails in any case.
+                    let _ = direct.as_mut().map(|direct| direct.failed(&part, place, None));
+                    moved.ends(part.at, Some(Code::Io));
+                }
+                (Err(Code::Fault), Some(Through::Piece(piece))) => {
                     attached.buffers.refused(part.id.node(), &piece);
                     again.push(part);
                 }
-                (Err(Code::Io | Code::PoolGone), Some(piece)) => {
+                (Err(code), Some(Through::Piece(piece))) if !was_answered(code) => {
                     attached.buffers.lose(piece);
                     moved.ends(part.at, Some(Code::Io));
                 }
@@ -189,8 +218,8 @@ impl Pool {
                         moved.ends(at, None);
                     }
                 }
-                (Ok(done), piece) => {
-                    if piece.is_some() {
+                (Ok(done), through) => {
+                    if let Some(Through::Piece(_)) = through {
                         attached.buffers.known(part.id.node());
                     }
                     if done < part.len {
@@ -202,6 +231,13 @@ impl Pool {
         // Parts that were not sent again.
         again.iter().for_each(|part| moved.ends(part.at, Some(Code::Io)));
         Ok(moved)
+    }
+
+    /// Has the process's buffer made, if it may need one.
+    pub(crate) fn prepare_buffer(&self, attached: &Attached) {
+        if attached.reply.nodes > 1 {
+            drop(attached.buffers.piece(attached.reply.node, || self.new_buffer(attached)));
+        }
     }
 
     fn new_buffer(&self, attached: &Attached) -> Result<Buffer, Code> {
@@ -233,7 +269,7 @@ impl Pool {
             // SAFETY: within the slice.
             unsafe { piece.fill(bytes.as_ptr(), len) };
             let epoch = attached.ring.epoch();
-            let op = moving(MoveKind::Append, 0, len, &piece);
+            let op = moving(MoveKind::Append, 0, len, (piece.buffer(), piece.at() as u32));
             let n = Request::Backing { id, op }.encode(caller(), &mut message)?;
             let answered = self.exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
                 Reply::Count(n) if n <= len as u64 => Ok(n as usize),
@@ -298,8 +334,22 @@ impl Pool {
     }
 }
 
-fn moving(kind: MoveKind, offset: u64, len: usize, piece: &Piece) -> BackingOp<'static> {
-    let (buffer, at) = (piece.buffer(), piece.at() as u32);
+/// False if it is unknown whether the request was executed, or still will be.
+fn was_answered(code: Code) -> bool {
+    !matches!(code, Code::Io | Code::PoolGone)
+}
+
+impl Through {
+    /// The number of the memory, and the offset in it.
+    fn place(&self) -> (u64, u32) {
+        match self {
+            Through::Piece(piece) => (piece.buffer(), piece.at() as u32),
+            Through::Memory(DirectPlace { number, at }) => (*number, *at),
+        }
+    }
+}
+
+fn moving(kind: MoveKind, offset: u64, len: usize, (buffer, at): (u64, u32)) -> BackingOp<'static> {
     BackingOp::Move(Move { kind, offset, bytes: len as u32, buffer, at })
 }
 
@@ -309,23 +359,25 @@ fn moving(kind: MoveKind, offset: u64, len: usize, piece: &Piece) -> BackingOp<'
 /// For a write, the part's memory is readable.
 unsafe fn encode(
     part: &Part,
-    piece: Option<&Piece>,
+    through: Option<&Through>,
     memory: Memory,
     message: &mut [u8],
 ) -> Result<usize, Code> {
     let (offset, len) = (part.offset, part.len);
-    let op = match (memory, piece) {
+    let op = match (memory, through) {
         (Memory::Into(_), None) => BackingOp::Read { offset, bytes: len as u32 },
-        (Memory::Into(_), Some(piece)) => moving(MoveKind::Read, offset, len, piece),
+        (Memory::Into(_), Some(through)) => moving(MoveKind::Read, offset, len, through.place()),
         (Memory::From(from), None) => {
             // SAFETY: the caller's promise; the slice is gone when this returns.
             let bytes = unsafe { std::slice::from_raw_parts(from.add(part.at), len) };
             BackingOp::Write { offset, append: false, bytes }
         }
-        (Memory::From(from), Some(piece)) => {
-            // SAFETY: the caller's promise.
-            unsafe { piece.fill(from.add(part.at), len) };
-            moving(MoveKind::Write, offset, len, piece)
+        (Memory::From(from), Some(through)) => {
+            if let Through::Piece(piece) = through {
+                // SAFETY: the caller's promise.
+                unsafe { piece.fill(from.add(part.at), len) };
+            }
+            moving(MoveKind::Write, offset, len, through.place())
         }
     };
     Request::Backing { id: part.id, op }.encode(caller(), message)
@@ -335,16 +387,18 @@ unsafe fn encode(
 ///
 /// # Safety
 /// For a read, the part's memory is writable.
-unsafe fn take(part: &Part, piece: Option<&Piece>, memory: Memory, reply: &[u8]) -> Result<usize, Code> {
-    match (Reply::decode(reply)?, memory, piece) {
+unsafe fn take(part: &Part, through: Option<&Through>, memory: Memory, reply: &[u8]) -> Result<usize, Code> {
+    match (Reply::decode(reply)?, memory, through) {
         (Reply::Bytes(bytes), Memory::Into(to), None) if bytes.len() <= part.len => {
             // SAFETY: the caller's promise.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(part.at), bytes.len()) };
             Ok(bytes.len())
         }
-        (Reply::Count(n), Memory::Into(to), Some(piece)) if n <= part.len as u64 => {
-            // SAFETY: the caller's promise.
-            unsafe { piece.empty(to.add(part.at), n as usize) };
+        (Reply::Count(n), Memory::Into(to), Some(through)) if n <= part.len as u64 => {
+            if let Through::Piece(piece) = through {
+                // SAFETY: the caller's promise.
+                unsafe { piece.empty(to.add(part.at), n as usize) };
+            }
             Ok(n as usize)
         }
         (Reply::Count(_), Memory::From(_), None) => Ok(part.len),

@@ -387,7 +387,8 @@ impl File {
         });
         // SAFETY: one part of memory, which the caller of `read_runs` or `write_runs` promises to be valid, and each
         // piece starts at its `before` in it.
-        let moved = unsafe { self.pool.move_far(&mut far, part.iov_len, memory(part.iov_base.cast()))? };
+        let moved =
+            unsafe { self.pool.move_far(&mut far, part.iov_len, memory(part.iov_base.cast()), false)? };
         match moved.failed {
             Some(code) => Err(code),
             None => Ok(moved.end == part.iov_len),

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 
 use forebay_block::Process;
 use forebay_sys::loop_device::{Info, LoopDevice, NAME_BYTES_MAX};
+use forebay_types::{name_hash, Ino};
+
+use crate::program::Options;
 
 /// What the names of devices on the memory of a piece begin with; the volume's name follows. `losetup` does not make such
 /// names.
@@ -82,9 +85,41 @@ impl Found {
         Ok(self.kind == Kind::Memory && (self.info.device, self.info.inode) == (stat.st_dev, stat.st_ino))
     }
 
+    /// The names of the volumes that are joined in a served device of this life of a pool; none for a device of one volume,
+    /// or of another life or pool.
+    pub fn joined(&self, pool: u64) -> Vec<Vec<u8>> {
+        let Kind::Served { pool: its, keeper } = self.kind else { return Vec::new() };
+        if its != pool {
+            return Vec::new();
+        }
+        let arguments = std::fs::read(format!("/proc/{}/cmdline", keeper.pid)).unwrap_or_default();
+        // Another process may have the number since.
+        if !keeper.lives() {
+            return Vec::new();
+        }
+        let mut options =
+            arguments.split(|byte| *byte == 0).filter_map(|one| serde_json::from_slice(one).ok());
+        let names = options.next().map_or_else(Vec::new, |options: Options| options.names());
+        if names.len() > 1 {
+            names
+        } else {
+            Vec::new()
+        }
+    }
+
     /// True if it is the device of the volume with this number, of this life of a pool, which a process serves.
     pub fn serves(&self, pool: u64, volume: u64) -> bool {
         matches!(self.kind, Kind::Served { pool: its, .. } if its == pool) && self.info.inode == volume
+    }
+}
+
+/// The number of the device of joined volumes, or of one, which has the volume's.
+pub fn joined_number(volumes: impl Iterator<Item = Ino>) -> u64 {
+    let numbers: Vec<u64> = volumes.map(|ino| ino.0).collect();
+    match numbers.as_slice() {
+        [] => 0,
+        [only] => *only,
+        several => name_hash(&several.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>()),
     }
 }
 
@@ -105,6 +140,14 @@ mod tests {
             assert!(name.len() <= NAME_BYTES_MAX, "{name}");
             assert_eq!(Kind::of(name.as_bytes()), Some(Kind::Served { pool, keeper }));
         }
+    }
+
+    #[test]
+    fn joined_volumes_have_a_number_of_their_own_and_of_their_order() {
+        let number = |all: &[u64]| joined_number(all.iter().map(|one| Ino(*one)));
+        assert_eq!((number(&[7]), number(&[])), (7, 0));
+        assert_ne!(number(&[7, 8]), number(&[8, 7]));
+        assert!(![7, 8].contains(&number(&[7, 8])));
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! every client does ([`medium`]).
 //!
 //! Nothing records a device but the kernel ([`found`]): the name of the loop device says of which kind it is, and for a
-//! served one of which pool and by which keeper; the inode number of its file is that of the memory, or of the volume. So
+//! served one of which pool and by which keeper; the inode number of its file is that of the memory, or of the volume, or one
+//! that follows from those of joined volumes, whose specifier is among the arguments of the keeper. So
 //! nothing is left of a device that has ended in whatever way.
 //!
 //! Tests: beside the code, `crates/cli/tests/volume_devices.rs`, `served_devices.rs`, and
@@ -15,5 +16,5 @@ mod found;
 mod medium;
 pub mod program;
 
-pub use found::{all, Found, Kind, MEMORY_MARK};
+pub use found::{all, joined_number, Found, Kind, MEMORY_MARK};
 pub use program::{start, Options};

@@ -4,6 +4,8 @@ use forebay_block::{Medium, Served};
 use forebay_types::{Code, Segment};
 use forebay_volume::Striped;
 
+use crate::found::joined_number;
+
 /// Requests that are served at the same time if pieces are on other nodes: each mostly waits.
 const FAR_THREADS: usize = 16;
 /// The same if all pieces are here, at most: each mostly copies.
@@ -24,32 +26,41 @@ impl VolumeMedium {
         VolumeMedium { volume }
     }
 
-    /// The number of the volume.
+    /// The number of the volume, or that of the joined volumes.
     pub(crate) fn number(&self) -> u64 {
-        self.volume.numbers().next().map_or(0, |ino| ino.0)
+        joined_number(self.volume.numbers())
     }
 
-    /// Has the pieces on this node stay in memory, with the tables that map them. Returns the first error.
-    pub(crate) fn lock(&self, segments: &[Segment]) -> std::io::Result<()> {
-        for (at, bytes) in segments.iter().zip(starts(segments)).flat_map(|(one, start)| stripes(one, start))
-        {
-            let Ok((place, run)) = self.volume.map(at) else { continue };
-            // SAFETY: `run` bytes are mapped there.
-            if unsafe { libc::mlock(place.cast(), run.min(bytes) as usize) } != 0 {
-                return Err(std::io::Error::last_os_error());
+    /// Has the pieces on this node stay in memory, with the tables that map them. Takes the segments of each of its volumes.
+    /// Returns the first error.
+    pub(crate) fn lock(&self, parts: &[Vec<Segment>]) -> std::io::Result<()> {
+        for (index, segments) in parts.iter().enumerate() {
+            for (at, bytes) in
+                segments.iter().zip(starts(segments)).flat_map(|(one, start)| stripes(one, start))
+            {
+                for (at, bytes) in joined(parts.len(), index, at, bytes) {
+                    let Ok((place, run)) = self.volume.map(at) else { continue };
+                    // SAFETY: `run` bytes are mapped there.
+                    if unsafe { libc::mlock(place.cast(), run.min(bytes) as usize) } != 0 {
+                        return Err(std::io::Error::last_os_error());
+                    }
+                }
             }
         }
         Ok(())
     }
 
     /// Reads some bytes of each piece on another node: what its first transfer needs is there then.
-    pub(crate) fn warm(&self, segments: &[Segment]) -> Result<(), Code> {
+    pub(crate) fn warm(&self, parts: &[Vec<Segment>]) -> Result<(), Code> {
         let mut memory = vec![0; REQUEST_BYTES_MAX as usize];
-        for (one, start) in segments.iter().zip(starts(segments)) {
-            for (at, _) in stripes(one, start).take(one.targets.as_slice().len()) {
-                let n = (self.volume.bytes() - at).min(REQUEST_BYTES_MAX) as usize;
-                if self.volume.map(at) == Err(Code::NotSupported) {
-                    self.volume.get_bytes(at, &mut memory[..n])?;
+        for (index, segments) in parts.iter().enumerate() {
+            for (one, start) in segments.iter().zip(starts(segments)) {
+                for (at, bytes) in stripes(one, start).take(one.targets.as_slice().len()) {
+                    let Some((at, _)) = joined(parts.len(), index, at, bytes).next() else { continue };
+                    let n = self.volume.bytes().saturating_sub(at).min(REQUEST_BYTES_MAX) as usize;
+                    if n > 0 && self.volume.map(at) == Err(Code::NotSupported) {
+                        self.volume.get_bytes(at, &mut memory[..n])?;
+                    }
                 }
             }
         }
@@ -84,6 +95,22 @@ fn starts(segments: &[Segment]) -> impl Iterator<Item = u64> + '_ {
 fn stripes(segment: &Segment, start: u64) -> impl Iterator<Item = (u64, u64)> {
     let (bytes, stripe) = (segment.bytes, segment.stripe_bytes);
     (0..bytes.div_ceil(stripe)).map(move |i| (start + i * stripe, stripe.min(bytes - i * stripe)))
+}
+
+/// Where a range of one of `count` joined volumes is in the joined one, in ranges of one stripe each.
+fn joined(count: usize, index: usize, at: u64, bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    let (count, index, stripe) = (count as u64, index as u64, Striped::STRIPE_BYTES);
+    let (mut next, end) = (at, at + bytes);
+    std::iter::from_fn(move || {
+        let at = next;
+        if count == 1 {
+            next = end;
+        } else {
+            next = end.min((at / stripe + 1) * stripe);
+        }
+        let place = if count == 1 { at } else { (at / stripe * count + index) * stripe + at % stripe };
+        (at < end).then_some((place, next - at))
+    })
 }
 
 impl Medium for VolumeMedium {
@@ -138,5 +165,14 @@ mod tests {
             segments.iter().zip(starts(&segments)).flat_map(|(one, start)| stripes(one, start)).collect();
         let kib = |(at, bytes): &(u64, u64)| (at >> 10, bytes >> 10);
         assert_eq!(all.iter().map(kib).collect::<Vec<_>>(), [(0, 8), (8, 8), (16, 4), (20, 4)]);
+    }
+
+    #[test]
+    fn ranges_of_joined_volumes_are_at_their_stripes() {
+        let mib = 1 << 20;
+        assert_eq!(joined(1, 0, 5, 3 * mib).collect::<Vec<_>>(), [(5, 3 * mib)]);
+        let second: Vec<_> = joined(3, 1, mib / 2, 2 * mib).collect();
+        let expected = [(mib + mib / 2, mib / 2), (4 * mib, mib), (7 * mib, mib / 2)];
+        assert_eq!(second, expected);
     }
 }

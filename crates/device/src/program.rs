@@ -11,6 +11,7 @@ use forebay_client::{Pool, Role};
 use forebay_sys::loop_device::Settings;
 use forebay_sys::process::shed_preload;
 use forebay_types::{Code, Error, Result, Segment};
+use forebay_volume::Specifier;
 use serde::{Deserialize, Serialize};
 
 use crate::found::Kind;
@@ -38,7 +39,7 @@ pub struct Options {
     pub pool: Vec<u8>,
     /// What distinguishes this life of the pool from others, of the same directory too.
     pub life: u64,
-    /// The volume's name.
+    /// The volume's name, or the specifier of joined volumes.
     pub volume: Vec<u8>,
     /// The device cannot be written.
     pub is_read_only: bool,
@@ -47,6 +48,12 @@ pub struct Options {
 }
 
 impl Options {
+    /// The names of the volumes that are joined, or of the only one.
+    pub fn names(&self) -> Vec<Vec<u8>> {
+        let parsed = Specifier::parse_all(&self.volume).unwrap_or_default();
+        parsed.into_iter().map(|one| one.volume).collect()
+    }
+
     fn what(&self) -> String {
         format!("cannot attach volume {}", self.volume.escape_ascii())
     }
@@ -127,30 +134,28 @@ fn be_server(device: Device, options: &Options, tell: Tell<()>) -> io::Result<()
     };
     warn("leaving its limited memory cgroup", leave_limited().map(drop));
     warn("mlockall", lock_program());
-    let (medium, segments) = match open(options) {
+    let (medium, parts) = match open(options) {
         Ok(opened) => opened,
         Err(e) => {
             tell.tell(Err(e));
             return Err(io::ErrorKind::Other.into());
         }
     };
-    warn("mlock", medium.lock(&segments));
+    warn("mlock", medium.lock(&parts));
     forebay_block::serve(device, &medium, Memory::New, || tell.tell(Ok(())))
 }
 
-fn open(options: &Options) -> Result<(VolumeMedium, Vec<Segment>)> {
+/// Opens the volume. Returns the segments of each that is joined, too.
+fn open(options: &Options) -> Result<(VolumeMedium, Vec<Vec<Segment>>)> {
     let dir = Path::new(OsStr::from_bytes(&options.pool));
     let pool = Pool::attach_as(dir, Role::Tool)?;
     let failed = |code: Code| Error::new(code, options.what()).why(code);
-    // It may grow between the two, which only leaves out what is locked then.
     let volume = pool.volume_open(&options.volume, !options.is_read_only)?;
-    let mut segments = pool.volume(&options.volume).map_err(failed)?.segments;
-    let (mut end, bytes) = (0, volume.bytes());
-    segments.retain(|one| {
-        end += one.bytes;
-        end <= bytes
-    });
-    let medium = VolumeMedium::new(volume);
-    medium.warm(&segments).map_err(failed)?;
-    Ok((medium, segments))
+    // What one has grown by since then is not found in it, and neither locked nor read.
+    let names = options.names();
+    let parts: Result<Vec<Vec<Segment>>> =
+        names.iter().map(|name| pool.volume(name).map(|one| one.segments).map_err(failed)).collect();
+    let (parts, medium) = (parts?, VolumeMedium::new(volume));
+    medium.warm(&parts).map_err(failed)?;
+    Ok((medium, parts))
 }

@@ -48,6 +48,12 @@ pub const KIND_WATCH: u16 = 8;
 /// volume's head, whose first word is the end of its file. While either the descriptor or a
 /// mapping of the piece exists, the volume counts as open.
 pub const KIND_PIECE: u16 = 9;
+/// Memory that a program allocated by forebay_alloc, for transfers from and to it by the network (docs/decisions/0053).
+/// The body is the session and a number, both u64. If the number is 0, one byte follows with the descriptor of the memory:
+/// a memfd of whole pages whose size is sealed. Answered with KIND_MEMORY and a u64, the number by which requests name the
+/// memory. With another number, the memory with that number is withdrawn; the answer has the number. Answered with an error
+/// if the daemon does not accept the memory.
+pub const KIND_MEMORY: u16 = 10;
 /// Attach a process that passes its descriptors to no other process.
 pub const ATTACH_TOOL: u8 = 1;
 /// Attach the process that serves the mount.

@@ -57,6 +57,15 @@ pub const BUFFER_BYTES: usize = 16 << 20;
 /// Processes of a node that have a buffer of [`BUFFER_BYTES`]. Only the used part of a buffer takes memory. Other
 /// processes' data go within requests.
 pub const BUFFERS_MAX: usize = 128;
+/// Bytes of one range of memory that a program allocates for transfers: a request names a place in it by 32 bits.
+pub const PROGRAM_MEMORY_BYTES_MAX: usize = 1 << 32;
+/// Ranges of memory that a process has allocated or registered for transfers at the same time. A call searches all of them.
+pub const PROGRAM_MEMORIES_MAX: usize = 256;
+/// Ranges of memory of programs that a daemon has registered with the network: a mapping each, of 65,530 that the kernel
+/// allows a process. Further ones are copied.
+pub const PROGRAM_MEMORIES_REGISTERED_MAX: usize = 4096;
+/// How long a process waits until it has memory registered again that its daemon refused, or has withdrawn.
+pub const PROGRAM_MEMORY_PAUSE_MS: u64 = 1_000;
 /// How long a buffer's memory stays in quarantine after a request on it ended with an unknown outcome. A transfer may
 /// still be in flight: the file's node starts it within [`NODE_TIMEOUT_MS`] of the request and ends it within the same
 /// time, and clients' requests end within [`CALL_TIMEOUT_MS`].

@@ -240,6 +240,7 @@ Examples:
   mkfs.ext4 $dev; mount $dev /mnt
   umount /mnt; forebay volume detach particles
   forebay volume attach wide --read-only    also of pieces on other nodes
+  forebay volume attach a+b                 one disk, striped over two volumes in 1 MiB; detach a+b ends it
 
 It takes root. The kernel serves a volume that is one piece on this node. Others are served by processes (forebay-device)
 until the device is detached; when the pool ends, their I/O fails. Without root: forebay volume export.")]
@@ -250,7 +251,7 @@ pub(crate) struct VolumeAttach {
     /// Print the device as JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// The volume
+    /// The volume, or a specifier, which may join several by +
     #[arg(value_name = "NAME")]
     pub(crate) name: OsString,
 }

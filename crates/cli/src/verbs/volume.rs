@@ -148,7 +148,7 @@ fn list(pool: &'static Pool, dir: &Path, json: bool) -> Result<ExitCode> {
     if json {
         let one = |(name, volume): &(Vec<u8>, Volume)| {
             let mut object = value(name, volume);
-            object["device"] = json!(devices.path_of(pool, volume));
+            object["device"] = json!(devices.path_with(pool, volume));
             object["allocated_bytes"] = json!(allocated(pool, name, volume));
             object
         };
@@ -169,7 +169,7 @@ fn list(pool: &'static Pool, dir: &Path, json: bool) -> Result<ExitCode> {
             allocated(pool, name, volume)
                 .map_or_else(String::new, |bytes| format!("  (thin, {} allocated)", table::bytes(bytes)))
                 + &devices
-                    .path_of(pool, volume)
+                    .path_with(pool, volume)
                     .map_or_else(String::new, |path| format!("  {}", path.display()))
         ));
     }
@@ -212,7 +212,7 @@ fn show(pool: &'static Pool, dir: &Path, arguments: &VolumeNames) -> Result<Exit
             let places = places.join(", ");
             facts.add(&format!("segment {i}"), format!("{} on {places}", table::bytes(segment.bytes)));
         }
-        let device = devices.path_of(pool, &volume);
+        let device = devices.path_with(pool, &volume);
         if let Some(device) = &device {
             facts.add("device", device.display().to_string());
         }

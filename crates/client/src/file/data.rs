@@ -97,7 +97,7 @@ impl File {
                     let to = Memory::Into(part.as_mut_ptr());
                     let mut parts = parts(remote.id, extent.offset, 0, part.len());
                     // SAFETY: the buffer is writable and has the given length.
-                    let moved = unsafe { self.pool.move_far(&mut parts, part.len(), to)? };
+                    let moved = unsafe { self.pool.move_far(&mut parts, part.len(), to, false)? };
                     match moved.failed {
                         Some(code) => return Err(code),
                         None => moved.end,
@@ -174,7 +174,7 @@ impl File {
             }
         });
         // SAFETY: the caller's promise; all parts are within the memory.
-        let mut moved = unsafe { self.pool.move_far(&mut far, len, memory)? };
+        let mut moved = unsafe { self.pool.move_far(&mut far, len, memory, false)? };
         moved.ends(here.end, here.failed);
         Ok(moved)
     }

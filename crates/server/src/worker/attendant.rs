@@ -6,6 +6,7 @@
 
 mod connection;
 mod desk;
+mod program_memory;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};

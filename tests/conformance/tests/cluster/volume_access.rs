@@ -109,6 +109,7 @@ fn process_of_volume_tests() {
         ["mix", index, count] => {
             mix(&pool.volume_open(b"v", true).unwrap(), index.parse().unwrap(), count.parse().unwrap());
         }
+        ["memory", what] => crate::volume_memory::task(pool, what),
         ["fails", node] => fails(&pool.volume_open(b"v", true).unwrap(), node),
         other => panic!("{other:?} is no task"),
     }
@@ -163,7 +164,7 @@ fn call(line: &str) -> Call {
 }
 
 /// Tries again until it succeeds, or another error than EIO comes.
-fn persistently(mut act: impl FnMut() -> Result<(), Code>) {
+pub(crate) fn persistently(mut act: impl FnMut() -> Result<(), Code>) {
     until("an access that succeeds", || match act() {
         Ok(()) => Some(()),
         Err(Code::Io) => None,

@@ -2,13 +2,13 @@
 //!
 //! A volume of one piece on this node is a loop device on its memory, which the kernel copies to and from: no process
 //! serves it, and it has the volume open. Any other has a process that serves it (`forebay-device`). There is no record of
-//! either: the kernel knows them (`devices.rs`).
+//! either: the kernel knows them (`devices.rs`). Volumes that a specifier joins are served as one, striped over them.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,7 +19,8 @@ use forebay_client::Pool;
 use forebay_device::{Found, Kind, MEMORY_MARK};
 use forebay_server::directory::LOG_FILE;
 use forebay_sys::loop_device::{attribute, locked_control, LoopDevice, Settings};
-use forebay_types::{Code, Error, Result};
+use forebay_types::{Code, Error, Result, Volume};
+use forebay_volume::Specifier;
 use serde_json::json;
 
 use super::devices::{life, Devices};
@@ -57,23 +58,36 @@ pub(super) fn attach(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) 
     let name = arguments.name.as_os_str();
     let what = || format!("cannot attach volume {}", table::printable(name.as_bytes()));
     let cannot = |e: io::Error| refused("attach volume", name, &e);
-    let memory = match pool.volume_memory(name.as_bytes(), !arguments.read_only) {
-        Ok(memory) => Some(memory),
-        Err(Code::NotSupported) => None,
-        Err(code) => return Err(failed(pool, code, "attach", name, 1)),
+    let names = volumes_of(pool, name, !arguments.read_only)?;
+    let memory = match names.as_slice() {
+        [only] => match pool.volume_memory(only.as_bytes(), !arguments.read_only) {
+            Ok(memory) => Some(memory),
+            Err(Code::NotSupported) => None,
+            Err(code) => return Err(failed(pool, code, "attach", name, 1)),
+        },
+        _ => None,
     };
     // Two commands do not attach one volume.
     let control = locked_control().map_err(cannot)?;
-    let volume = pool.volume(name.as_bytes()).map_err(|code| failed(pool, code, "attach", name, 1))?;
-    if let Some(path) = Devices::look(dir)?.path_of(pool, &volume) {
-        return Err(Error::new(Code::Exists, what()).why(format!("it is {} already", path.display())));
+    let devices = Devices::look(dir)?;
+    let volumes = records(pool, "attach", &names)?;
+    for (one, volume) in names.iter().zip(&volumes) {
+        let Some(path) = devices.path_with(pool, volume) else { continue };
+        let which = match names.len() {
+            1 => "it".into(),
+            _ => format!("volume {}", table::printable(one.as_bytes())),
+        };
+        let how = match devices.of(pool, volume) {
+            Some(_) => "is",
+            None => "is part of",
+        };
+        let why = format!("{which} {how} {} already", path.display());
+        return Err(Error::new(Code::Exists, what()).why(why).cure("detach that device first"));
     }
-    let is_served = memory.is_none();
+    let (is_served, is_thin) = (memory.is_none(), volumes.iter().all(Volume::is_thin));
     let device = match memory {
-        Some(memory) => {
-            attach_memory(&memory, name, arguments.read_only, volume.is_thin()).map_err(cannot)?
-        }
-        None => attach_served(pool, dir, arguments, volume.is_thin())?,
+        Some(memory) => attach_memory(&memory, &names[0], arguments.read_only, is_thin).map_err(cannot)?,
+        None => attach_served(pool, dir, arguments, is_thin)?,
     };
     drop(control);
     match arguments.json {
@@ -85,6 +99,40 @@ pub(super) fn attach(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) 
         false => failure::put(format!("{}\n", device.display())),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The volumes of a name, or of a specifier that may join several, which are opened to see whether they can be.
+fn volumes_of(pool: &'static Pool, name: &OsStr, writes: bool) -> Result<Vec<OsString>> {
+    let bytes = name.as_bytes();
+    if !bytes.iter().any(|byte| b"+:".contains(byte)) {
+        return Ok(vec![name.to_owned()]);
+    }
+    drop(pool.volume_open(bytes, writes)?);
+    let names = names_of(name)?;
+    for (i, one) in names.iter().enumerate() {
+        if names[..i].contains(one) {
+            let what = format!("cannot attach volume {}", table::printable(bytes));
+            let why = format!("it joins volume {} with itself", table::printable(one.as_bytes()));
+            return Err(Error::new(Code::Invalid, what).why(why));
+        }
+    }
+    Ok(names)
+}
+
+/// The names of the volumes of a specifier.
+fn names_of(specifier: &OsStr) -> Result<Vec<OsString>> {
+    let parsed = Specifier::parse_all(specifier.as_bytes()).map_err(|problem| {
+        let what = format!("cannot find the device of {}", table::printable(specifier.as_bytes()));
+        Error::new(Code::Invalid, what).why(problem)
+    })?;
+    Ok(parsed.into_iter().map(|one| OsString::from_vec(one.volume)).collect())
+}
+
+fn records(pool: &Pool, verb: &str, names: &[OsString]) -> Result<Vec<Volume>> {
+    let record = |name: &OsString| {
+        pool.volume(name.as_bytes()).map_err(|code| failed(pool, code, verb, name.as_os_str(), 1))
+    };
+    names.iter().map(record).collect()
 }
 
 /// A device on the memory of a volume's only piece.
@@ -181,10 +229,24 @@ fn detach_one(pool: Option<(&Pool, &Path)>, name: &OsStr) -> Result<Ended> {
     let find = || match pool.filter(|_| !name.as_bytes().starts_with(DEVICES)) {
         None => Ok(Path::new(name).to_owned()),
         Some((pool, dir)) => {
-            let volume =
-                pool.volume(name.as_bytes()).map_err(|code| failed(pool, code, "detach", name, 1))?;
-            let path = Devices::look(dir)?.path_of(pool, &volume);
-            path.ok_or_else(|| Error::new(Code::NotFound, what()).why("it is not attached"))
+            let not_attached = |why: String| Error::new(Code::NotFound, what()).why(why);
+            let volumes = records(pool, "detach", &names_of(name)?)?;
+            let devices = Devices::look(dir)?;
+            let found = match volumes.as_slice() {
+                [only] => devices.of(pool, only),
+                _ => devices.of_joined(&volumes),
+            };
+            if let Some(found) = found {
+                return Ok(found.path.clone());
+            }
+            let with = volumes.iter().find_map(|volume| devices.with(pool, volume));
+            Err(match with {
+                Some(with) => {
+                    not_attached(format!("it is not attached alone, but part of {}", with.path.display()))
+                        .cure(format!("detach {}", with.path.display()))
+                }
+                None => not_attached("it is not attached".into()),
+            })
         }
     };
     find()?;

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use forebay_client::Pool;
-use forebay_device::{Found, Kind};
+use forebay_device::{joined_number, Found, Kind};
 use forebay_sys::process::Stat;
 use forebay_types::name_hash;
 use forebay_types::{Error, Result, Volume};
@@ -54,8 +54,20 @@ impl Devices {
         self.all.iter().find(is_its)
     }
 
-    /// Its path.
-    pub(super) fn path_of(&self, pool: &Pool, volume: &Volume) -> Option<PathBuf> {
-        self.of(pool, volume).map(|found| found.path.clone())
+    /// The device of joined volumes, in this order.
+    pub(super) fn of_joined(&self, volumes: &[Volume]) -> Option<&Found> {
+        let number = joined_number(volumes.iter().map(|volume| volume.ino));
+        self.all.iter().find(|one| self.life.is_some_and(|life| one.serves(life, number)))
+    }
+
+    /// The device of joined volumes of which a volume is one.
+    pub(super) fn with(&self, pool: &Pool, volume: &Volume) -> Option<&Found> {
+        let is_it = |name: &Vec<u8>| pool.volume(name).is_ok_and(|one| one.ino == volume.ino);
+        self.all.iter().find(|one| self.life.is_some_and(|life| one.joined(life).iter().any(is_it)))
+    }
+
+    /// The path of the device that has a volume's bytes, alone or with those of others.
+    pub(super) fn path_with(&self, pool: &Pool, volume: &Volume) -> Option<PathBuf> {
+        self.of(pool, volume).or_else(|| self.with(pool, volume)).map(|found| found.path.clone())
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_ring::{
     read_exact, receive_fds, send_fds, write_all, AttachReply, Header, ATTACH_FDS, HEADER_BYTES, KIND_ALIVE,
-    KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_CONTROL, KIND_MOUNT, KIND_PIECE, KIND_WATCH,
+    KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_CONTROL, KIND_MEMORY, KIND_MOUNT, KIND_PIECE, KIND_WATCH,
 };
 use forebay_types::limits::{BUFFER_BYTES, RINGS_MAX};
 use forebay_types::{Code, Error, Ino, NodeId, PieceId, Reader, Result};
@@ -133,12 +133,7 @@ impl Connection<'_> {
                         tracing::debug!("{e}");
                         return self.refuse(e.code, &e.to_string());
                     }
-                    // The session may have ended before the network thread received its buffer.
-                    if !self.is_known(session)? {
-                        if let Some(network) = &self.desk.network {
-                            network.give(Command::EndSession(session, Vec::new()));
-                        }
-                    }
+                    self.end_if_over(session)?;
                 }
                 KIND_MOUNT => {
                     let session = body.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
@@ -149,6 +144,7 @@ impl Connection<'_> {
                     return Ok(()); // `attached_programs` owns the connection from here on
                 }
                 KIND_PIECE => self.open_piece(&body)?,
+                KIND_MEMORY => self.program_memory(&body)?,
                 KIND_WATCH => self.watch(&body)?,
                 KIND_CONTROL => self.control(&body)?,
                 _ => return self.refuse(Code::Malformed, "unknown kind of message"),
@@ -156,7 +152,17 @@ impl Connection<'_> {
         }
     }
 
-    fn refuse(&self, code: Code, text: &str) -> std::result::Result<(), Code> {
+    /// Releases what the network thread has of a session that may have ended before the thread received it.
+    pub(super) fn end_if_over(&self, session: u64) -> std::result::Result<(), Code> {
+        if !self.is_known(session)? {
+            if let Some(network) = &self.desk.network {
+                network.give(Command::EndSession(session, Vec::new()));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn refuse(&self, code: Code, text: &str) -> std::result::Result<(), Code> {
         write_all(self.socket.as_fd(), &refusal(code, text))
     }
 
@@ -166,7 +172,7 @@ impl Connection<'_> {
         reply.recv().map_err(|_| Code::PoolGone)
     }
 
-    fn is_known(&self, session: u64) -> std::result::Result<bool, Code> {
+    pub(super) fn is_known(&self, session: u64) -> std::result::Result<bool, Code> {
         let (send, receive) = mpsc::channel();
         self.ask_shard(Message::Known(session, send), &receive)
     }

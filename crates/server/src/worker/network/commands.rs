@@ -71,6 +71,24 @@ pub(in crate::worker) enum Command {
         /// The buffer.
         memory: Region,
     },
+    /// A client has memory of its own for data to and from other nodes.
+    ProgramMemory {
+        /// The client's session.
+        session: u64,
+        /// The memory's number.
+        number: u64,
+        /// The memory.
+        memory: Region,
+        /// Gets the outcome.
+        registered: Sender<Result<(), Code>>,
+    },
+    /// A client does not use such memory any longer.
+    WithdrawMemory {
+        /// The client's session.
+        session: u64,
+        /// The memory's number.
+        number: u64,
+    },
     /// Remove the backing files of deleted inodes on other nodes.
     Remove(Vec<(Ino, Layout)>),
     /// A client has ended. These nodes keep state for it.

@@ -2,6 +2,7 @@
 //! thread that serves them. Which thread runs its rounds, and how it sleeps, is in `handoff.rs`.
 
 mod bulk_transfer;
+mod client_buffers;
 mod cluster_status;
 mod data_requests;
 mod flights;
@@ -208,7 +209,7 @@ impl NetworkThread {
                     return false;
                 }
                 let nodes: BTreeSet<NodeId> = self.clients.detach(session).into_iter().chain(nodes).collect();
-                self.retire_buffers(session, true);
+                self.retire_buffers(session);
                 self.end_served(session);
                 // Also state of an earlier worker.
                 self.kept.locks.end(session);
@@ -233,6 +234,11 @@ impl NetworkThread {
             }
             Command::Moved(moving, result) => self.piece_moved(*moving, result),
             Command::Buffer { session, number, memory } => self.add_buffer(session, number, memory),
+            Command::ProgramMemory { session, number, memory, registered } => {
+                // The client may have given up.
+                let _ = registered.send(self.add_program_memory(session, number, memory));
+            }
+            Command::WithdrawMemory { session, number } => self.withdraw_memory(session, number),
             Command::Mark(ino, done) => self.tell(Message::Mark(ino, done)),
             Command::RenewLease(node) => self.renewals.want(node, self.calls.now()),
             Command::Revocation { node, number, message } => return self.revoke(node, number, message),

@@ -24,107 +24,22 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use forebay_fabric::{Access, Body, Direction, Failed, Local, Region, Registered, Ticket, Transfer};
-use forebay_types::limits::{
-    BACKING_AHEAD, BUFFERS_MAX, BUFFERS_QUARANTINED_MAX, EAGER_BUFFERS, EAGER_BUFFER_BYTES, MOVE_BYTES_MAX,
-    QUARANTINE_MS,
-};
+use forebay_fabric::{Body, Direction, Failed, Local, Registered, Ticket, Transfer};
+use forebay_types::limits::{BACKING_AHEAD, EAGER_BUFFERS, EAGER_BUFFER_BYTES, MOVE_BYTES_MAX};
 use forebay_types::{BackingId, Code, Move, MoveKind, NodeId, Reply};
 use forebay_wire::{DataLocation, Memory, Message as Wire};
 
 use super::flights::Flight;
-use super::moves::{Asked, Asking, Buffer, Canary};
+use super::moves::{Asked, Asking, Canary};
 use super::state::{NetworkThread, NODE_TIMEOUT, SHORT_REPLY_BYTES};
 use crate::worker::call::Call;
 use crate::worker::network::bounce::{Bounce, DataBuffer};
 use crate::worker::network::commands::Command;
-use crate::worker::network::eager_buffers::{end_quarantine, Arrived, BufferUse, RemoteBuffers, UsedBuffer};
+use crate::worker::network::eager_buffers::{Arrived, BufferUse, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::{Job, Moving};
-
-/// How long memory that a peer may still write stays in quarantine: longer than any request is served.
-const QUARANTINE: Duration = Duration::from_millis(QUARANTINE_MS);
 
 impl NetworkThread {
     // --- for this node's clients
-
-    /// Adds a process's buffer, which replaces the one it had.
-    pub(super) fn add_buffer(&mut self, session: u64, number: u64, memory: Region) {
-        self.retire_buffers(session, false);
-        if self.moves.buffers.len() >= BUFFERS_MAX || self.moves.quarantined.len() >= BUFFERS_QUARANTINED_MAX
-        {
-            return tracing::debug!(
-                "{} processes have buffers and {} are in quarantine: further processes send data inside requests",
-                self.moves.buffers.len(),
-                self.moves.quarantined.len()
-            );
-        }
-        let memory = Arc::new(memory);
-        match self.calls.endpoint().register(Arc::clone(&memory), Access::BOTH) {
-            Ok(registered) => {
-                let (retired, in_doubt, orphaned) = (false, false, false);
-                let buffer = Buffer { session, memory, registered, flights: 0, retired, in_doubt, orphaned };
-                self.moves.buffers.insert(number, buffer);
-            }
-            Err(code) => tracing::warn!("cannot register a client's buffer: {code}"),
-        }
-    }
-
-    /// Retires a process's buffers. `over`: the process has ended, and does not read what is in them either.
-    pub(super) fn retire_buffers(&mut self, session: u64, over: bool) {
-        let theirs = self.moves.buffers.iter_mut().filter(|(_, buffer)| buffer.session == session);
-        let theirs: Vec<u64> = theirs
-            .map(|(number, buffer)| {
-                buffer.orphaned |= over;
-                *number
-            })
-            .collect();
-        for number in theirs {
-            self.retire_buffer(number, false);
-        }
-        if over {
-            let theirs = self.moves.quarantined.iter().filter(|(_, of, _)| *of == session);
-            theirs.for_each(|(.., memory)| memory.discard());
-        }
-    }
-
-    /// A node has a new worker. Transfers of the old one may still arrive, behind those of the new one: the buffers of
-    /// requests to it are retired when these have ended.
-    pub(super) fn doubt_moves(&mut self, node: NodeId) {
-        for flight in self.flights.values() {
-            let Flight::Move(asking) = flight else { continue };
-            if let Some(buffer) = self.moves.buffers.get_mut(&asking.buffer).filter(|_| asking.node == node) {
-                (buffer.retired, buffer.in_doubt) = (true, true);
-            }
-        }
-    }
-
-    /// Retires a buffer. It is removed when the requests in flight have ended.
-    fn retire_buffer(&mut self, number: u64, in_doubt: bool) {
-        let Some(buffer) = self.moves.buffers.get_mut(&number) else { return };
-        buffer.retired = true;
-        buffer.in_doubt |= in_doubt;
-        if buffer.flights > 0 {
-            return;
-        }
-        let Some(buffer) = self.moves.buffers.remove(&number) else { return };
-        self.calls.endpoint().unregister(buffer.registered.local);
-        if buffer.in_doubt {
-            if buffer.orphaned {
-                // A live process frees its memory itself, when it has read what is in it.
-                buffer.memory.discard();
-            }
-            self.moves.quarantined.push((self.calls.now() + QUARANTINE, buffer.session, buffer.memory));
-        }
-    }
-
-    /// Frees memory whose quarantine is over.
-    pub(super) fn end_quarantines(&mut self, now: Duration) {
-        self.moves.granted.end_quarantines(now);
-        end_quarantine(&mut self.moves.quarantined, |(until, ..)| *until <= now, |(.., memory)| memory);
-    }
 
     /// Sends a client's data request to the file's node. False when it must wait.
     pub(super) fn forward_move(&mut self, node: NodeId, id: BackingId, wish: Move, call: Call) -> bool {
@@ -178,7 +93,8 @@ impl NetworkThread {
         match self.calls.call(node, stamp, &message_to, deadline) {
             Ok(asked) => {
                 buffer.flights += 1;
-                let asking = Asking { node, stamp, buffer: wish.buffer, canary, eager, again: false };
+                let reads = wish.kind == MoveKind::Read;
+                let asking = Asking { node, stamp, buffer: wish.buffer, canary, eager, again: false, reads };
                 self.flights.insert(asked, Flight::Move(asking));
             }
             Err(Code::Busy) => {
@@ -283,9 +199,12 @@ impl NetworkThread {
                 }
             }
         }
-        // No canary can be written for the second reply: late data may be there already.
+        // No canary can be written for the second reply: late data may be there already. The memory of a program must
+        // not change after the reply, but what it has put in flight for a worker that ended may still arrive.
         let is_unproven =
-            asking.again && self.moves.buffers.get(&number).is_some_and(|buffer| buffer.in_doubt);
+            self.moves.buffers.get(&number).is_some_and(|buffer| {
+                buffer.in_doubt && (asking.again || asking.reads && buffer.is_programs)
+            });
         let undone =
             reply.as_deref().is_ok_and(|reply| is_unproven || Reply::decode(reply) == Err(Code::Interrupted));
         let in_doubt = reply.is_err() && sent || undone;

@@ -25,6 +25,8 @@ pub(super) struct Asking {
     pub(super) eager: Option<UsedBuffer>,
     /// The first reply arrived without its data, and the request was repeated.
     pub(super) again: bool,
+    /// Data are written into the buffer.
+    pub(super) reads: bool,
 }
 
 /// The canary of a read: the value at the place of its last byte until the data have arrived.
@@ -78,6 +80,38 @@ pub(super) struct Buffer {
     pub(super) in_doubt: bool,
     /// Its process has ended.
     pub(super) orphaned: bool,
+    /// Memory that the program works with, and not one from which the client copies.
+    pub(super) is_programs: bool,
+}
+
+impl Buffer {
+    pub(super) fn new(
+        session: u64,
+        memory: Arc<Region>,
+        registered: Registered,
+        is_programs: bool,
+    ) -> Buffer {
+        let (retired, in_doubt, orphaned) = (false, false, false);
+        Buffer { session, memory, registered, flights: 0, retired, in_doubt, orphaned, is_programs }
+    }
+
+    /// Frees the pages of memory whose process has ended. Other processes may have the memory of a program, such as its
+    /// children: the kernel frees it with its last mapping.
+    pub(super) fn free(&self) {
+        if !self.is_programs {
+            self.memory.discard();
+        }
+    }
+}
+
+/// Memory in quarantine.
+#[derive(Debug)]
+pub(super) struct Quarantined {
+    pub(super) until: Duration,
+    pub(super) session: u64,
+    pub(super) memory: Arc<Region>,
+    /// As of [`Buffer`].
+    pub(super) is_programs: bool,
 }
 
 /// The state of both sides.
@@ -85,8 +119,8 @@ pub(super) struct Buffer {
 pub(super) struct Moves {
     /// Buffers of this node's processes, by their numbers.
     pub(super) buffers: HashMap<u64, Buffer>,
-    /// Memory in quarantine: until when, and its session.
-    pub(super) quarantined: Vec<(Duration, u64, Arc<Region>)>,
+    /// Memory in quarantine.
+    pub(super) quarantined: Vec<Quarantined>,
     /// The bounce buffer, made when another node first requests data.
     pub(super) bounce: Option<Bounce>,
     /// Requests that wait for a piece of the bounce buffer.

@@ -2,15 +2,17 @@
 //! arrived.
 
 use std::sync::mpsc::{channel, Receiver};
+use std::sync::Arc;
 
 use super::*;
 use crate::worker::message::Message;
 use crate::worker::network::{queue, KeptOpen, Taker};
 use crate::worker::session_id::session_on;
 use forebay_fabric::simulated::{Faults, Network};
+use forebay_fabric::Region;
 use forebay_fabric::{Calls, CallsSettings, Identity};
 use forebay_meta::Client;
-use forebay_types::limits::BUFFER_BYTES;
+use forebay_types::limits::{BUFFER_BYTES, PROGRAM_MEMORIES_MAX};
 use forebay_types::{BackingOp, Caller, Ino, Request};
 use forebay_wire::{Secret, Stamp};
 
@@ -87,7 +89,7 @@ fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
             // Read at once, without data that arrive later.
             seen.memory = vec![0; BYTES];
             let memory = client.moves.buffers.get(&5).map(|buffer| Arc::clone(&buffer.memory));
-            let rested = || client.moves.quarantined.first().map(|(_, _, memory)| Arc::clone(memory));
+            let rested = || client.moves.quarantined.first().map(|one| Arc::clone(&one.memory));
             memory.or_else(rested).unwrap().read_at(4096, &mut seen.memory).unwrap();
         }
     }
@@ -154,6 +156,72 @@ fn second_answer_of_another_worker_than_the_first_is_none() {
         });
         assert_eq!(Reply::decode(&reply.unwrap()), expected);
     }
+}
+
+#[test]
+fn memory_of_a_program_is_not_answered_for_while_a_former_worker_may_write_it() {
+    let mut count = [0; 16];
+    let n = Reply::encode(&Ok(Reply::Count(BYTES as u64)), &mut count).unwrap();
+    let done = Ok(Reply::Count(BYTES as u64));
+    for (is_programs, kind, is_in_doubt, expected) in [
+        (false, MoveKind::Read, true, done),
+        (true, MoveKind::Read, false, done),
+        (true, MoveKind::Read, true, Err(Code::Fault)),
+        (true, MoveKind::Write, true, done),
+    ] {
+        let network = Network::new(1, Faults::NONE);
+        let (mut client, told, _no_jobs) = thread(&network, CLIENTS, 1);
+        let stamp = Stamp { session: session_on(CLIENTS, 9), slot: 0, sequence: 1 };
+        let memory = Region::new(BUFFER_BYTES).unwrap();
+        match is_programs {
+            true => client.add_program_memory(stamp.session, 5, memory).unwrap(),
+            false => client.add_buffer(stamp.session, 5, memory),
+        }
+        let id = BackingId { target: u32::from(FILES.0) << 16, ino: Ino(5), number: 0, stripe: 0 };
+        let wish = Move { kind, offset: 0, bytes: BYTES as u32, buffer: 5, at: 4096 };
+        assert!(client.forward_move(FILES, id, wish, call(stamp, id, wish)));
+        if is_in_doubt {
+            client.doubt_moves(FILES);
+        }
+        let moves = client.flights.drain().filter_map(|(_, flight)| match flight {
+            Flight::Move(asking) => Some(asking),
+            _ => None,
+        });
+        let mut asking = { moves }.next().unwrap();
+        // The data have arrived.
+        asking.canary = None;
+        client.move_ended(asking, Ok(count[..n].to_vec()), true);
+        let reply = told.try_iter().find_map(|message| match message {
+            Message::Answered { reply, .. } => Some(reply),
+            _ => None,
+        });
+        assert_eq!(Reply::decode(&reply.unwrap()), expected, "{is_programs} {kind:?} {is_in_doubt}");
+        // What is in doubt is used by no further request.
+        assert_eq!(client.moves.buffers.contains_key(&5), !is_in_doubt);
+        assert_eq!(client.moves.quarantined.len(), usize::from(is_in_doubt));
+    }
+}
+
+#[test]
+fn memory_of_programs_is_withdrawn_by_its_session_alone_and_a_buffer_does_not_replace_it() {
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let (one, two) = (session_on(CLIENTS, 9), session_on(CLIENTS, 10));
+    let memory = || Region::new(4096).unwrap();
+    for number in 1..=PROGRAM_MEMORIES_MAX as u64 {
+        client.add_program_memory(one, number, memory()).unwrap();
+    }
+    assert_eq!(client.add_program_memory(one, 999, memory()), Err(Code::NoResources));
+    client.add_program_memory(two, 1000, memory()).unwrap();
+    client.add_buffer(one, 1001, memory());
+    client.withdraw_memory(two, 1);
+    client.withdraw_memory(one, 1001);
+    assert_eq!(client.moves.buffers.len(), PROGRAM_MEMORIES_MAX + 2);
+    client.withdraw_memory(one, 1);
+    client.add_program_memory(one, 999, memory()).unwrap();
+    client.retire_buffers(one);
+    assert_eq!(client.moves.buffers.keys().copied().collect::<Vec<_>>(), [1000]);
+    assert!(client.moves.quarantined.is_empty());
 }
 
 /// The result of writes of [`BYTES`] each, one after the other, in spite of the faults.
