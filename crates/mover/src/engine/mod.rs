@@ -33,6 +33,7 @@ mod pass;
 mod peers;
 mod prestage;
 mod ranges;
+mod readers;
 mod reconcile;
 mod recover;
 mod removals;
