@@ -13,6 +13,7 @@
 
 mod ahead;
 mod batch;
+mod copy_turn;
 mod copying;
 mod drain;
 mod evict;
