@@ -15,9 +15,9 @@
 //! of them for a listing and to tell whether the directory is empty. Tests: `tests/backing_store`.
 
 use forebay_types::{
-    Code, Ino, Kind, Layout, NodeId, Placed, Reply, SetAttr, StorePlace, StoreVersion, TxId, EPOCH_UNKNOWN,
-    FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY, FLAG_DRAINING, FLAG_FSYNC_WAITS,
-    FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
+    Code, Ino, Kind, Layout, NodeId, Placed, Reply, SetAttr, StorePlace, StoreVersion, TxId, CHANGES_ALL,
+    EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY, FLAG_DRAINING,
+    FLAG_FSYNC_WAITS, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
 };
 
 use crate::batch::{Answer, Batch, Context, Unlisted, PAYLOAD_BYTES_MAX};
@@ -351,8 +351,16 @@ impl Batch<'_> {
         }
         let again = self.note_copy(c, &inode, known, parent, name, is_new)?;
         self.align_further(ino, (parent, name), &others)?;
-        if copied && inode.attr.flags & FLAG_DRAINING != 0 {
+        let is_taken_over = is_data && is_new && !inode.attr.is_resident() && seen == CHANGES_ALL;
+        if is_taken_over {
+            (inode.attr.size, inode.attr.mtime) = (version.bytes, version.mtime);
+            inode.attr.ctime = c.now;
+        }
+        let was_draining = copied && inode.attr.flags & FLAG_DRAINING != 0;
+        if was_draining {
             inode.attr.flags &= !(FLAG_DIRTY | FLAG_DRAINING);
+        }
+        if was_draining || is_taken_over {
             self.store_inode(&inode)?;
             c.effects.inode(inode.entry());
         }

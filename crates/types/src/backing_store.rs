@@ -279,6 +279,10 @@ impl Placed {
     }
 }
 
+/// A number of changes above all others. The sender of a report with it takes over what the store has, a version of
+/// another program: nothing that the pool changed there before counts any more.
+pub const CHANGES_ALL: u64 = u64::MAX;
+
 /// A place at which the store may differ from the pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PendingPlace {

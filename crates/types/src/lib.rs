@@ -43,7 +43,7 @@ pub use backing::{BackingAttr, BackingId, BackingOp, Move, MoveKind};
 pub use backing_runs::BackingRuns;
 pub use backing_store::{
     CopyOf, PendingPlace, Placed, RestoredRange, StoreObject, StorePlace, StoreTask, StoreVersion, Wanted,
-    STORE_VERSION_BYTES,
+    CHANGES_ALL, STORE_VERSION_BYTES,
 };
 pub use bytes::{Reader, Writer};
 pub use error::{Code, Error, Result};

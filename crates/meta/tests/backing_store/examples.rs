@@ -2,8 +2,8 @@
 
 use forebay_types::{
     Code, Ino, Kind, NodeId, PendingPlace, Request, SetAttr, StoreObject, StoreVersion, TimeSet, Timestamp,
-    Wanted, Writer, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED,
-    FLAG_RESIDENT, FLAG_UNLISTED,
+    Wanted, Writer, CHANGES_ALL, EPOCH_UNKNOWN, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY, FLAG_DRAINING,
+    FLAG_PINNED, FLAG_RESIDENT, FLAG_UNLISTED,
 };
 
 use super::pool::Pool;
@@ -122,6 +122,39 @@ fn the_width_of_new_directories_and_closes_that_wait_are_set_apart() {
     }
     let file = pool.create(top, b"f").unwrap();
     assert_eq!(pool.attr(file).unwrap().flags & FLAG_CLOSE_WAITS, FLAG_CLOSE_WAITS);
+}
+
+#[test]
+fn released_file_takes_over_a_version_of_another_program_in_one_step() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let ino = pool.clean_file(top, b"f", 1);
+    pool.release(ino).unwrap();
+    let before = pool.attr(ino).unwrap();
+    let theirs = StoreVersion { bytes: 77, mtime: Timestamp { sec: 9, nsec: 8 }, ..version(2) };
+    let report = |seen, version| Request::Published {
+        parent: top,
+        name: b"f",
+        ino,
+        epoch: before.epoch(),
+        seen,
+        version,
+    };
+    // A version that the mover made says nothing of the pool's attributes.
+    pool.ask(report(0, theirs)).unwrap();
+    let attr = pool.attr(ino).unwrap();
+    assert_eq!((attr.size, attr.mtime), (before.size, before.mtime));
+    let theirs = StoreVersion { bytes: 78, ..theirs };
+    pool.ask(report(CHANGES_ALL, theirs)).unwrap();
+    let attr = pool.attr(ino).unwrap();
+    assert_eq!((attr.size, attr.mtime), (78, theirs.mtime));
+    assert_eq!(attr.flags & STATES, 0);
+    pool.reopen();
+    assert_eq!(pool.attr(ino).unwrap().size, 78);
+    // The same once more changes nothing: it is known.
+    pool.ask(report(CHANGES_ALL, theirs)).unwrap();
+    assert_eq!(pool.attr(ino).unwrap(), attr);
+    pool.assert_clean();
 }
 
 #[test]

@@ -6,6 +6,7 @@ use forebay_types::{
     Code, Error, PendingPlace, ReportOutcome, Request, Result, StoreVersion, EPOCH_UNKNOWN, REPORTS_MAX,
 };
 
+use super::copy_turn::{CopyTurn, Copying};
 use super::link::Link;
 use super::parallel::in_parallel;
 use super::pass::{failed, note_snapshot, Pass, Reason};
@@ -14,7 +15,7 @@ use super::reports::Reports;
 use super::shared::Shared;
 use super::stores::AttachedStore;
 use super::upload::{upload, NotUploaded, Upload};
-use super::wanted::WantedUpload;
+use super::wanted::{Uploads, WantedUpload};
 use crate::store::{Outcome, Store, StorePath};
 
 enum Published {
@@ -23,24 +24,31 @@ enum Published {
     Failed(Error),
 }
 
-/// Uploads files, makes them durable together, and publishes them.
+/// Uploads files, makes them durable together, and publishes them. With a turn it copies while it has that.
 pub(super) fn upload_batch(
     shared: &Shared,
     at: &AttachedStore,
-    batch: Vec<WantedUpload>,
+    batch: Uploads,
     reason: Reason<'_>,
+    turn: Option<&CopyTurn>,
     pass: &mut Pass,
 ) {
     let reconciler = &Reconciler::new(&shared.link, &shared.stores, at);
     let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);
     let begin = batch.iter().map(|wanted| Request::BeginDrain { ino: wanted.entry.attr.ino });
     let begun = Reports::new(link, begin.collect());
-    let copied = in_parallel(&at.store, &batch, |i, wanted| match (reason.go_on)() {
-        true => upload(link, &shared.peers, (at.root, store), wanted, begun.outcome(i)),
-        false => Err(NotUploaded::Later),
+    let copying = turn.map(CopyTurn::take);
+    let copied = in_parallel(&at.store, &batch, |i, wanted| {
+        if i + 1 == batch.len() {
+            copying.iter().for_each(Copying::pass_on);
+        }
+        match (reason.go_on)() {
+            true => upload(link, &shared.peers, (at.root, store), wanted, begun.outcome(i)),
+            false => Err(NotUploaded::Later),
+        }
     });
-    drop(begun);
-    let mut uploaded: Vec<(WantedUpload, Upload)> = Vec::new();
+    drop((begun, copying));
+    let mut uploaded: Vec<(Box<WantedUpload>, Upload)> = Vec::new();
     for (wanted, copied) in batch.into_iter().zip(copied) {
         match copied {
             Ok(upload) => uploaded.push((wanted, upload)),
@@ -59,9 +67,9 @@ pub(super) fn upload_batch(
         }
         return;
     }
-    let intend = uploaded.iter().map(|(WantedUpload { place, .. }, upload)| Request::Intend {
-        parent: place.parent,
-        name: &place.name,
+    let intend = uploaded.iter().map(|(wanted, upload)| Request::Intend {
+        parent: wanted.place.parent,
+        name: &wanted.place.name,
         version: upload.version,
     });
     let intended = Reports::new(link, intend.collect());
@@ -89,8 +97,8 @@ pub(super) fn upload_batch(
     record(reconciler, done, reason, pass);
 }
 
-fn report_of((wanted, upload, version): &(WantedUpload, Upload, StoreVersion)) -> Request<'_> {
-    let WantedUpload { place, entry, .. } = wanted;
+fn report_of((wanted, upload, version): &(Box<WantedUpload>, Upload, StoreVersion)) -> Request<'_> {
+    let WantedUpload { place, entry, .. } = &**wanted;
     // A copy of an open file leaves its place pending.
     let seen = if upload.epoch == EPOCH_UNKNOWN { 0 } else { place.changes };
     let (parent, ino, epoch, version) = (place.parent, entry.attr.ino, upload.epoch, *version);
@@ -100,7 +108,7 @@ fn report_of((wanted, upload, version): &(WantedUpload, Upload, StoreVersion)) -
 /// Records in the pool what was published.
 fn record(
     reconciler: &Reconciler<'_>,
-    published: Vec<(WantedUpload, Upload, StoreVersion)>,
+    published: Vec<(Box<WantedUpload>, Upload, StoreVersion)>,
     reason: Reason<'_>,
     pass: &mut Pass,
 ) {

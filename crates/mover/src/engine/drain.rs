@@ -10,9 +10,10 @@ use forebay_types::{Error, Kind, NodeId, PendingPlace, Result, Wanted};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::batch::upload_batch;
+use super::copy_turn::CopyTurn;
 use super::link::Link;
 use super::moving::{move_directory, remove_outdated};
-use super::parallel::in_parallel;
+use super::parallel::{in_few_threads, in_parallel};
 use super::pass::{failed, note_snapshot, Pass, Reason};
 use super::peers::{Counted, Work};
 use super::reconcile::{seconds_since, Next, Reconciler};
@@ -20,13 +21,13 @@ use super::recover::recover;
 use super::removals::{remove_files, sorted};
 use super::shared::{copied_by, locked, Shared};
 use super::stores::{AttachedStore, Stores};
-use super::wanted::{OpenFiles, WantedUpload};
+use super::wanted::{OpenFiles, Uploads, WantedUpload};
 use crate::host;
 use crate::store::Store;
 use crate::tasks::Progress;
 
 /// Files of one batch: they are made durable together.
-const BATCH_FILES: usize = 512;
+const BATCH_FILES: usize = 1024;
 /// Bytes of one batch, after which no further file is added to it, but for [`BATCH_FILES_LEAST`]. Files of a batch become
 /// clean together, and only then can they be released: programs may be waiting for that.
 const BATCH_BYTES: u64 = 64 << 20;
@@ -39,6 +40,9 @@ const BATCHES_AT_ONCE: usize = 3;
 const LETTER_BYTES: usize = 40 * 1024;
 /// With `close`, a change must be this old: a program that writes a file in several steps has it copied once.
 const SETTLE_SECONDS: f64 = 0.2;
+
+/// A file to upload, with the bytes that it had when the pass came to it.
+type SizedUpload = (Box<WantedUpload>, u64);
 
 /// True when the policy lets a place be drained now.
 pub(super) fn is_due(link: &Link, at: &AttachedStore, place: &PendingPlace, reason: Reason<'_>) -> bool {
@@ -145,7 +149,7 @@ pub(super) fn pass(
         // What these places say of the store may be outdated: the next pass reads it anew.
         return pass;
     }
-    let mut uploads = Vec::new();
+    let mut uploads = Uploads::new();
     left.extend(reconcile_all(&mut reconciler, wanted, &mut pass, &mut uploads, false));
     if reconciler.has_unrecorded {
         return pass;
@@ -155,7 +159,7 @@ pub(super) fn pass(
     if at.store.abilities().hard_links {
         let mut inodes = HashSet::new();
         let others =
-            uploads.extract_if(.., |wanted: &mut WantedUpload| !inodes.insert(wanted.entry.attr.ino.0));
+            uploads.extract_if(.., |wanted: &mut Box<WantedUpload>| !inodes.insert(wanted.entry.attr.ino.0));
         pass.later.extend(others.map(|wanted| (wanted.place.parent, wanted.place.name)));
     }
     upload_all(shared, at, uploads, reason, &mut pass);
@@ -234,14 +238,8 @@ fn make_new_directories(
 }
 
 /// Uploads files, those of each node by its mover.
-fn upload_all(
-    shared: &Shared,
-    at: &AttachedStore,
-    uploads: Vec<WantedUpload>,
-    reason: Reason<'_>,
-    pass: &mut Pass,
-) {
-    let mut nodes: BTreeMap<Option<NodeId>, Vec<WantedUpload>> = BTreeMap::new();
+fn upload_all(shared: &Shared, at: &AttachedStore, uploads: Uploads, reason: Reason<'_>, pass: &mut Pass) {
+    let mut nodes: BTreeMap<Option<NodeId>, Uploads> = BTreeMap::new();
     for mut wanted in uploads {
         wanted.open_files = open_files(&shared.link, at, &wanted, reason);
         let node = copied_by(shared, &wanted.entry);
@@ -250,7 +248,7 @@ fn upload_all(
             false => nodes.entry(node).or_default().push(wanted),
         }
     }
-    let one = |node: Option<NodeId>, files: Vec<WantedUpload>| {
+    let one = |node: Option<NodeId>, files: Uploads| {
         let mut mine = Pass::default();
         match node {
             Some(node) => upload_there(shared, at, node, files, reason, &mut mine),
@@ -276,14 +274,16 @@ fn ends(shared: &Shared, at: &AttachedStore, reason: Reason<'_>) -> bool {
 pub(super) fn upload_here(
     shared: &Shared,
     at: &AttachedStore,
-    uploads: Vec<WantedUpload>,
+    uploads: Uploads,
     reason: Reason<'_>,
     pass: &mut Pass,
 ) {
-    let bytes = |wanted: &WantedUpload| shared.link.pool.stat_entry(&wanted.entry).map_or(0, |st| st.st_size);
+    let sizes = in_few_threads(&uploads, |wanted| {
+        shared.link.pool.stat_entry(&wanted.entry).map_or(0, |st| st.st_size as u64)
+    });
     let (mut large, small): (Vec<_>, Vec<_>) =
-        uploads.into_iter().partition(|wanted| bytes(wanted) as u64 >= ALONE_BYTES);
-    large.sort_by_key(|wanted| (wanted.place.since.sec, wanted.place.since.nsec));
+        uploads.into_iter().zip(sizes).partition(|(_, bytes)| *bytes >= ALONE_BYTES);
+    large.sort_by_key(|(wanted, _)| (wanted.place.since.sec, wanted.place.since.nsec));
     let mut lanes = vec![(true, large), (false, small)];
     lanes.retain(|(_, files)| !files.is_empty());
     let passes = host::for_each(lanes, |(are_large, files)| match are_large {
@@ -294,12 +294,12 @@ pub(super) fn upload_here(
 }
 
 /// Uploads files each of which becomes clean when it is copied, in their order.
-fn upload_large(shared: &Shared, at: &AttachedStore, files: Vec<WantedUpload>, reason: Reason<'_>) -> Pass {
-    let passes = in_parallel(&at.store, &files, |_, wanted| {
+fn upload_large(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, reason: Reason<'_>) -> Pass {
+    let passes = in_parallel(&at.store, &files, |_, (wanted, _)| {
         let mut pass = Pass::default();
         match ends(shared, at, reason) {
             true => pass.later.push((wanted.place.parent, wanted.place.name.clone())),
-            false => upload_batch(shared, at, vec![wanted.clone()], reason, &mut pass),
+            false => upload_batch(shared, at, vec![wanted.clone()], reason, None, &mut pass),
         }
         pass
     });
@@ -309,16 +309,16 @@ fn upload_large(shared: &Shared, at: &AttachedStore, files: Vec<WantedUpload>, r
 }
 
 /// Uploads files in batches.
-fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<WantedUpload>, reason: Reason<'_>) -> Pass {
-    let left = Mutex::new(VecDeque::from(files));
+fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, reason: Reason<'_>) -> Pass {
+    let (left, turn) = (Mutex::new(VecDeque::from(files)), CopyTurn::default());
     let run = || {
         let mut pass = Pass::default();
         while !ends(shared, at, reason) {
-            let batch = next_batch(&shared.link, &mut locked(&left));
+            let batch = next_batch(&mut locked(&left));
             if batch.is_empty() {
                 break;
             }
-            upload_batch(shared, at, batch, reason, &mut pass);
+            upload_batch(shared, at, batch, reason, Some(&turn), &mut pass);
         }
         pass
     };
@@ -328,20 +328,20 @@ fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<WantedUpload>, r
     let mut pass = Pass::default();
     passes.into_iter().for_each(|one| pass.add(one));
     let left = left.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    pass.later.extend(left.into_iter().map(|wanted| (wanted.place.parent, wanted.place.name)));
+    pass.later.extend(left.into_iter().map(|(wanted, _)| (wanted.place.parent, wanted.place.name)));
     pass
 }
 
 /// Takes the next files that are uploaded and made durable together.
-fn next_batch(link: &Link, left: &mut VecDeque<WantedUpload>) -> Vec<WantedUpload> {
+fn next_batch(left: &mut VecDeque<SizedUpload>) -> Uploads {
     let mut bytes = 0;
-    let n = left.iter().take(BATCH_FILES).enumerate().take_while(|(i, wanted)| {
+    let n = left.iter().take(BATCH_FILES).enumerate().take_while(|(i, (_, more))| {
         let fits = *i < BATCH_FILES_LEAST || bytes < BATCH_BYTES;
-        bytes += link.pool.stat_entry(&wanted.entry).map_or(0, |st| st.st_size as u64);
+        bytes += more;
         fits
     });
     let n = n.count();
-    left.drain(..n).collect()
+    left.drain(..n).map(|(wanted, _)| wanted).collect()
 }
 
 /// Has another node's mover upload files.
@@ -349,7 +349,7 @@ fn upload_there(
     shared: &Shared,
     at: &AttachedStore,
     node: NodeId,
-    uploads: Vec<WantedUpload>,
+    uploads: Uploads,
     reason: Reason<'_>,
     pass: &mut Pass,
 ) {
@@ -371,7 +371,7 @@ fn upload_there(
         let of_root = |wanted: &WantedUpload| {
             xxh3_64(&[&at.root.0.to_le_bytes(), wanted.directory.as_bytes()].concat())
         };
-        let mut directories: Vec<u64> = batch.iter().map(of_root).collect();
+        let mut directories: Vec<u64> = batch.iter().map(|wanted| of_root(wanted)).collect();
         directories.dedup();
         let sweep = peers.is_to_sweep(node, &directories);
         let counted = AtomicCounts::default();
@@ -424,7 +424,7 @@ fn reconcile_all(
     reconciler: &mut Reconciler<'_>,
     places: Vec<PendingPlace>,
     pass: &mut Pass,
-    uploads: &mut Vec<WantedUpload>,
+    uploads: &mut Uploads,
     checks_below: bool,
 ) -> Vec<PendingPlace> {
     let parents: HashSet<u64> = match checks_below {
@@ -451,7 +451,7 @@ fn reconcile_all(
                 reconciler.at.note_success();
             }
             Ok(Next::Later | Next::Move(_)) => left.push(place),
-            Ok(Next::Upload(wanted)) => uploads.push(*wanted),
+            Ok(Next::Upload(wanted)) => uploads.push(wanted),
             Err(e) => failed(reconciler, pass, place, e),
         }
     }

@@ -2,12 +2,12 @@
 //! of a file. The mutex is a leaf. Tests: here.
 
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_types::{Ino, StoreVersion};
 
+use super::readers::Readers;
 use crate::host::Instant;
 
 /// Ranges that are kept: 16 MiB of memory. Those that are being read are as many as threads.
@@ -35,7 +35,7 @@ struct Kept {
 pub(super) struct Through {
     kept: Mutex<VecDeque<Kept>>,
     /// Messages that are being served.
-    pub(super) readers: AtomicUsize,
+    pub(super) readers: Readers,
 }
 
 /// What a thread finds that needs a range.

@@ -13,6 +13,7 @@
 
 mod ahead;
 mod batch;
+mod copy_turn;
 mod copying;
 mod drain;
 mod evict;
@@ -33,6 +34,7 @@ mod pass;
 mod peers;
 mod prestage;
 mod ranges;
+mod readers;
 mod reconcile;
 mod recover;
 mod removals;

@@ -8,6 +8,9 @@ use crate::store::limited::Limited;
 
 /// Files at a time, at most: as many calls as the store may get.
 const FILES_AT_ONCE: usize = 64;
+/// Threads for what takes microseconds, and items for which one more is worth its start.
+const FEW_THREADS: usize = 4;
+const ITEMS_A_THREAD: usize = 256;
 
 /// Threads for files of a store: somewhat more than it may get calls now, since they call the pool too, and since the
 /// store's limit grows only while calls wait for their turn.
@@ -20,6 +23,20 @@ pub(super) fn threads_for(store: &Limited) -> usize {
 /// more. The results are in the order of the items.
 pub(super) fn in_parallel<T: Sync, R: Send>(
     store: &Limited,
+    items: &[T],
+    each: impl Fn(usize, &T) -> R + Sync,
+) -> Vec<R> {
+    in_threads(|| threads_for(store), items, each)
+}
+
+/// The same in a few threads, for what needs the pool alone and takes microseconds.
+pub(super) fn in_few_threads<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = items.len().div_ceil(ITEMS_A_THREAD).min(FEW_THREADS);
+    in_threads(|| threads, items, |_, item| each(item))
+}
+
+fn in_threads<T: Sync, R: Send>(
+    threads: impl Fn() -> usize,
     items: &[T],
     each: impl Fn(usize, &T) -> R + Sync,
 ) -> Vec<R> {
@@ -39,7 +56,7 @@ pub(super) fn in_parallel<T: Sync, R: Send>(
     std::thread::scope(|scope| loop {
         // This thread starts the others, and works as they do.
         let left = items.len().saturating_sub(next.load(Ordering::Relaxed));
-        while started.load(Ordering::Relaxed) < threads_for(store).min(left) {
+        while started.load(Ordering::Relaxed) < threads().min(left) {
             started.fetch_add(1, Ordering::Relaxed);
             let run = || while one() {};
             // Without it the others do its work.

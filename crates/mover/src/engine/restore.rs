@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use forebay_client::has_name;
 use forebay_types::limits::{RANGES_FILE_BYTES_MIN, RESTORE_RESERVE_BYTES};
-use forebay_types::{Code, Entry, Error, Ino, Result, SetAttr, StoreVersion, TimeSet};
+use forebay_types::{Code, Entry, Error, Ino, Result, SetAttr, StoreVersion, TimeSet, CHANGES_ALL};
 use rustix::fs::{fstat, fstatvfs, ftruncate, futimens, Timespec, Timestamps};
 
 use super::link::Link;
@@ -244,6 +244,10 @@ fn set_times(file: &OwnedFd, entry: &Entry) -> std::result::Result<(), Code> {
 
 /// The store has another version than the pool knew: the released file gets its size and times. If it has other names,
 /// and the version is another file, the name leaves it instead: true then.
+///
+/// Version, size and modification time change in one step: a later mover that found the version alone would take the file
+/// for up to date. It is no change of the pool's, which would make the place pending, and the next version of the other
+/// program a conflict.
 fn adopt(link: &Link, located: &Located, entry: &Entry) -> Result<bool> {
     let ino = entry.attr.ino;
     let what = || format!("cannot restore file {ino} from {}", located.path);
@@ -271,15 +275,20 @@ fn adopt(link: &Link, located: &Located, entry: &Entry) -> Result<bool> {
         }
     }
     tracing::info!("{} was changed in the store: the pool takes the store's version", located.path);
-    let done =
-        link.published((place.parent, name), ino, located.epoch, u64::MAX, object.version).and_then(|()| {
-            let times = SetAttr {
-                size: Some(object.version.bytes),
-                atime: TimeSet::At(object.atime),
-                mtime: TimeSet::At(object.mtime),
-                ..SetAttr::default()
-            };
-            link.set_attr(ino, times)
-        });
-    done.map(|_| false).map_err(failed)
+    let version = object.version;
+    let published = link.published((place.parent, name), ino, located.epoch, CHANGES_ALL, version);
+    let taken_over = published.and_then(|()| link.inode(ino)).and_then(|now| {
+        if (now.attr.size, now.attr.mtime) == (version.bytes, version.mtime) || now.attr.is_resident() {
+            return Ok(());
+        }
+        // The shard that has the place lacks the inode.
+        let times = SetAttr {
+            size: Some(version.bytes),
+            atime: TimeSet::At(object.atime),
+            mtime: TimeSet::At(version.mtime),
+            ..SetAttr::default()
+        };
+        link.set_attr(ino, times).map(drop)
+    });
+    taken_over.map(|()| false).map_err(failed)
 }

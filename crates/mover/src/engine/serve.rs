@@ -17,7 +17,7 @@ use super::peers::{from_hex, Answer, Job, Letter, Outcome, Work};
 use super::shared::{needs_room, range_asked, restore_with_room, Shared};
 use super::through;
 use super::trees;
-use super::wanted::WantedUpload;
+use super::wanted::{Uploads, WantedUpload};
 use crate::host;
 use crate::store::{Store, StorePath};
 
@@ -154,8 +154,8 @@ fn run(shared: &Arc<Shared>, job: &Arc<Job>, work: Work) -> Result<Outcome> {
 
 fn upload(shared: &Shared, job: &Job, root: Ino, sweep: bool, files: &[String]) -> Result<Outcome> {
     let at = shared.stores.of(root)?;
-    let wanted: Vec<WantedUpload> =
-        files.iter().map(|file| WantedUpload::decode(file)).collect::<Result<_>>()?;
+    let wanted: Uploads =
+        files.iter().map(|file| WantedUpload::decode(file).map(Box::new)).collect::<Result<_>>()?;
     if sweep {
         let mut directories: Vec<_> = wanted.iter().map(|wanted| &wanted.directory).collect();
         directories.sort();

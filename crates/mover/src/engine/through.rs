@@ -6,13 +6,11 @@
 //! version that it is kept for, whatever the store has by now.
 //!
 //! Each message has a thread, and a thread that calls a store holds no lock: others that need the same range look again
-//! after a moment. [`READERS_MAX`] counts the messages of all stores, so that a store that hangs holds up the readers of
-//! the others once it has so many, until its calls end after the daemon's limit. A mover that dies takes what it kept with
-//! it; programs ask the next one. Tests: `crates/mount/tests/without_room.rs`.
+//! after a moment. Each store has so many messages at a time (`readers.rs`), and one that hangs holds up its own readers
+//! alone. A mover that dies takes what it kept with it; programs ask the next one. Tests: `crates/mount/tests/without_room.rs`.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,8 +25,6 @@ use super::stores::Located;
 use crate::host::{self, Instant};
 use crate::store::Store;
 
-/// Messages that are served at a time. Programs ask again.
-const READERS_MAX: usize = 64;
 /// Pause between two looks whether another thread has read a range, and how long it is waited for: less than a message
 /// waits for its answer. Threads do not gather at a store that hangs.
 const OTHER_PERIOD: Duration = Duration::from_millis(1);
@@ -48,8 +44,7 @@ pub(super) fn serve(shared: &Arc<Shared>, number: u64, wanted: std::result::Resu
         Ok(wanted) => wanted,
         Err(code) => return answer(shared, Err(code)),
     };
-    if shared.through.readers.fetch_add(1, Ordering::Relaxed) >= READERS_MAX {
-        shared.through.readers.fetch_sub(1, Ordering::Relaxed);
+    if !shared.through.readers.begin() {
         return answer(shared, Err(Code::Busy));
     }
     let mine = Arc::clone(shared);
@@ -59,10 +54,10 @@ pub(super) fn serve(shared: &Arc<Shared>, number: u64, wanted: std::result::Resu
             tracing::debug!("{e}");
         }
         answer(&mine, data.as_deref().map_err(|e| for_readers(e.code)));
-        mine.through.readers.fetch_sub(1, Ordering::Relaxed);
+        mine.through.readers.end();
     };
     if host::start("through", run).is_err() {
-        shared.through.readers.fetch_sub(1, Ordering::Relaxed);
+        shared.through.readers.end();
         answer(shared, Err(Code::Busy));
     }
 }
@@ -76,6 +71,12 @@ fn for_readers(code: Code) -> Code {
 
 /// Reads a piece. [`Code::Stale`] if the store has another version.
 fn read(shared: &Shared, wanted: &StoreRead) -> Result<Vec<u8>> {
+    let failed = |code| Error::new(code, format!("cannot read file {}", wanted.ino));
+    let find = || shared.link.store_place(wanted.ino).map(|place| place.top);
+    let store = shared.through.readers.store_of(wanted.ino, find).map_err(failed)?;
+    let Some(_reading) = shared.through.readers.of_store(store) else {
+        return Err(failed(Code::Busy).why("many readers wait for its backing store"));
+    };
     let end = (wanted.offset + u64::from(wanted.bytes)).min(wanted.version.bytes);
     let mut data = Vec::with_capacity(wanted.bytes as usize);
     while wanted.offset + (data.len() as u64) < end {

@@ -1,5 +1,6 @@
 //! What tasks do to files and trees: sync, prestage, release, purge, refresh; and settling conflicts.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use super::drain;
 use super::evict;
 use super::link::{Link, PLACES_MAX};
 use super::lost;
+use super::parallel::in_few_threads;
 use super::pass::{Pass, Reason};
 use super::peers::Work;
 use super::prestage::prestage;
@@ -182,8 +184,12 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
     let link = &shared.link;
     let ino = entry.attr.ino;
     let root = root_of_inode(shared, entry);
+    // Of each directory as of this round: most have many places.
+    let below: RefCell<HashMap<u64, bool>> = RefCell::default();
     let concerns = |place: &PendingPlace| match entry.attr.is_directory() {
-        true if recursive => is_below(link, place.parent, ino),
+        true if recursive => {
+            *below.borrow_mut().entry(place.parent.0).or_insert_with(|| is_below(link, place.parent, ino))
+        }
         true => place.parent == ino,
         false => {
             matches!(&place.wanted, Some(Wanted::Here(wanted, _)) if wanted.attr.ino == ino)
@@ -195,21 +201,20 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
     let mut last_progress = Instant::now();
     loop {
         let failed = |code| Error::new(code, "cannot read what is to be drained");
-        let mut places: Vec<_> = link.all_pending().map_err(failed)?;
+        below.borrow_mut().clear();
+        let mut all: Vec<_> = link.all_pending().map_err(failed)?;
         // Behind a bound may be more, at which this has not looked.
-        let is_whole = places.len() < PLACES_MAX;
-        places.retain(|place| concerns(place) && !copied.contains(&(place.parent.0, place.name.clone())));
-        for place in &places {
-            if counted.insert((place.parent.0, place.name.clone())) {
-                let bytes = match &place.wanted {
-                    Some(Wanted::Here(entry, _)) if entry.attr.is_file() => bytes_of(shared, entry),
-                    _ => 0,
-                };
-                if bytes > 0 {
-                    progress.found(1, bytes);
-                }
-            }
-        }
+        let is_whole = all.len() < PLACES_MAX;
+        let is_copied = |place: &PendingPlace| copied.contains(&(place.parent.0, place.name.clone()));
+        let mut places: Vec<_> =
+            all.iter().filter(|place| concerns(place) && !is_copied(place)).cloned().collect();
+        let is_new = |place: &&PendingPlace| counted.insert((place.parent.0, place.name.clone()));
+        let new: Vec<_> = places.iter().filter(is_new).collect();
+        let sizes = in_few_threads(&new, |place| match &place.wanted {
+            Some(Wanted::Here(entry, _)) if entry.attr.is_file() => bytes_of(shared, entry),
+            _ => 0,
+        });
+        sizes.into_iter().filter(|bytes| *bytes > 0).for_each(|bytes| progress.found(1, bytes));
         if places.is_empty() || progress.is_cancelled() || shared.stores.is_stopping() {
             return Ok(());
         }
@@ -238,11 +243,9 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
                 false => Err(Error::new(Code::Invalid, "cannot drain: by its policy the file is temporary")),
             };
         }
-        let mut all: Vec<_> = link.all_pending().map_err(failed)?;
         let is_directory = |place: &PendingPlace| matches!(&place.wanted, Some(Wanted::Here(entry, _)) if entry.attr.is_directory());
         all.retain(|place| {
-            let key = (place.parent.0, place.name.clone());
-            concerns(place) && !copied.contains(&key)
+            concerns(place) && !is_copied(place)
                 || is_directory(place) && root_of(link, place.parent) == Some(root)
         });
         if at.is_draining.swap(true, Ordering::AcqRel) {

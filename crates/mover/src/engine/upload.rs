@@ -23,7 +23,7 @@ use super::link::Link;
 use super::parts;
 use super::peers::Peers;
 use super::wanted::{OpenFiles, WantedUpload};
-use crate::store::{Attributes, Source, Store, StorePath};
+use crate::store::{is_dense, Attributes, Source, Store, StorePath};
 
 /// Bytes of a file that the kernel copies by itself: longer files are read piece by piece, so that a broken lease is
 /// seen.
@@ -36,6 +36,8 @@ struct Leased<'a> {
     whole: Option<File>,
     layout: Layout,
     bytes: u64,
+    /// It has no holes, as far as is known: none are looked for.
+    is_dense: bool,
 }
 
 impl Leased<'_> {
@@ -55,9 +57,9 @@ impl Source for Leased<'_> {
 
     fn next_data(&self, within: Range<u64>) -> std::result::Result<Option<Range<u64>>, Code> {
         match self.layout.is_single() {
-            true => crate::store::next_data(self.fd(0)?, within),
-            false if within.is_empty() => Ok(None),
-            false => Ok(Some(within)),
+            _ if within.is_empty() => Ok(None),
+            true if !self.is_dense => crate::store::next_data(self.fd(0)?, within),
+            _ => Ok(Some(within)),
         }
     }
 
@@ -97,11 +99,11 @@ impl Source for Leased<'_> {
 
 /// Attributes that the store's object gets.
 pub(super) fn attributes_of(link: &Link, entry: &Entry) -> Result<Attributes> {
-    attributes_and_bytes(link, entry).map(|(attributes, _)| attributes)
+    attributes_and_bytes(link, entry).map(|(attributes, ..)| attributes)
 }
 
-/// The same, and the bytes of a file's data.
-fn attributes_and_bytes(link: &Link, entry: &Entry) -> Result<(Attributes, u64)> {
+/// The same, the bytes of a file's data, and whether it has no holes, as far as is known.
+fn attributes_and_bytes(link: &Link, entry: &Entry) -> Result<(Attributes, u64, bool)> {
     let failed = |code| Error::new(code, format!("cannot read the attributes of inode {}", entry.attr.ino));
     let st = link.pool.stat_entry(entry).map_err(failed)?;
     let time = |sec: i64, nsec: i64| Timestamp { sec, nsec: nsec as u32 };
@@ -116,7 +118,8 @@ fn attributes_and_bytes(link: &Link, entry: &Entry) -> Result<(Attributes, u64)>
             false => None,
         },
     };
-    Ok((attributes, st.st_size as u64))
+    let bytes = st.st_size as u64;
+    Ok((attributes, bytes, is_dense(bytes, st.st_blocks)))
 }
 
 /// An upload that is to be published.
@@ -183,7 +186,7 @@ pub(super) fn upload(
     if now.layout != entry.layout || !now.attr.is_resident() || !is_begun {
         return Err(NotUploaded::Later);
     }
-    let (attributes, bytes) = attributes_and_bytes(link, &now)?;
+    let (attributes, bytes, is_dense) = attributes_and_bytes(link, &now)?;
     let temporary = store.temporaries().next(directory);
     let uploaded = if parts::are_for(store, &held, bytes) {
         let (temporary, attributes, layout) = (&temporary, &attributes, now.layout);
@@ -193,7 +196,7 @@ pub(super) fn upload(
             true => None,
             false => Some(link.pool.open_file(&now, false).map_err(later)?),
         };
-        let source = Leased { held: &held, whole, layout: now.layout, bytes };
+        let source = Leased { held: &held, whole, layout: now.layout, bytes, is_dense };
         store.upload(&temporary, &source, &attributes)
     };
     let is_whole = held.is_whole();

@@ -17,6 +17,10 @@ pub(super) enum OpenFiles {
     Copied,
 }
 
+/// Files whose data are to be uploaded. Lists of them are sorted and split: a file has a kilobyte, and its box is moved.
+#[allow(clippy::vec_box)]
+pub(super) type Uploads = Vec<Box<WantedUpload>>;
+
 /// A file whose data are to be uploaded.
 #[derive(Clone, Debug)]
 pub(super) struct WantedUpload {

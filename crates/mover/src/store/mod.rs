@@ -43,7 +43,7 @@ pub use forebay_types::StoreVersion;
 pub use object::{ObjectStore, S3Place};
 pub use path::{check_name, StorePath};
 pub use posix::{PosixOptions, PosixStore};
-pub(crate) use source::next_data;
+pub(crate) use source::{is_dense, next_data};
 pub use source::{FileSource, Source};
 pub(crate) use temporary::may_run;
 #[cfg(feature = "simulation")]

@@ -28,6 +28,17 @@ pub trait Source: Sync {
     }
 }
 
+/// Up to this size a file that has as many blocks as bytes counts as one without holes. It may have blocks beyond its
+/// end and holes before it; then a few zeros are copied.
+const DENSE_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of a block of `st_blocks`.
+const BLOCK_BYTES: u64 = 512;
+
+/// True for a small file that has no holes, by its bytes and its blocks.
+pub(crate) fn is_dense(bytes: u64, blocks: i64) -> bool {
+    bytes <= DENSE_BYTES_MAX && u64::try_from(blocks).is_ok_and(|blocks| blocks * BLOCK_BYTES >= bytes)
+}
+
 /// A source that is one file.
 #[derive(Debug)]
 pub struct FileSource {

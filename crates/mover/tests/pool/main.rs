@@ -17,6 +17,7 @@ mod s3;
 #[allow(dead_code)] // Shared with the tests of stores.
 #[path = "../stores/s3_server.rs"]
 mod s3_server;
+mod taking_over;
 
 use bed::Bed;
 

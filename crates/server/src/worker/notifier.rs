@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::Client;
 use forebay_sys::fuse;
-use forebay_types::{Ino, Reply, Request, Result};
+use forebay_types::{Ino, Reply, Request, Result, CHANGES_ALL};
 
 use crate::notifier::{Notifier, Starter};
 
@@ -86,6 +86,8 @@ pub(super) fn invalidations_of(request: &Request<'_>, reply: &Reply<'_>, moved: 
         Request::SetAttr { ino, .. } | Request::SetXattr { ino, .. } | Request::RemoveXattr { ino, .. } => {
             vec![Invalidation::Inode(ino)]
         }
+        // A released file takes over the size and the time of a version that another program wrote.
+        Request::Published { ino, seen: CHANGES_ALL, .. } => vec![Invalidation::Inode(ino)],
         _ => Vec::new(),
     }
 }

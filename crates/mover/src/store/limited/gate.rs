@@ -179,6 +179,13 @@ impl Gate {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// Wakes a thread of each way on which some wait. Each condition variable that is notified costs a system call,
+    /// also when no thread waits for it.
+    fn wake(&self, waiting: &[usize; WAYS]) {
+        let ways = self.left.iter().zip(waiting).filter(|(_, waiting)| **waiting > 0);
+        ways.for_each(|(left, _)| left.notify_one());
+    }
+
     /// Waits for a turn.
     pub(super) fn enter(&self, sort: Sort, title: impl Fn() -> String) -> StoreResult<Permit<'_>> {
         let mut state = self.lock();
@@ -192,13 +199,13 @@ impl Gate {
             waited.waiting[way] -= 1;
             if waited.waiting[way] == 0 {
                 // The others have the whole limit again.
-                self.left.iter().for_each(Condvar::notify_one);
+                self.wake(&waited.waiting);
             }
             if !has_turn {
                 let calls: usize = waited.running.iter().sum();
-                drop(waited);
                 // This thread may have been woken for a turn that it no longer takes: another thread gets it.
-                self.left.iter().for_each(Condvar::notify_one);
+                self.wake(&waited.waiting);
+                drop(waited);
                 return Err(StoreError::transient(
                     Code::TimedOut,
                     format!("cannot reach the store {}", title()),
@@ -237,10 +244,11 @@ impl Drop for Permit<'_> {
             state.adapt(self.gate.limits);
         }
         let more = (state.limit as usize).saturating_sub(before);
+        let waiting = state.waiting;
         drop(state);
         // This turn, and those by which the limit grew. Each waiting thread that is woken in vain costs as much as a call.
         for _ in 0..=more {
-            self.gate.left.iter().for_each(Condvar::notify_one);
+            self.gate.wake(&waiting);
         }
     }
 }

@@ -50,17 +50,6 @@ pub(super) struct File<'a> {
     pub(super) is_dense: bool,
 }
 
-/// Up to this size a file that has as many blocks as bytes counts as one without holes. It may have blocks beyond its
-/// end and holes before it; then a few zeros are copied.
-const DENSE_BYTES_MAX: u64 = 1 << 20;
-/// Bytes of a block of `st_blocks`.
-const BLOCK_BYTES: i64 = 512;
-
-/// True for a small file that has no holes.
-pub(super) fn is_dense(stat: &rustix::fs::Stat) -> bool {
-    stat.st_size as u64 <= DENSE_BYTES_MAX && stat.st_blocks * BLOCK_BYTES >= stat.st_size
-}
-
 impl Source for File<'_> {
     fn bytes(&self) -> u64 {
         self.bytes

@@ -29,7 +29,7 @@ use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use self::apply::{apply, Handle, IsNew, Lost};
-use self::copy::{copy, is_dense, CopyFailure, File, Holes, KernelCopies};
+use self::copy::{copy, CopyFailure, File, Holes, KernelCopies};
 use self::described::{look, stat, version_of};
 use self::durable::Durability;
 use self::names::{unlink, NameCalls, Replaced};
@@ -40,7 +40,7 @@ use super::attributes::{
 };
 use super::error::{StoreError, StoreResult};
 use super::path::StorePath;
-use super::source::{retried, Source};
+use super::source::{is_dense, retried, Source};
 use super::temporary::{Temporaries, TemporaryName};
 use super::Store;
 
@@ -228,7 +228,7 @@ impl Store for PosixStore {
             let stat = retried(|| rustix::fs::fstat(&fd)).map_err(failed)?;
             let is_file = Kind::from_mode(stat.st_mode) == Some(Kind::File);
             if is_file && version_of(&stat) == *expected {
-                Ok(is_dense(&stat))
+                Ok(is_dense(stat.st_size as u64, stat.st_blocks))
             } else {
                 Err(stale())
             }
