@@ -558,10 +558,10 @@ pub(crate) fn has_begun_in(results: &Path) -> bool {
 }
 
 /// Since when a job with this record was seen to stage out, as the file of its hooks says.
-fn seen_to_stage_out_since(mut file: &File, job: &Job) -> Option<u64> {
+fn seen_to_stage_out_since(file: &File, job: &Job) -> Option<u64> {
     let mut text = String::new();
     // What is not of this program counts as nothing.
-    file.by_ref().take(FILE_MAX).read_to_string(&mut text).ok()?;
+    Read::take(file, FILE_MAX).read_to_string(&mut text).ok()?;
     text.strip_prefix(&format!("{} {} ", job.run, job.changed_s))?.trim().parse().ok()
 }
 
