@@ -2,7 +2,7 @@
 //! watch its rate.
 //!
 //! The file is there before the transfer, which never creates it: a tally that was removed stays removed. Who has
-//! started the transfer pauses it by emptying the file, and lets it go on by writing a tally there.
+//! started the transfer pauses it by a blank text in the file, and lets it go on by a tally.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 const PERIOD: Duration = Duration::from_millis(250);
 /// How often a paused transfer looks whether it may go on.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// An empty tally that nobody has touched for so long pauses nothing: its owner was killed.
+/// A blank tally that nobody has touched for so long pauses nothing: its owner was killed.
 const OWNER_DEAD: Duration = forebay_tasks::CLAIM_AGE;
 /// It has no more bytes.
 pub(crate) const TEXT_MAX: u64 = 64;
@@ -24,6 +24,11 @@ const FILE_BYTES: f64 = 65536.0;
 /// The text of a tally. All have one length, so a later one replaces the one before.
 pub(crate) fn text(files: u64, bytes: u64) -> String {
     format!("{files:>20} {bytes:>20}\n")
+}
+
+/// The text in the place of a tally while the transfer is to pause. It is as long, so that it takes no space.
+pub(crate) fn paused() -> String {
+    " ".repeat(text(0, 0).len())
 }
 
 /// The work that a tally's text shows, in bytes; `None` if it is no tally.
@@ -39,20 +44,12 @@ pub(crate) struct Tally {
     path: PathBuf,
     started: Instant,
     next_ms: AtomicU64,
-    /// A file that is empty from the start pauses nothing.
-    was_written: AtomicBool,
     is_paused: AtomicBool,
 }
 
 impl Tally {
     pub(crate) fn new(path: PathBuf) -> Tally {
-        Tally {
-            path,
-            started: Instant::now(),
-            next_ms: AtomicU64::new(0),
-            was_written: AtomicBool::new(false),
-            is_paused: AtomicBool::new(false),
-        }
+        Tally { path, started: Instant::now(), next_ms: AtomicU64::new(0), is_paused: AtomicBool::new(false) }
     }
 
     /// Waits as long as the tally's owner has the transfer pause, or until `is_over`.
@@ -74,21 +71,21 @@ impl Tally {
             return;
         }
         // A tally that cannot be written is no reason to stop copying.
-        let Ok(file) = OpenOptions::new().write(true).open(&self.path) else { return };
-        if self.was_written.load(Ordering::Relaxed) && pauses(&file) {
+        let Ok(file) = OpenOptions::new().read(true).write(true).open(&self.path) else { return };
+        if pauses(&file) {
             self.is_paused.store(true, Ordering::Relaxed);
             return;
         }
         let _ = file.write_all_at(text(files, bytes).as_bytes(), 0);
-        self.was_written.store(true, Ordering::Relaxed);
     }
 }
 
-/// True for a tally that was emptied by an owner that lives.
+/// True for a tally that is blank, of an owner that lives.
 fn pauses(file: &File) -> bool {
-    let Ok(meta) = file.metadata() else { return false };
-    let age = meta.modified().map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
-    meta.len() == 0 && age.is_ok_and(|age| age < OWNER_DEAD)
+    let mut found = [0; TEXT_MAX as usize];
+    let is_blank = file.read_at(&mut found, 0).is_ok_and(|len| found[..len] == *paused().as_bytes());
+    let at = file.metadata().and_then(|meta| meta.modified());
+    is_blank && at.is_ok_and(|at| SystemTime::now().duration_since(at).unwrap_or_default() < OWNER_DEAD)
 }
 
 #[cfg(test)]
@@ -111,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn transfer_pauses_while_its_tally_is_empty() {
+    fn transfer_pauses_while_its_tally_is_blank() {
         let path = std::env::temp_dir().join(format!("forebay-tally-paused-{}", std::process::id()));
         std::fs::write(&path, "").unwrap();
         let tally = Tally::new(path.clone());
@@ -120,14 +117,14 @@ mod tests {
             tally.say(1, bytes);
         };
         say(1);
-        tally.pause(|| panic!("it was empty before anything was copied"));
+        tally.pause(|| panic!("an empty file is none that pauses"));
 
-        std::fs::write(&path, "").unwrap();
+        std::fs::write(&path, paused()).unwrap();
         say(2);
         let looks = AtomicU64::new(0);
         tally.pause(|| looks.fetch_add(1, Ordering::Relaxed) == 3);
         assert_eq!(looks.into_inner(), 4, "it is over before the pause is");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "", "a paused transfer says nothing");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), paused(), "a paused transfer says nothing");
         std::thread::scope(|scope| {
             let paused = scope.spawn(|| tally.pause(|| false));
             std::fs::write(&path, text(1, 1)).unwrap();
@@ -136,8 +133,9 @@ mod tests {
         say(3);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text(1, 3));
 
-        let empty = File::create(&path).unwrap();
-        empty.set_modified(SystemTime::now() - OWNER_DEAD).unwrap();
+        std::fs::write(&path, paused()).unwrap();
+        let blank = OpenOptions::new().write(true).open(&path).unwrap();
+        blank.set_modified(SystemTime::now() - OWNER_DEAD).unwrap();
         say(4);
         tally.pause(|| panic!("its owner was killed"));
         std::fs::remove_file(&path).unwrap();

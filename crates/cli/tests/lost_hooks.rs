@@ -414,6 +414,13 @@ fn hooks_of_a_job_that_was_torn_down_succeed_again_and_its_next_run_is_another()
     assert_eq!(books.read("jobs/9.json"), ended, "nothing is left to do");
     books.setup(9, "capacity=64MiB pool=forebay stage_out=/r:/nowhere/r");
     assert_eq!((books.state(9).as_str(), books.read("jobs/9.json")["run"].as_u64()), ("setup", Some(1)));
+
+    books.stages_out(12, &json!({ "ok": false, "why": "the store is full" }));
+    for _ in 0..2 {
+        let told = books.hook(&["data_out", "12", "script"]).unwrap_err();
+        assert!(told.contains("the store is full"), "{told}");
+        books.hooks(12, &["job_teardown", "post_run"]);
+    }
 }
 
 /// slurmctld was killed after it had saved that the job stages out, and before that this is over.
@@ -447,12 +454,22 @@ fn job_that_was_torn_down_and_that_slurm_shows_as_staging_out_is_ended_there() {
     assert_eq!(cancelled_after(Some(100)), "");
     assert_eq!(cancelled_after(Some(LONG_AGO_S)), "--hurry 10\n");
 
-    // Slurm is not asked again for a job that it has ended.
-    let an_hour_ago = SystemTime::now() - Duration::from_secs(3600);
-    let hooks = OpenOptions::new().write(true).open(books.place.join("registry/hooks/11")).unwrap();
-    hooks.set_modified(an_hour_ago).unwrap();
+    // Slurm is not asked again for a job that it has ended, however it was shown before.
+    books.answer(10, "COMPLETED");
+    let minutes_ago = SystemTime::now() - Duration::from_secs(200);
+    let ages = |job: u32| {
+        let hooks =
+            OpenOptions::new().write(true).open(books.place.join(format!("registry/hooks/{job}"))).unwrap();
+        hooks.set_modified(minutes_ago).unwrap();
+    };
+    ages(10);
     books.reconcile();
-    assert_eq!(asked(11), an_hour_ago);
+    assert_ne!(asked(10), minutes_ago, "it was seen to stage out");
+    for job in [10, 11] {
+        ages(job);
+        books.reconcile();
+        assert_eq!(asked(job), minutes_ago, "{job}");
+    }
 }
 
 #[test]

@@ -147,6 +147,7 @@ impl Hooks {
             pool_key,
             reconciled: false,
             unsaved: None,
+            data_out_failed: None,
             is_second_start: false,
         };
         // An earlier life of this number may have left some.
@@ -336,6 +337,7 @@ impl Hooks {
         job.hurry = false;
         job.reconciled = false;
         job.unsaved = None;
+        job.data_out_failed = None;
         job.failed = None;
         job.changed_s = now_s();
         self.registry.forget_results(&job.key());
@@ -352,22 +354,40 @@ impl Hooks {
     /// The job has ended.
     pub(crate) fn post_run(&self, id: u32) -> Result<String> {
         let job = self.job(id)?;
-        if !job.reconciled && !forgotten(&job) {
+        if !job.reconciled && job.state != State::TornDown {
             self.advance(id, State::StagingOut)?;
         }
         Ok(String::new())
     }
 
-    /// Waits until the job's data are out.
+    /// Waits until the job's data are out. A slurmctld that was killed before it had saved that the job is over takes it for
+    /// one that runs, finds it missing, and calls this again after the teardown: it is told the same again. Another error
+    /// would hold a job that is to run again.
     pub(crate) fn data_out(&self, id: u32) -> Result<String> {
         // Data are staged out also where the registry cannot be locked.
         let _works = self.registry.works_on(id).ok();
         let job = self.job(id)?;
-        match job.unsaved {
-            _ if forgotten(&job) => Ok(String::new()),
-            _ if !job.reconciled => self.stage_out(id),
+        if !job.reconciled && job.state != State::TornDown {
+            let staged = self.stage_out(id);
+            if let Err(e) = &staged {
+                self.note_data_out(&job, &e.to_string());
+            }
+            return staged;
+        }
+        match job.unsaved.or(job.data_out_failed) {
             Some(why) => Err(Error::new(Code::Io, why)),
             None => Ok(String::new()),
+        }
+    }
+
+    /// Notes why data_out fails. A record that cannot be written is no reason to fail otherwise.
+    fn note_data_out(&self, seen: &Job, why: &str) {
+        let Ok(_lock) = self.registry.lock() else { return };
+        if let Ok(Some(mut job)) = self.registry.job(seen.job) {
+            if job.run == seen.run && job.state != State::TornDown {
+                job.data_out_failed = Some(why.to_owned());
+                let _ = self.registry.put_job(&job);
+            }
         }
     }
 
@@ -582,13 +602,6 @@ impl Hooks {
     pub(crate) fn status(&self, words: &[String]) -> Result<String> {
         Ok(super::queue::text(&self.config, &self.registry, words))
     }
-}
-
-/// True for a job that was staged out and torn down before slurmctld was killed. It has forgotten that, takes the job for
-/// one that runs, and calls the hooks of its end again when it finds it missing. An error would keep it from its next
-/// run.
-fn forgotten(job: &Job) -> bool {
-    job.state == State::TornDown && !job.reconciled
 }
 
 /// Slurm lets only administrators release a job that it holds for its burst buffer.

@@ -11,6 +11,8 @@ use super::registry::{now_s, Job, Pool, Registry, State};
 
 /// A record that has changed since is left alone: its next hook may be on its way.
 const QUIET_S: u64 = 30;
+/// Slurm is asked for a job that was torn down once more after this: slurmctld may have been killed meanwhile.
+const LATE_S: u64 = 600;
 /// A job that lives is asked for again after a quarter of the time since its last change, and after this at most.
 const ASK_AGAIN_S: u64 = 600;
 /// How the variables begin that are options of squeue and scancel, or change what they print.
@@ -46,16 +48,20 @@ pub(crate) fn start_if_due(registry: &Registry) {
     let _ = command.spawn();
 }
 
-/// Whether Slurm is to be asked for a job. For one that was torn down, once, and again as long as Slurm shows it as staging
-/// out: killed before it had saved that this is over, it does so for ever.
+/// Whether Slurm is to be asked for a job. A slurmctld that was killed before it had saved that a stage-out is over shows
+/// that job as staging out for ever: so it is asked for a job that was torn down as well, twice, and more often while it
+/// shows that.
 pub(crate) fn is_due(registry: &Registry, job: &Job) -> bool {
     let quiet = now_s().saturating_sub(job.changed_s);
-    let pause = match job.state {
-        State::TornDown if !registry.is_seen_to_stage_out(job) => quiet,
-        State::TornDown => QUIET_S / 2,
-        _ => (quiet / 4).clamp(QUIET_S / 2, ASK_AGAIN_S),
-    };
-    quiet >= QUIET_S && registry.asked_s_ago(job.job).is_none_or(|asked| asked >= pause)
+    if quiet < QUIET_S {
+        return false;
+    }
+    let Some(asked) = registry.asked_s_ago(job.job) else { return true };
+    if job.state != State::TornDown {
+        return asked >= (quiet / 4).clamp(QUIET_S / 2, ASK_AGAIN_S);
+    }
+    let since_last_time = if quiet >= LATE_S { quiet - LATE_S } else { quiet };
+    asked >= since_last_time || (asked >= QUIET_S / 2 && registry.is_seen_to_stage_out(job))
 }
 
 /// Whether a job counts as a user of a pool that does not use it.
@@ -187,6 +193,7 @@ mod tests {
             pool_key: None,
             reconciled: false,
             unsaved: None,
+            data_out_failed: None,
             is_second_start: false,
         };
         assert!(["7", "10_3"].into_iter().all(is_one_job));

@@ -258,6 +258,7 @@ fn sweep(config: &Config, registry: &Registry, current: Option<&Job>) {
                 pool_key: None,
                 reconciled: false,
                 unsaved: None,
+                data_out_failed: None,
                 is_second_start: false,
             };
             // The node was lost before the job's epilog ran here, and nobody has given the data up.

@@ -28,7 +28,15 @@ pub(crate) fn run() -> Result<ExitCode> {
     let due = hooks.registry.jobs().into_iter().filter(|job| lost::is_due(&hooks.registry, job));
     let (torn_down, due): (Vec<Job>, Vec<Job>) = due.partition(|job| job.state == State::TornDown);
     if let Some(staging_out) = (!torn_down.is_empty()).then(|| lost::staging_out(&torn_down)).flatten() {
-        torn_down.iter().try_for_each(|job| hooks.registry.asks_for(job.job))?;
+        for job in &torn_down {
+            // The others are compared all the same.
+            let _ = hooks.registry.asks_for(job.job);
+            if !staging_out.iter().any(|other| other.job == job.job)
+                && hooks.registry.is_seen_to_stage_out(job)
+            {
+                hooks.registry.stages_out_no_more(job.job);
+            }
+        }
         let is_lost = |job: &Job| hooks.registry.stages_out_for(job).unwrap_or(0) >= LOST_S;
         over.extend(staging_out.into_iter().filter(is_lost).map(|job| (job, Known::StagesOut)));
     }

@@ -89,6 +89,9 @@ pub(crate) struct Job {
     /// Why data of the run could not be staged out, if `reconcile` has ended it: Slurm has no place for it any more.
     #[serde(default)]
     pub(crate) unsaved: Option<String>,
+    /// Why data_out failed, as Slurm was told.
+    #[serde(default)]
+    pub(crate) data_out_failed: Option<String>,
     /// The run before was not over when this one began: slurmctld had lost that it had started.
     #[serde(default)]
     pub(crate) is_second_start: bool,
@@ -290,8 +293,16 @@ impl Registry {
 
     /// Whether Slurm has shown a job as staging out since its record last changed.
     pub(crate) fn is_seen_to_stage_out(&self, job: &Job) -> bool {
-        let file = File::open(self.root.join(format!("hooks/{}", job.job)));
-        file.is_ok_and(|file| seen_to_stage_out_since(&file, job).is_some())
+        let path = self.root.join(format!("hooks/{}", job.job));
+        let is_noted = std::fs::metadata(&path).is_ok_and(|meta| meta.len() > 0);
+        is_noted && File::open(path).is_ok_and(|file| seen_to_stage_out_since(&file, job).is_some())
+    }
+
+    /// Slurm does not show a job as staging out any more.
+    pub(crate) fn stages_out_no_more(&self, job: u32) {
+        let _ = self.hook_file(job).and_then(|file| {
+            file.set_len(0).map_err(|e| Error::io(format!("cannot write about the hooks of job {job}"), &e))
+        });
     }
 
     fn job_path(&self, job: u32) -> PathBuf {
@@ -594,6 +605,7 @@ mod tests {
             pool_key: None,
             reconciled: false,
             unsaved: None,
+            data_out_failed: None,
             is_second_start: false,
         };
         registry.put_job(&job(12)).unwrap();

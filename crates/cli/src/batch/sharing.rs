@@ -80,15 +80,16 @@ pub(crate) fn verdict(figures: &[Figure], mix: Mix, transfers: usize) -> Verdict
     match figures.iter().find(|figure| figure.mix == mix) {
         Some(figure) if figure.growth > mix.needed(transfers) => Verdict::Join,
         Some(_) => Verdict::Wait,
-        // Where the last one that joined has gained nothing, or still measures, a further one does not try.
-        None if mix.running() > 1
-            && !figures.iter().any(|figure| {
-                figure.mix.running() + 1 == mix.running() && figure.growth > figure.mix.needed(transfers)
-            }) =>
-        {
-            Verdict::Wait
+        None => {
+            // Where the last one that joined has gained nothing, a further one does not try.
+            let mut before =
+                figures.iter().filter(|figure| figure.mix.running() + 1 == mix.running()).peekable();
+            let is_known = before.peek().is_some();
+            match is_known && before.all(|figure| figure.growth <= figure.mix.needed(transfers)) {
+                true => Verdict::Wait,
+                false => Verdict::Unknown,
+            }
         }
-        None => Verdict::Unknown,
     }
 }
 
@@ -179,9 +180,11 @@ mod tests {
         assert_eq!(verdict(&known, mixed, 2), Verdict::Join);
         let two_in = Mix { ins: 2, ..ONE_IN };
         assert_eq!(verdict(&known, two_in, 3), Verdict::Unknown, "a stage-out beside a stage-in has gained");
-        assert_eq!(verdict(&known, Mix { ins: 3, ..ONE_IN }, 4), Verdict::Wait, "nobody knows of two");
-        assert_eq!(verdict(&[], two_in, 3), Verdict::Wait, "the second one measures");
+        assert_eq!(verdict(&[], two_in, 3), Verdict::Unknown);
         assert_eq!(verdict(&[], ONE_IN, 2), Verdict::Unknown);
+        let no_gain = Figure { mix: ONE_IN, growth: 1.0, measured_s: now_s() };
+        assert_eq!(verdict(&[no_gain], two_in, 3), Verdict::Wait, "the second one has gained nothing");
+        assert_eq!(verdict(&[no_gain], Mix { ins: 3, ..ONE_IN }, 4), Verdict::Unknown);
         // Of another user's figures, neither one of the future counts nor an old one.
         let future = Figure { mix: ONE_IN, growth: 1.8, measured_s: now_s() + 1000 };
         registry::write(&path_of(&dir, "!a.b", 77), &[future]).unwrap();

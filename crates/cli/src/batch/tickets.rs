@@ -1,5 +1,5 @@
 //! Tickets of transfers from and to stores: files in a directory that all see. A name has when the ticket was drawn, whose
-//! it is, its store, and the way that the data go; `turns` says what it has.
+//! it is, its store, and the way that the data go; `turns` says what a ticket has.
 
 use std::fs::OpenOptions;
 use std::io::Read;

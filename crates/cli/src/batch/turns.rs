@@ -8,7 +8,7 @@
 //! nothing, the one that has joined steps back: it pauses, with its place in the order, until its turn comes.
 //!
 //! A ticket is empty while it waits, and then has the files and bytes that were copied; the copying process writes them,
-//! and pauses when its ticket is emptied.
+//! and pauses while its ticket is blank.
 //! Who holds a ticket touches it; one that is not touched belongs to a process that was killed, and does not count
 //! (`tickets`).
 
@@ -39,12 +39,15 @@ struct Pace {
     settle: Duration,
     /// The time over which rates are measured.
     window: Duration,
+    /// A transfer pauses no longer: after an hour, its temporary files count as those of a killed one.
+    pause_max: Duration,
 }
 
 const PACE: Pace = Pace {
     look_again: Duration::from_millis(100),
     settle: Duration::from_secs(1),
     window: Duration::from_secs(3),
+    pause_max: Duration::from_secs(1800),
 };
 
 /// A turn; it ends when it is dropped.
@@ -143,6 +146,11 @@ fn wait_at(
     }
 }
 
+/// A ticket, to be read and written. One that is gone is not made again.
+fn existing(ticket: &Path) -> std::io::Result<std::fs::File> {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(ticket)
+}
+
 /// The transfers that run, and what each had moved at a time.
 struct Sample {
     at: Instant,
@@ -227,8 +235,9 @@ impl Waiting {
     /// Joins when the rate of those that run is known.
     fn measure(&mut self, now: Sample) -> Step {
         let Some(since) = self.measured.as_ref().filter(|since| since.is_of_same(&now)) else {
-            // What has begun a moment ago has no steady rate yet.
-            let at = now.at + self.pace.settle;
+            // What has begun a moment ago has no steady rate yet. Of several, the last may still measure, and step back.
+            let measures = if now.moved.len() > 1 { 2 * self.pace.window } else { Duration::ZERO };
+            let at = now.at + self.pace.settle + measures;
             self.measured = Some(Sample { at, ..now });
             return Step::Wait;
         };
@@ -266,37 +275,43 @@ impl Waiting {
         }
     }
 
-    /// Pauses the transfer until its turn comes. Returns whom it joins then, if it is to measure.
+    /// Pauses the transfer until its turn comes, or for [`Pace::pause_max`]. Returns whom it joins then, if it is to measure.
+    /// If the ticket cannot be written, it is removed: the transfer then goes on, and others do not wait for it.
     fn step_back(&mut self, ticket: &Path, ended: &AtomicBool) -> Option<Before> {
-        // Neither is created: the ticket of a transfer that has ended is gone.
-        let open = || {
-            let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(ticket);
-            file.ok()
-        };
+        let since = Instant::now();
         let mut moved = tally::text(0, 0);
         self.measured = None;
-        let joined = loop {
-            let mut file = open()?;
+        let mut pause = || -> std::io::Result<()> {
+            let mut file = existing(ticket)?;
+            let mut text = String::new();
+            let _ = (&mut file).take(tally::TEXT_MAX).read_to_string(&mut text);
             // The copying process may just have written what it had moved.
-            if file.metadata().ok()?.len() > 0 {
-                let mut text = String::new();
-                if (&mut file).take(tally::TEXT_MAX).read_to_string(&mut text).is_ok()
-                    && tally::work(&text).is_some()
-                {
-                    moved = text;
-                }
-                file.set_len(0).ok()?;
+            if tally::work(&text).is_some() {
+                moved = text;
+                file.write_all_at(tally::paused().as_bytes(), 0)?;
+            }
+            Ok(())
+        };
+        let joined = loop {
+            if pause().is_err() {
+                let _ = std::fs::remove_file(ticket);
+                return None;
             }
             if ended.load(Ordering::Acquire) {
                 return None;
             }
             match self.step(AtOnce::Measured) {
-                Step::Wait => std::thread::park_timeout(self.pace.look_again),
-                Step::Begin => break None,
+                Step::Wait if since.elapsed() < self.pace.pause_max => {
+                    std::thread::park_timeout(self.pace.look_again);
+                }
+                Step::Wait | Step::Begin => break None,
                 Step::Join(before) => break Some(before),
             }
         };
-        open()?.write_all_at(moved.as_bytes(), 0).ok()?;
+        if existing(ticket).and_then(|file| file.write_all_at(moved.as_bytes(), 0)).is_err() {
+            let _ = std::fs::remove_file(ticket);
+            return None;
+        }
         joined
     }
 
@@ -349,6 +364,7 @@ mod tests {
         look_again: Duration::from_millis(10),
         settle: Duration::from_millis(200),
         window: Duration::from_secs(1),
+        pause_max: Duration::from_secs(600),
     };
 
     fn dir(name: &str) -> PathBuf {
@@ -442,15 +458,16 @@ mod tests {
         let has_first_ended = AtomicBool::new(false);
         // Copies at its share of the rate, as `Tally` says it and pauses, until `is_over`.
         let copy = |turn: &Turn, is_over: &dyn Fn() -> bool| {
-            let mut moved = 0.0;
+            let (mut moved, mut at) = (0.0, Instant::now());
             while !is_over() {
                 assert!(Instant::now() < end);
                 std::thread::sleep(Duration::from_millis(5));
-                let file = OpenOptions::new().write(true).open(turn.tally()).unwrap();
-                if moved > 0.0 && file.metadata().unwrap().len() == 0 {
+                let passed = std::mem::replace(&mut at, Instant::now()).elapsed().as_secs_f64();
+                let file = existing(turn.tally()).unwrap();
+                if std::io::read_to_string(&file).unwrap() == tally::paused() {
                     continue;
                 }
-                moved += 1e6 / shares.load(Ordering::SeqCst) as f64;
+                moved += passed * 1e9 / shares.load(Ordering::SeqCst) as f64;
                 file.write_all_at(tally::text(0, moved as u64).as_bytes(), 0).unwrap();
             }
             moved
