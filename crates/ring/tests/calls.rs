@@ -163,15 +163,20 @@ fn slot_of_a_change_that_was_given_up_is_not_used_again() {
 fn calls_that_wait_until_a_time_share_it() {
     let node = node();
     let ring = node.client();
-    let claims: Vec<_> = (0..8).map(|_| ring.claim(&|| true).unwrap()).collect();
-    claims.iter().for_each(|claim| assert_eq!(claim.post(NO_REQUEST), None));
-    let start = std::time::Instant::now();
-    let until = call_clock() + 50_000_000;
-    for claim in claims {
-        assert_eq!(claim.finish_by(until, &mut [0; 8], &|| true, |_, _| ()), Err(CallFailure::Gone));
-    }
-    let waited = start.elapsed().as_millis();
-    assert!((50..u128::from(LIVENESS_PERIOD_MS)).contains(&waited), "{waited} ms for all of them");
+    let waited_ms = || {
+        let claims: Vec<_> = (0..8).map(|_| ring.claim(&|| true).unwrap()).collect();
+        claims.iter().for_each(|claim| assert_eq!(claim.post(NO_REQUEST), None));
+        let start = std::time::Instant::now();
+        let until = call_clock() + 50_000_000;
+        for claim in claims {
+            assert_eq!(claim.finish_by(until, &mut [0; 8], &|| true, |_, _| ()), Err(CallFailure::Gone));
+        }
+        start.elapsed().as_millis()
+    };
+    // On a very busy machine one try may take long.
+    let waited: Vec<u128> = (0..4).map(|_| waited_ms()).collect();
+    assert!(waited.iter().all(|ms| *ms >= 50), "{waited:?} ms for all of them");
+    assert!(waited.iter().any(|ms| *ms < u128::from(LIVENESS_PERIOD_MS)), "{waited:?} ms for all of them");
     // After that time a reply that has arrived is still accepted.
     let claim = ring.claim(&|| true).unwrap();
     assert_eq!(claim.post(b"abc"), None);

@@ -245,9 +245,18 @@ fn peer_of_another_version_is_told_both_versions_and_so_is_the_log() {
     assert!(liar.whys[0].contains(&theirs), "{:?}", liar.whys);
     let said = daemon.messages();
     assert!(said.contains("node 2 was refused") && said.contains(&theirs), "{said}");
-    // The peer refuses the daemon's own requests too, and `status` reports the reason.
+    // The peer refuses the daemon's own requests too, and `status` reports the reason: once it has answered, which on a
+    // busy machine may be after the daemon has given up on it.
     let nodes = std::thread::scope(|scope| {
-        let asking = scope.spawn(|| daemon.status().unwrap().more["nodes"].clone());
+        let asking = scope.spawn(|| {
+            let end = Instant::now() + Duration::from_secs(60);
+            loop {
+                let nodes = daemon.status().unwrap().more["nodes"].clone();
+                if !nodes[0]["why"].is_null() || Instant::now() > end {
+                    return nodes;
+                }
+            }
+        });
         while !asking.is_finished() {
             liar.calls.progress();
             while let Some(event) = liar.calls.next_event() {

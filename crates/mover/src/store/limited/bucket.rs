@@ -75,7 +75,7 @@ mod tests {
         });
         // 2 MB at 10 MB/s, less the credit. The upper bound is for a busy machine.
         let took = started.elapsed();
-        assert!(took >= Duration::from_millis(175) && took < Duration::from_millis(1500), "{took:?}");
+        assert!(took >= Duration::from_millis(175) && took < Duration::from_secs(10), "{took:?}");
     }
 
     #[test]
@@ -83,7 +83,7 @@ mod tests {
         let bucket = Bucket::new(0);
         let started = Instant::now();
         bucket.take(u64::MAX);
-        assert!(started.elapsed() < Duration::from_secs(1));
+        assert!(started.elapsed() < Duration::from_secs(60));
         assert!(bucket.is_unlimited());
     }
 }
