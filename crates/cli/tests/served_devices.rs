@@ -167,6 +167,40 @@ fn joined_volumes_are_one_device_that_is_striped_over_them() {
 }
 
 #[test]
+fn joined_volumes_of_a_killed_keeper_are_in_no_second_device_while_the_first_is_mounted() {
+    let place = Place::new();
+    if !can_serve() || !has("mkfs.ext4") {
+        return;
+    }
+    let up = place.json(["up", "--capacity", "160MiB", "--json"]);
+    let dir = PathBuf::from(up["pool"].as_str().unwrap());
+    for name in ["a", "b"] {
+        place.ok(["volume", "create", name, "--size", "16MiB"]);
+    }
+    let device = Device::attach(&place, "a+b", &[]);
+    place.run(["volume", "attach", "a+b"]).assert_refused(1, &["is part of", device.name(), "already"]);
+    done("mkfs.ext4", &["-q", "-F", device.name()]);
+    let at = place.join("mounted");
+    let mounted = Mounted::new("ext4", device.name(), &at);
+    let (keeper, _) = keeper_and_server(&dir);
+    kill(keeper, libc::SIGKILL);
+    eventually("its processes have ended", || processes(&dir).is_empty());
+    // The kernel has the device as long as it is mounted.
+    place.run(["volume", "attach", "a+b"]).assert_refused(1, &["it is", device.name(), "already"]);
+    for name in ["a", "b", "b+a"] {
+        let why = ["may be part of", device.name(), "keeper was killed"];
+        place.run(["volume", "attach", name]).assert_refused(1, &why);
+    }
+    place.run(["volume", "detach", "a+b"]).assert_refused(1, &["it is mounted"]);
+    drop(mounted);
+    device.assert_detached();
+    let device = Device::attach(&place, "a", &[]);
+    place.ok(["volume", "detach", "a"]);
+    device.assert_detached();
+    place.ok(["volume", "delete", "a", "b"]);
+}
+
+#[test]
 fn volume_that_grows_while_its_memory_is_a_device_gets_no_second_one() {
     let place = Place::new();
     if !can_serve() {

@@ -27,13 +27,46 @@ pub enum Kind {
         pool: u64,
         /// The keeper.
         keeper: Process,
+        /// Which volumes may be joined in it; none in the device of one volume.
+        joined: Joined,
     },
+}
+
+/// A set of volumes that may have others than were put in: the name of a device has room for a bit of each. The kernel has
+/// it when the keeper, which knows the volumes, was killed.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Joined(u32);
+
+/// Bits of [`Joined`].
+const JOINED_BITS: u64 = 24;
+
+impl Joined {
+    /// The set of joined volumes; the empty one for a single volume.
+    pub(crate) fn of(volumes: &[u64]) -> Joined {
+        match volumes {
+            [] | [_] => Joined(0),
+            several => Joined(several.iter().fold(0, |bits, number| bits | Joined::bit(*number))),
+        }
+    }
+
+    fn bit(volume: u64) -> u32 {
+        1 << (name_hash(&volume.to_le_bytes()) % JOINED_BITS)
+    }
+
+    fn may_have(self, volume: u64) -> bool {
+        self.0 & Joined::bit(volume) != 0
+    }
 }
 
 impl Kind {
     /// The name of the loop device of a served one.
-    pub(crate) fn served_name(pool: u64, keeper: Process) -> String {
-        format!("{SERVED_MARK}{pool:x}:{}:{:x}", keeper.pid, keeper.started)
+    pub(crate) fn served_name(pool: u64, keeper: Process, joined: Joined) -> String {
+        let name = format!("{SERVED_MARK}{pool:x}:{}:{:x}", keeper.pid, keeper.started);
+        if joined == Joined::default() {
+            name
+        } else {
+            format!("{name}:{:x}", joined.0)
+        }
     }
 
     /// The kind of a device with this name. None if it is not a device of a volume.
@@ -46,12 +79,14 @@ impl Kind {
         let pool = hex()?;
         let pid = fields.next()?.parse().ok()?;
         let started = u64::from_str_radix(fields.next()?, 16).ok()?;
-        Some(Kind::Served { pool, keeper: Process { pid, started } })
+        let joined = fields.next().map_or(Ok(0), |bits| u32::from_str_radix(bits, 16)).ok()?;
+        Some(Kind::Served { pool, keeper: Process { pid, started }, joined: Joined(joined) })
     }
 }
 
-// The longest name: two numbers of 64 bits, and a process number.
-const _: () = assert!(SERVED_MARK.len() + 16 + 1 + 7 + 1 + 16 <= NAME_BYTES_MAX);
+// The longest name: two numbers of 64 bits, a process number, and the bits of joined volumes.
+const _: () =
+    assert!(SERVED_MARK.len() + 16 + 1 + 7 + 1 + 16 + 1 + JOINED_BITS as usize / 4 <= NAME_BYTES_MAX);
 
 /// A device of a volume.
 #[derive(Debug)]
@@ -88,7 +123,7 @@ impl Found {
     /// The names of the volumes that are joined in a served device of this life of a pool; none for a device of one volume,
     /// or of another life or pool.
     pub fn joined(&self, pool: u64) -> Vec<Vec<u8>> {
-        let Kind::Served { pool: its, keeper } = self.kind else { return Vec::new() };
+        let Kind::Served { pool: its, keeper, .. } = self.kind else { return Vec::new() };
         if its != pool {
             return Vec::new();
         }
@@ -104,6 +139,25 @@ impl Found {
             names
         } else {
             Vec::new()
+        }
+    }
+
+    /// True if volumes of this life of a pool are joined in it, perhaps the one with this number, and its keeper was killed:
+    /// a program has it open still, or it is mounted.
+    pub fn may_have_joined(&self, pool: u64, volume: u64) -> bool {
+        match self.kind {
+            Kind::Served { pool: its, keeper, joined } => {
+                its == pool && joined.may_have(volume) && !keeper.lives()
+            }
+            Kind::Memory => false,
+        }
+    }
+
+    /// False for a served device whose keeper was killed.
+    pub fn is_kept(&self) -> bool {
+        match self.kind {
+            Kind::Served { keeper, .. } => keeper.lives(),
+            Kind::Memory => true,
         }
     }
 
@@ -134,12 +188,33 @@ mod tests {
 
     #[test]
     fn name_of_a_served_device_says_pool_and_keeper() {
+        let all: Vec<u64> = (0..1000).collect();
         for (pool, pid, started) in [(1, 2, 3), (u64::MAX, 4_194_304, u64::MAX)] {
-            let keeper = Process { pid, started };
-            let name = Kind::served_name(pool, keeper);
-            assert!(name.len() <= NAME_BYTES_MAX, "{name}");
-            assert_eq!(Kind::of(name.as_bytes()), Some(Kind::Served { pool, keeper }));
+            for joined in [Joined::of(&[7]), Joined::of(&[7, 8]), Joined::of(&all)] {
+                let keeper = Process { pid, started };
+                let name = Kind::served_name(pool, keeper, joined);
+                assert!(name.len() <= NAME_BYTES_MAX, "{name}");
+                assert_eq!(Kind::of(name.as_bytes()), Some(Kind::Served { pool, keeper, joined }));
+            }
         }
+    }
+
+    #[test]
+    fn device_of_a_killed_keeper_says_which_volumes_may_be_in_it() {
+        let found = |pid, volumes: &[u64]| {
+            let (keeper, joined) = (Process { pid, started: u64::MAX }, Joined::of(volumes));
+            let info = Info { device: 0, inode: 0, name: Vec::new() };
+            Found { path: PathBuf::new(), info, kind: Kind::Served { pool: 5, keeper, joined } }
+        };
+        let (single, several) = (found(1, &[7]), found(1, &[7, 8]));
+        assert!(!several.is_kept(), "another process has the number");
+        assert!((0..100).all(|volume| !single.may_have_joined(5, volume)));
+        assert!([7, 8].iter().all(|volume| several.may_have_joined(5, *volume)));
+        assert!(!several.may_have_joined(6, 7), "another pool");
+        assert!((0..100).filter(|volume| several.may_have_joined(5, *volume)).count() < 20);
+        let own = Process::of(std::process::id()).unwrap();
+        let kind = Kind::Served { pool: 5, keeper: own, joined: Joined::of(&[7, 8]) };
+        assert!(!Found { kind, ..several }.may_have_joined(5, 7), "its keeper says it");
     }
 
     #[test]

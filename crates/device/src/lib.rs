@@ -16,5 +16,5 @@ mod found;
 mod medium;
 pub mod program;
 
-pub use found::{all, joined_number, Found, Kind, MEMORY_MARK};
+pub use found::{all, joined_number, Found, Joined, Kind, MEMORY_MARK};
 pub use program::{start, Options};

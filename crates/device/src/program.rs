@@ -14,7 +14,7 @@ use forebay_types::{Code, Error, Result, Segment};
 use forebay_volume::Specifier;
 use serde::{Deserialize, Serialize};
 
-use crate::found::Kind;
+use crate::found::{Joined, Kind};
 use crate::medium::VolumeMedium;
 
 /// The program's file.
@@ -26,7 +26,7 @@ forebay-device: the processes of one volume's block device. `forebay volume atta
 Usage: forebay-device OPTIONS
 
   OPTIONS    JSON; the pool's directory and its life, the volume's name, whether the device is read-only,
-             and whether discards free space
+             whether discards free space, and the numbers of the volumes
 
 The result of the start is written to standard output, which is then closed. SIGTERM ends the device when no program has
 it open any longer. SIGKILL ends it at once: its I/O fails then.
@@ -45,6 +45,8 @@ pub struct Options {
     pub is_read_only: bool,
     /// The volume is thin: discards free its space.
     pub is_thin: bool,
+    /// The numbers of the volumes.
+    pub numbers: Vec<u64>,
 }
 
 impl Options {
@@ -95,7 +97,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
 fn keep(options: &Options) -> Result<()> {
     let what = options.what();
     let own = Process::of(std::process::id()).map_err(|e| Error::io(&*what, &e))?;
-    let name = Kind::served_name(options.life, own);
+    let name = Kind::served_name(options.life, own, Joined::of(&options.numbers));
     let source = options.volume.escape_ascii().to_string();
     let plan = Plan {
         what: &what,

@@ -111,6 +111,19 @@ impl Region {
         };
     }
 
+    /// Puts private memory in the place of shared pages, which the kernel frees when nothing else maps them. The range
+    /// reads as zeros afterwards, and what a peer still writes there changes no memory of others. Returns whether that was
+    /// done.
+    pub fn detach(&self) -> bool {
+        use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
+        let (access, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED);
+        // SAFETY: the range belongs to this region alone, and no reference into it exists. It can be accessed at any
+        // moment: an access waits in the kernel while one mapping takes the place of the other.
+        self.bytes > 0
+            && unsafe { mmap_anonymous(self.start.as_ptr().cast(), self.bytes, access, flags) }.is_ok()
+    }
+
     /// Returns the memory to the kernel but keeps its addresses reserved while the process lives. If a peer's write
     /// arrives an hour late, after a network outage, it finds no memory there, and no memory of another use.
     pub fn quarantine(&mut self) {
@@ -183,6 +196,32 @@ mod tests {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let line = maps.lines().find(|line| line.starts_with(&format!("{:x}-", start as usize)));
         assert!(line.is_some_and(|line| line.contains("---p")), "{line:?}");
+    }
+
+    #[test]
+    fn detached_memory_changes_no_shared_pages() {
+        use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+        let memory = memfd_create("detached", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, 8192).unwrap();
+        let map = || {
+            use rustix::mm::{mmap, MapFlags, ProtFlags};
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a new mapping overlaps nothing.
+            let start = unsafe { mmap(std::ptr::null_mut(), 8192, access, MapFlags::SHARED, &memory, 0) };
+            // SAFETY: the test never unmaps it.
+            unsafe { Region::foreign(NonNull::new(start.unwrap().cast()).unwrap(), 8192, Box::new(())) }
+        };
+        let (mine, theirs) = (map(), map());
+        let mut bytes = [0; 3];
+        mine.write_at(5000, b"old").unwrap();
+        assert!(mine.detach());
+        mine.read_at(5000, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 3]);
+        mine.write_at(5000, b"new").unwrap();
+        theirs.read_at(5000, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"old");
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert_eq!(maps.lines().filter(|line| line.contains("/memfd:detached")).count(), 1);
     }
 
     #[test]

@@ -8,7 +8,9 @@
 //! | draining | RESIDENT DIRTY DRAINING | clean: the copy was published; dirty: a program marked it |
 //!
 //! A mark of a clean or draining file begins a new epoch, and so does a release. A publication names the epoch that was
-//! copied, and makes the file clean only if that is its epoch still: so a write during the copy is never lost.
+//! copied, and makes the file clean only if that is its epoch still: so a write during the copy is never lost. A released
+//! file that takes over another program's version begins a new epoch, too: a restore that has read the version before is
+//! void.
 //!
 //! A directory whose names are not imported yet is *unlisted*: requests for its entries are refused with
 //! [`Code::NotListed`], until the daemon has had them imported: the one name that a request needs (`unlisted.rs`), or all
@@ -302,14 +304,21 @@ impl Batch<'_> {
             }
             _ => Vec::new(),
         };
-        // What was there: place, copy, further place, pending, inode. Place, copy, two further places, inode, pending,
-        // linked file.
-        self.admit(Class::Change, Work::writes(13 + 2 * links.len() as u64))?;
+        // What was there: place, copy, further place, pending, inode. Place, copy twice, two further places, inode,
+        // pending, linked file.
+        self.admit(Class::Change, Work::writes(14 + 2 * links.len() as u64))?;
         let found = self.find_inode(ino)?;
         if let Some(Inode { attr, .. }) = &found {
             let is_elsewhere = |copy: Copy| (copy.parent, copy.name.as_slice()) != (parent, name);
             match attr.kind() {
                 Kind::File if !attr.is_resident() && epoch != attr.epoch() => return Err(Code::Stale),
+                // The pool's data are of another version, or what was looked at is not the copy any longer.
+                Kind::File
+                    if seen == CHANGES_ALL
+                        && (attr.is_resident() || self.copy_record(ino)?.is_none_or(is_elsewhere)) =>
+                {
+                    return Err(Code::Stale);
+                }
                 Kind::Directory if self.copy_record(ino)?.is_some_and(is_elsewhere) => {
                     return Err(Code::Busy); // what is in it has only one path
                 }
@@ -353,6 +362,7 @@ impl Batch<'_> {
         self.align_further(ino, (parent, name), &others)?;
         let is_taken_over = is_data && is_new && !inode.attr.is_resident() && seen == CHANGES_ALL;
         if is_taken_over {
+            self.begin_other_version(&mut inode)?;
             (inode.attr.size, inode.attr.mtime) = (version.bytes, version.mtime);
             inode.attr.ctime = c.now;
         }
@@ -366,6 +376,14 @@ impl Batch<'_> {
         }
         self.pass_on(c.now, parent, name)?;
         self.settle_place(c, parent, name, Some(seen).filter(|_| !again))
+    }
+
+    /// The copy of a released file has another program's data. The new epoch voids a restore that has read others.
+    fn begin_other_version(&mut self, inode: &mut Inode) -> Answer<()> {
+        let mut copy = self.copy_record(inode.attr.ino)?.ok_or(Code::Corrupt)?;
+        inode.attr.next_version();
+        copy.epoch = inode.attr.epoch();
+        self.put_copy(inode.attr.ino, &copy)
     }
 
     pub(crate) fn unpublished(

@@ -40,13 +40,21 @@ const NO_ROOM_MAX: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Data {
     epoch: u64,
+    /// How many versions of other programs the file has taken over.
+    taken_over: u64,
     bytes: u64,
     mtime: Timestamp,
 }
 
 impl Data {
     fn of(entry: &Entry) -> Data {
-        Data { epoch: entry.attr.epoch(), bytes: entry.attr.size, mtime: entry.attr.mtime }
+        let attr = &entry.attr;
+        Data {
+            epoch: attr.epoch(),
+            taken_over: attr.versions_taken_over(),
+            bytes: attr.size,
+            mtime: attr.mtime,
+        }
     }
 
     /// True when a reader of `self` may go on with the data that the entry has now: they are the same, or programs of
@@ -54,7 +62,7 @@ impl Data {
     fn may_become(&self, now: &Data, from_store: bool) -> bool {
         match from_store {
             true => (self.bytes, self.mtime) == (now.bytes, now.mtime),
-            false => self.epoch != now.epoch || self == now,
+            false => self.taken_over == now.taken_over && self.epoch != now.epoch || self == now,
         }
     }
 }
@@ -449,9 +457,12 @@ mod tests {
 
     #[test]
     fn data_of_another_version_are_refused_unless_programs_of_the_pool_wrote_them() {
-        let data = |epoch, bytes, sec| Data { epoch, bytes, mtime: Timestamp { sec, nsec: 0 } };
+        let data =
+            |epoch, bytes, sec| Data { epoch, taken_over: 0, bytes, mtime: Timestamp { sec, nsec: 0 } };
         let may = |now| data(1, 5, 7).may_become(&now, false);
         assert!(may(data(1, 5, 7)) && !may(data(1, 6, 7)) && !may(data(1, 5, 8)) && may(data(2, 6, 8)));
+        let taken_over = Data { taken_over: 1, ..data(2, 6, 8) };
+        assert!(!may(taken_over), "another program's version has a new epoch, too");
         // A release and a new place change the epoch, too.
         let may = |now| data(1, 5, 7).may_become(&now, true);
         assert!(may(data(1, 5, 7)) && may(data(2, 5, 7)), "the same data");

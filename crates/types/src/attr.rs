@@ -36,6 +36,9 @@ pub const FLAG_HAS_VALUES: u32 = 1 << 13;
 pub const FLAGS_INHERITED: u32 = FLAG_ATTACHED | FLAG_FSYNC_WAITS | FLAG_CLOSE_WAITS;
 /// An epoch that no file has.
 pub const EPOCH_UNKNOWN: u64 = u64::MAX;
+/// Epochs of a file between two versions that it takes over from other programs, as a power of two: more than a file is
+/// marked and released in its life.
+const EPOCHS_LOG2: u32 = 32;
 
 /// The bits of a directory's flags that hold the width of new directories in it.
 const WIDTH_OF_NEW_SHIFT: u32 = 8;
@@ -189,9 +192,9 @@ impl Attr {
         self.flags = self.flags & !WIDTH_OF_NEW | u32::from(width) << WIDTH_OF_NEW_SHIFT;
     }
 
-    /// A file's epoch: it changes when a clean file is marked dirty, and when the file is released. So an open that
-    /// finds the same epoch before and after has opened the file's present data. It stands in the place of a device
-    /// number, which files have not.
+    /// A file's epoch: it changes when a clean file is marked dirty, when the file is released, and when a released file
+    /// takes over a version that another program wrote in the store. So an open that finds the same epoch before and
+    /// after has opened the file's present data. It stands in the place of a device number, which files have not.
     ///
     /// A directory's epoch: it changes when the pool forgets a name that the directory's store has.
     #[inline]
@@ -202,6 +205,17 @@ impl Attr {
     /// Begins a new epoch.
     pub fn next_epoch(&mut self) {
         self.rdev += 1;
+    }
+
+    /// Begins the first epoch of a version that another program wrote in the store.
+    pub fn next_version(&mut self) {
+        self.rdev = (self.versions_taken_over() + 1) << EPOCHS_LOG2;
+    }
+
+    /// How many versions of other programs a released file has taken over. While this stays the same, a new epoch means
+    /// that programs of the pool changed the file, or that it was released or moved.
+    pub fn versions_taken_over(&self) -> u64 {
+        self.rdev >> EPOCHS_LOG2
     }
 
     /// True for a file whose data are in the pool.

@@ -73,6 +73,14 @@ pub const QUARANTINE_MS: u64 = CALL_TIMEOUT_MS + 2 * NODE_TIMEOUT_MS;
 /// Buffers in quarantine. With so many, no process gets another buffer, so that a network that loses much costs bounded
 /// address space. Their memory is freed when their process ends, or when it has taken its data out of them.
 pub const BUFFERS_QUARANTINED_MAX: usize = 64;
+/// Ranges of memory of programs in quarantine. With so many, no further one is registered: data are copied. Buffers have a
+/// limit of their own.
+pub const PROGRAM_MEMORIES_QUARANTINED_MAX: usize = 64;
+/// Bytes of those ranges whose pages the daemon keeps: two of the largest size. With more, those of the oldest are left to
+/// the program.
+pub const PROGRAM_MEMORY_QUARANTINED_BYTES_MAX: usize = 2 * PROGRAM_MEMORY_BYTES_MAX;
+/// Ranges of a process that has ended which the network thread unregisters before it looks at other work.
+pub const PROGRAM_MEMORIES_RETIRED_A_ROUND: usize = 4;
 /// Bytes that are read ahead for a reader that declared that it reads another node's file in order: at first, and at
 /// most. Larger windows made no reader faster.
 pub const READ_AHEAD_BYTES_MIN: usize = 256 * 1024;

@@ -151,9 +151,52 @@ fn released_file_takes_over_a_version_of_another_program_in_one_step() {
     assert_eq!(attr.flags & STATES, 0);
     pool.reopen();
     assert_eq!(pool.attr(ino).unwrap().size, 78);
-    // The same once more changes nothing: it is known.
-    pool.ask(report(CHANGES_ALL, theirs)).unwrap();
+    // Another thread that looked at the same time changes nothing.
+    assert_eq!(pool.ask(report(CHANGES_ALL, theirs)), Err(Code::Stale));
     assert_eq!(pool.attr(ino).unwrap(), attr);
+    // The same once more changes nothing: it is known.
+    let (size, mtime) = (attr.size, attr.mtime);
+    let again = Request::Published {
+        parent: top,
+        name: b"f",
+        ino,
+        epoch: attr.epoch(),
+        seen: CHANGES_ALL,
+        version: theirs,
+    };
+    pool.ask(again).unwrap();
+    let attr = pool.attr(ino).unwrap();
+    assert_eq!((attr.size, attr.mtime), (size, mtime));
+    pool.assert_clean();
+}
+
+#[test]
+fn another_programs_version_voids_a_restore_of_the_one_before() {
+    let mut pool = Pool::new(false);
+    let top = pool.top;
+    let ino = pool.clean_file(top, b"f", 1);
+    pool.release(ino).unwrap();
+    let before = pool.attr(ino).unwrap();
+    let report = |epoch, number| Request::Published {
+        parent: top,
+        name: b"f",
+        ino,
+        epoch,
+        seen: CHANGES_ALL,
+        version: version(number),
+    };
+    // A restore has read the first version, and another program has written the second.
+    pool.ask(report(before.epoch(), 2)).unwrap();
+    assert_eq!(pool.ask(Request::Restored { ino, epoch: before.epoch() }), Err(Code::Stale));
+    let now = pool.attr(ino).unwrap();
+    assert_eq!((now.versions_taken_over(), before.versions_taken_over()), (1, 0));
+    assert_eq!(pool.store_place(ino).unwrap().1.epoch, now.epoch());
+    // A restore of the second is sound: the file is clean. A third version is not that of its data.
+    pool.ask(Request::Restored { ino, epoch: now.epoch() }).unwrap();
+    assert_eq!(pool.states(ino), FLAG_RESIDENT);
+    assert_eq!(pool.ask(report(now.epoch(), 3)), Err(Code::Stale));
+    pool.release(ino).unwrap();
+    assert_eq!(pool.attr(ino).unwrap().epoch(), now.epoch() + 1);
     pool.assert_clean();
 }
 

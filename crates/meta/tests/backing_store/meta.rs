@@ -7,6 +7,8 @@ pub(crate) type Name = usize;
 pub(crate) type Version = u8;
 
 pub(crate) const UNKNOWN: u8 = u8::MAX;
+/// In place of the number of changes: the version is another program's.
+pub(crate) const ALL: u8 = u8::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Copy {
@@ -43,6 +45,8 @@ pub(crate) struct Defects {
     pub(crate) mark_keeps_epoch: bool,
     pub(crate) release_keeps_epoch: bool,
     pub(crate) anything_may_be_lost: bool,
+    pub(crate) other_version_keeps_epoch: bool,
+    pub(crate) other_version_of_resident: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -231,6 +235,10 @@ impl Meta {
         if self.exists() && !self.resident && epoch != self.epoch {
             return Err(Refused::Stale);
         }
+        let is_void = self.resident || self.copy_at(at).is_none();
+        if self.exists() && seen == ALL && is_void && !self.defects.other_version_of_resident {
+            return Err(Refused::Stale);
+        }
         let same = self.placed[at].filter(|placed| placed.is_file);
         if same.is_none() {
             self.lose_place(at)?;
@@ -245,6 +253,10 @@ impl Meta {
         let known = if copied { epoch } else { UNKNOWN };
         let is_new = same.is_none_or(|same| same.version != version);
         let again = self.note_copy(known, at, is_new);
+        if is_new && seen == ALL && !self.resident && !self.defects.other_version_keeps_epoch {
+            self.epoch += 1;
+            self.copy = self.copy.map(|copy| Copy { epoch: self.epoch, ..copy });
+        }
         if copied && (self.draining || self.defects.published_ignores_epoch) {
             (self.dirty, self.draining) = (false, false);
         }
@@ -417,7 +429,8 @@ impl Meta {
 #[cfg(test)]
 mod tests {
     use forebay_types::{
-        Code, Ino, Request, SetAttr, StoreVersion, Wanted, EPOCH_UNKNOWN, FLAG_DIRTY, FLAG_DRAINING,
+        Code, Ino, Request, SetAttr, StoreVersion, Wanted, CHANGES_ALL, EPOCH_UNKNOWN, FLAG_DIRTY,
+        FLAG_DRAINING,
     };
 
     use super::*;
@@ -430,21 +443,34 @@ mod tests {
         StoreVersion { ino: number.into(), ..StoreVersion::default() }
     }
 
-    fn long(epoch: u8) -> u64 {
-        if epoch == UNKNOWN {
-            EPOCH_UNKNOWN
-        } else {
-            epoch.into()
+    /// The shard's epochs, by those of the model.
+    struct Epochs(Vec<u64>);
+
+    impl Epochs {
+        fn long(&self, epoch: u8) -> u64 {
+            if epoch == UNKNOWN {
+                EPOCH_UNKNOWN
+            } else {
+                self.0[usize::from(epoch)]
+            }
+        }
+
+        /// Adds those up to an epoch. The first of another program's version follows all of the version before.
+        fn go_on(&mut self, epoch: u8, is_other_version: bool) {
+            while self.0.len() <= usize::from(epoch) {
+                let last = self.0[self.0.len() - 1];
+                self.0.push(if is_other_version { ((last >> 32) + 1) << 32 } else { last + 1 });
+            }
         }
     }
 
-    fn assert_same(pool: &mut Pool, ino: Ino, meta: &Meta) {
+    fn assert_same(pool: &mut Pool, ino: Ino, meta: &Meta, epochs: &Epochs) {
         match pool.attr(ino) {
             Ok(attr) => {
                 let flags =
                     (attr.is_resident(), attr.flags & FLAG_DIRTY != 0, attr.flags & FLAG_DRAINING != 0);
                 assert_eq!(flags, (meta.resident, meta.dirty, meta.draining));
-                assert_eq!((attr.epoch(), meta.exists()), (meta.epoch.into(), true));
+                assert_eq!((attr.epoch(), meta.exists()), (epochs.long(meta.epoch), true));
             }
             Err(_) => assert!(!meta.exists()),
         }
@@ -461,7 +487,7 @@ mod tests {
             assert_eq!(place.wanted.is_some(), meta.names[at]);
             if let Some(Wanted::Here(_, copy)) = &place.wanted {
                 let copy = copy.as_ref().map(|copy| (copy.name.as_slice(), copy.epoch));
-                assert_eq!(copy, meta.copy.map(|copy| (NAMES[copy.at], long(copy.epoch))));
+                assert_eq!(copy, meta.copy.map(|copy| (NAMES[copy.at], epochs.long(copy.epoch))));
             }
         }
     }
@@ -477,6 +503,7 @@ mod tests {
     /// Reports that are taken together do what they do one after the other.
     #[test]
     fn agrees_with_the_shard_on_reports_in_one_request() {
+        let epochs = Epochs((0..=u64::from(u8::MAX)).collect());
         let (mut taken, mut refusals) = (0, 0);
         for seed in 1..=cases() {
             let mut random = Random::new(seed);
@@ -494,7 +521,7 @@ mod tests {
                         0 => (Request::Intend { parent, name, version: v }, meta.intend(at, number)),
                         1 => (Request::BeginDrain { ino }, meta.begin_drain()),
                         _ => {
-                            let (long_epoch, long_seen, version) = (long(epoch), u64::from(seen), v);
+                            let (long_epoch, long_seen, version) = (epochs.long(epoch), u64::from(seen), v);
                             let report = Request::Published {
                                 parent,
                                 name,
@@ -507,7 +534,7 @@ mod tests {
                         }
                     };
                     let begins = matches!(report, Request::BeginDrain { .. });
-                    expected.push(done.map(|()| if begins { long(meta.epoch) } else { 0 }));
+                    expected.push(done.map(|()| if begins { epochs.long(meta.epoch) } else { 0 }));
                     reports.push(report);
                 }
                 let outcomes: Vec<_> =
@@ -515,17 +542,17 @@ mod tests {
                 taken += outcomes.len();
                 refusals += outcomes.iter().filter(|outcome| outcome.is_err()).count();
                 assert_eq!(outcomes, expected, "seed {seed}: {reports:?}");
-                assert_same(&mut pool, ino, &meta);
+                assert_same(&mut pool, ino, &meta, &epochs);
                 // So that the next reports meet other states.
                 match random.next(6) {
                     0 => _ = (pool.ask(Request::MarkDirty { ino }), meta.mark_dirty()),
                     1 => {
                         let request =
-                            Request::Release { ino, epoch: long(meta.epoch), set: SetAttr::default() };
+                            Request::Release { ino, epoch: epochs.long(meta.epoch), set: SetAttr::default() };
                         assert_eq!(pool.ask(request).is_ok(), meta.release(meta.epoch).is_ok());
                     }
                     2 => {
-                        let request = Request::Restored { ino, epoch: long(meta.epoch) };
+                        let request = Request::Restored { ino, epoch: epochs.long(meta.epoch) };
                         assert_eq!(pool.ask(request).is_ok(), meta.restored(meta.epoch).is_ok());
                     }
                     3 => {
@@ -534,7 +561,7 @@ mod tests {
                     }
                     _ => {}
                 }
-                assert_same(&mut pool, ino, &meta);
+                assert_same(&mut pool, ino, &meta, &epochs);
             }
             pool.assert_clean();
         }
@@ -546,6 +573,7 @@ mod tests {
         for seed in 1..=cases() {
             let mut random = Random::new(seed);
             let (mut pool, mut meta) = (Pool::new(false), Meta::new());
+            let mut epochs = Epochs(vec![0]);
             let top = pool.top;
             let ino = pool.create(top, NAMES[0]).unwrap();
             for _ in 0..60 {
@@ -554,7 +582,10 @@ mod tests {
                 let number = random.next(4) as u8;
                 let seen = meta.pending[at].map_or(0, |p| p.changes).saturating_sub(random.next(2) as u8);
                 let epoch = [meta.epoch, meta.epoch, meta.epoch.saturating_sub(1), UNKNOWN][random.next(4)];
-                let (long_seen, long_epoch) = (u64::from(seen), long(epoch));
+                let is_other_version = random.next(4) == 0;
+                let seen = if is_other_version { ALL } else { seen };
+                let long_seen = if is_other_version { CHANGES_ALL } else { u64::from(seen) };
+                let long_epoch = epochs.long(epoch);
                 let v = version(number);
                 let (request, done) = match random.next(14) {
                     0 => (Request::Intend { parent, name, version: v }, meta.intend(at, number)),
@@ -594,13 +625,14 @@ mod tests {
                     13 if random.next(3) == 0 => (Request::Unlink { parent, name }, meta.unlink(at)),
                     _ => continue,
                 };
+                epochs.go_on(meta.epoch, is_other_version && matches!(request, Request::Published { .. }));
                 let answer = pool.ask(request).map_err(refused);
                 let same_kind = match (&answer, &done) {
                     (Err(a), Err(b)) => *a == *b || *a == Refused::Other || *b == Refused::Other,
                     (a, b) => a.is_ok() == b.is_ok(),
                 };
                 assert!(same_kind, "seed {seed}: {request:?}: {answer:?}, expected {done:?}");
-                assert_same(&mut pool, ino, &meta);
+                assert_same(&mut pool, ino, &meta, &epochs);
             }
             pool.assert_clean();
         }

@@ -66,43 +66,55 @@ fn assert_sound_from(first: World) {
 
 #[test]
 fn no_order_of_two_writers_a_reader_and_a_mover_that_is_killed_loses_data() {
-    assert_sound(2, 1, 1, Budget { kills: 2, evicts: 3, breaks: 2, name_changes: 0, workers: 0 });
+    assert_sound(2, 1, 1, Budget { kills: 2, evicts: 3, breaks: 2, name_changes: 0, workers: 0, others: 0 });
 }
 
 #[test]
 #[ignore = "7 million states: a minute"]
 fn no_order_of_programs_that_open_again_and_again_loses_data() {
-    assert_sound(2, 1, 2, Budget { kills: 1, evicts: 2, breaks: 2, name_changes: 0, workers: 0 });
+    assert_sound(2, 1, 2, Budget { kills: 1, evicts: 2, breaks: 2, name_changes: 0, workers: 0, others: 0 });
 }
 
 #[test]
 fn no_order_of_a_writer_a_reader_and_a_name_change_loses_data() {
-    assert_sound(1, 1, 1, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 1, workers: 0 });
+    assert_sound(1, 1, 1, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 1, workers: 0, others: 0 });
 }
 
 #[test]
 #[ignore = "3 million states: half a minute"]
 fn no_order_of_a_writer_a_reader_and_two_name_changes_loses_data() {
-    assert_sound(1, 1, 2, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 2, workers: 0 });
+    assert_sound(1, 1, 2, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 2, workers: 0, others: 0 });
 }
 
 #[test]
 fn no_order_of_many_name_changes_and_evictions_loses_data() {
-    assert_sound(1, 0, 1, Budget { kills: 2, evicts: 2, breaks: 0, name_changes: 4, workers: 0 });
+    assert_sound(1, 0, 1, Budget { kills: 2, evicts: 2, breaks: 0, name_changes: 4, workers: 0, others: 0 });
 }
 
 #[test]
 fn no_order_of_a_writer_of_another_node_and_workers_that_are_killed_loses_data() {
-    let budget = Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 0, workers: 2 };
+    let budget = Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 0, workers: 2, others: 0 };
     let first = World::new(1, 1, 1, budget, Mistakes::default(), Defects::default());
     assert_sound_from(first.with_other_node());
+}
+
+#[test]
+fn no_order_of_a_restore_and_versions_of_another_program_loses_data() {
+    assert_sound(1, 1, 1, Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 0, workers: 0, others: 2 });
+}
+
+#[test]
+fn no_order_of_a_name_change_and_a_version_of_another_program_loses_data() {
+    assert_sound(1, 1, 1, Budget { kills: 0, evicts: 1, breaks: 0, name_changes: 1, workers: 0, others: 1 });
 }
 
 /// The search finds a fault when this mistake is planted.
 fn assert_found(name: &str, mistakes: Mistakes, defects: Defects) {
     let of_node = mistakes.node_marks_not || mistakes.node_looks_not_at_name;
+    let of_other = defects.other_version_keeps_epoch || defects.other_version_of_resident;
     let (name_changes, workers) = if of_node { (0, 1) } else { (2, 0) };
-    let budget = Budget { kills: 0, evicts: 2, breaks: 1, name_changes, workers };
+    let others = u8::from(of_other);
+    let budget = Budget { kills: 0, evicts: 2, breaks: 1, name_changes, workers, others };
     let first = World::new(2, 1, 1, budget, mistakes, defects);
     let outcome = search(if of_node { first.with_other_node() } else { first }, STATES_MAX);
     let (fault, steps) = outcome.expect_err(name);
@@ -138,4 +150,6 @@ canaries! {
     a_mark_in_the_same_epoch_is_found: none(), Defects { mark_keeps_epoch: true, ..none() };
     a_release_in_the_same_epoch_is_found: none(), Defects { release_keeps_epoch: true, ..none() };
     a_shard_that_lets_anything_be_lost_is_found: none(), Defects { anything_may_be_lost: true, ..none() };
+    another_version_in_the_same_epoch_is_found: none(), Defects { other_version_keeps_epoch: true, ..none() };
+    another_version_of_a_resident_file_is_found: none(), Defects { other_version_of_resident: true, ..none() };
 }

@@ -1,7 +1,7 @@
 //! One file, the programs that open it, the kernel's leases and descriptors, a mover and a store: every step that any
 //! of them can take from a state. The metadata are `meta.rs`.
 
-use super::meta::{Defects, Meta, Name, Placed, Refused, Version, UNKNOWN};
+use super::meta::{Defects, Meta, Name, Placed, Refused, Version, ALL, UNKNOWN};
 
 /// Number of a backing file.
 type Inode = u8;
@@ -149,6 +149,8 @@ pub(crate) struct Budget {
     pub(crate) breaks: u8,
     pub(crate) name_changes: u8,
     pub(crate) workers: u8,
+    /// Versions that another program writes in the store while the file is released.
+    pub(crate) others: u8,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -163,6 +165,8 @@ pub(crate) struct World {
     programs: Vec<Program>,
     lease: Option<Lease>,
     mover: Mover,
+    /// The epoch of the released file that another thread of the mover looks up in the store.
+    refresh: Option<u8>,
     /// Data of the versions in the store: [`TORN`] for a version with parts of two.
     versions: Vec<u8>,
     store: [Option<Version>; 2],
@@ -203,6 +207,7 @@ impl World {
             programs,
             lease: None,
             mover: Mover::Idle,
+            refresh: None,
             versions: vec![0],
             store: [None; 2],
             written: 1,
@@ -225,10 +230,11 @@ impl World {
             self.program(i, &mut all);
         }
         self.mover(&mut all);
+        self.refresh(&mut all);
         if self.mover != Mover::Idle && self.budget.kills > 0 {
             self.step(&mut all, "kill", |w| {
                 w.budget.kills -= 1;
-                w.mover = Mover::Idle;
+                (w.mover, w.refresh) = (Mover::Idle, None);
                 w.lease = None;
             });
         }
@@ -511,6 +517,35 @@ impl World {
         }
     }
 
+    /// Another thread of the mover takes over what another program writes in the store. That program writes after the
+    /// thread has read what the pool knows. A version that is not taken over would be a conflict later: it is left out.
+    fn refresh(&self, all: &mut Vec<(&'static str, World)>) {
+        let Some(epoch) = self.refresh else {
+            if self.budget.others > 0 && self.meta.exists() && !self.meta.resident {
+                self.step(all, "refresh: look up", |w| {
+                    w.budget.others -= 1;
+                    w.refresh = Some(w.meta.epoch);
+                });
+            }
+            return;
+        };
+        self.step(all, "refresh: published", |w| {
+            w.refresh = None;
+            let Some(copy) = w.meta.copy else { return };
+            // One that comes while the mover changes the store there is taken over at the next look.
+            let is_changing = w.meta.pending[copy.at].is_some_and(|pending| pending.intent.is_some());
+            if is_changing || w.store[copy.at] != w.meta.placed[copy.at].map(|placed| placed.version) {
+                return;
+            }
+            let version = w.version(w.next);
+            if w.meta.published(copy.at, epoch, ALL, version).is_ok() {
+                w.store[copy.at] = Some(version);
+                w.written = w.next;
+                w.next += 1;
+            }
+        });
+    }
+
     fn idle_mover(&self, all: &mut Vec<(&'static str, World)>) {
         let meta = &self.meta;
         for at in 0..2 {
@@ -648,12 +683,14 @@ impl World {
             epochs.extend(program.at.numbers().0.copied());
         }
         epochs.extend(self.mover.numbers().0.copied());
+        epochs.extend(self.refresh);
         let epoch = epochs.into_iter().min().unwrap();
         self.meta.shrink(self.mover != Mover::Idle, epoch);
         self.programs.iter_mut().filter_map(|program| program.at.numbers().0).for_each(|e| *e -= epoch);
         if let Some(e) = self.mover.numbers().0.filter(|e| **e != UNKNOWN) {
             *e -= epoch;
         }
+        self.refresh.iter_mut().for_each(|e| *e -= epoch);
         self.programs.sort_unstable();
         let (mut versions, mut inodes, mut data) = (vec![NOTHING], Vec::new(), vec![0]);
         let rename = |all: &mut Vec<u8>, number: &mut u8| {
@@ -726,7 +763,8 @@ impl World {
 
     /// What the mover makes of a quiet state if it is left alone.
     pub(crate) fn settle(mut self) -> Result<(), &'static str> {
-        self.budget = Budget { kills: 0, evicts: 0, breaks: 0, name_changes: 0, workers: 0 };
+        self.refresh = None;
+        self.budget = Budget { kills: 0, evicts: 0, breaks: 0, name_changes: 0, workers: 0, others: 0 };
         for _ in 0..60 {
             let mut all = Vec::new();
             self.mover(&mut all);

@@ -47,7 +47,14 @@ pub(super) fn restore(link: &Link, stores: &Stores, ranges: &FileRanges, ino: In
             Err(e) => {
                 let failed = match e.code() {
                     // What has arrived is of another version.
-                    Code::Stale => adopt(link, &located, &entry).map(|_| ranges.begin_anew()).err(),
+                    Code::Stale => match adopt(link, &located, &entry) {
+                        // Another thread was faster, or the file was released again or has another place.
+                        Ok(_) | Err(Error { code: Code::Stale, .. }) => {
+                            ranges.begin_anew();
+                            None
+                        }
+                        Err(e) => Some(e),
+                    },
                     _ => Some(Error::from(e)),
                 };
                 let Some(e) = failed else { continue };
@@ -81,16 +88,26 @@ fn may_be_elsewhere(link: &Link, stores: &Stores, located: &Located, ino: Ino) -
 /// Takes over the version of a released file that another program wrote in the store. True if a name of the file has left
 /// it instead: its directory is to be listed.
 pub(super) fn refresh(link: &Link, stores: &Stores, entry: &Entry) -> Result<bool> {
-    if !entry.attr.is_file() || entry.attr.is_resident() {
-        return Ok(false);
+    let (mut entry, mut attempts) = (*entry, 0);
+    while entry.attr.is_file() && !entry.attr.is_resident() {
+        let ino = entry.attr.ino;
+        let located = stores.locate(ino)?;
+        let found = located.at.store.look(&located.path).map_err(Error::from)?;
+        let known = located.placed.map(|placed| placed.version);
+        if found.map(|found| found.version) == known {
+            break;
+        }
+        attempts += 1;
+        match adopt(link, &located, &entry) {
+            // It was restored or released meanwhile, or another thread has taken a version over.
+            Err(e) if e.code == Code::Stale && attempts < ATTEMPTS => {
+                let failed = |code| Error::new(code, format!("cannot refresh file {ino}"));
+                entry = link.inode(ino).map_err(failed)?;
+            }
+            adopted => return adopted,
+        }
     }
-    let located = stores.locate(entry.attr.ino)?;
-    let found = located.at.store.look(&located.path).map_err(Error::from)?;
-    let known = located.placed.map(|placed| placed.version);
-    match found.map(|found| found.version) {
-        version if version == known => Ok(false),
-        _ => adopt(link, &located, entry),
-    }
+    Ok(false)
 }
 
 /// The same for one name of a file. If it is one of several, and the store has another file there than at the last copy,
@@ -243,11 +260,11 @@ fn set_times(file: &OwnedFd, entry: &Entry) -> std::result::Result<(), Code> {
 }
 
 /// The store has another version than the pool knew: the released file gets its size and times. If it has other names,
-/// and the version is another file, the name leaves it instead: true then.
+/// and the version is another file, the name leaves it instead: true then. [`Code::Stale`] if it has another epoch by now.
 ///
 /// Version, size and modification time change in one step: a later mover that found the version alone would take the file
 /// for up to date. It is no change of the pool's, which would make the place pending, and the next version of the other
-/// program a conflict.
+/// program a conflict. The step begins a new epoch, so that a restore that has read the version before begins anew.
 fn adopt(link: &Link, located: &Located, entry: &Entry) -> Result<bool> {
     let ino = entry.attr.ino;
     let what = || format!("cannot restore file {ino} from {}", located.path);
@@ -274,11 +291,15 @@ fn adopt(link: &Link, located: &Located, entry: &Entry) -> Result<bool> {
             Err(code) => return Err(failed(code)),
         }
     }
-    tracing::info!("{} was changed in the store: the pool takes the store's version", located.path);
     let version = object.version;
+    if located.placed.is_some_and(|placed| placed.version == version) {
+        return Ok(false); // it was changed while it was read, and another thread has taken that over
+    }
+    tracing::info!("{} was changed in the store: the pool takes the store's version", located.path);
     let published = link.published((place.parent, name), ino, located.epoch, CHANGES_ALL, version);
     let taken_over = published.and_then(|()| link.inode(ino)).and_then(|now| {
-        if (now.attr.size, now.attr.mtime) == (version.bytes, version.mtime) || now.attr.is_resident() {
+        // Programs may have set other times since.
+        if now.attr.epoch() != located.epoch || now.attr.is_resident() {
             return Ok(());
         }
         // The shard that has the place lacks the inode.

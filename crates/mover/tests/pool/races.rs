@@ -144,6 +144,28 @@ fn restore_that_waits_for_a_release_fills_a_file_that_has_a_name() {
 }
 
 #[test]
+fn restore_that_has_read_a_version_before_another_program_wrote_the_next_is_void() {
+    let raced = Raced::up("before");
+    raced.is_durable("before");
+    let pool = raced.bed.pool();
+    let verb = |arguments: &[&str]| {
+        let done = raced.bed.forebay(&[&["--pool", pool.to_str().unwrap()], arguments].concat());
+        assert!(done.status.success(), "{}", crate::bed::text(&done));
+    };
+    verb(&["release", "/s/f"]);
+    let before = raced.entry();
+    assert!(!before.attr.is_resident());
+    // A restore has copied the version, and a task takes the next one over.
+    let file = raced.pool.open_to_restore(&before).unwrap();
+    raced.bed.sh("printf other > $S/f");
+    verb(&["refresh", "/s/f"]);
+    let restored = Request::Restored { ino: before.attr.ino, epoch: before.attr.epoch() };
+    assert_eq!(raced.pool.request(&restored, |_| Ok(())), Err(Code::Stale));
+    drop(file);
+    assert_eq!(raced.content(), "other");
+}
+
+#[test]
 fn restore_that_waits_for_a_release_that_is_taken_back_leaves_the_file() {
     let raced = Raced::up("data");
     raced.is_durable("data");

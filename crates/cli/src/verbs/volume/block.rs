@@ -71,23 +71,37 @@ pub(super) fn attach(pool: &'static Pool, dir: &Path, arguments: &VolumeAttach) 
     let control = locked_control().map_err(cannot)?;
     let devices = Devices::look(dir)?;
     let volumes = records(pool, "attach", &names)?;
+    let refused_for =
+        |why: String| Error::new(Code::Exists, what()).why(why).cure("detach that device first");
+    // A keeper that lives says which volumes it has: below.
+    if let Some(found) = devices.of_joined(&volumes).filter(|found| volumes.len() > 1 && !found.is_kept()) {
+        return Err(refused_for(format!("it is {} already", found.path.display())));
+    }
     for (one, volume) in names.iter().zip(&volumes) {
-        let Some(path) = devices.path_with(pool, volume) else { continue };
         let which = match names.len() {
             1 => "it".into(),
             _ => format!("volume {}", table::printable(one.as_bytes())),
         };
-        let how = match devices.of(pool, volume) {
-            Some(_) => "is",
-            None => "is part of",
-        };
-        let why = format!("{which} {how} {} already", path.display());
-        return Err(Error::new(Code::Exists, what()).why(why).cure("detach that device first"));
+        if let Some(path) = devices.path_with(pool, volume) {
+            let how = match devices.of(pool, volume) {
+                Some(_) => "is",
+                None => "is part of",
+            };
+            return Err(refused_for(format!("{which} {how} {} already", path.display())));
+        }
+        if let Some(found) = devices.without_keeper(volume) {
+            let device = found.path.display();
+            let why = format!(
+                "{which} may be part of {device}, a device of joined volumes whose keeper was killed"
+            );
+            let cure = format!("unmount {device}, and have programs close it");
+            return Err(Error::new(Code::Exists, what()).why(why).cure(cure));
+        }
     }
     let (is_served, is_thin) = (memory.is_none(), volumes.iter().all(Volume::is_thin));
     let device = match memory {
         Some(memory) => attach_memory(&memory, &names[0], arguments.read_only, is_thin).map_err(cannot)?,
-        None => attach_served(pool, dir, arguments, is_thin)?,
+        None => attach_served(pool, dir, arguments, &volumes, is_thin)?,
     };
     drop(control);
     match arguments.json {
@@ -157,6 +171,7 @@ fn attach_served(
     pool: &'static Pool,
     dir: &Path,
     arguments: &VolumeAttach,
+    volumes: &[Volume],
     is_thin: bool,
 ) -> Result<PathBuf> {
     let name = arguments.name.as_os_str();
@@ -171,6 +186,7 @@ fn attach_served(
         volume: name.as_bytes().to_vec(),
         is_read_only: arguments.read_only,
         is_thin,
+        numbers: volumes.iter().map(|volume| volume.ino.0).collect(),
     };
     let log = log_of(dir).or_else(|_| File::options().write(true).open("/dev/null"));
     forebay_device::start(&options, log.map_err(|e| refused("attach volume", name, &e))?)

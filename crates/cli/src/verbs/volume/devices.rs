@@ -57,7 +57,14 @@ impl Devices {
     /// The device of joined volumes, in this order.
     pub(super) fn of_joined(&self, volumes: &[Volume]) -> Option<&Found> {
         let number = joined_number(volumes.iter().map(|volume| volume.ino));
-        self.all.iter().find(|one| self.life.is_some_and(|life| one.serves(life, number)))
+        let is_it = |one: &&Found| self.life.is_some_and(|life| one.serves(life, number));
+        let kept = self.all.iter().filter(is_it).find(|one| one.is_kept());
+        kept.or_else(|| self.all.iter().find(is_it))
+    }
+
+    /// A device of joined volumes of which a volume may be one: its keeper, which knows them, was killed.
+    pub(super) fn without_keeper(&self, volume: &Volume) -> Option<&Found> {
+        self.all.iter().find(|one| self.life.is_some_and(|life| one.may_have_joined(life, volume.ino.0)))
     }
 
     /// The device of joined volumes of which a volume is one.

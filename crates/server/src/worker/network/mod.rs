@@ -37,6 +37,7 @@ mod reply_cache;
 mod runs;
 mod target_selection;
 mod thread;
+mod unmapping;
 
 use forebay_types::{Layout, NodeId};
 

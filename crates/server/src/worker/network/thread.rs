@@ -157,6 +157,7 @@ impl NetworkThread {
         }
         self.introduce_again();
         self.review_volumes(now);
+        busy |= self.retire_some();
         self.end_quarantines(now);
         if now >= self.review_at {
             self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);

@@ -3,22 +3,26 @@
 //!
 //! Memory whose request ended with an unknown outcome is retired: it is unregistered, refused from then on, and in
 //! quarantine until no transfer can be in flight. A client that uses such memory as its own does not touch it again: it has
-//! put other pages in the place of those that may still be written.
+//! put other pages in the place of those that may still be written. When the program withdraws the memory, or its process
+//! ends, this node keeps the addresses alone: the pages may be mapped by the program's children, so they are not discarded,
+//! but this node no longer maps them, and the kernel frees them with their last mapping.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_fabric::{Access, Region};
 use forebay_types::limits::{
-    BUFFERS_MAX, BUFFERS_QUARANTINED_MAX, PROGRAM_MEMORIES_MAX, PROGRAM_MEMORIES_REGISTERED_MAX,
+    BUFFERS_MAX, BUFFERS_QUARANTINED_MAX, PROGRAM_MEMORIES_MAX, PROGRAM_MEMORIES_QUARANTINED_MAX,
+    PROGRAM_MEMORIES_REGISTERED_MAX, PROGRAM_MEMORIES_RETIRED_A_ROUND, PROGRAM_MEMORY_QUARANTINED_BYTES_MAX,
     QUARANTINE_MS,
 };
 use forebay_types::{Code, NodeId};
 
 use super::flights::Flight;
-use super::moves::{Buffer, Quarantined};
+use super::moves::{Buffer, Moves, Quarantined};
 use super::state::NetworkThread;
 use crate::worker::network::eager_buffers::end_quarantine;
+use crate::worker::network::unmapping::Unmapping;
 
 /// How long memory that a peer may still write stays in quarantine: longer than any request is served.
 const QUARANTINE: Duration = Duration::from_millis(QUARANTINE_MS);
@@ -26,12 +30,13 @@ const QUARANTINE: Duration = Duration::from_millis(QUARANTINE_MS);
 impl NetworkThread {
     /// Adds a process's buffer, which replaces the one it had.
     pub(super) fn add_buffer(&mut self, session: u64, number: u64, memory: Region) {
-        self.retire_where(|buffer| buffer.session == session && !buffer.is_programs, false);
+        self.retire_buffer_of(session, false);
         let count = self.moves.buffers.values().filter(|buffer| !buffer.is_programs).count();
-        if count >= BUFFERS_MAX || self.moves.quarantined.len() >= BUFFERS_QUARANTINED_MAX {
+        let quarantined = self.quarantined(false);
+        if count >= BUFFERS_MAX || quarantined >= BUFFERS_QUARANTINED_MAX {
             return tracing::debug!(
-                "{count} processes have buffers and {} are in quarantine: further processes send data inside requests",
-                self.moves.quarantined.len()
+                "{count} processes have buffers and {quarantined} are in quarantine: further processes send data inside \
+                 requests"
             );
         }
         if let Err(code) = self.register(session, number, memory, false) {
@@ -54,7 +59,7 @@ impl NetworkThread {
             all += 1;
             own += usize::from(buffer.session == session);
         }
-        let is_quarantine_full = self.moves.quarantined.len() >= BUFFERS_QUARANTINED_MAX;
+        let is_quarantine_full = self.quarantined(true) >= PROGRAM_MEMORIES_QUARANTINED_MAX;
         if own >= PROGRAM_MEMORIES_MAX || all >= PROGRAM_MEMORIES_REGISTERED_MAX || is_quarantine_full {
             return Err(Code::NoResources);
         }
@@ -68,32 +73,57 @@ impl NetworkThread {
         Ok(())
     }
 
-    /// Withdraws memory of a process.
-    pub(super) fn withdraw_memory(&mut self, session: u64, number: u64) {
-        let buffer = self.moves.buffers.get(&number);
-        if buffer.is_some_and(|buffer| buffer.session == session && buffer.is_programs) {
-            self.retire_buffer(number, false);
-        }
+    /// Buffers in quarantine, or ranges of memory of programs.
+    fn quarantined(&self, is_programs: bool) -> usize {
+        self.moves.quarantined.iter().filter(|one| one.is_programs == is_programs).count()
     }
 
-    fn retire_where(&mut self, is_meant: impl Fn(&Buffer) -> bool, over: bool) {
-        let meant = self.moves.buffers.iter_mut().filter(|(_, buffer)| is_meant(buffer));
-        let meant: Vec<u64> = meant
-            .map(|(number, buffer)| {
-                buffer.orphaned |= over;
-                *number
-            })
-            .collect();
+    /// Withdraws memory of a process.
+    pub(super) fn withdraw_memory(&mut self, session: u64, number: u64) {
+        let buffer = self.moves.buffers.get_mut(&number);
+        if let Some(buffer) = buffer.filter(|buffer| buffer.session == session && buffer.is_programs) {
+            buffer.abandoned = true;
+            return self.retire_buffer(number, false);
+        }
+        let Moves { quarantined, unmapping, .. } = &mut self.moves;
+        let is_it =
+            |one: &&mut Quarantined| (one.session, one.number, one.is_programs) == (session, number, true);
+        quarantined.iter_mut().filter(is_it).for_each(|one| one.free(unmapping));
+    }
+
+    fn retire_buffer_of(&mut self, session: u64, over: bool) {
+        let mut meant = Vec::new();
+        for (number, buffer) in &mut self.moves.buffers {
+            if buffer.session == session && !buffer.is_programs {
+                buffer.abandoned |= over;
+                meant.push(*number);
+            }
+        }
         for number in meant {
             self.retire_buffer(number, false);
         }
     }
 
-    /// Retires all memory of a process that has ended, and does not read what is in it either.
+    /// Retires all memory of a process that has ended, and does not read what is in it either. That of the program is
+    /// refused from now on, and unregistered over the next rounds.
     pub(super) fn retire_buffers(&mut self, session: u64) {
-        self.retire_where(|buffer| buffer.session == session, true);
-        let theirs = self.moves.quarantined.iter().filter(|one| one.session == session && !one.is_programs);
-        theirs.for_each(|one| one.memory.discard());
+        self.retire_buffer_of(session, true);
+        let Moves { buffers, quarantined, to_retire, unmapping, .. } = &mut self.moves;
+        for (number, buffer) in buffers.iter_mut().filter(|(_, buffer)| buffer.session == session) {
+            (buffer.abandoned, buffer.retired) = (true, true);
+            to_retire.push_back(*number);
+        }
+        let theirs = quarantined.iter_mut().filter(|one| one.session == session);
+        theirs.for_each(|one| one.free(unmapping));
+    }
+
+    /// Retires some of the memory that is to be. True if there was any.
+    pub(super) fn retire_some(&mut self) -> bool {
+        for done in 0..PROGRAM_MEMORIES_RETIRED_A_ROUND {
+            let Some(number) = self.moves.to_retire.pop_front() else { return done > 0 };
+            self.retire_buffer(number, false);
+        }
+        true
     }
 
     /// A node has a new worker. Transfers of the old one may still arrive, behind those of the new one: the buffers of
@@ -117,20 +147,52 @@ impl NetworkThread {
         }
         let Some(buffer) = self.moves.buffers.remove(&number) else { return };
         self.calls.endpoint().unregister(buffer.registered.local);
-        if buffer.in_doubt {
-            if buffer.orphaned {
-                // A live process frees its memory itself, when it has read what is in it.
-                buffer.free();
+        if !buffer.in_doubt {
+            return self.moves.unmapping.drop(buffer.memory);
+        }
+        let Buffer { session, memory, is_programs, abandoned, .. } = buffer;
+        let until = self.calls.now() + QUARANTINE;
+        let mut one = Quarantined { until, session, number, memory, is_programs, is_free: false };
+        // A live process frees its memory itself, when it has read what is in it.
+        if abandoned {
+            one.free(&mut self.moves.unmapping);
+        }
+        self.moves.quarantined.push(one);
+        self.bound_quarantine();
+    }
+
+    /// Leaves the pages of the oldest memory of programs in quarantine to them, if there is too much.
+    fn bound_quarantine(&mut self) {
+        let Moves { quarantined, unmapping, .. } = &mut self.moves;
+        let mut kept = 0;
+        for one in quarantined.iter_mut().rev().filter(|one| one.is_programs && !one.is_free) {
+            kept += one.memory.len();
+            if kept > PROGRAM_MEMORY_QUARANTINED_BYTES_MAX {
+                one.free(unmapping);
             }
-            let (until, session, is_programs) =
-                (self.calls.now() + QUARANTINE, buffer.session, buffer.is_programs);
-            self.moves.quarantined.push(Quarantined { until, session, memory: buffer.memory, is_programs });
         }
     }
 
     /// Frees memory whose quarantine is over.
     pub(super) fn end_quarantines(&mut self, now: Duration) {
         self.moves.granted.end_quarantines(now);
+        let Moves { quarantined, unmapping, .. } = &mut self.moves;
+        let is_over = |one: &&mut Quarantined| one.is_programs && one.until <= now;
+        quarantined.iter_mut().filter(is_over).for_each(|one| one.free(unmapping));
         end_quarantine(&mut self.moves.quarantined, |one| one.until <= now, |one| &mut one.memory);
+    }
+}
+
+impl Quarantined {
+    /// Frees the pages of memory that no one looks at any longer. Those of a program are left to the processes that map
+    /// them.
+    fn free(&mut self, unmapping: &mut Unmapping) {
+        if std::mem::replace(&mut self.is_free, true) {
+            return;
+        }
+        match self.is_programs {
+            true => unmapping.detach(&self.memory),
+            false => self.memory.discard(),
+        }
     }
 }

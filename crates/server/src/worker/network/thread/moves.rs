@@ -12,6 +12,7 @@ use forebay_wire::{DataLocation, Memory, Message as Wire, Stamp};
 use crate::worker::network::bounce::{Bounce, DataBuffer};
 use crate::worker::network::eager_buffers::{GrantedBuffers, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::Moving;
+use crate::worker::network::unmapping::Unmapping;
 
 /// A client's data request in flight.
 #[derive(Debug)]
@@ -78,8 +79,8 @@ pub(super) struct Buffer {
     pub(super) retired: bool,
     /// The outcome of a request is unknown.
     pub(super) in_doubt: bool,
-    /// Its process has ended.
-    pub(super) orphaned: bool,
+    /// Its process has ended, or the program has withdrawn it: no one looks at what is in it.
+    pub(super) abandoned: bool,
     /// Memory that the program works with, and not one from which the client copies.
     pub(super) is_programs: bool,
 }
@@ -91,16 +92,8 @@ impl Buffer {
         registered: Registered,
         is_programs: bool,
     ) -> Buffer {
-        let (retired, in_doubt, orphaned) = (false, false, false);
-        Buffer { session, memory, registered, flights: 0, retired, in_doubt, orphaned, is_programs }
-    }
-
-    /// Frees the pages of memory whose process has ended. Other processes may have the memory of a program, such as its
-    /// children: the kernel frees it with its last mapping.
-    pub(super) fn free(&self) {
-        if !self.is_programs {
-            self.memory.discard();
-        }
+        let (retired, in_doubt, abandoned) = (false, false, false);
+        Buffer { session, memory, registered, flights: 0, retired, in_doubt, abandoned, is_programs }
     }
 }
 
@@ -109,9 +102,12 @@ impl Buffer {
 pub(super) struct Quarantined {
     pub(super) until: Duration,
     pub(super) session: u64,
+    pub(super) number: u64,
     pub(super) memory: Arc<Region>,
     /// As of [`Buffer`].
     pub(super) is_programs: bool,
+    /// Its pages are freed, or left to the program.
+    pub(super) is_free: bool,
 }
 
 /// The state of both sides.
@@ -121,6 +117,10 @@ pub(super) struct Moves {
     pub(super) buffers: HashMap<u64, Buffer>,
     /// Memory in quarantine.
     pub(super) quarantined: Vec<Quarantined>,
+    /// Memory of programs that is to be retired.
+    pub(super) to_retire: VecDeque<u64>,
+    /// Unmaps large memory.
+    pub(super) unmapping: Unmapping,
     /// The bounce buffer, made when another node first requests data.
     pub(super) bounce: Option<Bounce>,
     /// Requests that wait for a piece of the bounce buffer.

@@ -3,7 +3,9 @@
 
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::super::Round;
 use super::*;
 use crate::worker::message::Message;
 use crate::worker::network::{queue, KeptOpen, Taker};
@@ -12,7 +14,10 @@ use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::Region;
 use forebay_fabric::{Calls, CallsSettings, Identity};
 use forebay_meta::Client;
-use forebay_types::limits::{BUFFER_BYTES, PROGRAM_MEMORIES_MAX};
+use forebay_types::limits::{
+    BUFFER_BYTES, PROGRAM_MEMORIES_MAX, PROGRAM_MEMORIES_QUARANTINED_MAX, PROGRAM_MEMORIES_RETIRED_A_ROUND,
+    PROGRAM_MEMORY_BYTES_MAX, QUARANTINE_MS,
+};
 use forebay_types::{BackingOp, Caller, Ino, Request};
 use forebay_wire::{Secret, Stamp};
 
@@ -220,8 +225,90 @@ fn memory_of_programs_is_withdrawn_by_its_session_alone_and_a_buffer_does_not_re
     client.withdraw_memory(one, 1);
     client.add_program_memory(one, 999, memory()).unwrap();
     client.retire_buffers(one);
-    assert_eq!(client.moves.buffers.keys().copied().collect::<Vec<_>>(), [1000]);
+    // They are refused at once, and unregistered a few at a time.
+    assert_eq!(client.moves.buffers.len(), PROGRAM_MEMORIES_MAX + 1);
+    let refused = client.moves.buffers.values().filter(|buffer| buffer.session == one && buffer.retired);
+    assert_eq!(refused.count(), PROGRAM_MEMORIES_MAX);
+    client.round();
+    let left = PROGRAM_MEMORIES_MAX + 1 - PROGRAM_MEMORIES_RETIRED_A_ROUND;
+    assert_eq!(client.moves.buffers.len(), left);
+    while client.moves.buffers.len() > 1 {
+        assert_eq!(client.round(), Round::Busy);
+    }
+    assert!(client.moves.buffers.contains_key(&1000));
     assert!(client.moves.quarantined.is_empty());
+}
+
+#[test]
+fn memory_of_programs_in_quarantine_takes_no_place_of_a_buffer() {
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let (one, two) = (session_on(CLIENTS, 9), session_on(CLIENTS, 10));
+    let memory = || Region::new(4096).unwrap();
+    for number in 1..=PROGRAM_MEMORIES_QUARANTINED_MAX as u64 {
+        client.add_program_memory(one, number, memory()).unwrap();
+        client.retire_buffer(number, true);
+    }
+    assert_eq!(client.moves.quarantined.len(), PROGRAM_MEMORIES_QUARANTINED_MAX);
+    assert_eq!(client.add_program_memory(two, 1000, memory()), Err(Code::NoResources));
+    client.add_buffer(two, 1001, memory());
+    assert!(client.moves.buffers.contains_key(&1001));
+    client.end_quarantines(client.calls.now() + Duration::from_millis(QUARANTINE_MS));
+    client.add_program_memory(two, 1000, memory()).unwrap();
+}
+
+#[test]
+fn quarantine_of_memory_that_was_withdrawn_or_whose_process_has_ended_keeps_no_pages() {
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let session = session_on(CLIENTS, 9);
+    let written = |client: &mut NetworkThread, number: u64| {
+        let memory = Region::new(4096).unwrap();
+        memory.write_at(0, b"x").unwrap();
+        client.add_program_memory(session, number, memory).unwrap();
+    };
+    let is_kept = |client: &NetworkThread, number: u64| {
+        let mut first = [0];
+        let one = client.moves.quarantined.iter().find(|one| one.number == number).unwrap();
+        one.memory.read_at(0, &mut first).unwrap();
+        first == *b"x"
+    };
+    // Withdrawn after its request has failed, before, and not at all.
+    (1..=3).for_each(|number| written(&mut client, number));
+    client.retire_buffer(1, true);
+    assert!(is_kept(&client, 1));
+    client.withdraw_memory(session_on(CLIENTS, 10), 1);
+    assert!(is_kept(&client, 1), "another process's session");
+    client.withdraw_memory(session, 1);
+    client.moves.buffers.get_mut(&2).unwrap().flights = 1;
+    client.withdraw_memory(session, 2);
+    client.moves.buffers.get_mut(&2).unwrap().flights = 0;
+    client.retire_buffer(2, true);
+    client.retire_buffer(3, true);
+    assert_eq!([1, 2, 3].map(|number| is_kept(&client, number)), [false, false, true]);
+    // Its process ends while a request is in flight.
+    written(&mut client, 4);
+    client.moves.buffers.get_mut(&4).unwrap().flights = 1;
+    client.retire_buffers(session);
+    assert!(!is_kept(&client, 3));
+    client.round();
+    client.moves.buffers.get_mut(&4).unwrap().flights = 0;
+    client.retire_buffer(4, true);
+    assert!(!is_kept(&client, 4));
+}
+
+#[test]
+fn quarantine_keeps_bounded_bytes_of_programs_and_leaves_the_oldest() {
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let session = session_on(CLIENTS, 9);
+    for number in 1..=3 {
+        let memory = Region::new(PROGRAM_MEMORY_BYTES_MAX).unwrap();
+        client.add_program_memory(session, number, memory).unwrap();
+        client.retire_buffer(number, true);
+    }
+    let free: Vec<bool> = client.moves.quarantined.iter().map(|one| one.is_free).collect();
+    assert_eq!(free, [true, false, false]);
 }
 
 /// The result of writes of [`BYTES`] each, one after the other, in spite of the faults.
