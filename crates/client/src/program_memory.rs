@@ -238,7 +238,11 @@ mod tests {
                 while !is_over.load(Ordering::Relaxed) {
                     // SAFETY: as above.
                     unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
-                    std::thread::sleep(std::time::Duration::from_micros(100));
+                    // More often than the pages of one step take.
+                    let sent = std::time::Instant::now();
+                    while sent.elapsed() < std::time::Duration::from_micros(20) {
+                        std::hint::spin_loop();
+                    }
                 }
             });
             let present = make_present(memory.as_fd(), BYTES);
