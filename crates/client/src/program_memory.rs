@@ -29,7 +29,7 @@ use crate::memory_slots::{memory_in_use, publish_allocated, publish_registered, 
 use crate::pool::Pool;
 
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// Bytes whose pages are made present by one system call, which a signal may interrupt.
+/// Bytes whose pages are made present by one system call, at most.
 const PRESENT_BYTES: usize = 1 << 20;
 
 /// Allocated memory.
@@ -88,16 +88,26 @@ impl Drop for Allocated {
 /// # Errors
 /// [`Code::NoMemory`] if there are not as many.
 fn make_present(memory: BorrowedFd<'_>, bytes: usize) -> Result<(), Code> {
-    let (mut at, mut step) = (0, PRESENT_BYTES);
-    while at < bytes {
-        let length = step.min(bytes - at) as libc::off_t;
+    in_steps(bytes, |at, length| {
         // SAFETY: a plain system call on a descriptor.
-        let done = unsafe { libc::fallocate(memory.as_raw_fd(), 0, at as libc::off_t, length) };
+        let done =
+            unsafe { libc::fallocate(memory.as_raw_fd(), 0, at as libc::off_t, length as libc::off_t) };
         match errno::check(done) {
-            Ok(_) => (at, step) = (at + length as usize, PRESENT_BYTES),
-            // A signal interrupts it without an effect: with a timer of the program, less has to be done at a time.
-            Err(Code::Interrupted) => step = (step / 2).max(PAGE_BYTES),
-            Err(Code::NoSpace) => return Err(Code::NoMemory),
+            Err(Code::NoSpace) => Err(Code::NoMemory),
+            done => done.map(drop),
+        }
+    })
+}
+
+/// Does something for all of a range of pages, at most [`PRESENT_BYTES`] at a time. A signal interrupts a step without an
+/// effect (tmpfs of some kernels): it is repeated, and is smaller then, as a timer of the program may interrupt each.
+fn in_steps(bytes: usize, mut step: impl FnMut(usize, usize) -> Result<(), Code>) -> Result<(), Code> {
+    let (mut at, mut most) = (0, PRESENT_BYTES);
+    while at < bytes {
+        let length = most.min(bytes - at);
+        match step(at, length) {
+            Ok(()) => (at, most) = (at + length, PRESENT_BYTES),
+            Err(Code::Interrupted) => most = (most / 2).max(PAGE_BYTES),
             Err(code) => return Err(code),
         }
     }
@@ -209,7 +219,6 @@ pub fn unregister_memory(start: *mut u8) -> Result<(), Code> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn more_memory_than_there_is_is_refused() {
@@ -218,38 +227,29 @@ mod tests {
         assert_eq!(check_room(usize::MAX), Err(Code::NoMemory));
     }
 
-    extern "C" fn ignore(_: libc::c_int) {}
-
     #[test]
     fn signals_do_not_make_memory_scarce() {
-        const BYTES: usize = 64 << 20;
-        let (memory, _mapping) = memfd_sealed(c"test", BYTES, Seal::Size).unwrap();
-        // SAFETY: the handler has no effect, and the thread lives until the other is joined.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
-            assert_eq!(libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut()), 0);
-        }
-        // SAFETY: it has no preconditions.
-        let thread = unsafe { libc::pthread_self() };
-        let is_over = AtomicBool::new(false);
-        let present = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    // SAFETY: as above.
-                    unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
-                    // More often than the pages of one step take.
-                    let sent = std::time::Instant::now();
-                    while sent.elapsed() < std::time::Duration::from_micros(20) {
-                        std::hint::spin_loop();
-                    }
-                }
-            });
-            let present = make_present(memory.as_fd(), BYTES);
-            is_over.store(true, Ordering::Relaxed);
-            present
+        // Signals that leave time for three pages.
+        let (mut next, mut interrupted) = (0, 0);
+        let done = in_steps(3 * PRESENT_BYTES + PAGE_BYTES, |at, length| {
+            assert_eq!(at, next);
+            if length > 3 * PAGE_BYTES {
+                interrupted += 1;
+                return Err(Code::Interrupted);
+            }
+            next += length;
+            Ok(())
         });
-        assert_eq!(present, Ok(()));
-        assert_eq!(errno::stat(memory.as_raw_fd()).unwrap().st_blocks as usize * 512, BYTES);
+        assert_eq!((done, next), (Ok(()), 3 * PRESENT_BYTES + PAGE_BYTES));
+        assert!(interrupted > 0);
+        assert_eq!(in_steps(PAGE_BYTES, |_, _| Err(Code::NoMemory)), Err(Code::NoMemory));
+    }
+
+    #[test]
+    fn all_pages_of_memory_are_made_present() {
+        let bytes = 2 * PRESENT_BYTES + PAGE_BYTES;
+        let (memory, _mapping) = memfd_sealed(c"test", bytes, Seal::Size).unwrap();
+        make_present(memory.as_fd(), bytes).unwrap();
+        assert_eq!(errno::stat(memory.as_raw_fd()).unwrap().st_blocks as usize * 512, bytes);
     }
 }
