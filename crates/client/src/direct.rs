@@ -5,153 +5,17 @@ use std::ops::Range;
 use std::os::fd::RawFd;
 
 use forebay_ring::call_clock;
-use forebay_types::limits::{MOVE_ABOVE_BYTES, PROGRAM_MEMORY_PAUSE_MS, QUARANTINE_MS};
+use forebay_types::limits::{MOVE_ABOVE_BYTES, QUARANTINE_MS};
 use forebay_types::Code;
 
+use crate::allocated::PAGE_BYTES;
 use crate::attached::Attached;
 use crate::far_parts::{Memory, Part};
 use crate::memory_slots::{memory_in_use, InUse};
 use crate::pool::Pool;
-use crate::program_memory::{Allocated, PAGE_BYTES};
 
 /// How long a put or a get waits until its memory is registered, and as many seconds more as the memory has GiB.
 const REGISTRATION_TIMEOUT_S: libc::time_t = 1;
-
-/// What this node's daemon has of allocated memory.
-#[derive(Debug, Default)]
-pub(crate) struct Registration {
-    current: Option<Registered>,
-    /// Those that are not used again, and that the daemon may have.
-    to_withdraw: Vec<Registered>,
-    /// A thread exchanges messages with the daemon about it.
-    is_under_way: bool,
-    /// When the daemon last refused it, gave no answer, or a registration ended.
-    refused_ns: Option<u64>,
-}
-
-/// Memory that a worker has registered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Registered {
-    /// The process's session.
-    session: u64,
-    /// The worker's epoch.
-    epoch: u64,
-    /// Its number there.
-    number: u64,
-}
-
-impl Allocated {
-    /// Has the memory registered with the worker that serves the process's session, unless it is: its number and the
-    /// worker's epoch. `None` if it must be copied for now. Other threads do not wait for the answer.
-    pub(crate) fn register(&self, attached: &Attached, timeout_s: libc::time_t) -> Option<(u64, u64)> {
-        let (session, epoch) = (attached.reply.session, attached.ring.epoch());
-        if attached.reply.nodes <= 1 {
-            return None;
-        }
-        let mut to_withdraw = match self.transfers().registration.begin(session, epoch, call_clock()) {
-            Begun::Registered(number) => return Some((number, epoch)),
-            Begun::Refused => return None,
-            Begun::Withdrawing(to_withdraw) => to_withdraw,
-        };
-        let new = self.exchange(session, &mut to_withdraw, timeout_s);
-        let epoch_after = attached.ring.epoch();
-        let mut transfers = self.transfers();
-        let registration = &mut transfers.registration;
-        registration.to_withdraw.append(&mut to_withdraw);
-        (registration.is_under_way, registration.refused_ns) = (false, Some(call_clock()));
-        let (number, is_registered) = new?;
-        let registered = Registered { session, epoch: epoch_after, number };
-        if !is_registered || epoch_after != epoch {
-            // It is unknown whether a worker has registered it, and which.
-            registration.to_withdraw.push(registered);
-            return None;
-        }
-        (registration.current, registration.refused_ns) = (Some(registered), None);
-        Some((number, epoch))
-    }
-
-    /// Withdraws what is not used again, and registers the memory. Returns its number, and whether the daemon has said
-    /// that it is registered; `None` if it certainly is not.
-    fn exchange(
-        &self,
-        session: u64,
-        to_withdraw: &mut Vec<Registered>,
-        timeout_s: libc::time_t,
-    ) -> Option<(u64, bool)> {
-        self.withdraw_all(to_withdraw);
-        if !to_withdraw.is_empty() {
-            return None;
-        }
-        let (memory, number) = (self.memory()?, random_number()?);
-        match self.pool.address().register_memory(session, number, memory, timeout_s) {
-            Ok(answer) => answer.ok().map(|()| (number, true)),
-            Err(_) => Some((number, false)),
-        }
-    }
-
-    /// Removes those that the daemon does not have any longer.
-    fn withdraw_all(&self, to_withdraw: &mut Vec<Registered>) {
-        while let Some(one) = to_withdraw.last() {
-            if self.pool.address().withdraw_memory(one.session, one.number).is_err() {
-                return;
-            }
-            to_withdraw.pop();
-        }
-    }
-
-    /// Has it withdrawn, before it is freed. If the daemon does not answer, it has the memory until this process ends.
-    pub(crate) fn withdraw(&self) {
-        let registration = std::mem::take(&mut self.transfers().registration);
-        let mut all = registration.to_withdraw;
-        all.extend(registration.current);
-        self.withdraw_all(&mut all);
-    }
-}
-
-/// How a registration begins.
-#[derive(PartialEq, Eq, Debug)]
-enum Begun {
-    /// It is registered, under this number.
-    Registered(u64),
-    /// It is not registered for now.
-    Refused,
-    /// These are to be withdrawn, and then it is to be registered.
-    Withdrawing(Vec<Registered>),
-}
-
-impl Registration {
-    fn begin(&mut self, session: u64, epoch: u64, now_ns: u64) -> Begun {
-        let is_valid = |current: &Registered| current.session == session && current.epoch == epoch;
-        if let Some(current) = self.current.filter(is_valid) {
-            return Begun::Registered(current.number);
-        }
-        let pause_ns = PROGRAM_MEMORY_PAUSE_MS * 1_000_000;
-        if self.is_under_way || self.refused_ns.is_some_and(|refused| now_ns < refused + pause_ns) {
-            return Begun::Refused;
-        }
-        // The worker may serve an earlier session of this process, too. One that has ended has none.
-        self.to_withdraw.extend(self.current.take());
-        self.to_withdraw.retain(|one| one.epoch == epoch);
-        self.is_under_way = true;
-        Begun::Withdrawing(std::mem::take(&mut self.to_withdraw))
-    }
-
-    /// A request that named this number has failed.
-    fn end(&mut self, number: u64) {
-        if let Some(current) = self.current.take_if(|current| current.number == number) {
-            self.to_withdraw.push(current);
-            self.refused_ns = Some(call_clock());
-        }
-    }
-}
-
-/// A number that no other process guesses; never 0.
-fn random_number() -> Option<u64> {
-    let mut bytes = [0; 8];
-    // SAFETY: the bytes are writable for the call.
-    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    (n == bytes.len() as isize).then(|| u64::from_le_bytes(bytes).max(1))
-}
 
 /// A place in memory that the network reads or writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -298,6 +162,7 @@ unsafe fn replace(start: usize, range: Range<usize>, keeps: bool, memory: Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allocated::Allocated;
     use crate::connection::Role;
     use crate::memory_slots::publish_allocated;
     use crate::program_memory::free_memory;
@@ -339,30 +204,6 @@ mod tests {
             assert_eq!(libc::waitpid(child, &mut status, 0), child);
             status
         }
-    }
-
-    #[test]
-    fn registration_of_the_same_worker_is_withdrawn_when_the_session_changes() {
-        let (one, two, ended) = (
-            Registered { session: 1, epoch: 5, number: 10 },
-            Registered { session: 1, epoch: 5, number: 11 },
-            Registered { session: 1, epoch: 4, number: 12 },
-        );
-        let mut registration =
-            Registration { current: Some(one), to_withdraw: vec![two, ended], ..Default::default() };
-        assert_eq!(registration.begin(1, 5, 0), Begun::Registered(10));
-        assert_eq!(registration.begin(2, 5, 0), Begun::Withdrawing(vec![two, one]));
-        assert_eq!(registration.begin(2, 5, 0), Begun::Refused, "another thread is at it");
-        registration.is_under_way = false;
-        (registration.current, registration.refused_ns) = (Some(one), Some(7));
-        let over = 7 + PROGRAM_MEMORY_PAUSE_MS * 1_000_000;
-        assert_eq!(registration.begin(2, 6, over - 1), Begun::Refused);
-        assert_eq!(registration.begin(2, 6, over), Begun::Withdrawing(Vec::new()), "its worker has ended");
-        registration.current = Some(two);
-        registration.end(10);
-        assert_eq!((registration.current, registration.to_withdraw.len()), (Some(two), 0));
-        registration.end(11);
-        assert_eq!((registration.current, &registration.to_withdraw[..]), (None, &[two][..]));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! [`Code::PoolGone`](forebay_types::Code) after a bounded wait. Tests: beside the code, and the conformance suite.
 
 mod ahead;
+mod allocated;
 mod attached;
 mod attributes;
 mod buffer;

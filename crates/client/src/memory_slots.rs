@@ -13,7 +13,7 @@ use forebay_ring::call_clock;
 use forebay_types::limits::PROGRAM_MEMORIES_MAX;
 use forebay_types::Code;
 
-use crate::program_memory::Allocated;
+use crate::allocated::Allocated;
 
 /// A slot's state: its kind in two bits, the number of the process that set it in 30, and the number of calls that use its
 /// memory in 32. It is 0 if the slot is free.

@@ -8,12 +8,9 @@
 //! replaced by others, which the daemon does not have. They are copied from then on. During the call, the pages of the range
 //! belong to the call alone: only ranges of whole pages are transferred directly.
 //!
-//! Which memory there is, and which calls use it, is in a table without a lock (`memory_slots`). What only transfers need is
-//! behind a lock, which a child of the process that allocated the memory never takes.
+//! Which memory there is, and which calls use it, is in a table without a lock (`memory_slots`).
 
-use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use forebay_ring::{memfd_sealed, Seal};
 use forebay_types::limits::PROGRAM_MEMORY_BYTES_MAX;
@@ -21,67 +18,14 @@ use forebay_types::limits::PROGRAM_MEMORY_BYTES_MAX;
 use forebay_types::limits::{PROGRAM_MEMORIES_MAX, QUARANTINE_MS};
 use forebay_types::Code;
 
-use crate::attached::{identity, raised};
+use crate::allocated::{Allocated, PAGE_BYTES};
 use crate::connection::ANSWER_TIMEOUT_S;
-use crate::direct::Registration;
 use crate::errno;
 use crate::memory_slots::{memory_in_use, publish_allocated, publish_registered, take};
 use crate::pool::Pool;
 
-pub(crate) const PAGE_BYTES: usize = 4096;
 /// Bytes whose pages are made present by one system call, at most.
 const PRESENT_BYTES: usize = 1 << 20;
-
-/// Allocated memory.
-#[derive(Debug)]
-pub(crate) struct Allocated {
-    pub(crate) pool: &'static Pool,
-    /// The memfd, at a high number, and its device and inode: the program may close it and use the number.
-    memory: RawFd,
-    identity: (u64, u64),
-    pub(crate) bytes: usize,
-    transfers: Mutex<Transfers>,
-}
-
-/// What transfers from and to allocated memory need.
-#[derive(Debug, Default)]
-pub(crate) struct Transfers {
-    pub(crate) registration: Registration,
-    /// Ranges that are not transferred without a copy, as their pages were replaced.
-    pub(crate) replaced: Vec<Range<usize>>,
-}
-
-impl Allocated {
-    /// A memfd of `bytes` bytes, for transfers of a pool.
-    pub(crate) fn new(pool: &'static Pool, memory: OwnedFd, bytes: usize) -> Result<Allocated, Code> {
-        let identity = identity(memory.as_raw_fd())?;
-        Ok(Allocated { pool, memory: raised(memory), identity, bytes, transfers: Mutex::default() })
-    }
-
-    /// The memfd, unless the program has closed it.
-    pub(crate) fn memory(&self) -> Option<RawFd> {
-        (identity(self.memory) == Ok(self.identity)).then_some(self.memory)
-    }
-
-    /// Only the process that allocated the memory calls it: another thread may have held the lock at a fork.
-    pub(crate) fn transfers(&self) -> MutexGuard<'_, Transfers> {
-        self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Closes this process's descriptor of the memory.
-    pub(crate) fn close(&self) {
-        if let Some(memory) = self.memory() {
-            // SAFETY: the descriptor is still ours, and not used again.
-            drop(unsafe { OwnedFd::from_raw_fd(memory) });
-        }
-    }
-}
-
-impl Drop for Allocated {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
 
 /// Makes all pages of a memfd present.
 ///
