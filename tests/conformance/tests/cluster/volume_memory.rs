@@ -252,8 +252,10 @@ fn memory_that_a_stopped_worker_registers_late_does_not_outlive_the_programs() {
     let memory = Allocated::new(pool, VOLUME);
     memory.put(&v, 0, 0, VOLUME).unwrap();
     // The next worker has to register the memory anew.
+    let of_node = || c.status(1)["pids"]["worker"].as_u64();
+    let killed = of_node();
     c.kill_worker(1);
-    let worker = until("a new worker", || c.status(1)["pids"]["worker"].as_u64());
+    let worker = until("a new worker", || of_node().filter(|worker| Some(*worker) != killed));
     let maps = || std::fs::read_to_string(format!("/proc/{worker}/maps")).unwrap();
     assert!(!maps().contains("forebay-memory"));
     let go_on = c.stop_worker(1);
