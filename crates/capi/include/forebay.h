@@ -413,20 +413,27 @@ int forebay_volume_map(const forebay_volume *volume, int64_t offset, void **addr
  * with children made by fork(2). Ranges of it that are whole pages, of more than 32 KiB, are transferred without a
  * copy by the process that allocated them. Shorter ones travel in requests; others are copied. A volume is cut at its
  * stripes and then into parts of 128 KiB to 1 MiB, so the offset in the volume must be a multiple of 4 KiB as well.
- * After a get that fails, the bytes of its range are undefined. A range whose transfer was disturbed is copied from
- * then on. -EINVAL: `size` is 0; -ENOMEM: it is more than 4 GiB, than the node has left, or than RLIMIT_FSIZE;
- * -EMFILE: the process has 256 ranges that it allocated or registered, or no descriptor left; -EIO: the pool is gone.
- * -EFAULT from a put or get: its range begins in allocated memory and ends behind it.
+ * After a get that fails, the bytes of its range are undefined. A range whose transfer was disturbed, also if the call
+ * succeeds, is copied from then on, and its pages may have been replaced by others at the same addresses: children made
+ * before, and whatever else has the pages (an MPI window, an RDMA or CUDA registration, mlock(2), mbind(2)), do not share
+ * those that the process has then. If there is no memory for other pages, the call is -EIO, and a transfer may still
+ * read or write the range, while forebay_free is -EBUSY, for up to 80 s. -EINVAL: `size` is 0; -ENOMEM: it is
+ * more than 4 GiB, than the node has left, or than RLIMIT_FSIZE; -EMFILE: the process has 256 ranges that it allocated or
+ * registered, or no descriptor left; -EIO: the pool is gone. -EFAULT from a put or get: its range begins in allocated
+ * memory and ends behind it.
  *
- * forebay_register is for the program's own memory, which is copied: it makes the pages of the range present, and the
- * process's memory for transfers, so that the first call does not take the time for that. The range stays the
- * program's. -EINVAL: `bytes` is 0; -EFAULT: some of it is not mapped; -EEXIST: some of it is registered or allocated;
- * -EMFILE and -EIO as above.
+ * forebay_register is for the program's own memory, which is copied: it makes the pages of the range present, and has
+ * the process's buffer for transfers made, so that the first call does not take the time for that. The range stays the
+ * program's, which must unregister it before it frees it. A range that is left registered ends when forebay_alloc gets
+ * its addresses. -EINVAL: `bytes` is 0; -EFAULT: some of it is not mapped; -EEXIST: some of it is registered or
+ * allocated; -EMFILE and -EIO as above.
  *
  * forebay_free frees allocated memory, and forebay_unregister ends a registration; they take the address that
  * forebay_alloc stored, or that was registered. -EINVAL: any other address, also one that was freed or unregistered
  * before; -EBUSY: a call on a volume that uses the memory is in progress, or started and its completion is not there:
- * nothing is changed, and the program calls again when it has ended. The memory can be freed after its pool is gone.
+ * nothing is changed, and the program calls again when it has ended. The memory can be freed after its pool is gone. A
+ * child made by fork(2) has the ranges of its parent, and frees or unregisters them for itself; only its own calls use
+ * them there.
  */
 int forebay_alloc(forebay_pool *pool, size_t size, void **memory);
 int forebay_free(void *memory);

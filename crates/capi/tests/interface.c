@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <forebay.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -567,6 +569,128 @@ static void memory_for_transfers(forebay_pool *pool)
     CHECK(forebay_queue_close(queue) == 0 && forebay_volume_close(v) == 0);
 }
 
+/* A page that no thread may access until the test has released it: one that does waits. */
+static struct {
+    char *page;
+    _Atomic int reached, released;
+} held;
+
+static void wait_at_page(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    if ((char *)info->si_addr < held.page || (char *)info->si_addr >= held.page + 4096) {
+        signal(number, SIG_DFL); /* another fault */
+        return;
+    }
+    held.reached = 1;
+    while (!held.released)
+        usleep(100);
+}
+
+static void hold(char *page)
+{
+    held.page = page;
+    held.reached = held.released = 0;
+    if (mprotect(page, 4096, PROT_NONE) != 0)
+        abort();
+}
+
+static void release(void)
+{
+    if (mprotect(held.page, 4096, PROT_READ | PROT_WRITE) != 0)
+        abort();
+    held.released = 1;
+}
+
+enum { PUT, GET, PUTV, GETV, KINDS, HELD_BYTES = 65536 };
+
+struct held_call {
+    int kind, result;
+    forebay_volume *volume;
+    char *memory;
+};
+
+static void *execute(void *argument)
+{
+    struct held_call *call = argument;
+    struct forebay_run runs[] = {{4096, 40000}, {200000, HELD_BYTES - 40000}};
+
+    switch (call->kind) {
+    case PUT:
+        call->result = forebay_volume_put(call->volume, call->memory, HELD_BYTES, 0);
+        break;
+    case GET:
+        call->result = forebay_volume_get(call->volume, call->memory, HELD_BYTES, 0);
+        break;
+    case PUTV:
+        call->result = forebay_volume_putv(call->volume, call->memory, HELD_BYTES, runs, 2);
+        break;
+    default:
+        call->result = forebay_volume_getv(call->volume, call->memory, HELD_BYTES, runs, 2);
+    }
+    return NULL;
+}
+
+/* As a callback, takes an I/O thread of the library until the test has released the page. */
+static void wait_for_release(void *state, int64_t result)
+{
+    (void)result;
+    *(_Atomic int *)state += 1;
+    while (!held.released)
+        usleep(100);
+}
+
+/* Memory counts as used for as long as a call on it runs, or waits for an I/O thread. */
+static void memory_of_calls(forebay_pool *pool)
+{
+    enum { IO_THREADS = 4 };
+    struct sigaction action = {.sa_sigaction = wait_at_page, .sa_flags = SA_SIGINFO}, before;
+    struct forebay_completion done;
+    forebay_volume *v = NULL;
+    forebay_queue *queue = NULL;
+    forebay_file *file = NULL;
+    void *memory = NULL;
+    char *own = mmap(NULL, HELD_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    static _Atomic int waiting;
+
+    waiting = 0;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGSEGV, &action, &before);
+    CHECK(forebay_volume_open(pool, "v", O_RDWR, &v) == 0 && forebay_queue_create(0, &queue) == 0);
+    CHECK(forebay_alloc(pool, HELD_BYTES, &memory) == 0 && forebay_register(pool, own, HELD_BYTES) == 0);
+    CHECK(forebay_file_open(pool, "held", O_RDWR | O_CREAT, 0600, 1, 4096, &file) == 0);
+    for (int i = 0; i < 2 * KINDS; i++) {
+        struct held_call call = {i % KINDS, 1, v, i < KINDS ? memory : own};
+        pthread_t thread;
+
+        hold(call.memory + 2 * 4096);
+        if (pthread_create(&thread, NULL, execute, &call) != 0)
+            abort();
+        while (!held.reached)
+            usleep(100);
+        CHECK((i < KINDS ? forebay_free(memory) : forebay_unregister(own)) == -EBUSY);
+        release();
+        pthread_join(thread, NULL);
+        CHECK(call.result == 0);
+    }
+    sigaction(SIGSEGV, &before, NULL);
+
+    held.released = 0;
+    for (int i = 0; i < IO_THREADS; i++)
+        CHECK(forebay_file_write_start(file, own, 1, i, wait_for_release, &waiting, NULL) == 0);
+    while (waiting < IO_THREADS)
+        usleep(100);
+    CHECK(forebay_volume_put_start(v, memory, HELD_BYTES, 0, queue, NULL) == 0);
+    CHECK(forebay_volume_get_start(v, own, HELD_BYTES, 0, queue, NULL) == 0);
+    CHECK(forebay_free(memory) == -EBUSY && forebay_unregister(own) == -EBUSY);
+    held.released = 1;
+    for (int i = 0; i < 2; i++)
+        CHECK(forebay_queue_wait(queue, &done, 1, -1) == 1 && done.result == 0);
+    CHECK(forebay_free(memory) == 0 && forebay_unregister(own) == 0);
+    CHECK(forebay_queue_close(queue) == 0 && forebay_volume_close(v) == 0 && forebay_file_close(file) == 0);
+    munmap(own, HELD_BYTES);
+}
+
 /* Asynchronous calls end once each, with the result of the call, in a queue that waits or spins. */
 static void asynchronous(forebay_pool *pool, int flags)
 {
@@ -739,6 +863,7 @@ int main(void)
     if (has_volumes && *has_volumes) {
         volumes(pool);
         memory_for_transfers(pool);
+        memory_of_calls(pool);
         asynchronous(pool, 0);
         asynchronous(pool, FOREBAY_QUEUE_SPIN);
         volume_files(pool);

@@ -12,7 +12,11 @@ fn build(scratch: &Scratch, words: &[&str]) -> std::path::PathBuf {
     let libraries = binary("libforebay.so").parent().unwrap().to_owned();
     let program = scratch.path().join("interface");
     let mut compiler = Command::new("cc");
-    compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror"]).args(words).arg("-o").arg(&program);
+    compiler
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"])
+        .args(words)
+        .arg("-o")
+        .arg(&program);
     compiler.arg("-I").arg(here.join("include")).arg(here.join("tests/interface.c"));
     compiler.arg("-L").arg(&libraries).arg("-lforebay").arg(format!("-Wl,-rpath,{}", libraries.display()));
     succeeds(&mut compiler);

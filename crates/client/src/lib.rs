@@ -14,6 +14,7 @@
 //! [`Code::PoolGone`](forebay_types::Code) after a bounded wait. Tests: beside the code, and the conformance suite.
 
 mod ahead;
+mod allocated;
 mod attached;
 mod attributes;
 mod buffer;
@@ -36,6 +37,7 @@ mod leased;
 mod locks;
 mod making;
 mod marking;
+mod memory_slots;
 mod migrate;
 mod mounted;
 pub mod nameless;
@@ -72,12 +74,13 @@ pub use group::Groups;
 pub use layout_choice::targets_of;
 pub use leased::{has_arrived, has_name, LeaseKind, LeasedFiles};
 pub use locks::{leaves_lock_in_doubt, new_lock_owner, LockPlace, LocksElsewhere, Unlocks};
+pub use memory_slots::{memory_in_use, InUse};
 pub use mounted::{inode_of_name, INODE_NAME, MOUNTED_MARK};
 pub use open::directories_opened;
 pub use path::{PathBuffer, Place};
 pub use persisting::Durable;
 pub use pool::{Door, Fail, Pool, RequestMemory};
-pub use program_memory::{free_memory, memory_in_use, unregister_memory, InUse};
+pub use program_memory::{free_memory, unregister_memory};
 pub use ranges::Arrived;
 pub use remembered::close_waits;
 pub use runs::Run;

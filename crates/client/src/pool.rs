@@ -148,7 +148,7 @@ impl Pool {
         }
     }
 
-    fn prepare_as(dir: &Path, role: Role) -> forebay_types::Result<Pool> {
+    pub(crate) fn prepare_as(dir: &Path, role: Role) -> forebay_types::Result<Pool> {
         let bytes = dir.as_os_str().as_bytes();
         let address = Address::new(bytes).map_err(|code| {
             Error::new(code, format!("cannot use the pool directory {}", dir.display()))

@@ -49,10 +49,11 @@ pub const KIND_WATCH: u16 = 8;
 /// mapping of the piece exists, the volume counts as open.
 pub const KIND_PIECE: u16 = 9;
 /// Memory that a program allocated by forebay_alloc, for transfers from and to it by the network (docs/decisions/0053).
-/// The body is the session and a number, both u64. If the number is 0, one byte follows with the descriptor of the memory:
-/// a memfd of whole pages whose size is sealed. Answered with KIND_MEMORY and a u64, the number by which requests name the
-/// memory. With another number, the memory with that number is withdrawn; the answer has the number. Answered with an error
-/// if the daemon does not accept the memory.
+/// The body is the session and a number, both u64, and a byte. If that is 1, the memory is registered, and requests name it by
+/// the number, which the client has chosen at random, so that it can withdraw memory without having got the answer. One byte
+/// follows with the descriptor of the memory: a memfd of whole pages whose size is sealed. If the byte is 0, the memory with
+/// the number is withdrawn. Answered with an empty KIND_MEMORY, or with an error if the daemon does not accept the memory, or
+/// has other memory with that number. If the client has closed the connection before the answer, memory is withdrawn again.
 pub const KIND_MEMORY: u16 = 10;
 /// Attach a process that passes its descriptors to no other process.
 pub const ATTACH_TOOL: u8 = 1;

@@ -48,8 +48,10 @@ impl Allocated {
     }
 }
 
-// SAFETY: one thread at a time has it.
+// SAFETY: one thread at a time has it, or several only read it.
 unsafe impl Send for Allocated {}
+// SAFETY: as above.
+unsafe impl Sync for Allocated {}
 
 impl Drop for Allocated {
     fn drop(&mut self) {
@@ -79,6 +81,7 @@ pub(crate) fn task(pool: &'static Pool, what: &str) {
     match what {
         "copies" => copies(pool),
         "kills" => kills(pool),
+        "forks" => forks(pool),
         other => panic!("{other:?} is no task"),
     }
     println!("done");
@@ -165,6 +168,50 @@ fn kills(pool: &'static Pool) {
     println!("{rounds} rounds");
 }
 
+/// Children put from memory from which a thread of the parent puts, too, and free it.
+fn forks(pool: &'static Pool) {
+    let v = pool.volume_open(b"v", true).unwrap();
+    let memory = Allocated::new(pool, MIB);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                memory.put(&v, 0, 0, MIB).unwrap();
+            }
+        });
+        for round in 0..20 {
+            // SAFETY: the child frees the memory once, and ends; one that waits without end is killed.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: as above.
+                unsafe {
+                    libc::alarm(60);
+                    let put = memory.put(&v, 0, MIB, MIB);
+                    let freed = free_memory(memory.0);
+                    libc::_exit(i32::from(put.is_err() || freed.is_err()));
+                }
+            }
+            let mut status = -1;
+            // SAFETY: it is writable for the call.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0, "round {round}");
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+/// True if some of the memory has other pages than those that the daemon has.
+fn has_other_pages(memory: &Allocated) -> bool {
+    let (start, end) = (memory.0 as usize, memory.0 as usize + memory.1);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mut lines = maps.lines().filter(|line| {
+        let (from, to) = line.split_whitespace().next().unwrap().split_once('-').unwrap();
+        let [from, to] = [from, to].map(|address| usize::from_str_radix(address, 16).unwrap());
+        from < end && start < to
+    });
+    lines.any(|line| !line.contains("forebay-memory"))
+}
+
 fn ends_well(mut user: Child) {
     assert!(user.wait().unwrap().success(), "the process failed");
 }
@@ -185,6 +232,42 @@ fn whole_pages_of_allocated_memory_are_transferred_without_a_copy_and_others_as_
     assert!(maps().contains("forebay-memory"));
     drop(memory);
     until("its end in the daemon", || (!maps().contains("forebay-memory")).then_some(()));
+    c.check();
+}
+
+#[test]
+fn children_share_allocated_memory_and_neither_wait_for_threads_of_their_parent_nor_keep_it() {
+    let c = Cluster::up("memory-forks", 2);
+    succeeds(volume(&c, 1, &["create", "v", "--size", "4MiB", "--on", "n2"]));
+    ends_well(process(&c, 1, "memory forks"));
+    c.check();
+}
+
+#[test]
+fn memory_that_a_stopped_worker_registers_late_does_not_outlive_the_programs() {
+    let c = Cluster::up("memory-late", 2);
+    succeeds(volume(&c, 1, &["create", "v", "--size", "4MiB", "--on", "n2"]));
+    let pool = Pool::attach_as(&c.pool(1), Role::Tool).unwrap();
+    let v = pool.volume_open(b"v", true).unwrap();
+    let memory = Allocated::new(pool, VOLUME);
+    memory.put(&v, 0, 0, VOLUME).unwrap();
+    // The next worker has to register the memory anew.
+    let of_node = || c.status(1)["pids"]["worker"].as_u64();
+    let killed = of_node();
+    c.kill_worker(1);
+    let worker = until("a new worker", || of_node().filter(|worker| Some(*worker) != killed));
+    let maps = || std::fs::read_to_string(format!("/proc/{worker}/maps")).unwrap();
+    assert!(!maps().contains("forebay-memory"));
+    let go_on = c.stop_worker(1);
+    let put = std::thread::spawn(move || (memory.put(&v, 0, 0, VOLUME), memory, v));
+    // The put waits a few seconds at most until its memory is registered.
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    go_on();
+    let (done, memory, v) = put.join().unwrap();
+    assert_eq!(done, Ok(()));
+    drop(memory);
+    until("its end in the daemon", || (!maps().contains("forebay-memory")).then_some(()));
+    drop(v);
     c.check();
 }
 
@@ -236,9 +319,12 @@ fn nothing_writes_allocated_memory_after_a_call_that_a_cut_link_has_failed() {
     assert!(c.bed.set_link(2, false));
     let (mut other, failed) = gets.join().unwrap();
     assert_eq!(failed, Err(Code::Io));
+    assert!(has_other_pages(&other));
     other.bytes_mut().fill(2);
-    // A put that fails leaves its memory as it is.
+    // A put that fails leaves the bytes of its memory as they are.
+    assert!(!has_other_pages(&memory));
     assert_eq!(memory.put(&v, 0, 0, VOLUME), Err(Code::Io));
+    assert!(has_other_pages(&memory));
     assert!(memory.bytes().iter().all(|byte| *byte == 1));
     assert_eq!(memory.get(&v, 0, 0, MIB), Err(Code::Io));
     memory.bytes_mut().fill(3);

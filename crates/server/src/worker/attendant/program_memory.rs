@@ -12,40 +12,37 @@ impl Connection<'_> {
     /// Registers or withdraws memory of a process.
     pub(super) fn program_memory(&self, body: &[u8]) -> Result<(), Code> {
         let mut r = Reader::new(body);
-        let (Ok(session), Ok(number), []) = (r.u64(), r.u64(), r.rest()) else {
-            return self.refuse(Code::Malformed, "memory needs a session and a number");
+        let (Ok(session), Ok(number @ 1..), Ok(what @ (0 | 1)), []) = (r.u64(), r.u64(), r.u8(), r.rest())
+        else {
+            return self.refuse(Code::Malformed, "memory needs a session, a number, and what is to be done");
         };
+        let registers = what == 1;
         let mut fds = [const { None }; ATTACH_FDS];
-        if number == 0 {
+        if registers {
             receive_fds(self.socket.as_fd(), &mut [0], &mut fds)?;
         }
         let Some(network) = &self.desk.network else {
             return self.refuse(Code::NotSupported, "the pool has no other nodes");
         };
-        let number = match fds {
-            [None, ..] if number != 0 => {
-                network.give(Command::WithdrawMemory { session, number });
-                number
-            }
+        match fds {
+            [None, ..] if !registers => network.give(Command::WithdrawMemory { session, number }),
             [Some(memory), None, ..] => {
                 if !self.is_known(session)? {
                     return self.refuse(Code::UnknownSession, "attach again");
                 }
-                let mut new = [0; 8];
-                rustix::rand::getrandom(&mut new, rustix::rand::GetRandomFlags::empty())
-                    .map_err(|e| Code::from_errno(e.raw_os_error()))?;
-                let new = u64::from_le_bytes(new).max(1);
-                if let Err(e) = accept_memory(network, session, new, &memory) {
+                if let Err(e) = accept_memory(network, session, number, &memory) {
                     tracing::debug!("{e}");
                     return self.refuse(e.code, &e.to_string());
                 }
                 self.end_if_over(session)?;
-                new
             }
             _ => return self.refuse(Code::Malformed, "memory needs one descriptor"),
-        };
-        let mut message = Header { kind: KIND_MEMORY, len: 8 }.encode().to_vec();
-        message.extend(number.to_le_bytes());
-        write_all(self.socket.as_fd(), &message)
+        }
+        let answered = write_all(self.socket.as_fd(), &Header { kind: KIND_MEMORY, len: 0 }.encode());
+        if answered.is_err() && registers {
+            // The client has given up. It may have withdrawn the memory before it was registered.
+            network.give(Command::WithdrawMemory { session, number });
+        }
+        answered
     }
 }

@@ -47,13 +47,17 @@ impl NetworkThread {
     /// Adds memory that a process has allocated.
     ///
     /// # Errors
-    /// [`Code::NoResources`] if the process, or all together, have as much as they may have.
+    /// [`Code::NoResources`] if the process, or all together, have as much as they may have; [`Code::Exists`] if the
+    /// number, which the client chooses, is one of other memory.
     pub(super) fn add_program_memory(
         &mut self,
         session: u64,
         number: u64,
         memory: Region,
     ) -> Result<(), Code> {
+        if self.moves.buffers.contains_key(&number) {
+            return Err(Code::Exists);
+        }
         let (mut own, mut all) = (0, 0);
         for buffer in self.moves.buffers.values().filter(|buffer| buffer.is_programs) {
             all += 1;

@@ -219,6 +219,8 @@ fn memory_of_programs_is_withdrawn_by_its_session_alone_and_a_buffer_does_not_re
     assert_eq!(client.add_program_memory(one, 999, memory()), Err(Code::NoResources));
     client.add_program_memory(two, 1000, memory()).unwrap();
     client.add_buffer(one, 1001, memory());
+    // A process chooses the number: it is not one that is there.
+    assert_eq!(client.add_program_memory(two, 2, memory()), Err(Code::Exists));
     client.withdraw_memory(two, 1);
     client.withdraw_memory(one, 1001);
     assert_eq!(client.moves.buffers.len(), PROGRAM_MEMORIES_MAX + 2);
