@@ -8,7 +8,7 @@ use forebay_block::Process;
 use forebay_sys::loop_device::{Info, LoopDevice, NAME_BYTES_MAX};
 use forebay_types::{name_hash, Ino};
 
-use crate::program::Options;
+use crate::options::Options;
 
 /// What the names of devices on the memory of a piece begin with; the volume's name follows. `losetup` does not make such
 /// names.

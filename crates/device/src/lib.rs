@@ -14,7 +14,9 @@
 
 mod found;
 mod medium;
+mod options;
 pub mod program;
 
 pub use found::{all, joined_number, Found, Joined, Kind, MEMORY_MARK};
-pub use program::{start, Options};
+pub use options::Options;
+pub use program::start;

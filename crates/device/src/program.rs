@@ -11,11 +11,10 @@ use forebay_client::{Pool, Role};
 use forebay_sys::loop_device::Settings;
 use forebay_sys::process::shed_preload;
 use forebay_types::{Code, Error, Result, Segment};
-use forebay_volume::Specifier;
-use serde::{Deserialize, Serialize};
 
 use crate::found::{Joined, Kind};
 use crate::medium::VolumeMedium;
+use crate::options::Options;
 
 /// The program's file.
 const PROGRAM: &str = "forebay-device";
@@ -31,35 +30,6 @@ Usage: forebay-device OPTIONS
 The result of the start is written to standard output, which is then closed. SIGTERM ends the device when no program has
 it open any longer. SIGKILL ends it at once: its I/O fails then.
 ";
-
-/// How a device is requested. Names are bytes.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Options {
-    /// The pool's directory.
-    pub pool: Vec<u8>,
-    /// What distinguishes this life of the pool from others, of the same directory too.
-    pub life: u64,
-    /// The volume's name, or the specifier of joined volumes.
-    pub volume: Vec<u8>,
-    /// The device cannot be written.
-    pub is_read_only: bool,
-    /// The volume is thin: discards free its space.
-    pub is_thin: bool,
-    /// The numbers of the volumes.
-    pub numbers: Vec<u64>,
-}
-
-impl Options {
-    /// The names of the volumes that are joined, or of the only one.
-    pub fn names(&self) -> Vec<Vec<u8>> {
-        let parsed = Specifier::parse_all(&self.volume).unwrap_or_default();
-        parsed.into_iter().map(|one| one.volume).collect()
-    }
-
-    fn what(&self) -> String {
-        format!("cannot attach volume {}", self.volume.escape_ascii())
-    }
-}
 
 /// Starts the processes of a device, and waits until it is there. `log` gets what they log.
 pub fn start(options: &Options, log: std::fs::File) -> Result<PathBuf> {
