@@ -44,10 +44,12 @@ pub(super) fn kills_at_random(mut site: Site) -> Site {
             std::thread::sleep(Duration::from_millis(random.below(15_000)));
             site.slurm.kill("slurmctld -D", Some(1));
             std::thread::sleep(Duration::from_millis(random.below(3_000)));
-            starts(&mut site);
+            site.slurm.start("slurmctld -D", Some(1));
+            let answers = || Site::text_of(&site.slurm.on_first("scontrol ping")).contains("is UP");
+            site.until("slurmctld answers", answers);
         }
         for job in &jobs {
-            has_all(&mut site, job);
+            has_all(&site, job);
         }
     }
     assert!(site.by(ANN, &format!("scancel {other}")).status.success());
@@ -73,38 +75,35 @@ fn submit(site: &Site, random: &mut Random, round: u64, i: u64) -> Job {
     Job { id, name }
 }
 
-fn starts(site: &mut Site) {
-    site.slurm.start("slurmctld -D", Some(1));
-    let answers = || Site::text_of(&site.slurm.on_first("scontrol ping")).contains("is UP");
-    site.until("slurmctld answers", answers);
-}
-
 /// Waits until the store has what a job has written, and nothing else has anything of it.
-fn has_all(site: &mut Site, job: &Job) {
+fn has_all(site: &Site, job: &Job) {
     let wanted = format!("in\n{}\n", job.name);
     let stored = site.store(&format!("soak/{}/f", job.name));
     let output = site.dir().join(format!("work/{}.out", job.name));
     // A slurmctld that was killed may take a job that has ended for a running one, and start it again when it finds it
     // missing.
-    let is_done = |site: &Site| {
+    let is_over = |site: &Site, states: &[&str]| {
         let shown = site.shown(job.id);
-        ["COMPLETED", "FAILED"].iter().any(|state| shown.starts_with(state)) && read(&stored) == wanted
+        states.iter().any(|state| shown.starts_with(state)) && read(&stored) == wanted
     };
-    let (mut skipped, mut acts, mut ended) = (0, 0, 0);
+    let (mut skipped, mut acts, mut ended, mut states) = (0, 0, 0, vec!["COMPLETED", "FAILED"]);
     loop {
         site.until(&format!("all of job {} {}, {}", job.id, job.name, site.shown(job.id)), || {
-            is_helped(site, job, &output, &mut skipped) || is_done(site) || hooks_ended(site, job) > ended
+            is_helped(site, job, &output, &mut skipped)
+                || is_over(site, &states)
+                || hooks_ended(site, job) > ended
         });
-        if is_done(site) {
+        if is_over(site, &states) {
             break;
         }
         if hooks_ended(site, job) > ended {
             ended = hooks_ended(site, job);
-            println!("job {} {}: slurmctld has ended its hook, and is restarted", job.id, job.name);
-            // It saves each half minute which jobs have burst buffers.
-            std::thread::sleep(Duration::from_secs(40));
-            site.slurm.kill("slurmctld -D", Some(1));
-            starts(site);
+            std::thread::sleep(Duration::from_secs(90));
+            if site.shown(job.id).starts_with("PENDING") {
+                println!("job {} {}: Slurm has ended its hook, and holds it; scancel", job.id, job.name);
+                assert!(site.slurm.on_first(&format!("scancel {}", job.id)).status.success());
+                states.push("CANCELLED");
+            }
         }
         acts += 1;
         assert!(acts < 6, "job {} {} is helped again and again", job.id, job.name);
