@@ -137,7 +137,7 @@ int forebay_file_close(forebay_file *file);
 
 /*
  * Returns the descriptor of a file with one backing file that is on this node, valid until the file is closed.
- * -EOPNOTSUPP for any other file.
+ * -EOPNOTSUPP for any other file, and in a pool that emulates a medium.
  */
 int forebay_file_fd(const forebay_file *file);
 

@@ -64,6 +64,7 @@ fn client_library_is_paced_whatever_the_layout() {
         let striping =
             Striping { stripe_count: count, stripe_bytes: 64 << 10, directory_takes_precedence: false };
         let file = open(pool, &name, striping);
+        assert_eq!(file.fd(), None, "what is done with it would take no time of the medium's");
         assert_eq!(file.write_at(&data, 0), Ok(data.len()));
         let mut back = vec![0; data.len() + 10];
         assert_eq!(file.read_at(&mut back, 0), Ok(data.len()));

@@ -442,10 +442,11 @@ impl File {
         }
     }
 
-    /// The descriptor of a file with one backing file, if that is on this node.
+    /// The descriptor of a file with one backing file, if that is on this node. None if its target emulates a medium, as
+    /// nothing would delay what the kernel does with it.
     pub fn fd(&self) -> Option<RawFd> {
         match self.stripes.first() {
-            Some(Stripe::Local(fd)) if self.entry.layout.is_single() => Some(fd.as_raw_fd()),
+            Some(Stripe::Local(fd)) if self.entry.layout.is_single() && !self.is_paced => Some(fd.as_raw_fd()),
             _ => None,
         }
     }
