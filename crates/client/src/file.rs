@@ -446,7 +446,9 @@ impl File {
     /// nothing would delay what the kernel does with it.
     pub fn fd(&self) -> Option<RawFd> {
         match self.stripes.first() {
-            Some(Stripe::Local(fd)) if self.entry.layout.is_single() && !self.is_paced => Some(fd.as_raw_fd()),
+            Some(Stripe::Local(fd)) if self.entry.layout.is_single() && !self.is_paced => {
+                Some(fd.as_raw_fd())
+            }
             _ => None,
         }
     }
