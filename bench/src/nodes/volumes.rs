@@ -51,7 +51,7 @@ pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, Stri
     Ok(vec![times, rates, far_times, far_rates, processes(binaries, sizes)?])
 }
 
-fn table(title: String, unit: &'static str, columns: &[&str]) -> Table {
+pub(super) fn table(title: String, unit: &'static str, columns: &[&str]) -> Table {
     let columns = columns.iter().map(|&name| name.to_owned()).collect();
     Table { title, unit, more_is_better: unit == "GB/s", columns, rows: Vec::new() }
 }

@@ -236,7 +236,7 @@ mod tests {
             let id = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
             let part = Part { id, offset: 0, at: 0, len: BYTES };
             let place = DirectPlace { number: 5, at: 0 };
-            // SAFETY: the memory is the test's.
+            // SAFETY: the test has allocated the memory, and nothing else uses it.
             unsafe {
                 start.write_bytes(7, BYTES);
                 let none = libc::rlimit { rlim_cur: 1, rlim_max: 1 };

@@ -129,8 +129,8 @@ impl Pool {
     }
 }
 
-/// Frees memory that [`Pool::allocate_memory`] returned. In a child of the process that allocated it, only its own calls
-/// count, and the memory stays its parent's.
+/// Frees memory that [`Pool::allocate_memory`] returned. A child of the process that allocated it frees
+/// its own mapping alone: calls of the parent do not prevent that, and the parent keeps its memory.
 ///
 /// # Errors
 /// [`Code::Invalid`] for any other address, as one that was freed; [`Code::Busy`] while a call uses it, and for

@@ -167,7 +167,7 @@ impl Found {
     }
 }
 
-/// The number of the device of joined volumes, or of one, which has the volume's.
+/// The inode number of a device's file. With one volume, it is the volume's number.
 pub fn joined_number(volumes: impl Iterator<Item = Ino>) -> u64 {
     let numbers: Vec<u64> = volumes.map(|ino| ino.0).collect();
     match numbers.as_slice() {

@@ -8,7 +8,7 @@ use super::super::far::rate;
 use super::super::hosts::Hosts;
 use super::super::library::{File, Volume};
 use super::super::raw;
-use super::super::volumes::{client, library, this, SharedMemory};
+use super::super::volumes::{client, library, table, this, SharedMemory};
 use crate::gate::Gate;
 use crate::orders::Orders;
 use crate::picture::{Grid, Panel};
@@ -40,11 +40,6 @@ const PAPER: &str = "the paper";
 /// The volumes `v0+v1+...` as one.
 fn joined(volumes: usize) -> String {
     (0..volumes).map(|i| format!("v{i}")).collect::<Vec<_>>().join("+")
-}
-
-fn table(title: &str, unit: &'static str, columns: &[&str]) -> Table {
-    let columns = columns.iter().map(|&name| name.to_owned()).collect();
-    Table { title: title.into(), unit, more_is_better: unit == "GB/s", columns, rows: Vec::new() }
 }
 
 fn label(kind: &str, order: &str, processes: usize, volumes: usize) -> String {
@@ -79,12 +74,12 @@ pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<(Vec<Table>, Vec
         client(binaries, &orders, "volume-clients", pool.directory(), Command::new(this()?))
     };
     let mut rates = table(
-        &format!("(a) processes and volumes of this node, calls of {} KiB", BLOCK >> 10),
+        format!("(a) processes and volumes of this node, calls of {} KiB", BLOCK >> 10),
         "GB/s",
         &["Forebay", MEMORY, FILES],
     );
     let mut shares = table(
-        "(b) open and close, share of a run in which all processes put and get 256 MiB each way",
+        "(b) open and close, share of a run in which all processes put and get 256 MiB each way".into(),
         "% of the time",
         &["Forebay", PAPER],
     );
@@ -155,7 +150,7 @@ fn isolines(rates: &Table, processes: &[usize]) -> Vec<Panel> {
 fn differences(sizes: &Sizes, run: &dyn Fn() -> Result<String, String>) -> Result<Table, String> {
     let runs = if sizes.is_quick { RUNS_QUICK } else { RUNS };
     let mut all = table(
-        &format!("(c) how much {runs} runs differ: standard deviation, and the interval of 95 %"),
+        format!("(c) how much {runs} runs differ: standard deviation, and the interval of 95 %"),
         "% of the mean",
         &["Forebay", PAPER, "from", "to", FILES, MEMORY],
     );
@@ -199,7 +194,7 @@ fn interval(rates: &[f64]) -> (f64, f64) {
     (all[RESAMPLINGS * 25 / 1000], all[RESAMPLINGS * 975 / 1000])
 }
 
-/// From another node: rates of all processes together beside the provider's.
+/// From another node: the sum of the rates of all processes, and the rate of the network provider.
 pub(super) fn measure_far(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
     let (hosts, place) = Hosts::apart(binaries)?;
     hosts.up(2, CAPACITY_BYTES)?;
@@ -209,7 +204,7 @@ pub(super) fn measure_far(binaries: &Path, sizes: &Sizes) -> Result<Table, Strin
         said(create.args(["--on", "2", "--json", "--pool"]).arg(hosts.pool(1)))?;
     }
     let mut all = table(
-        &format!(
+        format!(
             "(d) processes of one node and volumes of another, calls of {} KiB, over {place}",
             BLOCK >> 10
         ),

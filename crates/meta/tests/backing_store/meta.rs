@@ -7,7 +7,7 @@ pub(crate) type Name = usize;
 pub(crate) type Version = u8;
 
 pub(crate) const UNKNOWN: u8 = u8::MAX;
-/// In place of the number of changes: the version is another program's.
+/// Stands for [`CHANGES_ALL`]: another program wrote this version.
 pub(crate) const ALL: u8 = u8::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -580,9 +580,9 @@ requests! {
     }
     /// The store has this inode at a place. The place stays pending if the pool has another inode there by now, or if the
     /// file was changed since. `Busy` for the second place of a directory, and like `Intend` if something else was
-    /// there; `Stale` for a file that is not resident, unless it has this epoch. With [`crate::CHANGES_ALL`] such a file
-    /// gets size and modification time of a new version in the same step, and a new epoch; `Stale` for a resident file, and
-    /// for one whose copy is at another place.
+    /// there; `Stale` for a file that is not resident, unless it has this epoch. With [`crate::CHANGES_ALL`] a file that
+    /// is not resident gets size and modification time of a new version in the same step, and a new epoch; `Stale` for a
+    /// resident file, and for one whose copy is at another place.
     Published = 101: client change at(parent) -> "`Done`" {
         /// Directory.
         parent: Ino,
