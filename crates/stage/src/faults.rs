@@ -566,6 +566,19 @@ fn tree_of_a_killed_staging_is_adopted_without_rename_flags() {
 }
 
 #[test]
+fn leftover_of_a_killed_staging_in_removal_by_another_killed_staging_is_removed() {
+    let scratch = Scratch::new();
+    let (store, pool) = make(&scratch);
+    let dead = Tag::of_a_process_that_has_ended();
+    let part = Tag::of_another_host().temporary(b"pool", Use::Part);
+    let gone = scratch.join(std::str::from_utf8(&dead.temporary(&part, Use::Gone)).unwrap());
+    std::fs::create_dir_all(gone.join("d")).unwrap();
+    let options = StageOptions { all_or_nothing: true, ..OPTIONS };
+    let report = run(Plan::default(), Plan::default(), &store, &pool, &options, false);
+    assert_eq!((report.leftovers_removed, gone.exists()), (1, false), "{report:?}");
+}
+
+#[test]
 fn directory_that_is_not_writable_is_moved_without_rename_flags() {
     let scratch = Scratch::new();
     let (store, pool) = make(&scratch);

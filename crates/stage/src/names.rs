@@ -80,7 +80,8 @@ impl Tag {
         Tag { host: mine.host ^ 1, ..mine }
     }
 
-    /// The temporary name for `name`.
+    /// The temporary name for `name`. For a temporary of another staging it has the same final name's hash, by which
+    /// the next staging to that name finds it.
     pub(crate) fn temporary(&self, name: &[u8], purpose: Use) -> Vec<u8> {
         let suffix = match purpose {
             Use::Part => "part",
@@ -88,8 +89,8 @@ impl Tag {
         };
         let Tag { host, pid, start, call } = self;
         let prefix = std::str::from_utf8(PREFIX).unwrap_or_default();
-        format!("{prefix}{:016x}-{host:08x}-{pid:x}-{start:x}-{call:x}.{suffix}", name_hash(name))
-            .into_bytes()
+        let hash = Temporary::parse(name).map_or_else(|| name_hash(name), |temporary| temporary.hash);
+        format!("{prefix}{hash:016x}-{host:08x}-{pid:x}-{start:x}-{call:x}.{suffix}").into_bytes()
     }
 
     /// True if the owner is on another host, where its process cannot be looked up.
@@ -197,6 +198,10 @@ mod tests {
             assert!(is_temporary(&name));
         }
         assert_ne!(tag.temporary(b"a", Use::Part), tag.temporary(b"b", Use::Part));
+        // A temporary in removal is found by the name that it was made for.
+        let part = Tag::of_another_host().temporary(b"a", Use::Part);
+        let gone = Temporary::parse(&tag.temporary(&part, Use::Gone)).unwrap();
+        assert_eq!(gone, Temporary { hash: name_hash(b"a"), tag, purpose: Use::Gone });
     }
 
     #[test]
