@@ -19,7 +19,7 @@ enum {
     PING_BYTES = 8,
     PING_COUNT = 16,
     DATA_BYTES = 64 << 10,
-    DATA_COUNT = 4,
+    DATA_COUNT = 8,
     WARM_COUNT = 2,           /* not counted: connections are made */
     REQUEST_COUNT = 8,
     PING_TAG = 1,
@@ -84,9 +84,13 @@ void choice_offer(const struct file *file, struct choice_offer *mine) {
     mine->nodes = here > 0 && here < file->size ? (file->size + here - 1) / here : 1;
 }
 
-/* The median time of a message and back, halved. `buffer` has room for it. */
+/*
+ * The least time of a message and back, halved. `buffer` has room for it. Where ranks share processors and wait without
+ * sleeping, most messages wait for a processor. A time that is too long would rule two-phase calls out for ever, as ways
+ * that are not taken teach nothing; one that is too short is corrected by the first calls.
+ */
 static int64_t ping(const struct file *file, int peer, char *buffer, int bytes, int count) {
-    int64_t times[PING_COUNT];
+    int64_t least = INT64_MAX;
     for (int i = -WARM_COUNT; i < count; i++) {
         int64_t start = choice_clock();
         if (file->rank == 0) {
@@ -97,13 +101,10 @@ static int64_t ping(const struct file *file, int peer, char *buffer, int bytes, 
             mpi.Send(buffer, bytes, MPI_BYTE, 0, PING_TAG, file->comm);
         }
         int64_t took = (choice_clock() - start) / 2;
-        int at = i;
-        for (; i >= 0 && at > 0 && times[at - 1] > took; at--)
-            times[at] = times[at - 1];
-        if (i >= 0)
-            times[at] = took;
+        if (i >= 0 && took < least)
+            least = took;
     }
-    return times[count / 2];
+    return least;
 }
 
 /* The least time of a request for data on another node; 0 if this rank has all data on its own. */
@@ -166,6 +167,7 @@ void choice_start(struct file *file, const struct choice_offer *first, bool one_
     choice->calibration = first->calibration;
     choice->nodes = one_place ? 1 : first->nodes > 1 ? first->nodes : 2;
     choice->gate_run = -1;
+    choice->end = -1;
     /* A document has what the medium takes, and at most the messages of another day. */
     if (first->calibration.numbers[0] >= 0 && !first->is_measured && file->size > 1 && !one_place && file->far)
         measure(file, first->place, file->processors);
@@ -176,7 +178,7 @@ void choice_start(struct file *file, const struct choice_offer *first, bool one_
 bool choice_is_known(const struct file *file) { return file->choice.calibration.numbers[0] != 0; }
 
 /* The model's answer for a pattern of all ranks. */
-static bool predict(const struct file *file, bool writes, int64_t bytes, int64_t run, int64_t gap,
+static bool predict(const struct file *file, bool writes, int64_t bytes, int64_t run, int64_t gap, bool continued,
                     const struct forebay_corrections *corrections, struct forebay_times *times) {
     int aggregators = 1;
     int64_t window = 0;
@@ -197,6 +199,7 @@ static bool predict(const struct file *file, bool writes, int64_t bytes, int64_t
         .writes = writes,
         .far = !file->far ? 0 : file->near ? 1 : 2,
         .fewer_aggregators = atoll(file->hints[HINT_cb_nodes]) < 1,
+        .continued = continued,
     };
     return forebay.model_predict(&file->choice.calibration, corrections, &pattern, times) == 1;
 }
@@ -223,8 +226,8 @@ bool choice_may(struct file *file, bool writes) {
         choice->gate_window = window;
         bool has_runs = run < GATE_BYTES && run > 0 && !__builtin_mul_overflow(run, file->size - 1, &gap);
         for (int way = 0; way < 2; way++)
-            choice->gate[way] = has_runs ? predict(file, way, GATE_BYTES, run, gap, &none, &times)
-                                         : predict(file, way, BLOCK_BYTES, BLOCK_BYTES, 0, &none, &times);
+            choice->gate[way] = has_runs ? predict(file, way, GATE_BYTES, run, gap, true, &none, &times)
+                                         : predict(file, way, BLOCK_BYTES, BLOCK_BYTES, 0, true, &none, &times);
     }
     return choice->gate[writes];
 }
@@ -234,8 +237,10 @@ bool choice_together(struct file *file, bool writes, const struct together *all,
     int64_t runs = bytes / run + (bytes % run != 0);
     int64_t of_each = runs > 0 ? (all->last - all->first) / runs : 0; /* of the range, to the next run of a rank */
     int64_t gap = runs > 1 && of_each > run ? of_each - run : 0;
+    bool continued = all->first == file->choice.end;
+    file->choice.end = all->last;
     memset(times, 0, sizeof *times);
-    return predict(file, writes, bytes, run, gap, &file->choice.corrections, times);
+    return predict(file, writes, bytes, run, gap, continued, &file->choice.corrections, times);
 }
 
 void choice_note(struct file *file, bool writes, bool together, const struct forebay_times *times) {

@@ -214,6 +214,7 @@ struct choice {
     bool is_known;          /* the last call had a prediction */
     bool writes, together;  /* of the last call */
     int64_t predicted_ns;   /* of the last call */
+    int64_t end;            /* in the file, of the last call of all ranks */
     int64_t measured_ns;    /* on this rank, of the last call */
     int64_t file_ns;        /* the part of it in which this rank accessed the file for all, in two-phase calls */
     struct {

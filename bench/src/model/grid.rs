@@ -64,8 +64,8 @@ impl Pattern {
         wanted.clamp(1, CALLS_MAX).min(EXTENT_MAX / extent).max(1)
     }
 
-    /// The options of `forebay model predict`.
-    pub(super) fn options(&self, ranks: Ranks, writes: bool) -> Vec<String> {
+    /// The options of `forebay model predict` for so many calls.
+    pub(super) fn options(&self, ranks: Ranks, writes: bool, calls: u64) -> Vec<String> {
         let count = ranks.count() as u64;
         let mut all: Vec<String> = Vec::new();
         for (name, value) in [
@@ -74,6 +74,7 @@ impl Pattern {
             ("--bytes", self.bytes),
             ("--run", self.run),
             ("--gap", self.gap(count)),
+            ("--calls", calls),
         ] {
             all.extend([name.to_owned(), value.to_string()]);
         }
@@ -162,10 +163,13 @@ mod tests {
     #[test]
     fn options_of_a_pattern_say_where_its_runs_are() {
         let far = Ranks::Compute { nodes: 4, each: 2 };
-        let said = runs(4 * KIB, MIB, 2).options(far, false).join(" ");
-        assert_eq!(said, "--ranks 8 --nodes 4 --bytes 1048576 --run 4096 --gap 61440 --apart --read");
-        let said = blocks(MIB).options(Ranks::Here(2), true).join(" ");
-        assert_eq!(said, "--ranks 2 --nodes 1 --bytes 1048576 --run 1048576 --gap 0");
+        let said = runs(4 * KIB, MIB, 2).options(far, false, 3).join(" ");
+        assert_eq!(
+            said,
+            "--ranks 8 --nodes 4 --bytes 1048576 --run 4096 --gap 61440 --calls 3 --apart --read"
+        );
+        let said = blocks(MIB).options(Ranks::Here(2), true, 1).join(" ");
+        assert_eq!(said, "--ranks 2 --nodes 1 --bytes 1048576 --run 1048576 --gap 0 --calls 1");
     }
 
     #[test]

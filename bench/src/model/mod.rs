@@ -145,11 +145,11 @@ fn calibrate(programs: &Programs, star: &Star, pool: &StarPool<'_>) -> Result<Pa
     Ok(document)
 }
 
-/// Independent, collective, and whether the model chooses the collective way, in seconds.
+/// Independent, collective, and whether the model chooses the collective way, in seconds of a call among so many.
 fn predict(
     programs: &Programs,
     document: &Path,
-    options: &[String],
+    (options, calls): (&[String], u64),
     without: Option<&str>,
 ) -> Result<([f64; 2], bool), String> {
     let mut command = std::process::Command::new(&programs.forebay);
@@ -159,8 +159,9 @@ fn predict(
     }
     let text = said(&mut command)?;
     let found: Value = serde_json::from_str(&text).map_err(|e| format!("predict said {text:?}: {e}"))?;
-    let seconds =
-        |way: &str| found[way]["ns"].as_f64().map(|ns| ns / 1e9).ok_or(format!("predict said {text:?}"));
+    let seconds = |way: &str| {
+        found[way]["ns"].as_f64().map(|ns| ns / 1e9 / calls as f64).ok_or(format!("predict said {text:?}"))
+    };
     Ok(([seconds("independent")?, seconds("collective")?], found["choice"] == "collective"))
 }
 
@@ -176,18 +177,24 @@ fn points_of(
     for (number, pattern) in patterns.iter().enumerate() {
         let mut shortest = f64::MAX;
         for writes in [true, false] {
-            let options = pattern.options(ranks, writes);
-            let (predicted, is_collective) = predict(programs, document, &options, None)?;
+            let options = pattern.options(ranks, writes, 1);
+            let (predicted, _) = predict(programs, document, (&options, 1), None)?;
+            shortest = shortest.min(predicted[INDEPENDENT].min(predicted[COLLECTIVE]));
+        }
+        let calls = pattern.calls(ranks.count() as u64, shortest);
+        for writes in [true, false] {
+            let options = pattern.options(ranks, writes, calls);
+            let predict = |without| predict(programs, document, (&options, calls), without);
+            let (predicted, is_collective) = predict(None)?;
             let without = EXTENSIONS
                 .iter()
-                .map(|name| predict(programs, document, &options, Some(name)).map(|(times, _)| times))
+                .map(|name| predict(Some(name)).map(|(times, _)| times))
                 .collect::<Result<_, _>>()?;
-            shortest = shortest.min(predicted[INDEPENDENT].min(predicted[COLLECTIVE]));
             let direction = if writes { "write" } else { "read" };
             let label = format!("{medium}, {}, {direction}, {}", ranks.words(), pattern.words());
             all.push(Point { label, predicted, is_collective, without });
         }
-        lines += &pattern.line(number, pattern.calls(ranks.count() as u64, shortest));
+        lines += &pattern.line(number, calls);
     }
     let file = star.directory.join("points");
     std::fs::write(&file, lines).map_err(|e| format!("{}: {e}", file.display()))?;

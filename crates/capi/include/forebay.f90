@@ -99,6 +99,7 @@ module forebay
         integer(c_int64_t) :: writes
         integer(c_int64_t) :: far
         integer(c_int64_t) :: fewer_aggregators
+        integer(c_int64_t) :: continued
     end type
 
     type, bind(c), public :: forebay_corrections

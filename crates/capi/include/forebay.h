@@ -515,10 +515,12 @@ int forebay_model_quick(int64_t message_ns, int64_t message_byte_ps, int64_t req
  * What all ranks do in one call. A rank has `bytes` bytes, in runs of `run_bytes` with `gap_bytes` between them; with no
  * gap each rank has one range. `aggregators` ranks access the file for the others in a collective call, `buffer_bytes` at a
  * time; with `fewer_aggregators`, a half of them, a quarter and so on where that is faster. `targets` targets can be accessed at the same time, each as fast as the calibrated medium. `far` is 1 if data are on
- * other nodes, and 2 if all data are on nodes without ranks.
+ * other nodes, and 2 if all data are on nodes without ranks. `continued` is 1 if the ranges of all ranks begin where those
+ * of the call before have ended.
  */
 struct forebay_pattern {
-    int64_t ranks, nodes, aggregators, bytes, run_bytes, gap_bytes, buffer_bytes, targets, writes, far, fewer_aggregators;
+    int64_t ranks, nodes, aggregators, bytes, run_bytes, gap_bytes, buffer_bytes, targets, writes, far, fewer_aggregators,
+        continued;
 };
 
 /* How predictions differed from measured times so far. Zeros are no corrections. */

@@ -87,6 +87,7 @@ fn pattern_of(given: &forebay_pattern) -> Result<Pattern, Failed> {
         access: if given.gap_bytes > 0 { Access::Strided } else { Access::Sequential },
         is_far: given.far != 0,
         is_apart: given.far > 1,
+        is_continued: given.continued != 0,
     })
 }
 

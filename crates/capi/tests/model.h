@@ -27,6 +27,11 @@ static void model(forebay_pool *pool)
     CHECK(forebay_model_predict(&quick, &corrections, &pattern, &corrected) == 1);
     CHECK(corrected.aggregators >= 1 && corrected.aggregators <= 2 && corrected.collective_ns <= times.collective_ns);
     pattern.fewer_aggregators = 0;
+    /* Nothing is slower where the call before has ended. */
+    pattern.continued = 1;
+    CHECK(forebay_model_predict(&quick, &corrections, &pattern, &corrected) == 1);
+    CHECK(corrected.collective_ns <= times.collective_ns && corrected.independent_ns <= times.independent_ns);
+    pattern.continued = 0;
     pattern.run_bytes = pattern.bytes;
     pattern.gap_bytes = 0;
     CHECK(forebay_model_predict(&quick, &corrections, &pattern, &corrected) == 0);

@@ -27,4 +27,6 @@ pub use correction::Corrections;
 pub use document::{Document, VERSION};
 pub use ior::{parse as parse_ior, IorRun};
 pub use pattern::{Access, Pattern};
-pub use prediction::{predict, predict_best, predict_with, Estimate, Extensions, Parts, Prediction};
+pub use prediction::{
+    predict, predict_best, predict_calls, predict_with, Estimate, Extensions, Parts, Prediction,
+};

@@ -51,6 +51,8 @@ pub struct Pattern {
     pub is_far: bool,
     /// True if all of that data are on nodes without ranks, as on storage nodes. Unused unless data are far.
     pub is_apart: bool,
+    /// True if the ranges of all ranks begin where those of the call before have ended.
+    pub is_continued: bool,
 }
 
 /// Bytes that an aggregator of the MPI driver handles in a round, unless a hint says otherwise.
@@ -71,6 +73,7 @@ impl Default for Pattern {
             targets: 1,
             is_far: false,
             is_apart: false,
+            is_continued: false,
         }
     }
 }

@@ -36,11 +36,17 @@ const MEDIUM_GAP_BYTES: f64 = (64 << 10) as f64;
 /// Bytes of a stripe. Each stripe that a range touches is an access to another backing file.
 const STRIPE_BYTES: f64 = (1 << 20) as f64;
 
-/// The most that one request to another node transfers, of ranges that are not very long.
-const PART_BYTES: f64 = (128 << 10) as f64;
+/// What one request to another node transfers of a long range: an eighth, as there are [`AHEAD`] requests, within these
+/// limits.
+const PART_BYTES_MIN: f64 = (128 << 10) as f64;
+const PART_BYTES_MAX: f64 = (1 << 20) as f64;
 
 /// Requests to other nodes that a process has in progress at the same time.
 const AHEAD: f64 = 8.0;
+
+/// A medium has seeks where an access that begins anywhere takes so much longer than one that begins where the one before
+/// has ended, in nanoseconds, and more than twice as long. There a file has one backing file on each target.
+const SEEK_NS: f64 = 100_000.0;
 
 /// Accesses for other nodes that a node serves at the same time.
 const WORKERS: f64 = 4.0;
@@ -192,6 +198,43 @@ pub fn predict_with(
     }
 }
 
+impl Estimate {
+    /// This time, and `count` times another one.
+    fn and(self, count: f64, other: &Estimate) -> Estimate {
+        let sum = |a: f64, b: f64| (a + count * b).min(TIME_MAX);
+        let parts = Parts {
+            communication: self.parts.communication + count * other.parts.communication,
+            io: self.parts.io + count * other.parts.io,
+            other: self.parts.other + count * other.parts.other,
+        };
+        Estimate {
+            value: sum(self.value, other.value),
+            low: sum(self.low, other.low),
+            high: sum(self.high, other.high),
+            parts,
+        }
+    }
+}
+
+/// The times of `calls` calls, at least one, each of which begins in the file where the one before has ended.
+pub fn predict_calls(
+    pattern: &Pattern,
+    calls: u64,
+    calibration: &Calibration,
+    used: Extensions,
+    corrections: &Corrections,
+) -> Prediction {
+    let of = |is_continued| {
+        let pattern = Pattern { is_continued, ..*pattern };
+        predict_with(&pattern, calibration, used, corrections)
+    };
+    let (first, later, count) = (of(pattern.is_continued), of(true), calls.max(1) as f64 - 1.0);
+    Prediction {
+        collective: first.collective.and(count, &later.collective),
+        independent: first.independent.and(count, &later.independent),
+    }
+}
+
 /// The number of aggregators with which the collective way is fastest, at most the pattern's, and the times with it. It is
 /// the pattern's, a half of it, a quarter, and so on; a smaller one where that is faster by more than 5 %.
 pub fn predict_best(
@@ -274,11 +317,13 @@ struct Moved {
     bytes: f64,
     /// With the gaps that the medium's node reads.
     medium_bytes: f64,
+    /// Of the longest call.
+    call_bytes: f64,
 }
 
 impl Moved {
-    fn all(bytes: f64) -> Moved {
-        Moved { bytes, medium_bytes: bytes }
+    fn all(bytes: f64, call_bytes: f64) -> Moved {
+        Moved { bytes, medium_bytes: bytes, call_bytes }
     }
 }
 
@@ -289,6 +334,22 @@ struct Accesses {
     starts: f64,
     /// Those that begin where the one before has ended.
     nexts: f64,
+}
+
+impl Accesses {
+    fn all(self) -> f64 {
+        self.starts + self.nexts
+    }
+
+    /// The same accesses, so many of which begin anywhere.
+    fn with_starts(self, starts: f64) -> Accesses {
+        Accesses { starts, nexts: self.all() - starts }
+    }
+}
+
+/// The bytes that a request to another node transfers of a range.
+fn part_bytes(range: f64) -> f64 {
+    (range / AHEAD).clamp(PART_BYTES_MIN, PART_BYTES_MAX).min(range)
 }
 
 struct Model {
@@ -305,25 +366,49 @@ impl Model {
         accesses.min(each * targets).max(1.0)
     }
 
+    /// True if the medium has seeks.
+    fn seeks(&self) -> bool {
+        self.c.run > 2.0 * self.c.next && self.c.run - self.c.next > SEEK_NS
+    }
+
+    /// True if the range of the call begins where the one before has ended.
+    fn is_continued(&self) -> bool {
+        self.p.is_continued && self.p.density() >= 1.0 && self.p.access != Access::Random
+    }
+
     /// The accesses of `calls` calls, each with a range of these bytes, by each of `processes`.
     ///
-    /// Each stripe begins in another backing file. For data on another node a call is several requests. Those of one
-    /// process arrive in their order. Of several processes', those that are read arrive in the order of their calls, as
-    /// many as a process sends at a time; what is written is fetched from the processes first, so these come by turns.
+    /// Each stripe begins in another backing file, but on a medium with seeks. For data on another node a call is several
+    /// requests. Those of one process arrive in their order. Of several processes', those that are read arrive in the
+    /// order of their calls, as many as a process sends at a time; what is written is fetched from the processes first, so
+    /// these come by turns.
     fn accesses(&self, processes: f64, calls: f64, bytes: f64) -> Accesses {
-        let stripes = (bytes / STRIPE_BYTES).ceil().max(1.0);
+        let stripes = if self.seeks() { 1.0 } else { (bytes / STRIPE_BYTES).ceil().max(1.0) };
         if self.far_part() == 0.0 {
             return Accesses { starts: calls * stripes, nexts: 0.0 };
         }
-        let parts = (bytes / PART_BYTES).ceil().max(1.0);
+        let parts = (bytes / part_bytes(bytes).max(1.0)).ceil().max(1.0);
         let starts = if processes <= 1.0 {
-            stripes
+            stripes.min(parts)
         } else if self.p.writes {
             parts
         } else {
             stripes.max(parts - parts.min(AHEAD) + 1.0)
         };
-        Accesses { starts: calls * starts, nexts: calls * (parts - starts) }
+        Accesses { starts: calls * starts, nexts: calls * (parts - starts).max(0.0) }
+    }
+
+    /// The same accesses, if those of a turn of all `processes` follow each other in the file: one of them begins where
+    /// another one has just ended. Processes of this node that wait for the medium keep the order in which they came,
+    /// which is that of the file for one of them as a rule. One process's accesses follow each other.
+    fn in_turns(&self, processes: f64, accesses: Accesses) -> Accesses {
+        if processes <= 1.0 {
+            accesses.with_starts(if self.is_continued() { 0.0 } else { accesses.starts.min(1.0) })
+        } else if self.far_part() == 0.0 && self.seeks() {
+            accesses.with_starts(accesses.starts * (1.0 - 1.0 / processes))
+        } else {
+            accesses
+        }
     }
 
     /// The medium's time, if each of `processes` moves `bytes` in `accesses`. Bytes share the bandwidth; the latencies of
@@ -334,18 +419,22 @@ impl Model {
         let transfer = processes * bytes * byte;
         let bandwidth = transfer / self.at_once(processes, self.c.parallel);
         let (under_way, queue) = match self.far_part() > 0.0 {
-            true => (processes * AHEAD.min((starts + nexts).max(1.0)), self.c.queue.min(WORKERS)),
+            true => (processes * AHEAD.min(accesses.all().max(1.0)), self.c.queue.min(WORKERS)),
             false => (processes, self.c.queue),
         };
-        bandwidth.max((processes * latencies + transfer) / self.at_once(under_way, queue))
+        let served = (processes * latencies + transfer) / self.at_once(under_way, queue);
+        let first = if self.used.runs { starts.min(1.0) * self.c.run } else { 0.0 };
+        bandwidth.max(served).max(first)
     }
 
     /// The time of accesses by `processes`: each makes `calls` calls with `accesses` to the medium in all, and moves
-    /// `bytes`, for which the medium moves `medium_bytes`. Network and medium work at the same time, but for a first request.
+    /// `bytes`, for which the medium moves `medium_bytes`. Network and medium work at the same time, but for a first request,
+    /// and for one part of the data, which one of them moves before the other one.
     fn access(&self, processes: f64, calls: f64, accesses: Accesses, moved: Moved, byte: f64) -> f64 {
         let medium = self.medium(processes, accesses, moved.medium_bytes, byte);
         let network = self.network(processes, calls, processes * moved.bytes);
-        medium.max(network) + self.far_part() * calls.min(1.0) * self.c.request
+        let part = part_bytes(moved.call_bytes) * byte.min(self.c.request_byte);
+        medium.max(network) + self.far_part() * calls.min(1.0) * (self.c.request + part)
     }
 
     /// How much longer a rank's own work takes because the ranks of its node share the processors.
@@ -419,7 +508,9 @@ impl Model {
             && p.gap_bytes as f64 <= self.gap_limit();
         if !self.used.runs {
             let accesses = Accesses { starts: p.runs(), nexts: 0.0 };
-            let io = self.access(ranks, p.runs(), accesses, Moved::all(p.bytes as f64), c.random_byte);
+            let bytes = p.bytes as f64;
+            let moved = Moved::all(bytes, p.run_bytes.min(p.bytes) as f64);
+            let io = self.access(ranks, p.runs(), accesses, moved, c.random_byte);
             return Parts { communication: 0.0, io, other: 0.0 };
         }
         // Calls, and the bytes of each.
@@ -435,14 +526,21 @@ impl Model {
             // The node of the data may read what is between them.
             true if self.used.sieving && !p.writes && p.gap_bytes as f64 <= self.medium_gap_limit() => {
                 let accesses = Accesses { starts: self.requests(calls, of_call), nexts: 0.0 };
-                (accesses, Moved { bytes, medium_bytes: p.span().max(bytes) })
+                let medium_bytes = p.span().max(bytes);
+                (accesses, Moved { bytes, medium_bytes, call_bytes: MESSAGE_BYTES.min(bytes) })
             }
             // A range takes RANGE_NS where the medium's latency is shorter.
             true => {
                 let starts = calls * (RANGE_NS / c.run.max(1.0)).max(1.0);
-                (Accesses { starts, nexts: 0.0 }, Moved::all(bytes))
+                (Accesses { starts, nexts: 0.0 }, Moved::all(bytes, MESSAGE_BYTES.min(bytes)))
             }
-            false => (self.accesses(ranks, calls, of_call), Moved::all(bytes)),
+            false => {
+                let accesses = self.accesses(ranks, calls, of_call);
+                let is_dense = !is_sieved && p.access != Access::Random && p.density() >= 1.0;
+                let longest = if is_sieved { SIEVE_BYTES.min(bytes) } else { of_call };
+                let accesses = if is_dense { self.in_turns(ranks, accesses) } else { accesses };
+                (accesses, Moved::all(bytes, longest))
+            }
         };
         let is_gathered = is_sieved || self.is_together(of_call) && calls > 1.0;
         let picked = if is_gathered && self.used.copies {
@@ -479,12 +577,20 @@ impl Model {
             (false, true) => (rounds.max(merged), data),
             (false, false) => (rounds, p.range() / aggregators),
         };
-        // All calls of an aggregator are one range, at best.
-        let whole = self.accesses(aggregators, 1.0, bytes);
-        let starts = whole.starts.max(calls);
-        let accesses = Accesses { starts, nexts: (whole.starts + whole.nexts - starts).max(0.0) };
+        let accesses = if is_dense || !p.writes {
+            // A range of the file for each aggregator, in rounds.
+            let accesses = self.accesses(aggregators, calls, bytes / calls.max(1.0));
+            if calls <= 1.0 || aggregators <= 1.0 {
+                self.in_turns(aggregators, accesses)
+            } else {
+                accesses
+            }
+        } else {
+            Accesses { starts: calls, nexts: 0.0 }
+        };
         let requests = self.requests(calls, bytes / calls);
-        let io = self.access(aggregators, requests, accesses, Moved::all(bytes), c.sequential_byte);
+        let moved = Moved::all(bytes, buffer.min(bytes));
+        let io = self.access(aggregators, requests, accesses, moved, c.sequential_byte);
         let other = if self.used.copies {
             let work =
                 (p.runs() + runs_of_aggregator) * c.piece + (2.0 * p.bytes as f64 + data) * c.copy_byte;
@@ -500,8 +606,16 @@ impl Model {
         let (p, c) = (&self.p, &self.c);
         let (ranks, nodes) = (p.ranks as f64, p.nodes as f64);
         let on_a_node = (p.aggregators as f64 / nodes).max(1.0);
-        let across = 1.0 - 1.0 / nodes;
-        let within = 1.0 / nodes - 1.0 / ranks;
+        // The parts of an aggregator's data that are its own rank's, and its node's.
+        let (own, of_node) = match p.access {
+            // An aggregator serves the ranges of its own rank and of those that follow up to the next aggregator.
+            Access::Sequential => {
+                let served = (ranks / p.aggregators as f64).max(1.0);
+                (1.0 / served, served.min(ranks / nodes) / served)
+            }
+            Access::Strided | Access::Random => (1.0 / ranks, 1.0 / nodes),
+        };
+        let (across, within) = (1.0 - of_node, of_node - own);
         let message = if p.nodes > 1 { c.message } else { c.local_message };
         let exchanges = rounds * EXCHANGES + EXCHANGES_OF_A_CALL;
         let latency = exchanges * steps(p.ranks) * message;

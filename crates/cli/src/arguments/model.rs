@@ -122,6 +122,10 @@ pub(crate) struct PatternOptions {
     /// All data are on nodes without ranks, such as storage nodes
     #[arg(long)]
     pub(crate) apart: bool,
+    /// Calls with this pattern, each of which begins in the file where the one before has ended; times are those of all
+    #[arg(long, value_name = "N", default_value = "1", conflicts_with = "ior",
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) calls: u64,
     /// The pattern of these options of IOR, each transfer a call
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub(crate) ior: Option<String>,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use forebay_model::{
-    advise, parse_ior, predict_best, predict_with, Access, Choice, Corrections, Document, Estimate,
+    advise, parse_ior, predict_best, predict_calls, Access, Choice, Corrections, Document, Estimate,
     Extensions, Pattern, Prediction,
 };
 use forebay_types::{Code, Error, Result, MODEL_FILE};
@@ -51,7 +51,7 @@ fn pattern(options: &PatternOptions, processors: i64) -> Result<(Pattern, u64)> 
             let run = parse_ior(text, options.ranks)?;
             (run.pattern, run.calls)
         }
-        None => (of_options(options)?, 1),
+        None => (of_options(options)?, options.calls),
     };
     found.nodes = options.nodes;
     found.aggregators = options.aggregators.unwrap_or((processors.max(1) as u64).min(options.ranks));
@@ -108,19 +108,16 @@ fn predict(named: Option<PathBuf>, arguments: &ModelPredict) -> Result<ExitCode>
     let document = calibration(named, arguments.pattern.calibration.as_deref())?;
     let (mut pattern, calls) = pattern(&arguments.pattern, document.calibration.processors)?;
     let none = Corrections::default();
-    let found = match arguments.pattern.aggregators {
-        Some(_) => predict_with(&pattern, &document.calibration, used, &none),
-        None => {
-            let (aggregators, found) = predict_best(&pattern, &document.calibration, used, &none);
-            pattern.aggregators = aggregators;
-            found
-        }
-    };
+    if arguments.pattern.aggregators.is_none() {
+        let usual = Pattern { is_continued: calls > 1, ..pattern };
+        (pattern.aggregators, _) = predict_best(&usual, &document.calibration, used, &none);
+    }
+    let found = predict_calls(&pattern, calls, &document.calibration, used, &none);
     if arguments.pattern.json {
         failure::print_json(&json!({
             "pattern": shown_pattern(&pattern, calls),
-            "collective": shown(&found.collective, calls),
-            "independent": shown(&found.independent, calls),
+            "collective": shown(&found.collective, 1),
+            "independent": shown(&found.independent, 1),
             "choice": way(found.is_collective()),
             "calibration": about(&document),
         }));
@@ -129,8 +126,8 @@ fn predict(named: Option<PathBuf>, arguments: &ModelPredict) -> Result<ExitCode>
     let mut facts = Facts::default();
     facts.add("pattern", words(&pattern, calls));
     let aggregators = table::count(pattern.aggregators, "aggregator");
-    facts.add("collective", format!("{}, with {aggregators}", line(&found.collective, calls)));
-    facts.add("independent", line(&found.independent, calls));
+    facts.add("collective", format!("{}, with {aggregators}", line(&found.collective, 1)));
+    facts.add("independent", line(&found.independent, 1));
     facts.add("choice", choice_words(&found));
     facts.add("calibrated", origin(&document));
     failure::put(facts.text());
@@ -139,7 +136,9 @@ fn predict(named: Option<PathBuf>, arguments: &ModelPredict) -> Result<ExitCode>
 
 fn advice(named: Option<PathBuf>, arguments: &ModelAdvise) -> Result<ExitCode> {
     let document = calibration(named, arguments.pattern.calibration.as_deref())?;
-    let (pattern, calls) = pattern(&arguments.pattern, document.calibration.processors)?;
+    let (mut pattern, calls) = pattern(&arguments.pattern, document.calibration.processors)?;
+    // The first one of many calls counts as the others.
+    pattern.is_continued = calls > 1;
     if !(1..=256).contains(&arguments.stripes) {
         return Err(Error::new(Code::Invalid, "cannot try this many stripes")
             .why("a file has 1 to 256 backing files")

@@ -170,10 +170,17 @@ fn measure_medium(found: &mut Calibration, medium: &Medium, effort: &Effort) -> 
         if !writes {
             medium.settle()?;
         }
-        let call = sequential(medium, writes, memory.slice(), effort)?;
+        let call = sequential(medium, writes, memory.slice(), effort, CALL_BYTES)?;
         let (run, random) = runs(medium, writes, memory.slice(), effort)?;
-        let rate = of_bytes(call, run, medium.stripes(CALL_BYTES as u64));
-        let next = next_of(medium, writes, memory.slice(), effort, rate)?;
+        let short = sequential(medium, writes, memory.slice(), effort, NEXT_BYTES)?;
+        let stripes = medium.stripes(CALL_BYTES as u64);
+        let (rate, next) = match stripes > 1.0 {
+            true => {
+                let rate = of_bytes(call, run, stripes);
+                (rate, next_of(short, rate))
+            }
+            false => of_calls(call, short),
+        };
         if writes {
             (found.write_sequential_byte_ps, found.write_run_ns, found.write_random_byte_ps) =
                 (rate, run, random);
@@ -198,36 +205,49 @@ fn of_bytes(call: Sample, run: Value, stripes: f64) -> Value {
     value([ps(call.value, run.value), ps(call.low, run.value), ps(call.high, run.value)])
 }
 
-/// What a short call costs besides its bytes that begins where the one before has ended.
-fn next_of(medium: &Medium, writes: bool, memory: &mut [u8], effort: &Effort, rate: Value) -> Result<Value> {
-    let (mut times, mut at) = (Vec::new(), 0);
-    let began = Instant::now();
-    while times.is_empty() || at + NEXT_BYTES as u64 <= effort.extent && began.elapsed() < effort.for_size {
-        let start = Instant::now();
-        medium.transfer(writes, &mut memory[..NEXT_BYTES], at)?;
-        times.push(start.elapsed().as_nanos() as f64);
-        at += NEXT_BYTES as u64;
-    }
-    // Most of these calls are in the stripe of the one before.
-    let call = Sample::of(NEXT_BYTES as u64, &mut times);
-    let ns = |call: f64, ps: i64| (call - NEXT_BYTES as f64 * ps as f64 / 1000.0).max(1.0);
-    Ok(value([ns(call.value, rate.value), ns(call.low, rate.high), ns(call.high, rate.low)]))
+/// What a byte costs, in picoseconds, and what a call costs besides that begins where the one before has ended, from long and
+/// short calls that do, in a file with one backing file.
+fn of_calls(long: Sample, short: Sample) -> (Value, Value) {
+    let bytes = (long.bytes - short.bytes) as f64;
+    // A short call is as long as the part of a long one that its bytes are, at least: else it was disturbed less.
+    let least = |long_ns: f64| long_ns * short.bytes as f64 / long.bytes as f64;
+    let ps = |long_ns: f64, short_ns: f64| {
+        (long_ns - short_ns.max(least(long_ns))).max(long_ns / 10.0) * 1000.0 / bytes
+    };
+    let rate = value([ps(long.value, short.value), ps(long.low, short.low), ps(long.high, short.high)]);
+    (rate, next_of(short, rate))
 }
 
-/// Calls one after the other over the whole file, in fresh space if they write.
-fn sequential(medium: &Medium, writes: bool, memory: &mut [u8], effort: &Effort) -> Result<Sample> {
-    let mut times = Vec::new();
-    for _ in 0..effort.passes {
-        if writes {
+/// What a short call costs besides its bytes that begins where the one before has ended.
+fn next_of(short: Sample, rate: Value) -> Value {
+    let ns = |call: f64, ps: i64| (call - short.bytes as f64 * ps as f64 / 1000.0).max(1.0);
+    value([ns(short.value, rate.value), ns(short.low, rate.high), ns(short.high, rate.low)])
+}
+
+/// Calls of this length one after the other. Long ones move the whole file, in fresh space if they write; of short ones there
+/// are as many as there is time for, and most are in the stripe of the one before.
+fn sequential(
+    medium: &Medium,
+    writes: bool,
+    memory: &mut [u8],
+    effort: &Effort,
+    bytes: usize,
+) -> Result<Sample> {
+    let (mut times, is_short, began) = (Vec::new(), bytes < CALL_BYTES, Instant::now());
+    for _ in 0..if is_short { 1 } else { effort.passes } {
+        if writes && !is_short {
             medium.empty()?;
         }
-        for at in (0..effort.extent).step_by(CALL_BYTES) {
+        for at in (0..effort.extent).step_by(bytes) {
+            if is_short && began.elapsed() > effort.for_size && !times.is_empty() {
+                break;
+            }
             let start = Instant::now();
-            medium.transfer(writes, memory, at)?;
+            medium.transfer(writes, &mut memory[..bytes], at)?;
             times.push(start.elapsed().as_nanos() as f64);
         }
     }
-    Ok(Sample::of(CALL_BYTES as u64, &mut times))
+    Ok(Sample::of(bytes as u64, &mut times))
 }
 
 /// What a run costs besides its bytes, from runs with gaps; and the bandwidth of runs of 64 KiB at random places. Runs that

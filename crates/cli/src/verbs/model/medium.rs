@@ -113,10 +113,11 @@ impl Medium {
         }
     }
 
-    /// Accesses that a transfer of these bytes is: in the pool one for each stripe.
+    /// Accesses that a transfer of these bytes is: in the pool one for each stripe, if the file has several backing files.
     pub(super) fn stripes(&self, bytes: u64) -> f64 {
         match self {
             Medium::Directory(..) => 1.0,
+            Medium::Pool(file) if file.striping().stripe_count == 1 => 1.0,
             Medium::Pool(_) => bytes.div_ceil(u64::from(STRIPE_BYTES)).max(1) as f64,
         }
     }
