@@ -1,12 +1,13 @@
 /*
- * Collective calls at points of a grid: points FILE POINTS WAYS REPETITIONS. The file POINTS has a line for each point:
+ * Collective calls at points of a grid: points FILE POINTS WAYS REPETITIONS [AGGREGATORS]. The file POINTS has a line for
+ * each point:
  *
  *   number kind run bytes spread calls
  *
  * Each rank writes, and reads, `bytes` in each of `calls` calls. Kind `blocks`: the rank's bytes of a call are one range,
  * the next rank's follow. Kind `runs`: they are runs of `run` bytes, the ranks take turns, and `spread` - 1 times as
  * many bytes as all ranks' are gaps. WAYS is a list of independent, collective, automatic (by hints) and default
- * (without hints), separated by commas.
+ * (without hints), separated by commas. AGGREGATORS is the hint cb_nodes of the first three.
  *
  * In each repetition all points are measured in all ways and both directions, in another order. Rank 0 prints a line of
  * JSON for each measurement: seconds of a call, from a common start of all calls until all ranks have finished them.
@@ -27,6 +28,7 @@ struct point {
 
 static struct point points[POINTS_MAX];
 static int point_count, way_count, ways[WAYS_MAX];
+static const char *aggregators;
 static const char *const names[WAYS_MAX] = {"independent", "collective", "automatic", "default"};
 static const char *const hints[WAYS_MAX] = {"disable", "enable", "automatic", NULL};
 
@@ -97,6 +99,8 @@ static MPI_File open_file(const char *path, const char *way) {
         MPI_Info_create(&info);
         MPI_Info_set(info, "romio_cb_write", way);
         MPI_Info_set(info, "romio_cb_read", way);
+        if (aggregators != NULL)
+            MPI_Info_set(info, "cb_nodes", aggregators);
     }
     must(MPI_File_open(MPI_COMM_WORLD, (char *)path, MPI_MODE_RDWR | MPI_MODE_CREATE, info, &file), "open");
     if (way != NULL)
@@ -181,8 +185,9 @@ int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    if (argc != 5)
-        stop("points", "FILE POINTS WAYS REPETITIONS");
+    if (argc != 5 && argc != 6)
+        stop("points", "FILE POINTS WAYS REPETITIONS [AGGREGATORS]");
+    aggregators = argv[5];
     read_points(argv[2]);
     read_ways(argv[3]);
     make(argv[1]);

@@ -36,6 +36,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
         }
     }
     let binaries = binaries.ok_or("--binaries DIR is needed")?;
+    // Some programs are started in other directories.
+    let binaries = std::fs::canonicalize(&binaries).map_err(|e| format!("{}: {e}", binaries.display()))?;
     let results = results.ok_or("--results DIR is needed")?;
     if sections.is_empty() {
         sections = vec!["meta", "data", "stage", "cost", "mount", "mpi", "nodes"];

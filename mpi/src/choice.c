@@ -261,7 +261,7 @@ void choice_note(struct file *file, bool writes, bool together, const struct for
     choice->measured_ns = choice->file_ns = 0;
 }
 
-static void count(struct choice *choice, int64_t measured_ns) {
+static void count(struct choice *choice, int64_t measured_ns, int64_t file_ns) {
     if (!choice->is_known || measured_ns <= 0)
         return;
     __typeof__(choice->tally[0][0]) *tally = &choice->tally[choice->writes][choice->together];
@@ -271,12 +271,13 @@ static void count(struct choice *choice, int64_t measured_ns) {
         tally->predicted_ns = INT64_MAX;
     if (__builtin_add_overflow(tally->measured_ns, measured_ns, &tally->measured_ns))
         tally->measured_ns = INT64_MAX;
-    tally->file_ns += choice->file_ns; /* measured here: no sum of them overflows */
+    if (__builtin_add_overflow(tally->file_ns, file_ns > 0 ? file_ns : 0, &tally->file_ns))
+        tally->file_ns = INT64_MAX;
 }
 
-void choice_learn(struct file *file, int64_t measured_ns) {
+void choice_learn(struct file *file, int64_t measured_ns, int64_t file_ns) {
     struct choice *choice = &file->choice;
-    count(choice, measured_ns);
+    count(choice, measured_ns, file_ns);
     if (choice->is_known)
         forebay.model_learn(&choice->corrections, choice->writes, choice->together, choice->predicted_ns, measured_ns);
     choice->is_known = false;
@@ -286,8 +287,8 @@ void choice_report(struct file *file) {
     struct choice *choice = &file->choice;
     if (!debug() || file->rank != 0)
         return;
-    /* The last call's time is that of this rank, as no exchange followed. */
-    count(choice, choice->measured_ns);
+    /* The last call's times are those of this rank, as no exchange followed. */
+    count(choice, choice->measured_ns, choice->file_ns);
     choice->is_known = false;
     for (int way = 0; way < 4; way++) {
         __typeof__(choice->tally[0][0]) *tally = &choice->tally[way & 1][way >> 1];

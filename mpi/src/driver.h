@@ -219,7 +219,7 @@ struct choice {
     int64_t file_ns;        /* the part of it in which this rank accessed the file for all, in two-phase calls */
     struct {
         int64_t calls, predicted_ns, measured_ns, file_ns;
-    } tally[2][2]; /* by `writes` and `together`; the greatest time of any rank, but `file_ns` is this rank's */
+    } tally[2][2]; /* by `writes` and `together`; the greatest times of any rank */
 };
 
 struct file {
@@ -456,7 +456,7 @@ bool choice_is_known(const struct file *file);
 /* True if an exchange can pay for views with the file's runs. */
 bool choice_may(struct file *file, bool writes);
 /* Learns from the last call, whose greatest time of any rank was exchanged. The same on all ranks. */
-void choice_learn(struct file *file, int64_t measured_ns);
+void choice_learn(struct file *file, int64_t measured_ns, int64_t file_ns);
 /* Decides a call, and stores its predicted times. The same on all ranks. */
 bool choice_together(struct file *file, bool writes, const struct together *all, struct forebay_times *times);
 /* Notes what a call does, for `choice_learn` at the next. */

@@ -83,15 +83,17 @@ bool may_two_phase(struct file *file, bool writes) {
 }
 
 bool wants_two_phase(struct file *file, bool writes, const struct together *mine, struct together *all) {
-    /* The last number is the time of the last call, by which the ranks correct predictions alike. */
-    int64_t words[6] = {mine->code, 0, -INT64_MAX, 0, 0, file->choice.measured_ns}, most[6] = {0};
+    /* The last two numbers are times of the last call. By the first of them the ranks correct predictions alike. */
+    enum { WORDS = 7 };
+    int64_t words[WORDS] = {mine->code, 0, -INT64_MAX, 0, 0, file->choice.measured_ns, file->choice.file_ns};
+    int64_t most[WORDS] = {0};
     if (mine->code == MPI_SUCCESS && mine->bytes > 0) {
         words[1] = mine->bytes;
         words[2] = -mine->first;
         words[3] = mine->last;
         words[4] = mine->run;
     }
-    if (mpi.Allreduce(words, most, 6, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+    if (mpi.Allreduce(words, most, WORDS, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
         most[0] = MPI_ERR_INTERN;
     *all = (struct together){.code = (int)most[0], .bytes = most[1], .first = -most[2], .last = most[3], .run = most[4]};
     if (all->bytes == 0)
@@ -100,7 +102,7 @@ bool wants_two_phase(struct file *file, bool writes, const struct together *mine
     char why[160] = "as asked";
     struct forebay_times times;
     if (choice_is_known(file)) {
-        choice_learn(file, most[5]);
+        choice_learn(file, most[5], most[6]);
         bool model = choice_together(file, writes, all, &times);
         together = asked || model;
         choice_note(file, writes, together, &times);

@@ -8,6 +8,10 @@ pub(super) struct Media {
 
 pub(super) const MEDIA: [Media; 3] = [
     Media { name: "HDD", profile: "hdd" },
-    Media { name: "SSD", profile: "ssd" },
+    // The paper's, of 2012: single-level cells.
+    Media { name: "SSD", profile: "slc" },
     Media { name: "NVM", profile: "pcram" },
 ];
+
+/// NVM that is not slower than the page cache is, for the part about it.
+pub(super) const FAST: Media = Media { name: "fast NVM", profile: "optane" };
