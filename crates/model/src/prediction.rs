@@ -220,7 +220,9 @@ impl Model {
                 let accesses = self.accesses(ranks, calls, of_call);
                 let is_dense = !is_sieved && p.access != Access::Random && p.density() >= 1.0;
                 let longest = if is_sieved { SIEVE_BYTES.min(bytes) } else { of_call };
-                let accesses = if is_dense { self.in_turns(ranks, accesses) } else { accesses };
+                // Ranks that wait for the medium keep the order in which they came, in which one of them as a rule is
+                // behind the one before it in the file.
+                let accesses = if is_dense { self.in_turns(ranks, accesses, 1.0) } else { accesses };
                 (accesses, Moved::all(bytes, longest))
             }
         };
@@ -263,7 +265,8 @@ impl Model {
             // A range of the file for each aggregator, in rounds.
             let accesses = self.accesses(aggregators, calls, bytes / calls.max(1.0));
             if calls <= 1.0 || aggregators <= 1.0 {
-                self.in_turns(aggregators, accesses)
+                // They come in any order.
+                self.in_turns(aggregators, accesses, 1.0 - 1.0 / aggregators)
             } else {
                 accesses
             }

@@ -128,14 +128,13 @@ impl Model {
         Accesses { starts: calls * starts, nexts: calls * (parts - starts).max(0.0) }
     }
 
-    /// The same accesses, if those of a turn of all `processes` follow each other in the file: one of them begins where
-    /// another one has just ended. Processes of this node that wait for the medium keep the order in which they came,
-    /// which is that of the file for one of them as a rule. One process's accesses follow each other.
-    pub(super) fn in_turns(&self, processes: f64, accesses: Accesses) -> Accesses {
+    /// The same accesses, if those of a turn of all `processes` follow each other in the file, and so many of them come just
+    /// after the one where they begin. One process's accesses follow each other.
+    pub(super) fn in_turns(&self, processes: f64, accesses: Accesses, following: f64) -> Accesses {
         if processes <= 1.0 {
             accesses.with_starts(if self.is_continued() { 0.0 } else { accesses.starts.min(1.0) })
         } else if self.far_part() == 0.0 && self.seeks() {
-            accesses.with_starts(accesses.starts * (1.0 - 1.0 / processes))
+            accesses.with_starts(accesses.starts * (1.0 - following / processes))
         } else {
             accesses
         }

@@ -319,6 +319,11 @@ fn one_access_of_a_turn_of_ranks_on_the_node_of_a_disk_follows_another_one() {
     assert!((ms(&runs) - 4.0 * (3.0 * 8.0 + 1.0) - bytes).abs() < 1e-6, "{}", ms(&runs));
     let apart = Pattern { gap_bytes: 7 * MIB / 8, ..runs };
     assert!((ms(&apart) - 16.0 * 8.0 - bytes).abs() < 1e-6, "gaps: {}", ms(&apart));
+    // Two aggregators come in one order or the other.
+    let two = predict(&Pattern { aggregators: 2, ..here }, &disk).collective.parts.io / 1e6;
+    assert!((two - (1.5 * 8.0 + 0.5) - bytes).abs() < 1e-6, "{two}");
+    let best = predict_best(&here, &disk, Extensions::ALL, &Corrections::default());
+    assert_eq!(best.0, 1);
 }
 
 #[test]
