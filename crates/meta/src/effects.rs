@@ -236,7 +236,7 @@ impl Effects {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_types::NodeId;
+    use forebay_types::{Attr, NodeId, Timestamp};
 
     #[test]
     fn truncate_goes_back_to_the_mark() {
@@ -251,6 +251,42 @@ mod tests {
         assert_eq!(names, [NameEffect { parent: Ino(1), name: b"first", entry: Some((Ino(2), Kind::File)) }]);
         assert!(effects.inodes().is_empty() && effects.orphaned().is_empty());
         effects.clear();
+        assert!(effects.is_empty());
+    }
+
+    #[test]
+    fn found_names_are_for_the_board_and_are_no_changes() {
+        let layout = Layout::single(NodeId(1), 0);
+        let t = Timestamp::default();
+        let attr = Attr {
+            ino: Ino(5),
+            size: 0,
+            rdev: 0,
+            parent: Ino(0),
+            mode: Kind::File.mode_bits(),
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            flags: 0,
+            home: NodeId(1),
+            width_log2: 0,
+            atime: t,
+            mtime: t,
+            ctime: t,
+            btime: t,
+        };
+        let mut effects = Effects::new();
+        let start = effects.mark();
+        effects.name(Ino(1), b"made", Some((Ino(4), Kind::File)));
+        effects.find(Ino(1), b"found", Entry { attr, layout });
+        let changed: Vec<_> = effects.since(start).names().map(|n| n.name).collect();
+        assert_eq!(changed, [b"made"]);
+        let shown: Vec<_> = effects.names().map(|n| (n.name, n.entry)).collect();
+        let entry = |ino| Some((Ino(ino), Kind::File));
+        assert_eq!(shown, [(&b"made"[..], entry(4)), (b"found", entry(5))]);
+        assert_eq!(effects.found().len(), 1);
+        assert!(effects.inodes().is_empty());
+        effects.truncate(start);
         assert!(effects.is_empty());
     }
 
