@@ -2,6 +2,9 @@
 //! request of a round, publishes it before it replies, and clears it. Once its buffers have grown, nothing is
 //! allocated.
 //!
+//! *Found* are names of an unlisted directory that were imported from its store, and their inodes. Nobody has cached that
+//! they are absent, so only the board shows them: nothing is invalidated, and no watch reports them.
+//!
 //! If several effects concern the same name or inode, the last one holds.
 
 use forebay_types::{Entry, Ino, Kind, Layout, NodeId, TxId};
@@ -33,6 +36,7 @@ pub struct Effects {
     arena: Vec<u8>,
     names: Vec<NameRecord>,
     inodes: Vec<(Ino, Option<Entry>)>,
+    found: Vec<Entry>,
     orphaned: Vec<(Ino, Layout)>,
     deliveries: Vec<Delivery>,
     widened: Vec<Ino>,
@@ -44,6 +48,7 @@ struct NameRecord {
     start: usize,
     len: usize,
     entry: Option<(Ino, Kind)>,
+    is_found: bool,
 }
 
 /// A name and the inode it leads to.
@@ -63,6 +68,7 @@ pub struct Mark {
     arena: usize,
     names: usize,
     inodes: usize,
+    found: usize,
     orphaned: usize,
     deliveries: usize,
     widened: usize,
@@ -76,9 +82,10 @@ pub struct Since<'a> {
 }
 
 impl<'a> Since<'a> {
-    /// See [`Effects::names`].
-    pub fn names(&self) -> impl ExactSizeIterator<Item = NameEffect<'a>> {
-        self.effects.names().skip(self.mark.names)
+    /// See [`Effects::names`]. Without those that were found.
+    pub fn names(&self) -> impl Iterator<Item = NameEffect<'a>> {
+        let changed = self.effects.names[self.mark.names..].iter().filter(|n| !n.is_found);
+        changed.map(|n| self.effects.effect_of(n))
     }
 
     /// See [`Effects::inodes`].
@@ -113,6 +120,7 @@ impl Effects {
         self.arena.clear();
         self.names.clear();
         self.inodes.clear();
+        self.found.clear();
         self.orphaned.clear();
         self.deliveries.clear();
         self.widened.clear();
@@ -120,10 +128,11 @@ impl Effects {
 
     /// True when nothing was reported.
     pub fn is_empty(&self) -> bool {
-        let Effects { arena, names, inodes, orphaned, deliveries, widened } = self;
+        let Effects { arena, names, inodes, found, orphaned, deliveries, widened } = self;
         arena.is_empty()
             && names.is_empty()
             && inodes.is_empty()
+            && found.is_empty()
             && orphaned.is_empty()
             && deliveries.is_empty()
             && widened.is_empty()
@@ -131,11 +140,16 @@ impl Effects {
 
     /// Names, in the order of the reports.
     pub fn names(&self) -> impl ExactSizeIterator<Item = NameEffect<'_>> {
-        self.names.iter().map(|n| NameEffect {
-            parent: n.parent,
-            name: &self.arena[n.start..n.start + n.len],
-            entry: n.entry,
-        })
+        self.names.iter().map(|n| self.effect_of(n))
+    }
+
+    fn effect_of(&self, n: &NameRecord) -> NameEffect<'_> {
+        NameEffect { parent: n.parent, name: &self.arena[n.start..n.start + n.len], entry: n.entry }
+    }
+
+    /// New inodes of names that were found. To be published before [`Effects::inodes`], which may have changes of them.
+    pub fn found(&self) -> &[Entry] {
+        &self.found
     }
 
     /// Inodes with their attributes, in the order of the reports; none for an inode that is gone.
@@ -174,6 +188,7 @@ impl Effects {
             arena: self.arena.len(),
             names: self.names.len(),
             inodes: self.inodes.len(),
+            found: self.found.len(),
             orphaned: self.orphaned.len(),
             deliveries: self.deliveries.len(),
             widened: self.widened.len(),
@@ -184,6 +199,7 @@ impl Effects {
         self.arena.truncate(mark.arena);
         self.names.truncate(mark.names);
         self.inodes.truncate(mark.inodes);
+        self.found.truncate(mark.found);
         self.orphaned.truncate(mark.orphaned);
         self.deliveries.truncate(mark.deliveries);
         self.widened.truncate(mark.widened);
@@ -192,7 +208,16 @@ impl Effects {
     pub(crate) fn name(&mut self, parent: Ino, name: &[u8], entry: Option<(Ino, Kind)>) {
         let start = self.arena.len();
         self.arena.extend_from_slice(name);
-        self.names.push(NameRecord { parent, start, len: name.len(), entry });
+        self.names.push(NameRecord { parent, start, len: name.len(), entry, is_found: false });
+    }
+
+    /// A name of an unlisted directory was imported, with a new inode.
+    pub(crate) fn find(&mut self, parent: Ino, name: &[u8], entry: Entry) {
+        self.name(parent, name, Some((entry.attr.ino, entry.attr.kind())));
+        if let Some(last) = self.names.last_mut() {
+            last.is_found = true;
+        }
+        self.found.push(entry);
     }
 
     pub(crate) fn inode(&mut self, entry: Entry) {
@@ -211,7 +236,7 @@ impl Effects {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_types::NodeId;
+    use forebay_types::{Attr, NodeId, Timestamp};
 
     #[test]
     fn truncate_goes_back_to_the_mark() {
@@ -226,6 +251,42 @@ mod tests {
         assert_eq!(names, [NameEffect { parent: Ino(1), name: b"first", entry: Some((Ino(2), Kind::File)) }]);
         assert!(effects.inodes().is_empty() && effects.orphaned().is_empty());
         effects.clear();
+        assert!(effects.is_empty());
+    }
+
+    #[test]
+    fn found_names_are_for_the_board_and_are_no_changes() {
+        let layout = Layout::single(NodeId(1), 0);
+        let t = Timestamp::default();
+        let attr = Attr {
+            ino: Ino(5),
+            size: 0,
+            rdev: 0,
+            parent: Ino(0),
+            mode: Kind::File.mode_bits(),
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            flags: 0,
+            home: NodeId(1),
+            width_log2: 0,
+            atime: t,
+            mtime: t,
+            ctime: t,
+            btime: t,
+        };
+        let mut effects = Effects::new();
+        let start = effects.mark();
+        effects.name(Ino(1), b"made", Some((Ino(4), Kind::File)));
+        effects.find(Ino(1), b"found", Entry { attr, layout });
+        let changed: Vec<_> = effects.since(start).names().map(|n| n.name).collect();
+        assert_eq!(changed, [b"made"]);
+        let shown: Vec<_> = effects.names().map(|n| (n.name, n.entry)).collect();
+        let entry = |ino| Some((Ino(ino), Kind::File));
+        assert_eq!(shown, [(&b"made"[..], entry(4)), (b"found", entry(5))]);
+        assert_eq!(effects.found().len(), 1);
+        assert!(effects.inodes().is_empty());
+        effects.truncate(start);
         assert!(effects.is_empty());
     }
 

@@ -1,7 +1,7 @@
 //! Imports the names that a store has into a directory of the pool, at a look-up of one or when all are listed.
 //! Tests: `tests/backing_store`.
 
-use forebay_types::limits::LINKS_MAX;
+use forebay_types::limits::{FOUND_SHOWN_MAX, LINKS_MAX};
 use forebay_types::{
     Attr, Code, Ino, Kind, Layout, Placed, Reader, Reply, StoreObject, StoreVersion, Timestamp, TxId,
     FLAGS_INHERITED, FLAG_ATTACHED, FLAG_RESIDENT, FLAG_UNLISTED,
@@ -14,6 +14,22 @@ use crate::namespace::Entered;
 use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode, INODE_BYTES_MAX};
 
+/// What is known of the names of a directory besides its entries.
+#[derive(Clone, Copy)]
+struct Known {
+    /// The store may have something in it, as far as the pool knows.
+    placed: bool,
+    /// Some of its places are pending.
+    pending: bool,
+}
+
+/// What an import adds to a directory.
+#[derive(Default)]
+struct Added {
+    entries: i64,
+    directories: i64,
+}
+
 impl Batch<'_> {
     pub(crate) fn import(&mut self, c: &mut Context<'_>, ino: Ino, objects: &[u8]) -> Answer<Reply<'static>> {
         let slot = self.directory(ino)?;
@@ -24,41 +40,56 @@ impl Batch<'_> {
         while !r.rest().is_empty() {
             list.push(StoreObject::decode(&mut r)?);
         }
+        // A directory that is listed for the first time: its names need not be looked for one by one.
+        let is_known = Known { placed: self.learn_places(ino)?, pending: self.has_pending_in(ino)? };
+        let mut added = Added::default();
         let mut count = 0;
+        let mut outcome = Ok(());
         for object in &list {
-            match self.import_one(c, slot, ino, object) {
-                Ok(()) => count += 1,
-                // What came before stays.
-                Err(Code::NoSpace | Code::TooManyLinks) if count > 0 => break,
-                Err(code) => return Err(code),
+            outcome = self.import_one(c, (slot, ino), object, is_known, &mut added);
+            if outcome.is_err() {
+                break;
             }
+            count += 1;
             self.count_writes()?;
+        }
+        if added.entries > 0 {
+            // The directory has had these entries all along: its times stay.
+            let now = self.state.directories.get(slot).attr.mtime;
+            let unchanged = Context { caller: c.caller, now, effects: c.effects };
+            self.touch_directory(&mut { unchanged }, slot, added.entries, added.directories);
+        }
+        match outcome {
+            // What came before stays.
+            Err(Code::NoSpace | Code::TooManyLinks) if count > 0 => {}
+            outcome => outcome?,
         }
         Ok(Reply::Count(count))
     }
 
-    /// Creates the entry of one object, unless the name exists.
+    /// Creates the entry of one object, unless the name exists. The directory itself changes later.
     fn import_one(
         &mut self,
         c: &mut Context<'_>,
-        slot: usize,
-        parent: Ino,
+        (slot, parent): (usize, Ino),
         object: &StoreObject<'_>,
+        is_known: Known,
+        added: &mut Added,
     ) -> Answer<()> {
         // Entry, inode, place, copy or further place, directory; pending place or linked file; the kept reply, ledger. A
         // link's target.
         self.admit(Class::Growth, Work { writes: 8, run: Self::pieces_of(object.target.len()) })?;
-        if self.placed(parent, object.name)?.is_some() {
+        if is_known.placed && self.placed(parent, object.name)?.is_some() {
             return Ok(()); // known: perhaps removed in the pool, and to be removed in the store
         }
-        if self.is_intended(parent, object.name)? {
+        if is_known.pending && self.is_intended(parent, object.name)? {
             return Ok(()); // a mover has just put it there; the pool may have removed it meanwhile
         }
         if let Some(joined) = self.joined_by(parent, object)? {
             return self.join(c, slot, object.name, joined);
         }
         let above = self.state.directories.get(slot);
-        let (mtime, layout) = (above.attr.mtime, above.layout);
+        let layout = above.layout;
         let inherited = above.attr.flags & FLAGS_INHERITED;
         let (home, kind) = (self.shard.node(), object.kind);
         let next = self.state.ledger.next_counter;
@@ -68,7 +99,8 @@ impl Batch<'_> {
         let ino = Ino::new(home, next);
         let record = EntryRecord { ino, kind, home, width_log2: 0, link: TxId::NONE, name: object.name };
         let is_directory = kind == Kind::Directory;
-        if is_directory && above.attr.nlink >= LINKS_MAX && self.find_entry(slot, object.name)?.is_none() {
+        let links = i64::from(above.attr.nlink) + added.directories;
+        if is_directory && links >= i64::from(LINKS_MAX) && self.find_entry(slot, object.name)?.is_none() {
             return Err(Code::TooManyLinks);
         }
         let Entered::New(cookie) = self.enter(slot, &record)? else { return Ok(()) };
@@ -127,14 +159,16 @@ impl Batch<'_> {
         ledger.next_counter += 1;
         ledger.inodes += 1;
         ledger.entries += 1;
-        if self.state.directories.get(slot).attr.flags & FLAG_UNLISTED == 0 {
+        let above = &self.state.directories.get(slot).attr;
+        if above.flags & FLAG_UNLISTED == 0 {
             // The board may show that there is no such name.
             c.effects.name(parent, object.name, Some((ino, kind)));
             c.effects.inode(inode.entry());
+        } else if above.size < FOUND_SHOWN_MAX {
+            c.effects.find(parent, object.name, inode.entry());
         }
-        // The directory has had these entries all along: its times stay.
-        let unchanged = Context { caller: c.caller, now: mtime, effects: c.effects };
-        self.touch_directory(&mut { unchanged }, slot, 1, i64::from(is_directory));
+        added.entries += 1;
+        added.directories += i64::from(is_directory);
         Ok(())
     }
 

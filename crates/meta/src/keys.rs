@@ -232,6 +232,11 @@ pub(crate) fn pending(parent: Ino, name: &[u8]) -> PlaceKey {
     PlaceKey::new(PENDING, parent, name)
 }
 
+/// The keys between which the pending places in a directory are.
+pub(crate) fn pending_in(directory: Ino) -> (PlaceKey, PlaceKey) {
+    (pending(directory, b""), pending(Ino(directory.0 + 1), b""))
+}
+
 /// A key behind all pending places.
 pub(crate) fn last_pending() -> [u8; 2] {
     [FOREIGN, PENDING + 1]

@@ -116,6 +116,12 @@ impl Batch<'_> {
         Ok(self.tx.get(keys::pending(parent, name).bytes())?.is_some())
     }
 
+    /// True if a place in a directory is pending.
+    pub(crate) fn has_pending_in(&self, directory: Ino) -> Answer<bool> {
+        let (first, last) = keys::pending_in(directory);
+        Ok(self.tx.first_in(first.bytes(), last.bytes())?.is_some())
+    }
+
     pub(crate) fn put_place(&mut self, parent: Ino, name: &[u8], placed: &Placed) -> Answer<()> {
         let mut buffer = [0; PLACE_BYTES];
         let mut w = Writer::new(&mut buffer);
@@ -152,7 +158,7 @@ impl Batch<'_> {
         if is_report(request) {
             return Ok(());
         }
-        let names = c.effects.since(mark).names().len();
+        let names = c.effects.since(mark).names().count();
         for i in 0..names {
             let Some(effect) = c.effects.since(mark).names().nth(i) else { break };
             let (parent, inode) = (effect.parent, effect.entry);
@@ -207,7 +213,7 @@ impl Batch<'_> {
     }
 
     /// False if the store has nothing in a directory. What was found is known from then on.
-    fn learn_places(&mut self, directory: Ino) -> Answer<bool> {
+    pub(crate) fn learn_places(&mut self, directory: Ino) -> Answer<bool> {
         if let Some(known) = self.state.directories.has_places(directory) {
             return Ok(known);
         }

@@ -8,6 +8,9 @@ pub const PATH_MAX: usize = 4095;
 pub const SYMLINKS_MAX: usize = 40;
 /// Links of one inode: fits every program's `nlink_t` arithmetic, and what XFS allows.
 pub const LINKS_MAX: u32 = 0x7fff_ffff;
+/// A directory that is listed from its store shows the board no more names than these: with its inode each takes 384 bytes
+/// there. Programs that use others send a request each.
+pub const FOUND_SHOWN_MAX: u64 = 32_768;
 /// Bytes of an extended attribute's name (Linux XATTR_NAME_MAX).
 pub const XATTR_NAME_MAX: usize = 255;
 /// Bytes of an extended attribute's value (Linux XATTR_SIZE_MAX).

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_meta::{Shard, Unlisted};
+use forebay_meta::{Mark, Shard, Unlisted};
 use forebay_types::{
     decode_outcomes, Attr, Code, Ino, Kind, NodeId, PendingPlace, Reply, ReportOutcome, Request, SetAttr,
     StorePlace, Writer, FLAG_DIRTY, FLAG_RESIDENT,
@@ -64,6 +64,14 @@ impl Pool {
             self.trace(|| format!("{request:?} {refused:?}"));
         }
         answer
+    }
+
+    /// What the last request showed the board: the number of new inodes that were found, the names, and those of them that
+    /// are changes.
+    pub(crate) fn shown(&self) -> (usize, usize, usize) {
+        let effects = &self.driver.effects;
+        let changes = effects.since(Mark::default()).names().count();
+        (effects.found().len(), effects.names().len(), changes)
     }
 
     /// Applies a request that was acknowledged before a crash, and commits it.

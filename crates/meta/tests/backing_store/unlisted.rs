@@ -33,6 +33,36 @@ fn a_name_of_an_unlisted_directory_is_refused_until_it_was_looked_up() {
 }
 
 #[test]
+fn a_first_listing_shows_its_names_to_the_board_and_announces_no_change() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    let before = pool.attr(top).unwrap();
+    let import = |pool: &mut Pool, names: &[(&[u8], Kind)]| {
+        let all: Vec<_> = names.iter().map(|(name, kind)| object(name, *kind)).collect();
+        pool.ask(Request::Import { ino: top, objects: &objects(&all) }).unwrap();
+        pool.shown()
+    };
+    // A store may show a name twice while it changes.
+    let all: [(&[u8], Kind); 4] =
+        [(b"f", Kind::File), (b"d", Kind::Directory), (b"f", Kind::File), (b"g", Kind::File)];
+    assert_eq!(import(&mut pool, &all), (3, 3, 0));
+    let now = pool.attr(top).unwrap();
+    assert_eq!((now.size, now.nlink), (before.size + 3, before.nlink + 1));
+    assert_eq!(now.mtime, before.mtime);
+    assert_eq!(import(&mut pool, &all), (0, 0, 0), "they are known");
+    // What the pool removed is to be removed in the store: a later part of the listing does not bring it back.
+    pool.ask(Request::Unlink { parent: top, name: b"g" }).unwrap();
+    assert_eq!(import(&mut pool, &[(b"g", Kind::File), (b"h", Kind::File)]), (1, 1, 0));
+    assert_eq!(pool.lookup(top, b"g").map(|_| ()), Err(Code::NotFound));
+    let epoch = pool.attr(top).unwrap().epoch();
+    pool.ask(Request::Listed { ino: top, epoch }).unwrap();
+    assert_eq!(pool.list(top).unwrap().len(), 3);
+    // From now on a name that comes may be known to be absent.
+    assert_eq!(import(&mut pool, &[(b"i", Kind::File)]), (0, 1, 1));
+    pool.assert_clean();
+}
+
+#[test]
 fn an_absence_is_believed_until_the_directory_is_listed_again_or_the_shard_is_opened_again() {
     let mut pool = Pool::new(true);
     let top = pool.top;

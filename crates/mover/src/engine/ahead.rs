@@ -7,11 +7,25 @@
 use forebay_types::{Ino, Kind, FLAG_ATTACHED, FLAG_UNLISTED};
 
 use super::list::list;
-use super::parallel::in_parallel;
+use super::parallel::in_parallel_if_slow;
 use super::shared::{for_programs, Shared};
 
 /// Directories that are listed ahead for one parent.
 const AHEAD_MAX: usize = 1024;
+
+/// Directories of one parent that are put in order.
+const BESIDE_MAX: usize = 16 * AHEAD_MAX;
+
+/// The directories of a parent in the order in which a program probably needs them, whose second one is `second`. `ls`
+/// sorts names; most others take them as they come.
+fn in_order_of_walk(mut beside: Vec<(Vec<u8>, Ino)>, second: Ino) -> Vec<Ino> {
+    let name = beside.iter().find(|(_, ino)| *ino == second).map(|(name, _)| name);
+    let is_sorted = name.is_some_and(|name| beside.iter().filter(|(other, _)| other < name).count() < 2);
+    if is_sorted {
+        beside.sort();
+    }
+    beside.into_iter().map(|(_, ino)| ino).collect()
+}
 
 /// After a directory was listed because a program needs it: lists those beside it, if a program walks there.
 pub(super) fn list_ahead(shared: &Shared, directory: Ino) {
@@ -27,15 +41,17 @@ pub(super) fn list_ahead(shared: &Shared, directory: Ino) {
     let mut beside = Vec::new();
     let mut names = link.pool.read_directory(parent);
     while let Ok(Some(found)) = names.next(link.pool) {
-        let is_child = found.kind == Kind::Directory && found.name != b"." && found.name != b"..";
-        if is_child && link.inode(found.ino).is_ok_and(|entry| entry.attr.flags & FLAG_UNLISTED != 0) {
-            beside.push(found.ino);
-            if beside.len() >= AHEAD_MAX {
+        if found.kind == Kind::Directory && found.name != b"." && found.name != b".." {
+            beside.push((found.name.to_vec(), found.ino));
+            if beside.len() >= BESIDE_MAX {
                 break;
             }
         }
     }
-    in_parallel(&located.at.store, &beside, |_, &directory| {
+    let mut beside = in_order_of_walk(beside, directory);
+    beside.retain(|ino| link.inode(*ino).is_ok_and(|entry| entry.attr.flags & FLAG_UNLISTED != 0));
+    beside.truncate(AHEAD_MAX);
+    in_parallel_if_slow(&located.at.store, &beside, |_, &directory| {
         if shared.stores.is_stopping() || !shared.listing.begin(directory) {
             return;
         }
@@ -47,4 +63,22 @@ pub(super) fn list_ahead(shared: &Shared, directory: Ino) {
             let _ = link.failed(directory, for_programs(e.code));
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_are_sorted_for_a_program_that_began_with_the_first_names() {
+        let as_they_come =
+            || [("c", 3), ("a", 1), ("d", 4), ("b", 2)].map(|(n, i)| (n.as_bytes().to_vec(), Ino(i)));
+        let order = |second| {
+            in_order_of_walk(as_they_come().to_vec(), Ino(second)).iter().map(|i| i.0).collect::<Vec<_>>()
+        };
+        assert_eq!(order(2), [1, 2, 3, 4]);
+        assert_eq!(order(1), [1, 2, 3, 4]);
+        assert_eq!(order(3), [3, 1, 4, 2], "two names are before it");
+        assert_eq!(order(9), [3, 1, 4, 2], "it is gone");
+    }
 }

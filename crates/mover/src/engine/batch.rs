@@ -8,7 +8,7 @@ use forebay_types::{
 
 use super::copy_turn::{CopyTurn, Copying};
 use super::link::Link;
-use super::parallel::in_parallel;
+use super::parallel::in_parallel_if_slow;
 use super::pass::{failed, note_snapshot, Pass, Reason};
 use super::reconcile::Reconciler;
 use super::reports::Reports;
@@ -38,7 +38,7 @@ pub(super) fn upload_batch(
     let begin = batch.iter().map(|wanted| Request::BeginDrain { ino: wanted.entry.attr.ino });
     let begun = Reports::new(link, begin.collect());
     let copying = turn.map(CopyTurn::take);
-    let copied = in_parallel(&at.store, &batch, |i, wanted| {
+    let copied = in_parallel_if_slow(&at.store, &batch, |i, wanted| {
         if i + 1 == batch.len() {
             copying.iter().for_each(Copying::pass_on);
         }
@@ -73,13 +73,13 @@ pub(super) fn upload_batch(
         version: upload.version,
     });
     let intended = Reports::new(link, intend.collect());
-    let published = in_parallel(&at.store, &uploaded, |i, (wanted, upload)| {
+    let published = in_parallel_if_slow(&at.store, &uploaded, |i, (wanted, upload)| {
         publish(reconciler, wanted, upload, reason, || intended.outcome(i))
     });
     drop(intended);
     let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
     let directories: Vec<_> = directories.into_iter().collect();
-    let synced = in_parallel(&at.store, &directories, |_, directory| store.sync_directory(directory));
+    let synced = in_parallel_if_slow(&at.store, &directories, |_, directory| store.sync_directory(directory));
     let sync_failed = synced.into_iter().find_map(std::result::Result::err).map(Error::from);
     let mut done = Vec::new();
     for ((wanted, upload), outcome) in uploaded.into_iter().zip(published) {

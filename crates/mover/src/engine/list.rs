@@ -1,13 +1,15 @@
 //! Imports the names of a directory from its store.
 
-use forebay_types::{Code, Error, Ino, Kind, Result, StoreObject, Writer};
+use std::collections::HashSet;
+
+use forebay_types::{Code, Error, Ino, Kind, Reader, Result, StoreObject, Writer};
 
 use super::link::Link;
 use super::listings::Listing;
 use super::stores::Stores;
 use crate::store::{Object, Store, StoreError, StorePath, StoreResult};
 
-/// Bytes of a list in one request.
+/// Bytes of a list in one request, from which on no object is added to it.
 const LIST_BYTES: usize = 48 * 1024;
 /// Bytes of an encoded object, at most.
 const OBJECT_BYTES: usize = 5000;
@@ -98,20 +100,12 @@ pub(super) fn import_one(link: &Link, ino: Ino, object: &Object, listing: &Listi
         let name = object.name.as_slice();
         StoreError::lasting(code, format!("cannot import {} from its backing store", link.path(ino, name)))
     };
-    let mut buffer = [0; OBJECT_BYTES];
-    let mut batch = Batch::default();
-    let n = encode(object, &mut buffer).map_err(failed)?;
-    batch.add(&object.name, &buffer[..n]);
+    let mut batch = Batch::new();
+    batch.add(object).map_err(failed)?;
     if listing.gone().contains(&object.name) {
         return Ok(false);
     }
     batch.import(link, ino, listing).map_err(failed).map(|()| true)
-}
-
-fn encode(object: &Object, buffer: &mut [u8]) -> std::result::Result<usize, Code> {
-    let mut w = Writer::new(buffer);
-    object_of(object).encode(&mut w)?;
-    Ok(w.len())
 }
 
 fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
@@ -124,7 +118,7 @@ fn import_while(link: &Link, stores: &Stores, ino: Ino, go_on: &mut dyn FnMut() 
     let located = stores.locate(ino)?;
     let store = &*located.at.store;
     let listing = link.listings.begin(ino);
-    let mut batch = Batch::default();
+    let mut batch = Batch::new();
     let failed = |code: Code| StoreError::lasting(code, what());
     let import = |batch: &mut Batch| batch.import(link, ino, &listing).map_err(failed);
     let mut is_given_up = false;
@@ -142,13 +136,10 @@ fn import_while(link: &Link, stores: &Stores, ino: Ino, go_on: &mut dyn FnMut() 
                 whole
             }
         };
-        let mut buffer = [0; OBJECT_BYTES];
-        let n = encode(&object, &mut buffer).map_err(failed)?;
-        if batch.bytes.len() + n > LIST_BYTES {
+        if batch.len >= LIST_BYTES {
             import(&mut batch)?;
         }
-        batch.add(&object.name, &buffer[..n]);
-        Ok(())
+        batch.add(&object).map_err(failed)
     });
     let listed = listed.and_then(|listing| import(&mut batch).map(|()| listing));
     let listing = listed.map_err(|e| {
@@ -166,46 +157,59 @@ fn import_while(link: &Link, stores: &Stores, ino: Ino, go_on: &mut dyn FnMut() 
 }
 
 /// Objects of one request.
-#[derive(Default)]
 struct Batch {
+    /// The encoded objects, and room for one more.
     bytes: Vec<u8>,
+    /// Bytes of the encoded objects.
+    len: usize,
     /// Where each object begins.
     starts: Vec<usize>,
-    names: Vec<Vec<u8>>,
 }
 
 impl Batch {
-    fn add(&mut self, name: &[u8], object: &[u8]) {
-        self.starts.push(self.bytes.len());
-        self.names.push(name.to_vec());
-        self.bytes.extend_from_slice(object);
+    fn new() -> Batch {
+        Batch { bytes: vec![0; LIST_BYTES + OBJECT_BYTES], len: 0, starts: Vec::new() }
+    }
+
+    /// Adds an object. The batch has fewer than [`LIST_BYTES`].
+    fn add(&mut self, object: &Object) -> std::result::Result<(), Code> {
+        let mut w = Writer::new(&mut self.bytes[self.len..]);
+        object_of(object).encode(&mut w)?;
+        self.starts.push(self.len);
+        self.len += w.len();
+        Ok(())
     }
 
     /// Leaves out the objects that this mover removed from the store since they were listed.
-    fn leave_out(&mut self, gone: &std::collections::HashSet<Vec<u8>>) {
-        let all = std::mem::take(self);
-        let ends = all.starts.iter().skip(1).copied().chain([all.bytes.len()]);
-        for ((start, end), name) in all.starts.iter().zip(ends).zip(&all.names) {
-            if !gone.contains(name) {
-                self.add(name, &all.bytes[*start..end]);
+    fn leave_out(&mut self, gone: &HashSet<Vec<u8>>) -> std::result::Result<(), Code> {
+        let (starts, len) = (std::mem::take(&mut self.starts), std::mem::take(&mut self.len));
+        let ends = starts.iter().skip(1).copied().chain([len]);
+        for (start, end) in starts.iter().copied().zip(ends) {
+            let object = StoreObject::decode(&mut Reader::new(&self.bytes[start..end]))?;
+            if !gone.contains(object.name) {
+                self.bytes.copy_within(start..end, self.len);
+                self.starts.push(self.len);
+                self.len += end - start;
             }
         }
+        Ok(())
     }
 
     fn import(&mut self, link: &Link, ino: Ino, listing: &Listing<'_>) -> std::result::Result<(), Code> {
         // Held until the objects are imported: no removal is reported meanwhile.
         let gone = listing.gone();
         if !gone.is_empty() {
-            self.leave_out(&gone);
+            self.leave_out(&gone)?;
         }
         let mut first = 0;
         while let Some(start) = self.starts.get(first) {
-            match link.import(ino, &self.bytes[*start..])? {
+            match link.import(ino, &self.bytes[*start..self.len])? {
                 0 => return Err(Code::NoSpace),
                 count => first += count as usize,
             }
         }
-        *self = Batch::default();
+        self.starts.clear();
+        self.len = 0;
         Ok(())
     }
 }

@@ -48,16 +48,21 @@ pub(super) fn each_name<E>(
     Ok(())
 }
 
-/// The objects of these names. When the first of them took long, as on a distant store, the others are looked at many at
-/// a time.
-fn look_at_all(directory: BorrowedFd<'_>, names: &[Vec<u8>]) -> Vec<Result<Option<Object>, Errno>> {
+/// Passes the objects of these names to `each`, none for a name that is gone. When the first of them took long, as on a
+/// distant store, the others are looked at many at a time.
+fn look_at_all<E>(
+    directory: BorrowedFd<'_>,
+    names: &[Vec<u8>],
+    mut each: impl FnMut(Result<Option<Object>, Errno>) -> Result<(), E>,
+) -> Result<(), E> {
     let one = |name: &Vec<u8>| look(At { directory, name });
     let (first, rest) = names.split_at(names.len().min(LOOKS_FIRST));
     let begun = Instant::now();
-    let mut found: Vec<_> = first.iter().map(one).collect();
-    if rest.len() < LOOKS_FIRST || begun.elapsed() < LOOKS_FIRST as u32 * LOOK_SLOW {
-        found.extend(rest.iter().map(one));
-        return found;
+    let found: Vec<_> = first.iter().map(one).collect();
+    let is_slow = begun.elapsed() >= LOOKS_FIRST as u32 * LOOK_SLOW;
+    found.into_iter().try_for_each(&mut each)?;
+    if rest.len() < LOOKS_FIRST || !is_slow {
+        return rest.iter().map(one).try_for_each(each);
     }
     let part = rest.len().div_ceil(LOOKS_AT_ONCE);
     let parts = std::thread::scope(|scope| {
@@ -72,8 +77,7 @@ fn look_at_all(directory: BorrowedFd<'_>, names: &[Vec<u8>]) -> Vec<Result<Optio
         });
         looked.collect::<Vec<_>>()
     });
-    found.extend(parts.into_iter().flatten());
-    found
+    parts.into_iter().flatten().try_for_each(each)
 }
 
 impl PosixStore {
@@ -87,13 +91,14 @@ impl PosixStore {
         let mut listing = Listing::default();
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut pass = |names: &mut Vec<Vec<u8>>, listing: &mut Listing| {
-            for object in look_at_all(fd.as_fd(), names) {
-                // None: removed since its name was read.
-                if let Some(object) = object.map_err(failed)? {
+            look_at_all(fd.as_fd(), names, |object| match object.map_err(failed)? {
+                Some(object) => {
                     listing.objects += 1;
-                    each(self.told(object))?;
+                    each(self.told(object))
                 }
-            }
+                // Removed since its name was read.
+                None => Ok(()),
+            })?;
             names.clear();
             Ok(())
         };

@@ -377,6 +377,9 @@ impl ShardThread<'_> {
 
     /// Publishes on the board what the batch changed or found.
     pub(in crate::worker) fn publish(&mut self) {
+        for entry in self.effects.found() {
+            self.board.inode(entry.attr.ino, Some(entry));
+        }
         // Programs do not use the numbers of parts.
         for (ino, entry) in self.effects.inodes().iter().filter(|(ino, _)| !ino.is_part()) {
             self.board.inode(*ino, entry.as_ref());
