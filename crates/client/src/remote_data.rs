@@ -209,7 +209,7 @@ impl Pool {
                     again.push(part);
                 }
                 (Err(code), Some(Through::Piece(piece))) if !was_answered(code) => {
-                    attached.buffers.lose(piece);
+                    attached.buffers.lose(piece, matches!(memory, Memory::From(_)));
                     moved.ends(part.at, Some(Code::Io));
                 }
                 (Err(code), _) => moved.ends(part.at, Some(gone_is_stale(code))),
@@ -278,12 +278,12 @@ impl Pool {
             match answered.and_then(|answer| answer) {
                 // Another worker refused the request. It is unknown whether the file's node has appended the data.
                 Err(Code::Fault) if attached.ring.epoch() != epoch => {
-                    attached.buffers.lose(piece);
+                    attached.buffers.lose(piece, true);
                     return Err(Code::Io);
                 }
                 Err(Code::Fault) => attached.buffers.refused(id.node(), &piece),
                 Err(code @ (Code::Io | Code::PoolGone)) => {
-                    attached.buffers.lose(piece);
+                    attached.buffers.lose(piece, true);
                     return Err(code);
                 }
                 answer => {

@@ -93,8 +93,9 @@ impl NetworkThread {
         match self.calls.call(node, stamp, &message_to, deadline) {
             Ok(asked) => {
                 buffer.flights += 1;
-                let reads = wish.kind == MoveKind::Read;
-                let asking = Asking { node, stamp, buffer: wish.buffer, canary, eager, again: false, reads };
+                let (reads, range) = (wish.kind == MoveKind::Read, wish.at as usize..end as usize);
+                let again = false;
+                let asking = Asking { node, stamp, buffer: wish.buffer, canary, eager, again, reads, range };
                 self.flights.insert(asked, Flight::Move(asking));
             }
             Err(Code::Busy) => {
@@ -213,6 +214,9 @@ impl NetworkThread {
         if let Some(buffer) = self.moves.buffers.get_mut(&number) {
             buffer.flights -= 1;
             left |= buffer.retired;
+            if in_doubt && !asking.reads {
+                buffer.may_be_read.push(asking.range);
+            }
         }
         if left {
             self.retire_buffer(number, in_doubt);

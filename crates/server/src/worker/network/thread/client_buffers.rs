@@ -6,6 +6,10 @@
 //! put other pages in the place of those that may still be written. When the program withdraws the memory, or its process
 //! ends, this node keeps the addresses alone: the pages may be mapped by the program's children, so they are not discarded,
 //! but this node no longer maps them, and the kernel frees them with their last mapping.
+//!
+//! A fetch that had begun before the memory was unregistered may still read the range of a write whose outcome is unknown.
+//! So such ranges keep their bytes until the quarantine is over, here and in the client's buffer: a write that happens late
+//! writes what it was to write.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -154,9 +158,10 @@ impl NetworkThread {
         if !buffer.in_doubt {
             return self.moves.unmapping.drop(buffer.memory);
         }
-        let Buffer { session, memory, is_programs, abandoned, .. } = buffer;
+        let Buffer { session, memory, is_programs, abandoned, may_be_read, .. } = buffer;
         let until = self.calls.now() + QUARANTINE;
-        let mut one = Quarantined { until, session, number, memory, is_programs, is_free: false };
+        let mut one =
+            Quarantined { until, session, number, memory, is_programs, may_be_read, is_free: false };
         // A live process frees its memory itself, when it has read what is in it.
         if abandoned {
             one.free(&mut self.moves.unmapping);
@@ -189,14 +194,14 @@ impl NetworkThread {
 
 impl Quarantined {
     /// Frees the pages of memory that no one looks at any longer. Those of a program are left to the processes that map
-    /// them.
+    /// them. What another node may still read for a write keeps its bytes: it would write others.
     fn free(&mut self, unmapping: &mut Unmapping) {
         if std::mem::replace(&mut self.is_free, true) {
             return;
         }
         match self.is_programs {
-            true => unmapping.detach(&self.memory),
-            false => self.memory.discard(),
+            true => unmapping.detach(&self.memory, self.may_be_read.clone()),
+            false => self.memory.discard(&self.may_be_read),
         }
     }
 }

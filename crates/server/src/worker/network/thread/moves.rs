@@ -2,6 +2,7 @@
 //! Their protocol is in `bulk_transfer.rs`.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub(super) struct Asking {
     pub(super) again: bool,
     /// Data are written into the buffer.
     pub(super) reads: bool,
+    /// Its range of the buffer.
+    pub(super) range: Range<usize>,
 }
 
 /// The canary of a read: the value at the place of its last byte until the data have arrived.
@@ -79,6 +82,8 @@ pub(super) struct Buffer {
     pub(super) retired: bool,
     /// The outcome of a request is unknown.
     pub(super) in_doubt: bool,
+    /// The ranges of such requests that write files: another node may still read them.
+    pub(super) may_be_read: Vec<Range<usize>>,
     /// Its process has ended, or the program has withdrawn it: no one looks at what is in it.
     pub(super) abandoned: bool,
     /// Memory that the program works with, and not one from which the client copies.
@@ -93,7 +98,8 @@ impl Buffer {
         is_programs: bool,
     ) -> Buffer {
         let (retired, in_doubt, abandoned) = (false, false, false);
-        Buffer { session, memory, registered, flights: 0, retired, in_doubt, abandoned, is_programs }
+        let may_be_read = Vec::new();
+        Buffer { session, memory, registered, flights: 0, retired, in_doubt, may_be_read, abandoned, is_programs }
     }
 }
 
@@ -106,6 +112,8 @@ pub(super) struct Quarantined {
     pub(super) memory: Arc<Region>,
     /// As of [`Buffer`].
     pub(super) is_programs: bool,
+    /// As of [`Buffer`].
+    pub(super) may_be_read: Vec<Range<usize>>,
     /// Its pages are freed, or left to the program.
     pub(super) is_free: bool,
 }

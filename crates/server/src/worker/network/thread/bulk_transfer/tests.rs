@@ -1,6 +1,7 @@
 //! Transfers between two nodes' network threads over a network that loses messages: data that are acknowledged have
 //! arrived.
 
+use std::os::fd::AsFd;
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::Region;
 use forebay_fabric::{Calls, CallsSettings, Identity};
 use forebay_meta::Client;
+use forebay_ring::{memfd_sealed, Mapping, Seal};
 use forebay_types::limits::{
     BUFFER_BYTES, PROGRAM_MEMORIES_MAX, PROGRAM_MEMORIES_QUARANTINED_MAX, PROGRAM_MEMORIES_RETIRED_A_ROUND,
     PROGRAM_MEMORY_BYTES_MAX, QUARANTINE_MS,
@@ -297,6 +299,61 @@ fn quarantine_of_memory_that_was_withdrawn_or_whose_process_has_ended_keeps_no_p
     client.moves.buffers.get_mut(&4).unwrap().flights = 0;
     client.retire_buffer(4, true);
     assert!(!is_kept(&client, 4));
+}
+
+#[test]
+fn what_another_node_may_still_read_for_a_write_keeps_its_bytes_when_the_memory_is_freed() {
+    for (is_programs, kind, sent, kept) in [
+        (true, MoveKind::Write, true, 7),
+        (false, MoveKind::Write, true, 7),
+        (false, MoveKind::Append, true, 7),
+        // No node will write what was read into, or what was not sent.
+        (true, MoveKind::Read, true, 0),
+        (true, MoveKind::Write, false, 7),
+    ] {
+        let network = Network::new(1, Faults::NONE);
+        let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+        let stamp = Stamp { session: session_on(CLIENTS, 9), slot: 0, sequence: 1 };
+        let (fd, mapping) = memfd_sealed(c"test", BUFFER_BYTES, Seal::Size).unwrap();
+        let of_client = Mapping::new(fd.as_fd(), BUFFER_BYTES, true).unwrap();
+        // SAFETY: the mapping lives as long as the region, and is sealed.
+        let memory = unsafe { Region::foreign(mapping.start(), BUFFER_BYTES, Box::new(mapping)) };
+        memory.write_at(0, &[7; 1 << 20]).unwrap();
+        match is_programs {
+            true => client.add_program_memory(stamp.session, 5, memory).unwrap(),
+            false => client.add_buffer(stamp.session, 5, memory),
+        }
+        let kept_by_node = Arc::clone(&client.moves.buffers[&5].memory);
+        let id = BackingId { target: u32::from(FILES.0) << 16, ino: Ino(5), number: 0, stripe: 0 };
+        let wish = Move { kind, offset: 0, bytes: BYTES as u32, buffer: 5, at: 8192 };
+        assert!(client.forward_move(FILES, id, wish, call(stamp, id, wish)));
+        let flights = client.flights.drain().filter_map(|(_, flight)| match flight {
+            Flight::Move(asking) => Some(asking),
+            _ => None,
+        });
+        let asking = { flights }.next().unwrap();
+        client.move_ended(asking, Err(Code::Io), sent);
+        // The program frees its memory, or the process ends.
+        match is_programs {
+            true => client.withdraw_memory(stamp.session, 5),
+            false => client.retire_buffers(stamp.session),
+        }
+        let first = |at: usize| {
+            let mut byte = [0];
+            kept_by_node.read_at(at, &mut byte).unwrap();
+            byte[0]
+        };
+        let case = format!("{is_programs} {kind:?} {sent}");
+        assert_eq!((first(8192), first(8192 + BYTES - 2)), (kept, kept), "{case}");
+        let is_quarantined = !client.moves.quarantined.is_empty();
+        assert_eq!((is_quarantined, first(0), first(1 << 19)), (sent, u8::from(!sent) * 7, u8::from(!sent) * 7));
+        if is_programs && sent {
+            // No page is shared with the program any longer.
+            // SAFETY: within the mapping.
+            unsafe { of_client.copy_in(8192, [9].as_ptr(), 1) };
+            assert_eq!(first(8192), kept, "{case}");
+        }
+    }
 }
 
 #[test]
