@@ -302,6 +302,10 @@ impl NetworkThread {
     }
 
     fn have_served(&mut self, moving: Moving) {
+        let written = self.io_worker.as_ref().and_then(|io_worker| io_worker.write_at_once(&moving));
+        if let Some(result) = written {
+            return self.piece_moved(moving, result);
+        }
         if let Err(Job::Move(moving)) = self.jobs.give(Job::Move(Box::new(moving))) {
             self.refuse(&moving.ticket, Code::Io, "the threads that serve data have ended");
         }
