@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use forebay_types::Code;
 
@@ -70,6 +71,15 @@ impl Region {
     /// `bytes` bytes at `start` can be read and written as long as `owner` lives, and no Rust reference to them exists.
     pub unsafe fn foreign(start: NonNull<u8>, bytes: usize, owner: Box<dyn Any + Send + Sync>) -> Region {
         Region { start, bytes, owner: Some(owner) }
+    }
+
+    /// A part of a region, which keeps it.
+    ///
+    /// # Errors
+    /// [`Code::Fault`] for a part that is not in it.
+    pub fn part(of: &Arc<Region>, offset: usize, bytes: usize) -> Result<Region, Code> {
+        let start = of.at(offset, bytes)?;
+        Ok(Region { start, bytes, owner: Some(Box::new(Arc::clone(of))) })
     }
 
     /// Its length in bytes.

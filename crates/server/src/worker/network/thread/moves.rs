@@ -3,13 +3,15 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_fabric::{Region, Registered, Ticket};
-use forebay_types::{BackingId, MoveKind, NodeId, Reply};
+use forebay_fabric::{Region, Ticket};
+use forebay_types::{BackingId, Code, MoveKind, NodeId, Reply};
 use forebay_wire::{DataLocation, Memory, Message as Wire, Stamp};
 
+use super::registered_ranges::{RegisteredRanges, Unregistering};
 use crate::worker::network::bounce::{Bounce, DataBuffer};
 use crate::worker::network::eager_buffers::{GrantedBuffers, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::Moving;
@@ -75,7 +77,7 @@ impl Canary {
 pub(super) struct Buffer {
     pub(super) session: u64,
     pub(super) memory: Arc<Region>,
-    pub(super) registered: Registered,
+    pub(super) registered: RegisteredRanges,
     /// Requests in flight that name it.
     pub(super) flights: usize,
     /// No new request may use it.
@@ -94,12 +96,22 @@ impl Buffer {
     pub(super) fn new(
         session: u64,
         memory: Arc<Region>,
-        registered: Registered,
+        registered: RegisteredRanges,
         is_programs: bool,
     ) -> Buffer {
         let (retired, in_doubt, abandoned) = (false, false, false);
         let may_be_read = Vec::new();
-        Buffer { session, memory, registered, flights: 0, retired, in_doubt, may_be_read, abandoned, is_programs }
+        Buffer {
+            session,
+            memory,
+            registered,
+            flights: 0,
+            retired,
+            in_doubt,
+            may_be_read,
+            abandoned,
+            is_programs,
+        }
     }
 }
 
@@ -125,6 +137,10 @@ pub(super) struct Moves {
     pub(super) buffers: HashMap<u64, Buffer>,
     /// Memory in quarantine.
     pub(super) quarantined: Vec<Quarantined>,
+    /// Memory of programs of which ranges are still to be registered, and the receiver of the outcome.
+    pub(super) to_register: VecDeque<(u64, Sender<Result<(), Code>>)>,
+    /// Memory of which ranges are still to be unregistered.
+    pub(super) unregistering: Unregistering,
     /// Memory of programs that is to be retired.
     pub(super) to_retire: VecDeque<u64>,
     /// Unmaps large memory.
