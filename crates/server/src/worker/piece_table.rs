@@ -121,11 +121,10 @@ impl PieceTable {
         self.table().pieces.insert(id, entry);
     }
 
-    /// Removes a piece: no process opens it any more.
-    pub(super) fn remove(&self, id: PieceId) {
-        let removed = self.table().pieces.remove(&id);
-        // To unmap a large piece takes long: not under the lock.
-        drop(removed);
+    /// Removes a piece: no process opens it any more. Returns what this node has mapped of it. To unmap a large piece takes
+    /// long, so that is not dropped in a thread that all clients share.
+    pub(super) fn remove(&self, id: PieceId) -> Option<Arc<Mapping>> {
+        self.table().pieces.remove(&id).and_then(|entry| entry.piece.mapping)
     }
 
     /// The records of this node's volumes are read: who may open the pieces of each.
@@ -246,7 +245,7 @@ mod tests {
         assert_eq!(last, [7]);
         assert_eq!(table.memory_until(piece(0), 8193).err(), Some(Code::Range));
         assert!(table.memory_until(piece(1), 8192).unwrap().is_none());
-        table.remove(piece(0));
+        assert!(table.remove(piece(1)).is_none() && table.remove(piece(0)).is_some());
         assert_eq!(table.memory_until(piece(0), 1).err(), Some(Code::Io));
     }
 

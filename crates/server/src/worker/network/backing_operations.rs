@@ -168,6 +168,12 @@ impl Files {
         let len = moving.bytes;
         match (moving.kind, &mut moving.room) {
             (MoveKind::Write, room) => {
+                let start = room.start(len).as_ptr().cast_const();
+                // SAFETY: of memory that lives as long as the room.
+                let mapped = unsafe { self.write_mapped(session, &moving.id, (start, len), moving.offset) };
+                if let Some(written) = mapped {
+                    return written;
+                }
                 let end = moving.offset.saturating_add(len as u64);
                 let file = self.open_to_write_until(session, &moving.id, end)?;
                 // SAFETY: of memory that lives as long as the room.
@@ -235,7 +241,9 @@ impl Files {
             Err(code) => return Some(Err(code)),
         };
         for (offset, length) in runs.iter() {
-            let Some((some, rest)) = bytes.split_at_checked(length) else { return Some(Err(Code::Malformed)) };
+            let Some((some, rest)) = bytes.split_at_checked(length) else {
+                return Some(Err(Code::Malformed));
+            };
             // SAFETY: of a slice; the range is in the piece.
             unsafe { mapping.copy_in(offset as usize, some.as_ptr(), length) };
             bytes = rest;
@@ -330,8 +338,7 @@ impl Files {
             }
             BackingOp::Write { offset, append: false, bytes } => {
                 // SAFETY: of a slice.
-                let mapped =
-                    unsafe { self.write_mapped(session, id, (bytes.as_ptr(), bytes.len()), offset) };
+                let mapped = unsafe { self.write_mapped(session, id, (bytes.as_ptr(), bytes.len()), offset) };
                 if let Some(written) = mapped {
                     return written.map(|_| Reply::Count(offset));
                 }
@@ -340,12 +347,10 @@ impl Files {
                 write(&file, bytes, offset).map(|()| Reply::Count(offset))
             }
             BackingOp::ReadRuns { runs } => self.read_runs(session, id, runs, room),
-            BackingOp::WriteRuns { runs, bytes } => {
-                match self.write_runs_mapped(session, id, runs, bytes) {
-                    Some(written) => written.map(|n| Reply::Count(n as u64)),
-                    None => self.write_runs(session, id, runs, bytes),
-                }
-            }
+            BackingOp::WriteRuns { runs, bytes } => match self.write_runs_mapped(session, id, runs, bytes) {
+                Some(written) => written.map(|n| Reply::Count(n as u64)),
+                None => self.write_runs(session, id, runs, bytes),
+            },
             BackingOp::Stat => attr_of(&rustix::fs::fstat(&*self.open(session, id)?).map_err(code)?),
             // The space of other pieces is reserved.
             BackingOp::Allocate { mode, offset, bytes }
