@@ -4,7 +4,8 @@
 //! and one piece while the transfers of other pieces are in flight.
 //!
 //! If a request fails without a reply from the file's node, its piece may still be written later. Such a piece is never
-//! reused, and the process replaces the whole buffer (docs/decisions/0018).
+//! reused, and the process replaces the whole buffer (docs/decisions/0018). The piece of a write may still be read, too:
+//! it keeps its bytes, so that the file's node never writes zeros.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,13 +37,21 @@ pub(crate) struct Buffer {
     number: u64,
     /// A bit for each piece that is in use or lost.
     used: AtomicU64,
+    /// A bit for each piece that may still be read.
+    kept: AtomicU64,
 }
 
 impl Drop for Buffer {
     /// Runs when the last piece in use is returned. The daemon may keep the memory mapped while a piece may still be
-    /// written.
+    /// written or read.
     fn drop(&mut self) {
-        self.mapping.discard();
+        let kept = *self.kept.get_mut();
+        if kept == 0 {
+            return self.mapping.discard(0..BUFFER_BYTES);
+        }
+        for index in (0..PIECES).filter(|index| kept & 1 << index == 0) {
+            self.mapping.discard(index * MOVE_BYTES_MAX..(index + 1) * MOVE_BYTES_MAX);
+        }
     }
 }
 
@@ -50,7 +59,7 @@ impl Buffer {
     /// The memory that the daemon gave under this number: [`BUFFER_BYTES`].
     pub(crate) fn new(mapping: Mapping, number: u64) -> Buffer {
         assert_eq!(mapping.len(), BUFFER_BYTES);
-        Buffer { mapping, number, used: AtomicU64::new(0) }
+        Buffer { mapping, number, used: AtomicU64::new(0), kept: AtomicU64::new(0) }
     }
 
     fn take(self: &Arc<Buffer>) -> Option<Piece> {
@@ -208,9 +217,11 @@ impl Buffers {
         self.held().refusals.retain(|refused| refused.node != node);
     }
 
-    /// Marks a piece as lost: it is unknown whether its request was served, so it may be written at any time.
-    pub(crate) fn lose(&self, mut piece: Piece) {
+    /// Marks a piece as lost: it is unknown whether its request was served, so it may be written at any time, or read if
+    /// the request `writes` the file.
+    pub(crate) fn lose(&self, mut piece: Piece, writes: bool) {
         piece.lost = true;
+        piece.buffer.kept.fetch_or(u64::from(writes) << piece.index, Ordering::Relaxed);
         self.held().leave(&piece);
     }
 }
@@ -293,7 +304,7 @@ mod tests {
         let old = Arc::clone(&lost.buffer);
         // SAFETY: one byte.
         unsafe { other.fill([7].as_ptr(), 1) };
-        buffers.lose(lost);
+        buffers.lose(lost, false);
         drop(other);
         assert_eq!(old.used.load(Ordering::Relaxed), 1, "the lost one stays taken");
         // The daemon's mapping of the buffer. The memory is freed with the last piece in use.
@@ -304,6 +315,31 @@ mod tests {
         daemons.resident(0, &mut pages);
         assert!(pages.iter().all(|page| page & 1 == 0), "its memory is kept");
         assert_eq!(buffers.piece(NodeId(1), || made(2)).unwrap().buffer(), 2);
+    }
+
+    #[test]
+    fn lost_piece_of_a_write_keeps_its_bytes_when_the_buffer_is_freed() {
+        let buffers = Buffers::default();
+        let (fd, mapping) = memfd_sealed(c"buffer", BUFFER_BYTES, Seal::Size).unwrap();
+        let daemons = Mapping::new(fd.as_fd(), BUFFER_BYTES, true).unwrap();
+        let mut made = Some(Buffer::new(mapping, 1));
+        let mut take = || buffers.piece(NodeId(1), || made.take().ok_or(Code::Busy)).unwrap();
+        let (read, written, other) = (take(), take(), take());
+        for piece in [&read, &written, &other] {
+            // SAFETY: one byte.
+            unsafe { piece.fill([7].as_ptr(), 1) };
+        }
+        let places = [read.at(), written.at(), other.at()];
+        buffers.lose(read, false);
+        buffers.lose(written, true);
+        drop(other);
+        let first = |place| {
+            let mut byte = [0];
+            // SAFETY: one byte.
+            unsafe { daemons.copy_out(place, byte.as_mut_ptr(), 1) };
+            byte[0]
+        };
+        assert_eq!(places.map(first), [0, 7, 0]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use forebay_volume::{Far, FarRange};
 use crate::far_parts::{Memory, Part};
 use crate::locks::{PAUSE, PAUSE_MAX};
 use crate::pool::{caller, Pool};
-use crate::remote_data::{parts, Moved};
+use crate::remote_data::{part_bytes_min, parts_of, Moved};
 use crate::remote_inodes::new_handle;
 
 /// How often a piece is opened again within a call: a worker that dies more often has a defect.
@@ -137,8 +137,10 @@ impl FarPieces {
     /// The memory of all ranges is readable or writable, as `memory` requires.
     unsafe fn move_all(&self, ranges: &[FarRange], memory: Memory) -> Result<(), Code> {
         let total = ranges.iter().map(|range| range.at + range.bytes).max().unwrap_or(0);
-        let mut all: Vec<Part> =
-            ranges.iter().flat_map(|range| parts(range.piece, range.offset, range.at, range.bytes)).collect();
+        let in_progress = self.pool.attached().map_or(0, |attached| attached.ring.in_progress());
+        let least = part_bytes_min(in_progress);
+        let cut = |range: &FarRange| parts_of(range.piece, range.offset, range.at, range.bytes, least);
+        let mut all: Vec<Part> = ranges.iter().flat_map(cut).collect();
         // What is moved is moved up to an offset of the caller's memory.
         all.sort_unstable_by_key(|part| part.at);
         self.check_session().map_err(|code| failed(ranges[0].piece.node(), code))?;

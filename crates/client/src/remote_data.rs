@@ -50,7 +50,28 @@ impl Moved {
 
 /// Cuts a range of a backing file and of memory into parts for one request each.
 pub(crate) fn parts(id: BackingId, offset: u64, at: usize, len: usize) -> impl Iterator<Item = Part> {
-    let size = (len / BACKING_AHEAD).next_multiple_of(PAGE_BYTES).clamp(MOVE_BYTES_MIN, MOVE_BYTES_MAX);
+    parts_of(id, offset, at, len, MOVE_BYTES_MIN)
+}
+
+/// The least length of a part where a process has so many other requests in progress. Those keep processors and network
+/// busy, so that nothing is gained by several parts, and each costs messages and the wake-ups of threads.
+pub(crate) fn part_bytes_min(in_progress: usize) -> usize {
+    if in_progress < BACKING_AHEAD {
+        MOVE_BYTES_MIN
+    } else {
+        MOVE_BYTES_MAX
+    }
+}
+
+/// The same with parts of so many bytes at least, except the last one.
+pub(crate) fn parts_of(
+    id: BackingId,
+    offset: u64,
+    at: usize,
+    len: usize,
+    least: usize,
+) -> impl Iterator<Item = Part> {
+    let size = (len / BACKING_AHEAD).next_multiple_of(PAGE_BYTES).clamp(least, MOVE_BYTES_MAX);
     (0..len).step_by(size).map(move |from| Part {
         id,
         offset: offset + from as u64,
@@ -209,7 +230,7 @@ impl Pool {
                     again.push(part);
                 }
                 (Err(code), Some(Through::Piece(piece))) if !was_answered(code) => {
-                    attached.buffers.lose(piece);
+                    attached.buffers.lose(piece, matches!(memory, Memory::From(_)));
                     moved.ends(part.at, Some(Code::Io));
                 }
                 (Err(code), _) => moved.ends(part.at, Some(gone_is_stale(code))),
@@ -278,12 +299,12 @@ impl Pool {
             match answered.and_then(|answer| answer) {
                 // Another worker refused the request. It is unknown whether the file's node has appended the data.
                 Err(Code::Fault) if attached.ring.epoch() != epoch => {
-                    attached.buffers.lose(piece);
+                    attached.buffers.lose(piece, true);
                     return Err(Code::Io);
                 }
                 Err(Code::Fault) => attached.buffers.refused(id.node(), &piece),
                 Err(code @ (Code::Io | Code::PoolGone)) => {
-                    attached.buffers.lose(piece);
+                    attached.buffers.lose(piece, true);
                     return Err(code);
                 }
                 answer => {
@@ -436,6 +457,10 @@ mod tests {
         assert_eq!(count(MOVE_BYTES_MIN), 1);
         assert_eq!(count(MOVE_BYTES_MAX), BACKING_AHEAD);
         assert_eq!(count(BACKING_AHEAD * MOVE_BYTES_MAX), BACKING_AHEAD);
+        // Beside other requests.
+        let busy = |len| parts_of(id, 0, 0, len, part_bytes_min(BACKING_AHEAD)).map(|part| part.len);
+        assert_eq!(busy(MOVE_BYTES_MAX + 5).collect::<Vec<_>>(), [MOVE_BYTES_MAX, 5]);
+        assert_eq!(part_bytes_min(BACKING_AHEAD - 1), MOVE_BYTES_MIN);
     }
 
     #[test]

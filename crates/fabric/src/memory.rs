@@ -2,7 +2,9 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use forebay_types::Code;
 
@@ -71,6 +73,15 @@ impl Region {
         Region { start, bytes, owner: Some(owner) }
     }
 
+    /// A part of a region, which keeps it.
+    ///
+    /// # Errors
+    /// [`Code::Fault`] for a part that is not in it.
+    pub fn part(of: &Arc<Region>, offset: usize, bytes: usize) -> Result<Region, Code> {
+        let start = of.at(offset, bytes)?;
+        Ok(Region { start, bytes, owner: Some(Box::new(Arc::clone(of))) })
+    }
+
     /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
@@ -102,26 +113,75 @@ impl Region {
         self.range(offset, bytes).and_then(|at| NonNull::new(at).ok_or(Code::Fault))
     }
 
-    /// Returns the pages of shared memory to the kernel. The range reads as zeros afterwards, and later writes allocate
-    /// pages again.
-    pub fn discard(&self) {
-        // SAFETY: the range is mapped, and no reference into it exists. The kernel leaves private memory as it is.
-        let _ = unsafe {
-            rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, rustix::mm::Advice::LinuxRemove)
-        };
+    /// Returns the pages of shared memory to the kernel, but not those of the ranges in `kept`. They read as zeros
+    /// afterwards, and later writes allocate pages again.
+    pub fn discard(&self, kept: &[Range<usize>]) {
+        for range in self.others(kept) {
+            // SAFETY: the range is mapped, and no reference into it exists. The kernel leaves private memory as it is.
+            let _ = unsafe {
+                let start = self.start.as_ptr().add(range.start);
+                rustix::mm::madvise(start.cast(), range.len(), rustix::mm::Advice::LinuxRemove)
+            };
+        }
     }
 
-    /// Puts private memory in the place of shared pages, which the kernel frees when nothing else maps them. The range
-    /// reads as zeros afterwards, and what a peer still writes there changes no memory of others. Returns whether that was
-    /// done.
-    pub fn detach(&self) -> bool {
-        use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
-        let (access, flags) =
-            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED);
+    /// Puts private memory in the place of shared pages, which the kernel frees when nothing else maps them. The ranges in
+    /// `kept` have the same bytes afterwards, and all else reads as zeros; what a peer still writes there changes no memory
+    /// of others. Returns whether that was done.
+    pub fn detach(&self, kept: &[Range<usize>]) -> bool {
+        let copied = self.pages(kept).into_iter().all(|range| self.replace(range, true));
+        let zeroed = self.others(kept).into_iter().all(|range| self.replace(range, false));
+        self.bytes > 0 && copied && zeroed
+    }
+
+    /// Puts private memory in the place of a range of whole pages, with the same bytes if `keeps`. False if there is none.
+    fn replace(&self, range: Range<usize>, keeps: bool) -> bool {
+        use rustix::mm::{mmap_anonymous, mremap_fixed, munmap, MapFlags, MremapFlags, ProtFlags};
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        let bytes = range.len();
         // SAFETY: the range belongs to this region alone, and no reference into it exists. It can be accessed at any
         // moment: an access waits in the kernel while one mapping takes the place of the other.
-        self.bytes > 0
-            && unsafe { mmap_anonymous(self.start.as_ptr().cast(), self.bytes, access, flags) }.is_ok()
+        unsafe {
+            let start = self.start.as_ptr().add(range.start).cast();
+            if !keeps {
+                return mmap_anonymous(start, bytes, access, flags | MapFlags::FIXED).is_ok();
+            }
+            let Ok(pages) = mmap_anonymous(std::ptr::null_mut(), bytes, access, flags) else { return false };
+            std::ptr::copy_nonoverlapping(start.cast::<u8>(), pages.cast(), bytes);
+            let moved = mremap_fixed(pages, bytes, bytes, MremapFlags::MAYMOVE, start).is_ok();
+            if !moved {
+                let _ = munmap(pages, bytes);
+                // The kernel may have unmapped the range before it failed. No other memory may get its addresses.
+                let _ = mmap_anonymous(start, bytes, ProtFlags::empty(), flags | MapFlags::FIXED);
+            }
+            moved
+        }
+    }
+
+    /// The pages of these ranges: sorted, and apart from one another.
+    fn pages(&self, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
+        let page = rustix::param::page_size();
+        let whole = |range: &Range<usize>| {
+            range.start / page * page..range.end.next_multiple_of(page).min(self.bytes)
+        };
+        let mut all: Vec<Range<usize>> = ranges.iter().map(whole).filter(|range| !range.is_empty()).collect();
+        all.sort_by_key(|range| range.start);
+        let mut apart: Vec<Range<usize>> = Vec::with_capacity(all.len());
+        for range in all {
+            match apart.last_mut().filter(|last| range.start <= last.end) {
+                Some(last) => last.end = last.end.max(range.end),
+                None => apart.push(range),
+            }
+        }
+        apart
+    }
+
+    /// What is not in the pages of these ranges.
+    fn others(&self, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
+        let pages = self.pages(ranges);
+        let starts = std::iter::once(0).chain(pages.iter().map(|range| range.end));
+        let ends = pages.iter().map(|range| range.start).chain(std::iter::once(self.bytes));
+        starts.zip(ends).map(|(start, end)| start..end).filter(|range| !range.is_empty()).collect()
     }
 
     /// Returns the memory to the kernel but keeps its addresses reserved while the process lives. If a peer's write
@@ -214,7 +274,7 @@ mod tests {
         let (mine, theirs) = (map(), map());
         let mut bytes = [0; 3];
         mine.write_at(5000, b"old").unwrap();
-        assert!(mine.detach());
+        assert!(mine.detach(&[]));
         mine.read_at(5000, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 3]);
         mine.write_at(5000, b"new").unwrap();
@@ -222,6 +282,42 @@ mod tests {
         assert_eq!(&bytes, b"old");
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         assert_eq!(maps.lines().filter(|line| line.contains("/memfd:detached")).count(), 1);
+    }
+
+    #[test]
+    fn kept_ranges_of_detached_or_discarded_memory_have_their_bytes() {
+        use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+        const PAGES: usize = 8;
+        for detaches in [true, false] {
+            let memory = memfd_create("kept", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&memory, (PAGES * 4096) as u64).unwrap();
+            use rustix::mm::{mmap, MapFlags, ProtFlags};
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a new mapping overlaps nothing, and the test never unmaps it.
+            let region = unsafe {
+                let start =
+                    mmap(std::ptr::null_mut(), PAGES * 4096, access, MapFlags::SHARED, &memory, 0).unwrap();
+                Region::foreign(NonNull::new(start.cast()).unwrap(), PAGES * 4096, Box::new(()))
+            };
+            region.write_at(0, &[7; PAGES * 4096]).unwrap();
+            // Of no whole pages, one within another, and one behind another.
+            let kept = [20_000..20_010, 4096..8192, 5000..6000, 8192..9000];
+            match detaches {
+                true => assert!(region.detach(&kept)),
+                false => region.discard(&kept),
+            }
+            let first = |page: usize| {
+                let mut byte = [0];
+                region.read_at(page * 4096 + 100, &mut byte).unwrap();
+                byte[0]
+            };
+            let pages: Vec<u8> = (0..PAGES).map(first).collect();
+            assert_eq!(pages, [0, 7, 7, 0, 7, 0, 0, 0], "{detaches}");
+            if detaches {
+                let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+                assert!(!maps.contains("/memfd:kept"));
+            }
+        }
     }
 
     #[test]

@@ -149,11 +149,12 @@ impl Mapping {
         std::ptr::NonNull::new(self.base).unwrap_or(std::ptr::NonNull::dangling())
     }
 
-    /// Gives back the memory behind it: all of it reads as zeros then, to everybody who has it mapped.
-    pub fn discard(&self) {
-        // SAFETY: the range is this mapping's own; no reference into it exists. Where the kernel cannot, the memory
-        // stays.
-        unsafe { libc::madvise(self.base.cast(), self.bytes, libc::MADV_REMOVE) };
+    /// Gives back the memory behind a range of it, whole pages: the range reads as zeros then, to everybody who has it
+    /// mapped.
+    pub fn discard(&self, range: std::ops::Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.bytes);
+        // SAFETY: the range is of this mapping; no reference into it exists. Where the kernel cannot, the memory stays.
+        unsafe { libc::madvise(self.base.add(range.start).cast(), range.len(), libc::MADV_REMOVE) };
     }
 
     /// Copies `bytes` bytes in at `offset`. What others write there at the same time may be mixed with it.

@@ -9,7 +9,7 @@ use crate::group::GroupOp;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::{
-    BACKING_BYTES_MAX, BUFFER_BYTES, COMPONENTS_MAX, MOVE_BYTES_MAX, STRIPES_MAX, TARGETS_MAX,
+    BACKING_BYTES_MAX, COMPONENTS_MAX, MOVE_BYTES_MAX, PROGRAM_MEMORY_BYTES_MAX, STRIPES_MAX, TARGETS_MAX,
     VOLUME_SEGMENTS_BEGUN_MAX,
 };
 use crate::lock::LockRequest;
@@ -186,9 +186,9 @@ pub struct Move {
     pub offset: u64,
     /// Length: 1 to [`MOVE_BYTES_MAX`].
     pub bytes: u32,
-    /// The number that the daemon gave the buffer.
+    /// The number of the buffer, or of memory that the program has allocated.
     pub buffer: u64,
-    /// Offset in the buffer.
+    /// Offset in it.
     pub at: u32,
 }
 
@@ -220,7 +220,8 @@ impl Move {
         if bytes as usize > MOVE_BYTES_MAX {
             return Err(Code::TooBig);
         }
-        if u64::from(at) + u64::from(bytes) > BUFFER_BYTES as u64 {
+        // The daemon knows how long the memory is.
+        if u64::from(at) + u64::from(bytes) > PROGRAM_MEMORY_BYTES_MAX as u64 {
             return Err(Code::Fault);
         }
         Ok(Move { kind, offset, bytes, buffer, at })
@@ -580,7 +581,7 @@ mod tests {
                 offset: 0,
                 bytes: MOVE_BYTES_MAX as u32,
                 buffer: u64::MAX,
-                at: (BUFFER_BYTES - MOVE_BYTES_MAX) as u32,
+                at: (PROGRAM_MEMORY_BYTES_MAX - MOVE_BYTES_MAX) as u32,
             }),
             BackingOp::AppendPiece { handle: 9, at: 5, total: 7, bytes: b"67" },
             BackingOp::AppendPiece {
@@ -642,7 +643,6 @@ mod tests {
             (Move { offset: u64::MAX, ..moving }, Code::FileTooLarge),
             (Move { bytes: 0, ..moving }, Code::Invalid),
             (Move { bytes: MOVE_BYTES_MAX as u32 + 1, ..moving }, Code::TooBig),
-            (Move { at: BUFFER_BYTES as u32 - 1, ..moving }, Code::Fault),
             (Move { at: u32::MAX, ..moving }, Code::Fault),
         ] {
             assert_eq!(round_trip(BackingOp::Move(wrong)), Err(code), "{wrong:?}");

@@ -67,6 +67,9 @@ pub const PROGRAM_MEMORIES_MAX: usize = 256;
 /// Ranges of memory of programs that a daemon has registered with the network: a mapping each, of 65,530 that the kernel
 /// allows a process. Further ones are copied.
 pub const PROGRAM_MEMORIES_REGISTERED_MAX: usize = 4096;
+/// Bytes of a process's memory that the network thread registers or unregisters before it looks at other work: some
+/// milliseconds where the pages are pinned.
+pub const REGISTRATION_BYTES: usize = 64 << 20;
 /// How long a process waits until it has memory registered again that its daemon refused, or has withdrawn.
 pub const PROGRAM_MEMORY_PAUSE_MS: u64 = 1_000;
 /// How long a buffer's memory stays in quarantine after a request on it ended with an unknown outcome. A transfer may

@@ -10,6 +10,7 @@ mod join;
 mod local_clients;
 mod moves;
 mod outgoing;
+mod registered_ranges;
 mod served;
 mod serving;
 mod state;
@@ -158,6 +159,7 @@ impl NetworkThread {
         self.introduce_again();
         self.review_volumes(now);
         busy |= self.retire_some();
+        busy |= self.register_some();
         self.end_quarantines(now);
         if now >= self.review_at {
             self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);
@@ -236,8 +238,7 @@ impl NetworkThread {
             Command::Moved(moving, result) => self.piece_moved(*moving, result),
             Command::Buffer { session, number, memory } => self.add_buffer(session, number, memory),
             Command::ProgramMemory { session, number, memory, registered } => {
-                // The client may have given up.
-                let _ = registered.send(self.add_program_memory(session, number, memory));
+                self.add_program_memory(session, number, memory, registered);
             }
             Command::WithdrawMemory { session, number } => self.withdraw_memory(session, number),
             Command::Mark(ino, done) => self.tell(Message::Mark(ino, done)),

@@ -1,6 +1,7 @@
 //! Unmaps memory of processes. The kernel needs long for gigabytes, so that is done in a thread beside the network thread,
 //! which all clients share. A small range is unmapped at once.
 
+use std::ops::Range;
 use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
 
@@ -11,15 +12,16 @@ use forebay_types::limits::BUFFER_BYTES;
 #[derive(Debug)]
 enum Wish {
     Drop(Arc<Region>),
-    Detach(Arc<Region>),
+    /// With the ranges that keep their bytes.
+    Detach(Arc<Region>, Vec<Range<usize>>),
 }
 
 impl Wish {
     fn fulfil(self) {
         match self {
             Wish::Drop(memory) => drop(memory),
-            Wish::Detach(memory) => {
-                if !memory.detach() {
+            Wish::Detach(memory, kept) => {
+                if !memory.detach(&kept) {
                     tracing::debug!("cannot leave the pages of {memory:?} to their program");
                 }
             }
@@ -27,7 +29,7 @@ impl Wish {
     }
 
     fn bytes(&self) -> usize {
-        let (Wish::Drop(memory) | Wish::Detach(memory)) = self;
+        let (Wish::Drop(memory) | Wish::Detach(memory, _)) = self;
         memory.len()
     }
 }
@@ -44,9 +46,10 @@ impl Unmapping {
         self.take(Wish::Drop(memory));
     }
 
-    /// Leaves the pages of a range to the processes that map them, and keeps its addresses.
-    pub(super) fn detach(&mut self, memory: &Arc<Region>) {
-        self.take(Wish::Detach(Arc::clone(memory)));
+    /// Leaves the pages of a range to the processes that map them, and keeps its addresses, and the bytes of the ranges in
+    /// `kept`.
+    pub(super) fn detach(&mut self, memory: &Arc<Region>, kept: Vec<Range<usize>>) {
+        self.take(Wish::Detach(Arc::clone(memory), kept));
     }
 
     fn take(&mut self, wish: Wish) {
@@ -86,7 +89,7 @@ mod tests {
         let large = Arc::new(Region::new(BUFFER_BYTES + 4096).unwrap());
         large.write_at(BUFFER_BYTES, b"x").unwrap();
         let kept = Arc::downgrade(&large);
-        unmapping.detach(&large);
+        unmapping.detach(&large, Vec::new());
         assert!(unmapping.wishes.is_some());
         unmapping.drop(large);
         while kept.upgrade().is_some() {

@@ -1,7 +1,9 @@
 //! The thread that reserves and frees the memory of pieces, one step after the other.
 
 use std::sync::mpsc::{self, Sender};
+use std::sync::Arc;
 
+use forebay_ring::Mapping;
 use forebay_types::{Code, Error, PieceId, Result};
 
 use super::piece::{free, reserve, Memory};
@@ -20,6 +22,8 @@ pub(in crate::worker) enum Done {
 pub(super) enum Work {
     /// Reserve a range of a piece.
     Reserve { id: PieceId, memory: Memory, from: u64, until: u64 },
+    /// Unmap a piece that no process opens any more.
+    Unmap(Arc<Mapping>),
     /// Free a piece that was dropped, of a target.
     Free { target: u16, bytes: u64, memory: Memory },
 }
@@ -34,6 +38,10 @@ pub(super) fn start(tell: impl Fn(Done) -> bool + Send + 'static) -> Result<Send
                 let done = match work {
                     Work::Reserve { id, memory, from, until } => {
                         Done::Reserved(id, reserve(&memory, from, until).map(|()| until))
+                    }
+                    Work::Unmap(mapping) => {
+                        drop(mapping);
+                        continue;
                     }
                     Work::Free { target, bytes, memory } => {
                         free(&memory);

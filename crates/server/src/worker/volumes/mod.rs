@@ -338,16 +338,22 @@ impl Volumes {
         let away = self.pieces.iter().filter(|(_, piece)| piece.kind.rights.is_some());
         let theirs: Vec<PieceId> =
             away.map(|(id, _)| *id).filter(|id| gone.contains(&id.of_segment())).collect();
-        theirs.iter().for_each(|id| self.table.remove(*id));
+        theirs.iter().for_each(|id| self.hide(*id));
         self.gone.extend(&theirs);
         let is_unused = |id: &PieceId| self.pieces.get(id).is_some_and(Piece::is_unused);
         let unused = theirs.into_iter().filter(is_unused).collect();
         self.drop_pieces(unused);
     }
 
+    /// No process of another node opens or accesses the piece from now on.
+    fn hide(&self, id: PieceId) {
+        let mapping = self.table.remove(id);
+        mapping.into_iter().for_each(|mapping| self.give(Work::Unmap(mapping)));
+    }
+
     fn drop_pieces(&mut self, gone: Vec<PieceId>) {
         for id in gone {
-            self.table.remove(id);
+            self.hide(id);
             self.gone.remove(&id);
             let Some(piece) = self.pieces.remove(&id) else { continue };
             let (kind, bytes) = (piece.kind, piece.held_bytes());

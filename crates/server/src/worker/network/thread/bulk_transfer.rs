@@ -24,13 +24,14 @@
 #[cfg(test)]
 mod tests;
 
-use forebay_fabric::{Body, Direction, Failed, Local, Registered, Ticket, Transfer};
+use forebay_fabric::{Body, Direction, Failed, Local, Ticket, Transfer};
 use forebay_types::limits::{BACKING_AHEAD, EAGER_BUFFERS, EAGER_BUFFER_BYTES, MOVE_BYTES_MAX};
 use forebay_types::{BackingId, Code, Move, MoveKind, NodeId, Reply};
-use forebay_wire::{DataLocation, Memory, Message as Wire};
+use forebay_wire::{DataLocation, Message as Wire};
 
 use super::flights::Flight;
-use super::moves::{Asked, Asking, Canary};
+use super::moves::{Asked, Asking, Buffer, Canary};
+use super::registered_ranges::RegisteredPlace;
 use super::state::{NetworkThread, NODE_TIMEOUT, SHORT_REPLY_BYTES};
 use crate::worker::call::Call;
 use crate::worker::network::bounce::{Bounce, DataBuffer};
@@ -47,12 +48,13 @@ impl NetworkThread {
         let buffer = self.moves.buffers.get_mut(&wish.buffer);
         let buffer = buffer.filter(|b| b.session == stamp.session && !b.retired);
         let end = u64::from(wish.at) + u64::from(wish.bytes);
-        let Some(buffer) = buffer.filter(|b| end <= b.memory.len() as u64) else {
+        let place = |buffer: &Buffer| buffer.registered.place(wish.at as usize, wish.bytes as usize);
+        let Some((buffer, place)) = buffer.and_then(|buffer| place(buffer).map(|place| (buffer, place)))
+        else {
             self.answered(stamp, Err(Code::Fault));
             return true;
         };
-        let Registered { local, remote, .. } = buffer.registered;
-        let to = Memory { address: remote.address + u64::from(wish.at), key: remote.key };
+        let RegisteredPlace { local, local_offset, remote: to } = place;
         let mut memory = DataLocation::Remote(to);
         let (offset, bytes) = (wish.offset, u64::from(wish.bytes));
         let mut last = [0];
@@ -67,7 +69,7 @@ impl NetworkThread {
                 self.backlog.push_back(Command::Forward { node, call });
                 return false;
             }
-            let from = (local, wish.at as usize);
+            let from = (local, local_offset);
             eager = self.start_eager_transfer(node, from, bytes, last[0]);
         }
         if let Some(UsedBuffer { of: BufferUse { grant, buffer, generation }, .. }) = eager {
@@ -93,8 +95,9 @@ impl NetworkThread {
         match self.calls.call(node, stamp, &message_to, deadline) {
             Ok(asked) => {
                 buffer.flights += 1;
-                let reads = wish.kind == MoveKind::Read;
-                let asking = Asking { node, stamp, buffer: wish.buffer, canary, eager, again: false, reads };
+                let (reads, range) = (wish.kind == MoveKind::Read, wish.at as usize..end as usize);
+                let again = false;
+                let asking = Asking { node, stamp, buffer: wish.buffer, canary, eager, again, reads, range };
                 self.flights.insert(asked, Flight::Move(asking));
             }
             Err(Code::Busy) => {
@@ -213,6 +216,9 @@ impl NetworkThread {
         if let Some(buffer) = self.moves.buffers.get_mut(&number) {
             buffer.flights -= 1;
             left |= buffer.retired;
+            if in_doubt && !asking.reads {
+                buffer.may_be_read.push(asking.range);
+            }
         }
         if left {
             self.retire_buffer(number, in_doubt);
@@ -298,6 +304,10 @@ impl NetworkThread {
     }
 
     fn have_served(&mut self, moving: Moving) {
+        let written = self.io_worker.as_ref().and_then(|io_worker| io_worker.write_at_once(&moving));
+        if let Some(result) = written {
+            return self.piece_moved(moving, result);
+        }
         if let Err(Job::Move(moving)) = self.jobs.give(Job::Move(Box::new(moving))) {
             self.refuse(&moving.ticket, Code::Io, "the threads that serve data have ended");
         }

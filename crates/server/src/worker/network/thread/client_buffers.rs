@@ -6,11 +6,16 @@
 //! put other pages in the place of those that may still be written. When the program withdraws the memory, or its process
 //! ends, this node keeps the addresses alone: the pages may be mapped by the program's children, so they are not discarded,
 //! but this node no longer maps them, and the kernel frees them with their last mapping.
+//!
+//! A fetch that had begun before the memory was unregistered may still read the range of a write whose outcome is unknown.
+//! So such ranges keep their bytes until the quarantine is over, here and in the client's buffer: a write that happens late
+//! writes what it was to write.
 
+use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_fabric::{Access, Region};
+use forebay_fabric::Region;
 use forebay_types::limits::{
     BUFFERS_MAX, BUFFERS_QUARANTINED_MAX, PROGRAM_MEMORIES_MAX, PROGRAM_MEMORIES_QUARANTINED_MAX,
     PROGRAM_MEMORIES_REGISTERED_MAX, PROGRAM_MEMORIES_RETIRED_A_ROUND, PROGRAM_MEMORY_QUARANTINED_BYTES_MAX,
@@ -20,6 +25,7 @@ use forebay_types::{Code, NodeId};
 
 use super::flights::Flight;
 use super::moves::{Buffer, Moves, Quarantined};
+use super::registered_ranges::RegisteredRanges;
 use super::state::NetworkThread;
 use crate::worker::network::eager_buffers::end_quarantine;
 use crate::worker::network::unmapping::Unmapping;
@@ -44,17 +50,32 @@ impl NetworkThread {
         }
     }
 
-    /// Adds memory that a process has allocated.
-    ///
-    /// # Errors
-    /// [`Code::NoResources`] if the process, or all together, have as much as they may have; [`Code::Exists`] if the
-    /// number, which the client chooses, is one of other memory.
+    /// Adds memory that a process has allocated, and sends the outcome when all of it is registered.
     pub(super) fn add_program_memory(
         &mut self,
         session: u64,
         number: u64,
         memory: Region,
-    ) -> Result<(), Code> {
+        outcome: Sender<Result<(), Code>>,
+    ) {
+        match self.accept_program_memory(session, number, memory) {
+            Ok(false) => self.moves.to_register.push_back((number, outcome)),
+            // The client may have given up.
+            done => drop(outcome.send(done.map(drop))),
+        }
+    }
+
+    /// Adds memory that a process has allocated, and registers its first range. True if that is all.
+    ///
+    /// # Errors
+    /// [`Code::NoResources`] if the process, or all together, have as much as they may have; [`Code::Exists`] if the
+    /// number, which the client chooses, is one of other memory.
+    pub(super) fn accept_program_memory(
+        &mut self,
+        session: u64,
+        number: u64,
+        memory: Region,
+    ) -> Result<bool, Code> {
         if self.moves.buffers.contains_key(&number) {
             return Err(Code::Exists);
         }
@@ -70,11 +91,38 @@ impl NetworkThread {
         self.register(session, number, memory, true)
     }
 
-    fn register(&mut self, session: u64, number: u64, memory: Region, is_programs: bool) -> Result<(), Code> {
-        let memory = Arc::new(memory);
-        let registered = self.calls.endpoint().register(Arc::clone(&memory), Access::BOTH)?;
+    fn register(
+        &mut self,
+        session: u64,
+        number: u64,
+        memory: Region,
+        is_programs: bool,
+    ) -> Result<bool, Code> {
+        let (memory, mut registered) = (Arc::new(memory), RegisteredRanges::default());
+        let is_done = registered.register_next(self.calls.endpoint(), &memory)?;
         self.moves.buffers.insert(number, Buffer::new(session, memory, registered, is_programs));
-        Ok(())
+        Ok(is_done)
+    }
+
+    /// Registers a range of the memory that is to be, and unregisters one of what is not used. True if there was any.
+    pub(super) fn register_some(&mut self) -> bool {
+        let Moves { unregistering, unmapping, .. } = &mut self.moves;
+        let is_unregistered = unregistering.step(self.calls.endpoint(), unmapping);
+        let Some((number, _)) = self.moves.to_register.front() else { return is_unregistered };
+        let number = *number;
+        let done = match self.moves.buffers.get_mut(&number).filter(|buffer| !buffer.retired) {
+            Some(buffer) => buffer.registered.register_next(self.calls.endpoint(), &buffer.memory),
+            // The program has withdrawn it, or its process has ended.
+            None => Err(Code::Stale),
+        };
+        if done != Ok(false) {
+            if done.is_err() {
+                self.retire_buffer(number, false);
+            }
+            let ended = self.moves.to_register.pop_front();
+            let _ = ended.map(|(_, outcome)| outcome.send(done.map(drop)));
+        }
+        true
     }
 
     /// Buffers in quarantine, or ranges of memory of programs.
@@ -150,13 +198,16 @@ impl NetworkThread {
             return;
         }
         let Some(buffer) = self.moves.buffers.remove(&number) else { return };
-        self.calls.endpoint().unregister(buffer.registered.local);
-        if !buffer.in_doubt {
-            return self.moves.unmapping.drop(buffer.memory);
+        let Buffer { session, memory, registered, is_programs, in_doubt, abandoned, may_be_read, .. } =
+            buffer;
+        let Moves { unregistering, unmapping, .. } = &mut self.moves;
+        if !in_doubt {
+            return unregistering.begin(self.calls.endpoint(), (registered, Some(memory)), unmapping);
         }
-        let Buffer { session, memory, is_programs, abandoned, .. } = buffer;
+        unregistering.begin(self.calls.endpoint(), (registered, None), unmapping);
         let until = self.calls.now() + QUARANTINE;
-        let mut one = Quarantined { until, session, number, memory, is_programs, is_free: false };
+        let mut one =
+            Quarantined { until, session, number, memory, is_programs, may_be_read, is_free: false };
         // A live process frees its memory itself, when it has read what is in it.
         if abandoned {
             one.free(&mut self.moves.unmapping);
@@ -189,14 +240,14 @@ impl NetworkThread {
 
 impl Quarantined {
     /// Frees the pages of memory that no one looks at any longer. Those of a program are left to the processes that map
-    /// them.
+    /// them. What another node may still read for a write keeps its bytes: it would write others.
     fn free(&mut self, unmapping: &mut Unmapping) {
         if std::mem::replace(&mut self.is_free, true) {
             return;
         }
         match self.is_programs {
-            true => unmapping.detach(&self.memory),
-            false => self.memory.discard(),
+            true => unmapping.detach(&self.memory, self.may_be_read.clone()),
+            false => self.memory.discard(&self.may_be_read),
         }
     }
 }

@@ -2,13 +2,16 @@
 //! Their protocol is in `bulk_transfer.rs`.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_fabric::{Region, Registered, Ticket};
-use forebay_types::{BackingId, MoveKind, NodeId, Reply};
+use forebay_fabric::{Region, Ticket};
+use forebay_types::{BackingId, Code, MoveKind, NodeId, Reply};
 use forebay_wire::{DataLocation, Memory, Message as Wire, Stamp};
 
+use super::registered_ranges::{RegisteredRanges, Unregistering};
 use crate::worker::network::bounce::{Bounce, DataBuffer};
 use crate::worker::network::eager_buffers::{GrantedBuffers, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::Moving;
@@ -28,6 +31,8 @@ pub(super) struct Asking {
     pub(super) again: bool,
     /// Data are written into the buffer.
     pub(super) reads: bool,
+    /// Its range of the buffer.
+    pub(super) range: Range<usize>,
 }
 
 /// The canary of a read: the value at the place of its last byte until the data have arrived.
@@ -72,13 +77,15 @@ impl Canary {
 pub(super) struct Buffer {
     pub(super) session: u64,
     pub(super) memory: Arc<Region>,
-    pub(super) registered: Registered,
+    pub(super) registered: RegisteredRanges,
     /// Requests in flight that name it.
     pub(super) flights: usize,
     /// No new request may use it.
     pub(super) retired: bool,
     /// The outcome of a request is unknown.
     pub(super) in_doubt: bool,
+    /// The ranges of such requests that write files: another node may still read them.
+    pub(super) may_be_read: Vec<Range<usize>>,
     /// Its process has ended, or the program has withdrawn it: no one looks at what is in it.
     pub(super) abandoned: bool,
     /// Memory that the program works with, and not one from which the client copies.
@@ -89,11 +96,22 @@ impl Buffer {
     pub(super) fn new(
         session: u64,
         memory: Arc<Region>,
-        registered: Registered,
+        registered: RegisteredRanges,
         is_programs: bool,
     ) -> Buffer {
         let (retired, in_doubt, abandoned) = (false, false, false);
-        Buffer { session, memory, registered, flights: 0, retired, in_doubt, abandoned, is_programs }
+        let may_be_read = Vec::new();
+        Buffer {
+            session,
+            memory,
+            registered,
+            flights: 0,
+            retired,
+            in_doubt,
+            may_be_read,
+            abandoned,
+            is_programs,
+        }
     }
 }
 
@@ -106,6 +124,8 @@ pub(super) struct Quarantined {
     pub(super) memory: Arc<Region>,
     /// As of [`Buffer`].
     pub(super) is_programs: bool,
+    /// As of [`Buffer`].
+    pub(super) may_be_read: Vec<Range<usize>>,
     /// Its pages are freed, or left to the program.
     pub(super) is_free: bool,
 }
@@ -117,6 +137,10 @@ pub(super) struct Moves {
     pub(super) buffers: HashMap<u64, Buffer>,
     /// Memory in quarantine.
     pub(super) quarantined: Vec<Quarantined>,
+    /// Memory of programs of which ranges are still to be registered, and the receiver of the outcome.
+    pub(super) to_register: VecDeque<(u64, Sender<Result<(), Code>>)>,
+    /// Memory of which ranges are still to be unregistered.
+    pub(super) unregistering: Unregistering,
     /// Memory of programs that is to be retired.
     pub(super) to_retire: VecDeque<u64>,
     /// Unmaps large memory.

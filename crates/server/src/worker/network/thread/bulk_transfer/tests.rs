@@ -1,6 +1,7 @@
 //! Transfers between two nodes' network threads over a network that loses messages: data that are acknowledged have
 //! arrived.
 
+use std::os::fd::AsFd;
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +15,10 @@ use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::Region;
 use forebay_fabric::{Calls, CallsSettings, Identity};
 use forebay_meta::Client;
+use forebay_ring::{memfd_sealed, Mapping, Seal};
 use forebay_types::limits::{
     BUFFER_BYTES, PROGRAM_MEMORIES_MAX, PROGRAM_MEMORIES_QUARANTINED_MAX, PROGRAM_MEMORIES_RETIRED_A_ROUND,
-    PROGRAM_MEMORY_BYTES_MAX, QUARANTINE_MS,
+    PROGRAM_MEMORY_BYTES_MAX, QUARANTINE_MS, REGISTRATION_BYTES,
 };
 use forebay_types::{BackingOp, Caller, Ino, Request};
 use forebay_wire::{Secret, Stamp};
@@ -179,7 +181,7 @@ fn memory_of_a_program_is_not_answered_for_while_a_former_worker_may_write_it() 
         let stamp = Stamp { session: session_on(CLIENTS, 9), slot: 0, sequence: 1 };
         let memory = Region::new(BUFFER_BYTES).unwrap();
         match is_programs {
-            true => client.add_program_memory(stamp.session, 5, memory).unwrap(),
+            true => assert_eq!(client.accept_program_memory(stamp.session, 5, memory), Ok(true)),
             false => client.add_buffer(stamp.session, 5, memory),
         }
         let id = BackingId { target: u32::from(FILES.0) << 16, ino: Ino(5), number: 0, stripe: 0 };
@@ -214,18 +216,18 @@ fn memory_of_programs_is_withdrawn_by_its_session_alone_and_a_buffer_does_not_re
     let (one, two) = (session_on(CLIENTS, 9), session_on(CLIENTS, 10));
     let memory = || Region::new(4096).unwrap();
     for number in 1..=PROGRAM_MEMORIES_MAX as u64 {
-        client.add_program_memory(one, number, memory()).unwrap();
+        client.accept_program_memory(one, number, memory()).unwrap();
     }
-    assert_eq!(client.add_program_memory(one, 999, memory()), Err(Code::NoResources));
-    client.add_program_memory(two, 1000, memory()).unwrap();
+    assert_eq!(client.accept_program_memory(one, 999, memory()), Err(Code::NoResources));
+    client.accept_program_memory(two, 1000, memory()).unwrap();
     client.add_buffer(one, 1001, memory());
     // A process chooses the number: it is not one that is there.
-    assert_eq!(client.add_program_memory(two, 2, memory()), Err(Code::Exists));
+    assert_eq!(client.accept_program_memory(two, 2, memory()), Err(Code::Exists));
     client.withdraw_memory(two, 1);
     client.withdraw_memory(one, 1001);
     assert_eq!(client.moves.buffers.len(), PROGRAM_MEMORIES_MAX + 2);
     client.withdraw_memory(one, 1);
-    client.add_program_memory(one, 999, memory()).unwrap();
+    client.accept_program_memory(one, 999, memory()).unwrap();
     client.retire_buffers(one);
     // They are refused at once, and unregistered a few at a time.
     assert_eq!(client.moves.buffers.len(), PROGRAM_MEMORIES_MAX + 1);
@@ -248,15 +250,15 @@ fn memory_of_programs_in_quarantine_takes_no_place_of_a_buffer() {
     let (one, two) = (session_on(CLIENTS, 9), session_on(CLIENTS, 10));
     let memory = || Region::new(4096).unwrap();
     for number in 1..=PROGRAM_MEMORIES_QUARANTINED_MAX as u64 {
-        client.add_program_memory(one, number, memory()).unwrap();
+        client.accept_program_memory(one, number, memory()).unwrap();
         client.retire_buffer(number, true);
     }
     assert_eq!(client.moves.quarantined.len(), PROGRAM_MEMORIES_QUARANTINED_MAX);
-    assert_eq!(client.add_program_memory(two, 1000, memory()), Err(Code::NoResources));
+    assert_eq!(client.accept_program_memory(two, 1000, memory()), Err(Code::NoResources));
     client.add_buffer(two, 1001, memory());
     assert!(client.moves.buffers.contains_key(&1001));
     client.end_quarantines(client.calls.now() + Duration::from_millis(QUARANTINE_MS));
-    client.add_program_memory(two, 1000, memory()).unwrap();
+    client.accept_program_memory(two, 1000, memory()).unwrap();
 }
 
 #[test]
@@ -267,7 +269,7 @@ fn quarantine_of_memory_that_was_withdrawn_or_whose_process_has_ended_keeps_no_p
     let written = |client: &mut NetworkThread, number: u64| {
         let memory = Region::new(4096).unwrap();
         memory.write_at(0, b"x").unwrap();
-        client.add_program_memory(session, number, memory).unwrap();
+        client.accept_program_memory(session, number, memory).unwrap();
     };
     let is_kept = |client: &NetworkThread, number: u64| {
         let mut first = [0];
@@ -300,13 +302,166 @@ fn quarantine_of_memory_that_was_withdrawn_or_whose_process_has_ended_keeps_no_p
 }
 
 #[test]
+fn large_memory_is_registered_and_unregistered_in_steps_with_other_work_between_them() {
+    const STEPS: usize = 4;
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let (one, two) = (session_on(CLIENTS, 9), session_on(CLIENTS, 10));
+    let add = |client: &mut NetworkThread, session, number, bytes| {
+        let (outcome, is_done) = channel();
+        client.add_program_memory(session, number, Region::new(bytes).unwrap(), outcome);
+        is_done
+    };
+    let large = add(&mut client, one, 5, STEPS * REGISTRATION_BYTES);
+    for step in 1..STEPS {
+        assert!(large.try_recv().is_err(), "{step}");
+        // What arrives meanwhile is done at once.
+        let small = add(&mut client, two, 10 + step as u64, REGISTRATION_BYTES);
+        assert_eq!(small.try_recv(), Ok(Ok(())));
+        assert_eq!(client.round(), Round::Busy);
+    }
+    assert_eq!(large.try_recv(), Ok(Ok(())));
+    let memory = Arc::downgrade(&client.moves.buffers[&5].memory);
+    client.withdraw_memory(one, 5);
+    assert!(!client.moves.buffers.contains_key(&5), "it is refused at once");
+    for step in 1..STEPS {
+        assert_eq!(client.round(), Round::Busy);
+        assert!(memory.upgrade().is_some(), "{step}: the endpoint has ranges of it");
+    }
+    client.round();
+    while memory.upgrade().is_some() {
+        std::thread::yield_now();
+    }
+    // Withdrawn before all of it is registered, and another memory under the same number.
+    let withdrawn = add(&mut client, one, 6, STEPS * REGISTRATION_BYTES);
+    client.withdraw_memory(one, 6);
+    let other = add(&mut client, one, 6, 4096);
+    while client.round() == Round::Busy {}
+    assert_eq!(other.try_recv(), Ok(Ok(())));
+    assert!(withdrawn.try_recv().is_ok(), "its client waits for an answer");
+    assert!(client.moves.buffers.contains_key(&6));
+}
+
+#[test]
+fn read_into_large_memory_arrives_where_two_ranges_meet() {
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let (mut files, _told, jobs) = thread(&network, FILES, 2);
+    let stamp = Stamp { session: session_on(CLIENTS, 9), slot: 0, sequence: 1 };
+    let (outcome, _is_done) = channel();
+    let memory = Region::new(2 * REGISTRATION_BYTES).unwrap();
+    client.add_program_memory(stamp.session, 5, memory, outcome);
+    client.round();
+    let id = BackingId { target: u32::from(FILES.0) << 16, ino: Ino(5), number: 0, stripe: 0 };
+    for (i, at) in [REGISTRATION_BYTES - 4096, REGISTRATION_BYTES, 2 * REGISTRATION_BYTES - BYTES]
+        .into_iter()
+        .enumerate()
+    {
+        let stamp = Stamp { sequence: stamp.sequence + i as u64, ..stamp };
+        let wish = Move { kind: MoveKind::Read, offset: 0, bytes: BYTES as u32, buffer: 5, at: at as u32 };
+        assert!(client.forward_move(FILES, id, wish, call(stamp, id, wish)));
+        let (mut reply, end) = (None, network.now() + NODE_TIMEOUT);
+        while reply.is_none() && network.now() < end {
+            network.turn();
+            client.round();
+            files.round();
+            while let Some(Job::Move(mut moving)) = jobs.try_take() {
+                let DataBuffer::Piece(piece) = &mut moving.room else { panic!("a read into a place") };
+                piece.bytes(BYTES).fill(FILLED);
+                files.piece_moved(*moving, Ok(BYTES));
+            }
+            reply = told.try_iter().find_map(|message| match message {
+                Message::Answered { stamp: of, reply } if of == stamp => Some(reply),
+                _ => None,
+            });
+        }
+        assert_eq!(Reply::decode(&reply.unwrap()), Ok(Reply::Count(BYTES as u64)), "{at}");
+        let memory = &client.moves.buffers[&5].memory;
+        let mut found = vec![0; BYTES + 2];
+        let (before, after) = (1, usize::from(at + BYTES < memory.len()));
+        memory.read_at(at - before, &mut found[..before + BYTES + after]).unwrap();
+        assert!(found[before..before + BYTES].iter().all(|byte| *byte == FILLED), "{at}");
+        assert_eq!(found[before + BYTES], 0, "{at}");
+        memory.write_at(at, &vec![0; BYTES]).unwrap();
+    }
+    let beyond = Move {
+        kind: MoveKind::Read,
+        offset: 0,
+        bytes: 2,
+        buffer: 5,
+        at: (2 * REGISTRATION_BYTES - 1) as u32,
+    };
+    let stamp = Stamp { sequence: 9, ..stamp };
+    assert!(client.forward_move(FILES, id, beyond, call(stamp, id, beyond)));
+    assert!(client.flights.is_empty(), "it is refused");
+}
+
+#[test]
+fn what_another_node_may_still_read_for_a_write_keeps_its_bytes_when_the_memory_is_freed() {
+    for (is_programs, kind, sent, kept) in [
+        (true, MoveKind::Write, true, 7),
+        (false, MoveKind::Write, true, 7),
+        (false, MoveKind::Append, true, 7),
+        // No node will write what was read into, or what was not sent.
+        (true, MoveKind::Read, true, 0),
+        (true, MoveKind::Write, false, 7),
+    ] {
+        let network = Network::new(1, Faults::NONE);
+        let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+        let stamp = Stamp { session: session_on(CLIENTS, 9), slot: 0, sequence: 1 };
+        let (fd, mapping) = memfd_sealed(c"test", BUFFER_BYTES, Seal::Size).unwrap();
+        let of_client = Mapping::new(fd.as_fd(), BUFFER_BYTES, true).unwrap();
+        // SAFETY: the mapping lives as long as the region, and is sealed.
+        let memory = unsafe { Region::foreign(mapping.start(), BUFFER_BYTES, Box::new(mapping)) };
+        memory.write_at(0, &[7; 1 << 20]).unwrap();
+        match is_programs {
+            true => assert_eq!(client.accept_program_memory(stamp.session, 5, memory), Ok(true)),
+            false => client.add_buffer(stamp.session, 5, memory),
+        }
+        let kept_by_node = Arc::clone(&client.moves.buffers[&5].memory);
+        let id = BackingId { target: u32::from(FILES.0) << 16, ino: Ino(5), number: 0, stripe: 0 };
+        let wish = Move { kind, offset: 0, bytes: BYTES as u32, buffer: 5, at: 8192 };
+        assert!(client.forward_move(FILES, id, wish, call(stamp, id, wish)));
+        let flights = client.flights.drain().filter_map(|(_, flight)| match flight {
+            Flight::Move(asking) => Some(asking),
+            _ => None,
+        });
+        let asking = { flights }.next().unwrap();
+        client.move_ended(asking, Err(Code::Io), sent);
+        // The program frees its memory, or the process ends.
+        match is_programs {
+            true => client.withdraw_memory(stamp.session, 5),
+            false => client.retire_buffers(stamp.session),
+        }
+        let first = |at: usize| {
+            let mut byte = [0];
+            kept_by_node.read_at(at, &mut byte).unwrap();
+            byte[0]
+        };
+        let case = format!("{is_programs} {kind:?} {sent}");
+        assert_eq!((first(8192), first(8192 + BYTES - 2)), (kept, kept), "{case}");
+        let is_quarantined = !client.moves.quarantined.is_empty();
+        assert_eq!(
+            (is_quarantined, first(0), first(1 << 19)),
+            (sent, u8::from(!sent) * 7, u8::from(!sent) * 7)
+        );
+        if is_programs && sent {
+            // No page is shared with the program any longer.
+            // SAFETY: within the mapping.
+            unsafe { of_client.copy_in(8192, [9].as_ptr(), 1) };
+            assert_eq!(first(8192), kept, "{case}");
+        }
+    }
+}
+
+#[test]
 fn quarantine_keeps_bounded_bytes_of_programs_and_leaves_the_oldest() {
     let network = Network::new(1, Faults::NONE);
     let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
     let session = session_on(CLIENTS, 9);
     for number in 1..=3 {
         let memory = Region::new(PROGRAM_MEMORY_BYTES_MAX).unwrap();
-        client.add_program_memory(session, number, memory).unwrap();
+        client.accept_program_memory(session, number, memory).unwrap();
         client.retire_buffer(number, true);
     }
     let free: Vec<bool> = client.moves.quarantined.iter().map(|one| one.is_free).collect();
