@@ -23,6 +23,11 @@ use crate::pattern::{Access, Pattern};
 /// Bytes of data sieving's buffer.
 const SIEVE_BYTES: f64 = (1 << 20) as f64;
 
+/// Of a turn of all ranks, so many accesses come just after the one where they begin. Ranks that wait for a disk keep the order
+/// in which they came, and either one of them is behind the one before it in the file, or none is (measured, docs/study.md:
+/// four ranks, one in about six of ten calls).
+const FOLLOWING: f64 = 0.6;
+
 /// Exchanges between all ranks in a round: counts, agreement, lists of runs, data.
 const EXCHANGES: f64 = 4.0;
 
@@ -220,9 +225,7 @@ impl Model {
                 let accesses = self.accesses(ranks, calls, of_call);
                 let is_dense = !is_sieved && p.access != Access::Random && p.density() >= 1.0;
                 let longest = if is_sieved { SIEVE_BYTES.min(bytes) } else { of_call };
-                // Ranks that wait for the medium keep the order in which they came, in which one of them as a rule is
-                // behind the one before it in the file.
-                let accesses = if is_dense { self.in_turns(ranks, accesses, 1.0) } else { accesses };
+                let accesses = if is_dense { self.in_turns(ranks, accesses, FOLLOWING) } else { accesses };
                 (accesses, Moved::all(bytes, longest))
             }
         };
