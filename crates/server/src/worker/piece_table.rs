@@ -37,7 +37,7 @@ pub(super) struct PieceKind {
 struct Words {
     memory: Arc<OwnedFd>,
     bytes: u64,
-    /// Made by the first access that needs it.
+    /// Made by the first atomic operation.
     mapping: Option<Arc<Mapping>>,
 }
 
@@ -51,10 +51,6 @@ impl Words {
         if offset.checked_add(8).is_none_or(|end| end > self.bytes) {
             return Err(Code::Range);
         }
-        self.mapped()
-    }
-
-    fn mapped(&mut self) -> Answer<Arc<Mapping>> {
         if let Some(mapping) = &self.mapping {
             return Ok(Arc::clone(mapping));
         }
@@ -165,20 +161,6 @@ impl PieceTable {
         self.table().pieces.get(&id).map(|entry| entry.is_thin).ok_or(Code::Io)
     }
 
-    /// The memory of a piece, to write to without a system call, which could wait for another; `None` for a thin one.
-    ///
-    /// # Errors
-    /// [`Code::Io`] if the piece is not here, [`Code::Range`] if the range ends beyond its end.
-    pub(super) fn memory_until(&self, id: PieceId, end: u64) -> Answer<Option<Arc<Mapping>>> {
-        let mut table = self.table();
-        let entry = table.pieces.get_mut(&id).ok_or(Code::Io)?;
-        match (end > entry.piece.bytes, entry.is_thin) {
-            (true, _) => Err(Code::Range),
-            (_, true) => Ok(None),
-            _ => entry.piece.mapped().map(Some),
-        }
-    }
-
     /// Changes a word of a piece, and returns what it was.
     ///
     /// # Errors
@@ -230,23 +212,6 @@ mod tests {
         assert_eq!((open(0, (8, 8)), open(1, (7, 7))), (Err(Code::AccessDenied), Err(Code::Io)));
         table.remove(piece(0));
         assert_eq!(open(0, (7, 7)), Err(Code::Io));
-    }
-
-    #[test]
-    fn memory_of_a_piece_is_mapped_unless_it_is_thin_and_up_to_its_end() {
-        let (table, memory) = (PieceTable::default(), memory());
-        table.add(piece(0), (&memory, kind(Some(MINE))), None);
-        table.add(piece(1), (&memory, PieceKind { is_thin: true, ..kind(Some(MINE)) }), None);
-        let mapping = table.memory_until(piece(0), 8192).unwrap().unwrap();
-        // SAFETY: one byte.
-        unsafe { mapping.copy_in(8191, [7].as_ptr(), 1) };
-        let mut last = [0];
-        assert_eq!(rustix::io::pread(&*memory, &mut last, 8191).unwrap(), 1);
-        assert_eq!(last, [7]);
-        assert_eq!(table.memory_until(piece(0), 8193).err(), Some(Code::Range));
-        assert!(table.memory_until(piece(1), 8192).unwrap().is_none());
-        assert!(table.remove(piece(1)).is_none() && table.remove(piece(0)).is_some());
-        assert_eq!(table.memory_until(piece(0), 1).err(), Some(Code::Io));
     }
 
     #[test]

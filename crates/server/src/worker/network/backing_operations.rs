@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_data::{Access, Media, NodeTargets, Target};
-use forebay_ring::Mapping;
 use forebay_sys::{descriptor, opening};
 use forebay_types::{
     node_of, BackingAttr, BackingId, BackingOp, BackingRuns, Caller, Code, Ino, MoveKind, PieceId, Reply,
@@ -168,12 +167,6 @@ impl Files {
         let len = moving.bytes;
         match (moving.kind, &mut moving.room) {
             (MoveKind::Write, room) => {
-                let start = room.start(len).as_ptr().cast_const();
-                // SAFETY: of memory that lives as long as the room.
-                let mapped = unsafe { self.write_mapped(session, &moving.id, (start, len), moving.offset) };
-                if let Some(written) = mapped {
-                    return written;
-                }
                 let end = moving.offset.saturating_add(len as u64);
                 let file = self.open_to_write_until(session, &moving.id, end)?;
                 // SAFETY: of memory that lives as long as the room.
@@ -189,66 +182,6 @@ impl Files {
             // Only writes use eager buffers.
             (_, DataBuffer::Eager(_)) => Err(Code::Malformed),
         }
-    }
-
-    /// Writes to a piece without waiting for anything: by the mapping that this node has of it. `None` for anything else
-    /// than a reserved piece.
-    ///
-    /// # Safety
-    /// `len` bytes at `start` can be read; others may write them meanwhile.
-    pub(super) unsafe fn write_mapped(
-        &self,
-        session: u64,
-        id: &BackingId,
-        (start, len): (*const u8, usize),
-        offset: u64,
-    ) -> Option<Result<usize, Code>> {
-        let piece = id.piece()?;
-        let mapping = match self.mapped(session, id, piece, offset.saturating_add(len as u64)) {
-            Ok(mapping) => mapping?,
-            Err(code) => return Some(Err(code)),
-        };
-        // SAFETY: the caller's promise; the range is in the piece.
-        unsafe { mapping.copy_in(offset as usize, start, len) };
-        Some(Ok(len))
-    }
-
-    /// The memory of a piece that a session has open for writing, and that reaches so far; `None` if it is not mapped.
-    fn mapped(
-        &self,
-        session: u64,
-        id: &BackingId,
-        piece: PieceId,
-        end: u64,
-    ) -> Result<Option<Arc<Mapping>>, Code> {
-        self.target(id)?;
-        self.open_to_write_until(session, id, end)?;
-        self.kept.pieces.memory_until(piece, end)
-    }
-
-    /// The same for several ranges.
-    pub(super) fn write_runs_mapped(
-        &self,
-        session: u64,
-        id: &BackingId,
-        runs: BackingRuns<'_>,
-        mut bytes: &[u8],
-    ) -> Option<Result<usize, Code>> {
-        let (piece, all) = (id.piece()?, bytes.len());
-        let ends = runs.iter().map(|(offset, length)| offset.saturating_add(length as u64));
-        let mapping = match self.mapped(session, id, piece, ends.max().unwrap_or(0)) {
-            Ok(mapping) => mapping?,
-            Err(code) => return Some(Err(code)),
-        };
-        for (offset, length) in runs.iter() {
-            let Some((some, rest)) = bytes.split_at_checked(length) else {
-                return Some(Err(Code::Malformed));
-            };
-            // SAFETY: of a slice; the range is in the piece.
-            unsafe { mapping.copy_in(offset as usize, some.as_ptr(), length) };
-            bytes = rest;
-        }
-        Some(Ok(all))
     }
 
     fn read_runs<'r>(
@@ -337,20 +270,12 @@ impl Files {
                 Ok(Reply::Bytes(&room[..n]))
             }
             BackingOp::Write { offset, append: false, bytes } => {
-                // SAFETY: of a slice.
-                let mapped = unsafe { self.write_mapped(session, id, (bytes.as_ptr(), bytes.len()), offset) };
-                if let Some(written) = mapped {
-                    return written.map(|_| Reply::Count(offset));
-                }
                 let end = offset.saturating_add(bytes.len() as u64);
                 let file = self.open_to_write_until(session, id, end)?;
                 write(&file, bytes, offset).map(|()| Reply::Count(offset))
             }
             BackingOp::ReadRuns { runs } => self.read_runs(session, id, runs, room),
-            BackingOp::WriteRuns { runs, bytes } => match self.write_runs_mapped(session, id, runs, bytes) {
-                Some(written) => written.map(|n| Reply::Count(n as u64)),
-                None => self.write_runs(session, id, runs, bytes),
-            },
+            BackingOp::WriteRuns { runs, bytes } => self.write_runs(session, id, runs, bytes),
             BackingOp::Stat => attr_of(&rustix::fs::fstat(&*self.open(session, id)?).map_err(code)?),
             // The space of other pieces is reserved.
             BackingOp::Allocate { mode, offset, bytes }

@@ -106,10 +106,11 @@ impl IoWorker {
         &self.out[..n]
     }
 
-    /// True if a write of this piece never waits: it is reserved memory, so that no system call is made.
-    fn is_mapped(&self, id: &BackingId) -> bool {
-        let is_reserved = |piece| self.files.kept.pieces.is_thin(piece) == Ok(false);
-        id.piece().is_some_and(is_reserved) && !self.files.targets.is_paced()
+    /// True if a short write to this piece takes no longer than its copy, and the end of another write to the piece: its memory
+    /// is reserved.
+    fn is_reserved(&self, id: &BackingId) -> bool {
+        let is_thick = |piece| self.files.kept.pieces.is_thin(piece) == Ok(false);
+        id.piece().is_some_and(is_thick) && !self.files.targets.is_paced()
     }
 
     /// For a thread that must not block: the reply to a short read, which never blocks where backing files are in
@@ -130,12 +131,12 @@ impl IoWorker {
                 Some(self.reply(stamp, message))
             }
             Ok((_, Request::Backing { id, op: BackingOp::Write { append: false, .. } }))
-                if self.is_mapped(&id) =>
+                if self.is_reserved(&id) =>
             {
                 Some(self.reply(stamp, message))
             }
             Ok((_, Request::Backing { id, op: BackingOp::WriteRuns { runs, .. } }))
-                if runs.iter().len() <= AT_ONCE_RUNS && self.is_mapped(&id) =>
+                if runs.iter().len() <= AT_ONCE_RUNS && self.is_reserved(&id) =>
             {
                 Some(self.reply(stamp, message))
             }
@@ -158,14 +159,8 @@ impl IoWorker {
 
     /// The same for a write to a volume's piece whose bytes are there. A copy of so many takes less of a processor than to
     /// wake a thread.
-    pub(super) fn write_at_once(&self, moving: &Moving) -> Option<std::result::Result<usize, Code>> {
+    pub(super) fn write_at_once(&self, moving: &mut Moving) -> Option<std::result::Result<usize, Code>> {
         let is_short = moving.kind == MoveKind::Write && moving.bytes <= MOVE_BYTES_MIN;
-        if !is_short || !self.is_mapped(&moving.id) {
-            return None;
-        }
-        let start = moving.room.start(moving.bytes).as_ptr().cast_const();
-        let session = moving.ticket.stamp.session;
-        // SAFETY: of memory that lives as long as the room.
-        unsafe { self.files.write_mapped(session, &moving.id, (start, moving.bytes), moving.offset) }
+        (is_short && self.is_reserved(&moving.id)).then(|| self.files.move_piece(moving))
     }
 }

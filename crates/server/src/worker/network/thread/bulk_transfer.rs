@@ -303,8 +303,8 @@ impl NetworkThread {
         }
     }
 
-    fn have_served(&mut self, moving: Moving) {
-        let written = self.io_worker.as_ref().and_then(|io_worker| io_worker.write_at_once(&moving));
+    fn have_served(&mut self, mut moving: Moving) {
+        let written = self.io_worker.as_ref().and_then(|io_worker| io_worker.write_at_once(&mut moving));
         if let Some(result) = written {
             return self.piece_moved(moving, result);
         }
