@@ -23,9 +23,9 @@ use crate::pattern::{Access, Pattern};
 /// Bytes of data sieving's buffer.
 const SIEVE_BYTES: f64 = (1 << 20) as f64;
 
-/// Of a turn of all ranks, so many accesses come just after the one where they begin. Ranks that wait for a disk keep the order
-/// in which they came, and either one of them is behind the one before it in the file, or none is (measured, docs/study.md:
-/// four ranks, one in about six of ten calls).
+/// Of a turn of three ranks or more, so many accesses come just after the one where they begin. Ranks that wait for a disk keep
+/// the order in which they came, and either one of them is behind the one before it in the file, or none is (measured,
+/// docs/study.md: four ranks, one in about six of ten calls). Two ranks keep that of the file.
 const FOLLOWING: f64 = 0.6;
 
 /// Exchanges between all ranks in a round: counts, agreement, lists of runs, data.
@@ -223,9 +223,12 @@ impl Model {
             }
             false => {
                 let accesses = self.accesses(ranks, calls, of_call);
-                let is_dense = !is_sieved && p.access != Access::Random && p.density() >= 1.0;
                 let longest = if is_sieved { SIEVE_BYTES.min(bytes) } else { of_call };
-                let accesses = if is_dense { self.in_turns(ranks, accesses, FOLLOWING) } else { accesses };
+                let accesses = match p.access {
+                    _ if is_sieved || ranks <= 1.0 && calls > 1.0 => accesses,
+                    Access::Random => accesses,
+                    _ => self.in_turns(ranks, accesses, calls, [FOLLOWING, self.following()]),
+                };
                 (accesses, Moved::all(bytes, longest))
             }
         };
@@ -237,6 +240,16 @@ impl Model {
         };
         let io = self.access(ranks, self.requests(calls, of_call), accesses, moved, c.sequential_byte);
         Parts { communication: 0.0, io, other: picked }
+    }
+
+    /// Accesses of a later turn of all ranks that come just after the one where they begin. The ranks' runs are taken to be side
+    /// by side, with the gap behind the last one.
+    fn following(&self) -> f64 {
+        match self.p.ranks {
+            2 if self.p.density() >= 1.0 => 2.0,
+            2 => 1.0,
+            _ => FOLLOWING,
+        }
     }
 
     fn collective(&self) -> Parts {
@@ -254,27 +267,20 @@ impl Model {
         };
         let is_dense = !self.used.sieving || p.density() >= 1.0;
         let runs_of_aggregator = ranks * p.runs() / aggregators;
-        // Runs of the ranks that follow each other are written by one call. At least one run of each rank's is followed by a
-        // gap; each gap may be behind another run.
-        let merged =
-            (p.runs() / aggregators + runs_of_aggregator * (1.0 - p.density())).min(runs_of_aggregator);
+        // Runs of the ranks that follow each other are written by one call: those of a turn, if they are side by side.
+        let merged = p.runs() / aggregators;
         // A read fetches the gaps between the ranks' runs too.
         let (calls, bytes) = match (is_dense, p.writes) {
             (true, _) => (rounds, data),
             (false, true) => (rounds.max(merged), data),
             (false, false) => (rounds, p.range() / aggregators),
         };
-        let accesses = if is_dense || !p.writes {
-            // A range of the file for each aggregator, in rounds.
-            let accesses = self.accesses(aggregators, calls, bytes / calls.max(1.0));
-            if calls <= 1.0 || aggregators <= 1.0 {
-                // They come in any order.
-                self.in_turns(aggregators, accesses, 1.0 - 1.0 / aggregators)
-            } else {
-                accesses
-            }
-        } else {
-            Accesses { starts: calls, nexts: 0.0 }
+        let is_range = is_dense || !p.writes;
+        let accesses = self.accesses(aggregators, calls, bytes / calls.max(1.0));
+        let accesses = match is_range && (calls <= 1.0 || aggregators <= 1.0) {
+            // They come in any order.
+            true => self.in_turns(aggregators, accesses, 1.0, [1.0 - 1.0 / aggregators; 2]),
+            false => accesses,
         };
         let requests = self.requests(calls, bytes / calls);
         let moved = Moved::all(bytes, buffer.min(bytes));
