@@ -2,8 +2,9 @@
 //! request of a round, publishes it before it replies, and clears it. Once its buffers have grown, nothing is
 //! allocated.
 //!
-//! *Found* are names of an unlisted directory that were imported from its store, and their inodes. Nobody has cached that
-//! they are absent, so only the board shows them: nothing is invalidated, and no watch reports them.
+//! *Found* are names of an unlisted directory that were imported from its store, and their inodes. No cache has that they
+//! are absent, because all absences are dropped when a directory becomes unlisted. So the board shows them and watches
+//! report them, and nothing is invalidated.
 //!
 //! If several effects concern the same name or inode, the last one holds.
 
@@ -40,6 +41,16 @@ pub struct Effects {
     orphaned: Vec<(Ino, Layout)>,
     deliveries: Vec<Delivery>,
     widened: Vec<Ino>,
+    unlisted: Vec<UnlistedDirectory>,
+}
+
+/// A directory that has become unlisted: names may be in its store alone, so no cached absence of a name in it is valid.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnlistedDirectory {
+    /// The directory.
+    pub ino: Ino,
+    /// It was in front of a store before. The board has no absent names of such directories.
+    pub was_attached: bool,
 }
 
 #[derive(Debug)]
@@ -72,6 +83,7 @@ pub struct Mark {
     orphaned: usize,
     deliveries: usize,
     widened: usize,
+    unlisted: usize,
 }
 
 /// The reports behind a [`Mark`]: those of one request.
@@ -86,6 +98,11 @@ impl<'a> Since<'a> {
     pub fn names(&self) -> impl Iterator<Item = NameEffect<'a>> {
         let changed = self.effects.names[self.mark.names..].iter().filter(|n| !n.is_found);
         changed.map(|n| self.effects.effect_of(n))
+    }
+
+    /// See [`Effects::names`].
+    pub fn names_and_found(&self) -> impl Iterator<Item = NameEffect<'a>> {
+        self.effects.names[self.mark.names..].iter().map(|n| self.effects.effect_of(n))
     }
 
     /// See [`Effects::inodes`].
@@ -124,11 +141,12 @@ impl Effects {
         self.orphaned.clear();
         self.deliveries.clear();
         self.widened.clear();
+        self.unlisted.clear();
     }
 
     /// True when nothing was reported.
     pub fn is_empty(&self) -> bool {
-        let Effects { arena, names, inodes, found, orphaned, deliveries, widened } = self;
+        let Effects { arena, names, inodes, found, orphaned, deliveries, widened, unlisted } = self;
         arena.is_empty()
             && names.is_empty()
             && inodes.is_empty()
@@ -136,6 +154,7 @@ impl Effects {
             && orphaned.is_empty()
             && deliveries.is_empty()
             && widened.is_empty()
+            && unlisted.is_empty()
     }
 
     /// Names, in the order of the reports.
@@ -178,6 +197,15 @@ impl Effects {
         self.widened.push(ino);
     }
 
+    /// Directories that have become unlisted, in the order of the reports.
+    pub fn unlisted(&self) -> &[UnlistedDirectory] {
+        &self.unlisted
+    }
+
+    pub(crate) fn becomes_unlisted(&mut self, ino: Ino, was_attached: bool) {
+        self.unlisted.push(UnlistedDirectory { ino, was_attached });
+    }
+
     pub(crate) fn delivery(&mut self, delivery: Delivery) {
         self.deliveries.push(delivery);
     }
@@ -192,6 +220,7 @@ impl Effects {
             orphaned: self.orphaned.len(),
             deliveries: self.deliveries.len(),
             widened: self.widened.len(),
+            unlisted: self.unlisted.len(),
         }
     }
 
@@ -203,6 +232,7 @@ impl Effects {
         self.orphaned.truncate(mark.orphaned);
         self.deliveries.truncate(mark.deliveries);
         self.widened.truncate(mark.widened);
+        self.unlisted.truncate(mark.unlisted);
     }
 
     pub(crate) fn name(&mut self, parent: Ino, name: &[u8], entry: Option<(Ino, Kind)>) {
@@ -238,6 +268,29 @@ mod tests {
     use super::*;
     use forebay_types::{Attr, NodeId, Timestamp};
 
+    fn file(ino: Ino) -> Entry {
+        let layout = Layout::single(NodeId(1), 0);
+        let t = Timestamp::default();
+        let attr = Attr {
+            ino,
+            size: 0,
+            rdev: 0,
+            parent: Ino(0),
+            mode: Kind::File.mode_bits(),
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            flags: 0,
+            home: NodeId(1),
+            width_log2: 0,
+            atime: t,
+            mtime: t,
+            ctime: t,
+            btime: t,
+        };
+        Entry { attr, layout }
+    }
+
     #[test]
     fn truncate_goes_back_to_the_mark() {
         let mut effects = Effects::new();
@@ -256,31 +309,14 @@ mod tests {
 
     #[test]
     fn found_names_are_for_the_board_and_are_no_changes() {
-        let layout = Layout::single(NodeId(1), 0);
-        let t = Timestamp::default();
-        let attr = Attr {
-            ino: Ino(5),
-            size: 0,
-            rdev: 0,
-            parent: Ino(0),
-            mode: Kind::File.mode_bits(),
-            uid: 0,
-            gid: 0,
-            nlink: 1,
-            flags: 0,
-            home: NodeId(1),
-            width_log2: 0,
-            atime: t,
-            mtime: t,
-            ctime: t,
-            btime: t,
-        };
         let mut effects = Effects::new();
         let start = effects.mark();
         effects.name(Ino(1), b"made", Some((Ino(4), Kind::File)));
-        effects.find(Ino(1), b"found", Entry { attr, layout });
+        effects.find(Ino(1), b"found", file(Ino(5)));
         let changed: Vec<_> = effects.since(start).names().map(|n| n.name).collect();
         assert_eq!(changed, [b"made"]);
+        let watched: Vec<_> = effects.since(start).names_and_found().map(|n| n.name).collect();
+        assert_eq!(watched, [&b"made"[..], b"found"]);
         let shown: Vec<_> = effects.names().map(|n| (n.name, n.entry)).collect();
         let entry = |ino| Some((Ino(ino), Kind::File));
         assert_eq!(shown, [(&b"made"[..], entry(4)), (b"found", entry(5))]);
@@ -292,12 +328,14 @@ mod tests {
 
     #[test]
     fn is_empty_is_false_with_any_report() {
-        let reports: [fn(&mut Effects); 5] = [
+        let reports: [fn(&mut Effects); 7] = [
             |effects| effects.name(Ino(1), b"n", None),
+            |effects| effects.find(Ino(1), b"n", file(Ino(5))),
             |effects| effects.gone(Ino(3)),
             |effects| effects.orphan(Ino(3), Layout::single(NodeId(1), 0)),
             |effects| effects.delivery(Delivery::Touch(Ino(3), TxId(4))),
             |effects| effects.widened(Ino(3)),
+            |effects| effects.becomes_unlisted(Ino(3), false),
         ];
         for (i, report) in reports.into_iter().enumerate() {
             let mut effects = Effects::new();

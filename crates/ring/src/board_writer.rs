@@ -10,12 +10,12 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{fence, Ordering};
 
 use forebay_types::limits::BOARD_NAME_MAX;
-use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer, FLAG_UNLISTED};
+use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer, FLAG_ATTACHED, FLAG_UNLISTED};
 
 use crate::board::{
     lease_offset, Tables, BUCKET_BYTES, COMPLETE, DEPTH_OFFSET, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP,
     GROUP_BYTES, GUESTS_SHIFT, HEADER_BYTES, KIND_ABSENT, KIND_EMPTY, LEASED, NAME_BYTES, NAME_OFFSET,
-    NODE_OFFSET, UNLISTED, USED, WAYS,
+    NODE_OFFSET, USED, WAYS,
 };
 use crate::shared::{memfd_sealed, Mapping, Seal};
 
@@ -103,8 +103,8 @@ impl BoardWriter {
         self.clear_complete(parent);
     }
 
-    /// Removes all names of a directory that has become wide: they are unknown, and so is which names it does not
-    /// have. Searches all names, once in a directory's life.
+    /// Removes all names of a directory that has become wide or was attached to a store: they are unknown, and so is
+    /// which names it does not have. Searches all names, so it is for what is rare in a directory's life.
     pub fn forget_names_of(&mut self, parent: Ino) {
         let mut its = Vec::new();
         self.tables.find_name(&self.mapping, |at| {
@@ -164,9 +164,8 @@ impl BoardWriter {
         if entry.attr.is_directory() && !leased {
             let was = if found.is_some() { self.mapping.word32(at + 4).load(Ordering::Relaxed) } else { 0 };
             // Names of an unlisted directory are in its backing store alone.
-            if entry.attr.flags & FLAG_UNLISTED != 0 {
-                state |= UNLISTED;
-            } else if entry.attr.width_log2 == 0 && (entry.attr.size == 0 || was & COMPLETE != 0) {
+            let has_all = entry.attr.flags & FLAG_UNLISTED == 0 && entry.attr.width_log2 == 0;
+            if has_all && (entry.attr.size == 0 || was & COMPLETE != 0) {
                 state |= COMPLETE;
             }
         }
@@ -175,12 +174,13 @@ impl BoardWriter {
         self.mapping.store(at + ENTRY_OFFSET, &bytes[..len]);
     }
 
-    /// Publishes what `name` in `parent` leads to now, or that it is absent.
+    /// Publishes what `name` in `parent` leads to now, or that it is absent. In front of a store, an absence is shown only
+    /// by a complete directory: when the directory is to be listed again, all its absences are over with that.
     pub fn name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) {
         if name.len() > BOARD_NAME_MAX || name.is_empty() {
             return;
         }
-        if target.is_none() && self.has_state(parent, UNLISTED) {
+        if target.is_none() && !self.is_complete(parent) && self.is_attached(parent) {
             return self.forget_name(parent, name);
         }
         if !self.place_name(parent, name, target) && target.is_some() {
@@ -404,6 +404,11 @@ impl BoardWriter {
 
     fn is_complete(&self, ino: Ino) -> bool {
         self.has_state(ino, COMPLETE)
+    }
+
+    /// True if the board has the inode of a directory in front of a store.
+    fn is_attached(&self, ino: Ino) -> bool {
+        self.entry_of(ino).is_some_and(|entry| entry.attr.flags & FLAG_ATTACHED != 0)
     }
 
     fn has_state(&self, ino: Ino, bit: u32) -> bool {

@@ -63,6 +63,25 @@ fn a_first_listing_shows_its_names_to_the_board_and_announces_no_change() {
 }
 
 #[test]
+fn a_directory_that_becomes_unlisted_is_reported_once_so_that_caches_drop_its_absences() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    assert_eq!(pool.became_unlisted(), [(top, false)], "it was attached");
+    pool.ask(Request::Listed { ino: top, epoch: 0 }).unwrap();
+    assert_eq!(pool.became_unlisted(), []);
+    pool.clean_file(top, b"a", 1);
+    pool.clean_file(top, b"b", 2);
+    pool.ask(forget(top, b"a", false)).unwrap();
+    assert_eq!(pool.became_unlisted(), [(top, true)]);
+    pool.ask(forget(top, b"b", false)).unwrap();
+    assert_eq!(pool.became_unlisted(), [], "it was unlisted already");
+    // A directory that is found is unlisted from the beginning.
+    pool.ask(Request::Import { ino: top, objects: &objects(&[object(b"d", Kind::Directory)]) }).unwrap();
+    assert_eq!(pool.became_unlisted(), []);
+    pool.assert_clean();
+}
+
+#[test]
 fn an_absence_is_believed_until_the_directory_is_listed_again_or_the_shard_is_opened_again() {
     let mut pool = Pool::new(true);
     let top = pool.top;

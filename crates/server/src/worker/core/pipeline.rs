@@ -389,6 +389,9 @@ impl ShardThread<'_> {
         for ino in self.effects.all_widened() {
             self.board.forget_names_of(*ino);
         }
+        for directory in self.effects.unlisted().iter().filter(|directory| !directory.was_attached) {
+            self.board.forget_names_of(directory.ino);
+        }
         for name in self.effects.names() {
             self.board.name(shown(name.parent), name.name, name.entry);
         }
@@ -402,9 +405,10 @@ impl ShardThread<'_> {
         if let Some(watched) = &mut self.watched {
             watched.send(self.effects.all_widened());
         }
-        if let (Some(mount), false) = (&self.mount, self.effects.all_widened().is_empty()) {
-            // The kernel may have cached that names are absent, which other nodes will create without a notification
-            // here. Which names it has cached is unknown, so it looks up all names again.
+        let is_any_absence_void = !self.effects.all_widened().is_empty() || !self.effects.unlisted().is_empty();
+        if let (Some(mount), true) = (&self.mount, is_any_absence_void) {
+            // The kernel may have cached that names are absent, which other nodes will create, or which an import will
+            // find, without a notification here. Which names it has cached is unknown, so it looks up all names again.
             mount.move_epoch();
         }
     }
