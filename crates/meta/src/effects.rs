@@ -31,7 +31,7 @@ impl Delivery {
     }
 }
 
-/// What requests read or changed.
+/// What requests read or changed. *Found* are names that were imported into an unlisted directory, and their inodes.
 #[derive(Debug, Default)]
 pub struct Effects {
     arena: Vec<u8>,
@@ -71,6 +71,8 @@ pub struct NameEffect<'a> {
     pub name: &'a [u8],
     /// The inode and its kind; none if there is no such entry.
     pub entry: Option<(Ino, Kind)>,
+    /// The name was found: see [`Effects`].
+    pub is_found: bool,
 }
 
 /// A position between the reports of two requests.
@@ -163,7 +165,8 @@ impl Effects {
     }
 
     fn effect_of(&self, n: &NameRecord) -> NameEffect<'_> {
-        NameEffect { parent: n.parent, name: &self.arena[n.start..n.start + n.len], entry: n.entry }
+        let NameRecord { parent, start, len, entry, is_found } = *n;
+        NameEffect { parent, name: &self.arena[start..start + len], entry, is_found }
     }
 
     /// New inodes of names that were found. To be published before [`Effects::inodes`], which may have changes of them.
@@ -301,7 +304,8 @@ mod tests {
         effects.orphan(Ino(3), Layout::single(NodeId(1), 0));
         effects.truncate(mark);
         let names: Vec<_> = effects.names().collect();
-        assert_eq!(names, [NameEffect { parent: Ino(1), name: b"first", entry: Some((Ino(2), Kind::File)) }]);
+        let entry = Some((Ino(2), Kind::File));
+        assert_eq!(names, [NameEffect { parent: Ino(1), name: b"first", entry, is_found: false }]);
         assert!(effects.inodes().is_empty() && effects.orphaned().is_empty());
         effects.clear();
         assert!(effects.is_empty());

@@ -1153,6 +1153,30 @@ fn board_shows_imported_names_with_their_inodes_and_the_permissions_of_directori
     assert_eq!(board.lookup(directory.ino, b"other"), Lookup::Unknown, "its names are in the store");
 }
 
+#[test]
+fn found_names_displace_nothing_on_a_board_that_is_full() {
+    let mut s = Scene::new("found");
+    let d = s.make_directory(Ino::ROOT, b"d");
+    s.ask_and_wait(2, DAEMON | 1, 1, &Request::Attach { ino: d, listed: true, settings: b"s" });
+    let evicted = |s: &Scene| s.node.as_ref().unwrap().evicted();
+    let (ring, _) = s.process(5);
+    let mut made = 0;
+    while evicted(&s) == 0 {
+        for _ in 0..64 {
+            make_file(&mut s, &ring, format!("m{made}").as_bytes());
+            made += 1;
+        }
+    }
+    let before = evicted(&s);
+    let names: Vec<_> = (0..500).map(|i| format!("n{i}").into_bytes()).collect();
+    let list: Vec<_> = names.iter().map(|name| object(name, Kind::File)).collect();
+    s.ask_and_wait(2, DAEMON | 1, 2, &Request::Import { ino: d, objects: &objects(&list) });
+    // The attributes of the directory itself are a change.
+    assert!(evicted(&s) <= before + 1, "{} instead of {before}", evicted(&s));
+    let shown = names.iter().filter(|name| matches!(s.board().lookup(d, name), Lookup::Hit(_))).count();
+    assert!(shown < names.len(), "the board has room for all");
+}
+
 /// The part has the kept reply, and the directory's home no longer has the directory. For a request from before the
 /// directory was wide, the home has the kept reply.
 #[test]
