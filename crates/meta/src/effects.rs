@@ -246,11 +246,16 @@ impl Effects {
 
     /// A name of an unlisted directory was imported, with a new inode.
     pub(crate) fn find(&mut self, parent: Ino, name: &[u8], entry: Entry) {
-        self.name(parent, name, Some((entry.attr.ino, entry.attr.kind())));
+        self.find_further(parent, name, (entry.attr.ino, entry.attr.kind()));
+        self.found.push(entry);
+    }
+
+    /// A name of an unlisted directory was imported, which leads to an inode that has other names.
+    pub(crate) fn find_further(&mut self, parent: Ino, name: &[u8], entry: (Ino, Kind)) {
+        self.name(parent, name, Some(entry));
         if let Some(last) = self.names.last_mut() {
             last.is_found = true;
         }
-        self.found.push(entry);
     }
 
     pub(crate) fn inode(&mut self, entry: Entry) {
