@@ -255,21 +255,6 @@ fn what_another_program_puts_into_the_store_is_seen_after_a_refresh() {
 }
 
 #[test]
-fn names_that_were_absent_before_a_directory_was_attached_are_found_after_it() {
-    let Some(on) = Attached::up("128MiB", "") else { return };
-    // Both doors look the name up while the store lacks it, and while the directory has no store.
-    let preloaded = || on.place.preloaded("test -e /forebay/s/new && echo found || echo absent");
-    assert_eq!((on.at("new").exists(), preloaded().trim()), (false, "absent"));
-    on.place.done(&["detach", "/s"]);
-    assert_eq!((on.at("new").exists(), preloaded().trim()), (false, "absent"));
-    std::fs::write(on.store("new"), "from elsewhere").unwrap();
-    assert!(!on.at("new").exists(), "it is in the store alone");
-    on.place.done(&["attach", &format!("file://{}", on.place.dir.join("store").display()), "/s"]);
-    assert_eq!(std::fs::metadata(on.at("new")).unwrap().len(), 14);
-    assert_eq!(preloaded().trim(), "found");
-}
-
-#[test]
 fn two_interfaces_use_one_file_that_is_released_between() {
     let Some(on) = Attached::up("128MiB", "") else { return };
     on.released("f", b"one\n");
