@@ -229,6 +229,9 @@ impl Batch<'_> {
         if (set | clear) & FLAG_UNLISTED != 0 {
             self.state.absences.forget_all_of(ino);
         }
+        if set & !inode.attr.flags & FLAG_UNLISTED != 0 {
+            c.effects.becomes_unlisted(ino, inode.attr.flags & FLAG_ATTACHED != 0);
+        }
         inode.attr.flags = inode.attr.flags & !clear | set;
         self.store_inode(&inode)?;
         c.effects.inode(inode.entry());

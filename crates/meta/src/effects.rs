@@ -2,8 +2,9 @@
 //! request of a round, publishes it before it replies, and clears it. Once its buffers have grown, nothing is
 //! allocated.
 //!
-//! *Found* are names of an unlisted directory that were imported from its store, and their inodes. Nobody has cached that
-//! they are absent, so only the board shows them: nothing is invalidated, and no watch reports them.
+//! *Found* are names of an unlisted directory that were imported from its store, and their inodes. No cache has that they
+//! are absent, because all absences are dropped when a directory becomes unlisted. So the board shows them and watches
+//! report them, and nothing is invalidated.
 //!
 //! If several effects concern the same name or inode, the last one holds.
 
@@ -30,7 +31,7 @@ impl Delivery {
     }
 }
 
-/// What requests read or changed.
+/// What requests read or changed. *Found* are names that were imported into an unlisted directory, and their inodes.
 #[derive(Debug, Default)]
 pub struct Effects {
     arena: Vec<u8>,
@@ -40,6 +41,16 @@ pub struct Effects {
     orphaned: Vec<(Ino, Layout)>,
     deliveries: Vec<Delivery>,
     widened: Vec<Ino>,
+    unlisted: Vec<UnlistedDirectory>,
+}
+
+/// A directory that has become unlisted: names may be in its store alone, so no cached absence of a name in it is valid.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnlistedDirectory {
+    /// The directory.
+    pub ino: Ino,
+    /// It was in front of a store before. The board has no absent names of such directories.
+    pub was_attached: bool,
 }
 
 #[derive(Debug)]
@@ -60,6 +71,8 @@ pub struct NameEffect<'a> {
     pub name: &'a [u8],
     /// The inode and its kind; none if there is no such entry.
     pub entry: Option<(Ino, Kind)>,
+    /// The name was found: see [`Effects`].
+    pub is_found: bool,
 }
 
 /// A position between the reports of two requests.
@@ -72,6 +85,7 @@ pub struct Mark {
     orphaned: usize,
     deliveries: usize,
     widened: usize,
+    unlisted: usize,
 }
 
 /// The reports behind a [`Mark`]: those of one request.
@@ -86,6 +100,11 @@ impl<'a> Since<'a> {
     pub fn names(&self) -> impl Iterator<Item = NameEffect<'a>> {
         let changed = self.effects.names[self.mark.names..].iter().filter(|n| !n.is_found);
         changed.map(|n| self.effects.effect_of(n))
+    }
+
+    /// See [`Effects::names`].
+    pub fn names_and_found(&self) -> impl Iterator<Item = NameEffect<'a>> {
+        self.effects.names[self.mark.names..].iter().map(|n| self.effects.effect_of(n))
     }
 
     /// See [`Effects::inodes`].
@@ -124,11 +143,12 @@ impl Effects {
         self.orphaned.clear();
         self.deliveries.clear();
         self.widened.clear();
+        self.unlisted.clear();
     }
 
     /// True when nothing was reported.
     pub fn is_empty(&self) -> bool {
-        let Effects { arena, names, inodes, found, orphaned, deliveries, widened } = self;
+        let Effects { arena, names, inodes, found, orphaned, deliveries, widened, unlisted } = self;
         arena.is_empty()
             && names.is_empty()
             && inodes.is_empty()
@@ -136,6 +156,7 @@ impl Effects {
             && orphaned.is_empty()
             && deliveries.is_empty()
             && widened.is_empty()
+            && unlisted.is_empty()
     }
 
     /// Names, in the order of the reports.
@@ -144,7 +165,8 @@ impl Effects {
     }
 
     fn effect_of(&self, n: &NameRecord) -> NameEffect<'_> {
-        NameEffect { parent: n.parent, name: &self.arena[n.start..n.start + n.len], entry: n.entry }
+        let NameRecord { parent, start, len, entry, is_found } = *n;
+        NameEffect { parent, name: &self.arena[start..start + len], entry, is_found }
     }
 
     /// New inodes of names that were found. To be published before [`Effects::inodes`], which may have changes of them.
@@ -178,6 +200,15 @@ impl Effects {
         self.widened.push(ino);
     }
 
+    /// Directories that have become unlisted, in the order of the reports.
+    pub fn unlisted(&self) -> &[UnlistedDirectory] {
+        &self.unlisted
+    }
+
+    pub(crate) fn becomes_unlisted(&mut self, ino: Ino, was_attached: bool) {
+        self.unlisted.push(UnlistedDirectory { ino, was_attached });
+    }
+
     pub(crate) fn delivery(&mut self, delivery: Delivery) {
         self.deliveries.push(delivery);
     }
@@ -192,6 +223,7 @@ impl Effects {
             orphaned: self.orphaned.len(),
             deliveries: self.deliveries.len(),
             widened: self.widened.len(),
+            unlisted: self.unlisted.len(),
         }
     }
 
@@ -203,6 +235,7 @@ impl Effects {
         self.orphaned.truncate(mark.orphaned);
         self.deliveries.truncate(mark.deliveries);
         self.widened.truncate(mark.widened);
+        self.unlisted.truncate(mark.unlisted);
     }
 
     pub(crate) fn name(&mut self, parent: Ino, name: &[u8], entry: Option<(Ino, Kind)>) {
@@ -213,11 +246,16 @@ impl Effects {
 
     /// A name of an unlisted directory was imported, with a new inode.
     pub(crate) fn find(&mut self, parent: Ino, name: &[u8], entry: Entry) {
-        self.name(parent, name, Some((entry.attr.ino, entry.attr.kind())));
+        self.find_further(parent, name, (entry.attr.ino, entry.attr.kind()));
+        self.found.push(entry);
+    }
+
+    /// A name of an unlisted directory was imported, which leads to an inode that has other names.
+    pub(crate) fn find_further(&mut self, parent: Ino, name: &[u8], entry: (Ino, Kind)) {
+        self.name(parent, name, Some(entry));
         if let Some(last) = self.names.last_mut() {
             last.is_found = true;
         }
-        self.found.push(entry);
     }
 
     pub(crate) fn inode(&mut self, entry: Entry) {
@@ -238,28 +276,11 @@ mod tests {
     use super::*;
     use forebay_types::{Attr, NodeId, Timestamp};
 
-    #[test]
-    fn truncate_goes_back_to_the_mark() {
-        let mut effects = Effects::new();
-        effects.name(Ino(1), b"first", Some((Ino(2), Kind::File)));
-        let mark = effects.mark();
-        effects.name(Ino(1), b"second", None);
-        effects.gone(Ino(3));
-        effects.orphan(Ino(3), Layout::single(NodeId(1), 0));
-        effects.truncate(mark);
-        let names: Vec<_> = effects.names().collect();
-        assert_eq!(names, [NameEffect { parent: Ino(1), name: b"first", entry: Some((Ino(2), Kind::File)) }]);
-        assert!(effects.inodes().is_empty() && effects.orphaned().is_empty());
-        effects.clear();
-        assert!(effects.is_empty());
-    }
-
-    #[test]
-    fn found_names_are_for_the_board_and_are_no_changes() {
+    fn file(ino: Ino) -> Entry {
         let layout = Layout::single(NodeId(1), 0);
         let t = Timestamp::default();
         let attr = Attr {
-            ino: Ino(5),
+            ino,
             size: 0,
             rdev: 0,
             parent: Ino(0),
@@ -275,12 +296,36 @@ mod tests {
             ctime: t,
             btime: t,
         };
+        Entry { attr, layout }
+    }
+
+    #[test]
+    fn truncate_goes_back_to_the_mark() {
+        let mut effects = Effects::new();
+        effects.name(Ino(1), b"first", Some((Ino(2), Kind::File)));
+        let mark = effects.mark();
+        effects.name(Ino(1), b"second", None);
+        effects.gone(Ino(3));
+        effects.orphan(Ino(3), Layout::single(NodeId(1), 0));
+        effects.truncate(mark);
+        let names: Vec<_> = effects.names().collect();
+        let entry = Some((Ino(2), Kind::File));
+        assert_eq!(names, [NameEffect { parent: Ino(1), name: b"first", entry, is_found: false }]);
+        assert!(effects.inodes().is_empty() && effects.orphaned().is_empty());
+        effects.clear();
+        assert!(effects.is_empty());
+    }
+
+    #[test]
+    fn found_names_are_for_the_board_and_are_no_changes() {
         let mut effects = Effects::new();
         let start = effects.mark();
         effects.name(Ino(1), b"made", Some((Ino(4), Kind::File)));
-        effects.find(Ino(1), b"found", Entry { attr, layout });
+        effects.find(Ino(1), b"found", file(Ino(5)));
         let changed: Vec<_> = effects.since(start).names().map(|n| n.name).collect();
         assert_eq!(changed, [b"made"]);
+        let watched: Vec<_> = effects.since(start).names_and_found().map(|n| n.name).collect();
+        assert_eq!(watched, [&b"made"[..], b"found"]);
         let shown: Vec<_> = effects.names().map(|n| (n.name, n.entry)).collect();
         let entry = |ino| Some((Ino(ino), Kind::File));
         assert_eq!(shown, [(&b"made"[..], entry(4)), (b"found", entry(5))]);
@@ -292,12 +337,14 @@ mod tests {
 
     #[test]
     fn is_empty_is_false_with_any_report() {
-        let reports: [fn(&mut Effects); 5] = [
+        let reports: [fn(&mut Effects); 7] = [
             |effects| effects.name(Ino(1), b"n", None),
+            |effects| effects.find(Ino(1), b"n", file(Ino(5))),
             |effects| effects.gone(Ino(3)),
             |effects| effects.orphan(Ino(3), Layout::single(NodeId(1), 0)),
             |effects| effects.delivery(Delivery::Touch(Ino(3), TxId(4))),
             |effects| effects.widened(Ino(3)),
+            |effects| effects.becomes_unlisted(Ino(3), false),
         ];
         for (i, report) in reports.into_iter().enumerate() {
             let mut effects = Effects::new();

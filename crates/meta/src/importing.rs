@@ -40,13 +40,13 @@ impl Batch<'_> {
         while !r.rest().is_empty() {
             list.push(StoreObject::decode(&mut r)?);
         }
-        // A directory that is listed for the first time: its names need not be looked for one by one.
-        let is_known = Known { placed: self.learn_places(ino)?, pending: self.has_pending_in(ino)? };
+        // Asked once for the directory: without places or pending ones, no name need be looked for among them.
+        let store_has = Known { placed: self.learn_places(ino)?, pending: self.has_pending_in(ino)? };
         let mut added = Added::default();
         let mut count = 0;
         let mut outcome = Ok(());
         for object in &list {
-            outcome = self.import_one(c, (slot, ino), object, is_known, &mut added);
+            outcome = self.import_one(c, (slot, ino), object, store_has, &mut added);
             if outcome.is_err() {
                 break;
             }
@@ -73,16 +73,16 @@ impl Batch<'_> {
         c: &mut Context<'_>,
         (slot, parent): (usize, Ino),
         object: &StoreObject<'_>,
-        is_known: Known,
+        store_has: Known,
         added: &mut Added,
     ) -> Answer<()> {
         // Entry, inode, place, copy or further place, directory; pending place or linked file; the kept reply, ledger. A
         // link's target.
         self.admit(Class::Growth, Work { writes: 8, run: Self::pieces_of(object.target.len()) })?;
-        if is_known.placed && self.placed(parent, object.name)?.is_some() {
+        if store_has.placed && self.placed(parent, object.name)?.is_some() {
             return Ok(()); // known: perhaps removed in the pool, and to be removed in the store
         }
-        if is_known.pending && self.is_intended(parent, object.name)? {
+        if store_has.pending && self.is_intended(parent, object.name)? {
             return Ok(()); // a mover has just put it there; the pool may have removed it meanwhile
         }
         if let Some(joined) = self.joined_by(parent, object)? {

@@ -58,7 +58,7 @@ pub use backing_store::STORE_SETTINGS;
 pub use batch::{Batch, Unlisted, PAYLOAD_BYTES_MAX};
 pub use check_report::CheckReport;
 pub use coordinator::Plan;
-pub use effects::{Delivery, Effects, Mark, NameEffect, Since};
+pub use effects::{Delivery, Effects, Mark, NameEffect, Since, UnlistedDirectory};
 pub use foreign_links::{ForeignEntry, ForeignPart, ForeignReferences, Leading};
 pub use remains::{NameIn, Remains, Values};
 pub use replies::KEPT_REPLY_BYTES_MAX;

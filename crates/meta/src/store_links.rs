@@ -18,7 +18,7 @@
 //! names, the record is removed: names that are imported later are files of their own. So is, with the last place of the
 //! inode, a record that is of no more use. One whose inode does not exist is void.
 
-use forebay_types::limits::LINKS_MAX;
+use forebay_types::limits::{FOUND_SHOWN_MAX, LINKS_MAX};
 use forebay_types::{
     Code, Ino, Kind, Placed, Reader, StoreObject, StoreVersion, TxId, Writer, FLAG_ATTACHED, FLAG_UNLISTED,
     STORE_VERSION_BYTES,
@@ -181,6 +181,8 @@ impl Batch<'_> {
         }
         if above.flags & FLAG_UNLISTED == 0 {
             c.effects.name(above.ino, name, Some((ino, kind)));
+        } else if above.size < FOUND_SHOWN_MAX {
+            c.effects.find_further(above.ino, name, (ino, kind));
         }
         c.effects.inode(inode.entry());
         let unchanged = Context { caller: c.caller, now: above.mtime, effects: c.effects };

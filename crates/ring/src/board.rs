@@ -63,8 +63,6 @@ pub(crate) const ENTRY_BYTES_MAX: usize = INODE_BYTES - ENTRY_OFFSET;
 pub(crate) const USED: u32 = 1;
 pub(crate) const COMPLETE: u32 = 2;
 pub(crate) const LEASED: u32 = 4;
-/// The directory has names in its backing store that the shard does not know: no name counts as absent.
-pub(crate) const UNLISTED: u32 = 8;
 pub(crate) const KIND_EMPTY: u8 = 0;
 pub(crate) const KIND_ABSENT: u8 = 255;
 /// Position of the number of guests in the word that starts with a name's length.

@@ -10,14 +10,23 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{fence, Ordering};
 
 use forebay_types::limits::BOARD_NAME_MAX;
-use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer, FLAG_UNLISTED};
+use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer, FLAG_ATTACHED, FLAG_UNLISTED};
 
 use crate::board::{
     lease_offset, Tables, BUCKET_BYTES, COMPLETE, DEPTH_OFFSET, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP,
     GROUP_BYTES, GUESTS_SHIFT, HEADER_BYTES, KIND_ABSENT, KIND_EMPTY, LEASED, NAME_BYTES, NAME_OFFSET,
-    NODE_OFFSET, UNLISTED, USED, WAYS,
+    NODE_OFFSET, USED, WAYS,
 };
 use crate::shared::{memfd_sealed, Mapping, Seal};
+
+/// Whether a publication may displace what is on the board.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Need {
+    /// Programs use what is published: it takes the place of something else.
+    Used,
+    /// It was found, and perhaps no program will use it: it takes free places alone.
+    Found,
+}
 
 /// Writes the board. The shard thread has the only one.
 #[derive(Debug)]
@@ -80,7 +89,7 @@ impl BoardWriter {
 
     /// Publishes the permissions of another node's directory.
     pub fn leased_directory(&mut self, entry: &Entry) {
-        self.place_inode(entry, true);
+        self.place_inode(entry, true, Need::Used);
     }
 
     /// Publishes a directory's name under another node's lease, or a name that leads to another node's directory.
@@ -88,7 +97,7 @@ impl BoardWriter {
     /// the board now.
     pub fn leased_name(&mut self, parent: Ino, name: &[u8], ino: Ino) -> bool {
         let fits = !name.is_empty() && name.len() <= BOARD_NAME_MAX;
-        fits && self.place_name(parent, name, Some((ino, Kind::Directory)))
+        fits && self.place_name(parent, name, Some((ino, Kind::Directory)), Need::Used)
     }
 
     /// Removes a name from the board: it is unknown from now on.
@@ -103,8 +112,8 @@ impl BoardWriter {
         self.clear_complete(parent);
     }
 
-    /// Removes all names of a directory that has become wide: they are unknown, and so is which names it does not
-    /// have. Searches all names, once in a directory's life.
+    /// Removes all names of a directory that has become wide or was attached to a store: they are unknown, and so is
+    /// which names it does not have. Searches all names, so it is for what is rare in a directory's life.
     pub fn forget_names_of(&mut self, parent: Ino) {
         let mut its = Vec::new();
         self.tables.find_name(&self.mapping, |at| {
@@ -134,7 +143,7 @@ impl BoardWriter {
     /// Publishes an inode, or that it is gone. Publish a transaction's inodes before its names.
     pub fn inode(&mut self, ino: Ino, entry: Option<&Entry>) {
         match entry {
-            Some(entry) => self.place_inode(entry, false),
+            Some(entry) => self.place_inode(entry, false, Need::Used),
             None => {
                 if let Some(at) = self.find_inode(ino) {
                     self.touch(at);
@@ -144,7 +153,12 @@ impl BoardWriter {
         }
     }
 
-    fn place_inode(&mut self, entry: &Entry, leased: bool) {
+    /// Publishes an inode that was found in a store, if that displaces nothing.
+    pub fn found_inode(&mut self, entry: &Entry) {
+        self.place_inode(entry, false, Need::Found);
+    }
+
+    fn place_inode(&mut self, entry: &Entry, leased: bool, need: Need) {
         let ino = entry.attr.ino;
         let found = self.find_inode(ino);
         if entry.attr.is_directory() {
@@ -152,7 +166,7 @@ impl BoardWriter {
         }
         let free = |b: &Self, at: usize| b.mapping.word32(at + 4).load(Ordering::Relaxed) == 0;
         let ways = self.tables.inode_ways(ino);
-        let Some(at) = found.or_else(|| self.place(ways, free, |_, _| false)) else { return };
+        let Some(at) = found.or_else(|| self.place(ways, free, |_, _| false, need)) else { return };
         let mut bytes = [0; ENTRY_BYTES_MAX];
         let mut w = Writer::new(&mut bytes);
         if entry.encode(&mut w).is_err() {
@@ -164,9 +178,8 @@ impl BoardWriter {
         if entry.attr.is_directory() && !leased {
             let was = if found.is_some() { self.mapping.word32(at + 4).load(Ordering::Relaxed) } else { 0 };
             // Names of an unlisted directory are in its backing store alone.
-            if entry.attr.flags & FLAG_UNLISTED != 0 {
-                state |= UNLISTED;
-            } else if entry.attr.width_log2 == 0 && (entry.attr.size == 0 || was & COMPLETE != 0) {
+            let has_all = entry.attr.flags & FLAG_UNLISTED == 0 && entry.attr.width_log2 == 0;
+            if has_all && (entry.attr.size == 0 || was & COMPLETE != 0) {
                 state |= COMPLETE;
             }
         }
@@ -175,21 +188,31 @@ impl BoardWriter {
         self.mapping.store(at + ENTRY_OFFSET, &bytes[..len]);
     }
 
-    /// Publishes what `name` in `parent` leads to now, or that it is absent.
+    /// Publishes what `name` in `parent` leads to now, or that it is absent. In front of a store, an absence is shown only
+    /// by a complete directory: when the directory is to be listed again, all its absences are over with that.
     pub fn name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) {
         if name.len() > BOARD_NAME_MAX || name.is_empty() {
             return;
         }
-        if target.is_none() && self.has_state(parent, UNLISTED) {
+        if target.is_none() && !self.is_complete(parent) && self.is_attached(parent) {
             return self.forget_name(parent, name);
         }
-        if !self.place_name(parent, name, target) && target.is_some() {
+        if !self.place_name(parent, name, target, Need::Used) && target.is_some() {
+            self.clear_complete(parent);
+        }
+    }
+
+    /// Publishes a name that was found in a store, if that displaces nothing. A name that the board does not have room for
+    /// is unknown.
+    pub fn found_name(&mut self, parent: Ino, name: &[u8], target: (Ino, Kind)) {
+        let fits = !name.is_empty() && name.len() <= BOARD_NAME_MAX;
+        if fits && !self.place_name(parent, name, Some(target), Need::Found) {
             self.clear_complete(parent);
         }
     }
 
     /// Puts a name on the board. False when this was not possible.
-    fn place_name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) -> bool {
+    fn place_name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>, need: Need) -> bool {
         let hash = Tables::hash(parent, name);
         let bucket = self.name_bucket(hash);
         let near = if self.guests(bucket) == 0 { WAYS } else { GROUP * WAYS };
@@ -211,7 +234,7 @@ impl BoardWriter {
         };
         let at = match found {
             Some(at) => at,
-            None => match self.place_new_name(hash) {
+            None => match self.place_new_name(hash, need) {
                 Some(at) => at,
                 None => return false,
             },
@@ -241,13 +264,13 @@ impl BoardWriter {
 
     /// Finds a place for a name that the board does not have. A full group is split if there is room for another
     /// group.
-    fn place_new_name(&mut self, hash: u64) -> Option<usize> {
+    fn place_new_name(&mut self, hash: u64, need: Need) -> Option<usize> {
         let free = |b: &Self, at: usize| b.kind_at(at) == KIND_EMPTY;
         loop {
             let bucket = self.name_bucket(hash);
             if Self::name_ways(bucket).any(|at| free(self, at)) || !self.split(hash) {
                 let cheap = |b: &Self, at: usize| b.kind_at(at) == KIND_ABSENT;
-                let at = self.place(Self::name_ways(bucket), free, cheap)?;
+                let at = self.place(Self::name_ways(bucket), free, cheap, need)?;
                 self.make_room(bucket, at);
                 return Some(at);
             }
@@ -406,6 +429,11 @@ impl BoardWriter {
         self.has_state(ino, COMPLETE)
     }
 
+    /// True if the board has the inode of a directory in front of a store.
+    fn is_attached(&self, ino: Ino) -> bool {
+        self.entry_of(ino).is_some_and(|entry| entry.attr.flags & FLAG_ATTACHED != 0)
+    }
+
     fn has_state(&self, ino: Ino, bit: u32) -> bool {
         self.find_inode(ino).is_some_and(|at| self.mapping.word32(at + 4).load(Ordering::Relaxed) & bit != 0)
     }
@@ -486,16 +514,20 @@ impl BoardWriter {
         &stored[..name.len()] == name
     }
 
-    /// Finds a place among `ways`: a free entry, else one to evict, preferably one that is `cheap` to lose. Entries of
-    /// this publication are never evicted.
+    /// Finds a place among `ways`: a free entry, else, if the need is such, one to evict, preferably one that is `cheap` to
+    /// lose. Entries of this publication are never evicted.
     fn place(
         &mut self,
         ways: impl Iterator<Item = usize> + Clone,
         free: impl Fn(&Self, usize) -> bool,
         cheap: impl Fn(&Self, usize) -> bool,
+        need: Need,
     ) -> Option<usize> {
         if let Some(at) = ways.clone().find(|&at| free(self, at)) {
             return Some(at);
+        }
+        if need == Need::Found {
+            return None;
         }
         let rests = |at: &usize| self.mapping.word32(*at).load(Ordering::Relaxed) & 1 == 0;
         let mut resting = ways.filter(rests);

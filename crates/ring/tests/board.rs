@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_ring::{memfd_sealed, Board, BoardWriter, Lookup, Mapping, NameRef, Seal};
 use forebay_types::limits::BOARD_NAME_MAX;
-use forebay_types::{Attr, Entry, Ino, Kind, Layout, NodeId, Timestamp};
+use forebay_types::{Attr, Entry, Ino, Kind, Layout, NodeId, Timestamp, FLAG_ATTACHED, FLAG_UNLISTED};
 
 fn entry(ino: Ino, mode: u32, value: u64) -> Entry {
     let t = Timestamp { sec: value as i64, nsec: 0 };
@@ -343,6 +343,42 @@ fn names_of_a_directory_that_becomes_wide_are_forgotten_when_it_says_so_and_not_
     writer.inode(dir, None);
     show(&mut writer, dir, 2);
     assert!(matches!(board.lookup(dir, b"file"), Lookup::Hit(found) if found.ino == file));
+}
+
+#[test]
+fn names_removed_in_front_of_a_store_are_unknown_once_the_directory_is_to_be_listed_again() {
+    let (mut w, board) = board(1 << 20);
+    let dir = Ino(5);
+    let show = |w: &mut BoardWriter, entries: u64, flags: u32| {
+        let mut e = entry(dir, DIRECTORY, 0);
+        (e.attr.size, e.attr.flags) = (entries, flags);
+        w.inode(dir, Some(&e));
+    };
+    // Not complete, as after a listing.
+    show(&mut w, 2, FLAG_ATTACHED);
+    for name in [b"a", b"b"] {
+        w.name(dir, name, Some((Ino(7), Kind::File)));
+    }
+    w.name(dir, b"a", None);
+    w.finish();
+    assert_eq!(board.lookup(dir, b"a"), Lookup::Unknown);
+    show(&mut w, 1, FLAG_ATTACHED | FLAG_UNLISTED);
+    w.finish();
+    assert_eq!(board.lookup(dir, b"a"), Lookup::Unknown);
+    assert!(matches!(board.lookup(dir, b"b"), Lookup::Hit(_)));
+    // Complete: what the board does not have is absent, until the directory is to be listed again.
+    show(&mut w, 0, FLAG_ATTACHED);
+    w.name(dir, b"b", None);
+    w.finish();
+    assert_eq!(board.lookup(dir, b"b"), Lookup::Absent);
+    show(&mut w, 0, FLAG_ATTACHED | FLAG_UNLISTED);
+    w.finish();
+    assert_eq!(board.lookup(dir, b"b"), Lookup::Unknown);
+    // A directory that no store is in front of shows its absences.
+    show(&mut w, 2, 0);
+    w.name(dir, b"c", None);
+    w.finish();
+    assert_eq!(board.lookup(dir, b"c"), Lookup::Absent);
 }
 
 /// xorshift64.

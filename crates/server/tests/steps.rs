@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_data::{Media, Target};
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{CallEvent, CallId, Calls, CallsSettings, Identity, Ticket};
-use forebay_ring::{memfd_sealed, Claim, Doorbell, Mapping, Removal, Ring, Seal};
+use forebay_ring::{memfd_sealed, Board, Claim, Doorbell, Lookup, Mapping, Removal, Ring, Seal};
 use forebay_server::stepped::{session_of, Keeper, Moment, Node, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
 use forebay_types::limits::{
@@ -19,8 +19,9 @@ use forebay_types::limits::{
     QUARANTINE_MS, SESSIONS_PERIOD_MS,
 };
 use forebay_types::{
-    Answer, Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Error, Ino, Layout, LockKind,
-    LockRequest, Move, MoveKind, NodeId, Part, Parts, Refusal, Reply, Request, SetAttr, Timestamp, TxId,
+    Answer, Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Error, Ino, Kind, Layout, LockKind,
+    LockRequest, Move, MoveKind, NodeId, Part, Parts, Refusal, Reply, Request, SetAttr, StoreObject,
+    StoreVersion, Timestamp, TxId, Writer,
 };
 use forebay_wire::{Message, Secret, Stamp};
 
@@ -295,6 +296,13 @@ impl Scene {
         let ring = Ring::open(fd.as_fd(), self.held.doorbell.as_fd()).unwrap();
         self.held.rings.push((session, fd));
         (ring, session)
+    }
+
+    /// The board as a process sees it.
+    fn board(&self) -> Board {
+        let node = self.node.as_ref().unwrap();
+        let bytes = node.attach_reply(0, 0).board_bytes as usize;
+        Board::open(Mapping::new(node.board(), bytes, false).unwrap()).unwrap()
     }
 
     fn give_buffer(&self, session: u64, number: u64) -> Mapping {
@@ -1053,6 +1061,120 @@ fn kernel_forgets_what_it_believes_absent_when_a_directory_becomes_wide_and_afte
     s.ask(2, DAEMON | 1, 4, &Request::Finish { tx, commit: true });
     s.pass(SOON);
     assert_eq!(epochs_moved(&mut told), 0);
+}
+
+/// An object of a store, with a name.
+fn object(name: &[u8], kind: Kind) -> StoreObject<'_> {
+    let version = StoreVersion { bytes: 5, ..StoreVersion::default() };
+    let mode = if kind == Kind::Directory { 0o750 } else { 0o640 };
+    let atime = timestamp();
+    StoreObject {
+        name,
+        kind,
+        mode,
+        uid: 7,
+        gid: 8,
+        rdev: 0,
+        atime,
+        version,
+        target: b"",
+        nlink: 1,
+        file_system: 0,
+    }
+}
+
+fn objects(list: &[StoreObject<'_>]) -> Vec<u8> {
+    let mut bytes = vec![0; 64 * 1024];
+    let mut w = Writer::new(&mut bytes);
+    list.iter().for_each(|object| object.encode(&mut w).unwrap());
+    let n = w.len();
+    bytes.truncate(n);
+    bytes
+}
+
+/// Another program may make names in the store that the kernel and the board have cached as absent. They are imported
+/// later without an invalidation each.
+#[test]
+fn kernel_and_board_forget_absent_names_when_a_directory_becomes_unlisted() {
+    let mut s = Scene::new("unlisted");
+    let d = s.make_directory(Ino::ROOT, b"d");
+    let (told, kernel) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+    let mut told = std::fs::File::from(told);
+    s.kernel = Some(kernel);
+    s.crash();
+    assert_eq!(epochs_moved(&mut told), 1, "what the last worker told is not known");
+    // The new worker's board has no names of the directory, so it keeps an absence as such.
+    let (f, g) = (&b"f"[..], &b"g"[..]);
+    let mut sequence = 0;
+    let mut ask = |s: &mut Scene, request: &Request<'_>| {
+        sequence += 1;
+        s.ask_and_wait(2, DAEMON | 1, sequence, request);
+    };
+    for name in [f, g] {
+        ask(&mut s, &Request::MakeDirectory { parent: d, name, mode: 0o755 });
+    }
+    s.crash();
+    for name in [f, g] {
+        ask(&mut s, &Request::RemoveDirectory { parent: d, name });
+    }
+    let lookup = |s: &Scene, name: &[u8]| s.board().lookup(d, name);
+    assert_eq!(lookup(&s, f), Lookup::Absent);
+    assert!(epochs_moved(&mut told) > 0);
+    ask(&mut s, &Request::Attach { ino: d, listed: true, settings: b"s" });
+    assert_eq!(epochs_moved(&mut told), 1);
+    assert_eq!((lookup(&s, f), lookup(&s, g)), (Lookup::Unknown, Lookup::Unknown));
+    ask(&mut s, &Request::Import { ino: d, objects: &objects(&[object(f, Kind::File)]) });
+    assert_eq!(epochs_moved(&mut told), 0, "no cache has that it is absent");
+    ask(&mut s, &Request::Listed { ino: d, epoch: 0 });
+    assert_eq!(epochs_moved(&mut told), 0);
+    // Now an absence may be cached again.
+    ask(&mut s, &Request::Forget { parent: d, name: f, relist: true, discard: false });
+    assert_eq!(epochs_moved(&mut told), 1);
+    assert_eq!((lookup(&s, f), lookup(&s, g)), (Lookup::Unknown, Lookup::Unknown));
+}
+
+#[test]
+fn board_shows_imported_names_with_their_inodes_and_the_permissions_of_directories() {
+    let mut s = Scene::new("imported");
+    let d = s.make_directory(Ino::ROOT, b"d");
+    s.ask_and_wait(2, DAEMON | 1, 1, &Request::Attach { ino: d, listed: true, settings: b"s" });
+    let list = objects(&[object(b"f", Kind::File), object(b"sub", Kind::Directory)]);
+    s.ask_and_wait(2, DAEMON | 1, 2, &Request::Import { ino: d, objects: &list });
+    let board = s.board();
+    let Lookup::Hit(file) = board.lookup(d, b"f") else { panic!("the board has no file") };
+    assert_eq!(file.kind, Kind::File);
+    let attr = board.inode(file.ino).unwrap().attr;
+    assert_eq!((attr.size, attr.mode & 0o7777, attr.uid, attr.gid), (5, 0o640, 7, 8));
+    let Lookup::Hit(directory) = board.lookup(d, b"sub") else { panic!("the board has no directory") };
+    let mode = Kind::Directory.mode_bits() | 0o750;
+    assert_eq!((directory.kind, directory.permissions), (Kind::Directory, (mode, 7, 8)));
+    assert_eq!(board.permissions(directory.ino), Some((mode, 7, 8)));
+    assert_eq!(board.lookup(d, b"other"), Lookup::Unknown);
+    assert_eq!(board.lookup(directory.ino, b"other"), Lookup::Unknown, "its names are in the store");
+}
+
+#[test]
+fn found_names_displace_nothing_on_a_board_that_is_full() {
+    let mut s = Scene::new("found");
+    let d = s.make_directory(Ino::ROOT, b"d");
+    s.ask_and_wait(2, DAEMON | 1, 1, &Request::Attach { ino: d, listed: true, settings: b"s" });
+    let evicted = |s: &Scene| s.node.as_ref().unwrap().evicted();
+    let (ring, _) = s.process(5);
+    let mut made = 0;
+    while evicted(&s) == 0 {
+        for _ in 0..64 {
+            make_file(&mut s, &ring, format!("m{made}").as_bytes());
+            made += 1;
+        }
+    }
+    let before = evicted(&s);
+    let names: Vec<_> = (0..500).map(|i| format!("n{i}").into_bytes()).collect();
+    let list: Vec<_> = names.iter().map(|name| object(name, Kind::File)).collect();
+    s.ask_and_wait(2, DAEMON | 1, 2, &Request::Import { ino: d, objects: &objects(&list) });
+    // The attributes of the directory itself are a change.
+    assert!(evicted(&s) <= before + 1, "{} instead of {before}", evicted(&s));
+    let shown = names.iter().filter(|name| matches!(s.board().lookup(d, name), Lookup::Hit(_))).count();
+    assert!(shown < names.len(), "the board has room for all");
 }
 
 /// The part has the kept reply, and the directory's home no longer has the directory. For a request from before the

@@ -1,8 +1,8 @@
 //! Temporary names of unfinished copies, their owners, and when they may be removed.
 //!
 //! A temporary is named `.forebay-<hash>-<host>-<pid>-<start>-<call>.part`, all fields in hexadecimal: the hash of the
-//! final name, and the owner (host and PID namespace, process, its start time, the number of the staging call in the
-//! process). So two stagings never share a temporary. A leftover of a killed staging is distinguished from a live
+//! final name, and the owner (host and PID namespace, process, its start time, the number of the staging call or of the
+//! removal in the process). So two stagings never share a temporary. A leftover of a killed staging is distinguished from a live
 //! staging's temporary: on the same host by looking up the process, else by the age of its last change, which for a tree
 //! is the last change of anything in it. Trees in removal end in `.gone`. Names of this form are never staged.
 
@@ -57,14 +57,8 @@ pub(crate) enum Owner {
 impl Tag {
     /// The tag of a new staging call of this process.
     pub(crate) fn new() -> Tag {
-        static CALLS: AtomicU32 = AtomicU32::new(0);
         let pid = std::process::id();
-        Tag {
-            host: host(),
-            pid,
-            start: process(pid).map_or(0, |p| p.start),
-            call: CALLS.fetch_add(1, Ordering::Relaxed),
-        }
+        Tag { host: host(), pid, start: process(pid).map_or(0, |p| p.start), call: next_call() }
     }
 
     /// The tag of a staging on this host whose process has ended.
@@ -81,13 +75,17 @@ impl Tag {
     }
 
     /// The temporary name for `name`. For a temporary of another staging it has the same final name's hash, by which
-    /// the next staging to that name finds it.
+    /// the next staging to that name finds it. A tree in removal gets a call number of its own, since one staging may
+    /// remove several leftovers of one final name.
     pub(crate) fn temporary(&self, name: &[u8], purpose: Use) -> Vec<u8> {
         let suffix = match purpose {
             Use::Part => "part",
             Use::Gone => "gone",
         };
-        let Tag { host, pid, start, call } = self;
+        let Tag { host, pid, start, call } = match purpose {
+            Use::Part => *self,
+            Use::Gone => Tag { call: next_call(), ..*self },
+        };
         let prefix = std::str::from_utf8(PREFIX).unwrap_or_default();
         let hash = Temporary::parse(name).map_or_else(|| name_hash(name), |temporary| temporary.hash);
         format!("{prefix}{hash:016x}-{host:08x}-{pid:x}-{start:x}-{call:x}.{suffix}").into_bytes()
@@ -111,6 +109,12 @@ impl Tag {
             Owner::Dead
         }
     }
+}
+
+/// A number that no temporary of this process has yet.
+fn next_call() -> u32 {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    CALLS.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Temporary {
@@ -194,6 +198,7 @@ mod tests {
             let name = tag.temporary(&[b'x'; 255], purpose);
             assert!(name.len() <= 255);
             let parsed = Temporary::parse(&name).unwrap();
+            let tag = Tag { call: if purpose == Use::Gone { parsed.tag.call } else { tag.call }, ..tag };
             assert_eq!(parsed, Temporary { hash: name_hash(&[b'x'; 255]), tag, purpose });
             assert!(is_temporary(&name));
         }
@@ -201,7 +206,10 @@ mod tests {
         // A temporary in removal is found by the name that it was made for.
         let part = Tag::of_another_host().temporary(b"a", Use::Part);
         let gone = Temporary::parse(&tag.temporary(&part, Use::Gone)).unwrap();
+        let tag = Tag { call: gone.tag.call, ..tag };
         assert_eq!(gone, Temporary { hash: name_hash(b"a"), tag, purpose: Use::Gone });
+        // Another one of that name is removed meanwhile.
+        assert_ne!(tag.temporary(&part, Use::Gone), tag.temporary(&part, Use::Gone));
     }
 
     #[test]

@@ -8,8 +8,8 @@ pub const PATH_MAX: usize = 4095;
 pub const SYMLINKS_MAX: usize = 40;
 /// Links of one inode: fits every program's `nlink_t` arithmetic, and what XFS allows.
 pub const LINKS_MAX: u32 = 0x7fff_ffff;
-/// A directory that is listed from its store shows the board no more names than these: with its inode each takes 384 bytes
-/// there. Programs that use others send a request each.
+/// An import into an unlisted directory shows its names on the board while the directory had fewer names than these before
+/// the request. With its inode a name takes 384 bytes there. A program that uses another name sends a request.
 pub const FOUND_SHOWN_MAX: u64 = 32_768;
 /// Bytes of an extended attribute's name (Linux XATTR_NAME_MAX).
 pub const XATTR_NAME_MAX: usize = 255;

@@ -46,7 +46,10 @@ fn names_of_one_file_of_the_store_are_names_of_one_inode() {
     let (mut pool, ino, directory) = half_known();
     let top = pool.top;
     let before = pool.attr(ino).unwrap();
-    let second = pool.import(directory, named(b"b"));
+    let second = named(b"b");
+    pool.ask(Request::Import { ino: directory, objects: &objects(&[second]) }).unwrap();
+    assert_eq!(pool.shown(), (0, 1, 0), "the board gets the name, and the inode as changed");
+    let second = pool.lookup(directory, b"b").unwrap();
     assert_eq!((second.ino, second.nlink, second.ctime), (ino, 2, before.ctime));
     assert_eq!(pool.pending(), [], "the store has them");
     // The data are restored once, and the store is left with one name.

@@ -74,6 +74,16 @@ impl Pool {
         (effects.found().len(), effects.names().len(), changes)
     }
 
+    /// The directories that became unlisted by the last request, each with whether it was in front of a store before.
+    pub(crate) fn became_unlisted(&self) -> Vec<(Ino, bool)> {
+        self.driver
+            .effects
+            .unlisted()
+            .iter()
+            .map(|directory| (directory.ino, directory.was_attached))
+            .collect()
+    }
+
     /// Applies a request that was acknowledged before a crash, and commits it.
     pub(crate) fn again(&mut self, request: Request<'_>) -> Result<(), Code> {
         let mut batch = self.shard.as_ref().unwrap().begin().unwrap();

@@ -1,5 +1,6 @@
 //! Names of directories that are not listed: each is served once the store was asked for it.
 
+use forebay_types::limits::FOUND_SHOWN_MAX;
 use forebay_types::{Code, Ino, Kind, Request};
 
 use super::examples::{forget, object, objects};
@@ -60,6 +61,44 @@ fn a_first_listing_shows_its_names_to_the_board_and_announces_no_change() {
     // From now on a name that comes may be known to be absent.
     assert_eq!(import(&mut pool, &[(b"i", Kind::File)]), (0, 1, 1));
     pool.assert_clean();
+}
+
+#[test]
+fn a_directory_that_becomes_unlisted_is_reported_once_so_that_caches_drop_its_absences() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    assert_eq!(pool.became_unlisted(), [(top, false)], "it was attached");
+    pool.ask(Request::Listed { ino: top, epoch: 0 }).unwrap();
+    assert_eq!(pool.became_unlisted(), []);
+    pool.clean_file(top, b"a", 1);
+    pool.clean_file(top, b"b", 2);
+    pool.ask(forget(top, b"a", false)).unwrap();
+    assert_eq!(pool.became_unlisted(), [(top, true)]);
+    pool.ask(forget(top, b"b", false)).unwrap();
+    assert_eq!(pool.became_unlisted(), [], "it was unlisted already");
+    // A directory that is found is unlisted from the beginning.
+    pool.ask(Request::Import { ino: top, objects: &objects(&[object(b"d", Kind::Directory)]) }).unwrap();
+    assert_eq!(pool.became_unlisted(), []);
+    pool.assert_clean();
+}
+
+#[test]
+fn names_beyond_those_that_a_directory_shows_are_imported_and_not_shown() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    let step = 512;
+    let import = |pool: &mut Pool, first: u64, count: u64| {
+        let names: Vec<_> = (first..first + count).map(|i| format!("n{i}").into_bytes()).collect();
+        let all: Vec<_> = names.iter().map(|name| object(name, Kind::File)).collect();
+        pool.ask(Request::Import { ino: top, objects: &objects(&all) }).unwrap();
+        pool.shown()
+    };
+    for first in (0..FOUND_SHOWN_MAX).step_by(step) {
+        assert_eq!(import(&mut pool, first, step as u64), (step, step, 0));
+    }
+    assert_eq!(import(&mut pool, FOUND_SHOWN_MAX, 1), (0, 0, 0));
+    pool.lookup(top, format!("n{FOUND_SHOWN_MAX}").as_bytes()).unwrap();
+    assert_eq!(pool.attr(top).unwrap().size, FOUND_SHOWN_MAX + 1);
 }
 
 #[test]

@@ -13,12 +13,15 @@ use super::shared::{for_programs, Shared};
 /// Directories that are listed ahead for one parent.
 const AHEAD_MAX: usize = 1024;
 
-/// Directories of one parent that are put in order.
+/// Directories of one parent that are read, to be put in order.
 const BESIDE_MAX: usize = 16 * AHEAD_MAX;
 
 /// The directories of a parent in the order in which a program probably needs them, whose second one is `second`. `ls`
-/// sorts names; most others take them as they come.
+/// sorts names; most others take them as they come. If `beside` may lack some, it says nothing of the order of all.
 fn in_order_of_walk(mut beside: Vec<(Vec<u8>, Ino)>, second: Ino) -> Vec<Ino> {
+    if beside.len() >= BESIDE_MAX {
+        return beside.into_iter().map(|(_, ino)| ino).collect();
+    }
     let name = beside.iter().find(|(_, ino)| *ino == second).map(|(name, _)| name);
     let is_sorted = name.is_some_and(|name| beside.iter().filter(|(other, _)| other < name).count() < 2);
     if is_sorted {
@@ -48,15 +51,15 @@ pub(super) fn list_ahead(shared: &Shared, directory: Ino) {
             }
         }
     }
-    let mut beside = in_order_of_walk(beside, directory);
-    beside.retain(|ino| link.inode(*ino).is_ok_and(|entry| entry.attr.flags & FLAG_UNLISTED != 0));
-    beside.truncate(AHEAD_MAX);
+    let is_unlisted = |ino: Ino| link.inode(ino).is_ok_and(|entry| entry.attr.flags & FLAG_UNLISTED != 0);
+    let in_order = in_order_of_walk(beside, directory).into_iter();
+    let while_running = in_order.take_while(|_| !shared.stores.is_stopping());
+    let beside: Vec<_> = while_running.filter(|ino| is_unlisted(*ino)).take(AHEAD_MAX).collect();
     in_parallel_if_slow(&located.at.store, &beside, |_, &directory| {
         if shared.stores.is_stopping() || !shared.listing.begin(directory) {
             return;
         }
-        let is_unlisted = link.inode(directory).is_ok_and(|entry| entry.attr.flags & FLAG_UNLISTED != 0);
-        let listed = if is_unlisted { list(link, &shared.stores, directory) } else { Ok(()) };
+        let listed = if is_unlisted(directory) { list(link, &shared.stores, directory) } else { Ok(()) };
         shared.listing.end(directory);
         if let Err(e) = listed {
             // A program may wait for it by now.
@@ -80,5 +83,11 @@ mod tests {
         assert_eq!(order(1), [1, 2, 3, 4]);
         assert_eq!(order(3), [3, 1, 4, 2], "two names are before it");
         assert_eq!(order(9), [3, 1, 4, 2], "it is gone");
+        let many = || (0..BESIDE_MAX as u64).rev().map(|i| (format!("{i:08}").into_bytes(), Ino(i)));
+        let first = |count| {
+            in_order_of_walk(many().take(count).collect(), Ino(BESIDE_MAX as u64 - count as u64))[0].0
+        };
+        assert_eq!(first(100), BESIDE_MAX as u64 - 100);
+        assert_eq!(first(BESIDE_MAX), BESIDE_MAX as u64 - 1, "there may be others");
     }
 }

@@ -1,7 +1,8 @@
 //! Calls to a store for many files at a time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
+use std::thread::Scope;
 use std::time::Duration;
 
 use crate::host::{self, Instant};
@@ -11,11 +12,16 @@ use crate::store::limited::Limited;
 const FILES_AT_ONCE: usize = 64;
 /// A call for a small file or a directory that takes longer waits for its store.
 const SLOW: Duration = Duration::from_millis(1);
-/// So many slow or short calls one after the other tell how the store answers.
-const CALLS_IN_A_ROW: usize = 4;
-/// Items that a thread takes at once while calls are short: most of them are of one directory, which the kernel locks for
-/// each name that is made in it.
-const ITEMS_AT_ONCE: usize = 8;
+/// The share of slow calls among the recent ones: of so many parts. Each call counts for an eighth of the share.
+const ALL_SLOW: usize = 1 << 12;
+const CALL_WEIGHT: usize = 8;
+/// A store of whose recent calls so many are slow answers late.
+const LATE_SHARE: usize = ALL_SLOW / 4;
+/// Items that a thread takes one after the other, while other threads have some to take: most of them are of one directory,
+/// which the kernel locks for each name that is made in it.
+const ITEMS_IN_A_ROW: usize = 8;
+/// Threads for a store that answers at once, at least: a call that hangs holds up one of them.
+const THREADS_MIN: usize = 4;
 /// Threads for what takes microseconds, and items for which one more is worth its start.
 const FEW_THREADS: usize = 4;
 const ITEMS_A_THREAD: usize = 256;
@@ -34,7 +40,7 @@ pub(super) fn in_parallel<T: Sync, R: Send>(
     items: &[T],
     each: impl Fn(usize, &T) -> R + Sync,
 ) -> Vec<R> {
-    in_threads(|| threads_for(store), || 1, items, each)
+    in_threads(|| threads_for(store), 1, items, each)
 }
 
 /// The same for small files and names. A store that answers at once, as a local file system does from memory, keeps the
@@ -45,86 +51,149 @@ pub(super) fn in_parallel_if_slow<T: Sync, R: Send>(
     items: &[T],
     each: impl Fn(usize, &T) -> R + Sync,
 ) -> Vec<R> {
-    // Calls of one sort since the last of the other one.
-    let (slow, short) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let is_at_least = |calls: &AtomicUsize| calls.load(Ordering::Relaxed) >= CALLS_IN_A_ROW;
-    let threads = || match is_at_least(&slow) {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    in_parallel_on(processors, store, items, each)
+}
+
+/// The same with the number of processors.
+fn in_parallel_on<T: Sync, R: Send>(
+    processors: usize,
+    store: &Limited,
+    items: &[T],
+    each: impl Fn(usize, &T) -> R + Sync,
+) -> Vec<R> {
+    let slow_share = AtomicUsize::new(0);
+    let threads = || match slow_share.load(Ordering::Relaxed) >= LATE_SHARE {
         true => threads_for(store),
-        false => processors().min(threads_for(store)),
+        false => processors.max(THREADS_MIN).min(threads_for(store)),
     };
-    let at_once = || if is_at_least(&short) { ITEMS_AT_ONCE } else { 1 };
-    in_threads(threads, at_once, items, |i, item| {
+    in_threads(threads, ITEMS_IN_A_ROW, items, |i, item| {
         let begun = Instant::now();
         let result = each(i, item);
-        let (more, none) = if begun.elapsed() >= SLOW { (&slow, &short) } else { (&short, &slow) };
-        more.fetch_add(1, Ordering::Relaxed);
-        none.store(0, Ordering::Relaxed);
+        let is_slow = begun.elapsed() >= SLOW;
+        let share = slow_share.load(Ordering::Relaxed);
+        // The calls of two threads may count as one.
+        slow_share.store(with_call(share, is_slow), Ordering::Relaxed);
         result
     })
 }
 
-/// The processors that this process may use.
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+/// The share of slow calls after one more.
+fn with_call(share: usize, is_slow: bool) -> usize {
+    let one = if is_slow { ALL_SLOW / CALL_WEIGHT } else { 0 };
+    share - share.div_ceil(CALL_WEIGHT) + one
 }
 
 /// The same in a few threads, for what needs the pool alone and takes microseconds.
 pub(super) fn in_few_threads<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let threads = items.len().div_ceil(ITEMS_A_THREAD).min(FEW_THREADS);
-    in_threads(|| threads, || 1, items, |_, item| each(item))
+    in_threads(|| threads, 1, items, |_, item| each(item))
 }
 
-/// Runs `each` in as many threads as `threads` says, each of which takes as many items as `at_once` says.
+/// Runs `each` over `items` in as many threads as `threads` says. A thread takes one item at a time, as long as it can
+/// `in_a_row` of them one after the other.
 fn in_threads<T: Sync, R: Send>(
-    threads: impl Fn() -> usize,
-    at_once: impl Fn() -> usize + Sync,
+    threads: impl Fn() -> usize + Sync,
+    in_a_row: usize,
     items: &[T],
     each: impl Fn(usize, &T) -> R + Sync,
 ) -> Vec<R> {
-    let results: Vec<_> = items.iter().map(|_| Mutex::new(None)).collect();
-    let (next, started) = (AtomicUsize::new(0), AtomicUsize::new(1));
-    let one = || {
-        let taken = at_once();
-        let first = next.fetch_add(taken, Ordering::Relaxed);
-        let mine = items.iter().zip(&results).enumerate().skip(first).take(taken);
-        let mut has_done = false;
-        for (i, (item, slot)) in mine {
-            let result = each(i, item);
-            *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
-            has_done = true;
-        }
-        has_done
+    let crew = Crew {
+        items,
+        results: items.iter().map(|_| Mutex::new(None)).collect(),
+        in_a_row,
+        rows: items.chunks(in_a_row).map(|_| AtomicUsize::new(0)).collect(),
+        next_row: AtomicUsize::new(0),
+        done: AtomicUsize::new(0),
+        started: AtomicUsize::new(1),
+        threads,
+        each,
     };
     if host::is_simulated() {
         // One thread runs at a time in any case.
-        while one() {}
+        crew.take_all(&|| {});
+    } else {
+        std::thread::scope(|scope| crew.work(scope));
     }
-    std::thread::scope(|scope| loop {
-        // This thread starts the others, and works as they do.
-        let left = items.len().saturating_sub(next.load(Ordering::Relaxed));
-        while started.load(Ordering::Relaxed) < threads().min(left.div_ceil(at_once())) {
-            started.fetch_add(1, Ordering::Relaxed);
-            let run = || while one() {};
-            // Without it the others do its work.
-            if std::thread::Builder::new().name("copy".to_owned()).spawn_scoped(scope, run).is_err() {
+    let taken = crew.results.into_iter();
+    taken.filter_map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
+}
+
+/// Threads that share items. A thread takes the items of a row, then those of the next row that no thread has begun, and at
+/// the end what is left in the rows of other threads. So an item waits only for a thread, never for the item before it.
+struct Crew<'a, T, R, N, E> {
+    items: &'a [T],
+    results: Vec<Mutex<Option<R>>>,
+    /// Items of a row.
+    in_a_row: usize,
+    /// For each row the number of its items that were taken, or more.
+    rows: Vec<AtomicUsize>,
+    next_row: AtomicUsize,
+    /// Items that are done.
+    done: AtomicUsize,
+    /// Threads that were started, with the caller's.
+    started: AtomicUsize,
+    /// How many threads there may be now.
+    threads: N,
+    each: E,
+}
+
+impl<T: Sync, R: Send, N: Fn() -> usize + Sync, E: Fn(usize, &T) -> R + Sync> Crew<'_, T, R, N, E> {
+    /// Takes items until all are taken, and starts other threads before each.
+    fn work<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        self.take_all(&|| {
+            while self.may_start() {
+                let run = || self.work(scope);
+                // Without it the others do its work.
+                if std::thread::Builder::new().name("copy".to_owned()).spawn_scoped(scope, run).is_err() {
+                    break;
+                }
+            }
+        });
+    }
+
+    /// True if one more thread is to be started, which counts as started then.
+    fn may_start(&self) -> bool {
+        let left = self.items.len() - self.done.load(Ordering::Relaxed);
+        let most = (self.threads)().min(left);
+        let one_more = |started: usize| (started < most).then_some(started + 1);
+        self.started.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+    }
+
+    /// Takes items until all are taken. Calls `before` before each.
+    fn take_all(&self, before: &dyn Fn()) {
+        loop {
+            let row = self.next_row.fetch_add(1, Ordering::Relaxed);
+            if row >= self.rows.len() {
                 break;
             }
+            self.take_row(row, before);
         }
-        if !one() {
-            break;
+        (0..self.rows.len()).for_each(|row| self.take_row(row, before));
+    }
+
+    /// Takes items of a row until all of them are taken.
+    fn take_row(&self, row: usize, before: &dyn Fn()) {
+        let first = row * self.in_a_row;
+        let items = self.items.len().min(first + self.in_a_row) - first;
+        while self.rows[row].load(Ordering::Relaxed) < items {
+            before();
+            let taken = self.rows[row].fetch_add(1, Ordering::Relaxed);
+            if taken >= items {
+                break;
+            }
+            let result = (self.each)(first + taken, &self.items[first + taken]);
+            *self.results[first + taken].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            self.done.fetch_add(1, Ordering::Relaxed);
         }
-    });
-    let taken =
-        results.into_iter().map(|slot| slot.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner));
-    taken.flatten().collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::store::limited::Limits;
-    use std::collections::HashSet;
-    use std::sync::Arc;
+    use std::sync::{Arc, Condvar};
 
     fn store() -> Limited {
         let options = crate::store::PosixOptions::default();
@@ -137,10 +206,10 @@ mod tests {
     fn items_are_done_once_in_any_number_of_threads_and_results_keep_their_order() {
         let items: Vec<usize> = (0..1000).collect();
         let counts: Vec<AtomicUsize> = items.iter().map(|_| AtomicUsize::new(0)).collect();
-        for at_once in [1, 3, 8, 2000] {
+        for in_a_row in [1, 3, 8, 2000] {
             let done = in_threads(
                 || 5,
-                || at_once,
+                in_a_row,
                 &items,
                 |i, item| {
                     counts[i].fetch_add(1, Ordering::Relaxed);
@@ -152,15 +221,72 @@ mod tests {
         assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 4));
     }
 
+    /// Waits until so many threads are here together. False if they have not come for a long time.
+    struct Together(Mutex<usize>, Condvar);
+
+    impl Together {
+        fn new() -> Together {
+            Together(Mutex::new(0), Condvar::new())
+        }
+
+        fn comes(&self) {
+            *self.0.lock().unwrap() += 1;
+            self.1.notify_all();
+        }
+
+        fn are(&self, count: usize) -> bool {
+            let here = self.0.lock().unwrap();
+            let (here, _) =
+                self.1.wait_timeout_while(here, Duration::from_secs(60), |here| *here < count).unwrap();
+            *here >= count
+        }
+    }
+
     #[test]
-    fn store_that_answers_late_gets_more_calls_at_a_time_than_there_are_processors() {
+    fn store_that_answers_late_gets_as_many_calls_as_it_takes_whatever_the_processors() {
         let store = store();
-        let least = threads_for(&store);
-        let threads = Mutex::new(HashSet::new());
-        in_parallel_if_slow(&store, &[(); 200], |_, ()| {
-            threads.lock().unwrap().insert(std::thread::current().id());
-            std::thread::sleep(2 * SLOW);
+        let most = threads_for(&store);
+        assert!(most > THREADS_MIN);
+        let together = Together::new();
+        let first = 4 * CALL_WEIGHT;
+        // The first calls are slow. Then so many wait for each other as the store takes.
+        let all = in_parallel_on(1, &store, &vec![(); first + most], |i, ()| {
+            if i < first {
+                std::thread::sleep(2 * SLOW);
+                return true;
+            }
+            together.comes();
+            together.are(most)
         });
-        assert!(threads.lock().unwrap().len() >= least, "{} threads", threads.lock().unwrap().len());
+        assert!(all.into_iter().all(|came| came));
+    }
+
+    #[test]
+    fn call_that_hangs_holds_up_no_other_item() {
+        let store = store();
+        let items = 5 * ITEMS_IN_A_ROW;
+        let hung = THREADS_MIN - 1;
+        let others = Together::new();
+        let all = in_parallel_on(1, &store, &vec![(); items], |i, ()| {
+            if i % ITEMS_IN_A_ROW == 0 && i / ITEMS_IN_A_ROW < hung {
+                return others.are(items - hung);
+            }
+            others.comes();
+            true
+        });
+        assert!(all.into_iter().all(|others_were_done| others_were_done));
+    }
+
+    #[test]
+    fn share_of_slow_calls_tells_a_store_that_answers_late() {
+        let after = |calls: &[bool]| calls.iter().fold(0, |share, is_slow| with_call(share, *is_slow));
+        let is_late = |calls: &[bool]| after(calls) >= LATE_SHARE;
+        assert!(!is_late(&[true, true]), "two calls may be late for another reason");
+        assert!(is_late(&[true; 4]));
+        assert!(is_late(&[true, false, true, false].repeat(8)), "every second one");
+        assert!(!is_late(&[&[true][..], &[false; 7]].concat().repeat(20)), "one of eight");
+        assert!(!is_late(&[&[true; 50][..], &[false; 20]].concat()), "it was late before");
+        assert_eq!(after(&[&[true; 50][..], &[false; 100]].concat()), 0);
+        assert!(after(&[true; 1000]) <= ALL_SLOW);
     }
 }

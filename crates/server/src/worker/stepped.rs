@@ -467,6 +467,11 @@ impl Node {
         }
     }
 
+    /// Entries that were evicted from the board.
+    pub fn evicted(&self) -> u64 {
+        self.shard_thread.as_ref().map_or(0, |shard_thread| shard_thread.board.evicted())
+    }
+
     /// The board.
     pub fn board(&self) -> BorrowedFd<'_> {
         self.board.as_fd()

@@ -378,7 +378,7 @@ impl ShardThread<'_> {
     /// Publishes on the board what the batch changed or found.
     pub(in crate::worker) fn publish(&mut self) {
         for entry in self.effects.found() {
-            self.board.inode(entry.attr.ino, Some(entry));
+            self.board.found_inode(entry);
         }
         // Programs do not use the numbers of parts.
         for (ino, entry) in self.effects.inodes().iter().filter(|(ino, _)| !ino.is_part()) {
@@ -389,8 +389,14 @@ impl ShardThread<'_> {
         for ino in self.effects.all_widened() {
             self.board.forget_names_of(*ino);
         }
+        for directory in self.effects.unlisted().iter().filter(|directory| !directory.was_attached) {
+            self.board.forget_names_of(directory.ino);
+        }
         for name in self.effects.names() {
-            self.board.name(shown(name.parent), name.name, name.entry);
+            match name.entry.filter(|_| name.is_found) {
+                Some(found) => self.board.found_name(shown(name.parent), name.name, found),
+                None => self.board.name(shown(name.parent), name.name, name.entry),
+            }
         }
         if let Some(batch) = batch.filter(|batch| batch.has_holds()) {
             // Clients that look up a held name must send a request, and wait.
@@ -402,9 +408,11 @@ impl ShardThread<'_> {
         if let Some(watched) = &mut self.watched {
             watched.send(self.effects.all_widened());
         }
-        if let (Some(mount), false) = (&self.mount, self.effects.all_widened().is_empty()) {
-            // The kernel may have cached that names are absent, which other nodes will create without a notification
-            // here. Which names it has cached is unknown, so it looks up all names again.
+        let is_any_absence_void =
+            !self.effects.all_widened().is_empty() || !self.effects.unlisted().is_empty();
+        if let (Some(mount), true) = (&self.mount, is_any_absence_void) {
+            // The kernel may have cached that names are absent, which other nodes will create, or which an import will
+            // find, without a notification here. Which names it has cached is unknown, so it looks up all names again.
             mount.move_epoch();
         }
     }

@@ -210,7 +210,11 @@ impl Watched {
         };
         let mut names: Vec<Named> = match request {
             Request::Rename { .. } => effects.names().map(named).collect(),
-            _ => effects.names().filter(|n| self.directories.contains(&n.parent)).map(named).collect(),
+            _ => effects
+                .names_and_found()
+                .filter(|n| self.directories.contains(&n.parent))
+                .map(named)
+                .collect(),
         };
         if names.iter().any(concerns) {
             names.iter().filter_map(|n| n.entry).for_each(|(ino, _)| self.named.insert(ino));
