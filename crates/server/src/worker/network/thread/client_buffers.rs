@@ -11,21 +11,19 @@
 //! So such ranges keep their bytes until the quarantine is over, here and in the client's buffer: a write that happens late
 //! writes what it was to write.
 
-use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_fabric::Region;
 use forebay_types::limits::{
-    BUFFERS_MAX, BUFFERS_QUARANTINED_MAX, PROGRAM_MEMORIES_MAX, PROGRAM_MEMORIES_QUARANTINED_MAX,
-    PROGRAM_MEMORIES_REGISTERED_MAX, PROGRAM_MEMORIES_RETIRED_A_ROUND, PROGRAM_MEMORY_QUARANTINED_BYTES_MAX,
-    QUARANTINE_MS,
+    BUFFERS_MAX, BUFFERS_QUARANTINED_MAX, PROGRAM_MEMORIES_RETIRED_A_ROUND,
+    PROGRAM_MEMORY_QUARANTINED_BYTES_MAX, QUARANTINE_MS,
 };
-use forebay_types::{Code, NodeId};
+use forebay_types::NodeId;
 
 use super::flights::Flight;
 use super::moves::{Buffer, Moves, Quarantined};
-use super::registered_ranges::RegisteredRanges;
+use super::registered_ranges::Ended;
 use super::state::NetworkThread;
 use crate::worker::network::eager_buffers::end_quarantine;
 use crate::worker::network::unmapping::Unmapping;
@@ -45,88 +43,14 @@ impl NetworkThread {
                  requests"
             );
         }
-        if let Err(code) = self.register(session, number, memory, false) {
+        // A request may name it at once.
+        if let Err(code) = self.register(session, number, memory, false, true) {
             tracing::warn!("cannot register a client's buffer: {code}");
         }
     }
 
-    /// Adds memory that a process has allocated, and sends the outcome when all of it is registered.
-    pub(super) fn add_program_memory(
-        &mut self,
-        session: u64,
-        number: u64,
-        memory: Region,
-        outcome: Sender<Result<(), Code>>,
-    ) {
-        match self.accept_program_memory(session, number, memory) {
-            Ok(false) => self.moves.to_register.push_back((number, outcome)),
-            // The client may have given up.
-            done => drop(outcome.send(done.map(drop))),
-        }
-    }
-
-    /// Adds memory that a process has allocated, and registers its first range. True if that is all.
-    ///
-    /// # Errors
-    /// [`Code::NoResources`] if the process, or all together, have as much as they may have; [`Code::Exists`] if the
-    /// number, which the client chooses, is one of other memory.
-    pub(super) fn accept_program_memory(
-        &mut self,
-        session: u64,
-        number: u64,
-        memory: Region,
-    ) -> Result<bool, Code> {
-        if self.moves.buffers.contains_key(&number) {
-            return Err(Code::Exists);
-        }
-        let (mut own, mut all) = (0, 0);
-        for buffer in self.moves.buffers.values().filter(|buffer| buffer.is_programs) {
-            all += 1;
-            own += usize::from(buffer.session == session);
-        }
-        let is_quarantine_full = self.quarantined(true) >= PROGRAM_MEMORIES_QUARANTINED_MAX;
-        if own >= PROGRAM_MEMORIES_MAX || all >= PROGRAM_MEMORIES_REGISTERED_MAX || is_quarantine_full {
-            return Err(Code::NoResources);
-        }
-        self.register(session, number, memory, true)
-    }
-
-    fn register(
-        &mut self,
-        session: u64,
-        number: u64,
-        memory: Region,
-        is_programs: bool,
-    ) -> Result<bool, Code> {
-        let (memory, mut registered) = (Arc::new(memory), RegisteredRanges::default());
-        let is_done = registered.register_next(self.calls.endpoint(), &memory)?;
-        self.moves.buffers.insert(number, Buffer::new(session, memory, registered, is_programs));
-        Ok(is_done)
-    }
-
-    /// Registers a range of the memory that is to be, and unregisters one of what is not used. True if there was any.
-    pub(super) fn register_some(&mut self) -> bool {
-        let Moves { unregistering, unmapping, .. } = &mut self.moves;
-        let is_unregistered = unregistering.step(self.calls.endpoint(), unmapping);
-        let Some((number, _)) = self.moves.to_register.front() else { return is_unregistered };
-        let number = *number;
-        let done = match self.moves.buffers.get_mut(&number).filter(|buffer| !buffer.retired) {
-            Some(buffer) => buffer.registered.register_next(self.calls.endpoint(), &buffer.memory),
-            // The program has withdrawn it, or its process has ended.
-            None => Err(Code::Stale),
-        };
-        if done != Ok(false) {
-            if done.is_err() {
-                self.retire_buffer(number, false);
-            }
-            let ended = self.moves.to_register.pop_front();
-            let _ = ended.map(|(_, outcome)| outcome.send(done.map(drop)));
-        }
-        true
-    }
-
     /// Buffers in quarantine, or ranges of memory of programs.
-    fn quarantined(&self, is_programs: bool) -> usize {
+    pub(super) fn quarantined(&self, is_programs: bool) -> usize {
         self.moves.quarantined.iter().filter(|one| one.is_programs == is_programs).count()
     }
 
@@ -200,11 +124,14 @@ impl NetworkThread {
         let Some(buffer) = self.moves.buffers.remove(&number) else { return };
         let Buffer { session, memory, registered, is_programs, in_doubt, abandoned, may_be_read, .. } =
             buffer;
+        let ended = Ended { session, ranges: registered, memory: Arc::clone(&memory), is_programs, in_doubt };
         let Moves { unregistering, unmapping, .. } = &mut self.moves;
         if !in_doubt {
-            return unregistering.begin(self.calls.endpoint(), (registered, Some(memory)), unmapping);
+            // Nothing else has it, so that it is unmapped where large memory is.
+            drop(memory);
+            return unregistering.begin(self.calls.endpoint(), ended, unmapping);
         }
-        unregistering.begin(self.calls.endpoint(), (registered, None), unmapping);
+        unregistering.begin(self.calls.endpoint(), ended, unmapping);
         let until = self.calls.now() + QUARANTINE;
         let mut one =
             Quarantined { until, session, number, memory, is_programs, may_be_read, is_free: false };

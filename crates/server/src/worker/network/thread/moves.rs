@@ -139,6 +139,8 @@ pub(super) struct Moves {
     pub(super) quarantined: Vec<Quarantined>,
     /// Memory of programs of which ranges are still to be registered, and the receiver of the outcome.
     pub(super) to_register: VecDeque<(u64, Sender<Result<(), Code>>)>,
+    /// What was registered in this round, as `cost` of `registered_ranges.rs` counts it.
+    pub(super) registered: usize,
     /// Memory of which ranges are still to be unregistered.
     pub(super) unregistering: Unregistering,
     /// Memory of programs that is to be retired.
