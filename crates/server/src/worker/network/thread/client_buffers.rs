@@ -87,7 +87,7 @@ impl NetworkThread {
         let Moves { buffers, quarantined, to_retire, unmapping, .. } = &mut self.moves;
         for (number, buffer) in buffers.iter_mut().filter(|(_, buffer)| buffer.session == session) {
             (buffer.abandoned, buffer.retired) = (true, true);
-            to_retire.push_back(*number);
+            to_retire.push_back((*number, buffer.generation));
         }
         let theirs = quarantined.iter_mut().filter(|one| one.session == session);
         theirs.for_each(|one| one.free(unmapping));
@@ -96,8 +96,11 @@ impl NetworkThread {
     /// Retires some of the memory that is to be. True if there was any.
     pub(super) fn retire_some(&mut self) -> bool {
         for done in 0..PROGRAM_MEMORIES_RETIRED_A_ROUND {
-            let Some(number) = self.moves.to_retire.pop_front() else { return done > 0 };
-            self.retire_buffer(number, false);
+            let Some((number, generation)) = self.moves.to_retire.pop_front() else { return done > 0 };
+            // It may have been removed meanwhile, and another one have its number.
+            if self.moves.buffers.get(&number).is_some_and(|buffer| buffer.generation == generation) {
+                self.retire_buffer(number, false);
+            }
         }
         true
     }

@@ -12,7 +12,7 @@ use forebay_types::limits::{
 };
 use forebay_types::Code;
 
-use super::moves::{Buffer, Moves};
+use super::moves::{Buffer, Moves, ToRegister};
 use super::registered_ranges::{cost, RegisteredRanges};
 use super::state::NetworkThread;
 
@@ -26,7 +26,10 @@ impl NetworkThread {
         outcome: Sender<Result<(), Code>>,
     ) {
         match self.accept_program_memory(session, number, memory) {
-            Ok(false) => self.moves.to_register.push_back((number, outcome)),
+            Ok(false) => {
+                let generation = self.moves.generations;
+                self.moves.to_register.push_back(ToRegister { number, generation, outcome });
+            }
             // The client may have given up.
             done => drop(outcome.send(done.map(drop))),
         }
@@ -80,7 +83,9 @@ impl NetworkThread {
             self.moves.registered += registered.next_cost(&memory);
             registered.register_next(self.calls.endpoint(), &memory)?;
         }
-        self.moves.buffers.insert(number, Buffer::new(session, memory, registered, is_programs));
+        self.moves.generations += 1;
+        let buffer = Buffer::new(session, self.moves.generations, memory, registered, is_programs);
+        self.moves.buffers.insert(number, buffer);
         Ok(at_once)
     }
 
@@ -96,9 +101,10 @@ impl NetworkThread {
     /// Registers a range, however much its round has registered, and more as long as that is little.
     fn register_ranges(&mut self) -> bool {
         let mut has_registered = false;
-        while let Some((number, _)) = self.moves.to_register.front() {
-            let number = *number;
-            let done = match self.moves.buffers.get_mut(&number).filter(|buffer| !buffer.retired) {
+        while let Some(&ToRegister { number, generation, .. }) = self.moves.to_register.front() {
+            let buffer = self.moves.buffers.get_mut(&number);
+            let buffer = buffer.filter(|buffer| buffer.generation == generation && !buffer.retired);
+            let done = match buffer {
                 Some(buffer) => {
                     let cost = buffer.registered.next_cost(&buffer.memory);
                     if has_registered && self.moves.registered + cost > REGISTRATION_BYTES {
@@ -112,11 +118,11 @@ impl NetworkThread {
                 None => Err(Code::Stale),
             };
             if done != Ok(false) {
-                if done.is_err() {
+                if done.is_err_and(|code| code != Code::Stale) {
                     self.retire_buffer(number, false);
                 }
                 let ended = self.moves.to_register.pop_front();
-                let _ = ended.map(|(_, outcome)| outcome.send(done.map(drop)));
+                let _ = ended.map(|ended| ended.outcome.send(done.map(drop)));
             }
         }
         has_registered

@@ -423,6 +423,32 @@ fn memory_that_is_still_to_be_unregistered_counts_for_the_limits() {
 }
 
 #[test]
+fn number_of_memory_that_was_withdrawn_or_has_ended_may_be_given_again_before_it_is_unregistered() {
+    const STEPS: usize = 4;
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let (one, two) = (session_on(CLIENTS, 9), session_on(CLIENTS, 10));
+    // Withdrawn before all of it is registered.
+    let withdrawn = add(&mut client, one, 6, STEPS * REGISTRATION_BYTES);
+    client.round();
+    client.withdraw_memory(one, 6);
+    let other = add(&mut client, one, 6, STEPS * REGISTRATION_BYTES);
+    client.round();
+    assert_eq!(withdrawn.try_recv(), Ok(Err(Code::Stale)), "its client waits for an answer");
+    assert!(other.try_recv().is_err(), "it has more ranges");
+    run_all(&mut client);
+    assert_eq!(other.try_recv(), Ok(Ok(())));
+    assert!(client.moves.buffers.contains_key(&6));
+    // Removed at the end of its last request, before the round that would have retired it.
+    client.retire_buffers(one);
+    client.retire_buffer(6, false);
+    let third = add(&mut client, two, 6, STEPS * REGISTRATION_BYTES);
+    run_all(&mut client);
+    assert_eq!(third.try_recv(), Ok(Ok(())));
+    assert!(client.moves.buffers.contains_key(&6));
+}
+
+#[test]
 fn read_into_large_memory_arrives_where_two_ranges_meet() {
     let network = Network::new(1, Faults::NONE);
     let (mut client, told, _no_jobs) = thread(&network, CLIENTS, 1);
