@@ -4,11 +4,12 @@
 
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_fabric::Region;
 use forebay_types::limits::{
     BUFFER_BYTES, PROGRAM_MEMORIES_MAX, PROGRAM_MEMORIES_QUARANTINED_MAX, PROGRAM_MEMORIES_REGISTERED_MAX,
-    PROGRAM_MEMORY_ENDED_BYTES_MAX, REGISTRATION_BYTES,
+    PROGRAM_MEMORY_ENDED_BYTES_MAX, PROGRAM_MEMORY_REGISTRATION_S, REGISTRATION_BYTES,
 };
 use forebay_types::Code;
 
@@ -17,7 +18,8 @@ use super::registered_ranges::{cost, RegisteredRanges};
 use super::state::NetworkThread;
 
 impl NetworkThread {
-    /// Adds memory that a process has allocated, and sends the outcome when all of it is registered.
+    /// Adds memory that a process has allocated, and sends the outcome when all of it is registered, or when its client
+    /// waits no longer: [`Code::TimedOut`], and nothing of it is registered.
     pub(super) fn add_program_memory(
         &mut self,
         session: u64,
@@ -25,10 +27,12 @@ impl NetworkThread {
         memory: Region,
         outcome: Sender<Result<(), Code>>,
     ) {
+        let timeout = Duration::from_secs(PROGRAM_MEMORY_REGISTRATION_S + (memory.len() >> 30) as u64);
+        let until = self.calls.now() + timeout;
         match self.accept_program_memory(session, number, memory) {
             Ok(false) => {
                 let generation = self.moves.generations;
-                self.moves.to_register.push_back(ToRegister { number, generation, outcome });
+                self.moves.to_register.push_back(ToRegister { number, generation, until, outcome });
             }
             // The client may have given up.
             done => drop(outcome.send(done.map(drop))),
@@ -101,10 +105,12 @@ impl NetworkThread {
     /// Registers a range, however much its round has registered, and more as long as that is little.
     fn register_ranges(&mut self) -> bool {
         let mut has_registered = false;
-        while let Some(&ToRegister { number, generation, .. }) = self.moves.to_register.front() {
+        let now = self.calls.now();
+        while let Some(&ToRegister { number, generation, until, .. }) = self.moves.to_register.front() {
             let buffer = self.moves.buffers.get_mut(&number);
             let buffer = buffer.filter(|buffer| buffer.generation == generation && !buffer.retired);
             let done = match buffer {
+                Some(_) if until <= now => Err(Code::TimedOut),
                 Some(buffer) => {
                     let cost = buffer.registered.next_cost(&buffer.memory);
                     if has_registered && self.moves.registered + cost > REGISTRATION_BYTES {

@@ -124,6 +124,8 @@ impl Buffer {
 pub(super) struct ToRegister {
     pub(super) number: u64,
     pub(super) generation: u64,
+    /// When its client waits no longer, and copies.
+    pub(super) until: Duration,
     pub(super) outcome: Sender<Result<(), Code>>,
 }
 

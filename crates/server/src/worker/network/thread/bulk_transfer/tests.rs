@@ -423,6 +423,26 @@ fn memory_that_is_still_to_be_unregistered_counts_for_the_limits() {
 }
 
 #[test]
+fn memory_is_registered_no_further_when_its_client_waits_no_longer() {
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let session = session_on(CLIENTS, 9);
+    let large = add(&mut client, session, 1, PROGRAM_MEMORY_BYTES_MAX);
+    let behind = add(&mut client, session, 2, 2 * REGISTRATION_BYTES);
+    let now = client.calls.now();
+    let until: Vec<u64> = client.moves.to_register.iter().map(|one| (one.until - now).as_secs()).collect();
+    assert_eq!(until, [5, 1]);
+    client.round();
+    client.moves.to_register[0].until = client.calls.now();
+    client.round();
+    assert_eq!(large.try_recv(), Ok(Err(Code::TimedOut)));
+    assert!(!client.moves.buffers.contains_key(&1));
+    run_all(&mut client);
+    assert_eq!(behind.try_recv(), Ok(Ok(())));
+    assert_eq!(unregistering(&client), 0);
+}
+
+#[test]
 fn number_of_memory_that_was_withdrawn_or_has_ended_may_be_given_again_before_it_is_unregistered() {
     const STEPS: usize = 4;
     let network = Network::new(1, Faults::NONE);
