@@ -26,10 +26,12 @@ use super::moves::{Buffer, Moves, Quarantined};
 use super::registered_ranges::Ended;
 use super::state::NetworkThread;
 use crate::worker::network::eager_buffers::end_quarantine;
-use crate::worker::network::unmapping::Unmapping;
+use crate::worker::network::unmapping::{Freeing, Unmapping};
 
 /// How long memory that a peer may still write stays in quarantine: longer than any request is served.
 const QUARANTINE: Duration = Duration::from_millis(QUARANTINE_MS);
+/// Time between attempts to free the pages of memory in quarantine, if there is no memory for other pages.
+const FREE_AGAIN: Duration = Duration::from_secs(10);
 
 impl NetworkThread {
     /// Adds a process's buffer, which replaces the one it had.
@@ -56,6 +58,7 @@ impl NetworkThread {
 
     /// Withdraws memory of a process.
     pub(super) fn withdraw_memory(&mut self, session: u64, number: u64) {
+        let now = self.calls.now();
         let buffer = self.moves.buffers.get_mut(&number);
         if let Some(buffer) = buffer.filter(|buffer| buffer.session == session && buffer.is_programs) {
             buffer.abandoned = true;
@@ -64,7 +67,7 @@ impl NetworkThread {
         let Moves { quarantined, unmapping, .. } = &mut self.moves;
         let is_it =
             |one: &&mut Quarantined| (one.session, one.number, one.is_programs) == (session, number, true);
-        quarantined.iter_mut().filter(is_it).for_each(|one| one.free(unmapping));
+        quarantined.iter_mut().filter(is_it).for_each(|one| one.free(unmapping, now));
     }
 
     fn retire_buffer_of(&mut self, session: u64, over: bool) {
@@ -84,13 +87,14 @@ impl NetworkThread {
     /// refused from now on, and unregistered over the next rounds.
     pub(super) fn retire_buffers(&mut self, session: u64) {
         self.retire_buffer_of(session, true);
+        let now = self.calls.now();
         let Moves { buffers, quarantined, to_retire, unmapping, .. } = &mut self.moves;
         for (number, buffer) in buffers.iter_mut().filter(|(_, buffer)| buffer.session == session) {
             (buffer.abandoned, buffer.retired) = (true, true);
             to_retire.push_back((*number, buffer.generation));
         }
         let theirs = quarantined.iter_mut().filter(|one| one.session == session);
-        theirs.for_each(|one| one.free(unmapping));
+        theirs.for_each(|one| one.free(unmapping, now));
     }
 
     /// Retires some of the memory that is to be. True if there was any.
@@ -135,12 +139,22 @@ impl NetworkThread {
             return unregistering.begin(self.calls.endpoint(), ended, unmapping);
         }
         unregistering.begin(self.calls.endpoint(), ended, unmapping);
-        let until = self.calls.now() + QUARANTINE;
-        let mut one =
-            Quarantined { until, session, number, memory, is_programs, may_be_read, is_free: false };
+        let now = self.calls.now();
+        let until = now + QUARANTINE;
+        let mut one = Quarantined {
+            until,
+            session,
+            number,
+            memory,
+            is_programs,
+            may_be_read,
+            is_to_free: false,
+            freeing: Freeing::default(),
+            free_again_at: Duration::ZERO,
+        };
         // A live process frees its memory itself, when it has read what is in it.
         if abandoned {
-            one.free(&mut self.moves.unmapping);
+            one.free(&mut self.moves.unmapping, now);
         }
         self.moves.quarantined.push(one);
         self.bound_quarantine();
@@ -148,22 +162,23 @@ impl NetworkThread {
 
     /// Leaves the pages of the oldest memory of programs in quarantine to them, if there is too much.
     fn bound_quarantine(&mut self) {
+        let now = self.calls.now();
         let Moves { quarantined, unmapping, .. } = &mut self.moves;
         let mut kept = 0;
-        for one in quarantined.iter_mut().rev().filter(|one| one.is_programs && !one.is_free) {
+        for one in quarantined.iter_mut().rev().filter(|one| one.is_programs && !one.freeing.has_begun()) {
             kept += one.memory.len();
             if kept > PROGRAM_MEMORY_QUARANTINED_BYTES_MAX {
-                one.free(unmapping);
+                one.free(unmapping, now);
             }
         }
     }
 
-    /// Frees memory whose quarantine is over.
+    /// Frees memory whose quarantine is over, and tries again to free pages where that has failed.
     pub(super) fn end_quarantines(&mut self, now: Duration) {
         self.moves.granted.end_quarantines(now);
         let Moves { quarantined, unmapping, .. } = &mut self.moves;
-        let is_over = |one: &&mut Quarantined| one.is_programs && one.until <= now;
-        quarantined.iter_mut().filter(is_over).for_each(|one| one.free(unmapping));
+        let is_over = |one: &&mut Quarantined| one.is_programs && (one.is_to_free || one.until <= now);
+        quarantined.iter_mut().filter(is_over).for_each(|one| one.free(unmapping, now));
         end_quarantine(&mut self.moves.quarantined, |one| one.until <= now, |one| &mut one.memory);
     }
 }
@@ -171,13 +186,18 @@ impl NetworkThread {
 impl Quarantined {
     /// Frees the pages of memory that no one looks at any longer. Those of a program are left to the processes that map
     /// them. What another node may still read for a write keeps its bytes: it would write others.
-    fn free(&mut self, unmapping: &mut Unmapping) {
-        if std::mem::replace(&mut self.is_free, true) {
+    fn free(&mut self, unmapping: &mut Unmapping, now: Duration) {
+        self.is_to_free = true;
+        if now < self.free_again_at || !self.freeing.begin() {
             return;
         }
+        self.free_again_at = now + FREE_AGAIN;
         match self.is_programs {
-            true => unmapping.detach(&self.memory, self.may_be_read.clone()),
-            false => self.memory.discard(&self.may_be_read),
+            true => unmapping.detach(&self.memory, self.may_be_read.clone(), &self.freeing),
+            false => {
+                self.memory.discard(&self.may_be_read);
+                self.freeing.end(true);
+            }
         }
     }
 }

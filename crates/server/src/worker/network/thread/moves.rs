@@ -15,7 +15,7 @@ use super::registered_ranges::{RegisteredRanges, Unregistering};
 use crate::worker::network::bounce::{Bounce, DataBuffer};
 use crate::worker::network::eager_buffers::{GrantedBuffers, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::Moving;
-use crate::worker::network::unmapping::Unmapping;
+use crate::worker::network::unmapping::{Freeing, Unmapping};
 
 /// A client's data request in flight.
 #[derive(Debug)]
@@ -140,8 +140,11 @@ pub(super) struct Quarantined {
     pub(super) is_programs: bool,
     /// As of [`Buffer`].
     pub(super) may_be_read: Vec<Range<usize>>,
-    /// Its pages are freed, or left to the program.
-    pub(super) is_free: bool,
+    /// Its pages are to be freed, or left to the program.
+    pub(super) is_to_free: bool,
+    pub(super) freeing: Freeing,
+    /// When that is tried again, if it has failed.
+    pub(super) free_again_at: Duration,
 }
 
 /// The state of both sides.
