@@ -351,7 +351,7 @@ mod tests {
         let memory = Arc::new(shared(c"large", BYTES));
         memory.write_at(BYTES - 5000, b"kept").unwrap();
         let private_kib = of_process("VmData:");
-        memory.detach(&[BYTES - 5000..BYTES - 4000]).unwrap();
+        memory.detach(std::slice::from_ref(&(BYTES - 5000..BYTES - 4000))).unwrap();
         // Other tests of this process map little.
         assert!(of_process("VmData:") < private_kib + (BYTES as u64 >> 11));
         let mut bytes = [0; 4];
