@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::fd::RawFd;
 
 use forebay_ring::call_clock;
-use forebay_types::limits::{MOVE_ABOVE_BYTES, QUARANTINE_MS};
+use forebay_types::limits::{MOVE_ABOVE_BYTES, PROGRAM_MEMORY_REGISTRATION_S, QUARANTINE_MS};
 use forebay_types::Code;
 
 use crate::allocated::PAGE_BYTES;
@@ -13,9 +13,6 @@ use crate::attached::Attached;
 use crate::far_parts::{Memory, Part};
 use crate::memory_slots::{memory_in_use, InUse};
 use crate::pool::Pool;
-
-/// How long a put or a get waits until its memory is registered, and as many seconds more as the memory has GiB.
-const REGISTRATION_TIMEOUT_S: libc::time_t = 1;
 
 /// A place in memory that the network reads or writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +49,8 @@ impl Pool {
         };
         let in_use = memory_in_use(start, total).ok()??;
         let allocated = in_use.allocated().filter(|one| std::ptr::eq(one.pool, self))?;
-        let timeout_s = REGISTRATION_TIMEOUT_S + (allocated.bytes >> 30) as libc::time_t;
+        let timeout_s =
+            PROGRAM_MEMORY_REGISTRATION_S as libc::time_t + (allocated.bytes >> 30) as libc::time_t;
         let registered = allocated.register(attached, timeout_s)?;
         let from = start as usize - in_use.slot().range().start;
         Some(Direct { in_use, from, reads, registered, is_given_up: false })

@@ -3,10 +3,14 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use forebay_types::Code;
+
+/// Bytes that are copied at once to a file.
+const COPIED_BYTES: usize = 16 * 1024;
 
 /// The access that peers have to registered memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -125,37 +129,49 @@ impl Region {
         }
     }
 
-    /// Puts private memory in the place of shared pages, which the kernel frees when nothing else maps them. The ranges in
+    /// Puts other memory in the place of shared pages, which the kernel frees when nothing else maps them. The ranges in
     /// `kept` have the same bytes afterwards, and all else reads as zeros; what a peer still writes there changes no memory
-    /// of others. Returns whether that was done.
-    pub fn detach(&self, kept: &[Range<usize>]) -> bool {
-        let copied = self.pages(kept).into_iter().all(|range| self.replace(range, true));
-        let zeroed = self.others(kept).into_iter().all(|range| self.replace(range, false));
-        self.bytes > 0 && copied && zeroed
-    }
-
-    /// Puts private memory in the place of a range of whole pages, with the same bytes if `keeps`. False if there is none.
-    fn replace(&self, range: Range<usize>, keeps: bool) -> bool {
-        use rustix::mm::{mmap_anonymous, mremap_fixed, munmap, MapFlags, MremapFlags, ProtFlags};
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-        let bytes = range.len();
+    /// of others. All of the region is replaced by one call, or nothing.
+    ///
+    /// The memory is a file of holes that only this region maps. Private memory would count in full against the kernel's
+    /// limit of committed memory, also without pages, and memory without access would kill the process when the network's
+    /// library copies what a peer sends late.
+    ///
+    /// # Errors
+    /// [`Code::NoMemory`] if there is no memory, mapping or descriptor left: the region is as before, and the call can be
+    /// repeated.
+    pub fn detach(&self, kept: &[Range<usize>]) -> Result<(), Code> {
+        use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+        use rustix::mm::{mmap, MapFlags, ProtFlags};
+        let file = memfd_create("forebay-detached", MemfdFlags::CLOEXEC).map_err(|_| Code::NoMemory)?;
+        ftruncate(&file, self.bytes as u64).map_err(|_| Code::NoMemory)?;
+        for range in self.pages(kept) {
+            self.copy_to(&file, range)?;
+        }
         // SAFETY: the range belongs to this region alone, and no reference into it exists. It can be accessed at any
         // moment: an access waits in the kernel while one mapping takes the place of the other.
-        unsafe {
-            let start = self.start.as_ptr().add(range.start).cast();
-            if !keeps {
-                return mmap_anonymous(start, bytes, access, flags | MapFlags::FIXED).is_ok();
+        let replaced = unsafe {
+            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+            mmap(self.start.as_ptr().cast(), self.bytes, access, flags, &file, 0)
+        };
+        replaced.map(drop).map_err(|_| Code::NoMemory)
+    }
+
+    /// Copies a range to the same place of a file.
+    fn copy_to(&self, file: &OwnedFd, range: Range<usize>) -> Result<(), Code> {
+        let mut piece = [0; COPIED_BYTES];
+        let mut at = range.start;
+        while at < range.end {
+            let piece = &mut piece[..(range.end - at).min(COPIED_BYTES)];
+            self.read_at(at, piece)?;
+            match rustix::io::pwrite(file, piece, at as u64) {
+                Ok(0) => return Err(Code::NoMemory),
+                Ok(written) => at += written,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return Err(Code::NoMemory),
             }
-            let Ok(pages) = mmap_anonymous(std::ptr::null_mut(), bytes, access, flags) else { return false };
-            std::ptr::copy_nonoverlapping(start.cast::<u8>(), pages.cast(), bytes);
-            let moved = mremap_fixed(pages, bytes, bytes, MremapFlags::MAYMOVE, start).is_ok();
-            if !moved {
-                let _ = munmap(pages, bytes);
-                // The kernel may have unmapped the range before it failed. No other memory may get its addresses.
-                let _ = mmap_anonymous(start, bytes, ProtFlags::empty(), flags | MapFlags::FIXED);
-            }
-            moved
         }
+        Ok(())
     }
 
     /// The pages of these ranges: sorted, and apart from one another.
@@ -245,6 +261,20 @@ impl fmt::Debug for Region {
 mod tests {
     use super::*;
 
+    /// Memory of a file, which the test never unmaps.
+    fn shared(name: &std::ffi::CStr, bytes: usize) -> Region {
+        use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+        use rustix::mm::{mmap, MapFlags, ProtFlags};
+        let memory = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, bytes as u64).unwrap();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping overlaps nothing, and stays.
+        unsafe {
+            let start = mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, &memory, 0).unwrap();
+            Region::foreign(NonNull::new(start.cast()).unwrap(), bytes, Box::new(()))
+        }
+    }
+
     #[test]
     fn buried_memory_is_reached_no_more_and_its_addresses_are_nobody_s() {
         let mut region = Region::new(1 << 20).unwrap();
@@ -274,7 +304,7 @@ mod tests {
         let (mine, theirs) = (map(), map());
         let mut bytes = [0; 3];
         mine.write_at(5000, b"old").unwrap();
-        assert!(mine.detach(&[]));
+        mine.detach(&[]).unwrap();
         mine.read_at(5000, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 3]);
         mine.write_at(5000, b"new").unwrap();
@@ -286,24 +316,14 @@ mod tests {
 
     #[test]
     fn kept_ranges_of_detached_or_discarded_memory_have_their_bytes() {
-        use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
         const PAGES: usize = 8;
         for detaches in [true, false] {
-            let memory = memfd_create("kept", MemfdFlags::CLOEXEC).unwrap();
-            ftruncate(&memory, (PAGES * 4096) as u64).unwrap();
-            use rustix::mm::{mmap, MapFlags, ProtFlags};
-            let access = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: a new mapping overlaps nothing, and the test never unmaps it.
-            let region = unsafe {
-                let start =
-                    mmap(std::ptr::null_mut(), PAGES * 4096, access, MapFlags::SHARED, &memory, 0).unwrap();
-                Region::foreign(NonNull::new(start.cast()).unwrap(), PAGES * 4096, Box::new(()))
-            };
+            let region = shared(c"kept", PAGES * 4096);
             region.write_at(0, &[7; PAGES * 4096]).unwrap();
             // Of no whole pages, one within another, and one behind another.
             let kept = [20_000..20_010, 4096..8192, 5000..6000, 8192..9000];
             match detaches {
-                true => assert!(region.detach(&kept)),
+                true => region.detach(&kept).unwrap(),
                 false => region.discard(&kept),
             }
             let first = |page: usize| {
@@ -318,6 +338,30 @@ mod tests {
                 assert!(!maps.contains("/memfd:kept"));
             }
         }
+    }
+
+    #[test]
+    fn memory_is_detached_as_a_whole_or_not_at_all_and_counts_as_no_private_memory() {
+        let of_process = |name: &str| {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+        };
+        const BYTES: usize = 4 << 30;
+        let memory = Arc::new(shared(c"large", BYTES));
+        memory.write_at(BYTES - 5000, b"kept").unwrap();
+        let private_kib = of_process("VmData:");
+        memory.detach(std::slice::from_ref(&(BYTES - 5000..BYTES - 4000))).unwrap();
+        // Other tests of this process map little.
+        assert!(of_process("VmData:") < private_kib + (BYTES as u64 >> 11));
+        let mut bytes = [0; 4];
+        memory.read_at(BYTES - 5000, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"kept");
+        // It is of no whole pages, so the kernel refuses.
+        let part = Region::part(&memory, BYTES - 5000, 5000).unwrap();
+        assert_eq!(part.detach(std::slice::from_ref(&(0..4))), Err(Code::NoMemory));
+        memory.read_at(BYTES - 5000, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"kept");
     }
 
     #[test]

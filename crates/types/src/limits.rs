@@ -67,9 +67,16 @@ pub const PROGRAM_MEMORIES_MAX: usize = 256;
 /// Ranges of memory of programs that a daemon has registered with the network: a mapping each, of 65,530 that the kernel
 /// allows a process. Further ones are copied.
 pub const PROGRAM_MEMORIES_REGISTERED_MAX: usize = 4096;
-/// Bytes of a process's memory that the network thread registers or unregisters before it looks at other work: some
-/// milliseconds where the pages are pinned.
+/// Bytes of processes' memory that the network thread registers in a round, between other work, and as many that it
+/// unregisters: some milliseconds where the pages are pinned. It is also the length of one range, which a round may
+/// register in addition to small memory.
 pub const REGISTRATION_BYTES: usize = 64 << 20;
+/// Bytes of memory of programs that is not used any longer, but is not unregistered yet. With more, no further memory is
+/// registered: data are copied.
+pub const PROGRAM_MEMORY_ENDED_BYTES_MAX: usize = 4 * PROGRAM_MEMORY_BYTES_MAX;
+/// How long memory may take to be registered, in seconds, and as many more as it has GiB. After that the process copies, and
+/// its daemon registers no more of it.
+pub const PROGRAM_MEMORY_REGISTRATION_S: u64 = 1;
 /// How long a process waits until it has memory registered again that its daemon refused, or has withdrawn.
 pub const PROGRAM_MEMORY_PAUSE_MS: u64 = 1_000;
 /// How long a buffer's memory stays in quarantine after a request on it ended with an unknown outcome. A transfer may
@@ -77,7 +84,8 @@ pub const PROGRAM_MEMORY_PAUSE_MS: u64 = 1_000;
 /// time, and clients' requests end within [`CALL_TIMEOUT_MS`].
 pub const QUARANTINE_MS: u64 = CALL_TIMEOUT_MS + 2 * NODE_TIMEOUT_MS;
 /// Buffers in quarantine. With so many, no process gets another buffer, so that a network that loses much costs bounded
-/// address space. Their memory is freed when their process ends, or when it has taken its data out of them.
+/// address space. Their memory is freed when their process ends, or when it has taken its data out of them, but not what a
+/// late transfer may still read for a write whose outcome is unknown: that keeps its bytes until the quarantine is over.
 pub const BUFFERS_QUARANTINED_MAX: usize = 64;
 /// Ranges of memory of programs in quarantine. With so many, no further one is registered: data are copied. Buffers have a
 /// limit of their own.
@@ -85,7 +93,8 @@ pub const PROGRAM_MEMORIES_QUARANTINED_MAX: usize = 64;
 /// Bytes of those ranges whose pages the daemon keeps: two of the largest size. With more, those of the oldest are left to
 /// the program.
 pub const PROGRAM_MEMORY_QUARANTINED_BYTES_MAX: usize = 2 * PROGRAM_MEMORY_BYTES_MAX;
-/// Ranges of a process that has ended which the network thread unregisters before it looks at other work.
+/// Ranges of a process that has ended which the network thread retires in a round. They are then unregistered by
+/// [`REGISTRATION_BYTES`] a round.
 pub const PROGRAM_MEMORIES_RETIRED_A_ROUND: usize = 4;
 /// Bytes that are read ahead for a reader that declared that it reads another node's file in order: at first, and at
 /// most. Larger windows made no reader faster.

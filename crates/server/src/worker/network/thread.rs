@@ -8,6 +8,7 @@ mod data_requests;
 mod flights;
 mod join;
 mod local_clients;
+mod memory_registration;
 mod moves;
 mod outgoing;
 mod registered_ranges;

@@ -2,6 +2,7 @@
 //! which all clients share. A small range is unmapped at once.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
 
@@ -13,24 +14,56 @@ use forebay_types::limits::BUFFER_BYTES;
 enum Wish {
     Drop(Arc<Region>),
     /// With the ranges that keep their bytes.
-    Detach(Arc<Region>, Vec<Range<usize>>),
+    Detach(Arc<Region>, Vec<Range<usize>>, Freeing),
 }
 
 impl Wish {
     fn fulfil(self) {
         match self {
             Wish::Drop(memory) => drop(memory),
-            Wish::Detach(memory, kept) => {
-                if !memory.detach(&kept) {
-                    tracing::debug!("cannot leave the pages of {memory:?} to their program");
+            Wish::Detach(memory, kept, freeing) => {
+                let done = memory.detach(&kept);
+                // Before the outcome is seen: a quarantine ends when nothing else has the memory.
+                drop(memory);
+                freeing.end(done.is_ok());
+                if let Err(code) = done {
+                    tracing::warn!(
+                        "cannot leave the pages of memory in quarantine to their program: {code}. They stay allocated until \
+                         a later attempt, or the end of the quarantine"
+                    );
                 }
             }
         }
     }
 
     fn bytes(&self) -> usize {
-        let (Wish::Drop(memory) | Wish::Detach(memory, _)) = self;
+        let (Wish::Drop(memory) | Wish::Detach(memory, ..)) = self;
         memory.len()
+    }
+}
+
+/// Whether the pages of memory are freed, or about to be.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Freeing(Arc<AtomicU8>);
+
+const KEPT: u8 = 0;
+const BEGUN: u8 = 1;
+const FREED: u8 = 2;
+
+impl Freeing {
+    /// Begins an attempt. False if the pages are freed, or an attempt is under way.
+    pub(super) fn begin(&self) -> bool {
+        self.0.compare_exchange(KEPT, BEGUN, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// The attempt has ended. After one that failed, another can begin.
+    pub(super) fn end(&self, is_freed: bool) {
+        self.0.store(if is_freed { FREED } else { KEPT }, Ordering::Release);
+    }
+
+    /// True if the pages are freed, or an attempt is under way.
+    pub(super) fn has_begun(&self) -> bool {
+        self.0.load(Ordering::Acquire) != KEPT
     }
 }
 
@@ -47,9 +80,9 @@ impl Unmapping {
     }
 
     /// Leaves the pages of a range to the processes that map them, and keeps its addresses, and the bytes of the ranges in
-    /// `kept`.
-    pub(super) fn detach(&mut self, memory: &Arc<Region>, kept: Vec<Range<usize>>) {
-        self.take(Wish::Detach(Arc::clone(memory), kept));
+    /// `kept`. The outcome is in `freeing`.
+    pub(super) fn detach(&mut self, memory: &Arc<Region>, kept: Vec<Range<usize>>, freeing: &Freeing) {
+        self.take(Wish::Detach(Arc::clone(memory), kept, freeing.clone()));
     }
 
     fn take(&mut self, wish: Wish) {
@@ -89,7 +122,7 @@ mod tests {
         let large = Arc::new(Region::new(BUFFER_BYTES + 4096).unwrap());
         large.write_at(BUFFER_BYTES, b"x").unwrap();
         let kept = Arc::downgrade(&large);
-        unmapping.detach(&large, Vec::new());
+        unmapping.detach(&large, Vec::new(), &Freeing::default());
         assert!(unmapping.wishes.is_some());
         unmapping.drop(large);
         while kept.upgrade().is_some() {

@@ -11,27 +11,27 @@
 //! So such ranges keep their bytes until the quarantine is over, here and in the client's buffer: a write that happens late
 //! writes what it was to write.
 
-use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_fabric::Region;
 use forebay_types::limits::{
-    BUFFERS_MAX, BUFFERS_QUARANTINED_MAX, PROGRAM_MEMORIES_MAX, PROGRAM_MEMORIES_QUARANTINED_MAX,
-    PROGRAM_MEMORIES_REGISTERED_MAX, PROGRAM_MEMORIES_RETIRED_A_ROUND, PROGRAM_MEMORY_QUARANTINED_BYTES_MAX,
-    QUARANTINE_MS,
+    BUFFERS_MAX, BUFFERS_QUARANTINED_MAX, PROGRAM_MEMORIES_RETIRED_A_ROUND,
+    PROGRAM_MEMORY_QUARANTINED_BYTES_MAX, QUARANTINE_MS,
 };
-use forebay_types::{Code, NodeId};
+use forebay_types::NodeId;
 
 use super::flights::Flight;
 use super::moves::{Buffer, Moves, Quarantined};
-use super::registered_ranges::RegisteredRanges;
+use super::registered_ranges::Ended;
 use super::state::NetworkThread;
 use crate::worker::network::eager_buffers::end_quarantine;
-use crate::worker::network::unmapping::Unmapping;
+use crate::worker::network::unmapping::{Freeing, Unmapping};
 
 /// How long memory that a peer may still write stays in quarantine: longer than any request is served.
 const QUARANTINE: Duration = Duration::from_millis(QUARANTINE_MS);
+/// Time between attempts to free the pages of memory in quarantine, if there is no memory for other pages.
+const FREE_AGAIN: Duration = Duration::from_secs(10);
 
 impl NetworkThread {
     /// Adds a process's buffer, which replaces the one it had.
@@ -45,93 +45,20 @@ impl NetworkThread {
                  requests"
             );
         }
-        if let Err(code) = self.register(session, number, memory, false) {
+        // A request may name it at once.
+        if let Err(code) = self.register(session, number, memory, false, true) {
             tracing::warn!("cannot register a client's buffer: {code}");
         }
     }
 
-    /// Adds memory that a process has allocated, and sends the outcome when all of it is registered.
-    pub(super) fn add_program_memory(
-        &mut self,
-        session: u64,
-        number: u64,
-        memory: Region,
-        outcome: Sender<Result<(), Code>>,
-    ) {
-        match self.accept_program_memory(session, number, memory) {
-            Ok(false) => self.moves.to_register.push_back((number, outcome)),
-            // The client may have given up.
-            done => drop(outcome.send(done.map(drop))),
-        }
-    }
-
-    /// Adds memory that a process has allocated, and registers its first range. True if that is all.
-    ///
-    /// # Errors
-    /// [`Code::NoResources`] if the process, or all together, have as much as they may have; [`Code::Exists`] if the
-    /// number, which the client chooses, is one of other memory.
-    pub(super) fn accept_program_memory(
-        &mut self,
-        session: u64,
-        number: u64,
-        memory: Region,
-    ) -> Result<bool, Code> {
-        if self.moves.buffers.contains_key(&number) {
-            return Err(Code::Exists);
-        }
-        let (mut own, mut all) = (0, 0);
-        for buffer in self.moves.buffers.values().filter(|buffer| buffer.is_programs) {
-            all += 1;
-            own += usize::from(buffer.session == session);
-        }
-        let is_quarantine_full = self.quarantined(true) >= PROGRAM_MEMORIES_QUARANTINED_MAX;
-        if own >= PROGRAM_MEMORIES_MAX || all >= PROGRAM_MEMORIES_REGISTERED_MAX || is_quarantine_full {
-            return Err(Code::NoResources);
-        }
-        self.register(session, number, memory, true)
-    }
-
-    fn register(
-        &mut self,
-        session: u64,
-        number: u64,
-        memory: Region,
-        is_programs: bool,
-    ) -> Result<bool, Code> {
-        let (memory, mut registered) = (Arc::new(memory), RegisteredRanges::default());
-        let is_done = registered.register_next(self.calls.endpoint(), &memory)?;
-        self.moves.buffers.insert(number, Buffer::new(session, memory, registered, is_programs));
-        Ok(is_done)
-    }
-
-    /// Registers a range of the memory that is to be, and unregisters one of what is not used. True if there was any.
-    pub(super) fn register_some(&mut self) -> bool {
-        let Moves { unregistering, unmapping, .. } = &mut self.moves;
-        let is_unregistered = unregistering.step(self.calls.endpoint(), unmapping);
-        let Some((number, _)) = self.moves.to_register.front() else { return is_unregistered };
-        let number = *number;
-        let done = match self.moves.buffers.get_mut(&number).filter(|buffer| !buffer.retired) {
-            Some(buffer) => buffer.registered.register_next(self.calls.endpoint(), &buffer.memory),
-            // The program has withdrawn it, or its process has ended.
-            None => Err(Code::Stale),
-        };
-        if done != Ok(false) {
-            if done.is_err() {
-                self.retire_buffer(number, false);
-            }
-            let ended = self.moves.to_register.pop_front();
-            let _ = ended.map(|(_, outcome)| outcome.send(done.map(drop)));
-        }
-        true
-    }
-
     /// Buffers in quarantine, or ranges of memory of programs.
-    fn quarantined(&self, is_programs: bool) -> usize {
+    pub(super) fn quarantined(&self, is_programs: bool) -> usize {
         self.moves.quarantined.iter().filter(|one| one.is_programs == is_programs).count()
     }
 
     /// Withdraws memory of a process.
     pub(super) fn withdraw_memory(&mut self, session: u64, number: u64) {
+        let now = self.calls.now();
         let buffer = self.moves.buffers.get_mut(&number);
         if let Some(buffer) = buffer.filter(|buffer| buffer.session == session && buffer.is_programs) {
             buffer.abandoned = true;
@@ -140,7 +67,7 @@ impl NetworkThread {
         let Moves { quarantined, unmapping, .. } = &mut self.moves;
         let is_it =
             |one: &&mut Quarantined| (one.session, one.number, one.is_programs) == (session, number, true);
-        quarantined.iter_mut().filter(is_it).for_each(|one| one.free(unmapping));
+        quarantined.iter_mut().filter(is_it).for_each(|one| one.free(unmapping, now));
     }
 
     fn retire_buffer_of(&mut self, session: u64, over: bool) {
@@ -160,20 +87,24 @@ impl NetworkThread {
     /// refused from now on, and unregistered over the next rounds.
     pub(super) fn retire_buffers(&mut self, session: u64) {
         self.retire_buffer_of(session, true);
+        let now = self.calls.now();
         let Moves { buffers, quarantined, to_retire, unmapping, .. } = &mut self.moves;
         for (number, buffer) in buffers.iter_mut().filter(|(_, buffer)| buffer.session == session) {
             (buffer.abandoned, buffer.retired) = (true, true);
-            to_retire.push_back(*number);
+            to_retire.push_back((*number, buffer.generation));
         }
         let theirs = quarantined.iter_mut().filter(|one| one.session == session);
-        theirs.for_each(|one| one.free(unmapping));
+        theirs.for_each(|one| one.free(unmapping, now));
     }
 
     /// Retires some of the memory that is to be. True if there was any.
     pub(super) fn retire_some(&mut self) -> bool {
         for done in 0..PROGRAM_MEMORIES_RETIRED_A_ROUND {
-            let Some(number) = self.moves.to_retire.pop_front() else { return done > 0 };
-            self.retire_buffer(number, false);
+            let Some((number, generation)) = self.moves.to_retire.pop_front() else { return done > 0 };
+            // It may have been removed meanwhile, and another one have its number.
+            if self.moves.buffers.get(&number).is_some_and(|buffer| buffer.generation == generation) {
+                self.retire_buffer(number, false);
+            }
         }
         true
     }
@@ -200,17 +131,30 @@ impl NetworkThread {
         let Some(buffer) = self.moves.buffers.remove(&number) else { return };
         let Buffer { session, memory, registered, is_programs, in_doubt, abandoned, may_be_read, .. } =
             buffer;
+        let ended = Ended { session, ranges: registered, memory: Arc::clone(&memory), is_programs, in_doubt };
         let Moves { unregistering, unmapping, .. } = &mut self.moves;
         if !in_doubt {
-            return unregistering.begin(self.calls.endpoint(), (registered, Some(memory)), unmapping);
+            // Nothing else has it, so that it is unmapped where large memory is.
+            drop(memory);
+            return unregistering.begin(self.calls.endpoint(), ended, unmapping);
         }
-        unregistering.begin(self.calls.endpoint(), (registered, None), unmapping);
-        let until = self.calls.now() + QUARANTINE;
-        let mut one =
-            Quarantined { until, session, number, memory, is_programs, may_be_read, is_free: false };
+        unregistering.begin(self.calls.endpoint(), ended, unmapping);
+        let now = self.calls.now();
+        let until = now + QUARANTINE;
+        let mut one = Quarantined {
+            until,
+            session,
+            number,
+            memory,
+            is_programs,
+            may_be_read,
+            is_to_free: false,
+            freeing: Freeing::default(),
+            free_again_at: Duration::ZERO,
+        };
         // A live process frees its memory itself, when it has read what is in it.
         if abandoned {
-            one.free(&mut self.moves.unmapping);
+            one.free(&mut self.moves.unmapping, now);
         }
         self.moves.quarantined.push(one);
         self.bound_quarantine();
@@ -218,22 +162,23 @@ impl NetworkThread {
 
     /// Leaves the pages of the oldest memory of programs in quarantine to them, if there is too much.
     fn bound_quarantine(&mut self) {
+        let now = self.calls.now();
         let Moves { quarantined, unmapping, .. } = &mut self.moves;
         let mut kept = 0;
-        for one in quarantined.iter_mut().rev().filter(|one| one.is_programs && !one.is_free) {
+        for one in quarantined.iter_mut().rev().filter(|one| one.is_programs && !one.freeing.has_begun()) {
             kept += one.memory.len();
             if kept > PROGRAM_MEMORY_QUARANTINED_BYTES_MAX {
-                one.free(unmapping);
+                one.free(unmapping, now);
             }
         }
     }
 
-    /// Frees memory whose quarantine is over.
+    /// Frees memory whose quarantine is over, and tries again to free pages where that has failed.
     pub(super) fn end_quarantines(&mut self, now: Duration) {
         self.moves.granted.end_quarantines(now);
         let Moves { quarantined, unmapping, .. } = &mut self.moves;
-        let is_over = |one: &&mut Quarantined| one.is_programs && one.until <= now;
-        quarantined.iter_mut().filter(is_over).for_each(|one| one.free(unmapping));
+        let is_over = |one: &&mut Quarantined| one.is_programs && (one.is_to_free || one.until <= now);
+        quarantined.iter_mut().filter(is_over).for_each(|one| one.free(unmapping, now));
         end_quarantine(&mut self.moves.quarantined, |one| one.until <= now, |one| &mut one.memory);
     }
 }
@@ -241,13 +186,18 @@ impl NetworkThread {
 impl Quarantined {
     /// Frees the pages of memory that no one looks at any longer. Those of a program are left to the processes that map
     /// them. What another node may still read for a write keeps its bytes: it would write others.
-    fn free(&mut self, unmapping: &mut Unmapping) {
-        if std::mem::replace(&mut self.is_free, true) {
+    fn free(&mut self, unmapping: &mut Unmapping, now: Duration) {
+        self.is_to_free = true;
+        if now < self.free_again_at || !self.freeing.begin() {
             return;
         }
+        self.free_again_at = now + FREE_AGAIN;
         match self.is_programs {
-            true => unmapping.detach(&self.memory, self.may_be_read.clone()),
-            false => self.memory.discard(&self.may_be_read),
+            true => unmapping.detach(&self.memory, self.may_be_read.clone(), &self.freeing),
+            false => {
+                self.memory.discard(&self.may_be_read);
+                self.freeing.end(true);
+            }
         }
     }
 }

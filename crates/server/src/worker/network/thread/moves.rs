@@ -15,7 +15,7 @@ use super::registered_ranges::{RegisteredRanges, Unregistering};
 use crate::worker::network::bounce::{Bounce, DataBuffer};
 use crate::worker::network::eager_buffers::{GrantedBuffers, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::Moving;
-use crate::worker::network::unmapping::Unmapping;
+use crate::worker::network::unmapping::{Freeing, Unmapping};
 
 /// A client's data request in flight.
 #[derive(Debug)]
@@ -76,6 +76,8 @@ impl Canary {
 #[derive(Debug)]
 pub(super) struct Buffer {
     pub(super) session: u64,
+    /// Tells it from others that have had its number.
+    pub(super) generation: u64,
     pub(super) memory: Arc<Region>,
     pub(super) registered: RegisteredRanges,
     /// Requests in flight that name it.
@@ -95,6 +97,7 @@ pub(super) struct Buffer {
 impl Buffer {
     pub(super) fn new(
         session: u64,
+        generation: u64,
         memory: Arc<Region>,
         registered: RegisteredRanges,
         is_programs: bool,
@@ -103,6 +106,7 @@ impl Buffer {
         let may_be_read = Vec::new();
         Buffer {
             session,
+            generation,
             memory,
             registered,
             flights: 0,
@@ -113,6 +117,16 @@ impl Buffer {
             is_programs,
         }
     }
+}
+
+/// Memory of a program of which ranges are still to be registered.
+#[derive(Debug)]
+pub(super) struct ToRegister {
+    pub(super) number: u64,
+    pub(super) generation: u64,
+    /// When its client waits no longer, and copies.
+    pub(super) until: Duration,
+    pub(super) outcome: Sender<Result<(), Code>>,
 }
 
 /// Memory in quarantine.
@@ -126,8 +140,11 @@ pub(super) struct Quarantined {
     pub(super) is_programs: bool,
     /// As of [`Buffer`].
     pub(super) may_be_read: Vec<Range<usize>>,
-    /// Its pages are freed, or left to the program.
-    pub(super) is_free: bool,
+    /// Its pages are to be freed, or left to the program.
+    pub(super) is_to_free: bool,
+    pub(super) freeing: Freeing,
+    /// When that is tried again, if it has failed.
+    pub(super) free_again_at: Duration,
 }
 
 /// The state of both sides.
@@ -137,12 +154,16 @@ pub(super) struct Moves {
     pub(super) buffers: HashMap<u64, Buffer>,
     /// Memory in quarantine.
     pub(super) quarantined: Vec<Quarantined>,
-    /// Memory of programs of which ranges are still to be registered, and the receiver of the outcome.
-    pub(super) to_register: VecDeque<(u64, Sender<Result<(), Code>>)>,
+    /// The number of buffers there have been.
+    pub(super) generations: u64,
+    /// Memory of programs of which ranges are still to be registered.
+    pub(super) to_register: VecDeque<ToRegister>,
+    /// What was registered in this round, as `cost` of `registered_ranges.rs` counts it.
+    pub(super) registered: usize,
     /// Memory of which ranges are still to be unregistered.
     pub(super) unregistering: Unregistering,
-    /// Memory of programs that is to be retired.
-    pub(super) to_retire: VecDeque<u64>,
+    /// Memory of programs that is to be retired: number and generation.
+    pub(super) to_retire: VecDeque<(u64, u64)>,
     /// Unmaps large memory.
     pub(super) unmapping: Unmapping,
     /// The bounce buffer, made when another node first requests data.

@@ -18,7 +18,7 @@ use forebay_meta::Client;
 use forebay_ring::{memfd_sealed, Mapping, Seal};
 use forebay_types::limits::{
     BUFFER_BYTES, PROGRAM_MEMORIES_MAX, PROGRAM_MEMORIES_QUARANTINED_MAX, PROGRAM_MEMORIES_RETIRED_A_ROUND,
-    PROGRAM_MEMORY_BYTES_MAX, QUARANTINE_MS, REGISTRATION_BYTES,
+    PROGRAM_MEMORY_BYTES_MAX, PROGRAM_MEMORY_ENDED_BYTES_MAX, QUARANTINE_MS, REGISTRATION_BYTES,
 };
 use forebay_types::{BackingOp, Caller, Ino, Request};
 use forebay_wire::{Secret, Stamp};
@@ -301,22 +301,35 @@ fn quarantine_of_memory_that_was_withdrawn_or_whose_process_has_ended_keeps_no_p
     assert!(!is_kept(&client, 4));
 }
 
+/// Adds memory of a program. Returns the receiver of the outcome.
+fn add(client: &mut NetworkThread, session: u64, number: u64, bytes: usize) -> Receiver<Result<(), Code>> {
+    let (outcome, is_done) = channel();
+    client.add_program_memory(session, number, Region::new(bytes).unwrap(), outcome);
+    is_done
+}
+
+/// Runs rounds until there is no work.
+fn run_all(client: &mut NetworkThread) {
+    let is_idle = (0..1000).any(|_| client.round() != Round::Busy);
+    assert!(is_idle, "there is always work");
+}
+
+/// Memory that is still to be unregistered.
+fn unregistering(client: &NetworkThread) -> usize {
+    client.moves.unregistering.of_programs(0).1
+}
+
 #[test]
 fn large_memory_is_registered_and_unregistered_in_steps_with_other_work_between_them() {
     const STEPS: usize = 4;
     let network = Network::new(1, Faults::NONE);
     let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
     let (one, two) = (session_on(CLIENTS, 9), session_on(CLIENTS, 10));
-    let add = |client: &mut NetworkThread, session, number, bytes| {
-        let (outcome, is_done) = channel();
-        client.add_program_memory(session, number, Region::new(bytes).unwrap(), outcome);
-        is_done
-    };
     let large = add(&mut client, one, 5, STEPS * REGISTRATION_BYTES);
-    for step in 1..STEPS {
+    for step in 0..STEPS {
         assert!(large.try_recv().is_err(), "{step}");
-        // What arrives meanwhile is done at once.
-        let small = add(&mut client, two, 10 + step as u64, REGISTRATION_BYTES);
+        // Small memory that arrives meanwhile is registered at once.
+        let small = add(&mut client, two, 10 + step as u64, 4096);
         assert_eq!(small.try_recv(), Ok(Ok(())));
         assert_eq!(client.round(), Round::Busy);
     }
@@ -324,21 +337,136 @@ fn large_memory_is_registered_and_unregistered_in_steps_with_other_work_between_
     let memory = Arc::downgrade(&client.moves.buffers[&5].memory);
     client.withdraw_memory(one, 5);
     assert!(!client.moves.buffers.contains_key(&5), "it is refused at once");
-    for step in 1..STEPS {
-        assert_eq!(client.round(), Round::Busy);
+    for step in 0..STEPS {
         assert!(memory.upgrade().is_some(), "{step}: the endpoint has ranges of it");
+        assert_eq!(client.round(), Round::Busy);
     }
+    // Another thread unmaps it.
+    let is_unmapped = (0..20_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        memory.upgrade().is_none()
+    });
+    assert!(is_unmapped);
+}
+
+#[test]
+fn round_registers_and_unregisters_bounded_bytes_of_several_memories() {
+    const COUNT: u64 = 8;
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let session = |n: u64| session_on(CLIENTS, 20 + n);
+    let large: Vec<_> = (1..=COUNT).map(|n| add(&mut client, session(n), n, REGISTRATION_BYTES)).collect();
+    let done = |all: &[Receiver<Result<(), Code>>]| all.iter().filter(|one| one.try_recv().is_ok()).count();
+    assert_eq!(done(&large), 0);
+    for round in 0..COUNT {
+        client.round();
+        assert_eq!(done(&large), 1, "{round}");
+    }
+    let at_once = REGISTRATION_BYTES / BUFFER_BYTES;
+    let small: Vec<_> =
+        (0..2 * at_once as u64).map(|n| add(&mut client, session(n), 100 + n, BUFFER_BYTES)).collect();
+    assert_eq!(done(&small), at_once);
+    run_all(&mut client);
+    assert_eq!(done(&small), at_once);
+    (1..=COUNT).for_each(|n| client.withdraw_memory(session(n), n));
+    assert_eq!(unregistering(&client), COUNT as usize);
     client.round();
-    while memory.upgrade().is_some() {
-        std::thread::yield_now();
+    assert_eq!(unregistering(&client), COUNT as usize - 1);
+    // A round that registers more also unregisters more.
+    let small: Vec<_> =
+        (0..at_once as u64).map(|n| add(&mut client, session(n), 200 + n, BUFFER_BYTES)).collect();
+    let _large = add(&mut client, session(0), 300, REGISTRATION_BYTES);
+    client.round();
+    assert_eq!((done(&small), unregistering(&client)), (at_once, COUNT as usize - 3));
+}
+
+#[test]
+fn memory_in_doubt_is_unregistered_before_other_memory() {
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let session = session_on(CLIENTS, 9);
+    let _large = add(&mut client, session, 1, 8 * REGISTRATION_BYTES);
+    let _in_doubt = add(&mut client, session, 2, REGISTRATION_BYTES);
+    run_all(&mut client);
+    client.withdraw_memory(session, 1);
+    client.retire_buffer(2, true);
+    client.round();
+    assert_eq!(Arc::strong_count(&client.moves.quarantined[0].memory), 1, "the endpoint has a range of it");
+    assert_eq!(unregistering(&client), 1);
+}
+
+#[test]
+fn memory_that_is_still_to_be_unregistered_counts_for_the_limits() {
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let (one, two) = (session_on(CLIENTS, 9), session_on(CLIENTS, 10));
+    let small = |client: &mut NetworkThread, session, number| {
+        client.accept_program_memory(session, number, Region::new(4096).unwrap()).map(drop)
+    };
+    let numbers = 1..=PROGRAM_MEMORIES_MAX as u64;
+    let _done: Vec<_> = numbers.clone().map(|n| add(&mut client, one, n, BUFFER_BYTES + 4096)).collect();
+    run_all(&mut client);
+    numbers.for_each(|n| client.withdraw_memory(one, n));
+    assert_eq!(small(&mut client, one, 1000), Err(Code::NoResources));
+    assert_eq!(small(&mut client, two, 1001), Ok(()));
+    client.round();
+    assert_eq!(small(&mut client, one, 1000), Ok(()));
+    run_all(&mut client);
+    // Of few ranges, by their bytes.
+    let numbers = 1..=(PROGRAM_MEMORY_ENDED_BYTES_MAX / PROGRAM_MEMORY_BYTES_MAX) as u64 + 1;
+    let _done: Vec<_> = numbers.clone().map(|n| add(&mut client, one, n, PROGRAM_MEMORY_BYTES_MAX)).collect();
+    run_all(&mut client);
+    numbers.for_each(|n| client.withdraw_memory(one, n));
+    assert_eq!(small(&mut client, two, 1002), Err(Code::NoResources));
+    for _ in 0..PROGRAM_MEMORY_BYTES_MAX / REGISTRATION_BYTES {
+        client.round();
     }
-    // Withdrawn before all of it is registered, and another memory under the same number.
+    assert_eq!(small(&mut client, two, 1002), Ok(()));
+}
+
+#[test]
+fn memory_is_registered_no_further_when_its_client_waits_no_longer() {
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let session = session_on(CLIENTS, 9);
+    let large = add(&mut client, session, 1, PROGRAM_MEMORY_BYTES_MAX);
+    let behind = add(&mut client, session, 2, 2 * REGISTRATION_BYTES);
+    let now = client.calls.now();
+    let until: Vec<u64> = client.moves.to_register.iter().map(|one| (one.until - now).as_secs()).collect();
+    assert_eq!(until, [5, 1]);
+    client.round();
+    client.moves.to_register[0].until = client.calls.now();
+    client.round();
+    assert_eq!(large.try_recv(), Ok(Err(Code::TimedOut)));
+    assert!(!client.moves.buffers.contains_key(&1));
+    run_all(&mut client);
+    assert_eq!(behind.try_recv(), Ok(Ok(())));
+    assert_eq!(unregistering(&client), 0);
+}
+
+#[test]
+fn number_of_memory_that_was_withdrawn_or_has_ended_may_be_given_again_before_it_is_unregistered() {
+    const STEPS: usize = 4;
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let (one, two) = (session_on(CLIENTS, 9), session_on(CLIENTS, 10));
+    // Withdrawn before all of it is registered.
     let withdrawn = add(&mut client, one, 6, STEPS * REGISTRATION_BYTES);
+    client.round();
     client.withdraw_memory(one, 6);
-    let other = add(&mut client, one, 6, 4096);
-    while client.round() == Round::Busy {}
+    let other = add(&mut client, one, 6, STEPS * REGISTRATION_BYTES);
+    client.round();
+    assert_eq!(withdrawn.try_recv(), Ok(Err(Code::Stale)), "its client waits for an answer");
+    assert!(other.try_recv().is_err(), "it has more ranges");
+    run_all(&mut client);
     assert_eq!(other.try_recv(), Ok(Ok(())));
-    assert!(withdrawn.try_recv().is_ok(), "its client waits for an answer");
+    assert!(client.moves.buffers.contains_key(&6));
+    // Removed at the end of its last request, before the round that would have retired it.
+    client.retire_buffers(one);
+    client.retire_buffer(6, false);
+    let third = add(&mut client, two, 6, STEPS * REGISTRATION_BYTES);
+    run_all(&mut client);
+    assert_eq!(third.try_recv(), Ok(Ok(())));
     assert!(client.moves.buffers.contains_key(&6));
 }
 
@@ -351,7 +479,7 @@ fn read_into_large_memory_arrives_where_two_ranges_meet() {
     let (outcome, _is_done) = channel();
     let memory = Region::new(2 * REGISTRATION_BYTES).unwrap();
     client.add_program_memory(stamp.session, 5, memory, outcome);
-    client.round();
+    run_all(&mut client);
     let id = BackingId { target: u32::from(FILES.0) << 16, ino: Ino(5), number: 0, stripe: 0 };
     for (i, at) in [REGISTRATION_BYTES - 4096, REGISTRATION_BYTES, 2 * REGISTRATION_BYTES - BYTES]
         .into_iter()
@@ -464,8 +592,32 @@ fn quarantine_keeps_bounded_bytes_of_programs_and_leaves_the_oldest() {
         client.accept_program_memory(session, number, memory).unwrap();
         client.retire_buffer(number, true);
     }
-    let free: Vec<bool> = client.moves.quarantined.iter().map(|one| one.is_free).collect();
+    let free: Vec<bool> = client.moves.quarantined.iter().map(|one| one.is_to_free).collect();
     assert_eq!(free, [true, false, false]);
+}
+
+#[test]
+fn pages_that_cannot_be_freed_are_kept_and_freed_by_a_later_attempt() {
+    let network = Network::new(1, Faults::NONE);
+    let (mut client, _told, _no_jobs) = thread(&network, CLIENTS, 1);
+    let session = session_on(CLIENTS, 9);
+    let memory = Arc::new(Region::new(8192).unwrap());
+    memory.write_at(100, b"x").unwrap();
+    // It is of no whole pages, so the kernel puts no others in their place.
+    client.accept_program_memory(session, 1, Region::part(&memory, 100, 4096).unwrap()).unwrap();
+    client.retire_buffer(1, true);
+    client.withdraw_memory(session, 1);
+    let one = |client: &NetworkThread| {
+        let one = &client.moves.quarantined[0];
+        (one.is_to_free, one.freeing.has_begun())
+    };
+    assert_eq!(one(&client), (true, false));
+    client.moves.quarantined[0].memory = Arc::new(Region::new(4096).unwrap());
+    let now = client.calls.now();
+    client.end_quarantines(now + Duration::from_secs(9));
+    assert_eq!(one(&client), (true, false));
+    client.end_quarantines(now + Duration::from_secs(10));
+    assert_eq!(one(&client), (true, true));
 }
 
 /// The result of writes of [`BYTES`] each, one after the other, in spite of the faults.
