@@ -164,8 +164,9 @@ fn skipped() -> bool {
 
 /// The address of the host without the secret.
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 77);
-/// The longest wait for an answer. An endpoint that no longer receives has noticed this by then, and was opened again.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest wait for an answer. An endpoint that no longer receives has noticed this by then, and was opened again, also
+/// where other tests have the processors.
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 #[test]
 fn peers_go_on_while_a_host_without_the_secret_attacks() {
