@@ -300,7 +300,7 @@ impl Model {
         let (p, c) = (&self.p, &self.c);
         let (ranks, nodes) = (p.ranks as f64, p.nodes as f64);
         let on_a_node = (p.aggregators as f64 / nodes).max(1.0);
-        // The parts of an aggregator's data that are its own rank's, and its node's.
+        // How much of an aggregator's data comes from its own rank, and how much from all ranks of its node.
         let (own, of_node) = match p.access {
             // An aggregator serves the ranges of its own rank and of those that follow up to the next aggregator.
             Access::Sequential => {

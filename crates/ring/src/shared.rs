@@ -149,8 +149,7 @@ impl Mapping {
         std::ptr::NonNull::new(self.base).unwrap_or(std::ptr::NonNull::dangling())
     }
 
-    /// Gives back the memory behind a range of it, whole pages: the range reads as zeros then, to everybody who has it
-    /// mapped.
+    /// Frees the memory of a range of whole pages. After that the range reads as zeros in all mappings of this memory.
     pub fn discard(&self, range: std::ops::Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.bytes);
         // SAFETY: the range is of this mapping; no reference into it exists. Where the kernel cannot, the memory stays.

@@ -2,9 +2,9 @@
 //!
 //! A temporary is named `.forebay-<hash>-<host>-<pid>-<start>-<call>.part`, all fields in hexadecimal: the hash of the
 //! final name, and the owner (host and PID namespace, process, its start time, the number of the staging call or of the
-//! removal in the process). So two stagings never share a temporary. A leftover of a killed staging is distinguished from a live
-//! staging's temporary: on the same host by looking up the process, else by the age of its last change, which for a tree
-//! is the last change of anything in it. Trees in removal end in `.gone`. Names of this form are never staged.
+//! removal in the process). So two stagings never share a temporary. A leftover of a killed staging is distinguished from
+//! a live staging's temporary: on the same host by looking up the process, else by the age of its last change, which for a
+//! tree is the last change of anything in it. Trees in removal end in `.gone`. Names of this form are never staged.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

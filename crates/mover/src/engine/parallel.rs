@@ -131,7 +131,7 @@ struct Crew<'a, T, R, N, E> {
     next_row: AtomicUsize,
     /// Items that are done.
     done: AtomicUsize,
-    /// Threads that were started, with the caller's.
+    /// Threads that take items: the caller's thread, and those that were started.
     started: AtomicUsize,
     /// How many threads there may be now.
     threads: N,

@@ -5,7 +5,7 @@
 //! loses nothing. The sweeper unlinks what is left when a slot rests, and when a request asks for the free space: as
 //! far as programs can see, space is free as soon as a removal is acknowledged.
 //!
-//! Tests: `tests/steps.rs`, and the crash tests of the conformance crate.
+//! Tests: `tests/steps/late_removals.rs`, and the crash tests of the conformance crate.
 
 use std::sync::mpsc::Sender;
 

@@ -21,7 +21,7 @@
 //! The home does not renew a lease while a revocation is unanswered, so that no change waits for longer than a lease.
 //! Only acknowledgements wait. Other requests proceed, and the home answers them with the new state at once.
 //!
-//! The shard thread owns all of it. Tests: `leases/tests.rs`, the crate's `tests/steps.rs`, and
+//! The shard thread owns all of it. Tests: `leases/tests.rs`, the crate's `tests/steps`, and
 //! `tests/conformance/tests/cluster`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};

@@ -11,7 +11,7 @@
 //!
 //! No call waits for ever: a listing gets [`LIST_NS`], then the call fails with EIO; `Restore` is answered after
 //! [`RESTORE_NS`] with the file as it is, and its client asks again. Tasks of a mover that died are handed out again
-//! to the next one. Tests: here, and `tests/steps.rs`.
+//! to the next one. Tests: here, and `tests/steps`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
