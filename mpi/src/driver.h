@@ -249,6 +249,7 @@ struct file {
     int64_t close_codes[2];      /* error classes of a close: this rank's, and the greatest of all ranks */
     bool has_left;           /* this rank did not wait for the others, so the MPI library still uses `close_codes` */
     struct choice choice;
+    struct exchange *exchange; /* memory of two-phase calls, or NULL */
     char hints[HINT_COUNT][HINT_BYTES];
     struct handler handler;
     enum split split;
@@ -433,6 +434,8 @@ void aggregators_of(const struct file *file, int *aggregators, int64_t *window);
 /* `transfer` for memory in one piece, by all ranks together; `packed` is NULL if there was no memory for it. */
 int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
               const struct together *all, int64_t *done);
+
+void exchange_free(struct exchange *memory);
 
 /* ---- choice.c: the model's part in that decision ---- */
 

@@ -7,6 +7,10 @@
  * a window are one slice of its data and the list of runs that say where the slice goes. Rounds in which no rank has
  * data are skipped. Windows with gaps are written run by run: nothing is read to be written back. Where two ranks write
  * one byte, that of the higher rank stays.
+ *
+ * Messages go from and to the ranks' own memory. Few pieces that are apart go between backing files of this node and the
+ * memory of messages directly; others through a copy of the window. A file keeps the memory of its calls, since pages of fresh memory cost as
+ * much as copies.
  */
 #include "driver.h"
 
@@ -19,6 +23,8 @@ enum {
     WINDOW_BYTES_MIN = 4096,
     WINDOW_BYTES_MAX = 64 << 20,
     RUNS_MAX = 512,           /* of one call */
+    DIRECT_BYTES = 1024,      /* mean length of pieces from which on they are not copied to a window */
+    KEPT_BYTES_MAX = 64 << 20, /* of each part of a file's memory, between calls */
     SHORT_RUN_BYTES = 32768,  /* largest data inside a request to another node */
     RUNS_FEW = 8,             /* fewer runs do not justify an exchange between ranks */
     READ_BYTES_MIN = 1 << 20, /* for one rank: reading less, with the gaps, is faster than an exchange */
@@ -125,6 +131,23 @@ struct piece {
 };
 enum { PIECE_WORDS = sizeof(struct piece) / sizeof(int64_t) };
 
+/* A piece and its data in memory. */
+struct located {
+    int64_t offset, bytes;
+    char *data;
+};
+
+/*
+ * Memory of two-phase calls. In arrays, index 0 is for sending and 1 for receiving. `data[0]` is used only where a rank's
+ * data are too far from each other for the counts of messages.
+ */
+struct exchange {
+    struct piece *pieces[2];
+    struct located *located;
+    char *data[2], *window;
+    int64_t piece_room[2], located_room, data_room[2], window_room;
+};
+
 /* The state of one access on one rank. In arrays, index 0 is for sending and 1 for receiving. */
 struct access {
     struct file *file;
@@ -135,9 +158,7 @@ struct access {
     int aggregators;
     int *piece_words[2], *piece_at[2], *data_bytes[2], *data_at[2]; /* a piece is PIECE_WORDS numbers */
     int64_t *sizes[2], *slice; /* two numbers for each rank; the start of a rank's slice in `packed` */
-    struct piece *pieces[2];
-    char *data[2], *buffer;
-    int64_t piece_room[2], data_room[2];
+    struct exchange *memory;
 };
 
 void aggregators_of(const struct file *file, int *aggregators, int64_t *window) {
@@ -225,7 +246,10 @@ static int64_t next_round(const struct access *a, int64_t round) {
 
 static bool make(struct access *a) {
     size_t size = a->file->size;
-    bool good = (a->buffer = malloc(a->window)) != NULL && (a->slice = calloc(size, sizeof *a->slice)) != NULL;
+    bool good = (a->slice = calloc(size, sizeof *a->slice)) != NULL;
+    if (a->file->exchange == NULL)
+        good = (a->file->exchange = calloc(1, sizeof *a->file->exchange)) != NULL && good;
+    a->memory = a->file->exchange;
     for (int way = 0; way < 2; way++) {
         int **counts[4] = {&a->piece_words[way], &a->piece_at[way], &a->data_bytes[way], &a->data_at[way]};
         for (int i = 0; i < 4; i++)
@@ -235,6 +259,32 @@ static bool make(struct access *a) {
     return good;
 }
 
+static void give_back(void *where, int64_t *room, size_t bytes, int64_t kept_bytes) {
+    void **block = where;
+    if (*room <= kept_bytes / (int64_t)bytes)
+        return;
+    free(*block);
+    *block = NULL;
+    *room = 0;
+}
+
+/* Frees what is longer. */
+static void exchange_trim(struct exchange *memory, int64_t kept_bytes) {
+    if (memory == NULL)
+        return;
+    for (int way = 0; way < 2; way++) {
+        give_back(&memory->pieces[way], &memory->piece_room[way], sizeof(struct piece), kept_bytes);
+        give_back(&memory->data[way], &memory->data_room[way], 1, kept_bytes);
+    }
+    give_back(&memory->located, &memory->located_room, sizeof(struct located), kept_bytes);
+    give_back(&memory->window, &memory->window_room, 1, kept_bytes);
+}
+
+void exchange_free(struct exchange *memory) {
+    exchange_trim(memory, 0);
+    free(memory);
+}
+
 static void discard(struct access *a) {
     for (int way = 0; way < 2; way++) {
         free(a->piece_words[way]);
@@ -242,13 +292,12 @@ static void discard(struct access *a) {
         free(a->data_bytes[way]);
         free(a->data_at[way]);
         free(a->sizes[way]);
-        free(a->pieces[way]);
-        free(a->data[way]);
     }
-    free(a->buffer);
     free(a->slice);
+    exchange_trim(a->memory, KEPT_BYTES_MAX);
 }
 
+/* Makes room for so many items, with the contents that are there. */
 static bool grow(void *where, int64_t *room, int64_t count, size_t bytes) {
     if (count <= *room)
         return true;
@@ -261,10 +310,24 @@ static bool grow(void *where, int64_t *room, int64_t count, size_t bytes) {
     return true;
 }
 
-/* Lists this rank's runs in every aggregator's window of a round. */
-static bool list_pieces(struct access *a, int64_t round) {
-    int64_t count = 0, data = 0;
+/* Makes room for so many bytes, whose contents do not count. */
+static bool renew(char **block, int64_t *room, int64_t bytes) {
+    if (bytes <= *room)
+        return true;
+    free(*block);
+    *block = malloc(bytes);
+    *room = *block != NULL ? bytes : 0;
+    return *block != NULL;
+}
+
+/*
+ * Lists this rank's runs in every aggregator's window of a round. `*own` is where the addresses of messages begin: in this
+ * rank's memory, or in the copy of it.
+ */
+static bool list_pieces(struct access *a, int64_t round, char **own) {
+    int64_t count = 0, data = 0, least = -1, most = 0;
     size_t size = a->file->size;
+    struct exchange *m = a->memory;
     memset(a->piece_words[0], 0, size * sizeof(int));
     memset(a->data_bytes[0], 0, size * sizeof(int));
     for (int g = 0; g < a->aggregators; g++) {
@@ -278,9 +341,9 @@ static bool list_pieces(struct access *a, int64_t round) {
         walk_start(&runs, a->view->file, a->view->disp, from);
         a->piece_at[0][rank] = (int)(count * PIECE_WORDS);
         for (int64_t at = from; at < to; count++) {
-            if (!grow(&a->pieces[0], &a->piece_room[0], count + 1, sizeof(struct piece)))
+            if (!grow(&m->pieces[0], &m->piece_room[0], count + 1, sizeof(struct piece)))
                 return false;
-            struct piece *piece = &a->pieces[0][count];
+            struct piece *piece = &m->pieces[0][count];
             piece->offset = walk_next(&runs, to - at, &piece->bytes);
             at += piece->bytes;
         }
@@ -289,15 +352,25 @@ static bool list_pieces(struct access *a, int64_t round) {
         a->data_at[0][rank] = (int)data;
         a->data_bytes[0][rank] = (int)(to - from);
         data += to - from;
+        /* Aggregators serve one part of the file after the other, and so do these bytes. */
+        least = least < 0 ? a->slice[rank] : least;
+        most = a->slice[rank] - least;
     }
-    return grow(&a->data[0], &a->data_room[0], data + 1, 1) &&
-           grow(&a->pieces[0], &a->piece_room[0], 1, sizeof(struct piece));
+    *own = NULL;
+    if (data > 0 && most <= INT32_MAX) {
+        *own = a->packed + least;
+        for (size_t r = 0; r < size; r++)
+            a->data_at[0][r] = a->data_bytes[0][r] > 0 ? (int)(a->slice[r] - least) : 0;
+    }
+    return (*own != NULL || renew(&m->data[0], &m->data_room[0], data + 1)) &&
+           grow(&m->pieces[0], &m->piece_room[0], 1, sizeof(struct piece));
 }
 
 /* Sends to each rank the sizes of this rank's data for it, and allocates memory for the data to receive. */
 static bool exchange_counts(struct access *a) {
     int size = a->file->size;
     int64_t pieces = 0, data = 0;
+    struct exchange *m = a->memory;
     for (int r = 0; r < size; r++) {
         a->sizes[0][2 * r] = a->piece_words[0][r];
         a->sizes[0][2 * r + 1] = a->data_bytes[0][r];
@@ -311,75 +384,124 @@ static bool exchange_counts(struct access *a) {
         pieces += a->sizes[1][2 * r];
         data += a->sizes[1][2 * r + 1];
     }
+    int64_t count = pieces / PIECE_WORDS;
     /* The lists of a round must fit an int too. */
-    return pieces < INT32_MAX && grow(&a->data[1], &a->data_room[1], data + 1, 1) &&
-           grow(&a->pieces[1], &a->piece_room[1], pieces / PIECE_WORDS + 1, sizeof(struct piece));
+    return pieces < INT32_MAX && renew(&m->data[1], &m->data_room[1], data + 1) &&
+           grow(&m->pieces[1], &m->piece_room[1], count + 1, sizeof(struct piece)) &&
+           grow(&m->located, &m->located_room, count + 1, sizeof(struct located)) &&
+           (data == 0 || renew(&m->window, &m->window_room, a->window));
 }
 
 static int by_offset(const void *left, const void *right) {
-    int64_t a = ((const struct piece *)left)->offset, b = ((const struct piece *)right)->offset;
+    int64_t a = ((const struct located *)left)->offset, b = ((const struct located *)right)->offset;
     return a < b ? -1 : a > b;
 }
 
-/* Copies between the others' data and the window that begins at `first`; returns the number of pieces. */
-static int64_t place(struct access *a, bool writes, int64_t first) {
+/* The pieces of all ranks, with their data in the memory of messages, in the order of ranks. */
+static int64_t locate(const struct access *a) {
     int64_t count = 0;
-    char *data = a->data[1];
+    struct exchange *m = a->memory;
+    char *data = m->data[1];
     for (int r = 0; r < a->file->size; r++)
-        for (int64_t left = a->piece_words[1][r] / PIECE_WORDS; left > 0; left--) {
-            const struct piece *piece = &a->pieces[1][count++];
-            char *here = a->buffer + (piece->offset - first);
-            memcpy(writes ? here : data, writes ? data : here, piece->bytes);
-            data += piece->bytes;
+        for (int64_t left = a->piece_words[1][r] / PIECE_WORDS; left > 0; left--, count++) {
+            m->located[count] = (struct located){m->pieces[1][count].offset, m->pieces[1][count].bytes, data};
+            data += m->pieces[1][count].bytes;
         }
     return count;
 }
 
-/* The aggregator's half of a round. */
-static int serve(struct access *a, bool writes, int64_t first, int64_t last) {
-    int64_t count = 0, n = 0, low = last, high = first;
-    for (int r = 0; r < a->file->size; r++)
-        count += a->piece_words[1][r] / PIECE_WORDS;
-    if (count == 0)
-        return MPI_SUCCESS;
-    if (!writes) {
-        for (int64_t i = 0; i < count; i++) {
-            const struct piece *piece = &a->pieces[1][i];
-            low = piece->offset < low ? piece->offset : low;
-            high = piece->offset + piece->bytes > high ? piece->offset + piece->bytes : high;
-        }
-        struct iovec whole = {a->buffer + (low - first), high - low};
-        n = transfer_run(a->file, false, &whole, 1, low);
-        if (n >= 0 && n < high - low)
-            memset(a->buffer + (low - first) + n, 0, high - low - n);
-        place(a, false, first);
-        return n < 0 ? class_of(n) : MPI_SUCCESS;
+/* Copies between the others' data and the window that begins at `first`. */
+static void copy_window(const struct access *a, bool writes, int64_t count, int64_t first) {
+    for (int64_t i = 0; i < count; i++) {
+        struct located *piece = &a->memory->located[i];
+        char *here = a->memory->window + (piece->offset - first);
+        memcpy(writes ? here : piece->data, writes ? piece->data : here, piece->bytes);
     }
-    place(a, true, first);
-    qsort(a->pieces[1], count, sizeof(struct piece), by_offset);
-    for (int64_t i = 0; i < count && n >= 0;) {
+}
+
+/* The aggregator's half of a round in which others write. */
+static int serve_write(struct access *a, int64_t count, bool direct, int64_t first) {
+    struct located *all = a->memory->located;
+    if (!direct) {
+        copy_window(a, true, count, first);
+        qsort(all, count, sizeof *all, by_offset);
+    }
+    for (int64_t i = 0; i < count;) {
         struct forebay_run runs[RUNS_MAX];
         struct iovec parts[RUNS_MAX];
-        int used = 0;
-        for (; i < count && used < RUNS_MAX; used++) {
-            low = a->pieces[1][i].offset;
-            high = low;
-            for (; i < count && a->pieces[1][i].offset <= high; i++) {
-                int64_t end = a->pieces[1][i].offset + a->pieces[1][i].bytes;
+        int used = 0, used_parts = 0;
+        /* A piece is at most one part and one run more. */
+        while (i < count && used < RUNS_MAX && used_parts < RUNS_MAX) {
+            int64_t low = all[i].offset, high = low;
+            for (; i < count && all[i].offset <= high && used_parts < RUNS_MAX; i++) {
+                int64_t end = all[i].offset + all[i].bytes;
+                if (direct)
+                    parts[used_parts++] = (struct iovec){all[i].data, all[i].bytes};
                 high = end > high ? end : high;
             }
-            runs[used] = (struct forebay_run){low, high - low};
-            parts[used] = (struct iovec){a->buffer + (low - first), high - low};
+            if (!direct)
+                parts[used_parts++] = (struct iovec){a->memory->window + (low - first), high - low};
+            runs[used++] = (struct forebay_run){low, high - low};
         }
-        n = used == 1 ? transfer_run(a->file, true, parts, 1, low)
-                      : forebay.file_write_runs(a->file->data, parts, used, runs, used);
+        int64_t n = used == 1 ? transfer_run(a->file, true, parts, used_parts, runs[0].offset)
+                              : forebay.file_write_runs(a->file->data, parts, used_parts, runs, used);
+        if (n < 0)
+            return class_of(n);
     }
+    return MPI_SUCCESS;
+}
+
+/* The aggregator's half of a round in which others read. The pieces are in the range from `low` to `high`. */
+static int serve_read(struct access *a, int64_t count, bool direct, int64_t first, int64_t low, int64_t high) {
+    struct located *all = a->memory->located;
+    struct iovec parts[RUNS_MAX];
+    for (int64_t i = 0; direct && i < count; i++)
+        parts[i] = (struct iovec){all[i].data, all[i].bytes};
+    if (!direct)
+        parts[0] = (struct iovec){a->memory->window + (low - first), high - low};
+    int64_t n = transfer_run(a->file, false, parts, direct ? (int)count : 1, low);
+    /* What is behind the end of the file, or was not read, is zeros. */
+    int64_t end = low + (n > 0 ? n : 0);
+    for (int64_t i = count - 1; direct && i >= 0 && all[i].offset + all[i].bytes > end; i--) {
+        int64_t good = end > all[i].offset ? end - all[i].offset : 0;
+        memset(all[i].data + good, 0, all[i].bytes - good);
+    }
+    if (!direct && end < high)
+        memset(a->memory->window + (end - first), 0, high - end);
+    if (!direct)
+        copy_window(a, false, count, first);
     return n < 0 ? class_of(n) : MPI_SUCCESS;
+}
+
+/* The aggregator's half of a round. Its window begins at `first`. */
+static int serve(struct access *a, bool writes, int64_t first) {
+    struct located *all = a->memory->located;
+    int64_t count = locate(a), bytes = 0;
+    if (count == 0)
+        return MPI_SUCCESS;
+    int64_t low = all[0].offset, high = low;
+    for (int64_t i = 0; i < count; i++) {
+        bytes += all[i].bytes;
+        low = all[i].offset < low ? all[i].offset : low;
+        high = all[i].offset + all[i].bytes > high ? all[i].offset + all[i].bytes : high;
+    }
+    /* To and from other nodes travels memory in one piece. */
+    bool direct = count <= RUNS_MAX && bytes >= count * DIRECT_BYTES && (writes || bytes == high - low) &&
+                  forebay.file_elsewhere(a->file->data) == 0;
+    if (direct) {
+        qsort(all, count, sizeof *all, by_offset);
+        for (int64_t i = 1; i < count && direct; i++)
+            direct = all[i - 1].offset + all[i - 1].bytes <= all[i].offset;
+        /* Of pieces that overlap those of higher ranks must be copied last. */
+        if (!direct)
+            locate(a);
+    }
+    return writes ? serve_write(a, count, direct, first) : serve_read(a, count, direct, first, low, high);
 }
 
 static void copy_slices(struct access *a, bool to_packed) {
     for (int r = 0; r < a->file->size; r++) {
-        char *slice = a->packed + a->slice[r], *data = a->data[0] + a->data_at[0][r];
+        char *slice = a->packed + a->slice[r], *data = a->memory->data[0] + a->data_at[0][r];
         if (a->data_bytes[0][r] > 0)
             memcpy(to_packed ? slice : data, to_packed ? data : slice, a->data_bytes[0][r]);
     }
@@ -389,7 +511,9 @@ static void copy_slices(struct access *a, bool to_packed) {
 static int one_round(struct access *a, bool writes, int64_t *which, int *result) {
     MPI_Comm comm = a->file->comm;
     int64_t round = *which;
-    bool good = list_pieces(a, round);
+    struct exchange *m = a->memory;
+    char *own = NULL;
+    bool good = list_pieces(a, round, &own);
     if (!good) {
         /* The others get no pieces from this rank, and then its failure. */
         memset(a->piece_words[0], 0, a->file->size * sizeof(int));
@@ -402,27 +526,32 @@ static int one_round(struct access *a, bool writes, int64_t *which, int *result)
     if (all[0] != MPI_SUCCESS)
         return (int)all[0];
     *which = -all[1];
-    mpi.Alltoallv(a->pieces[0], a->piece_words[0], a->piece_at[0], MPI_INT64_T, a->pieces[1], a->piece_words[1],
+    mpi.Alltoallv(m->pieces[0], a->piece_words[0], a->piece_at[0], MPI_INT64_T, m->pieces[1], a->piece_words[1],
                   a->piece_at[1], MPI_INT64_T, comm);
+    bool copied = own == NULL;
+    if (copied)
+        own = m->data[0];
     if (writes) {
-        copy_slices(a, false);
-        mpi.Alltoallv(a->data[0], a->data_bytes[0], a->data_at[0], MPI_BYTE, a->data[1], a->data_bytes[1],
-                      a->data_at[1], MPI_BYTE, comm);
+        if (copied)
+            copy_slices(a, false);
+        mpi.Alltoallv(own, a->data_bytes[0], a->data_at[0], MPI_BYTE, m->data[1], a->data_bytes[1], a->data_at[1],
+                      MPI_BYTE, comm);
     }
     for (int g = 0; g < a->aggregators; g++) {
         int64_t first, last;
         window_of(a, g, round, &first, &last);
         if (rank_of(a, g) == a->file->rank && first < last) {
             int64_t start = choice_clock();
-            int served = serve(a, writes, first, last);
+            int served = serve(a, writes, first);
             a->file->choice.file_ns += choice_clock() - start;
             *result = *result != MPI_SUCCESS ? *result : served;
         }
     }
     if (!writes) {
-        mpi.Alltoallv(a->data[1], a->data_bytes[1], a->data_at[1], MPI_BYTE, a->data[0], a->data_bytes[0],
-                      a->data_at[0], MPI_BYTE, comm);
-        copy_slices(a, true);
+        mpi.Alltoallv(m->data[1], a->data_bytes[1], a->data_at[1], MPI_BYTE, own, a->data_bytes[0], a->data_at[0],
+                      MPI_BYTE, comm);
+        if (copied)
+            copy_slices(a, true);
     }
     return MPI_SUCCESS;
 }

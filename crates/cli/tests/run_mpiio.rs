@@ -212,6 +212,20 @@ fn random_views_give_the_bytes_that_mpi_pack_says() {
     }
 }
 
+#[test]
+fn two_phase_calls_move_pieces_of_all_lengths() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "exchange");
+        let program = program.to_str().unwrap();
+        for (ranks, seeds) in [(1, "5"), (2, "12"), (4, "8")] {
+            passes(&place, mpi, ranks, &[program, "/forebay/pieces", "1", seeds]);
+        }
+        place.assert_nothing_left();
+    }
+}
+
 /// Open MPI alone: ROMIO of MPICH 4.0.2 aborts at some of these views, and gives different bytes at others. So does
 /// Open MPI 4.1.4 with four ranks.
 #[test]
@@ -445,8 +459,8 @@ fn jobs_that_run_mpi_programs_install_mpi_before_they_build() {
     }
 }
 
-/// The driver built with the C compiler's sanitizers, on both MPIs: every call, and random views with both kinds of
-/// collective buffering. Leak checks are off, as an MPI library has many leaks.
+/// The driver built with the C compiler's sanitizers, on both MPIs: every call, pieces of all lengths, and random views
+/// with both kinds of collective buffering. Leak checks are off, as an MPI library has many leaks.
 #[test]
 fn driver_is_clean_under_address_and_undefined_behaviour_sanitizers() {
     let _alone = alone();
@@ -471,6 +485,7 @@ fn driver_is_clean_under_address_and_undefined_behaviour_sanitizers() {
         for (program, words, hints) in [
             ("calls", &["/forebay/file"][..], ""),
             ("misuse", &["/forebay/file"], ""),
+            ("exchange", &["/forebay/pieces", "1", "10"], ""),
             ("datarep", &["/forebay/file"], ""),
             ("views", &["/forebay/view", "-", "900", "10"], ""),
             (

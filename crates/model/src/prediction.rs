@@ -28,6 +28,10 @@ const SIEVE_BYTES: f64 = (1 << 20) as f64;
 /// docs/study.md: four ranks, one in about six of ten calls). Two ranks keep that of the file.
 const FOLLOWING: f64 = 0.6;
 
+/// Pieces of a window, at most, and their mean length, at least, that aggregators move without a copy (mpi/src/twophase.c).
+const DIRECT_PIECES: f64 = 512.0;
+const DIRECT_BYTES: f64 = 1024.0;
+
 /// Exchanges between all ranks in a round: counts, agreement, lists of runs, data.
 const EXCHANGES: f64 = 4.0;
 
@@ -286,8 +290,9 @@ impl Model {
         let moved = Moved::all(bytes, buffer.min(bytes));
         let io = self.access(aggregators, requests, accesses, moved, c.sequential_byte);
         let other = if self.used.copies {
-            let work =
-                (p.runs() + runs_of_aggregator) * c.piece + (2.0 * p.bytes as f64 + data) * c.copy_byte;
+            let [own, _] = self.shares();
+            let windows = if self.is_direct(is_dense || p.writes) { 0.0 } else { data };
+            let work = (p.runs() + runs_of_aggregator) * c.piece + (own * data + windows) * c.copy_byte;
             work * self.crowding()
         } else {
             0.0
@@ -295,20 +300,34 @@ impl Model {
         Parts { communication, io, other }
     }
 
-    /// T_comm with the places of the ranks: what crosses the link of a node, and what stays on the node.
-    fn exchange(&self, rounds: f64, data: f64) -> f64 {
-        let (p, c) = (&self.p, &self.c);
+    /// True if aggregators move the ranks' pieces between the file and the memory of messages, without a copy: few pieces, of a
+    /// file on their nodes. `is_whole`: a call has no gaps that it must take too.
+    fn is_direct(&self, is_whole: bool) -> bool {
+        let p = &self.p;
+        let run = p.run_bytes.min(p.bytes) as f64;
+        let window = (p.buffer_bytes as f64).min(p.range() / p.aggregators as f64);
+        is_whole && !p.is_far && run >= DIRECT_BYTES && window * p.density() <= DIRECT_PIECES * run
+    }
+
+    /// How much of an aggregator's data comes from its own rank, and how much from all ranks of its node.
+    fn shares(&self) -> [f64; 2] {
+        let p = &self.p;
         let (ranks, nodes) = (p.ranks as f64, p.nodes as f64);
-        let on_a_node = (p.aggregators as f64 / nodes).max(1.0);
-        // How much of an aggregator's data comes from its own rank, and how much from all ranks of its node.
-        let (own, of_node) = match p.access {
+        match p.access {
             // An aggregator serves the ranges of its own rank and of those that follow up to the next aggregator.
             Access::Sequential => {
                 let served = (ranks / p.aggregators as f64).max(1.0);
-                (1.0 / served, served.min(ranks / nodes) / served)
+                [1.0 / served, served.min(ranks / nodes) / served]
             }
-            Access::Strided | Access::Random => (1.0 / ranks, 1.0 / nodes),
-        };
+            Access::Strided | Access::Random => [1.0 / ranks, 1.0 / nodes],
+        }
+    }
+
+    /// T_comm with the places of the ranks: what crosses the link of a node, and what stays on the node.
+    fn exchange(&self, rounds: f64, data: f64) -> f64 {
+        let (p, c) = (&self.p, &self.c);
+        let on_a_node = (p.aggregators as f64 / p.nodes as f64).max(1.0);
+        let [own, of_node] = self.shares();
         let (across, within) = (1.0 - of_node, of_node - own);
         let message = if p.nodes > 1 { c.message } else { c.local_message };
         let exchanges = rounds * EXCHANGES + EXCHANGES_OF_A_CALL;

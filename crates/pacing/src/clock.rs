@@ -1,8 +1,8 @@
 //! The clock of paced requests, and waiting until a time on it.
 //!
 //! A sleep ends late: by the timer slack of the thread (50 us unless set), and by the time that a wake-up takes, which
-//! differs between machines and is longer after long sleeps. So a wait sleeps until some time before its end, and polls
-//! the clock from then on. Each thread learns that time from how late its sleeps end.
+//! differs between machines and is longer after long sleeps. So a wait has the least slack, sleeps until some time before its
+//! end, and polls the clock from then on. Each thread learns that time from how late its sleeps end.
 
 use std::cell::Cell;
 
@@ -10,6 +10,8 @@ use std::cell::Cell;
 pub const SPIN_NS: u64 = 25_000;
 /// The longest: a thread that waits for a processor wakes up later than any polling could make good.
 const SPIN_NS_MAX: u64 = 200_000;
+/// The shortest sleep. One for less time takes longer than that, and the last part of the wait is over.
+const SLEEP_NS_MIN: u64 = 10_000;
 /// Longest wait for one request. Other processes write the memory that says how long, and no call may wait for ever.
 pub const WAIT_MAX_NS: u64 = 600_000_000_000;
 
@@ -36,6 +38,32 @@ fn expected_late(before_ns: u64, late_ns: u64) -> u64 {
     }
 }
 
+/// The least timer slack for this thread, until the drop: it is the program's.
+struct LeastSlack {
+    before: libc::c_int,
+}
+
+impl LeastSlack {
+    fn set() -> LeastSlack {
+        // SAFETY: plain system calls without pointers, on the slack of this thread.
+        let before = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0) };
+        if before > 1 {
+            // SAFETY: as above.
+            unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+        }
+        LeastSlack { before }
+    }
+}
+
+impl Drop for LeastSlack {
+    fn drop(&mut self) {
+        if self.before > 1 {
+            // SAFETY: as above.
+            unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, self.before, 0, 0, 0) };
+        }
+    }
+}
+
 /// Waits until a time of [`now_ns`], and returns the time at the end of the wait. A signal does not end the wait.
 pub fn wait_until(until_ns: u64) -> u64 {
     let mut now = now_ns();
@@ -45,7 +73,8 @@ pub fn wait_until(until_ns: u64) -> u64 {
         if now >= until_ns {
             return now;
         }
-        if until_ns - now > spin_ns {
+        if until_ns - now >= spin_ns + SLEEP_NS_MIN {
+            let _slack = LeastSlack::set();
             let wake = until_ns - spin_ns;
             let t = libc::timespec {
                 tv_sec: (wake / 1_000_000_000) as libc::time_t,
@@ -99,8 +128,23 @@ mod tests {
     }
 
     #[test]
+    fn wait_leaves_the_timer_slack_of_the_thread_as_it_was() {
+        // SAFETY: plain system calls without pointers, on the slack of this thread.
+        let slack = || unsafe { libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0) };
+        // SAFETY: as above.
+        let set = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 123_456, 0, 0, 0) };
+        assert_eq!((set, slack()), (0, 123_456));
+        {
+            let _least = LeastSlack::set();
+            assert_eq!(slack(), 1);
+        }
+        wait_until(now_ns() + 20 * SPIN_NS);
+        assert_eq!(slack(), 123_456);
+    }
+
+    #[test]
     fn wait_until_never_returns_early_whether_it_sleeps_or_spins() {
-        for ns in [0, 100, SPIN_NS - 1, SPIN_NS + 1, 20 * SPIN_NS] {
+        for ns in [0, 100, SPIN_NS - 1, SPIN_NS + SLEEP_NS_MIN - 1, SPIN_NS + SLEEP_NS_MIN, 20 * SPIN_NS] {
             let until = now_ns() + ns;
             let ended = wait_until(until);
             assert!(ended >= until && now_ns() >= ended);
