@@ -126,23 +126,24 @@ static void pieces_of_all_lengths(int seed) {
 
 /* Ranks write ranges that overlap: each byte is that of the highest rank that wrote it. All read the same bytes. */
 static void ranges_that_overlap(int seed) {
-    int buffer = 4096 << below(7), length = 1 + below(200000), step = below(length + 1000);
+    int buffer = 4096 << below(7), length = 1 + below(200000), step = below(length + 1000), backwards = below(2);
     MPI_File file = open_with(1 + below(size), buffer);
     OK(MPI_File_set_size(file, 0));
     unsigned char *own = malloc(length);
     int end = step * (size - 1) + length;
     memset(expected, 0, sizeof expected);
+    int mine = (backwards ? size - 1 - rank : rank) * step;
     for (int r = 0; r < size; r++)
         for (int i = 0; i < length; i++) {
             unsigned char byte = byte_of(seed, r, i);
-            expected[r * step + i] = byte;
+            expected[(backwards ? size - 1 - r : r) * step + i] = byte;
             if (r == rank)
                 own[i] = byte;
         }
-    OK(MPI_File_write_at_all(file, (MPI_Offset)rank * step, own, length, MPI_BYTE, MPI_STATUS_IGNORE));
+    OK(MPI_File_write_at_all(file, mine, own, length, MPI_BYTE, MPI_STATUS_IGNORE));
     compare(file, end, "written over each other");
-    OK(MPI_File_read_at_all(file, (MPI_Offset)rank * step, own, length, MPI_BYTE, MPI_STATUS_IGNORE));
-    CHECK(memcmp(own, expected + rank * step, length) == 0);
+    OK(MPI_File_read_at_all(file, mine, own, length, MPI_BYTE, MPI_STATUS_IGNORE));
+    CHECK(memcmp(own, expected + mine, length) == 0);
     free(own);
     OK(MPI_File_close(&file));
 }
