@@ -198,18 +198,18 @@ static int transfer_together(struct file *file, const struct view *view, bool wr
     struct walk pieces;
     if (bytes > 0)
         walk_start(&pieces, memory, (int64_t)(intptr_t)buffer, 0);
+    struct exchange *exchange = exchange_take();
     if (copied)
-        packed = malloc(bytes);
+        packed = exchange_packed(exchange, bytes);
     if (copied && packed != NULL && writes)
         for (int64_t at = 0, here; at < bytes; at += here) {
             const char *from = (const char *)(intptr_t)walk_next(&pieces, bytes - at, &here);
             memcpy(packed + at, from, here);
         }
-    int code = two_phase(file, view, writes, position, packed, bytes, all, done);
+    int code = two_phase(file, view, writes, position, packed, bytes, all, exchange, done);
     if (copied && packed != NULL && !writes && *done > 0)
         copy_out(&pieces, packed, *done);
-    if (copied)
-        free(packed);
+    exchange_give_back(exchange);
     return code;
 }
 

@@ -249,7 +249,6 @@ struct file {
     int64_t close_codes[2];      /* error classes of a close: this rank's, and the greatest of all ranks */
     bool has_left;           /* this rank did not wait for the others, so the MPI library still uses `close_codes` */
     struct choice choice;
-    struct exchange *exchange; /* memory of two-phase calls, or NULL */
     char hints[HINT_COUNT][HINT_BYTES];
     struct handler handler;
     enum split split;
@@ -431,11 +430,18 @@ bool may_two_phase(struct file *file, bool writes);
 bool wants_two_phase(struct file *file, bool writes, const struct together *mine, struct together *all);
 /* The number of aggregators, and the bytes of the file that each handles in a round, as hints or defaults say. */
 void aggregators_of(const struct file *file, int *aggregators, int64_t *window);
-/* `transfer` for memory in one piece, by all ranks together; `packed` is NULL if there was no memory for it. */
+/* Memory of two-phase calls, for one call; NULL when there is none. */
+struct exchange;
+struct exchange *exchange_take(void);
+void exchange_give_back(struct exchange *memory);
+/* Room in it for so many bytes of this rank's data in one piece; NULL. */
+char *exchange_packed(struct exchange *memory, int64_t bytes);
+/*
+ * `transfer` for memory in one piece, by all ranks together; `packed` is NULL if there was no memory for it, and `memory`
+ * likewise.
+ */
 int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
-              const struct together *all, int64_t *done);
-
-void exchange_free(struct exchange *memory);
+              const struct together *all, struct exchange *memory, int64_t *done);
 
 /* ---- choice.c: the model's part in that decision ---- */
 

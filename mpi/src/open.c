@@ -146,7 +146,6 @@ static void file_free(struct file *file) {
         forebay.file_close(file->data);
     comm_give_back(file);
     view_free(&file->view);
-    exchange_free(file->exchange);
     pthread_mutex_destroy(&file->lock);
     free(file->path);
     if (!file->has_left)

@@ -9,8 +9,8 @@
  * one byte, that of the higher rank stays.
  *
  * Messages go from and to the ranks' own memory. Few pieces that are apart go between backing files of this node and the
- * memory of messages directly; others through a copy of the window. A file keeps the memory of its calls, since pages of fresh memory cost as
- * much as copies.
+ * memory of messages directly; others through a copy of the window. The process keeps the memory of a call for the next
+ * one, since pages of fresh memory cost as much as copies.
  */
 #include "driver.h"
 
@@ -24,7 +24,7 @@ enum {
     WINDOW_BYTES_MAX = 64 << 20,
     RUNS_MAX = 512,           /* of one call */
     DIRECT_BYTES = 1024,      /* mean length of pieces from which on they are not copied to a window */
-    KEPT_BYTES_MAX = 64 << 20, /* of each part of a file's memory, between calls */
+    KEPT_BYTES_MAX = WINDOW_BYTES_MAX + 4096, /* of each part of the memory of calls, between two of them */
     SHORT_RUN_BYTES = 32768,  /* largest data inside a request to another node */
     RUNS_FEW = 8,             /* fewer runs do not justify an exchange between ranks */
     READ_BYTES_MIN = 1 << 20, /* for one rank: reading less, with the gaps, is faster than an exchange */
@@ -144,8 +144,8 @@ struct located {
 struct exchange {
     struct piece *pieces[2];
     struct located *located;
-    char *data[2], *window;
-    int64_t piece_room[2], located_room, data_room[2], window_room;
+    char *data[2], *window, *packed;
+    int64_t piece_room[2], located_room, data_room[2], window_room, packed_room;
 };
 
 /* The state of one access on one rank. In arrays, index 0 is for sending and 1 for receiving. */
@@ -247,9 +247,6 @@ static int64_t next_round(const struct access *a, int64_t round) {
 static bool make(struct access *a) {
     size_t size = a->file->size;
     bool good = (a->slice = calloc(size, sizeof *a->slice)) != NULL;
-    if (a->file->exchange == NULL)
-        good = (a->file->exchange = calloc(1, sizeof *a->file->exchange)) != NULL && good;
-    a->memory = a->file->exchange;
     for (int way = 0; way < 2; way++) {
         int **counts[4] = {&a->piece_words[way], &a->piece_at[way], &a->data_bytes[way], &a->data_at[way]};
         for (int i = 0; i < 4; i++)
@@ -268,21 +265,48 @@ static void give_back(void *where, int64_t *room, size_t bytes, int64_t kept_byt
     *room = 0;
 }
 
+/* Makes room for so many bytes, whose contents do not count. */
+static bool renew(char **block, int64_t *room, int64_t bytes) {
+    if (bytes <= *room)
+        return true;
+    free(*block);
+    *block = malloc(bytes);
+    *room = *block != NULL ? bytes : 0;
+    return *block != NULL;
+}
+
 /* Frees what is longer. */
 static void exchange_trim(struct exchange *memory, int64_t kept_bytes) {
-    if (memory == NULL)
-        return;
     for (int way = 0; way < 2; way++) {
         give_back(&memory->pieces[way], &memory->piece_room[way], sizeof(struct piece), kept_bytes);
         give_back(&memory->data[way], &memory->data_room[way], 1, kept_bytes);
     }
     give_back(&memory->located, &memory->located_room, sizeof(struct located), kept_bytes);
     give_back(&memory->window, &memory->window_room, 1, kept_bytes);
+    give_back(&memory->packed, &memory->packed_room, 1, kept_bytes);
 }
 
-void exchange_free(struct exchange *memory) {
-    exchange_trim(memory, 0);
-    free(memory);
+/* Of the last call that ended. Calls of other threads meanwhile have memory of their own. */
+static struct exchange *_Atomic kept;
+
+struct exchange *exchange_take(void) {
+    struct exchange *memory = atomic_exchange(&kept, NULL);
+    return memory != NULL ? memory : calloc(1, sizeof *memory);
+}
+
+void exchange_give_back(struct exchange *memory) {
+    if (memory == NULL)
+        return;
+    exchange_trim(memory, KEPT_BYTES_MAX);
+    memory = atomic_exchange(&kept, memory);
+    if (memory != NULL) {
+        exchange_trim(memory, 0);
+        free(memory);
+    }
+}
+
+char *exchange_packed(struct exchange *memory, int64_t bytes) {
+    return memory != NULL && renew(&memory->packed, &memory->packed_room, bytes) ? memory->packed : NULL;
 }
 
 static void discard(struct access *a) {
@@ -294,7 +318,6 @@ static void discard(struct access *a) {
         free(a->sizes[way]);
     }
     free(a->slice);
-    exchange_trim(a->memory, KEPT_BYTES_MAX);
 }
 
 /* Makes room for so many items, with the contents that are there. */
@@ -308,16 +331,6 @@ static bool grow(void *where, int64_t *room, int64_t count, size_t bytes) {
     *block = grown;
     *room = count + count / 2;
     return true;
-}
-
-/* Makes room for so many bytes, whose contents do not count. */
-static bool renew(char **block, int64_t *room, int64_t bytes) {
-    if (bytes <= *room)
-        return true;
-    free(*block);
-    *block = malloc(bytes);
-    *room = *block != NULL ? bytes : 0;
-    return *block != NULL;
 }
 
 /*
@@ -569,8 +582,9 @@ static int cut_to_size(struct access *a) {
 }
 
 int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
-              const struct together *all, int64_t *done) {
-    struct access a = {.file = file, .view = view, .position = position, .packed = packed, .bytes = bytes};
+              const struct together *all, struct exchange *memory, int64_t *done) {
+    struct access a = {
+        .file = file, .view = view, .position = position, .packed = packed, .bytes = bytes, .memory = memory};
     *done = 0;
     if (all->code != MPI_SUCCESS)
         return all->code;
@@ -580,7 +594,7 @@ int two_phase(struct file *file, const struct view *view, bool writes, int64_t p
     if (code != MPI_SUCCESS || a.last <= a.first)
         return code;
     plan(&a, all->aggregators);
-    bool has_memory = make(&a) && (packed != NULL || bytes == 0);
+    bool has_memory = make(&a) && memory != NULL && (packed != NULL || bytes == 0);
     code = agree(file, has_memory ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0);
     int result = MPI_SUCCESS;
     /* Round 0 always has data, since the range begins with the first byte of some rank. */
