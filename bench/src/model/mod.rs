@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use self::grid::{Grid, Pattern};
-use self::tally::{choices, errors_of, gain, Outcome, COLLECTIVE, INDEPENDENT};
+use self::tally::{
+    choices, errors_of, errors_of_steady, gain, is_steady, unsteady, Outcome, COLLECTIVE, INDEPENDENT,
+};
 use crate::mpi::{Mpi, MPIS};
 use crate::report::{median, Table, Target};
 use crate::sizes::Sizes;
@@ -253,12 +255,14 @@ fn finish(table: &mut Table, point: &Point) -> Result<Outcome, String> {
     let row = row.ok_or_else(|| format!("points.c did not measure {}", point.label))?;
     let seconds =
         |column: usize| median(&row.samples[column]).map(|ms| ms / 1e3).ok_or("a way has no samples");
+    let steady = |column: usize| seconds(column).map(|m| is_steady(&row.samples[column], m * 1e3));
     let outcome = Outcome {
         measured: [seconds(2)?, seconds(4)?],
         automatic: seconds(0)?,
         predicted: point.predicted,
         is_collective: point.is_collective,
         without: point.without.clone(),
+        is_steady: [steady(2)?, steady(4)?],
     };
     row.samples[1] = row.samples[2 + 2 * outcome.better_way()].clone();
     row.samples[3] = vec![point.predicted[INDEPENDENT] * 1e3];
@@ -275,22 +279,33 @@ fn summary(outcomes: &[Outcome]) -> Table {
     let title = format!("model: errors and choices over {} points", outcomes.len());
     let columns = columns(["found", "target"]);
     let mut table = Table { title, unit: "%", more_is_better: false, columns, rows: Vec::new() };
-    let mut row = |label: &str, part: f64, target: f64| {
+    let mut row = |label: &str, part: f64, target: Option<f64>| {
         let at_most = || vec![Target::Difference { against: "target".into(), at_most: 0.0 }];
-        table.add(label, 0, part * 100.0, at_most);
-        table.add(label, 1, target, Vec::new);
+        match target {
+            Some(target) => {
+                table.add(label, 0, part * 100.0, at_most);
+                table.add(label, 1, target, Vec::new);
+            }
+            None => table.add(label, 0, part * 100.0, Vec::new),
+        }
     };
     for (name, way) in [("independent", INDEPENDENT), ("collective", COLLECTIVE)] {
         let found = errors_of(outcomes, way);
-        row(&format!("{name}: mean error"), found.mean, MEAN_ERROR);
-        row(&format!("{name}: worst error"), found.worst, WORST_ERROR);
+        row(&format!("{name}: mean error"), found.mean, Some(MEAN_ERROR));
+        row(&format!("{name}: worst error"), found.worst, Some(WORST_ERROR));
+        row(&format!("{name}: points whose repetitions differ"), unsteady(outcomes, way), None);
+        row(
+            &format!("{name}: worst error of the others"),
+            errors_of_steady(outcomes, way).worst,
+            Some(WORST_ERROR),
+        );
     }
     let found = choices(outcomes);
-    row("points with the wrong choice", found.wrong, WRONG);
-    row("lost by a wrong choice, worst", found.worst_lost, LOST);
-    row("lost by wrong choices, of all", found.lost, LOST);
-    row("automatic slower than better, worst", found.automatic_worst, LOST);
-    row("automatic slower than better, of all", found.automatic, LOST);
+    row("points with the wrong choice", found.wrong, Some(WRONG));
+    row("lost by a wrong choice, worst", found.worst_lost, Some(LOST));
+    row("lost by wrong choices, of all", found.lost, Some(LOST));
+    row("automatic slower than better, worst", found.automatic_worst, Some(LOST));
+    row("automatic slower than better, of all", found.automatic, Some(LOST));
     table
 }
 

@@ -7,6 +7,9 @@ pub(super) const COLLECTIVE: usize = 1;
 /// Medians that differ by less than this part are not told apart: either choice is right.
 const TOLD_APART: f64 = 0.02;
 
+/// Repetitions of a steady measurement differ from their median by at most this part.
+pub(super) const STEADY: f64 = 0.1;
+
 /// A point, with medians of seconds.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
@@ -19,6 +22,13 @@ pub(super) struct Outcome {
     pub(super) is_collective: bool,
     /// Predicted with each extension left out, in the order of their names.
     pub(super) without: Vec<[f64; 2]>,
+    /// Whether the repetitions of a way agree.
+    pub(super) is_steady: [bool; 2],
+}
+
+/// True if all repetitions are near their median.
+pub(super) fn is_steady(repetitions: &[f64], median: f64) -> bool {
+    repetitions.iter().all(|one| error(*one, median) <= STEADY)
 }
 
 impl Outcome {
@@ -59,6 +69,17 @@ pub(super) fn errors(of: impl Iterator<Item = f64>) -> Errors {
 /// The errors of one way.
 pub(super) fn errors_of(outcomes: &[Outcome], way: usize) -> Errors {
     errors(outcomes.iter().map(|o| error(o.predicted[way], o.measured[way])))
+}
+
+/// The errors of one way at the points where its repetitions agree.
+pub(super) fn errors_of_steady(outcomes: &[Outcome], way: usize) -> Errors {
+    let steady = outcomes.iter().filter(|o| o.is_steady[way]);
+    errors(steady.map(|o| error(o.predicted[way], o.measured[way])))
+}
+
+/// The part of the points where the repetitions of one way do not agree.
+pub(super) fn unsteady(outcomes: &[Outcome], way: usize) -> f64 {
+    outcomes.iter().filter(|o| !o.is_steady[way]).count() as f64 / outcomes.len().max(1) as f64
 }
 
 /// The mean error of both ways with an extension left out, minus that with all: what the extension gains.
@@ -110,6 +131,7 @@ mod tests {
             predicted,
             is_collective,
             without: vec![[predicted[0] * 2.0, predicted[1]]],
+            is_steady: [true; 2],
         }
     }
 
@@ -126,6 +148,18 @@ mod tests {
         let found = errors_of(&all, COLLECTIVE);
         assert!(near(found.mean, 0.25) && near(found.worst, 0.5), "{found:?}");
         assert_eq!(errors_of(&[], COLLECTIVE), Errors { mean: 0.0, worst: 0.0 });
+    }
+
+    #[test]
+    fn steady_points_are_those_whose_repetitions_are_near_their_median() {
+        assert!(is_steady(&[1.0, 0.91, 1.09], 1.0) && is_steady(&[], 1.0));
+        assert!(!is_steady(&[1.0, 0.91, 1.11], 1.0) && !is_steady(&[0.8, 1.0, 1.0], 1.0));
+        let mut chance = outcome([1.0, 1.0], 1.0, [1.8, 1.2]);
+        chance.is_steady = [false, true];
+        let all = [outcome([1.0, 1.0], 1.0, [1.1, 1.0]), chance];
+        assert!(near(errors_of_steady(&all, INDEPENDENT).worst, 0.1));
+        assert!(near(errors_of_steady(&all, COLLECTIVE).worst, 0.2));
+        assert!(near(unsteady(&all, INDEPENDENT), 0.5) && near(unsteady(&all, COLLECTIVE), 0.0));
     }
 
     #[test]
