@@ -23,7 +23,7 @@ fn up(place: &Place, more: &[&str]) -> PathBuf {
 fn up_as(place: &Place, profile: &str, more: &[&str]) -> PathBuf {
     let dir = place.join("pool");
     let mut words =
-        vec!["up", "--capacity", "128MiB", "--media-profile", profile, "--path", dir.to_str().unwrap()];
+        vec!["up", "--capacity", "256MiB", "--media-profile", profile, "--path", dir.to_str().unwrap()];
     words.extend(more);
     place.ok(words);
     dir
@@ -171,6 +171,35 @@ fn programs_under_the_preload_library_are_paced_with_stdio_and_copies() {
     assert!(after[0].1 - before[0].1 >= 2 * MIB as u64, "cat and awk read it: {before:?} {after:?}");
     place.ok(["--pool", dir.to_str().unwrap(), "down"]);
     assert!(!dir.join("mnt").exists(), "the mount of `forebay run` ended with the pool");
+}
+
+/// Small files, a large one that all threads copy, one with several backing files, and their verification.
+#[test]
+fn staging_moves_each_byte_at_the_speed_of_the_medium() {
+    let place = Place::new();
+    let dir = up(&place, &[]);
+    let pool = dir.to_str().unwrap();
+    let source = place.join("source");
+    std::fs::create_dir(&source).unwrap();
+    let sizes = [("small", 5000), ("other", MIB + 1), ("large", 65 * MIB)];
+    let all: u64 = sizes.iter().map(|(_, bytes)| *bytes as u64).sum();
+    for (name, bytes) in sizes {
+        std::fs::write(source.join(name), pattern(bytes)).unwrap();
+    }
+    let staged = |words: &[&str]| {
+        let before = counted(&place, &dir);
+        place.ok([&["--pool", pool][..], words].concat());
+        let after = counted(&place, &dir);
+        [0, 1].map(|way| after[way].1 - before[way].1)
+    };
+    let from = source.to_str().unwrap();
+    assert_eq!(staged(&["stage-in", &format!("{from}:/in")]), [0, all]);
+    assert_eq!(staged(&["stage-in", "--verify", &format!("{from}:/verified")]), [all, all], "and read again");
+    let to = place.join("results");
+    assert_eq!(staged(&["stage-out", &format!("/in:{}", to.display())]), [all, 0]);
+    for (name, bytes) in sizes {
+        assert!(std::fs::read(to.join(name)).unwrap() == pattern(bytes), "{name}");
+    }
 }
 
 #[test]

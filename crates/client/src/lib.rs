@@ -77,6 +77,7 @@ pub use locks::{leaves_lock_in_doubt, new_lock_owner, LockPlace, LocksElsewhere,
 pub use memory_slots::{memory_in_use, InUse};
 pub use mounted::{inode_of_name, INODE_NAME, MOUNTED_MARK};
 pub use open::directories_opened;
+pub use paced::Paced;
 pub use path::{PathBuffer, Place};
 pub use persisting::Durable;
 pub use pool::{Door, Fail, Pool, RequestMemory};

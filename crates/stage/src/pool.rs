@@ -344,6 +344,21 @@ impl Tree for PoolTree {
 }
 
 impl PoolFile {
+    /// A read or write of the only backing file, which takes as long as a medium that its target emulates does.
+    fn paced(
+        &self,
+        writes: bool,
+        offset: u64,
+        call: impl FnOnce() -> Result<usize, Code>,
+    ) -> Result<usize, Code> {
+        let paced = self.pool.begin_paced(&self.entry);
+        let moved = call();
+        if let (Some(paced), Ok(bytes)) = (paced, &moved) {
+            paced.complete(writes, offset, *bytes);
+        }
+        moved
+    }
+
     fn meta(&self) -> Result<Meta, Code> {
         let device = self.pool.device();
         match &self.data {
@@ -369,14 +384,14 @@ impl PoolFile {
 impl File for PoolFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
         match &self.data {
-            Data::Kernel(file) => file.read_at(buffer, offset),
+            Data::Kernel(file) => self.paced(false, offset, || file.read_at(buffer, offset)),
             Data::Striped(file) => file.read_at(buffer, offset),
         }
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Code> {
         match &self.data {
-            Data::Kernel(file) => file.write_at(data, offset),
+            Data::Kernel(file) => self.paced(true, offset, || file.write_at(data, offset)),
             Data::Striped(file) => file.write_at(data, offset),
         }
     }
@@ -408,8 +423,9 @@ impl File for PoolFile {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.data {
-            Data::Kernel(file) => file.descriptor(),
-            Data::Striped(_) => None,
+            // The kernel copies at the speed of the real medium.
+            Data::Kernel(file) if !self.pool.is_paced() => file.descriptor(),
+            Data::Kernel(_) | Data::Striped(_) => None,
         }
     }
 
