@@ -430,6 +430,8 @@ bool may_two_phase(struct file *file, bool writes);
 bool wants_two_phase(struct file *file, bool writes, const struct together *mine, struct together *all);
 /* The number of aggregators, and the bytes of the file that each handles in a round, as hints or defaults say. */
 void aggregators_of(const struct file *file, int *aggregators, int64_t *window);
+/* ---- exchange.c, exchange_memory.c ---- */
+
 /* Memory of two-phase calls, for one call; NULL when there is none. */
 struct exchange;
 struct exchange *exchange_take(void);

@@ -28,7 +28,7 @@ const SIEVE_BYTES: f64 = (1 << 20) as f64;
 /// docs/study.md: four ranks, one in about six of ten calls). Two ranks keep that of the file.
 const FOLLOWING: f64 = 0.6;
 
-/// Pieces of a window, at most, and their mean length, at least, that aggregators move without a copy (mpi/src/twophase.c).
+/// Pieces of a window, at most, and their mean length, at least, that aggregators move without a copy (mpi/src/exchange.c).
 const DIRECT_PIECES: f64 = 512.0;
 const DIRECT_BYTES: f64 = 1024.0;
 
@@ -297,7 +297,12 @@ impl Model {
         } else {
             0.0
         };
-        Parts { communication, io, other }
+        // While one window is moved to or from other nodes, the ranks exchange another one.
+        let hidden = match p.is_far && self.used.remote {
+            true => (rounds - 1.0).max(0.0) / rounds.max(1.0) * communication.min(io),
+            false => 0.0,
+        };
+        Parts { communication, io: io - hidden, other }
     }
 
     /// True if aggregators move the ranks' pieces between the file and the memory of messages, without a copy: few pieces, of a

@@ -197,6 +197,31 @@ fn extensions_can_be_switched_off_one_by_one() {
     assert_eq!(Extensions::without(["speed"]), None);
 }
 
+#[test]
+fn rounds_of_a_far_call_hide_the_shorter_of_messages_and_file() {
+    let c = Calibration::default();
+    // By one aggregator on one of two nodes; all data are on a third one.
+    let of = |buffer_bytes, is_far| {
+        let p = Pattern {
+            buffer_bytes,
+            is_far,
+            is_apart: is_far,
+            nodes: 2,
+            aggregators: 1,
+            ..interleaved(2, MIB, true)
+        };
+        predict(&Pattern { bytes: 16 * MIB, ..p }, &c).collective.parts
+    };
+    let [one, eight] = [32 * MIB, 4 * MIB].map(|buffer| of(buffer, true));
+    let shorter = one.communication.min(one.io);
+    let saved = one.total() - eight.total();
+    // The latencies of eight rounds are longer than those of one.
+    assert!(saved > 0.5 * shorter && saved < shorter, "{one:?} {eight:?}");
+    assert!(eight.io > 0.0 && eight.total() > one.communication.max(one.io));
+    let [one, eight] = [32 * MIB, 4 * MIB].map(|buffer| of(buffer, false));
+    assert!(eight.total() >= one.total(), "on the ranks' nodes nothing is hidden: {one:?} {eight:?}");
+}
+
 /// A medium with a latency of 100 us and 1 GB/s, for the ranks of one node.
 fn slow_to_begin(queue: i64) -> Calibration {
     let byte = Value::exactly(1000);

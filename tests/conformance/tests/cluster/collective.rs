@@ -102,6 +102,34 @@ fn collective_calls_go_through_aggregators_where_data_is_on_other_nodes_and_runs
     c.check();
 }
 
+/// Windows of 4 KiB to 1 MiB: while one is moved, the ranks exchange the next one.
+#[test]
+fn two_phase_calls_move_pieces_of_all_lengths_to_and_from_other_nodes() {
+    let c = Cluster::up("pieces", 4);
+    c.tell(1, "mkdir /forebay/striped");
+    c.tell(2, "mkdir /forebay/two");
+    let set = c.layout(1, &["set", "-c", "4", "-S", "64KiB", "/striped"]);
+    assert!(set.status.success(), "{}", said(&set));
+    for mpi in MPIS.iter().filter(|mpi| mpi.is_here()) {
+        let words = ["-Wall", "-Wextra", "-Werror"];
+        let program = built(&c, mpi.compiler, "exchange", &words).expect("it builds");
+        for (at, file, makes) in
+            [(&[1, 1][..], "/forebay/two/file", Some(2)), (&[1, 2, 3, 4], "/forebay/striped/file", None)]
+        {
+            if let Some(node) = makes {
+                c.tell(node, &format!("touch {file}"));
+            }
+            let line = format!("env FOREBAY_MPI_DEBUG=1 {} {file} 1 10", program.display());
+            let ran = c.by_ranks(mpi, at, &line);
+            let text = said(&ran);
+            assert!(ran.status.success() && text.contains("passed"), "{}, {at:?}: {text}", mpi.name);
+            assert!(text.contains("is two-phase (hint: enable;"), "{}, {at:?}: {text}", mpi.name);
+            assert!(!text.contains("data on this node;"), "{}, {at:?}: {text}", mpi.name);
+        }
+    }
+    c.check();
+}
+
 #[test]
 fn ranks_of_several_nodes_measure_once_and_choose_by_the_model() {
     let c = Cluster::up("quick", 2);
