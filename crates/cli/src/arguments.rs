@@ -16,7 +16,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use forebay_server::media_profile::MediaProfile;
 use forebay_server::Medium;
 
-use values::{media_profile, medium, size, snapshots};
+use values::{media_profile, medium, path, size, snapshots};
 
 pub(crate) use batch::{Bb, BbVerb, JobCommand, JobVerb, Queue};
 pub(crate) use emulate::{EmulateCommand, EmulateCorrupt, EmulateRun, EmulateStat, EmulateUp, EmulateVerb};
@@ -257,7 +257,7 @@ pub(crate) struct Ls {
     #[arg(long)]
     pub(crate) json: bool,
     /// Paths in the pool
-    #[arg(value_name = "PATH", default_value = "/")]
+    #[arg(value_name = "PATH", default_value = "/", value_parser = path())]
     pub(crate) paths: Vec<OsString>,
 }
 
@@ -275,7 +275,7 @@ pub(crate) struct Stat {
     #[arg(long)]
     pub(crate) json: bool,
     /// Paths in the pool
-    #[arg(value_name = "PATH", required = true)]
+    #[arg(value_name = "PATH", required = true, value_parser = path())]
     pub(crate) paths: Vec<OsString>,
 }
 
@@ -491,7 +491,7 @@ pub(crate) struct LayoutGet {
     #[arg(long)]
     pub(crate) json: bool,
     /// Files and directories in the pool
-    #[arg(value_name = "PATH", required = true)]
+    #[arg(value_name = "PATH", required = true, value_parser = path())]
     pub(crate) paths: Vec<OsString>,
 }
 
@@ -520,7 +520,7 @@ pub(crate) struct LayoutSet {
     #[arg(long)]
     pub(crate) json: bool,
     /// Directories in the pool, or names of files to make
-    #[arg(value_name = "PATH", required = true)]
+    #[arg(value_name = "PATH", required = true, value_parser = path())]
     pub(crate) paths: Vec<OsString>,
 }
 
@@ -531,7 +531,7 @@ pub(crate) struct LayoutMigrate {
     #[arg(long)]
     pub(crate) json: bool,
     /// Files in the pool
-    #[arg(value_name = "PATH", required = true)]
+    #[arg(value_name = "PATH", required = true, value_parser = path())]
     pub(crate) paths: Vec<OsString>,
 }
 

@@ -4,7 +4,7 @@ mod pairs;
 mod progress;
 mod summary;
 
-pub(crate) use pairs::{pairs_in, pairs_out, refuse_own};
+pub(crate) use pairs::{anchored_out, pairs_in, pairs_out, refuse_own};
 pub(crate) use progress::{Interrupt, Shown, Style};
 pub(crate) use summary::{line, print_problems, print_report};
 

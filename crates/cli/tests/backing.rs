@@ -121,6 +121,8 @@ fn attach_refuses_what_cannot_be_a_store_and_changes_nothing() {
     let misspelt = format!("file://{store}?latancy=30ms");
     bed.run(&["attach", &misspelt, "/data"]).assert_refused(1, &["latancy", "latency"]);
     assert_eq!(bed.run(&["attach", store, "/data", "--drain", "soon"]).code, Some(2));
+    // A variable that is not set does not mean the root.
+    bed.run(&["attach", store, ""]).assert_refused(2, &["it is empty", "write /"]);
     assert_eq!(bed.ok(&["ls"]).out, "", "no directory is left");
 
     bed.sh("mkdir /forebay/full; touch /forebay/full/x /forebay/file");
@@ -171,6 +173,45 @@ fn detach_with_discard_needs_no_store_and_says_what_is_lost() {
     assert!(bed.store.join("sub/b.bin").exists() && !bed.store.join("moved").exists());
     bed.ok(&["fsck"]);
     assert_eq!(bed.ok(&["ls", "-a", "/data"]).out, "");
+}
+
+#[test]
+fn empty_path_is_refused_and_never_means_the_root() {
+    let place = Place::new();
+    let store = place.write("store/a.txt", b"a").parent().unwrap().to_owned();
+    place.ok(["up", "--capacity", "64MiB"]);
+    place.ok(["attach", store.to_str().unwrap(), "/", "--drain", "request"]);
+    place.ok(["run", "--quiet", "--", "sh", "-c", "echo b >/forebay/b.txt"]);
+    for verb in [
+        &["detach", "--discard"][..],
+        &["release", "-r"],
+        &["purge", "-r"],
+        &["sync", "-r"],
+        &["state"],
+        &["pin"],
+        &["resolve", "--keep", "pool"],
+        &["wait-durable"],
+        &["stat"],
+        &["ls"],
+        &["layout", "set", "-c", "2"],
+    ] {
+        place.run(verb.iter().chain(&[""])).assert_refused(2, &["it is empty", "write /"]);
+    }
+    assert_eq!(place.json(["state", "--json", "/b.txt"])[0]["state"], "dirty");
+    place.ok(["down"]);
+    assert_eq!(std::fs::read(store.join("b.txt")).unwrap(), b"b\n");
+}
+
+#[test]
+fn detach_takes_files_along_that_are_never_to_reach_the_store() {
+    let bed = Bed::attached(&["--rule", "*.tmp=temporary"]);
+    bed.sh("cd /forebay/data; echo x >x.tmp; mkdir d; echo y >d/y.tmp; echo kept >d/kept; rm a.txt");
+    let said = bed.json(&["detach", "/data", "--json"]);
+    assert_eq!(said["lost_files"], 0, "{said}");
+    assert_eq!(bed.stored("d/kept").as_deref(), Some("kept\n"));
+    assert_eq!((bed.stored("x.tmp"), bed.stored("d/y.tmp"), bed.stored("a.txt")), (None, None, None));
+    assert_eq!(bed.ok(&["ls", "-a", "/data"]).out, "");
+    bed.ok(&["fsck"]);
 }
 
 #[test]

@@ -34,6 +34,10 @@ pub struct StoreSettings {
     /// What goes before what the policies drain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub yield_to: Option<YieldTo>,
+    /// The inode number of the store's directory when it was attached: another one in its place, such as the mount point
+    /// of a file system that is not mounted, is not taken for the store. None for an object store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory_ino: Option<u64>,
 }
 
 impl StoreSettings {
@@ -48,6 +52,7 @@ impl StoreSettings {
             explicit: false,
             recall: Recall::Yes,
             yield_to: None,
+            directory_ino: None,
         }
     }
 
@@ -173,6 +178,7 @@ mod tests {
             explicit: true,
             recall: Recall::UpTo(5 << 30),
             yield_to: Some("/turns/*@a@*".parse().unwrap()),
+            directory_ino: Some(u64::MAX),
         };
         let text = serde_json::to_string(&settings).unwrap();
         assert!(text.contains(r#""drain":"age:30s""#), "{text}");
@@ -188,5 +194,6 @@ mod tests {
             (least.read_only, least.drain, least.explicit, least.recall, &least.yield_to),
             (false, Policy::of(DrainPolicy::Close), false, Recall::Yes, &None)
         );
+        assert_eq!(least.directory_ino, None);
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use forebay_tasks::{Durable, Keep, Policy, Recall, Rule, YieldTo};
 
-use super::values::{recall, seconds};
+use super::values::{path, recall, seconds};
 
 /// `forebay attach`.
 #[derive(Debug, Args)]
@@ -61,7 +61,7 @@ pub(crate) struct Attach {
     #[arg(value_name = "URL")]
     pub(crate) url: OsString,
     /// An empty directory of the pool, which is created if it is missing
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", value_parser = path())]
     pub(crate) dir: OsString,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Detach {
     #[arg(long)]
     pub(crate) json: bool,
     /// The directory where the store is attached
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", value_parser = path())]
     pub(crate) dir: OsString,
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct State {
     #[arg(long)]
     pub(crate) json: bool,
     /// Paths in the pool
-    #[arg(value_name = "PATH", required = true)]
+    #[arg(value_name = "PATH", required = true, value_parser = path())]
     pub(crate) paths: Vec<OsString>,
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct WaitDurable {
     #[arg(long)]
     pub(crate) json: bool,
     /// Paths in the pool
-    #[arg(value_name = "PATH", required = true)]
+    #[arg(value_name = "PATH", required = true, value_parser = path())]
     pub(crate) paths: Vec<OsString>,
 }
 
@@ -156,7 +156,7 @@ pub(crate) struct Work {
     #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) tally: Option<PathBuf>,
     /// Paths in the pool
-    #[arg(value_name = "PATH", required = true)]
+    #[arg(value_name = "PATH", required = true, value_parser = path())]
     pub(crate) paths: Vec<OsString>,
 }
 
@@ -242,7 +242,7 @@ pub(crate) struct Pinned {
     #[arg(long)]
     pub(crate) json: bool,
     /// Paths in the pool
-    #[arg(value_name = "PATH", required = true)]
+    #[arg(value_name = "PATH", required = true, value_parser = path())]
     pub(crate) paths: Vec<OsString>,
 }
 
@@ -262,7 +262,7 @@ pub(crate) struct Resolve {
     #[arg(long)]
     pub(crate) json: bool,
     /// A path in the pool that has a conflict
-    #[arg(value_name = "PATH")]
+    #[arg(value_name = "PATH", value_parser = path())]
     pub(crate) path: OsString,
 }
 

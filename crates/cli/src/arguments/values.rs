@@ -1,5 +1,8 @@
 //! Values of options that clap does not parse itself.
 
+use std::ffi::OsString;
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use forebay_server::media_profile::MediaProfile;
 use forebay_server::Medium;
 use forebay_tasks::Recall;
@@ -49,4 +52,12 @@ pub(super) fn seconds(text: &str) -> Result<u64, String> {
     };
     let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
     seconds.ok_or_else(|| "it is no time: write 30s, 10m or 2h".to_owned())
+}
+
+/// A path in a pool. An empty one, such as of a variable that is not set, is not taken for the root.
+pub(super) fn path() -> impl TypedValueParser<Value = OsString> {
+    OsStringValueParser::new().try_map(|path| match path.is_empty() {
+        true => Err("it is empty: write / for the pool's root"),
+        false => Ok(path),
+    })
 }

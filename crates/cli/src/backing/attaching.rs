@@ -30,8 +30,17 @@ impl Attached {
 
     /// The result in words.
     pub(crate) fn text(&self) -> String {
-        let StoreSettings { url, read_only, drain, rules, durable, explicit, recall, yield_to } =
-            &self.settings;
+        let StoreSettings {
+            url,
+            read_only,
+            drain,
+            rules,
+            durable,
+            explicit,
+            recall,
+            yield_to,
+            directory_ino: _,
+        } = &self.settings;
         let already = if self.already { "; it was already" } else { "" };
         let shows = match explicit {
             true => ", which shows only what the pool gets",
@@ -77,7 +86,7 @@ pub(crate) fn attach(
     pool: &'static Pool,
     at: &[u8],
     url: &Url,
-    settings: StoreSettings,
+    mut settings: StoreSettings,
 ) -> Result<Attached> {
     let what = format!("cannot attach {} at {}", url.text, table::printable(at));
     if settings.durable != Durable::No && !settings.is_written() {
@@ -85,7 +94,7 @@ pub(crate) fn attach(
             .why(format!("with --durable {} programs would wait for ever", settings.durable.name()))
             .cure("leave out --durable, or --read-only and --drain never"));
     }
-    url.check_place(dir, &control::status(dir)?)?;
+    settings.directory_ino = url.check_place(dir, &control::status(dir)?)?;
     let (entry, made) = directory(pool, at, &what)?;
     let is_same = settings_of(pool, entry.attr.ino).is_some_and(|before| before == settings);
     if entry.attr.flags & FLAG_STORE != 0 && is_same {

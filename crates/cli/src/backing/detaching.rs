@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay_client::Pool;
 use forebay_sys::signals::Signals;
-use forebay_types::{Code, Error, Ino, Kind, Request, Result, FLAG_STORE};
+use forebay_types::{Code, Error, Ino, Kind, PendingPlace, Request, Result, FLAG_STORE};
 
 use super::draining::{drain, would_lose, Drained};
 use super::pending::{all, Lacking};
@@ -41,7 +41,7 @@ pub(crate) fn detach(
     };
     let lacking = would_lose(dir, pool, Some(ino))?;
     if !discard && !lacking.is_nothing() {
-        return Err(drained.refusal(what, lacking, "detach --discard"));
+        return Err(drained.refusal(what, lacking, &format!("detach --discard {}", table::printable(path))));
     }
     let explicit = settings.as_ref().is_some_and(|settings| settings.explicit);
     // Nobody wants on the store what is never drained.
@@ -62,18 +62,36 @@ pub(crate) fn detach(
     Ok((drained, if discard { lacking } else { Lacking::default() }))
 }
 
-/// Removes everything of a store's tree from the pool alone. With `discard`, what the store does not have too.
+/// Removes everything of a store's tree from the pool alone. With `discard`, what the store does not have too, else of
+/// that only what it is never to have.
 pub(crate) fn forget_all(pool: &'static Pool, root: Ino, explicit: bool, discard: bool) -> Result<()> {
+    if !discard {
+        forget_pending(pool, root, explicit, |trees, place| {
+            trees.policy(place).is_some_and(|policy| policy.is_temporary())
+        })?;
+    }
     forget_below(pool, root, !explicit, discard)?;
-    if discard {
-        let mut trees = Trees::new(pool);
-        for place in
-            all(pool, &[root.birth_node()])?.iter().filter(|place| trees.store_of(place.parent) == Some(root))
-        {
-            match pool.forget_in(place.parent, &place.name, !explicit, discard) {
-                Ok(()) | Err(Code::NotFound) => {}
-                Err(code) => return Err(kept(pool, place.parent, &place.name, code)),
-            }
+    match discard {
+        true => forget_pending(pool, root, explicit, |_, _| true),
+        false => Ok(()),
+    }
+}
+
+/// Removes what is at pending places of a store's tree from the pool, and the places.
+fn forget_pending(
+    pool: &'static Pool,
+    root: Ino,
+    explicit: bool,
+    goes: impl Fn(&mut Trees, &PendingPlace) -> bool,
+) -> Result<()> {
+    let mut trees = Trees::new(pool);
+    for place in all(pool, &[root.birth_node()])? {
+        if trees.store_of(place.parent) != Some(root) || !goes(&mut trees, &place) {
+            continue;
+        }
+        match pool.forget_in(place.parent, &place.name, !explicit, true) {
+            Ok(()) | Err(Code::NotFound) => {}
+            Err(code) => return Err(kept(pool, place.parent, &place.name, code)),
         }
     }
     Ok(())

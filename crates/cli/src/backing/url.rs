@@ -6,6 +6,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use forebay_server::control::Status;
@@ -86,9 +87,10 @@ impl Url {
         Ok(Url { text, directory: Some(path) })
     }
 
-    /// Refuses a directory that is missing, and one that the pool itself is in, or that is in the pool.
-    pub(crate) fn check_place(&self, pool: &Path, status: &Status) -> Result<()> {
-        let Some(directory) = &self.directory else { return Ok(()) };
+    /// Refuses a directory that is missing, and one that the pool itself is in, or that is in the pool. Returns a directory's
+    /// inode number.
+    pub(crate) fn check_place(&self, pool: &Path, status: &Status) -> Result<Option<u64>> {
+        let Some(directory) = &self.directory else { return Ok(None) };
         let what = || format!("cannot use {} as a backing store", directory.display());
         let found = directory.canonicalize().map_err(|e| {
             let error = Error::io(what(), &e);
@@ -97,7 +99,8 @@ impl Url {
                 _ => error,
             }
         })?;
-        if !found.is_dir() {
+        let metadata = found.metadata().map_err(|e| Error::io(what(), &e))?;
+        if !metadata.is_dir() {
             return Err(Error::new(Code::NotDirectory, what()).why("it is no directory"));
         }
         let mounts =
@@ -123,7 +126,7 @@ impl Url {
                     .cure("name a directory beside the pool's, or start the pool elsewhere (--path)"));
             }
         }
-        Ok(())
+        Ok(Some(metadata.ino()))
     }
 }
 

@@ -5,23 +5,29 @@
 //! end    stages out and stops the pool; the trap calls it
 //! watch  waits for the end of the shell, however it ends, and then does what `end` has not done
 //! ```
-//! `end` and `watch` exclude each other by a lock on the job's file, which exists as long as there is something to do.
+//! They exclude each other by a lock on the job's file, which exists as long as there is something to do.
 
+use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::Read;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use forebay_server::launch::{self, Presence};
 use forebay_types::{Error, Result};
+use rustix::fs::FlockOperation;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 
 use super::command::{self, forebay};
-use crate::{failure, hosts};
+use crate::{failure, hosts, staging};
 
 /// Names the directory of the job for `end` and `watch`.
 pub(crate) const VARIABLE: &str = "FOREBAY_JOB_DIR";
 const FILE: &str = "job.json";
+/// How long it is waited for a pool that is starting or stopping.
+const CHANGING_GRACE: Duration = Duration::from_secs(30);
 
 /// What a script asks for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -101,6 +107,11 @@ fn failed(what: &str, why: String) -> Error {
 
 /// Starts the pool and stages in. Returns the shell code.
 pub(crate) fn begin(asked: &Asked) -> Result<String> {
+    // What is wrong is said now, and not when the results are there. The script may change its working directory.
+    let stage_in: Vec<OsString> = asked.stage_in.iter().map(OsString::from).collect();
+    staging::pairs_in(&stage_in, None)?;
+    let stage_out =
+        asked.stage_out.iter().map(|pair| Ok(staging::anchored_out(pair)?.1)).collect::<Result<_>>()?;
     let (id, mut all) = found(|name| std::env::var(name).ok(), |path| std::fs::read_to_string(path).ok());
     if !asked.hosts.is_empty() {
         all = hosts::expand(&asked.hosts)?;
@@ -109,8 +120,6 @@ pub(crate) fn begin(asked: &Asked) -> Result<String> {
     }
     let base = forebay_server::directory::default_pool()?;
     let dir = base.parent().unwrap_or(&base).join(format!("job-{id}"));
-    let what = format!("cannot make {}", dir.display());
-    DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|e| Error::io(&*what, &e))?;
     // On other hosts nothing removes a directory around it.
     let pool = dir.with_file_name(format!("job-{id}.pool"));
     let this = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -118,21 +127,9 @@ pub(crate) fn begin(asked: &Asked) -> Result<String> {
         && all
             .iter()
             .all(|host| *host == this || host == "localhost" || this.starts_with(&format!("{host}.")));
-    let record = Record {
-        pool: pool.clone(),
-        hosts: if alone { Vec::new() } else { all },
-        stage_out: asked.stage_out.clone(),
-    };
+    let record = Record { pool: pool.clone(), hosts: if alone { Vec::new() } else { all }, stage_out };
     let file = dir.join(FILE);
-    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file) {
-        Ok(_) => super::registry::write(&file, &record)?,
-        Err(e) => {
-            return Err(Error::io(format!("cannot begin job {id}"), &e).cure(format!(
-                "it has begun already; `{VARIABLE}={} forebay job end` ends it",
-                dir.display()
-            )))
-        }
-    }
+    let _lock = claim(&id, &file, &record)?;
     // A pool that cannot start leaves no node up, so there is nothing to stop.
     if let Err(e) = start(asked, &record) {
         let _ = std::fs::remove_dir_all(&dir);
@@ -192,6 +189,57 @@ fn fill(asked: &Asked, record: &Record) -> Result<()> {
     Ok(())
 }
 
+/// Makes the file of a job, and locks it. A file that is there is taken over if the pool of its job is gone: the node or
+/// the scheduler has ended the job before it could end its pool, and has started it again.
+fn claim(id: &str, file: &Path, record: &Record) -> Result<File> {
+    let what = || format!("cannot begin job {id}");
+    let io = |e: std::io::Error| Error::io(what(), &e);
+    let dir = file.parent().unwrap_or(file);
+    let begun = || {
+        Error::new(forebay_types::Code::Exists, what())
+            .why("it has begun already")
+            .cure(format!("`{VARIABLE}={} forebay job end` stages out and ends it", dir.display()))
+    };
+    loop {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        let (mut open, is_new) = match options.clone().create_new(true).open(file) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => match options.open(file) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                opened => (opened.map_err(io)?, false),
+            },
+            opened => (opened.map_err(io)?, true),
+        };
+        match rustix::fs::flock(&open, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(begun()),
+            Err(e) => return Err(io(e.into())),
+        }
+        let locked = open.metadata().map_err(io)?;
+        if std::fs::metadata(file).map_or(true, |there| there.ino() != locked.ino()) {
+            continue; // the job has ended meanwhile
+        }
+        let mut text = Vec::new();
+        open.read_to_end(&mut text).map_err(io)?;
+        let before = serde_json::from_slice::<Record>(&text).ok();
+        let is_alone = before.is_none_or(|before| before.hosts.is_empty());
+        if !is_new && !(is_alone && is_gone(&record.pool)?) {
+            return Err(begun());
+        }
+        let text = serde_json::to_vec(record).map_err(|e| failed(&what(), e.to_string()))?;
+        open.set_len(0).map_err(io)?;
+        std::io::Seek::rewind(&mut open).and_then(|()| open.write_all(&text)).map_err(io)?;
+        return Ok(open);
+    }
+}
+
+/// True if nothing is left of a pool of this node.
+fn is_gone(pool: &Path) -> Result<bool> {
+    let presence = launch::settled_presence(pool, CHANGING_GRACE)?;
+    Ok(matches!(presence, Presence::None | Presence::Down { has_data: false, .. }))
+}
+
 fn locked(file: &Path) -> Result<Option<(File, Record)>> {
     let what = || format!("cannot use {}", file.display());
     let mut open = match OpenOptions::new().read(true).write(true).open(file) {
@@ -210,13 +258,45 @@ fn locked(file: &Path) -> Result<Option<(File, Record)>> {
     Ok(Some((open, record)))
 }
 
+/// Starts the pool of a job again that was killed and has its data. False if the data are gone with it: the job is over
+/// then, and an error says so if there was something to stage out.
+fn revive(file: &Path, record: &Record) -> Result<bool> {
+    if !record.hosts.is_empty() {
+        return Ok(true);
+    }
+    let dir = file.parent().unwrap_or(file);
+    if is_gone(&record.pool)? {
+        std::fs::remove_dir_all(dir)
+            .map_err(|e| Error::io(format!("cannot remove {}", dir.display()), &e))?;
+        return match record.stage_out.is_empty() {
+            true => Ok(false),
+            false => Err(failed(
+                "cannot stage out",
+                format!("pool {} is gone with its data", record.pool.display()),
+            )),
+        };
+    }
+    if let Presence::Down { .. } = launch::settled_presence(&record.pool, CHANGING_GRACE)? {
+        let path = record.pool.display().to_string();
+        let what = "cannot start the job's pool again";
+        let mut command =
+            command::own(&["up", "--path", &path, "--background"]).map_err(|why| failed(what, why))?;
+        command.env_remove("FOREBAY_POOL");
+        command::finish(command, || false).map_err(|why| failed(what, why))?;
+    }
+    Ok(true)
+}
+
 fn finish(file: &Path, record: &Record, stages: bool) -> Result<()> {
     let mut first = None;
     for pair in record.stage_out.iter().filter(|_| stages) {
-        let source = pair.rsplit_once(':').map_or("", |(source, _)| source).trim_end_matches('/');
-        match forebay(&record.pool, &["stat", "--json", if source.is_empty() { "/" } else { source }], || {
-            false
-        }) {
+        let source = staging::anchored_out(pair)?.0;
+        let source = source.to_string_lossy();
+        let source = match source.trim_end_matches('/') {
+            "" => "/",
+            source => source,
+        };
+        match forebay(&record.pool, &["stat", "--json", "--", source], || false) {
             Err(why) if why.contains("there is no such name") => continue, // the script has not made it
             _ => {}
         }
@@ -263,7 +343,10 @@ fn file() -> Result<PathBuf> {
 pub(crate) fn end() -> Result<()> {
     let file = file()?;
     match locked(&file)? {
-        Some((_lock, record)) => finish(&file, &record, true),
+        Some((_lock, record)) => match revive(&file, &record)? {
+            true => finish(&file, &record, true),
+            false => Ok(()),
+        },
         None => Ok(()),
     }
 }

@@ -59,6 +59,24 @@ pub(crate) fn pairs_out(texts: &[OsString], manifest: Option<&Path>) -> Result<V
     Ok(pairs)
 }
 
+/// The source of a pair to stage out, and the pair as it means the same in every working directory. Errors: those of
+/// [`pairs_out`].
+pub(crate) fn anchored_out(text: &str) -> Result<(OsString, String)> {
+    let pairs = pairs_out(&[text.into()], None)?;
+    let destination = pairs.first().and_then(|pair| pair.destination.to_str()).ok_or_else(|| {
+        invalid(
+            format!("cannot stage out {text}"),
+            "the name of the working directory is not UTF-8",
+            "name an absolute path",
+        )
+    })?;
+    let (source, _) = split(text.as_bytes(), |rest| !rest.is_empty());
+    let source = OsString::from_vec(source);
+    let escaped = |path: &str| path.replace(':', "\\:");
+    let anchored = format!("{}:{}", escaped(&source.to_string_lossy()), escaped(destination));
+    Ok((source, anchored))
+}
+
 /// Refuses to stage the pool's own directory: stage-in would copy it while it grows, stage-out would overwrite it.
 pub(crate) fn refuse_own(dir: &Path, direction: Direction, pairs: &[Pair]) -> Result<()> {
     // The target may be elsewhere, behind a link in the pool's directory.
@@ -173,6 +191,20 @@ mod tests {
         assert!(pairs_in(&[":/x".into()], None).is_err());
         let here = std::env::current_dir().unwrap();
         assert_eq!(into("rel:/x").0, here.join("rel").display().to_string());
+    }
+
+    #[test]
+    fn anchored_pair_is_the_same_in_every_directory() {
+        let here = std::env::current_dir().unwrap();
+        for text in ["/out:dir/", "/forebay/forebay/out:dir", "a\\:b:c\\:d", "a\\\\:b:/s/x", "/out:/s/out"] {
+            let (_, anchored) = anchored_out(text).unwrap();
+            assert_eq!(out(&anchored), out(text), "{anchored}");
+            assert!(anchored.contains(":/"), "{anchored}");
+            assert_eq!(anchored_out(&anchored).unwrap().1, anchored);
+        }
+        let (source, anchored) = anchored_out("a\\:b:c").unwrap();
+        assert_eq!((source, out(&anchored).1), ("a:b".into(), here.join("c").display().to_string()));
+        assert!(anchored_out("/out").is_err());
     }
 
     #[test]

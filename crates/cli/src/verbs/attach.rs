@@ -27,6 +27,7 @@ pub(super) fn attach(named: Option<PathBuf>, arguments: &Attach) -> Result<ExitC
         explicit: arguments.explicit,
         recall: arguments.recall,
         yield_to: arguments.yield_to.clone(),
+        directory_ino: None,
     };
     let attached = backing::attach(&dir, pool, &pool::path_within(&arguments.dir), &url, settings)?;
     match arguments.json {

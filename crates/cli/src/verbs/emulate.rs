@@ -72,7 +72,8 @@ fn up(arguments: &EmulateUp) -> Result<ExitCode> {
 fn start(options: &Options) -> Result<Description> {
     let what = format!("cannot make device {}", options.name);
     let io = |e: std::io::Error| Error::io(&*what, &e);
-    let log = forebay_emulate::directory().with_extension(format!("{}.log", options.name));
+    let log =
+        forebay_emulate::directory().with_extension(format!("{}.{}.log", options.name, std::process::id()));
     let text = serde_json::to_string(options).map_err(|e| Error::new(Code::Invalid, &*what).why(e))?;
     let errors = std::fs::File::create(&log).map_err(io)?;
     let logged = || std::fs::read_to_string(&log).unwrap_or_default();

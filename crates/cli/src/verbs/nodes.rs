@@ -60,7 +60,11 @@ impl Nodes {
         let number = node.parse::<u16>().ok();
         let found = self.all().iter().find(|k| k.name == node || Some(k.number) == number);
         let found = found.ok_or_else(|| {
-            let all: Vec<String> = self.all().iter().map(|k| format!("{} ({})", k.name, k.number)).collect();
+            let shown = |k: &Known| match k.name.is_empty() {
+                true => k.number.to_string(),
+                false => format!("{} ({})", k.name, k.number),
+            };
+            let all: Vec<String> = self.all().iter().map(shown).collect();
             bad(format!("the pool has no node {node:?}")).cure(format!("it has {}", all.join(", ")))
         })?;
         match found.targets {

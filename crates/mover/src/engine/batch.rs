@@ -16,7 +16,7 @@ use super::shared::Shared;
 use super::stores::AttachedStore;
 use super::upload::{upload, NotUploaded, Upload};
 use super::wanted::{Uploads, WantedUpload};
-use crate::store::{Outcome, Store, StorePath};
+use crate::store::{with_suffix, Outcome, Store, StorePath};
 
 enum Published {
     Done(StoreVersion),
@@ -199,9 +199,8 @@ fn publish(
 fn beside(reconciler: &Reconciler<'_>, wanted: &WantedUpload, upload: &Upload) -> Result<()> {
     let store: &dyn Store = &*reconciler.at.store;
     for number in 0..100 {
-        let mut name = wanted.place.name.clone();
-        name.truncate(200);
-        name.extend_from_slice(format!(".forebay-conflict-{}", upload.number() + number).as_bytes());
+        let suffix = format!(".forebay-conflict-{}", upload.number() + number);
+        let name = with_suffix(&wanted.place.name, &suffix);
         let path = wanted.directory.join(&name).map_err(|code| Error::new(code, "a path is too long"))?;
         match store.publish(&upload.temporary, &path, None) {
             Ok(Outcome::Done(_)) => {

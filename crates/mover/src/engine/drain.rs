@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::Mutex;
 
-use forebay_tasks::DrainPolicy;
+use forebay_tasks::{DrainPolicy, Failure};
 use forebay_types::{Error, Kind, NodeId, PendingPlace, Result, Wanted};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -19,7 +19,7 @@ use super::peers::{Counted, Work};
 use super::reconcile::{seconds_since, Next, Reconciler};
 use super::recover::recover;
 use super::removals::{remove_files, sorted};
-use super::shared::{copied_by, locked, Shared};
+use super::shared::{copied_by, locked, restore_for_task, Shared};
 use super::stores::{AttachedStore, Stores};
 use super::wanted::{OpenFiles, Uploads, WantedUpload};
 use crate::host;
@@ -117,6 +117,12 @@ pub(super) fn pass(
 ) -> Pass {
     let (link, stores) = (&shared.link, &shared.stores);
     let mut pass = Pass::default();
+    if let Err(e) = stores.check_for_pass(at) {
+        let failure = Failure::from(&e);
+        let each = |place: PendingPlace| ((place.parent, place.name), Error::from(failure.clone()));
+        pass.failed.extend(places.into_iter().map(each));
+        return pass;
+    }
     let places = match read_again((link, stores, at), places) {
         Ok(Some(places)) => places,
         Ok(None) => return Pass { done: 1, ..pass },
@@ -184,6 +190,13 @@ pub(super) fn pass(
         }
     }
     left.extend(removals);
+    for ino in std::mem::take(&mut *locked(&reconciler.to_restore)) {
+        match restore_for_task(shared, ino) {
+            // The next pass removes what the store has of it.
+            Ok(()) => pass.done += 1,
+            Err(e) => at.note_failure(&e),
+        }
+    }
     pass.later.extend(left.into_iter().map(|place| (place.parent, place.name)));
     pass
 }

@@ -142,13 +142,16 @@ fn import_while(link: &Link, stores: &Stores, ino: Ino, go_on: &mut dyn FnMut() 
         batch.add(&object).map_err(failed)
     });
     let listed = listed.and_then(|listing| import(&mut batch).map(|()| listing));
-    let listing = listed.map_err(|e| {
-        let e = Error::from(e);
-        if !is_given_up {
+    let listing = match listed {
+        Ok(listing) => listing,
+        Err(e) if is_given_up => return Err(Error::from(e)),
+        Err(e) => {
+            stores.check(&located.at)?;
+            let e = Error::from(e);
             located.at.note_failure(&e);
+            return Err(e);
         }
-        e
-    })?;
+    };
     located.at.note_success();
     if listing.unusable > 0 {
         tracing::warn!("{}: the pool cannot have {} of its names", link.path(ino, b""), listing.unusable);

@@ -78,7 +78,10 @@ fn look_up(shared: &Shared, directory: Ino, name: &[u8]) -> Result<bool> {
             }
             Ok(_) if !is_still_there() => continue,
             Ok(Found::Object(object)) => list::import_one(link, directory, &object, &listing),
-            Ok(Found::Nothing | Found::NoDirectory) => Ok(false),
+            Ok(Found::Nothing | Found::NoDirectory) => {
+                stores.check(&located.at)?;
+                Ok(false)
+            }
             Err(e) => Err(e),
         };
         return match done {

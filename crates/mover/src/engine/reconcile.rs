@@ -4,8 +4,8 @@
 //! replace. An inode whose only copy lies at a place that another inode is to get is *parked* first: renamed to a name
 //! of its own in the same directory, from which its own place fetches it.
 
-use std::collections::HashMap;
-use std::sync::OnceLock;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, OnceLock};
 
 use forebay_types::{
     Code, CopyOf, Entry, Error, Ino, Kind, PendingPlace, Placed, Result, StoreVersion, Timestamp, Wanted,
@@ -13,11 +13,14 @@ use forebay_types::{
 };
 
 use super::link::Link;
+use super::shared::locked;
 use super::stores::{AttachedStore, Stores};
 use super::upload::attributes_of;
 use super::wanted::{OpenFiles, WantedUpload};
 use crate::host;
-use crate::store::{runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath};
+use crate::store::{
+    runs_here, Attributes, DirectoryRemoval, Object, Outcome, Store, StorePath, TemporaryName,
+};
 
 /// What remains to be done at a place.
 #[derive(Debug)]
@@ -53,8 +56,14 @@ pub(super) enum Parked {
     Changed(Option<Box<Object>>),
 }
 
-/// Names in directories of the pool, by inode.
-type Places = HashMap<u64, Vec<(Ino, Vec<u8>)>>;
+/// What pending places want.
+#[derive(Default)]
+struct WantedInodes {
+    /// Names in directories of the pool, by inode, two at most.
+    places: HashMap<u64, Vec<(Ino, Vec<u8>)>>,
+    /// Inodes at places of which the store never gets anything, by their policy.
+    temporary: HashSet<u64>,
+}
 
 /// The places of one store, during one pass over them.
 pub(super) struct Reconciler<'a> {
@@ -63,8 +72,11 @@ pub(super) struct Reconciler<'a> {
     pub(super) at: &'a AttachedStore,
     /// Where the store has directories; none for one that it does not have.
     directories: HashMap<u64, Option<StorePath>>,
-    /// The places that want each inode, two at most, as of the first question in this pass.
-    wanted: OnceLock<Places>,
+    /// As of the first question in this pass.
+    wanted: OnceLock<WantedInodes>,
+    /// Released files that only places of temporary files want: the pool has to have their data before the store may lose
+    /// them.
+    pub(super) to_restore: Mutex<Vec<Ino>>,
     /// A rename in the store could not be recorded: paths below it are not known until that is made up for.
     pub(super) has_unrecorded: bool,
 }
@@ -81,6 +93,7 @@ impl<'a> Reconciler<'a> {
             at,
             directories: HashMap::new(),
             wanted: OnceLock::new(),
+            to_restore: Mutex::default(),
             has_unrecorded: false,
         }
     }
@@ -137,6 +150,12 @@ impl<'a> Reconciler<'a> {
             (Some(_), None) => Ok(Next::Later),
             (Some(Wanted::Elsewhere(..)), _) => Ok(Next::Later),
             (Some(Wanted::Here(entry, copy)), Some((directory, path))) => {
+                if TemporaryName::parse(&place.name).is_some() {
+                    // A mover would remove it there as what a dead one has left.
+                    return Err(Error::new(Code::Invalid, format!("cannot copy {path} to the store"))
+                        .why("its name is one that Forebay gives to temporary files")
+                        .cure("give it another name, or remove it"));
+                }
                 self.want(place, entry, copy.as_ref(), directory, path)
             }
         }
@@ -182,25 +201,31 @@ impl<'a> Reconciler<'a> {
     /// names too. Should a place want it only since, the shard refuses to lose what only the store has (`Intend`), and
     /// what the pool has is copied again.
     fn is_wanted_elsewhere(&self, ino: Ino, place: &PendingPlace) -> Result<bool> {
-        let wanted = match self.wanted.get() {
-            Some(wanted) => wanted,
-            None => {
-                let all = self.link.all_pending();
-                let all = all.map_err(|code| Error::new(code, "cannot read the pending places"))?;
-                let mut wanted = Places::new();
-                for other in all {
-                    if let Some(Wanted::Here(entry, _)) = &other.wanted {
-                        let places = wanted.entry(entry.attr.ino.0).or_default();
-                        if places.len() < 2 {
-                            places.push((other.parent, other.name));
-                        }
-                    }
-                }
-                self.wanted.get_or_init(|| wanted)
-            }
-        };
         let is_other = |other: &(Ino, Vec<u8>)| (other.0, &other.1) != (place.parent, &place.name);
-        Ok(wanted.get(&ino.0).is_some_and(|places| places.iter().any(is_other)))
+        Ok(self.wanted()?.places.get(&ino.0).is_some_and(|places| places.iter().any(is_other)))
+    }
+
+    fn wanted(&self) -> Result<&WantedInodes> {
+        if let Some(wanted) = self.wanted.get() {
+            return Ok(wanted);
+        }
+        let all = self.link.all_pending();
+        let all = all.map_err(|code| Error::new(code, "cannot read the pending places"))?;
+        let mut wanted = WantedInodes::default();
+        for other in all {
+            let Some(Wanted::Here(entry, _)) = &other.wanted else { continue };
+            let ino = entry.attr.ino.0;
+            // Such a place fetches nothing.
+            if self.at.policy_of(self.link, &other).is_temporary() {
+                wanted.temporary.insert(ino);
+                continue;
+            }
+            let places = wanted.places.entry(ino).or_default();
+            if places.len() < 2 {
+                places.push((other.parent, other.name));
+            }
+        }
+        Ok(self.wanted.get_or_init(|| wanted))
     }
 
     /// Notes what the store will have at a place. False when the pool refuses, because data would be lost: later.
@@ -249,6 +274,9 @@ impl<'a> Reconciler<'a> {
             }
         } else {
             if !self.intend(place, StoreVersion::NOTHING)? {
+                if self.wanted()?.temporary.contains(&placed.ino.0) {
+                    locked(&self.to_restore).push(placed.ino);
+                }
                 return Ok(Next::Later);
             }
             match self.store().remove(path, &placed.version) {
@@ -605,7 +633,25 @@ pub(super) fn upload(
     }))
 }
 
-/// Seconds since a time; 0 if it lies ahead.
+/// Seconds since a time of this node's clock. A time that lies ahead is of before the clock was set back: how long ago
+/// that was is not known, and it counts as longer than anything waits.
 pub(super) fn seconds_since(time: Timestamp) -> f64 {
-    (host::since_1970().as_secs_f64() - (time.sec as f64 + f64::from(time.nsec) / 1e9)).max(0.0)
+    let since = host::since_1970().as_secs_f64() - (time.sec as f64 + f64::from(time.nsec) / 1e9);
+    match since {
+        ..-1.0 => f64::INFINITY,
+        since => since.max(0.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_that_lies_ahead_of_a_clock_that_was_set_back_is_long_ago() {
+        let now = host::since_1970().as_secs() as i64;
+        let of = |sec| seconds_since(Timestamp { sec, nsec: 0 });
+        assert!(of(now - 3600) >= 3600.0 && of(now - 3600).is_finite());
+        assert_eq!(of(now + 3600), f64::INFINITY);
+    }
 }

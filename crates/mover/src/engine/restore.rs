@@ -59,6 +59,7 @@ pub(super) fn restore(link: &Link, stores: &Stores, ranges: &FileRanges, ino: In
                 };
                 let Some(e) = failed else { continue };
                 if !may_be_elsewhere(link, stores, &located, ino) {
+                    stores.check(&located.at)?;
                     located.at.note_failure(&e);
                     return Err(e);
                 }
@@ -104,6 +105,7 @@ pub(super) fn refresh(link: &Link, stores: &Stores, entry: &Entry) -> Result<boo
                 let failed = |code| Error::new(code, format!("cannot refresh file {ino}"));
                 entry = link.inode(ino).map_err(failed)?;
             }
+            Err(e) => return stores.check(&located.at).and(Err(e)),
             adopted => return adopted,
         }
     }

@@ -14,7 +14,7 @@ use forebay_types::{
 use super::link::Link;
 use crate::host::{self, Instant};
 use crate::store::limited::Limited;
-use crate::store::{MoverId, StorePath, StoreUrl};
+use crate::store::{MoverId, Store, StorePath, StoreUrl};
 
 /// How often it is looked whether another pool claims a store.
 const CLAIMS_PERIOD: Duration = Duration::from_secs(1);
@@ -101,6 +101,23 @@ impl AttachedStore {
     }
 }
 
+fn replaced(at: &AttachedStore) -> Error {
+    let e = Error::new(Code::Io, format!("cannot use the store {}", at.url))
+        .why("its directory was removed or replaced, or its file system was unmounted");
+    at.note_failure(&e);
+    e
+}
+
+/// Refuses another directory than the one with this inode number.
+fn check_directory(store: &dyn Store, number: u64) -> Result<()> {
+    match store.look(&StorePath::root()).map_err(Error::from)? {
+        Some(found) if found.version.ino == number => Ok(()),
+        _ => Err(Error::new(Code::Io, format!("cannot open the store {}", store.title()))
+            .why("the directory there is not the one that was attached: is its file system mounted?")
+            .cure("mount it, or put the directory back; to use another one, detach this and attach that")),
+    }
+}
+
 /// Where a store has an inode.
 #[derive(Clone, Debug)]
 pub(super) struct Located {
@@ -146,7 +163,7 @@ impl Stores {
     /// Opens a store that is not attached, and looks at its root.
     pub(super) fn probe(&self, url: &str) -> Result<()> {
         let store = StoreUrl::parse(url.as_bytes())?.open(self.mover.clone()).map_err(Error::from)?;
-        let store: Arc<dyn crate::store::Store> = store;
+        let store: Arc<dyn Store> = store;
         store.list(&StorePath::root(), &mut |_| Ok(())).map_err(Error::from).map(|_| ())
     }
 
@@ -193,11 +210,15 @@ impl Stores {
         let bytes = self.link.settings(root).map_err(|code| (String::new(), Error::new(code, what())))?;
         let settings: StoreSettings = serde_json::from_slice(&bytes)
             .map_err(|e| (String::new(), Error::new(Code::Corrupt, what()).why(e)))?;
-        let open = || {
+        let open = || -> Result<(String, Arc<Limited>)> {
             let mut parsed = StoreUrl::parse(settings.url.as_bytes())?;
             let title = parsed.to_string();
             parsed.limits = parsed.limits.share_of(self.link.pool.node_count());
-            Ok((title, parsed.open(self.mover.clone()).map_err(Error::from)?))
+            let store = parsed.open(self.mover.clone()).map_err(Error::from)?;
+            if let Some(number) = settings.directory_ino {
+                check_directory(&*store, number)?;
+            }
+            Ok((title, store))
         };
         match open() {
             Ok((title, store)) => Ok(Arc::new(AttachedStore {
@@ -214,7 +235,41 @@ impl Stores {
                 is_draining: AtomicBool::new(false),
                 claimed: Mutex::default(),
             })),
+            // A store that is missing does not lack a name.
+            Err(e) if matches!(e.code, Code::NotFound | Code::NotDirectory) => {
+                Err((settings.url, Error { code: Code::Io, ..e }))
+            }
             Err(e) => Err((settings.url, e)),
+        }
+    }
+
+    /// An error if a store's directory is not, or not any more, the one that was opened. The store is opened again when it
+    /// is needed next, but not while a pass over it is under way. A thread that calls the store asks this when it misses
+    /// something there.
+    pub(super) fn check(&self, at: &AttachedStore) -> Result<()> {
+        if at.store.is_current() {
+            return Ok(());
+        }
+        if !at.is_draining.swap(true, Ordering::AcqRel) {
+            self.close(at);
+            at.is_draining.store(false, Ordering::Release);
+        }
+        Err(replaced(at))
+    }
+
+    /// The same for the thread that makes a pass over the store.
+    pub(super) fn check_for_pass(&self, at: &AttachedStore) -> Result<()> {
+        if at.store.is_current() {
+            return Ok(());
+        }
+        self.close(at);
+        Err(replaced(at))
+    }
+
+    fn close(&self, at: &AttachedStore) {
+        let mut open = locked(&self.open);
+        if open.get(&at.root.0).is_some_and(|now| std::ptr::eq(Arc::as_ptr(now), at)) {
+            open.remove(&at.root.0);
         }
     }
 

@@ -9,6 +9,7 @@ use forebay_client::Kept;
 use forebay_tasks::{Keep, Verb};
 use forebay_types::{
     Code, Entry, Error, Ino, NodeId, PendingPlace, Result, StoreVersion, Wanted, FLAG_ATTACHED,
+    RENAME_NOREPLACE,
 };
 
 use super::drain;
@@ -22,7 +23,7 @@ use super::prestage::prestage;
 use super::roots::{root_of, DEPTH_MAX};
 use super::shared::{bytes_of, copied_by, silent_node, Shared};
 use crate::host::{self, Instant};
-use crate::store::Store;
+use crate::store::{with_suffix, Store};
 use crate::tasks::Progress;
 
 /// How long a sync waits for files that programs keep open, before it reports them.
@@ -30,6 +31,8 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a program that waits for its store waits for one that fails, and the pause between two tries.
 const PERSIST_PATIENCE: Duration = Duration::from_secs(30);
 const PERSIST_PAUSE: Duration = Duration::from_millis(500);
+/// Names that are tried for the pool's version of a file in conflict.
+const BESIDE_MAX: u32 = 10_000;
 /// Pause between two passes of a sync.
 const PASS_PERIOD: Duration = Duration::from_millis(50);
 
@@ -423,6 +426,19 @@ fn refresh(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress)
     Ok(())
 }
 
+/// Gives what the pool has at a name another name beside it, which is free.
+fn set_beside(link: &Link, parent: Ino, name: &[u8]) -> std::result::Result<(), Code> {
+    for number in 1..=BESIDE_MAX {
+        let suffix = if number == 1 { ".from-pool".to_owned() } else { format!(".from-pool-{number}") };
+        let beside = with_suffix(name, &suffix);
+        match link.pool.rename_in(parent, name, parent, &beside, RENAME_NOREPLACE) {
+            Err(Code::Exists) => {}
+            done => return done,
+        }
+    }
+    Err(Code::Exists)
+}
+
 /// Settles the conflict at a place.
 pub(super) fn resolve(shared: &Shared, parent: Ino, name: &[u8], keep: Keep) -> Result<()> {
     let link = &shared.link;
@@ -451,13 +467,13 @@ pub(super) fn resolve(shared: &Shared, parent: Ino, name: &[u8], keep: Keep) -> 
             };
             if wanted.is_some() {
                 match keep {
-                    Keep::Both => {
-                        let mut beside = name.to_vec();
-                        beside.truncate(240);
-                        beside.extend_from_slice(b".from-pool");
-                        link.pool.rename_in(parent, name, parent, &beside, 0).map_err(failed)?;
-                    }
-                    _ => link.pool.unlink_in(parent, name).map_err(failed)?,
+                    Keep::Both => set_beside(link, parent, name).map_err(failed)?,
+                    _ => link.pool.unlink_in(parent, name).map_err(|code| match code {
+                        Code::IsDirectory => failed(code)
+                            .why("it is a directory in the pool")
+                            .cure("give it another name, or remove it, and settle the conflict then"),
+                        code => failed(code),
+                    })?,
                 }
             }
             // What the store has is not to be removed: the pool does not know it as its own.

@@ -41,7 +41,7 @@ pub use error::{StoreError, StoreResult};
 use forebay_types::Kind;
 pub use forebay_types::StoreVersion;
 pub use object::{ObjectStore, S3Place};
-pub use path::{check_name, StorePath};
+pub use path::{check_name, with_suffix, StorePath};
 pub use posix::{PosixOptions, PosixStore};
 pub(crate) use source::{is_dense, next_data};
 pub use source::{FileSource, Source};
@@ -69,6 +69,12 @@ pub trait Store: Send + Sync {
 
     /// Attributes that were not kept since the store was opened.
     fn warnings(&self) -> Warnings;
+
+    /// False if what was opened is not, or not any more, what the store's URL leads to: its directory was removed or
+    /// replaced, or its file system was unmounted. It is to be opened again then.
+    fn is_current(&self) -> bool {
+        true
+    }
 
     /// Names for temporaries of this mover.
     fn temporaries(&self) -> &Temporaries;

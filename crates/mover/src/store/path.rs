@@ -22,6 +22,18 @@ pub fn check_name(name: &[u8]) -> Result<(), Code> {
     }
 }
 
+/// `name` with `suffix` behind it, cut before the suffix where the whole would be too long for a name. Text stays text:
+/// no character is cut in two.
+pub fn with_suffix(name: &[u8], suffix: &str) -> Vec<u8> {
+    let mut end = name.len().min(NAME_MAX.saturating_sub(suffix.len()));
+    if let Ok(text) = std::str::from_utf8(name) {
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+    }
+    [&name[..end], suffix.as_bytes()].concat()
+}
+
 impl StorePath {
     /// The store's root.
     pub fn root() -> StorePath {
@@ -147,6 +159,16 @@ mod tests {
         assert_eq!(StorePath::root().components().count(), 0);
         assert_eq!((StorePath::root().parent(), StorePath::root().name()), (None, None));
         assert_eq!(StorePath::new("a").unwrap().parent(), Some(StorePath::root()));
+    }
+
+    #[test]
+    fn name_with_a_suffix_is_a_name_and_text_stays_text() {
+        assert_eq!(with_suffix(b"a\xff", ".x"), b"a\xff.x");
+        let long = with_suffix(&[b'n'; NAME_MAX], ".kept");
+        assert!(long.len() == NAME_MAX && long.ends_with(b"n.kept"));
+        let text = with_suffix("\u{fc}".repeat(127).as_bytes(), ".x");
+        assert_eq!(std::str::from_utf8(&text).unwrap(), format!("{}.x", "\u{fc}".repeat(126)));
+        assert_eq!(with_suffix(&[0xbc; NAME_MAX], ".x").len(), NAME_MAX);
     }
 
     #[test]

@@ -19,7 +19,7 @@ fn bed() -> Bed {
 }
 
 /// Runs scripts on the pool and in the store while the mover does not, then waits until it has done what it can.
-fn meet(bed: &Bed, in_pool: &str, in_store: &str) {
+pub(crate) fn meet(bed: &Bed, in_pool: &str, in_store: &str) {
     let mover = bed.status()["mover"]["pid"].as_u64().unwrap().to_string();
     let signal =
         |signal: &str| assert!(Command::new("kill").args([signal, &mover]).status().unwrap().success());
@@ -41,7 +41,7 @@ fn beside(bed: &Bed, name: &str) -> Vec<String> {
     all.map(|(_, bytes)| String::from_utf8_lossy(&bytes).into_owned()).collect()
 }
 
-fn wait_conflicts(bed: &Bed, count: u64) {
+pub(crate) fn wait_conflicts(bed: &Bed, count: u64) {
     bed.wait("the conflicts are reported", || bed.status()["mover"]["conflicts"] == count);
 }
 

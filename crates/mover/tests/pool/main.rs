@@ -13,6 +13,8 @@ mod links;
 mod lookups;
 mod policies;
 mod races;
+mod replaced;
+mod resolving;
 mod s3;
 #[allow(dead_code)] // Shared with the tests of stores.
 #[path = "../stores/s3_server.rs"]

@@ -152,3 +152,23 @@ fn another_store_at_the_same_directory_is_used_from_then_on() {
     bed.wait("the second store has it", || other.join("g").exists());
     assert!(!bed.store().join("g").exists() && !other.join("h.tmp").exists());
 }
+
+#[test]
+fn file_that_gets_a_name_of_temporary_ones_leaves_the_store_and_stays_in_the_pool() {
+    let bed = Bed::new("128MiB");
+    bed.attach_with("", &["--rule", "*.tmp=temporary"]);
+    bed.sh("cd /forebay/s; for f in a b c; do echo $f > $f; done");
+    bed.wait_drained();
+    let released = bed.verb(&["release", "/s/c"]);
+    assert!(released.status.success(), "{}", text(&released));
+    bed.sh("cd /forebay/s; mv a a.tmp; mv b b.tmp; echo new > b; mv c c.tmp");
+    let only = [("b".to_owned(), b"new\n".to_vec())];
+    bed.wait("the store has what the pool has but for temporary files", || bed.stored() == only);
+    assert_eq!(bed.sh("cd /forebay/s; cat a.tmp b.tmp c.tmp"), "a\nb\nc\n", "{}", bed.log());
+    for name in ["a", "b", "c"] {
+        assert_eq!(bed.state(&format!("/s/{name}.tmp")), "dirty", "the store does not have it");
+    }
+    let down = bed.verb(&["down"]);
+    assert!(down.status.success(), "{}", text(&down));
+    assert_eq!(bed.stored(), only);
+}

@@ -28,6 +28,9 @@ pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u
         Code::Invalid if forebay_types::check_volume_name(name.as_bytes()).is_err() => {
             error.why("its name has a `/`, `:`, `+` or control character, which no specifier can hold")
         }
+        Code::Invalid if verb == "create" => error
+            .why(format!("it cannot have a size of {}", table::bytes(bytes)))
+            .cure("give it a smaller one"),
         Code::Invalid => error
             .why(format!("it cannot have a size of {}", table::bytes(bytes)))
             .cure("a volume shrinks to a size that it had before it grew: `forebay volume show` lists them"),

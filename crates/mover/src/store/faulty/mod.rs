@@ -153,6 +153,10 @@ impl Store for Faulty {
         self.inner.warnings()
     }
 
+    fn is_current(&self) -> bool {
+        self.inner.is_current()
+    }
+
     fn temporaries(&self) -> &Temporaries {
         self.inner.temporaries()
     }

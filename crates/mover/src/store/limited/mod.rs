@@ -145,6 +145,10 @@ impl Store for Limited {
         self.inner.warnings()
     }
 
+    fn is_current(&self) -> bool {
+        self.inner.is_current()
+    }
+
     fn temporaries(&self) -> &Temporaries {
         self.inner.temporaries()
     }

@@ -12,10 +12,9 @@ use super::tree::each_name;
 use super::PosixStore;
 use crate::store::attributes::Leftovers;
 use crate::store::error::StoreResult;
-use crate::store::path::StorePath;
+use crate::store::path::{with_suffix, StorePath};
 use crate::store::source::retried;
 use crate::store::temporary::{mark, Marks, TemporaryKind, TemporaryName};
-use forebay_types::limits::NAME_MAX;
 
 /// Names tried for an object that is kept.
 const KEPT_NAMES: u32 = 10_000;
@@ -97,7 +96,7 @@ impl PosixStore {
         }
         // A version that no mover expected, and its name has another object: people decide.
         for number in 1..=KEPT_NAMES {
-            let name = kept_name(to.name, number);
+            let name = with_suffix(to.name, &format!(".forebay-kept-{number}"));
             if self.names.put_new(aside, At { directory: to.directory, name: &name }, is_directory)? {
                 done.kept += 1;
                 return Ok(());
@@ -105,12 +104,4 @@ impl PosixStore {
         }
         Err(Errno::EXIST)
     }
-}
-
-/// `<name>.forebay-kept-<number>`, with as much of the name as there is room for.
-fn kept_name(name: &[u8], number: u32) -> Vec<u8> {
-    let suffix = format!(".forebay-kept-{number}");
-    let mut kept = name[..name.len().min(NAME_MAX - suffix.len())].to_vec();
-    kept.extend_from_slice(suffix.as_bytes());
-    kept
 }

@@ -22,6 +22,7 @@ mod tree;
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use forebay_types::{Code, Kind, StoreVersion};
@@ -47,6 +48,7 @@ use super::Store;
 /// A directory as a store.
 pub struct PosixStore {
     title: String,
+    path: PathBuf,
     root: Root,
     /// The file system of the root.
     device: u64,
@@ -176,6 +178,16 @@ impl Store for PosixStore {
 
     fn warnings(&self) -> Warnings {
         self.lost.warnings()
+    }
+
+    fn is_current(&self) -> bool {
+        match retried(|| rustix::fs::stat(&self.path)) {
+            Ok(there) => self.look(&StorePath::root()).is_ok_and(|opened| {
+                opened.is_some_and(|opened| opened.version.ino == there.st_ino && self.device == there.st_dev)
+            }),
+            // The calls that follow tell what else is wrong.
+            Err(e) => !matches!(e, Errno::NOENT | Errno::NOTDIR | Errno::STALE),
+        }
     }
 
     fn temporaries(&self) -> &Temporaries {

@@ -70,6 +70,7 @@ impl PosixStore {
         let durability = Durability::of(fd.as_fd());
         let mut store = PosixStore {
             title,
+            path,
             root: Root::new(fd, !options.openat2),
             device: stat.st_dev,
             names: NameCalls::new(options.exchange, options.no_replace, options.hard_links),
