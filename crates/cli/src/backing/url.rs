@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use forebay_server::control::Status;
+use forebay_sys::file_system::FileSystem;
 use forebay_types::{Code, Error, Result};
 
 use crate::failure::invalid;
@@ -88,7 +89,7 @@ impl Url {
     }
 
     /// Refuses a directory that is missing, and one that the pool itself is in, or that is in the pool. Returns a directory's
-    /// inode number.
+    /// inode number, if that lasts: many FUSE file systems give each mount, and each node, other numbers.
     pub(crate) fn check_place(&self, pool: &Path, status: &Status) -> Result<Option<u64>> {
         let Some(directory) = &self.directory else { return Ok(None) };
         let what = || format!("cannot use {} as a backing store", directory.display());
@@ -126,8 +127,14 @@ impl Url {
                     .cure("name a directory beside the pool's, or start the pool elsewhere (--path)"));
             }
         }
-        Ok(Some(metadata.ino()))
+        Ok(lasting_number(&found).then_some(metadata.ino()))
     }
+}
+
+/// True if a directory keeps its inode number over mounts and on all nodes, as far as its file system's kind tells.
+fn lasting_number(directory: &Path) -> bool {
+    let kind = std::fs::File::open(directory).and_then(FileSystem::of);
+    kind.is_ok_and(|kind| kind != FileSystem::FUSE)
 }
 
 /// Decodes `%XX`; none for a `%` without two hex digits.
