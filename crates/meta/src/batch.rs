@@ -115,6 +115,9 @@ impl<'a> Batch<'a> {
             (Ok(_), true) => self.note_names(&mut context, request, mark).and(result),
             _ => result,
         };
+        if self.state.ledger.has_stores() {
+            context.effects.note_stores(mark, |directory| self.is_attached(directory).unwrap_or(true));
+        }
         let written = self.count_writes();
         match (result, written) {
             (Ok(reply), Ok(())) => Ok(reply),
