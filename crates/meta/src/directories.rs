@@ -139,6 +139,13 @@ impl Directories {
         }
     }
 
+    /// Records of pending places may have gone: those that had some are looked at again.
+    pub(crate) fn doubt_pending_records(&mut self) {
+        for directory in &mut self.slots {
+            directory.has_pending_records = directory.has_pending_records.filter(|has_records| !has_records);
+        }
+    }
+
     /// The directory in a slot.
     #[inline]
     pub(crate) fn get(&self, slot: usize) -> &Inode {

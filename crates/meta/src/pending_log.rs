@@ -27,16 +27,15 @@ use crate::record::RECORD_VERSION;
 const RECORD_BYTES_MAX: usize = 1900;
 /// Bytes of an item besides the place: kind, length, changes, time.
 const ITEM_BYTES: usize = 1 + 2 + 8 + 12;
-/// Records that the log may have beyond what the table needs, and by how often that. With more its oldest records are
-/// removed, and with the greatest number no place comes into the table.
+/// Records that the log may have beyond twice what the table needs. With more, valid items are appended anew.
 const RECORDS_MORE: usize = 8;
-const LONG: usize = 2;
-const TOO_LONG: usize = 4;
-/// Records that are removed from the log when one was filled, at most, and at a commit. Each may fill another one.
-const REMOVED_BY_CHANGE: usize = 1;
-const REMOVED_BY_COMMIT: usize = 2;
+/// With so many records, about four times what a full table needs, no place comes into the table.
+const RECORDS_MAX: usize = 4096;
+/// Records that cleaning may write or remove, when one was filled and at a commit.
+const CLEANED_BY_CHANGE: usize = 2;
+const CLEANED_BY_COMMIT: usize = 6;
 /// Records that the commit may write or remove.
-pub(crate) const WRITES_AT_COMMIT: u64 = 2 + 2 * REMOVED_BY_COMMIT as u64;
+pub(crate) const WRITES_AT_COMMIT: u64 = 2 + CLEANED_BY_COMMIT as u64;
 
 /// Kinds of items: the place is pending from now on, or is not.
 const PENDING: u8 = 1;
@@ -141,12 +140,12 @@ impl PendingLog {
 
     /// True if one more place may come into the table.
     pub(crate) fn has_room(&self) -> bool {
-        self.places.len() < PENDING_IN_MEMORY_MAX && self.valid.len() <= self.records(TOO_LONG)
+        self.places.len() < PENDING_IN_MEMORY_MAX && self.valid.len() < RECORDS_MAX
     }
 
-    /// The number of records that are so often what the table needs.
-    fn records(&self, times: usize) -> usize {
-        RECORDS_MORE + times * self.valid_bytes.div_ceil(RECORD_BYTES_MAX)
+    /// True if valid items are to be appended anew.
+    fn is_long(&self) -> bool {
+        self.valid.len() > RECORDS_MORE + 2 * self.valid_bytes.div_ceil(RECORD_BYTES_MAX)
     }
 
     /// True if something was appended since the last commit.
@@ -164,7 +163,7 @@ impl PendingLog {
         let plain = Plain { changes: record.changes, since: record.since, logged: self.number_of_last() };
         self.note(place, Some(plain));
         match is_full {
-            true => self.clean(tx, REMOVED_BY_CHANGE),
+            true => self.clean(tx, CLEANED_BY_CHANGE),
             false => Ok(()),
         }
     }
@@ -175,7 +174,7 @@ impl PendingLog {
             return Ok(false);
         }
         if self.append(tx, place, None)? {
-            self.clean(tx, REMOVED_BY_CHANGE)?;
+            self.clean(tx, CLEANED_BY_CHANGE)?;
         }
         Ok(true)
     }
@@ -234,14 +233,18 @@ impl PendingLog {
         Ok(is_full)
     }
 
-    /// Removes at most so many of the oldest records, if what they have is not valid, or if the log is long.
-    fn clean(&mut self, tx: &mut Transaction<'_>, most: usize) -> Answer<()> {
-        for _ in 0..most {
+    /// Removes the oldest records, if what they have is not valid, or if the log is long. Writes and removes at most so many
+    /// records.
+    fn clean(&mut self, tx: &mut Transaction<'_>, mut writes: usize) -> Answer<()> {
+        while self.valid.len() > 1 {
             let is_valid = self.valid.front().is_some_and(|valid| *valid > 0);
-            if self.valid.len() < 2 || is_valid && self.valid.len() <= self.records(LONG) {
+            let needed = if is_valid { 2 } else { 1 };
+            if writes < needed || is_valid && !self.is_long() {
                 break;
             }
+            writes -= needed;
             if is_valid {
+                // It may fill another one.
                 self.move_oldest(tx)?;
             }
             tx.delete(&keys::pending_log(self.first))?;
@@ -272,7 +275,7 @@ impl PendingLog {
         if !self.is_changed {
             return Ok(());
         }
-        self.clean(tx, REMOVED_BY_COMMIT)?;
+        self.clean(tx, CLEANED_BY_COMMIT)?;
         self.is_changed = false;
         let key = keys::pending_log(self.number_of_last());
         if self.places.is_empty() && self.valid.len() == 1 {
@@ -494,7 +497,8 @@ mod tests {
             batch.put_plain(&place(i), &kept).unwrap();
             assert!(batch.remove_plain(&place(i)).unwrap());
             let log = &batch.state.pending;
-            assert!(log.valid.len() <= log.records(LONG) + 1, "{} records", log.valid.len());
+            let most = RECORDS_MORE + 2 * log.valid_bytes.div_ceil(RECORD_BYTES_MAX) + 2;
+            assert!(log.valid.len() <= most, "{} records", log.valid.len());
         }
         batch.commit().unwrap();
         drop(shard);

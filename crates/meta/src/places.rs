@@ -359,6 +359,10 @@ impl Batch<'_> {
         name: &[u8],
         payload: &'o mut [u8],
     ) -> Answer<Reply<'o>> {
+        if parent == Ino(0) {
+            // A mover begins to look, as it does now and then.
+            self.state.directories.doubt_pending_records();
+        }
         let (first, last) = (keys::pending(parent, name), keys::last_pending());
         let mut found = Vec::new();
         let mut w = Writer::new(payload);
