@@ -2,14 +2,14 @@
 //!
 //! Most names of an attached tree become pending when they are created, and many are renamed or removed before a mover
 //! looks at them. With a record for each, a change of a name would write one or two records anywhere in the tree. So the
-//! *plain* pending places, in which no mover has begun anything and which are in no conflict, are in a table in memory, and
-//! what a transaction changes of the table is appended to a log: to records that are filled one after the other. All
+//! *plain* pending places, in which no mover has begun anything and which are in no conflict, are in a table in memory,
+//! and what a transaction changes of the table is appended to a log: to records that are filled one after the other. All
 //! others are records of their own (`places.rs`), and so are those that find the table full. No place is both.
 //!
 //! The items of the log, in their order, make the table as of the last commit. A record of the log is removed when it is
-//! the oldest one and no item in it is valid: then what its other items took back is gone too. If the log is more than twice
-//! as long as the table needs, the valid items of the oldest record are appended anew. Tests: here, and
-//! `tests/backing_store`.
+//! the oldest one and no item in it is valid: then what its other items took back is gone too. If the log is more than
+//! twice as long as the table needs, the valid items of the oldest record are appended anew. Tests: here, and
+//! `tests/backing_store/pending.rs`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -233,8 +233,8 @@ impl PendingLog {
         Ok(is_full)
     }
 
-    /// Removes the oldest records, if what they have is not valid, or if the log is long. Writes and removes at most so many
-    /// records.
+    /// Removes the oldest records, if what they have is not valid, or if the log is long. Writes and removes at most
+    /// `writes` records.
     fn clean(&mut self, tx: &mut Transaction<'_>, mut writes: usize) -> Answer<()> {
         while self.valid.len() > 1 {
             let is_valid = self.valid.front().is_some_and(|valid| *valid > 0);
