@@ -179,7 +179,12 @@ impl Check {
                 }
             }
             Some(
-                Key::Place(..) | Key::Copy(_) | Key::Pending(..) | Key::Further(..) | Key::LinkedFile(..),
+                Key::Place(..)
+                | Key::Copy(_)
+                | Key::Pending(..)
+                | Key::Further(..)
+                | Key::LinkedFile(..)
+                | Key::PendingLog(_),
             ) => self.in_stores.record(&mut self.report, key, bytes),
             Some(Key::Entry(parent, cookie)) => self.entry(shard, parent, cookie, bytes),
             Some(Key::Inode(ino)) => self.inode(shard, ino, bytes, each_file),

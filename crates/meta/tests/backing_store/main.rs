@@ -4,6 +4,7 @@ mod examples;
 mod links;
 mod meta;
 mod mover;
+mod pending;
 #[path = "../place/mod.rs"]
 mod place;
 mod pool;
