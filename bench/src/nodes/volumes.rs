@@ -162,6 +162,8 @@ fn far(binaries: &Path, sizes: &Sizes) -> Result<(Table, Table), String> {
                 let deep = format!("{kind}, {}, {DEPTH} at a time", block_name(block));
                 rates.add(&deep, 0, block as f64 / rate(&told, &format!("{kind} {DEPTH}"))?, ratio(at_least));
                 rates.add(&deep, 1, rate(&deep_raw, transfer)?, Vec::new);
+                let allocated = rate(&told, &format!("{kind} {DEPTH} {ALLOCATED}"))?;
+                rates.add(&deep, 2, block as f64 / allocated, ratio(at_least));
             }
             if block == SMALL[0] {
                 let calls = raw::measure(&hosts, raw::Kind::Calls, 1)?;
@@ -386,10 +388,14 @@ pub(crate) fn drive_far(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
     // As many as fit in the volume.
     let depth = DEPTH.min(VOLUME_BYTES / block);
     let (mut out, mut back) = (vec![3u8; depth * block], vec![0u8; depth * block]);
+    let (mut from, mut to) = (library.allocate(depth * block)?, library.allocate(depth * block)?);
+    from.bytes().fill(5);
     let deep = alternate(
         vec![
             (format!("put {DEPTH}"), &mut |_| volume.all_at_once(&mut out, block, true)),
             (format!("get {DEPTH}"), &mut |_| volume.all_at_once(&mut back, block, false)),
+            (format!("put {DEPTH} {ALLOCATED}"), &mut |_| volume.all_at_once(from.bytes(), block, true)),
+            (format!("get {DEPTH} {ALLOCATED}"), &mut |_| volume.all_at_once(to.bytes(), block, false)),
         ],
         block,
         block,

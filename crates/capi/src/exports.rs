@@ -12,6 +12,7 @@ use crate::allocation::*;
 use crate::answer::{self, call};
 use crate::backing::*;
 use crate::boundary::guard;
+use crate::completion_queue::*;
 use crate::completions::*;
 use crate::file::*;
 use crate::group::*;

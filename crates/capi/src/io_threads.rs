@@ -7,20 +7,19 @@
 
 use forebay_sys::signals::SignalMask;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use forebay_types::limits::{ASYNC_QUEUE_MAX, ASYNC_THREADS};
 
 use crate::answer::Failed;
+use crate::per_process::PerProcess;
 
 /// A job.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// The queue of one process, and the condition that its threads wait for. Never freed, as its threads use it until the
-/// process ends.
+/// The queue, and the condition that the threads wait for.
+#[derive(Default)]
 struct IoThreads {
-    process: u32,
     queue: Mutex<Queue>,
     arrived: Condvar,
 }
@@ -32,33 +31,7 @@ struct Queue {
     threads: usize,
 }
 
-static IO_THREADS: AtomicPtr<IoThreads> = AtomicPtr::new(std::ptr::null_mut());
-
-/// Returns the I/O threads of this process, and starts them if necessary. A forked child does not use the queue of its
-/// parent, as a thread of the parent may have locked it.
-fn io_threads() -> &'static IoThreads {
-    let process = std::process::id();
-    let known = IO_THREADS.load(Ordering::Acquire);
-    // SAFETY: never freed.
-    if let Some(io_threads) = unsafe { known.as_ref() }.filter(|io_threads| io_threads.process == process) {
-        return io_threads;
-    }
-    let made =
-        Box::into_raw(Box::new(IoThreads { process, queue: Mutex::default(), arrived: Condvar::new() }));
-    // SAFETY: no other thread has its address yet, and it is not freed once one has.
-    let io_threads = unsafe { &*made };
-    // Other threads that find this queue wait for its lock until the I/O threads are started.
-    let mut queue = lock(&io_threads.queue);
-    if IO_THREADS.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // Another thread was faster.
-        drop(queue);
-        // SAFETY: no other thread has its address.
-        drop(unsafe { Box::from_raw(made) });
-        return self::io_threads();
-    }
-    queue.threads = start_threads(io_threads);
-    io_threads
-}
+static IO_THREADS: PerProcess<IoThreads> = PerProcess::new();
 
 /// Locks a mutex of asynchronous calls.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -91,12 +64,17 @@ fn start_threads(io_threads: &'static IoThreads) -> usize {
     started
 }
 
+/// True if jobs wait for a thread.
+pub(crate) fn are_jobs_waiting() -> bool {
+    !lock(&IO_THREADS.get().queue).waiting.is_empty()
+}
+
 /// Has an I/O thread run a job.
 ///
 /// # Errors
 /// EAGAIN when too many wait, or no thread can be started: the job is not run.
 pub(crate) fn start(job: Job) -> Result<(), Failed> {
-    let io_threads = io_threads();
+    let io_threads = IO_THREADS.get();
     let mut queue = lock(&io_threads.queue);
     if queue.threads == 0 {
         queue.threads = start_threads(io_threads);

@@ -16,7 +16,7 @@ use forebay_volume::{Far, FarRange};
 use crate::far_parts::{Memory, Part};
 use crate::locks::{PAUSE, PAUSE_MAX};
 use crate::pool::{caller, Pool};
-use crate::remote_data::{part_bytes_min, parts_of, Moved};
+use crate::remote_data::{part_bytes, part_bytes_min, parts_of, Moved};
 use crate::remote_inodes::new_handle;
 
 /// How often a piece is opened again within a call: a worker that dies more often has a defect.
@@ -138,7 +138,9 @@ impl FarPieces {
     unsafe fn move_all(&self, ranges: &[FarRange], memory: Memory) -> Result<(), Code> {
         let total = ranges.iter().map(|range| range.at + range.bytes).max().unwrap_or(0);
         let in_progress = self.pool.attached().map_or(0, |attached| attached.ring.in_progress());
-        let least = part_bytes_min(in_progress);
+        // The ranges of a list are cut as one range of as many bytes.
+        let bytes = ranges.iter().map(|range| range.bytes).sum();
+        let least = part_bytes(bytes, part_bytes_min(in_progress));
         let cut = |range: &FarRange| parts_of(range.piece, range.offset, range.at, range.bytes, least);
         let mut all: Vec<Part> = ranges.iter().flat_map(cut).collect();
         // What is moved is moved up to an offset of the caller's memory.
@@ -147,7 +149,7 @@ impl FarPieces {
         let mut reopened = 0;
         loop {
             // SAFETY: the caller's promise.
-            let Moved { end, failed: why } =
+            let Moved { end, failed: why, in_doubt } =
                 unsafe { self.pool.move_far(&mut all.iter().copied(), total, memory, true) }
                     .map_err(|code| failed(ranges[0].piece.node(), code))?;
             if end >= total {
@@ -157,6 +159,11 @@ impl FarPieces {
             let at = all.iter().position(|part| part.at + part.len > end).unwrap_or(0);
             let piece = all[at].id;
             match why {
+                // A part that may still be written must not be repeated: its caller could put other bytes there after that.
+                _ if in_doubt => {
+                    let code = why.filter(|code| *code == Code::PoolGone).unwrap_or(Code::Io);
+                    return Err(failed(piece.node(), code));
+                }
                 Some(Code::Stale) if reopened < REOPENED_MAX => {
                     self.reopen(piece).map_err(|code| failed(piece.node(), code))?;
                     reopened += 1;

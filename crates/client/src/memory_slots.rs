@@ -215,6 +215,11 @@ pub struct InUse {
 }
 
 impl InUse {
+    /// True for uses of the same allocated or registered memory.
+    pub fn is_of_same(&self, other: &InUse) -> bool {
+        std::ptr::eq(self.slot, other.slot)
+    }
+
     pub(crate) fn slot(&self) -> &'static Slot {
         self.slot
     }

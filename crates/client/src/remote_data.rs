@@ -30,6 +30,8 @@ const FIELDS_BYTES: usize = 96;
 /// Parts start at page boundaries of their range.
 const PAGE_BYTES: usize = 4096;
 
+const _: () = assert!(BACKING_BYTES_MAX + FIELDS_BYTES <= MESSAGE_BYTES_MAX);
+
 /// The result of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Moved {
@@ -37,13 +39,15 @@ pub(crate) struct Moved {
     pub(crate) end: usize,
     /// The error of the part at `end`. `None` if the backing file ends there, or all was moved.
     pub(crate) failed: Option<Code>,
+    /// It is unknown whether a part was written, or still will be.
+    pub(crate) in_doubt: bool,
 }
 
 impl Moved {
     /// Lowers the end to `at`, with the reason.
     pub(crate) fn ends(&mut self, at: usize, failed: Option<Code>) {
         if at < self.end {
-            *self = Moved { end: at, failed };
+            (self.end, self.failed) = (at, failed);
         }
     }
 }
@@ -63,6 +67,11 @@ pub(crate) fn part_bytes_min(in_progress: usize) -> usize {
     }
 }
 
+/// The length of the parts of a call that moves so many bytes.
+pub(crate) fn part_bytes(len: usize, least: usize) -> usize {
+    (len / BACKING_AHEAD).next_multiple_of(PAGE_BYTES).clamp(least, MOVE_BYTES_MAX)
+}
+
 /// The same with parts of so many bytes at least, except the last one.
 pub(crate) fn parts_of(
     id: BackingId,
@@ -71,13 +80,21 @@ pub(crate) fn parts_of(
     len: usize,
     least: usize,
 ) -> impl Iterator<Item = Part> {
-    let size = (len / BACKING_AHEAD).next_multiple_of(PAGE_BYTES).clamp(least, MOVE_BYTES_MAX);
+    let size = part_bytes(len, least);
     (0..len).step_by(size).map(move |from| Part {
         id,
         offset: offset + from as u64,
         at: at + from,
         len: (len - from).min(size),
     })
+}
+
+/// Room for a request, or its reply, with so many bytes of data. No more than that: each call sets it to zero.
+fn room_for(room: &mut Vec<u8>, data_bytes: usize) -> &mut [u8] {
+    if room.len() < FIELDS_BYTES + data_bytes {
+        room.resize(FIELDS_BYTES + data_bytes, 0);
+    }
+    room
 }
 
 /// Removes and returns the part with the lowest offset in memory, and drops all parts at or after `end`.
@@ -128,7 +145,7 @@ impl Pool {
         // A part that has been taken and did not fit the request before.
         let mut next: Option<Part> = None;
         let mut under_way: VecDeque<UnderWay<'_>> = VecDeque::with_capacity(BACKING_AHEAD);
-        let mut moved = Moved { end: total, failed: None };
+        let mut moved = Moved { end: total, failed: None, in_doubt: false };
         let mut deadline = CallDeadline::new();
         loop {
             while under_way.len() < BACKING_AHEAD && !deadline.is_over() {
@@ -175,12 +192,13 @@ impl Pool {
                     true => Together::of(part, parts, &mut next),
                     false => None,
                 };
-                room.resize(MESSAGE_BYTES_MAX.min(BACKING_BYTES_MAX + FIELDS_BYTES), 0);
+                let inside = data_bytes(&part, through.as_ref(), together.as_ref());
+                let message = room_for(&mut room, inside);
                 // SAFETY: the caller's promise.
                 let encoded = unsafe {
                     match &together {
-                        Some(together) => together.encode(memory, &mut room),
-                        None => encode(&part, through.as_ref(), memory, &mut room),
+                        Some(together) => together.encode(memory, message),
+                        None => encode(&part, through.as_ref(), memory, message),
                     }
                 };
                 match encoded {
@@ -195,8 +213,8 @@ impl Pool {
             // Every posted request is waited for: until its reply, the daemon owns its slot and its piece.
             let Some(UnderWay { claim, part, together, through }) = under_way.pop_front() else { break };
             let until_ns = deadline.until_ns();
-            room.resize(BACKING_BYTES_MAX + FIELDS_BYTES, 0);
-            let answered = claim.finish_by(until_ns, &mut room, &alive, |reply, _| {
+            let inside = data_bytes(&part, through.as_ref(), together.as_ref());
+            let answered = claim.finish_by(until_ns, room_for(&mut room, inside), &alive, |reply, _| {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match &together {
@@ -210,6 +228,8 @@ impl Pool {
                 Err(_) => deadline.end(),
             }
             let answered = answered.map_err(|failure| self.failed(attached, failure)).and_then(|done| done);
+            moved.in_doubt |=
+                matches!(memory, Memory::From(_)) && answered.is_err_and(|code| !was_answered(code));
             match (answered, through) {
                 (Err(Code::Fault), Some(Through::Memory(place))) => {
                     match direct
@@ -374,6 +394,15 @@ fn moving(kind: MoveKind, offset: u64, len: usize, (buffer, at): (u64, u32)) -> 
     BackingOp::Move(Move { kind, offset, bytes: len as u32, buffer, at })
 }
 
+/// The bytes of data in a part's request or reply.
+fn data_bytes(part: &Part, through: Option<&Through>, together: Option<&Together>) -> usize {
+    match (through, together) {
+        (Some(_), _) => 0,
+        (None, Some(together)) => together.message_bytes(),
+        (None, None) => part.len,
+    }
+}
+
 /// Encodes a part's request, and copies the data of a write.
 ///
 /// # Safety
@@ -390,13 +419,13 @@ unsafe fn encode(
         (Memory::Into(_), Some(through)) => moving(MoveKind::Read, offset, len, through.place()),
         (Memory::From(from), None) => {
             // SAFETY: the caller's promise; the slice is gone when this returns.
-            let bytes = unsafe { std::slice::from_raw_parts(from.add(part.at), len) };
+            let bytes = unsafe { std::slice::from_raw_parts(part.place(from), len) };
             BackingOp::Write { offset, append: false, bytes }
         }
         (Memory::From(from), Some(through)) => {
             if let Through::Piece(piece) = through {
                 // SAFETY: the caller's promise.
-                unsafe { piece.fill(from.add(part.at), len) };
+                unsafe { piece.fill(part.place(from), len) };
             }
             moving(MoveKind::Write, offset, len, through.place())
         }
@@ -412,13 +441,13 @@ unsafe fn take(part: &Part, through: Option<&Through>, memory: Memory, reply: &[
     match (Reply::decode(reply)?, memory, through) {
         (Reply::Bytes(bytes), Memory::Into(to), None) if bytes.len() <= part.len => {
             // SAFETY: the caller's promise.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(part.at), bytes.len()) };
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), part.place(to), bytes.len()) };
             Ok(bytes.len())
         }
         (Reply::Count(n), Memory::Into(to), Some(through)) if n <= part.len as u64 => {
             if let Through::Piece(piece) = through {
                 // SAFETY: the caller's promise.
-                unsafe { piece.empty(to.add(part.at), n as usize) };
+                unsafe { piece.empty(part.place(to), n as usize) };
             }
             Ok(n as usize)
         }
@@ -478,11 +507,11 @@ mod tests {
 
     #[test]
     fn a_transfer_ends_at_the_first_that_was_short_or_failed() {
-        let mut moved = Moved { end: 100, failed: None };
+        let mut moved = Moved { end: 100, failed: None, in_doubt: false };
         moved.ends(60, Some(Code::NoSpace));
         moved.ends(80, None);
-        assert_eq!(moved, Moved { end: 60, failed: Some(Code::NoSpace) });
+        assert_eq!(moved, Moved { end: 60, failed: Some(Code::NoSpace), in_doubt: false });
         moved.ends(50, None);
-        assert_eq!(moved, Moved { end: 50, failed: None });
+        assert_eq!(moved, Moved { end: 50, failed: None, in_doubt: false });
     }
 }

@@ -57,6 +57,11 @@ impl Together {
         Some(Together { parts: all, list, bytes })
     }
 
+    /// The bytes of the request's list and data.
+    pub(crate) fn message_bytes(&self) -> usize {
+        self.list.len() + self.bytes
+    }
+
     /// Encodes the request, and copies the data of a write.
     ///
     /// # Safety
@@ -69,7 +74,7 @@ impl Together {
         let mut bytes = Vec::with_capacity(self.bytes);
         for part in &self.parts {
             // SAFETY: the caller's promise; the slice is gone when this returns.
-            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from.add(part.at), part.len) });
+            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(part.place(from), part.len) });
         }
         let op = BackingOp::WriteRuns { runs, bytes: &bytes };
         Request::Backing { id, op }.encode(caller(), message)
@@ -86,7 +91,7 @@ impl Together {
                 for part in &self.parts {
                     let (some, behind) = rest.split_at(part.len.min(rest.len()));
                     // SAFETY: the caller's promise.
-                    unsafe { std::ptr::copy_nonoverlapping(some.as_ptr(), to.add(part.at), some.len()) };
+                    unsafe { std::ptr::copy_nonoverlapping(some.as_ptr(), part.place(to), some.len()) };
                     rest = behind;
                 }
                 Ok(bytes.len())

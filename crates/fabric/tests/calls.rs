@@ -536,3 +536,52 @@ fn what_leaves_together_is_answered_one_by_one_simulated() {
 fn what_leaves_together_is_answered_one_by_one_tcp() {
     several_at_once(Bed::tcp());
 }
+
+/// Answers requests whose transfers start in one round, as a node does whose data are read.
+fn answers_behind_transfers(bed: Option<Bed>) {
+    let Some(bed) = bed else { return };
+    let mut room = Room::new(bed, 2);
+    const BYTES: usize = 1 << 20;
+    const COUNT: u16 = 4;
+    let (theirs, mine) = (Arc::new(Region::new(BYTES).unwrap()), Arc::new(Region::new(BYTES).unwrap()));
+    mine.write_at(0, &vec![5; BYTES]).unwrap();
+    let remote = room.nodes[0].endpoint().register(theirs.clone(), Access::BOTH).unwrap().remote;
+    let local = room.nodes[1].endpoint().register(mine, Access::LOCAL).unwrap().local;
+    for (bytes, are_short) in [(64 << 10, true), (BYTES, false)] {
+        theirs.write_at(0, &vec![0; BYTES]).unwrap();
+        let sequence = bytes as u64;
+        let asked: Vec<_> = (0..COUNT).map(|i| room.ask(0, 2, sequence + u64::from(i), &PING)).collect();
+        let tickets: Vec<_> = asked.iter().map(|_| room.asked(1).0).collect();
+        let before = room.nodes[0].statistics();
+        let deadline = room.nodes[1].now() + Duration::from_secs(10);
+        room.nodes[1].gather();
+        for (i, ticket) in (0..).zip(&tickets) {
+            let direction = Direction::Write;
+            let transfer = Transfer { direction, local, local_offset: 0, remote, bytes };
+            room.nodes[1].transfer_for(ticket, &transfer, sequence + i, deadline).unwrap();
+            room.nodes[1].answer(ticket, &Message::Answer(Ok(Reply::Count(i)))).unwrap();
+        }
+        room.nodes[1].send_gathered();
+        for (i, id) in (0..).zip(asked) {
+            let event = room.outcome(0, id).unwrap();
+            assert_eq!(message_of(&event), Message::Answer(Ok(Reply::Count(i))));
+            let mut last = [0];
+            theirs.read_at(bytes - 1, &mut last).unwrap();
+            assert_eq!(last, [5], "the answer has overtaken its data");
+        }
+        let after = room.nodes[0].statistics();
+        let (messages, frames) = (after.messages_in - before.messages_in, after.frames_in - before.frames_in);
+        let alone = frames - u64::from(COUNT) + u64::from(if are_short { 1 } else { COUNT });
+        assert_eq!(messages, alone, "{frames} frames behind transfers of {bytes} bytes");
+    }
+}
+
+#[test]
+fn answers_leave_together_behind_short_transfers_and_each_behind_its_long_one_simulated() {
+    answers_behind_transfers(Bed::simulated());
+}
+
+#[test]
+fn answers_leave_together_behind_short_transfers_and_each_behind_its_long_one_tcp() {
+    answers_behind_transfers(Bed::tcp());
+}

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_sys::wait::{self, Count, Learnt};
 use forebay_types::limits::{CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{may_change, Ino};
+use forebay_types::{is_for_data, may_change, Ino};
 
 use crate::doorbell::Doorbell;
 use crate::serve::{
@@ -304,7 +304,10 @@ impl Claim<'_> {
         ring.mapping.word64(at + SEQ_OFFSET).store(seq, Ordering::Relaxed);
         ring.mapping.word32(at).store(REQUESTED, Ordering::Release);
         ring.mapping.word64(PENDING_OFFSET).fetch_or(1 << slot, Ordering::SeqCst);
-        ring.doorbell.ring();
+        match request.first().is_some_and(|number| is_for_data(*number)) {
+            true => ring.doorbell.ring_for_data(),
+            false => ring.doorbell.ring(),
+        }
         self.take_owed()
     }
 

@@ -15,6 +15,10 @@ use crate::shared::{memfd_sealed, Mapping, Seal};
 const BYTES: usize = 4096;
 const AWAKE: u32 = 0;
 const SLEEPING: u32 = 1;
+/// Offset of the word that says whether a thread polls for requests for data.
+const DATA_OFFSET: usize = 64;
+const POLLED: u32 = 1;
+const NOT_POLLED: u32 = 0;
 
 /// The shared word by which clients wake the daemon.
 #[derive(Debug)]
@@ -44,6 +48,33 @@ impl Doorbell {
         if word.load(Ordering::Relaxed) != AWAKE && word.swap(AWAKE, Ordering::SeqCst) != AWAKE {
             wait::wake(word, 1);
         }
+    }
+
+    /// The same for a request for data, which a thread that polls for those finds by itself.
+    #[inline]
+    pub fn ring_for_data(&self) {
+        // As in `ring`; `leaves_data` has its counterpart.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.mapping.word32(DATA_OFFSET).load(Ordering::Relaxed) == NOT_POLLED {
+            self.ring();
+        }
+    }
+
+    /// A thread of the daemon polls for requests for data from here on: clients that post such do not wake another thread.
+    #[inline]
+    pub fn minds_data(&self) {
+        let word = self.mapping.word32(DATA_OFFSET);
+        if word.load(Ordering::Relaxed) != POLLED {
+            word.store(POLLED, Ordering::SeqCst);
+        }
+    }
+
+    /// That thread is about to sleep: clients ring for data again. `idle` is called after they can see that. If it returns
+    /// false there is work, and the thread must not sleep.
+    pub fn leaves_data(&self, idle: impl FnOnce() -> bool) -> bool {
+        self.mapping.word32(DATA_OFFSET).store(NOT_POLLED, Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        idle()
     }
 
     /// The daemon's sleep: until a ring, or for `timeout_ms`. `idle` is called once more after clients can see that
@@ -112,6 +143,25 @@ mod tests {
         doorbell.mind();
         assert!(!doorbell.falls_asleep(|| false), "there was work");
         assert_eq!(word(), AWAKE);
+    }
+
+    #[test]
+    fn request_for_data_rings_only_while_no_thread_polls_for_those() {
+        let (_, doorbell) = Doorbell::create().unwrap();
+        let word = || doorbell.mapping.word32(0).load(Ordering::SeqCst);
+        assert!(doorbell.falls_asleep(|| true));
+        doorbell.minds_data();
+        doorbell.ring_for_data();
+        assert_eq!(word(), SLEEPING);
+        assert!(doorbell.leaves_data(|| {
+            doorbell.ring_for_data();
+            true
+        }));
+        assert_eq!(word(), AWAKE, "the thread would not see it");
+        assert!(doorbell.falls_asleep(|| true));
+        doorbell.minds_data();
+        doorbell.ring();
+        assert_eq!(word(), AWAKE, "another request");
     }
 
     #[test]

@@ -11,10 +11,17 @@ pub struct FarRange {
     pub piece: BackingId,
     /// Its first byte in the piece.
     pub offset: u64,
-    /// The offset in the caller's memory.
+    /// Where they are, in bytes behind the start of the caller's memory ([`memory_at`]).
     pub at: usize,
     /// Its bytes.
     pub bytes: usize,
+}
+
+/// The memory so many bytes behind the start of the caller's. The ranges of one list may be in memory of several calls, of
+/// which the lowest is the start, so the result is not derived from the start alone.
+#[inline]
+pub fn memory_at(start: *const u8, at: usize) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(start.expose_provenance().wrapping_add(at))
 }
 
 /// The way to pieces on other nodes. A call ends when all is done, or with the first error: then it is not known which

@@ -24,8 +24,9 @@ mod specifier;
 mod striped;
 mod thin;
 
-pub use far::{Far, FarRange};
+pub use far::{memory_at, Far, FarRange};
 pub use file::{FileFlags, VolumeFile};
 pub use mapped::{Life, Mapped};
+pub use ranges::Access;
 pub use specifier::{Place, Problem, Specifier};
 pub use striped::Striped;

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use forebay_types::{BackingId, Code};
 
-use crate::far::FarRange;
+use crate::far::{memory_at, FarRange};
 use crate::mapped::Place;
 use crate::striped::Striped;
 use crate::thin;
@@ -15,6 +15,23 @@ use crate::thin;
 const ZERO_BYTES: u64 = 1 << 20;
 /// Bytes that one request to another node frees: far less than takes as long as a caller waits.
 const DISCARD_BYTES: u64 = 1 << 30;
+
+/// A put or a get of one of several calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access {
+    /// The offset in the volume.
+    pub offset: u64,
+    /// The caller's memory.
+    pub memory: *mut u8,
+    /// Its bytes.
+    pub bytes: usize,
+}
+
+/// The ranges of calls, and where their memory is behind the lowest address.
+fn placed(calls: &[Access], start: *mut u8) -> impl Iterator<Item = (u64, usize, usize)> + '_ {
+    let some = calls.iter().filter(|call| call.bytes > 0);
+    some.map(move |call| (call.offset, call.memory.expose_provenance() - start.addr(), call.bytes))
+}
 
 /// A thin piece, part of which is to be freed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,23 +92,36 @@ impl Striped {
     /// # Safety
     /// `from` is readable for the bytes of all ranges together.
     pub(crate) unsafe fn put_ranges(&self, runs: &[(u64, u64)], from: *const u8) -> Result<(), Code> {
-        for group in Striped::groups(runs) {
-            let ranges = self.far_ranges(group.into_iter(), |place, at, n| match place {
-                Place::Here(pointer) => {
-                    // SAFETY: mapped writable for `n` bytes; the caller's promise.
-                    unsafe { libc::memmove(pointer.cast(), from.add(at).cast(), n) };
-                    Ok(())
-                }
-                // SAFETY: the caller's promise.
-                Place::File(file, offset) => unsafe { thin::write(file, offset, from.add(at), n) },
-                Place::There(..) => Err(Code::Io),
-            })?;
-            if !ranges.is_empty() {
-                // SAFETY: the caller's promise.
-                unsafe { self.way()?.put(&ranges, from) }?;
+        // SAFETY: the caller's promise.
+        Striped::groups(runs)
+            .into_iter()
+            .try_for_each(|group| unsafe { self.put_group(group.into_iter(), from) })
+    }
+
+    /// Puts checked ranges, with their offsets behind `from`, in any order.
+    ///
+    /// # Safety
+    /// The memory of all ranges is readable.
+    unsafe fn put_group(
+        &self,
+        group: impl Iterator<Item = (u64, usize, usize)>,
+        from: *const u8,
+    ) -> Result<(), Code> {
+        let ranges = self.far_ranges(group, |place, at, n| match place {
+            Place::Here(pointer) => {
+                // SAFETY: mapped writable for `n` bytes; the caller's promise.
+                unsafe { libc::memmove(pointer.cast(), memory_at(from, at).cast(), n) };
+                Ok(())
             }
+            // SAFETY: the caller's promise.
+            Place::File(file, offset) => unsafe { thin::write(file, offset, memory_at(from, at), n) },
+            Place::There(..) => Err(Code::Io),
+        })?;
+        match ranges.is_empty() {
+            true => Ok(()),
+            // SAFETY: the caller's promise.
+            false => unsafe { self.way()?.put(&ranges, from) },
         }
-        Ok(())
     }
 
     /// Gets ranges that were checked.
@@ -99,23 +129,79 @@ impl Striped {
     /// # Safety
     /// `to` is writable for the bytes of all ranges together.
     pub(crate) unsafe fn get_ranges(&self, runs: &[(u64, u64)], to: *mut u8) -> Result<(), Code> {
-        for group in Striped::groups(runs) {
-            let ranges = self.far_ranges(group.into_iter(), |place, at, n| match place {
-                Place::Here(pointer) => {
-                    // SAFETY: as in `put_ranges`.
-                    unsafe { libc::memmove(to.add(at).cast(), pointer.cast(), n) };
-                    Ok(())
-                }
-                // SAFETY: the caller's promise.
-                Place::File(file, offset) => unsafe { thin::read(file, offset, to.add(at), n) },
-                Place::There(..) => Err(Code::Io),
-            })?;
-            if !ranges.is_empty() {
-                // SAFETY: the caller's promise.
-                unsafe { self.way()?.get(&ranges, to) }?;
+        // SAFETY: the caller's promise.
+        Striped::groups(runs)
+            .into_iter()
+            .try_for_each(|group| unsafe { self.get_group(group.into_iter(), to) })
+    }
+
+    /// Gets checked ranges, with their offsets behind `to`, in any order.
+    ///
+    /// # Safety
+    /// The memory of all ranges is writable.
+    unsafe fn get_group(
+        &self,
+        group: impl Iterator<Item = (u64, usize, usize)>,
+        to: *mut u8,
+    ) -> Result<(), Code> {
+        let ranges = self.far_ranges(group, |place, at, n| match place {
+            Place::Here(pointer) => {
+                // SAFETY: as in `put_group`.
+                unsafe { libc::memmove(memory_at(to, at).cast(), pointer.cast(), n) };
+                Ok(())
             }
+            // SAFETY: the caller's promise.
+            Place::File(file, offset) => unsafe { thin::read(file, offset, memory_at(to, at), n) },
+            Place::There(..) => Err(Code::Io),
+        })?;
+        match ranges.is_empty() {
+            true => Ok(()),
+            // SAFETY: the caller's promise.
+            false => unsafe { self.way()?.get(&ranges, to) },
         }
-        Ok(())
+    }
+
+    /// The piece on another node that has all bytes of a range, if there is one.
+    pub fn far_piece(&self, offset: u64, bytes: usize) -> Option<BackingId> {
+        self.check(offset, bytes as u64, false).ok().filter(|()| bytes > 0)?;
+        match self.place(offset) {
+            (Place::There(piece, _), run) if bytes as u64 <= run => Some(piece),
+            _ => None,
+        }
+    }
+
+    /// Executes puts of several calls at the same time, in any order.
+    ///
+    /// # Errors
+    /// As [`Striped::put`], for any of them. If one is refused, nothing is copied; after another error it is not known which
+    /// were executed.
+    ///
+    /// # Safety
+    /// The memory of all calls is readable.
+    pub unsafe fn put_all(&self, calls: &[Access]) -> Result<(), Code> {
+        let start = self.check_accesses(calls, true)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.put_group(placed(calls, start), start) }
+    }
+
+    /// Executes gets of several calls at the same time, in any order.
+    ///
+    /// # Errors
+    /// As [`Striped::get`] and [`Striped::put_all`].
+    ///
+    /// # Safety
+    /// The memory of all calls is writable.
+    pub unsafe fn get_all(&self, calls: &[Access]) -> Result<(), Code> {
+        let start = self.check_accesses(calls, false)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.get_group(placed(calls, start), start) }
+    }
+
+    /// Checks calls, and returns the lowest address of their memory.
+    fn check_accesses(&self, calls: &[Access], writes: bool) -> Result<*mut u8, Code> {
+        calls.iter().try_for_each(|call| self.check(call.offset, call.bytes as u64, writes))?;
+        let memory = calls.iter().filter(|call| call.bytes > 0).map(|call| call.memory);
+        Ok(memory.min().unwrap_or(std::ptr::null_mut()))
     }
 
     /// Frees the space of a range, which reads as zeros then.

@@ -148,7 +148,7 @@ impl File {
     /// `memory` is `len` bytes long, and readable or writable as its variant requires.
     unsafe fn move_in_parts(&self, memory: Memory, len: usize, offset: u64) -> Result<Moved, Code> {
         let layout = &self.entry.layout;
-        let mut here = Moved { end: len, failed: None };
+        let mut here = Moved { end: len, failed: None, in_doubt: false };
         let (mut next, mut queued) = (0, None);
         let mut far = std::iter::from_fn(|| loop {
             if let Some(part) = queued.as_mut().and_then(Iterator::next) {

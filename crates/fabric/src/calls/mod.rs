@@ -44,6 +44,10 @@ const TRANSFER: u64 = 1 << 63;
 /// The tag of all messages. The kind of a frame is in the frame's header.
 const TAG: u64 = 0;
 
+/// Bytes of transfers that start before what was gathered leaves, at most. So the requests, or the answers, of several short
+/// transfers leave in one message, and the peer does not wait for many transfers before it can begin.
+const BEFORE_GATHERED_BYTES: usize = 256 << 10;
+
 /// Frames that leave for one peer in one message.
 #[derive(Debug)]
 struct Bundle {
@@ -60,6 +64,8 @@ pub struct Calls {
     outgoing: VecDeque<Bundle>,
     /// Outgoing frames wait for [`Calls::send_gathered`] or [`Calls::progress`].
     gathers: bool,
+    /// Bytes of transfers that have started since a frame was gathered.
+    passed_bytes: usize,
     /// Messages from hosts other than the nodes' may be dropped.
     only_nodes: bool,
 }
@@ -114,6 +120,7 @@ impl Calls {
             peers: BTreeMap::new(),
             outgoing: VecDeque::new(),
             gathers: false,
+            passed_bytes: 0,
             only_nodes: false,
         }
     }
@@ -216,7 +223,8 @@ impl Calls {
         }
     }
 
-    /// Starts a transfer with the memory of the node that sent a request. Its end is reported as [`CallEvent::Moved`].
+    /// Starts a transfer with the memory of the node that sent a request. Its end is reported as [`CallEvent::Moved`]. What
+    /// was gathered before may leave after a short transfer; what is sent from now on does not overtake it.
     ///
     /// # Errors
     /// As [`Calls::transfer`]. [`Code::Stale`] if that incarnation of the node has no link: its memory's keys mean
@@ -259,8 +267,12 @@ impl Calls {
             return Err(Code::Invalid);
         }
         let peer = self.peer(address)?;
-        // Messages that were queued before the transfer leave before it.
-        self.flush();
+        if self.has_to_send() {
+            self.passed_bytes += transfer.bytes;
+            if !self.gathers || self.passed_bytes > BEFORE_GATHERED_BYTES {
+                self.flush();
+            }
+        }
         self.endpoint.transfer(peer, transfer, token | TRANSFER, deadline)
     }
 
@@ -365,6 +377,7 @@ impl Calls {
 
     /// Passes outgoing frames to the endpoint. Frames for one peer share as few messages as possible.
     fn flush(&mut self) {
+        self.passed_bytes = 0;
         if self.outgoing.is_empty() && self.state.outgoing.is_empty() {
             return;
         }

@@ -10,7 +10,7 @@
 //! last reply has left such an obligation (docs/decisions/0040). The shard thread records that here before it answers.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_ring::ServedRing;
 use forebay_types::is_for_data;
@@ -21,11 +21,13 @@ pub(super) struct AttachedRing {
     ring: ServedRing,
     /// A bit for each slot whose last reply left an obligation. The shard thread writes it.
     obliged: AtomicU64,
+    /// The network thread has left a request to the shard thread.
+    left: AtomicBool,
 }
 
 impl AttachedRing {
     pub(super) fn new(ring: ServedRing) -> AttachedRing {
-        AttachedRing { ring, obliged: AtomicU64::new(0) }
+        AttachedRing { ring, obliged: AtomicU64::new(0), left: AtomicBool::new(false) }
     }
 
     /// Records whether the reply that the slot gets next, or the last one, leaves an obligation.
@@ -38,7 +40,8 @@ impl AttachedRing {
         }
     }
 
-    /// The slots with data requests that the network thread may take, as bits.
+    /// The slots with data requests that the network thread may take, as bits. If there are others, [`Self::take_left`]
+    /// says so: their clients may have woken no thread, because the network thread is awake.
     #[inline]
     pub(super) fn data_requests(&self) -> u64 {
         if !self.ring.has_pending() {
@@ -46,9 +49,19 @@ impl AttachedRing {
         }
         // A request follows the reply before it, so this bit is as the shard thread left it with that reply.
         let is_wanted = |slot: usize, number| {
-            is_for_data(number) && self.obliged.load(Ordering::Acquire) >> slot & 1 == 0
+            let is_obliged = self.obliged.load(Ordering::Acquire) >> slot & 1 == 1;
+            if is_for_data(number) && is_obliged {
+                self.left.store(true, Ordering::Relaxed);
+            }
+            is_for_data(number) && !is_obliged
         };
         self.ring.pending_where(is_wanted)
+    }
+
+    /// True if a data request was left to the shard thread since the last call.
+    #[inline]
+    pub(super) fn take_left(&self) -> bool {
+        self.left.load(Ordering::Relaxed) && self.left.swap(false, Ordering::Relaxed)
     }
 }
 
@@ -90,9 +103,11 @@ mod tests {
             post(&client, request);
         }
         assert_eq!(ring.data_requests(), 0b10101);
-        ring.set_obliged(2, true);
         ring.set_obliged(3, true);
+        assert!(ring.data_requests() == 0b10101 && !ring.take_left());
+        ring.set_obliged(2, true);
         assert_eq!(ring.data_requests(), 0b10001);
+        assert!(ring.take_left() && !ring.take_left(), "the shard thread takes it");
         assert_eq!(ring.take_slots(ring.data_requests()), 0b10001);
         assert_eq!((ring.data_requests(), ring.take_slots(0b10001)), (0, 0), "taken");
         assert_eq!(ring.take_pending(64), 0b01110, "the shard thread takes all that is left");

@@ -9,7 +9,9 @@
 //!
 //! While the network thread is awake and the shard thread sleeps, the network thread also *minds* the doorbell: clients
 //! need not ring, because it polls their rings beside the network; and a shard thread that wakes does not spin beside
-//! it. The network thread gives the doorbell back before it sleeps, and when it cannot run the shard's rounds.
+//! it. The network thread gives the doorbell back before it sleeps, and when it cannot run the shard's rounds. It minds
+//! requests for data whenever it is awake, also then: their clients do not wake the shard thread, which could only hand
+//! them over.
 //!
 //! Bounds: the network thread runs a few rounds at a time, and none if the shard is on a disk, where it would not
 //! answer other nodes meanwhile. It leaves messages that may take long to the shard thread. The shard thread sends
@@ -96,6 +98,8 @@ struct Rest {
 impl Handoff {
     /// Without shard and network yet. `in_memory`: the shard is in memory.
     pub(super) fn new(doorbell: Arc<Doorbell>, in_memory: bool) -> Arc<Handoff> {
+        // The last worker may have been killed while its network thread polled.
+        doorbell.leaves_data(|| true);
         let (shard, network) = (Mutex::new(None), Mutex::new(None));
         Arc::new(Handoff { shard, network, doorbell, serves: in_memory, minds: AtomicBool::new(false) })
     }
@@ -145,6 +149,8 @@ impl Handoff {
         // Successive rounds for clients that gave the network nothing to send.
         let mut strange = 0;
         loop {
+            // Each round takes the requests for data.
+            self.doorbell.minds_data();
             let round = network.round();
             let told = network.take_told();
             if told {
@@ -153,6 +159,7 @@ impl Handoff {
             // Data are copied within rounds, and clients must not wait for that.
             let minds = strange < STRANGE_MAX && !network.moves_data();
             let mut asked = if minds { self.is_asked() } else { !self.gives_doorbell_back() };
+            self.wakes_for_left(network);
             if let (false, NetworkRound::Idle(next_timeout)) = (told || asked, round) {
                 let found = spin.look(|| {
                     asked = minds && self.is_asked();
@@ -162,6 +169,11 @@ impl Handoff {
                     asked = !self.gives_doorbell_back();
                 }
                 if !found && !asked {
+                    if !self.doorbell.leaves_data(|| !network.has_data_requests()) {
+                        spin.slept(true);
+                        continue;
+                    }
+                    self.wakes_for_left(network);
                     match network.falls_asleep(next_timeout) {
                         Some(sleep) => return Some(sleep),
                         None => spin.slept(true),
@@ -179,8 +191,16 @@ impl Handoff {
             }
             if round == NetworkRound::Stopped {
                 self.gives_doorbell_back();
+                self.doorbell.leaves_data(|| true);
                 return None;
             }
+        }
+    }
+
+    /// Wakes the shard thread for a request for data that the network thread leaves to it. Its client has woken no thread.
+    fn wakes_for_left(&self, network: &NetworkThread) {
+        if network.has_left_requests() {
+            self.doorbell.ring();
         }
     }
 

@@ -42,8 +42,13 @@ fn keeps_state(op: &BackingOp<'_>) -> bool {
 impl NetworkThread {
     /// True when a process of this node has posted a data request.
     #[inline]
-    pub(super) fn has_data_requests(&self) -> bool {
+    pub(in crate::worker) fn has_data_requests(&self) -> bool {
         self.clients.have_requests()
+    }
+
+    /// True when a data request was found since the last call that the shard thread has to take.
+    pub(in crate::worker) fn has_left_requests(&self) -> bool {
+        self.clients.have_left_requests()
     }
 
     /// Takes data requests of processes of this node and serves them. True when there were any.

@@ -66,6 +66,11 @@ impl LocalClients {
         self.all.values().any(|client| !client.has_ended && client.ring.data_requests() != 0)
     }
 
+    /// True when a data request was found since the last call that the shard thread has to take.
+    pub(super) fn have_left_requests(&self) -> bool {
+        self.all.values().filter(|client| client.ring.take_left()).count() > 0
+    }
+
     /// Takes data requests from the rings in turn, until there are `most`, or up to one ring more: calls, and the
     /// stamps of requests that cannot be parsed.
     pub(super) fn take(&mut self, most: usize) -> Vec<Result<Call, (Stamp, Code)>> {
@@ -182,6 +187,19 @@ mod tests {
         assert_eq!(stamps(&clients.take(9)), [(1, 2)]);
         assert!(!clients.have_requests(), "what an ended process has posted is left");
         std::mem::forget((first, again));
+    }
+
+    #[test]
+    fn request_that_the_shard_thread_has_to_take_is_left_and_found_once() {
+        let (doorbell, _) = Doorbell::create().unwrap();
+        let mut clients = LocalClients::default();
+        let (served, ring) = client(&mut clients, 5, &doorbell);
+        served.set_obliged(0, true);
+        let claim = post(&ring);
+        assert!(!clients.have_requests() && clients.have_left_requests() && !clients.have_left_requests());
+        served.set_obliged(0, false);
+        assert!(clients.have_requests() && !clients.have_left_requests());
+        std::mem::forget(claim);
     }
 
     #[test]
