@@ -216,7 +216,7 @@ struct choice {
     int64_t predicted_ns;   /* of the last call */
     int64_t end;            /* in the file, of the last call of all ranks */
     int64_t measured_ns;    /* on this rank, of the last call */
-    int64_t file_ns;        /* the part of it in which this rank accessed the file for all, in two-phase calls */
+    int64_t file_ns;        /* in which this rank's windows were moved, in two-phase calls; parts may be beside the exchange */
     struct {
         int64_t calls, predicted_ns, measured_ns, file_ns;
     } tally[2][2]; /* by `writes` and `together`; the greatest times of any rank */

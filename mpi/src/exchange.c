@@ -497,7 +497,7 @@ int two_phase(struct file *file, const struct view *view, bool writes, int64_t p
     if (code != MPI_SUCCESS || a.last <= a.first)
         return code;
     plan(&a, all->aggregators);
-    /* The same on all ranks. */
+    /* The same on all ranks, as hints are rank 0's. */
     a.overlaps = file->far && a.domain > a.window;
     struct exchange *second = a.overlaps ? exchange_take() : NULL;
     bool has_memory = make_round(&a.rounds[0], &a, memory) && (packed != NULL || bytes == 0);

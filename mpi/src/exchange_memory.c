@@ -8,8 +8,8 @@
 #include "driver.h"
 
 enum {
-    KEPT = 2,                                 /* a call has the memory of two rounds at most */
-    KEPT_BYTES_MAX = WINDOW_BYTES_MAX + 4096, /* of each part, between calls */
+    KEPT = 2,                   /* a call has the memory of two rounds at most */
+    KEPT_BYTES_MAX = 16 << 20,  /* of all parts of a round's memory, between calls; what an aggregator needs by default is 8 */
 };
 
 bool grow(void *where, int64_t *room, int64_t count, size_t bytes) {
@@ -24,13 +24,26 @@ bool grow(void *where, int64_t *room, int64_t count, size_t bytes) {
     return true;
 }
 
-static void give_back(void *where, int64_t *room, size_t bytes, int64_t kept_bytes) {
-    void **block = where;
-    if (*room <= kept_bytes / (int64_t)bytes)
-        return;
-    free(*block);
-    *block = NULL;
-    *room = 0;
+/* A part of the memory: the address of its pointer, its room, and the bytes of an item. */
+struct part {
+    void *where;
+    int64_t *room;
+    int64_t bytes;
+};
+enum { PARTS = 7 };
+
+static void list_parts(struct exchange *memory, struct part *parts) {
+    const struct part all[PARTS] = {
+        {&memory->packed, &memory->packed_room, 1},
+        {&memory->data[0], &memory->data_room[0], 1},
+        {&memory->data[1], &memory->data_room[1], 1},
+        {&memory->window, &memory->window_room, 1},
+        {&memory->located, &memory->located_room, sizeof(struct located)},
+        {&memory->pieces[0], &memory->piece_room[0], sizeof(struct piece)},
+        {&memory->pieces[1], &memory->piece_room[1], sizeof(struct piece)},
+    };
+    for (int i = 0; i < PARTS; i++)
+        parts[i] = all[i];
 }
 
 bool renew(char **block, int64_t *room, int64_t bytes) {
@@ -42,15 +55,28 @@ bool renew(char **block, int64_t *room, int64_t bytes) {
     return *block != NULL;
 }
 
-/* Frees what is longer. */
+/* Frees the longest parts, until no more than so many bytes are left. */
 static void exchange_trim(struct exchange *memory, int64_t kept_bytes) {
-    for (int way = 0; way < 2; way++) {
-        give_back(&memory->pieces[way], &memory->piece_room[way], sizeof(struct piece), kept_bytes);
-        give_back(&memory->data[way], &memory->data_room[way], 1, kept_bytes);
+    struct part parts[PARTS];
+    list_parts(memory, parts);
+    for (;;) {
+        int64_t all = 0, most = 0;
+        struct part *longest = parts;
+        for (int i = 0; i < PARTS; i++) {
+            int64_t bytes = *parts[i].room * parts[i].bytes;
+            all += bytes;
+            if (bytes > most) {
+                most = bytes;
+                longest = &parts[i];
+            }
+        }
+        if (all <= kept_bytes || most == 0)
+            return;
+        void **block = longest->where;
+        free(*block);
+        *block = NULL;
+        *longest->room = 0;
     }
-    give_back(&memory->located, &memory->located_room, sizeof(struct located), kept_bytes);
-    give_back(&memory->window, &memory->window_room, 1, kept_bytes);
-    give_back(&memory->packed, &memory->packed_room, 1, kept_bytes);
 }
 
 /* Of calls that ended. Calls of other threads meanwhile have memory of their own. */
