@@ -11,11 +11,11 @@
 //! twice as long as the table needs, the valid items of the oldest record are appended anew. Tests: here, and
 //! `tests/backing_store/pending.rs`.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::Bound;
 
 use forebay_types::limits::{NAME_MAX, PENDING_IN_MEMORY_MAX};
-use forebay_types::{name_hash, Code, Ino, Reader, Timestamp};
+use forebay_types::{Code, Ino, Reader, Timestamp};
 
 use crate::batch::{Answer, Batch};
 use crate::keys::{self, Key};
@@ -41,24 +41,6 @@ pub(crate) const WRITES_AT_COMMIT: u64 = 2 + CLEANED_BY_COMMIT as u64;
 const PENDING: u8 = 1;
 const NOT_PENDING: u8 = 0;
 
-/// A hash for places.
-#[derive(Default)]
-struct PlaceHasher(u64);
-
-impl Hasher for PlaceHasher {
-    fn finish(&self) -> u64 {
-        // The upper bits of a name's hash are 0.
-        self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        self.0 ^= name_hash(bytes);
-    }
-
-    /// The length tells nothing more.
-    fn write_usize(&mut self, _: usize) {}
-}
-
 /// A plain pending place.
 #[derive(Debug)]
 struct Plain {
@@ -71,7 +53,7 @@ struct Plain {
 /// The table and the log. A place is given as in the keys of records: the bytes of directory and name.
 #[derive(Debug, Default)]
 pub(crate) struct PendingLog {
-    places: HashMap<Box<[u8]>, Plain, BuildHasherDefault<PlaceHasher>>,
+    places: BTreeMap<Box<[u8]>, Plain>,
     /// Bytes of all valid items.
     valid_bytes: usize,
     /// The number of the oldest record.
@@ -316,15 +298,10 @@ impl PendingLog {
 
     /// The first `count` places behind one, in the order of their bytes.
     pub(crate) fn behind(&self, place: &[u8], count: usize) -> Vec<(&[u8], PendingRecord)> {
-        let mut found: Vec<(&[u8], &Plain)> =
-            self.places.iter().map(|(key, plain)| (&**key, plain)).filter(|(key, _)| *key > place).collect();
-        if found.len() > count {
-            found.select_nth_unstable_by_key(count, |(key, _)| *key);
-            found.truncate(count);
-        }
-        found.sort_unstable_by_key(|(key, _)| *key);
+        let behind = (Bound::Excluded(place), Bound::Unbounded);
         let told = |plain: &Plain| PendingRecord::plain(plain.changes, plain.since);
-        found.into_iter().map(|(key, plain)| (key, told(plain))).collect()
+        let found = self.places.range::<[u8], _>(behind).take(count);
+        found.map(|(key, plain)| (&**key, told(plain))).collect()
     }
 
     /// The directories with places in the table.
@@ -360,7 +337,6 @@ impl Batch<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::path::PathBuf;
 
     use super::*;
