@@ -15,6 +15,7 @@ use crate::effects::Effects;
 use crate::keys;
 use crate::lmdb_txn::{code_of, Transaction};
 use crate::page_budget::{Class, Usage, Work, STORE_REMOVAL_WRITES_MAX, STORE_WRITES_MAX};
+use crate::pending_log::WRITES_AT_COMMIT;
 use crate::record::{Inode, INODE_BYTES_MAX, LEDGER_BYTES_MAX};
 use crate::shard::{Shard, State};
 
@@ -277,7 +278,11 @@ impl<'a> Batch<'a> {
             None => {
                 let used = self.shard.used_pages();
                 let tree = self.tx.pages()?;
-                self.usage.insert(self.state.space.begin(used, tree))
+                let mut usage = self.state.space.begin(used, tree);
+                if self.state.pending.will_write() {
+                    usage.expect_writes(WRITES_AT_COMMIT);
+                }
+                self.usage.insert(usage)
             }
         };
         let noted = match (self.state.ledger.has_stores(), class) {
@@ -285,7 +290,10 @@ impl<'a> Batch<'a> {
             (true, Class::Removal) => STORE_REMOVAL_WRITES_MAX,
             (true, _) => STORE_WRITES_MAX,
         };
-        let work = Work { writes: work.writes + noted, ..work };
+        // The first change of the pending places has the commit write their log.
+        let is_first = noted > 0 && !self.state.pending.will_write();
+        let log = if is_first { WRITES_AT_COMMIT } else { 0 };
+        let work = Work { writes: work.writes + noted + log, ..work };
         let class = if self.reserve_open { Class::Removal } else { class };
         self.state.space.admit(usage, class, work)
     }

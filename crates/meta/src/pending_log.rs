@@ -33,8 +33,8 @@ const RECORDS_MORE: usize = 8;
 const RECORDS_MAX: usize = 4096;
 /// Records that cleaning may write or remove, when one was filled and at a commit.
 const CLEANED_BY_CHANGE: usize = 2;
-const CLEANED_BY_COMMIT: usize = 6;
-/// Records that the commit may write or remove.
+const CLEANED_BY_COMMIT: usize = 2;
+/// Records that the commit may write or remove: each operation is admitted with them.
 pub(crate) const WRITES_AT_COMMIT: u64 = 2 + CLEANED_BY_COMMIT as u64;
 
 /// Kinds of items: the place is pending from now on, or is not.
@@ -132,6 +132,11 @@ impl PendingLog {
 
     /// True if something was appended since the last commit.
     pub(crate) fn is_changed(&self) -> bool {
+        self.is_changed
+    }
+
+    /// True if the next commit of a batch writes or removes records of the log.
+    pub(crate) fn will_write(&self) -> bool {
         self.is_changed
     }
 
@@ -313,7 +318,7 @@ impl PendingLog {
 impl Batch<'_> {
     /// Puts a plain pending place into the table in memory.
     pub(crate) fn put_plain(&mut self, place: &[u8], record: &PendingRecord) -> Answer<()> {
-        let is_first = !self.state.pending.is_changed();
+        let is_first = !self.state.pending.will_write();
         self.state.pending.put(&mut self.tx, place, record)?;
         self.expect_log(is_first);
         Ok(())
@@ -321,7 +326,7 @@ impl Batch<'_> {
 
     /// Removes a place from the table in memory. False if it was not there.
     pub(crate) fn remove_plain(&mut self, place: &[u8]) -> Answer<bool> {
-        let is_first = !self.state.pending.is_changed();
+        let is_first = !self.state.pending.will_write();
         let was_there = self.state.pending.remove(&mut self.tx, place)?;
         self.expect_log(is_first && was_there);
         Ok(was_there)
