@@ -48,7 +48,7 @@ pub struct Batch<'a> {
     pub(crate) met_wide: Option<Parts>,
     /// The unlisted directory for which the last request was refused; with the name, if that is all that was needed.
     pub(crate) met_unlisted: Option<Unlisted>,
-    usage: Option<Usage>,
+    pub(crate) usage: Option<Usage>,
     reserve_open: bool,
 }
 
@@ -416,7 +416,8 @@ impl<'a> Batch<'a> {
     /// Writes the ledger.
     pub(crate) fn write_ledger(&mut self) -> Answer<()> {
         let mut buffer = [0; LEDGER_BYTES_MAX];
-        let n = self.state.ledger.encode(self.state.directories.pending(), &mut buffer)?;
+        let has_log = self.state.pending.has_records();
+        let n = self.state.ledger.encode(self.state.directories.pending(), has_log, &mut buffer)?;
         self.tx.put(keys::LEDGER, &buffer[..n])
     }
 

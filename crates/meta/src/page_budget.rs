@@ -133,7 +133,7 @@ pub(crate) struct Usage {
     leaf_touches: u64,
     branch_touches: u64,
     /// Writes that the commit will make.
-    expected_writes: u64,
+    pub(crate) expected_writes: u64,
     /// Adjacent writes that the commit will make.
     expected_run: u64,
     depth: u64,

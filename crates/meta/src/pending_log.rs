@@ -137,7 +137,12 @@ impl PendingLog {
 
     /// True if the next commit of a batch writes or removes records of the log.
     pub(crate) fn will_write(&self) -> bool {
-        self.is_changed
+        self.is_changed || self.places.is_empty() && self.has_records()
+    }
+
+    /// True if the log has records.
+    pub(crate) fn has_records(&self) -> bool {
+        !self.valid.is_empty()
     }
 
     fn number_of_last(&self) -> u64 {
@@ -257,20 +262,24 @@ impl PendingLog {
         Ok(())
     }
 
-    /// Writes what was appended since the last commit.
+    /// Writes what was appended since the last commit. While the table is empty, each commit removes some of the records
+    /// that are left.
     pub(crate) fn write(&mut self, tx: &mut Transaction<'_>) -> Answer<()> {
-        if !self.is_changed {
+        if !self.will_write() {
             return Ok(());
         }
         self.clean(tx, CLEANED_BY_COMMIT)?;
-        self.is_changed = false;
+        let is_changed = std::mem::take(&mut self.is_changed);
         let key = keys::pending_log(self.number_of_last());
         if self.places.is_empty() && self.valid.len() == 1 {
             self.valid.clear();
             self.first += 1;
             return tx.delete(&key).map(|_| ());
         }
-        tx.put(&key, &self.last)
+        match is_changed {
+            true => tx.put(&key, &self.last),
+            false => Ok(()),
+        }
     }
 
     /// Reads the log.
@@ -345,6 +354,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::page_budget::{Class, Work};
     use crate::{Shard, ShardOptions};
     use forebay_types::NodeId;
 
@@ -463,6 +473,61 @@ mod tests {
         let batch = shard.begin().unwrap();
         let (first, last) = keys::all_pending_logs();
         assert_eq!(batch.tx.range(&first, &last).unwrap().count(), 0, "nothing is pending");
+    }
+
+    #[test]
+    fn log_that_nothing_needs_is_removed_by_commits_of_other_changes_and_the_ledger_tells_of_it_until_then() {
+        let directory = Directory::new("left");
+        let shard = directory.open();
+        let mut batch = shard.begin().unwrap();
+        for i in 0..600 {
+            batch.put_plain(&place(i), &PendingRecord::plain(1, Timestamp::default())).unwrap();
+        }
+        batch.commit().unwrap();
+        let mut batch = shard.begin().unwrap();
+        for i in 0..600 {
+            assert!(batch.remove_plain(&place(i)).unwrap());
+        }
+        batch.commit().unwrap();
+        drop(shard);
+        let shard = directory.open();
+        let left = |shard: &Shard| {
+            let batch = shard.begin().unwrap();
+            let (first, last) = keys::all_pending_logs();
+            let records = batch.tx.range(&first, &last).unwrap().count();
+            let version = batch.tx.get(keys::LEDGER).unwrap().unwrap()[0];
+            assert_eq!(version, if records > 0 { 3 } else { 1 });
+            assert!(!batch.has_changes(), "a batch of other requests commits nothing");
+            records
+        };
+        let mut before = left(&shard);
+        assert!(before > 10, "{before} records");
+        while before > 0 {
+            let mut batch = shard.begin().unwrap();
+            batch.rewrite_ledger().unwrap();
+            batch.commit().unwrap();
+            let now = left(&shard);
+            assert!(now < before && before - now <= 2 * WRITES_AT_COMMIT as usize);
+            before = now;
+        }
+        assert_eq!(shard.check(&mut |_| {}).unwrap().problems, Vec::<String>::new());
+    }
+
+    #[test]
+    fn commit_of_the_log_is_expected_once_whenever_the_count_of_pages_begins() {
+        let directory = Directory::new("expected");
+        let shard = directory.open();
+        let record = PendingRecord::plain(1, Timestamp::default());
+        for puts_first in [false, true] {
+            let mut batch = shard.begin().unwrap();
+            if puts_first {
+                batch.put_plain(&place(1), &record).unwrap();
+            }
+            batch.admit(Class::Change, Work::writes(1)).unwrap();
+            batch.put_plain(&place(2), &record).unwrap();
+            batch.put_plain(&place(3), &record).unwrap();
+            assert_eq!(batch.usage.unwrap().expected_writes, WRITES_AT_COMMIT, "puts first: {puts_first}");
+        }
     }
 
     #[test]
