@@ -15,6 +15,7 @@ use crate::effects::Effects;
 use crate::keys;
 use crate::lmdb_txn::{code_of, Transaction};
 use crate::page_budget::{Class, Usage, Work, STORE_REMOVAL_WRITES_MAX, STORE_WRITES_MAX};
+use crate::pending_log::WRITES_AT_COMMIT;
 use crate::record::{Inode, INODE_BYTES_MAX, LEDGER_BYTES_MAX};
 use crate::shard::{Shard, State};
 
@@ -47,7 +48,7 @@ pub struct Batch<'a> {
     pub(crate) met_wide: Option<Parts>,
     /// The unlisted directory for which the last request was refused; with the name, if that is all that was needed.
     pub(crate) met_unlisted: Option<Unlisted>,
-    usage: Option<Usage>,
+    pub(crate) usage: Option<Usage>,
     reserve_open: bool,
 }
 
@@ -277,7 +278,11 @@ impl<'a> Batch<'a> {
             None => {
                 let used = self.shard.used_pages();
                 let tree = self.tx.pages()?;
-                self.usage.insert(self.state.space.begin(used, tree))
+                let mut usage = self.state.space.begin(used, tree);
+                if self.state.pending.will_write() {
+                    usage.expect_writes(WRITES_AT_COMMIT);
+                }
+                self.usage.insert(usage)
             }
         };
         let noted = match (self.state.ledger.has_stores(), class) {
@@ -285,7 +290,10 @@ impl<'a> Batch<'a> {
             (true, Class::Removal) => STORE_REMOVAL_WRITES_MAX,
             (true, _) => STORE_WRITES_MAX,
         };
-        let work = Work { writes: work.writes + noted, ..work };
+        // The first change of the pending places has the commit write their log.
+        let is_first = noted > 0 && !self.state.pending.will_write();
+        let log = if is_first { WRITES_AT_COMMIT } else { 0 };
+        let work = Work { writes: work.writes + noted + log, ..work };
         let class = if self.reserve_open { Class::Removal } else { class };
         self.state.space.admit(usage, class, work)
     }
@@ -408,7 +416,8 @@ impl<'a> Batch<'a> {
     /// Writes the ledger.
     pub(crate) fn write_ledger(&mut self) -> Answer<()> {
         let mut buffer = [0; LEDGER_BYTES_MAX];
-        let n = self.state.ledger.encode(self.state.directories.pending(), &mut buffer)?;
+        let has_log = self.state.pending.has_records();
+        let n = self.state.ledger.encode(self.state.directories.pending(), has_log, &mut buffer)?;
         self.tx.put(keys::LEDGER, &buffer[..n])
     }
 
