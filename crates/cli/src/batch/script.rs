@@ -14,7 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_server::launch::{self, Presence};
+use forebay_server::launch::{self, DownOptions, Presence};
 use forebay_types::{Error, Result};
 use rustix::fs::FlockOperation;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
@@ -261,8 +261,11 @@ fn lock(open: &File, file: &Path, operation: FlockOperation) -> std::io::Result<
 
 /// True if nothing is left of a pool of this node.
 fn is_gone(pool: &Path) -> Result<bool> {
-    let presence = launch::settled_presence(pool, CHANGING_GRACE)?;
-    Ok(matches!(presence, Presence::None | Presence::Down { has_data: false, .. }))
+    launch::settled_presence(pool, CHANGING_GRACE).map(is_gone_as)
+}
+
+fn is_gone_as(presence: Presence) -> bool {
+    matches!(presence, Presence::None | Presence::Down { has_data: false, .. })
 }
 
 /// Locks a job and reads its file. None if the job has ended, or is not the one that began with this nonce.
@@ -284,24 +287,31 @@ fn locked(file: &Path, nonce: Option<&str>) -> Result<Option<(File, Record)>> {
 }
 
 /// Starts the pool of a job again that was killed and has its data. False if the data are gone with it: the job is over
-/// then, and an error says so if there was something to stage out.
+/// then, its remains are removed, and an error says so if there was something to stage out or to drain.
 fn revive(file: &Path, record: &Record) -> Result<bool> {
     if !record.hosts.is_empty() {
         return Ok(true);
     }
     let dir = file.parent().unwrap_or(file);
-    if is_gone(&record.pool)? {
+    let presence = launch::settled_presence(&record.pool, CHANGING_GRACE)?;
+    if is_gone_as(presence) {
+        let was_killed = matches!(presence, Presence::Down { .. });
+        if was_killed {
+            launch::down(&record.pool, DownOptions { keep: false, force: true })?;
+        }
         std::fs::remove_dir_all(dir)
             .map_err(|e| Error::io(format!("cannot remove {}", dir.display()), &e))?;
-        return match record.stage_out.is_empty() {
-            true => Ok(false),
-            false => Err(failed(
-                "cannot stage out",
-                format!("pool {} is gone with its data", record.pool.display()),
-            )),
+        let gone = format!("pool {} is gone with its data", record.pool.display());
+        return match &record.backing {
+            _ if !record.stage_out.is_empty() => Err(failed("cannot stage out", gone)),
+            // One that was stopped had its store get everything first, or was told not to.
+            Some(url) if was_killed => {
+                Err(failed("cannot drain", format!("{gone}: what was not yet copied to {url} is lost")))
+            }
+            _ => Ok(false),
         };
     }
-    if let Presence::Down { .. } = launch::settled_presence(&record.pool, CHANGING_GRACE)? {
+    if let Presence::Down { .. } = presence {
         let path = record.pool.display().to_string();
         let what = "cannot start the job's pool again";
         let mut command =
