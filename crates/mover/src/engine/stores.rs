@@ -257,10 +257,14 @@ impl Stores {
         Err(replaced(at))
     }
 
-    /// The same for the thread that makes a pass over the store.
+    /// The same for the thread that makes a pass over the store. An error, too, if the store was closed and perhaps opened
+    /// again since this thread has asked for it: another thread may make a pass over it.
     pub(super) fn check_for_pass(&self, at: &AttachedStore) -> Result<()> {
         if at.store.is_current() {
-            return Ok(());
+            return match self.is_open(at) {
+                true => Ok(()),
+                false => Err(replaced(at)),
+            };
         }
         self.close(at);
         Err(replaced(at))
@@ -271,6 +275,10 @@ impl Stores {
         if open.get(&at.root.0).is_some_and(|now| std::ptr::eq(Arc::as_ptr(now), at)) {
             open.remove(&at.root.0);
         }
+    }
+
+    fn is_open(&self, at: &AttachedStore) -> bool {
+        locked(&self.open).get(&at.root.0).is_some_and(|now| std::ptr::eq(Arc::as_ptr(now), at))
     }
 
     /// The directories with stores whose trees' names this node has, as far as their stores were opened.
