@@ -137,6 +137,25 @@ fn attach_refuses_what_cannot_be_a_store_and_changes_nothing() {
 }
 
 #[test]
+fn store_whose_directory_was_made_anew_is_used_when_attach_is_told() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    bed.sh("echo mine >/forebay/data/mine");
+    let (store, aside) = (bed.store.to_str().unwrap(), bed.place.join("aside"));
+    std::fs::rename(&bed.store, &aside).unwrap();
+    std::fs::create_dir(&bed.store).unwrap();
+    std::fs::copy(aside.join("a.txt"), bed.store.join("a.txt")).unwrap();
+    assert_ne!(bed.run(&["sync", "-r", "/data"]).code, Some(0));
+    let again = ["attach", store, "/data", "--drain", "request", "--replaced"];
+    bed.run(&again[..5]).assert_refused(1, &["another directory", "--replaced"]);
+    bed.run(&["attach", store, "/data", "--replaced"]).assert_refused(1, &["is attached there"]);
+    assert!(!bed.store.join("mine").exists());
+    bed.ok(&again);
+    bed.ok(&["sync", "-r", "/data"]);
+    assert_eq!(std::fs::read_to_string(bed.store.join("mine")).unwrap(), "mine\n");
+    assert_eq!(bed.json(&[&again[..5], &["--json"]].concat())["already"], true);
+}
+
+#[test]
 fn relative_path_is_meant_from_the_working_directory() {
     let bed = Bed::new();
     let mut attach = bed.command(&["attach", "store", "/data", "--json"]);

@@ -113,3 +113,67 @@ fn job_whose_pool_is_gone_says_so_at_its_end_and_can_begin_again() {
         assert_nothing_left(&place);
     }
 }
+
+#[test]
+fn end_by_the_shell_of_another_begin_leaves_the_pool_up() {
+    let place = Place::new();
+    let (dir, pool) = killed_job(&place, "other");
+    let begin = std::fs::read_to_string(place.join("begin")).unwrap();
+    let nonce = begin.split("job end --nonce ").nth(1).and_then(|rest| rest.get(..32)).unwrap();
+    assert!(begin.contains(&format!("job watch --nonce {nonce} ")), "{begin}");
+    let end = |words: &[&str]| {
+        let words = [&["job"][..], words].concat();
+        Ran::of(place.command(words).env("FOREBAY_JOB_DIR", &dir).output().unwrap())
+    };
+    // A process that has ended.
+    for words in [&["end", "--nonce", "another"][..], &["watch", "--nonce", "another", "4194304"]] {
+        let ran = end(words);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(lock_holder(&pool).is_some() && !place.join("results").exists(), "{words:?}");
+    }
+    let ran = end(&["end", "--nonce", nonce]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(std::fs::read_to_string(place.join("results")).unwrap(), "result\n");
+    assert_nothing_left(&place);
+}
+
+#[test]
+fn end_of_a_job_whose_pool_was_killed_and_lost_its_data_says_so_and_leaves_nothing() {
+    for (option, said) in
+        [("--stage-out /out:results", "cannot stage out"), ("--backing store", "cannot drain")]
+    {
+        let place = Place::new();
+        std::fs::create_dir(place.join("store")).unwrap();
+        let text = format!(
+            "FOREBAY job begin --capacity 64MiB {option} >begin\neval \"$(grep ^export begin)\"\n\
+             echo $FOREBAY_JOB_DIR; echo $FOREBAY_POOL"
+        );
+        let ran = script(&place, "lost", &text);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let mut lines = ran.out.lines().map(std::path::PathBuf::from);
+        let (dir, pool) = (lines.next().unwrap(), lines.next().unwrap());
+        kill(lock_holder(&pool).unwrap(), 9);
+        common::eventually("the daemon is gone", || lock_holder(&pool).is_none());
+        let (target, aside) = (pool.join("target"), pool.join("aside"));
+        let data = target.canonicalize();
+        if target.symlink_metadata().is_ok() && std::fs::rename(&target, &aside).is_ok() {
+            // What cannot be opened may be there.
+            std::fs::write(&target, "").unwrap();
+            let ran = script(&place, "lost", "eval \"$(FOREBAY job begin --capacity 64MiB)\"");
+            assert_eq!(ran.code, Some(125), "{ran:?}");
+            assert!(ran.err.contains("begun already"), "{ran:?}");
+            std::fs::remove_file(&target).unwrap();
+            let _ = std::fs::remove_file(&aside);
+            let _ = std::fs::remove_dir_all(&aside);
+            let _ = data.map(std::fs::remove_dir_all);
+        } else {
+            // A memory file system is mounted there, or the data have gone with the daemon.
+            let _ = Command::new("umount").arg("-l").arg(&target).output();
+        }
+        let ran = end(&place, &dir);
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.err.contains(said) && ran.err.contains("is gone with its data"), "{ran:?}");
+        assert_eq!(end(&place, &dir).code, Some(0), "there is nothing left to do");
+        assert_nothing_left(&place);
+    }
+}

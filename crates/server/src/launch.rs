@@ -312,7 +312,7 @@ pub enum Presence {
     Down {
         /// Its daemon did not stop it: the daemon was killed, or the node failed.
         killed: bool,
-        /// Its data exist, for the next `up`.
+        /// Its data exist, for the next `up`, or cannot be looked for now: only those are gone that are not found.
         has_data: bool,
     },
 }
@@ -334,7 +334,8 @@ pub fn presence(path: &Path) -> Result<Presence> {
     let Some(identity) = PoolIdentity::read(&dir)? else { return Ok(Presence::None) };
     Ok(Presence::Down {
         killed: dir.file(SOCKET_FILE).exists(),
-        has_data: target::open_target_at_rest(&dir, &identity).is_ok(),
+        has_data: target::open_target_at_rest(&dir, &identity)
+            .map_or_else(|e| e.code != Code::NotFound, |_| true),
     })
 }
 

@@ -40,6 +40,8 @@ kinds! {
     SMB3 "smb3" 0xfe53_4d42u32,
     AFS "afs" libc::AFS_SUPER_MAGIC,
     NINE_P "9p" 0x0102_1997u32,
+    VFAT "vfat" libc::MSDOS_SUPER_MAGIC,
+    EXFAT "exfat" 0x2011_bab0u32,
     FUSE "fuse" libc::FUSE_SUPER_MAGIC,
     PROC "proc" libc::PROC_SUPER_MAGIC,
     SYSFS "sysfs" libc::SYSFS_MAGIC,
@@ -64,6 +66,21 @@ impl FileSystem {
             // The kernel's number has 32 bits, which some machines sign-extend.
             Ok(FileSystem(found.f_type as u32))
         }
+    }
+
+    /// True if a directory keeps its inode number over mounts and on all nodes, as far as the kind tells: these kinds
+    /// make numbers up at each mount, or may.
+    pub fn keeps_inode_numbers(self) -> bool {
+        ![
+            FileSystem::FUSE,
+            FileSystem::OVERLAY,
+            FileSystem::CIFS,
+            FileSystem::SMB3,
+            FileSystem::VFAT,
+            FileSystem::EXFAT,
+            FileSystem::NINE_P,
+        ]
+        .contains(&self)
     }
 
     /// The magic number.
@@ -99,6 +116,7 @@ mod tests {
         let names: HashSet<&str> = FileSystem::NAMES.iter().map(|(_, name)| *name).collect();
         assert_eq!((numbers.len(), names.len()), (FileSystem::NAMES.len(), FileSystem::NAMES.len()));
         assert_eq!(FileSystem(1).name(), None);
+        assert!(FileSystem::EXT4.keeps_inode_numbers() && !FileSystem::FUSE.keeps_inode_numbers());
         assert_eq!(FileSystem::BTRFS.magic(), 0x9123_683e);
     }
 }

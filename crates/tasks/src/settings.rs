@@ -35,9 +35,15 @@ pub struct StoreSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub yield_to: Option<YieldTo>,
     /// The inode number of the store's directory when it was attached: another one in its place, such as the mount point
-    /// of a file system that is not mounted, is not taken for the store. None for an object store.
+    /// of a file system that is not mounted, is not taken for the store. None for an object store, and where numbers do not
+    /// last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory_ino: Option<u64>,
+    /// The kind of its file system, as the magic number of statfs(2), where its inode number does not last: a directory on
+    /// a file system of another kind is not taken for the store. None where it does: a node may have the directory itself,
+    /// and others by NFS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_system: Option<u32>,
 }
 
 impl StoreSettings {
@@ -53,7 +59,14 @@ impl StoreSettings {
             recall: Recall::Yes,
             yield_to: None,
             directory_ino: None,
+            file_system: None,
         }
+    }
+
+    /// True if these are the same but for what tells the store's directory from others.
+    pub fn differ_in_directory_alone(&self, other: &StoreSettings) -> bool {
+        let (directory_ino, file_system) = (other.directory_ino, other.file_system);
+        StoreSettings { directory_ino, file_system, ..self.clone() } == *other
     }
 
     /// The policy of a file, by its path from the attached directory.
@@ -179,6 +192,7 @@ mod tests {
             recall: Recall::UpTo(5 << 30),
             yield_to: Some("/turns/*@a@*".parse().unwrap()),
             directory_ino: Some(u64::MAX),
+            file_system: Some(u32::MAX),
         };
         let text = serde_json::to_string(&settings).unwrap();
         assert!(text.contains(r#""drain":"age:30s""#), "{text}");
@@ -194,6 +208,8 @@ mod tests {
             (least.read_only, least.drain, least.explicit, least.recall, &least.yield_to),
             (false, Policy::of(DrainPolicy::Close), false, Recall::Yes, &None)
         );
-        assert_eq!(least.directory_ino, None);
+        assert_eq!((least.directory_ino, least.file_system), (None, None));
+        let other = StoreSettings { directory_ino: Some(1), ..settings.clone() };
+        assert!(other.differ_in_directory_alone(&settings) && !least.differ_in_directory_alone(&settings));
     }
 }

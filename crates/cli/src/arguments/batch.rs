@@ -143,9 +143,16 @@ pub(crate) enum JobVerb {
         hosts: String,
     },
     /// Stage out and stop the job's pool
-    End,
+    End {
+        /// Only the job that began with this
+        #[arg(long, hide = true)]
+        nonce: Option<String>,
+    },
     /// Wait for the end of the script, and end the job's pool if the script has not
     Watch {
+        /// Only the job that began with this
+        #[arg(long, hide = true)]
+        nonce: Option<String>,
         /// The process of the script's shell
         pid: u32,
     },

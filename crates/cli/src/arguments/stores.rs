@@ -54,6 +54,10 @@ pub(crate) struct Attach {
     /// pools' transfers claim the store by them. The name has * and ?: '/shared/turns/*@!lustre@*'
     #[arg(long, value_name = "FILES")]
     pub(crate) yield_to: Option<YieldTo>,
+    /// The store's directory was made anew, such as from a backup, and has other inode numbers: use the one that is there
+    /// now. Nothing else of how it is attached changes
+    #[arg(long)]
+    pub(crate) replaced: bool,
     /// Print as JSON what was attached
     #[arg(long)]
     pub(crate) json: bool,

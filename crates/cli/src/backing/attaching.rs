@@ -8,6 +8,7 @@ use forebay_tasks::{Durable, MoverClient, Recall, StoreSettings};
 use forebay_types::{Code, Entry, Error, Ino, Reply, Request, Result, FLAG_ATTACHED, FLAG_STORE};
 
 use super::detaching::forget_all;
+use super::trees::SETTINGS;
 use super::{path_of, settings_of, store_of, Url};
 use crate::{pool, table};
 
@@ -40,6 +41,7 @@ impl Attached {
             recall,
             yield_to,
             directory_ino: _,
+            file_system: _,
         } = &self.settings;
         let already = if self.already { "; it was already" } else { "" };
         let shows = match explicit {
@@ -81,12 +83,16 @@ pub(crate) fn recall_in_words(recall: Recall) -> String {
 
 /// Attaches a store at the directory `at` of the pool in `dir`. Creates the directory if it is missing. On failure
 /// everything is as before.
+///
+/// A store that is attached there in the same way, but for its directory, gets to know that one: an older version did not
+/// note it, or the user says that it was `replaced`.
 pub(crate) fn attach(
     dir: &Path,
     pool: &'static Pool,
     at: &[u8],
     url: &Url,
     mut settings: StoreSettings,
+    replaced: bool,
 ) -> Result<Attached> {
     let what = format!("cannot attach {} at {}", url.text, table::printable(at));
     if settings.durable != Durable::No && !settings.is_written() {
@@ -94,10 +100,25 @@ pub(crate) fn attach(
             .why(format!("with --durable {} programs would wait for ever", settings.durable.name()))
             .cure("leave out --durable, or --read-only and --drain never"));
     }
-    settings.directory_ino = url.check_place(dir, &control::status(dir)?)?;
+    (settings.directory_ino, settings.file_system) = url.check_place(dir, &control::status(dir)?)?;
     let (entry, made) = directory(pool, at, &what)?;
-    let is_same = settings_of(pool, entry.attr.ino).is_some_and(|before| before == settings);
-    if entry.attr.flags & FLAG_STORE != 0 && is_same {
+    let before = settings_of(pool, entry.attr.ino).filter(|_| entry.attr.flags & FLAG_STORE != 0);
+    if let Some(before) = before.filter(|before| before.differ_in_directory_alone(&settings)) {
+        let is_unknown = (before.directory_ino, before.file_system) == (None, None);
+        if before != settings && !is_unknown && !replaced {
+            return Err(Error::new(Code::Exists, what)
+                .why("it is attached there, with another directory than the one that is there now")
+                .cure(
+                    "mount its file system; if it was made anew there, such as from a backup: `forebay attach \
+                     --replaced`, and the other options as before",
+                ));
+        }
+        if before != settings {
+            MoverClient::connect(dir)?.probe(&settings.url)?;
+            let value = serde_json::to_vec(&settings).map_err(|e| Error::new(Code::Invalid, &what).why(e))?;
+            let request = Request::SetXattr { ino: entry.attr.ino, name: SETTINGS, value: &value, flags: 0 };
+            pool.request(&request, |_| Ok(())).map_err(|code| refused(code, &what))?;
+        }
         return Ok(Attached { at: at.to_owned(), settings, already: true });
     }
     let done = try_attach(dir, pool, &entry, &settings, &what);

@@ -12,7 +12,7 @@ use forebay_types::{
 use super::path_of;
 
 /// The extended attribute with a store's settings.
-const SETTINGS: &[u8] = b"trusted.forebay.store";
+pub(super) const SETTINGS: &[u8] = b"trusted.forebay.store";
 /// Bound on a walk to the root.
 const DEPTH_MAX: usize = 1 << 16;
 

@@ -88,10 +88,10 @@ impl Url {
         Ok(Url { text, directory: Some(path) })
     }
 
-    /// Refuses a directory that is missing, and one that the pool itself is in, or that is in the pool. Returns a directory's
-    /// inode number, if that lasts: many FUSE file systems give each mount, and each node, other numbers.
-    pub(crate) fn check_place(&self, pool: &Path, status: &Status) -> Result<Option<u64>> {
-        let Some(directory) = &self.directory else { return Ok(None) };
+    /// Refuses a directory that is missing, and one that the pool itself is in, or that is in the pool. Returns what tells the
+    /// directory from others: its inode number, or its file system's kind where that number does not last.
+    pub(crate) fn check_place(&self, pool: &Path, status: &Status) -> Result<(Option<u64>, Option<u32>)> {
+        let Some(directory) = &self.directory else { return Ok((None, None)) };
         let what = || format!("cannot use {} as a backing store", directory.display());
         let found = directory.canonicalize().map_err(|e| {
             let error = Error::io(what(), &e);
@@ -127,14 +127,12 @@ impl Url {
                     .cure("name a directory beside the pool's, or start the pool elsewhere (--path)"));
             }
         }
-        Ok(lasting_number(&found).then_some(metadata.ino()))
+        let kind = std::fs::File::open(&found).and_then(FileSystem::of).map_err(|e| Error::io(what(), &e))?;
+        Ok(match kind.keeps_inode_numbers() {
+            true => (Some(metadata.ino()), None),
+            false => (None, Some(kind.magic())),
+        })
     }
-}
-
-/// True if a directory keeps its inode number over mounts and on all nodes, as far as its file system's kind tells.
-fn lasting_number(directory: &Path) -> bool {
-    let kind = std::fs::File::open(directory).and_then(FileSystem::of);
-    kind.is_ok_and(|kind| kind != FileSystem::FUSE)
 }
 
 /// Decodes `%XX`; none for a `%` without two hex digits.

@@ -14,7 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_server::launch::{self, Presence};
+use forebay_server::launch::{self, DownOptions, Presence};
 use forebay_types::{Error, Result};
 use rustix::fs::FlockOperation;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
@@ -46,6 +46,20 @@ struct Record {
     pool: PathBuf,
     hosts: Vec<String>,
     stage_out: Vec<String>,
+    /// The store that the pool is in front of.
+    #[serde(default)]
+    backing: Option<String>,
+    /// Another one at each begin: a job may begin again under the same number, and what the shell of the first one still
+    /// does concerns the first one alone.
+    #[serde(default)]
+    nonce: String,
+}
+
+fn new_nonce() -> Result<String> {
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| Error::io("cannot begin a job", &e.into()))?;
+    Ok(format!("{:032x}", u128::from_le_bytes(bytes)))
 }
 
 /// The job's name and hosts, as its scheduler gives them. `read`: the text of a file.
@@ -127,7 +141,13 @@ pub(crate) fn begin(asked: &Asked) -> Result<String> {
         && all
             .iter()
             .all(|host| *host == this || host == "localhost" || this.starts_with(&format!("{host}.")));
-    let record = Record { pool: pool.clone(), hosts: if alone { Vec::new() } else { all }, stage_out };
+    let record = Record {
+        pool: pool.clone(),
+        hosts: if alone { Vec::new() } else { all },
+        stage_out,
+        backing: asked.backing.clone(),
+        nonce: new_nonce()?,
+    };
     let file = dir.join(FILE);
     let _lock = claim(&id, &file, &record)?;
     // A pool that cannot start leaves no node up, so there is nothing to stop.
@@ -141,14 +161,15 @@ pub(crate) fn begin(asked: &Asked) -> Result<String> {
     }
     let program = std::env::current_exe().map_err(|e| Error::io("cannot find this program", &e))?;
     let program = quoted(&program.display().to_string());
+    let nonce = &record.nonce;
     Ok(format!(
         "export {VARIABLE}={}\nexport FOREBAY_POOL={}\nexport FOREBAY_PREFIX={}\n\
          trap '{}' EXIT\ntrap 'exit 129' HUP\ntrap 'exit 130' INT\ntrap 'exit 143' TERM\n\
-         {program} job watch $$ </dev/null >/dev/null 2>&1 &\n",
+         {program} job watch --nonce {nonce} $$ </dev/null >/dev/null 2>&1 &\n",
         quoted(&dir.display().to_string()),
         quoted(&pool.display().to_string()),
         crate::pool::DEFAULT_PREFIX,
-        format!("{program} job end").replace('\'', "'\\''"),
+        format!("{program} job end --nonce {nonce}").replace('\'', "'\\''"),
     ))
 }
 
@@ -211,14 +232,11 @@ fn claim(id: &str, file: &Path, record: &Record) -> Result<File> {
             },
             opened => (opened.map_err(io)?, true),
         };
-        match rustix::fs::flock(&open, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(begun()),
-            Err(e) => return Err(io(e.into())),
-        }
-        let locked = open.metadata().map_err(io)?;
-        if std::fs::metadata(file).map_or(true, |there| there.ino() != locked.ino()) {
-            continue; // the job has ended meanwhile
+        match lock(&open, file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(true) => {}
+            Ok(false) => continue, // the job has ended meanwhile
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Err(begun()),
+            Err(e) => return Err(io(e)),
         }
         let mut text = Vec::new();
         open.read_to_end(&mut text).map_err(io)?;
@@ -234,49 +252,66 @@ fn claim(id: &str, file: &Path, record: &Record) -> Result<File> {
     }
 }
 
-/// True if nothing is left of a pool of this node.
-fn is_gone(pool: &Path) -> Result<bool> {
-    let presence = launch::settled_presence(pool, CHANGING_GRACE)?;
-    Ok(matches!(presence, Presence::None | Presence::Down { has_data: false, .. }))
+/// Locks an open file of a job. False if it is not the file of that name any more: the job has ended meanwhile.
+fn lock(open: &File, file: &Path, operation: FlockOperation) -> std::io::Result<bool> {
+    rustix::fs::flock(open, operation)?;
+    let locked = open.metadata()?;
+    Ok(std::fs::metadata(file).is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino())))
 }
 
-fn locked(file: &Path) -> Result<Option<(File, Record)>> {
+/// True if nothing is left of a pool of this node.
+fn is_gone(pool: &Path) -> Result<bool> {
+    launch::settled_presence(pool, CHANGING_GRACE).map(is_gone_as)
+}
+
+fn is_gone_as(presence: Presence) -> bool {
+    matches!(presence, Presence::None | Presence::Down { has_data: false, .. })
+}
+
+/// Locks a job and reads its file. None if the job has ended, or is not the one that began with this nonce.
+fn locked(file: &Path, nonce: Option<&str>) -> Result<Option<(File, Record)>> {
     let what = || format!("cannot use {}", file.display());
     let mut open = match OpenOptions::new().read(true).write(true).open(file) {
         Ok(open) => open,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io(what(), &e)),
     };
-    rustix::fs::flock(&open, rustix::fs::FlockOperation::LockExclusive)
-        .map_err(|e| Error::io(what(), &e.into()))?;
-    if !file.exists() {
+    if !lock(&open, file, FlockOperation::LockExclusive).map_err(|e| Error::io(what(), &e))? {
         return Ok(None); // ended while this process waited
     }
     let mut text = Vec::new();
     open.read_to_end(&mut text).map_err(|e| Error::io(what(), &e))?;
-    let record = serde_json::from_slice(&text).map_err(|e| failed(&what(), e.to_string()))?;
-    Ok(Some((open, record)))
+    let record: Record = serde_json::from_slice(&text).map_err(|e| failed(&what(), e.to_string()))?;
+    let is_meant = nonce.is_none_or(|nonce| nonce == record.nonce);
+    Ok(is_meant.then_some((open, record)))
 }
 
 /// Starts the pool of a job again that was killed and has its data. False if the data are gone with it: the job is over
-/// then, and an error says so if there was something to stage out.
+/// then, its remains are removed, and an error says so if there was something to stage out or to drain.
 fn revive(file: &Path, record: &Record) -> Result<bool> {
     if !record.hosts.is_empty() {
         return Ok(true);
     }
     let dir = file.parent().unwrap_or(file);
-    if is_gone(&record.pool)? {
+    let presence = launch::settled_presence(&record.pool, CHANGING_GRACE)?;
+    if is_gone_as(presence) {
+        let was_killed = matches!(presence, Presence::Down { .. });
+        if was_killed {
+            launch::down(&record.pool, DownOptions { keep: false, force: true })?;
+        }
         std::fs::remove_dir_all(dir)
             .map_err(|e| Error::io(format!("cannot remove {}", dir.display()), &e))?;
-        return match record.stage_out.is_empty() {
-            true => Ok(false),
-            false => Err(failed(
-                "cannot stage out",
-                format!("pool {} is gone with its data", record.pool.display()),
-            )),
+        let gone = format!("pool {} is gone with its data", record.pool.display());
+        return match &record.backing {
+            _ if !record.stage_out.is_empty() => Err(failed("cannot stage out", gone)),
+            // One that was stopped had its store get everything first, or was told not to.
+            Some(url) if was_killed => {
+                Err(failed("cannot drain", format!("{gone}: what was not yet copied to {url} is lost")))
+            }
+            _ => Ok(false),
         };
     }
-    if let Presence::Down { .. } = launch::settled_presence(&record.pool, CHANGING_GRACE)? {
+    if let Presence::Down { .. } = presence {
         let path = record.pool.display().to_string();
         let what = "cannot start the job's pool again";
         let mut command =
@@ -340,9 +375,11 @@ fn file() -> Result<PathBuf> {
 }
 
 /// Stages out and stops the pool, unless that is done.
-pub(crate) fn end() -> Result<()> {
+///
+/// With a `nonce` only the job that began with it: another one of the same number may have begun since.
+pub(crate) fn end(nonce: Option<&str>) -> Result<()> {
     let file = file()?;
-    match locked(&file)? {
+    match locked(&file, nonce)? {
         Some((_lock, record)) => match revive(&file, &record)? {
             true => finish(&file, &record, true),
             false => Ok(()),
@@ -352,7 +389,7 @@ pub(crate) fn end() -> Result<()> {
 }
 
 /// Waits for the end of a process, then ends the job.
-pub(crate) fn watch(pid: u32) -> Result<()> {
+pub(crate) fn watch(pid: u32, nonce: Option<&str>) -> Result<()> {
     // The signals that end the script must not end this process.
     let _blocked = forebay_sys::signals::Signals::block(&[libc::SIGTERM, libc::SIGHUP, libc::SIGINT])
         .map_err(|e| Error::io("cannot block signals", &e))?;
@@ -364,7 +401,7 @@ pub(crate) fn watch(pid: u32) -> Result<()> {
         let mut ready = [rustix::event::PollFd::new(&watched, rustix::event::PollFlags::IN)];
         while let Err(rustix::io::Errno::INTR) = rustix::event::poll(&mut ready, None) {}
     }
-    end()
+    end(nonce)
 }
 
 #[cfg(test)]
@@ -386,5 +423,57 @@ mod tests {
         assert_eq!(of(&[("LSB_JOBID", "8"), ("LSB_MCPU_HOSTS", "x 4 y 4")], "").1, ["x", "y"]);
         assert_eq!(of(&[("FOREBAY_HOSTFILE", "/f")], "# all\nu slots=4\nv:2\n").1, ["u", "v"]);
         assert!(of(&[], "").1.is_empty());
+    }
+
+    fn record(dir: &Path, nonce: &str) -> Record {
+        let (hosts, stage_out) = (Vec::new(), Vec::new());
+        Record { pool: dir.join("pool"), hosts, stage_out, backing: None, nonce: nonce.to_owned() }
+    }
+
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Place {
+            let dir = std::env::temp_dir().join(format!("forebay-script-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&dir).unwrap();
+            Place(dir)
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn job_that_began_again_is_not_ended_by_the_first_ones_shell() {
+        let place = Place::new("again");
+        let file = place.0.join("job").join(FILE);
+        drop(claim("1", &file, &record(&place.0, "first")).unwrap());
+        assert!(locked(&file, Some("first")).unwrap().is_some());
+        // Its pool is gone: the second takes the file over.
+        let held = claim("1", &file, &record(&place.0, "second")).unwrap();
+        assert!(claim("1", &file, &record(&place.0, "third")).is_err());
+        drop(held);
+        assert!(locked(&file, Some("first")).unwrap().is_none());
+        assert_eq!(locked(&file, Some("second")).unwrap().unwrap().1.nonce, "second");
+        assert_eq!(locked(&file, None).unwrap().unwrap().1.nonce, "second", "by hand");
+        assert_ne!(new_nonce().unwrap(), new_nonce().unwrap());
+    }
+
+    #[test]
+    fn lock_of_a_file_that_was_replaced_is_not_taken_for_the_jobs() {
+        let place = Place::new("replaced");
+        let file = place.0.join("job").join(FILE);
+        let held = claim("1", &file, &record(&place.0, "first")).unwrap();
+        let open = File::open(&file).unwrap();
+        drop(held);
+        // The job ends and another one begins between opening and locking.
+        std::fs::remove_file(&file).unwrap();
+        drop(claim("1", &file, &record(&place.0, "second")).unwrap());
+        assert!(!lock(&open, &file, FlockOperation::LockExclusive).unwrap());
+        let open = File::open(&file).unwrap();
+        assert!(lock(&open, &file, FlockOperation::LockExclusive).unwrap());
     }
 }

@@ -41,7 +41,7 @@ impl Behind {
             Turn::Mine => {}
         }
         let attached = Pool::attach_as(&entered.dir, Role::Tool).and_then(|pool| {
-            backing::attach(&entered.dir, pool, b"/", &self.url, StoreSettings::of(&self.url.text))
+            backing::attach(&entered.dir, pool, b"/", &self.url, StoreSettings::of(&self.url.text), false)
         });
         let told = attached.as_ref().map(drop).map_err(|e| format!("{}: {}", e.what, e.why));
         entered.membership.finish_claim(&claim, told)?;

@@ -28,8 +28,10 @@ pub(super) fn attach(named: Option<PathBuf>, arguments: &Attach) -> Result<ExitC
         recall: arguments.recall,
         yield_to: arguments.yield_to.clone(),
         directory_ino: None,
+        file_system: None,
     };
-    let attached = backing::attach(&dir, pool, &pool::path_within(&arguments.dir), &url, settings)?;
+    let at = pool::path_within(&arguments.dir);
+    let attached = backing::attach(&dir, pool, &at, &url, settings, arguments.replaced)?;
     match arguments.json {
         true => failure::print_json(&as_json(&attached)),
         false => failure::put(attached.text()),

@@ -149,8 +149,8 @@ pub(super) fn job(arguments: JobCommand) -> Result<ExitCode> {
                 }
             }
         }
-        JobVerb::End => script::end()?,
-        JobVerb::Watch { pid } => script::watch(pid)?,
+        JobVerb::End { nonce } => script::end(nonce.as_deref())?,
+        JobVerb::Watch { nonce, pid } => script::watch(pid, nonce.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)
 }

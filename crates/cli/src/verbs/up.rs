@@ -207,7 +207,7 @@ fn attach_all(path: &Path, all: &[Attachment]) -> Result<Vec<(Attached, Vec<u64>
     let mut done = Vec::new();
     for Attachment { at, url, settings, prestage } in all {
         let pool = pool::attach(path)?;
-        let attached = backing::attach(path, pool, at, url, settings.clone())?;
+        let attached = backing::attach(path, pool, at, url, settings.clone(), false)?;
         let mut tasks = Vec::new();
         for below in prestage {
             let full = [at.strip_suffix(b"/").unwrap_or(at), below.trim_matches('/').as_bytes()].join(&b'/');
@@ -224,7 +224,7 @@ fn attach_all(path: &Path, all: &[Attachment]) -> Result<Vec<(Attached, Vec<u64>
 /// Puts a pool that has just been started in front of a store.
 fn attach(path: &Path, url: &Url) -> Result<Attached> {
     let pool = pool::attach(path)?;
-    backing::attach(path, pool, b"/", url, StoreSettings::of(&url.text))
+    backing::attach(path, pool, b"/", url, StoreSettings::of(&url.text), false)
 }
 
 /// Reads the bundle that `up --hosts` sends to this node.

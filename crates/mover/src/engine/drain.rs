@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Mutex;
 
 use forebay_tasks::{DrainPolicy, Failure};
-use forebay_types::{Error, Kind, NodeId, PendingPlace, Result, Wanted};
+use forebay_types::{Error, Ino, Kind, NodeId, PendingPlace, Result, Wanted};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::batch::upload_batch;
@@ -190,15 +190,25 @@ pub(super) fn pass(
         }
     }
     left.extend(removals);
-    for ino in std::mem::take(&mut *locked(&reconciler.to_restore)) {
+    pass.to_restore.append(&mut locked(&reconciler.to_restore));
+    pass.later.extend(left.into_iter().map(|place| (place.parent, place.name)));
+    pass
+}
+
+/// Restores what a pass has found to be needed in the pool, so that the next one can remove it from the store. True if
+/// any was restored. The caller has cleared `is_draining`: this may wait for room.
+pub(super) fn restore_after(shared: &Shared, at: &AttachedStore, files: Vec<Ino>) -> bool {
+    let mut has_restored = false;
+    for ino in files {
+        if shared.link.inode(ino).is_ok_and(|entry| entry.attr.is_resident()) {
+            continue; // since the pass, or it is not this that the pass waits for
+        }
         match restore_for_task(shared, ino) {
-            // The next pass removes what the store has of it.
-            Ok(()) => pass.done += 1,
+            Ok(()) => has_restored = true,
             Err(e) => at.note_failure(&e),
         }
     }
-    pass.later.extend(left.into_iter().map(|place| (place.parent, place.name)));
-    pass
+    has_restored
 }
 
 /// True for a directory that the store never had, at a place where it has nothing.

@@ -502,11 +502,12 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
         let for_thread = Arc::clone(shared);
         let mine = Arc::clone(&at);
         let run = move || {
-            let pass = yielding::pass(&for_thread, &mine, places, is_full);
+            let mut pass = yielding::pass(&for_thread, &mine, places, is_full);
+            let to_restore = std::mem::take(&mut pass.to_restore);
             let has_done = pass.done > 0;
             note_pass(&for_thread, pass);
             mine.is_draining.store(false, Ordering::Release);
-            if has_done {
+            if drain::restore_after(&for_thread, &mine, to_restore) || has_done {
                 // What became due meanwhile: the store does not rest.
                 for_thread.wake.set();
             }

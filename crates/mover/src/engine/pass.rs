@@ -37,6 +37,8 @@ pub(super) struct Pass {
     pub(super) has_moved: bool,
     /// Places that wait for a program or for another place.
     pub(super) later: Vec<(Ino, Vec<u8>)>,
+    /// Released files that are to be restored once the pass is over: room for them may come by another pass.
+    pub(super) to_restore: Vec<Ino>,
     /// Places that failed, with the reason.
     pub(super) failed: Vec<((Ino, Vec<u8>), Error)>,
 }
@@ -48,6 +50,7 @@ impl Pass {
         self.snapshots.append(&mut part.snapshots);
         self.has_moved |= part.has_moved;
         self.later.append(&mut part.later);
+        self.to_restore.append(&mut part.to_restore);
         self.failed.append(&mut part.failed);
     }
 }

@@ -14,7 +14,7 @@ use forebay_types::{
 use super::link::Link;
 use crate::host::{self, Instant};
 use crate::store::limited::Limited;
-use crate::store::{MoverId, Store, StorePath, StoreUrl};
+use crate::store::{MoverId, Store, StoreDirectory, StorePath, StoreUrl};
 
 /// How often it is looked whether another pool claims a store.
 const CLAIMS_PERIOD: Duration = Duration::from_secs(1);
@@ -108,16 +108,6 @@ fn replaced(at: &AttachedStore) -> Error {
     e
 }
 
-/// Refuses another directory than the one with this inode number.
-fn check_directory(store: &dyn Store, number: u64) -> Result<()> {
-    match store.look(&StorePath::root()).map_err(Error::from)? {
-        Some(found) if found.version.ino == number => Ok(()),
-        _ => Err(Error::new(Code::Io, format!("cannot open the store {}", store.title()))
-            .why("the directory there is not the one that was attached: is its file system mounted?")
-            .cure("mount it, or put the directory back; to use another one, detach this and attach that")),
-    }
-}
-
 /// Where a store has an inode.
 #[derive(Clone, Debug)]
 pub(super) struct Located {
@@ -135,6 +125,9 @@ pub(super) struct Stores {
     link: Link,
     mover: MoverId,
     open: Mutex<HashMap<u64, Arc<AttachedStore>>>,
+    /// The directories of stores that were closed since they were not current, with the settings of that time: they are
+    /// opened again as these, also where the settings do not tell.
+    closed: Mutex<HashMap<u64, (Vec<u8>, StoreDirectory)>>,
     /// Stores that could not be opened, for the status.
     failed: Mutex<HashMap<u64, (String, String, u64)>>,
     pub(super) stopping: AtomicBool,
@@ -146,6 +139,7 @@ impl Stores {
             link,
             mover: MoverId::own(),
             open: Mutex::default(),
+            closed: Mutex::default(),
             failed: Mutex::default(),
             stopping: AtomicBool::new(false),
         }
@@ -197,9 +191,12 @@ impl Stores {
                 Ok(Arc::clone(open.entry(root.0).or_insert(store)))
             }
             Err((url, e)) => {
-                tracing::warn!("{e}");
-                let now = host::since_1970().as_secs();
-                failed.insert(root.0, (url, e.to_string(), now));
+                let (text, now) = (e.to_string(), host::since_1970().as_secs());
+                let before = failed.insert(root.0, (url, text.clone(), now));
+                // It is tried often.
+                if before.is_none_or(|(_, before, _)| before != text) {
+                    tracing::warn!("{text}");
+                }
                 Err(e)
             }
         }
@@ -214,10 +211,15 @@ impl Stores {
             let mut parsed = StoreUrl::parse(settings.url.as_bytes())?;
             let title = parsed.to_string();
             parsed.limits = parsed.limits.share_of(self.link.pool.node_count());
-            let store = parsed.open(self.mover.clone()).map_err(Error::from)?;
-            if let Some(number) = settings.directory_ino {
-                check_directory(&*store, number)?;
-            }
+            let settled =
+                StoreDirectory { number: settings.directory_ino, file_system: settings.file_system };
+            let closed =
+                locked(&self.closed).get(&root.0).filter(|(then, _)| *then == bytes).map(|(_, it)| *it);
+            let directory = match settled == StoreDirectory::default() {
+                true => closed.unwrap_or_default(),
+                false => settled,
+            };
+            let store = parsed.open_directory(directory, self.mover.clone()).map_err(Error::from)?;
             Ok((title, store))
         };
         match open() {
@@ -257,10 +259,14 @@ impl Stores {
         Err(replaced(at))
     }
 
-    /// The same for the thread that makes a pass over the store.
+    /// The same for the thread that makes a pass over the store. An error, too, if the store was closed and perhaps opened
+    /// again since this thread has asked for it: another thread may make a pass over it.
     pub(super) fn check_for_pass(&self, at: &AttachedStore) -> Result<()> {
         if at.store.is_current() {
-            return Ok(());
+            return match self.is_open(at) {
+                true => Ok(()),
+                false => Err(replaced(at)),
+            };
         }
         self.close(at);
         Err(replaced(at))
@@ -270,7 +276,13 @@ impl Stores {
         let mut open = locked(&self.open);
         if open.get(&at.root.0).is_some_and(|now| std::ptr::eq(Arc::as_ptr(now), at)) {
             open.remove(&at.root.0);
+            let closed = (at.raw_settings.clone(), at.store.directory());
+            locked(&self.closed).insert(at.root.0, closed);
         }
+    }
+
+    fn is_open(&self, at: &AttachedStore) -> bool {
+        locked(&self.open).get(&at.root.0).is_some_and(|now| std::ptr::eq(Arc::as_ptr(now), at))
     }
 
     /// The directories with stores whose trees' names this node has, as far as their stores were opened.

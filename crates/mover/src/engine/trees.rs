@@ -262,9 +262,10 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             go_on: &|| true,
             gives_way: false,
         };
-        let pass = drain::pass(shared, &at, all, reason);
+        let mut pass = drain::pass(shared, &at, all, reason);
         at.is_draining.store(false, Ordering::Release);
-        if pass.done > 0 {
+        let to_restore = std::mem::take(&mut pass.to_restore);
+        if drain::restore_after(shared, &at, to_restore) || pass.done > 0 {
             last_progress = Instant::now();
         }
         copied.extend(pass.snapshots.iter().map(|(parent, name)| (parent.0, name.clone())));

@@ -42,7 +42,7 @@ use forebay_types::Kind;
 pub use forebay_types::StoreVersion;
 pub use object::{ObjectStore, S3Place};
 pub use path::{check_name, with_suffix, StorePath};
-pub use posix::{PosixOptions, PosixStore};
+pub use posix::{PosixOptions, PosixStore, StoreDirectory};
 pub(crate) use source::{is_dense, next_data};
 pub use source::{FileSource, Source};
 pub(crate) use temporary::may_run;
@@ -74,6 +74,11 @@ pub trait Store: Send + Sync {
     /// replaced, or its file system was unmounted. It is to be opened again then.
     fn is_current(&self) -> bool {
         true
+    }
+
+    /// What tells the directory that was opened from others; nothing for an object store.
+    fn directory(&self) -> StoreDirectory {
+        StoreDirectory::default()
     }
 
     /// Names for temporaries of this mover.

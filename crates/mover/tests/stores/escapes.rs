@@ -6,7 +6,7 @@ use std::os::unix::fs::{symlink, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_mover::store::{
-    Attributes, Outcome, PosixOptions, PosixStore, Store, StorePath, StoreUrl, StoreVersion,
+    Attributes, Outcome, PosixOptions, PosixStore, Store, StoreDirectory, StorePath, StoreUrl, StoreVersion,
 };
 use forebay_types::{Code, Kind};
 use rustix::fs::{RenameFlags, CWD};
@@ -172,4 +172,27 @@ fn store_without_rights_says_so() {
         assert_eq!((failure.code(), failure.is_transient), (Code::AccessDenied, false));
         assert!(failure.to_string().contains("let the user who runs Forebay write there"), "{failure}");
     }
+}
+
+#[test]
+fn another_directory_than_is_meant_is_refused_and_nothing_is_written_there() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = TempDir::disk();
+    let path = &directory.0;
+    let before = std::fs::metadata(path).unwrap();
+    let kind = forebay_sys::file_system::FileSystem::of(std::fs::File::open(path).unwrap()).unwrap().magic();
+    let open = |number, file_system| {
+        let directory = StoreDirectory { number, file_system };
+        let options = PosixOptions { directory, ..PosixOptions::default() };
+        PosixStore::open(path, options, id()).map(drop)
+    };
+    let number = before.ino();
+    let others = [(Some(number + 1), None), (None, Some(kind + 1)), (Some(number), Some(kind + 1))];
+    let refused = others.map(|(number, kind)| open(number, kind).map_err(|e| e.code()));
+    let after = std::fs::metadata(path).unwrap();
+    let opened = [open(Some(number), None).is_ok(), open(None, Some(kind)).is_ok()];
+    assert_eq!(refused, [Err(Code::Io); 3]);
+    let changed = |of: &std::fs::Metadata| (of.mtime(), of.mtime_nsec(), of.ctime(), of.ctime_nsec());
+    assert_eq!(changed(&before), changed(&after));
+    assert_eq!(opened, [true; 2]);
 }

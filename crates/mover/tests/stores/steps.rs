@@ -7,17 +7,20 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use forebay_mover::store::steps::with_steps;
-use forebay_mover::store::{Attributes, PosixOptions, PosixStore, Store, StorePath, StoreVersion};
+use forebay_mover::store::{
+    Attributes, PosixOptions, PosixStore, Store, StoreDirectory, StorePath, StoreVersion,
+};
 
 use super::subject::{id, path, source, TempDir};
 
 /// More system calls than any call makes.
 const STEPS_MAX: u64 = 60;
 
+const ANY: StoreDirectory = StoreDirectory { number: None, file_system: None };
 const KINDS: [PosixOptions; 3] = [
-    PosixOptions { exchange: true, no_replace: true, hard_links: true, openat2: true },
-    PosixOptions { exchange: false, no_replace: false, hard_links: true, openat2: true },
-    PosixOptions { exchange: false, no_replace: true, hard_links: false, openat2: true },
+    PosixOptions { exchange: true, no_replace: true, hard_links: true, openat2: true, directory: ANY },
+    PosixOptions { exchange: false, no_replace: false, hard_links: true, openat2: true, directory: ANY },
+    PosixOptions { exchange: false, no_replace: true, hard_links: false, openat2: true, directory: ANY },
 ];
 
 /// A name that is put aside under its own name, and one that needs a directory.

@@ -17,6 +17,7 @@ use super::attributes::{
 };
 use super::error::{StoreError, StoreResult};
 use super::path::StorePath;
+use super::posix::StoreDirectory;
 use super::source::Source;
 use super::temporary::Temporaries;
 use super::Store;
@@ -155,6 +156,10 @@ impl Store for Faulty {
 
     fn is_current(&self) -> bool {
         self.inner.is_current()
+    }
+
+    fn directory(&self) -> StoreDirectory {
+        self.inner.directory()
     }
 
     fn temporaries(&self) -> &Temporaries {

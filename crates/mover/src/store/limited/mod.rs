@@ -23,6 +23,7 @@ use super::attributes::{
 };
 use super::error::StoreResult;
 use super::path::StorePath;
+use super::posix::StoreDirectory;
 use super::source::Source;
 use super::temporary::Temporaries;
 use super::Store;
@@ -147,6 +148,10 @@ impl Store for Limited {
 
     fn is_current(&self) -> bool {
         self.inner.is_current()
+    }
+
+    fn directory(&self) -> StoreDirectory {
+        self.inner.directory()
     }
 
     fn temporaries(&self) -> &Temporaries {

@@ -34,7 +34,7 @@ use self::copy::{copy, CopyFailure, File, Holes, KernelCopies};
 use self::described::{look, stat, version_of};
 use self::durable::Durability;
 use self::names::{unlink, NameCalls, Replaced};
-pub use self::open::PosixOptions;
+pub use self::open::{PosixOptions, StoreDirectory};
 use self::resolve::{At, Directory, Place, Root};
 use super::attributes::{
     Abilities, Attributes, DirectoryRemoval, Leftovers, Listing, Object, Outcome, Warnings, Xattrs,
@@ -52,6 +52,7 @@ pub struct PosixStore {
     root: Root,
     /// The file system of the root.
     device: u64,
+    directory: StoreDirectory,
     names: NameCalls,
     temporaries: Temporaries,
     lost: Lost,
@@ -188,6 +189,10 @@ impl Store for PosixStore {
             // The calls that follow tell what else is wrong.
             Err(e) => !matches!(e, Errno::NOENT | Errno::NOTDIR | Errno::STALE),
         }
+    }
+
+    fn directory(&self) -> StoreDirectory {
+        self.directory
     }
 
     fn temporaries(&self) -> &Temporaries {

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use forebay_sys::file_system::FileSystem;
 use forebay_types::Code;
 use rustix::fs::{Mode, OFlags, XattrFlags, CWD};
 use rustix::io::Errno;
@@ -21,6 +22,24 @@ use crate::store::StorePath;
 /// The type of the pool's own mounts in the mount table.
 const POOL_MOUNT_TYPE: &str = "fuse.forebay";
 
+/// What tells a store's directory from another one in its place.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct StoreDirectory {
+    /// Its inode number, if that lasts.
+    pub number: Option<u64>,
+    /// The magic number of its file system.
+    pub file_system: Option<u32>,
+}
+
+impl StoreDirectory {
+    /// False if what both have differs.
+    fn may_be(self, other: StoreDirectory) -> bool {
+        let differ = |a: Option<u64>, b: Option<u64>| a.zip(b).is_some_and(|(a, b)| a != b);
+        let kind = |of: StoreDirectory| of.file_system.map(u64::from);
+        !differ(self.number, other.number) && !differ(kind(self), kind(other))
+    }
+}
+
 /// What a store may use of its file system; tests leave calls out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PosixOptions {
@@ -32,17 +51,25 @@ pub struct PosixOptions {
     pub hard_links: bool,
     /// openat2, if the kernel has it.
     pub openat2: bool,
+    /// The directory that is meant: another one is refused, and nothing is written there.
+    pub directory: StoreDirectory,
 }
 
 impl Default for PosixOptions {
     fn default() -> PosixOptions {
-        PosixOptions { exchange: true, no_replace: true, hard_links: true, openat2: true }
+        PosixOptions {
+            exchange: true,
+            no_replace: true,
+            hard_links: true,
+            openat2: true,
+            directory: StoreDirectory::default(),
+        }
     }
 }
 
 impl PosixStore {
-    /// Opens an existing directory. Errors: [`Code::NotFound`], [`Code::NotDirectory`], and [`Code::Invalid`] for a
-    /// directory in the mount of a pool.
+    /// Opens an existing directory. Errors: [`Code::NotFound`], [`Code::NotDirectory`], [`Code::Invalid`] for a directory
+    /// in the mount of a pool, and [`Code::Io`] for another one than is meant.
     pub fn open(path: &Path, options: PosixOptions, mover: MoverId) -> StoreResult<PosixStore> {
         let title = path.to_string_lossy().into_owned();
         let what = format!("cannot open the store {title}");
@@ -67,12 +94,24 @@ impl PosixStore {
         let stat = retried(|| rustix::fs::fstat(&fd)).map_err(|e| StoreError::system(&what, e))?;
         let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         refuse_pool_mount(&what, |mounts| mounts.iter().find(|mount| mount.device == device))?;
+        let kind = FileSystem::of(&fd)
+            .map_err(|e| StoreError::system(&what, Errno::from_io_error(&e).unwrap_or(Errno::IO)))?;
+        let found = StoreDirectory { number: Some(stat.st_ino), file_system: Some(kind.magic()) };
+        if !options.directory.may_be(found) {
+            return Err(StoreError::lasting(Code::Io, what)
+                .why("the directory there is not the one that was attached: is its file system mounted?")
+                .cure(
+                    "mount it, or put the directory back; if it was made anew, such as from a backup: \
+                     `forebay attach --replaced`, and the other options as before",
+                ));
+        }
         let durability = Durability::of(fd.as_fd());
         let mut store = PosixStore {
             title,
             path,
             root: Root::new(fd, !options.openat2),
             device: stat.st_dev,
+            directory: StoreDirectory { number: kind.keeps_inode_numbers().then_some(stat.st_ino), ..found },
             names: NameCalls::new(options.exchange, options.no_replace, options.hard_links),
             temporaries: Temporaries::new(mover),
             lost: Lost::default(),

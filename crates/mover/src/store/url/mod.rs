@@ -20,7 +20,7 @@ use super::error::StoreResult;
 use super::limited::{GateLimits, Limited, Limits};
 use super::object::{ObjectStore, S3Place};
 use super::path::StorePath;
-use super::posix::{PosixOptions, PosixStore};
+use super::posix::{PosixOptions, PosixStore, StoreDirectory};
 use super::temporary::MoverId;
 use super::Store;
 
@@ -170,8 +170,14 @@ impl StoreUrl {
 
     /// Opens the store, with its limits.
     pub fn open(&self, mover: MoverId) -> StoreResult<Arc<Limited>> {
+        self.open_directory(StoreDirectory::default(), mover)
+    }
+
+    /// The same, but refuses another directory than this one.
+    pub fn open_directory(&self, directory: StoreDirectory, mover: MoverId) -> StoreResult<Arc<Limited>> {
+        let options = PosixOptions { directory, ..PosixOptions::default() };
         let store: Arc<dyn Store> = match &self.place {
-            StorePlace::Directory(path) => Arc::new(PosixStore::open(path, PosixOptions::default(), mover)?),
+            StorePlace::Directory(path) => Arc::new(PosixStore::open(path, options, mover)?),
             StorePlace::S3(place) => Arc::new(ObjectStore::open(place, mover)?),
         };
         #[cfg(feature = "simulation")]
