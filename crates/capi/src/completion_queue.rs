@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::raw::{c_int, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,8 +31,8 @@ impl forebay_queue {
 pub(crate) struct Queue {
     state: Mutex<State>,
     arrived: Condvar,
-    /// Completions that wait: for those who spin.
-    count: AtomicUsize,
+    /// What [`State::ends_wait`] says: for those who spin.
+    ends_wait: AtomicBool,
     event: OwnedFd,
     spins: bool,
 }
@@ -57,15 +57,27 @@ pub(crate) struct Ended {
 // SAFETY: the library only passes the caller's pointer on.
 unsafe impl Send for Ended {}
 
+impl State {
+    /// True if completions wait, or there is nothing to wait for.
+    fn ends_wait(&self) -> bool {
+        !self.done.is_empty() || self.pending == 0
+    }
+}
+
 impl Queue {
     /// Begins a call.
     pub(crate) fn begin(&self) {
-        lock(&self.state).pending += 1;
+        let mut state = lock(&self.state);
+        state.pending += 1;
+        self.tell_spinning(&state);
     }
 
     /// A call that was begun was not started.
     pub(crate) fn cancel(&self) {
-        lock(&self.state).pending -= 1;
+        let mut state = lock(&self.state);
+        state.pending -= 1;
+        self.tell_spinning(&state);
+        drop(state);
         self.arrived.notify_all();
     }
 
@@ -74,7 +86,7 @@ impl Queue {
         let mut state = lock(&self.state);
         state.pending -= ended.len();
         state.done.extend(ended);
-        self.count.store(state.done.len(), Ordering::Release);
+        self.tell_spinning(&state);
         let one = 1u64;
         // SAFETY: the word lives over the call. It fails only when the counter is full, and then the eventfd is readable.
         unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
@@ -82,13 +94,18 @@ impl Queue {
         self.arrived.notify_all();
     }
 
-    /// Takes completions, `most` at most.
+    /// Tells those who spin what the state is.
+    fn tell_spinning(&self, state: &State) {
+        self.ends_wait.store(state.ends_wait(), Ordering::Release);
+    }
+
+    /// Takes completions, as many as there is room for.
     fn take(&self, state: &mut State, out: &mut [forebay_completion]) -> usize {
         let count = out.len().min(state.done.len());
         for (out, ended) in out.iter_mut().zip(state.done.drain(..count)) {
             *out = forebay_completion { state: ended.state, result: ended.result, was: ended.was };
         }
-        self.count.store(state.done.len(), Ordering::Release);
+        self.tell_spinning(state);
         if state.done.is_empty() {
             let mut word = 0u64;
             // SAFETY: the word is writable for the call, which does not wait.
@@ -111,8 +128,8 @@ pub(crate) fn queue_create(flags: c_int, out: Option<&mut *mut forebay_queue>) -
         }
         OwnedFd::from_raw_fd(event)
     };
-    let (state, arrived, count) = (Mutex::default(), Condvar::new(), AtomicUsize::new(0));
-    let queue = Queue { state, arrived, count, event, spins: flags & FOREBAY_QUEUE_SPIN != 0 };
+    let (state, arrived, ends_wait) = (Mutex::default(), Condvar::new(), AtomicBool::new(true));
+    let queue = Queue { state, arrived, ends_wait, event, spins: flags & FOREBAY_QUEUE_SPIN != 0 };
     *out = Box::into_raw(Box::new(forebay_queue(Arc::new(queue))));
     Ok(())
 }
@@ -151,12 +168,12 @@ pub(crate) fn queue_wait(
     let mut state = lock(&queue.state);
     loop {
         // With nothing to wait for, it does not wait.
-        if !state.done.is_empty() || state.pending == 0 || is_over() {
+        if state.ends_wait() || is_over() {
             return Ok(queue.take(&mut state, out) as i32);
         }
         state = if queue.spins {
             drop(state);
-            while queue.count.load(Ordering::Acquire) == 0 && !is_over() {
+            while !queue.ends_wait.load(Ordering::Acquire) && !is_over() {
                 std::hint::spin_loop();
             }
             lock(&queue.state)
@@ -166,5 +183,45 @@ pub(crate) fn queue_wait(
             let waited = queue.arrived.wait_timeout(state, left);
             waited.unwrap_or_else(PoisonError::into_inner).0
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// The sorted results of two threads that wait in a queue that spins, with so many calls begun, when `done` was done.
+    fn waits_of_two(calls: usize, done: impl FnOnce(&Queue)) -> Vec<i32> {
+        let mut queue = std::ptr::null_mut();
+        queue_create(FOREBAY_QUEUE_SPIN, Some(&mut queue)).unwrap();
+        // SAFETY: open.
+        let shared = unsafe { &*queue }.shared();
+        (0..calls).for_each(|_| shared.begin());
+        let (send, results) = mpsc::channel();
+        for _ in 0..2 {
+            let (queue, send) = (forebay_queue(Arc::clone(&shared)), send.clone());
+            std::thread::spawn(move || {
+                let mut out =
+                    [0; 8].map(|was| forebay_completion { state: std::ptr::null_mut(), result: 0, was });
+                send.send(queue_wait(&queue, &mut out, -1).unwrap()).unwrap();
+            });
+        }
+        // Likely both spin then. The result is the same if not.
+        std::thread::sleep(Duration::from_millis(50));
+        done(&shared);
+        let next = || results.recv_timeout(Duration::from_secs(60)).expect("it spins for ever");
+        let mut all = vec![next(), next()];
+        all.sort_unstable();
+        // SAFETY: not used again.
+        unsafe { queue_close(queue) }.unwrap();
+        all
+    }
+
+    #[test]
+    fn who_spins_ends_when_another_has_taken_all_or_no_call_is_left() {
+        let ended = || Ended { state: std::ptr::null_mut(), result: 0, was: 0 };
+        assert_eq!(waits_of_two(8, |queue| queue.end((0..8).map(|_| ended()))), [0, 8]);
+        assert_eq!(waits_of_two(1, Queue::cancel), [0, 0]);
     }
 }

@@ -3,14 +3,17 @@
 //! requests that travel in one message. Any other put or get is a job for itself.
 //!
 //! Calls that are executed together end together. If one is refused, each is repeated by itself, and ends with its own result.
-//! If the piece cannot be reached, all fail: a put whose outcome is unknown may still write, when its caller has been told of
-//! the success of a repetition, and has put other bytes there.
+//! Puts of which one fails with EIO all fail: a put whose outcome is unknown may still write, when its caller has been told of
+//! the success of a repetition, and has put other bytes there. Gets of which one fails with EIO are repeated, unless they
+//! have waited for a node that does not answer: each would wait as long. Puts to thin pieces, which are refused when there
+//! is no space, are not executed together: nothing that has succeeded is executed again for that.
 //!
 //! Locks: that of the waiting transfers, and under it that of the I/O threads' queue. None is held while calls are executed.
 
 use std::collections::VecDeque;
 use std::os::raw::c_void;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use ::forebay_volume::{Access, Striped};
 use forebay_client::InUse;
@@ -28,6 +31,10 @@ const TOGETHER_MAX: usize = BACKING_AHEAD;
 const LOOKED_AT_MAX: usize = 64;
 /// Bytes of such calls: a longer call keeps the network busy by itself.
 const TOGETHER_BYTES_MAX: usize = BACKING_AHEAD * MOVE_BYTES_MAX;
+
+/// Gets that failed with EIO after this time have waited for a node that does not answer. An answer takes milliseconds; a
+/// node that is silent is waited for until it is declared unreachable.
+const WAITED: Duration = Duration::from_secs(1);
 
 /// A put or get that was started.
 pub(crate) struct Transfer {
@@ -121,7 +128,7 @@ impl Waiting {
 /// EAGAIN when too many wait, or no thread can be started: it is not executed.
 pub(crate) fn start(transfer: Transfer) -> Result<(), Failed> {
     let Access { offset, bytes, .. } = transfer.access;
-    let Some(piece) = transfer.volume.far_piece(offset, bytes) else {
+    let Some(piece) = transfer.volume.far_piece(offset, bytes, transfer.puts) else {
         return io_threads::start(Box::new(move || {
             let result = execute(std::slice::from_ref(&transfer));
             end(vec![transfer], result);
@@ -150,8 +157,9 @@ fn serve() {
         drop(waiting);
         let (pieces, transfers): (Vec<_>, Vec<_>) =
             taken.into_iter().map(|ForPiece { transfer, piece }| (piece, transfer)).unzip();
+        let since = Instant::now();
         let result = execute(&transfers);
-        if transfers.len() == 1 || result == 0 || result == -i64::from(libc::EIO) {
+        if transfers.len() == 1 || !are_repeated(transfers[0].puts, result, since.elapsed()) {
             end(transfers, result);
             waiting = lock(WAITING.get());
         } else {
@@ -167,6 +175,15 @@ fn serve() {
         if is_left && io_threads::are_jobs_waiting() && io_threads::start(Box::new(serve)).is_ok() {
             return;
         }
+    }
+}
+
+/// True if puts or gets that were executed together, and had this result after some time, are repeated one by one.
+fn are_repeated(puts: bool, result: i64, took: Duration) -> bool {
+    match result {
+        0 => false,
+        failed if failed == -i64::from(libc::EIO) => !puts && took < WAITED,
+        _ => true,
     }
 }
 
@@ -313,7 +330,7 @@ mod tests {
     }
 
     /// A volume of one piece, which is there.
-    fn volume(node: &Arc<Node>) -> Arc<Striped> {
+    fn volume(node: &Arc<Node>, is_thin: bool) -> Arc<Striped> {
         let targets = Targets::new(&[target_of(NodeId(2), 0)]).unwrap();
         let volume = Volume {
             ino: Ino(9),
@@ -325,7 +342,7 @@ mod tests {
             complete: 1,
             numbers: vec![0],
             next_number: 1,
-            segments: vec![Segment::new(BYTES, 4096, targets).unwrap()],
+            segments: vec![Segment::new(BYTES, 4096, targets).unwrap().thin(is_thin)],
         };
         let far: Arc<dyn Far> = node.clone();
         let mapped = Mapped::new(&volume, true, (None, Some(far)), |_, _| Ok(None::<OwnedFd>)).unwrap();
@@ -384,18 +401,22 @@ mod tests {
         queue_create(0, Some(&mut queue)).unwrap();
         let all = TOGETHER_MAX + ASYNC_THREADS;
         let memories = (0..all).map(|index| vec![index as u8 + 1; EACH]).collect();
-        let mut calls = Calls { volume: volume(&node), node: Arc::clone(&node), queue, memories };
-        for (puts, failure) in [
-            (true, None),
-            (false, None),
-            (true, Some(Code::NoSpace)),
-            (false, Some(Code::Range)),
-            (true, Some(Code::Io)),
+        let mut calls = Calls { volume: volume(&node, false), node: Arc::clone(&node), queue, memories };
+        for (puts, is_thin, failure) in [
+            (true, false, None),
+            (false, false, None),
+            (true, false, Some(Code::AccessDenied)),
+            (false, false, Some(Code::Range)),
+            (false, false, Some(Code::Io)),
+            (true, false, Some(Code::Io)),
+            (true, true, Some(Code::NoSpace)),
+            (false, true, None),
         ] {
             *lock(&node.failure) = failure;
+            calls.volume = volume(&node, is_thin);
             let results = calls.start_together(puts);
-            let is_unreachable = failure == Some(Code::Io);
-            let fails = |index| index == BAD || is_unreachable && index < TOGETHER_MAX;
+            let all_fail = puts && failure == Some(Code::Io);
+            let fails = |index| index == BAD || all_fail && index < TOGETHER_MAX;
             let errno = failure.map_or(0, |code| -i64::from(code.errno()));
             assert!(
                 (0..all).map(|index| if fails(index) { errno } else { 0 }).eq(results.iter().copied()),
@@ -404,8 +425,9 @@ mod tests {
             let mut accesses = std::mem::take(&mut lock(&node.gate).accesses);
             accesses.sort_unstable();
             // What is refused is repeated, one by one. A put that may still write is not.
-            let repeated = if failure.is_some() && !is_unreachable { TOGETHER_MAX } else { 0 };
-            assert_eq!(accesses, [&vec![1; ASYNC_THREADS + repeated][..], &[TOGETHER_MAX]].concat());
+            let alone = if failure.is_some() && !all_fail { all } else { ASYNC_THREADS };
+            let together = if puts && is_thin { &[][..] } else { &[TOGETHER_MAX] };
+            assert_eq!(accesses, [&vec![1; alone][..], together].concat(), "{puts} {is_thin} {failure:?}");
             for (index, memory) in calls.memories.iter_mut().enumerate() {
                 assert!(memory.iter().all(|byte| *byte == index as u8 + 1), "{index}");
                 // What is got next is what was put.
@@ -416,5 +438,13 @@ mod tests {
         }
         // SAFETY: not used again.
         unsafe { queue_close(queue) }.unwrap();
+    }
+
+    #[test]
+    fn gets_that_waited_for_a_silent_node_are_not_repeated() {
+        let eio = -i64::from(libc::EIO);
+        assert!(are_repeated(false, eio, Duration::ZERO) && !are_repeated(false, eio, WAITED));
+        assert!(!are_repeated(true, eio, Duration::ZERO) && !are_repeated(false, 0, Duration::ZERO));
+        assert!(are_repeated(true, -i64::from(libc::EACCES), WAITED));
     }
 }

@@ -9,7 +9,7 @@
 use std::cell::RefCell;
 
 use forebay_ring::{call_clock, pause};
-use forebay_types::limits::CALL_TIMEOUT_MS;
+use forebay_types::limits::{CALL_TIMEOUT_MS, MOVE_ABOVE_BYTES};
 use forebay_types::{AtomicOp, BackingId, BackingOp, Code, NodeId, PieceWord, Reply, Request};
 use forebay_volume::{Far, FarRange};
 
@@ -62,6 +62,26 @@ fn failed(node: NodeId, code: Code) -> Code {
     };
     REASON.with_borrow_mut(|reason| *reason = Some(why));
     code
+}
+
+/// True if a part is long enough to be transferred without a copy. The parts of several calls may be short, and far apart in
+/// memory that would be registered for nothing.
+fn is_one_long(parts: &[Part]) -> bool {
+    parts.iter().any(|part| part.len > MOVE_ABOVE_BYTES)
+}
+
+/// Whether a transfer that ended early goes on when its piece was opened again, which it was so often.
+///
+/// # Errors
+/// The code with which it fails.
+fn goes_on(moved: Moved, reopened: u32) -> Result<(), Code> {
+    match moved.failed {
+        // A part that may still be written must not be repeated: its caller could put other bytes there after that.
+        why if moved.in_doubt => Err(why.filter(|code| *code == Code::PoolGone).unwrap_or(Code::Io)),
+        Some(Code::Stale) if reopened < REOPENED_MAX => Ok(()),
+        // A piece never ends before its volume says.
+        why => Err(why.unwrap_or(Code::Io)),
+    }
 }
 
 impl FarPieces {
@@ -146,32 +166,23 @@ impl FarPieces {
         // What is moved is moved up to an offset of the caller's memory.
         all.sort_unstable_by_key(|part| part.at);
         self.check_session().map_err(|code| failed(ranges[0].piece.node(), code))?;
+        let is_direct = is_one_long(&all);
         let mut reopened = 0;
         loop {
             // SAFETY: the caller's promise.
-            let Moved { end, failed: why, in_doubt } =
-                unsafe { self.pool.move_far(&mut all.iter().copied(), total, memory, true) }
-                    .map_err(|code| failed(ranges[0].piece.node(), code))?;
-            if end >= total {
+            let moved = unsafe { self.pool.move_far(&mut all.iter().copied(), total, memory, is_direct) }
+                .map_err(|code| failed(ranges[0].piece.node(), code))?;
+            if moved.end >= total {
                 return Ok(());
             }
             // The first part that was not moved as a whole.
-            let at = all.iter().position(|part| part.at + part.len > end).unwrap_or(0);
+            let at = all.iter().position(|part| part.at + part.len > moved.end).unwrap_or(0);
             let piece = all[at].id;
-            match why {
-                // A part that may still be written must not be repeated: its caller could put other bytes there after that.
-                _ if in_doubt => {
-                    let code = why.filter(|code| *code == Code::PoolGone).unwrap_or(Code::Io);
-                    return Err(failed(piece.node(), code));
-                }
-                Some(Code::Stale) if reopened < REOPENED_MAX => {
-                    self.reopen(piece).map_err(|code| failed(piece.node(), code))?;
-                    reopened += 1;
-                    all.drain(..at);
-                }
-                // A piece never ends before its volume says.
-                why => return Err(failed(piece.node(), why.unwrap_or(Code::Io))),
-            }
+            goes_on(moved, reopened)
+                .and_then(|()| self.reopen(piece))
+                .map_err(|code| failed(piece.node(), code))?;
+            reopened += 1;
+            all.drain(..at);
         }
     }
 }
@@ -217,5 +228,31 @@ impl Far for FarPieces {
 
     fn reason(&self) -> Option<String> {
         REASON.with_borrow(Clone::clone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::Ino;
+
+    #[test]
+    fn memory_is_registered_for_long_parts_only_however_far_apart_short_ones_are() {
+        let id = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
+        let part = |at, len| Part { id, offset: 0, at, len };
+        assert!(!is_one_long(&[part(0, 4096), part(1 << 36, MOVE_ABOVE_BYTES)]));
+        assert!(is_one_long(&[part(0, 4096), part(8192, MOVE_ABOVE_BYTES + 1)]));
+    }
+
+    #[test]
+    fn transfer_goes_on_after_a_refusal_but_not_with_a_part_in_doubt() {
+        let ends = |failed, in_doubt| Moved { end: 0, failed, in_doubt };
+        let stale = Some(Code::Stale);
+        assert_eq!(goes_on(ends(stale, false), 0), Ok(()));
+        assert_eq!(goes_on(ends(stale, false), REOPENED_MAX), Err(Code::Stale));
+        assert_eq!(goes_on(ends(stale, true), 0), Err(Code::Io));
+        assert_eq!(goes_on(ends(Some(Code::PoolGone), true), 0), Err(Code::PoolGone));
+        assert_eq!(goes_on(ends(Some(Code::NoSpace), false), 0), Err(Code::NoSpace));
+        assert_eq!(goes_on(ends(None, false), 0), Err(Code::Io));
     }
 }

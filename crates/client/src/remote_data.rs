@@ -245,6 +245,8 @@ impl Pool {
                     let _ = direct.as_mut().map(|direct| direct.failed(&part, place, None));
                     moved.ends(part.at, Some(Code::Io));
                 }
+                // Another worker than that which had the request may have refused it. It is repeated as any request of
+                // a worker that died is, though the piece's node may still execute the first one (docs/decisions/0048).
                 (Err(Code::Fault), Some(Through::Piece(piece))) => {
                     attached.buffers.refused(part.id.node(), &piece);
                     again.push(part);

@@ -1,7 +1,8 @@
 //! The doorbell: one word on which the daemon sleeps when no ring has a request, and by which clients wake it.
 //!
-//! Every client can write the word. The worst that an overwritten doorbell causes is a late wake-up, because the
-//! daemon also checks the rings by timer.
+//! Every client can write the word, and the one that says whether requests for data need a ring. The worst that an
+//! overwritten doorbell causes is a late wake-up, because the daemon also checks the rings by timer. A daemon without a
+//! thread that polls for requests for data writes the second word again whenever it falls asleep.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -161,10 +161,13 @@ impl Striped {
         }
     }
 
-    /// The piece on another node that has all bytes of a range, if there is one.
-    pub fn far_piece(&self, offset: u64, bytes: usize) -> Option<BackingId> {
+    /// The piece on another node that has all bytes of a range, if there is one, and a put or get of the range may be
+    /// executed with others of the piece. Not a put to a thin piece: where one finds no space, the others that succeeded
+    /// would be executed again.
+    pub fn far_piece(&self, offset: u64, bytes: usize, puts: bool) -> Option<BackingId> {
         self.check(offset, bytes as u64, false).ok().filter(|()| bytes > 0)?;
         match self.place(offset) {
+            (Place::There(..), _) if puts && self.is_thin_at(offset) => None,
             (Place::There(piece, _), run) if bytes as u64 <= run => Some(piece),
             _ => None,
         }

@@ -348,6 +348,10 @@ impl Handoff {
             self.send(thread);
             rest.idle_rounds = rest.idle_rounds.saturating_add(1);
             let timeout = thread.next_timeout_ms(rest.idle_rounds);
+            if thread.network.is_none() {
+                // No thread polls for requests for data, whatever a client may have written there.
+                self.doorbell.leaves_data(|| true);
+            }
             Statistics::add(&thread.statistics.sleeps, 1);
             if self.doorbell.falls_asleep(|| !thread.has_work()) {
                 let now = Instant::now();

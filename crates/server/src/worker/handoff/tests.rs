@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use forebay_data::Target;
 use forebay_fabric::simulated::{Faults, Network as Simulated};
 use forebay_fabric::{CallEvent, CallId, Calls, CallsSettings, Identity};
-use forebay_ring::{memfd_sealed, Seal};
+use forebay_ring::{memfd_sealed, Mapping, Seal};
 use forebay_types::{Caller, Ino, Layout, NodeId, Reply, Request, Timestamp};
 use forebay_wire::{Message as WireMessage, Secret, Stamp};
 
@@ -367,4 +367,17 @@ fn what_is_the_shard_threads_own_wakes_it_whoever_minds_the_doorbell() {
     assert!(handoff.shard().unwrap().as_ref().unwrap().asleep.is_none(), "it was woken");
     assert!(!handoff.is_asked(), "and it is for that one to do");
     handoff.serve().unwrap();
+}
+
+#[test]
+fn client_cannot_have_requests_for_data_wait_where_no_thread_polls_for_them() {
+    let scene = Scene::new();
+    let handoff = &scene.handoff;
+    handoff.shard().unwrap().as_mut().unwrap().thread.network = None;
+    handoff.doorbell.minds_data();
+    sleeps(handoff, Duration::ZERO);
+    let words = Mapping::new(scene.doorbell.as_fd(), 4096, true).unwrap();
+    let sleeping = words.word32(0).load(Ordering::SeqCst);
+    handoff.doorbell.ring_for_data();
+    assert_ne!(words.word32(0).load(Ordering::SeqCst), sleeping, "it rings");
 }
