@@ -14,11 +14,11 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Bound;
 
-use forebay_types::limits::{NAME_MAX, PENDING_IN_MEMORY_MAX};
+use forebay_types::limits::PENDING_IN_MEMORY_MAX;
 use forebay_types::{Code, Ino, Reader, Timestamp};
 
 use crate::batch::{Answer, Batch};
-use crate::keys::{self, Key};
+use crate::keys::{self, split_place, Key};
 use crate::lmdb_txn::Transaction;
 use crate::places::PendingRecord;
 use crate::record::RECORD_VERSION;
@@ -64,15 +64,6 @@ pub(crate) struct PendingLog {
     last: Vec<u8>,
     /// Something was appended since the last commit.
     is_changed: bool,
-}
-
-/// Directory and name of a place.
-pub(crate) fn split_place(place: &[u8]) -> Answer<(Ino, &[u8])> {
-    let (directory, name) = place.split_first_chunk().ok_or(Code::Corrupt)?;
-    match name.len() {
-        1..=NAME_MAX => Ok((Ino(u64::from_be_bytes(*directory)), name)),
-        _ => Err(Code::Corrupt),
-    }
 }
 
 /// Passes the items of a record to `each`: a place, and how it is pending from then on; none if it is not.

@@ -31,9 +31,8 @@ use forebay_types::{
 use crate::batch::{Answer, Batch, Context};
 use crate::copies::Copy;
 use crate::effects::Mark;
-use crate::keys::{self, Key, PlaceKey};
+use crate::keys::{self, split_place, Key, PlaceKey};
 use crate::page_budget::{Class, Work};
-use crate::pending_log::split_place;
 use crate::record::{Inode, RECORD_VERSION};
 
 const PLACE_BYTES: usize = 1 + 9 + STORE_VERSION_BYTES;
