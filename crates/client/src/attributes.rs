@@ -167,8 +167,12 @@ impl Pool {
         if attr.is_resident() {
             self.set_times_of_data(entry, atime, mtime)?;
         }
-        self.set_attr(attr.ino, SetAttr { atime, mtime, ..SetAttr::default() })?;
-        Ok(())
+        let now = self.set_attr(attr.ino, SetAttr { atime, mtime, ..SetAttr::default() })?;
+        // It was restored meanwhile: the mover took the times from before.
+        match !attr.is_resident() && now.attr.is_resident() {
+            true => self.set_times_of_data(&now, atime, mtime),
+            false => Ok(()),
+        }
     }
 
     /// Sets the times of a file's backing files.
