@@ -20,6 +20,7 @@ use forebay_types::{Code, Ino, Reader, Timestamp};
 use crate::batch::{Answer, Batch};
 use crate::keys::{self, split_place, Key};
 use crate::lmdb_txn::Transaction;
+use crate::page_budget::{CLEANED_BY_COMMIT, WRITES_AT_COMMIT};
 use crate::places::PendingRecord;
 use crate::record::RECORD_VERSION;
 
@@ -31,11 +32,8 @@ const ITEM_BYTES: usize = 1 + 2 + 8 + 12;
 const RECORDS_MORE: usize = 8;
 /// With so many records, about four times what a full table needs, no place comes into the table.
 const RECORDS_MAX: usize = 4096;
-/// Records that cleaning may write or remove, when one was filled and at a commit.
+/// Records that cleaning may write or remove when one was filled.
 const CLEANED_BY_CHANGE: usize = 2;
-const CLEANED_BY_COMMIT: usize = 2;
-/// Records that the commit may write or remove: each operation is admitted with them.
-pub(crate) const WRITES_AT_COMMIT: u64 = 2 + CLEANED_BY_COMMIT as u64;
 
 /// Kinds of items: the place is pending from now on, or is not.
 const PENDING: u8 = 1;

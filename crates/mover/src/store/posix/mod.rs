@@ -11,6 +11,7 @@
 mod apply;
 mod copy;
 mod described;
+mod directory;
 mod durable;
 mod leftovers;
 mod names;
@@ -32,9 +33,10 @@ use rustix::io::Errno;
 use self::apply::{apply, Handle, IsNew, Lost};
 use self::copy::{copy, CopyFailure, File, Holes, KernelCopies};
 use self::described::{look, stat, version_of};
+pub use self::directory::StoreDirectory;
 use self::durable::Durability;
 use self::names::{unlink, NameCalls, Replaced};
-pub use self::open::{PosixOptions, StoreDirectory};
+pub use self::open::PosixOptions;
 use self::resolve::{At, Directory, Place, Root};
 use super::attributes::{
     Abilities, Attributes, DirectoryRemoval, Leftovers, Listing, Object, Outcome, Warnings, Xattrs,

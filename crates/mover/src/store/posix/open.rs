@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::apply::Lost;
 use super::copy::KernelCopies;
+use super::directory::StoreDirectory;
 use super::durable::Durability;
 use super::names::{unlink, NameCalls};
 use super::resolve::{At, Root};
@@ -21,24 +22,6 @@ use crate::store::StorePath;
 
 /// The type of the pool's own mounts in the mount table.
 const POOL_MOUNT_TYPE: &str = "fuse.forebay";
-
-/// What tells a store's directory from another one in its place.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct StoreDirectory {
-    /// Its inode number, if that lasts.
-    pub number: Option<u64>,
-    /// The magic number of its file system.
-    pub file_system: Option<u32>,
-}
-
-impl StoreDirectory {
-    /// False if what both have differs.
-    fn may_be(self, other: StoreDirectory) -> bool {
-        let differ = |a: Option<u64>, b: Option<u64>| a.zip(b).is_some_and(|(a, b)| a != b);
-        let kind = |of: StoreDirectory| of.file_system.map(u64::from);
-        !differ(self.number, other.number) && !differ(kind(self), kind(other))
-    }
-}
 
 /// What a store may use of its file system; tests leave calls out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
