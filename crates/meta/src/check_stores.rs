@@ -8,7 +8,8 @@ use crate::check_report::CheckReport;
 use crate::copies::{decode_copy, decode_further};
 use crate::keys::{self, Key};
 use crate::pending_log::replay_items;
-use crate::places::{decode_place, PendingRecord};
+use crate::pending_record::PendingRecord;
+use crate::places::decode_place;
 use crate::store_links::LinkedFile;
 
 /// Directory and name.

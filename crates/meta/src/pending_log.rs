@@ -17,12 +17,13 @@ use std::ops::Bound;
 use forebay_types::limits::PENDING_IN_MEMORY_MAX;
 use forebay_types::{Code, Ino, Reader, Timestamp};
 
-use crate::batch::{Answer, Batch};
 use crate::keys::{self, split_place, Key};
 use crate::lmdb_txn::Transaction;
-use crate::page_budget::{CLEANED_BY_COMMIT, WRITES_AT_COMMIT};
-use crate::places::PendingRecord;
+use crate::page_budget::CLEANED_BY_COMMIT;
+use crate::pending_record::PendingRecord;
 use crate::record::RECORD_VERSION;
+
+type Answer<T> = std::result::Result<T, Code>;
 
 /// Bytes of a full record of the log, at most: less than LMDB's largest in-page record.
 const RECORD_BYTES_MAX: usize = 1900;
@@ -139,7 +140,12 @@ impl PendingLog {
     }
 
     /// Puts a place into the table, or changes how it is pending.
-    fn put(&mut self, tx: &mut Transaction<'_>, place: &[u8], record: &PendingRecord) -> Answer<()> {
+    pub(crate) fn put(
+        &mut self,
+        tx: &mut Transaction<'_>,
+        place: &[u8],
+        record: &PendingRecord,
+    ) -> Answer<()> {
         let is_full = self.append(tx, place, Some((record.changes, record.since)))?;
         let plain = Plain { changes: record.changes, since: record.since, logged: self.number_of_last() };
         self.note(place, Some(plain));
@@ -150,7 +156,7 @@ impl PendingLog {
     }
 
     /// Removes a place from the table. False if it was not there.
-    fn remove(&mut self, tx: &mut Transaction<'_>, place: &[u8]) -> Answer<bool> {
+    pub(crate) fn remove(&mut self, tx: &mut Transaction<'_>, place: &[u8]) -> Answer<bool> {
         if !self.note(place, None) {
             return Ok(false);
         }
@@ -313,37 +319,13 @@ impl PendingLog {
     }
 }
 
-impl Batch<'_> {
-    /// Puts a plain pending place into the table in memory.
-    pub(crate) fn put_plain(&mut self, place: &[u8], record: &PendingRecord) -> Answer<()> {
-        let is_first = !self.state.pending.will_write();
-        self.state.pending.put(&mut self.tx, place, record)?;
-        self.expect_log(is_first);
-        Ok(())
-    }
-
-    /// Removes a place from the table in memory. False if it was not there.
-    pub(crate) fn remove_plain(&mut self, place: &[u8]) -> Answer<bool> {
-        let is_first = !self.state.pending.will_write();
-        let was_there = self.state.pending.remove(&mut self.tx, place)?;
-        self.expect_log(is_first && was_there);
-        Ok(was_there)
-    }
-
-    /// If `is_first`, the commit will write the log.
-    fn expect_log(&mut self, is_first: bool) {
-        if is_first {
-            self.expect_writes(WRITES_AT_COMMIT);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::page_budget::{Class, Work};
+    use crate::batch::Batch;
+    use crate::page_budget::{Class, Work, WRITES_AT_COMMIT};
     use crate::{Shard, ShardOptions};
     use forebay_types::NodeId;
 
