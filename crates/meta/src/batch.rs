@@ -14,7 +14,8 @@ use forebay_types::{
 use crate::effects::Effects;
 use crate::keys;
 use crate::lmdb_txn::{code_of, Transaction};
-use crate::page_budget::{Class, Usage, Work, STORE_REMOVAL_WRITES_MAX, STORE_WRITES_MAX, WRITES_AT_COMMIT};
+use crate::page_budget::{Class, Usage, Work, STORE_REMOVAL_WRITES_MAX, STORE_WRITES_MAX};
+use crate::pending_log::WRITES_AT_COMMIT;
 use crate::record::{Inode, INODE_BYTES_MAX, LEDGER_BYTES_MAX};
 use crate::shard::{Shard, State};
 

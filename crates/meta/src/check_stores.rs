@@ -8,8 +8,7 @@ use crate::check_report::CheckReport;
 use crate::copies::{decode_copy, decode_further};
 use crate::keys::{self, Key};
 use crate::pending_log::replay_items;
-use crate::pending_record::PendingRecord;
-use crate::places::decode_place;
+use crate::places::{decode_place, PendingRecord};
 use crate::store_links::LinkedFile;
 
 /// Directory and name.

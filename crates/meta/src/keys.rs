@@ -8,7 +8,7 @@
 //! in either order.
 
 use forebay_types::limits::{NAME_MAX, XATTR_NAME_MAX};
-use forebay_types::{Code, Cookie, Ino, NodeId, TxId, DISCRIMINATOR_BITS};
+use forebay_types::{Cookie, Ino, NodeId, TxId, DISCRIMINATOR_BITS};
 
 /// Format version and node number.
 pub(crate) const FORMAT: &[u8] = &[1];
@@ -227,15 +227,6 @@ impl PlaceKey {
     /// Directory and name of a place, as in the key.
     pub(crate) fn place(&self) -> &[u8] {
         &self.bytes[2..self.len]
-    }
-}
-
-/// Directory and name of a place ([`PlaceKey::place`]).
-pub(crate) fn split_place(place: &[u8]) -> Result<(Ino, &[u8]), Code> {
-    let (directory, name) = place.split_first_chunk().ok_or(Code::Corrupt)?;
-    match name.len() {
-        1..=NAME_MAX => Ok((Ino(u64::from_be_bytes(*directory)), name)),
-        _ => Err(Code::Corrupt),
     }
 }
 

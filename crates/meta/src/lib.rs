@@ -40,7 +40,6 @@ mod namespace;
 mod page_budget;
 mod participant;
 mod pending_log;
-mod pending_record;
 mod places;
 mod record;
 mod remains;

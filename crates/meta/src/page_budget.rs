@@ -20,6 +20,8 @@ use forebay_types::limits::{SHARD_PAGES_AHEAD, SHARD_PAGES_FOR_REMOVALS, XATTR_T
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{fallocate, fstatvfs, FallocateFlags};
 
+use crate::pending_log::WRITES_AT_COMMIT;
+
 /// Pages at the end of the allocated range that are not counted: LMDB may need some consecutive pages for its list of
 /// free pages.
 const TAIL_PAGES: u64 = 64;
@@ -32,10 +34,6 @@ const EXTEND_PAGES: u64 = 512;
 const SCATTERED_PAGES_MAX: u64 = 490;
 const _: () = assert!(100 + 8 * SCATTERED_PAGES_MAX <= 4096);
 
-/// Records that cleaning the log of pending places may write or remove at a commit.
-pub(crate) const CLEANED_BY_COMMIT: usize = 2;
-/// Records of that log that the commit may write or remove: each operation is admitted with them.
-pub(crate) const WRITES_AT_COMMIT: u64 = 2 + CLEANED_BY_COMMIT as u64;
 /// Records that one operation may write because its directory is attached: two names or a full record of the log of
 /// pending places and what is removed from that log, the places and the copies of two inodes.
 pub(crate) const STORE_WRITES_MAX: u64 = 8;

@@ -14,16 +14,14 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Bound;
 
-use forebay_types::limits::PENDING_IN_MEMORY_MAX;
+use forebay_types::limits::{NAME_MAX, PENDING_IN_MEMORY_MAX};
 use forebay_types::{Code, Ino, Reader, Timestamp};
 
-use crate::keys::{self, split_place, Key};
+use crate::batch::{Answer, Batch};
+use crate::keys::{self, Key};
 use crate::lmdb_txn::Transaction;
-use crate::page_budget::CLEANED_BY_COMMIT;
-use crate::pending_record::PendingRecord;
+use crate::places::PendingRecord;
 use crate::record::RECORD_VERSION;
-
-type Answer<T> = std::result::Result<T, Code>;
 
 /// Bytes of a full record of the log, at most: less than LMDB's largest in-page record.
 const RECORD_BYTES_MAX: usize = 1900;
@@ -33,8 +31,11 @@ const ITEM_BYTES: usize = 1 + 2 + 8 + 12;
 const RECORDS_MORE: usize = 8;
 /// With so many records, about four times what a full table needs, no place comes into the table.
 const RECORDS_MAX: usize = 4096;
-/// Records that cleaning may write or remove when one was filled.
+/// Records that cleaning may write or remove, when one was filled and at a commit.
 const CLEANED_BY_CHANGE: usize = 2;
+const CLEANED_BY_COMMIT: usize = 2;
+/// Records that the commit may write or remove: each operation is admitted with them.
+pub(crate) const WRITES_AT_COMMIT: u64 = 2 + CLEANED_BY_COMMIT as u64;
 
 /// Kinds of items: the place is pending from now on, or is not.
 const PENDING: u8 = 1;
@@ -63,6 +64,15 @@ pub(crate) struct PendingLog {
     last: Vec<u8>,
     /// Something was appended since the last commit.
     is_changed: bool,
+}
+
+/// Directory and name of a place.
+pub(crate) fn split_place(place: &[u8]) -> Answer<(Ino, &[u8])> {
+    let (directory, name) = place.split_first_chunk().ok_or(Code::Corrupt)?;
+    match name.len() {
+        1..=NAME_MAX => Ok((Ino(u64::from_be_bytes(*directory)), name)),
+        _ => Err(Code::Corrupt),
+    }
 }
 
 /// Passes the items of a record to `each`: a place, and how it is pending from then on; none if it is not.
@@ -140,12 +150,7 @@ impl PendingLog {
     }
 
     /// Puts a place into the table, or changes how it is pending.
-    pub(crate) fn put(
-        &mut self,
-        tx: &mut Transaction<'_>,
-        place: &[u8],
-        record: &PendingRecord,
-    ) -> Answer<()> {
+    fn put(&mut self, tx: &mut Transaction<'_>, place: &[u8], record: &PendingRecord) -> Answer<()> {
         let is_full = self.append(tx, place, Some((record.changes, record.since)))?;
         let plain = Plain { changes: record.changes, since: record.since, logged: self.number_of_last() };
         self.note(place, Some(plain));
@@ -156,7 +161,7 @@ impl PendingLog {
     }
 
     /// Removes a place from the table. False if it was not there.
-    pub(crate) fn remove(&mut self, tx: &mut Transaction<'_>, place: &[u8]) -> Answer<bool> {
+    fn remove(&mut self, tx: &mut Transaction<'_>, place: &[u8]) -> Answer<bool> {
         if !self.note(place, None) {
             return Ok(false);
         }
@@ -319,13 +324,37 @@ impl PendingLog {
     }
 }
 
+impl Batch<'_> {
+    /// Puts a plain pending place into the table in memory.
+    pub(crate) fn put_plain(&mut self, place: &[u8], record: &PendingRecord) -> Answer<()> {
+        let is_first = !self.state.pending.will_write();
+        self.state.pending.put(&mut self.tx, place, record)?;
+        self.expect_log(is_first);
+        Ok(())
+    }
+
+    /// Removes a place from the table in memory. False if it was not there.
+    pub(crate) fn remove_plain(&mut self, place: &[u8]) -> Answer<bool> {
+        let is_first = !self.state.pending.will_write();
+        let was_there = self.state.pending.remove(&mut self.tx, place)?;
+        self.expect_log(is_first && was_there);
+        Ok(was_there)
+    }
+
+    /// If `is_first`, the commit will write the log.
+    fn expect_log(&mut self, is_first: bool) {
+        if is_first {
+            self.expect_writes(WRITES_AT_COMMIT);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::batch::Batch;
-    use crate::page_budget::{Class, Work, WRITES_AT_COMMIT};
+    use crate::page_budget::{Class, Work};
     use crate::{Shard, ShardOptions};
     use forebay_types::NodeId;
 

@@ -31,16 +31,68 @@ use forebay_types::{
 use crate::batch::{Answer, Batch, Context};
 use crate::copies::Copy;
 use crate::effects::Mark;
-use crate::keys::{self, split_place, Key, PlaceKey};
-use crate::page_budget::{Class, Work, WRITES_AT_COMMIT};
-use crate::pending_record::{PendingRecord, PENDING_BYTES};
+use crate::keys::{self, Key, PlaceKey};
+use crate::page_budget::{Class, Work};
+use crate::pending_log::split_place;
 use crate::record::{Inode, RECORD_VERSION};
 
 const PLACE_BYTES: usize = 1 + 9 + STORE_VERSION_BYTES;
+const PENDING_BYTES: usize = 1 + 8 + 12 + 1 + STORE_VERSION_BYTES;
 /// More pending places do not fit into a reply.
 const LISTED_MAX: usize = 1024;
 /// Bound on a walk from a place up to its store.
 const DEPTH_MAX: usize = 1 << 16;
+
+/// A pending place, as it is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct PendingRecord {
+    /// Changes since it became pending.
+    pub(crate) changes: u64,
+    /// When it became pending.
+    pub(crate) since: Timestamp,
+    /// The store had a version that the pool did not know.
+    conflict: bool,
+    /// The version that a mover was about to publish.
+    intent: Option<StoreVersion>,
+}
+
+impl PendingRecord {
+    /// One in which no mover has begun anything, and which is in no conflict.
+    pub(crate) fn plain(changes: u64, since: Timestamp) -> PendingRecord {
+        PendingRecord { changes, since, ..PendingRecord::default() }
+    }
+
+    fn is_plain(&self) -> bool {
+        self.intent.is_none() && !self.conflict
+    }
+
+    fn encode(&self, buffer: &mut [u8; PENDING_BYTES]) -> Answer<usize> {
+        let mut w = Writer::new(buffer);
+        w.u8(RECORD_VERSION)?;
+        w.u64(self.changes)?;
+        w.u64(self.since.sec as u64)?;
+        w.u32(self.since.nsec)?;
+        w.u8(u8::from(self.conflict) | u8::from(self.intent.is_some()) << 1)?;
+        if let Some(intent) = &self.intent {
+            intent.encode(&mut w)?;
+        }
+        Ok(w.len())
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Answer<PendingRecord> {
+        let read = |r: &mut Reader<'_>| {
+            if r.u8()? != RECORD_VERSION {
+                return Err(Code::Corrupt);
+            }
+            let changes = r.u64()?;
+            let since = Timestamp { sec: r.u64()? as i64, nsec: r.u32()? };
+            let bits = r.u8()?;
+            let intent = if bits & 2 != 0 { Some(StoreVersion::decode(r)?) } else { None };
+            Ok(PendingRecord { changes, since, conflict: bits & 1 != 0, intent })
+        };
+        read(&mut Reader::new(bytes)).map_err(|_| Code::Corrupt)
+    }
+}
 
 pub(crate) fn decode_place(bytes: &[u8]) -> Answer<Placed> {
     match bytes.split_first() {
@@ -50,29 +102,6 @@ pub(crate) fn decode_place(bytes: &[u8]) -> Answer<Placed> {
 }
 
 impl Batch<'_> {
-    /// Puts a plain pending place into the table in memory.
-    pub(crate) fn put_plain(&mut self, place: &[u8], record: &PendingRecord) -> Answer<()> {
-        let is_first = !self.state.pending.will_write();
-        self.state.pending.put(&mut self.tx, place, record)?;
-        self.expect_log(is_first);
-        Ok(())
-    }
-
-    /// Removes a place from the table in memory. False if it was not there.
-    pub(crate) fn remove_plain(&mut self, place: &[u8]) -> Answer<bool> {
-        let is_first = !self.state.pending.will_write();
-        let was_there = self.state.pending.remove(&mut self.tx, place)?;
-        self.expect_log(is_first && was_there);
-        Ok(was_there)
-    }
-
-    /// If `is_first`, the commit will write the log.
-    fn expect_log(&mut self, is_first: bool) {
-        if is_first {
-            self.expect_writes(WRITES_AT_COMMIT);
-        }
-    }
-
     /// What the store has at a place, as far as the pool knows.
     pub(crate) fn placed(&self, parent: Ino, name: &[u8]) -> Answer<Option<Placed>> {
         if self.state.directories.has_places(parent) == Some(false) {
