@@ -35,7 +35,7 @@ pub enum Role {
     Tool,
     /// The process that serves the pool's mount.
     Mount,
-    /// The pool's mover. After what it changes by its descriptors it sends a request of which the kernel is notified.
+    /// The pool's mover. Programs see no attribute of a file change by what it does with its descriptors.
     Mover,
 }
 

@@ -15,7 +15,6 @@ use crate::effects::Effects;
 use crate::keys;
 use crate::lmdb_txn::{code_of, Transaction};
 use crate::page_budget::{Class, Usage, Work, STORE_REMOVAL_WRITES_MAX, STORE_WRITES_MAX};
-use crate::pending_log::WRITES_AT_COMMIT;
 use crate::record::{Inode, INODE_BYTES_MAX, LEDGER_BYTES_MAX};
 use crate::shard::{Shard, State};
 
@@ -48,7 +47,7 @@ pub struct Batch<'a> {
     pub(crate) met_wide: Option<Parts>,
     /// The unlisted directory for which the last request was refused; with the name, if that is all that was needed.
     pub(crate) met_unlisted: Option<Unlisted>,
-    pub(crate) usage: Option<Usage>,
+    usage: Option<Usage>,
     reserve_open: bool,
 }
 
@@ -278,11 +277,7 @@ impl<'a> Batch<'a> {
             None => {
                 let used = self.shard.used_pages();
                 let tree = self.tx.pages()?;
-                let mut usage = self.state.space.begin(used, tree);
-                if self.state.pending.will_write() {
-                    usage.expect_writes(WRITES_AT_COMMIT);
-                }
-                self.usage.insert(usage)
+                self.usage.insert(self.state.space.begin(used, tree))
             }
         };
         let noted = match (self.state.ledger.has_stores(), class) {
@@ -290,10 +285,7 @@ impl<'a> Batch<'a> {
             (true, Class::Removal) => STORE_REMOVAL_WRITES_MAX,
             (true, _) => STORE_WRITES_MAX,
         };
-        // The first change of the pending places has the commit write their log.
-        let is_first = noted > 0 && !self.state.pending.will_write();
-        let log = if is_first { WRITES_AT_COMMIT } else { 0 };
-        let work = Work { writes: work.writes + noted + log, ..work };
+        let work = Work { writes: work.writes + noted, ..work };
         let class = if self.reserve_open { Class::Removal } else { class };
         self.state.space.admit(usage, class, work)
     }
@@ -416,8 +408,7 @@ impl<'a> Batch<'a> {
     /// Writes the ledger.
     pub(crate) fn write_ledger(&mut self) -> Answer<()> {
         let mut buffer = [0; LEDGER_BYTES_MAX];
-        let has_log = self.state.pending.has_records();
-        let n = self.state.ledger.encode(self.state.directories.pending(), has_log, &mut buffer)?;
+        let n = self.state.ledger.encode(self.state.directories.pending(), &mut buffer)?;
         self.tx.put(keys::LEDGER, &buffer[..n])
     }
 

@@ -209,12 +209,6 @@ impl Effects {
     }
 
     pub(crate) fn becomes_unlisted(&mut self, ino: Ino, was_attached: bool) {
-        if !was_attached {
-            // Names that were absent before it was attached are published after that.
-            for name in self.names.iter_mut().filter(|name| name.parent == ino && name.entry.is_none()) {
-                name.is_absent_in_store = true;
-            }
-        }
         self.unlisted.push(UnlistedDirectory { ino, was_attached });
     }
 
@@ -333,17 +327,6 @@ mod tests {
         assert!(effects.inodes().is_empty() && effects.orphaned().is_empty());
         effects.clear();
         assert!(effects.is_empty());
-    }
-
-    #[test]
-    fn names_absent_before_their_directory_is_attached_are_absent_in_its_store() {
-        let mut effects = Effects::new();
-        effects.name(Ino(1), b"here", Some((Ino(2), Kind::File)));
-        effects.name(Ino(1), b"absent", None);
-        effects.name(Ino(3), b"elsewhere", None);
-        effects.becomes_unlisted(Ino(1), false);
-        let absent: Vec<_> = effects.names().map(|n| (n.name, n.is_absent_in_store)).collect();
-        assert_eq!(absent, [(&b"here"[..], false), (b"absent", true), (b"elsewhere", false)]);
     }
 
     #[test]

@@ -20,8 +20,6 @@ use forebay_types::limits::{SHARD_PAGES_AHEAD, SHARD_PAGES_FOR_REMOVALS, XATTR_T
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{fallocate, fstatvfs, FallocateFlags};
 
-use crate::pending_log::WRITES_AT_COMMIT;
-
 /// Pages at the end of the allocated range that are not counted: LMDB may need some consecutive pages for its list of
 /// free pages.
 const TAIL_PAGES: u64 = 64;
@@ -30,9 +28,8 @@ const COMMIT_PAGES: u64 = 64;
 /// Pages that one more fallocate adds when an operation would not fit.
 const EXTEND_PAGES: u64 = 512;
 /// Pages that a transaction may take when it has only free pages: its record in LMDB's list of free pages then fits one
-/// page of 4096 bytes, with 8 bytes for each and less than 100 for headers.
-const SCATTERED_PAGES_MAX: u64 = 490;
-const _: () = assert!(100 + 8 * SCATTERED_PAGES_MAX <= 4096);
+/// page.
+const SCATTERED_PAGES_MAX: u64 = 400;
 
 /// Records that one operation may write because its directory is attached: two names or a full record of the log of
 /// pending places and what is removed from that log, the places and the copies of two inodes.
@@ -82,15 +79,13 @@ impl Work {
 /// Most pages that hold the values of one inode, with their siblings: XATTR_TOTAL_MAX bytes on pages that are a quarter
 /// full.
 const RUN_PAGES_MAX: u64 = 2 * (XATTR_TOTAL_MAX as u64 / 1000 + 2);
-/// Records that the largest removal with a backing store and its commit write because of the store.
-const STORE_REMOVAL: u64 = STORE_REMOVAL_WRITES_MAX + WRITES_AT_COMMIT;
-// The largest removal and its commit fit free pages alone, in a tree of up to seven levels.
-const _: () = assert!(COMMIT_PAGES + RUN_PAGES_MAX + (2 + 6) * (2 * 7 + 2) <= SCATTERED_PAGES_MAX);
+// The largest removal fits free pages alone, in a tree of up to seven levels.
+const _: () = assert!(RUN_PAGES_MAX + (2 + 6) * (2 * 7 + 2) <= SCATTERED_PAGES_MAX);
 // And with a backing store, in a tree of up to four levels.
 const _: () =
-    assert!(COMMIT_PAGES + RUN_PAGES_MAX + (2 + 6 + STORE_REMOVAL) * (2 * 4 + 2) <= SCATTERED_PAGES_MAX);
+    assert!(RUN_PAGES_MAX + (2 + 6 + STORE_REMOVAL_WRITES_MAX) * (2 * 4 + 2) <= SCATTERED_PAGES_MAX);
 /// The largest removal: the last link of an inode with the most values that it can have.
-const LARGEST_REMOVAL: Work = Work { writes: 6 + STORE_REMOVAL, run: u64::MAX / 4 };
+const LARGEST_REMOVAL: Work = Work { writes: 6 + STORE_REMOVAL_WRITES_MAX, run: u64::MAX / 4 };
 
 /// Sizes of the tree, as LMDB reports them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -133,7 +128,7 @@ pub(crate) struct Usage {
     leaf_touches: u64,
     branch_touches: u64,
     /// Writes that the commit will make.
-    pub(crate) expected_writes: u64,
+    expected_writes: u64,
     /// Adjacent writes that the commit will make.
     expected_run: u64,
     depth: u64,

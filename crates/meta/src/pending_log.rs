@@ -11,11 +11,11 @@
 //! twice as long as the table needs, the valid items of the oldest record are appended anew. Tests: here, and
 //! `tests/backing_store/pending.rs`.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::ops::Bound;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 
 use forebay_types::limits::{NAME_MAX, PENDING_IN_MEMORY_MAX};
-use forebay_types::{Code, Ino, Reader, Timestamp};
+use forebay_types::{name_hash, Code, Ino, Reader, Timestamp};
 
 use crate::batch::{Answer, Batch};
 use crate::keys::{self, Key};
@@ -33,13 +33,31 @@ const RECORDS_MORE: usize = 8;
 const RECORDS_MAX: usize = 4096;
 /// Records that cleaning may write or remove, when one was filled and at a commit.
 const CLEANED_BY_CHANGE: usize = 2;
-const CLEANED_BY_COMMIT: usize = 2;
-/// Records that the commit may write or remove: each operation is admitted with them.
+const CLEANED_BY_COMMIT: usize = 6;
+/// Records that the commit may write or remove.
 pub(crate) const WRITES_AT_COMMIT: u64 = 2 + CLEANED_BY_COMMIT as u64;
 
 /// Kinds of items: the place is pending from now on, or is not.
 const PENDING: u8 = 1;
 const NOT_PENDING: u8 = 0;
+
+/// A hash for places.
+#[derive(Default)]
+struct PlaceHasher(u64);
+
+impl Hasher for PlaceHasher {
+    fn finish(&self) -> u64 {
+        // The upper bits of a name's hash are 0.
+        self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 ^= name_hash(bytes);
+    }
+
+    /// The length tells nothing more.
+    fn write_usize(&mut self, _: usize) {}
+}
 
 /// A plain pending place.
 #[derive(Debug)]
@@ -53,7 +71,7 @@ struct Plain {
 /// The table and the log. A place is given as in the keys of records: the bytes of directory and name.
 #[derive(Debug, Default)]
 pub(crate) struct PendingLog {
-    places: BTreeMap<Box<[u8]>, Plain>,
+    places: HashMap<Box<[u8]>, Plain, BuildHasherDefault<PlaceHasher>>,
     /// Bytes of all valid items.
     valid_bytes: usize,
     /// The number of the oldest record.
@@ -133,16 +151,6 @@ impl PendingLog {
     /// True if something was appended since the last commit.
     pub(crate) fn is_changed(&self) -> bool {
         self.is_changed
-    }
-
-    /// True if the next commit of a batch writes or removes records of the log.
-    pub(crate) fn will_write(&self) -> bool {
-        self.is_changed || self.places.is_empty() && self.has_records()
-    }
-
-    /// True if the log has records.
-    pub(crate) fn has_records(&self) -> bool {
-        !self.valid.is_empty()
     }
 
     fn number_of_last(&self) -> u64 {
@@ -262,24 +270,20 @@ impl PendingLog {
         Ok(())
     }
 
-    /// Writes what was appended since the last commit. While the table is empty, each commit removes some of the records
-    /// that are left.
+    /// Writes what was appended since the last commit.
     pub(crate) fn write(&mut self, tx: &mut Transaction<'_>) -> Answer<()> {
-        if !self.will_write() {
+        if !self.is_changed {
             return Ok(());
         }
         self.clean(tx, CLEANED_BY_COMMIT)?;
-        let is_changed = std::mem::take(&mut self.is_changed);
+        self.is_changed = false;
         let key = keys::pending_log(self.number_of_last());
         if self.places.is_empty() && self.valid.len() == 1 {
             self.valid.clear();
             self.first += 1;
             return tx.delete(&key).map(|_| ());
         }
-        match is_changed {
-            true => tx.put(&key, &self.last),
-            false => Ok(()),
-        }
+        tx.put(&key, &self.last)
     }
 
     /// Reads the log.
@@ -312,10 +316,15 @@ impl PendingLog {
 
     /// The first `count` places behind one, in the order of their bytes.
     pub(crate) fn behind(&self, place: &[u8], count: usize) -> Vec<(&[u8], PendingRecord)> {
-        let behind = (Bound::Excluded(place), Bound::Unbounded);
+        let mut found: Vec<(&[u8], &Plain)> =
+            self.places.iter().map(|(key, plain)| (&**key, plain)).filter(|(key, _)| *key > place).collect();
+        if found.len() > count {
+            found.select_nth_unstable_by_key(count, |(key, _)| *key);
+            found.truncate(count);
+        }
+        found.sort_unstable_by_key(|(key, _)| *key);
         let told = |plain: &Plain| PendingRecord::plain(plain.changes, plain.since);
-        let found = self.places.range::<[u8], _>(behind).take(count);
-        found.map(|(key, plain)| (&**key, told(plain))).collect()
+        found.into_iter().map(|(key, plain)| (key, told(plain))).collect()
     }
 
     /// The directories with places in the table.
@@ -327,7 +336,7 @@ impl PendingLog {
 impl Batch<'_> {
     /// Puts a plain pending place into the table in memory.
     pub(crate) fn put_plain(&mut self, place: &[u8], record: &PendingRecord) -> Answer<()> {
-        let is_first = !self.state.pending.will_write();
+        let is_first = !self.state.pending.is_changed();
         self.state.pending.put(&mut self.tx, place, record)?;
         self.expect_log(is_first);
         Ok(())
@@ -335,7 +344,7 @@ impl Batch<'_> {
 
     /// Removes a place from the table in memory. False if it was not there.
     pub(crate) fn remove_plain(&mut self, place: &[u8]) -> Answer<bool> {
-        let is_first = !self.state.pending.will_write();
+        let is_first = !self.state.pending.is_changed();
         let was_there = self.state.pending.remove(&mut self.tx, place)?;
         self.expect_log(is_first && was_there);
         Ok(was_there)
@@ -351,10 +360,10 @@ impl Batch<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::path::PathBuf;
 
     use super::*;
-    use crate::page_budget::{Class, Work};
     use crate::{Shard, ShardOptions};
     use forebay_types::NodeId;
 
@@ -473,61 +482,6 @@ mod tests {
         let batch = shard.begin().unwrap();
         let (first, last) = keys::all_pending_logs();
         assert_eq!(batch.tx.range(&first, &last).unwrap().count(), 0, "nothing is pending");
-    }
-
-    #[test]
-    fn log_that_nothing_needs_is_removed_by_commits_of_other_changes_and_the_ledger_tells_of_it_until_then() {
-        let directory = Directory::new("left");
-        let shard = directory.open();
-        let mut batch = shard.begin().unwrap();
-        for i in 0..600 {
-            batch.put_plain(&place(i), &PendingRecord::plain(1, Timestamp::default())).unwrap();
-        }
-        batch.commit().unwrap();
-        let mut batch = shard.begin().unwrap();
-        for i in 0..600 {
-            assert!(batch.remove_plain(&place(i)).unwrap());
-        }
-        batch.commit().unwrap();
-        drop(shard);
-        let shard = directory.open();
-        let left = |shard: &Shard| {
-            let batch = shard.begin().unwrap();
-            let (first, last) = keys::all_pending_logs();
-            let records = batch.tx.range(&first, &last).unwrap().count();
-            let version = batch.tx.get(keys::LEDGER).unwrap().unwrap()[0];
-            assert_eq!(version, if records > 0 { 3 } else { 1 });
-            assert!(!batch.has_changes(), "a batch of other requests commits nothing");
-            records
-        };
-        let mut before = left(&shard);
-        assert!(before > 10, "{before} records");
-        while before > 0 {
-            let mut batch = shard.begin().unwrap();
-            batch.rewrite_ledger().unwrap();
-            batch.commit().unwrap();
-            let now = left(&shard);
-            assert!(now < before && before - now <= 2 * WRITES_AT_COMMIT as usize);
-            before = now;
-        }
-        assert_eq!(shard.check(&mut |_| {}).unwrap().problems, Vec::<String>::new());
-    }
-
-    #[test]
-    fn commit_of_the_log_is_expected_once_whenever_the_count_of_pages_begins() {
-        let directory = Directory::new("expected");
-        let shard = directory.open();
-        let record = PendingRecord::plain(1, Timestamp::default());
-        for puts_first in [false, true] {
-            let mut batch = shard.begin().unwrap();
-            if puts_first {
-                batch.put_plain(&place(1), &record).unwrap();
-            }
-            batch.admit(Class::Change, Work::writes(1)).unwrap();
-            batch.put_plain(&place(2), &record).unwrap();
-            batch.put_plain(&place(3), &record).unwrap();
-            assert_eq!(batch.usage.unwrap().expected_writes, WRITES_AT_COMMIT, "puts first: {puts_first}");
-        }
     }
 
     #[test]

@@ -329,21 +329,19 @@ impl Ledger {
         self.stores != 0
     }
 
-    /// Writes the record. Returns its length. With `has_log` there is a log of pending places, or what is left of it.
+    /// Writes the record. Returns its length.
     pub(crate) fn encode(
         &self,
         pending: impl ExactSizeIterator<Item = Pending>,
-        has_log: bool,
         buffer: &mut [u8; LEDGER_BYTES_MAX],
     ) -> Result<usize, Code> {
         let mut w = Writer::new(buffer);
-        let tells_stores = has_log || self.has_stores();
-        w.u8(if tells_stores { LEDGER_WITH_LOG } else { RECORD_VERSION })?;
+        w.u8(if self.has_stores() { LEDGER_WITH_LOG } else { RECORD_VERSION })?;
         w.u8(pending.len() as u8)?;
         for v in [self.next_counter, self.inodes, self.entries, self.orphans] {
             w.u64(v)?;
         }
-        if tells_stores {
+        if self.has_stores() {
             w.u64(self.stores)?;
         }
         for p in pending {
@@ -534,7 +532,7 @@ mod tests {
             .map(|i| Pending { ino: Ino(i), ..Pending::of(&inode(0o040_755).attr) })
             .collect();
         let mut buffer = [0; LEDGER_BYTES_MAX];
-        let n = ledger.encode(pending.iter().copied(), false, &mut buffer).unwrap();
+        let n = ledger.encode(pending.iter().copied(), &mut buffer).unwrap();
         assert_eq!(n, LEDGER_BYTES_MAX);
         assert_eq!(Ledger::decode(&buffer).unwrap(), (ledger.clone(), pending.clone()));
         buffer[0] = LEDGER_WITH_STORES;

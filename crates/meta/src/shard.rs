@@ -465,7 +465,7 @@ fn first_records(
         ledger.inodes = 1;
     }
     let mut buffer = [0; LEDGER_BYTES_MAX];
-    let n = ledger.encode(std::iter::empty(), false, &mut buffer)?;
+    let n = ledger.encode(std::iter::empty(), &mut buffer)?;
     tx.put(keys::LEDGER, &buffer[..n])?;
     tx.put(keys::FORMAT, &encode_format(FORMAT_VERSION, options.node))?;
     Ok(ledger)

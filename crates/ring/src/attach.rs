@@ -59,7 +59,7 @@ pub const KIND_MEMORY: u16 = 10;
 pub const ATTACH_TOOL: u8 = 1;
 /// Attach the process that serves the mount.
 pub const ATTACH_MOUNT: u8 = 2;
-/// Attach the pool's mover: after what it changes by its descriptors it sends a request of which the kernel is notified.
+/// Attach the pool's mover: by its descriptors no attribute of a file changes that programs see.
 pub const ATTACH_MOVER: u8 = 3;
 /// No program but the mount has files of the pool open.
 pub const MOUNT_ALONE: u8 = 0;

@@ -215,7 +215,7 @@ fn copy(
         return link.inode(ino).map_err(pool);
     }
     match link.restored(entry.attr.ino, entry.attr.epoch()) {
-        Ok(now) => set_times_again(link, file, entry, &now).map(|()| now).map_err(pool),
+        Ok(now) => set_times_again(file, entry, &now).map(|()| now).map_err(pool),
         // Another thread was faster.
         Err(Code::Stale) => link.inode(entry.attr.ino).map_err(pool),
         Err(code) => Err(pool(code)),
@@ -244,22 +244,11 @@ pub(super) fn complete(link: &Link, file: &OwnedFd, entry: &Entry) -> std::resul
     has_name(file.as_fd())
 }
 
-/// After the file was recorded as resident: the times that were set meanwhile. The mount may have cached the others since
-/// then. So an empty change follows, of which the kernel is notified: the times cannot be set by it, or a program that
-/// sets them at this moment would lose them.
-pub(super) fn set_times_again(
-    link: &Link,
-    file: &OwnedFd,
-    entry: &Entry,
-    now: &Entry,
-) -> std::result::Result<(), Code> {
-    if (now.attr.atime, now.attr.mtime) == (entry.attr.atime, entry.attr.mtime) {
-        return Ok(());
-    }
-    set_times(file, now)?;
-    match link.set_attr(entry.attr.ino, SetAttr::default()) {
-        Ok(_) | Err(Code::NotFound) => Ok(()),
-        Err(code) => Err(code),
+/// After the file was recorded as resident: the times that were set meanwhile.
+pub(super) fn set_times_again(file: &OwnedFd, entry: &Entry, now: &Entry) -> std::result::Result<(), Code> {
+    match (now.attr.atime, now.attr.mtime) == (entry.attr.atime, entry.attr.mtime) {
+        true => Ok(()),
+        false => set_times(file, now),
     }
 }
 

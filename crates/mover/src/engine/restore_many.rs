@@ -137,8 +137,7 @@ fn copy(
 fn conclude(shared: &Shared, entry: &Entry, copied: &Copied) -> bool {
     copied.located.at.note_success();
     let Ok(now) = shared.link.inode(entry.attr.ino) else { return false };
-    let is_same = now.attr.epoch() == entry.attr.epoch();
-    if is_same && set_times_again(&shared.link, &copied.file, entry, &now).is_err() {
+    if now.attr.epoch() == entry.attr.epoch() && set_times_again(&copied.file, entry, &now).is_err() {
         return false;
     }
     mark_restored(&shared.link, &shared.marks, &now);

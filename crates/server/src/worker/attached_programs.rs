@@ -3,8 +3,8 @@
 //!
 //! A program that attaches may pass its descriptors to processes that never attach and that outlive it. So from the
 //! first program on, the mount shares the pool until the pool ends; the descriptor store keeps this over workers. A
-//! tool counts only while it is attached. The mover does not count: each change of attributes that it makes ends with a
-//! request of which the kernel is notified: those that set attributes, and those by which files are released or restored. To the kernel's first request for an inode such a notification may come too soon; so attributes in
+//! tool counts only while it is attached. The mover does not count: it changes attributes by requests alone, of which the
+//! kernel is notified. To the kernel's first request for an inode such a notification may come too soon; so attributes in
 //! front of a store that come with a name are valid for a moment only (`crates/mount/src/filesystem.rs`). After a worker's
 //! death the next one takes the mover for a tool until it ends.
 //!

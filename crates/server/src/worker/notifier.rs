@@ -86,14 +86,6 @@ pub(super) fn invalidations_of(request: &Request<'_>, reply: &Reply<'_>, moved: 
         Request::SetAttr { ino, .. } | Request::SetXattr { ino, .. } | Request::RemoveXattr { ino, .. } => {
             vec![Invalidation::Inode(ino)]
         }
-        // The data come or go, and with them the blocks that are allocated, and times that the shard did not know.
-        Request::Release { ino, .. } | Request::Restored { ino, .. } => vec![Invalidation::Inode(ino)],
-        // The other reports change nothing that programs see of a file.
-        Request::StoreReports { reports, .. } => {
-            let reports = Request::decode_reports(reports).unwrap_or_default();
-            let restored = reports.iter().filter(|report| matches!(report, Request::Restored { .. }));
-            restored.flat_map(|report| invalidations_of(report, reply, moved)).collect()
-        }
         // A released file takes over the size and the time of a version that another program wrote.
         Request::Published { ino, seen: CHANGES_ALL, .. } => vec![Invalidation::Inode(ino)],
         _ => Vec::new(),
@@ -299,23 +291,6 @@ mod tests {
     fn notes_of_what_changes_nothing_the_kernel_keeps_are_none() {
         assert!(invalidations_of(&Request::MarkDirty { ino: Ino(7) }, &Reply::Done, &[]).is_empty());
         assert!(invalidations_of(&Request::Ping, &Reply::Done, &[]).is_empty());
-    }
-
-    #[test]
-    fn notes_of_a_mover_name_the_files_whose_data_come_or_go() {
-        let (set, epoch) = (forebay_types::SetAttr::default(), 3);
-        let of = |request: &Request<'_>| invalidations_of(request, &Reply::Done, &[]);
-        let restored = |number| Request::Restored { ino: Ino(number), epoch };
-        assert_eq!(of(&Request::Release { ino: Ino(7), epoch, set }), [Invalidation::Inode(Ino(7))]);
-        assert_eq!(of(&restored(7)), [Invalidation::Inode(Ino(7))]);
-        let mut bytes = [0; 128];
-        let mut w = forebay_types::Writer::new(&mut bytes);
-        for report in [Request::BeginDrain { ino: Ino(6) }, restored(7), restored(8)] {
-            report.append_to_reports(&mut w).unwrap();
-        }
-        let n = w.len();
-        let reports = Request::StoreReports { node: NodeId(1), reports: &bytes[..n] };
-        assert_eq!(of(&reports), [Invalidation::Inode(Ino(7)), Invalidation::Inode(Ino(8))]);
     }
 
     /// A mount whose notifiers, which are threads, write to a pipe each, and what they have written.
