@@ -3,9 +3,9 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use forebay_ring::{
-    read_exact, receive_fds, send_fds, AttachReply, Header, Mapping, ATTACH_FDS, ATTACH_MOUNT, ATTACH_MOVER,
-    ATTACH_TOOL, HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_ERROR, KIND_MOUNT,
-    KIND_PIECE, KIND_WATCH, MOUNT_ALONE,
+    read_exact, receive_fds, send_fds, AttachReply, Header, Mapping, ATTACH_FDS, ATTACH_MOUNT, ATTACH_TOOL,
+    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_ERROR, KIND_MOUNT, KIND_PIECE,
+    KIND_WATCH, MOUNT_ALONE,
 };
 use forebay_types::limits::NODE_TARGETS_MAX;
 use forebay_types::{Code, Ino, PieceId, Writer};
@@ -35,8 +35,6 @@ pub enum Role {
     Tool,
     /// The process that serves the pool's mount.
     Mount,
-    /// The pool's mover. Programs see no attribute of a file change by what it does with its descriptors.
-    Mover,
 }
 
 /// The descriptors of an attach reply, in this order.
@@ -158,7 +156,6 @@ impl Address {
             Role::Host => &[],
             Role::Tool => &[ATTACH_TOOL],
             Role::Mount => &[ATTACH_MOUNT],
-            Role::Mover => &[ATTACH_MOVER],
         };
         self.check_room()?;
         let reply = self.ask(KIND_ATTACH, body, &mut fds)?;

@@ -115,9 +115,6 @@ impl<'a> Batch<'a> {
             (Ok(_), true) => self.note_names(&mut context, request, mark).and(result),
             _ => result,
         };
-        if self.state.ledger.has_stores() {
-            context.effects.note_stores(mark, |directory| self.is_attached(directory).unwrap_or(true));
-        }
         let written = self.count_writes();
         match (result, written) {
             (Ok(reply), Ok(())) => Ok(reply),
@@ -312,15 +309,8 @@ impl<'a> Batch<'a> {
     /// If `first`, the commit will write one more record.
     #[inline]
     pub(crate) fn expect_write(&mut self, first: bool) {
-        if first {
-            self.expect_writes(1);
-        }
-    }
-
-    /// The commit will write so many more records.
-    pub(crate) fn expect_writes(&mut self, writes: u64) {
-        if let Some(usage) = &mut self.usage {
-            usage.expect_writes(writes);
+        if let (true, Some(usage)) = (first, &mut self.usage) {
+            usage.expect_write();
         }
     }
 
@@ -391,10 +381,9 @@ impl<'a> Batch<'a> {
         self.tx.put(&keys::inode(inode.attr.ino), &buffer[..n])
     }
 
-    /// Writes the batch's state in memory to records: orphans, pending places, directories and the ledger.
+    /// Writes the batch's state in memory to records: orphans, directories and the ledger.
     fn write_back(&mut self) -> Answer<()> {
         self.write_orphans()?;
-        self.state.pending.write(&mut self.tx)?;
         let directories = &mut self.state.directories;
         let tx = &mut self.tx;
         directories.settle(|inode| {
@@ -431,10 +420,7 @@ impl<'a> Batch<'a> {
 
     /// True when the batch has something to commit.
     pub fn has_changes(&self) -> bool {
-        self.tx.wrote()
-            || self.state.directories.is_changed()
-            || !self.state.new_orphans.is_empty()
-            || self.state.pending.is_changed()
+        self.tx.wrote() || self.state.directories.is_changed() || !self.state.new_orphans.is_empty()
     }
 
     /// Commits all requests of the batch. If it fails, none of them takes effect.

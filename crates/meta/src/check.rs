@@ -179,12 +179,7 @@ impl Check {
                 }
             }
             Some(
-                Key::Place(..)
-                | Key::Copy(_)
-                | Key::Pending(..)
-                | Key::Further(..)
-                | Key::LinkedFile(..)
-                | Key::PendingLog(_),
+                Key::Place(..) | Key::Copy(_) | Key::Pending(..) | Key::Further(..) | Key::LinkedFile(..),
             ) => self.in_stores.record(&mut self.report, key, bytes),
             Some(Key::Entry(parent, cookie)) => self.entry(shard, parent, cookie, bytes),
             Some(Key::Inode(ino)) => self.inode(shard, ino, bytes, each_file),

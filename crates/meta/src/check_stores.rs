@@ -7,7 +7,6 @@ use forebay_types::{Attr, Ino, Kind, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING};
 use crate::check_report::CheckReport;
 use crate::copies::{decode_copy, decode_further};
 use crate::keys::{self, Key};
-use crate::pending_log::replay_items;
 use crate::places::{decode_place, PendingRecord};
 use crate::store_links::LinkedFile;
 
@@ -26,10 +25,6 @@ struct Seen {
 pub(crate) struct InStores {
     places: HashMap<PlaceOf, Seen>,
     pending: HashSet<PlaceOf>,
-    /// Those that the log has, until all of it was read.
-    logged: HashSet<PlaceOf>,
-    /// The number of the last record of the log.
-    last_log: Option<u64>,
     /// The epochs of the copies.
     copies: HashMap<u64, u64>,
     /// Inodes at the places that nothing leads to: they must not exist.
@@ -70,7 +65,6 @@ impl InStores {
             Some(Key::LinkedFile(root, number)) if LinkedFile::decode(bytes).is_err() => {
                 report.problem(|| format!("the record of file {number} of the store at {root} is damaged"));
             }
-            Some(Key::PendingLog(number)) => self.log(report, number, bytes),
             Some(Key::Pending(parent, name)) => {
                 report.pending += 1;
                 self.pending.insert((parent.0, name.to_vec()));
@@ -80,30 +74,6 @@ impl InStores {
                 }
             }
             _ => {}
-        }
-    }
-
-    fn log(&mut self, report: &mut CheckReport, number: u64, bytes: &[u8]) {
-        let is_next = self.last_log.is_none_or(|last| number == last + 1);
-        self.last_log = Some(number);
-        if replay_items(bytes, &mut self.logged).is_err() || !is_next {
-            report.problem(|| format!("record {number} of the log of pending places is damaged"));
-        }
-    }
-
-    /// The log was read.
-    fn conclude_log(&mut self, report: &mut CheckReport) {
-        report.pending += self.logged.len() as u64;
-        for place in std::mem::take(&mut self.logged) {
-            if let Some((parent, name)) = self.pending.replace(place) {
-                report.problem(|| {
-                    format!(
-                        "directory {}: \"{}\" is pending by a record and by the log",
-                        parent,
-                        shown(&name)
-                    )
-                });
-            }
         }
     }
 
@@ -127,9 +97,6 @@ impl InStores {
     }
 
     pub(crate) fn entry(&mut self, report: &mut CheckReport, parent: Ino, name: &[u8], ino: Ino) {
-        if !self.logged.is_empty() {
-            self.conclude_log(report);
-        }
         if self.places.is_empty() {
             return;
         }
@@ -151,7 +118,6 @@ impl InStores {
 
     /// Places that no entry has.
     fn conclude_entries(&mut self, report: &mut CheckReport) {
-        self.conclude_log(report);
         self.is_gone_known = true;
         for (place, seen) in std::mem::take(&mut self.places) {
             if !self.pending.contains(&place) {

@@ -34,8 +34,6 @@ pub(crate) struct Directory {
     /// Whether its backing store may have anything in it, as far as the shard knows. None before it was looked at. True
     /// stays, also when all of it was removed.
     has_places: Option<bool>,
-    /// The same of records of pending places.
-    has_pending_records: Option<bool>,
 }
 
 /// All directories in memory.
@@ -99,7 +97,6 @@ impl Directories {
             rewrite_record: false,
             used: 0,
             has_places: None,
-            has_pending_records: None,
         });
         self.index.insert(inode.attr.ino.0, slot);
         slot
@@ -123,26 +120,6 @@ impl Directories {
     pub(crate) fn note_places(&mut self, ino: Ino, has_places: bool) {
         if let Some(slot) = self.index.get(&ino.0) {
             self.slots[*slot].has_places = Some(has_places);
-        }
-    }
-
-    /// Whether pending places in a directory may have records of their own; none where that is not known.
-    #[inline]
-    pub(crate) fn has_pending_records(&self, ino: Ino) -> Option<bool> {
-        self.index.get(&ino.0).and_then(|slot| self.slots[*slot].has_pending_records)
-    }
-
-    /// Notes whether pending places in a directory may have records of their own, if that is in memory.
-    pub(crate) fn note_pending_records(&mut self, ino: Ino, has_records: bool) {
-        if let Some(slot) = self.index.get(&ino.0) {
-            self.slots[*slot].has_pending_records = Some(has_records);
-        }
-    }
-
-    /// Records of pending places may have gone: those that had some are looked at again.
-    pub(crate) fn doubt_pending_records(&mut self) {
-        for directory in &mut self.slots {
-            directory.has_pending_records = directory.has_pending_records.filter(|has_records| !has_records);
         }
     }
 

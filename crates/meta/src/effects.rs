@@ -60,7 +60,6 @@ struct NameRecord {
     len: usize,
     entry: Option<(Ino, Kind)>,
     is_found: bool,
-    is_absent_in_store: bool,
 }
 
 /// A name and the inode it leads to.
@@ -74,8 +73,6 @@ pub struct NameEffect<'a> {
     pub entry: Option<(Ino, Kind)>,
     /// The name was found: see [`Effects`].
     pub is_found: bool,
-    /// There is no such entry, and the directory is in front of a store.
-    pub is_absent_in_store: bool,
 }
 
 /// A position between the reports of two requests.
@@ -168,8 +165,8 @@ impl Effects {
     }
 
     fn effect_of(&self, n: &NameRecord) -> NameEffect<'_> {
-        let NameRecord { parent, start, len, entry, is_found, is_absent_in_store } = *n;
-        NameEffect { parent, name: &self.arena[start..start + len], entry, is_found, is_absent_in_store }
+        let NameRecord { parent, start, len, entry, is_found } = *n;
+        NameEffect { parent, name: &self.arena[start..start + len], entry, is_found }
     }
 
     /// New inodes of names that were found. To be published before [`Effects::inodes`], which may have changes of them.
@@ -244,15 +241,7 @@ impl Effects {
     pub(crate) fn name(&mut self, parent: Ino, name: &[u8], entry: Option<(Ino, Kind)>) {
         let start = self.arena.len();
         self.arena.extend_from_slice(name);
-        let len = name.len();
-        self.names.push(NameRecord { parent, start, len, entry, is_found: false, is_absent_in_store: false });
-    }
-
-    /// Notes of the absent names behind a position which of their directories are in front of a store.
-    pub(crate) fn note_stores(&mut self, mark: Mark, mut is_attached: impl FnMut(Ino) -> bool) {
-        for name in self.names[mark.names..].iter_mut().filter(|name| name.entry.is_none()) {
-            name.is_absent_in_store = is_attached(name.parent);
-        }
+        self.names.push(NameRecord { parent, start, len: name.len(), entry, is_found: false });
     }
 
     /// A name of an unlisted directory was imported, with a new inode.
@@ -321,9 +310,7 @@ mod tests {
         effects.truncate(mark);
         let names: Vec<_> = effects.names().collect();
         let entry = Some((Ino(2), Kind::File));
-        let is_found = false;
-        let first = NameEffect { parent: Ino(1), name: b"first", entry, is_found, is_absent_in_store: false };
-        assert_eq!(names, [first]);
+        assert_eq!(names, [NameEffect { parent: Ino(1), name: b"first", entry, is_found: false }]);
         assert!(effects.inodes().is_empty() && effects.orphaned().is_empty());
         effects.clear();
         assert!(effects.is_empty());

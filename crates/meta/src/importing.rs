@@ -19,7 +19,7 @@ use crate::record::{EntryRecord, Inode, INODE_BYTES_MAX};
 struct Known {
     /// The store may have something in it, as far as the pool knows.
     placed: bool,
-    /// Some of its pending places have records of their own, so that a mover may have begun something there.
+    /// Some of its places are pending.
     pending: bool,
 }
 
@@ -41,7 +41,7 @@ impl Batch<'_> {
             list.push(StoreObject::decode(&mut r)?);
         }
         // Asked once for the directory: without places or pending ones, no name need be looked for among them.
-        let store_has = Known { placed: self.learn_places(ino)?, pending: self.learn_pending_records(ino)? };
+        let store_has = Known { placed: self.learn_places(ino)?, pending: self.has_pending_in(ino)? };
         let mut added = Added::default();
         let mut count = 0;
         let mut outcome = Ok(());

@@ -31,7 +31,6 @@ const FURTHER: u8 = 8;
 /// Volumes, by name: records of the root's home.
 const VOLUME: u8 = 9;
 const LINKED_FILE: u8 = 10;
-const PENDING_LOG: u8 = 11;
 const ENTRY: u8 = 7;
 const INODE: u8 = 8;
 const VALUE: u8 = 9;
@@ -76,8 +75,6 @@ pub(crate) enum Key<'a> {
     Volume(&'a [u8]),
     /// A file of a backing store with several names: the directory with the store, and the file's number there.
     LinkedFile(Ino, u64),
-    /// A record of the log of pending places.
-    PendingLog(u64),
     Entry(Ino, Cookie),
     Inode(Ino),
 }
@@ -223,11 +220,6 @@ impl PlaceKey {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
-
-    /// Directory and name of a place, as in the key.
-    pub(crate) fn place(&self) -> &[u8] {
-        &self.bytes[2..self.len]
-    }
 }
 
 /// The key of what a backing store has at a place.
@@ -292,11 +284,6 @@ pub(crate) fn copy(ino: Ino) -> [u8; 10] {
     key
 }
 
-/// First and last keys of all copies.
-pub(crate) fn all_copies() -> ([u8; 10], [u8; 10]) {
-    (copy(Ino(0)), copy(Ino(u64::MAX)))
-}
-
 /// The key of a file of a backing store that has several names.
 pub(crate) fn linked_file(root: Ino, number: u64) -> ForeignKey {
     foreign(LINKED_FILE, root.0, number)
@@ -305,16 +292,6 @@ pub(crate) fn linked_file(root: Ino, number: u64) -> ForeignKey {
 /// First and last keys of all such files.
 pub(crate) fn all_linked_files() -> (ForeignKey, ForeignKey) {
     (foreign(LINKED_FILE, 0, 0), foreign(LINKED_FILE, u64::MAX, u64::MAX))
-}
-
-/// The key of a record of the log of pending places.
-pub(crate) fn pending_log(number: u64) -> ForeignKey {
-    foreign(PENDING_LOG, number, 0)
-}
-
-/// First and last keys of all these.
-pub(crate) fn all_pending_logs() -> (ForeignKey, ForeignKey) {
-    (pending_log(0), pending_log(u64::MAX))
 }
 
 /// First key of all values, and the one behind their last.
@@ -389,7 +366,6 @@ pub(crate) fn decode(key: &[u8]) -> Option<Key<'_>> {
                 DECISION => Key::Decision(TxId(a), NodeId(u16::try_from(b).ok()?)),
                 OWED => Key::Owed(Ino(a), TxId(b)),
                 LINKED_FILE => Key::LinkedFile(Ino(a), b),
-                PENDING_LOG if b == 0 => Key::PendingLog(a),
                 _ => return None,
             }
         }
@@ -425,7 +401,6 @@ mod tests {
             assert!(first.as_slice() < key.bytes() && key.bytes() < last.as_slice());
         }
         assert_eq!(decode(&linked_file(ino, 5)), Some(Key::LinkedFile(ino, 5)));
-        assert_eq!(decode(&pending_log(5)), Some(Key::PendingLog(5)));
         for name in [b"".as_slice(), b"user.a", &[7; 255]] {
             let mut key = ValueKey::new(ino, name);
             key.set_piece(300);

@@ -10,7 +10,7 @@
 //! is listed as an orphan. [`Shard::check`] checks all of this.
 //!
 //! Layers, top down: `namespace`, `rename`, `attributes`, `values`, `replies`, and for backing stores `backing_store`,
-//! `importing`, `store_links`, `unlisted`, `places` and `pending_log`, and for volumes `volumes`, are the operations; `batch` dispatches
+//! `importing`, `store_links`, `unlisted` and `places`, and for volumes `volumes`, are the operations; `batch` dispatches
 //! a request to one of them; `directories` caches directories in memory; `page_budget` counts pages, so that a full
 //! medium is an error and never a signal; `record` and `keys` define the stored records; `lmdb_txn` is the only user of
 //! LMDB. The format is in docs/disk-format.md.
@@ -39,7 +39,6 @@ mod lmdb_txn;
 mod namespace;
 mod page_budget;
 mod participant;
-mod pending_log;
 mod places;
 mod record;
 mod remains;

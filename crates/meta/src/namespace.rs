@@ -8,7 +8,7 @@ use forebay_types::limits::{COLLISIONS_MAX, LINKS_MAX, NAME_MAX};
 use forebay_types::{
     node_of, Attr, Code, Cookie, DirEntries, DirEntry, DirWriter, Ino, Kind, Layout, NodeId, Reply, Request,
     SetAttr, TxId, DISCRIMINATOR_BITS, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_DIRTY, FLAG_RESIDENT, FLAG_STORE,
-    REPLY_HEADER_BYTES,
+    FLAG_UNLISTED, REPLY_HEADER_BYTES,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -127,6 +127,12 @@ impl Batch<'_> {
     pub(crate) fn lookup(&mut self, c: &mut Context<'_>, parent: Ino, name: &[u8]) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
         let Some(found) = self.find_entry(slot, name)? else {
+            let above = self.state.directories.get(slot);
+            if above.attr.flags & FLAG_UNLISTED != 0 {
+                // The board publishes no absence in a directory of which it knows that it is unlisted: an import does not
+                // report each name.
+                c.effects.inode(above.entry());
+            }
             c.effects.name(parent, name, None);
             return Err(Code::NotFound);
         };

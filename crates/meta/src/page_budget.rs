@@ -31,11 +31,10 @@ const EXTEND_PAGES: u64 = 512;
 /// page.
 const SCATTERED_PAGES_MAX: u64 = 400;
 
-/// Records that one operation may write because its directory is attached: two names or a full record of the log of
-/// pending places and what is removed from that log, the places and the copies of two inodes.
+/// Records that one operation may write because its directory is attached: two names, the places and the copies of two
+/// inodes.
 pub(crate) const STORE_WRITES_MAX: u64 = 8;
-/// The same of a removal: a full record of the log of pending places and what is removed from that log, the copy of an
-/// inode.
+/// The same of a removal: a name, the copy of an inode, and room for a further place.
 pub(crate) const STORE_REMOVAL_WRITES_MAX: u64 = 4;
 
 /// How an operation uses space.
@@ -158,10 +157,10 @@ impl Usage {
         self.depth = self.depth.max(tree.depth);
     }
 
-    /// The commit will make so many more writes.
+    /// The commit will make one more write.
     #[inline]
-    pub(crate) fn expect_writes(&mut self, writes: u64) {
-        self.expected_writes += writes;
+    pub(crate) fn expect_write(&mut self) {
+        self.expected_writes += 1;
     }
 
     /// The commit will write one more orphan.

@@ -5,8 +5,7 @@
 //! | place | directory and name, as the store has them | the inode that was imported or published there, and its version |
 //! | pending | directory and name | that the store may differ there, since when, and how often the pool changed it |
 //!
-//! `copies.rs` has the records that lead from an inode to its places. Most pending places have no record of their own:
-//! `pending_log.rs` has them.
+//! `copies.rs` has the records that lead from an inode to its places.
 //!
 //! Invariants: a place is pending unless the pool has the same inode there. A change of an attached tree makes the
 //! places that it concerns pending, in the same transaction. A mover compares a pending place with the pool, makes the
@@ -17,8 +16,8 @@
 //! dies in between, the place is still pending and the next mover recognises the version, even if the pool's name came
 //! and went.
 //!
-//! Of a directory in memory it is known, once it was looked at, whether it has no places at all, and whether it has no
-//! records of pending ones (`directories.rs`): its names need no look for them. Each record that comes ends that. Tests:
+//! Of a directory in memory it is known, once it was looked at, whether it has no places at all (`directories.rs`): the
+//! store has nothing there, and its names need no look for a place. Each place that comes ends that. Tests:
 //! `tests/backing_store`.
 
 use forebay_types::limits::{NAME_MAX, PATH_MAX};
@@ -31,15 +30,12 @@ use forebay_types::{
 use crate::batch::{Answer, Batch, Context};
 use crate::copies::Copy;
 use crate::effects::Mark;
-use crate::keys::{self, Key, PlaceKey};
+use crate::keys::{self, Key};
 use crate::page_budget::{Class, Work};
-use crate::pending_log::split_place;
 use crate::record::{Inode, RECORD_VERSION};
 
 const PLACE_BYTES: usize = 1 + 9 + STORE_VERSION_BYTES;
 const PENDING_BYTES: usize = 1 + 8 + 12 + 1 + STORE_VERSION_BYTES;
-/// More pending places do not fit into a reply.
-const LISTED_MAX: usize = 1024;
 /// Bound on a walk from a place up to its store.
 const DEPTH_MAX: usize = 1 << 16;
 
@@ -47,9 +43,9 @@ const DEPTH_MAX: usize = 1 << 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct PendingRecord {
     /// Changes since it became pending.
-    pub(crate) changes: u64,
+    changes: u64,
     /// When it became pending.
-    pub(crate) since: Timestamp,
+    since: Timestamp,
     /// The store had a version that the pool did not know.
     conflict: bool,
     /// The version that a mover was about to publish.
@@ -57,15 +53,6 @@ pub(crate) struct PendingRecord {
 }
 
 impl PendingRecord {
-    /// One in which no mover has begun anything, and which is in no conflict.
-    pub(crate) fn plain(changes: u64, since: Timestamp) -> PendingRecord {
-        PendingRecord { changes, since, ..PendingRecord::default() }
-    }
-
-    fn is_plain(&self) -> bool {
-        self.intent.is_none() && !self.conflict
-    }
-
     fn encode(&self, buffer: &mut [u8; PENDING_BYTES]) -> Answer<usize> {
         let mut w = Writer::new(buffer);
         w.u8(RECORD_VERSION)?;
@@ -117,19 +104,7 @@ impl Batch<'_> {
     }
 
     fn pending_at(&self, parent: Ino, name: &[u8]) -> Answer<Option<PendingRecord>> {
-        let key = keys::pending(parent, name);
-        match self.state.pending.find(key.place()) {
-            Some(plain) => Ok(Some(plain)),
-            None => self.pending_record(parent, &key),
-        }
-    }
-
-    /// The same of a place that is not in the table in memory.
-    fn pending_record(&self, parent: Ino, key: &PlaceKey) -> Answer<Option<PendingRecord>> {
-        if self.state.directories.has_pending_records(parent) == Some(false) {
-            return Ok(None);
-        }
-        self.tx.get(key.bytes())?.map(PendingRecord::decode).transpose()
+        self.tx.get(keys::pending(parent, name).bytes())?.map(PendingRecord::decode).transpose()
     }
 
     /// True while a mover changes what the store has at a place.
@@ -138,19 +113,13 @@ impl Batch<'_> {
     }
 
     pub(crate) fn is_pending(&self, parent: Ino, name: &[u8]) -> Answer<bool> {
-        Ok(self.pending_at(parent, name)?.is_some())
+        Ok(self.tx.get(keys::pending(parent, name).bytes())?.is_some())
     }
 
-    /// False if no pending place in a directory has a record of its own, so that nothing is intended there. What was
-    /// found is known from then on.
-    pub(crate) fn learn_pending_records(&mut self, directory: Ino) -> Answer<bool> {
-        if let Some(known) = self.state.directories.has_pending_records(directory) {
-            return Ok(known);
-        }
+    /// True if a place in a directory is pending.
+    pub(crate) fn has_pending_in(&self, directory: Ino) -> Answer<bool> {
         let (first, last) = keys::pending_in(directory);
-        let has_records = self.tx.first_in(first.bytes(), last.bytes())?.is_some();
-        self.state.directories.note_pending_records(directory, has_records);
-        Ok(has_records)
+        Ok(self.tx.first_in(first.bytes(), last.bytes())?.is_some())
     }
 
     pub(crate) fn put_place(&mut self, parent: Ino, name: &[u8], placed: &Placed) -> Answer<()> {
@@ -164,35 +133,10 @@ impl Batch<'_> {
         self.tx.put(keys::place(parent, name).bytes(), &buffer[..n])
     }
 
-    /// Changes how a place is pending, or makes it pending.
     fn put_pending(&mut self, parent: Ino, name: &[u8], record: &PendingRecord) -> Answer<()> {
-        let key = keys::pending(parent, name);
-        if self.state.pending.find(key.place()).is_some() {
-            if record.is_plain() {
-                return self.put_plain(key.place(), record);
-            }
-            self.remove_plain(key.place())?;
-        }
         let mut buffer = [0; PENDING_BYTES];
         let n = record.encode(&mut buffer)?;
-        self.state.directories.note_pending_records(parent, true);
-        self.tx.put(key.bytes(), &buffer[..n])
-    }
-
-    /// Makes a place pending that is not.
-    fn begin_pending(&mut self, now: Timestamp, parent: Ino, name: &[u8]) -> Answer<()> {
-        let record = PendingRecord::plain(1, now);
-        match self.state.pending.has_room() {
-            true => self.put_plain(keys::pending(parent, name).place(), &record),
-            false => self.put_pending(parent, name, &record),
-        }
-    }
-
-    /// Ends that a place is pending. False if it was not.
-    fn end_pending(&mut self, parent: Ino, name: &[u8]) -> Answer<bool> {
-        let key = keys::pending(parent, name);
-        let had_record = self.state.directories.has_pending_records(parent) != Some(false);
-        Ok(self.remove_plain(key.place())? || had_record && self.tx.delete(key.bytes())?)
+        self.tx.put(keys::pending(parent, name).bytes(), &buffer[..n])
     }
 
     /// True if the directory belongs to the tree of a store.
@@ -243,18 +187,28 @@ impl Batch<'_> {
         now_there: Option<(Ino, Kind)>,
     ) -> Answer<()> {
         if now_there.is_some() {
-            self.learn_pending_records(parent)?;
-            return self.note_place(now, parent, name);
+            return self.note_present(now, parent, name);
         }
+        let pending = self.pending_at(parent, name)?;
         let is_placed = self.learn_places(parent)? && self.placed(parent, name)?.is_some();
-        // A name that the store never had came and went.
-        if !is_placed && self.remove_plain(keys::pending(parent, name).place())? {
-            return Ok(());
-        }
-        match self.pending_at(parent, name)? {
-            Some(pending) if !is_placed && pending.is_plain() => self.end_pending(parent, name).map(|_| ()),
+        match pending {
+            // A name that the store never had came and went.
+            Some(pending) if !is_placed && pending.intent.is_none() && !pending.conflict => {
+                self.tx.delete(keys::pending(parent, name).bytes())?;
+                Ok(())
+            }
             None if !is_placed => Ok(()),
             pending => self.note(now, parent, name, pending),
+        }
+    }
+
+    /// The same for a name that the pool has. Most were not pending: they take one look into the tree.
+    fn note_present(&mut self, now: Timestamp, parent: Ino, name: &[u8]) -> Answer<()> {
+        let mut buffer = [0; PENDING_BYTES];
+        let n = PendingRecord { since: now, changes: 1, ..PendingRecord::default() }.encode(&mut buffer)?;
+        match self.tx.insert(keys::pending(parent, name).bytes(), &buffer[..n])? {
+            true => Ok(()),
+            false => self.note_place(now, parent, name),
         }
     }
 
@@ -281,12 +235,8 @@ impl Batch<'_> {
         name: &[u8],
         pending: Option<PendingRecord>,
     ) -> Answer<()> {
-        match pending {
-            None => self.begin_pending(now, parent, name),
-            Some(before) => {
-                self.put_pending(parent, name, &PendingRecord { changes: before.changes + 1, ..before })
-            }
-        }
+        let before = pending.unwrap_or(PendingRecord { since: now, ..PendingRecord::default() });
+        self.put_pending(parent, name, &PendingRecord { changes: before.changes + 1, ..before })
     }
 
     /// The directory with the store to whose tree a directory belongs; none if it belongs to none.
@@ -359,10 +309,6 @@ impl Batch<'_> {
         name: &[u8],
         payload: &'o mut [u8],
     ) -> Answer<Reply<'o>> {
-        if parent == Ino(0) {
-            // A mover begins to look, as it does now and then.
-            self.state.directories.doubt_pending_records();
-        }
         let (first, last) = (keys::pending(parent, name), keys::last_pending());
         let mut found = Vec::new();
         let mut w = Writer::new(payload);
@@ -373,17 +319,11 @@ impl Batch<'_> {
                 continue;
             }
             found.push((parent_of, name_of.to_vec(), PendingRecord::decode(bytes)?));
-            if found.len() >= LISTED_MAX {
+            // More do not fit into a reply.
+            if found.len() >= 1024 {
                 break;
             }
         }
-        for (place, record) in self.state.pending.behind(first.place(), LISTED_MAX) {
-            let (parent_of, name_of) = split_place(place)?;
-            found.push((parent_of, name_of.to_vec(), record));
-        }
-        // Both have their first ones, so these are the first of all.
-        found.sort_unstable_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-        found.truncate(LISTED_MAX);
         let mut end = 0;
         for (parent, name, record) in found {
             match self.pending_place(parent, name, &record)?.encode(&mut w) {
@@ -561,7 +501,7 @@ impl Batch<'_> {
         let is_equal = self.is_equal(parent, name)?;
         match pending {
             Some(pending) if is_equal && seen == Some(pending.changes) && !pending.conflict => {
-                self.end_pending(parent, name)?;
+                self.tx.delete(keys::pending(parent, name).bytes())?;
             }
             Some(pending) => {
                 self.put_pending(parent, name, &PendingRecord { intent: None, ..pending })?;
@@ -583,10 +523,12 @@ impl Batch<'_> {
     /// True if a place of the tree of the store at `root` is pending.
     pub(crate) fn has_pending(&mut self, root: Ino) -> Answer<bool> {
         let first = keys::pending(Ino(0), b"");
-        let mut parents = self.state.pending.directories()?;
+        let mut parents = Vec::new();
         for item in self.tx.range(first.bytes(), &keys::last_pending())? {
             let Some(Key::Pending(parent, _)) = keys::decode(item?.0) else { return Err(Code::Corrupt) };
-            parents.insert(parent);
+            if parents.last() != Some(&parent) {
+                parents.push(parent);
+            }
         }
         for parent in parents {
             // Unknown: a directory whose records are gone. It counts, since data may depend on it.
@@ -620,7 +562,7 @@ impl Batch<'_> {
     /// Drops what the pool knows of the store at a place.
     pub(crate) fn drop_place(&mut self, parent: Ino, name: &[u8]) -> Answer<bool> {
         let had_place = self.tx.delete(keys::place(parent, name).bytes())?;
-        let was_pending = self.end_pending(parent, name)?;
+        let was_pending = self.tx.delete(keys::pending(parent, name).bytes())?;
         Ok(had_place | was_pending)
     }
 }

@@ -319,8 +319,6 @@ pub(crate) struct Ledger {
 
 /// Version byte of the ledger of a shard with backing stores: it has their number.
 const LEDGER_WITH_STORES: u8 = 2;
-/// The same of a shard that may have a log of pending places.
-const LEDGER_WITH_LOG: u8 = 3;
 
 impl Ledger {
     /// True if any directory has a backing store.
@@ -336,7 +334,7 @@ impl Ledger {
         buffer: &mut [u8; LEDGER_BYTES_MAX],
     ) -> Result<usize, Code> {
         let mut w = Writer::new(buffer);
-        w.u8(if self.has_stores() { LEDGER_WITH_LOG } else { RECORD_VERSION })?;
+        w.u8(if self.has_stores() { LEDGER_WITH_STORES } else { RECORD_VERSION })?;
         w.u8(pending.len() as u8)?;
         for v in [self.next_counter, self.inodes, self.entries, self.orphans] {
             w.u64(v)?;
@@ -359,12 +357,11 @@ impl Ledger {
         let mut r = Reader::new(bytes);
         let mut read = || -> Result<(Ledger, Vec<Pending>), Code> {
             let (version, count) = (r.u8()?, r.u8()? as usize);
-            let has_stores = matches!(version, LEDGER_WITH_STORES | LEDGER_WITH_LOG);
-            if version != RECORD_VERSION && !has_stores || count > PENDING_MAX {
+            if !matches!(version, RECORD_VERSION | LEDGER_WITH_STORES) || count > PENDING_MAX {
                 return Err(Code::Corrupt);
             }
             let (next_counter, inodes, entries, orphans) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
-            let stores = if has_stores { r.u64()? } else { 0 };
+            let stores = if version == LEDGER_WITH_STORES { r.u64()? } else { 0 };
             let ledger = Ledger { next_counter, inodes, entries, orphans, stores };
             let mut pending = Vec::with_capacity(count);
             for _ in 0..count {
@@ -534,9 +531,7 @@ mod tests {
         let mut buffer = [0; LEDGER_BYTES_MAX];
         let n = ledger.encode(pending.iter().copied(), &mut buffer).unwrap();
         assert_eq!(n, LEDGER_BYTES_MAX);
-        assert_eq!(Ledger::decode(&buffer).unwrap(), (ledger.clone(), pending.clone()));
-        buffer[0] = LEDGER_WITH_STORES;
-        assert_eq!(Ledger::decode(&buffer).unwrap(), (ledger, pending), "as the version before wrote it");
+        assert_eq!(Ledger::decode(&buffer).unwrap(), (ledger, pending));
         let layout = inode(0o100_644).layout;
         let mut buffer = [0; ORPHAN_BYTES_MAX];
         let n = encode_orphan(&layout, &mut buffer).unwrap();

@@ -13,7 +13,6 @@ use heed::{EnvFlags, EnvOpenOptions};
 use crate::copies::decode_copy;
 use crate::keys::{self, Key};
 use crate::lmdb_txn::{code_of, Tree};
-use crate::pending_log::replay_items;
 use crate::record::{decode_format, EntryRecord, Inode, FORMAT_VERSION};
 
 /// Bound on a walk to the root.
@@ -70,24 +69,17 @@ impl Remains {
             }
             _ => return Err(Error::new(Code::Corrupt, what()).why("its format record is damaged")),
         };
-        let (mut remains, mut logged) = (Remains::default(), HashSet::new());
+        let mut remains = Remains::default();
         for item in tree.iter(&txn).map_err(broken)? {
             let (key, value) = item.map_err(broken)?;
-            if remains.take(key, value, &mut logged).is_err() {
+            if remains.take(key, value).is_err() {
                 remains.damaged += 1;
             }
         }
-        remains.pending.extend(logged.into_iter().map(|(directory, name)| (Ino(directory), name)));
         Ok((node, remains))
     }
 
-    /// Takes one record. `logged` are the pending places that the log has.
-    fn take(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-        logged: &mut HashSet<(u64, Vec<u8>)>,
-    ) -> std::result::Result<(), Code> {
+    fn take(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<(), Code> {
         match keys::decode(key).ok_or(Code::Corrupt)? {
             Key::Inode(ino) => {
                 self.inodes.insert(ino, Inode::decode(ino, value)?.entry());
@@ -103,7 +95,6 @@ impl Remains {
                 }
             }
             Key::Pending(parent, name) => drop(self.pending.insert((parent, name.to_vec()))),
-            Key::PendingLog(_) => replay_items(value, logged)?,
             // Pieces of one value come in their order.
             Key::Value(ino, name, piece) => {
                 let values = self.values.entry(ino).or_default();

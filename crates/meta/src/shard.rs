@@ -25,7 +25,6 @@ use crate::holds::Holds;
 use crate::keys;
 use crate::lmdb_txn::{code_of, pages, Transaction, Tree};
 use crate::page_budget::Space;
-use crate::pending_log::PendingLog;
 use crate::record::{
     decode_format, encode_format, Inode, Ledger, FORMAT_VERSION, INODE_BYTES_MAX, LEDGER_BYTES_MAX,
 };
@@ -85,10 +84,6 @@ pub(crate) struct State {
     pub(crate) holds: Holds,
     /// Names that unlisted directories' stores lack.
     pub(crate) absences: Absences,
-    /// Plain pending places, and their log.
-    pub(crate) pending: PendingLog,
-    /// The greatest number of an inode that has a copy, or had one; none before that was looked up.
-    pub(crate) last_copied: Option<u64>,
     /// Whether any file of a store has a record as one with several names; none before that was looked up.
     pub(crate) has_linked_files: Option<bool>,
     pub(crate) space: Space,
@@ -368,8 +363,6 @@ impl State {
             new_orphans: BTreeMap::new(),
             holds: Holds::default(),
             absences: Absences::default(),
-            pending: PendingLog::default(),
-            last_copied: None,
             has_linked_files: None,
             space,
             stale: true,
@@ -391,8 +384,6 @@ impl State {
         self.ledger = ledger;
         self.directories = directories;
         self.new_orphans.clear();
-        self.pending = PendingLog::read(tx)?;
-        self.last_copied = None;
         self.has_linked_files = None;
         self.holds = Holds::read(tx, node)?;
         self.stale = false;

@@ -3,13 +3,12 @@
 //! Names, and attributes of inodes without file data, change only by requests to the pool. The daemon invalidates those
 //! that other interfaces change before it acknowledges the change, so the kernel may cache them until then. Attributes
 //! of a regular file also change when a program writes it through its own descriptor, which nothing announces. The
-//! kernel may cache them only while the mount is the only user of the pool, but for its mover. In a pool of several
-//! nodes the mount is never the only user, and no invalidations arrive for what other nodes serve: the kernel sends a
-//! request each time.
+//! kernel may cache them only while the mount is the only user of the pool. In a pool of several nodes the mount is
+//! never the only user, and no invalidations arrive for what other nodes serve: the kernel sends a request each time.
 //!
 //! A look-up may be the first time that the kernel gets an inode, and the kernel ignores invalidations of an inode
-//! that it does not know yet. So while other programs use the pool, and in front of a store, attributes in the reply to a
-//! look-up are valid for a moment ([`Validity::BRIEF`]). Attributes requested by number are valid until an invalidation.
+//! that it does not know yet. So while other programs use the pool, attributes in the reply to a look-up are valid for
+//! a moment ([`Validity::BRIEF`]). Attributes requested by number are valid until an invalidation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use forebay_client::{nameless, Pool};
 use forebay_types::limits::NODE_NUMBER_MAX;
-use forebay_types::{Caller, Code, Entry, Ino, FLAG_ATTACHED};
+use forebay_types::{Caller, Code, Entry, Ino};
 
 use crate::cache_rules::CacheRules;
 use crate::closing::Nameless;
@@ -249,21 +249,14 @@ impl FileSystem {
 
     /// The same for an inode in the reply to a look-up. Until the kernel has read the reply it may not know the inode,
     /// and then it ignores invalidations of it. So while other programs use the pool, these attributes are valid for a
-    /// moment only: the kernel soon requests them again, by number. The same in front of a store, where the mover changes
-    /// attributes and does not count as a program.
+    /// moment only: the kernel soon requests them again, by number.
     pub(crate) fn found_validity(&self, st: &libc::stat) -> Validity {
         let validity = self.attr_validity(st.st_ino, st);
-        let is_alone = self.cache_rules.is_alone() && !self.pool.spans_nodes();
-        if is_alone && !self.is_in_front_of_store(Ino(st.st_ino)) {
+        if self.cache_rules.is_alone() && !self.pool.spans_nodes() {
             validity
         } else {
             validity.min(Validity::BRIEF)
         }
-    }
-
-    /// False if no mover changes an inode.
-    fn is_in_front_of_store(&self, ino: Ino) -> bool {
-        self.pool.get_attr(ino).map_or(true, |entry| entry.attr.flags & FLAG_ATTACHED != 0)
     }
 
     /// True when the kernel knows an inode under two node numbers, because it was opened with O_TMPFILE and linked

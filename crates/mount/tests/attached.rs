@@ -13,7 +13,6 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::channel;
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -253,67 +252,6 @@ fn what_another_program_puts_into_the_store_is_seen_after_a_refresh() {
     assert_eq!(std::fs::read_to_string(on.at("d/deep")).unwrap(), "deep");
     let names: Vec<_> = std::fs::read_dir(on.at("")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names.len(), 3, "{names:?}");
-}
-
-#[test]
-fn names_that_were_absent_before_a_directory_was_attached_are_found_after_it() {
-    let Some(on) = Attached::up("128MiB", "") else { return };
-    // Both doors look the name up while the store lacks it, and while the directory has no store.
-    let preloaded = || on.place.preloaded("test -e /forebay/s/new && echo found || echo absent");
-    assert_eq!((on.at("new").exists(), preloaded().trim()), (false, "absent"));
-    on.place.done(&["detach", "/s"]);
-    assert_eq!((on.at("new").exists(), preloaded().trim()), (false, "absent"));
-    std::fs::write(on.store("new"), "from elsewhere").unwrap();
-    assert!(!on.at("new").exists(), "it is in the store alone");
-    on.place.done(&["attach", &format!("file://{}", on.place.dir.join("store").display()), "/s"]);
-    assert_eq!(std::fs::metadata(on.at("new")).unwrap().len(), 14);
-    assert_eq!(preloaded().trim(), "found");
-}
-
-/// True if the kernel has a file's attributes: it tells them while the mount's process is stopped.
-fn is_cached(on: &Attached, name: &str) -> bool {
-    let path = std::ffi::CString::new(on.at(name).to_str().unwrap()).unwrap();
-    let stat = move || {
-        // SAFETY: an all-zero stat is valid, the path ends in NUL.
-        unsafe {
-            let mut st: libc::stat = std::mem::zeroed();
-            assert_eq!(libc::stat(path.as_ptr(), &mut st), 0);
-        }
-    };
-    // Attributes that come with a name are valid for a moment: these come by the number.
-    std::thread::sleep(Duration::from_millis(30));
-    stat();
-    let stopped = Stopped::new(on.place.pid("mount"));
-    let (send, receive) = channel();
-    let asks = std::thread::spawn(move || {
-        stat();
-        let _ = send.send(());
-    });
-    let is_cached = receive.recv_timeout(Duration::from_millis(200)).is_ok();
-    drop(stopped);
-    asks.join().unwrap();
-    is_cached
-}
-
-#[test]
-fn kernel_keeps_attributes_of_files_while_the_mover_alone_is_there_and_sees_what_that_changes() {
-    let Some(on) = Attached::up("128MiB", "") else { return };
-    std::fs::write(on.store("f"), "from the store").unwrap();
-    on.place.done(&["refresh", "-r", "/s"]);
-    on.mover();
-    let len = || std::fs::metadata(on.at("f")).unwrap().len();
-    assert_eq!(len(), 14);
-    // The commands above count until their ends were noticed.
-    wait_for("the kernel keeps the attributes", || is_cached(&on, "f"));
-    std::fs::write(on.store("f"), "changed, and longer").unwrap();
-    on.place.done(&["refresh", "-r", "/s"]);
-    assert_eq!(len(), 19);
-    assert_eq!(std::fs::read_to_string(on.at("f")).unwrap(), "changed, and longer");
-    on.release("f");
-    assert_eq!(len(), 19);
-    assert_eq!(on.place.preloaded("printf ' once more' >> /forebay/s/f; stat -c %s /forebay/s/f"), "29\n");
-    assert_eq!(len(), 29);
-    assert!(!is_cached(&on, "f"), "a program may have it open");
 }
 
 #[test]

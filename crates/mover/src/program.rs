@@ -174,7 +174,7 @@ fn run(
     signals::reset(rustix::process::Signal::CHILD.as_raw());
     let _lock =
         lock(&arguments.pool, if supervisor.socket.is_some() { LOCK_PATIENCE } else { Duration::ZERO })?;
-    let pool = Pool::attach_as(&arguments.pool, Role::Mover)?;
+    let pool = Pool::attach_as(&arguments.pool, Role::Tool)?;
     let engine = start(pool)?;
     let tasks = TaskServer::start(&arguments.pool, engine.clone())?;
     tracing::info!("the mover runs");

@@ -20,7 +20,7 @@ const _: () = assert!(MAGIC >> 24 == b'8' as u32 && AttachReply::BYTES == 80 && 
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
 /// Attach this process. Answered with [`AttachReply`] and all descriptors. An empty body means a program that may pass
-/// its descriptors to other processes; [`ATTACH_TOOL`], [`ATTACH_MOUNT`] and [`ATTACH_MOVER`] are bodies of one byte.
+/// its descriptors to other processes; [`ATTACH_TOOL`] and [`ATTACH_MOUNT`] are bodies of one byte.
 pub const KIND_ATTACH: u16 = 1;
 /// A JSON request: status, check.
 pub const KIND_CONTROL: u16 = 2;
@@ -59,8 +59,6 @@ pub const KIND_MEMORY: u16 = 10;
 pub const ATTACH_TOOL: u8 = 1;
 /// Attach the process that serves the mount.
 pub const ATTACH_MOUNT: u8 = 2;
-/// Attach the pool's mover: by its descriptors no attribute of a file changes that programs see.
-pub const ATTACH_MOVER: u8 = 3;
 /// No program but the mount has files of the pool open.
 pub const MOUNT_ALONE: u8 = 0;
 /// Other programs may have files of the pool open.

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{fence, Ordering};
 
 use forebay_types::limits::BOARD_NAME_MAX;
-use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer, FLAG_UNLISTED};
+use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer, FLAG_ATTACHED, FLAG_UNLISTED};
 
 use crate::board::{
     lease_offset, Tables, BUCKET_BYTES, COMPLETE, DEPTH_OFFSET, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP,
@@ -188,23 +188,17 @@ impl BoardWriter {
         self.mapping.store(at + ENTRY_OFFSET, &bytes[..len]);
     }
 
-    /// Publishes what `name` in `parent` leads to now, or that it is absent. See [`BoardWriter::absent_name_in_store`].
+    /// Publishes what `name` in `parent` leads to now, or that it is absent. In front of a store, an absence is shown only
+    /// by a complete directory: when the directory is to be listed again, all its absences are over with that.
     pub fn name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) {
         if name.len() > BOARD_NAME_MAX || name.is_empty() {
             return;
         }
+        if target.is_none() && !self.is_complete(parent) && self.is_attached(parent) {
+            return self.forget_name(parent, name);
+        }
         if !self.place_name(parent, name, target, Need::Used) && target.is_some() {
             self.clear_complete(parent);
-        }
-    }
-
-    /// Publishes that `name` is absent in a directory in front of a store. Only a complete directory shows that: when the
-    /// directory is to be listed again, all its absences are over. In any other, also in one that the board does not have,
-    /// the name is unknown.
-    pub fn absent_name_in_store(&mut self, parent: Ino, name: &[u8]) {
-        match self.is_complete(parent) {
-            true => self.name(parent, name, None),
-            false => self.forget_name(parent, name),
         }
     }
 
@@ -433,6 +427,11 @@ impl BoardWriter {
 
     fn is_complete(&self, ino: Ino) -> bool {
         self.has_state(ino, COMPLETE)
+    }
+
+    /// True if the board has the inode of a directory in front of a store.
+    fn is_attached(&self, ino: Ino) -> bool {
+        self.entry_of(ino).is_some_and(|entry| entry.attr.flags & FLAG_ATTACHED != 0)
     }
 
     fn has_state(&self, ino: Ino, bit: u32) -> bool {

@@ -238,10 +238,6 @@ pub const RECALLING_PROCESSES_MAX: usize = 4096;
 /// in vain before a directory is listed whole.
 pub const ABSENT_NAMES_MAX: usize = 4096;
 
-/// Pending places that a shard has in memory: about 4 MiB with names of 20 bytes. Enough for what programs make and remove
-/// again before a mover looks at it. More of them have records of their own, as all had before.
-pub const PENDING_IN_MEMORY_MAX: usize = 32_768;
-
 /// From this percentage on, files in front of a backing store are opened for writing so that their writes can wait for
 /// space. Their writers may fill what is left up to [`HIGH_WATER_PERCENT`], at which writes begin to wait.
 pub const SCARCE_PERCENT: u64 = 75;

@@ -4,7 +4,6 @@ mod examples;
 mod links;
 mod meta;
 mod mover;
-mod pending;
 #[path = "../place/mod.rs"]
 mod place;
 mod pool;

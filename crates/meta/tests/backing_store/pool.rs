@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_meta::{CheckReport, Mark, Remains, Shard, Unlisted};
+use forebay_meta::{Mark, Shard, Unlisted};
 use forebay_types::{
     decode_outcomes, Attr, Code, Ino, Kind, NodeId, PendingPlace, Reply, ReportOutcome, Request, SetAttr,
     StorePlace, Writer, FLAG_DIRTY, FLAG_RESIDENT,
@@ -142,25 +142,7 @@ impl Pool {
     }
 
     pub(crate) fn problems(&self) -> Vec<String> {
-        self.check().problems
-    }
-
-    pub(crate) fn check(&self) -> CheckReport {
-        self.shard.as_ref().unwrap().check(&mut |_| {}).unwrap()
-    }
-
-    /// What a recovery reads of the shard.
-    pub(crate) fn remains<T>(&mut self, read: impl FnOnce(Remains) -> T) -> T {
-        self.shard = None;
-        let (_, remains) = Remains::read(&self.place.path().join("data.mdb")).unwrap();
-        self.reopen();
-        read(remains)
-    }
-
-    /// The names that the last request showed to be absent, each with whether its directory is in front of a store.
-    pub(crate) fn absences(&self) -> Vec<(Vec<u8>, bool)> {
-        let absent = self.driver.effects.names().filter(|name| name.entry.is_none());
-        absent.map(|name| (name.name.to_vec(), name.is_absent_in_store)).collect()
+        self.shard.as_ref().unwrap().check(&mut |_| {}).unwrap().problems
     }
 
     pub(crate) fn assert_clean(&self) {

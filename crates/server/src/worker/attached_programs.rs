@@ -3,10 +3,7 @@
 //!
 //! A program that attaches may pass its descriptors to processes that never attach and that outlive it. So from the
 //! first program on, the mount shares the pool until the pool ends; the descriptor store keeps this over workers. A
-//! tool counts only while it is attached. The mover does not count: it changes attributes by requests alone, of which the
-//! kernel is notified. To the kernel's first request for an inode such a notification may come too soon; so attributes in
-//! front of a store that come with a name are valid for a moment only (`crates/mount/src/filesystem.rs`). After a worker's
-//! death the next one takes the mover for a tool until it ends.
+//! tool counts only while it is attached.
 //!
 //! Before a newcomer's attach is answered, the mount is notified and confirms that the kernel has no such attributes
 //! cached. A mount that does not confirm in time is disconnected, because a late confirmation would be taken for the
@@ -17,9 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_ring::{
-    read_exact, write_all, ATTACH_MOUNT, ATTACH_MOVER, ATTACH_TOOL, MOUNT_ALONE, MOUNT_SHARED,
-};
+use forebay_ring::{read_exact, write_all, ATTACH_MOUNT, ATTACH_TOOL, MOUNT_ALONE, MOUNT_SHARED};
 use forebay_types::Code;
 
 /// Tag in the descriptor store: programs have attached.
@@ -33,7 +28,6 @@ pub(super) enum Newcomer {
     Program,
     Tool,
     Mount,
-    Mover,
 }
 
 impl Newcomer {
@@ -41,7 +35,6 @@ impl Newcomer {
         match body {
             [ATTACH_TOOL] => Newcomer::Tool,
             [ATTACH_MOUNT] => Newcomer::Mount,
-            [ATTACH_MOVER] => Newcomer::Mover,
             _ => Newcomer::Program,
         }
     }
@@ -113,7 +106,7 @@ impl AttachedPrograms {
     pub(super) fn joins(&self, who: Newcomer, session: u64) -> bool {
         let mut state = self.state();
         let first = match who {
-            Newcomer::Mount | Newcomer::Mover => return false,
+            Newcomer::Mount => return false,
             Newcomer::Program => !std::mem::replace(&mut state.programs, true),
             Newcomer::Tool => {
                 state.tools.insert(session);
@@ -267,18 +260,6 @@ mod tests {
             mount.write_all(&[MOUNT_SHARED]).unwrap();
             joined.join().unwrap();
         });
-    }
-
-    #[test]
-    fn mover_is_no_other_program() {
-        let programs = AttachedPrograms::default();
-        let (_mount, word) = announce(&programs);
-        assert_eq!(word, MOUNT_ALONE);
-        // Nobody answers for the mount: it is not asked.
-        assert_eq!(Newcomer::of(&[ATTACH_MOVER]), Newcomer::Mover);
-        assert!(!programs.joins(Newcomer::Mover, 2));
-        assert!(!programs.state().is_shared());
-        programs.leaves(2);
     }
 
     #[test]

@@ -393,11 +393,9 @@ impl ShardThread<'_> {
             self.board.forget_names_of(directory.ino);
         }
         for name in self.effects.names() {
-            let parent = shown(name.parent);
-            match name.entry {
-                Some(found) if name.is_found => self.board.found_name(parent, name.name, found),
-                None if name.is_absent_in_store => self.board.absent_name_in_store(parent, name.name),
-                entry => self.board.name(parent, name.name, entry),
+            match name.entry.filter(|_| name.is_found) {
+                Some(found) => self.board.found_name(shown(name.parent), name.name, found),
+                None => self.board.name(shown(name.parent), name.name, name.entry),
             }
         }
         if let Some(batch) = batch.filter(|batch| batch.has_holds()) {
