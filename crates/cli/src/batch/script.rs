@@ -242,7 +242,7 @@ fn claim(id: &str, file: &Path, record: &Record) -> Result<File> {
         open.read_to_end(&mut text).map_err(io)?;
         let before = serde_json::from_slice::<Record>(&text).ok();
         let is_alone = before.is_none_or(|before| before.hosts.is_empty());
-        if !is_new && !(is_alone && is_gone(&record.pool)?) {
+        if !(is_new || is_alone && is_gone(&record.pool)?) {
             return Err(begun());
         }
         let text = serde_json::to_vec(record).map_err(|e| failed(&what(), e.to_string()))?;
