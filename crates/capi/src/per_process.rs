@@ -16,7 +16,7 @@ impl<T: Default + Sync> PerProcess<T> {
         PerProcess(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// This process's.
+    /// The state of the calling process, which is made at its first call.
     pub(crate) fn get(&self) -> &'static T {
         let process = std::process::id();
         let known = self.0.load(Ordering::Acquire);

@@ -3,9 +3,9 @@
 //! requests that travel in one message. Any other put or get is a job for itself.
 //!
 //! Calls that are executed together end together. If one is refused, each is repeated by itself, and ends with its own result.
-//! Puts of which one fails with EIO all fail: a put whose outcome is unknown may still write, when its caller has been told of
-//! the success of a repetition, and has put other bytes there. Gets of which one fails with EIO are repeated, unless they
-//! have waited for a node that does not answer: each would wait as long. Puts to thin pieces, which are refused when there
+//! If one of several puts fails with EIO, all of them fail. They cannot be repeated: the first attempt may still write later,
+//! over what the program has put there since. If one of several gets fails with EIO, each is repeated, unless the node did
+//! not answer: then each would wait as long again. Puts to thin pieces, which are refused when there
 //! is no space, are not executed together: nothing that has succeeded is executed again for that.
 //!
 //! Locks: that of the waiting transfers, and under it that of the I/O threads' queue. None is held while calls are executed.

@@ -38,7 +38,7 @@ fn expected_late(before_ns: u64, late_ns: u64) -> u64 {
     }
 }
 
-/// The least timer slack for this thread, until the drop: it is the program's.
+/// Sets the thread's timer slack to the least value. The drop restores the value that the program has chosen.
 struct LeastSlack {
     before: libc::c_int,
 }

@@ -17,8 +17,8 @@ pub struct FarRange {
     pub bytes: usize,
 }
 
-/// The memory so many bytes behind the start of the caller's. The ranges of one list may be in memory of several calls, of
-/// which the lowest is the start, so the result is not derived from the start alone.
+/// The address `at` bytes behind `start`. A list may have ranges in the memory of several calls. `start` is then the lowest
+/// address of all, so the result may belong to another allocation than `start`.
 #[inline]
 pub fn memory_at(start: *const u8, at: usize) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(start.expose_provenance().wrapping_add(at))

@@ -1,4 +1,4 @@
-//! Backing files of files that are gone, here and on other nodes, whoever was killed meanwhile.
+//! The removal of the backing files of removed files, here and on other nodes, when processes are killed in between.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Which directory is a store's.
+//! The identity of a store's directory: by it another directory in the same place is recognized.
 
 /// What tells a store's directory from another one in its place.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
