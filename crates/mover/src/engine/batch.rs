@@ -15,6 +15,7 @@ use super::reports::Reports;
 use super::shared::Shared;
 use super::stores::AttachedStore;
 use super::upload::{upload, NotUploaded, Upload};
+use super::upload_directories::UploadDirectories;
 use super::wanted::{Uploads, WantedUpload};
 use crate::store::{with_suffix, Outcome, Store, StorePath};
 
@@ -38,12 +39,16 @@ pub(super) fn upload_batch(
     let begin = batch.iter().map(|wanted| Request::BeginDrain { ino: wanted.entry.attr.ino });
     let begun = Reports::new(link, begin.collect());
     let copying = turn.map(CopyTurn::take);
+    let places = UploadDirectories::make(store, batch.iter().map(|wanted| &wanted.directory));
     let copied = in_parallel_if_slow(&at.store, &batch, |i, wanted| {
         if i + 1 == batch.len() {
             copying.iter().for_each(Copying::pass_on);
         }
         match (reason.go_on)() {
-            true => upload(link, &shared.peers, (at.root, store), wanted, begun.outcome(i)),
+            true => {
+                let apart = places.of(i, &wanted.directory);
+                upload(link, &shared.peers, (at.root, store), (wanted, apart), begun.outcome(i))
+            }
             false => Err(NotUploaded::Later),
         }
     });
@@ -76,7 +81,7 @@ pub(super) fn upload_batch(
     let published = in_parallel_if_slow(&at.store, &uploaded, |i, (wanted, upload)| {
         publish(reconciler, wanted, upload, reason, || intended.outcome(i))
     });
-    drop(intended);
+    drop((intended, places));
     let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
     let directories: Vec<_> = directories.into_iter().collect();
     let synced = in_parallel_if_slow(&at.store, &directories, |_, directory| store.sync_directory(directory));

@@ -50,6 +50,7 @@ mod through;
 mod trees;
 mod turns;
 mod upload;
+mod upload_directories;
 mod walks;
 mod wanted;
 mod yielding;

@@ -155,12 +155,12 @@ impl From<Error> for NotUploaded {
     }
 }
 
-/// Uploads a file into its directory of the store. `begun` is the outcome of its `BeginDrain`.
+/// Uploads a file, with a temporary in the directory `apart`. `begun` is the outcome of its `BeginDrain`.
 pub(super) fn upload(
     link: &Link,
     peers: &Peers,
     (root, store): (Ino, &dyn Store),
-    WantedUpload { directory, entry, open_files, .. }: &WantedUpload,
+    (WantedUpload { entry, open_files, .. }, apart): (&WantedUpload, &StorePath),
     begun: ReportOutcome,
 ) -> std::result::Result<Upload, NotUploaded> {
     let later = |code: Code| match code {
@@ -187,7 +187,7 @@ pub(super) fn upload(
         return Err(NotUploaded::Later);
     }
     let (attributes, bytes, is_dense) = attributes_and_bytes(link, &now)?;
-    let temporary = store.temporaries().next(directory);
+    let temporary = store.temporaries().next(apart);
     let uploaded = if parts::are_for(store, &held, bytes) {
         let (temporary, attributes, layout) = (&temporary, &attributes, now.layout);
         parts::upload(peers, store, &held, &parts::Whole { root, temporary, layout, bytes, attributes })

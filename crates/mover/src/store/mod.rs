@@ -107,6 +107,16 @@ pub trait Store: Send + Sync {
         into: BorrowedFd<'_>,
     ) -> StoreResult<()>;
 
+    /// Makes directories in `directory` for the temporaries of so many uploads into it, where names are made faster so; none
+    /// where they are not, or if that fails: uploads then have their temporaries in `directory` itself. The caller removes
+    /// them ([`Store::remove_upload_directories`]).
+    fn make_upload_directories(&self, _directory: &StorePath, _uploads: usize) -> Vec<StorePath> {
+        Vec::new()
+    }
+
+    /// Removes upload directories that are empty. One that is left is a leftover like any other.
+    fn remove_upload_directories(&self, _directories: &[StorePath]) {}
+
     /// Stores a whole file under a temporary name. [`Code::Exists`](forebay_types::Code::Exists) if the name is taken.
     /// After a failure nothing is left, or a temporary. Returns the version, which `publish` may change.
     fn upload(

@@ -6,6 +6,7 @@
 //! | `.forebay-<mover>-<number>.<marks>.was.<name>` | what was at `<name>` and is being compared | see below |
 //! | `.forebay-<mover>-<number>.<marks>.new.<name>` | an upload that is changing places with what is at `<name>` | the same |
 //! | `.forebay-<mover>-<number>.<marks>.was/<name>` | the same, for long names; `.new/` too | the same |
+//! | `.forebay-<mover>-<number>.uploads/` | uploads of one batch | removed, with what is in it |
 //!
 //! The marks ([`Marks`]) are hashes of the expected version and of one that nothing needs. So a sweep knows what a dead
 //! mover left: the spare version is removed; anything else goes back to its name if that is free; if it is not, the
@@ -207,6 +208,8 @@ pub enum TemporaryKind<'a> {
     Aside(Marks, &'a [u8]),
     /// A directory that has an object put aside under the object's own name.
     AsideDirectory(Marks),
+    /// A directory that has uploads.
+    UploadDirectory,
 }
 
 /// The fields of a temporary's name.
@@ -228,6 +231,7 @@ impl<'a> TemporaryName<'a> {
         let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
         let kind = match rest[digits..].strip_prefix(b".")? {
             b"tmp" => TemporaryKind::Upload,
+            b"uploads" => TemporaryKind::UploadDirectory,
             suffix => {
                 let (digits, suffix) = suffix.split_at_checked(MARKS_DIGITS)?;
                 let (kind, suffix) = suffix.split_at_checked(SUFFIX_BYTES)?;
@@ -273,6 +277,10 @@ impl Temporaries {
         self.stem(".tmp").into_bytes()
     }
 
+    pub(super) fn next_upload_directory(&self) -> Vec<u8> {
+        self.stem(".uploads").into_bytes()
+    }
+
     /// A name for `name` put aside; none if it would be too long, see [`Temporaries::next_aside_directory`].
     pub(super) fn next_aside(&self, marks: Marks, name: &[u8]) -> Option<Vec<u8>> {
         let mut aside = self.next_aside_directory(marks);
@@ -304,6 +312,7 @@ mod tests {
         let own = temporaries.next_name();
         assert_eq!(TemporaryName::parse(&own).unwrap().mover, MoverId::own().as_str());
         assert_eq!(kind(&temporaries.next_name()), Some(TemporaryKind::Upload));
+        assert_eq!(kind(&temporaries.next_upload_directory()), Some(TemporaryKind::UploadDirectory));
         for is_of_upload in [false, true] {
             let marks = Marks { expected: 0x12ab, spare: u32::MAX, is_of_upload };
             let directory = temporaries.next_aside_directory(marks);

@@ -172,3 +172,48 @@ fn sweep_puts_back_removes_or_keeps_what_was_aside() {
     assert_eq!((read("old"), read(&long)), ("old".into(), "long".into()));
     assert_eq!(fs::read_dir(&directory.0).unwrap().count(), 7);
 }
+
+#[test]
+fn uploads_in_directories_of_their_own_are_published_and_what_is_left_of_them_is_swept() {
+    let directory = super::subject::TempDir::tmpfs();
+    let store = PosixStore::open(&directory.0, options(false), id()).unwrap();
+    let below = path("below");
+    store.make_directory(&below, &Attributes::default()).unwrap();
+    let entries = || fs::read_dir(directory.file(&below)).unwrap().count();
+    let upload = |apart: &StorePath, name: &str| {
+        let temporary = store.temporaries().next(apart);
+        store.upload(&temporary, &source(b"data"), &Attributes::default()).unwrap();
+        assert!(directory.file(&temporary).starts_with(directory.file(apart)));
+        let published = store.publish(&temporary, &below.join(name.as_bytes()).unwrap(), None).unwrap();
+        assert!(matches!(published, Outcome::Done(_)));
+    };
+    let made = store.make_upload_directories(&below, 40);
+    assert_eq!((made.len(), entries()), (2, 2));
+    upload(&made[0], "a");
+    upload(&made[1], "b");
+    let mut names = Vec::new();
+    let listing = store.list(&below, &mut |object| {
+        names.push(object.name);
+        Ok(())
+    });
+    names.sort();
+    assert_eq!((names, listing.unwrap().temporaries), (vec![b"a".to_vec(), b"b".to_vec()], 2));
+    store.remove_upload_directories(&made);
+    assert_eq!(entries(), 2, "only the files");
+    assert_eq!(fs::read(directory.file(&below).join("b")).unwrap(), b"data");
+
+    // A mover that dies: with an upload, and with a file that is none.
+    let made = store.make_upload_directories(&below, 40);
+    store.upload(&store.temporaries().next(&made[0]), &source(b"torn"), &Attributes::default()).unwrap();
+    fs::write(directory.file(&made[1]).join("foreign"), "kept").unwrap();
+    store.remove_upload_directories(&made);
+    assert_eq!(entries(), 4);
+    assert_eq!(store.remove_leftovers(&below, &|_| true).unwrap().live, 2);
+    assert_eq!((store.remove_leftovers(&below, &|_| false).unwrap().removed, entries()), (1, 3));
+    assert_eq!(fs::read(directory.file(&made[1]).join("foreign")).unwrap(), b"kept");
+
+    assert_eq!(store.make_upload_directories(&below, 15), [], "too few");
+    assert_eq!(store.make_upload_directories(&path("none"), 40), [], "no such directory");
+    let fast = PosixStore::open(&directory.0, options(true), id()).unwrap();
+    assert_eq!(fast.make_upload_directories(&below, 40), [], "a new name is one call");
+}

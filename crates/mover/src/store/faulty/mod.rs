@@ -166,6 +166,14 @@ impl Store for Faulty {
         self.inner.temporaries()
     }
 
+    fn make_upload_directories(&self, directory: &StorePath, uploads: usize) -> Vec<StorePath> {
+        self.inner.make_upload_directories(directory, uploads)
+    }
+
+    fn remove_upload_directories(&self, directories: &[StorePath]) {
+        self.inner.remove_upload_directories(directories);
+    }
+
     fn list(
         &self,
         directory: &StorePath,

@@ -201,6 +201,22 @@ impl Store for Limited {
         })
     }
 
+    fn make_upload_directories(&self, directory: &StorePath, uploads: usize) -> Vec<StorePath> {
+        if !self.gate.names_are_slow() {
+            return Vec::new();
+        }
+        let made = self.call(Sort::Other, 0, || Ok(self.inner.make_upload_directories(directory, uploads)));
+        made.unwrap_or_default()
+    }
+
+    fn remove_upload_directories(&self, directories: &[StorePath]) {
+        // Without a turn they are leftovers.
+        let _ = self.call(Sort::Other, 0, || {
+            self.inner.remove_upload_directories(directories);
+            Ok(())
+        });
+    }
+
     fn upload(
         &self,
         temporary: &StorePath,

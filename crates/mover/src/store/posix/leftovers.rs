@@ -1,12 +1,12 @@
 //! What dead movers left in a directory: removed, put back, or kept under a name that people see.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::described::{stat, version_of};
-use super::names::unlink;
+use super::names::{remove_directory, unlink};
 use super::resolve::At;
 use super::tree::each_name;
 use super::PosixStore;
@@ -18,6 +18,35 @@ use crate::store::temporary::{mark, Marks, TemporaryKind, TemporaryName};
 
 /// Names tried for an object that is kept.
 const KEPT_NAMES: u32 = 10_000;
+
+/// Opens a temporary directory, and returns the names in it.
+fn opened(at: At<'_>) -> Result<(OwnedFd, Vec<Vec<u8>>), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let inner = retried(|| rustix::fs::openat(at.directory, at.name, flags, Mode::empty()))?;
+    let mut names = Vec::new();
+    each_name(
+        inner.as_fd(),
+        |e| e,
+        |name| {
+            names.push(name.to_vec());
+            Ok(())
+        },
+    )?;
+    Ok((inner, names))
+}
+
+/// Removes an upload directory with the uploads in it. What else is in it keeps it.
+fn remove_uploads(at: At<'_>, done: &mut Leftovers) -> Result<(), Errno> {
+    let (inner, names) = opened(at)?;
+    for name in &names {
+        let is_upload = TemporaryName::parse(name).is_some_and(|name| name.kind == TemporaryKind::Upload);
+        if is_upload {
+            unlink(At { directory: inner.as_fd(), name })?;
+            done.removed += 1;
+        }
+    }
+    remove_directory(at)
+}
 
 impl PosixStore {
     pub(super) fn sweep(
@@ -47,6 +76,7 @@ impl PosixStore {
                     self.settle(at, marks, At { directory: fd.as_fd(), name: final_name }, &mut done)
                 }
                 TemporaryKind::AsideDirectory(marks) => self.settle_directory(at, marks, &mut done),
+                TemporaryKind::UploadDirectory => remove_uploads(at, &mut done),
             };
             match swept {
                 // Another sweep was here, or a name was taken by a directory.
@@ -59,22 +89,12 @@ impl PosixStore {
 
     /// Settles what is in an aside directory, and removes it.
     fn settle_directory(&self, at: At<'_>, marks: Marks, done: &mut Leftovers) -> Result<(), Errno> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let inner = retried(|| rustix::fs::openat(at.directory, at.name, flags, Mode::empty()))?;
-        let mut names = Vec::new();
-        each_name(
-            inner.as_fd(),
-            |e| e,
-            |name| {
-                names.push(name.to_vec());
-                Ok(())
-            },
-        )?;
+        let (inner, names) = opened(at)?;
         for name in &names {
             let to = At { directory: at.directory, name };
             self.settle(At { directory: inner.as_fd(), name }, marks, to, done)?;
         }
-        retried(|| rustix::fs::unlinkat(at.directory, at.name, AtFlags::REMOVEDIR))
+        remove_directory(at)
     }
 
     /// Settles one object that was put aside from `to`.

@@ -19,6 +19,7 @@ mod open;
 mod parts;
 mod resolve;
 mod tree;
+mod upload_directories;
 
 use std::fmt;
 use std::ops::Range;
@@ -264,6 +265,14 @@ impl Store for PosixStore {
                 StoreError { is_transient: false, ..StoreError::system(what, e) }
             }
         })
+    }
+
+    fn make_upload_directories(&self, directory: &StorePath, uploads: usize) -> Vec<StorePath> {
+        self.make_uploads_apart(directory, uploads)
+    }
+
+    fn remove_upload_directories(&self, directories: &[StorePath]) {
+        self.remove_uploads_apart(directories);
     }
 
     fn upload(

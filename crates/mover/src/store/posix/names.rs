@@ -76,13 +76,17 @@ impl<'a> Aside<'a> {
     /// After nothing is aside any more. A directory that is left is a leftover like any other.
     pub(super) fn release(self) {
         if self.directory.is_some() {
-            let _ = retried(|| rustix::fs::unlinkat(self.at.directory, &self.name[..], AtFlags::REMOVEDIR));
+            let _ = remove_directory(At { directory: self.at.directory, name: &self.name });
         }
     }
 }
 
 pub(super) fn unlink(at: At<'_>) -> Result<(), Errno> {
     retried(|| rustix::fs::unlinkat(at.directory, at.name, AtFlags::empty()))
+}
+
+pub(super) fn remove_directory(at: At<'_>) -> Result<(), Errno> {
+    retried(|| rustix::fs::unlinkat(at.directory, at.name, AtFlags::REMOVEDIR))
 }
 
 fn version_at(at: At<'_>) -> Result<StoreVersion, Errno> {
