@@ -2,12 +2,17 @@
 //!
 //! A sleep ends late: by the timer slack of the thread (50 us unless set), and by the time that a wake-up takes, which
 //! differs between machines and is longer after long sleeps. So a wait has the least slack, sleeps until some time before its
-//! end, and polls the clock from then on. Each thread learns that time from how late its sleeps end.
+//! end, and polls the clock from then on. Each thread learns that time from how late its sleeps end. While it polls it lets
+//! other threads run, which may have waits as short; where one of them does not give the processor back, the next waits
+//! sleep: who wakes up gets the processor before who works.
 
 use std::cell::Cell;
 
 /// The shortest last part of a wait, in which the clock is polled: about what a wake-up takes when the timer slack is 1 ns.
 pub const SPIN_NS: u64 = 25_000;
+/// So long it may be in any wait, even if that is the whole wait: an idle processor of a virtual machine may take as long to
+/// wake up, which would double the time of a request to a medium of some tens of microseconds.
+const SPIN_NS_SHORT: u64 = 60_000;
 /// The longest: a thread that waits for a processor wakes up later than any polling could make good.
 const SPIN_NS_MAX: u64 = 200_000;
 /// The shortest sleep. One for less time takes longer than that, and the last part of the wait is over.
@@ -26,6 +31,41 @@ pub fn now_ns() -> u64 {
 thread_local! {
     /// How late this thread's sleeps end, most of the time.
     static LATE_NS: Cell<u64> = const { Cell::new(SPIN_NS) };
+    static CROWD: Cell<Crowd> = const { Cell::new(Crowd { waits: 0, next: CROWDED_WAITS_MIN }) };
+}
+
+/// A processor that is given back later than this has a thread with work. One that polls gives it back sooner.
+const GIVEN_BACK_NS: u64 = 4 * SPIN_NS;
+/// Waits that are slept after another thread did not give the processor back: twice as many each time, up to the second.
+const CROWDED_WAITS_MIN: u32 = 256;
+const CROWDED_WAITS_MAX: u32 = 1 << 14;
+
+/// Whether threads with work share this thread's processor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Crowd {
+    /// So many of the following waits are slept.
+    waits: u32,
+    /// So many will be after the next time that the processor was not given back.
+    next: u32,
+}
+
+impl Crowd {
+    /// Before a wait: whether it is one of those.
+    fn begin(&mut self) -> bool {
+        let is_crowded = self.waits > 0;
+        self.waits -= u32::from(is_crowded);
+        is_crowded
+    }
+
+    /// After a wait in which the thread let others run, and got the processor back at once or not.
+    fn end(&mut self, came_back: bool) {
+        if came_back {
+            self.next = (self.next / 2).max(CROWDED_WAITS_MIN);
+        } else {
+            self.waits = self.next;
+            self.next = (2 * self.next).min(CROWDED_WAITS_MAX);
+        }
+    }
 }
 
 /// The lateness to expect after a sleep that ended so late: it follows later ones at once, and earlier ones slowly, so
@@ -64,36 +104,53 @@ impl Drop for LeastSlack {
     }
 }
 
+/// Sleeps until a time, and returns the time at the end.
+fn sleep_until(wake_ns: u64) -> u64 {
+    let _slack = LeastSlack::set();
+    let t = libc::timespec {
+        tv_sec: (wake_ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (wake_ns % 1_000_000_000) as libc::c_long,
+    };
+    // It returns its error, and leaves errno alone.
+    // SAFETY: `t` is valid for the call, and the remaining time is not requested.
+    unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &t, std::ptr::null_mut()) };
+    now_ns()
+}
+
 /// Waits until a time of [`now_ns`], and returns the time at the end of the wait. A signal does not end the wait.
 pub fn wait_until(until_ns: u64) -> u64 {
     let mut now = now_ns();
-    // Half of a wait is slept at least: polling takes a processor from those that have work.
-    let spin_ns = LATE_NS.get().min(until_ns.saturating_sub(now) / 2).max(SPIN_NS);
-    loop {
-        if now >= until_ns {
-            return now;
-        }
-        if until_ns - now >= spin_ns + SLEEP_NS_MIN {
-            let _slack = LeastSlack::set();
+    let half = until_ns.saturating_sub(now) / 2;
+    let mut crowd = CROWD.get();
+    let mut is_crowded = crowd.begin();
+    let (mut has_yielded, mut came_back) = (false, true);
+    while now < until_ns {
+        // Half of a longer wait is slept at least: polling takes a processor from those that have work.
+        let most_ns = half.max(if is_crowded { SPIN_NS } else { SPIN_NS_SHORT });
+        let spin_ns = LATE_NS.get().min(most_ns);
+        let left = until_ns - now;
+        if left >= spin_ns + SLEEP_NS_MIN {
             let wake = until_ns - spin_ns;
-            let t = libc::timespec {
-                tv_sec: (wake / 1_000_000_000) as libc::time_t,
-                tv_nsec: (wake % 1_000_000_000) as libc::c_long,
-            };
-            // It returns its error, and leaves errno alone.
-            // SAFETY: `t` is valid for the call, and the remaining time is not requested.
-            unsafe {
-                libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &t, std::ptr::null_mut())
-            };
-            now = now_ns();
+            now = sleep_until(wake);
             if now >= wake {
                 LATE_NS.set(expected_late(LATE_NS.get(), now - wake));
             }
+        } else if left > SPIN_NS && !is_crowded {
+            std::thread::yield_now();
+            let before = std::mem::replace(&mut now, now_ns());
+            has_yielded = true;
+            came_back = now - before <= GIVEN_BACK_NS;
+            is_crowded = !came_back;
         } else {
             std::hint::spin_loop();
             now = now_ns();
         }
     }
+    if has_yielded {
+        crowd.end(came_back);
+    }
+    CROWD.set(crowd);
+    now
 }
 
 /// Measures what pacing itself adds to a request here, in nanoseconds: how late waits for short and for long times end,
@@ -125,6 +182,30 @@ mod tests {
         assert!((60_000..90_000).contains(&late), "{late}");
         (0..1000).for_each(|_| late = expected_late(late, 0));
         assert!(late < SPIN_NS + 16, "{late}");
+    }
+
+    #[test]
+    fn waits_are_slept_where_processors_are_not_given_back_and_more_of_them_each_time() {
+        let mut crowd = CROWD.get();
+        let sleeps = |crowd: &mut Crowd| {
+            let mut count = 0;
+            while crowd.begin() {
+                count += 1;
+            }
+            count
+        };
+        assert_eq!(sleeps(&mut crowd), 0);
+        for waits in [256, 512, 1024] {
+            crowd.end(false);
+            assert_eq!(sleeps(&mut crowd), waits);
+        }
+        crowd.end(true);
+        crowd.end(false);
+        assert_eq!(sleeps(&mut crowd), 1024, "half of what it would have been");
+        (0..100).for_each(|_| crowd.end(false));
+        assert_eq!(sleeps(&mut crowd), CROWDED_WAITS_MAX);
+        (0..100).for_each(|_| crowd.end(true));
+        assert_eq!((sleeps(&mut crowd), crowd.next), (0, CROWDED_WAITS_MIN));
     }
 
     #[test]
