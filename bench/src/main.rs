@@ -76,16 +76,16 @@ fn outlive_interrupts() {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.first().map(String::as_str) {
+        _ if arguments.iter().any(|argument| argument == "--help" || argument == "-h") => {
+            print!("{HELP}");
+            Ok(())
+        }
         Some("run") => {
             outlive_interrupts();
             run::main(&arguments[1..])
         }
         Some("drive") => drive::main(&arguments[1..]),
         Some("slow") => slowfs::main(&arguments[1..]),
-        Some("--help") => {
-            print!("{HELP}");
-            Ok(())
-        }
         _ => Err(format!("what is to be done?\n\n{HELP}")),
     };
     match outcome {

@@ -118,6 +118,8 @@ const FULL: Grid = Grid {
         runs(4 * KIB, 128 * KIB, 1),
         runs(32 * KIB, MIB, 1),
         runs(256 * KIB, 2 * MIB, 1),
+        // Several rounds of a collective call.
+        runs(256 * KIB, 8 * MIB, 1),
         runs(64 * KIB, MIB, 2),
     ],
 };
@@ -157,6 +159,10 @@ mod tests {
         assert_eq!((counts.iter().min(), counts.iter().max()), (Some(&2), Some(&8)));
         let all: Vec<_> = grid.places.iter().flat_map(|ranks| grid.patterns(*ranks)).collect();
         assert!(all.iter().any(|p| p.run == 16 * MIB) && all.iter().any(|p| p.run == 32 * KIB));
+        assert!(
+            all.iter().any(|p| p.bytes > 4 * MIB && !p.is_blocks()),
+            "longer than an aggregator's window"
+        );
         assert!(all.iter().any(Pattern::is_blocks) && all.iter().any(|p| p.spread > 1));
     }
 
