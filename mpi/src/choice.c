@@ -4,7 +4,8 @@
  * Ranks that decide differently wait for each other for ever. So everything that a decision uses is the same on all ranks:
  * rank 0's calibration, which the others get in the open's exchange; the pattern, from the call's exchange; and
  * corrections, which follow from times that the call's exchange has, in place of an own time. A rank may report any time:
- * the choice can become wrong by that, but not different. Calls without an exchange teach nothing.
+ * the choice can become wrong by that, but not different. Calls without an exchange teach nothing. Files begin with the
+ * corrections that rank 0 has from earlier ones, which travel with its calibration.
  */
 #include "driver.h"
 
@@ -27,12 +28,16 @@ enum {
     SLEEP_US = 200,           /* of the ranks that do not measure */
     GATE_BYTES = 16 << 20,    /* of a rank, in the best case for an exchange */
     BLOCK_BYTES = 64 << 10,   /* of a rank with one range, in the best case */
+    FACTOR_ONE = 1024,        /* of corrections */
 };
 
 /* This process's calibration, which is sent if it is rank 0. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct forebay_calibration known;
 static bool is_read, is_measured;
+/* What files of so many ranks have taught this process, if it is rank 0. */
+static struct choice_learnt learnt[REACHES];
+static int learnt_ranks;
 
 int64_t choice_clock(void) {
     struct timespec now;
@@ -60,6 +65,35 @@ int64_t choice_place(void) {
     return (int64_t)(hash >> 1);
 }
 
+/* Whether data of the file are on nodes of the ranks (0), there and on others (1), or on others alone (2). */
+static int reach_of(const struct file *file) { return !file->far ? 0 : file->near ? 1 : 2; }
+
+/*
+ * Corrections come a quarter nearer to none with each file: a way that was slow once is not taken, so nothing teaches that
+ * it has become faster.
+ */
+static void fade(struct forebay_corrections *corrections) {
+    for (size_t way = 0; way < sizeof corrections->factors / sizeof *corrections->factors; way++)
+        if (corrections->factors[way] != 0)
+            corrections->factors[way] += (FACTOR_ONE - corrections->factors[way]) / 4;
+}
+
+void choice_keep(const struct file *file) {
+    const struct choice *choice = &file->choice;
+    if (file->rank != 0 || file->size == 1 || !choice_is_known(file))
+        return;
+    struct choice_learnt now = {.one_place = choice->one_place, .corrections = choice->corrections};
+    /* No exchange followed the last call, so this rank's time has to do. */
+    if (choice->is_known)
+        forebay.model_learn(&now.corrections, choice->writes, choice->together, choice->plain_ns, choice->measured_ns);
+    pthread_mutex_lock(&lock);
+    if (learnt_ranks != file->size)
+        memset(learnt, 0, sizeof learnt);
+    learnt_ranks = file->size;
+    learnt[reach_of(file)] = now;
+    pthread_mutex_unlock(&lock);
+}
+
 void choice_offer(const struct file *file, struct choice_offer *mine) {
     forebay_pool *pool = forebay_attached();
     pthread_mutex_lock(&lock);
@@ -80,6 +114,10 @@ void choice_offer(const struct file *file, struct choice_offer *mine) {
     }
     mine->calibration = known;
     mine->is_measured = is_measured;
+    for (int reach = 0; reach < REACHES && learnt_ranks == file->size; reach++) {
+        fade(&learnt[reach].corrections);
+        mine->learnt[reach] = learnt[reach];
+    }
     pthread_mutex_unlock(&lock);
     mine->place = choice_place();
     int64_t here = ranks_here();
@@ -174,6 +212,9 @@ static void measure(struct file *file, int64_t first_place, int64_t processors) 
 void choice_start(struct file *file, const struct choice_offer *first, bool one_place) {
     struct choice *choice = &file->choice;
     choice->calibration = first->calibration;
+    choice->one_place = one_place;
+    if (first->learnt[reach_of(file)].one_place == choice->one_place)
+        choice->corrections = first->learnt[reach_of(file)].corrections;
     choice->nodes = one_place ? 1 : first->nodes > 1 ? first->nodes : 2;
     choice->gate_run = -1;
     choice->end = -1;
@@ -206,7 +247,7 @@ static bool predict(const struct file *file, bool writes, int64_t bytes, int64_t
         /* The calibration has measured a file with several backing files, on the targets of one node. */
         .targets = file->far && file->near && spread > 1 ? spread : 1,
         .writes = writes,
-        .far = !file->far ? 0 : file->near ? 1 : 2,
+        .far = reach_of(file),
         .fewer_aggregators = atoll(file->hints[HINT_cb_nodes]) < 1,
         .continued = continued,
     };
@@ -258,6 +299,7 @@ void choice_note(struct file *file, bool writes, bool together, const struct for
     choice->writes = writes;
     choice->together = together;
     choice->predicted_ns = together ? times->collective_ns : times->independent_ns;
+    choice->plain_ns = together ? times->collective_plain_ns : times->independent_plain_ns;
     choice->measured_ns = choice->file_ns = 0;
 }
 
@@ -279,7 +321,7 @@ void choice_learn(struct file *file, int64_t measured_ns, int64_t file_ns) {
     struct choice *choice = &file->choice;
     count(choice, measured_ns, file_ns);
     if (choice->is_known)
-        forebay.model_learn(&choice->corrections, choice->writes, choice->together, choice->predicted_ns, measured_ns);
+        forebay.model_learn(&choice->corrections, choice->writes, choice->together, choice->plain_ns, measured_ns);
     choice->is_known = false;
 }
 

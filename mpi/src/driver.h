@@ -207,13 +207,15 @@ enum split { SPLIT_NONE, SPLIT_AT, SPLIT_INDIVIDUAL, SPLIT_ORDERED };
 struct choice {
     struct forebay_calibration calibration; /* rank 0's; zeros: none */
     struct forebay_corrections corrections;
+    int64_t one_place;      /* all ranks are on one node */
     int64_t nodes;          /* that the ranks are on, as far as rank 0 knows */
     int64_t gate_run, gate_window; /* the mean length of runs, and the hints, for which `gate` is */
     int gate_aggregators;
     bool gate[2];           /* whether an exchange can pay, for reads and writes */
     bool is_known;          /* the last call had a prediction */
     bool writes, together;  /* of the last call */
-    int64_t predicted_ns;   /* of the last call */
+    int64_t predicted_ns;   /* of the last call, and without corrections */
+    int64_t plain_ns;
     int64_t end;            /* in the file, of the last call of all ranks */
     int64_t measured_ns;    /* on this rank, of the last call */
     int64_t file_ns;        /* in which this rank's windows were moved, in two-phase calls; parts may be beside the exchange */
@@ -448,8 +450,15 @@ int two_phase(struct file *file, const struct view *view, bool writes, int64_t p
 /* ---- choice.c: the model's part in that decision ---- */
 
 /* What rank 0 sends to the others in an open. */
+/* What the job's files have taught rank 0 so far, of files whose data are where `reach` says. Zeros: nothing. */
+struct choice_learnt {
+    int64_t one_place; /* all ranks were on one node */
+    struct forebay_corrections corrections;
+};
+enum { REACHES = 3 };
 struct choice_offer {
     struct forebay_calibration calibration; /* zeros: none; the first number -1: switched off */
+    struct choice_learnt learnt[REACHES];
     int64_t place, nodes;                   /* rank 0's place, and the number of nodes */
     int64_t is_measured;                    /* messages and requests were, in this job */
 };
@@ -462,6 +471,8 @@ void choice_offer(const struct file *file, struct choice_offer *mine);
  * data on other nodes, two ranks measure messages, and one a request. Collective then.
  */
 void choice_start(struct file *file, const struct choice_offer *first, bool one_place);
+/* At the close: rank 0 keeps what the file has taught, for files that it opens later. */
+void choice_keep(const struct file *file);
 /* True if there is a calibration. */
 bool choice_is_known(const struct file *file);
 /* True if an exchange can pay for views with the file's runs. */

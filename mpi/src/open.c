@@ -399,6 +399,7 @@ static int close_apart(struct file *file) {
  * after an error.
  */
 int file_close(struct file *file) {
+    choice_keep(file);
     choice_report(file);
     /* The split call can no longer be ended, so the file is closed nevertheless. */
     int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : MPI_SUCCESS;

@@ -82,6 +82,12 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 4; i++)
         records(file, cases[i].record, cases[i].count);
     OK(MPI_File_close(&file));
+    /* Another file, which begins with what the first one has taught. */
+    char second[4096];
+    snprintf(second, sizeof second, "%s.2", argv[1]);
+    OK(MPI_File_open(MPI_COMM_WORLD, second, MPI_MODE_CREATE | MPI_MODE_RDWR, MPI_INFO_NULL, &file));
+    records(file, cases[0].record, cases[0].count);
+    OK(MPI_File_close(&file));
     /* The driver has called the clock function of this program, not the one of libc. */
     if (lies && getenv("CHOICE_CLOCK") != NULL)
         CHECK(lies_told > 0);

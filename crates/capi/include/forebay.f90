@@ -103,7 +103,7 @@ module forebay
     end type
 
     type, bind(c), public :: forebay_corrections
-        integer(c_int64_t) :: factors(4)
+        integer(c_int64_t) :: factors(16)
     end type
 
     type, bind(c), public :: forebay_times
@@ -113,6 +113,8 @@ module forebay
         integer(c_int64_t) :: independent_ns
         integer(c_int64_t) :: independent_low_ns
         integer(c_int64_t) :: independent_high_ns
+        integer(c_int64_t) :: collective_plain_ns
+        integer(c_int64_t) :: independent_plain_ns
         integer(c_int64_t) :: aggregators
     end type
 
@@ -899,12 +901,12 @@ module forebay
             type(forebay_times), intent(out) :: out
             integer(c_int) :: forebay_model_predict
         end function
-        function forebay_model_learn(corrections, writes, collective, predicted_ns, measured_ns) bind(c)
+        function forebay_model_learn(corrections, writes, collective, plain_ns, measured_ns) bind(c)
             import :: c_int, c_int64_t, forebay_corrections
             type(forebay_corrections), intent(inout) :: corrections
             integer(c_int), value :: writes
             integer(c_int), value :: collective
-            integer(c_int64_t), value :: predicted_ns
+            integer(c_int64_t), value :: plain_ns
             integer(c_int64_t), value :: measured_ns
             integer(c_int) :: forebay_model_learn
         end function

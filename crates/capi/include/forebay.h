@@ -523,26 +523,28 @@ struct forebay_pattern {
         continued;
 };
 
-/* How predictions differed from measured times so far. Zeros are no corrections. */
+/* How predictions differed from measured times so far, for short and for long calls. Zeros are no corrections. */
 struct forebay_corrections {
-    int64_t factors[4];
+    int64_t factors[16];
 };
 
-/* Predicted times, in nanoseconds, and the number of aggregators in the collective one. */
+/* Predicted times, in nanoseconds; the same without corrections; and the number of aggregators in the collective one. */
 struct forebay_times {
     int64_t collective_ns, collective_low_ns, collective_high_ns;
     int64_t independent_ns, independent_low_ns, independent_high_ns;
+    int64_t collective_plain_ns, independent_plain_ns;
     int64_t aggregators;
 };
 
 /*
  * Stores the times of a pattern. Returns 1 if the collective way is faster by more than 5 %, otherwise 0. -EINVAL if there
  * is no calibration, or a number of the pattern is negative. forebay_model_learn corrects later predictions by a measured
- * time. Times that are not above 0 change nothing, and one measurement changes a factor by a quarter of the difference.
+ * time, given that without corrections. Times that are not above 0 change nothing, and one measurement changes a factor by
+ * a quarter of the difference.
  */
 int forebay_model_predict(const struct forebay_calibration *calibration, const struct forebay_corrections *corrections,
                           const struct forebay_pattern *pattern, struct forebay_times *out);
-int forebay_model_learn(struct forebay_corrections *corrections, int writes, int collective, int64_t predicted_ns,
+int forebay_model_learn(struct forebay_corrections *corrections, int writes, int collective, int64_t plain_ns,
                         int64_t measured_ns);
 
 /*

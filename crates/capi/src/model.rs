@@ -20,6 +20,7 @@ const VARIABLE: &str = "FOREBAY_MODEL";
 
 // `numbers` has the size that the model gives it.
 const _: () = assert!(size_of::<forebay_calibration>() == size_of::<[i64; forebay_model::NUMBERS]>());
+const _: () = assert!(size_of::<forebay_corrections>() == size_of::<[i64; forebay_model::FACTORS]>());
 
 /// The document to read, and whether the environment names it. None if the model is switched off.
 fn document(pool: &Pool) -> Option<(PathBuf, bool)> {
@@ -113,6 +114,8 @@ pub(crate) fn model_predict(
         independent_ns: i.value as i64,
         independent_low_ns: i.low as i64,
         independent_high_ns: i.high as i64,
+        collective_plain_ns: c.parts.total() as i64,
+        independent_plain_ns: i.parts.total() as i64,
         aggregators: i64::try_from(aggregators).unwrap_or(i64::MAX),
     };
     Ok(found.is_collective())
@@ -122,12 +125,12 @@ pub(crate) fn model_learn(
     corrections: Option<&mut forebay_corrections>,
     writes: c_int,
     collective: c_int,
-    predicted_ns: i64,
+    plain_ns: i64,
     measured_ns: i64,
 ) -> Result<(), Failed> {
     let given = corrections.ok_or(FAULT)?;
     let mut learnt = Corrections::from_numbers(given.factors);
-    learnt.learn(writes != 0, collective != 0, predicted_ns, measured_ns);
+    learnt.learn(writes != 0, collective != 0, plain_ns, measured_ns);
     given.factors = learnt.numbers();
     Ok(())
 }

@@ -35,8 +35,11 @@ static void model(forebay_pool *pool)
     pattern.run_bytes = pattern.bytes;
     pattern.gap_bytes = 0;
     CHECK(forebay_model_predict(&quick, &corrections, &pattern, &corrected) == 0);
-    CHECK(forebay_model_learn(&corrections, 1, 0, 1000, 5000) == 0);
+    CHECK(corrected.independent_plain_ns == corrected.independent_ns && corrected.collective_plain_ns > 0);
+    int64_t plain = corrected.independent_plain_ns;
+    CHECK(forebay_model_learn(&corrections, 1, 0, plain, 5 * plain) == 0);
     CHECK(forebay_model_predict(&quick, &corrections, &pattern, &times) >= 0);
+    CHECK(times.independent_plain_ns == plain);
     CHECK(times.independent_ns == 2 * corrected.independent_ns || times.independent_ns == 2 * corrected.independent_ns + 1);
     CHECK(times.collective_ns == corrected.collective_ns);
     pattern.bytes = -1;

@@ -23,7 +23,7 @@ mod prediction;
 
 pub use advice::{advise, Advice, Choice};
 pub use calibration::{Calibration, Value, NUMBERS};
-pub use correction::Corrections;
+pub use correction::{Corrections, FACTORS};
 pub use document::{Document, VERSION};
 pub use ior::{parse as parse_ior, IorRun};
 pub use pattern::{Access, Pattern};

@@ -68,7 +68,7 @@ pub struct Estimate {
     pub low: f64,
     /// The most that it may be.
     pub high: f64,
-    /// The parts of the estimate.
+    /// The parts of the estimate, without corrections.
     pub parts: Parts,
 }
 
@@ -102,17 +102,15 @@ pub fn predict_with(
 ) -> Prediction {
     let pattern = pattern.clamped();
     let ends = [*calibration, calibration.at_end(false), calibration.at_end(true)];
-    let times = |of: fn(&Model) -> Parts, factor: f64| {
+    let times = |of: fn(&Model) -> Parts, is_collective: bool| {
         let [parts, low, high] =
             ends.map(|c| of(&Model { p: pattern, c: Costs::of(&c, pattern.writes), used }));
+        let factor = corrections.factor(pattern.writes, is_collective, parts.total());
         let time = |parts: Parts| (parts.total() * factor).clamp(1.0, TIME_MAX);
         let value = time(parts);
         Estimate { value, low: time(low).min(value), high: time(high).max(value), parts }
     };
-    Prediction {
-        collective: times(Model::collective, corrections.factor(pattern.writes, true)),
-        independent: times(Model::independent, corrections.factor(pattern.writes, false)),
-    }
+    Prediction { collective: times(Model::collective, true), independent: times(Model::independent, false) }
 }
 
 impl Estimate {

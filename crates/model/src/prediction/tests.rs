@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::calibration::Value;
+use crate::correction::FACTORS;
 
 const MIB: u64 = 1 << 20;
 /// A second in nanoseconds.
@@ -454,7 +455,7 @@ fn any_extensions() -> impl Strategy<Value = Extensions> {
 proptest! {
     #[test]
     fn times_are_positive_finite_and_within_their_interval(
-        p in any_pattern(), c in any_calibration(), used in any_extensions(), factors in any::<[i64; 4]>(),
+        p in any_pattern(), c in any_calibration(), used in any_extensions(), factors in any::<[i64; FACTORS]>(),
     ) {
         let found = predict_with(&p, &c, used, &Corrections::from_numbers(factors));
         for e in [found.collective, found.independent] {
