@@ -164,19 +164,31 @@ impl Pool {
             return self.set_times_of_data(entry, atime, mtime);
         }
         // The shard hears of it too: the backing store gets the times, and a released file has them there alone.
-        if attr.is_resident() {
-            self.set_times_of_data(entry, atime, mtime)?;
-        }
+        let set = |entry: &Entry| match entry.attr.is_resident() {
+            true => match self.set_times_of_data(entry, atime, mtime) {
+                Ok(()) => Ok(Some(entry.attr.epoch())),
+                // Released meanwhile.
+                Err(Code::Stale) => Ok(None),
+                Err(code) => Err(code),
+            },
+            false => Ok(None),
+        };
+        let epoch = set(entry)?;
         let now = self.set_attr(attr.ino, SetAttr { atime, mtime, ..SetAttr::default() })?;
-        // It was restored meanwhile: the mover took the times from before.
-        match !attr.is_resident() && now.attr.is_resident() {
-            true => self.set_times_of_data(&now, atime, mtime),
-            false => Ok(()),
+        // It was restored meanwhile, with the times from before. A later restore has those that the shard has now.
+        if epoch != Some(now.attr.epoch()) {
+            set(&now)?;
         }
+        Ok(())
     }
 
-    /// Sets the times of a file's backing files.
-    fn set_times_of_data(&self, entry: &Entry, atime: TimeSet, mtime: TimeSet) -> Result<(), Code> {
+    /// Sets the times of a file's backing files. [`Code::Stale`] if it was released.
+    pub(crate) fn set_times_of_data(
+        &self,
+        entry: &Entry,
+        atime: TimeSet,
+        mtime: TimeSet,
+    ) -> Result<(), Code> {
         let attr = &entry.attr;
         let times = [timespec(atime), timespec(mtime)];
         for (component, stripe) in entry.layout.stripes() {

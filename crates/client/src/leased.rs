@@ -199,10 +199,11 @@ impl Pool {
     }
 
     /// Unlinks the backing file of a restore that failed, unless the file was restored by another. Programs that have it
-    /// open keep what has arrived.
+    /// open keep what has arrived. A resident file of several backing files has none of this name: its release was taken
+    /// back.
     pub fn remove_unrestored(&self, entry: &Entry) -> Result<(), Code> {
         match self.get_attr(entry.attr.ino) {
-            Ok(now) if now.attr.is_resident() => return Ok(()),
+            Ok(now) if now.attr.is_resident() && now.layout.is_single() => return Ok(()),
             Ok(_) | Err(Code::NotFound) => {}
             Err(code) => return Err(code),
         }

@@ -226,14 +226,32 @@ impl Pool {
         };
         if !is_whole() {
             // A lease was lost, and a program may have the file open: it stays.
-            let restored = Request::Restored { ino: attr.ino, epoch: released.attr.epoch() };
-            return match self.ask_entry(&restored) {
-                Ok(_) | Err(Code::Stale | Code::NotFound) => kept("a program has it open"),
-                Err(code) => Err(code),
-            };
+            self.take_back_release(Entry { layout: entry.layout, ..released })?;
+            return kept("a program has it open");
         }
         self.unlink_released(entry)?;
         Ok(Ok(st.st_blocks as u64 * 512))
+    }
+
+    /// A file that was just released, and whose backing files are there, is resident again. `released` has its attributes
+    /// and the layout of these.
+    fn take_back_release(&self, mut released: Entry) -> Result<(), Code> {
+        let Attr { ino, .. } = released.attr;
+        loop {
+            match self.ask_entry(&Request::restored(&released)) {
+                // A program has set its times meanwhile.
+                Err(Code::Busy) => {
+                    let Attr { atime, mtime, .. } = match self.get_attr(ino) {
+                        Err(Code::NotFound) => return Ok(()),
+                        now => now?.attr,
+                    };
+                    self.set_times_of_data(&released, TimeSet::At(atime), TimeSet::At(mtime))?;
+                    (released.attr.atime, released.attr.mtime) = (atime, mtime);
+                }
+                Ok(_) | Err(Code::Stale | Code::NotFound) => return Ok(()),
+                Err(code) => return Err(code),
+            }
+        }
     }
 
     /// Pins a file or directory, so that it is not released, or unpins it.

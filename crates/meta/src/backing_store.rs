@@ -17,8 +17,8 @@
 //! of them for a listing and to tell whether the directory is empty. Tests: `tests/backing_store`.
 
 use forebay_types::{
-    Code, Ino, Kind, Layout, NodeId, Placed, Reply, SetAttr, StorePlace, StoreVersion, TxId, CHANGES_ALL,
-    EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY, FLAG_DRAINING,
+    Code, Ino, Kind, Layout, NodeId, Placed, Reply, SetAttr, StorePlace, StoreVersion, Timestamp, TxId,
+    CHANGES_ALL, EPOCH_UNKNOWN, FLAGS_INHERITED, FLAG_ATTACHED, FLAG_CLOSE_WAITS, FLAG_DIRTY, FLAG_DRAINING,
     FLAG_FSYNC_WAITS, FLAG_PINNED, FLAG_RESIDENT, FLAG_STORE, FLAG_UNLISTED,
 };
 
@@ -265,15 +265,36 @@ impl Batch<'_> {
         }
     }
 
-    pub(crate) fn restored(&mut self, c: &mut Context<'_>, ino: Ino, epoch: u64) -> Answer<Reply<'static>> {
-        let inode = self.attached_file(ino)?;
+    /// Executes [`Request::Restored`]. From then on a stat shows the times of the backing files: those that a program has
+    /// set meanwhile must be theirs already.
+    pub(crate) fn restored(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        epoch: u64,
+        times: (Timestamp, Timestamp),
+        layout: Layout,
+    ) -> Answer<Reply<'static>> {
+        let mut inode = self.attached_file(ino)?;
         if inode.attr.epoch() != epoch || inode.attr.is_resident() {
             return Err(Code::Stale);
         }
+        if (inode.attr.atime, inode.attr.mtime) != times {
+            return Err(Code::Busy);
+        }
+        // A release that is taken back has left several backing files.
+        if layout != inode.layout && (layout.is_single() || !layout.is_placed()) {
+            return Err(Code::Invalid);
+        }
+        self.admit(Class::Removal, Work::writes(3))?;
         // Data of which it is not known that they are the pool's count as the pool's from now on.
         let is_known = self.copy_record(ino)?.is_some_and(|copy| copy.epoch == epoch);
         let dirty = if is_known { 0 } else { FLAG_DIRTY };
-        self.change_flags(c, ino, FLAG_RESIDENT | dirty, FLAG_DRAINING)
+        inode.attr.flags = inode.attr.flags & !FLAG_DRAINING | FLAG_RESIDENT | dirty;
+        inode.layout = layout;
+        self.store_inode(&inode)?;
+        c.effects.inode(inode.entry());
+        Ok(Reply::Entry(inode.entry()))
     }
 
     pub(crate) fn begin_drain(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<Reply<'static>> {

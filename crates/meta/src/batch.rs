@@ -190,7 +190,9 @@ impl<'a> Batch<'a> {
             // The daemon has waited, or nothing is to be waited for.
             Request::Persist { .. } => Ok(Reply::Count(0)),
             Request::WaitForStore { ino, fsync, close } => self.wait_for_store(c, ino, fsync, close),
-            Request::Restored { ino, epoch } => self.restored(c, ino, epoch),
+            Request::Restored { ino, epoch, atime, mtime, layout } => {
+                self.restored(c, ino, epoch, (atime, mtime), layout)
+            }
             Request::BeginDrain { ino } => self.begin_drain(c, ino),
             Request::Pending { parent, name } => self.list_pending(parent, name, payload),
             Request::Intend { parent, name, version } => self.intend(c, parent, name, version),

@@ -36,7 +36,9 @@ impl Batch<'_> {
     fn take_report(&mut self, c: &mut Context<'_>, report: &Request<'_>) -> Answer<u64> {
         let done = match *report {
             Request::BeginDrain { ino } => self.begin_drain(c, ino)?,
-            Request::Restored { ino, epoch } => self.restored(c, ino, epoch)?,
+            Request::Restored { ino, epoch, atime, mtime, layout } => {
+                self.restored(c, ino, epoch, (atime, mtime), layout)?
+            }
             Request::Intend { parent, name, version } => self.intend(c, parent, name, version)?,
             Request::Published { parent, name, ino, epoch, seen, version } => {
                 self.published(c, parent, name, ino, epoch, seen, version)?

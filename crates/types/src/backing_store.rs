@@ -68,12 +68,14 @@ impl StoreVersion {
     }
 }
 
-fn put_time(w: &mut Writer<'_>, time: Timestamp) -> Result<(), Code> {
+/// Appends a time.
+pub(crate) fn put_time(w: &mut Writer<'_>, time: Timestamp) -> Result<(), Code> {
     w.u64(time.sec as u64)?;
     w.u32(time.nsec)
 }
 
-fn time(r: &mut Reader<'_>) -> Result<Timestamp, Code> {
+/// Reads a time.
+pub(crate) fn time(r: &mut Reader<'_>) -> Result<Timestamp, Code> {
     let time = Timestamp { sec: r.u64()? as i64, nsec: r.u32()? };
     match time.nsec {
         0..1_000_000_000 => Ok(time),

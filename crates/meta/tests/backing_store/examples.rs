@@ -187,12 +187,12 @@ fn another_programs_version_voids_a_restore_of_the_one_before() {
     };
     // A restore has read the first version, and another program has written the second.
     pool.ask(report(before.epoch(), 2)).unwrap();
-    assert_eq!(pool.ask(Request::Restored { ino, epoch: before.epoch() }), Err(Code::Stale));
+    assert_eq!(pool.restore(ino, before.epoch()), Err(Code::Stale));
     let now = pool.attr(ino).unwrap();
     assert_eq!((now.versions_taken_over(), before.versions_taken_over()), (1, 0));
     assert_eq!(pool.store_place(ino).unwrap().1.epoch, now.epoch());
     // A restore of the second is sound: the file is clean. A third version is not that of its data.
-    pool.ask(Request::Restored { ino, epoch: now.epoch() }).unwrap();
+    pool.restore(ino, now.epoch()).unwrap();
     assert_eq!(pool.states(ino), FLAG_RESIDENT);
     assert_eq!(pool.ask(report(now.epoch(), 3)), Err(Code::Stale));
     pool.release(ino).unwrap();
@@ -337,7 +337,7 @@ fn a_released_file_keeps_its_only_copy() {
     pool.ask(Request::Moved { parent: top, name, new_parent: top, new_name, version: version(1) }).unwrap();
     pool.ask(Request::Intend { parent: top, name: b"a", version: version(2) }).unwrap();
     assert!(matches!(pool.pending_at(b"b").unwrap().wanted, Some(Wanted::Here(_, Some(_)))));
-    pool.ask(Request::Restored { ino, epoch: 1 }).unwrap();
+    pool.restore(ino, 1).unwrap();
     assert_eq!(pool.states(ino), FLAG_RESIDENT);
     pool.assert_clean();
 }
@@ -509,10 +509,11 @@ fn a_parked_inode_is_to_be_fetched() {
 fn requests_for_what_is_no_file_of_a_store_are_refused() {
     let mut pool = Pool::new(false);
     let (top, plain) = (pool.top, pool.create(Ino::ROOT, b"plain").unwrap());
+    let restored = pool.restored(plain, 0);
     let refused = [
+        (restored, Code::Invalid),
         (Request::BeginDrain { ino: plain }, Code::Invalid),
         (Request::BeginDrain { ino: top }, Code::IsDirectory),
-        (Request::Restored { ino: Ino(77), epoch: 0 }, Code::NotFound),
         (Request::Pin { ino: plain, pinned: true }, Code::NoAttribute),
         (Request::StorePlace { ino: plain }, Code::NotFound),
         (Request::Import { ino: Ino::ROOT, objects: b"" }, Code::NoAttribute),
@@ -664,8 +665,8 @@ fn relocation_of_a_released_file_voids_a_restore_that_is_under_way() {
     p.ask(relocate(2)).unwrap();
     let after = p.attr(ino).unwrap().epoch();
     assert_ne!(after, before);
-    assert_eq!(p.ask(Request::Restored { ino, epoch: before }), Err(Code::Stale), "it went to the old place");
-    p.ask(Request::Restored { ino, epoch: after }).unwrap();
+    assert_eq!(p.restore(ino, before), Err(Code::Stale), "it went to the old place");
+    p.restore(ino, after).unwrap();
     assert_eq!(p.states(ino), FLAG_RESIDENT, "the store has the same data");
     assert!(p.pending().is_empty());
     p.assert_clean();

@@ -53,7 +53,7 @@ fn names_of_one_file_of_the_store_are_names_of_one_inode() {
     assert_eq!((second.ino, second.nlink, second.ctime), (ino, 2, before.ctime));
     assert_eq!(pool.pending(), [], "the store has them");
     // The data are restored once, and the store is left with one name.
-    pool.ask(Request::Restored { ino, epoch: 0 }).unwrap();
+    pool.restore(ino, 0).unwrap();
     pool.ask(Request::Unlink { parent: top, name: b"a" }).unwrap();
     let seen = pool.place(b"a").unwrap().changes;
     pool.ask(Request::Intend { parent: top, name: b"a", version: StoreVersion::NOTHING }).unwrap();
@@ -95,7 +95,7 @@ fn files_that_only_look_alike_stay_apart() {
 #[test]
 fn a_name_that_is_listed_after_its_file_was_written_leads_to_the_new_data_and_is_linked_to_them() {
     let (mut pool, ino, directory) = half_known();
-    pool.ask(Request::Restored { ino, epoch: 0 }).unwrap();
+    pool.restore(ino, 0).unwrap();
     pool.ask(Request::MarkDirty { ino }).unwrap();
     let epoch = pool.entry(Request::BeginDrain { ino }).unwrap().epoch();
     let new = StoreVersion { ino: 80, ..VERSION };
@@ -176,7 +176,7 @@ fn a_conflict_at_one_name_leaves_a_file_the_data_at_the_others() {
     let (mut pool, ino, directory) = half_known();
     let top = pool.top;
     pool.import(directory, named(b"b"));
-    pool.ask(Request::Restored { ino, epoch: 0 }).unwrap();
+    pool.restore(ino, 0).unwrap();
     let theirs = StoreVersion { ino: 90, ..VERSION };
     pool.ask(Request::Conflict { parent: top, name: b"a", found: true, version: theirs }).unwrap();
     assert_eq!(pool.attr(ino).unwrap().flags & (FLAG_DIRTY | FLAG_RESIDENT), FLAG_RESIDENT);

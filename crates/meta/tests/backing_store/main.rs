@@ -9,6 +9,7 @@ mod place;
 mod pool;
 mod random;
 mod reports;
+mod restored;
 mod states;
 mod store;
 mod unlisted;

@@ -552,8 +552,8 @@ mod tests {
                         assert_eq!(pool.ask(request).is_ok(), meta.release(meta.epoch).is_ok());
                     }
                     2 => {
-                        let request = Request::Restored { ino, epoch: epochs.long(meta.epoch) };
-                        assert_eq!(pool.ask(request).is_ok(), meta.restored(meta.epoch).is_ok());
+                        let restored = pool.restore(ino, epochs.long(meta.epoch));
+                        assert_eq!(restored.is_ok(), meta.restored(meta.epoch).is_ok());
                     }
                     3 => {
                         let request = Request::Link { ino, parent, name: NAMES[1] };
@@ -614,7 +614,7 @@ mod tests {
                         Request::Release { ino, epoch: long_epoch, set: SetAttr::default() },
                         meta.release(epoch),
                     ),
-                    8 => (Request::Restored { ino, epoch: long_epoch }, meta.restored(epoch)),
+                    8 => (pool.restored(ino, long_epoch), meta.restored(epoch)),
                     9 => (Request::BeginDrain { ino }, meta.begin_drain()),
                     10 => (Request::MarkDirty { ino }, meta.mark_dirty()),
                     11 if at != to => (

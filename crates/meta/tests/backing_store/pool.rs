@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use forebay_meta::{Mark, Shard, Unlisted};
 use forebay_types::{
-    decode_outcomes, Attr, Code, Ino, Kind, NodeId, PendingPlace, Reply, ReportOutcome, Request, SetAttr,
-    StorePlace, Writer, FLAG_DIRTY, FLAG_RESIDENT,
+    decode_outcomes, Attr, Code, Ino, Kind, Layout, NodeId, PendingPlace, Reply, ReportOutcome, Request,
+    SetAttr, StorePlace, Writer, FLAG_DIRTY, FLAG_RESIDENT,
 };
 
 use super::place::{at, Driver, Place, OPTIONS};
@@ -235,6 +235,28 @@ impl Pool {
         }
         self.put_content(ino);
         Ok(())
+    }
+
+    /// The layout of an inode.
+    pub(crate) fn layout(&mut self, ino: Ino) -> Result<Layout, Code> {
+        self.with(Request::GetAttr { ino }, |reply| match reply {
+            Reply::Entry(entry) => entry.layout,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    /// What a mover reports that has restored a file in this epoch, and reads its attributes now.
+    pub(crate) fn restored(&mut self, ino: Ino, epoch: u64) -> Request<'static> {
+        let layout = self.layout(ino).unwrap_or(Layout::single(NodeId(1), 0));
+        let (atime, mtime) =
+            self.attr(ino).map_or_else(|_| Default::default(), |attr| (attr.atime, attr.mtime));
+        Request::Restored { ino, epoch, atime, mtime, layout }
+    }
+
+    /// The mover reports that.
+    pub(crate) fn restore(&mut self, ino: Ino, epoch: u64) -> Result<(), Code> {
+        let restored = self.restored(ino, epoch);
+        self.ask(restored)
     }
 
     /// Releases a file and removes its backing file.

@@ -169,7 +169,7 @@ impl World {
         }
         self.pool.written.insert(ino, content);
         self.pool.backing.insert(ino, content);
-        self.pool.ask(Request::Restored { ino, epoch: attr.epoch() }).unwrap();
+        self.pool.restore(ino, attr.epoch()).unwrap();
         true
     }
 

@@ -133,11 +133,8 @@ fn files_are_restored_together_unless_their_epoch_is_another_one() {
         (ino, pool.attr(ino).unwrap().epoch())
     });
     let [(a, epoch_a), (b, epoch_b)] = files;
-    let outcomes = pool.report(&[
-        Request::Restored { ino: a, epoch: epoch_a },
-        Request::Restored { ino: b, epoch: epoch_b + 1 },
-        Request::Restored { ino: a, epoch: epoch_a },
-    ]);
+    let (of_a, of_b) = (pool.restored(a, epoch_a), pool.restored(b, epoch_b + 1));
+    let outcomes = pool.report(&[of_a, of_b, of_a]);
     assert_eq!(outcomes, [Ok(epoch_a), Err(Code::Stale), Err(Code::Stale)], "the last one is resident");
     let is_resident = |pool: &mut Pool, ino| pool.attr(ino).unwrap().flags & FLAG_RESIDENT != 0;
     assert!(is_resident(&mut pool, a) && !is_resident(&mut pool, b));

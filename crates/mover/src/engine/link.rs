@@ -230,8 +230,9 @@ impl Link {
         self.entry(&Request::Release { ino, epoch, set })
     }
 
-    pub(super) fn restored(&self, ino: Ino, epoch: u64) -> Result<Entry, Code> {
-        self.entry(&Request::Restored { ino, epoch })
+    /// A file's data are in its backing files, which have the times of this entry.
+    pub(super) fn restored(&self, entry: &Entry) -> Result<Entry, Code> {
+        self.entry(&Request::restored(entry))
     }
 
     /// Begins a new epoch of a file that is being copied, or clean.
@@ -360,6 +361,13 @@ impl Link {
 
     pub(super) fn lease(&self, entry: &Entry, kind: LeaseKind) -> Result<LeasedFiles, Code> {
         self.pool.lease_files(entry, kind)
+    }
+
+    /// Unlinks the backing file of a restore that failed or is void.
+    pub(super) fn remove_unrestored(&self, entry: &Entry) {
+        if let Err(code) = self.pool.remove_unrestored(entry) {
+            tracing::debug!("cannot unlink what was restored of {}: {}", entry.attr.ino, code.name());
+        }
     }
 
     pub(super) fn open_to_restore(&self, entry: &Entry) -> Result<OwnedFd, Code> {

@@ -211,15 +211,37 @@ fn copy(
     if let Some(e) = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         return Err(e);
     }
-    if !complete(link, file, entry).map_err(pool)? {
-        return link.inode(ino).map_err(pool);
+    report(link, file, entry).map_err(pool)
+}
+
+/// All data of a file have arrived in a backing file: records that the file is resident. Returns the file as it is then,
+/// which is not resident if the restore is to begin anew.
+fn report(link: &Link, file: &OwnedFd, entry: &Entry) -> std::result::Result<Entry, Code> {
+    let mut entry = *entry;
+    for _ in 0..ATTEMPTS {
+        if !complete(link, file, &entry)? {
+            break;
+        }
+        match link.restored(&entry) {
+            // A program has set its times meanwhile.
+            Err(Code::Busy) => {
+                let now = link.inode(entry.attr.ino)?;
+                if now.attr.is_resident() || now.attr.epoch() != entry.attr.epoch() {
+                    return Ok(now);
+                }
+                entry = now;
+            }
+            // Another thread was faster.
+            Err(Code::Stale) => break,
+            restored => return restored,
+        }
     }
-    match link.restored(entry.attr.ino, entry.attr.epoch()) {
-        Ok(now) => set_times_again(file, entry, &now).map(|()| now).map_err(pool),
-        // Another thread was faster.
-        Err(Code::Stale) => link.inode(entry.attr.ino).map_err(pool),
-        Err(code) => Err(pool(code)),
+    let now = link.inode(entry.attr.ino)?;
+    if now.attr.is_resident() && !now.layout.is_single() {
+        // A release was taken back.
+        link.remove_unrestored(&entry);
     }
+    Ok(now)
 }
 
 /// Leaves the reserve to small files, and to operations that free space: a range of a large one is not copied then.
@@ -242,14 +264,6 @@ pub(super) fn complete(link: &Link, file: &OwnedFd, entry: &Entry) -> std::resul
     link.pool.note_arrived(file)?;
     set_times(file, entry)?;
     has_name(file.as_fd())
-}
-
-/// After the file was recorded as resident: the times that were set meanwhile.
-pub(super) fn set_times_again(file: &OwnedFd, entry: &Entry, now: &Entry) -> std::result::Result<(), Code> {
-    match (now.attr.atime, now.attr.mtime) == (entry.attr.atime, entry.attr.mtime) {
-        true => Ok(()),
-        false => set_times(file, now),
-    }
 }
 
 fn set_times(file: &OwnedFd, entry: &Entry) -> std::result::Result<(), Code> {

@@ -4,7 +4,7 @@
 //! What is not plain (another node's file, no space, a version that changed, a failure) is left to the restore of a single
 //! file, which begins anew.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use forebay_types::limits::RESTORE_RESERVE_BYTES;
@@ -13,7 +13,7 @@ use rustix::fs::ftruncate;
 
 use super::evict::free_bytes;
 use super::marks::mark_restored;
-use super::restore::{complete, set_times_again};
+use super::restore::complete;
 use super::shared::{copied_by, restore_begun, restore_for_task, Shared};
 use super::stores::Located;
 use crate::host::Instant;
@@ -50,7 +50,6 @@ impl GroupSize {
 /// A file whose data have been copied.
 struct Copied {
     index: usize,
-    file: OwnedFd,
     located: Located,
 }
 
@@ -80,13 +79,10 @@ fn restore_together(shared: &Shared, files: &[Entry]) -> Vec<Result<()>> {
                 break;
             }
             let one = copy(shared, &files[index], place);
-            copied.extend(one.map(|(file, located)| Copied { index, file, located }));
+            copied.extend(one.map(|located| Copied { index, located }));
         }
     }
-    let restored = |copied: &Copied| {
-        let attr = &files[copied.index].attr;
-        Request::Restored { ino: attr.ino, epoch: attr.epoch() }
-    };
+    let restored = |copied: &Copied| Request::restored(&files[copied.index]);
     let reported = link.report(&copied.iter().map(restored).collect::<Vec<_>>());
     let mut is_done = vec![false; files.len()];
     for (one, outcome) in copied.iter().zip(reported) {
@@ -107,11 +103,7 @@ fn restore_together(shared: &Shared, files: &[Entry]) -> Vec<Result<()>> {
 }
 
 /// Copies a file's data into the pool. None where that did not succeed at once.
-fn copy(
-    shared: &Shared,
-    entry: &Entry,
-    place: std::result::Result<StorePlace, Code>,
-) -> Option<(OwnedFd, Located)> {
+fn copy(shared: &Shared, entry: &Entry, place: std::result::Result<StorePlace, Code>) -> Option<Located> {
     let located = shared.stores.located(entry.attr.ino, place).ok()?;
     let version = located.placed.as_ref()?.version;
     if version.bytes > FILE_BYTES_MAX {
@@ -125,21 +117,16 @@ fn copy(
         complete(&shared.link, &file, entry).ok().filter(|has_name| *has_name)
     };
     if filled().is_none() {
-        if let Err(code) = shared.link.pool.remove_unrestored(entry) {
-            tracing::debug!("cannot unlink what was restored of {}: {}", entry.attr.ino, code.name());
-        }
+        shared.link.remove_unrestored(entry);
         return None;
     }
-    Some((file, located))
+    Some(located)
 }
 
 /// After the pool has recorded that a file is resident. False if that is to be looked at again.
 fn conclude(shared: &Shared, entry: &Entry, copied: &Copied) -> bool {
     copied.located.at.note_success();
     let Ok(now) = shared.link.inode(entry.attr.ino) else { return false };
-    if now.attr.epoch() == entry.attr.epoch() && set_times_again(&copied.file, entry, &now).is_err() {
-        return false;
-    }
     mark_restored(&shared.link, &shared.marks, &now);
     true
 }

@@ -208,9 +208,7 @@ pub(super) fn restore_with_room(shared: &Shared, ino: Ino) -> Result<Entry> {
     let restored = restore_ranges(shared, &shared.ranges.of(ino), ino);
     if shared.ranges.end(ino) && restored.is_err() {
         if let Ok(entry) = shared.link.inode(ino) {
-            if let Err(code) = shared.link.pool.remove_unrestored(&entry) {
-                tracing::debug!("cannot unlink what was restored of {ino}: {}", code.name());
-            }
+            shared.link.remove_unrestored(&entry);
         }
     }
     restored

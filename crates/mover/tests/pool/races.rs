@@ -3,13 +3,19 @@
 //! drained except on request.
 
 use std::cell::Cell;
+use std::fs::{File, FileTimes};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver};
+use std::time::{Duration, UNIX_EPOCH};
 
-use forebay_client::{has_name, Kept, LeaseKind, Pool};
+use forebay_client::{has_name, Kept, LeaseKind, PathBuffer, Place, Pool, Striping};
 use forebay_types::{
-    Code, Entry, Ino, PendingPlace, Reply, Request, StoreVersion, FLAG_DIRTY, FLAG_DRAINING,
+    Attr, Code, Entry, Ino, PendingPlace, Reply, Request, StoreVersion, TimeSet, Timestamp, FLAG_DIRTY,
+    FLAG_DRAINING,
 };
+use rustix::fs::OFlags;
 
 use crate::bed::{entry, Bed};
 
@@ -87,11 +93,20 @@ impl Raced {
         self.bed.sh("cat /forebay/s/f")
     }
 
+    /// A command that has to succeed.
+    fn verb(&self, arguments: &[&str]) {
+        let done = self.bed.pool_verb(arguments);
+        assert!(done.status.success(), "{}", crate::bed::text(&done));
+    }
+
+    /// The modification time that a program sees, in seconds.
+    fn mtime(&self) -> String {
+        self.bed.sh("stat -c %Y /forebay/s/f").trim().to_owned()
+    }
+
     /// Has the pool's mover drain and release the file, and checks that the store has these bytes.
     fn is_durable(&self, bytes: &str) {
-        let pool = self.bed.pool();
-        let done = self.bed.forebay(&["--pool", pool.to_str().unwrap(), "purge", "--no-progress", "/s/f"]);
-        assert!(done.status.success(), "{}", crate::bed::text(&done));
+        self.verb(&["purge", "--no-progress", "/s/f"]);
         assert_eq!(self.bed.sh("cat $S/f"), bytes);
         assert_eq!(self.content(), bytes);
     }
@@ -147,22 +162,127 @@ fn restore_that_waits_for_a_release_fills_a_file_that_has_a_name() {
 fn restore_that_has_read_a_version_before_another_program_wrote_the_next_is_void() {
     let raced = Raced::up("before");
     raced.is_durable("before");
-    let pool = raced.bed.pool();
-    let verb = |arguments: &[&str]| {
-        let done = raced.bed.forebay(&[&["--pool", pool.to_str().unwrap()], arguments].concat());
-        assert!(done.status.success(), "{}", crate::bed::text(&done));
-    };
-    verb(&["release", "/s/f"]);
+    raced.verb(&["release", "/s/f"]);
     let before = raced.entry();
     assert!(!before.attr.is_resident());
     // A restore has copied the version, and a task takes the next one over.
     let file = raced.pool.open_to_restore(&before).unwrap();
     raced.bed.sh("printf other > $S/f");
-    verb(&["refresh", "/s/f"]);
-    let restored = Request::Restored { ino: before.attr.ino, epoch: before.attr.epoch() };
-    assert_eq!(raced.pool.request(&restored, |_| Ok(())), Err(Code::Stale));
+    raced.verb(&["refresh", "/s/f"]);
+    assert_eq!(raced.pool.request(&Request::restored(&before), |_| Ok(())), Err(Code::Stale));
     drop(file);
     assert_eq!(raced.content(), "other");
+}
+
+#[test]
+fn times_that_are_set_before_a_restore_ends_are_those_that_a_stat_shows_then() {
+    let raced = Raced::up("data");
+    raced.is_durable("data");
+    raced.verb(&["release", "/s/f"]);
+    let before = raced.entry();
+    // A restore has copied the data, and taken the times.
+    let file = raced.pool.open_to_restore(&before).unwrap();
+    raced.bed.sh("touch -c -d @1000000 /forebay/s/f");
+    assert_eq!(raced.pool.request(&Request::restored(&before), |_| Ok(())), Err(Code::Busy));
+    assert_eq!(raced.mtime(), "1000000");
+    drop(file);
+    assert_eq!(raced.content(), "data");
+    assert_eq!(raced.mtime(), "1000000");
+}
+
+#[test]
+fn stat_of_a_file_that_is_released_and_restored_meanwhile_shows_the_same_size_and_times() {
+    let raced = Raced::up("data");
+    raced.is_durable("data");
+    let pool = raced.pool;
+    let seen = || {
+        let at = Place { dir: Ino::ROOT, path: b"s/f" };
+        let st = pool.stat(at, true, &mut PathBuffer::new()).unwrap();
+        (st.st_size, st.st_mtime, st.st_mtime_nsec)
+    };
+    let (expected, is_over) = (seen(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // More threads than processors: they lose these at any point of a stat.
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert_eq!(seen(), expected);
+                }
+            });
+        }
+        for _ in 0..1000 {
+            let entry = raced.entry();
+            let held = pool.lease_files(&entry, LeaseKind::Write).unwrap();
+            assert!(matches!(pool.release_leased(&entry, || true), Ok(Ok(_))));
+            drop(held);
+            let released = raced.entry();
+            let file = File::from(pool.open_to_restore(&released).unwrap());
+            file.set_len(4).unwrap();
+            file.write_all_at(b"data", 0).unwrap();
+            let time = |t: Timestamp| UNIX_EPOCH + Duration::new(t.sec as u64, t.nsec);
+            let Attr { atime, mtime, .. } = released.attr;
+            file.set_times(FileTimes::new().set_accessed(time(atime)).set_modified(time(mtime))).unwrap();
+            pool.request(&Request::restored(&released), |_| Ok(())).unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn each_time_that_is_set_while_the_mover_restores_a_file_is_seen_from_then_on() {
+    let bed = Bed::new("64MiB");
+    let data: Vec<u8> = (0..2_500_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
+    std::fs::write(bed.store().join("f"), data).unwrap();
+    bed.attach_with("?rate=2MB/s", &["--drain", "request"]);
+    let seen = bed.sh(
+        "cd /forebay/s; cat f > /dev/null & cat=$!; i=0; while kill -0 $cat 2> /dev/null; do \
+         i=$((i + 1)); touch -c -d @$i f; [ $(stat -c %Y f) = $i ]; done; wait $cat; stat -c %Y f; echo $i; cmp f $S/f",
+    );
+    let seen: Vec<&str> = seen.lines().collect();
+    assert_eq!(seen[0], seen[1]);
+    let pool = bed.attach_client();
+    assert!(entry(pool, "s/f").unwrap().attr.is_resident());
+}
+
+#[test]
+fn times_of_a_file_that_was_released_since_a_program_looked_are_set() {
+    let raced = Raced::up("data");
+    raced.is_durable("data");
+    let look = raced.entry();
+    assert!(look.attr.is_resident());
+    raced.verb(&["release", "/s/f"]);
+    let mtime = TimeSet::At(Timestamp { sec: 1_000_000, nsec: 0 });
+    raced.pool.set_times_entry(&look, TimeSet::Omit, mtime).unwrap();
+    assert_eq!(raced.mtime(), "1000000");
+    assert_eq!(raced.content(), "data");
+    assert_eq!(raced.mtime(), "1000000");
+}
+
+#[test]
+fn release_of_a_striped_file_that_an_opener_disturbs_leaves_its_data() {
+    let raced = Raced::up("data");
+    let striping = Striping { stripe_count: 3, stripe_bytes: 4096, directory_takes_precedence: false };
+    let at = Place { dir: Ino::ROOT, path: b"s/striped" };
+    let flags = (OFlags::RDWR | OFlags::CREATE).bits() as i32;
+    let file = raced.pool.open_striped(at, flags, 0o644, striping, &mut PathBuffer::new()).unwrap();
+    let bytes: Vec<u8> = (0..20_000u32).map(|i| (i / 100) as u8).collect();
+    file.write_at(&bytes, 0).unwrap();
+    drop(file);
+    raced.verb(&["sync", "--no-progress", "/s/striped"]);
+    let striped = entry(raced.pool, "s/striped").unwrap();
+    assert!(!striped.layout.is_single());
+    let held = raced.pool.lease_files(&striped, LeaseKind::Write).unwrap();
+    let released = raced.pool.release_leased(&striped, || {
+        raced.bed.sh("touch -c -d @1000000 /forebay/s/striped");
+        false
+    });
+    assert!(matches!(released, Ok(Err(Kept::Because(_)))), "{released:?}");
+    drop(held);
+    assert_eq!(raced.bed.sh("stat -c '%Y %s' /forebay/s/striped").trim(), "1000000 20000");
+    let file = raced.pool.open_file(&entry(raced.pool, "s/striped").unwrap(), false).unwrap();
+    let mut read = vec![0; bytes.len() + 1];
+    assert_eq!(file.read_at(&mut read, 0).unwrap(), bytes.len());
+    assert!(read[..bytes.len()] == bytes);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! How fields of requests are encoded, and which values they may have.
 
-use crate::attr::permission_bits;
+use crate::attr::{permission_bits, Timestamp};
 use crate::backing::BackingId;
-use crate::backing_store::StoreVersion;
+use crate::backing_store::{put_time, time, StoreVersion};
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::hash::COOKIE_MAX;
@@ -175,6 +175,18 @@ impl Field<'_> for Layout {
 
     fn get(r: &mut Reader<'_>) -> Result<Layout, Code> {
         Layout::decode(r)
+    }
+}
+
+impl Field<'_> for Timestamp {
+    type Value = Timestamp;
+
+    fn put(w: &mut Writer<'_>, value: Timestamp) -> Result<(), Code> {
+        put_time(w, value)
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Timestamp, Code> {
+        time(r)
     }
 }
 

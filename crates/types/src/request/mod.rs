@@ -48,7 +48,8 @@ mod tests {
         let name = b"a name with \xff bytes".as_slice();
         let set =
             SetAttr { mode: Some(0o644), uid: None, gid: Some(7), size: Some(1 << 40), ..SetAttr::default() };
-        let at = TimeSet::At(Timestamp { sec: -5, nsec: 999_999_999 });
+        let time = Timestamp { sec: -5, nsec: 999_999_999 };
+        let at = TimeSet::At(time);
         let version = StoreVersion { bytes: 9, mtime: Timestamp { sec: -5, nsec: 7 }, ino: 3, tag: 4 };
         let segment = Segment::new(1 << 30, 1 << 20, Targets::new(&[9, 10]).unwrap()).unwrap();
         let all = [
@@ -130,7 +131,13 @@ mod tests {
             Request::Recall { ino: i, process: 77 },
             Request::ReadKnown { ino: i, cookie: 5 },
             Request::Restore { ino: i },
-            Request::Restored { ino: i, epoch: 6 },
+            Request::Restored {
+                ino: i,
+                epoch: 6,
+                atime: time,
+                mtime: time,
+                layout: Layout::single(NodeId(2), 1),
+            },
             Request::BeginDrain { ino: i },
             Request::Pending { parent: p, name: b"" },
             Request::Intend { parent: p, name, version },

@@ -8,6 +8,7 @@ use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::Ino;
 use crate::limits::PATH_MAX;
+use crate::reply::Entry;
 
 use super::Request;
 
@@ -20,6 +21,18 @@ pub const OUTCOME_BYTES: usize = 10;
 pub type ReportOutcome = Result<u64, Code>;
 
 impl<'a> Request<'a> {
+    /// The report that a file's data are in its backing files: those of the entry's layout, with the entry's times.
+    pub fn restored(entry: &Entry) -> Request<'a> {
+        let Entry { attr, layout } = entry;
+        Request::Restored {
+            ino: attr.ino,
+            epoch: attr.epoch(),
+            atime: attr.atime,
+            mtime: attr.mtime,
+            layout: *layout,
+        }
+    }
+
     /// True for a request that a list of reports may have.
     pub const fn is_listed_report(&self) -> bool {
         matches!(
@@ -119,14 +132,20 @@ pub fn decode_store_places(bytes: &[u8]) -> Result<Vec<Result<StorePlace, Code>>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::Ino;
-    use crate::StoreVersion;
+    use crate::{Ino, Layout, NodeId, StoreVersion, Timestamp};
 
     #[test]
     fn reports_and_outcomes_round_trip() {
+        let time = Timestamp { sec: -5, nsec: 7 };
         let reports = [
             Request::BeginDrain { ino: Ino(7) },
-            Request::Restored { ino: Ino(7), epoch: 4 },
+            Request::Restored {
+                ino: Ino(7),
+                epoch: 4,
+                atime: time,
+                mtime: time,
+                layout: Layout::single(NodeId(1), 0),
+            },
             Request::Intend { parent: Ino(5), name: b"a", version: StoreVersion::A_DIRECTORY },
             Request::Published {
                 parent: Ino(5),

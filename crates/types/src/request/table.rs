@@ -9,6 +9,7 @@
 //! | `at(field)`, `root`, `anywhere` | the node that serves it: the field's node, the root's home, the receiver |
 //! | `+ several` | may have parts on several nodes |
 
+use crate::attr::Timestamp;
 use crate::backing::{BackingId, BackingOp};
 use crate::backing_store::StoreVersion;
 use crate::bytes::{Reader, Writer};
@@ -546,12 +547,19 @@ requests! {
         /// The file.
         ino: Ino,
     }
-    /// A file's data are in its backing files. `Stale` when the file has another epoch by now.
-    Restored = 97: client change at(ino) -> "`Entry`" {
+    /// A file's data are in its backing files. `Stale` when the file has another epoch by now; `Busy` when its times were
+    /// set meanwhile: the backing files get those first.
+    Restored = 142: client change at(ino) -> "`Entry`" {
         /// The file.
         ino: Ino,
         /// Its epoch when the copy began.
         epoch: u64,
+        /// The access time of its backing files.
+        atime: Timestamp,
+        /// The modification time of its backing files.
+        mtime: Timestamp,
+        /// The layout of its backing files.
+        layout: Layout,
     }
     /// Begins the copy of a file to its store. The mover takes leases that exclude writers next, and sends `MarkDirty` if
     /// they are refused. `Stale` unless it is resident.
