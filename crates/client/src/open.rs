@@ -15,7 +15,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_data::{AnchorName, BackingName};
-use forebay_types::{Code, Entry, Ino, Kind, Request, FLAG_ATTACHED};
+use forebay_types::{Attr, Code, Entry, Ino, Kind, Request, FLAG_ATTACHED};
 
 use crate::connection::Role;
 use crate::errno;
@@ -395,6 +395,10 @@ impl Pool {
             return Ok(None);
         }
         let is_attached = attr.flags & FLAG_ATTACHED != 0;
+        let same = if is_attached { self.flags_if_same_data(attr) } else { Some(attr.flags) };
+        if same.is_some_and(|flags| !writes || !Attr { flags, ..*attr }.needs_mark()) {
+            return Ok(None);
+        }
         let now = match is_attached {
             false => *entry,
             true => match self.get_attr(attr.ino) {

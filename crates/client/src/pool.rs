@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use forebay_ring::{Board, CallFailure, Claim, Lookup, NameRef};
-use forebay_types::{Caller, Code, Entry, Error, Ino, Reply, Request};
+use forebay_types::{Attr, Caller, Code, Entry, Error, Ino, Reply, Request, FLAG_RESIDENT};
 
 use crate::attached::Attached;
 use crate::connection::{Address, Role};
@@ -470,6 +470,14 @@ impl Pool {
             Some(entry) => Ok(entry),
             None => self.ask_entry(&Request::GetAttr { ino }),
         }
+    }
+
+    /// The flags of a file whose attributes were read before, if the board shows that its data are in the pool, in the same
+    /// epoch. None where the attributes have to be read again.
+    #[inline]
+    pub(crate) fn flags_if_same_data(&self, attr: &Attr) -> Option<u32> {
+        let (epoch, flags) = self.on_board(|board| board.data_state(attr.ino)).ok()??;
+        (epoch == attr.epoch() && flags & FLAG_RESIDENT != 0).then_some(flags)
     }
 
     /// An inode's mode, owner and group, from the board or by a request.

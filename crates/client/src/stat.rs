@@ -3,9 +3,12 @@
 
 use std::ffi::CStr;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_data::BackingName;
-use forebay_types::{Attr, BackingAttr, Code, Entry, Ino, Kind, Layout, Timestamp, FLAG_ATTACHED};
+use forebay_types::{
+    Attr, BackingAttr, Code, Entry, Ino, Kind, Layout, Timestamp, FLAG_ATTACHED, FLAG_RESIDENT,
+};
 
 use crate::errno;
 use crate::path::{PathBuffer, Place};
@@ -39,6 +42,30 @@ pub(crate) fn stat_at(dir: RawFd, name: &CStr) -> Result<libc::stat, Code> {
 #[inline]
 fn stat_first(target: RawFd, ino: Ino) -> Result<libc::stat, Code> {
     stat_at(target, BackingName::new(ino, 0, 0).as_c_str())
+}
+
+/// This process has met files in front of a store: the state of a file's data is read before its backing file.
+static MEETS_STORES: AtomicBool = AtomicBool::new(false);
+
+/// A stat of a file's first backing file that was made before the file's entry was read.
+struct Asked {
+    backing: Result<libc::stat, Code>,
+    /// Epoch and flags of the file's data before that, if they were read.
+    before: Option<(u64, u32)>,
+}
+
+impl Asked {
+    /// The stat, if the backing file had all data of the entry. In front of a store a restore may have been filling it,
+    /// unless the data were there already.
+    #[inline]
+    fn backing_of(self, attr: &Attr) -> Option<libc::stat> {
+        let is_attached = attr.flags & FLAG_ATTACHED != 0;
+        if is_attached && self.before.is_none() {
+            MEETS_STORES.store(true, Ordering::Relaxed);
+        }
+        let is_same = |(epoch, flags): (u64, u32)| epoch == attr.epoch() && flags & FLAG_RESIDENT != 0;
+        self.backing.ok().filter(|_| !is_attached || self.before.is_some_and(is_same))
+    }
 }
 
 /// Combines attributes of several backing files: the size is the greatest that any implies, and the times are those of
@@ -131,9 +158,9 @@ impl Pool {
         self.stat_with(entry, None)
     }
 
-    /// [`Pool::stat_entry`] with the result of a stat of the first backing file, if there was one already.
+    /// [`Pool::stat_entry`] with a stat of the first backing file, if there was one already.
     #[inline]
-    fn stat_with(&self, entry: &Entry, asked: Option<Result<libc::stat, Code>>) -> Result<libc::stat, Code> {
+    fn stat_with(&self, entry: &Entry, asked: Option<Asked>) -> Result<libc::stat, Code> {
         if entry.attr.is_directory() && entry.attr.width_log2 != 0 {
             return Ok(self.shard_stat(&self.with_parts(&entry.attr)?));
         }
@@ -167,8 +194,12 @@ impl Pool {
         }
         if entry.layout.is_single() {
             // A backing file that was missing earlier may have got its name before the layout was read.
+            if let Some(backing) = asked.and_then(|asked| asked.backing_of(&entry.attr)) {
+                Pool::merge(&mut st, &backing, is_attached);
+                return Ok(st);
+            }
             let target = self.attached()?.target_of(&entry.layout, 0, 0);
-            match asked.filter(Result::is_ok).unwrap_or_else(|| stat_first(target, entry.attr.ino)) {
+            match stat_first(target, entry.attr.ino) {
                 Ok(backing) => {
                     Pool::merge(&mut st, &backing, is_attached);
                     // Released since its entry was read, and perhaps restored: then the backing file may be one that is
@@ -203,7 +234,7 @@ impl Pool {
     /// The entry of a file of an attached tree that was released since its entry was read; [`Code::Stale`] if it was
     /// removed.
     fn changed_since(&self, entry: &Entry) -> Result<Option<Entry>, Code> {
-        if entry.attr.flags & FLAG_ATTACHED == 0 {
+        if entry.attr.flags & FLAG_ATTACHED == 0 || self.flags_if_same_data(&entry.attr).is_some() {
             return Ok(None);
         }
         let now = self.get_attr(entry.attr.ino).map_err(|code| match code {
@@ -277,8 +308,12 @@ impl Pool {
             // The board and the kernel's inode are often both out of the cache: the board is prefetched during the
             // system call.
             self.prefetch(found.ino);
-            let asked = stat_first(self.attached()?.target(), found.ino);
-            self.stat_with(&self.get_attr(found.ino)?, Some(asked))
+            let before = match MEETS_STORES.load(Ordering::Relaxed) {
+                true => self.on_board(|board| board.data_state(found.ino))?,
+                false => None,
+            };
+            let backing = stat_first(self.attached()?.target(), found.ino);
+            self.stat_with(&self.get_attr(found.ino)?, Some(Asked { backing, before }))
         })
     }
 

@@ -25,7 +25,8 @@ use std::sync::atomic::{fence, Ordering};
 
 use forebay_types::limits::{BOARD_NAME_MAX, NODE_NUMBER_MAX};
 use forebay_types::{
-    Code, Entry, Ino, Kind, NodeId, Reader, ATTR_BYTES, COMPONENT_BYTES, PERMISSIONS_OFFSET,
+    Code, Entry, Ino, Kind, NodeId, Reader, ATTR_BYTES, COMPONENT_BYTES, EPOCH_OFFSET, FLAGS_OFFSET,
+    PERMISSIONS_OFFSET,
 };
 
 use crate::shared::{Mapping, PAGE_BYTES};
@@ -483,6 +484,16 @@ impl Board {
             let at = at + PERMISSIONS_OFFSET;
             let believed = state & LEASED == 0 || self.may_be_believed([ino]);
             believed.then(|| (word(at), word(at + 4), word(at + 8)))
+        })?
+    }
+
+    /// Epoch and flags of a file's data, if the board has them. The caller checks the board's epoch before and after.
+    #[inline]
+    pub fn data_state(&self, ino: Ino) -> Option<(u64, u32)> {
+        self.entry(ino, |at, state| {
+            let epoch = u64::from_le(self.mapping.word64(at + EPOCH_OFFSET).load(Ordering::Relaxed));
+            let flags = u32::from_le(self.mapping.word32(at + FLAGS_OFFSET).load(Ordering::Relaxed));
+            (state & LEASED == 0).then_some((epoch, flags))
         })?
     }
 }

@@ -161,6 +161,23 @@ fn board_that_is_half_full_loses_no_name_and_names_come_and_go_as_guests() {
 }
 
 #[test]
+fn state_of_a_files_data_is_what_its_attributes_say() {
+    let (mut w, board) = board(1 << 20);
+    for (epoch, flags) in [(5, FLAG_ATTACHED), (1 << 40 | 7, u32::MAX), (0, 0)] {
+        let mut file = entry(Ino(7), FILE, epoch);
+        file.attr.flags = flags;
+        w.inode(Ino(7), Some(&file));
+        w.finish();
+        assert_eq!(board.inode(Ino(7)), Some(file));
+        assert_eq!(board.data_state(Ino(7)), Some((epoch, flags)));
+        assert_eq!(board.data_state(Ino(8)), None);
+    }
+    w.inode(Ino(7), None);
+    w.finish();
+    assert_eq!(board.data_state(Ino(7)), None);
+}
+
+#[test]
 fn removed_inode_is_no_longer_shown() {
     let (mut w, board) = board(1 << 20);
     w.inode(Ino(3), Some(&entry(Ino(3), FILE, 1)));

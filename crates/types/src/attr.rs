@@ -8,6 +8,10 @@ use crate::id::{Ino, NodeId};
 pub const ATTR_BYTES: usize = 104;
 /// Offset of mode, owner and group, 4 bytes each, in an encoded [`Attr`].
 pub const PERMISSIONS_OFFSET: usize = 32;
+/// Offset of a file's epoch, 8 bytes, in an encoded [`Attr`].
+pub const EPOCH_OFFSET: usize = 16;
+/// Offset of the flags, 4 bytes, in an encoded [`Attr`].
+pub const FLAGS_OFFSET: usize = 48;
 
 /// The file may differ from its copy in slow storage, so its data must not be dropped. The flag is set before any
 /// descriptor that can write is handed out.
