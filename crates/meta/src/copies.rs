@@ -111,7 +111,25 @@ impl Batch<'_> {
         w.u64(copy.parent.0)?;
         w.put(&copy.name)?;
         let n = w.len();
+        self.state.last_copied = self.state.last_copied.map(|last| last.max(ino.0));
         self.tx.put(&keys::copy(ino), &buffer[..n])
+    }
+
+    /// False for an inode that never had a copy, as its number is greater than that of any that had one.
+    fn may_have_copy(&mut self, ino: Ino) -> Answer<bool> {
+        let last = match self.state.last_copied {
+            Some(last) => last,
+            None => {
+                let (first, last) = keys::all_copies();
+                let found = match self.tx.last_in(&first, &last)?.map(|(key, _)| keys::decode(key)) {
+                    Some(Some(Key::Copy(ino))) => ino.0,
+                    None => 0,
+                    _ => return Err(Code::Corrupt),
+                };
+                *self.state.last_copied.insert(found)
+            }
+        };
+        Ok(ino.0 <= last)
     }
 
     fn put_further(&mut self, ino: Ino, parent: Ino, name: &[u8], generation: u64) -> Answer<()> {
@@ -254,7 +272,8 @@ impl Batch<'_> {
 
     /// An inode has lost its last link: its places stay, until the mover has removed what is there.
     pub(crate) fn forget_copy(&mut self, inode: &Inode) -> Answer<()> {
-        if inode.attr.flags & FLAG_ATTACHED != 0 && !inode.attr.is_directory() {
+        let is_attached = inode.attr.flags & FLAG_ATTACHED != 0 && !inode.attr.is_directory();
+        if is_attached && self.may_have_copy(inode.attr.ino)? {
             self.tx.delete(&keys::copy(inode.attr.ino))?;
         }
         Ok(())

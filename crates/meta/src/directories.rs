@@ -34,6 +34,8 @@ pub(crate) struct Directory {
     /// Whether its backing store may have anything in it, as far as the shard knows. None before it was looked at. True
     /// stays, also when all of it was removed.
     has_places: Option<bool>,
+    /// It was created since the shard was opened, and no mover has begun anything in it.
+    is_untouched: bool,
 }
 
 /// All directories in memory.
@@ -97,6 +99,7 @@ impl Directories {
             rewrite_record: false,
             used: 0,
             has_places: None,
+            is_untouched: false,
         });
         self.index.insert(inode.attr.ino.0, slot);
         slot
@@ -120,6 +123,19 @@ impl Directories {
     pub(crate) fn note_places(&mut self, ino: Ino, has_places: bool) {
         if let Some(slot) = self.index.get(&ino.0) {
             self.slots[*slot].has_places = Some(has_places);
+        }
+    }
+
+    /// True if no mover has ever begun anything in a directory, as far as that is known.
+    #[inline]
+    pub(crate) fn is_untouched(&self, ino: Ino) -> bool {
+        self.index.get(&ino.0).is_some_and(|slot| self.slots[*slot].is_untouched)
+    }
+
+    /// Notes that no mover has begun anything in a directory, or that one has.
+    pub(crate) fn note_untouched(&mut self, ino: Ino, is_untouched: bool) {
+        if let Some(slot) = self.index.get(&ino.0) {
+            self.slots[*slot].is_untouched = is_untouched;
         }
     }
 

@@ -284,6 +284,11 @@ pub(crate) fn copy(ino: Ino) -> [u8; 10] {
     key
 }
 
+/// First and last keys of all copies.
+pub(crate) fn all_copies() -> ([u8; 10], [u8; 10]) {
+    (copy(Ino(0)), copy(Ino(u64::MAX)))
+}
+
 /// The key of a file of a backing store that has several names.
 pub(crate) fn linked_file(root: Ino, number: u64) -> ForeignKey {
     foreign(LINKED_FILE, root.0, number)

@@ -140,6 +140,13 @@ impl<'a> Transaction<'a> {
         self.range(first, last)?.next().transpose()
     }
 
+    /// The last key from `first` to `last`, both included, with its value.
+    pub(crate) fn last_in(&self, first: &[u8], last: &[u8]) -> Result<Option<Pair<'_>>, Code> {
+        let range = (Bound::Included(first), Bound::Included(last));
+        let mut found = self.tree.rev_range(self.reading()?, &range).map_err(|e| code_of(&e))?;
+        found.next().transpose().map_err(|e| code_of(&e))
+    }
+
     /// The number of writes and deletions since the last call.
     #[inline]
     pub(crate) fn take_counts(&mut self) -> (u64, u64) {

@@ -338,6 +338,7 @@ impl Batch<'_> {
         match self.create_inode(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
             CreateOutcome::New(inode) => {
                 self.state.directories.insert(inode);
+                self.state.directories.note_untouched(inode.attr.ino, true);
                 Ok(Reply::Entry(inode.entry()))
             }
             CreateOutcome::Taken(_) => Err(Code::Exists),

@@ -53,6 +53,11 @@ pub(crate) struct PendingRecord {
 }
 
 impl PendingRecord {
+    /// No mover has begun anything at the place, and it is in no conflict.
+    fn is_plain(&self) -> bool {
+        self.intent.is_none() && !self.conflict
+    }
+
     fn encode(&self, buffer: &mut [u8; PENDING_BYTES]) -> Answer<usize> {
         let mut w = Writer::new(buffer);
         w.u8(RECORD_VERSION)?;
@@ -134,6 +139,9 @@ impl Batch<'_> {
     }
 
     fn put_pending(&mut self, parent: Ino, name: &[u8], record: &PendingRecord) -> Answer<()> {
+        if !record.is_plain() {
+            self.state.directories.note_untouched(parent, false);
+        }
         let mut buffer = [0; PENDING_BYTES];
         let n = record.encode(&mut buffer)?;
         self.tx.put(keys::pending(parent, name).bytes(), &buffer[..n])
@@ -189,13 +197,14 @@ impl Batch<'_> {
         if now_there.is_some() {
             return self.note_present(now, parent, name);
         }
-        let pending = self.pending_at(parent, name)?;
         let is_placed = self.learn_places(parent)? && self.placed(parent, name)?.is_some();
-        match pending {
-            // A name that the store never had came and went.
-            Some(pending) if !is_placed && pending.intent.is_none() && !pending.conflict => {
-                self.tx.delete(keys::pending(parent, name).bytes())?;
-                Ok(())
+        // A name that the store never had came and went.
+        if !is_placed && self.state.directories.is_untouched(parent) {
+            return self.tx.delete(keys::pending(parent, name).bytes()).map(|_| ());
+        }
+        match self.pending_at(parent, name)? {
+            Some(pending) if !is_placed && pending.is_plain() => {
+                self.tx.delete(keys::pending(parent, name).bytes()).map(|_| ())
             }
             None if !is_placed => Ok(()),
             pending => self.note(now, parent, name, pending),

@@ -84,6 +84,8 @@ pub(crate) struct State {
     pub(crate) holds: Holds,
     /// Names that unlisted directories' stores lack.
     pub(crate) absences: Absences,
+    /// The greatest number of an inode that has a copy, or had one; none before that was looked up.
+    pub(crate) last_copied: Option<u64>,
     /// Whether any file of a store has a record as one with several names; none before that was looked up.
     pub(crate) has_linked_files: Option<bool>,
     pub(crate) space: Space,
@@ -363,6 +365,7 @@ impl State {
             new_orphans: BTreeMap::new(),
             holds: Holds::default(),
             absences: Absences::default(),
+            last_copied: None,
             has_linked_files: None,
             space,
             stale: true,
@@ -384,6 +387,7 @@ impl State {
         self.ledger = ledger;
         self.directories = directories;
         self.new_orphans.clear();
+        self.last_copied = None;
         self.has_linked_files = None;
         self.holds = Holds::read(tx, node)?;
         self.stale = false;
