@@ -28,6 +28,8 @@ enum { WORDS_BYTES = 1024, ZERO_BYTES = 1 << 20 };
 static char *directory;
 static char *specifier;
 static forebay_pool *pool;
+/* Open as long as it is exported: nobody deletes it while no client is connected. */
+static forebay_volume *exported;
 static const char zeros[ZERO_BYTES];
 
 /* A connection. */
@@ -85,6 +87,8 @@ static int plugin_config_complete(void)
 
 static void plugin_unload(void)
 {
+    if (exported != NULL)
+        forebay_volume_close(exported);
     free(specifier);
     free(directory);
 }
@@ -108,7 +112,7 @@ static int plugin_after_fork(void)
         return failed("attach to the pool of", error);
     if (opened(&c, 0) < 0)
         return -1;
-    forebay_volume_close(c.volume);
+    exported = c.volume;
     return 0;
 }
 

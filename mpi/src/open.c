@@ -106,7 +106,7 @@ static int64_t open_volume(struct file *file, forebay_pool *pool, int flags) {
     if (answer < 0 && file->rank == 0 && (debug() || (answer == -ENOENT && (flags & O_CREAT)))) {
         char words[1024] = "";
         forebay.attach_error(words, sizeof words);
-        fprintf(stderr, "forebay: %s%s\n", words,
+        fprintf(stderr, "forebay: %s%s\n", words[0] != '\0' ? words : strerror((int)-answer),
                 answer == -ENOENT && (flags & O_CREAT) ? " (forebay volume create makes one)" : "");
     }
     return answer;

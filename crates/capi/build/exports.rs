@@ -80,13 +80,13 @@ fn arguments(function: &Function) -> Vec<String> {
                 left = &left[1..];
                 let is_bytes = kind.ends_with("char *") || kind.ends_with("void *");
                 let slice = match (is_bytes, is_const) {
-                    (true, true) => "answer::bytes",
-                    (true, false) => "answer::room",
+                    (true, true) => "answer::given_bytes",
+                    (true, false) => "answer::given_room",
                     (false, true) => "answer::array",
                     (false, false) => "answer::array_mut",
                 };
-                let (cast, failed) = if is_bytes { (".cast()", "") } else { ("", "?") };
-                format!("{slice}({name}{cast}, {}){failed}", count.name)
+                let cast = if is_bytes { ".cast()" } else { "" };
+                format!("{slice}({name}{cast}, {})?", count.name)
             }
             (None, "const char *") => format!("answer::text({name})"),
             (None, "forebay_pool *") => format!("answer::given({name})?"),

@@ -158,6 +158,30 @@ pub(crate) unsafe fn room<'a>(first: *mut u8, count: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(first, count.min(isize::MAX as usize)) }
 }
 
+/// The bytes of a call of forebay.h: a null pointer to some is [`FAULT`].
+///
+/// # Safety
+/// As of [`bytes`].
+pub(crate) unsafe fn given_bytes<'a>(first: *const u8, count: usize) -> Result<&'a [u8], Failed> {
+    match first.is_null() && count > 0 {
+        true => Err(FAULT),
+        // SAFETY: the caller's promise.
+        false => Ok(unsafe { bytes(first, count) }),
+    }
+}
+
+/// The buffer of a call of forebay.h: a null pointer to one that is not empty is [`FAULT`].
+///
+/// # Safety
+/// As of [`room`].
+pub(crate) unsafe fn given_room<'a>(first: *mut u8, count: usize) -> Result<&'a mut [u8], Failed> {
+    match first.is_null() && count > 0 {
+        true => Err(FAULT),
+        // SAFETY: the caller's promise.
+        false => Ok(unsafe { room(first, count) }),
+    }
+}
+
 /// An array from C.
 ///
 /// # Safety

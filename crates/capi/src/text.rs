@@ -61,7 +61,9 @@ pub(crate) fn strerror(error: c_int) -> *const c_char {
         libc::EMLINK => c"the inode has as many links as it can",
         libc::EXDEV => c"the path leaves the pool: use the kernel's own call for it",
         libc::ENODATA => c"no such extended attribute",
-        libc::ERANGE => c"the buffer is too small: ask for the size with room for 0 bytes",
+        libc::ERANGE => {
+            c"the buffer is too small: ask for the size with room for 0 bytes; or the range is not in the volume"
+        }
         libc::E2BIG => c"the value is too large",
         libc::EOPNOTSUPP => {
             c"a pool does not support this, or not for this file: a descriptor of another node's file \

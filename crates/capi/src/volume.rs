@@ -27,11 +27,11 @@ impl forebay_volume {
 
 type Done = Result<(), Failed>;
 
-/// The failure of an access. If a piece on another node was the reason, `forebay_attach_error` has it in words.
+/// The failure of an access. If a piece on another node was the reason, `forebay_attach_error` has it in words; else it
+/// has none, and not those of a call before.
 fn failed(volume: &Striped, code: Code) -> Failed {
-    if let Some(reason) = volume.reason().filter(|_| matches!(code, Code::Io | Code::NoSpace)) {
-        crate::text::remember(&reason);
-    }
+    let reason = volume.reason().filter(|_| matches!(code, Code::Io | Code::NoSpace));
+    crate::text::remember(reason.as_deref().unwrap_or_default());
     code.into()
 }
 
@@ -53,6 +53,8 @@ pub(crate) fn volume_open(
 }
 
 fn opened(pool: &'static Pool, specifier: &[u8], writes: bool) -> Result<Striped, Failed> {
+    // For failures of what follows, too, that have no words.
+    crate::text::remember("");
     pool.volume_open(specifier, writes).map_err(|e| {
         crate::text::remember(&e.to_string());
         Failed::from(e.code)

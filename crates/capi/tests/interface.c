@@ -372,6 +372,8 @@ static void extended_attributes(forebay_pool *pool)
     CHECK(forebay_setxattr(pool, "d/f", "user.a", "12", 2, XATTR_CREATE, 0) == 0);
     CHECK(forebay_setxattr(pool, "d/f", "user.a", "12", 2, XATTR_CREATE, 0) == -EEXIST);
     CHECK(forebay_getxattr(pool, "d/f", "user.a", NULL, 0, 0) == 2);
+    CHECK(forebay_setxattr(pool, "d/f", "user.a", NULL, 2, 0, 0) == -EFAULT && forebay_listxattr(pool, "d/f", NULL, 9, 0) == -EFAULT);
+    CHECK(forebay_getxattr(pool, "d/f", "user.a", NULL, 9, 0) == -EFAULT && forebay_readlink(pool, "d/l", NULL, 9) == -EFAULT);
     CHECK(forebay_getxattr(pool, "d/l", "user.a", text, sizeof text, 0) == 2 && memcmp(text, "12", 2) == 0);
     CHECK(forebay_getxattr(pool, "d/l", "user.a", text, sizeof text, AT_SYMLINK_NOFOLLOW) == -ENODATA);
     CHECK(forebay_listxattr(pool, "d/f", text, sizeof text, 0) == 7 && strcmp(text, "user.a") == 0);
@@ -398,6 +400,10 @@ static void files(forebay_pool *pool)
     CHECK(forebay_file_allocate(file, 70000) == 0 && forebay_file_size(file) == 70000);
     CHECK(forebay_file_pread(file, back, 9, 6000) == 9 && back[0] == 0 && back[8] == 0);
     CHECK(forebay_file_pread(file, back, 9, -1) == -EINVAL && forebay_file_truncate(file, -1) == -EINVAL);
+    CHECK(forebay_file_pread(file, NULL, 9, 0) == -EFAULT && forebay_file_pwrite(file, NULL, 9, 0) == -EFAULT);
+    CHECK(forebay_file_pread(file, NULL, 0, 0) == 0 && forebay_file_pwrite(file, NULL, 0, 0) == 0);
+    CHECK(forebay_file_pwrite(file, back, 9, INT64_MAX - 8) == -EFBIG && forebay_file_pwrite(file, back, 9, INT64_MAX) == -EFBIG);
+    CHECK(forebay_file_size(file) == 70000);
     CHECK(forebay_file_close(file) == 0 && forebay_file_close(NULL) == -EFAULT && forebay_file_size(NULL) == -EFAULT);
     CHECK(forebay_file_open(pool, "d/s", O_RDWR | O_CREAT | O_EXCL, 0640, 4, 4096, &file) == -EEXIST);
     CHECK(forebay_file_open(pool, "d/s", O_RDWR | O_CREAT, 0640, 1, 0, &file) == 0);
@@ -454,6 +460,7 @@ static void volumes(forebay_pool *pool)
     CHECK(forebay_volume_putv(v, out, 50, runs, 3) == 0 && forebay_volume_getv(v, in, 50, runs, 3) == 0);
     CHECK(memcmp(in, out, 50) == 0 && forebay_volume_get(v, in, 10, 0) == 0 && memcmp(in, out + 30, 10) == 0);
     CHECK(forebay_volume_put(v, out, 2, V - 1) == -ERANGE && forebay_volume_get(v, in, 1, V) == -ERANGE);
+    CHECK(forebay_attach_error(words, sizeof words) == 0); /* not the reason of a call before */
     CHECK(forebay_volume_put(v, out, 1, -1) == -EINVAL && forebay_volume_put(v, NULL, 1, 0) == -EFAULT);
     CHECK(forebay_volume_putv(v, out, 10, &beyond, 1) == -ERANGE && forebay_volume_putv(v, out, 49, runs, 3) == -EINVAL);
     CHECK(forebay_volume_getv(v, in, 9, runs + 1, 1) == -EINVAL && forebay_volume_put(NULL, out, 1, 0) == -EFAULT);

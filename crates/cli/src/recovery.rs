@@ -28,6 +28,8 @@ pub(crate) struct Wanted {
     pub(crate) dry_run: bool,
     pub(crate) partial: bool,
     pub(crate) unnamed: bool,
+    /// The stores' directories were made anew.
+    pub(crate) replaced: bool,
 }
 
 /// What came of it.
@@ -75,6 +77,7 @@ pub(crate) fn recover(
         dry_run: wanted.dry_run,
         partial: wanted.partial,
         unnamed: wanted.unnamed,
+        replaced: wanted.replaced,
     };
     let mut recovered = Recovered { notes: dead.notes.clone(), ..Recovered::default() };
     run(&plan, style, &mut |event| match event {

@@ -314,6 +314,18 @@ fn verbs_of_stores_on_what_belongs_to_none_say_so() {
     assert_eq!(bed.state("/file")["state"], "unattached");
     bed.run(&["tasks"]).assert_refused(1, &["does not run", "forebay attach"]);
     bed.run(&["state", "/absent"]).assert_refused(1, &["no such name"]);
+    // With --json each path has its place in the list.
+    let verbs = ["state", "stat", "ls", "pin", "unpin", "sync", "refresh", "wait-durable"];
+    for verb in verbs.iter().map(|verb| vec![*verb]).chain([vec!["layout", "get"]]) {
+        let ran = bed.run(&[&verb[..], &["--json", "/absent", "/file"]].concat());
+        let list: Value = serde_json::from_str(&ran.out).unwrap_or_else(|e| panic!("{verb:?}: {e}: {ran:?}"));
+        assert_eq!((ran.code, list.as_array().map(Vec::len)), (Some(1), Some(2)), "{verb:?}: {ran:?}");
+        assert_eq!(
+            (&list[0]["path"], &list[0]["error"]["code"]),
+            (&"/absent".into(), &"not-found".into()),
+            "{ran:?}"
+        );
+    }
     assert_eq!(bed.run(&["resolve", "/file"]).code, Some(2), "--keep is missing");
     assert_eq!(bed.run(&["tasks", "show", "x"]).code, Some(2));
 }

@@ -6,7 +6,7 @@ mod common;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::devices::Mounted;
 use common::{eventually, is_root, Place, Ran};
@@ -288,6 +288,34 @@ fn killed_server_or_keeper_leaves_io_errors_and_no_device() {
         eventually("nothing is listed", || !device.is_listed());
         eventually("the loop device is gone", || !device.exists());
     }
+}
+
+#[test]
+fn command_that_is_killed_leaves_no_device_and_no_file() {
+    if !can_emulate() {
+        return;
+    }
+    let place = Place::new();
+    let name = place.path.file_name().unwrap().to_str().unwrap();
+    let words = ["emulate", "up", "--profile", "dram", "--size", "256MiB", "--name", name];
+    let mut command = place.command(words);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let command = common::start(command);
+    let directory = Path::new("/run/forebay-emulate").join(name);
+    eventually("the keeper has begun", || directory.exists());
+    drop(command); // with SIGKILL
+    eventually("no device is left", || {
+        let list = place.json(["emulate", "list", "--json"]);
+        let is_up = list.as_array().unwrap().iter().any(|one| one["name"] == name);
+        if is_up {
+            // It was killed too late, or its keeper is just ending it.
+            place.run(["emulate", "down", name]);
+        }
+        !is_up && !directory.exists()
+    });
+    let left = std::fs::read_dir("/run").unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left.filter(|file| file.to_string_lossy().contains(name)).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

@@ -406,11 +406,12 @@ fn layout_set_and_migrate_print_json() {
     assert_eq!(directory[0]["layout"][0]["stripe_count"], 2);
     let migrated = json(&["migrate", "/striped"]);
     assert_eq!(migrated[0]["layout"][0]["stripe_count"], 1, "{migrated}");
-    // An error in the command line is JSON too. A path that fails is missing in the JSON.
+    // An error in the command line is JSON too, and that of a path that fails is in its place.
     let ran = place.run(["layout", "set", "--pool", pool, "--json", "-c", "0", "/x"]);
     let error: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!((ran.code, error["error"]["code"].as_str()), (Some(1), Some("invalid")));
     let ran = place.run(["layout", "migrate", "--pool", pool, "--json", "/absent", "/striped"]);
     let rest: Value = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!((ran.code, rest.as_array().unwrap().len()), (Some(1), 1), "{ran:?}");
+    assert_eq!((ran.code, rest.as_array().unwrap().len()), (Some(1), 2), "{ran:?}");
+    assert_eq!((&rest[0]["path"], &rest[0]["error"]["code"]), (&"/absent".into(), &"not-found".into()));
 }

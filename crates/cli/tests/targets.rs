@@ -28,6 +28,26 @@ fn up(place: &Place, file: &Path) -> Ran {
 }
 
 #[test]
+fn node_that_is_up_stays_up_when_its_store_cannot_be_attached() {
+    let place = Place::new();
+    let pool = place.join("first");
+    let file = pool_file(&place, "node", &[(&pool, "ssd")]);
+    let file = file.to_str().unwrap();
+    place.ok(["up", "--pool", file]);
+    let sh = |script: &str| place.ok(["run", "--quiet", "--pool", file, "--", "sh", "-c", script]).out;
+    sh("echo kept >/forebay/f");
+    place.write("store/f", "in the store\n");
+    let resources = place.write("r.toml", "[[directories]]\nat = \"/d\"\nurl = \"/nowhere/at/all\"\n");
+    let store = place.join("store");
+    for (option, value) in [("--backing", &store), ("--resources", &resources)] {
+        let ran = place.run(["up", "--pool", file, option, value.to_str().unwrap()]);
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert_eq!(sh("cat /forebay/f"), "kept\n", "it runs on");
+    }
+    place.ok(["down", "--pool", file]);
+}
+
+#[test]
 fn target_that_cannot_be_had_is_named_with_what_to_do_and_nothing_is_left() {
     let place = Place::new();
     let (first, second) = (place.join("first"), place.join("second"));

@@ -87,6 +87,48 @@ fn thin_volume_takes_what_is_written_and_gives_back_what_is_discarded() {
 }
 
 #[test]
+fn copy_into_a_thin_volume_takes_no_space_for_zeros() {
+    let place = Place::new();
+    let Some(dir) = pool(&place) else { return };
+    let volume = attach(&dir).volume_open(b"t", true).unwrap();
+    let small = place.write("small", b"small");
+    let sparse = place.join("sparse");
+    std::fs::File::create(&sparse).unwrap().set_len(1 << 30).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(
+        &std::fs::File::options().write(true).open(&sparse).unwrap(),
+        b"end",
+        (1 << 30) - 3,
+    )
+    .unwrap();
+    for url in ["", "file://"] {
+        let [small, sparse] = [&small, &sparse].map(|path| format!("{url}{}", path.display()));
+        // What was there before is gone, and its space is free.
+        volume.put_bytes(900 * MIB, &[1; 1 << 20]).unwrap();
+        place.ok(["volume", "load", "t", &small]);
+        let mut seen = [1; 6];
+        volume.get_bytes(0, &mut seen).unwrap();
+        assert_eq!(&seen, b"small\0", "{url}");
+        volume.get_bytes(900 * MIB, &mut seen).unwrap();
+        assert_eq!(seen, [0; 6], "{url}");
+        assert!(allocated(&place) <= 2 * MIB, "{url}: {}", allocated(&place));
+        place.ok(["volume", "load", "t", &sparse]);
+        volume.get_bytes((1 << 30) - 6, &mut seen).unwrap();
+        assert_eq!(&seen, b"\0\0\0end", "{url}");
+        assert!(allocated(&place) <= 2 * MIB, "{url}: {}", allocated(&place));
+    }
+    // From a volume whose memory is reserved.
+    place.ok(["volume", "create", "v", "--size", "8MiB"]);
+    attach(&dir).volume_open(b"v", true).unwrap().put_bytes(4 * MIB + 5, b"x").unwrap();
+    place.ok(["volume", "format", "t"]);
+    volume.put_bytes(MIB, &[1; 1 << 20]).unwrap();
+    place.ok(["volume", "copy", "v", "t"]);
+    let mut seen = vec![1; 8 << 20];
+    volume.get_bytes(0, &mut seen).unwrap();
+    assert!(seen.iter().enumerate().all(|(i, byte)| *byte == if i == (4 << 20) + 5 { b'x' } else { 0 }));
+    assert!(allocated(&place) <= 2 * MIB, "{}", allocated(&place));
+}
+
+#[test]
 fn put_for_which_there_is_no_space_fails_and_files_and_volumes_share_the_capacity() {
     let place = Place::new();
     let Some(dir) = pool(&place) else { return };

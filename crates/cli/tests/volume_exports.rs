@@ -98,9 +98,11 @@ fn export_has_the_bytes_of_the_volume_over_several_connections() {
     done("nbdcopy", &[sparse.to_str().unwrap(), &uri]);
     volume.get_bytes(0, &mut found).unwrap();
     assert!(found.iter().all(|byte| *byte == 0), "zeros are not written");
+    drop(volume);
+    // No client is connected, and it is in use all the same.
+    place.run(["volume", "delete", "v"]).assert_refused(1, &["a program has it open"]);
     kill(child.pid(), libc::SIGTERM);
     assert!(child.wait().success());
-    drop(volume);
     place.ok(["volume", "delete", "v"]);
 }
 
@@ -194,6 +196,10 @@ fn exports_that_cannot_be_are_refused_in_words() {
     let socket = place.join("socket");
     let socket = socket.to_str().unwrap();
     place.run(["volume", "export", "none", "--socket", socket]).assert_refused(1, &["no volume `none`"]);
+    let mut without = place.command(["volume", "export", "v", "--socket", socket]);
+    let ran = Ran::of(without.env("PATH", "/nowhere").output().unwrap());
+    ran.assert_refused(1, &["there is no nbdkit"]);
+    assert_eq!(ran.out, "", "a URI that nothing serves");
     let nbdkit = |words: &[&str]| {
         let mut command = Command::new("nbdkit");
         Ran::of(command.args(["--foreground", "--unix", socket]).arg(plugin()).args(words).output().unwrap())

@@ -124,6 +124,16 @@ impl Copy<'_> {
         )
     }
 
+    /// A failed access to the volume.
+    fn failed(&self, store: &dyn Store, path: &StorePath, code: Code) -> Error {
+        let error = self.error(store, path, code);
+        match code {
+            Code::NoSpace => error.why("the pool has no space for it"),
+            Code::PoolGone => error.why("the pool's daemon is gone"),
+            _ => error,
+        }
+    }
+
     /// The bytes to copy, of a source of `bytes` bytes.
     fn range(&self, store: &dyn Store, path: &StorePath, bytes: u64) -> Result<Range<u64>> {
         let from = self.plan.from_offset;
@@ -158,7 +168,7 @@ impl Copy<'_> {
             .and_then(|_| store.make_durable(std::slice::from_ref(&temporary)))
             .map_err(Error::from)
             // The pool may have died meanwhile, or the command.
-            .and_then(|()| volume.flush().map_err(|code| self.error(store, path, code)))
+            .and_then(|()| volume.flush().map_err(|code| self.failed(store, path, code)))
             .and_then(|()| self.check(store, path))
             .and_then(|()| {
                 let expected = before.as_ref().map(|before| &before.version);
@@ -210,8 +220,11 @@ impl Copy<'_> {
         let failed = |e: rustix::io::Errno| Error::io("cannot copy from a store", &e.into());
         let memory = rustix::fs::memfd_create(c"forebay-copied", MemfdFlags::CLOEXEC).map_err(failed)?;
         ftruncate(&memory, object.bytes()).map_err(failed)?;
-        let put = |offset, bytes: &[u8]| {
-            volume.put_bytes(offset, bytes).map_err(|code| self.error(store, path, code))
+        // What is zero takes no space in a thin volume.
+        let zero = |offset, bytes| volume.zero(offset, bytes).map_err(|code| self.failed(store, path, code));
+        let put = |offset, bytes: &[u8]| match bytes.iter().all(|byte| *byte == 0) {
+            true => zero(offset, bytes.len() as u64),
+            false => volume.put_bytes(offset, bytes).map_err(|code| self.failed(store, path, code)),
         };
         let mut buffer = vec![0; HOLE_BYTES as usize];
         let mut at = range.start;
@@ -244,20 +257,19 @@ impl Copy<'_> {
             (self.report)(VolumeCopyEvent::Copied(at - range.start));
         }
         if zero_rest {
-            buffer.fill(0);
             let mut at = end;
             while at < volume.bytes() {
                 self.check(store, path)?;
-                let part = &buffer[..HOLE_BYTES.min(volume.bytes() - at) as usize];
-                put(at, part)?;
-                at += part.len() as u64;
+                let bytes = WINDOW_BYTES.min(volume.bytes() - at);
+                zero(at, bytes)?;
+                at += bytes;
             }
         }
         let ended = match zero_rest {
             true => volume.end_file(end),
             false => volume.extend_file(end),
         };
-        ended.and_then(|()| volume.flush()).map_err(|code| self.error(store, path, code))
+        ended.and_then(|()| volume.flush()).map_err(|code| self.failed(store, path, code))
     }
 }
 

@@ -52,6 +52,9 @@ pub struct RecoveryPlan {
     pub partial: bool,
     /// Data whose names are not known are recovered too, into `to`.
     pub unnamed: bool,
+    /// A store's directory is used also if it is not the one that was attached.
+    #[serde(default)]
+    pub replaced: bool,
 }
 
 /// What happened to a file.

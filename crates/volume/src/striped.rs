@@ -105,7 +105,7 @@ impl Striped {
     }
 
     /// True if all of its volumes are thin.
-    pub(crate) fn is_thin(&self) -> bool {
+    pub fn is_thin(&self) -> bool {
         self.parts.iter().all(Mapped::is_thin)
     }
 

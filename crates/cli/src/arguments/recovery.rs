@@ -40,6 +40,9 @@ pub(crate) struct Recover {
     /// Write data whose names are lost too, as forebay-unnamed-TIME/NUMBER; needs --to
     #[arg(long)]
     pub(crate) unnamed: bool,
+    /// A store's directory was made anew, such as from a backup, and has another inode number: use the one that is there now
+    #[arg(long, conflicts_with = "to")]
+    pub(crate) replaced: bool,
     /// Afterwards remove the targets with all data, if the stores have everything
     #[arg(long, conflicts_with_all = ["list", "dry_run"])]
     pub(crate) discard: bool,

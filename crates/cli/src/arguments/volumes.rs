@@ -277,7 +277,7 @@ pub(crate) struct VolumeExport {
     #[arg(long, value_name = "PATH", group = "where")]
     pub(crate) socket: Option<std::path::PathBuf>,
     /// Listen on a TCP port
-    #[arg(long, value_name = "NUMBER", group = "where")]
+    #[arg(long, value_name = "NUMBER", group = "where", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
     /// The address of the port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "port")]

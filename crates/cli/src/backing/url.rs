@@ -56,11 +56,16 @@ impl Url {
         if authority.contains('@') {
             return Err(wrong("its URL has a user or a password before @", CREDENTIALS));
         }
-        for option in query.split('&') {
+        let mut names = Vec::new();
+        for option in query.split('&').filter(|option| !option.is_empty()) {
             let name = option.split('=').next().unwrap_or_default().to_ascii_lowercase();
             if SECRET_WORDS.iter().any(|word| name.contains(word)) {
                 return Err(wrong(format!("its option {name:?} looks like a credential"), CREDENTIALS));
             }
+            if names.contains(&name) {
+                return Err(wrong(format!("its option {name:?} comes twice"), "leave out one of them"));
+            }
+            names.push(name);
         }
         match &*scheme {
             "file" if !matches!(authority, "" | "localhost") => {
@@ -191,7 +196,8 @@ mod tests {
 
     #[test]
     fn other_urls_are_refused_with_the_forms_that_there_are() {
-        for text in ["", "http://host/x", "file://host/x", "file://", "file:///%zz", "s3:///p"] {
+        let twice = "file:///a?rate=1MB/s&parallel=4&rate=2MB/s";
+        for text in ["", "http://host/x", "file://host/x", "file://", "file:///%zz", "s3:///p", twice] {
             let e = parse(text).unwrap_err();
             assert!(e.code == Code::Invalid && !e.cure.is_empty(), "{text}: {e}");
         }

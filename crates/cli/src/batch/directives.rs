@@ -92,6 +92,10 @@ pub(crate) fn parse(script: &str) -> Result<Option<Request>> {
     let mut staged: Option<String> = None;
     for line in header(script) {
         let words = split(&line)?;
+        let is_ours = words.first().is_some_and(|word| [DIRECTIVE, STAGE].contains(&word.as_str()));
+        if is_ours && line.contains(char::REPLACEMENT_CHARACTER) {
+            return Err(refused(&line, "it has a character that is not UTF-8", "rename the path"));
+        }
         match words.first().map(String::as_str) {
             Some(DIRECTIVE) if words.get(1).is_some_and(|w| w == "forebay") => {
                 found = true;
@@ -205,6 +209,10 @@ fn read(request: &mut Request, line: &str, words: &[String]) -> Result<()> {
                 return Err(refused(line, format!("{key}= has no value"), format!("write {key}=VALUE")))
             }
             None if ["persistent", "use", "destroy"].contains(&word.as_str()) => {
+                if let Some(before) = kind {
+                    let why = format!("it says both {before} and {word}");
+                    return Err(refused(line, why, format!("write `{word} name=NAME` alone")));
+                }
                 kind = Some(word);
                 continue;
             }
@@ -243,6 +251,10 @@ fn read(request: &mut Request, line: &str, words: &[String]) -> Result<()> {
             "backing" => {
                 crate::backing::Url::parse(std::ffi::OsStr::new(value))
                     .map_err(|e| refused(line, e.why, e.cure))?;
+                if !value.starts_with('/') && !value.contains("://") {
+                    let why = format!("{value:?} is no absolute path");
+                    return Err(refused(line, why, "write backing=/lustre/project, or a URL"));
+                }
                 once(line, key, &mut request.backing, value.to_owned())?;
             }
             "mode" => {
@@ -306,6 +318,7 @@ fn once<T>(line: &str, key: &str, slot: &mut Option<T>, value: T) -> Result<()> 
 }
 
 fn add_in(request: &mut Request, line: &str, pair: String) -> Result<()> {
+    one_colon(line, &pair)?;
     match pair.split_once(':') {
         Some((source, destination)) if source.starts_with('/') && destination.starts_with('/') => {
             request.stage_in.push(pair);
@@ -319,7 +332,19 @@ fn add_in(request: &mut Request, line: &str, pair: String) -> Result<()> {
     }
 }
 
+/// With several colons it is not clear which one separates the two paths.
+fn one_colon(line: &str, pair: &str) -> Result<()> {
+    match pair.matches(':').count() {
+        0 | 1 => Ok(()),
+        _ => {
+            let why = format!("{pair:?} has several colons");
+            Err(refused(line, why, "rename the path that has one: a colon separates the two paths"))
+        }
+    }
+}
+
 fn add_out(request: &mut Request, line: &str, pair: String) -> Result<()> {
+    one_colon(line, &pair)?;
     match pair.split_once(':') {
         Some((source, destination)) if source.starts_with('/') && destination.starts_with('/') => {
             request.stage_out.push(pair);
@@ -443,6 +468,11 @@ mod tests {
             ("#BB_LUA forebay capacity=1GiB persistent", "persistent names no pool", "persistent name=NAME"),
             ("#BB_LUA forebay use name=a capacity=1GiB", "capacity", "leave them out"),
             ("#BB_LUA forebay use name=../a", "../a", "letters"),
+            ("#BB_LUA forebay capacity=1GiB backing=lustre", "lustre", "backing=/lustre"),
+            ("#BB_LUA forebay capacity=1GiB stage_in=/a\u{fffd}:/a", "UTF-8", "rename"),
+            ("#BB_LUA forebay persistent use name=a", "both persistent and use", "use name=NAME"),
+            ("#BB_LUA forebay capacity=1GiB stage_out=/a:/l/b:2", "several colons", "rename"),
+            ("#BB_LUA forebay capacity=1GiB stage_in=/l/a:/b:/c", "several colons", "rename"),
             ("#BB_LUA forebay capacity=1GiB name=a", "name=", "persistent name=a"),
             ("#BB_LUA forebay stage_in=/a:/b", "capacity=", "capacity=SIZE"),
             ("#BB_LUA forebay capacity=1GiB nodes=none", "none", "nodes=4"),

@@ -85,7 +85,7 @@ fn directory(node: &Node, stores: &Stores, place: &Place) -> Result<Attachment> 
     for (key, line, node) in entries {
         let below = place.below(key);
         match key {
-            "at" => at = Some(pool::path_within(OsStr::new(text(node, &below)?))),
+            "at" => at = Some(pool::path_within(OsStr::new(path(node, &below)?))),
             "store" => {
                 let name = text(node, &below)?;
                 let known = || stores.keys().cloned().collect::<Vec<_>>().join(", ");
@@ -117,7 +117,7 @@ fn directory(node: &Node, stores: &Stores, place: &Place) -> Result<Attachment> 
             "rules" => settings.rules = rules(node, &below)?,
             "prestage" => {
                 for (i, node) in list(node, &below)?.iter().enumerate() {
-                    prestage.push(text(node, &below.below(&format!("[{i}]")))?.to_owned());
+                    prestage.push(path(node, &below.below(&format!("[{i}]")))?.to_owned());
                 }
             }
             _ => return Err(place.unknown(key, line, &KEYS_OF_DIRECTORY)),
@@ -151,7 +151,14 @@ fn parsed<T: FromStr<Err = String>>(node: &Node, place: &Place) -> Result<T> {
 }
 
 pub(super) fn table<'n>(node: &'n Node, place: &Place) -> Result<Vec<(&'n str, usize, &'n Node)>> {
-    node.entries().ok_or_else(|| place.wrong(node.line, "a table is wanted: keys with values"))
+    let entries =
+        node.entries().ok_or_else(|| place.wrong(node.line, "a table is wanted: keys with values"))?;
+    for (i, (key, line, _)) in entries.iter().enumerate() {
+        if entries[..i].iter().any(|(other, ..)| other == key) {
+            return Err(place.below(key).wrong(*line, "it comes twice"));
+        }
+    }
+    Ok(entries)
 }
 
 pub(super) fn list<'n>(node: &'n Node, place: &Place) -> Result<&'n [Node]> {
@@ -165,6 +172,14 @@ pub(super) fn text<'n>(node: &'n Node, place: &Place) -> Result<&'n str> {
     match &node.value {
         Value::Text(text) => Ok(text),
         _ => Err(place.wrong(node.line, "a text is wanted")),
+    }
+}
+
+/// A path, which is not empty: it is not taken for all there is.
+fn path<'n>(node: &'n Node, place: &Place) -> Result<&'n str> {
+    match text(node, place)? {
+        "" => Err(place.wrong(node.line, "it is empty: write / for the root")),
+        path => Ok(path),
     }
 }
 

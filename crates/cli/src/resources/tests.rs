@@ -153,6 +153,13 @@ fn errors_name_line_and_key() {
         ("a.toml", directory("colour = \"red\""), &["line 6", "directories[0].colour", "no such key"]),
         (
             "a.toml",
+            "[[directories]]\nat = \"\"\nurl = \"/x\"".to_owned(),
+            &["line 2", "directories[0].at", "empty"],
+        ),
+        ("a.toml", directory("prestage = [\"\"]"), &["line 6", "directories[0].prestage[0]", "empty"]),
+        ("a.yaml", "- capacity: 1GiB\n- capacity: 2GiB\n".to_owned(), &["line 2", "capacity", "twice"]),
+        (
+            "a.toml",
             directory("[[directories]]\nat = \"/d/e\"\nurl = \"/x\""),
             &["directories[1]", "/d is in front"],
         ),

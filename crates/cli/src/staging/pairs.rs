@@ -40,6 +40,14 @@ pub(crate) fn pairs_out(texts: &[OsString], manifest: Option<&Path>) -> Result<V
                 "write SRC:DST, for example /out:/lustre/case/out",
             ));
         };
+        // As of a variable that is not set: it does not mean everything.
+        if source.is_empty() {
+            return Err(invalid(
+                format!("cannot stage out {}", text.to_string_lossy()),
+                "it names no path in the pool",
+                "write SRC:DST, for example /out:/lustre/case/out; / is all of the pool",
+            ));
+        }
         pairs.push(Pair {
             source: PathBuf::from(OsString::from_vec(path_within(OsStr::from_bytes(&source)))),
             destination: outside(OsStr::from_bytes(&destination))?,
@@ -214,7 +222,7 @@ mod tests {
         assert_eq!(out("a\\:b:/s/x"), pair("/a:b", "/s/x"));
         let here = std::env::current_dir().unwrap();
         assert_eq!(out("/out:dir").1, here.join("dir").display().to_string());
-        for bad in ["/out", "/out:"] {
+        for bad in ["/out", "/out:", ":/s/out"] {
             let e = pairs_out(&[bad.into()], None).unwrap_err();
             assert!(e.cure.contains("SRC:DST"), "{e}");
         }

@@ -43,12 +43,15 @@ pub(super) fn wait_durable(named: Option<PathBuf>, arguments: &WaitDurable) -> R
                 wait(pool, &mut trees, &waiting, until, style)
             });
         let durable = waited.is_ok();
-        if let Err(e) = waited {
-            failure::say(&e);
+        if let Err(e) = &waited {
+            failure::say(e);
             status = ExitCode::from(failure::FAILED);
         }
         if arguments.json {
             let mut object = json!({ "durable": durable });
+            if let Err(e) = &waited {
+                object["error"] = failure::value(e);
+            }
             put_name(&mut object, "path", &path);
             all.push(object);
         } else if durable {

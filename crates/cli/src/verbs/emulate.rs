@@ -3,12 +3,17 @@
 mod limited;
 mod probe;
 
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::ExitCode;
 
 use forebay_emulate::{Description, Faults, Options};
 use forebay_server::media_profile::MediaProfile;
 use forebay_sys::loop_device::is_in_use;
 use forebay_types::{Code, Error, Result};
+use rustix::fs::{AtFlags, CWD};
 use serde_json::{json, Value};
 
 use super::status::emulated::{self, time};
@@ -72,18 +77,31 @@ fn up(arguments: &EmulateUp) -> Result<ExitCode> {
 fn start(options: &Options) -> Result<Description> {
     let what = format!("cannot make device {}", options.name);
     let io = |e: std::io::Error| Error::io(&*what, &e);
-    let log =
-        forebay_emulate::directory().with_extension(format!("{}.{}.log", options.name, std::process::id()));
     let text = serde_json::to_string(options).map_err(|e| Error::new(Code::Invalid, &*what).why(e))?;
-    let errors = std::fs::File::create(&log).map_err(io)?;
-    let logged = || std::fs::read_to_string(&log).unwrap_or_default();
-    let result = forebay_block::start::<Description>(&what, "forebay-emulate", &text, errors, logged);
-    let kept = match &result {
-        Ok(description) => std::fs::rename(&log, description.log()),
-        Err(_) => std::fs::remove_file(&log),
+    let log = nameless_log().map_err(io)?;
+    let errors = log.try_clone().map_err(io)?;
+    let logged = || {
+        let mut words = String::new();
+        let _ = (&log).rewind().and_then(|()| (&log).read_to_string(&mut words));
+        words
     };
-    kept.map_err(io)?;
-    result
+    let description = forebay_block::start::<Description>(&what, "forebay-emulate", &text, errors, logged)?;
+    let (from, follow) = (forebay_sys::descriptor::path(&log.as_fd()), AtFlags::SYMLINK_FOLLOW);
+    // The device is up: it serves without a log too.
+    let _ = rustix::fs::linkat(CWD, &from, CWD, description.log(), follow);
+    Ok(description)
+}
+
+/// The log of a device that is being made. It gets its name when the device is up, so that a command that is killed
+/// before leaves none.
+fn nameless_log() -> std::io::Result<File> {
+    let all = forebay_emulate::directory();
+    let mut options = File::options();
+    options.read(true).write(true).mode(0o600);
+    let nameless =
+        options.clone().custom_flags(libc::O_TMPFILE | libc::O_APPEND).open(all.parent().unwrap_or(&all));
+    // Where a file system has no files without a name, there is no log.
+    nameless.or_else(|_| options.open("/dev/null"))
 }
 
 fn options_of(options: &Options) -> Vec<&'static str> {

@@ -9,7 +9,7 @@ use forebay_types::limits::{STRIPES_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN, TAR
 use forebay_types::{node_of, target_of, Code, Component, Entry, Error, Kind, Layout, NodeId, Result};
 use serde_json::{json, Value};
 
-use super::ls::put_name;
+use super::ls::{failed_path, put_name};
 use super::nodes::Nodes;
 use crate::arguments::{LayoutGet, LayoutMigrate, LayoutSet, LayoutVerb};
 use crate::{failure, pool, table};
@@ -25,14 +25,22 @@ pub(super) fn layout(named: Option<PathBuf>, verb: &LayoutVerb) -> Result<ExitCo
     }
 }
 
-/// Applies `on` to each path; a failure does not stop the loop.
-fn each(paths: &[OsString], mut on: impl FnMut(&[u8]) -> Result<()>) -> ExitCode {
-    let mut status = ExitCode::SUCCESS;
+/// Applies `on` to each path, and prints what it returns as JSON if that is wanted. A failure does not stop the loop.
+fn each(json: bool, paths: &[OsString], mut on: impl FnMut(&[u8]) -> Result<Option<Value>>) -> ExitCode {
+    let (mut all, mut status) = (Vec::new(), ExitCode::SUCCESS);
     for text in paths {
-        if let Err(e) = on(&pool::path_within(text)) {
-            failure::say(&e);
-            status = ExitCode::from(failure::FAILED);
+        let path = pool::path_within(text);
+        match on(&path) {
+            Ok(shown) => all.extend(shown),
+            Err(e) => {
+                failure::say(&e);
+                all.push(failed_path(&path, &e));
+                status = ExitCode::from(failure::FAILED);
+            }
         }
+    }
+    if json {
+        failure::print_json(&Value::Array(all));
     }
     status
 }
@@ -48,40 +56,34 @@ fn look(pool: &Pool, path: &[u8], verb: &str) -> Result<Entry> {
 }
 
 fn get(pool: &Pool, nodes: &Nodes, arguments: &LayoutGet) -> ExitCode {
-    let mut all = Vec::new();
-    let status = each(&arguments.paths, |path| {
+    each(arguments.json, &arguments.paths, |path| {
         let entry = look(pool, path, "look at")?;
         let on = nodes_of_entries(pool, path, &entry)?;
         if arguments.json {
-            all.push(as_json(path, &entry, &on));
-        } else {
-            let said = match (entry.attr.is_directory(), entry.layout.is_set(entry.attr.home)) {
-                (true, false) => "nothing set for files made in it".to_owned(),
-                (true, true) if pool.spans_nodes() => {
-                    format!("files made in it: {}", words(&entry.layout, nodes))
-                }
-                (true, true) => {
-                    format!("files that MPI-IO and forebay.h make in it: {}", words(&entry.layout, nodes))
-                }
-                (false, _) => words(&entry.layout, nodes),
-            };
-            let names: Vec<String> = on.iter().map(|node| nodes.name(target_of(*node, 0))).collect();
-            let entries = match names.len() {
-                0 => String::new(),
-                n => format!("; entries on {n} nodes: {}", names.join(", ")),
-            };
-            let below = match entry.attr.width_of_new() {
-                0 => String::new(),
-                n => format!("; directories made in it: over {n} nodes, or all"),
-            };
-            failure::put(format!("{}: {said}{entries}{below}\n", table::printable(path)));
+            return Ok(Some(as_json(path, &entry, &on)));
         }
-        Ok(())
-    });
-    if arguments.json {
-        failure::print_json(&Value::Array(all));
-    }
-    status
+        let said = match (entry.attr.is_directory(), entry.layout.is_set(entry.attr.home)) {
+            (true, false) => "nothing set for files made in it".to_owned(),
+            (true, true) if pool.spans_nodes() => {
+                format!("files made in it: {}", words(&entry.layout, nodes))
+            }
+            (true, true) => {
+                format!("files that MPI-IO and forebay.h make in it: {}", words(&entry.layout, nodes))
+            }
+            (false, _) => words(&entry.layout, nodes),
+        };
+        let names: Vec<String> = on.iter().map(|node| nodes.name(target_of(*node, 0))).collect();
+        let entries = match names.len() {
+            0 => String::new(),
+            n => format!("; entries on {n} nodes: {}", names.join(", ")),
+        };
+        let below = match entry.attr.width_of_new() {
+            0 => String::new(),
+            n => format!("; directories made in it: over {n} nodes, or all"),
+        };
+        failure::put(format!("{}: {said}{entries}{below}\n", table::printable(path)));
+        Ok(None)
+    })
 }
 
 /// The nodes that have a wide directory's entries; empty for anything else.
@@ -94,20 +96,15 @@ fn nodes_of_entries(pool: &Pool, path: &[u8], entry: &Entry) -> Result<Vec<NodeI
 
 /// Applies a change of layout to each path; with `--json` prints the resulting layouts of the changed paths.
 fn changed(pool: &Pool, json: bool, paths: &[OsString], mut on: impl FnMut(&[u8]) -> Result<()>) -> ExitCode {
-    let mut all = Vec::new();
-    let status = each(paths, |path| {
+    each(json, paths, |path| {
         on(path)?;
-        if json {
-            let entry = look(pool, path, "look at")?;
-            let on = nodes_of_entries(pool, path, &entry)?;
-            all.push(as_json(path, &entry, &on));
+        if !json {
+            return Ok(None);
         }
-        Ok(())
-    });
-    if json {
-        failure::print_json(&Value::Array(all));
-    }
-    status
+        let entry = look(pool, path, "look at")?;
+        let on = nodes_of_entries(pool, path, &entry)?;
+        Ok(Some(as_json(path, &entry, &on)))
+    })
 }
 
 /// The targets that a component names.

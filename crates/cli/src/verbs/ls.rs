@@ -28,6 +28,7 @@ pub(super) fn ls(named: Option<PathBuf>, arguments: &Ls) -> Result<ExitCode> {
         let path = pool::path_within(text);
         if let Err(e) = listing.list(&path, several) {
             failure::say(&e);
+            listing.json.push(failed_path(&path, &e));
             failed = true;
         }
     }
@@ -165,6 +166,13 @@ pub(super) fn put_name(object: &mut Value, key: &str, name: &[u8]) {
         let hex: String = name.iter().map(|b| format!("{b:02x}")).collect();
         object[format!("{key}_hex")] = json!(hex);
     }
+}
+
+/// A path for which a verb failed, as JSON: in the list that it prints it is in place of what was asked for.
+pub(super) fn failed_path(path: &[u8], e: &Error) -> Value {
+    let mut object = json!({ "error": failure::value(e) });
+    put_name(&mut object, "path", path);
+    object
 }
 
 impl Shown {

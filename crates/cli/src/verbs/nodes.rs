@@ -57,6 +57,9 @@ impl Nodes {
             }
             None => (word, 0),
         };
+        if node.is_empty() {
+            return Err(bad("it names no node".into()));
+        }
         let number = node.parse::<u16>().ok();
         let found = self.all().iter().find(|k| k.name == node || Some(k.number) == number);
         let found = found.ok_or_else(|| {

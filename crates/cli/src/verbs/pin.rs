@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use forebay_types::{Request, Result};
 use serde_json::{json, Value};
 
-use super::ls::put_name;
+use super::ls::{failed_path, put_name};
 use crate::arguments::Pinned;
 use crate::{backing, failure, pool, table};
 
@@ -29,6 +29,7 @@ pub(super) fn pin(named: Option<PathBuf>, arguments: &Pinned, pinned: bool) -> R
             Ok(()) => failure::put(format!("{} is {done}\n", table::printable(&path))),
             Err(e) => {
                 failure::say(&e);
+                all.push(failed_path(&path, &e));
                 status = ExitCode::from(failure::FAILED);
             }
         }

@@ -32,6 +32,7 @@ pub(super) fn recover(arguments: &Recover) -> Result<ExitCode> {
         dry_run: arguments.dry_run,
         partial: arguments.partial,
         unnamed: arguments.unnamed,
+        replaced: arguments.replaced,
     };
     let mut files = Vec::new();
     let style = Style::of_stderr(!arguments.no_progress && !arguments.list);

@@ -7,7 +7,7 @@ use forebay_client::{PathBuffer, Pool};
 use forebay_types::{Component, Entry, Error, Kind, Result, FLAG_DIRTY, FLAG_RESIDENT};
 use serde_json::{json, Value};
 
-use super::ls::{kind_name, link_target, put_name};
+use super::ls::{failed_path, kind_name, link_target, put_name};
 use crate::arguments::Stat;
 use crate::table::{self, Facts};
 use crate::{failure, pool};
@@ -28,6 +28,7 @@ pub(super) fn stat(named: Option<PathBuf>, arguments: &Stat) -> Result<ExitCode>
             }
             Err(e) => {
                 failure::say(&e);
+                all.push(failed_path(&path, &e));
                 failed = true;
             }
         }

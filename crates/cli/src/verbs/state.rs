@@ -12,7 +12,7 @@ use forebay_types::{
 };
 use serde_json::{json, Value};
 
-use super::ls::{kind_name, put_name};
+use super::ls::{failed_path, kind_name, put_name};
 use crate::arguments::State;
 use crate::backing::{self, Trees};
 use crate::table::{self, Facts};
@@ -109,6 +109,7 @@ pub(super) fn state(named: Option<PathBuf>, arguments: &State) -> Result<ExitCod
         });
         if let Err(e) = shown {
             failure::say(&e);
+            all.push(failed_path(&path, &e));
             status = ExitCode::from(failure::FAILED);
         }
     }

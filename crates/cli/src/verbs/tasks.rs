@@ -9,6 +9,7 @@ use forebay_tasks::{MoverClient, Task, TaskState, Verb};
 use forebay_types::{Code, Error, Result};
 use serde_json::json;
 
+use super::ls::failed_path;
 use crate::arguments::{Tasks, TasksVerb, Work};
 use crate::backing::{self, Waited};
 use crate::staging::Style;
@@ -60,6 +61,7 @@ pub(super) fn work(named: Option<PathBuf>, verb: Verb, arguments: &Work) -> Resu
             }
             Err(e) => {
                 failure::say(&e);
+                all.push(failed_path(&path, &e));
                 failed = true;
             }
         }
@@ -89,7 +91,12 @@ fn print_result(task: &Task) {
 
 fn say_errors(task: &Task) {
     for error in task.errors.iter().take(ERRORS_SHOWN) {
-        note!("forebay: {}", Error::from(error.error.clone()));
+        let (path, e) = (&error.path, Error::from(error.error.clone()));
+        // A store's own words name a temporary file.
+        match e.what.contains(path.as_str()) {
+            true => note!("forebay: {e}"),
+            false => note!("forebay: {path}: {e}"),
+        }
     }
     let shown = task.errors.len().min(ERRORS_SHOWN) as u64;
     if task.error_count > shown {

@@ -116,16 +116,20 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
         renumber: arguments.renumber,
     };
     let (started, already) = start(&options)?;
+    // The user requested the pool with a mount or stores: without these it does not stay. Data from before are kept. A pool
+    // that was up before is in use, perhaps, and stays as it is.
+    let take_back = || {
+        if !already {
+            let _ = launch::down(&path, DownOptions { keep: started.reopened, force: true });
+        }
+    };
     let options = MountOptions { allow_other: arguments.allow_other, no_passthrough: false };
     let mounted = match &mount {
         None => None,
         Some(at) => match ensure_mounted(&path, at, options, already) {
             Ok(facts) => Some((at.as_path(), facts)),
             Err(e) => {
-                if !already {
-                    // The user requested both pool and mount, so neither stays. Data from before are kept.
-                    let _ = launch::down(&path, DownOptions { keep: started.reopened, force: true });
-                }
+                take_back();
                 return Err(e);
             }
         },
@@ -137,15 +141,12 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
         Some(url) => match attach(&path, url) {
             Ok(attached) => Some(attached),
             Err(e) => {
-                // As with a mount that fails.
-                let _ = launch::down(&path, DownOptions { keep: started.reopened, force: true });
+                take_back();
                 return Err(e);
             }
         },
     };
-    let directories = attach_all(&path, &resources.directories).inspect_err(|_| {
-        let _ = launch::down(&path, DownOptions { keep: started.reopened, force: true });
-    })?;
+    let directories = attach_all(&path, &resources.directories).inspect_err(|_| take_back())?;
     let daemon = started.pid;
     print(&Up { started, already, mounted, attached, directories }, chosen, arguments.json);
     resources.notes.iter().for_each(|text| note!("forebay: {text}"));

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use forebay_client::{Pool, VolumePlaces};
-use forebay_types::limits::{TARGETS_MAX, VOLUME_GRAIN_BYTES};
+use forebay_types::limits::{TARGETS_MAX, VOLUME_GRAIN_BYTES, VOLUME_STRIPE_BYTES_MAX};
 use forebay_types::{node_of, Code, Error, Result, Volume};
 use serde_json::{json, Value};
 
@@ -65,9 +65,11 @@ fn create(pool: &'static Pool, nodes: &Nodes, arguments: &VolumeCreate) -> Resul
         return Err(Error::new(Code::Invalid, format!("cannot create volume {}", name.display()))
             .why(format!("it would have {} pieces, and {TARGETS_MAX} are possible", arguments.on.len())));
     }
-    if rounded(arguments.stripe_size) != arguments.stripe_size || arguments.stripe_size == 0 {
+    let stripe = arguments.stripe_size;
+    if !(1..=VOLUME_STRIPE_BYTES_MAX).contains(&stripe) || rounded(stripe) != stripe {
+        let most = table::bytes(VOLUME_STRIPE_BYTES_MAX);
         return Err(Error::new(Code::Invalid, format!("cannot create volume {}", name.display()))
-            .why("a stripe is one or more pages of 4 KiB")
+            .why(format!("a stripe is one or more pages of 4 KiB, up to {most}"))
             .cure("for example: --stripe-size 64KiB"));
     }
     let targets = arguments.on.iter().map(|word| nodes.target(word)).collect::<Result<_>>()?;

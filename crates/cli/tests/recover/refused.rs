@@ -91,6 +91,30 @@ fn store_that_is_missing_fails_every_file_and_can_be_replaced() {
 }
 
 #[test]
+fn store_that_is_not_mounted_gets_nothing_in_its_place() {
+    let bed = Bed::new(&["--drain", "request"]);
+    bed.sh("cd /forebay; echo 1 >one; sync one");
+    bed.await_snapshot();
+    bed.die();
+    bed.restart_node();
+    let away = bed.place.join("away");
+    std::fs::rename(&bed.store, &away).unwrap();
+    std::fs::create_dir(&bed.store).unwrap();
+    let ran = bed.recover(&[]);
+    assert_eq!(ran.code, Some(4), "{ran:?}");
+    assert!(ran.err.contains("not the one that was attached") && ran.err.contains("--replaced"), "{ran:?}");
+    bed.recover(&["--discard"]).assert_refused(1, &["the targets are not removed"]);
+    assert!(bed.names().is_empty(), "{:?}", bed.names());
+    // It was made anew.
+    assert_eq!(bed.recovered(&["--replaced"])["complete"], true);
+    assert_eq!(bed.stored("one").as_deref(), Some("1\n"));
+    std::fs::remove_dir_all(&bed.store).unwrap();
+    std::fs::rename(&away, &bed.store).unwrap();
+    assert_eq!(bed.recovered(&[])["complete"], true);
+    assert_eq!(bed.stored("one").as_deref(), Some("1\n"));
+}
+
+#[test]
 fn path_that_leaves_the_store_and_something_in_the_way_are_failures_of_those_files() {
     let bed = Bed::new(&["--drain", "request"]);
     bed.sh("cd /forebay; mkdir d; echo 1 >d/one; echo 2 >two");

@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use forebay_types::limits::FILE_BYTES_MAX;
 use forebay_types::Code;
 
 use super::{File, Stripe};
@@ -232,7 +233,14 @@ impl File {
     }
 
     /// Writes at an offset. The count is short only if an error occurred after some bytes were written.
+    ///
+    /// # Errors
+    /// [`Code::FileTooLarge`] if the file would be larger than any: the offsets in several backing files are lower ones, which
+    /// the kernel would take.
     pub fn write_at(&self, buffer: &[u8], offset: u64) -> Result<usize, Code> {
+        if offset.checked_add(buffer.len() as u64).is_none_or(|end| end > FILE_BYTES_MAX) {
+            return Err(Code::FileTooLarge);
+        }
         if self.move_whole(buffer.as_ptr().cast_mut(), buffer.len(), offset, true) {
             return Ok(buffer.len());
         }

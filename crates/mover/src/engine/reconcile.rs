@@ -484,8 +484,10 @@ impl<'a> Reconciler<'a> {
         };
         match made {
             Ok(Outcome::Done(version)) => {
-                let intend = self.link.intend(place.parent, &place.name, version);
-                intend.map_err(|code| pool_error("make", path, code))?;
+                if let Err(code) = self.link.intend(place.parent, &place.name, version) {
+                    let _ = self.store().discard(&temporary);
+                    return Err(pool_error("make", path, code));
+                }
             }
             Ok(Outcome::Conflict(_)) => return Ok(Next::Later),
             Err(e) if e.code() == Code::NotSupported => {
@@ -494,7 +496,10 @@ impl<'a> Reconciler<'a> {
             }
             Err(e) => return Err(e.into()),
         }
-        match self.store().publish(&temporary, path, replaces)? {
+        let published = self.store().publish(&temporary, path, replaces).inspect_err(|_| {
+            let _ = self.store().discard(&temporary);
+        });
+        match published? {
             Outcome::Done(version) => self.publish(place, ino, version, path),
             Outcome::Conflict(found) => {
                 let _ = self.store().discard(&temporary);

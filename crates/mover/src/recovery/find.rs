@@ -13,7 +13,7 @@
 //! | marked, and an inode that a newer record does not have | removed: left alone |
 //! | no mark, and an inode that the record does not have | removed if it has not changed since, else unnamed |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
 use forebay_data::{BackingName, DataMark, Media, Target};
@@ -27,7 +27,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::names::Names;
 use super::parts::{bytes_of, Part};
-use crate::store::Xattrs;
+use crate::store::{StoreDirectory, Xattrs};
 
 /// Times of files are those of the kernel's last tick, and clocks are set: a change so long before a record may have
 /// come after it.
@@ -65,6 +65,8 @@ pub(super) struct Item {
 pub(super) struct Found {
     pub(super) items: Vec<Item>,
     pub(super) targets: Vec<OwnedFd>,
+    /// What tells the directories of the stores from others, by their URLs, as far as a record says so.
+    pub(super) directories: HashMap<Vec<u8>, StoreDirectory>,
 }
 
 type Marks = BTreeMap<u64, DataMark>;
@@ -92,7 +94,7 @@ pub(super) fn find(plan: &RecoveryPlan, note: &mut dyn FnMut(String)) -> Result<
     }
     finder.others();
     let items = finder.items;
-    Ok(Found { items, targets })
+    Ok(Found { items, targets, directories: names.directories() })
 }
 
 /// Reads the backing files of one target, and their marks.

@@ -13,6 +13,8 @@ use forebay_tasks::recovery::{PlannedTarget, ShardLeft};
 use forebay_tasks::StoreSettings;
 use forebay_types::{Code, Error, Ino, NodeId, Result, Timestamp, FLAG_STORE};
 
+use crate::store::StoreDirectory;
+
 /// The argument with which the mover's program reads a shard and reports by its exit status whether it could.
 pub(crate) const CHECK_SHARD: &str = "--check-shard";
 
@@ -146,6 +148,15 @@ impl Names {
     /// The store that is attached at a directory: its path in the pool, and the settings.
     pub(super) fn store(&self, top: Ino) -> Option<&(Vec<u8>, StoreSettings)> {
         self.stores.get(&top)
+    }
+
+    /// What tells the directories of the stores from others, by their URLs.
+    pub(super) fn directories(&self) -> HashMap<Vec<u8>, StoreDirectory> {
+        let of = |settings: &StoreSettings| StoreDirectory {
+            number: settings.directory_ino,
+            file_system: settings.file_system,
+        };
+        self.stores.values().map(|(_, settings)| (settings.url.clone().into_bytes(), of(settings))).collect()
     }
 
     /// Where the pool has a name; none if its directory is not known.

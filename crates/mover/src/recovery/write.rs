@@ -14,7 +14,9 @@ use rustix::fs::{fallocate, ftruncate, FallocateFlags, MemfdFlags};
 
 use super::find::{Destination, Found, Item};
 use super::parts::Parts;
-use crate::store::{may_run, Attributes, MoverId, Object, Outcome, Source, Store, StorePath, StoreUrl};
+use crate::store::{
+    may_run, Attributes, MoverId, Object, Outcome, Source, Store, StoreDirectory, StorePath, StoreUrl,
+};
 
 /// What the names of versions beside others have between the name and the time.
 const BESIDE: &str = ".forebay-recovered-";
@@ -87,7 +89,13 @@ impl<'a> Writer<'a> {
             return known.clone().map_err(|code| Error::new(code, why()));
         }
         let open = || -> Result<Arc<dyn Store>> {
-            let store = StoreUrl::parse(url)?.open(self.mover.clone()).map_err(Error::from)?;
+            // Another directory in its place, such as the mount point of a file system that is not mounted, gets nothing.
+            let directory = match self.plan.replaced || self.plan.to.is_some() {
+                true => StoreDirectory::default(),
+                false => self.found.directories.get(url).copied().unwrap_or_default(),
+            };
+            let store = StoreUrl::parse(url)?.open_directory(directory, self.mover.clone());
+            let store = store.map_err(Error::from)?;
             store.list(&StorePath::root(), &mut |_| Err(stop())).map(drop).or_else(|e| {
                 match e.error.what.as_str() {
                     STOP => Ok(()),

@@ -19,8 +19,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-#[cfg(feature = "simulation")]
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use forebay_sys::process::Stat;
 use forebay_types::limits::NAME_MAX;
@@ -33,9 +32,14 @@ const PREFIX: &[u8] = b".forebay-";
 /// Characters of the host's name that are kept.
 const HOST_CHARS: usize = 32;
 
-/// The ID of a mover: `<host>.<boot and namespace>.<pid>.<start>`.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct MoverId(String);
+/// The ID of a mover: `<host>.<boot and namespace>.<pid>.<start>`, and the number of its next temporary. Copies of an ID
+/// count together: a mover may have opened one directory several times, at two directories of the pool, or again while
+/// what it had open before is still in use.
+#[derive(Clone, Debug)]
+pub struct MoverId {
+    id: String,
+    next: Arc<AtomicU64>,
+}
 
 /// The ID of the calling thread's mover, and whether a mover runs, where a simulation runs several in one process.
 #[cfg(feature = "simulation")]
@@ -53,21 +57,29 @@ pub fn simulate_movers(own: fn() -> MoverId, runs: fn(&str) -> bool) {
 impl MoverId {
     /// The ID of this process.
     pub fn own() -> MoverId {
+        static OWN: OnceLock<MoverId> = OnceLock::new();
         #[cfg(feature = "simulation")]
         if let Some((own, _)) = SIMULATED.get() {
             return own();
         }
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let host: String = host.trim().chars().take(HOST_CHARS).map(plain).collect();
-        let pid = std::process::id();
-        let start = Stat::of(pid).map_or(0, |stat| stat.start_ticks);
-        MoverId(format!("{}.{}.{pid}.{start}", if host.is_empty() { "host" } else { &host }, place()))
+        let make = || {
+            let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+            let host: String = host.trim().chars().take(HOST_CHARS).map(plain).collect();
+            let pid = std::process::id();
+            let start = Stat::of(pid).map_or(0, |stat| stat.start_ticks);
+            MoverId::of(format!("{}.{}.{pid}.{start}", if host.is_empty() { "host" } else { &host }, place()))
+        };
+        OWN.get_or_init(make).clone()
     }
 
     /// The ID of a node's simulated mover, the `start`th.
     #[cfg(feature = "simulation")]
     pub fn simulated(node: u16, start: u64) -> MoverId {
-        MoverId(format!("simulated.00.{node}.{start}"))
+        MoverId::of(format!("simulated.00.{node}.{start}"))
+    }
+
+    fn of(id: String) -> MoverId {
+        MoverId { id, next: Arc::default() }
     }
 
     /// The ID in a temporary's name; none if it does not have the form of an ID.
@@ -86,13 +98,13 @@ impl MoverId {
 
     /// The ID as it appears in names.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.id
     }
 }
 
 impl fmt::Display for MoverId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.id)
     }
 }
 
@@ -253,13 +265,12 @@ impl<'a> TemporaryName<'a> {
 #[derive(Debug)]
 pub struct Temporaries {
     mover: MoverId,
-    next: AtomicU64,
 }
 
 impl Temporaries {
-    /// Names for this mover. One process needs one: a second one would make the same names.
+    /// Names for this mover.
     pub fn new(mover: MoverId) -> Temporaries {
-        Temporaries { mover, next: AtomicU64::new(0) }
+        Temporaries { mover }
     }
 
     /// The mover that owns the names.
@@ -294,7 +305,7 @@ impl Temporaries {
     }
 
     fn stem(&self, suffix: &str) -> String {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let number = self.mover.next.fetch_add(1, Ordering::Relaxed);
         format!(".forebay-{}-{number}{suffix}", self.mover)
     }
 }
@@ -331,6 +342,14 @@ mod tests {
         assert!(kind(b".forebay-h.00.1.1-1.0123456789abcde+.was").is_none());
         assert!(kind(b".forebay-h.00.1.1-1.0123456789abcdef.old").is_none());
         assert_ne!(temporaries.next(&StorePath::root()), temporaries.next(&StorePath::root()));
+    }
+
+    #[test]
+    fn stores_that_a_mover_has_opened_have_no_temporary_in_common() {
+        let opened = [MoverId::own(), MoverId::own()].map(Temporaries::new);
+        let names: Vec<Vec<u8>> = (0..10).map(|i| opened[i % 2].next_name()).collect();
+        let different: std::collections::HashSet<&Vec<u8>> = names.iter().collect();
+        assert_eq!(different.len(), names.len(), "{names:?}");
     }
 
     #[test]

@@ -18,6 +18,36 @@ fn open(directory: &TempDir, openat2: bool) -> PosixStore {
 }
 
 #[test]
+fn what_cannot_have_its_owner_is_not_left_without_it() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root sets owners");
+    }
+    let inside = TempDir::tmpfs();
+    // As root on an NFS mount with root_squash. Capabilities are those of a thread.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut all = rustix::thread::capabilities(None).unwrap();
+            all.effective.remove(rustix::thread::CapabilitySet::CHOWN);
+            rustix::thread::set_capabilities(None, all).unwrap();
+            let store = open(&inside, true);
+            let attributes = Attributes { uid: Some(1234), mode: Some(0o755), ..Attributes::default() };
+            // Not only the first time.
+            for _ in 0..2 {
+                let failures = [
+                    store.make_directory(&path("d"), &attributes).unwrap_err(),
+                    store.make_symlink(&path("l"), b"x", &attributes).unwrap_err(),
+                    store.make_node(&path("p"), Kind::Fifo, 0, &attributes).unwrap_err(),
+                ];
+                for failure in failures {
+                    assert_eq!(failure.code(), Code::NotPermitted, "{failure}");
+                }
+            }
+        });
+    });
+    assert_eq!(fs::read_dir(&inside.0).unwrap().count(), 0);
+}
+
+#[test]
 fn directories_that_are_links_are_never_entered() {
     for openat2 in [true, false] {
         let (outside, inside) = (TempDir::tmpfs(), TempDir::tmpfs());

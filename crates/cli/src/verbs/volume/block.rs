@@ -243,6 +243,9 @@ fn detach_one(pool: Option<(&Pool, &Path)>, name: &OsStr) -> Result<Ended> {
     let what = || format!("cannot detach {}", table::printable(name.as_bytes()));
     let cannot = |e: io::Error| refused("detach", name, &e);
     let find = || match pool.filter(|_| !name.as_bytes().starts_with(DEVICES)) {
+        None if !Path::new(name).exists() => {
+            Err(Error::new(Code::NotFound, what()).why("there is no such device"))
+        }
         None => Ok(Path::new(name).to_owned()),
         Some((pool, dir)) => {
             let not_attached = |why: String| Error::new(Code::NotFound, what()).why(why);

@@ -23,6 +23,10 @@ use crate::{failure, pool, table};
 
 /// Bytes that are copied in one step.
 const STEP_BYTES: u64 = 4 << 20;
+/// Bytes that are set to zero in one step.
+const ZERO_BYTES: u64 = 64 << 20;
+/// Zeros of this many bytes take no space in a thin volume.
+const HOLE_BYTES: usize = 64 << 10;
 
 /// A copy that was asked for.
 struct Wanted<'a> {
@@ -122,6 +126,25 @@ pub(super) fn load(pool: &'static Pool, dir: &Path, arguments: &VolumeLoad) -> R
         shows_progress: !arguments.no_progress && !arguments.json,
     };
     wanted.run_once("loaded", arguments.json)
+}
+
+/// Puts bytes into a volume. In a thin one zeros become holes.
+fn put(to: &Striped, offset: u64, bytes: &[u8]) -> std::result::Result<(), Code> {
+    if !to.is_thin() {
+        return to.put_bytes(offset, bytes);
+    }
+    let is_hole = |chunk: &[u8]| chunk.iter().all(|byte| *byte == 0);
+    let chunks: Vec<&[u8]> = bytes.chunks(HOLE_BYTES).collect();
+    let mut at = offset;
+    for run in chunks.chunk_by(|a, b| is_hole(a) == is_hole(b)) {
+        let length = run.iter().map(|chunk| chunk.len()).sum::<usize>();
+        match is_hole(run[0]) {
+            true => to.zero(at, length as u64)?,
+            false => to.put_bytes(at, &bytes[(at - offset) as usize..][..length])?,
+        }
+        at += length as u64;
+    }
+    Ok(())
 }
 
 impl Wanted<'_> {
@@ -264,7 +287,7 @@ impl Wanted<'_> {
             let at = STEP_BYTES * if to_offset > self.from_offset { steps - 1 - step } else { step };
             let part = &mut buffer[..STEP_BYTES.min(bytes - at) as usize];
             from.get_bytes(self.from_offset + at, part).map_err(|code| self.failed(code))?;
-            to.put_bytes(to_offset + at, part).map_err(|code| self.failed(code))?;
+            put(to, to_offset + at, part).map_err(|code| self.failed(code))?;
             bar.inc(part.len() as u64);
         }
         // What is behind the end of the file of `from` is no part of a file in `to` either.
@@ -301,7 +324,7 @@ impl Wanted<'_> {
                 self.stops()?;
                 let part = &mut buffer[..STEP_BYTES.min(data.end - at) as usize];
                 from.read(part, at)?;
-                to.put_bytes(to_offset + (at - first), part).map_err(|code| self.failed(code))?;
+                put(to, to_offset + (at - first), part).map_err(|code| self.failed(code))?;
                 at += part.len() as u64;
                 bar.set_position(at - first);
             }
@@ -313,14 +336,14 @@ impl Wanted<'_> {
         Ok(bytes)
     }
 
+    /// Sets a range to zero; a thin volume gives its space back.
     fn zero(&mut self, volume: &Striped, range: Range<u64>) -> Result<()> {
-        let zeros = vec![0; STEP_BYTES.min(range.end - range.start) as usize];
         let mut at = range.start;
         while at < range.end {
             self.stops()?;
-            let part = &zeros[..STEP_BYTES.min(range.end - at) as usize];
-            volume.put_bytes(at, part).map_err(|code| self.failed(code))?;
-            at += part.len() as u64;
+            let bytes = ZERO_BYTES.min(range.end - at);
+            volume.zero(at, bytes).map_err(|code| self.failed(code))?;
+            at += bytes;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use forebay_types::{Code, Error, Result};
 use crate::arguments::VolumeExport;
 use crate::{failure, table};
 
+const NBDKIT: &str = "nbdkit";
 const PLUGIN: &str = "nbdkit-forebay-plugin.so";
 
 /// The plugin, beside this program or where `make install` puts it.
@@ -25,6 +26,12 @@ fn plugin(what: &str) -> Result<PathBuf> {
             .why(format!("Forebay was built without {PLUGIN}"))
             .cure("install nbdkit's header (Debian: nbdkit-plugin-dev), and build Forebay again")
     })
+}
+
+/// Whether there is a program of this name.
+fn is_program(name: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(name).is_file()))
 }
 
 /// Removes the socket of an export that was killed.
@@ -49,6 +56,11 @@ pub(super) fn export(pool: &'static Pool, dir: &Path, arguments: &VolumeExport) 
     let name = arguments.name.as_bytes();
     let what = format!("cannot export volume {}", table::printable(name));
     let plugin = plugin(&what)?;
+    let no_nbdkit = |error: Error| error.why("there is no nbdkit").cure("install it (Debian: nbdkit)");
+    // The URI must not be printed where nothing serves it.
+    if !is_program(NBDKIT) {
+        return Err(no_nbdkit(Error::new(Code::NotFound, what)));
+    }
     // The words of its errors are better than those of nbdkit.
     drop(pool.volume_open(name, false)?);
     let argument = |key: &str, value: &[u8]| {
@@ -56,7 +68,7 @@ pub(super) fn export(pool: &'static Pool, dir: &Path, arguments: &VolumeExport) 
         text.push(std::ffi::OsStr::from_bytes(value));
         text
     };
-    let mut command = Command::new("nbdkit");
+    let mut command = Command::new(NBDKIT);
     command.arg("--foreground").args(arguments.read_only.then_some("--readonly"));
     let uri = match (&arguments.socket, arguments.port) {
         (Some(socket), _) => {
@@ -80,7 +92,7 @@ pub(super) fn export(pool: &'static Pool, dir: &Path, arguments: &VolumeExport) 
     let e = command.exec();
     let error = Error::io(what, &e);
     Err(match e.kind() {
-        std::io::ErrorKind::NotFound => error.why("there is no nbdkit").cure("install it (Debian: nbdkit)"),
+        std::io::ErrorKind::NotFound => no_nbdkit(error),
         _ => error,
     })
 }

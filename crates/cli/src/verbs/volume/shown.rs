@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{json, Value};
 
 use crate::staging::Style;
+use crate::verbs::ls::put_name;
 use crate::{failure, pool, table};
 
 /// A failure in words: `verb` is what was tried.
@@ -26,7 +27,7 @@ pub(super) fn failed(pool: &Pool, code: Code, verb: &str, name: &OsStr, bytes: u
         Code::NameTooLong => error.why("its name has more than 255 bytes"),
         Code::Invalid if bytes == 0 => error.why("its size is zero").cure("give a size: --size 64MiB"),
         Code::Invalid if forebay_types::check_volume_name(name.as_bytes()).is_err() => {
-            error.why("its name has a `/`, `:`, `+` or control character, which no specifier can hold")
+            error.why("its name is `.` or `..`, or has a `/`, `:`, `+` or control character, which no specifier can hold")
         }
         Code::Invalid if verb == "create" => error
             .why(format!("it cannot have a size of {}", table::bytes(bytes)))
@@ -114,7 +115,9 @@ pub(super) fn each(
             Ok((_, text)) => failure::put(text),
             Err(e) => {
                 failure::say(&e);
-                all.push(json!({ "error": failure::value(&e) }));
+                let mut object = json!({ "error": failure::value(&e) });
+                put_name(&mut object, "name", name.as_bytes());
+                all.push(object);
                 status = ExitCode::from(failure::FAILED);
             }
         }

@@ -85,7 +85,7 @@ impl PosixStore {
                 .why("the directory there is not the one that was attached: is its file system mounted?")
                 .cure(
                     "mount it, or put the directory back; if it was made anew, such as from a backup: \
-                     `forebay attach --replaced`, and the other options as before",
+                     `forebay attach --replaced` and the other options as before, or `forebay recover --replaced`",
                 ));
         }
         let durability = Durability::of(fd.as_fd());

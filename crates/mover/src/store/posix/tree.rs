@@ -254,7 +254,10 @@ impl PosixStore {
             Err(Errno::EXIST) => return Ok(Outcome::conflict(look(place.at()).map_err(failed)?)),
             other => other.map_err(failed)?,
         }
-        self.finish_new(place.at(), attributes).map(Outcome::Done).map_err(failed)
+        self.finish_new(place.at(), attributes).map(Outcome::Done).map_err(|e| {
+            let _ = unlink(place.at());
+            failed(e)
+        })
     }
 
     pub(super) fn make_directory_at(
@@ -273,7 +276,11 @@ impl PosixStore {
             Err(e) => return Err(failed(e)),
         };
         if is_new {
-            self.finish_new(at, attributes).map_err(failed)?;
+            self.finish_new(at, attributes).map_err(|e| {
+                // The next call would find it, and take its attributes for the wanted ones.
+                let _ = retried(|| rustix::fs::unlinkat(at.directory, at.name, AtFlags::REMOVEDIR));
+                failed(e)
+            })?;
         }
         match look(at).map_err(failed)? {
             Some(object) if object.kind == Kind::Directory => Ok(Outcome::Done(object)),
