@@ -19,19 +19,25 @@ const BUFFER_BYTES: usize = 512 << 10;
 const WRITE_OUT_BYTES: u64 = 8 << 20;
 /// Bytes of one copy by the kernel, so that a thread looks up now and then.
 const KERNEL_COPY_BYTES: u64 = 64 << 20;
+/// Up to so many bytes are sent. The kernel passes them on page by page.
+const SEND_BYTES_MAX: u64 = 1 << 20;
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Whether the kernel copies between a store and the pool: cleared when it refuses that as a whole, as between file
-/// systems of different types.
+/// How the kernel copies between a store and the pool. A flag is cleared when it refuses that as a whole.
 #[derive(Debug)]
-pub(super) struct KernelCopies(AtomicBool);
+pub(super) struct KernelCopies {
+    /// By copy_file_range: not between file systems of different types.
+    ranges: AtomicBool,
+    /// By sendfile: in one copy of the bytes, where a read and a write are two.
+    sends: AtomicBool,
+}
 
 impl Default for KernelCopies {
     fn default() -> KernelCopies {
-        KernelCopies(AtomicBool::new(true))
+        KernelCopies { ranges: AtomicBool::new(true), sends: AtomicBool::new(true) }
     }
 }
 
@@ -74,7 +80,7 @@ impl Source for File<'_> {
 /// What to do about holes of the source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Holes {
-    /// The destination is new: what is not written is a hole.
+    /// The destination is new, and was opened for this copy: what is not written is a hole, and its offset is at 0.
     Skip,
     /// The destination may have data there.
     Punch,
@@ -103,14 +109,24 @@ fn copy_through(
     (kernel, buffer): (&KernelCopies, &mut Vec<u8>),
 ) -> Result<u64, CopyFailure> {
     let (mut at, mut end) = (range.start, range.start);
+    // The offset of the destination's descriptor, where this copy alone has it.
+    let mut offset = (holes == Holes::Skip && range.end - range.start <= SEND_BYTES_MAX).then_some(0);
     while at < range.end {
         let data = source.next_data(at..range.end).map_err(CopyFailure::Source)?;
         let data = data.unwrap_or(range.end..range.end);
         if holes == Holes::Punch && at < data.start {
             punch(into, at..data.start, buffer).map_err(CopyFailure::Destination)?;
         }
-        let by_kernel = source.descriptor().filter(|_| kernel.0.load(Ordering::Relaxed));
-        let copied = by_kernel.map_or(data.start, |fd| copy_in_kernel(fd, into, data.clone(), kernel));
+        let mut copied = data.start;
+        if let Some(fd) = source.descriptor().filter(|_| !data.is_empty()) {
+            if kernel.ranges.load(Ordering::Relaxed) {
+                copied = copy_in_kernel(fd, into, data.clone(), kernel);
+            }
+            if kernel.sends.load(Ordering::Relaxed) && offset == Some(copied) {
+                copied = send(fd, into, copied..data.end, kernel);
+                offset = Some(copied);
+            }
+        }
         copy_by_buffer(source, into, copied..data.end, holes, buffer)?;
         if !data.is_empty() {
             end = data.end;
@@ -136,13 +152,32 @@ fn copy_in_kernel(
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => {
                 if matches!(e, Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS) {
-                    kernel.0.store(false, Ordering::Relaxed);
+                    kernel.ranges.store(false, Ordering::Relaxed);
                 }
                 break;
             }
         }
     }
     written
+}
+
+/// The same by sendfile, which writes at the descriptor's own offset: that is at the begin of the range.
+fn send(from: BorrowedFd<'_>, into: BorrowedFd<'_>, range: Range<u64>, kernel: &KernelCopies) -> u64 {
+    let mut read = range.start;
+    while read < range.end {
+        let bytes = (range.end - read) as usize;
+        match rustix::fs::sendfile(into, from, Some(&mut read), bytes) {
+            Ok(0) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => {
+                if matches!(e, Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) {
+                    kernel.sends.store(false, Ordering::Relaxed);
+                }
+                break;
+            }
+        }
+    }
+    read
 }
 
 fn copy_by_buffer(
