@@ -241,3 +241,91 @@ fn punch(into: BorrowedFd<'_>, range: Range<u64>, buffer: &mut Vec<u8>) -> Resul
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// A file that is removed when this is dropped.
+    struct Scratch(PathBuf, std::fs::File);
+
+    impl Scratch {
+        fn new(directory: &str, name: &str) -> Scratch {
+            let path = PathBuf::from(directory).join(format!("forebay-copy-{}-{name}", std::process::id()));
+            let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+            Scratch(path, file)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    /// The same file, which no kernel copies.
+    struct Read<'a>(File<'a>);
+
+    impl Source for Read<'_> {
+        fn bytes(&self) -> u64 {
+            self.0.bytes()
+        }
+
+        fn next_data(&self, within: Range<u64>) -> Result<Option<Range<u64>>, Code> {
+            self.0.next_data(within)
+        }
+
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
+            self.0.read_at(buffer, offset)
+        }
+    }
+
+    #[test]
+    fn files_with_and_without_holes_are_the_same_whether_they_are_sent_or_read() {
+        let temporary = std::env::temp_dir().to_string_lossy().into_owned();
+        let dense: &[Range<u64>] = &[0..70_001];
+        let large: &[Range<u64>] = &[0..SEND_BYTES_MAX + 4096];
+        let hole_first: &[Range<u64>] = &[65_536..70_000];
+        let hole_between: &[Range<u64>] = &[0..4096, 131_072..140_000];
+        for (i, data) in [dense, large, hole_first, hole_between, &[]].into_iter().enumerate() {
+            let from = Scratch::new("/dev/shm", &format!("from{i}"));
+            from.1.set_len(200_000.max(data.last().map_or(0, |last| last.end))).unwrap();
+            for range in data {
+                let bytes: Vec<u8> = range.clone().map(|n| (n % 251) as u8 + 1).collect();
+                from.1.write_all_at(&bytes, range.start).unwrap();
+            }
+            let bytes = from.1.metadata().unwrap().len();
+            for is_sent in [true, false] {
+                let into = Scratch::new(&temporary, &format!("into{i}{is_sent}"));
+                let kernel = KernelCopies::default();
+                let file = || File { fd: from.1.as_fd(), bytes, is_dense: false };
+                let (sent, read) = (file(), Read(file()));
+                let source: &dyn Source = if is_sent { &sent } else { &read };
+                copy(source, 0..bytes, into.1.as_fd(), Holes::Skip, &kernel).unwrap();
+                into.1.set_len(bytes).unwrap();
+                assert_eq!(
+                    std::fs::read(&into.0).unwrap(),
+                    std::fs::read(&from.0).unwrap(),
+                    "{data:?} {is_sent}"
+                );
+                let blocks = |file: &std::fs::File| file.metadata().unwrap().blocks();
+                assert!(blocks(&into.1) <= blocks(&from.1) + 64, "{data:?} {is_sent}: its holes are there");
+            }
+        }
+    }
+
+    #[test]
+    fn source_that_became_shorter_is_stale_also_when_it_is_sent() {
+        let from = Scratch::new("/dev/shm", "shorter");
+        from.1.write_all_at(&[7; 5000], 0).unwrap();
+        let into = Scratch::new(&std::env::temp_dir().to_string_lossy(), "shorter");
+        let source = File { fd: from.1.as_fd(), bytes: 9000, is_dense: true };
+        let copied = copy(&source, 0..9000, into.1.as_fd(), Holes::Skip, &KernelCopies::default());
+        assert!(matches!(copied, Err(CopyFailure::Source(Code::Stale))), "{copied:?}");
+    }
+}

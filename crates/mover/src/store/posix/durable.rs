@@ -191,4 +191,19 @@ mod tests {
         assert_eq!(durability.sync_all(&root), Ok(false));
         assert!(durability.witnesses().is_empty(), "one that was opened after uploads is none");
     }
+
+    #[test]
+    fn directories_are_synced_together_unless_an_upload_went_to_another_file_system() {
+        let shm = std::fs::File::open("/dev/shm").unwrap();
+        let durability = Durability::of(shm.as_fd());
+        let device = rustix::fs::fstat(&shm).unwrap().st_dev;
+        let root = Root::new(shm.try_clone().unwrap().into(), false);
+        durability.uploaded(shm.as_fd(), device).unwrap();
+        assert_eq!(durability.sync_all_directories(&root), is_reported());
+        let other = std::fs::File::open("/proc").unwrap();
+        durability.uploaded(other.as_fd(), device + 1).unwrap();
+        assert!(!durability.sync_all_directories(&root));
+        let elsewhere = Durability::of(other.as_fd());
+        assert!(!elsewhere.sync_all_directories(&Root::new(other.into(), false)), "not that of a local one");
+    }
 }
