@@ -84,8 +84,14 @@ pub(super) fn upload_batch(
     drop((intended, places));
     let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
     let directories: Vec<_> = directories.into_iter().collect();
-    let synced = in_parallel_if_slow(&at.store, &directories, |_, directory| store.sync_directory(directory));
-    let sync_failed = synced.into_iter().find_map(std::result::Result::err).map(Error::from);
+    let sync_failed = match directories.len() > 1 && store.sync_all_directories() {
+        true => None,
+        false => {
+            let each = |_, directory: &&StorePath| store.sync_directory(directory);
+            let synced = in_parallel_if_slow(&at.store, &directories, each);
+            synced.into_iter().find_map(std::result::Result::err).map(Error::from)
+        }
+    };
     let mut done = Vec::new();
     for ((wanted, upload), outcome) in uploaded.into_iter().zip(published) {
         match (outcome, &sync_failed) {

@@ -14,7 +14,7 @@ use super::copy_turn::CopyTurn;
 use super::link::Link;
 use super::moving::{move_directory, remove_outdated};
 use super::parallel::{in_few_threads, in_parallel};
-use super::pass::{failed, note_snapshot, Pass, Reason};
+use super::pass::{failed, note_snapshot, Due, Pass, Reason};
 use super::peers::{Counted, Work};
 use super::reconcile::{seconds_since, Next, Reconciler};
 use super::recover::recover;
@@ -89,15 +89,19 @@ fn open_files(link: &Link, at: &AttachedStore, wanted: &WantedUpload, reason: Re
     }
 }
 
-/// These places as they are now: they may have been read before the last pass over their store ended. None if what a
-/// mover that died did at any place was recorded just now: the next pass sees it.
+/// These places as they are now, read again if the last pass over their store may have ended since they were read. None if
+/// what a mover that died did at any place was recorded just now: the next pass sees it.
 ///
 /// One pass at a time works on a store, so what is intended now was not reported: its mover died, or the pool's worker
 /// did. Places that are not of this pass count: paths may lead through what was renamed there.
-fn read_again(
+fn as_they_are(
     (link, stores, at): (&Link, &Stores, &AttachedStore),
-    places: Vec<PendingPlace>,
+    Due { places, intended }: Due,
 ) -> Result<Option<Vec<PendingPlace>>> {
+    if let Some(intended) = intended {
+        let is_recorded = recover(link, stores, &intended, Some(at.root))?;
+        return Ok((!is_recorded).then_some(places));
+    }
     let mut now = link.all_pending().map_err(|code| Error::new(code, "cannot read the pending places"))?;
     if recover(link, stores, &now, Some(at.root))? {
         return Ok(None);
@@ -109,21 +113,16 @@ fn read_again(
 }
 
 /// One pass over these places of a store. The caller has set `is_draining`.
-pub(super) fn pass(
-    shared: &Shared,
-    at: &AttachedStore,
-    places: Vec<PendingPlace>,
-    reason: Reason<'_>,
-) -> Pass {
+pub(super) fn pass(shared: &Shared, at: &AttachedStore, due: Due, reason: Reason<'_>) -> Pass {
     let (link, stores) = (&shared.link, &shared.stores);
     let mut pass = Pass::default();
     if let Err(e) = stores.check_for_pass(at) {
         let failure = Failure::from(&e);
         let each = |place: PendingPlace| ((place.parent, place.name), Error::from(failure.clone()));
-        pass.failed.extend(places.into_iter().map(each));
+        pass.failed.extend(due.places.into_iter().map(each));
         return pass;
     }
-    let places = match read_again((link, stores, at), places) {
+    let places = match as_they_are((link, stores, at), due) {
         Ok(Some(places)) => places,
         Ok(None) => return Pass { done: 1, ..pass },
         Err(e) => {

@@ -394,15 +394,24 @@ impl Link {
 
     /// An inode's path, for people.
     pub(super) fn path(&self, directory: Ino, name: &[u8]) -> String {
-        let mut path = forebay_client::PathBuffer::new();
-        let above = match self.pool.path_of(directory, &mut path) {
-            Ok(()) => String::from_utf8_lossy(path.as_bytes()).trim_end_matches('/').to_owned(),
-            Err(_) => format!("<{directory}>"),
-        };
-        match name {
-            b"" if above.is_empty() => "/".to_owned(),
-            b"" => above,
-            name => format!("{above}/{}", String::from_utf8_lossy(name)),
+        match (self.path_above(directory), name) {
+            (above, b"") if above.is_empty() => "/".to_owned(),
+            (above, b"") => above,
+            (above, name) => path_in(&above, name),
         }
     }
+
+    /// A directory's path as the begin of others, for people: nothing for the pool's root. A request.
+    pub(super) fn path_above(&self, directory: Ino) -> String {
+        let mut path = forebay_client::PathBuffer::new();
+        match self.pool.path_of(directory, &mut path) {
+            Ok(()) => String::from_utf8_lossy(path.as_bytes()).trim_end_matches('/').to_owned(),
+            Err(_) => format!("<{directory}>"),
+        }
+    }
+}
+
+/// The path of a name behind what [`Link::path_above`] returned, for people.
+pub(super) fn path_in(above: &str, name: &[u8]) -> String {
+    format!("{above}/{}", String::from_utf8_lossy(name))
 }

@@ -69,7 +69,7 @@ use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
 use self::marks::Marks;
-use self::pass::{Pass, Reason};
+use self::pass::{Due, Pass, Reason};
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::ranges::Ranges;
 use self::shared::{
@@ -397,6 +397,7 @@ fn watch(shared: &Arc<Shared>) {
         }
         let begins = Instant::now();
         let begun = shared.marks.begin();
+        let passes = shared.stores.passes();
         let places = match shared.link.all_pending() {
             Ok(places) => places,
             Err(code) => {
@@ -410,7 +411,8 @@ fn watch(shared: &Arc<Shared>) {
         }
         note(shared, &places, sums);
         marks::pass(&shared.link, &shared.marks, begun, &places);
-        let started = drain_all(shared, places, needs_room(shared) || shared.peers.is_any_full());
+        let is_room_needed = needs_room(shared) || shared.peers.is_any_full();
+        let started = drain_all(shared, (places, passes), is_room_needed);
         if is_full {
             if let Err(e) = evict::evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, 0) {
                 tracing::warn!("{e}");
@@ -475,9 +477,11 @@ fn by_store(shared: &Shared, places: Vec<PendingPlace>) -> HashMap<u64, Vec<Pend
     stores
 }
 
-/// Starts a pass over the places of each store that has none under way. True if any was started.
-fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> bool {
+/// Starts a pass over the places of each store that has none under way. True if any was started. `passes` had ended before
+/// the places were read.
+fn drain_all(shared: &Arc<Shared>, (places, passes): (Vec<PendingPlace>, u64), is_full: bool) -> bool {
     let now = Instant::now();
+    let intended = pass::intended(&places);
     let places = {
         let mut retries = locked(&shared.retries);
         if retries.len() > 4 * places.len() + 1000 {
@@ -502,19 +506,20 @@ fn drain_all(shared: &Arc<Shared>, places: Vec<PendingPlace>, is_full: bool) -> 
         started = true;
         let for_thread = Arc::clone(shared);
         let mine = Arc::clone(&at);
+        let intended = (shared.stores.passes() == passes).then(|| intended.clone());
         let run = move || {
-            let mut pass = yielding::pass(&for_thread, &mine, places, is_full);
+            let mut pass = yielding::pass(&for_thread, &mine, Due { places, intended }, is_full);
             let to_restore = std::mem::take(&mut pass.to_restore);
             let has_done = pass.done > 0;
             note_pass(&for_thread, pass);
-            mine.is_draining.store(false, Ordering::Release);
+            for_thread.stores.end_pass(&mine);
             if drain::restore_after(&for_thread, &mine, to_restore) || has_done {
                 // What became due meanwhile: the store does not rest.
                 for_thread.wake.set();
             }
         };
         if host::start("drain", run).is_err() {
-            at.is_draining.store(false, Ordering::Release);
+            shared.stores.end_pass(&at);
         }
     }
     started

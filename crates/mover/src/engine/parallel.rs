@@ -1,7 +1,7 @@
 //! Calls to a store for many files at a time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::Scope;
 use std::time::Duration;
 
@@ -51,8 +51,7 @@ pub(super) fn in_parallel_if_slow<T: Sync, R: Send>(
     items: &[T],
     each: impl Fn(usize, &T) -> R + Sync,
 ) -> Vec<R> {
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    in_parallel_on(processors, store, items, each)
+    in_parallel_on(processors(), store, items, each)
 }
 
 /// The same with the number of processors.
@@ -62,20 +61,58 @@ fn in_parallel_on<T: Sync, R: Send>(
     items: &[T],
     each: impl Fn(usize, &T) -> R + Sync,
 ) -> Vec<R> {
-    let slow_share = AtomicUsize::new(0);
-    let threads = || match slow_share.load(Ordering::Relaxed) >= LATE_SHARE {
-        true => threads_for(store),
-        false => processors.max(THREADS_MIN).min(threads_for(store)),
-    };
-    in_threads(threads, ITEMS_IN_A_ROW, items, |i, item| {
-        let begun = Instant::now();
-        let result = each(i, item);
-        let is_slow = begun.elapsed() >= SLOW;
-        let share = slow_share.load(Ordering::Relaxed);
-        // The calls of two threads may count as one.
-        slow_share.store(with_call(share, is_slow), Ordering::Relaxed);
-        result
-    })
+    let lateness = Lateness::default();
+    in_threads(
+        || lateness.threads_on(processors, store),
+        ITEMS_IN_A_ROW,
+        items,
+        |i, item| {
+            let begun = Instant::now();
+            let result = each(i, item);
+            lateness.note(begun.elapsed());
+            result
+        },
+    )
+}
+
+/// Whether a store answers late, by the last calls to it.
+#[derive(Debug, Default)]
+pub(super) struct Lateness {
+    /// The share of slow calls, of [`ALL_SLOW`].
+    slow_share: AtomicUsize,
+}
+
+impl Lateness {
+    /// A call for a small file has taken so long. The calls of two threads at the same time may count as one.
+    pub(super) fn note(&self, took: Duration) {
+        let share = self.slow_share.load(Ordering::Relaxed);
+        self.slow_share.store(with_call(share, took >= SLOW), Ordering::Relaxed);
+    }
+
+    /// Threads for small files of a store: as many as it takes calls if it answers late, else as many as there are
+    /// processors.
+    pub(super) fn threads_for(&self, store: &Limited) -> usize {
+        self.threads_on(processors(), store)
+    }
+
+    fn threads_on(&self, processors: usize, store: &Limited) -> usize {
+        match self.slow_share.load(Ordering::Relaxed) >= LATE_SHARE {
+            true => threads_for(store),
+            false => processors.max(THREADS_MIN).min(threads_for(store)),
+        }
+    }
+}
+
+/// The processors of this process. Counted once: the standard library reads the files of control groups each time.
+fn processors() -> usize {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
+}
+
+/// True if one more thread is to be started, of `most` at most: it counts as started then.
+pub(super) fn start_one_more(started: &AtomicUsize, most: usize) -> bool {
+    let one_more = |started: usize| (started < most).then_some(started + 1);
+    started.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
 }
 
 /// The share of slow calls after one more.
@@ -155,9 +192,7 @@ impl<T: Sync, R: Send, N: Fn() -> usize + Sync, E: Fn(usize, &T) -> R + Sync> Cr
     /// True if one more thread is to be started, which counts as started then.
     fn may_start(&self) -> bool {
         let left = self.items.len() - self.done.load(Ordering::Relaxed);
-        let most = (self.threads)().min(left);
-        let one_more = |started: usize| (started < most).then_some(started + 1);
-        self.started.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+        start_one_more(&self.started, (self.threads)().min(left))
     }
 
     /// Takes items until all are taken. Calls `before` before each.

@@ -26,6 +26,19 @@ pub(super) struct Reason<'a> {
     pub(super) gives_way: bool,
 }
 
+/// Places for a pass.
+pub(super) struct Due {
+    pub(super) places: Vec<PendingPlace>,
+    /// The pending places with an intent, of all stores, if no pass was under way since all were read; else the pass reads
+    /// all places again.
+    pub(super) intended: Option<Vec<PendingPlace>>,
+}
+
+/// The places at which a mover was about to change its store.
+pub(super) fn intended(all: &[PendingPlace]) -> Vec<PendingPlace> {
+    all.iter().filter(|place| place.intent.is_some()).cloned().collect()
+}
+
 /// The outcome of a pass.
 #[derive(Debug, Default)]
 pub(super) struct Pass {

@@ -1,20 +1,26 @@
 //! Prestages files: copies released ones into the pool, many small ones at a time.
 //!
-//! A thread restores small files in groups (`restore_many.rs`). A task has as many threads at work as its store takes calls (`parallel.rs`).
+//! A thread restores small files in groups (`restore_many.rs`). A task has as many threads at work as its store takes calls,
+//! or as there are processors where the store answers at once (`parallel.rs`); each starts others when there may be more.
 //! Where several tasks prestage from one store, the oldest has all its threads and each later one has a single thread: the
 //! store gives the first task its data sooner than if all shared it alike, and the last no later; a short task does not
-//! wait for a long one to end. A leaf mutex each; threads that may not run yet look again every [`TURN_PERIOD`].
+//! wait for a long one to end. A leaf mutex each. One thread looks every [`TURN_PERIOD`] whether a task may have more
+//! threads by now, as those that it has may take long.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{sync_channel, Receiver};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::Scope;
 use std::time::Duration;
 
 use forebay_types::{Entry, Error, Ino, Result};
 
-use super::parallel::threads_for;
+use super::parallel::{start_one_more, Lateness};
 use super::restore_many::{restore_group, GroupSize, FILE_BYTES_MAX};
 use super::shared::{locked, restore_for_task, Shared};
+use super::stores::AttachedStore;
+use super::turns::Turn;
+use crate::host::Instant;
 use crate::tasks::Progress;
 
 /// Files that one task restores at a time, at most.
@@ -39,11 +45,107 @@ impl LargeFiles {
     fn during<T>(&self, run: impl FnOnce() -> T) -> T {
         let full = |running: &mut usize| *running >= LARGE_AT_ONCE;
         let waited = self.ended.wait_while(locked(&self.running), full);
-        *waited.unwrap_or_else(std::sync::PoisonError::into_inner) += 1;
+        *waited.unwrap_or_else(PoisonError::into_inner) += 1;
         let result = run();
         *locked(&self.running) -= 1;
         self.ended.notify_one();
         result
+    }
+}
+
+/// A file, and its path for people.
+type Found = (Entry, String);
+
+/// A task that prestages, as its threads share it.
+struct Prestaging<'a> {
+    shared: &'a Shared,
+    progress: &'a Progress,
+    turn: Turn<'a>,
+    /// The store; none where the task has several.
+    at: Option<Arc<AttachedStore>>,
+    lateness: Lateness,
+    large: LargeFiles,
+    files: Mutex<Receiver<Found>>,
+    /// Threads that were started to restore files.
+    started: AtomicUsize,
+    /// No files are left to begin with.
+    is_over: Mutex<bool>,
+    ended: Condvar,
+}
+
+impl Prestaging<'_> {
+    /// How many threads there may be now.
+    fn threads(&self) -> usize {
+        match &self.at {
+            _ if !self.turn.is_oldest() => 1,
+            Some(at) => self.lateness.threads_for(&at.store),
+            None => FILES_AT_ONCE,
+        }
+    }
+
+    fn start_others<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        while start_one_more(&self.started, self.threads().min(FILES_AT_ONCE)) {
+            let run = || self.restore_all(scope);
+            // Without it the others do its work.
+            if std::thread::Builder::new().name("prestage".to_owned()).spawn_scoped(scope, run).is_err() {
+                break;
+            }
+        }
+    }
+
+    /// Restores files until none are left.
+    fn restore_all<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        let mut size = GroupSize::new();
+        loop {
+            self.start_others(scope);
+            let group = next(&self.files, size.get());
+            if group.is_empty() {
+                break;
+            }
+            if !self.progress.is_cancelled() && !self.shared.stores.is_stopping() {
+                self.restore(&mut size, group);
+            }
+        }
+        *locked(&self.is_over) = true;
+        self.ended.notify_one();
+    }
+
+    fn restore(&self, size: &mut GroupSize, group: Vec<Found>) {
+        let (files, begun) = (group.len() as u32, Instant::now());
+        let (small, rest): (Vec<_>, Vec<_>) =
+            group.into_iter().partition(|(entry, _)| entry.attr.size <= FILE_BYTES_MAX);
+        let entries: Vec<Entry> = small.iter().map(|(entry, _)| *entry).collect();
+        for (restored, (entry, path)) in restore_group(self.shared, size, &entries).into_iter().zip(small) {
+            self.note(restored, &entry, path);
+        }
+        for (entry, path) in rest {
+            let restored = || restore_for_task(self.shared, entry.attr.ino);
+            let restored = match entry.attr.size {
+                bytes if bytes >= LARGE_BYTES => self.large.during(restored),
+                _ => restored(),
+            };
+            self.note(restored, &entry, path);
+        }
+        self.lateness.note(begun.elapsed() / files.max(1));
+    }
+
+    fn note(&self, restored: Result<()>, entry: &Entry, path: String) {
+        match restored {
+            Ok(()) => self.progress.done(1, entry.attr.size),
+            Err(e) => self.progress.failed(path, &e),
+        }
+    }
+
+    /// Starts threads when the task has become the oldest, until no files are left.
+    fn watch_turn<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        let goes_on = |is_over: &mut bool| !*is_over;
+        loop {
+            let waited = self.ended.wait_timeout_while(locked(&self.is_over), TURN_PERIOD, goes_on);
+            if *waited.unwrap_or_else(PoisonError::into_inner).0 {
+                return;
+            }
+            self.start_others(scope);
+        }
     }
 }
 
@@ -54,61 +156,26 @@ pub(super) fn prestage(
     store: Option<Ino>,
     walk: impl FnOnce(&mut dyn FnMut(&Entry, String)) -> Result<()>,
 ) -> Result<()> {
-    let turn = shared.prestaging.begin(store);
-    let at = store.and_then(|root| shared.stores.of(root).ok());
-    let threads = || at.as_ref().map_or(FILES_AT_ONCE, |at| threads_for(&at.store));
-    let large = LargeFiles::default();
-    let note = |restored: Result<()>, entry: &Entry, path: String| match restored {
-        Ok(()) => progress.done(1, entry.attr.size),
-        Err(e) => progress.failed(path, &e),
+    let (found, files) = sync_channel::<Found>(FOUND_AHEAD);
+    let prestaging = Prestaging {
+        shared,
+        progress,
+        turn: shared.prestaging.begin(store),
+        at: store.and_then(|root| shared.stores.of(root).ok()),
+        lateness: Lateness::default(),
+        large: LargeFiles::default(),
+        files: Mutex::new(files),
+        started: AtomicUsize::new(1),
+        is_over: Mutex::new(false),
+        ended: Condvar::new(),
     };
-    let restore = |size: &mut GroupSize, group: Vec<(Entry, String)>| {
-        let (small, rest): (Vec<_>, Vec<_>) =
-            group.into_iter().partition(|(entry, _)| entry.attr.size <= FILE_BYTES_MAX);
-        let entries: Vec<Entry> = small.iter().map(|(entry, _)| *entry).collect();
-        for (restored, (entry, path)) in restore_group(shared, size, &entries).into_iter().zip(small) {
-            note(restored, &entry, path);
-        }
-        for (entry, path) in rest {
-            let restored = || restore_for_task(shared, entry.attr.ino);
-            let restored = match entry.attr.size {
-                bytes if bytes >= LARGE_BYTES => large.during(restored),
-                _ => restored(),
-            };
-            note(restored, &entry, path);
-        }
-    };
-    let is_over = AtomicBool::new(false);
-    let (found, files) = sync_channel::<(Entry, String)>(FOUND_AHEAD);
-    let files = Mutex::new(files);
+    let prestaging = &prestaging;
     std::thread::scope(|scope| {
-        for number in 0..FILES_AT_ONCE {
-            let (turn, is_over, files, restore, threads) = (&turn, &is_over, &files, &restore, &threads);
-            let run = move || {
-                // The first thread goes on in any case, and notes when there are no files left.
-                while number > 0 && !(turn.is_oldest() && number < threads()) {
-                    if is_over.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    std::thread::sleep(TURN_PERIOD);
-                }
-                let mut size = GroupSize::new();
-                loop {
-                    let group = next(files, size.get());
-                    if group.is_empty() {
-                        break;
-                    }
-                    if !progress.is_cancelled() && !shared.stores.is_stopping() {
-                        restore(&mut size, group);
-                    }
-                }
-                is_over.store(true, Ordering::Relaxed);
-            };
-            let started = std::thread::Builder::new().name("prestage".to_owned()).spawn_scoped(scope, run);
-            if let (Err(e), 0) = (started, number) {
-                return Err(Error::io("cannot start a thread that restores files", &e));
-            }
-        }
+        let thread = || std::thread::Builder::new().name("prestage".to_owned());
+        let failed = |e: std::io::Error| Error::io("cannot start a thread that restores files", &e);
+        thread().spawn_scoped(scope, move || prestaging.restore_all(scope)).map_err(failed)?;
+        // Without it the task has a single thread for longer.
+        let _ = thread().spawn_scoped(scope, move || prestaging.watch_turn(scope));
         let walked = walk(&mut |entry, path| {
             progress.found(1, entry.attr.size);
             match entry.attr.is_resident() {
@@ -123,11 +190,10 @@ pub(super) fn prestage(
 }
 
 /// Waits for a file, and takes as many more as have been found. A large one ends the group. None at the end.
-fn next(files: &Mutex<Receiver<(Entry, String)>>, most: usize) -> Vec<(Entry, String)> {
+fn next(files: &Mutex<Receiver<Found>>, most: usize) -> Vec<Found> {
     let files = locked(files);
     let mut group: Vec<_> = files.recv().into_iter().collect();
-    let is_small =
-        |group: &[(Entry, String)]| group.last().is_some_and(|(entry, _)| entry.attr.size <= FILE_BYTES_MAX);
+    let is_small = |group: &[Found]| group.last().is_some_and(|(entry, _)| entry.attr.size <= FILE_BYTES_MAX);
     while group.len() < most && is_small(&group) {
         let Ok(file) = files.try_recv() else { break };
         group.push(file);

@@ -1,7 +1,7 @@
 //! The stores that are attached to the pool, opened when they are first needed, and where they have what.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -130,6 +130,8 @@ pub(super) struct Stores {
     closed: Mutex<HashMap<u64, (Vec<u8>, StoreDirectory)>>,
     /// Stores that could not be opened, for the status.
     failed: Mutex<HashMap<u64, (String, String, u64)>>,
+    /// Passes over any store that have ended.
+    passes: AtomicU64,
     pub(super) stopping: AtomicBool,
 }
 
@@ -141,6 +143,7 @@ impl Stores {
             open: Mutex::default(),
             closed: Mutex::default(),
             failed: Mutex::default(),
+            passes: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
         }
     }
@@ -148,6 +151,18 @@ impl Stores {
     /// True while a pass over any store is under way.
     pub(super) fn is_draining(&self) -> bool {
         locked(&self.open).values().any(|at| at.is_draining.load(Ordering::Acquire))
+    }
+
+    /// The number of passes that have ended. If it is the same before all pending places are read and after a thread has set
+    /// `is_draining`, no pass over that store has changed them meanwhile.
+    pub(super) fn passes(&self) -> u64 {
+        self.passes.load(Ordering::Acquire)
+    }
+
+    /// The thread that has set `is_draining` ends its pass.
+    pub(super) fn end_pass(&self, at: &AttachedStore) {
+        self.passes.fetch_add(1, Ordering::AcqRel);
+        at.is_draining.store(false, Ordering::Release);
     }
 
     pub(super) fn is_stopping(&self) -> bool {

@@ -1,6 +1,6 @@
 //! What tasks do to files and trees: sync, prestage, release, purge, refresh; and settling conflicts.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use forebay_types::{
 
 use super::drain;
 use super::evict;
-use super::link::{Link, PLACES_MAX};
+use super::link::{path_in, Link, PLACES_MAX};
 use super::lost;
 use super::parallel::in_few_threads;
-use super::pass::{Pass, Reason};
+use super::pass::{intended, Due, Pass, Reason};
 use super::peers::Work;
 use super::prestage::prestage;
 use super::roots::{root_of, DEPTH_MAX};
@@ -165,6 +165,8 @@ fn each_file(
                 }
             }
         }
+        // A request: one for all files of it.
+        let above = OnceCell::new();
         for (ino, name) in names {
             if progress.is_cancelled() || shared.stores.is_stopping() {
                 return Ok(());
@@ -175,7 +177,7 @@ fn each_file(
                     directories.push(ino);
                 }
             } else if entry.attr.is_file() {
-                each(&entry, link.path(directory, &name));
+                each(&entry, path_in(above.get_or_init(|| link.path_above(directory)), &name));
             }
         }
     }
@@ -205,6 +207,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
     loop {
         let failed = |code| Error::new(code, "cannot read what is to be drained");
         below.borrow_mut().clear();
+        let passes = shared.stores.passes();
         let mut all: Vec<_> = link.all_pending().map_err(failed)?;
         // Behind a bound may be more, at which this has not looked.
         let is_whole = all.len() < PLACES_MAX;
@@ -247,6 +250,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             };
         }
         let is_directory = |place: &PendingPlace| matches!(&place.wanted, Some(Wanted::Here(entry, _)) if entry.attr.is_directory());
+        let intended = intended(&all);
         all.retain(|place| {
             concerns(place) && !is_copied(place)
                 || is_directory(place) && root_of(link, place.parent) == Some(root)
@@ -262,8 +266,9 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
             go_on: &|| true,
             gives_way: false,
         };
-        let mut pass = drain::pass(shared, &at, all, reason);
-        at.is_draining.store(false, Ordering::Release);
+        let intended = (shared.stores.passes() == passes).then_some(intended);
+        let mut pass = drain::pass(shared, &at, Due { places: all, intended }, reason);
+        shared.stores.end_pass(&at);
         let to_restore = std::mem::take(&mut pass.to_restore);
         if drain::restore_after(shared, &at, to_restore) || pass.done > 0 {
             last_progress = Instant::now();

@@ -245,6 +245,12 @@ pub trait Store: Send + Sync {
     /// Makes the names in a directory durable: after publications, renames and removals in it.
     fn sync_directory(&self, directory: &StorePath) -> StoreResult<()>;
 
+    /// Makes the names in all directories to which this mover has uploaded durable by one call, for several of them. False
+    /// where that cannot be relied on, or may have failed: [`Store::sync_directory`] does it for each then.
+    fn sync_all_directories(&self) -> bool {
+        false
+    }
+
     /// Removes temporaries in a directory whose movers are dead, and puts back what they had put aside.
     fn remove_leftovers(
         &self,

@@ -338,6 +338,10 @@ impl Store for Faulty {
         self.call(Call::SyncDirectory, || self.inner.sync_directory(directory))
     }
 
+    fn sync_all_directories(&self) -> bool {
+        self.call(Call::SyncDirectory, || Ok(self.inner.sync_all_directories())).unwrap_or(false)
+    }
+
     fn remove_leftovers(
         &self,
         directory: &StorePath,

@@ -342,6 +342,10 @@ impl Store for Limited {
         self.call(Sort::MakeDurable, 0, || self.inner.sync_directory(directory))
     }
 
+    fn sync_all_directories(&self) -> bool {
+        self.call(Sort::MakeDurable, 0, || Ok(self.inner.sync_all_directories())).unwrap_or(false)
+    }
+
     fn remove_leftovers(
         &self,
         directory: &StorePath,

@@ -19,19 +19,25 @@ const BUFFER_BYTES: usize = 512 << 10;
 const WRITE_OUT_BYTES: u64 = 8 << 20;
 /// Bytes of one copy by the kernel, so that a thread looks up now and then.
 const KERNEL_COPY_BYTES: u64 = 64 << 20;
+/// Up to so many bytes are sent. The kernel passes them on page by page.
+const SEND_BYTES_MAX: u64 = 1 << 20;
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Whether the kernel copies between a store and the pool: cleared when it refuses that as a whole, as between file
-/// systems of different types.
+/// How the kernel copies between a store and the pool. A flag is cleared when it refuses that as a whole.
 #[derive(Debug)]
-pub(super) struct KernelCopies(AtomicBool);
+pub(super) struct KernelCopies {
+    /// By copy_file_range: not between file systems of different types.
+    ranges: AtomicBool,
+    /// By sendfile: in one copy of the bytes, where a read and a write are two.
+    sends: AtomicBool,
+}
 
 impl Default for KernelCopies {
     fn default() -> KernelCopies {
-        KernelCopies(AtomicBool::new(true))
+        KernelCopies { ranges: AtomicBool::new(true), sends: AtomicBool::new(true) }
     }
 }
 
@@ -74,7 +80,7 @@ impl Source for File<'_> {
 /// What to do about holes of the source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Holes {
-    /// The destination is new: what is not written is a hole.
+    /// The destination is new, and was opened for this copy: what is not written is a hole, and its offset is at 0.
     Skip,
     /// The destination may have data there.
     Punch,
@@ -103,14 +109,24 @@ fn copy_through(
     (kernel, buffer): (&KernelCopies, &mut Vec<u8>),
 ) -> Result<u64, CopyFailure> {
     let (mut at, mut end) = (range.start, range.start);
+    // The offset of the destination's descriptor, where this copy alone has it.
+    let mut offset = (holes == Holes::Skip && range.end - range.start <= SEND_BYTES_MAX).then_some(0);
     while at < range.end {
         let data = source.next_data(at..range.end).map_err(CopyFailure::Source)?;
         let data = data.unwrap_or(range.end..range.end);
         if holes == Holes::Punch && at < data.start {
             punch(into, at..data.start, buffer).map_err(CopyFailure::Destination)?;
         }
-        let by_kernel = source.descriptor().filter(|_| kernel.0.load(Ordering::Relaxed));
-        let copied = by_kernel.map_or(data.start, |fd| copy_in_kernel(fd, into, data.clone(), kernel));
+        let mut copied = data.start;
+        if let Some(fd) = source.descriptor().filter(|_| !data.is_empty()) {
+            if kernel.ranges.load(Ordering::Relaxed) {
+                copied = copy_in_kernel(fd, into, data.clone(), kernel);
+            }
+            if kernel.sends.load(Ordering::Relaxed) && offset == Some(copied) {
+                copied = send(fd, into, copied..data.end, kernel);
+                offset = Some(copied);
+            }
+        }
         copy_by_buffer(source, into, copied..data.end, holes, buffer)?;
         if !data.is_empty() {
             end = data.end;
@@ -136,13 +152,32 @@ fn copy_in_kernel(
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => {
                 if matches!(e, Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS) {
-                    kernel.0.store(false, Ordering::Relaxed);
+                    kernel.ranges.store(false, Ordering::Relaxed);
                 }
                 break;
             }
         }
     }
     written
+}
+
+/// The same by sendfile, which writes at the descriptor's own offset: that is at the begin of the range.
+fn send(from: BorrowedFd<'_>, into: BorrowedFd<'_>, range: Range<u64>, kernel: &KernelCopies) -> u64 {
+    let mut read = range.start;
+    while read < range.end {
+        let bytes = (range.end - read) as usize;
+        match rustix::fs::sendfile(into, from, Some(&mut read), bytes) {
+            Ok(0) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => {
+                if matches!(e, Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) {
+                    kernel.sends.store(false, Ordering::Relaxed);
+                }
+                break;
+            }
+        }
+    }
+    read
 }
 
 fn copy_by_buffer(
@@ -205,4 +240,92 @@ fn punch(into: BorrowedFd<'_>, range: Range<u64>, buffer: &mut Vec<u8>) -> Resul
         at += bytes as u64;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// A file that is removed when this is dropped.
+    struct Scratch(PathBuf, std::fs::File);
+
+    impl Scratch {
+        fn new(directory: &str, name: &str) -> Scratch {
+            let path = PathBuf::from(directory).join(format!("forebay-copy-{}-{name}", std::process::id()));
+            let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+            Scratch(path, file)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    /// The same file, which no kernel copies.
+    struct Read<'a>(File<'a>);
+
+    impl Source for Read<'_> {
+        fn bytes(&self) -> u64 {
+            self.0.bytes()
+        }
+
+        fn next_data(&self, within: Range<u64>) -> Result<Option<Range<u64>>, Code> {
+            self.0.next_data(within)
+        }
+
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
+            self.0.read_at(buffer, offset)
+        }
+    }
+
+    #[test]
+    fn files_with_and_without_holes_are_the_same_whether_they_are_sent_or_read() {
+        let temporary = std::env::temp_dir().to_string_lossy().into_owned();
+        let dense: &[Range<u64>] = &[0..70_001];
+        let large: &[Range<u64>] = &[0..SEND_BYTES_MAX + 4096];
+        let hole_first: &[Range<u64>] = &[65_536..70_000];
+        let hole_between: &[Range<u64>] = &[0..4096, 131_072..140_000];
+        for (i, data) in [dense, large, hole_first, hole_between, &[]].into_iter().enumerate() {
+            let from = Scratch::new("/dev/shm", &format!("from{i}"));
+            from.1.set_len(200_000.max(data.last().map_or(0, |last| last.end))).unwrap();
+            for range in data {
+                let bytes: Vec<u8> = range.clone().map(|n| (n % 251) as u8 + 1).collect();
+                from.1.write_all_at(&bytes, range.start).unwrap();
+            }
+            let bytes = from.1.metadata().unwrap().len();
+            for is_sent in [true, false] {
+                let into = Scratch::new(&temporary, &format!("into{i}{is_sent}"));
+                let kernel = KernelCopies::default();
+                let file = || File { fd: from.1.as_fd(), bytes, is_dense: false };
+                let (sent, read) = (file(), Read(file()));
+                let source: &dyn Source = if is_sent { &sent } else { &read };
+                copy(source, 0..bytes, into.1.as_fd(), Holes::Skip, &kernel).unwrap();
+                into.1.set_len(bytes).unwrap();
+                assert_eq!(
+                    std::fs::read(&into.0).unwrap(),
+                    std::fs::read(&from.0).unwrap(),
+                    "{data:?} {is_sent}"
+                );
+                let blocks = |file: &std::fs::File| file.metadata().unwrap().blocks();
+                assert!(blocks(&into.1) <= blocks(&from.1) + 64, "{data:?} {is_sent}: its holes are there");
+            }
+        }
+    }
+
+    #[test]
+    fn source_that_became_shorter_is_stale_also_when_it_is_sent() {
+        let from = Scratch::new("/dev/shm", "shorter");
+        from.1.write_all_at(&[7; 5000], 0).unwrap();
+        let into = Scratch::new(&std::env::temp_dir().to_string_lossy(), "shorter");
+        let source = File { fd: from.1.as_fd(), bytes: 9000, is_dense: true };
+        let copied = copy(&source, 0..9000, into.1.as_fd(), Holes::Skip, &KernelCopies::default());
+        assert!(matches!(copied, Err(CopyFailure::Source(Code::Stale))), "{copied:?}");
+    }
 }

@@ -491,6 +491,10 @@ impl Store for PosixStore {
         durable::sync(fd.as_fd()).map_err(failed)
     }
 
+    fn sync_all_directories(&self) -> bool {
+        self.durability.sync_all_directories(&self.root)
+    }
+
     fn remove_leftovers(
         &self,
         directory: &StorePath,
