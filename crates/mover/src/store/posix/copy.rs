@@ -288,16 +288,16 @@ mod tests {
     #[test]
     fn files_with_and_without_holes_are_the_same_whether_they_are_sent_or_read() {
         let temporary = std::env::temp_dir().to_string_lossy().into_owned();
-        let dense: &[Range<u64>] = &[0..70_001];
-        let large: &[Range<u64>] = &[0..SEND_BYTES_MAX + 4096];
-        let hole_first: &[Range<u64>] = &[65_536..70_000];
-        let hole_between: &[Range<u64>] = &[0..4096, 131_072..140_000];
+        let dense: &[(u64, u64)] = &[(0, 70_001)];
+        let large: &[(u64, u64)] = &[(0, SEND_BYTES_MAX + 4096)];
+        let hole_first: &[(u64, u64)] = &[(65_536, 70_000)];
+        let hole_between: &[(u64, u64)] = &[(0, 4096), (131_072, 140_000)];
         for (i, data) in [dense, large, hole_first, hole_between, &[]].into_iter().enumerate() {
             let from = Scratch::new("/dev/shm", &format!("from{i}"));
-            from.1.set_len(200_000.max(data.last().map_or(0, |last| last.end))).unwrap();
-            for range in data {
-                let bytes: Vec<u8> = range.clone().map(|n| (n % 251) as u8 + 1).collect();
-                from.1.write_all_at(&bytes, range.start).unwrap();
+            from.1.set_len(200_000.max(data.last().map_or(0, |(_, end)| *end))).unwrap();
+            for (start, end) in data {
+                let bytes: Vec<u8> = (*start..*end).map(|n| (n % 251) as u8 + 1).collect();
+                from.1.write_all_at(&bytes, *start).unwrap();
             }
             let bytes = from.1.metadata().unwrap().len();
             for is_sent in [true, false] {
