@@ -9,6 +9,8 @@ use crate::systems::said;
 
 /// The nodes' addresses without the last number, which is the node's.
 pub(super) const NET: &str = "10.79.0.";
+/// Linux's default, with which clusters run. Some machines have bbr, which paces each segment of 64 KiB (docs/network.md).
+const CONGESTION_CONTROL: &str = "cubic";
 /// Seconds after which leftovers of a killed benchmark end.
 const SLEEP_S: &str = "1800";
 
@@ -29,6 +31,8 @@ impl Apart {
             apart.ip(node, &format!("addr add {NET}{node}/24 dev eth0"))?;
             apart.ip(node, "link set eth0 up")?;
             apart.ip(node, "link set lo up")?;
+            let set = format!("echo {CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control");
+            said(apart.command(node, Path::new("sh")).args(["-c", &set]))?;
             // The script that replaces ssh finds the namespace by the host's name.
             let of = directory.join(format!("net.{NET}{node}"));
             std::os::unix::fs::symlink(apart.network(node), &of)
