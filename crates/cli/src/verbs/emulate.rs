@@ -13,7 +13,7 @@ use forebay_emulate::{Description, Faults, Options};
 use forebay_server::media_profile::MediaProfile;
 use forebay_sys::loop_device::is_in_use;
 use forebay_types::{Code, Error, Result};
-use rustix::fs::{AtFlags, CWD};
+use rustix::fs::{AtFlags, MemfdFlags, CWD};
 use serde_json::{json, Value};
 
 use super::status::emulated::{self, time};
@@ -100,8 +100,8 @@ fn nameless_log() -> std::io::Result<File> {
     options.read(true).write(true).mode(0o600);
     let nameless =
         options.clone().custom_flags(libc::O_TMPFILE | libc::O_APPEND).open(all.parent().unwrap_or(&all));
-    // Where a file system has no files without a name, there is no log.
-    nameless.or_else(|_| options.open("/dev/null"))
+    // Where a file system has no files without a name, the log is what the command can read.
+    nameless.or_else(|_| Ok(File::from(rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC)?)))
 }
 
 fn options_of(options: &Options) -> Vec<&'static str> {

@@ -91,9 +91,9 @@ fn print_result(task: &Task) {
 
 fn say_errors(task: &Task) {
     for error in task.errors.iter().take(ERRORS_SHOWN) {
-        let (path, e) = (&error.path, Error::from(error.error.clone()));
+        let (path, e) = (table::printable(error.path.as_bytes()), Error::from(error.error.clone()));
         // A store's own words name a temporary file.
-        match e.what.contains(path.as_str()) {
+        match e.what.contains(error.path.as_str()) {
             true => note!("forebay: {e}"),
             false => note!("forebay: {path}: {e}"),
         }

@@ -79,7 +79,12 @@ pub(super) fn upload_batch(
     });
     let intended = Reports::new(link, intend.collect());
     let published = in_parallel_if_slow(&at.store, &uploaded, |i, (wanted, upload)| {
-        publish(reconciler, wanted, upload, reason, || intended.outcome(i))
+        let outcome = publish(reconciler, wanted, upload, reason, || intended.outcome(i));
+        if !matches!(outcome, Published::Done(_)) {
+            // If it has another name by now, it keeps that.
+            let _ = store.discard(&upload.temporary);
+        }
+        outcome
     });
     drop((intended, places));
     let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
@@ -157,16 +162,12 @@ fn publish(
 ) -> Published {
     let (place, store): (&PendingPlace, &dyn Store) = (&wanted.place, &*reconciler.at.store);
     if !(reason.go_on)() {
-        let _ = store.discard(&upload.temporary);
         return Published::Later;
     }
     match intend() {
         Ok(_) => {}
         // The name went meanwhile, or data would be lost that only the store has.
-        Err(Code::NotFound | Code::Busy | Code::Stale) => {
-            let _ = store.discard(&upload.temporary);
-            return Published::Later;
-        }
+        Err(Code::NotFound | Code::Busy | Code::Stale) => return Published::Later,
         Err(code) => return Published::Failed(Error::new(code, format!("cannot publish {}", wanted.path))),
     }
     match store.publish(&upload.temporary, &wanted.path, wanted.replaces.as_ref()) {
@@ -188,10 +189,7 @@ fn publish(
             }
         }
         // The mover that requested it has given it up, and may have published another version.
-        Ok(Outcome::Conflict(_)) if !(reason.go_on)() => {
-            let _ = store.discard(&upload.temporary);
-            Published::Later
-        }
+        Ok(Outcome::Conflict(_)) if !(reason.go_on)() => Published::Later,
         Ok(Outcome::Conflict(found)) => {
             match beside(reconciler, wanted, upload) {
                 Ok(()) => {}

@@ -39,22 +39,16 @@ impl Drop for UploadDirectories<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
     use super::*;
-    use crate::store::limited::{GateLimits, Limited, Limits};
     use crate::store::{Attributes, MoverId, PosixOptions, PosixStore};
 
     #[test]
     fn many_uploads_into_a_directory_of_a_slow_store_have_their_temporaries_apart() {
         let at = std::env::temp_dir().join(format!("forebay-apart-{}", std::process::id()));
         std::fs::create_dir(&at).unwrap();
-        let options = PosixOptions { no_replace: false, exchange: false, ..PosixOptions::default() };
-        let inner = Arc::new(PosixStore::open(&at, options, MoverId::own()).unwrap());
-        let calls = GateLimits { least: 1, most: 1, ..GateLimits::default() };
-        let limits = Limits { latency: Duration::from_millis(2), calls, ..Limits::default() };
-        let store = Limited::new(inner, limits);
+        let options =
+            PosixOptions { no_replace: false, exchange: false, slow_names: true, ..PosixOptions::default() };
+        let store = PosixStore::open(&at, options, MoverId::own()).unwrap();
         let path = |name: &str| StorePath::root().join(name.as_bytes()).unwrap();
         let (many, few) = (path("many"), path("few"));
         let wanted = || std::iter::repeat_n(&many, 32).chain(std::iter::once(&few));

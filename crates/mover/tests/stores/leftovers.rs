@@ -176,6 +176,7 @@ fn sweep_puts_back_removes_or_keeps_what_was_aside() {
 #[test]
 fn uploads_in_directories_of_their_own_are_published_and_what_is_left_of_them_is_swept() {
     let directory = super::subject::TempDir::tmpfs();
+    let options = |rename_flags| PosixOptions { slow_names: true, ..options(rename_flags) };
     let store = PosixStore::open(&directory.0, options(false), id()).unwrap();
     let below = path("below");
     store.make_directory(&below, &Attributes::default()).unwrap();
@@ -216,4 +217,7 @@ fn uploads_in_directories_of_their_own_are_published_and_what_is_left_of_them_is
     assert_eq!(store.make_upload_directories(&path("none"), 40), [], "no such directory");
     let fast = PosixStore::open(&directory.0, options(true), id()).unwrap();
     assert_eq!(fast.make_upload_directories(&below, 40), [], "a new name is one call");
+    let local = PosixOptions { slow_names: false, ..options(false) };
+    let local = PosixStore::open(&directory.0, local, id()).unwrap();
+    assert_eq!(local.make_upload_directories(&below, 40), [], "nothing waits for a server");
 }

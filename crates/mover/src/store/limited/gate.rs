@@ -32,9 +32,6 @@ const GROWTH: f64 = 1.05;
 /// By how much the least time seen rises in each window, so that a store that became slower is learnt.
 const FORGET: f64 = 1.02;
 
-/// A call for a name that takes so long waits for a server.
-const SLOW_NAME: Duration = Duration::from_millis(1);
-
 /// Ways of calls.
 const READS: usize = 0;
 const WRITES: usize = 1;
@@ -176,14 +173,6 @@ impl Gate {
     /// The number of calls that may run now.
     pub fn limit(&self) -> usize {
         self.lock().limit as usize
-    }
-
-    /// True if calls for names take [`SLOW_NAME`] or longer, as far as is known.
-    pub(super) fn names_are_slow(&self) -> bool {
-        let state = self.lock();
-        let [look, name] = [Sort::Look, Sort::Name].map(|sort| state.least_time[sort as usize]);
-        let known = if name.is_finite() { name } else { look };
-        known.is_finite() && known >= SLOW_NAME.as_secs_f64()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -356,23 +345,6 @@ mod tests {
         });
         assert!(gate.limit() >= 8, "{}", gate.limit());
         assert!(most.load(Ordering::SeqCst) <= 24);
-    }
-
-    #[test]
-    fn names_are_slow_where_calls_for_names_take_long_and_otherwise_where_looks_do() {
-        let gate = Gate::new(GateLimits { least: 1, most: 1, ..GateLimits::default() });
-        let run = |sort: Sort, time: Duration| {
-            let permit = gate.enter(sort, String::new).unwrap();
-            std::thread::sleep(time);
-            permit.leave(0, None);
-        };
-        assert!(!gate.names_are_slow(), "nothing is known");
-        run(Sort::Upload, 2 * SLOW_NAME);
-        assert!(!gate.names_are_slow(), "bytes take time");
-        run(Sort::Look, 2 * SLOW_NAME);
-        assert!(gate.names_are_slow());
-        gate.lock().least_time[Sort::Name as usize] = SLOW_NAME.as_secs_f64() / 2.0;
-        assert!(!gate.names_are_slow(), "looks go past a cache that names have");
     }
 
     #[test]

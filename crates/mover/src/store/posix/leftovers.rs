@@ -19,6 +19,11 @@ use crate::store::temporary::{mark, Marks, TemporaryKind, TemporaryName};
 /// Names tried for an object that is kept.
 const KEPT_NAMES: u32 = 10_000;
 
+/// True for what nothing needs when its mover is dead.
+fn is_of_uploads(kind: TemporaryKind<'_>) -> bool {
+    matches!(kind, TemporaryKind::Upload | TemporaryKind::UploadDirectory)
+}
+
 /// Opens a temporary directory, and returns the names in it.
 fn opened(at: At<'_>) -> Result<(OwnedFd, Vec<Vec<u8>>), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -41,8 +46,12 @@ fn remove_uploads(at: At<'_>, done: &mut Leftovers) -> Result<(), Errno> {
     for name in &names {
         let is_upload = TemporaryName::parse(name).is_some_and(|name| name.kind == TemporaryKind::Upload);
         if is_upload {
-            unlink(At { directory: inner.as_fd(), name })?;
-            done.removed += 1;
+            match unlink(At { directory: inner.as_fd(), name }) {
+                Ok(()) => done.removed += 1,
+                // Another sweep was here.
+                Err(Errno::NOENT | Errno::ISDIR) => {}
+                Err(e) => return Err(e),
+            }
         }
     }
     remove_directory(at)
@@ -79,6 +88,8 @@ impl PosixStore {
                 TemporaryKind::UploadDirectory => remove_uploads(at, &mut done),
             };
             match swept {
+                // Another user's, which only keeps its place: nothing is to be put back.
+                Err(Errno::ACCESS | Errno::PERM) if is_of_uploads(temporary.kind) => done.live += 1,
                 // Another sweep was here, or a name was taken by a directory.
                 Err(Errno::NOENT | Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY) => {}
                 other => other.map_err(failed)?,

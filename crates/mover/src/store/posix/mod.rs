@@ -26,6 +26,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use std::sync::OnceLock;
 
 use forebay_types::{Code, Kind, StoreVersion};
 use rustix::fs::{Mode, OFlags, Stat};
@@ -62,6 +63,8 @@ pub struct PosixStore {
     is_root: bool,
     keeps_xattrs: bool,
     durability: Durability,
+    /// Whether uploads may have their temporaries in other directories; not known before that was tried.
+    links_across: OnceLock<bool>,
     kernel_copies: KernelCopies,
 }
 

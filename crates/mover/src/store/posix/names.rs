@@ -11,7 +11,7 @@
 //! **Killed in between**: what is aside has a name by which a sweep recognizes it ([`Marks`]).
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_types::StoreVersion;
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
@@ -20,7 +20,9 @@ use rustix::io::Errno;
 use super::super::source::retried;
 use super::super::temporary::{Marks, Temporaries};
 use super::described::{stat, version_of};
+use super::open::PosixOptions;
 use super::resolve::At;
+use crate::host::Instant;
 
 /// What the file system can do with names. A flag is cleared when the kernel refuses the call as a whole.
 #[derive(Debug)]
@@ -28,7 +30,14 @@ pub(super) struct NameCalls {
     pub(super) exchange: AtomicBool,
     pub(super) no_replace: AtomicBool,
     pub(super) links: AtomicBool,
+    /// Microseconds that a link takes, of the last ones.
+    link_us: AtomicU64,
+    /// They count as slow, however soon they end.
+    count_as_slow: bool,
 }
+
+/// A link that takes so long waits for a server.
+const SLOW_LINK_US: u64 = 1000;
 
 /// The outcome of [`NameCalls::replace`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,12 +108,35 @@ fn is_unknown(e: Errno) -> bool {
 }
 
 impl NameCalls {
-    pub(super) fn new(exchange: bool, no_replace: bool, links: bool) -> NameCalls {
+    pub(super) fn new(options: &PosixOptions) -> NameCalls {
+        let PosixOptions { exchange, no_replace, hard_links: links, slow_names, .. } = *options;
         NameCalls {
             exchange: AtomicBool::new(exchange),
             no_replace: AtomicBool::new(no_replace),
             links: AtomicBool::new(links),
+            link_us: AtomicU64::new(0),
+            count_as_slow: slow_names,
         }
+    }
+
+    /// True where a new name is made by link and unlink, each of which waits for a server.
+    pub(super) fn are_slow(&self) -> bool {
+        let [links, no_replace] = [&self.links, &self.no_replace].map(|flag| flag.load(Ordering::Relaxed));
+        let is_slow = self.count_as_slow || self.link_us.load(Ordering::Relaxed) >= SLOW_LINK_US;
+        links && !no_replace && is_slow
+    }
+
+    /// Gives what is at `from` a further name, and notes how long that takes.
+    pub(super) fn link(&self, from: At<'_>, to: At<'_>) -> Result<(), Errno> {
+        let begun = Instant::now();
+        let linked = retried(|| {
+            rustix::fs::linkat(from.directory, from.name, to.directory, to.name, AtFlags::empty())
+        });
+        let us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        // Of two threads one may not count.
+        let before = self.link_us.load(Ordering::Relaxed);
+        self.link_us.store(if before == 0 { us } else { before - before / 4 + us / 4 }, Ordering::Relaxed);
+        linked
     }
 
     /// Renames onto a name that must be free; false if it is not. EINVAL for a directory that would be moved into
@@ -120,9 +152,7 @@ impl NameCalls {
             }
         }
         if !is_directory && self.links.load(Ordering::Relaxed) {
-            match retried(|| {
-                rustix::fs::linkat(from.directory, from.name, to.directory, to.name, AtFlags::empty())
-            }) {
+            match self.link(from, to) {
                 Ok(()) => return unlink(from).map(|()| true),
                 Err(Errno::EXIST) => return Ok(false),
                 // No links at all, or not of this file.

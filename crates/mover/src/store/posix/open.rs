@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use forebay_sys::file_system::FileSystem;
 use forebay_types::Code;
@@ -34,6 +35,8 @@ pub struct PosixOptions {
     pub hard_links: bool,
     /// openat2, if the kernel has it.
     pub openat2: bool,
+    /// Calls for names count as slow, however soon they end.
+    pub slow_names: bool,
     /// The directory that is meant: another one is refused, and nothing is written there.
     pub directory: StoreDirectory,
 }
@@ -45,6 +48,7 @@ impl Default for PosixOptions {
             no_replace: true,
             hard_links: true,
             openat2: true,
+            slow_names: false,
             directory: StoreDirectory::default(),
         }
     }
@@ -95,12 +99,13 @@ impl PosixStore {
             root: Root::new(fd, !options.openat2),
             device: stat.st_dev,
             directory: StoreDirectory { number: kind.keeps_inode_numbers().then_some(stat.st_ino), ..found },
-            names: NameCalls::new(options.exchange, options.no_replace, options.hard_links),
+            names: NameCalls::new(&options),
             temporaries: Temporaries::new(mover),
             lost: Lost::default(),
             is_root: rustix::process::geteuid().is_root(),
             keeps_xattrs: true,
             durability,
+            links_across: OnceLock::new(),
             kernel_copies: KernelCopies::default(),
         };
         store.probe();
@@ -121,14 +126,7 @@ impl PosixStore {
         let Ok(file) = create(first) else { return };
         self.keeps_xattrs = keeps_xattrs(&file);
         // Each call clears its flag by itself. The second file's absence or presence is what each needs.
-        let links = rustix::fs::linkat(
-            first.directory,
-            first.name,
-            second.directory,
-            second.name,
-            rustix::fs::AtFlags::empty(),
-        );
-        if links.is_err() {
+        if self.names.link(first, second).is_err() {
             self.names.links.store(false, std::sync::atomic::Ordering::Relaxed);
         }
         let _ = unlink(second);
