@@ -69,8 +69,7 @@ int64_t choice_place(void) {
 static int reach_of(const struct file *file) { return !file->far ? 0 : file->near ? 1 : 2; }
 
 /*
- * Corrections come a quarter nearer to none with each file: a way that was slow once is not taken, so nothing teaches that
- * it has become faster.
+ * A quarter nearer to none: a way that was slow once is not taken, so nothing teaches that it has become faster.
  */
 static void fade(struct forebay_corrections *corrections) {
     for (size_t way = 0; way < sizeof corrections->factors / sizeof *corrections->factors; way++)
@@ -83,9 +82,13 @@ void choice_keep(const struct file *file) {
     if (file->rank != 0 || file->size == 1 || !choice_is_known(file))
         return;
     struct choice_learnt now = {.one_place = choice->one_place, .corrections = choice->corrections};
-    /* No exchange followed the last call, so this rank's time has to do. */
-    if (choice->is_known)
-        forebay.model_learn(&now.corrections, choice->writes, choice->together, choice->plain_ns, choice->measured_ns);
+    /* No exchange followed the last call. In a two-phase one this rank has waited for the others. */
+    if (choice->is_known && choice->together)
+        forebay.model_learn(&now.corrections, choice->writes, true, choice->plain_ns, choice->measured_ns);
+    /* Another file may have taught something since this one was opened. */
+    if (memcmp(&now.corrections, &choice->begun_with, sizeof now.corrections) == 0)
+        return;
+    fade(&now.corrections);
     pthread_mutex_lock(&lock);
     if (learnt_ranks != file->size)
         memset(learnt, 0, sizeof learnt);
@@ -114,10 +117,8 @@ void choice_offer(const struct file *file, struct choice_offer *mine) {
     }
     mine->calibration = known;
     mine->is_measured = is_measured;
-    for (int reach = 0; reach < REACHES && learnt_ranks == file->size; reach++) {
-        fade(&learnt[reach].corrections);
-        mine->learnt[reach] = learnt[reach];
-    }
+    if (learnt_ranks == file->size)
+        memcpy(mine->learnt, learnt, sizeof learnt);
     pthread_mutex_unlock(&lock);
     mine->place = choice_place();
     int64_t here = ranks_here();
@@ -215,6 +216,7 @@ void choice_start(struct file *file, const struct choice_offer *first, bool one_
     choice->one_place = one_place;
     if (first->learnt[reach_of(file)].one_place == choice->one_place)
         choice->corrections = first->learnt[reach_of(file)].corrections;
+    choice->begun_with = choice->corrections;
     choice->nodes = one_place ? 1 : first->nodes > 1 ? first->nodes : 2;
     choice->gate_run = -1;
     choice->end = -1;

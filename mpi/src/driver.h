@@ -206,7 +206,7 @@ enum split { SPLIT_NONE, SPLIT_AT, SPLIT_INDIVIDUAL, SPLIT_ORDERED };
  */
 struct choice {
     struct forebay_calibration calibration; /* rank 0's; zeros: none */
-    struct forebay_corrections corrections;
+    struct forebay_corrections corrections, begun_with;
     int64_t one_place;      /* all ranks are on one node */
     int64_t nodes;          /* that the ranks are on, as far as rank 0 knows */
     int64_t gate_run, gate_window; /* the mean length of runs, and the hints, for which `gate` is */
@@ -449,13 +449,13 @@ int two_phase(struct file *file, const struct view *view, bool writes, int64_t p
 
 /* ---- choice.c: the model's part in that decision ---- */
 
-/* What rank 0 sends to the others in an open. */
 /* What the job's files have taught rank 0 so far, of files whose data are where `reach` says. Zeros: nothing. */
 struct choice_learnt {
     int64_t one_place; /* all ranks were on one node */
     struct forebay_corrections corrections;
 };
 enum { REACHES = 3 };
+/* What rank 0 sends to the others in an open. */
 struct choice_offer {
     struct forebay_calibration calibration; /* zeros: none; the first number -1: switched off */
     struct choice_learnt learnt[REACHES];

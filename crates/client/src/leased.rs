@@ -165,7 +165,8 @@ impl Pool {
         }
         let name = BackingName::new(entry.attr.ino, 0, 0);
         let target = self.attached()?.target_of(&entry.layout, 0, 0);
-        // A release that is under way has a lease, and decides whether the file is released: this waits for its end.
+        // A release that is under way has a lease, and decides whether the file is released: this waits for its end. Leases
+        // of a striped file's release are on other backing files: `Restored` is refused if that is taken back first.
         let is_left = match open_at(target, name.as_c_str(), libc::O_RDWR | libc::O_CLOEXEC) {
             Ok(fd) => {
                 close(fd);
@@ -199,11 +200,11 @@ impl Pool {
     }
 
     /// Unlinks the backing file of a restore that failed, unless the file was restored by another. Programs that have it
-    /// open keep what has arrived. A resident file of several backing files has none of this name: its release was taken
-    /// back.
+    /// open keep what has arrived. That of a resident file with several backing files stays, after a release that was taken
+    /// back: a process may be about to convert the file to one of this name, and removes what is there first.
     pub fn remove_unrestored(&self, entry: &Entry) -> Result<(), Code> {
         match self.get_attr(entry.attr.ino) {
-            Ok(now) if now.attr.is_resident() && now.layout.is_single() => return Ok(()),
+            Ok(now) if now.attr.is_resident() => return Ok(()),
             Ok(_) | Err(Code::NotFound) => {}
             Err(code) => return Err(code),
         }
@@ -236,8 +237,9 @@ impl Pool {
         attached.targets().map(|(_, fd)| unsafe { BorrowedFd::borrow_raw(fd) }).collect()
     }
 
-    /// Unlinks the backing files of a file that was released.
+    /// Unlinks the backing files of a file that was released. Of a striped file not the one that a restore fills: no lease
+    /// kept that from beginning, and it may have ended.
     pub fn unlink_released(&self, entry: &Entry) -> Result<(), Code> {
-        self.remove_backing(entry.attr.ino, entry.attr.kind(), &entry.layout, true).map(|_| ())
+        self.remove_backing(entry.attr.ino, entry.attr.kind(), &entry.layout, false).map(|_| ())
     }
 }

@@ -13,6 +13,8 @@ use crate::pool::Pool;
 
 /// Pause between two looks whether the store has a file.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How often a release that is taken back begins anew because a program has set the file's times.
+const TAKE_BACK_ATTEMPTS: u32 = 20;
 
 /// Where an inode's data are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -237,20 +239,35 @@ impl Pool {
     /// and the layout of these.
     fn take_back_release(&self, mut released: Entry) -> Result<(), Code> {
         let Attr { ino, .. } = released.attr;
-        loop {
+        for _ in 0..TAKE_BACK_ATTEMPTS {
             match self.ask_entry(&Request::restored(&released)) {
                 // A program has set its times meanwhile.
-                Err(Code::Busy) => {
-                    let Attr { atime, mtime, .. } = match self.get_attr(ino) {
-                        Err(Code::NotFound) => return Ok(()),
-                        now => now?.attr,
-                    };
-                    self.set_times_of_data(&released, TimeSet::At(atime), TimeSet::At(mtime))?;
-                    (released.attr.atime, released.attr.mtime) = (atime, mtime);
-                }
-                Ok(_) | Err(Code::Stale | Code::NotFound) => return Ok(()),
+                Err(Code::Busy) => {}
+                Ok(_) | Err(Code::NotFound) => return Ok(()),
+                Err(Code::Stale) => break,
                 Err(code) => return Err(code),
             }
+            let now = match self.get_attr(ino) {
+                Err(Code::NotFound) => return Ok(()),
+                now => now?,
+            };
+            if now.attr.is_resident() || now.attr.epoch() != released.attr.epoch() {
+                break;
+            }
+            let Attr { atime, mtime, .. } = now.attr;
+            match self.set_times_of_data(&released, TimeSet::At(atime), TimeSet::At(mtime)) {
+                Err(Code::Stale) => return Ok(()),
+                set => set?,
+            }
+            (released.attr.atime, released.attr.mtime) = (atime, mtime);
+        }
+        // It was restored into one backing file: no layout leads to its stripes any more.
+        match self.get_attr(ino) {
+            Ok(now) if now.attr.is_resident() && now.layout.is_single() && !released.layout.is_single() => {
+                self.unlink_released(&released)
+            }
+            Ok(_) | Err(Code::NotFound) => Ok(()),
+            Err(code) => Err(code),
         }
     }
 

@@ -7,7 +7,8 @@
 //! above all on a virtual machine. Where each request waits for something, all threads sleep in the kernel, which wakes
 //! one for each request.
 //!
-//! Serving allocates no memory here. Locks: that of the spin, under which no other is taken.
+//! Serving allocates no memory here. Locks: that of the spin, which the polling thread holds while it sleeps in the kernel
+//! too, and that of `serving_threads`, which is never taken under it.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};

@@ -256,7 +256,7 @@ impl Batch<'_> {
     }
 
     /// A file of an attached tree.
-    fn attached_file(&mut self, ino: Ino) -> Answer<Inode> {
+    pub(crate) fn attached_file(&mut self, ino: Ino) -> Answer<Inode> {
         let inode = self.inode(ino)?;
         match inode.attr.kind() {
             Kind::File if inode.attr.flags & FLAG_ATTACHED != 0 => Ok(inode),

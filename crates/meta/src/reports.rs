@@ -37,6 +37,10 @@ impl Batch<'_> {
         let done = match *report {
             Request::BeginDrain { ino } => self.begin_drain(c, ino)?,
             Request::Restored { ino, epoch, atime, mtime, layout } => {
+                // Targets of another layout are checked where the request comes alone.
+                if self.attached_file(ino)?.layout != layout {
+                    return Err(forebay_types::Code::Invalid);
+                }
                 self.restored(c, ino, epoch, (atime, mtime), layout)?
             }
             Request::Intend { parent, name, version } => self.intend(c, parent, name, version)?,

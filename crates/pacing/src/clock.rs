@@ -123,7 +123,7 @@ pub fn wait_until(until_ns: u64) -> u64 {
     let half = until_ns.saturating_sub(now) / 2;
     let mut crowd = CROWD.get();
     let mut is_crowded = crowd.begin();
-    let (mut has_yielded, mut came_back) = (false, true);
+    let (mut has_slept, mut has_yielded, mut came_back) = (false, false, true);
     while now < until_ns {
         // Half of a longer wait is slept at least: polling takes a processor from those that have work.
         let most_ns = half.max(if is_crowded { SPIN_NS } else { SPIN_NS_SHORT });
@@ -132,10 +132,12 @@ pub fn wait_until(until_ns: u64) -> u64 {
         if left >= spin_ns + SLEEP_NS_MIN {
             let wake = until_ns - spin_ns;
             now = sleep_until(wake);
+            has_slept = true;
             if now >= wake {
                 LATE_NS.set(expected_late(LATE_NS.get(), now - wake));
             }
-        } else if left > SPIN_NS && !is_crowded {
+        } else if left > SPIN_NS && !is_crowded && !has_slept {
+            // Who has slept has got the processor before those that work, and would lose it to them.
             std::thread::yield_now();
             let before = std::mem::replace(&mut now, now_ns());
             has_yielded = true;

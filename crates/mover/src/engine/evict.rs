@@ -5,7 +5,8 @@
 //! again, and has the file restored. A backing file is never truncated.
 
 use std::collections::HashSet;
-use std::os::fd::BorrowedFd;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 
 use forebay_client::{Kept, LeaseKind};
@@ -161,6 +162,12 @@ pub(super) fn evict(
     Ok(freed)
 }
 
+/// True for a backing file whose release is under way: who releases it has a lease, and may take the release back.
+fn is_leased(directory: impl AsFd, name: &CStr) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    matches!(rustix::fs::openat(directory, name, flags, Mode::empty()), Err(rustix::io::Errno::AGAIN))
+}
+
 /// Clean files with a backing file on a target. Backing files of released files, which a mover that died left, are
 /// unlinked.
 fn candidates(
@@ -191,7 +198,8 @@ fn candidates(
                 attr.is_file() && attr.flags & FLAG_ATTACHED != 0 && (!attr.is_resident() || !is_here())
             };
             if is_left(&inode) && !restoring.has(ino) {
-                if link.inode(ino).is_ok_and(|now| is_left(&now)) && !restoring.has(ino) {
+                let is_free = || !is_leased(&directory, entry.file_name());
+                if link.inode(ino).is_ok_and(|now| is_left(&now)) && !restoring.has(ino) && is_free() {
                     let _ = rustix::fs::unlinkat(&directory, entry.file_name(), AtFlags::empty());
                 }
                 continue;

@@ -236,12 +236,7 @@ fn report(link: &Link, file: &OwnedFd, entry: &Entry) -> std::result::Result<Ent
             restored => return restored,
         }
     }
-    let now = link.inode(entry.attr.ino)?;
-    if now.attr.is_resident() && !now.layout.is_single() {
-        // A release was taken back.
-        link.remove_unrestored(&entry);
-    }
-    Ok(now)
+    link.inode(entry.attr.ino)
 }
 
 /// Leaves the reserve to small files, and to operations that free space: a range of a large one is not copied then.

@@ -27,7 +27,10 @@ pub(super) fn check_targets(
     network: Option<&Network>,
     request: &Request<'_>,
 ) -> std::result::Result<(), Code> {
-    let (Request::SetLayout { layout, .. } | Request::Create { layout: Some(layout), .. }) = request else {
+    let (Request::SetLayout { layout, .. }
+    | Request::Create { layout: Some(layout), .. }
+    | Request::Restored { layout, .. }) = request
+    else {
         return Ok(());
     };
     let check = |target: u32| {
