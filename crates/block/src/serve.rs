@@ -1,9 +1,7 @@
 //! The server: answers the kernel's requests for the file of a device.
 //!
 //! Serving a request allocates no memory here: each thread has its buffers from the start. A thread serves one request
-//! after the other, so there are as many threads as the medium serves at the same time. If the medium serves requests
-//! without waiting, the threads take turns, and one polls for the next request ([`Requests`]): to be woken for each takes
-//! longer than to serve it.
+//! after the other, so there are as many threads as the medium serves at the same time.
 
 use std::io;
 use std::time::Instant;
@@ -11,7 +9,7 @@ use std::time::Instant;
 use forebay_fuse::protocol::{
     self, fopen, init, op, Body, Request, Short, Validity, MAJOR, MINOR, ROOT_NODE,
 };
-use forebay_fuse::{Device, Requests};
+use forebay_fuse::Device;
 
 /// Largest transfer of one request.
 const TRANSFER_BYTES_MAX: usize = 1 << 20;
@@ -41,11 +39,6 @@ pub trait Medium: Sync {
 
     /// How many requests it serves at the same time.
     fn threads(&self) -> usize;
-
-    /// True if requests wait, for their time or for another process. Otherwise they are served by copies alone.
-    fn waits(&self) -> bool {
-        true
-    }
 
     /// Reads `to.len()` bytes.
     fn read(&self, offset: u64, to: &mut [u8]) -> Served;
@@ -129,22 +122,14 @@ pub fn serve<M: Medium>(device: Device, medium: &M, memory: Memory, ready: impl 
     let mut devices: Vec<Device> =
         (1..medium.threads()).map(|_| device.another()).collect::<io::Result<_>>()?;
     devices.push(device);
-    let requests =
-        if medium.waits() { Requests::by_all_threads() } else { Requests::in_turns(devices.len()) };
-    let requests = &requests;
     std::thread::scope(|scope| {
         for device in devices {
             // Before the device appears, so that they are present.
-            let (buffer, mut out) = (vec![1; REQUEST_BYTES_MAX], filled());
-            std::thread::Builder::new().name("medium".into()).stack_size(STACK_BYTES).spawn_scoped(
-                scope,
-                move || {
-                    let serve = |request: &[u8]| serve_one(&device, medium, request, &mut out);
-                    if let Err(e) = requests.serve(&device, buffer, serve) {
-                        tracing::error!("cannot read requests of the device: {e}");
-                    }
-                },
-            )?;
+            let (buffer, out) = (vec![1; REQUEST_BYTES_MAX], filled());
+            std::thread::Builder::new()
+                .name("medium".into())
+                .stack_size(STACK_BYTES)
+                .spawn_scoped(scope, move || run(&device, medium, buffer, out))?;
         }
         ready();
         Ok(())
@@ -159,30 +144,43 @@ fn filled() -> Body {
     out
 }
 
-fn serve_one<M: Medium>(device: &Device, medium: &M, request: &[u8], out: &mut Body) {
-    let Ok(rq) = Request::parse(request) else {
-        tracing::error!("the kernel sent {} bytes that are no request", request.len());
-        return;
-    };
-    if matches!(rq.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT) {
-        return;
-    }
-    out.clear();
-    let error = match answer(medium, &rq, out) {
-        Ok(()) => 0,
-        Err(errno) => {
-            out.clear();
-            errno
+fn run<M: Medium>(device: &Device, medium: &M, mut buffer: Vec<u8>, mut out: Body) {
+    loop {
+        let n = match device.read(&mut buffer) {
+            Ok(n) => n,
+            Err(e) => match e.raw_os_error() {
+                Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => continue,
+                Some(libc::ENODEV) => return,
+                _ => {
+                    tracing::error!("cannot read requests of the device: {e}");
+                    return;
+                }
+            },
+        };
+        let Ok(rq) = Request::parse(&buffer[..n]) else {
+            tracing::error!("the kernel sent {n} bytes that are no request");
+            continue;
+        };
+        if matches!(rq.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT) {
+            continue;
         }
-    };
-    let (sent, bytes) = (Instant::now(), out.len());
-    let written = device.write(out.message(rq.unique, -error));
-    if bytes >= COPIED_BYTES_MIN {
-        medium.copied(bytes, sent.elapsed().as_nanos() as u64);
-    }
-    if let Err(e) = written {
-        if !matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) {
-            tracing::error!("cannot answer a request of the device: {e}");
+        out.clear();
+        let error = match answer(medium, &rq, &mut out) {
+            Ok(()) => 0,
+            Err(errno) => {
+                out.clear();
+                errno
+            }
+        };
+        let (sent, bytes) = (Instant::now(), out.len());
+        let written = device.write(out.message(rq.unique, -error));
+        if bytes >= COPIED_BYTES_MIN {
+            medium.copied(bytes, sent.elapsed().as_nanos() as u64);
+        }
+        if let Err(e) = written {
+            if !matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) {
+                tracing::error!("cannot answer a request of the device: {e}");
+            }
         }
     }
 }

@@ -218,42 +218,6 @@ fn volume_that_grows_while_its_memory_is_a_device_gets_no_second_one() {
     place.ok(["volume", "detach", "v"]);
 }
 
-/// How many threads of a process sleep in read(2).
-fn reading(process: i32) -> usize {
-    let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-    let calls = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("syscall")).ok());
-    let is_read = |call: &String| call.split(' ').next() == Some(&*libc::SYS_read.to_string());
-    calls.filter(is_read).count()
-}
-
-#[test]
-fn one_thread_of_a_server_sleeps_for_requests_unless_they_wait() {
-    let place = Place::new();
-    let Some(dir) = pool(&place, 32) else { return };
-    // Nothing is polled for while nothing comes, so the thread that serves next sleeps in the kernel.
-    let device = Device::attach(&place, "v", &[]);
-    let (_, server) = keeper_and_server(&dir);
-    // A thread that polls does not hold up the kernel's completions.
-    assert_eq!(attribute(&device.path, "queue/rq_affinity").trim(), "2");
-    let file = File::open(&device.path).unwrap();
-    for _ in 0..3 {
-        let mut block = [0; 4096];
-        file.read_exact_at(&mut block, 8 * MIB as u64).unwrap();
-        eventually("one thread sleeps for requests", || reading(server) == 1);
-    }
-    drop(file);
-    place.ok(["volume", "detach", "v"]);
-    device.assert_detached();
-    // Pieces that are files may wait for their medium.
-    place.ok(["volume", "create", "t", "--size", "16MiB", "--thin"]);
-    place.ok(["volume", "resize", "t", "--size", "32MiB"]);
-    let device = Device::attach(&place, "t", &[]);
-    let (_, server) = keeper_and_server(&dir);
-    eventually("all threads sleep for requests", || reading(server) > 1);
-    place.ok(["volume", "detach", "t"]);
-    device.assert_detached();
-}
-
 #[test]
 fn served_device_refuses_discards_and_sets_zeros() {
     let place = Place::new();

@@ -6,12 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use forebay_block::{leave_limited, Device, Ending, Medium, Memory, Plan, Process, Report, Tell};
+use forebay_block::{leave_limited, Device, Ending, Memory, Plan, Process, Report, Tell};
 use forebay_client::{Pool, Role};
-use forebay_sys::loop_device::{complete_where_submitted, Settings};
+use forebay_sys::loop_device::Settings;
 use forebay_sys::process::shed_preload;
 use forebay_types::{Code, Error, Result, Segment};
-use serde::{Deserialize, Serialize};
 
 use crate::found::{Joined, Kind};
 use crate::medium::VolumeMedium;
@@ -87,18 +86,7 @@ fn keep(options: &Options) -> Result<()> {
         ending: Ending::AtLastClose,
         meaning: |_| None,
     };
-    forebay_block::keep(
-        &plan,
-        |device, tell| be_server(device, options, tell),
-        |up| {
-            if up.told.polls {
-                if let Err(e) = complete_where_submitted(&up.device) {
-                    tracing::warn!("small requests to {} may be slow: {e}", up.device.display());
-                }
-            }
-            Ok(up.device)
-        },
-    )
+    forebay_block::keep(&plan, |device, tell| be_server(device, options, tell), |up| Ok(up.device))
 }
 
 /// Locks what this process has now: not what it maps of the pool, of which the board is large and mostly holes.
@@ -110,14 +98,7 @@ fn lock_program() -> io::Result<()> {
     }
 }
 
-/// What the server tells the keeper.
-#[derive(Serialize, Deserialize)]
-struct Told {
-    /// A thread polls for requests.
-    polls: bool,
-}
-
-fn be_server(device: Device, options: &Options, tell: Tell<Told>) -> io::Result<()> {
+fn be_server(device: Device, options: &Options, tell: Tell<()>) -> io::Result<()> {
     let warn = |what: &str, done: io::Result<()>| {
         if let Err(e) = done {
             tracing::warn!("the device may be slow or block when memory is short: {what}: {e}");
@@ -133,8 +114,7 @@ fn be_server(device: Device, options: &Options, tell: Tell<Told>) -> io::Result<
         }
     };
     warn("mlock", medium.lock(&parts));
-    let told = Told { polls: !medium.waits() };
-    forebay_block::serve(device, &medium, Memory::New, || tell.tell(Ok(told)))
+    forebay_block::serve(device, &medium, Memory::New, || tell.tell(Ok(())))
 }
 
 /// Opens the volume. Returns the segments of each that is joined, too.

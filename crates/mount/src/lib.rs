@@ -17,6 +17,7 @@
 //! for. If the process itself dies, the connection ends: the supervisor starts the process again, which removes the
 //! dead mount and mounts anew. Tests: `tests/`, and the conformance suite.
 
+mod adaptive_spin;
 mod arriving;
 mod attributes;
 mod cache_rules;
@@ -37,6 +38,7 @@ mod opened;
 pub mod program;
 mod registrar;
 mod rights;
+mod serving_threads;
 mod session;
 mod sharing;
 mod splice;

@@ -1,25 +1,30 @@
-//! Serves a FUSE connection: negotiates with the kernel, then threads take requests ([`Requests`]), serve them, and reply.
+//! Serves a FUSE connection: negotiates with the kernel, then each thread reads a request, serves it, and replies.
 //!
-//! A lock request may wait without limit, so it waits on a thread of its own (`locks`). The threads end when the file
-//! system is unmounted or the connection aborted.
+//! Each thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`), and a reply is written to the descriptor that its
+//! request was read from. `serving_threads` decides which thread reads. A lock request may wait without limit, so it
+//! waits on a thread of its own (`locks`). The threads end when the file system is unmounted or the connection
+//! aborted.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use forebay_register::backing;
 use forebay_types::{Code, Error, Result};
 
+use crate::adaptive_spin::AdaptiveSpin;
 use crate::errno::Errno;
 use crate::files::TRANSFER_BYTES_MAX;
 use crate::filesystem::{DataPath, FileSystem, Outcome};
 use crate::registrar::{Helper, Registrar};
+use crate::serving_threads::{Duty, ServingThreads};
 use crate::sharing::{self, Rounds};
 use crate::splice::{self, Pipe};
 use crate::waiting::WaitsFor;
 use forebay_fuse::protocol::{init, op, Body, Request, MAJOR, MINOR, MINOR_OF_EPOCHS};
-use forebay_fuse::{Device, Requests};
+use forebay_fuse::Device;
 
 /// Size of the largest request: a write with its headers.
 const REQUEST_BYTES_MAX: usize = TRANSFER_BYTES_MAX + 4096;
@@ -68,23 +73,27 @@ impl Session {
             );
         }
         let devices = std::iter::once(Arc::clone(&fs.device)).chain(clones.into_iter().map(Arc::new));
-        let mut started = Vec::new();
-        let requests = Arc::new(Requests::in_turns(threads));
+        let (mut started, spin) = (Vec::new(), Arc::new(AdaptiveSpin::new()));
+        let serving = Arc::new(ServingThreads::new(threads));
         let rounds = Arc::new(Rounds::new(threads));
         for (number, device) in devices.enumerate() {
-            let (fs, rounds, requests) = (Arc::clone(fs), Arc::clone(&rounds), Arc::clone(&requests));
+            let (fs, spin, rounds, serving) =
+                (Arc::clone(fs), Arc::clone(&spin), Arc::clone(&rounds), Arc::clone(&serving));
             let thread = std::thread::Builder::new()
                 .name(format!("fuse-{number}"))
                 .spawn(move || {
-                    let mut server = Server { fs: &fs, device: &device, out: Body::new(), pipe: None };
-                    let done = requests.serve(&device, vec![0; REQUEST_BYTES_MAX], |request| {
-                        rounds.turn(number);
-                        server.serve(request);
-                        rounds.turn(number);
-                    });
-                    if let Err(e) = done {
-                        tracing::error!("cannot read requests of the mount: {e}");
-                    }
+                    let (buffer, out) = (vec![0; REQUEST_BYTES_MAX], Body::new());
+                    let mut server = Server {
+                        fs: &fs,
+                        device: &device,
+                        spin: &spin,
+                        serving: &serving,
+                        buffer,
+                        out,
+                        pipe: None,
+                        waits: true,
+                    };
+                    server.run(&|| rounds.turn(number));
                 })
                 .map_err(failed("cannot start a thread"))?;
             started.push(thread);
@@ -109,25 +118,122 @@ impl Session {
     }
 }
 
-/// The state of one serving thread.
+/// The state of one serving thread: its descriptor, and buffers for requests and replies.
 struct Server<'a> {
     fs: &'a Arc<FileSystem>,
     device: &'a Arc<Device>,
+    spin: &'a AdaptiveSpin,
+    serving: &'a ServingThreads,
+    buffer: Vec<u8>,
     out: Body,
     /// For replies to large reads. Made with the first of them.
     pipe: Option<Pipe>,
+    /// Reads from the descriptor block until there is a request.
+    waits: bool,
 }
 
+/// The connection is over.
+struct Over;
+
 impl Server<'_> {
-    fn serve(&mut self, request: &[u8]) {
-        let Ok(rq) = Request::parse(request) else {
-            tracing::error!("the kernel sent {} bytes that are no request", request.len());
+    fn set_waiting(&mut self, waits: bool) {
+        if self.waits != waits {
+            self.device.set_waiting(waits);
+            self.waits = waits;
+        }
+    }
+
+    /// Reads once. None when there is no request, or the kernel withdrew it.
+    fn read(&mut self) -> std::result::Result<Option<usize>, Over> {
+        match self.device.read(&mut self.buffer) {
+            Ok(n) => Ok(Some(n)),
+            Err(e) => match e.raw_os_error() {
+                Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => Ok(None),
+                Some(libc::ENODEV) => Err(Over),
+                _ => {
+                    tracing::error!("cannot read requests of the mount: {e}");
+                    Err(Over)
+                }
+            },
+        }
+    }
+
+    /// Polls for a request for as long as that pays. The flag is true if the first read found it.
+    fn look(&mut self) -> std::result::Result<Option<(usize, bool)>, Over> {
+        self.set_waiting(false);
+        if let Some(n) = self.read()? {
+            return Ok(Some((n, true)));
+        }
+        let spin = self.spin;
+        match spin.look(|| self.read().transpose()) {
+            Some(found) => found.map(|n| Some((n, false))),
+            None => Ok(None),
+        }
+    }
+
+    /// Polls for a request, then sleeps until there is one.
+    fn wait(&mut self) -> std::result::Result<(usize, bool), Over> {
+        if let Some(found) = self.look()? {
+            return Ok(found);
+        }
+        self.set_waiting(true);
+        let asleep = Instant::now();
+        loop {
+            if let Some(n) = self.read()? {
+                self.spin.slept(asleep.elapsed());
+                return Ok((n, false));
+            }
+        }
+    }
+
+    /// Serves until the connection is over.
+    fn run(&mut self, turn: &impl Fn()) {
+        loop {
+            let done = match self.serving.duty() {
+                Duty::Over => return,
+                Duty::Leader(term) => self.lead(term, turn),
+                Duty::Helper => self.help(turn),
+            };
+            if let Err(Over) = done {
+                return self.serving.end();
+            }
+        }
+    }
+
+    fn lead(&mut self, term: u32, turn: &impl Fn()) -> std::result::Result<(), Over> {
+        let mut at_once = 0;
+        while self.serving.is_leader(term) {
+            let (n, found_at_once) = self.wait()?;
+            at_once = if found_at_once { at_once + 1 } else { 0 };
+            self.serving.found_at_once(at_once);
+            self.serving.begins(term);
+            self.serve(n, turn);
+            self.serving.ends(term);
+        }
+        Ok(())
+    }
+
+    fn help(&mut self, turn: &impl Fn()) -> std::result::Result<(), Over> {
+        self.set_waiting(false);
+        while let Some(n) = self.read()? {
+            self.serve(n, turn);
+        }
+        self.serving.helped();
+        Ok(())
+    }
+
+    /// Serves the request in the first `n` bytes of the buffer.
+    fn serve(&mut self, n: usize, turn: &impl Fn()) {
+        let Ok(rq) = Request::parse(&self.buffer[..n]) else {
+            tracing::error!("the kernel sent {n} bytes that are no request");
             return;
         };
+        turn();
         match self.fs.waits_for(&rq) {
             None => answer(self.fs, self.device, &rq, &mut self.out, &mut self.pipe),
-            Some(what) => hand_over(self.fs, self.device, what, rq.unique, request.to_vec()),
+            Some(what) => hand_over(self.fs, self.device, what, rq.unique, self.buffer[..n].to_vec()),
         }
+        turn();
     }
 }
 

@@ -9,7 +9,6 @@
 //! The crate imports nothing of Forebay, starts no thread and holds no lock. Errors are `io::Error`s of the failed
 //! system call.
 
-pub mod adaptive_spin;
 pub mod descriptor;
 pub mod file_system;
 pub mod fuse;

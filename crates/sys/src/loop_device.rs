@@ -241,14 +241,6 @@ impl LoopDevice {
     }
 }
 
-/// Has the processor that submitted a request to the device at `path` complete it. Otherwise that of the thread which
-/// served it does, once that thread gives it up: the kernel defers completions of a device with one queue to a thread of
-/// its own there. A thread that polls for the next request would delay them, and wait for itself. The number of the device
-/// keeps this.
-pub fn complete_where_submitted(path: &Path) -> io::Result<()> {
-    std::fs::write(attribute(path, "queue/rq_affinity"), "2")
-}
-
 fn control() -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(CONTROL)
 }

@@ -3,9 +3,9 @@
 //! A sleep ends with a wake-up, which on a virtual machine costs more than most requests, so a thread that expects
 //! work soon polls for it first ([`look`]). How long that pays is learnt from the results of recent looks
 //! ([`Learnt`]). Between attempts it yields, so that the thread it waits for can run if it needs the same processor. A
-//! caller brings its own [`Budget`], because different budgets were measured to pay: the daemon's threads, and
-//! those that serve requests of FUSE, take into account how crowded the node is, and a client counts attempts, because
-//! reading its clock may be a system call.
+//! caller brings its own [`Budget`], because different budgets were measured to pay: the shard and network threads
+//! take into account how crowded the node is, the mount's threads share one bound, and a client counts attempts,
+//! because reading its clock may be a system call.
 //!
 //! Nothing here allocates memory, and only a failed futex call changes errno.
 

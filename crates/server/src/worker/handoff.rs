@@ -30,9 +30,9 @@ use std::time::{Duration, Instant};
 
 use forebay_fabric::Sleep;
 use forebay_ring::Doorbell;
-use forebay_sys::adaptive_spin::AdaptiveSpin;
 use forebay_types::{Code, Error, Result};
 
+use super::adaptive_spin::AdaptiveSpin;
 use super::core::state::{Round, ShardThread};
 use super::end_of_worker::EndOfWorker;
 use super::network::{NetworkThread, Round as NetworkRound};

@@ -25,6 +25,7 @@
 //! Tests: `tests/worker.rs`, and the crash tests of the conformance crate.
 
 mod acks;
+mod adaptive_spin;
 mod arrivals;
 mod attached_programs;
 mod attached_ring;

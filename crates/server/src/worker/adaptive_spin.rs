@@ -1,5 +1,5 @@
-//! The adaptive spin of threads that serve requests, of the daemon, the mount and block devices: they poll for requests
-//! before they sleep, for as long as that pays ([`wait`](crate::wait)).
+//! The adaptive spin of the shard thread and the network thread: they poll for requests before they sleep, for as long
+//! as that pays (`forebay_sys::wait`).
 //!
 //! What pays is learnt from the gaps between requests, including those that were slept through: when a client rings
 //! soon after the thread went to sleep, a longer spin would have saved a system call and a wake-up. A yield that takes
@@ -12,7 +12,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use crate::wait::{self, Learnt, Time};
+use forebay_sys::wait::{self, Learnt, Time};
 
 /// Longest spin: several times what a client needs between two requests.
 const LOOK_MAX: Duration = Duration::from_micros(100);
@@ -24,13 +24,13 @@ const CROWDED_KNOWN: Duration = Duration::from_millis(2);
 const YIELD_LONG: Duration = Duration::from_micros(150);
 /// No spin for this long after such a yield.
 const BUSY: Duration = Duration::from_millis(10);
-/// Polls between two yields. There are few, because polls of a network or of FUSE are system calls, and the client or
+/// Polls between two yields. There are few, because the network thread's polls are system calls, and the client or
 /// daemon that is waited for may need this processor.
 const LOOKS: u32 = 4;
 
 /// The adaptive bound.
 #[derive(Debug)]
-pub struct AdaptiveSpin {
+pub(super) struct AdaptiveSpin {
     /// Length of the spin in nanoseconds: at most [`LOOK_MAX`], 0 when recent spins found nothing.
     look: Learnt,
     busy_until: Option<Instant>,
@@ -74,22 +74,15 @@ fn runnable(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(field.split(|&b| b == b'/').next()?).ok()?.parse().ok()
 }
 
-impl Default for AdaptiveSpin {
-    fn default() -> AdaptiveSpin {
-        AdaptiveSpin::new()
-    }
-}
-
 impl AdaptiveSpin {
-    /// Spins for the longest time at first.
-    pub fn new() -> AdaptiveSpin {
+    pub(super) fn new() -> AdaptiveSpin {
         let most = LOOK_MAX.as_nanos() as u64;
         let look = Learnt::new(most, most / 64, 0);
         AdaptiveSpin { look, busy_until: None, idle_since: Instant::now(), crowd: Crowd::new() }
     }
 
     /// Spins until `work` is true, for a bounded time. Returns whether it was.
-    pub fn look(&mut self, mut work: impl FnMut() -> bool) -> bool {
+    pub(super) fn look(&mut self, mut work: impl FnMut() -> bool) -> bool {
         let started = Instant::now();
         self.idle_since = started;
         if let Some(until) = self.busy_until {
@@ -112,7 +105,7 @@ impl AdaptiveSpin {
     }
 
     /// Records that the thread slept after a spin without result, and whether a request ended the sleep.
-    pub fn slept(&mut self, request: bool) {
+    pub(super) fn slept(&mut self, request: bool) {
         let gap = self.idle_since.elapsed();
         // A gap that was slept through includes the wake-up.
         let pays = if self.crowd.is_there(Instant::now()) { 2 * LOOK_CROWDED } else { 2 * LOOK_MAX };
