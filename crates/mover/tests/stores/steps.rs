@@ -18,9 +18,30 @@ const STEPS_MAX: u64 = 60;
 
 const ANY: StoreDirectory = StoreDirectory { number: None, file_system: None };
 const KINDS: [PosixOptions; 3] = [
-    PosixOptions { exchange: true, no_replace: true, hard_links: true, openat2: true, directory: ANY },
-    PosixOptions { exchange: false, no_replace: false, hard_links: true, openat2: true, directory: ANY },
-    PosixOptions { exchange: false, no_replace: true, hard_links: false, openat2: true, directory: ANY },
+    PosixOptions {
+        exchange: true,
+        no_replace: true,
+        hard_links: true,
+        openat2: true,
+        slow_names: false,
+        directory: ANY,
+    },
+    PosixOptions {
+        exchange: false,
+        no_replace: false,
+        hard_links: true,
+        openat2: true,
+        slow_names: false,
+        directory: ANY,
+    },
+    PosixOptions {
+        exchange: false,
+        no_replace: true,
+        hard_links: false,
+        openat2: true,
+        slow_names: false,
+        directory: ANY,
+    },
 ];
 
 /// A name that is put aside under its own name, and one that needs a directory.
