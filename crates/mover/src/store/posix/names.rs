@@ -20,7 +20,6 @@ use rustix::io::Errno;
 use super::super::source::retried;
 use super::super::temporary::{Marks, Temporaries};
 use super::described::{stat, version_of};
-use super::open::PosixOptions;
 use super::resolve::At;
 use crate::host::Instant;
 
@@ -31,9 +30,9 @@ pub(super) struct NameCalls {
     pub(super) no_replace: AtomicBool,
     pub(super) links: AtomicBool,
     /// Microseconds that a link takes, of the last ones.
-    link_us: AtomicU64,
+    pub(super) link_us: AtomicU64,
     /// They count as slow, however soon they end.
-    count_as_slow: bool,
+    pub(super) count_as_slow: bool,
 }
 
 /// A link that takes so long waits for a server.
@@ -108,14 +107,13 @@ fn is_unknown(e: Errno) -> bool {
 }
 
 impl NameCalls {
-    pub(super) fn new(options: &PosixOptions) -> NameCalls {
-        let PosixOptions { exchange, no_replace, hard_links: links, slow_names, .. } = *options;
+    pub(super) fn new(exchange: bool, no_replace: bool, links: bool) -> NameCalls {
         NameCalls {
             exchange: AtomicBool::new(exchange),
             no_replace: AtomicBool::new(no_replace),
             links: AtomicBool::new(links),
             link_us: AtomicU64::new(0),
-            count_as_slow: slow_names,
+            count_as_slow: false,
         }
     }
 

@@ -99,7 +99,10 @@ impl PosixStore {
             root: Root::new(fd, !options.openat2),
             device: stat.st_dev,
             directory: StoreDirectory { number: kind.keeps_inode_numbers().then_some(stat.st_ino), ..found },
-            names: NameCalls::new(&options),
+            names: NameCalls {
+                count_as_slow: options.slow_names,
+                ..NameCalls::new(options.exchange, options.no_replace, options.hard_links)
+            },
             temporaries: Temporaries::new(mover),
             lost: Lost::default(),
             is_root: rustix::process::geteuid().is_root(),
