@@ -232,17 +232,15 @@ impl File {
         Ok(written)
     }
 
-    /// Writes at an offset. The count is short only if an error occurred after some bytes were written, or at the end of the
-    /// largest file.
+    /// Writes at an offset. The count is short only if an error occurred after some bytes were written.
     ///
     /// # Errors
-    /// [`Code::FileTooLarge`] beyond that: the offsets in several backing files are lower ones, which the kernel would take.
+    /// [`Code::FileTooLarge`] if the file would be larger than any: the offsets in several backing files are lower ones, which
+    /// the kernel would take.
     pub fn write_at(&self, buffer: &[u8], offset: u64) -> Result<usize, Code> {
-        let room = FILE_BYTES_MAX.saturating_sub(offset).min(buffer.len() as u64) as usize;
-        if room == 0 && !buffer.is_empty() {
+        if offset.checked_add(buffer.len() as u64).is_none_or(|end| end > FILE_BYTES_MAX) {
             return Err(Code::FileTooLarge);
         }
-        let buffer = &buffer[..room];
         if self.move_whole(buffer.as_ptr().cast_mut(), buffer.len(), offset, true) {
             return Ok(buffer.len());
         }
