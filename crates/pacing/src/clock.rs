@@ -4,7 +4,7 @@
 //! differs between machines and is longer after long sleeps. So a wait has the least slack, sleeps until some time before its
 //! end, and polls the clock from then on. Each thread learns that time from how late its sleeps end. While it polls it lets
 //! other threads run, which may have waits as short; where one of them does not give the processor back, the next waits
-//! sleep: who wakes up gets the processor before who works.
+//! sleep: the scheduler prefers a thread that wakes up to one that is working.
 
 use std::cell::Cell;
 
@@ -137,7 +137,7 @@ pub fn wait_until(until_ns: u64) -> u64 {
                 LATE_NS.set(expected_late(LATE_NS.get(), now - wake));
             }
         } else if left > SPIN_NS && !is_crowded && !has_slept {
-            // Who has slept has got the processor before those that work, and would lose it to them.
+            // Not after a sleep: the scheduler has just preferred this thread to working ones, and would run those now.
             std::thread::yield_now();
             let before = std::mem::replace(&mut now, now_ns());
             has_yielded = true;

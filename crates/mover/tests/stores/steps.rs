@@ -17,31 +17,19 @@ use super::subject::{id, path, source, TempDir};
 const STEPS_MAX: u64 = 60;
 
 const ANY: StoreDirectory = StoreDirectory { number: None, file_system: None };
+/// All calls that a file system may have.
+const ALL: PosixOptions = PosixOptions {
+    exchange: true,
+    no_replace: true,
+    hard_links: true,
+    openat2: true,
+    slow_names: false,
+    directory: ANY,
+};
 const KINDS: [PosixOptions; 3] = [
-    PosixOptions {
-        exchange: true,
-        no_replace: true,
-        hard_links: true,
-        openat2: true,
-        slow_names: false,
-        directory: ANY,
-    },
-    PosixOptions {
-        exchange: false,
-        no_replace: false,
-        hard_links: true,
-        openat2: true,
-        slow_names: false,
-        directory: ANY,
-    },
-    PosixOptions {
-        exchange: false,
-        no_replace: true,
-        hard_links: false,
-        openat2: true,
-        slow_names: false,
-        directory: ANY,
-    },
+    ALL,
+    PosixOptions { exchange: false, no_replace: false, ..ALL },
+    PosixOptions { exchange: false, hard_links: false, ..ALL },
 ];
 
 /// A name that is put aside under its own name, and one that needs a directory.
