@@ -252,3 +252,14 @@ fn user_without_privilege_exports_a_volume_by_nbdkits_own_command() {
     assert!(std::fs::read(&back).unwrap() == vec![6; 8 * MIB]);
     assert_eq!(run_as(&["down"]).code, Some(0));
 }
+
+#[test]
+fn build_without_nbdkits_header_has_no_plugin_and_says_so() {
+    let make = Command::new("make")
+        .args(["--dry-run", "-C", concat!(env!("CARGO_MANIFEST_DIR"), "/../../nbd"), "CC=cc -nostdinc"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&make.stdout);
+    assert!(make.status.success(), "{make:?}");
+    assert!(said.contains("there is no nbdkit-plugin.h") && !said.contains("-shared"), "{said}");
+}
