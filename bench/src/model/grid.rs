@@ -38,7 +38,7 @@ impl Pattern {
         }
     }
 
-    /// In tables.
+    /// In tables, where each pattern has a row of its own.
     pub(super) fn words(&self) -> String {
         let size = |bytes: u64| match bytes {
             b if b % MIB == 0 => format!("{} MiB", b / MIB),
@@ -46,8 +46,8 @@ impl Pattern {
         };
         match self {
             p if p.is_blocks() => format!("blocks of {}", size(p.bytes)),
-            p if p.spread > 1 => format!("runs of {}, gaps", size(p.run)),
-            p => format!("runs of {}", size(p.run)),
+            p if p.spread > 1 => format!("runs of {}, gaps, {} a rank", size(p.run), size(p.bytes)),
+            p => format!("runs of {}, {} a rank", size(p.run), size(p.bytes)),
         }
     }
 
@@ -163,6 +163,8 @@ mod tests {
             all.iter().any(|p| p.bytes > 4 * MIB && !p.is_blocks()),
             "longer than an aggregator's window"
         );
+        let names: std::collections::BTreeSet<_> = grid.patterns.iter().map(Pattern::words).collect();
+        assert_eq!(names.len(), grid.patterns.len(), "a pattern's samples are its own");
         assert!(all.iter().any(Pattern::is_blocks) && all.iter().any(|p| p.spread > 1));
     }
 
