@@ -8,6 +8,7 @@ use forebay_types::{
 
 use super::copy_turn::{CopyTurn, Copying};
 use super::link::Link;
+use super::name_turns::NameTurns;
 use super::parallel::in_parallel_if_slow;
 use super::pass::{failed, note_snapshot, Pass, Reason};
 use super::reconcile::Reconciler;
@@ -25,20 +26,27 @@ enum Published {
     Failed(Error),
 }
 
-/// Uploads files, makes them durable together, and publishes them. With a turn it copies while it has that.
+/// What the batches of one pass take in turns.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    copy: CopyTurn,
+    names: NameTurns,
+}
+
+/// Uploads files, makes them durable together, and publishes them. With turns it copies while it has that of copying.
 pub(super) fn upload_batch(
     shared: &Shared,
     at: &AttachedStore,
     batch: Uploads,
     reason: Reason<'_>,
-    turn: Option<&CopyTurn>,
+    turns: Option<&Turns>,
     pass: &mut Pass,
 ) {
     let reconciler = &Reconciler::new(&shared.link, &shared.stores, at);
     let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);
     let begin = batch.iter().map(|wanted| Request::BeginDrain { ino: wanted.entry.attr.ino });
     let begun = Reports::new(link, begin.collect());
-    let copying = turn.map(CopyTurn::take);
+    let copying = turns.map(|turns| turns.copy.take());
     let places = UploadDirectories::make(store, batch.iter().map(|wanted| &wanted.directory));
     let copied = in_parallel_if_slow(&at.store, &batch, |i, wanted| {
         if i + 1 == batch.len() {
@@ -79,6 +87,8 @@ pub(super) fn upload_batch(
     });
     let intended = Reports::new(link, intend.collect());
     let published = in_parallel_if_slow(&at.store, &uploaded, |i, (wanted, upload)| {
+        let directory = &wanted.directory;
+        let _naming = turns.filter(|_| places.are_for(directory)).map(|turns| turns.names.take(directory));
         let outcome = publish(reconciler, wanted, upload, reason, || intended.outcome(i));
         if !matches!(outcome, Published::Done(_)) {
             // If it has another name by now, it keeps that.

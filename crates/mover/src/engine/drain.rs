@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use forebay_tasks::{DrainPolicy, Failure};
 use forebay_types::{Error, Ino, Kind, NodeId, PendingPlace, Result, Wanted};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::batch::upload_batch;
-use super::copy_turn::CopyTurn;
+use super::batch::{upload_batch, Turns};
 use super::link::Link;
 use super::moving::{move_directory, remove_outdated};
 use super::parallel::{in_few_threads, in_parallel};
@@ -28,6 +28,10 @@ use crate::tasks::Progress;
 
 /// Files of one batch: they are made durable together.
 const BATCH_FILES: usize = 1024;
+/// The same where an upload takes [`LATE`] or more, or nothing was uploaded yet: what the syncs of a batch take is little
+/// beside its uploads, and names, of which a directory gets one at a time, are made while other files are copied.
+const BATCH_FILES_LATE: usize = 32;
+const LATE: Duration = Duration::from_millis(5);
 /// Bytes of one batch, after which no further file is added to it, but for [`BATCH_FILES_LEAST`]. Files of a batch become
 /// clean together, and only then can they be released: programs may be waiting for that.
 const BATCH_BYTES: u64 = 64 << 20;
@@ -332,15 +336,17 @@ fn upload_large(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, re
 
 /// Uploads files in batches.
 fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, reason: Reason<'_>) -> Pass {
-    let (left, turn) = (Mutex::new(VecDeque::from(files)), CopyTurn::default());
+    let (left, turns) = (Mutex::new(VecDeque::from(files)), Turns::default());
     let run = || {
         let mut pass = Pass::default();
         while !ends(shared, at, reason) {
-            let batch = next_batch(&mut locked(&left));
+            let is_late = at.store.upload_time().is_none_or(|time| time >= LATE);
+            let files = if is_late { BATCH_FILES_LATE } else { BATCH_FILES };
+            let batch = next_batch(&mut locked(&left), files);
             if batch.is_empty() {
                 break;
             }
-            upload_batch(shared, at, batch, reason, Some(&turn), &mut pass);
+            upload_batch(shared, at, batch, reason, Some(&turns), &mut pass);
         }
         pass
     };
@@ -354,10 +360,10 @@ fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, re
     pass
 }
 
-/// Takes the next files that are uploaded and made durable together.
-fn next_batch(left: &mut VecDeque<SizedUpload>) -> Uploads {
+/// Takes the next files that are uploaded and made durable together, `most` at most.
+fn next_batch(left: &mut VecDeque<SizedUpload>, most: usize) -> Uploads {
     let mut bytes = 0;
-    let n = left.iter().take(BATCH_FILES).enumerate().take_while(|(i, (_, more))| {
+    let n = left.iter().take(most).enumerate().take_while(|(i, (_, more))| {
         let fits = *i < BATCH_FILES_LEAST || bytes < BATCH_BYTES;
         bytes += more;
         fits

@@ -28,6 +28,7 @@ mod looks;
 mod lost;
 mod marks;
 mod moving;
+mod name_turns;
 mod parallel;
 mod parts;
 mod pass;

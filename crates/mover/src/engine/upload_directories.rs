@@ -25,6 +25,11 @@ impl<'a> UploadDirectories<'a> {
         UploadDirectories { store, made: made.filter(|(_, made)| !made.is_empty()).collect() }
     }
 
+    /// True if uploads into `directory` have their temporaries in others, since names are made slowly there.
+    pub(super) fn are_for(&self, directory: &StorePath) -> bool {
+        self.made.contains_key(directory)
+    }
+
     /// Where the temporary of the `i`th upload is, which goes into `directory`.
     pub(super) fn of<'b>(&'b self, i: usize, directory: &'b StorePath) -> &'b StorePath {
         self.made.get(directory).map_or(directory, |made| &made[i % made.len()])
@@ -58,6 +63,7 @@ mod tests {
         let made = UploadDirectories::make(&store, wanted());
         let (first, second) = (made.of(0, &many).clone(), made.of(1, &many).clone());
         assert!(first != many && second != many && first != second, "{first} {second}");
+        assert!(made.are_for(&many) && !made.are_for(&few));
         assert_eq!((made.of(2, &many), made.of(0, &few)), (&first, &few));
         assert!(store.look(&first).unwrap().is_some());
         drop(made);

@@ -29,6 +29,9 @@ const ROOM: f64 = 1.3;
 const QUEUES: f64 = 2.0;
 /// Throughput that counts as growth.
 const GROWTH: f64 = 1.05;
+/// The same while the limit doubles. Files of 4 KiB and of 64 KiB take different times by the unit where each write is a
+/// call, so a window of the former makes the next one look slow.
+const STARTING_GROWTH: f64 = 1.4;
 /// By how much the least time seen rises in each window, so that a store that became slower is learnt.
 const FORGET: f64 = 1.02;
 
@@ -175,6 +178,12 @@ impl Gate {
         self.lock().limit as usize
     }
 
+    /// The least time that an upload took, for each unit of work; none until some were made.
+    pub(super) fn upload_time(&self) -> Option<Duration> {
+        let least = self.lock().least_time[Sort::Upload as usize];
+        Duration::try_from_secs_f64(least).ok()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -289,7 +298,8 @@ impl State {
         }
         let growth = throughput / self.throughput.max(1e-6);
         let slowness = if least > 0.0 { time / least } else { 1.0 };
-        self.is_starting &= !window.was_busy && (!window.was_full || slowness <= ROOM);
+        self.is_starting &=
+            !window.was_busy && (!window.was_full || slowness <= ROOM || growth >= STARTING_GROWTH);
         self.limit = match self.is_starting && window.was_full {
             true => 2.0 * self.limit,
             false => next_limit(self.limit, &window, growth, slowness),
@@ -345,6 +355,19 @@ mod tests {
         });
         assert!(gate.limit() >= 8, "{}", gate.limit());
         assert!(most.load(Ordering::SeqCst) <= 24);
+    }
+
+    #[test]
+    fn time_of_uploads_is_known_after_some() {
+        let gate = Gate::new(GateLimits { least: 2, most: 24, ..GateLimits::default() });
+        assert_eq!(gate.upload_time(), None);
+        for _ in 0..2 {
+            let permit = gate.enter(Sort::Upload, String::new).unwrap();
+            std::thread::sleep(Duration::from_millis(4));
+            permit.leave(CALL_BYTES, None);
+        }
+        let time = gate.upload_time().unwrap();
+        assert!(time >= Duration::from_millis(2), "{time:?}");
     }
 
     #[test]
