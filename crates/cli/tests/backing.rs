@@ -6,9 +6,12 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::{eventually, forebay, is_alive, kill, Place, Ran};
+use forebay_server::launch::{self, DownOptions};
+use forebay_types::Code;
 use serde_json::Value;
 
 /// A pool that is up, and a directory to be its store.
@@ -393,11 +396,128 @@ fn down_refuses_to_lose_what_the_store_does_not_take() {
 }
 
 #[test]
+fn pool_that_stays_up_for_want_of_its_store_stays_mounted() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    let mount = bed.place.join("mnt");
+    std::fs::create_dir(&mount).unwrap();
+    if bed.run(&["mount", mount.to_str().unwrap()]).code != Some(0) {
+        return; // no FUSE
+    }
+    bed.sh("echo mine >>/forebay/data/a.txt");
+    std::fs::write(bed.store.join("a.txt"), "theirs, and longer").unwrap();
+    bed.run(&["down"]).assert_refused(1, &["forebay resolve"]);
+    assert_eq!(std::fs::read_to_string(mount.join("data/a.txt")).unwrap(), "alphamine\n");
+    bed.ok(&["resolve", "/data/a.txt", "--keep", "pool"]);
+    bed.ok(&["down"]);
+    assert_eq!(bed.stored("a.txt").as_deref(), Some("alphamine\n"));
+    assert_eq!(std::fs::read_dir(&mount).unwrap().count(), 0);
+}
+
+#[test]
 fn down_with_discard_copies_nothing() {
     let bed = Bed::attached(&["--drain", "request"]);
     bed.sh("echo one >/forebay/data/one");
     bed.ok(&["down", "--discard"]);
     assert_eq!(bed.stored("one"), None);
+}
+
+/// The program that uses the pool when `down` first looks has ended when `down` stops the pool.
+#[test]
+fn down_of_a_pool_whose_last_program_ends_meanwhile_loses_nothing() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    let script = "echo one >/forebay/data/one; sleep 1000";
+    let mut run = bed.command(&["run", "--quiet", "--", "sh", "-c", script]).spawn().unwrap();
+    eventually("the file is there", || bed.run(&["stat", "/data/one"]).code == Some(0));
+    let status = bed.json(&["status", "--json"]);
+    assert_eq!(status["members"], 1);
+    let worker = status["pids"]["worker"].as_i64().unwrap() as i32;
+    // `down` asks the supervisor first, then waits for the worker.
+    kill(worker, libc::SIGSTOP);
+    let down = bed.command(&["down"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    kill(run.id() as i32, libc::SIGKILL);
+    run.wait().unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    kill(worker, libc::SIGCONT);
+    let down = Ran::of(down.wait_with_output().unwrap());
+    assert_eq!(down.code, Some(0), "{down:?}");
+    assert_eq!(bed.stored("one").as_deref(), Some("one\n"), "{down:?}");
+}
+
+#[test]
+fn pool_that_a_program_has_used_since_it_was_drained_is_not_stopped() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    let uses = launch::ensure_unused(&bed.pool).unwrap();
+    bed.sh("echo one >/forebay/data/one");
+    let options = DownOptions { uses: Some(uses), ..DownOptions::default() };
+    assert_eq!(launch::down(&bed.pool, options).map_err(|e| e.code).unwrap_err(), Code::Stale);
+    let uses = launch::ensure_unused(&bed.pool).unwrap();
+    let mount = bed.place.join("mnt");
+    std::fs::create_dir(&mount).unwrap();
+    if bed.run(&["mount", mount.to_str().unwrap()]).code == Some(0) {
+        let options = DownOptions { uses: Some(uses), ..DownOptions::default() };
+        assert_eq!(launch::down(&bed.pool, options).map_err(|e| e.code).unwrap_err(), Code::Stale);
+    }
+    bed.ok(&["down"]);
+    assert_eq!(bed.stored("one").as_deref(), Some("one\n"));
+}
+
+/// A daemon that does not answer is killed only with `--discard`, as its data in memory go with it.
+#[test]
+fn down_of_a_pool_that_does_not_answer_does_not_discard_what_its_store_lacks() {
+    let bed = Bed::attached(&["--drain", "request"]);
+    bed.sh("echo one >/forebay/data/one");
+    let status = bed.json(&["status", "--json"]);
+    if status["backing"] == "directory" {
+        return; // its data stay in any case
+    }
+    let supervisor = status["pids"]["supervisor"].as_i64().unwrap() as i32;
+    kill(supervisor, libc::SIGSTOP);
+    let down = bed.run(&["down"]);
+    kill(supervisor, libc::SIGCONT);
+    down.assert_refused(1, &["does not answer", "--discard"]);
+    bed.ok(&["down"]);
+    assert_eq!(bed.stored("one").as_deref(), Some("one\n"));
+}
+
+#[test]
+fn pool_in_the_foreground_that_gets_a_signal_copies_to_its_store_first() {
+    let place = Place::new();
+    place.write("store/a.txt", "alpha");
+    let (pool, store) = (place.join("p"), place.join("store"));
+    let path = pool.to_str().unwrap();
+    let up = |more: &[&str]| {
+        let words = ["up", "--capacity", "128MiB", "--path", path, "--foreground"];
+        let mut command = place.command(words.iter().chain(more));
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        place.ok(["status", "--wait", "60", "--pool", path]);
+        child
+    };
+    let write = |script: &str| place.ok(["--pool", path, "run", "--quiet", "--", "sh", "-c", script]);
+    let stored = |name: &str| std::fs::read_to_string(store.join(name)).ok();
+    let first = up(&[]);
+    let attached = ["attach", store.to_str().unwrap(), "/", "--drain", "request", "--pool", path];
+    place.ok(attached);
+    write("echo one >/forebay/one");
+    kill(first.id() as i32, libc::SIGTERM);
+    let ended = Ran::of(first.wait_with_output().unwrap());
+    assert_eq!((ended.code, stored("one").as_deref()), (Some(0), Some("one\n")), "{ended:?}");
+    // What the store does not take is kept.
+    let second = up(&[]);
+    place.ok(attached);
+    let kind = place.json(["status", "--json", "--pool", path])["backing"].clone();
+    write("echo two >/forebay/two; echo mine >>/forebay/a.txt");
+    std::fs::write(store.join("a.txt"), "theirs, and longer").unwrap();
+    kill(second.id() as i32, libc::SIGTERM);
+    let ended = Ran::of(second.wait_with_output().unwrap());
+    ended.assert_refused(1, &["cannot copy everything", "1 file", "forebay resolve"]);
+    assert_eq!(stored("two").as_deref(), Some("two\n"));
+    if kind != "detached" {
+        place.ok(["up", "--path", path]);
+    }
+    place.ok(["resolve", "/a.txt", "--keep", "pool", "--pool", path]);
+    place.ok(["down", "--pool", path]);
+    assert_eq!(stored("a.txt").as_deref(), Some("alphamine\n"));
 }
 
 #[test]
@@ -498,6 +618,32 @@ fn run_that_is_killed_leaves_its_results_in_the_store_and_no_pool() {
     eventually("the pool is drained and gone", || place.pools().is_empty());
     assert_eq!(std::fs::metadata(store.join("big")).unwrap().len(), 6_000_000);
     assert_eq!(std::fs::read_to_string(store.join("small")).unwrap(), "small\n");
+    place.assert_nothing_left();
+}
+
+/// A run within a run uses its pool, and may end later.
+#[test]
+fn what_a_run_within_a_run_writes_after_that_has_ended_is_in_the_store() {
+    let place = Place::new();
+    let store = place.join("store");
+    std::fs::create_dir(&store).unwrap();
+    let go = place.join("go");
+    let inner = format!("until [ -e {} ]; do sleep 0.1; done; echo late >/forebay/late", go.display());
+    // The inner run has joined when its program runs.
+    let outer = format!(
+        "\"$0\" run --quiet -- sh -c 'touch {0}; {inner}' & until [ -e {0} ]; do sleep 0.1; done; \
+         echo early >/forebay/early",
+        place.join("joined").display()
+    );
+    let words =
+        ["run", "--quiet", "--capacity", "128MiB", "--backing", store.to_str().unwrap(), "--", "sh", "-c"];
+    let mut command = place.command(words);
+    let status = command.arg(outer).arg(forebay()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    assert_eq!(status.unwrap().code(), Some(0));
+    assert_eq!(std::fs::read_to_string(store.join("early")).unwrap(), "early\n");
+    std::fs::write(&go, "").unwrap();
+    eventually("the pool is gone", || place.pools().is_empty());
+    assert_eq!(std::fs::read_to_string(store.join("late")).unwrap(), "late\n");
     place.assert_nothing_left();
 }
 

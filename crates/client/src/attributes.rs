@@ -6,6 +6,7 @@ use forebay_types::{BackingOp, Code, Entry, Ino, Kind, Request, SetAttr, TimeSet
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{caller, Door, Pool};
+use crate::remembered::remember_changed;
 use crate::walk::{permits, WRITE};
 
 const SET_UID: u32 = 0o4000;
@@ -102,7 +103,8 @@ impl Pool {
         // As in Linux: a caller outside the file's group cannot set the set-group-ID bit.
         let is_strange = mode & SET_GID != 0 && caller().uid != 0 && !is_in_group(attr.gid);
         let mode = if is_strange { mode & !SET_GID } else { mode };
-        self.set_attr(ino, SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() })?;
+        let entry = self.set_attr(ino, SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() })?;
+        remember_changed(&entry.attr);
         Ok(())
     }
 
@@ -124,6 +126,7 @@ impl Pool {
         let (mode, ..) = owners_after((attr.mode, attr.uid, attr.gid), uid, gid)?;
         let mode = (mode != attr.mode).then_some(mode & 0o7777);
         let entry = self.set_attr(ino, SetAttr { mode, uid, gid, ..SetAttr::default() })?;
+        remember_changed(&entry.attr);
         if (entry.attr.uid, entry.attr.gid) != (attr.uid, attr.gid) {
             self.show_owner(&entry);
         }

@@ -3,7 +3,7 @@
 //! The shard removes an inode with its last name. Size, times and data remain in the backing file until its last
 //! descriptor is closed. Changed values of mode, owner and group are stored in an extended attribute of the backing
 //! file, so that all processes that have the file open see them, including the mount's process. Unchanged values are
-//! those at the time when this process opened the file. If the medium does not support such attributes, and for FIFOs
+//! those at the time when this process opened the file, or last changed them. If the medium does not support such attributes, and for FIFOs
 //! and devices, only this process remembers the change. Other extended attributes are set on the backing file; those in
 //! the shard were removed with the name.
 //!

@@ -2,7 +2,7 @@
 //! attributes at the time of the open. Calls on descriptors read it without a lock.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use forebay_types::{Attr, Ino, FLAG_CLOSE_WAITS};
 
@@ -61,10 +61,14 @@ pub(crate) fn forget_all() {
 /// Descriptors below this number are remembered.
 const DESCRIPTORS: usize = 1024;
 
-/// The inode of each descriptor, and the inode's mode, owner and group at the open. Used only for inodes without names,
+/// The inode of each descriptor, and the inode's mode, owner and group when this process opened it or last changed them.
+/// Used only for inodes without names,
 /// whose attributes the shard no longer has. An entry that a close left is harmless: it is for another inode, or still
 /// correct.
 static OPENED: [[AtomicU64; 3]; DESCRIPTORS] = [const { [const { AtomicU64::new(0) }; 3] }; DESCRIPTORS];
+
+/// No descriptor from this number on was remembered.
+static OPENED_END: AtomicUsize = AtomicUsize::new(0);
 
 /// Remembers an inode's attributes at its open.
 pub(crate) fn remember_opened(attr: &Attr, fd: RawFd) {
@@ -76,6 +80,19 @@ pub(crate) fn remember_opened(attr: &Attr, fd: RawFd) {
         mode.store(u64::from(attr.mode), Ordering::Relaxed);
         owner.store(u64::from(attr.uid) << 32 | u64::from(attr.gid), Ordering::Relaxed);
         ino.store(attr.ino.0, Ordering::Release);
+        if OPENED_END.load(Ordering::Relaxed) <= fd as usize {
+            OPENED_END.fetch_max(fd as usize + 1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Remembers the attributes of an inode that this process has changed, if it has opened it.
+pub(crate) fn remember_changed(attr: &Attr) {
+    let end = OPENED_END.load(Ordering::Relaxed);
+    for (fd, [ino, ..]) in OPENED[..end].iter().enumerate() {
+        if ino.load(Ordering::Acquire) == attr.ino.0 {
+            remember_opened(attr, fd as RawFd);
+        }
     }
 }
 
@@ -92,7 +109,7 @@ pub(crate) fn reopened_as(ino: Ino, fd: RawFd, (mode, uid, gid): (u32, u32, u32)
     }
 }
 
-/// Mode, owner and group of an inode when this process opened it.
+/// Mode, owner and group of an inode when this process opened it or last changed them.
 #[cold]
 pub(crate) fn opened_as(ino: Ino) -> Option<(u32, u32, u32)> {
     let [_, mode, owner] = OPENED.iter().find(|[key, ..]| key.load(Ordering::Acquire) == ino.0)?;

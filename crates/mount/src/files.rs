@@ -76,14 +76,15 @@ impl FileSystem {
         if self.pool.spans_nodes() {
             entry = entry.as_ref().map(|entry| self.near(entry, flags)).transpose().map_err(gone_is_stale)?;
         }
-        let answer = self.open_node(ino, entry.as_ref(), flags).map_err(|e| match e {
+        let node = self.open_ino(rq.node);
+        let answer = self.open_node(node, ino, entry.as_ref(), flags).map_err(|e| match e {
             Errno(libc::ESTALE) => self.lookup_pins.came_too_late(),
             e => e,
         })?;
         if truncates {
-            let done = self.truncate_opened(ino, entry.as_ref(), flags);
+            let done = self.truncate_opened(node, entry.as_ref(), flags);
             if let Err(e) = done {
-                self.close_node(ino, flags, answer.handle);
+                self.close_node(node, flags, answer.handle);
                 return Err(e);
             }
         }
@@ -91,8 +92,8 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    fn truncate_opened(&self, ino: Ino, entry: Option<&Entry>, flags: i32) -> Result<(), Errno> {
-        match (entry, self.nodes.opened(ino.0).and_then(|opened| opened.writable())) {
+    fn truncate_opened(&self, node: Ino, entry: Option<&Entry>, flags: i32) -> Result<(), Errno> {
+        match (entry, self.nodes.opened(node.0).and_then(|opened| opened.writable())) {
             (_, Some(file)) if writes(flags) => {
                 // SAFETY: plain system call on a descriptor of ours.
                 check(unsafe { libc::ftruncate(file.as_raw_fd(), 0) }).map(|_| ())
@@ -108,21 +109,22 @@ impl FileSystem {
         entry.attr.is_file() && (self.pool.is_paced() || !self.pool.is_one_here(&entry.layout))
     }
 
-    /// Opens an inode. [`FileSystem::close_node`] ends the open.
-    fn open_node(&self, ino: Ino, entry: Option<&Entry>, flags: i32) -> Result<Answer, Errno> {
+    /// Opens an inode, whose open state is kept under `node` ([`FileSystem::open_ino`]). [`FileSystem::close_node`] ends
+    /// the open.
+    fn open_node(&self, node: Ino, ino: Ino, entry: Option<&Entry>, flags: i32) -> Result<Answer, Errno> {
         if let Some(entry) = entry.filter(|e| self.is_served(e)) {
             let file = self.pool.open_file(entry, writes(flags)).map_err(gone_is_stale)?;
             let appends = flags & libc::O_APPEND != 0;
             return Ok(Answer::requests(self.handles.add(Handle::Parts(Box::new(file), appends))));
         }
-        let opened = self.nodes.open(ino.0);
+        let opened = self.nodes.open(node.0);
         if let Some(answer) = self.open_arriving(&opened, entry, flags) {
             return Ok(answer);
         }
         if maps_for_writing(flags) && self.nodes.note_writer(ino.0) {
             self.invalidate_attributes(ino.0);
         }
-        let answer = opened.open(self.pool, self.registrar(), writes(flags));
+        let answer = opened.open_inode(self.pool, ino, self.registrar(), writes(flags));
         if let Err(Errno(libc::ENOSPC)) = answer {
             // There was room for it a moment ago.
             if let Some(answer) = self.open_arriving(&opened, entry, flags) {
@@ -131,7 +133,7 @@ impl FileSystem {
         }
         let answer = answer.and_then(|id| self.answer_open(&opened, entry, flags, id));
         if answer.is_err() {
-            self.nodes.close(ino.0);
+            self.nodes.close(node.0);
         }
         answer
     }
@@ -237,7 +239,7 @@ impl FileSystem {
             return Err(Errno(libc::ESTALE));
         }
         let Some(file) = file.filter(|_| !self.is_served(&entry)) else {
-            let answer = self.open_node(ino, Some(&entry), flags).inspect_err(|_| {
+            let answer = self.open_node(ino, ino, Some(&entry), flags).inspect_err(|_| {
                 let _ = self.pool.unlink_in(parent, name);
             })?;
             self.put_entry(out, parent, name, &self.pool.stat_entry(&entry)?);
@@ -429,7 +431,7 @@ impl FileSystem {
         }
         // Close fails with what this returns.
         if is_written {
-            self.pool.persist_for(forebay_types::Ino(ino), forebay_client::Durable::Close)?;
+            self.pool.persist_for(self.ino(rq.node), forebay_client::Durable::Close)?;
         }
         Ok(Outcome::Reply)
     }
@@ -448,7 +450,8 @@ impl FileSystem {
         let mut f = rq.fields;
         let (handle, flags) = (f.u64()?, f.u32()?);
         let file = self.descriptor(rq.node, handle, false)?;
-        self.pool.mark_to_recover(self.open_ino(rq.node))?;
+        let ino = self.ino(rq.node);
+        self.pool.mark_to_recover(ino)?;
         if let Some(file) = file.single() {
             // SAFETY: plain system calls on a descriptor of ours.
             check(unsafe {
@@ -464,7 +467,7 @@ impl FileSystem {
                 return Ok(Outcome::Reply);
             }
         }
-        self.pool.persist_for(self.open_ino(rq.node), forebay_client::Durable::Sync)?;
+        self.pool.persist_for(ino, forebay_client::Durable::Sync)?;
         Ok(Outcome::Reply)
     }
 

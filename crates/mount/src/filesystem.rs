@@ -174,7 +174,9 @@ impl FileSystem {
         }
     }
 
-    /// Attributes of an inode without a name, from what was recorded of it and from its open file.
+    /// Attributes of an inode without a name, from what was recorded of it and from its open file. Size and times of a
+    /// file that nobody has open are not known any more: it has lost its name since the kernel looked that up, and with
+    /// ESTALE the kernel looks it up again.
     fn stat_nameless(&self, ino: Ino) -> Result<libc::stat, Errno> {
         let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
         // SAFETY: an all-zero stat is valid.
@@ -187,6 +189,8 @@ impl FileSystem {
             }
         } else if let Some(Handle::Parts(file, _)) = self.handles.parts_of(ino.0).as_deref() {
             st = file.stat()?;
+        } else if seen.mode & libc::S_IFMT == libc::S_IFREG {
+            return Err(self.lookup_pins.came_too_late());
         }
         st.st_ino = ino.0;
         st.st_nlink = 0;

@@ -1,7 +1,7 @@
 //! Files kept openable for a moment after their name was looked up.
 //!
-//! Another program may replace a file between the kernel's look-up of its name and the open that follows. The kernel
-//! then looks up and opens once more. If programs replace the file again and again, the second attempt fails too, and
+//! Another program may replace a file between the kernel's look-up of its name and the open that follows, or the request
+//! for its attributes. The kernel then looks up and opens once more. If programs replace the file again and again, the second attempt fails too, and
 //! the program gets an error that no local file system returns. So after an open has failed in this way, the mount
 //! opens each file when it is looked up, and keeps it open for a moment. The second open then finds the file of its
 //! look-up, even if that file has lost its name.
@@ -37,7 +37,7 @@ pub(crate) struct LookupPins {
 }
 
 impl LookupPins {
-    /// Returns the error of an open whose file is gone. From now on look-ups pin files for a while.
+    /// Returns the error of an open, or of a stat, whose file is gone. From now on look-ups pin files for a while.
     pub(crate) fn came_too_late(&self) -> Errno {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.until = Some(Instant::now() + PIN_TIME);

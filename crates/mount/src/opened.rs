@@ -96,21 +96,33 @@ impl Opened {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the file for reading or writing, and registers it with `registrar` if there is one. Returns the number of
-    /// the registration. Writers are counted: [`Opened::end_write`] ends each successful open for writing.
-    ///
-    /// # Errors
-    /// ESTALE when the inode has lost its name and was not open; EOPNOTSUPP for a file of several backing files.
+    /// As [`Opened::open_inode`].
     pub(crate) fn open(
         &self,
         pool: &Pool,
         registrar: Option<&Arc<Registrar>>,
         write: bool,
     ) -> Result<Option<i32>, Errno> {
+        self.open_inode(pool, Ino(self.ino), registrar, write)
+    }
+
+    /// Opens the file for reading or writing, and registers it with `registrar` if there is one. Returns the number of
+    /// the registration. Writers are counted: [`Opened::end_write`] ends each successful open for writing. `ino` is the
+    /// inode, which has another number than this state where it was made without a name.
+    ///
+    /// # Errors
+    /// ESTALE when the inode has lost its name and was not open; EOPNOTSUPP for a file of several backing files.
+    pub(crate) fn open_inode(
+        &self,
+        pool: &Pool,
+        ino: Ino,
+        registrar: Option<&Arc<Registrar>>,
+        write: bool,
+    ) -> Result<Option<i32>, Errno> {
         let is_missing = |inner: &Inner| if write { inner.write.is_none() } else { inner.any().is_none() };
         let flags = if write { libc::O_RDWR } else { libc::O_RDONLY };
         // Opened before anything is locked: the file's data may have to be restored, and writers wait for space.
-        let open = || pool.get_attr(Ino(self.ino)).and_then(|entry| open_backing(pool, &entry, flags));
+        let open = || pool.get_attr(ino).and_then(|entry| open_backing(pool, &entry, flags));
         let is_missing_now = is_missing(&self.inner());
         let mut opened = is_missing_now.then(open);
         let mut inner = loop {

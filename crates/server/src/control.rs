@@ -130,6 +130,8 @@ pub struct Status {
     pub members: u64,
     /// The commands that they run.
     pub member_labels: Vec<String>,
+    /// How many `forebay run`s and mounts the pool has had so far.
+    pub uses: u64,
     /// The pool's mounts.
     pub mounts: Vec<MountStatus>,
     /// The pool's mover; none without backing stores.
@@ -245,6 +247,8 @@ pub struct MountStatus {
     pub state: String,
     /// True when other users may use it too.
     pub allow_other: bool,
+    /// True when it was made with `--no-passthrough`.
+    pub no_passthrough: bool,
     /// The process that serves it.
     pub pid: Option<u32>,
     /// See [`MountFacts`].

@@ -239,6 +239,29 @@ pub struct DownOptions {
     pub keep: bool,
     /// Stop the pool although programs use it.
     pub force: bool,
+    /// What [`ensure_unused`] returned. If a program has used the pool since, it is not stopped: [`Code::Stale`].
+    pub uses: Option<u64>,
+}
+
+/// Fails if programs use the pool in `path`, and takes its mount away. Returns a number by which [`down`] notices that a
+/// program has used the pool since.
+pub fn ensure_unused(path: &Path) -> Result<u64> {
+    let dir = PoolDirectory::open(path)?;
+    let mut connection = control::Supervisor::connect(&dir)?;
+    let status = connection.status()?;
+    ensure_unused_by(&mut connection, &status, &dir)
+}
+
+fn ensure_unused_by(
+    connection: &mut control::Supervisor,
+    status: &serde_json::Value,
+    dir: &PoolDirectory,
+) -> Result<u64> {
+    refuse_if_used(status, dir)?;
+    if status["mounts"].as_array().is_some_and(|mounts| !mounts.is_empty()) {
+        unmount_unused(connection, dir)?;
+    }
+    Ok(status["uses"].as_u64().unwrap_or_default())
 }
 
 /// Stops the pool in `path`, or removes the remains of a killed one. Returns when none of its processes is left.
@@ -260,18 +283,15 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
         }
         return sweep(dir, options.keep);
     };
-    match connection.status() {
+    let uses = match connection.status() {
         Ok(status) if !options.force => {
-            refuse_if_used(&status, &dir)?;
-            let mounted = status["mounts"].as_array().is_some_and(|mounts| !mounts.is_empty());
-            if mounted {
-                unmount_unused(&mut connection, &dir)?;
-            }
+            let uses = ensure_unused_by(&mut connection, &status, &dir)?;
+            Some(options.uses.unwrap_or(uses))
         }
-        Ok(_) => {}
+        Ok(_) => None,
         Err(_) => return kill(&dir, &identity, options.keep), // the supervisor never blocks, so it is stopped or stuck
-    }
-    match connection.ask(&Ask::Down { keep: options.keep }, Some(DOWN_TIMEOUT)) {
+    };
+    match connection.ask(&Ask::Down { keep: options.keep, uses }, Some(DOWN_TIMEOUT)) {
         Ok(crate::protocol::Reply::Stopped(stopped)) => {
             wait_until_unlocked(&dir, DOWN_TIMEOUT);
             Ok(stopped)

@@ -271,6 +271,16 @@ impl Members {
         self.ever > 0
     }
 
+    /// True when the programs of all members but `id` have ended.
+    pub(crate) fn others_have_ended(&self, id: MemberId) -> bool {
+        self.members.iter().all(|(&other, member)| other == id || member.let_go)
+    }
+
+    /// How many members have joined so far.
+    pub(crate) fn ever(&self) -> u64 {
+        self.ever
+    }
+
     /// The labels of the present members.
     pub(crate) fn labels(&self) -> Vec<&str> {
         self.members.values().map(|m| m.label.as_str()).collect()
@@ -383,6 +393,19 @@ mod tests {
         assert_eq!(m.disconnect(1, 3).1, None, "left in good order");
         m.disconnect(2, 3);
         assert!(m.all_gone());
+    }
+
+    #[test]
+    fn others_have_ended_when_they_have_their_plans_or_are_gone() {
+        let mut m = Members::default();
+        join(&mut m, 1, "g", 2, &[], 0);
+        join(&mut m, 2, "g", 2, &[], 0);
+        join(&mut m, 3, "within", 1, &[], 0);
+        m.leave_plan(2, true, 1);
+        assert!(!m.others_have_ended(1), "3 runs");
+        m.disconnect(3, 2);
+        assert!(m.others_have_ended(1));
+        assert!(!m.others_have_ended(2));
     }
 
     #[test]

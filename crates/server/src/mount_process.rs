@@ -307,6 +307,7 @@ impl MountKeeper {
             "at": mount.wanted.at,
             "state": state,
             "allow_other": mount.wanted.options.allow_other,
+            "no_passthrough": mount.wanted.options.no_passthrough,
             "pid": mount.process.as_ref().map(|p| p.helper.pid()),
             "data": ready.as_ref().map(|r| r["data"].clone()),
             "why": ready.as_ref().map(|r| r["why"].clone()),

@@ -42,8 +42,9 @@ pub(crate) enum Ask {
     Unmount { at: Option<PathBuf>, lazy: bool },
     /// Start the mover, which the pool then keeps, unless it runs. → `MoverStarted`, when it is ready
     StartMover,
-    /// Stop the pool. → `Stopped`, when everything of it is removed except what `keep` keeps.
-    Down { keep: bool },
+    /// Stop the pool. → `Stopped`, when everything of it is removed except what `keep` keeps. With `uses`, only if no
+    /// program uses it, and if [`crate::control::Status::uses`] is still this number.
+    Down { keep: bool, uses: Option<u64> },
 }
 
 /// The supervisor's answers.

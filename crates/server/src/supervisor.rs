@@ -76,6 +76,8 @@ pub(crate) struct Supervisor {
     worker: Option<WorkerProcess>,
     notifiers: Notifiers,
     mount: MountKeeper,
+    /// How often the pool was to be mounted.
+    mounts: u64,
     mover: MoverKeeper,
     backoff: Backoff,
     start_worker_at: Instant,
@@ -158,6 +160,7 @@ impl Supervisor {
             worker: None,
             notifiers: Notifiers::default(),
             mount: MountKeeper::default(),
+            mounts: 0,
             mover: MoverKeeper::new(&pool.dir),
             pool,
             backoff: Backoff::default(),

@@ -297,7 +297,7 @@ fn revive(file: &Path, record: &Record) -> Result<bool> {
     if is_gone_as(presence) {
         let was_killed = matches!(presence, Presence::Down { .. });
         if was_killed {
-            launch::down(&record.pool, DownOptions { keep: false, force: true })?;
+            launch::down(&record.pool, DownOptions { force: true, ..DownOptions::default() })?;
         }
         std::fs::remove_dir_all(dir)
             .map_err(|e| Error::io(format!("cannot remove {}", dir.display()), &e))?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use forebay_server::control::{self, Status};
+use forebay_server::control::{self, MountOptions, Status};
 use forebay_server::directory::PoolDirectory;
 use forebay_server::hosts_file::path_on;
 use forebay_server::launch::{self, DownOptions, Presence};
@@ -35,14 +35,24 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
             .why(format!("its volumes have {}, in memory that ends with the daemon", table::bytes(volumes.1)))
             .cure("delete them (`forebay volume list`), or let them go: `forebay down --keep --discard`"));
     }
-    let (drained, is_on_store) = match &before {
-        Some(status) => drain(&dir, status, arguments)?,
-        None => {
-            refuse_undrained(&dir, arguments)?;
-            (Drained::default(), false)
+    let mut drained = Drained::default();
+    let (stopped, is_on_store) = loop {
+        let copied = match &before {
+            Some(status) => drain(&dir, status, arguments)?,
+            None => {
+                refuse_undrained(&dir, arguments)?;
+                Copied::default()
+            }
+        };
+        drained.files += copied.drained.files;
+        drained.bytes += copied.drained.bytes;
+        let options = DownOptions { keep: arguments.keep, force: arguments.force, uses: copied.uses };
+        match launch::down(&dir, options) {
+            // A program may have written meanwhile.
+            Err(e) if e.code == Code::Stale => {}
+            stopped => break (stopped?, copied.is_on_store),
         }
     };
-    let stopped = launch::down(&dir, DownOptions { keep: arguments.keep, force: arguments.force })?;
     let files = before.as_ref().and_then(|s| s.inodes).map(|n| n.saturating_sub(1)); // the root does not count
     let bytes = before.as_ref().and_then(|s| s.used_bytes);
     if arguments.json {
@@ -78,50 +88,119 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-/// Copies to backing stores what they lack. Refuses if they still lack something that would be gone with the pool. Also
-/// returns whether one store has all files.
-fn drain(dir: &Path, status: &Status, arguments: &Down) -> Result<(Drained, bool)> {
+/// What was copied before a pool is stopped.
+#[derive(Default)]
+struct Copied {
+    drained: Drained,
+    /// One store has all files.
+    is_on_store: bool,
+    /// See [`DownOptions::uses`].
+    uses: Option<u64>,
+}
+
+/// Copies to backing stores what they lack. Refuses if they still lack something that would be gone with the pool.
+fn drain(dir: &Path, status: &Status, arguments: &Down) -> Result<Copied> {
     let keeps = arguments.keep && status.backing != "detached";
-    // A pool that is in use is not stopped anyway.
-    let is_used = status.members > 0 && !arguments.force;
-    if status.mover.is_none() || arguments.discard || keeps || is_used {
-        return Ok((Drained::default(), false));
+    if status.mover.is_none() || arguments.discard || keeps {
+        return Ok(Copied::default());
     }
+    // Programs could write by the mount after the copy, so it is taken away before. What uses the pool now may have ended
+    // when the pool is to be stopped: what it wrote would be lost, so this is the end.
+    let uses = if arguments.force { None } else { Some(launch::ensure_unused(dir)?) };
+    let style = Style::of_stderr(!arguments.no_progress && !arguments.json);
+    let copied = copy(dir, style, !arguments.force);
+    if !arguments.force && !matches!(copied, Ok(Copied { drained: Drained { stopped_by: None, .. }, .. })) {
+        mount_again(dir, status);
+    }
+    let copied = copied?;
+    if let Some(signal) = copied.drained.stopped_by {
+        note!("forebay: stopped: the pool is up, and goes on copying (`forebay tasks`)");
+        crate::death::die_of(signal);
+    }
+    Ok(Copied { uses, ..copied })
+}
+
+/// Copies until stores have everything or a signal comes. Fails if they still lack something.
+fn copy(dir: &Path, style: Style, is_unused: bool) -> Result<Copied> {
     let pool = pool::attach(dir)?;
     let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|e| Error::io("cannot wait for signals", &e))?;
-    if !arguments.force && !status.mounts.is_empty() {
-        // Programs could write by the mount after the copy. One that is in use is reported by the stop.
-        if control::unmount(dir, None, false).is_err() {
-            return Ok((Drained::default(), false));
-        }
+    let drained = backing::drain_until_stopped(dir, pool, None, style, &signals)?;
+    if drained.stopped_by.is_some() {
+        return Ok(Copied { drained, ..Copied::default() });
     }
-    let style = Style::of_stderr(!arguments.no_progress && !arguments.json);
-    let drained = backing::drain(dir, pool, None, style, &signals)?;
     let lacking = backing::would_lose(dir, pool, None)?;
     if lacking.is_nothing() {
         let settings = backing::settings_of(pool, Ino::ROOT);
-        let is_whole = !arguments.force && settings.is_some_and(|settings| settings.is_all_written());
-        return Ok((drained, is_whole));
+        let is_on_store = is_unused && settings.is_some_and(|settings| settings.is_all_written());
+        return Ok(Copied { drained, is_on_store, uses: None });
     }
     let what = format!("cannot stop pool {}", dir.display());
     let path = dir.display();
     Err(drained.refusal(what, lacking, &format!("down --pool {path} --discard")))
 }
 
-/// Refuses to remove a pool that was killed while a backing store was attached: what the store lacks is not known.
+/// Mounts a pool that stays up where it was mounted before.
+fn mount_again(dir: &Path, before: &Status) {
+    for mount in &before.mounts {
+        let (allow_other, no_passthrough) = (mount.allow_other, mount.no_passthrough);
+        if let Err(e) =
+            control::mount(dir, Path::new(&mount.at), MountOptions { allow_other, no_passthrough })
+        {
+            failure::say(&e);
+        }
+    }
+}
+
+/// Stops a pool because `forebay up --foreground` got a signal, also under programs. What backing stores lack is copied
+/// first; a further signal ends that. If they still lack something, the pool's data are kept for the next `up`, or, where
+/// that is not possible, the pool stays up.
+pub(super) fn by_signal(dir: &Path, signals: &Signals) -> Result<ExitCode> {
+    let stop = |keep| launch::down(dir, DownOptions { keep, force: true, uses: None });
+    let Ok(status) = control::status(dir) else {
+        return stop(dir.join(STORES_MARK).exists()).map(|_| ExitCode::SUCCESS);
+    };
+    if status.mover.is_none() {
+        return stop(false).map(|_| ExitCode::SUCCESS);
+    }
+    let drained = pool::attach(dir).and_then(|pool| {
+        let drained = backing::drain_until_stopped(dir, pool, None, Style::Messages, signals)?;
+        Ok((drained, backing::would_lose(dir, pool, None)?))
+    });
+    let path = dir.display();
+    let what = format!("cannot copy everything to the backing store of pool {path}");
+    let e = match drained {
+        Ok((_, lacking)) if lacking.is_nothing() => return stop(false).map(|_| ExitCode::SUCCESS),
+        Ok((drained, lacking)) => drained.refusal(what, lacking, &format!("down --pool {path} --discard")),
+        Err(e) => e,
+    };
+    if status.backing == "detached" {
+        note!("forebay: the pool stays up, and goes on copying: `forebay down --pool {path}` ends it");
+        return Err(e);
+    }
+    stop(true)?;
+    note!("forebay: the data are kept: `forebay up --path {path}` starts the pool with them");
+    Err(e)
+}
+
+/// Refuses to remove a pool that was killed while a backing store was attached, or to kill one: what the store lacks is not
+/// known.
 fn refuse_undrained(dir: &Path, arguments: &Down) -> Result<()> {
     if arguments.discard || arguments.keep || !dir.join(STORES_MARK).exists() {
         return Ok(());
     }
     let identity = PoolDirectory::open(dir).and_then(|dir| PoolIdentity::read(&dir));
-    let goes =
-        matches!(identity, Ok(Some(identity)) if identity.embedded || identity.backing == Backing::Tmpfs);
-    let has_data = matches!(launch::presence(dir), Ok(Presence::Down { has_data: true, .. }));
-    if !goes || !has_data {
-        return Ok(());
-    }
+    let goes = |kinds: &[Backing]| matches!(&identity, Ok(Some(identity)) if identity.embedded || kinds.contains(&identity.backing));
     let path = dir.display();
+    match launch::presence(dir) {
+        Ok(Presence::Down { has_data: true, .. }) if goes(&[Backing::Tmpfs]) => {}
+        Ok(Presence::Up | Presence::Changing) if goes(&[Backing::Tmpfs, Backing::Detached]) => {
+            return Err(Error::new(Code::Busy, format!("cannot stop pool {path}"))
+                .why("its daemon does not answer, and may have data that its backing store does not have")
+                .cure(format!("try again; `forebay down --pool {path} --discard` kills it with its data")));
+        }
+        _ => return Ok(()),
+    }
     Err(Error::new(Code::Busy, format!("cannot remove pool {path}"))
         .why("it is down, and may have data that its backing store does not have")
         .cure(format!(

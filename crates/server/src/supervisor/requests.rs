@@ -148,23 +148,37 @@ impl Supervisor {
                 return self.send(id, &reply);
             }
             Ask::Drained => {
-                self.is_drained = true;
+                // What the programs of other members write from now on, nobody may have copied at the end.
+                self.is_drained = self.members.others_have_ended(id);
                 return self.send(id, &Reply::Noted);
             }
             Ask::Mount { .. } if self.stopping.is_some() => {
                 let gone = Error::new(Code::PoolGone, "cannot mount the pool").why("it is stopping");
                 return self.send(id, &Reply::failed(&gone));
             }
-            Ask::Mount { at, options } => return self.mount.mount(Wanted { at, options }, id),
+            Ask::Mount { at, options } => {
+                self.mounts += 1;
+                return self.mount.mount(Wanted { at, options }, id);
+            }
             Ask::Unmount { at, lazy } => return self.mount.unmount(at.as_deref(), lazy, id),
             Ask::StartMover if self.stopping.is_some() => {
                 let gone = Error::new(Code::PoolGone, "cannot start the mover").why("the pool is stopping");
                 return self.send(id, &Reply::failed(&gone));
             }
             Ask::StartMover => return self.mover.start(&self.pool.dir, id),
-            Ask::Down { keep } => return self.begin_stop(keep, Some(id)),
+            Ask::Down { uses: Some(uses), .. } if uses != self.uses() || self.members.count() > 0 => {
+                let used =
+                    Error::new(Code::Stale, "cannot stop the pool").why("a program has used it meanwhile");
+                return self.send(id, &Reply::failed(&used));
+            }
+            Ask::Down { keep, .. } => return self.begin_stop(keep, Some(id)),
         };
         self.answer(answers);
+    }
+
+    /// How often programs could begin to use the pool: its members and mounts so far.
+    fn uses(&self) -> u64 {
+        self.members.ever() + self.mounts
     }
 
     fn status(&self) -> serde_json::Value {
@@ -197,6 +211,7 @@ impl Supervisor {
             "uptime_s": self.born.elapsed().as_secs(),
             "members": self.members.count(),
             "member_labels": self.members.labels(),
+            "uses": self.uses(),
             "costs": self.pool.costs,
             "capabilities": self.pool.capabilities,
         })

@@ -9,6 +9,8 @@ pub(super) const CASES: &[Case] = &[
     case!(unlink_while_open_keeps_the_file_usable;
         "An open file stays whole after its last name is removed: it can be read, written and extended, and fstat returns its attributes.",
         "An open file without a name has a link count of zero."),
+    case!(attributes_that_were_changed_since_the_open_outlive_the_name;
+        "An open file stays whole after its last name is removed: it can be read, written and extended, and fstat returns its attributes."),
     case!(rename_over_an_open_file_keeps_it_usable;
         "A file that rename replaced stays whole for processes that have it open."),
     case!(unlinked_name_made_anew_is_another_inode;
@@ -35,6 +37,23 @@ fn unlink_while_open_keeps_the_file_usable(door: &dyn Door) -> Verdict {
     let mut two = [0; 4];
     equal(door.read_at(&twin, &mut two, 1 << 20)?, 2)?;
     equal(&two[..2], b"he")
+}
+
+fn attributes_that_were_changed_since_the_open_outlive_the_name(door: &dyn Door) -> Verdict {
+    for name in ["f", "g"] {
+        door.put(name, b"x")?;
+        let fd = door.open(name, O_RDWR, 0)?;
+        match name {
+            "f" => door.chmod_handle(fd.as_raw_fd(), 0o741)?,
+            _ => door.chmod(name, 0o741)?,
+        }
+        let before = door.stat_handle(fd.as_raw_fd())?;
+        door.unlink(name)?;
+        let after = door.stat_handle(fd.as_raw_fd())?;
+        equal(after.mode & 0o7777, 0o741)?;
+        equal((after.mode, after.uid, after.gid), (before.mode, before.uid, before.gid))?;
+    }
+    Ok(())
 }
 
 fn rename_over_an_open_file_keeps_it_usable(door: &dyn Door) -> Verdict {

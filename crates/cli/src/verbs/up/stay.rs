@@ -6,11 +6,13 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use forebay_server::launch::{self, DownOptions};
+use forebay_server::launch;
 use forebay_sys::signals::Signals;
 use forebay_types::{Code, Error, Result};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::process::{getppid, pidfd_open, Pid, PidfdFlags};
+
+use crate::verbs::down;
 
 /// The names of the launchers' processes that start tasks on a node.
 const STARTERS: [&str; 5] = ["slurmstepd", "orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr"];
@@ -68,8 +70,7 @@ pub(super) fn until_down(path: &Path, supervisor: u32, signals: &Signals) -> Res
                 Ok(_) => {}
             }
             if signals.next().is_some() {
-                launch::down(path, DownOptions { keep: false, force: true })?;
-                return Ok(ExitCode::SUCCESS);
+                return down::by_signal(path, signals);
             }
             if !watched[0].revents().is_empty() {
                 break;
