@@ -5,6 +5,7 @@
 //! has it open. An open that conflicts waits in open(2) until the lease is given up, and so breaks it. Nothing here
 //! allocates, except where it says so. Tests: `crates/cli/tests/spread.rs`, the tests of `crates/mover`.
 
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_data::BackingName;
@@ -20,11 +21,12 @@ const F_SETSIG: libc::c_int = 10;
 
 /// Mode of a backing file that a mover has copied to the store or from it.
 const COPIED_MODE: libc::mode_t = BACKING_MODE | libc::S_ISVTX;
+/// The permission that a backing file lacks while a restore fills it.
+const ARRIVED: libc::mode_t = libc::S_IXUSR;
 
-/// True for the mode of a backing file that a restore has filled. In a pool of several nodes, where
-/// files are not read while they are restored, it is true from the begin of the restore on.
+/// True for the mode of a backing file that has all its data.
 pub fn has_arrived(mode: libc::mode_t) -> bool {
-    mode & libc::S_ISVTX != 0
+    mode & ARRIVED != 0
 }
 
 /// What a lease excludes.
@@ -122,6 +124,28 @@ pub fn has_name(file: BorrowedFd<'_>) -> Result<bool, Code> {
     }
 }
 
+/// Unlinks a backing file that a release or a restore has left. `is_left` looks whether it is that, while no process has it
+/// open and none can open it. A release, which may be taken back, has it open until it ends, and a restore opens first
+/// what is there.
+///
+/// # Errors
+/// [`Code::Busy`] or [`Code::Io`] if a process has it open; those of the calls.
+pub fn remove_left(
+    directory: BorrowedFd<'_>,
+    name: &CStr,
+    is_left: impl FnOnce() -> bool,
+) -> Result<(), Code> {
+    let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: the descriptor is new and ours.
+    let file = unsafe { OwnedFd::from_raw_fd(open_at(directory.as_raw_fd(), name, flags)?) };
+    lease(file.as_raw_fd(), LeaseKind::Write)?;
+    if is_left() {
+        // SAFETY: the name is NUL-terminated.
+        errno::check(unsafe { libc::unlinkat(directory.as_raw_fd(), name.as_ptr(), 0) })?;
+    }
+    Ok(())
+}
+
 impl Pool {
     /// Opens the backing files of a file that are on this node, and takes leases on them.
     ///
@@ -158,7 +182,8 @@ impl Pool {
     /// programs that read the file meanwhile may have that one open (`ranges.rs`).
     ///
     /// # Errors
-    /// [`Code::NotSupported`] for a striped file, and for one of another node.
+    /// [`Code::Interrupted`] if the file is to be looked at again; [`Code::NotSupported`] for a striped file, and for one
+    /// of another node.
     pub fn open_to_restore(&self, entry: &Entry) -> Result<OwnedFd, Code> {
         if !self.is_one_here(&entry.layout) {
             return Err(Code::NotSupported);
@@ -184,12 +209,16 @@ impl Pool {
             // SAFETY: the name is NUL-terminated. That there is none any more is no error.
             unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
         }
-        let fd = open_at(target, name.as_c_str(), flags)?;
+        let fd = match open_at(target, name.as_c_str(), flags) {
+            // By the file's creator, who has opened it only now.
+            Err(Code::Exists) => return Err(Code::Interrupted),
+            made => made?,
+        };
         // SAFETY: the descriptor is new and ours.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
         let mode = if self.spans_nodes() { COPIED_MODE } else { BACKING_MODE };
         // SAFETY: plain system call on a descriptor of ours. A umask may have taken bits away.
-        errno::check(unsafe { libc::fchmod(fd, mode) })?;
+        errno::check(unsafe { libc::fchmod(fd, mode & !ARRIVED) })?;
         Ok(file)
     }
 

@@ -5,10 +5,10 @@
 use std::os::fd::{OwnedFd, RawFd};
 
 use forebay_data::BackingName;
-use forebay_types::{BackingId, BackingOp, Caller, Code, Entry, Ino, Layout, Reply, Request};
+use forebay_types::{BackingId, BackingOp, Caller, Code, Entry, Ino, Layout, Reply, Request, FLAG_ATTACHED};
 
 use crate::errno;
-use crate::open::{close, open_at, wanted, KERNEL_FLAGS};
+use crate::open::{close, open_at, wanted, writes, KERNEL_FLAGS};
 use crate::path::PathBuffer;
 use crate::pool::{caller, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::remembered::remember_opened;
@@ -148,6 +148,8 @@ impl Pool {
                         Err(code) => code,
                     }
                 }
+                // It has lost its name, which may be another file's by now.
+                Made::New(_, Err(Code::Stale)) => return Err(Code::Stale),
                 Made::New(_, Err(code)) => code,
                 Made::Old(_) if exclusive => return Err(Code::Exists),
                 Made::Old(entry)
@@ -339,7 +341,33 @@ impl Pool {
             }
             self.failed(attached, failure)
         })??;
-        made.or_else(|ino| self.entry_elsewhere(ino).map(Made::Old))
+        match made {
+            Ok(Made::New(entry, Ok(fd))) => Ok(Made::New(entry, self.open_unless_copied(&entry, fd, flags))),
+            Ok(made) => Ok(made),
+            Err(ino) => self.entry_elsewhere(ino).map(Made::Old),
+        }
+    }
+
+    /// The descriptor of a new file, or another one in its place. In front of a store a mover may find the file before its
+    /// backing file is open: then it copies an empty file, and may release it too. So the file is looked at again, like
+    /// one that existed before.
+    #[inline]
+    fn open_unless_copied(&self, entry: &Entry, fd: RawFd, flags: i32) -> Result<RawFd, Code> {
+        if entry.attr.flags & FLAG_ATTACHED == 0 {
+            return Ok(fd);
+        }
+        match self.entry_to_open_again(entry, writes(flags)) {
+            // It has lost its name, and no other process has written it.
+            Ok(None) | Err(Code::Stale) => Ok(fd),
+            Ok(Some(now)) => {
+                close(fd);
+                self.open_backing(&now, flags)
+            }
+            Err(code) => {
+                close(fd);
+                Err(code)
+            }
+        }
     }
 
     /// The inode of another node to which a name leads; [`Code::Stale`] if it was removed since the name was read.
@@ -463,6 +491,7 @@ impl Pool {
             Made::New(entry, Ok(fd)) => (entry, true, fd),
             // Its backing files are created when they are opened.
             Made::New(entry, Err(Code::NotSupported)) => return Ok((entry, true, None)),
+            Made::New(_, Err(Code::Stale)) => return Err(Code::Stale),
             Made::New(_, Err(code)) => {
                 let _ = self.unlink_in(file.parent, file.name);
                 return Err(code);

@@ -4,7 +4,8 @@
 //! An open for writing takes these steps in order: open the backing file without O_TRUNC; mark the file dirty if it is
 //! clean; truncate; return the descriptor. A file of an attached tree may be released or drained at any time: it is
 //! restored first if it is not resident, and its attributes are read again after the open, which starts over if they
-//! have another epoch. So no descriptor of a file that was released is handed out, and no write goes unmarked. If opening the backing file fails with ENOENT, it was never created, or was
+//! have another epoch. So no descriptor of a file that was released is handed out, and no write goes unmarked. The creator
+//! of a file does the same (`making.rs`). If opening the backing file fails with ENOENT, it was never created, or was
 //! removed with the file. The daemon knows which.
 //!
 //! A large released file is opened for reading by the pool's mount, if there is one: its reads wait for what they read
@@ -72,6 +73,11 @@ pub(crate) fn wanted(flags: i32) -> u32 {
 /// True if opening with `flags` can only read.
 pub(crate) fn reads_alone(flags: i32) -> bool {
     flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY
+}
+
+/// True if a descriptor that is opened with `flags` can write.
+pub(crate) fn writes(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0
 }
 
 /// True if opening with `flags` may wait for the other end.
@@ -298,8 +304,7 @@ impl Pool {
         if entry.attr.is_file() && !entry.layout.is_single() || !self.is_here(&entry.layout) {
             return Err(Code::NotSupported);
         }
-        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
-        let reads_alone = reads_alone(flags);
+        let (writes, reads_alone) = (writes(flags), reads_alone(flags));
         let mut entry = self.resident_here(entry, reads_alone)?;
         for _ in 0..ATTEMPTS {
             let fd = self.open_stripe(&entry, 0, 0, flags & KERNEL_FLAGS)?;
@@ -387,7 +392,7 @@ impl Pool {
     }
 
     /// Marks a file dirty that was opened for writing, and checks that it was not released meanwhile: then the entry
-    /// with which the open starts over.
+    /// with which the open starts over. [`Code::Stale`] if it was removed meanwhile.
     #[inline]
     pub(crate) fn entry_to_open_again(&self, entry: &Entry, writes: bool) -> Result<Option<Entry>, Code> {
         let attr = &entry.attr;
@@ -402,8 +407,8 @@ impl Pool {
         let now = match is_attached {
             false => *entry,
             true => match self.get_attr(attr.ino) {
-                // Unlinked: nothing releases it any longer.
-                Err(Code::NotFound) => return Ok(None),
+                // It may have been released before it lost its name: then a restore was filling what was opened.
+                Err(Code::NotFound) => return Err(Code::Stale),
                 now => now?,
             },
         };

@@ -108,6 +108,16 @@ fn no_order_of_a_name_change_and_a_version_of_another_program_loses_data() {
     assert_sound(1, 1, 1, Budget { kills: 0, evicts: 1, breaks: 0, name_changes: 1, workers: 0, others: 1 });
 }
 
+#[test]
+fn no_order_of_a_creator_and_a_mover_that_finds_its_file_first_loses_data() {
+    let budget = Budget { kills: 1, evicts: 2, breaks: 2, name_changes: 0, workers: 0, others: 0 };
+    let first = World::new(2, 1, 1, budget, Mistakes::default(), Defects::default());
+    assert_sound_from(first.with_creator());
+    let budget = Budget { kills: 1, evicts: 2, breaks: 1, name_changes: 1, ..budget };
+    let first = World::new(1, 1, 1, budget, Mistakes::default(), Defects::default());
+    assert_sound_from(first.with_creator());
+}
+
 /// The search finds a fault when this mistake is planted.
 fn assert_found(name: &str, mistakes: Mistakes, defects: Defects) {
     let of_node = mistakes.node_marks_not || mistakes.node_looks_not_at_name;
@@ -116,7 +126,12 @@ fn assert_found(name: &str, mistakes: Mistakes, defects: Defects) {
     let others = u8::from(of_other);
     let budget = Budget { kills: 0, evicts: 2, breaks: 1, name_changes, workers, others };
     let first = World::new(2, 1, 1, budget, mistakes, defects);
-    let outcome = search(if of_node { first.with_other_node() } else { first }, STATES_MAX);
+    let first = match mistakes.creator_reads_not_again {
+        true => first.with_creator(),
+        false if of_node => first.with_other_node(),
+        false => first,
+    };
+    let outcome = search(first, STATES_MAX);
     let (fault, steps) = outcome.expect_err(name);
     println!("{name}: {fault}: {steps:?}");
 }
@@ -136,6 +151,8 @@ fn none<T: Default>() -> T {
 
 canaries! {
     an_open_that_does_not_read_again_is_found: Mistakes { open_reads_not_again: true, ..none() }, none();
+    an_open_that_keeps_what_is_gone_is_found: Mistakes { open_keeps_what_is_gone: true, ..none() }, none();
+    a_creator_that_does_not_read_again_is_found: Mistakes { creator_reads_not_again: true, ..none() }, none();
     a_mark_whose_reply_is_not_read_is_found: Mistakes { mark_reply_not_read: true, ..none() }, none();
     an_evict_that_unlinks_first_is_found: Mistakes { evict_unlinks_first: true, ..none() }, none();
     an_evict_after_its_lease_is_found: Mistakes { evict_looks_not_at_lease: true, ..none() }, none();

@@ -10,6 +10,8 @@ type Inode = u8;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Mistakes {
     pub(crate) open_reads_not_again: bool,
+    pub(crate) open_keeps_what_is_gone: bool,
+    pub(crate) creator_reads_not_again: bool,
     pub(crate) mark_reply_not_read: bool,
     pub(crate) evict_unlinks_first: bool,
     pub(crate) evict_looks_not_at_lease: bool,
@@ -25,6 +27,8 @@ pub(crate) struct Mistakes {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 enum Opener {
     Idle,
+    /// It has created the inode, with this epoch, and is about to open the backing file.
+    Created(u8),
     /// It has read the inode: its epoch.
     Looked(u8),
     /// The kernel has found the backing file, and may let the open wait for a lease.
@@ -59,7 +63,7 @@ impl Opener {
     fn numbers(&mut self) -> (Option<&mut u8>, Option<&mut Inode>) {
         match self {
             Opener::Idle | Opener::Lost | Opener::Done => (None, None),
-            Opener::Looked(epoch) => (Some(epoch), None),
+            Opener::Created(epoch) | Opener::Looked(epoch) => (Some(epoch), None),
             Opener::Resolved(epoch, inode) | Opener::Opened(epoch, inode) | Opener::Marking(epoch, inode) => {
                 (Some(epoch), Some(inode))
             }
@@ -223,6 +227,29 @@ impl World {
         self
     }
 
+    /// The same with a first program that has created the file, which is empty, and not opened its backing file yet.
+    pub(crate) fn with_creator(mut self) -> World {
+        self.programs[0].at = Opener::Created(self.meta.epoch);
+        (self.inodes, self.copied, self.path) = (Vec::new(), Vec::new(), None);
+        (self.written, self.next) = (0, 1);
+        self
+    }
+
+    /// An empty backing file under the file's name.
+    fn make_backing(&mut self) -> Inode {
+        self.inodes.push(0);
+        self.copied.push(false);
+        let inode = (self.inodes.len() - 1) as Inode;
+        self.path = Some(inode);
+        inode
+    }
+
+    /// The backing file under the file's name. A resident file that has none gets an empty one.
+    fn found_or_made(&mut self) -> Option<Inode> {
+        let is_to_make = self.path.is_none() && self.meta.exists() && self.meta.resident;
+        self.path.or_else(|| is_to_make.then(|| self.make_backing()))
+    }
+
     /// Every state that one step leads to, with the step's name.
     pub(crate) fn steps(&self) -> Vec<(&'static str, World)> {
         let mut all = Vec::new();
@@ -277,6 +304,7 @@ impl World {
     /// True for an open that waits for a lease.
     fn waits(&self, program: &Program) -> bool {
         match (program.at, self.lease) {
+            (Opener::Created(_), Some(lease)) => Some(lease.inode) == self.path,
             (Opener::Resolved(_, inode) | Opener::FoundAgain(inode), Some(lease)) => {
                 lease.inode == inode && (lease.for_writing || program.writes)
             }
@@ -292,8 +320,23 @@ impl World {
                 self.step(all, "look", |w| go(w, Opener::Looked(w.meta.epoch)));
             }
             Opener::Idle | Opener::Done => {}
+            Opener::Created(epoch) => {
+                if !self.waits(&program) {
+                    self.step(all, "open the new file", |w| {
+                        let inode = w.path.unwrap_or_else(|| w.make_backing());
+                        go(
+                            w,
+                            match w.mistakes.creator_reads_not_again {
+                                true => Opener::Ready(inode),
+                                false => Opener::Opened(epoch, inode),
+                            },
+                        );
+                    });
+                }
+            }
             Opener::Looked(epoch) => self.step(all, "resolve", |w| {
-                go(w, w.path.map_or(Opener::Idle, |inode| Opener::Resolved(epoch, inode)));
+                let found = w.found_or_made();
+                go(w, found.map_or(Opener::Idle, |inode| Opener::Resolved(epoch, inode)));
             }),
             Opener::Resolved(epoch, inode) => {
                 if !self.waits(&program) {
@@ -305,6 +348,7 @@ impl World {
                 go(
                     w,
                     match () {
+                        () if !w.meta.exists() && w.mistakes.open_keeps_what_is_gone => Opener::Ready(inode),
                         () if !is_same && !w.mistakes.open_reads_not_again => Opener::Idle,
                         () if w.programs[i].writes && w.meta.needs_mark() => Opener::Marking(epoch, inode),
                         () => Opener::Ready(inode),
@@ -407,7 +451,7 @@ impl World {
                 let is_written = |p: &Program| p.writes && p.inode().is_some() && p.inode() == w.path;
                 let (takes, has_writer) =
                     (!w.mistakes.drain_takes_no_lease, w.programs.iter().any(is_written));
-                match w.path {
+                match w.found_or_made() {
                     Some(_) if takes && has_writer => return w.end(),
                     Some(inode) if takes => {
                         w.copied[usize::from(inode)] = w.has_other_node();
@@ -566,11 +610,9 @@ impl World {
         let is_wanted = self.programs.iter().any(|p| p.at == Opener::Idle);
         if meta.exists() && !meta.resident && is_wanted {
             self.step(all, "restore: make", |w| {
-                if w.path.is_none() {
-                    w.inodes.push(0);
-                    w.copied.push(w.has_other_node());
-                    w.path = Some((w.inodes.len() - 1) as Inode);
-                }
+                // In place of what an earlier one has left, or a creator has made since.
+                let inode = w.make_backing();
+                w.copied[usize::from(inode)] = w.has_other_node();
                 w.mover = Mover::RestoreMade(w.meta.epoch);
             });
         }
@@ -731,9 +773,18 @@ impl World {
         }
         let meta = &self.meta;
         if !meta.exists() {
-            return None;
+            let has_others = |p: &Program| match p.at {
+                Opener::Ready(inode) => self.inodes[usize::from(inode)] != self.written,
+                _ => false,
+            };
+            return self
+                .programs
+                .iter()
+                .any(has_others)
+                .then_some("a program has data that were never the file's");
         }
-        let here = self.path.map(|inode| self.inodes[usize::from(inode)]);
+        // A new file without a backing file is empty.
+        let here = Some(self.path.map_or(0, |inode| self.inodes[usize::from(inode)]));
         if self.programs.iter().any(|p| matches!(p.at, Opener::Ready(inode) if Some(inode) != self.path)) {
             return Some("a program has a descriptor of a file that is gone");
         }

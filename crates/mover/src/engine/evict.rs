@@ -5,11 +5,10 @@
 //! again, and has the file restored. A backing file is never truncated.
 
 use std::collections::HashSet;
-use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 
-use forebay_client::{Kept, LeaseKind};
+use forebay_client::{remove_left, Kept, LeaseKind};
 use forebay_data::BackingName;
 use forebay_types::{Code, Entry, Error, Ino, Result, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED};
 use rustix::fs::{fstatvfs, statat, AtFlags, Dir, Mode, OFlags};
@@ -162,12 +161,6 @@ pub(super) fn evict(
     Ok(freed)
 }
 
-/// True for a backing file whose release is under way: who releases it has a lease, and may take the release back.
-fn is_leased(directory: impl AsFd, name: &CStr) -> bool {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    matches!(rustix::fs::openat(directory, name, flags, Mode::empty()), Err(rustix::io::Errno::AGAIN))
-}
-
 /// Clean files with a backing file on a target. Backing files of released files, which a mover that died left, are
 /// unlinked.
 fn candidates(
@@ -198,10 +191,9 @@ fn candidates(
                 attr.is_file() && attr.flags & FLAG_ATTACHED != 0 && (!attr.is_resident() || !is_here())
             };
             if is_left(&inode) && !restoring.has(ino) {
-                let is_free = || !is_leased(&directory, entry.file_name());
-                if link.inode(ino).is_ok_and(|now| is_left(&now)) && !restoring.has(ino) && is_free() {
-                    let _ = rustix::fs::unlinkat(&directory, entry.file_name(), AtFlags::empty());
-                }
+                // In this order: a restore that has just ended has made the file resident.
+                let is_left = || !restoring.has(ino) && link.inode(ino).is_ok_and(|now| is_left(&now));
+                let _ = remove_left(directory.as_fd(), entry.file_name(), is_left);
                 continue;
             }
             let bits = FLAG_ATTACHED | FLAG_DIRTY | FLAG_DRAINING | FLAG_PINNED;

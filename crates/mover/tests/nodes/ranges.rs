@@ -95,6 +95,28 @@ fn file_that_came_to_another_node_since_it_was_opened_is_read_there() {
 }
 
 #[test]
+fn reader_of_a_file_that_another_node_removes_gets_an_error_for_what_has_not_arrived() {
+    let Some(nodes) = up("?rate=2MB/s") else { return };
+    let (file, whole) = (open(&nodes, 2, "f2"), contents(2));
+    assert!(read(&file, 0, 1000).unwrap() == whole[..1000]);
+    assert!(!is_resident(&nodes, 2, "f2"), "the rest has not arrived");
+    nodes.preloaded(3, "rm /forebay/s/f2");
+    let mut errors = 0;
+    for from in (0..BYTES - 1000).step_by(MIB / 2) {
+        match read(&file, from, 1000) {
+            Ok(bytes) => {
+                assert!(bytes == whole[from..from + 1000], "other bytes than the store's from {from} on")
+            }
+            Err(e) => {
+                assert_eq!(e.raw_os_error(), Some(5), "{e}");
+                errors += 1;
+            }
+        }
+    }
+    assert!(errors > 0, "not all has arrived");
+}
+
+#[test]
 fn ranges_of_a_node_whose_mover_is_killed_arrive_later_and_are_never_wrong() {
     let Some(nodes) = up("?rate=9MB/s") else { return };
     let file = open(&nodes, 3, "f2");

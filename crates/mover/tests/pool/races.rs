@@ -5,17 +5,20 @@
 use std::cell::Cell;
 use std::fs::{File, FileTimes};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver};
 use std::time::{Duration, UNIX_EPOCH};
 
-use forebay_client::{has_name, Kept, LeaseKind, PathBuffer, Place, Pool, Striping};
-use forebay_types::{
-    Attr, Code, Entry, Ino, PendingPlace, Reply, Request, StoreVersion, TimeSet, Timestamp, FLAG_DIRTY,
-    FLAG_DRAINING,
+use forebay_client::{
+    has_name, remove_left, Kept, LeaseKind, LeasedFiles, PathBuffer, Place, Pool, Striping,
 };
-use rustix::fs::OFlags;
+use forebay_data::BackingName;
+use forebay_types::{
+    Attr, Caller, Code, Entry, Ino, PendingPlace, Reply, Request, StoreVersion, TimeSet, Timestamp,
+    FLAG_DIRTY, FLAG_DRAINING,
+};
+use rustix::fs::{Mode, OFlags};
 
 use crate::bed::{entry, Bed};
 
@@ -38,35 +41,47 @@ impl Raced {
     }
 
     fn entry(&self) -> Entry {
-        entry(self.pool, "s/f").unwrap()
+        self.named("f")
+    }
+
+    fn named(&self, name: &str) -> Entry {
+        entry(self.pool, &format!("s/{name}")).unwrap()
     }
 
     fn has(&self, flag: u32) -> bool {
         self.entry().attr.flags & flag != 0
     }
 
-    fn place(&self) -> PendingPlace {
+    fn place(&self, name: &str) -> PendingPlace {
         let request = Request::Pending { parent: Ino(0), name: b"" };
         let places = self.pool.request(&request, |reply| match reply {
             Reply::Bytes(bytes) => PendingPlace::decode_list(bytes),
             _ => Err(Code::Malformed),
         });
-        places.unwrap().into_iter().find(|place| place.name == b"f").unwrap()
+        places.unwrap().into_iter().find(|place| place.name == name.as_bytes()).unwrap()
     }
 
     /// The beginning of a drain; returns the epoch that is copied.
     fn begin_drain(&self) -> u64 {
-        let ino = self.entry().attr.ino;
+        self.begin_drain_of("f")
+    }
+
+    fn begin_drain_of(&self, name: &str) -> u64 {
+        let ino = self.named(name).attr.ino;
         self.pool.request(&Request::BeginDrain { ino }, |_| Ok(())).unwrap();
-        self.entry().attr.epoch()
+        self.named(name).attr.epoch()
     }
 
     /// The end of a drain of this epoch.
     fn commit(&self, epoch: u64) {
-        let place = self.place();
-        let ino = self.entry().attr.ino;
+        self.commit_of("f", epoch, VERSION);
+    }
+
+    fn commit_of(&self, name: &str, epoch: u64, version: StoreVersion) {
+        let place = self.place(name);
+        let ino = self.named(name).attr.ino;
         let (parent, name, seen) = (place.parent, &place.name[..], place.changes);
-        let request = Request::Published { parent, name, ino, epoch, seen, version: VERSION };
+        let request = Request::Published { parent, name, ino, epoch, seen, version };
         self.pool.request(&request, |_| Ok(())).unwrap();
     }
 
@@ -137,6 +152,134 @@ fn drain_that_commits_after_its_lease_was_broken_does_not_hide_the_write() {
     assert_eq!(written.recv().unwrap(), b"during");
     raced.commit(epoch);
     assert!(raced.has(FLAG_DIRTY), "what was copied is not what the file contains");
+}
+
+/// A file `/s/g` whose creator waits in the open of its backing file.
+struct Created {
+    raced: Raced,
+    /// Leases on the backing files under the next numbers, for one of which the creator waits.
+    held: Vec<LeasedFiles>,
+    /// The creator writes `behind`, and closes the file.
+    written: Receiver<()>,
+}
+
+impl Created {
+    /// A mover that finds the file now makes its backing file, which is there already: a creator whose threads wait for a
+    /// processor opens it later.
+    fn up() -> Created {
+        let raced = Raced::up("first");
+        let first = raced.entry();
+        let numbers = (1..=64).map(|more| Ino(first.attr.ino.0 + more));
+        let held = numbers.map(|ino| {
+            let entry = Entry { attr: Attr { ino, ..first.attr }, ..first };
+            let name = BackingName::new(ino, 0, 0);
+            let target = raced.pool.target_directories()[0];
+            let (flags, mode) = (OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, Mode::RWXU);
+            drop(rustix::fs::openat(target, name.as_c_str(), flags, mode).unwrap());
+            raced.pool.lease_files(&entry, LeaseKind::Read).unwrap()
+        });
+        let (held, pool): (Vec<_>, _) = (held.collect(), raced.pool);
+        let parent = entry(pool, "s").unwrap().attr.ino;
+        let (done, written) = channel();
+        std::thread::spawn(move || {
+            let caller = Caller { uid: 0, gid: 0 };
+            let made = pool.create(caller, parent, b"g", 0o644, true, 0).unwrap();
+            File::from(made.2.unwrap()).write_all_at(b"behind", 0).unwrap();
+            done.send(()).unwrap();
+        });
+        raced.bed.wait("the creator waits", || held.iter().any(|lease| !lease.is_undisturbed()));
+        Created { raced, held, written }
+    }
+
+    /// A drain of the empty file commits.
+    fn copied(&self) {
+        let epoch = self.raced.begin_drain_of("g");
+        let path = self.raced.bed.store().join("g");
+        std::fs::write(&path, "").unwrap();
+        let stat = std::fs::metadata(path).unwrap();
+        let mtime = Timestamp { sec: stat.mtime(), nsec: stat.mtime_nsec() as u32 };
+        let version = StoreVersion { ino: stat.ino(), mtime, ..StoreVersion::NOTHING };
+        self.raced.commit_of("g", epoch, version);
+        assert!(self.raced.named("g").attr.flags & FLAG_DIRTY == 0, "the drain has committed");
+    }
+
+    /// The creator goes on. What it writes is not lost.
+    fn is_whole(self) {
+        let Created { raced, held, written } = self;
+        drop(held);
+        written.recv().unwrap();
+        assert_eq!(raced.bed.sh("cat /forebay/s/g"), "behind");
+        raced.verb(&["purge", "--no-progress", "/s/g"]);
+        assert_eq!(raced.bed.sh("cat $S/g; cat /forebay/s/g"), "behindbehind");
+    }
+}
+
+#[test]
+fn drain_that_commits_before_a_new_file_is_open_does_not_hide_what_its_creator_writes() {
+    let created = Created::up();
+    created.copied();
+    created.is_whole();
+}
+
+#[test]
+fn release_of_a_new_file_that_is_not_open_yet_does_not_lose_what_its_creator_writes() {
+    let created = Created::up();
+    created.copied();
+    let (raced, file) = (&created.raced, created.raced.named("g"));
+    assert!(matches!(raced.pool.release_leased(&file, || true), Ok(Ok(_))));
+    assert!(!raced.named("g").attr.is_resident());
+    created.is_whole();
+}
+
+#[test]
+fn open_of_a_file_that_is_released_and_removed_meanwhile_fails() {
+    let raced = Raced::up("data");
+    raced.is_durable("data");
+    // The program has looked, and waits for a processor.
+    let look = raced.entry();
+    assert!(look.attr.is_resident());
+    raced.verb(&["release", "/s/f"]);
+    // A restore begins, and the program opens what it fills.
+    drop(raced.pool.open_to_restore(&raced.entry()).unwrap());
+    let held = raced.pool.lease_files(&look, LeaseKind::Write).unwrap();
+    let (opened, file) = channel();
+    let pool = raced.pool;
+    std::thread::spawn(move || opened.send(pool.open_file(&look, false).map(drop)).unwrap());
+    raced.bed.wait("the program waits", || !held.is_undisturbed());
+    raced.bed.sh("rm /forebay/s/f");
+    drop(held);
+    assert_eq!(file.recv().unwrap(), Err(Code::Stale));
+}
+
+#[test]
+fn backing_file_that_a_release_or_a_restore_has_in_hand_is_not_swept() {
+    let raced = Raced::up("data");
+    raced.is_durable("data");
+    let (look, pool) = (raced.entry(), raced.pool);
+    let target = pool.target_directories()[0];
+    let name = BackingName::new(look.attr.ino, 0, 0);
+    // A release that may be taken back has the file open.
+    let held = pool.lease_files(&look, LeaseKind::Write).unwrap();
+    assert!(remove_left(target, name.as_c_str(), || true).is_err());
+    drop(held);
+    assert_eq!(raced.content(), "data");
+    raced.verb(&["release", "/s/f"]);
+    // A restore that runs, too.
+    let file = pool.open_to_restore(&raced.entry()).unwrap();
+    assert_eq!(remove_left(target, name.as_c_str(), || true), Err(Code::Busy));
+    assert!(has_name(file.as_fd()).unwrap());
+    drop(file);
+    // One that begins while a sweep looks at what an earlier one left waits for it.
+    let (opened, file) = channel();
+    let released = raced.entry();
+    let look = || {
+        std::thread::spawn(move || opened.send(pool.open_to_restore(&released)).unwrap());
+        assert!(file.recv_timeout(Duration::from_millis(300)).is_err(), "the restore waits");
+        true
+    };
+    assert_eq!(remove_left(target, name.as_c_str(), look), Ok(()));
+    assert!(has_name(file.recv().unwrap().unwrap().as_fd()).unwrap());
+    assert_eq!(raced.content(), "data");
 }
 
 #[test]

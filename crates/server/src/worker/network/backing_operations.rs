@@ -91,7 +91,7 @@ impl Files {
             if !is_removed && rustix::fs::fstat(&*file).map_err(code)?.st_nlink == 0 {
                 return Err(Code::Stale);
             }
-            rustix::fs::fchmod(&*file, mode & Mode::RWXU).map_err(code)?;
+            rustix::fs::fchmod(&*file, Mode::RWXU).map_err(code)?;
         }
         self.kept.keep_writable(session, id, &file);
         Ok(file)
