@@ -183,7 +183,7 @@ impl<'a> Batch<'a> {
             Request::Attach { ino, listed, settings } => self.attach_store(c, ino, listed, settings),
             Request::Detach { ino } => self.detach_store(c, ino),
             Request::Import { ino, objects } => self.import(c, ino, objects),
-            Request::Listed { ino, epoch } => self.listed(c, ino, epoch),
+            Request::Listed { ino, epoch, objects } => self.listed(c, ino, epoch, objects),
             Request::Restore { ino } | Request::RestoreRange { ino, .. } => self.get_attr(c, ino),
             // The daemon has allowed it, or no store is concerned.
             Request::Recall { .. } => Ok(Reply::Done),

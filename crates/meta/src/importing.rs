@@ -23,6 +23,13 @@ struct Known {
     pending: bool,
 }
 
+/// What became of the objects of an import.
+struct Imported {
+    /// How many of them, from the first, are there now.
+    count: u64,
+    is_all: bool,
+}
+
 /// What an import adds to a directory.
 #[derive(Default)]
 struct Added {
@@ -32,6 +39,36 @@ struct Added {
 
 impl Batch<'_> {
     pub(crate) fn import(&mut self, c: &mut Context<'_>, ino: Ino, objects: &[u8]) -> Answer<Reply<'static>> {
+        self.import_some(c, ino, objects).map(|imported| Reply::Count(imported.count))
+    }
+
+    /// Imports the last objects of a listing that began at this epoch. With all of them the directory is listed.
+    pub(crate) fn listed(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        epoch: u64,
+        objects: &[u8],
+    ) -> Answer<Reply<'static>> {
+        let slot = self.directory(ino)?;
+        if self.state.directories.get(slot).attr.epoch() != epoch {
+            return Err(Code::Stale);
+        }
+        let Imported { count, is_all } = match objects {
+            [] => Imported { count: 0, is_all: true },
+            objects => self.import_some(c, ino, objects)?,
+        };
+        if !is_all {
+            return Ok(Reply::Count(count));
+        }
+        match self.change_flags(c, ino, 0, FLAG_UNLISTED) {
+            // It has changed nothing. What was imported stays.
+            Err(Code::NoSpace) if count > 0 => Ok(Reply::Count(count)),
+            listed => listed,
+        }
+    }
+
+    fn import_some(&mut self, c: &mut Context<'_>, ino: Ino, objects: &[u8]) -> Answer<Imported> {
         let slot = self.directory(ino)?;
         if self.state.directories.get(slot).attr.flags & FLAG_ATTACHED == 0 {
             return Err(Code::NoAttribute);
@@ -64,7 +101,7 @@ impl Batch<'_> {
             Err(Code::NoSpace | Code::TooManyLinks) if count > 0 => {}
             outcome => outcome?,
         }
-        Ok(Reply::Count(count))
+        Ok(Imported { count, is_all: count == list.len() as u64 })
     }
 
     /// Creates the entry of one object, unless the name exists. The directory itself changes later.
@@ -170,13 +207,5 @@ impl Batch<'_> {
         added.entries += 1;
         added.directories += i64::from(is_directory);
         Ok(())
-    }
-
-    pub(crate) fn listed(&mut self, c: &mut Context<'_>, ino: Ino, epoch: u64) -> Answer<Reply<'static>> {
-        let slot = self.directory(ino)?;
-        if self.state.directories.get(slot).attr.epoch() != epoch {
-            return Err(Code::Stale);
-        }
-        self.change_flags(c, ino, 0, FLAG_UNLISTED)
     }
 }

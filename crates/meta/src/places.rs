@@ -581,6 +581,7 @@ fn is_report(request: &Request<'_>) -> bool {
     matches!(
         request,
         Request::Import { .. }
+            | Request::Listed { .. }
             | Request::Published { .. }
             | Request::StoreReports { .. }
             | Request::Unpublished { .. }

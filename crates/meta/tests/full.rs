@@ -8,7 +8,8 @@ use std::path::Path;
 
 use forebay_meta::{Batch, Shard, ShardOptions};
 use forebay_types::{
-    limits, Code, Ino, PendingPlace, Reply, Request, SetAttr, StoreVersion, RENAME_EXCHANGE,
+    limits, Code, Ino, Kind, PendingPlace, Reply, Request, SetAttr, StoreObject, StoreVersion, Writer,
+    RENAME_EXCHANGE,
 };
 use place::{at, Driver, Place, OPTIONS};
 
@@ -387,6 +388,73 @@ fn shard_full_of_what_a_backing_store_has_refuses_growth_and_can_be_emptied() {
         batches.commit();
         assert_clean(&shard);
     }
+}
+
+#[test]
+fn listing_for_whose_last_names_there_is_no_room_ends_after_some_was_made() {
+    let place = Place::new();
+    let shard = Shard::create(place.path(), &SMALL, at(1)).unwrap();
+    let mut batches = Batches::new(&shard, LONG);
+    let top = batches.with(|d, b| d.directory(b, ROOT, b"top")).unwrap();
+    let attach = Request::Attach { ino: top, listed: true, settings: b"s" };
+    batches.apply(|d, b| d.ask(b, attach).map(|_| ())).unwrap();
+    let files = batches.fill(0);
+    for n in 0..files / 50 {
+        batches.apply(|d, b| d.unlink(b, ROOT, &name(n))).unwrap();
+    }
+    batches.remove_orphans();
+    let names: Vec<_> = (0..500).map(name).collect();
+    let encode = |from: usize| {
+        let mut buffer = vec![0; limits::MESSAGE_BYTES_MAX];
+        let mut w = Writer::new(&mut buffer);
+        for (n, name) in names.iter().enumerate().skip(from) {
+            let version = StoreVersion { ino: n as u64 + 1, ..StoreVersion::default() };
+            let (kind, time, target) = (Kind::File, at(1), b"");
+            let object = StoreObject {
+                name,
+                kind,
+                mode: 0o644,
+                uid: 1,
+                gid: 1,
+                rdev: 0,
+                atime: time,
+                version,
+                target,
+                nlink: 1,
+                file_system: 0,
+            };
+            object.encode(&mut w).unwrap();
+        }
+        let n = w.len();
+        buffer.truncate(n);
+        buffer
+    };
+    // How many of the objects are there; none when the directory is listed.
+    let mut send = |batches: &mut Batches<'_>, from: usize| {
+        let objects = encode(from);
+        let listed = Request::Listed { ino: top, epoch: 0, objects: &objects };
+        batches.apply(|d, b| {
+            d.ask(b, listed).map(|reply| match reply {
+                Reply::Count(count) => Some(count as usize),
+                Reply::Entry(_) => None,
+                other => panic!("{other:?}"),
+            })
+        })
+    };
+    let there = send(&mut batches, 0).unwrap().expect("there is room for all");
+    assert!(there > 0 && there < names.len(), "{there} names");
+    assert_eq!(send(&mut batches, there), Err(Code::NoSpace));
+    let list = Request::ReadDirectory { ino: top, cookie: 0, attributes: false };
+    let refused = batches.with(|d, b| d.ask(b, list).map(|_| ()));
+    assert_eq!(refused, Err(Code::NotListed));
+    for n in files / 50..files {
+        batches.apply(|d, b| d.unlink(b, ROOT, &name(n))).unwrap();
+    }
+    batches.remove_orphans();
+    assert_eq!(send(&mut batches, there), Ok(None));
+    assert_eq!(batches.with(|d, b| d.list(b, top)).len(), names.len());
+    batches.commit();
+    assert_clean(&shard);
 }
 
 #[test]

@@ -225,7 +225,7 @@ fn names_that_the_pool_knows_are_not_imported_again() {
         object(b"f", Kind::File),
     ]);
     pool.ask(Request::Import { ino: top, objects: &list }).unwrap();
-    pool.ask(Request::Listed { ino: top, epoch: 0 }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 0, objects: b"" }).unwrap();
     pool.ask(Request::Unlink { parent: top, name: b"l" }).unwrap();
     // A refresh: what the pool removed, and the store still has, does not come back.
     pool.ask(Request::Import { ino: top, objects: &list }).unwrap();
@@ -517,7 +517,7 @@ fn requests_for_what_is_no_file_of_a_store_are_refused() {
         (Request::Pin { ino: plain, pinned: true }, Code::NoAttribute),
         (Request::StorePlace { ino: plain }, Code::NotFound),
         (Request::Import { ino: Ino::ROOT, objects: b"" }, Code::NoAttribute),
-        (Request::Listed { ino: plain, epoch: 0 }, Code::NotDirectory),
+        (Request::Listed { ino: plain, epoch: 0, objects: b"" }, Code::NotDirectory),
     ];
     for (request, code) in refused {
         assert_eq!(pool.ask(request), Err(code), "{request:?}");
@@ -547,7 +547,7 @@ pub(super) fn forget(parent: Ino, name: &[u8], discard: bool) -> Request<'_> {
 fn a_name_that_is_not_pending_is_forgotten_and_the_directory_is_listed_again() {
     let mut pool = Pool::new(true);
     let top = pool.top;
-    pool.ask(Request::Listed { ino: top, epoch: 0 }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 0, objects: b"" }).unwrap();
     let ino = pool.clean_file(top, b"a", 1);
     let directory = pool.mkdir(top, b"d").unwrap();
     pool.ask(published(top, b"d", directory, 0, 1, 2)).unwrap();
@@ -563,7 +563,7 @@ fn a_name_that_is_not_pending_is_forgotten_and_the_directory_is_listed_again() {
     assert_eq!(pool.ask(Request::Lookup { parent: top, name: b"a" }), Err(Code::NotListed));
     pool.assert_clean();
     pool.ask(Request::Import { ino: top, objects: &objects(&[object(b"a", Kind::File)]) }).unwrap();
-    pool.ask(Request::Listed { ino: top, epoch: 2 }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 2, objects: b"" }).unwrap();
     pool.ask(Request::Lookup { parent: top, name: b"a" }).unwrap();
     pool.ask(forget(top, b"a", false)).unwrap();
     pool.ask(Request::Detach { ino: top }).unwrap();

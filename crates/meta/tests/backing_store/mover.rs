@@ -35,7 +35,7 @@ pub(crate) enum Step {
     Cleared(At, StoreVersion),
     Import(Ino, Vec<(Vec<u8>, Id)>),
     /// With the directory's epoch when the listing began.
-    Listed(Ino, u64),
+    Listed(Ino, u64, Vec<(Vec<u8>, Id)>),
     /// The store was looked at, and lacks the name.
     Absent(At),
 }
@@ -139,8 +139,8 @@ impl Mover {
             Step::Cleared((parent, name), version) => {
                 pool.ask(Request::Conflict { parent: *parent, name, found: false, version: *version })?
             }
-            Step::Import(ino, list) => import(pool, store, *ino, list)?,
-            Step::Listed(ino, epoch) => pool.ask(Request::Listed { ino: *ino, epoch: *epoch })?,
+            Step::Import(ino, list) => import(pool, store, *ino, list, None)?,
+            Step::Listed(ino, epoch, last) => import(pool, store, *ino, last, Some(*epoch))?,
             Step::Absent((parent, name)) => pool.note_absent(*parent, name)?,
         }
         Ok(())
@@ -160,8 +160,9 @@ impl Mover {
             if let Ok((path, _)) = pool.store_place(ino) {
                 let id = store.find(&path).expect("a directory of the pool is in the store");
                 let names: Vec<_> = store.nodes[&id].entries.clone().into_iter().collect();
-                self.steps.extend(names.chunks(2).map(|some| Step::Import(ino, some.to_vec())));
-                self.steps.push_back(Step::Listed(ino, pool.attr(ino).unwrap().epoch()));
+                let (first, last) = names.split_at(names.len().saturating_sub(1 + names.len() % 2));
+                self.steps.extend(first.chunks(2).map(|some| Step::Import(ino, some.to_vec())));
+                self.steps.push_back(Step::Listed(ino, pool.attr(ino).unwrap().epoch(), last.to_vec()));
             }
             return;
         }
@@ -348,7 +349,14 @@ fn recover(pool: &mut Pool, store: &Store, place: &PendingPlace, all: &[PendingP
     }
 }
 
-fn import(pool: &mut Pool, store: &Store, ino: Ino, list: &[(Vec<u8>, Id)]) -> Result<(), Code> {
+/// Imports names, the last ones of a listing if it has begun at this epoch.
+fn import(
+    pool: &mut Pool,
+    store: &Store,
+    ino: Ino,
+    list: &[(Vec<u8>, Id)],
+    epoch: Option<u64>,
+) -> Result<(), Code> {
     let targets: Vec<_> = list.iter().map(|(_, id)| store.nodes[id].content.to_string()).collect();
     let mut buffer = vec![0; 60_000];
     let mut w = Writer::new(&mut buffer);
@@ -370,7 +378,11 @@ fn import(pool: &mut Pool, store: &Store, ino: Ino, list: &[(Vec<u8>, Id)]) -> R
         object.encode(&mut w).unwrap();
     }
     let n = w.len();
-    pool.ask(Request::Import { ino, objects: &buffer[..n] })?;
+    let objects = &buffer[..n];
+    pool.ask(match epoch {
+        None => Request::Import { ino, objects },
+        Some(epoch) => Request::Listed { ino, epoch, objects },
+    })?;
     for (name, id) in list {
         // A directory that is not listed yet cannot be looked into; the data are known by the store's place.
         pool.imported.push((ino, name.clone(), store.nodes[id].content));

@@ -28,7 +28,7 @@ fn a_name_of_an_unlisted_directory_is_refused_until_it_was_looked_up() {
     assert_eq!(pool.lookup(top, b"f").map(|_| ()), Err(Code::NotFound), "its place is known");
     // What the pool has renamed does not come back when the directory is listed.
     pool.ask(Request::Import { ino: top, objects: &objects(&[object(b"f", Kind::File)]) }).unwrap();
-    pool.ask(Request::Listed { ino: top, epoch: 0 }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 0, objects: b"" }).unwrap();
     assert_eq!(pool.list(top).unwrap().len(), 1);
     pool.assert_clean();
 }
@@ -56,7 +56,7 @@ fn a_first_listing_shows_its_names_to_the_board_and_announces_no_change() {
     assert_eq!(import(&mut pool, &[(b"g", Kind::File), (b"h", Kind::File)]), (1, 1, 0));
     assert_eq!(pool.lookup(top, b"g").map(|_| ()), Err(Code::NotFound));
     let epoch = pool.attr(top).unwrap().epoch();
-    pool.ask(Request::Listed { ino: top, epoch }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch, objects: b"" }).unwrap();
     assert_eq!(pool.list(top).unwrap().len(), 3);
     // From now on a name that comes may be known to be absent.
     assert_eq!(import(&mut pool, &[(b"i", Kind::File)]), (0, 1, 1));
@@ -68,7 +68,7 @@ fn a_directory_that_becomes_unlisted_is_reported_once_so_that_caches_drop_its_ab
     let mut pool = Pool::new(true);
     let top = pool.top;
     assert_eq!(pool.became_unlisted(), [(top, false)], "it was attached");
-    pool.ask(Request::Listed { ino: top, epoch: 0 }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 0, objects: b"" }).unwrap();
     assert_eq!(pool.became_unlisted(), []);
     pool.clean_file(top, b"a", 1);
     pool.clean_file(top, b"b", 2);
@@ -119,7 +119,7 @@ fn an_absence_is_believed_until_the_directory_is_listed_again_or_the_shard_is_op
     pool.reopen();
     assert!(is_unknown(&mut pool, b"b"));
     pool.note_absent(top, b"b").unwrap();
-    pool.ask(Request::Listed { ino: top, epoch: 1 }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch: 1, objects: b"" }).unwrap();
     // Another store may have it.
     pool.ask(Request::Detach { ino: top }).unwrap();
     pool.ask(Request::Attach { ino: top, listed: true, settings: b"s" }).unwrap();
@@ -150,12 +150,32 @@ fn a_name_that_is_forgotten_during_a_listing_is_not_missing_after_it() {
     let list = objects(&[object(b"f", Kind::File), object(b"g", Kind::File)]);
     pool.ask(Request::Import { ino: top, objects: &list }).unwrap();
     pool.ask(forget(top, b"f", false)).unwrap();
-    assert_eq!(pool.ask(Request::Listed { ino: top, epoch }), Err(Code::Stale));
+    assert_eq!(pool.ask(Request::Listed { ino: top, epoch, objects: b"" }), Err(Code::Stale));
     assert_eq!(pool.list(top).err(), Some(Code::NotListed));
     pool.reopen();
     let epoch = pool.attr(top).unwrap().epoch();
     pool.ask(Request::Import { ino: top, objects: &list }).unwrap();
-    pool.ask(Request::Listed { ino: top, epoch }).unwrap();
+    pool.ask(Request::Listed { ino: top, epoch, objects: b"" }).unwrap();
+    assert_eq!(pool.list(top).unwrap().len(), 2);
+    pool.assert_clean();
+}
+
+#[test]
+fn the_last_objects_of_a_listing_are_imported_with_its_end_or_not_at_all() {
+    let mut pool = Pool::new(true);
+    let top = pool.top;
+    let before = pool.attr(top).unwrap();
+    let (first, last) = (objects(&[object(b"f", Kind::File)]), objects(&[object(b"g", Kind::File)]));
+    pool.ask(Request::Import { ino: top, objects: &first }).unwrap();
+    let stale = Request::Listed { ino: top, epoch: before.epoch() + 1, objects: &last };
+    assert_eq!(pool.ask(stale), Err(Code::Stale));
+    assert_eq!(pool.ask(Request::Lookup { parent: top, name: b"g" }), Err(Code::NotListed));
+    let epoch = before.epoch();
+    let is_listed = |reply: forebay_types::Reply<'_>| matches!(reply, forebay_types::Reply::Entry(_));
+    assert_eq!(pool.with(Request::Listed { ino: top, epoch, objects: &last }, is_listed), Ok(true));
+    assert_eq!(pool.list(top).unwrap().len(), 2);
+    assert_eq!(pool.attr(top).unwrap().mtime, before.mtime, "it has had these entries all along");
+    pool.reopen();
     assert_eq!(pool.list(top).unwrap().len(), 2);
     pool.assert_clean();
 }

@@ -7,7 +7,7 @@
 use forebay_types::{Ino, Kind, FLAG_ATTACHED, FLAG_UNLISTED};
 
 use super::list::list;
-use super::parallel::in_parallel_if_slow;
+use super::parallel::in_order_if_slow;
 use super::shared::{for_programs, Shared};
 
 /// Directories that are listed ahead for one parent.
@@ -40,6 +40,17 @@ pub(super) fn list_ahead(shared: &Shared, directory: Ino) {
     {
         return;
     }
+    // More threads for the same directories would only make the program wait for each longer.
+    if !shared.ahead.begin(parent) {
+        return;
+    }
+    list_beside(shared, parent, directory);
+    shared.ahead.end(parent);
+}
+
+/// Lists the directories of `parent`, of which a program has needed `directory`.
+fn list_beside(shared: &Shared, parent: Ino, directory: Ino) {
+    let link = &shared.link;
     let Ok(located) = shared.stores.locate(directory) else { return };
     let mut beside = Vec::new();
     let mut names = link.pool.read_directory(parent);
@@ -55,15 +66,19 @@ pub(super) fn list_ahead(shared: &Shared, directory: Ino) {
     let in_order = in_order_of_walk(beside, directory).into_iter();
     let while_running = in_order.take_while(|_| !shared.stores.is_stopping());
     let beside: Vec<_> = while_running.filter(|ino| is_unlisted(*ino)).take(AHEAD_MAX).collect();
-    in_parallel_if_slow(&located.at.store, &beside, |_, &directory| {
+    in_order_if_slow(&located.at.store, &beside, |&directory| {
         if shared.stores.is_stopping() || !shared.listing.begin(directory) {
-            return;
+            return None;
         }
-        let listed = if is_unlisted(directory) { list(link, &shared.stores, directory) } else { Ok(()) };
+        let listed = is_unlisted(directory).then(|| list(link, &shared.stores, directory));
         shared.listing.end(directory);
-        if let Err(e) = listed {
-            // A program may wait for it by now.
-            let _ = link.failed(directory, for_programs(e.code));
+        match listed? {
+            Ok(first_answer) => Some(first_answer),
+            Err(e) => {
+                // A program may wait for it by now.
+                let _ = link.failed(directory, for_programs(e.code));
+                None
+            }
         }
     });
 }

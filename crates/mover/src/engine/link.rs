@@ -217,8 +217,14 @@ impl Link {
         })
     }
 
-    pub(super) fn listed(&self, ino: Ino, epoch: u64) -> Result<(), Code> {
-        self.done(&Request::Listed { ino, epoch })
+    /// Imports the last objects of a listing that began at this epoch. None if the directory is listed now, else how many
+    /// of them, from the first on, are there.
+    pub(super) fn listed(&self, ino: Ino, epoch: u64, objects: &[u8]) -> Result<Option<u64>, Code> {
+        self.request(&Request::Listed { ino, epoch, objects }, |reply| match reply {
+            Reply::Entry(_) => Ok(None),
+            Reply::Count(count) => Ok(Some(count)),
+            _ => Err(Code::Malformed),
+        })
     }
 
     /// A name of a directory was looked up: code 0 if it was imported.

@@ -1,12 +1,14 @@
 //! Imports the names of a directory from its store.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use forebay_types::{Code, Error, Ino, Kind, Reader, Result, StoreObject, Writer};
 
 use super::link::Link;
 use super::listings::Listing;
 use super::stores::Stores;
+use crate::host::Instant;
 use crate::store::{Object, Store, StoreError, StorePath, StoreResult};
 
 /// Bytes of a list in one request, from which on no object is added to it.
@@ -39,15 +41,15 @@ fn object_of<'o>(object: &'o Object) -> StoreObject<'o> {
 /// How often a listing begins anew because the pool has forgotten names of the directory meanwhile.
 const ATTEMPTS: u32 = 10;
 
-/// Imports the names of directory `ino`, and reports it as listed.
-pub(super) fn list(link: &Link, stores: &Stores, ino: Ino) -> Result<()> {
+/// Imports the names of directory `ino`, and reports it as listed. Returns how long the store took for its first answer.
+pub(super) fn list(link: &Link, stores: &Stores, ino: Ino) -> Result<Duration> {
     let mut attempt = 1;
     loop {
         let epoch = epoch_of(link, ino)?;
-        import_all(link, stores, ino)?;
-        match link.listed(ino, epoch) {
-            Err(Code::Stale) if attempt < ATTEMPTS => attempt += 1,
-            listed => return listed.map_err(|code| not_listed(link, ino, code)),
+        match import_while(link, stores, ino, Some(epoch), &mut || true)? {
+            Imported::All { first_answer, .. } => return Ok(first_answer),
+            Imported::Stale if attempt < ATTEMPTS => attempt += 1,
+            Imported::Stale => return Err(not_listed(link, ino, Code::Stale)),
         }
     }
 }
@@ -58,7 +60,10 @@ fn epoch_of(link: &Link, ino: Ino) -> Result<u64> {
 
 /// Imports names that the store has and the pool does not know. Returns how many the store has.
 pub(super) fn refresh(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
-    import_all(link, stores, ino)
+    match import_while(link, stores, ino, None, &mut || true)? {
+        Imported::All { names, .. } => Ok(names),
+        Imported::Stale => Err(not_listed(link, ino, Code::Stale)),
+    }
 }
 
 /// How far a listing goes for which no program waits.
@@ -75,16 +80,13 @@ pub(super) fn list_up_to(link: &Link, stores: &Stores, ino: Ino, budget: Budget<
     let mut names = 0;
     let mut is_over = false;
     let epoch = epoch_of(link, ino)?;
-    let listed = import_while(link, stores, ino, &mut || {
+    let listed = import_while(link, stores, ino, Some(epoch), &mut || {
         names += 1;
         is_over |= names > budget.names || !(budget.go_on)();
         !is_over
     });
     match listed {
-        Ok(_) => match link.listed(ino, epoch) {
-            Err(Code::Stale) => Ok(false),
-            listed => listed.map(|()| true).map_err(|code| not_listed(link, ino, code)),
-        },
+        Ok(imported) => Ok(matches!(imported, Imported::All { .. })),
         Err(_) if is_over => Ok(false),
         Err(e) => Err(e),
     }
@@ -108,12 +110,28 @@ pub(super) fn import_one(link: &Link, ino: Ino, object: &Object, listing: &Listi
     batch.import(link, ino, listing).map_err(failed).map(|()| true)
 }
 
-fn import_all(link: &Link, stores: &Stores, ino: Ino) -> Result<u64> {
-    import_while(link, stores, ino, &mut || true)
+/// What became of a listing.
+enum Imported {
+    /// All names are there.
+    All {
+        /// How many the store has.
+        names: u64,
+        /// How long it took until it told the first one, or that it has none.
+        first_answer: Duration,
+    },
+    /// The pool has forgotten names of the directory since the listing began.
+    Stale,
 }
 
-/// Imports the names of a directory while `go_on` says so before each; fails else.
-fn import_while(link: &Link, stores: &Stores, ino: Ino, go_on: &mut dyn FnMut() -> bool) -> Result<u64> {
+/// Imports the names of a directory while `go_on` says so before each; fails else. With the directory's `epoch` from
+/// before, the directory is reported as listed.
+fn import_while(
+    link: &Link,
+    stores: &Stores,
+    ino: Ino,
+    epoch: Option<u64>,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Imported> {
     let what = || format!("cannot list {} in its backing store", link.path(ino, b""));
     let located = stores.locate(ino)?;
     let store = &*located.at.store;
@@ -122,7 +140,9 @@ fn import_while(link: &Link, stores: &Stores, ino: Ino, go_on: &mut dyn FnMut() 
     let failed = |code: Code| StoreError::lasting(code, what());
     let import = |batch: &mut Batch| batch.import(link, ino, &listing).map_err(failed);
     let mut is_given_up = false;
+    let (begun, mut first_answer) = (Instant::now(), None);
     let listed = store.list(&located.path, &mut |object| {
+        first_answer.get_or_insert_with(|| begun.elapsed());
         if !go_on() {
             is_given_up = true;
             return Err(failed(Code::TooBig));
@@ -141,9 +161,23 @@ fn import_while(link: &Link, stores: &Stores, ino: Ino, go_on: &mut dyn FnMut() 
         }
         batch.add(&object).map_err(failed)
     });
-    let listed = listed.and_then(|listing| import(&mut batch).map(|()| listing));
-    let listing = match listed {
-        Ok(listing) => listing,
+    let first_answer = first_answer.unwrap_or_else(|| begun.elapsed());
+    let mut is_stale = false;
+    let listed = listed.and_then(|found| {
+        let rest = match epoch {
+            None => import(&mut batch),
+            Some(epoch) => match batch.import_last(link, ino, &listing, epoch) {
+                Err(Code::Stale) => {
+                    is_stale = true;
+                    Ok(())
+                }
+                rest => rest.map_err(failed),
+            },
+        };
+        rest.map(|()| found)
+    });
+    let found = match listed {
+        Ok(found) => found,
         Err(e) if is_given_up => return Err(Error::from(e)),
         Err(e) => {
             stores.check(&located.at)?;
@@ -153,10 +187,13 @@ fn import_while(link: &Link, stores: &Stores, ino: Ino, go_on: &mut dyn FnMut() 
         }
     };
     located.at.note_success();
-    if listing.unusable > 0 {
-        tracing::warn!("{}: the pool cannot have {} of its names", link.path(ino, b""), listing.unusable);
+    if is_stale {
+        return Ok(Imported::Stale);
     }
-    Ok(listing.objects)
+    if found.unusable > 0 {
+        tracing::warn!("{}: the pool cannot have {} of its names", link.path(ino, b""), found.unusable);
+    }
+    Ok(Imported::All { names: found.objects, first_answer })
 }
 
 /// Objects of one request.
@@ -198,17 +235,43 @@ impl Batch {
         Ok(())
     }
 
+    /// Imports the objects.
     fn import(&mut self, link: &Link, ino: Ino, listing: &Listing<'_>) -> std::result::Result<(), Code> {
+        self.send(listing, |objects| match objects {
+            [] => Ok(None),
+            objects => link.import(ino, objects).map(Some),
+        })
+    }
+
+    /// Imports the objects, which are the last ones of a listing, and reports the directory as listed.
+    fn import_last(
+        &mut self,
+        link: &Link,
+        ino: Ino,
+        listing: &Listing<'_>,
+        epoch: u64,
+    ) -> std::result::Result<(), Code> {
+        self.send(listing, |objects| link.listed(ino, epoch, objects))
+    }
+
+    /// Sends the objects by `send`, which returns how many of them, from the first, are there; none when it is over.
+    fn send(
+        &mut self,
+        listing: &Listing<'_>,
+        send: impl Fn(&[u8]) -> std::result::Result<Option<u64>, Code>,
+    ) -> std::result::Result<(), Code> {
         // Held until the objects are imported: no removal is reported meanwhile.
         let gone = listing.gone();
         if !gone.is_empty() {
             self.leave_out(&gone)?;
         }
         let mut first = 0;
-        while let Some(start) = self.starts.get(first) {
-            match link.import(ino, &self.bytes[*start..self.len])? {
-                0 => return Err(Code::NoSpace),
-                count => first += count as usize,
+        loop {
+            let start = self.starts.get(first).copied().unwrap_or(self.len);
+            match send(&self.bytes[start..self.len])? {
+                None => break,
+                Some(0) => return Err(Code::NoSpace),
+                Some(count) => first += count as usize,
             }
         }
         self.starts.clear();

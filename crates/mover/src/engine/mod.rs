@@ -127,6 +127,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         ranges: Ranges::default(),
         through: kept_ranges::Through::default(),
         listing: Restoring::default(),
+        ahead: Restoring::default(),
         looks: looks::Looks::default(),
         persisting: Restoring::default(),
         peers: Peers::new(link),
@@ -293,7 +294,7 @@ fn serve(shared: &Shared, task: StoreTask) {
             return;
         }
         StoreTask::List(_) => {
-            let done = list::list(&shared.link, &shared.stores, ino);
+            let done = list::list(&shared.link, &shared.stores, ino).map(drop);
             shared.listing.end(ino);
             if done.is_ok() {
                 ahead::list_ahead(shared, ino);

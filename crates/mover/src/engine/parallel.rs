@@ -51,25 +51,42 @@ pub(super) fn in_parallel_if_slow<T: Sync, R: Send>(
     items: &[T],
     each: impl Fn(usize, &T) -> R + Sync,
 ) -> Vec<R> {
-    in_parallel_on(processors(), store, items, each)
+    in_parallel_on(processors(), ITEMS_IN_A_ROW, store, items, |i, item| {
+        let begun = Instant::now();
+        let result = each(i, item);
+        (result, Some(begun.elapsed()))
+    })
 }
 
-/// The same with the number of processors.
-fn in_parallel_on<T: Sync, R: Send>(
-    processors: usize,
+/// The same for items that are needed in their order: all threads take the next one. `each` returns how long the store took
+/// for its first answer, if it was asked: not what the pool took, which serves the program that needs the items.
+pub(super) fn in_order_if_slow<T: Sync>(
     store: &Limited,
     items: &[T],
-    each: impl Fn(usize, &T) -> R + Sync,
+    each: impl Fn(&T) -> Option<Duration> + Sync,
+) {
+    in_parallel_on(processors(), 1, store, items, |_, item| ((), each(item)));
+}
+
+/// The same with the number of processors, and of items that a thread takes one after the other. `each` returns its result,
+/// and how long the store took.
+fn in_parallel_on<T: Sync, R: Send>(
+    processors: usize,
+    in_a_row: usize,
+    store: &Limited,
+    items: &[T],
+    each: impl Fn(usize, &T) -> (R, Option<Duration>) + Sync,
 ) -> Vec<R> {
     let lateness = Lateness::default();
     in_threads(
         || lateness.threads_on(processors, store),
-        ITEMS_IN_A_ROW,
+        in_a_row,
         items,
         |i, item| {
-            let begun = Instant::now();
-            let result = each(i, item);
-            lateness.note(begun.elapsed());
+            let (result, took) = each(i, item);
+            if let Some(took) = took {
+                lateness.note(took);
+            }
             result
         },
     )
@@ -285,13 +302,12 @@ mod tests {
         let together = Together::new();
         let first = 4 * CALL_WEIGHT;
         // The first calls are slow. Then so many wait for each other as the store takes.
-        let all = in_parallel_on(1, &store, &vec![(); first + most], |i, ()| {
+        let all = in_parallel_on(1, ITEMS_IN_A_ROW, &store, &vec![(); first + most], |i, ()| {
             if i < first {
-                std::thread::sleep(2 * SLOW);
-                return true;
+                return (true, Some(2 * SLOW));
             }
             together.comes();
-            together.are(most)
+            (together.are(most), None)
         });
         assert!(all.into_iter().all(|came| came));
     }
@@ -302,14 +318,31 @@ mod tests {
         let items = 5 * ITEMS_IN_A_ROW;
         let hung = THREADS_MIN - 1;
         let others = Together::new();
-        let all = in_parallel_on(1, &store, &vec![(); items], |i, ()| {
+        let all = in_parallel_on(1, ITEMS_IN_A_ROW, &store, &vec![(); items], |i, ()| {
             if i % ITEMS_IN_A_ROW == 0 && i / ITEMS_IN_A_ROW < hung {
-                return others.are(items - hung);
+                return (others.are(items - hung), None);
             }
             others.comes();
-            true
+            (true, None)
         });
         assert!(all.into_iter().all(|others_were_done| others_were_done));
+    }
+
+    #[test]
+    fn items_in_order_are_begun_in_their_order_while_one_takes_long() {
+        let store = store();
+        let (begun, others) = (Mutex::new(Vec::new()), Together::new());
+        in_parallel_on(1, 1, &store, &vec![(); 5 * ITEMS_IN_A_ROW], |i, ()| {
+            begun.lock().unwrap().push(i);
+            match i {
+                0 => assert!(others.are(2 * ITEMS_IN_A_ROW)),
+                _ => others.comes(),
+            }
+            ((), None)
+        });
+        let begun = begun.into_inner().unwrap();
+        let early = begun.iter().enumerate().filter(|(nth, item)| **item >= nth + THREADS_MIN);
+        assert_eq!(early.count(), 0, "{begun:?}");
     }
 
     #[test]

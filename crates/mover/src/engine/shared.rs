@@ -79,6 +79,8 @@ pub(super) struct Shared {
     pub(super) through: Through,
     /// Directories that are being listed.
     pub(super) listing: Restoring,
+    /// Directories below which others are being listed ahead.
+    pub(super) ahead: Restoring,
     /// Names that are being looked up, and how often names of a directory were.
     pub(super) looks: Looks,
     /// Files for whose store a program waits.

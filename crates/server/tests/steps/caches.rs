@@ -113,7 +113,7 @@ fn kernel_and_board_forget_absent_names_when_a_directory_becomes_unlisted() {
     assert_eq!((lookup(&s, f), lookup(&s, g)), (Lookup::Unknown, Lookup::Unknown));
     ask(&mut s, &Request::Import { ino: d, objects: &objects(&[object(f, Kind::File)]) });
     assert_eq!(epochs_moved(&mut told), 0, "no cache has that it is absent");
-    ask(&mut s, &Request::Listed { ino: d, epoch: 0 });
+    ask(&mut s, &Request::Listed { ino: d, epoch: 0, objects: b"" });
     assert_eq!(epochs_moved(&mut told), 0);
     // Now an absence may be cached again.
     ask(&mut s, &Request::Forget { parent: d, name: f, relist: true, discard: false });

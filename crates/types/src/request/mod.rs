@@ -126,7 +126,7 @@ mod tests {
             Request::StoreWork { restart: true },
             Request::StoreFailed { ino: i, code: 8 },
             Request::Import { ino: i, objects: &[1; 40] },
-            Request::Listed { ino: i, epoch: 6 },
+            Request::Listed { ino: i, epoch: 6, objects: &[1; 40] },
             Request::LookedUp { parent: p, name, code: 8 },
             Request::Recall { ino: i, process: 77 },
             Request::ReadKnown { ino: i, cookie: 5 },

@@ -510,12 +510,15 @@ requests! {
         /// A list of [`crate::StoreObject`].
         objects: &'a [u8] as XattrValue,
     }
-    /// All names of a directory in its store were imported. `Stale` if any was forgotten (`Forget`) since the listing began.
-    Listed = 141: client change at(ino) -> "`Entry`" {
+    /// Imports the last objects of a listing, as `Import` does. If there was room for all, all names of the directory are
+    /// there from then on. `Stale`, and nothing is imported, if any was forgotten (`Forget`) since the listing began.
+    Listed = 154: client change at(ino) -> "`Entry`; `Count` of the objects, from the first, that are there now, if that is not all, or there is no room for the rest of the change" {
         /// The directory.
         ino: Ino,
         /// Its epoch when the listing began.
         epoch: u64,
+        /// A list of [`crate::StoreObject`], which may be empty.
+        objects: &'a [u8] as XattrValue,
     }
     /// One name of an unlisted directory was looked up in its store: it was imported, or the store lacks it, or the
     /// look-up failed and calls that wait for it fail.

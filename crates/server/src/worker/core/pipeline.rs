@@ -30,6 +30,9 @@ use crate::worker::statistics::Statistics;
 use crate::worker::sweeper::Sweep;
 use crate::worker::wide::Redirect;
 
+/// Imported names from which on nothing is served before the replies.
+const IMPORTED_MANY: usize = 32;
+
 /// The route of a call.
 enum Route {
     /// To this node's shard.
@@ -45,12 +48,13 @@ enum Route {
 }
 
 impl ShardThread<'_> {
-    /// Serves the calls that were taken. Publishes the batch when its replies fill their memory, and at its end.
+    /// Serves the calls that were taken. Publishes the batch when its replies fill their memory, when many names were
+    /// imported, which takes as long as many other calls, and at its end.
     pub(in crate::worker) fn serve_batch(&mut self) -> Result<()> {
         while !self.pipeline.taken.is_empty() {
             self.effects.clear();
             (self.pipeline.served, self.pipeline.now) = (0, None);
-            while self.pipeline.acks.has_room() {
+            while self.pipeline.acks.has_room() && self.effects.found().len() < IMPORTED_MANY {
                 let Some(taken) = self.pipeline.taken.pop_front() else { break };
                 self.serve(taken)?;
                 self.pipeline.served += 1;
@@ -311,7 +315,8 @@ impl ShardThread<'_> {
     fn notes_for_mount(&self, call: &Call, reply: &Reply<'_>, before: Mark) -> Vec<Invalidation> {
         let (request, effects) = (call.request(), self.effects.since(before));
         // Names that were imported may be known to be absent: the directory was listed before.
-        if request.class() == Class::Step || matches!(request, Request::Import { .. }) {
+        let imports = matches!(request, Request::Import { .. } | Request::Listed { .. });
+        if request.class() == Class::Step || imports {
             return step_invalidations(request, effects);
         }
         let moved: Vec<Ino> = match *request {
