@@ -69,6 +69,9 @@ pub struct Limits {
     /// two. A transfer of up to [`MOVE_BYTES_MAX`](forebay_types::limits::MOVE_BYTES_MAX) bytes writes its bytes from
     /// the first to the last. So when the last byte is there, all are.
     pub in_order: bool,
+    /// The processor of the host copies the bytes of transfers, within calls of the endpoint. So registering memory pins no
+    /// pages, and no byte of a transfer is stored once it has ended, other than by its deadline.
+    pub copies: bool,
 }
 
 /// An event. Every accepted operation ends in one `Done` or one `Failed` with its token.
@@ -272,6 +275,9 @@ pub trait Endpoint: Send {
     /// Called when the user has received nothing for a while though it should have. The endpoint then checks whether it
     /// still receives, and repairs itself if not.
     fn suspect(&mut self) {}
+
+    /// Stops all operations in flight: they fail, and none of their bytes is stored after this call.
+    fn stop_all(&mut self) {}
 
     /// How often the endpoint closed and opened everything again, because it had stopped receiving.
     fn opened_again(&self) -> u64 {

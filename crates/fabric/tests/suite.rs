@@ -500,6 +500,38 @@ fn forgotten_peer_comes_back_when_connected(bed: Bed) {
     }
 }
 
+fn transfers_that_are_stopped_fail_and_store_nothing_later(bed: Bed) {
+    const COUNT: usize = 4;
+    let mut room = Room::new(bed, 2);
+    let to = room.peer(0, 1);
+    let theirs = room.ends[1].register(filled(1, COUNT * MIB), Access::BOTH).unwrap().remote;
+    let memory = Arc::new(Region::new(COUNT * MIB).unwrap());
+    let local = room.ends[0].register(memory.clone(), Access::LOCAL).unwrap().local;
+    let transfer = |index: usize| {
+        let remote = Memory { address: theirs.address + (index * MIB) as u64, ..theirs };
+        Transfer { direction: Direction::Read, local, local_offset: index * MIB, remote, bytes: MIB }
+    };
+    assert_eq!(room.until_transfer_works(0, to, &transfer(0), 1), 0);
+    let before = pattern(2, COUNT * MIB);
+    memory.write_at(0, &before).unwrap();
+    for index in 0..COUNT {
+        let deadline = room.soon(0);
+        room.ends[0].transfer(to, &transfer(index), 10 + index as u64, deadline).unwrap();
+    }
+    // The peer does nothing meanwhile.
+    room.ends[0].stop_all();
+    for index in 0..COUNT {
+        assert!(room.outcome(0, 10 + index as u64).is_err(), "{index}");
+    }
+    let end = room.ends[0].now() + Duration::from_millis(200);
+    while room.ends[0].now() < end {
+        room.turn();
+    }
+    assert!(content(&memory) == before);
+    room.until_transfer_works(0, to, &transfer(1), 20);
+    assert!(content(&memory)[MIB..2 * MIB] == pattern(1, COUNT * MIB)[MIB..2 * MIB]);
+}
+
 macro_rules! suite {
     ($($name:ident),* $(,)?) => {
         mod simulated {
@@ -540,6 +572,7 @@ suite! {
     endpoint_that_starts_again_is_reached_again,
     addresses_that_are_none_are_refused,
     forgotten_peer_comes_back_when_connected,
+    transfers_that_are_stopped_fail_and_store_nothing_later,
 }
 
 #[test]

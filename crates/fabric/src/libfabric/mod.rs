@@ -265,6 +265,13 @@ impl Endpoint for LibfabricEndpoint {
         self.send_probe();
     }
 
+    fn stop_all(&mut self) {
+        if !self.objects.ep.is_null() {
+            self.health.opened_again += 1;
+            self.reopen();
+        }
+    }
+
     fn opened_again(&self) -> u64 {
         self.health.opened_again
     }

@@ -121,7 +121,7 @@ impl LibfabricEndpoint {
     }
 
     /// Closes all objects of the provider and opens them again: same port, same memory and keys, same peers.
-    fn reopen(&mut self) {
+    pub(super) fn reopen(&mut self) {
         self.health.probe = None;
         let closed = self.objects.close_endpoint();
         let failed = || Some((Code::Io, "the endpoint was opened again".to_owned()));

@@ -213,7 +213,7 @@ impl State {
         );
     }
 
-    fn tell(&mut self, to: HostId, incarnation: u64, told: Told) {
+    pub(super) fn tell(&mut self, to: HostId, incarnation: u64, told: Told) {
         let Some(host) = self.hosts.get_mut(&to).filter(|h| h.alive && h.incarnation == incarnation) else {
             return;
         };

@@ -161,16 +161,41 @@ impl Files {
         moved
     }
 
+    /// The descriptor by which a process has a reserved piece open, if it may read or write bytes of it, and if the medium
+    /// is not paced.
+    ///
+    /// # Errors
+    /// What a copy of these bytes fails with.
+    pub(super) fn open_reserved(
+        &self,
+        session: u64,
+        id: &BackingId,
+        (kind, end): (MoveKind, u64),
+    ) -> Result<Option<Arc<OwnedFd>>, Code> {
+        let Some(piece) = id.piece() else { return Ok(None) };
+        if kind == MoveKind::Append || self.targets.is_paced() || self.kept.pieces.is_thin(piece) != Ok(false) {
+            return Ok(None);
+        }
+        self.target(id)?;
+        let file = match kind {
+            MoveKind::Write => self.open_to_write_until(session, id, end)?,
+            _ => self.open(session, id)?,
+        };
+        // A read that ends beyond the end is cut off there.
+        Ok(self.kept.pieces.bytes(piece).is_ok_and(|bytes| end <= bytes).then_some(file))
+    }
+
     fn move_now(&self, moving: &mut Moving) -> Result<usize, Code> {
         self.target(&moving.id)?;
         let session = moving.ticket.stamp.session;
         let len = moving.bytes;
         match (moving.kind, &mut moving.room) {
             (MoveKind::Write, room) => {
+                let start = room.start(len).ok_or(Code::Malformed)?;
                 let end = moving.offset.saturating_add(len as u64);
                 let file = self.open_to_write_until(session, &moving.id, end)?;
                 // SAFETY: of memory that lives as long as the room.
-                unsafe { write_from(&file, room.start(len).as_ptr(), len, moving.offset) }.map(|()| len)
+                unsafe { write_from(&file, start.as_ptr(), len, moving.offset) }.map(|()| len)
             }
             (MoveKind::Read, DataBuffer::Piece(piece)) => {
                 read(&*self.open(session, &moving.id)?, piece.bytes(len), moving.offset)
@@ -179,8 +204,8 @@ impl Files {
             (MoveKind::Append, DataBuffer::Piece(piece)) => {
                 self.append_once(&moving.ticket.stamp, &moving.id, piece.bytes(len)).map(|_| len)
             }
-            // Only writes use eager buffers.
-            (_, DataBuffer::Eager(_)) => Err(Code::Malformed),
+            // Only writes use eager buffers, and no thread copies from or to a volume's piece itself.
+            (_, DataBuffer::Eager(_) | DataBuffer::Direct(_)) => Err(Code::Malformed),
         }
     }
 
