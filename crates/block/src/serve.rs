@@ -136,10 +136,9 @@ pub fn serve<M: Medium>(device: Device, medium: &M, memory: Memory, ready: impl 
             let turns = turns.as_ref();
             // Before the device appears, so that they are present.
             let (mut buffer, mut out) = (vec![1; REQUEST_BYTES_MAX], filled());
-            std::thread::Builder::new()
-                .name("medium".into())
-                .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, move || {
+            std::thread::Builder::new().name("medium".into()).stack_size(STACK_BYTES).spawn_scoped(
+                scope,
+                move || {
                     let serve = |request: &[u8]| serve_one(&device, medium, request, &mut out);
                     let served = match turns {
                         Some(turns) => turns.serve(index, &device, &mut buffer, serve),
@@ -148,7 +147,8 @@ pub fn serve<M: Medium>(device: Device, medium: &M, memory: Memory, ready: impl 
                     if let Err(e) = served {
                         tracing::error!("cannot read requests of the device: {e}");
                     }
-                })?;
+                },
+            )?;
         }
         ready();
         Ok(())

@@ -9,12 +9,13 @@
 //!          ALONE_MIN requests, each by itself
 //!   deep ──────────────────────────────────────► shallow      the thread that served the last one leads
 //!        ◄──────────────────────────────────────
-//!          BURST requests that were there at once, in a row; the end
+//!          BURST requests that were there at once, in a row; a busy machine; the end
 //! ```
 //! Each return to deep makes the next change to shallow harder ([`Turns::needed`]), so that a load that is neither does not
 //! change all the time. A leader that finds nothing for a while sleeps in the kernel: a device without requests takes no
 //! processor. It yields the processor between polls, because the program, the loop device's worker, or the kernel's thread
-//! that completes requests may need it, and does not poll for [`BUSY`] after a yield that took long.
+//! that completes requests may need it, does not poll for [`BUSY`] after a yield that took long, and leads no more after some
+//! of those ([`STRIKES`]).
 //!
 //! A signal without effect ([`Turns::new`]) makes a thread leave the kernel to be parked. One that was about to sleep
 //! there misses it, and stays until a request wakes it: it is sent another one. Nothing here allocates memory once the
@@ -52,6 +53,9 @@ const LOOKS: u32 = 2;
 const YIELD_LONG: Duration = Duration::from_micros(150);
 /// No poll for this long after such a yield.
 const BUSY: Duration = Duration::from_millis(5);
+/// So many such yields end the leading. One is forgotten after [`FORGIVEN`] requests.
+const STRIKES: u32 = 4;
+const FORGIVEN: u32 = 256;
 /// How often threads that are still in the kernel are signalled.
 const SIGNAL_EVERY: Duration = Duration::from_millis(2);
 /// A parked thread looks so often whether it still has to be.
@@ -74,6 +78,19 @@ pub(crate) struct Turns {
 
 /// Why a thread takes no more requests.
 struct Over(io::Result<()>);
+
+/// Ends the leading of a thread, however it ends.
+struct EndOfLeading<'a> {
+    turns: &'a Turns,
+    device: &'a Device,
+}
+
+impl Drop for EndOfLeading<'_> {
+    fn drop(&mut self) {
+        self.device.set_waiting(true);
+        self.turns.end_shallow();
+    }
+}
 
 fn signal() -> libc::c_int {
     libc::SIGRTMIN()
@@ -124,17 +141,16 @@ impl Turns {
                     continue;
                 }
             };
-            match done {
+            let led = match done {
                 Ok(true) => {
-                    let led = self.lead(device, buffer, &mut serve);
-                    device.set_waiting(true);
-                    self.end_shallow();
-                    if let Err(over) = led {
-                        break over;
-                    }
+                    let _end = EndOfLeading { turns: self, device };
+                    self.lead(device, buffer, &mut serve)
                 }
-                Ok(false) => {}
-                Err(over) => break over,
+                Ok(false) => Ok(()),
+                Err(over) => Err(over),
+            };
+            if let Err(over) = led {
+                break over;
             }
         };
         self.threads[index].store(0, Ordering::Release);
@@ -178,16 +194,11 @@ impl Turns {
     }
 
     /// Polls for requests and serves them, until several are there at a time.
-    fn lead(
-        &self,
-        device: &Device,
-        buffer: &mut [u8],
-        serve: &mut impl FnMut(&[u8]),
-    ) -> Result<(), Over> {
+    fn lead(&self, device: &Device, buffer: &mut [u8], serve: &mut impl FnMut(&[u8])) -> Result<(), Over> {
         device.set_waiting(false);
         self.signal_others();
         let mut signalled = Instant::now();
-        let (mut burst, mut served, mut busy_until) = (0, 0u32, None::<Instant>);
+        let (mut burst, mut served, mut strikes, mut busy_until) = (0, 0u32, 0u32, None::<Instant>);
         loop {
             let since = Instant::now();
             // Otherwise it could be that a thread in the kernel takes the next request meanwhile, which is served as well.
@@ -202,40 +213,47 @@ impl Turns {
                 }
                 None => {
                     burst = 0;
-                    match self.look(since, &mut busy_until, || read(device, buffer).transpose()) {
+                    let found = match busy_until {
+                        Some(until) if since < until => None,
+                        _ => {
+                            let (found, long_yield) = self.look(since, || read(device, buffer).transpose());
+                            busy_until = long_yield.map(|ended| ended + BUSY);
+                            strikes += u32::from(busy_until.is_some());
+                            found
+                        }
+                    };
+                    match found {
                         Some(found) => found?,
                         None => self.sleep(since, device, buffer)?,
                     }
                 }
             };
             serve(&buffer[..n]);
-            if burst >= BURST {
+            if burst >= BURST || strikes >= STRIKES {
                 return Ok(());
             }
             served += 1;
+            if served.is_multiple_of(FORGIVEN) {
+                strikes = strikes.saturating_sub(1);
+            }
             if served == STEADY {
                 self.needed.store(ALONE_MIN, Ordering::Relaxed);
             }
         }
     }
 
-    fn look<T>(
-        &self,
-        since: Instant,
-        busy_until: &mut Option<Instant>,
-        work: impl FnMut() -> Option<T>,
-    ) -> Option<T> {
+    /// Polls. Returns what it has found, and when a yield ended that took long.
+    fn look<T>(&self, since: Instant, work: impl FnMut() -> Option<T>) -> (Option<T>, Option<Instant>) {
         let look_ns = self.look_ns.get();
-        if look_ns == 0 || busy_until.is_some_and(|until| since < until) {
-            return None;
+        if look_ns == 0 {
+            return (None, None);
         }
         let mut budget = Time::new(since, Duration::from_nanos(look_ns), LOOKS, YIELD_LONG);
         let found = wait::look(&mut budget, work);
-        *busy_until = budget.long_yield_ended().map(|at| at + BUSY);
         if found.is_none() {
             self.look_ns.shorten(look_ns);
         }
-        found
+        (found, budget.long_yield_ended())
     }
 
     /// Sleeps in the kernel until there is a request.
@@ -332,7 +350,11 @@ mod tests {
     }
 
     /// Serves what `send` sends, and returns what was served, in order.
-    fn serve(turns: &Turns, send: impl FnOnce(&mut File), served: impl Fn(u32) + Sync) -> Vec<(u32, ThreadId)> {
+    fn serve(
+        turns: &Turns,
+        send: impl FnOnce(&mut File),
+        served: impl Fn(u32) + Sync,
+    ) -> Vec<(u32, ThreadId)> {
         let (mut writer, devices) = connection();
         let all = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
@@ -396,7 +418,7 @@ mod tests {
     fn requests_one_by_one_are_served_by_one_thread_and_a_burst_by_all() {
         let (turns, done) = (Turns::new(THREADS).unwrap(), AtomicU32::new(0));
         let (here, changed) = (Mutex::new(0), Condvar::new());
-        let led = Mutex::new(None);
+        let (led, all_sent) = (Mutex::new(None), AtomicU32::new(0));
         const ALONE: u32 = 50_000;
         const LED: u32 = 20;
         let send = |writer: &mut File| {
@@ -411,6 +433,7 @@ mod tests {
             *led.lock().unwrap() = led_from;
             let burst = (ALONE..).take(3 * THREADS);
             burst.for_each(|number| writer.write_all(&number.to_ne_bytes()).unwrap());
+            all_sent.store(1, Ordering::Release);
             eventually("all threads take requests again", || turns.mode.load(Ordering::Acquire) == DEEP);
         };
         let served = serve(&turns, send, |number| {
@@ -419,7 +442,9 @@ mod tests {
                 let mut count = here.lock().unwrap();
                 *count += 1;
                 changed.notify_all();
-                // The leader serves the first, and then those that make it a burst.
+                // All are there when the leader has served the first.
+                eventually("all are sent", || all_sent.load(Ordering::Acquire) == 1);
+                // It serves that one, and then those that make it a burst.
                 let led = BURST as usize + 1;
                 if *count > led {
                     let waited = changed.wait_timeout_while(count, PATIENCE, |count| *count < led + THREADS);

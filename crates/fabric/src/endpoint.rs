@@ -35,6 +35,9 @@ pub struct Registered {
 pub enum Direction {
     /// From the peer's memory to local memory.
     Read,
+    /// As `Read`, to memory that others use: no byte is stored after the deadline, or once the transfer was reported. If the
+    /// deadline passes, other operations may fail too. For endpoints that copy ([`Limits::copies`]).
+    ReadInTime,
     /// From local memory to the peer's.
     Write,
     /// As `Write`, ahead of a message that announces the bytes. The operation ends when the bytes have left. The peer
@@ -275,9 +278,6 @@ pub trait Endpoint: Send {
     /// Called when the user has received nothing for a while though it should have. The endpoint then checks whether it
     /// still receives, and repairs itself if not.
     fn suspect(&mut self) {}
-
-    /// Stops all operations in flight: they fail, and none of their bytes is stored after this call.
-    fn stop_all(&mut self) {}
 
     /// How often the endpoint closed and opened everything again, because it had stopped receiving.
     fn opened_again(&self) -> u64 {

@@ -14,7 +14,8 @@ use crate::memory::{Access, Region};
 
 /// Transfers and messages are in order as far as the faults allow. `Faults::reorder` detects users that rely on more
 /// than [`Limits::in_order`] promises.
-const LIMITS: Limits = Limits { message_bytes: 1 << 20, waiting_per_peer: 1024, in_order: true, copies: true };
+const LIMITS: Limits =
+    Limits { message_bytes: 1 << 20, waiting_per_peer: 1024, in_order: true, copies: true };
 
 /// An operation that was not reported yet.
 #[derive(Debug)]
@@ -214,15 +215,6 @@ impl Endpoint for SimulatedEndpoint {
 
     fn waker(&self) -> &Waker {
         &self.waker
-    }
-
-    /// The network drops the data of operations that were reported.
-    fn stop_all(&mut self) {
-        let mut state = self.network.lock();
-        for operation in self.operations.keys() {
-            let (operation, code, why) = (*operation, Code::Io, "it was stopped");
-            state.tell(self.host, self.incarnation, Told::Failed { operation, code, why });
-        }
     }
 }
 

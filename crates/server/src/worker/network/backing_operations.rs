@@ -173,7 +173,8 @@ impl Files {
         (kind, end): (MoveKind, u64),
     ) -> Result<Option<Arc<OwnedFd>>, Code> {
         let Some(piece) = id.piece() else { return Ok(None) };
-        if kind == MoveKind::Append || self.targets.is_paced() || self.kept.pieces.is_thin(piece) != Ok(false) {
+        if kind == MoveKind::Append || self.targets.is_paced() || self.kept.pieces.is_thin(piece) != Ok(false)
+        {
             return Ok(None);
         }
         self.target(id)?;
@@ -572,6 +573,7 @@ mod tests {
             files.serve_piece(stamp, caller, (&id, piece), &op, &mut [0; 64]).map(drop)
         };
         let open = || BackingOp::Open { handle: 1 };
+        let reserved = |kind, end| files.open_reserved(77, &id, (kind, end)).map(|file| file.is_some());
         let write = |offset| BackingOp::Write { offset, append: false, bytes: b"abc" };
         let runs = |runs: &[(u64, u32)]| {
             let mut list = Vec::new();
@@ -580,7 +582,21 @@ mod tests {
             ask(BackingOp::WriteRuns { runs, bytes: &vec![1; runs.bytes()] })
         };
         assert_eq!(ask(write(0)), Err(Code::Stale));
+        let thick = PieceKind { is_thin: false, ..kind };
+        files.kept.pieces.add(piece, (&memory, thick), None);
+        assert_eq!(reserved(MoveKind::Read, 1), Err(Code::Stale));
         ask(open()).unwrap();
+        for (access, end, expected) in [
+            (MoveKind::Read, 4096, Ok(true)),
+            (MoveKind::Read, 4097, Ok(false)),
+            (MoveKind::Write, 4096, Ok(true)),
+            (MoveKind::Write, 4097, Err(Code::Range)),
+            (MoveKind::Append, 1, Ok(false)),
+        ] {
+            assert_eq!(reserved(access, end), expected, "{access:?} up to {end}");
+        }
+        files.kept.pieces.add(piece, (&memory, kind), None);
+        assert_eq!(reserved(MoveKind::Write, 1), Ok(false), "it is thin");
         assert_eq!((ask(write(4093)), runs(&[(4094, 2), (0, 3)])), (Ok(()), Ok(())));
         for offset in [4094, 4096, 1 << 40, u64::MAX] {
             assert_eq!(ask(write(offset)), Err(Code::Range), "{offset}");

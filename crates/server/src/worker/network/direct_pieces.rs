@@ -2,8 +2,8 @@
 //! endpoint, and a transfer goes to the place of its bytes (docs/decisions/0048).
 //!
 //! That is done where registering memory pins nothing and where the provider moves bytes within the endpoint's calls
-//! ([`Limits::copies`](forebay_fabric::Limits::copies)): no byte is written there after a transfer has ended, and those
-//! whose deadline has passed can be stopped ([`Endpoint::stop_all`]). The pieces are reserved memory of a sealed size; thin
+//! ([`Limits::copies`](forebay_fabric::Limits::copies)): no byte is written there after a transfer has ended, or after its
+//! deadline ([`Direction::ReadInTime`](forebay_fabric::Direction::ReadInTime)). The pieces are reserved memory of a sealed size; thin
 //! pieces are copied. A transfer holds the descriptor of the process that requested it, and with it the lock that says that
 //! the piece is in use. So the memory of a piece is not freed during a transfer.
 //!
@@ -104,5 +104,72 @@ impl DirectPieces {
     /// True if there is none.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::piece_table::PieceKind;
+    use forebay_fabric::simulated::{Faults, Network};
+    use forebay_fabric::{Direction, Event, Transfer};
+    use forebay_types::{Ino, NodeId, Rights};
+    use std::time::Duration;
+
+    const BYTES: usize = 8192;
+
+    #[test]
+    fn bytes_go_right_into_a_piece_stay_when_pages_are_given_up_and_nothing_is_kept_of_a_piece_that_is_gone()
+    {
+        let network = Network::new(1, Faults::NONE);
+        let (mut ours, mut theirs) = (network.endpoint(1), network.endpoint(2));
+        let far = Arc::new(Region::new(BYTES).unwrap());
+        far.write_at(0, &[7; BYTES]).unwrap();
+        let remote = theirs.register(far, Access::BOTH).unwrap().remote;
+        let memory: OwnedFd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, BYTES as u64).unwrap();
+        let memory = Arc::new(memory);
+        let (table, mut direct, mut unmapping) =
+            (PieceTable::default(), DirectPieces::default(), Unmapping::default());
+        let piece = |index| PieceId { volume: Ino::new(NodeId(1), 9), segment: 0, index };
+        let rights = Some(Rights { uid: 0, gid: 0, mode: 0o600 });
+        let kind = PieceKind { target: 0, bytes: BYTES as u64, rights, is_thin: false };
+        table.add(piece(0), (&memory, kind), None);
+        table.add(piece(1), (&memory, PieceKind { is_thin: true, ..kind }), None);
+        let in_use = || Arc::new(rustix::io::dup(&memory).unwrap());
+        let thin = direct.place(&mut ours, &table, (piece(1), 0, 10), in_use());
+        assert_eq!(thin.err(), Some(Code::NotSupported));
+        let lock = in_use();
+        let place = direct.place(&mut ours, &table, (piece(0), 4096, 4096), Arc::clone(&lock)).unwrap();
+        let peer = ours.connect(theirs.address()).unwrap();
+        let transfer = Transfer {
+            direction: Direction::ReadInTime,
+            local: place.local,
+            local_offset: place.at,
+            remote,
+            bytes: 4096,
+        };
+        ours.transfer(peer, &transfer, 3, Duration::from_secs(5)).unwrap();
+        let mut done = false;
+        while !done && network.now() < Duration::from_secs(10) {
+            network.turn();
+            ours.progress(&mut |event| done |= event == Event::Done { token: 3 });
+        }
+        assert!(done && Arc::strong_count(&lock) == 2, "the piece is in use until the transfer has ended");
+        drop(place);
+        assert_eq!(Arc::strong_count(&lock), 1);
+        direct.count(DIRECT_PIECE_BYTES);
+        let (mut bytes, mapping) = ([0; BYTES], table.mapping(piece(0)).unwrap());
+        rustix::io::pread(&*memory, &mut bytes, 0).unwrap();
+        assert!(bytes[..4096].iter().all(|b| *b == 0) && bytes[4096..].iter().all(|b| *b == 7));
+        let mut mapped = [0; BYTES];
+        mapping.load(0, &mut mapped);
+        assert_eq!(mapped, bytes);
+        direct.drop_gone(&mut ours, &table, &mut unmapping);
+        assert!(!direct.is_empty());
+        drop(table.remove(piece(0)));
+        direct.drop_gone(&mut ours, &table, &mut unmapping);
+        assert!(direct.is_empty() && Arc::strong_count(&mapping) == 1);
+        assert_eq!(ours.transfer(peer, &transfer, 4, Duration::from_secs(5)), Err(Code::Fault));
     }
 }

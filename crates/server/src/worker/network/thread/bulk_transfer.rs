@@ -337,15 +337,16 @@ impl NetworkThread {
     /// Starts a transfer. `whole`: it has all bytes of the request.
     fn start_transfer(&mut self, moving: Moving, whole: bool) {
         let reads = moving.kind == MoveKind::Read;
-        let (local, local_offset) = match &moving.room {
-            DataBuffer::Piece(piece) => (piece.local, piece.at()),
-            DataBuffer::Direct(place) => (place.local, place.at),
+        // A late write of a volume's piece would replace what others have put there since.
+        let (local, local_offset, fetch) = match &moving.room {
+            DataBuffer::Piece(piece) => (piece.local, piece.at(), Direction::Read),
+            DataBuffer::Direct(place) => (place.local, place.at, Direction::ReadInTime),
             DataBuffer::Eager(_) => return self.have_served(moving),
         };
         self.moves.token += 1;
         let token = self.moves.token;
         let transfer = Transfer {
-            direction: if reads { Direction::Write } else { Direction::Read },
+            direction: if reads { Direction::Write } else { fetch },
             local,
             local_offset,
             remote: moving.memory,
@@ -422,11 +423,6 @@ impl NetworkThread {
                 // Kept as a reply: the message may be lost with the connection, and the retry must not break the next
                 // connection.
                 self.tell_moved(&moving.ticket, Err(Code::Interrupted));
-                let is_late = failed.code == Code::TimedOut && moving.kind != MoveKind::Read;
-                if is_late && matches!(moving.room, DataBuffer::Direct(_)) {
-                    // Its requester has received a failure. The bytes must not be written at any later time.
-                    self.calls.endpoint().stop_all();
-                }
                 let DataBuffer::Piece(piece) = &moving.room else { return self.begin_moves() };
                 if self.moves.bounce.as_mut().is_some_and(|bounce| bounce.lose(piece)) {
                     if let Some(bounce) = self.moves.bounce.take() {
