@@ -20,6 +20,7 @@ mod memory_cgroup;
 mod process;
 mod report;
 mod serve;
+mod turns;
 
 pub use forebay_fuse::Device;
 pub use keeper::{keep, Ending, Plan, Tell, Up};

@@ -1,7 +1,8 @@
 //! The server: answers the kernel's requests for the file of a device.
 //!
 //! Serving a request allocates no memory here: each thread has its buffers from the start. A thread serves one request
-//! after the other, so there are as many threads as the medium serves at the same time.
+//! after the other, so there are as many threads as the medium serves at the same time. Where requests do not wait, one thread
+//! polls while they come one by one (`turns`).
 
 use std::io;
 use std::time::Instant;
@@ -10,6 +11,8 @@ use forebay_fuse::protocol::{
     self, fopen, init, op, Body, Request, Short, Validity, MAJOR, MINOR, ROOT_NODE,
 };
 use forebay_fuse::Device;
+
+use crate::turns::Turns;
 
 /// Largest transfer of one request.
 const TRANSFER_BYTES_MAX: usize = 1 << 20;
@@ -39,6 +42,11 @@ pub trait Medium: Sync {
 
     /// How many requests it serves at the same time.
     fn threads(&self) -> usize;
+
+    /// True if requests wait, for their time, for memory or for another process. Otherwise they are copies of memory alone.
+    fn waits(&self) -> bool {
+        true
+    }
 
     /// Reads `to.len()` bytes.
     fn read(&self, offset: u64, to: &mut [u8]) -> Served;
@@ -122,14 +130,25 @@ pub fn serve<M: Medium>(device: Device, medium: &M, memory: Memory, ready: impl 
     let mut devices: Vec<Device> =
         (1..medium.threads()).map(|_| device.another()).collect::<io::Result<_>>()?;
     devices.push(device);
+    let turns = if medium.waits() { None } else { Some(Turns::new(devices.len())?) };
     std::thread::scope(|scope| {
-        for device in devices {
+        for (index, device) in devices.into_iter().enumerate() {
+            let turns = turns.as_ref();
             // Before the device appears, so that they are present.
-            let (buffer, out) = (vec![1; REQUEST_BYTES_MAX], filled());
-            std::thread::Builder::new()
-                .name("medium".into())
-                .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, move || run(&device, medium, buffer, out))?;
+            let (mut buffer, mut out) = (vec![1; REQUEST_BYTES_MAX], filled());
+            std::thread::Builder::new().name("medium".into()).stack_size(STACK_BYTES).spawn_scoped(
+                scope,
+                move || {
+                    let serve = |request: &[u8]| serve_one(&device, medium, request, &mut out);
+                    let served = match turns {
+                        Some(turns) => turns.serve(index, &device, &mut buffer, serve),
+                        None => serve_all(&device, &mut buffer, serve),
+                    };
+                    if let Err(e) = served {
+                        tracing::error!("cannot read requests of the device: {e}");
+                    }
+                },
+            )?;
         }
         ready();
         Ok(())
@@ -144,43 +163,44 @@ fn filled() -> Body {
     out
 }
 
-fn run<M: Medium>(device: &Device, medium: &M, mut buffer: Vec<u8>, mut out: Body) {
+/// Serves requests until the connection is over. The kernel wakes the calling thread for each.
+fn serve_all(device: &Device, buffer: &mut [u8], mut serve: impl FnMut(&[u8])) -> io::Result<()> {
     loop {
-        let n = match device.read(&mut buffer) {
-            Ok(n) => n,
+        match device.read(buffer) {
+            Ok(n) => serve(&buffer[..n]),
             Err(e) => match e.raw_os_error() {
-                Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => continue,
-                Some(libc::ENODEV) => return,
-                _ => {
-                    tracing::error!("cannot read requests of the device: {e}");
-                    return;
-                }
+                Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => {}
+                Some(libc::ENODEV) => return Ok(()),
+                _ => return Err(e),
             },
-        };
-        let Ok(rq) = Request::parse(&buffer[..n]) else {
-            tracing::error!("the kernel sent {n} bytes that are no request");
-            continue;
-        };
-        if matches!(rq.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT) {
-            continue;
         }
-        out.clear();
-        let error = match answer(medium, &rq, &mut out) {
-            Ok(()) => 0,
-            Err(errno) => {
-                out.clear();
-                errno
-            }
-        };
-        let (sent, bytes) = (Instant::now(), out.len());
-        let written = device.write(out.message(rq.unique, -error));
-        if bytes >= COPIED_BYTES_MIN {
-            medium.copied(bytes, sent.elapsed().as_nanos() as u64);
+    }
+}
+
+fn serve_one<M: Medium>(device: &Device, medium: &M, request: &[u8], out: &mut Body) {
+    let Ok(rq) = Request::parse(request) else {
+        tracing::error!("the kernel sent {} bytes that are no request", request.len());
+        return;
+    };
+    if matches!(rq.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT) {
+        return;
+    }
+    out.clear();
+    let error = match answer(medium, &rq, out) {
+        Ok(()) => 0,
+        Err(errno) => {
+            out.clear();
+            errno
         }
-        if let Err(e) = written {
-            if !matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) {
-                tracing::error!("cannot answer a request of the device: {e}");
-            }
+    };
+    let (sent, bytes) = (Instant::now(), out.len());
+    let written = device.write(out.message(rq.unique, -error));
+    if bytes >= COPIED_BYTES_MIN {
+        medium.copied(bytes, sent.elapsed().as_nanos() as u64);
+    }
+    if let Err(e) = written {
+        if !matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) {
+            tracing::error!("cannot answer a request of the device: {e}");
         }
     }
 }

@@ -127,6 +127,10 @@ impl Medium for VolumeMedium {
         SPARE_THREADS + if self.volume.far_pieces() > 0 { FAR_THREADS } else { near() }
     }
 
+    fn waits(&self) -> bool {
+        !self.volume.is_mapped()
+    }
+
     fn read(&self, offset: u64, to: &mut [u8]) -> Served {
         self.served("read", offset, self.volume.get_bytes(offset, to))
     }

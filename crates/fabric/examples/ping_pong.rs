@@ -265,7 +265,9 @@ fn main() {
         for bytes in SIZES {
             for depth in [1, DEPTH] {
                 let raw = timed(o.seconds, || match direction {
-                    Direction::Read => tcp_round(&mut stream, &mut buffer, 0, bytes, depth),
+                    Direction::Read | Direction::ReadInTime => {
+                        tcp_round(&mut stream, &mut buffer, 0, bytes, depth)
+                    }
                     Direction::Write | Direction::Ahead => {
                         tcp_round(&mut stream, &mut buffer, bytes, 1, depth)
                     }

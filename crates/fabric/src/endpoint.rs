@@ -35,6 +35,9 @@ pub struct Registered {
 pub enum Direction {
     /// From the peer's memory to local memory.
     Read,
+    /// As `Read`, to memory that others use: no byte is stored after the deadline, or once the transfer was reported. If the
+    /// deadline passes, other operations may fail too. For endpoints that copy ([`Limits::copies`]).
+    ReadInTime,
     /// From local memory to the peer's.
     Write,
     /// As `Write`, ahead of a message that announces the bytes. The operation ends when the bytes have left. The peer
@@ -69,6 +72,9 @@ pub struct Limits {
     /// two. A transfer of up to [`MOVE_BYTES_MAX`](forebay_types::limits::MOVE_BYTES_MAX) bytes writes its bytes from
     /// the first to the last. So when the last byte is there, all are.
     pub in_order: bool,
+    /// The processor of the host copies the bytes of transfers, within calls of the endpoint. So registering memory pins no
+    /// pages, and no byte of a transfer is stored once it has ended, other than by its deadline.
+    pub copies: bool,
 }
 
 /// An event. Every accepted operation ends in one `Done` or one `Failed` with its token.

@@ -254,7 +254,9 @@ fn transfers_move_exactly_what_was_asked(bed: Bed) {
         assert_eq!(room.outcome(0, token as u64), Ok(()), "{direction:?} of {bytes}");
         let (local, remote) = (local_offset..local_offset + bytes, offset..offset + bytes);
         match direction {
-            Direction::Read => expect_near[local].copy_from_slice(&expect_far[remote]),
+            Direction::Read | Direction::ReadInTime => {
+                expect_near[local].copy_from_slice(&expect_far[remote])
+            }
             Direction::Write | Direction::Ahead => expect_far[remote].copy_from_slice(&expect_near[local]),
         }
         assert!(
@@ -500,6 +502,48 @@ fn forgotten_peer_comes_back_when_connected(bed: Bed) {
     }
 }
 
+/// A peer's bytes that arrive while this end is stopped.
+fn transfer_to_memory_that_others_use_stores_nothing_after_its_deadline(bed: Bed) {
+    const IN_TIME: Duration = Duration::from_millis(100);
+    let mut room = Room::new(bed, 2);
+    if !room.ends[0].limits().copies {
+        return println!("skipped: the provider is not one that copies");
+    }
+    let to = room.peer(0, 1);
+    let remote = room.ends[1].register(filled(1, MIB), Access::BOTH).unwrap().remote;
+    let memory = Arc::new(Region::new(MIB).unwrap());
+    let local = room.ends[0].register(memory.clone(), Access::LOCAL).unwrap().local;
+    // Fewer bytes than a socket holds.
+    let bytes = 64 << 10;
+    let transfer = Transfer { direction: Direction::ReadInTime, local, local_offset: 0, remote, bytes };
+    assert_eq!(room.until_transfer_works(0, to, &transfer, 1), 0);
+    let before = pattern(2, MIB);
+    memory.write_at(0, &before).unwrap();
+    if let Bed::Simulated(network, _) = &room.bed {
+        network.stop(2, true);
+    }
+    let deadline = room.ends[0].now() + IN_TIME;
+    room.ends[0].transfer(to, &transfer, 10, deadline).unwrap();
+    while room.ends[0].now() < deadline + Duration::from_millis(10) {
+        match &room.bed {
+            Bed::Simulated(network, _) => network.turn(),
+            Bed::Libfabric(_) => drop(room.ends[1].progress(&mut |_| {})),
+        }
+    }
+    if let Bed::Simulated(network, _) = &room.bed {
+        network.stop(2, false);
+    }
+    let (code, why) = room.outcome(0, 10).unwrap_err();
+    println!("{code}: {why}");
+    let end = room.ends[0].now() + Duration::from_millis(200);
+    while room.ends[0].now() < end {
+        room.turn();
+    }
+    assert!(content(&memory) == before);
+    room.until_transfer_works(0, to, &transfer, 20);
+    assert!(content(&memory)[..bytes] == pattern(1, MIB)[..bytes]);
+}
+
 macro_rules! suite {
     ($($name:ident),* $(,)?) => {
         mod simulated {
@@ -540,6 +584,7 @@ suite! {
     endpoint_that_starts_again_is_reached_again,
     addresses_that_are_none_are_refused,
     forgotten_peer_comes_back_when_connected,
+    transfer_to_memory_that_others_use_stores_nothing_after_its_deadline,
 }
 
 #[test]

@@ -144,6 +144,13 @@ impl Mapping {
         }
     }
 
+    /// Gives the pages of this mapping up, which then no longer count as memory of this process. The memory has its bytes as
+    /// before, also for this mapping, whose next accesses take page faults.
+    pub fn give_pages_up(&self) {
+        // SAFETY: the range is this mapping's own, and shared: the kernel drops entries of the page table alone.
+        unsafe { libc::madvise(self.base.cast(), self.bytes, libc::MADV_DONTNEED) };
+    }
+
     /// Where it begins: for the network, which reads and writes it by itself.
     pub fn start(&self) -> std::ptr::NonNull<u8> {
         std::ptr::NonNull::new(self.base).unwrap_or(std::ptr::NonNull::dangling())

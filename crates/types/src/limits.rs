@@ -107,6 +107,9 @@ pub const READ_AHEAD_OF_MAX: usize = READ_AHEAD_BYTES_MAX / 2;
 pub const READ_AHEAD_MS: u64 = 1_000;
 /// Bytes of memory through which data pass between a node's backing files and other nodes' buffers.
 pub const BOUNCE_BYTES: usize = 32 << 20;
+/// Bytes that a node's network moves from and to its mappings of volumes' pieces until it gives their pages up: so many count
+/// as memory of the daemon at most.
+pub const DIRECT_PIECE_BYTES: usize = 256 << 20;
 /// Eager buffers that a node grants another node, which writes data into them before it sends the request: more than a
 /// call has in flight.
 pub const EAGER_BUFFERS: usize = 16;

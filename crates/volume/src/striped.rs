@@ -88,6 +88,12 @@ impl Striped {
         self.parts.first().and_then(Mapped::first_piece)
     }
 
+    /// True if all of its pieces are mapped: puts and gets are copies of memory alone.
+    #[inline]
+    pub fn is_mapped(&self) -> bool {
+        self.is_mapped
+    }
+
     /// True if some of its pieces are on other nodes.
     #[inline]
     pub(crate) fn has_far_pieces(&self) -> bool {

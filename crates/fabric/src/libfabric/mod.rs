@@ -28,7 +28,7 @@ use forebay_fabric_sys::*;
 use forebay_types::Code;
 use forebay_wire::Memory;
 
-use crate::endpoint::{Endpoint, Event, Limits, Local, Peer, Registered, Transfer, Waker};
+use crate::endpoint::{Direction, Endpoint, Event, Limits, Local, Peer, Registered, Transfer, Waker};
 use crate::memory::{Access, Region};
 pub use environment::environment;
 use health::PROBE;
@@ -166,7 +166,9 @@ impl Endpoint for LibfabricEndpoint {
         self.next_moving += 1;
         let id = self.next_moving;
         let pieces_left = transfer.bytes.div_ceil(self.piece_bytes);
-        self.moving.insert(id, Moving { token, peer, deadline, pieces_left, told: false, failed: None });
+        let in_time = transfer.direction == Direction::ReadInTime;
+        self.moving
+            .insert(id, Moving { token, peer, deadline, in_time, pieces_left, told: false, failed: None });
         for start in (0..transfer.bytes).step_by(self.piece_bytes) {
             let piece = Piece {
                 transfer: id,
@@ -183,6 +185,7 @@ impl Endpoint for LibfabricEndpoint {
     }
 
     fn progress(&mut self, sink: &mut dyn FnMut(Event<'_>)) -> usize {
+        self.stop_late(self.now());
         for place in std::mem::take(&mut self.unposted) {
             self.post(Operation::new(Peer(u32::MAX), Work::Receive(place)));
         }

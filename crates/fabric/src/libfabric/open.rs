@@ -247,6 +247,13 @@ impl Objects {
         }
     }
 
+    /// As of [`Limits`](crate::Limits): the provider is one of sockets, and no thread of its own makes progress.
+    pub(super) fn copies(&self) -> bool {
+        // SAFETY: fi_getinfo fills all attributes.
+        let progress = unsafe { (*(*self.info).domain_attr).data_progress };
+        IN_ORDER.contains(&self.provider.as_str()) && progress == FI_PROGRESS_MANUAL
+    }
+
     /// The endpoint's address.
     pub(super) fn address(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; forebay_wire::limits::ADDRESS_BYTES_MAX];

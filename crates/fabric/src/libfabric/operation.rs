@@ -105,6 +105,8 @@ pub(super) struct Moving {
     pub(super) token: u64,
     pub(super) peer: Peer,
     pub(super) deadline: Duration,
+    /// No byte may be stored after the deadline.
+    pub(super) in_time: bool,
     pub(super) pieces_left: usize,
     pub(super) told: bool,
     pub(super) failed: Option<(Code, String)>,

@@ -83,7 +83,9 @@ impl LibfabricEndpoint {
                         data: 0,
                     };
                     match piece.direction {
-                        Direction::Read => fi_readmsg(ep, &message, u64::from(FI_COMPLETION)),
+                        Direction::Read | Direction::ReadInTime => {
+                            fi_readmsg(ep, &message, u64::from(FI_COMPLETION))
+                        }
                         Direction::Write if self.objects.delivery_complete => {
                             fi_writemsg(ep, &message, u64::from(FI_COMPLETION | FI_DELIVERY_COMPLETE))
                         }

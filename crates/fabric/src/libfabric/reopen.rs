@@ -120,6 +120,17 @@ impl LibfabricEndpoint {
         );
     }
 
+    /// Stops transfers that may store no byte any more, because their deadline has passed: before the provider reads what has
+    /// arrived meanwhile, as while this process was stopped. It cannot stop a single one, so the endpoint is opened again.
+    pub(super) fn stop_late(&mut self, now: Duration) {
+        let is_late = self.moving.values().any(|moving| moving.in_time && moving.deadline <= now);
+        if is_late && !self.objects.ep.is_null() {
+            self.health.opened_again += 1;
+            tracing::info!("a transfer did not end in time: the endpoint is opened again");
+            self.reopen();
+        }
+    }
+
     /// Closes all objects of the provider and opens them again: same port, same memory and keys, same peers.
     fn reopen(&mut self) {
         self.health.probe = None;

@@ -140,6 +140,7 @@ impl LibfabricEndpoint {
                 // A transfer in several pieces could have its last byte in memory while a piece in the middle is
                 // missing, because that piece failed and the next one used a new connection.
                 in_order: objects.in_order && piece_bytes >= MOVE_BYTES_MAX,
+                copies: objects.copies() && mr_mode & FI_MR_LOCAL == 0,
             },
             origin: Instant::now(),
             waker: Waker::new()?,

@@ -14,7 +14,8 @@ use crate::memory::{Access, Region};
 
 /// Transfers and messages are in order as far as the faults allow. `Faults::reorder` detects users that rely on more
 /// than [`Limits::in_order`] promises.
-const LIMITS: Limits = Limits { message_bytes: 1 << 20, waiting_per_peer: 1024, in_order: true };
+const LIMITS: Limits =
+    Limits { message_bytes: 1 << 20, waiting_per_peer: 1024, in_order: true, copies: true };
 
 /// An operation that was not reported yet.
 #[derive(Debug)]

@@ -241,7 +241,7 @@ impl State {
             return Err("the peer has no memory of that key");
         };
         let allowed = match transfer.direction {
-            Direction::Read => access.read,
+            Direction::Read | Direction::ReadInTime => access.read,
             Direction::Write | Direction::Ahead => access.write,
         };
         if !allowed {
@@ -251,13 +251,13 @@ impl State {
         let offset = usize::try_from(offset).map_err(|_| "beyond the peer's memory")?;
         let mut data = vec![0; transfer.bytes];
         let moved = match transfer.direction {
-            Direction::Read => region.read_at(offset, &mut data),
+            Direction::Read | Direction::ReadInTime => region.read_at(offset, &mut data),
             Direction::Write | Direction::Ahead => {
                 local.read_at(transfer.local_offset, &mut data).and_then(|()| region.write_at(offset, &data))
             }
         };
         moved.map_err(|_| "beyond the peer's memory")?;
-        if transfer.direction != Direction::Read {
+        if matches!(transfer.direction, Direction::Write | Direction::Ahead) {
             data.clear();
         }
         Ok(data)

@@ -37,7 +37,7 @@ pub(super) struct PieceKind {
 struct Words {
     memory: Arc<OwnedFd>,
     bytes: u64,
-    /// Made by the first atomic operation.
+    /// Made by the first atomic operation or transfer.
     mapping: Option<Arc<Mapping>>,
 }
 
@@ -159,6 +159,19 @@ impl PieceTable {
     /// True if a piece is thin. [`Code::Io`] if it is not here.
     pub(super) fn is_thin(&self, id: PieceId) -> Answer<bool> {
         self.table().pieces.get(&id).map(|entry| entry.is_thin).ok_or(Code::Io)
+    }
+
+    /// This node's mapping of a piece, which atomic operations use too. It holds no lock that says that the piece is in use.
+    ///
+    /// # Errors
+    /// [`Code::Io`] if the piece is not here, [`Code::NotSupported`] for a thin one; those of the kernel.
+    pub(super) fn mapping(&self, id: PieceId) -> Answer<Arc<Mapping>> {
+        let mut table = self.table();
+        let entry = table.pieces.get_mut(&id).ok_or(Code::Io)?;
+        match entry.is_thin {
+            true => Err(Code::NotSupported),
+            false => entry.piece.with(0),
+        }
     }
 
     /// Changes a word of a piece, and returns what it was.

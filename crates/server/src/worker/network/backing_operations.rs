@@ -161,16 +161,42 @@ impl Files {
         moved
     }
 
+    /// The descriptor by which a process has a reserved piece open, if it may read or write bytes of it, and if the medium
+    /// is not paced.
+    ///
+    /// # Errors
+    /// What a copy of these bytes fails with.
+    pub(super) fn open_reserved(
+        &self,
+        session: u64,
+        id: &BackingId,
+        (kind, end): (MoveKind, u64),
+    ) -> Result<Option<Arc<OwnedFd>>, Code> {
+        let Some(piece) = id.piece() else { return Ok(None) };
+        if kind == MoveKind::Append || self.targets.is_paced() || self.kept.pieces.is_thin(piece) != Ok(false)
+        {
+            return Ok(None);
+        }
+        self.target(id)?;
+        let file = match kind {
+            MoveKind::Write => self.open_to_write_until(session, id, end)?,
+            _ => self.open(session, id)?,
+        };
+        // A read that ends beyond the end is cut off there.
+        Ok(self.kept.pieces.bytes(piece).is_ok_and(|bytes| end <= bytes).then_some(file))
+    }
+
     fn move_now(&self, moving: &mut Moving) -> Result<usize, Code> {
         self.target(&moving.id)?;
         let session = moving.ticket.stamp.session;
         let len = moving.bytes;
         match (moving.kind, &mut moving.room) {
             (MoveKind::Write, room) => {
+                let start = room.start(len).ok_or(Code::Malformed)?;
                 let end = moving.offset.saturating_add(len as u64);
                 let file = self.open_to_write_until(session, &moving.id, end)?;
                 // SAFETY: of memory that lives as long as the room.
-                unsafe { write_from(&file, room.start(len).as_ptr(), len, moving.offset) }.map(|()| len)
+                unsafe { write_from(&file, start.as_ptr(), len, moving.offset) }.map(|()| len)
             }
             (MoveKind::Read, DataBuffer::Piece(piece)) => {
                 read(&*self.open(session, &moving.id)?, piece.bytes(len), moving.offset)
@@ -179,8 +205,8 @@ impl Files {
             (MoveKind::Append, DataBuffer::Piece(piece)) => {
                 self.append_once(&moving.ticket.stamp, &moving.id, piece.bytes(len)).map(|_| len)
             }
-            // Only writes use eager buffers.
-            (_, DataBuffer::Eager(_)) => Err(Code::Malformed),
+            // Only writes use eager buffers, and no thread copies from or to a volume's piece itself.
+            (_, DataBuffer::Eager(_) | DataBuffer::Direct(_)) => Err(Code::Malformed),
         }
     }
 
@@ -547,6 +573,7 @@ mod tests {
             files.serve_piece(stamp, caller, (&id, piece), &op, &mut [0; 64]).map(drop)
         };
         let open = || BackingOp::Open { handle: 1 };
+        let reserved = |kind, end| files.open_reserved(77, &id, (kind, end)).map(|file| file.is_some());
         let write = |offset| BackingOp::Write { offset, append: false, bytes: b"abc" };
         let runs = |runs: &[(u64, u32)]| {
             let mut list = Vec::new();
@@ -555,7 +582,21 @@ mod tests {
             ask(BackingOp::WriteRuns { runs, bytes: &vec![1; runs.bytes()] })
         };
         assert_eq!(ask(write(0)), Err(Code::Stale));
+        let thick = PieceKind { is_thin: false, ..kind };
+        files.kept.pieces.add(piece, (&memory, thick), None);
+        assert_eq!(reserved(MoveKind::Read, 1), Err(Code::Stale));
         ask(open()).unwrap();
+        for (access, end, expected) in [
+            (MoveKind::Read, 4096, Ok(true)),
+            (MoveKind::Read, 4097, Ok(false)),
+            (MoveKind::Write, 4096, Ok(true)),
+            (MoveKind::Write, 4097, Err(Code::Range)),
+            (MoveKind::Append, 1, Ok(false)),
+        ] {
+            assert_eq!(reserved(access, end), expected, "{access:?} up to {end}");
+        }
+        files.kept.pieces.add(piece, (&memory, kind), None);
+        assert_eq!(reserved(MoveKind::Write, 1), Ok(false), "it is thin");
         assert_eq!((ask(write(4093)), runs(&[(4094, 2), (0, 3)])), (Ok(()), Ok(())));
         for offset in [4094, 4096, 1 << 40, u64::MAX] {
             assert_eq!(ask(write(offset)), Err(Code::Range), "{offset}");

@@ -9,6 +9,7 @@ use forebay_fabric::{Access, Endpoint, Local, Region};
 use forebay_types::limits::{BOUNCE_BYTES, MOVE_BYTES_MAX};
 use forebay_types::Code;
 
+use super::direct_pieces::DirectPlace;
 use super::eager_buffers::Arrived;
 
 const PIECES: usize = BOUNCE_BYTES / MOVE_BYTES_MAX;
@@ -39,16 +40,21 @@ pub(in crate::worker) enum DataBuffer {
     Piece(Piece),
     /// In an eager buffer, which the requester has written.
     Eager(Arrived),
+    /// In a piece of a volume itself.
+    Direct(DirectPlace),
 }
 
 impl DataBuffer {
-    /// Its first bytes, to be read. The peer may change what is in an eager buffer.
-    pub(super) fn start(&self, len: usize) -> NonNull<u8> {
+    /// Its first bytes, to be read; none of a volume's piece, which no thread copies. The peer may change what is in an eager
+    /// buffer.
+    pub(super) fn start(&self, len: usize) -> Option<NonNull<u8>> {
         let (memory, at) = match self {
             DataBuffer::Piece(piece) => (&piece.memory, piece.at()),
             DataBuffer::Eager(arrived) => (&arrived.memory, arrived.at),
+            DataBuffer::Direct(_) => return None,
         };
-        memory.at(at, len).unwrap_or_else(|code| panic!("{len} bytes of a piece or an eager buffer: {code}"))
+        let start = memory.at(at, len);
+        Some(start.unwrap_or_else(|code| panic!("{len} bytes of a piece or an eager buffer: {code}")))
     }
 }
 

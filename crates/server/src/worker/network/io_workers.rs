@@ -2,6 +2,7 @@
 //! locks and the turns to append that all nodes share. They do not use the shard: the target knows whether a backing
 //! file exists. What they do with a file is in `backing_operations.rs`.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use forebay_data::NodeTargets;
@@ -155,6 +156,16 @@ impl IoWorker {
         let is_short =
             moving.kind == MoveKind::Read && moving.bytes <= most && !self.files.targets.is_paced();
         is_short.then(|| self.files.move_piece(moving))
+    }
+
+    /// As [`Files::open_reserved`]: the descriptor of a piece from and to which the network may move bytes itself.
+    pub(super) fn open_reserved(
+        &self,
+        session: u64,
+        id: &BackingId,
+        access: (MoveKind, u64),
+    ) -> Option<Arc<OwnedFd>> {
+        self.files.open_reserved(session, id, access).ok().flatten()
     }
 
     /// The same for a write to a volume's piece whose bytes are there. A copy of so many takes less of a processor than to

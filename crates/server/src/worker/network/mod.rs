@@ -19,6 +19,7 @@ mod backing_operations;
 mod bounce;
 mod buffers;
 mod commands;
+mod direct_pieces;
 mod eager_buffers;
 mod ended;
 mod file_io;

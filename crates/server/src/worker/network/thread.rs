@@ -33,6 +33,8 @@ pub(in crate::worker) use state::{Member, NetworkThread};
 
 /// Clocks that differ by more are logged. A handshake takes less time to arrive.
 const CLOCKS_APART_US: i64 = 2_000_000;
+/// How often pieces that the network has registered are looked for that are gone.
+const DIRECT_REVIEW: Duration = Duration::from_secs(1);
 /// Rounds that another thread runs in place of this one.
 const HELPS: usize = 4;
 /// A timer that expires this much before the sleeping thread wakes anyway needs no wake-up of its own.
@@ -165,6 +167,10 @@ impl NetworkThread {
         if now >= self.review_at {
             self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);
             self.tell(Message::ReviewSessions(None));
+        }
+        if !self.moves.direct.is_empty() && now >= self.moves.direct_review_at {
+            self.moves.direct_review_at = now + DIRECT_REVIEW;
+            self.drop_gone_pieces();
         }
         if busy {
             return Round::Busy;

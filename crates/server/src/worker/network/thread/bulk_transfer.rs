@@ -36,6 +36,7 @@ use super::state::{NetworkThread, NODE_TIMEOUT, SHORT_REPLY_BYTES};
 use crate::worker::call::Call;
 use crate::worker::network::bounce::{Bounce, DataBuffer};
 use crate::worker::network::commands::Command;
+use crate::worker::network::direct_pieces::DirectPlace;
 use crate::worker::network::eager_buffers::{Arrived, BufferUse, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::{Job, Moving};
 
@@ -276,6 +277,10 @@ impl NetworkThread {
                 self.tell_moved(&asked.ticket, Err(Code::Interrupted));
                 continue;
             }
+            if let Some(place) = self.direct_place(&asked) {
+                self.start_transfer(asked.into_moving(DataBuffer::Direct(place)), true);
+                continue;
+            }
             if self.moves.bounce.is_none() {
                 match Bounce::new(self.calls.endpoint()) {
                     Ok(bounce) => self.moves.bounce = Some(bounce),
@@ -303,6 +308,22 @@ impl NetworkThread {
         }
     }
 
+    /// The place of a request's bytes in a piece of a volume, if the network moves them from or to there.
+    fn direct_place(&mut self, asked: &Asked) -> Option<DirectPlace> {
+        let Asked { ticket, id, kind, offset, bytes, .. } = asked;
+        let piece = id.piece().filter(|_| *bytes > 0 && self.calls.endpoint().limits().copies)?;
+        let access = (*kind, offset.saturating_add(*bytes));
+        let in_use = self.io_worker.as_ref()?.open_reserved(ticket.stamp.session, id, access)?;
+        let (endpoint, table) = (self.calls.endpoint(), &self.kept.pieces);
+        self.moves.direct.place(endpoint, table, (piece, *offset, *bytes as usize), in_use).ok()
+    }
+
+    /// Drops what the network has of pieces that are gone.
+    pub(super) fn drop_gone_pieces(&mut self) {
+        let (endpoint, table, moves) = (self.calls.endpoint(), &self.kept.pieces, &mut self.moves);
+        moves.direct.drop_gone(endpoint, table, &mut moves.unmapping);
+    }
+
     fn have_served(&mut self, mut moving: Moving) {
         let written = self.io_worker.as_ref().and_then(|io_worker| io_worker.write_at_once(&mut moving));
         if let Some(result) = written {
@@ -316,13 +337,18 @@ impl NetworkThread {
     /// Starts a transfer. `whole`: it has all bytes of the request.
     fn start_transfer(&mut self, moving: Moving, whole: bool) {
         let reads = moving.kind == MoveKind::Read;
-        let DataBuffer::Piece(piece) = &moving.room else { return self.have_served(moving) };
+        // A late write of a volume's piece would replace what others have put there since.
+        let (local, local_offset, fetch) = match &moving.room {
+            DataBuffer::Piece(piece) => (piece.local, piece.at(), Direction::Read),
+            DataBuffer::Direct(place) => (place.local, place.at, Direction::ReadInTime),
+            DataBuffer::Eager(_) => return self.have_served(moving),
+        };
         self.moves.token += 1;
         let token = self.moves.token;
         let transfer = Transfer {
-            direction: if reads { Direction::Write } else { Direction::Read },
-            local: piece.local,
-            local_offset: piece.at(),
+            direction: if reads { Direction::Write } else { fetch },
+            local,
+            local_offset,
             remote: moving.memory,
             bytes: moving.bytes,
         };
@@ -351,7 +377,7 @@ impl NetworkThread {
     fn free(&mut self, moving: Moving) {
         match (moving.room, &mut self.moves.bounce) {
             (DataBuffer::Piece(piece), Some(bounce)) => bounce.give_back(piece),
-            (DataBuffer::Piece(_), None) => {}
+            (DataBuffer::Piece(_), None) | (DataBuffer::Direct(_), _) => {}
             (DataBuffer::Eager(arrived), _) => self.moves.granted.release(&arrived),
         }
         self.begin_moves();
@@ -387,13 +413,17 @@ impl NetworkThread {
             }
             // Too late to be written: the requester has received a failure, and may have written newer data.
             (Ok(()), _) if self.calls.now() >= moving.until => self.end_move(moving, Err(Code::Interrupted)),
+            (Ok(()), _) if matches!(moving.room, DataBuffer::Direct(_)) => {
+                let bytes = moving.bytes as u64;
+                self.end_move(moving, Ok(bytes));
+            }
             (Ok(()), _) => self.have_served(moving),
             (Err(failed), _) => {
                 tracing::debug!("a transfer with node {} failed: {}", moving.ticket.node, failed.why);
                 // Kept as a reply: the message may be lost with the connection, and the retry must not break the next
                 // connection.
                 self.tell_moved(&moving.ticket, Err(Code::Interrupted));
-                let DataBuffer::Piece(piece) = &moving.room else { return };
+                let DataBuffer::Piece(piece) = &moving.room else { return self.begin_moves() };
                 if self.moves.bounce.as_mut().is_some_and(|bounce| bounce.lose(piece)) {
                     if let Some(bounce) = self.moves.bounce.take() {
                         self.calls.endpoint().unregister(bounce.local());

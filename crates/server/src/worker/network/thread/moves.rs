@@ -13,6 +13,7 @@ use forebay_wire::{DataLocation, Memory, Message as Wire, Stamp};
 
 use super::registered_ranges::{RegisteredRanges, Unregistering};
 use crate::worker::network::bounce::{Bounce, DataBuffer};
+use crate::worker::network::direct_pieces::DirectPieces;
 use crate::worker::network::eager_buffers::{GrantedBuffers, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::Moving;
 use crate::worker::network::unmapping::{Freeing, Unmapping};
@@ -168,6 +169,10 @@ pub(super) struct Moves {
     pub(super) unmapping: Unmapping,
     /// The bounce buffer, made when another node first requests data.
     pub(super) bounce: Option<Bounce>,
+    /// Pieces of volumes that the network reads and writes itself.
+    pub(super) direct: DirectPieces,
+    /// When those that are gone are next looked for.
+    pub(super) direct_review_at: Duration,
     /// Requests that wait for a piece of the bounce buffer.
     pub(super) waiting: VecDeque<Asked>,
     /// Waiting requests are being started.

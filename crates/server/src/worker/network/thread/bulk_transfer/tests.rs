@@ -253,7 +253,8 @@ fn write(seed: u64, faults: Faults, trusts_canaries: bool) -> Written {
             files.round();
             while let Some(Job::Move(moving)) = jobs.try_take() {
                 // SAFETY: of memory that lives as long as the room; no other thread runs.
-                let bytes = unsafe { std::slice::from_raw_parts(moving.room.start(BYTES).as_ptr(), BYTES) };
+                let bytes =
+                    unsafe { std::slice::from_raw_parts(moving.room.start(BYTES).unwrap().as_ptr(), BYTES) };
                 seen.wrong += u32::from(bytes.iter().any(|byte| *byte != n));
                 seen.ahead += u32::from(matches!(moving.room, DataBuffer::Eager(_)));
                 seen.fetched += u32::from(is_sent && matches!(moving.room, DataBuffer::Piece(_)));

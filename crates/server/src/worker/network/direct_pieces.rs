@@ -1,0 +1,175 @@
+//! Pieces of volumes that the network reads and writes without a copy: the node's mapping of a piece is registered with the
+//! endpoint, and a transfer goes to the place of its bytes (docs/decisions/0048).
+//!
+//! That is done where registering memory pins nothing and where the provider moves bytes within the endpoint's calls
+//! ([`Limits::copies`](forebay_fabric::Limits::copies)): no byte is written there after a transfer has ended, or after its
+//! deadline ([`Direction::ReadInTime`](forebay_fabric::Direction::ReadInTime)). The pieces are reserved memory of a sealed size; thin
+//! pieces are copied. A transfer holds the descriptor of the process that requested it, and with it the lock that says that
+//! the piece is in use. So the memory of a piece is not freed during a transfer.
+//!
+//! Pages of a mapping count as this process's memory when the kernel looks for a process to end, so all are given up
+//! ([`DirectPieces::count`]) when so many bytes have been moved. The bytes stay: they are those of the piece.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use forebay_fabric::{Access, Endpoint, Local, Region};
+use forebay_ring::Mapping;
+use forebay_types::limits::DIRECT_PIECE_BYTES;
+use forebay_types::{Code, PieceId};
+
+use super::unmapping::Unmapping;
+use crate::worker::piece_table::PieceTable;
+
+/// The place of a request's bytes in a piece.
+#[derive(Debug)]
+pub(in crate::worker) struct DirectPlace {
+    /// The endpoint's number of the piece, and the offset in it.
+    pub(super) local: Local,
+    pub(super) at: usize,
+    /// The lock of the process that requested them.
+    _in_use: Arc<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    local: Local,
+    mapping: Arc<Mapping>,
+    region: Arc<Region>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct DirectPieces {
+    all: HashMap<PieceId, Registered>,
+    /// Bytes that were moved since the pages were given up.
+    moved: usize,
+}
+
+impl DirectPieces {
+    /// The place of bytes of a piece that a process has open with this descriptor. They are in the piece.
+    ///
+    /// # Errors
+    /// Those of the table and of the endpoint: the bytes have to be copied.
+    pub(super) fn place(
+        &mut self,
+        endpoint: &mut dyn Endpoint,
+        table: &PieceTable,
+        (id, offset, bytes): (PieceId, u64, usize),
+        in_use: Arc<OwnedFd>,
+    ) -> Result<DirectPlace, Code> {
+        let at = usize::try_from(offset).map_err(|_| Code::Range)?;
+        let local = match self.all.get(&id) {
+            Some(registered) => registered.local,
+            None => {
+                let mapping = table.mapping(id)?;
+                // SAFETY: the mapping lasts as long as the owner. It is memory shared with other processes, of which no
+                // reference is made.
+                let region = unsafe {
+                    Region::foreign(mapping.start(), mapping.len(), Box::new(Arc::clone(&mapping)))
+                };
+                let region = Arc::new(region);
+                let local = endpoint.register(Arc::clone(&region), Access::LOCAL)?.local;
+                self.all.insert(id, Registered { local, mapping, region });
+                local
+            }
+        };
+        self.count(bytes);
+        Ok(DirectPlace { local, at, _in_use: in_use })
+    }
+
+    fn count(&mut self, bytes: usize) {
+        self.moved += bytes;
+        if self.moved >= DIRECT_PIECE_BYTES {
+            self.moved = 0;
+            self.all.values().for_each(|registered| registered.mapping.give_pages_up());
+        }
+    }
+
+    /// Drops what it has of pieces that are no longer there.
+    pub(super) fn drop_gone(
+        &mut self,
+        endpoint: &mut dyn Endpoint,
+        table: &PieceTable,
+        unmapping: &mut Unmapping,
+    ) {
+        for (_, gone) in self.all.extract_if(|id, _| table.bytes(*id).is_err()) {
+            endpoint.unregister(gone.local);
+            drop(gone.mapping);
+            unmapping.drop(gone.region);
+        }
+    }
+
+    /// True if there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::piece_table::PieceKind;
+    use forebay_fabric::simulated::{Faults, Network};
+    use forebay_fabric::{Direction, Event, Transfer};
+    use forebay_types::{Ino, NodeId, Rights};
+    use std::time::Duration;
+
+    const BYTES: usize = 8192;
+
+    #[test]
+    fn bytes_go_right_into_a_piece_stay_when_pages_are_given_up_and_nothing_is_kept_of_a_piece_that_is_gone()
+    {
+        let network = Network::new(1, Faults::NONE);
+        let (mut ours, mut theirs) = (network.endpoint(1), network.endpoint(2));
+        let far = Arc::new(Region::new(BYTES).unwrap());
+        far.write_at(0, &[7; BYTES]).unwrap();
+        let remote = theirs.register(far, Access::BOTH).unwrap().remote;
+        let memory: OwnedFd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, BYTES as u64).unwrap();
+        let memory = Arc::new(memory);
+        let (table, mut direct, mut unmapping) =
+            (PieceTable::default(), DirectPieces::default(), Unmapping::default());
+        let piece = |index| PieceId { volume: Ino::new(NodeId(1), 9), segment: 0, index };
+        let rights = Some(Rights { uid: 0, gid: 0, mode: 0o600 });
+        let kind = PieceKind { target: 0, bytes: BYTES as u64, rights, is_thin: false };
+        table.add(piece(0), (&memory, kind), None);
+        table.add(piece(1), (&memory, PieceKind { is_thin: true, ..kind }), None);
+        let in_use = || Arc::new(rustix::io::dup(&memory).unwrap());
+        let thin = direct.place(&mut ours, &table, (piece(1), 0, 10), in_use());
+        assert_eq!(thin.err(), Some(Code::NotSupported));
+        let lock = in_use();
+        let place = direct.place(&mut ours, &table, (piece(0), 4096, 4096), Arc::clone(&lock)).unwrap();
+        let peer = ours.connect(theirs.address()).unwrap();
+        let transfer = Transfer {
+            direction: Direction::ReadInTime,
+            local: place.local,
+            local_offset: place.at,
+            remote,
+            bytes: 4096,
+        };
+        ours.transfer(peer, &transfer, 3, Duration::from_secs(5)).unwrap();
+        let mut done = false;
+        while !done && network.now() < Duration::from_secs(10) {
+            network.turn();
+            ours.progress(&mut |event| done |= event == Event::Done { token: 3 });
+        }
+        assert!(done && Arc::strong_count(&lock) == 2, "the piece is in use until the transfer has ended");
+        drop(place);
+        assert_eq!(Arc::strong_count(&lock), 1);
+        direct.count(DIRECT_PIECE_BYTES);
+        let (mut bytes, mapping) = ([0; BYTES], table.mapping(piece(0)).unwrap());
+        rustix::io::pread(&*memory, &mut bytes, 0).unwrap();
+        assert!(bytes[..4096].iter().all(|b| *b == 0) && bytes[4096..].iter().all(|b| *b == 7));
+        let mut mapped = [0; BYTES];
+        mapping.load(0, &mut mapped);
+        assert_eq!(mapped, bytes);
+        direct.drop_gone(&mut ours, &table, &mut unmapping);
+        assert!(!direct.is_empty());
+        drop(table.remove(piece(0)));
+        direct.drop_gone(&mut ours, &table, &mut unmapping);
+        assert!(direct.is_empty() && Arc::strong_count(&mapping) == 1);
+        assert_eq!(ours.transfer(peer, &transfer, 4, Duration::from_secs(5)), Err(Code::Fault));
+    }
+}
