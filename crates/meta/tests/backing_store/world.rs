@@ -610,9 +610,10 @@ impl World {
         let is_wanted = self.programs.iter().any(|p| p.at == Opener::Idle);
         if meta.exists() && !meta.resident && is_wanted {
             self.step(all, "restore: make", |w| {
-                // In place of what an earlier one has left, or a creator has made since.
-                let inode = w.make_backing();
-                w.copied[usize::from(inode)] = w.has_other_node();
+                if w.path.is_none() {
+                    let inode = w.make_backing();
+                    w.copied[usize::from(inode)] = w.has_other_node();
+                }
                 w.mover = Mover::RestoreMade(w.meta.epoch);
             });
         }
