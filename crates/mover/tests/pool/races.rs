@@ -344,7 +344,15 @@ fn stat_of_a_file_that_is_released_and_restored_meanwhile_shows_the_same_size_an
         (st.st_size, st.st_mtime, st.st_mtime_nsec)
     };
     let (expected, is_over) = (seen(), AtomicBool::new(false));
+    /// Ends the other threads, also when this one panics.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     std::thread::scope(|scope| {
+        let _over = Over(&is_over);
         // More threads than processors: they lose these at any point of a stat.
         for _ in 0..4 {
             scope.spawn(|| {
@@ -367,7 +375,6 @@ fn stat_of_a_file_that_is_released_and_restored_meanwhile_shows_the_same_size_an
             file.set_times(FileTimes::new().set_accessed(time(atime)).set_modified(time(mtime))).unwrap();
             pool.request(&Request::restored(&released), |_| Ok(())).unwrap();
         }
-        is_over.store(true, Ordering::Relaxed);
     });
 }
 
