@@ -6,7 +6,7 @@
 //! allocates, except where it says so. Tests: `crates/cli/tests/spread.rs`, the tests of `crates/mover`.
 
 use std::ffi::CStr;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_data::BackingName;
 use forebay_types::limits::STRIPES_MAX;
@@ -139,7 +139,10 @@ pub fn remove_left(
     // SAFETY: the descriptor is new and ours.
     let file = unsafe { OwnedFd::from_raw_fd(open_at(directory.as_raw_fd(), name, flags)?) };
     lease(file.as_raw_fd(), LeaseKind::Write)?;
-    if is_left() {
+    // A restore that began before the lease may have put another file in its place, and one that begins now breaks it.
+    // SAFETY: plain system call on an open descriptor.
+    let is_held = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLEASE) } == libc::F_WRLCK;
+    if has_name(file.as_fd())? && is_left() && is_held() {
         // SAFETY: the name is NUL-terminated.
         errno::check(unsafe { libc::unlinkat(directory.as_raw_fd(), name.as_ptr(), 0) })?;
     }

@@ -8,6 +8,7 @@ use forebay_data::BackingName;
 use forebay_types::{BackingId, BackingOp, Caller, Code, Entry, Ino, Layout, Reply, Request, FLAG_ATTACHED};
 
 use crate::errno;
+use crate::leased::has_arrived;
 use crate::open::{close, open_at, wanted, writes, KERNEL_FLAGS};
 use crate::path::PathBuffer;
 use crate::pool::{caller, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
@@ -23,6 +24,9 @@ const OWNER_READS_AND_WRITES: u32 = 0o600;
 enum Made {
     /// The file was created. The descriptor of its backing file, or the error of opening it.
     New(Entry, Result<RawFd, Code>),
+    /// The file was created, but a mover has had it since, and it cannot be opened here. It keeps its name: another
+    /// process may have written it.
+    Kept(Entry, Code),
     /// The name exists.
     Old(Entry),
     /// Nothing was created: the directory, given here, has a layout.
@@ -148,8 +152,15 @@ impl Pool {
                         Err(code) => code,
                     }
                 }
-                // It has lost its name, which may be another file's by now.
-                Made::New(_, Err(Code::Stale)) => return Err(Code::Stale),
+                // Its data are on another node by now.
+                Made::Kept(entry, Code::NotSupported | Code::Stale) if self.has_inode(&entry) => {
+                    self.mount_path_of(&entry, by_mount)?;
+                    match opens_first {
+                        true => return self.open_by_mount(&file, mode, flags, by_mount).map(Some),
+                        false => return Ok(None),
+                    }
+                }
+                Made::Kept(_, code) => return Err(code),
                 Made::New(_, Err(code)) => code,
                 Made::Old(_) if exclusive => return Err(Code::Exists),
                 Made::Old(entry)
@@ -342,7 +353,12 @@ impl Pool {
             self.failed(attached, failure)
         })??;
         match made {
-            Ok(Made::New(entry, Ok(fd))) => Ok(Made::New(entry, self.open_unless_copied(&entry, fd, flags))),
+            Ok(Made::New(entry, Ok(fd))) => match self.open_unless_copied(&entry, fd, flags) {
+                Ok(fd) => Ok(Made::New(entry, Ok(fd))),
+                Err(code) => Ok(Made::Kept(entry, code)),
+            },
+            // It was released before its backing file was made.
+            Ok(Made::New(entry, Err(Code::Stale))) => Ok(Made::Kept(entry, Code::Stale)),
             Ok(made) => Ok(made),
             Err(ino) => self.entry_elsewhere(ino).map(Made::Old),
         }
@@ -357,8 +373,9 @@ impl Pool {
             return Ok(fd);
         }
         match self.entry_to_open_again(entry, writes(flags)) {
-            // It has lost its name, and no other process has written it.
-            Ok(None) | Err(Code::Stale) => Ok(fd),
+            Ok(None) => Ok(fd),
+            // It has lost its name. A restore for another process may not have filled it.
+            Err(Code::Stale) if errno::stat(fd).is_ok_and(|st| has_arrived(st.st_mode)) => Ok(fd),
             Ok(Some(now)) => {
                 close(fd);
                 self.open_backing(&now, flags)
@@ -368,6 +385,12 @@ impl Pool {
                 Err(code)
             }
         }
+    }
+
+    /// True if a file that was made is still there. Its name may be another file's by now.
+    #[cold]
+    fn has_inode(&self, entry: &Entry) -> bool {
+        self.get_attr(entry.attr.ino).is_ok()
     }
 
     /// The inode of another node to which a name leads; [`Code::Stale`] if it was removed since the name was read.
@@ -491,7 +514,10 @@ impl Pool {
             Made::New(entry, Ok(fd)) => (entry, true, fd),
             // Its backing files are created when they are opened.
             Made::New(entry, Err(Code::NotSupported)) => return Ok((entry, true, None)),
-            Made::New(_, Err(Code::Stale)) => return Err(Code::Stale),
+            Made::Kept(entry, Code::NotSupported | Code::Stale) if self.has_inode(&entry) => {
+                return Ok((entry, true, None))
+            }
+            Made::Kept(_, code) => return Err(code),
             Made::New(_, Err(code)) => {
                 let _ = self.unlink_in(file.parent, file.name);
                 return Err(code);

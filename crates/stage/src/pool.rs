@@ -234,7 +234,8 @@ impl Tree for PoolTree {
                     self.open_data(&entry, true).inspect_err(|_| self.remove_half_made(*at, name, begin))?;
                 Ok(PoolFile { pool: self.pool, entry, data })
             }
-            Err(Code::Exists) => Err(Code::Exists),
+            // The name is another file's, or the file was written by another process.
+            Err(code @ (Code::Exists | Code::Stale)) => Err(code),
             Err(code) => {
                 self.remove_half_made(*at, name, begin);
                 Err(code)

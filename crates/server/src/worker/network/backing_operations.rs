@@ -58,13 +58,28 @@ pub(super) struct Files {
     pub(super) commands: Option<Commands>,
 }
 
+fn mode_of(file: &OwnedFd) -> Result<Mode, Code> {
+    Ok(Mode::from_raw_mode(rustix::fs::fstat(file).map_err(code)?.st_mode))
+}
+
+/// True for a backing file that a restore of a pool of several nodes has not filled yet.
+fn is_filling(mode: Mode) -> bool {
+    mode.contains(Mode::SVTX) && !mode.contains(Mode::XUSR)
+}
+
 impl Files {
     /// A descriptor for reading: the one kept open for the session, or a new one.
     fn open(&self, session: u64, id: &BackingId) -> Result<Arc<OwnedFd>, Code> {
         match self.kept.get(session, id) {
             Some(file) => self.check_end(session, id, 0).map(|()| file),
             None if id.piece().is_some() => Err(Code::Stale),
-            None => self.open_by_name(id, Access::Read).map(Arc::new),
+            None => {
+                let file = self.open_by_name(id, Access::Read)?;
+                match is_filling(mode_of(&file)?) {
+                    true => Err(Code::Stale),
+                    false => Ok(Arc::new(file)),
+                }
+            }
         }
     }
 
@@ -83,9 +98,12 @@ impl Files {
             return Err(Code::Stale);
         }
         let file = Arc::new(self.open_anew(session, id)?);
-        let mode = Mode::from_raw_mode(rustix::fs::fstat(&*file).map_err(code)?.st_mode);
+        let mode = mode_of(&file)?;
         if mode.contains(Mode::SVTX) {
             let is_removed = self.mark(id.ino)?;
+            if is_removed && is_filling(mode) {
+                return Err(Code::Stale);
+            }
             // A file that was released while this open waited for the lease, and was restored before the mark, has
             // another backing file by now. From the mark on it is not released.
             if !is_removed && rustix::fs::fstat(&*file).map_err(code)?.st_nlink == 0 {
