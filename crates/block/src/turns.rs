@@ -26,6 +26,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_fuse::protocol::{op, Request};
 use forebay_fuse::Device;
 use forebay_sys::wait::{self, Learnt, Time};
 
@@ -146,11 +147,14 @@ impl Turns {
                     let _end = EndOfLeading { turns: self, device };
                     self.lead(device, buffer, &mut serve)
                 }
-                Ok(false) => Ok(()),
+                Ok(false) => Ok(None),
                 Err(over) => Err(over),
             };
-            if let Err(over) = led {
-                break over;
+            match led {
+                // The others read requests meanwhile.
+                Ok(Some(n)) => serve(&buffer[..n]),
+                Ok(None) => {}
+                Err(over) => break over,
             }
         };
         self.threads[index].store(0, Ordering::Release);
@@ -193,8 +197,14 @@ impl Turns {
         }
     }
 
-    /// Polls for requests and serves them, until several are there at a time.
-    fn lead(&self, device: &Device, buffer: &mut [u8], serve: &mut impl FnMut(&[u8])) -> Result<(), Over> {
+    /// Polls for requests and serves them, until several are there at a time. Returns the bytes of one that may take long
+    /// and was not served.
+    fn lead(
+        &self,
+        device: &Device,
+        buffer: &mut [u8],
+        serve: &mut impl FnMut(&[u8]),
+    ) -> Result<Option<usize>, Over> {
         device.set_waiting(false);
         self.signal_others();
         let mut signalled = Instant::now();
@@ -228,9 +238,12 @@ impl Turns {
                     }
                 }
             };
+            if is_long(&buffer[..n]) {
+                return Ok(Some(n));
+            }
             serve(&buffer[..n]);
             if burst >= BURST || strikes >= STRIKES {
-                return Ok(());
+                return Ok(None);
             }
             served += 1;
             if served.is_multiple_of(FORGIVEN) {
@@ -319,6 +332,11 @@ fn read(device: &Device, buffer: &mut [u8]) -> Result<Option<usize>, Over> {
             _ => Err(Over(Err(e))),
         },
     }
+}
+
+/// True for a request that may take long: it clears as many bytes as the kernel sends in one, 4 GiB at most.
+fn is_long(request: &[u8]) -> bool {
+    Request::parse(request).is_ok_and(|request| request.opcode == op::FALLOCATE)
 }
 
 #[cfg(test)]
@@ -419,7 +437,7 @@ mod tests {
         let (turns, done) = (Turns::new(THREADS).unwrap(), AtomicU32::new(0));
         let (here, changed) = (Mutex::new(0), Condvar::new());
         let (led, all_sent) = (Mutex::new(None), AtomicU32::new(0));
-        const ALONE: u32 = 50_000;
+        const ALONE: u32 = 500_000;
         const LED: u32 = 20;
         let send = |writer: &mut File| {
             let is_led = || turns.parked.load(Ordering::Acquire) + 1 == THREADS as u32;

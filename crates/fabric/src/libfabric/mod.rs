@@ -167,6 +167,9 @@ impl Endpoint for LibfabricEndpoint {
         let id = self.next_moving;
         let pieces_left = transfer.bytes.div_ceil(self.piece_bytes);
         let in_time = transfer.direction == Direction::ReadInTime;
+        if in_time {
+            self.none_late_before = self.none_late_before.min(deadline);
+        }
         self.moving
             .insert(id, Moving { token, peer, deadline, in_time, pieces_left, told: false, failed: None });
         for start in (0..transfer.bytes).step_by(self.piece_bytes) {

@@ -66,6 +66,8 @@ pub struct LibfabricEndpoint {
     pub(super) operations: std::collections::HashSet<*mut Operation>,
     pub(super) moving: BTreeMap<u64, Moving>,
     pub(super) next_moving: u64,
+    /// No transfer that has to end in time is late before this.
+    pub(super) none_late_before: Duration,
     pub(super) memory: BTreeMap<Local, Arc<Registration>>,
     pub(super) next_local: u64,
     pub(super) small: Vec<Buffer>,
@@ -150,6 +152,7 @@ impl LibfabricEndpoint {
             operations: Default::default(),
             moving: BTreeMap::new(),
             next_moving: 0,
+            none_late_before: Duration::MAX,
             memory: BTreeMap::new(),
             next_local: 0,
             small: Vec::new(),
