@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use forebay_tasks::{DrainPolicy, Failure};
 use forebay_types::{Error, Ino, Kind, NodeId, PendingPlace, Result, Wanted};
@@ -28,10 +27,9 @@ use crate::tasks::Progress;
 
 /// Files of one batch: they are made durable together.
 const BATCH_FILES: usize = 1024;
-/// The same where an upload takes [`LATE`] or more, or nothing was uploaded yet: what the syncs of a batch take is little
-/// beside its uploads, and names, of which a directory gets one at a time, are made while other files are copied.
-const BATCH_FILES_LATE: usize = 32;
-const LATE: Duration = Duration::from_millis(5);
+/// The same where names are slow: what the syncs of a batch take is little beside its uploads, and names, of which a
+/// directory gets one at a time, are made while other files are copied.
+const BATCH_FILES_SLOW_NAMES: usize = 32;
 /// Bytes of one batch, after which no further file is added to it, but for [`BATCH_FILES_LEAST`]. Files of a batch become
 /// clean together, and only then can they be released: programs may be waiting for that.
 const BATCH_BYTES: u64 = 64 << 20;
@@ -340,8 +338,7 @@ fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, re
     let run = || {
         let mut pass = Pass::default();
         while !ends(shared, at, reason) {
-            let is_late = at.store.upload_time().is_none_or(|time| time >= LATE);
-            let files = if is_late { BATCH_FILES_LATE } else { BATCH_FILES };
+            let files = if at.store.has_slow_names() { BATCH_FILES_SLOW_NAMES } else { BATCH_FILES };
             let batch = next_batch(&mut locked(&left), files);
             if batch.is_empty() {
                 break;

@@ -2,7 +2,7 @@
 //!
 //! A client of a distant file system makes one name at a time in a directory (Linux locks it until the server has
 //! answered), so calls beyond that wait in the kernel. There they would keep turns of the store ([`Limited`]) from
-//! uploads, and would look as if the store were slow. Here they wait without a turn. A leaf mutex.
+//! uploads, and would look as if the store had no room for more calls. Here they wait without a turn. A leaf mutex.
 //!
 //! [`Limited`]: crate::store::limited::Limited
 

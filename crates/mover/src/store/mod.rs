@@ -107,6 +107,11 @@ pub trait Store: Send + Sync {
         into: BorrowedFd<'_>,
     ) -> StoreResult<()>;
 
+    /// True where new names are made slowly, and one at a time in each directory.
+    fn has_slow_names(&self) -> bool {
+        false
+    }
+
     /// Makes directories in `directory` for the temporaries of so many uploads into it, where names are made faster so; none
     /// where they are not, or if that fails: uploads then have their temporaries in `directory` itself. The caller removes
     /// them ([`Store::remove_upload_directories`]).

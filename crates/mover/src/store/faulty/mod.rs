@@ -166,6 +166,10 @@ impl Store for Faulty {
         self.inner.temporaries()
     }
 
+    fn has_slow_names(&self) -> bool {
+        self.inner.has_slow_names()
+    }
+
     fn make_upload_directories(&self, directory: &StorePath, uploads: usize) -> Vec<StorePath> {
         self.inner.make_upload_directories(directory, uploads)
     }

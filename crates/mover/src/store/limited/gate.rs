@@ -112,8 +112,9 @@ struct State {
     window: Window,
     /// The limit still doubles.
     is_starting: bool,
-    /// Work per second in the window before.
+    /// Work per second in the window before, and whether a call had to wait for its turn in it.
     throughput: f64,
+    was_full: bool,
     /// The least seconds of one unit of work, by sort.
     least_time: [f64; SORTS],
 }
@@ -167,6 +168,7 @@ impl Gate {
                 window: Window::new(),
                 is_starting: true,
                 throughput: 0.0,
+                was_full: false,
                 least_time: [f64::INFINITY; SORTS],
             }),
             left: std::array::from_fn(|_| Condvar::new()),
@@ -176,12 +178,6 @@ impl Gate {
     /// The number of calls that may run now.
     pub fn limit(&self) -> usize {
         self.lock().limit as usize
-    }
-
-    /// The least time that an upload took, for each unit of work; none until some were made.
-    pub(super) fn upload_time(&self) -> Option<Duration> {
-        let least = self.lock().least_time[Sort::Upload as usize];
-        Duration::try_from_secs_f64(least).ok()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -296,7 +292,8 @@ impl State {
                 self.least_time[sort] = (self.least_time[sort] * FORGET).min(each);
             }
         }
-        let growth = throughput / self.throughput.max(1e-6);
+        // A window in which the mover had less to do says nothing of what the store can do.
+        let growth = if self.was_full { throughput / self.throughput.max(1e-6) } else { 1.0 };
         let slowness = if least > 0.0 { time / least } else { 1.0 };
         self.is_starting &=
             !window.was_busy && (!window.was_full || slowness <= ROOM || growth >= STARTING_GROWTH);
@@ -306,6 +303,7 @@ impl State {
         };
         self.limit = self.limit.clamp(limits.least as f64, limits.most as f64);
         self.throughput = throughput;
+        self.was_full = window.was_full;
     }
 }
 
@@ -355,19 +353,6 @@ mod tests {
         });
         assert!(gate.limit() >= 8, "{}", gate.limit());
         assert!(most.load(Ordering::SeqCst) <= 24);
-    }
-
-    #[test]
-    fn time_of_uploads_is_known_after_some() {
-        let gate = Gate::new(GateLimits { least: 2, most: 24, ..GateLimits::default() });
-        assert_eq!(gate.upload_time(), None);
-        for _ in 0..2 {
-            let permit = gate.enter(Sort::Upload, String::new).unwrap();
-            std::thread::sleep(Duration::from_millis(4));
-            permit.leave(CALL_BYTES, None);
-        }
-        let time = gate.upload_time().unwrap();
-        assert!(time >= Duration::from_millis(2), "{time:?}");
     }
 
     #[test]

@@ -85,11 +85,6 @@ impl Limited {
         self.gate.limit()
     }
 
-    /// The least time that the upload of a small file took, none until some were made.
-    pub fn upload_time(&self) -> Option<Duration> {
-        self.gate.upload_time()
-    }
-
     /// One call that moves `bytes`.
     fn call<T>(&self, sort: Sort, bytes: u64, call: impl FnOnce() -> StoreResult<T>) -> StoreResult<T> {
         let permit = self.gate.enter(sort, || self.inner.title())?;
@@ -204,6 +199,10 @@ impl Store for Limited {
             }
             Ok(())
         })
+    }
+
+    fn has_slow_names(&self) -> bool {
+        self.inner.has_slow_names()
     }
 
     fn make_upload_directories(&self, directory: &StorePath, uploads: usize) -> Vec<StorePath> {

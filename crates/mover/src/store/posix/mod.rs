@@ -270,6 +270,10 @@ impl Store for PosixStore {
         })
     }
 
+    fn has_slow_names(&self) -> bool {
+        self.names.are_slow()
+    }
+
     fn make_upload_directories(&self, directory: &StorePath, uploads: usize) -> Vec<StorePath> {
         self.make_uploads_apart(directory, uploads)
     }
