@@ -142,7 +142,7 @@ pub fn remove_left(
     // A restore that began before the lease may have put another file in its place, and one that begins now breaks it.
     // SAFETY: plain system call on an open descriptor.
     let is_held = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLEASE) } == libc::F_WRLCK;
-    if has_name(file.as_fd())? && is_left() && is_held() {
+    if is_left() && has_name(file.as_fd())? && is_held() {
         // SAFETY: the name is NUL-terminated.
         errno::check(unsafe { libc::unlinkat(directory.as_raw_fd(), name.as_ptr(), 0) })?;
     }

@@ -181,6 +181,29 @@ impl Arriving {
         Arriving { ino: entry.attr.ino, opened, state: Mutex::new(state), count }
     }
 
+    pub(crate) fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    /// Size and times of the file, after it has lost its name.
+    pub(crate) fn stat(&self) -> Result<libc::stat, Errno> {
+        let state = self.state();
+        if let Some(file) = &state.elsewhere {
+            return Ok(file.stat()?);
+        }
+        if let State { file: Some((file, _)), is_whole: true, .. } = &*state {
+            return fstat(file);
+        }
+        // SAFETY: an all-zero stat is valid.
+        let mut st: libc::stat = unsafe { std::mem::zeroed() };
+        st.st_size = state.data.bytes as i64;
+        let mtime = state.data.mtime;
+        (st.st_atime, st.st_mtime, st.st_ctime) = (mtime.sec, mtime.sec, mtime.sec);
+        (st.st_atime_nsec, st.st_mtime_nsec, st.st_ctime_nsec) =
+            (mtime.nsec.into(), mtime.nsec.into(), mtime.nsec.into());
+        Ok(st)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -161,7 +161,7 @@ impl FileSystem {
                 Err(code) => return Err(code.into()),
             }
         }
-        self.stat_nameless(self.open_ino(node)).map(|st| (st, None))
+        self.stat_nameless(self.open_ino(node), self.ino(node)).map(|st| (st, None))
     }
 
     /// Attributes of an inode that has a name. An open file need not be looked up on the target.
@@ -176,8 +176,9 @@ impl FileSystem {
 
     /// Attributes of an inode without a name, from what was recorded of it and from its open file. Size and times of a
     /// file that nobody has open are not known any more: it has lost its name since the kernel looked that up, and with
-    /// ESTALE the kernel looks it up again.
-    fn stat_nameless(&self, ino: Ino) -> Result<libc::stat, Errno> {
+    /// ESTALE the kernel looks it up again. `named` is the inode that a file without a name got with its first name, else
+    /// `ino`.
+    fn stat_nameless(&self, ino: Ino, named: Ino) -> Result<libc::stat, Errno> {
         let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
         // SAFETY: an all-zero stat is valid.
         let mut st: libc::stat = unsafe { std::mem::zeroed() };
@@ -187,8 +188,12 @@ impl FileSystem {
             if let Some((mode, uid, gid)) = nameless::stored_owner(std::os::fd::AsRawFd::as_raw_fd(&*file)) {
                 seen = Seen { mode, uid, gid };
             }
-        } else if let Some(Handle::Parts(file, _)) = self.handles.parts_of(ino.0).as_deref() {
+        } else if let Some(Handle::Parts(file, _)) =
+            self.handles.parts_of(ino.0).or_else(|| self.handles.parts_of(named.0)).as_deref()
+        {
             st = file.stat()?;
+        } else if let Some(Handle::Arriving(arriving)) = self.handles.arriving_of(named.0).as_deref() {
+            st = arriving.stat()?;
         } else if seen.mode & libc::S_IFMT == libc::S_IFREG {
             return Err(self.lookup_pins.came_too_late());
         }

@@ -83,6 +83,13 @@ impl Handles {
         all.filter(|handle| writes(handle).is_some()).max_by_key(|handle| writes(handle)).cloned()
     }
 
+    /// An open handle of a released file.
+    pub(crate) fn arriving_of(&self, ino: u64) -> Option<Arc<Handle>> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let is_of = |handle: &&Arc<Handle>| matches!(&***handle, Handle::Arriving(arriving) if arriving.ino().0 == ino);
+        table.handles.iter().flatten().find(is_of).cloned()
+    }
+
     pub(crate) fn remove(&self, number: u64) {
         let Some(index) = number.checked_sub(1).and_then(|n| usize::try_from(n).ok()) else { return };
         let gone = {

@@ -362,10 +362,19 @@ impl Membership {
         }
     }
 
-    /// Tells the supervisor that the backing store has everything: an embedded pool that is not told so is drained before
-    /// it ends.
+    /// Tells the supervisor that this member begins to copy to the backing store what it lacks.
+    pub fn draining(&mut self) -> Result<()> {
+        self.note(&Ask::Draining)
+    }
+
+    /// Tells the supervisor that the backing store has everything that was written before [`Membership::draining`]: an
+    /// embedded pool that is not told so is drained before it ends.
     pub fn drained(&mut self) -> Result<()> {
-        match self.connection.ask(&Ask::Drained, Some(SUPERVISOR_TIMEOUT))? {
+        self.note(&Ask::Drained)
+    }
+
+    fn note(&mut self, ask: &Ask) -> Result<()> {
+        match self.connection.ask(ask, Some(SUPERVISOR_TIMEOUT))? {
             Reply::Noted => Ok(()),
             Reply::Failed(failure) => Err(failure.into()),
             _ => Err(unexpected()),

@@ -241,6 +241,8 @@ pub struct DownOptions {
     pub force: bool,
     /// What [`ensure_unused`] returned. If a program has used the pool since, it is not stopped: [`Code::Stale`].
     pub uses: Option<u64>,
+    /// A daemon that does not answer is not killed: [`Code::TimedOut`].
+    pub spares: bool,
 }
 
 /// Fails if programs use the pool in `path`, and takes its mount away. Returns a number by which [`down`] notices that a
@@ -277,19 +279,30 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
         Ok(None) => return Err(dir.not_up().why("there is no pool in that directory")),
         Err(e) => return Err(e),
     };
+    let kill = || match options.spares {
+        true => Err(Error::new(Code::TimedOut, format!("cannot stop pool {}", path.display()))
+            .why("its daemon does not answer, and may have data that its backing store does not have")
+            .cure("try again; `forebay down --discard` kills it with its data")),
+        false => kill(&dir, &identity, options.keep),
+    };
     let Ok(mut connection) = control::Supervisor::connect(&dir) else {
         if dir.is_locked() {
-            return kill(&dir, &identity, options.keep);
+            return kill();
         }
         return sweep(dir, options.keep);
     };
     let uses = match connection.status() {
+        // Before the mount is taken away.
+        Ok(status) if options.uses.is_some_and(|uses| Some(uses) != status["uses"].as_u64()) => {
+            return Err(Error::new(Code::Stale, format!("cannot stop pool {}", path.display()))
+                .why("a program has used it meanwhile"))
+        }
         Ok(status) if !options.force => {
             let uses = ensure_unused_by(&mut connection, &status, &dir)?;
             Some(options.uses.unwrap_or(uses))
         }
         Ok(_) => None,
-        Err(_) => return kill(&dir, &identity, options.keep), // the supervisor never blocks, so it is stopped or stuck
+        Err(_) => return kill(), // the supervisor never blocks, so it is stopped or stuck
     };
     match connection.ask(&Ask::Down { keep: options.keep, uses }, Some(DOWN_TIMEOUT)) {
         Ok(crate::protocol::Reply::Stopped(stopped)) => {
@@ -298,7 +311,7 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
         }
         Ok(crate::protocol::Reply::Failed(failure)) => Err(failure.into()),
         Ok(_) => Err(Error::new(Code::Malformed, "the supervisor sent an unexpected reply")),
-        Err(_) => kill(&dir, &identity, options.keep),
+        Err(_) => kill(),
     }
 }
 

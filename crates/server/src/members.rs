@@ -102,6 +102,8 @@ pub(crate) struct Members {
     members: BTreeMap<MemberId, Member>,
     groups: BTreeMap<String, Group>,
     ever: u64,
+    /// The member that copies what the store lacks, and [`Members::ever`] when it began and no program ran.
+    drain_from: Option<(MemberId, u64)>,
 }
 
 /// Answers to send, each to its member.
@@ -271,8 +273,18 @@ impl Members {
         self.ever > 0
     }
 
+    /// `id` begins to copy to the backing store what it lacks.
+    pub(crate) fn drain_begins(&mut self, id: MemberId) {
+        self.drain_from = self.others_have_ended(id).then_some((id, self.ever));
+    }
+
+    /// `id` has copied everything. True when no program can have written since that began.
+    pub(crate) fn drain_ends(&mut self, id: MemberId) -> bool {
+        self.drain_from.take() == Some((id, self.ever))
+    }
+
     /// True when the programs of all members but `id` have ended.
-    pub(crate) fn others_have_ended(&self, id: MemberId) -> bool {
+    fn others_have_ended(&self, id: MemberId) -> bool {
         self.members.iter().all(|(&other, member)| other == id || member.let_go)
     }
 
@@ -406,6 +418,25 @@ mod tests {
         m.disconnect(3, 2);
         assert!(m.others_have_ended(1));
         assert!(!m.others_have_ended(2));
+    }
+
+    #[test]
+    fn drain_is_whole_when_no_program_ran_from_its_begin_to_its_end() {
+        let mut m = Members::default();
+        join(&mut m, 1, "g", 1, &[], 0);
+        assert!(!m.drain_ends(1), "it did not begin");
+        m.drain_begins(1);
+        assert!(m.drain_ends(1));
+        join(&mut m, 2, "ends before the other's drain ends", 1, &[], 0);
+        m.drain_begins(1);
+        m.disconnect(2, 1);
+        assert!(!m.drain_ends(1));
+        m.drain_begins(1);
+        join(&mut m, 3, "joins meanwhile", 1, &[], 2);
+        m.disconnect(3, 3);
+        assert!(!m.drain_ends(1));
+        m.drain_begins(1);
+        assert!(m.drain_ends(1));
     }
 
     #[test]

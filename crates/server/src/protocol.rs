@@ -34,7 +34,9 @@ pub(crate) enum Ask {
     Status,
     /// Keep the pool up when its last member leaves. → `Kept`
     Keep,
-    /// The backing store has everything that the members' programs have written. → `Noted`
+    /// This member begins to copy to the backing store what it lacks. → `Noted`
+    Draining,
+    /// The backing store has everything that was written before `Draining`. → `Noted`
     Drained,
     /// Mount the pool on an empty directory, named by its full path. → `Mounted`
     Mount { at: PathBuf, options: MountOptions },
@@ -61,7 +63,7 @@ pub(crate) enum Reply {
     Unmounted,
     /// To `Keep`.
     Kept,
-    /// To `Drained`.
+    /// To `Draining` and `Drained`.
     Noted,
     /// To `StartMover`.
     MoverStarted,

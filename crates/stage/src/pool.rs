@@ -140,10 +140,12 @@ impl PoolTree {
         Ok(Data::Kernel(KernelFile(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
-    /// Removes the entry of a file whose creation failed half-way, if it was created since `begin`.
-    fn remove_half_made(&self, at: Ino, name: &[u8], begin: Timestamp) {
+    /// Removes the entry of a file whose creation failed half-way, if it was created since `begin` and is the one that was
+    /// made, where that is known.
+    fn remove_half_made(&self, at: Ino, name: &[u8], begin: Timestamp, made: Option<Ino>) {
         if let Ok(entry) = self.pool.lookup(at, name) {
-            if entry.attr.is_file() && entry.attr.btime >= begin {
+            let is_it = made.is_none_or(|ino| ino == entry.attr.ino);
+            if is_it && entry.attr.is_file() && entry.attr.btime >= begin {
                 // The first failure is the one to report.
                 let _ = self.pool.unlink_in(at, name);
             }
@@ -230,16 +232,16 @@ impl Tree for PoolTree {
             }
             // The file lies on another node: its entry was created, and its backing file is created when it is opened.
             Ok((entry, _, None)) => {
-                let data =
-                    self.open_data(&entry, true).inspect_err(|_| self.remove_half_made(*at, name, begin))?;
+                let remove = |_: &Code| self.remove_half_made(*at, name, begin, Some(entry.attr.ino));
+                let data = self.open_data(&entry, true).inspect_err(remove)?;
                 Ok(PoolFile { pool: self.pool, entry, data })
             }
-            // The name is another file's, or the file was written by another process.
-            Err(code @ (Code::Exists | Code::Stale)) => Err(code),
-            Err(code) => {
-                self.remove_half_made(*at, name, begin);
+            // It is not known whether it was made.
+            Err(code @ (Code::PoolGone | Code::Interrupted)) => {
+                self.remove_half_made(*at, name, begin, None);
                 Err(code)
             }
+            Err(code) => Err(code),
         }
     }
 

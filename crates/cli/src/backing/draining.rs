@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use forebay_client::Pool;
 use forebay_sys::signals::Signals;
 use forebay_tasks::{MoverClient, Task, Verb};
-use forebay_types::{Code, Error, Ino, NodeId, Result};
+use forebay_types::{Code, Error, Ino, NodeId, PendingPlace, Result};
 
 use super::path_of;
 use super::pending::{all, nodes, Lacking};
@@ -16,6 +17,10 @@ use crate::staging::Style;
 
 /// Paths that are named when some could not be copied.
 const NAMED_MAX: usize = 5;
+
+/// How long a node may still be listed as up that does not answer.
+const NODE_ENDS: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// What was copied.
 #[derive(Debug, Default)]
@@ -59,10 +64,23 @@ fn nodes_with(dir: &Path, only: Option<Ino>) -> Result<Vec<NodeId>> {
     }
 }
 
+/// The pending places of all stores, or of one. A node that has just been stopped cannot be asked, and is listed as up for
+/// a moment.
+fn pending(dir: &Path, pool: &'static Pool, only: Option<Ino>) -> Result<Vec<PendingPlace>> {
+    let end = Instant::now() + NODE_ENDS;
+    loop {
+        let nodes = nodes_with(dir, only)?;
+        match all(pool, &nodes) {
+            Err(_) if nodes.len() > 1 && Instant::now() < end => std::thread::sleep(LOOK_AGAIN),
+            places => return places,
+        }
+    }
+}
+
 /// What would be lost with the pool, or with the tree of one store.
 pub(crate) fn would_lose(dir: &Path, pool: &'static Pool, only: Option<Ino>) -> Result<Lacking> {
     let mut trees = Trees::new(pool);
-    let mut places = all(pool, &nodes_with(dir, only)?)?;
+    let mut places = pending(dir, pool, only)?;
     places.retain(|place| only.is_none_or(|root| trees.store_of(place.parent) == Some(root)));
     Ok(Lacking::of(pool, &places))
 }
@@ -93,7 +111,7 @@ pub(crate) fn drain_until_stopped(
 ) -> Result<Drained> {
     let mut trees = Trees::new(pool);
     let mut roots = BTreeSet::new();
-    for place in all(pool, &nodes_with(dir, only)?)? {
+    for place in pending(dir, pool, only)? {
         let Some(root) = trees.store_of(place.parent) else { continue };
         let writes = trees.settings(root).is_some_and(|settings| settings.is_written());
         if writes && only.is_none_or(|only| only == root) {

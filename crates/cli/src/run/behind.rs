@@ -51,6 +51,10 @@ impl Behind {
     /// Copies to the store what it lacks. If that is not possible, the pool stays up. True when the store has
     /// everything.
     pub(super) fn drain(&self, entered: &mut Entered, style: Style, signals: &Signals) -> bool {
+        // Without an answer the daemon copies once more, when the last member has left.
+        if let Err(e) = entered.membership.draining() {
+            failure::say(&e);
+        }
         let drained = Pool::attach_as(&entered.dir, Role::Tool).and_then(|pool| {
             let drained = backing::drain_until_stopped(&entered.dir, pool, None, style, signals)?;
             Ok((drained, backing::would_lose(&entered.dir, pool, None)?))

@@ -19,6 +19,11 @@ use crate::everywhere::{self, RemoteCommand};
 use crate::staging::Style;
 use crate::{failure, hosts, pool, table};
 
+/// How often a pool is copied because a program has used it meanwhile.
+const ROUNDS_MAX: u32 = 5;
+/// How often a daemon that does not answer is asked when a signal ends it.
+const STATUS_ATTEMPTS: u32 = 4;
+
 pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode> {
     if arguments.all {
         return down_all(named.as_deref(), arguments);
@@ -36,6 +41,7 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
             .cure("delete them (`forebay volume list`), or let them go: `forebay down --keep --discard`"));
     }
     let mut drained = Drained::default();
+    let mut rounds = 0;
     let (stopped, is_on_store) = loop {
         let copied = match &before {
             Some(status) => drain(&dir, status, arguments)?,
@@ -46,11 +52,19 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
         };
         drained.files += copied.drained.files;
         drained.bytes += copied.drained.bytes;
-        let options = DownOptions { keep: arguments.keep, force: arguments.force, uses: copied.uses };
+        let spares = !arguments.discard && may_lose(&dir, arguments.keep);
+        let options = DownOptions { keep: arguments.keep, force: arguments.force, uses: copied.uses, spares };
+        rounds += 1;
         match launch::down(&dir, options) {
+            Ok(stopped) => break (stopped, copied.is_on_store),
             // A program may have written meanwhile.
-            Err(e) if e.code == Code::Stale => {}
-            stopped => break (stopped?, copied.is_on_store),
+            Err(e) if e.code == Code::Stale && before.is_some() && rounds < ROUNDS_MAX => {
+                note!("forebay: a program has used the pool meanwhile: copying again");
+            }
+            Err(e) => {
+                before.iter().for_each(|status| mount_again(&dir, status));
+                return Err(e);
+            }
         }
     };
     let files = before.as_ref().and_then(|s| s.inodes).map(|n| n.saturating_sub(1)); // the root does not count
@@ -86,6 +100,13 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
     }
     failure::put(text);
     Ok(ExitCode::SUCCESS)
+}
+
+/// True for a pool that a kill would lose data of which its backing store may lack some.
+fn may_lose(dir: &Path, keep: bool) -> bool {
+    let identity = PoolDirectory::open(dir).and_then(|dir| PoolIdentity::read(&dir));
+    let is_kept = |identity: &PoolIdentity| !identity.embedded && identity.backing != Backing::Detached;
+    dir.join(STORES_MARK).exists() && !(keep && matches!(&identity, Ok(Some(identity)) if is_kept(identity)))
 }
 
 /// What was copied before a pool is stopped.
@@ -142,7 +163,9 @@ fn copy(dir: &Path, style: Style, is_unused: bool) -> Result<Copied> {
 
 /// Mounts a pool that stays up where it was mounted before.
 fn mount_again(dir: &Path, before: &Status) {
-    for mount in &before.mounts {
+    let Ok(now) = control::status(dir) else { return };
+    let is_mounted = |at: &str| now.mounts.iter().any(|mount| mount.at == at);
+    for mount in before.mounts.iter().filter(|mount| !is_mounted(&mount.at)) {
         let (allow_other, no_passthrough) = (mount.allow_other, mount.no_passthrough);
         if let Err(e) =
             control::mount(dir, Path::new(&mount.at), MountOptions { allow_other, no_passthrough })
@@ -156,9 +179,20 @@ fn mount_again(dir: &Path, before: &Status) {
 /// first; a further signal ends that. If they still lack something, the pool's data are kept for the next `up`, or, where
 /// that is not possible, the pool stays up.
 pub(super) fn by_signal(dir: &Path, signals: &Signals) -> Result<ExitCode> {
-    let stop = |keep| launch::down(dir, DownOptions { keep, force: true, uses: None });
-    let Ok(status) = control::status(dir) else {
-        return stop(dir.join(STORES_MARK).exists()).map(|_| ExitCode::SUCCESS);
+    let stop = |keep| {
+        let spares = may_lose(dir, keep);
+        launch::down(dir, DownOptions { keep, force: true, uses: None, spares })
+    };
+    // On a busy node the daemon may answer late.
+    let answer = (0..STATUS_ATTEMPTS).find_map(|_| control::status(dir).ok());
+    let Some(status) = answer else {
+        let has_stores = dir.join(STORES_MARK).exists();
+        if has_stores && may_lose(dir, true) {
+            return Err(Error::new(Code::Busy, format!("cannot stop pool {}", dir.display()))
+                .why("its daemon does not answer, and may have data that its backing store does not have")
+                .cure(format!("`forebay down --pool {}` ends it", dir.display())));
+        }
+        return stop(has_stores).map(|_| ExitCode::SUCCESS);
     };
     if status.mover.is_none() {
         return stop(false).map(|_| ExitCode::SUCCESS);
@@ -186,7 +220,7 @@ pub(super) fn by_signal(dir: &Path, signals: &Signals) -> Result<ExitCode> {
 /// Refuses to remove a pool that was killed while a backing store was attached, or to kill one: what the store lacks is not
 /// known.
 fn refuse_undrained(dir: &Path, arguments: &Down) -> Result<()> {
-    if arguments.discard || arguments.keep || !dir.join(STORES_MARK).exists() {
+    if arguments.discard || !may_lose(dir, arguments.keep) {
         return Ok(());
     }
     let identity = PoolDirectory::open(dir).and_then(|dir| PoolIdentity::read(&dir));
@@ -194,7 +228,7 @@ fn refuse_undrained(dir: &Path, arguments: &Down) -> Result<()> {
     let path = dir.display();
     match launch::presence(dir) {
         Ok(Presence::Down { has_data: true, .. }) if goes(&[Backing::Tmpfs]) => {}
-        Ok(Presence::Up | Presence::Changing) if goes(&[Backing::Tmpfs, Backing::Detached]) => {
+        Ok(Presence::Up | Presence::Changing) | Err(_) if goes(&[Backing::Tmpfs, Backing::Detached]) => {
             return Err(Error::new(Code::Busy, format!("cannot stop pool {path}"))
                 .why("its daemon does not answer, and may have data that its backing store does not have")
                 .cure(format!("try again; `forebay down --pool {path} --discard` kills it with its data")));

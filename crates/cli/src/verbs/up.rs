@@ -120,7 +120,10 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
     // that was up before is in use, perhaps, and stays as it is.
     let take_back = || {
         if !already {
-            let _ = launch::down(&path, DownOptions { keep: started.reopened, force: true, uses: None });
+            let _ = launch::down(
+                &path,
+                DownOptions { keep: started.reopened, force: true, ..DownOptions::default() },
+            );
         }
     };
     let options = MountOptions { allow_other: arguments.allow_other, no_passthrough: false };

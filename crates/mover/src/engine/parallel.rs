@@ -332,7 +332,7 @@ mod tests {
     fn items_in_order_are_begun_in_their_order_while_one_takes_long() {
         let store = store();
         let (begun, others) = (Mutex::new(Vec::new()), Together::new());
-        in_parallel_on(1, 1, &store, &vec![(); 5 * ITEMS_IN_A_ROW], |i, ()| {
+        in_parallel_on(1, 1, &store, &[(); 5 * ITEMS_IN_A_ROW], |i, ()| {
             begun.lock().unwrap().push(i);
             match i {
                 0 => assert!(others.are(2 * ITEMS_IN_A_ROW)),

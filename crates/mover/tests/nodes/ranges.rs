@@ -96,7 +96,7 @@ fn file_that_came_to_another_node_since_it_was_opened_is_read_there() {
 
 #[test]
 fn reader_of_a_file_that_another_node_removes_gets_an_error_for_what_has_not_arrived() {
-    let Some(nodes) = up("?rate=2MB/s") else { return };
+    let Some(nodes) = up("?rate=300kB/s") else { return };
     let (file, whole) = (open(&nodes, 2, "f2"), contents(2));
     assert!(read(&file, 0, 1000).unwrap() == whole[..1000]);
     assert!(!is_resident(&nodes, 2, "f2"), "the rest has not arrived");

@@ -147,9 +147,13 @@ impl Supervisor {
                 };
                 return self.send(id, &reply);
             }
+            Ask::Draining => {
+                self.members.drain_begins(id);
+                return self.send(id, &Reply::Noted);
+            }
             Ask::Drained => {
-                // What the programs of other members write from now on, nobody may have copied at the end.
-                self.is_drained = self.members.others_have_ended(id);
+                // What the programs of other members have written meanwhile, or write from now on, may not be copied.
+                self.is_drained = self.members.drain_ends(id);
                 return self.send(id, &Reply::Noted);
             }
             Ask::Mount { .. } if self.stopping.is_some() => {
